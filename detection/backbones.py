@@ -92,10 +92,9 @@ def refuse(cfg: CfgNode, given: Given, checkpoint: Checkpoint, trunk: Trunk) -> 
         if isinstance(value, tuple):
             value = list(value)
         if value not in allowed:
-            raise BadInput(
-                f"{given.path}: {key} {value!r} would decide nothing with MODEL.BACKBONE.NAME "
-                f"{name}; it must be {' or '.join(map(repr, allowed))}"
-            )
+            nothing = f"{value!r} would decide nothing with MODEL.BACKBONE.NAME {name}"
+            values = " or ".join(map(repr, allowed))
+            raise BadInput(f"{given.path}: {key} {nothing}; it must be {values}")
     refuse_shape(trunk, name)
     if is_resnet(cfg):
         _refuse_resnet(cfg, given, checkpoint)
@@ -125,10 +124,9 @@ def _refuse_resnet(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
 def _refuse_trunk(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
     solver, trunk = cfg.SOLVER, cfg.MODEL.TRUNK
     if trunk.ARCH and archs.canonical(trunk.ARCH)[0] != checkpoint.arch:
-        raise BadInput(
-            f"{given.path}: MODEL.TRUNK.ARCH is {trunk.ARCH} but {checkpoint.name} is "
-            f"{checkpoint.arch}; it is for MODEL.WEIGHTS random, leave it out"
-        )
+        both = f"is {trunk.ARCH} but {checkpoint.name} is {checkpoint.arch}"
+        use = "it is for MODEL.WEIGHTS random, leave it out"
+        raise BadInput(f"{given.path}: MODEL.TRUNK.ARCH {both}; {use}")
     said = ""
     if solver.OPTIMIZER not in OPTIMIZERS:
         said = f"SOLVER.OPTIMIZER {solver.OPTIMIZER}: {' or '.join(OPTIMIZERS)}"
@@ -183,10 +181,8 @@ def refuse_shape(trunk: Trunk, backbone: str) -> None:
             f"{trunk.arch} is {kind}: MODEL.BACKBONE.NAME must be {wanted}, not {backbone}"
         )
     if trunk.size is not None:
-        raise BadInput(
-            f"{trunk.arch} takes images of {trunk.size} x {trunk.size} pixels alone, and detection's "
-            f"have many sizes; {trunk.other_sizes()}"
-        )
+        own = f"{trunk.arch} takes images of {trunk.size} x {trunk.size} pixels alone"
+        raise BadInput(f"{own}, and detection's have many sizes; {trunk.other_sizes()}")
 
 
 def refuse_pixels(given: Given, checkpoint: Checkpoint) -> None:

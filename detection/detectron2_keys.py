@@ -66,10 +66,8 @@ def check(given: Given, defaults: Mapping[str, Value]) -> None:
         if key in HONOURED or key in NEUTRAL or key not in defaults:
             continue  # a key that Detectron2 has not is refused where it is merged
         if _as_lists(value) != _as_lists(defaults[key]):
-            raise BadInput(
-                f"{given.path}: {key} {value!r} would decide nothing here; leave it at "
-                f"{defaults[key]!r}"
-            )
+            idle = f"{key} {value!r} would decide nothing here"
+            raise BadInput(f"{given.path}: {idle}; leave it at {defaults[key]!r}")
     if given.get("VERSION", 2) != 2:
         raise BadInput(f"{given.path}: VERSION {given.get('VERSION')}: only Detectron2's 2")
 

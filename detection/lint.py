@@ -63,10 +63,8 @@ def check_ground_truth(
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
     for split in (train, val):
         if len(split.categories) != classes:
-            raise BadInput(
-                f"{split.file}: {len(split.categories)} categories, "
-                f"but MODEL.ROI_HEADS.NUM_CLASSES is {classes} ({given.path})"
-            )
+            wanted = f"MODEL.ROI_HEADS.NUM_CLASSES is {classes} ({given.path})"
+            raise BadInput(f"{split.file}: {len(split.categories)} categories, but {wanted}")
     if (train.categories, train.ids) != (val.categories, val.ids):
         odd = sorted(set(zip(train.ids, train.categories)) ^ set(zip(val.ids, val.categories)))[0]
         first = f"first difference: {odd[0]} '{odd[1]}'"
@@ -81,10 +79,8 @@ def check_ground_truth(
     wanted = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     for split in (train, val):
         if len(split.keypoints) != wanted:
-            raise BadInput(
-                f"{split.file}: {len(split.keypoints)} keypoints, "
-                f"but MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {wanted}"
-            )
+            keys = f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {wanted}"
+            raise BadInput(f"{split.file}: {len(split.keypoints)} keypoints, but {keys}")
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS)
     if sigmas != len(val.keypoints):
         raise BadInput(

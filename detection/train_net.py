@@ -292,10 +292,8 @@ def train(
         if stopping:
             # A rank that ends is what the others are killed for: see process_group._watch
             process_group.barrier()
-            raise Preempted(
-                f"{run.out}: stopped by {stop.requested or 'a signal'} after iteration "
-                f"{iteration + 1}; saved; the same command continues"
-            )
+            by = f"stopped by {stop.requested or 'a signal'} after iteration {iteration + 1}"
+            raise Preempted(f"{run.out}: {by}; saved; the same command continues")
         # 4. Score on the way. It takes long, so the state is saved by now.
         if to_score:
             measure.on_the_way(run, p, engine, rank, iteration + 1)

@@ -83,10 +83,8 @@ class Optim:
     def __post_init__(self) -> None:
         # Both are given as rates and mean a share of the peak, also for lr_1d
         if self.lr == 0 and (self.warmup_lr or self.final_lr):
-            raise ValueError(
-                f"lr is 0, the highest rate there is: warmup_lr {self.warmup_lr:g} and final_lr "
-                f"{self.final_lr:g} must be 0 too"
-            )
+            others = f"warmup_lr {self.warmup_lr:g} and final_lr {self.final_lr:g}"
+            raise ValueError(f"lr is 0, the highest rate there is: {others} must be 0 too")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,10 +78,8 @@ class SavedState:
         held = [x for x in self.method.state_dict().values() if x.is_floating_point()]
         norms = torch._foreach_norm(held)
         if not torch.stack(norms).isfinite().all():
-            raise Failed(
-                f"after step {step} the weights, or queues and statistics beside them, are not "
-                f"finite; {self.last_good()}"
-            )
+            what = "the weights, or queues and statistics beside them, are not finite"
+            raise Failed(f"after step {step} {what}; {self.last_good()}")
         if self.fabric.global_rank == 0:
             state = {"recipe": self.recipe, "step": step, "recent": recent.rows}
             state["precision"] = self.fabric.strategy.precision.state_dict()

@@ -54,10 +54,9 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.out / CHECKPOINT_FILE).exists():
         if not recognise(args.out, verb="pretrain", identity=identity):
-            raise BadInput(
-                f"{args.out / CHECKPOINT_FILE}: not made by a pretraining in this folder, which has"
-                f" no {RUN_FILE}; choose another --out, or move the file away"
-            )
+            made = f"not made by a pretraining in this folder, which has no {RUN_FILE}"
+            file = args.out / CHECKPOINT_FILE
+            raise BadInput(f"{file}: {made}; choose another --out, or move the file away")
         digest = Checkpoint.load(args.out / CHECKPOINT_FILE).digest
         log.info("%s: already finished, digest %s", args.out / CHECKPOINT_FILE, digest[:12])
         return 0

@@ -332,10 +332,8 @@ def accumulate(
                 save(done)
                 saved = time.monotonic()
                 if stop.requested:
-                    raise Preempted(
-                        f"stopped by {stop.requested} after {done} images;"
-                        " the same command continues"
-                    )
+                    at = f"stopped by {stop.requested} after {done} images"
+                    raise Preempted(f"{at}; the same command continues")
     for trunk in trunks:
         trunk.verify()
     save(len(images))  # what follows takes minutes too

@@ -79,10 +79,8 @@ def start_for(args: argparse.Namespace) -> Machine:
         raise BadInput(f"--workers {workers}: 0 (in this process) or more")
     kind: str = args.accelerator
     if kind == "cuda" and not torch.cuda.is_available():
-        raise BadInput(
-            "--accelerator cuda: torch finds no GPU; use --accelerator cpu,"
-            " or see `backbench doctor`"
-        )
+        use = "use --accelerator cpu, or see `backbench doctor`"
+        raise BadInput(f"--accelerator cuda: torch finds no GPU; {use}")
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and devices > torch.cuda.device_count():

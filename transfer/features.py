@@ -144,10 +144,8 @@ class Extractor:
                 log.info(f"{self.cache.folder}: waiting for another run that computes them")
                 waiting = True
             if stopping := self.machine.stopping(self.stop):
-                raise Preempted(
-                    f"stopped by {stopping} while another run computed the features;"
-                    " the same command continues"
-                )
+                at = f"stopped by {stopping} while another run computed the features"
+                raise Preempted(f"{at}; the same command continues")
             time.sleep(WAIT_SECONDS)
 
     def _compute(
@@ -195,10 +193,8 @@ class Extractor:
                     parts.save(end)
                     saved = end
             if stopping and end < count:
-                raise Preempted(
-                    f"stopped by {stopping} after {end} of {count} images;"
-                    " the same command continues"
-                )
+                at = f"stopped by {stopping} after {end} of {count} images"
+                raise Preempted(f"{at}; the same command continues")
         if parts:
             parts.finish()
         # 4. No rank goes on before rank 0 has finished the entries.

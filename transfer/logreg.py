@@ -202,14 +202,8 @@ def fit(
     weight, bias = point[:, :-1], point[:, -1]
     if count < dim:
         weight = weight @ span.to(device).T
-    return Fit(
-        weight.to(dtype),
-        bias.to(dtype),
-        loss,
-        iterations,
-        gradient <= tolerance,
-        gradient,
-    )
+    converged = gradient <= tolerance
+    return Fit(weight.to(dtype), bias.to(dtype), loss, iterations, converged, gradient)
 
 
 def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | None:

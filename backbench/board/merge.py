@@ -127,10 +127,9 @@ def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
             continue  # a copy of the line
         if not agree(other.measurement.result, result):
             a, b = other.measurement.result, result
-            problems.append(
-                f"{result.name}: {result.column}: {other.lab} measured {a.value}, {newest.lab}"
-                f" {b.value}; their intervals do not hold one another. {newest.lab}'s counts"
-            )
+            values = f"{other.lab} measured {a.value}, {newest.lab} {b.value}"
+            apart = f"{values}; their intervals do not hold one another. {newest.lab}'s counts"
+            problems.append(f"{result.name}: {result.column}: {apart}")
         theirs = other.measurement.result
         about = {**theirs.origin, "lab": other.lab, "value": theirs.value, "ci95": theirs.ci95}
         also.append({key: about[key] for key in ALSO_KEYS if about.get(key) is not None})

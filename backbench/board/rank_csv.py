@@ -141,10 +141,8 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
         if column != name and 2 * len(others) < len(there):
             numeric.append(n)
         elif column not in (name, "checkpoint") and 0 < len(others) < len(there):
-            log.warning(
-                f"column '{printable.shown(column, 60)}' is not ranked:"
-                f" '{printable.shown(others[0], 60)}' is no number"
-            )
+            shown, other = printable.shown(column, 60), printable.shown(others[0], 60)
+            log.warning(f"column '{shown}' is not ranked: '{other}' is no number")
     numeric = _of_our_own(head, numeric)
     text_columns = [n for n in range(len(head)) if n not in numeric and head[n] != "checkpoint"]
     named = head.index(name) if name else next(iter(text_columns), None)

@@ -167,22 +167,13 @@ def _write_scenes(
             keypoints = {"keypoints": item["keypoints"], "num_keypoints": visible}
             people.append({**common, "category_id": 1, **keypoints})
     ten = [{"id": d + 1, "name": str(d), "supercategory": "digit"} for d in range(10)]
-    one = {
-        "id": 1,
-        "name": "digit",
-        "supercategory": "digit",
-        "keypoints": list(KEYPOINTS),
-        "skeleton": [[1, 5], [2, 5], [3, 5], [4, 5]],
-    }
+    one = {"id": 1, "name": "digit", "supercategory": "digit", "keypoints": list(KEYPOINTS)}
+    one["skeleton"] = [[1, 5], [2, 5], [3, 5], [4, 5]]
     kinds = (("instances", instances, ten), ("person_keypoints", people, [one]))
     for kind, items, categories in kinds:
-        data = {
-            "info": {"description": "digit scenes", "version": str(VERSION)},
-            "licenses": [],
-            "images": files,
-            "annotations": items,
-            "categories": categories,
-        }
+        about = {"description": "digit scenes", "version": str(VERSION)}
+        data = {"info": about, "licenses": [], "images": files}
+        data |= {"annotations": items, "categories": categories}
         atomic.write_text(root / "annotations" / f"{kind}_{part}.json", json.dumps(data))
 
 

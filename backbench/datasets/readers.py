@@ -44,10 +44,8 @@ def _torchvision(kind: Any, base: Path, *args: object, **options: object) -> Any
             files.append(base / kind.base_folder / name)
         if "not found or corrupted" in what and files and all(map(Path.is_file, files)):
             # The layout is right: what torchvision refuses are the bytes
-            raise BadInput(
-                f"{base}: the files are all there, but not as they were published (their checksums"
-                " differ): unpack the archive again"
-            ) from None
+            other = "not as they were published (their checksums differ): unpack the archive again"
+            raise BadInput(f"{base}: the files are all there, but {other}") from None
         raise BadInput(
             f"{base}: not in the layout that torchvision reads ({type(error).__name__}: {what})"
         ) from None
@@ -151,10 +149,8 @@ def places365(base: Path, seed: int) -> Splits:
     small = (base / "data_256_standard").is_dir() or tar("256").exists()
     size = "256" if small else "large"
     if not small and not (base / "data_large_standard").is_dir() and not tar(size).exists():
-        raise BadInput(
-            f"{base}: no data_256_standard or data_large_standard;"
-            " get train_256_places365standard.tar"
-        )
+        get = "get train_256_places365standard.tar"
+        raise BadInput(f"{base}: no data_256_standard or data_large_standard; {get}")
 
     def part(split: str) -> ImageList:
         d = _torchvision(Places365, base, split, small=small)
@@ -187,10 +183,8 @@ def birdsnap(base: Path, seed: int) -> Splits:
     listed = _table(folder / "images.txt", ("path", "species_id"))
     images = _first_there(folder / "images", folder / "download" / "images")
     if images is None:
-        raise BadInput(
-            f"{folder}: no folder 'images'; run the dataset's own get_birdsnap.py,"
-            " or copy the images there"
-        )
+        run = "run the dataset's own get_birdsnap.py, or copy the images there"
+        raise BadInput(f"{folder}: no folder 'images'; {run}")
 
     # 1. What is left of the list: pictures vanish from Flickr; a failed download is an empty file.
     there = []
@@ -333,10 +327,8 @@ def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
         # The archives of ImageNet's val unpack flat; that is the usual mistake.
         contained = containers.find(folder, part) is not None
         if not contained and not any(p.is_dir() for p in (folder / part).iterdir()):
-            raise BadInput(
-                f"{folder / part}: images lie in no class folders;"
-                f" sort them as {part}/<synset>/*.JPEG"
-            )
+            sort = f"sort them as {part}/<synset>/*.JPEG"
+            raise BadInput(f"{folder / part}: images lie in no class folders; {sort}")
     train = containers.read_split(folder, "train", classes=classes, every=every)
     test = containers.read_split(folder, "val", classes=classes, every=every)
     return splits.with_hold_out(train, test, seed=seed)
@@ -361,10 +353,8 @@ def _dense(
     train and test."""
     shared = {image for image, _ in parts[0]} & {image for image, _ in parts[1]}
     if shared:
-        raise BadInput(
-            f"{base}: {len(shared)} images of train are test images, {min(shared)} first; take them"
-            " out of the list of train"
-        )
+        clash = f"{len(shared)} images of train are test images, {min(shared)} first"
+        raise BadInput(f"{base}: {clash}; take them out of the list of train")
     lists = []
     for pairs in parts:
         images, maps = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)

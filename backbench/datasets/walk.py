@@ -41,10 +41,8 @@ def look(dataset: str, splits: Splits) -> Sizes:
             if index % AT_ONCE == AT_ONCE - 1:
                 progress.advance(AT_ONCE)
         if missing:
-            raise BadInput(
-                f"{images.file(missing[0])} is missing ({len(missing)} of"
-                f" {len(images)} {name} images are)"
-            )
+            count = f"{len(missing)} of {len(images)} {name} images are"
+            raise BadInput(f"{images.file(missing[0])} is missing ({count})")
         progress.advance(len(images) % AT_ONCE)
     return sizes
 
@@ -58,10 +56,8 @@ def refuse_shared(dataset: str, splits: Splits, sizes: Sizes) -> None:
         if shared:
             a, b = shared[0]
             more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-            raise BadInput(
-                f"{dataset}: the test image {a} is also in training data as {b}{more};"
-                " remove it from one"
-            )
+            both = f"the test image {a} is also in training data as {b}{more}"
+            raise BadInput(f"{dataset}: {both}; remove it from one")
 
 
 def shared_content(

@@ -150,14 +150,9 @@ class Joined(ImageList):
             labels += part.labels
             where += [(number, place) for place in range(len(part))]
         first = parts[0]
-        return Joined(
-            root or first.root,
-            tuple(own if paths is None else paths),
-            tuple(labels),
-            first.classes,
-            tuple(parts),
-            tuple(where),
-        )
+        kept = tuple(own if paths is None else paths)
+        here = root or first.root
+        return Joined(here, kept, tuple(labels), first.classes, tuple(parts), tuple(where))
 
     def open(self, index: int) -> Image.Image:
         part, place = self.where[index]

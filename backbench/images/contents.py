@@ -48,11 +48,8 @@ def named(images: ImageList) -> Named:
     about = list(images.stamps())
     sha.update("".join(f"\n{each.size}" for each in about).encode())
     sha.update(sample(images).encode())
-    return Named(
-        sha.hexdigest(),
-        [each.inode & _SIGNED for each in about],
-        [each.changed for each in about],
-    )
+    inodes = [each.inode & _SIGNED for each in about]
+    return Named(sha.hexdigest(), inodes, [each.changed for each in about])
 
 
 def sample(images: ImageList) -> str:

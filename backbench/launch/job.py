@@ -84,7 +84,6 @@ def check_recorded_command(job: Job, runs: Path) -> None:
     if job.makes is not None:
         own.append((runs / job.makes).resolve())
     if Path(folders[0]).resolve() not in own:
-        raise BadInput(
-            f"{job.name}: its recorded command writes to {printable.shown(folders[0], 200)}, outside"
-            f" of its own folder below {runs}; {again}"
-        )
+        there = printable.shown(folders[0], 200)
+        outside = f"its recorded command writes to {there}, outside of its own folder below {runs}"
+        raise BadInput(f"{job.name}: {outside}; {again}")

@@ -259,10 +259,8 @@ class Ledger:
 
     def running_pool(self, number: str) -> contextlib.AbstractContextManager[None]:
         """Hold the lock of this machine's pool; its number is for whoever looks (`pool`)."""
-        refusal = (
-            f"{self.runs}: another launcher is running jobs here; wait for it or choose another"
-            " --out"
-        )
+        wait = "wait for it or choose another --out"
+        refusal = f"{self.runs}: another launcher is running jobs here; {wait}"
         return _hold(self.root / "pool.lock", number, refusal)
 
     def pool(self) -> str | None:

@@ -342,10 +342,8 @@ def _room(cluster: Cluster, sizes: Sequence[int]) -> float:
     largest = max(sizes)
     for most, name in ((in_array, "MaxArraySize"), (in_memory, "MaxJobCount")):
         if largest > most:
-            raise BadInput(
-                f"{cluster.file}: an array of {largest} jobs, and this Slurm takes at most {most}"
-                f" ({name}); lower max_array"
-            )
+            limit = f"this Slurm takes at most {most} ({name}); lower max_array"
+            raise BadInput(f"{cluster.file}: an array of {largest} jobs, and {limit}")
     return max(0, in_memory - slurm_client.jobs_in_memory())
 
 
@@ -355,10 +353,8 @@ def _reachable(jobs: Sequence[Job], active: Mapping[str, str]) -> list[Job]:
     for job in jobs:  # needs come earlier in the list
         elsewhere = [name for name in job.needs if name not in active and name not in here]
         if elsewhere:
-            log.info(
-                f"left out: {job.name} waits for {elsewhere[0]}, which is not on this Slurm; run"
-                " this again later"
-            )
+            needed = f"{elsewhere[0]}, which is not on this Slurm"
+            log.info(f"left out: {job.name} waits for {needed}; run this again later")
         else:
             here[job.name] = job
     return list(here.values())

@@ -150,10 +150,8 @@ class Subjects:
         if glob.has_magic(pattern):
             matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - absolute ones too
         if not matches and not self.watching:
-            raise BadInput(
-                f"{where}: '{source.path}' matches no file (looked from {Path.cwd()});"
-                " --watch waits for files to come"
-            )
+            none = f"matches no file (looked from {Path.cwd()})"
+            raise BadInput(f"{where}: '{source.path}' {none}; --watch waits for files to come")
         if len(matches) > 1 and source.name:
             raise BadInput(f"{where}: {len(matches)} files cannot all be named '{source.name}'")
         for text in matches:

@@ -16,10 +16,9 @@ def check_batch(batch_size: int, ranks: int, accumulate: int) -> None:
         raise BadInput(f"{ranks} processes in all: --devices and --nodes must be at least 1")
     if batch_size % parts:
         nearest = max(1, round(batch_size / parts)) * parts
-        raise BadInput(
-            f"batch_size {batch_size} does not divide over {ranks} processes x {accumulate} "
-            f"accumulation steps; the nearest that does is {nearest}"
-        )
+        split = f"{ranks} processes x {accumulate} accumulation steps"
+        near = f"the nearest that does is {nearest}"
+        raise BadInput(f"batch_size {batch_size} does not divide over {split}; {near}")
 
 
 def check_nesting(groups: int, ranks: int) -> None:
@@ -38,7 +37,6 @@ def check_groups(groups: int | None, images: int) -> None:
     """BadInput unless `images`, what one forward pass of all ranks holds, divide into the groups.
     None, one group per rank, always does."""
     if groups is not None and (groups < 1 or images % groups):
-        raise BadInput(
-            f"{groups} batch norm groups do not divide the {images} images that a forward pass of "
-            "all processes holds; change method.groups, batch_size or accumulate"
-        )
+        whole = f"the {images} images that a forward pass of all processes holds"
+        change = "change method.groups, batch_size or accumulate"
+        raise BadInput(f"{groups} batch norm groups do not divide {whole}; {change}")

@@ -42,10 +42,8 @@ def overrides(recipe: Mapping[str, Any], by_hand: Sequence[str], where: str) -> 
     demanded = recipe.get("precision")
     chosen = config.apply_overrides({}, by_hand).get("precision")
     if demanded is not None and chosen is None and demanded != KEYS["precision"]:
-        raise BadInput(
-            f"{where}: the recipe demands precision {demanded}, and --fast computes in"
-            f" {KEYS['precision']}; leave --fast out, or give precision=... by hand"
-        )
+        both = f"the recipe demands precision {demanded}, and --fast has {KEYS['precision']}"
+        raise BadInput(f"{where}: {both}; leave --fast out, or give precision=... by hand")
     return [*spelled(), *by_hand]
 
 

@@ -123,10 +123,8 @@ def fetch_missing(listed: ReproductionList, names: Sequence[str], files: Path, n
         fetch(about.url, path)
         if wrong := unlike(about, *_digests(path, note)):
             path.unlink()
-            raise BadInput(
-                f"{about.url}: not the published file: {wrong}; it was removed again, look at"
-                f" {about.page}"
-            )
+            again = f"it was removed again, look at {about.page}"
+            raise BadInput(f"{about.url}: not the published file: {wrong}; {again}")
 
 
 @dataclass(frozen=True)

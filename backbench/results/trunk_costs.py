@@ -48,14 +48,8 @@ def of_result(result: Result) -> TrunkCost | None:
     if side is None:
         return None
     speed, hardware = result.origin.get("images_per_second"), result.origin.get("hardware")
-    return TrunkCost(
-        trunk["parameters"],
-        side,
-        trunk.get("gflops"),
-        speed,
-        hardware if speed is not None and hardware else None,
-        detector,
-    )
+    shown = hardware if speed is not None and hardware else None
+    return TrunkCost(trunk["parameters"], side, trunk.get("gflops"), speed, shown, detector)
 
 
 def of_results(results: Iterable[Result]) -> dict[str, TrunkCost]:

@@ -70,10 +70,8 @@ class Meter:
         if needed < LONG:
             return
         cheaper = f"; {_run.cheaper}" if needed > DEAR and _run.cheaper else ""
-        log.info(
-            f"about {spelled(needed)} here for {left:,.0f} more {self.unit}s,"
-            f" at {made / took:.3g} a second{cheaper}"
-        )
+        rate = f"at {made / took:.3g} a second{cheaper}"
+        log.info(f"about {spelled(needed)} here for {left:,.0f} more {self.unit}s, {rate}")
 
 
 def plural(count: float, unit: str) -> str:

@@ -42,10 +42,8 @@ def load(file: BinaryIO) -> Any:
 
 
 def refusal(name: str) -> str:
-    return (
-        f"refused: it names {name}, which is not on the list of harmless names;"
-        " nothing was executed"
-    )
+    why = "which is not on the list of harmless names; nothing was executed"
+    return f"refused: it names {name}, {why}"
 
 
 class _DType:

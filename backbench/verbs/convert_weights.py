@@ -130,10 +130,8 @@ def run_export(args: argparse.Namespace) -> int:
     out: Path = args.out
     load = checkpoint.family.loaded_by(checkpoint.arch, args.format)
     if load is None:
-        raise BadInput(
-            f"'{checkpoint.name}' is a {checkpoint.arch}, which {args.format} does not have;"
-            " a timm trunk goes out with --format timm"
-        )
+        lacks = f"is a {checkpoint.arch}, which {args.format} does not have"
+        raise BadInput(f"'{checkpoint.name}' {lacks}; a timm trunk goes out with --format timm")
     if args.format == "detectron2":
         exporting.write_detectron2(checkpoint, out)
         units = exporting.detectron2_pixels(checkpoint.pixels)
@@ -146,8 +144,6 @@ def run_export(args: argparse.Namespace) -> int:
         return 0
     exporting.write_state_dict(checkpoint, out)
     reading = "" if checkpoint.family.tensors_say_all else "reading, "
-    print(
-        f"{out}: {len(checkpoint.state_dict)} tensors for {load}; {reading}pixel statistics in"
-        f" {out.name}.json"
-    )
+    count = f"{len(checkpoint.state_dict)} tensors for {load}"
+    print(f"{out}: {count}; {reading}pixel statistics in {out.name}.json")
     return 0

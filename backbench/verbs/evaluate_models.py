@@ -48,9 +48,9 @@ def check(args: argparse.Namespace) -> None:
         detects = TASKS[task.task].detects
         config.find_recipe(task.words[0], "detection" if detects else "transfer")
         if detects and (args.accelerator != "auto" or args.workers is not None):
+            others = "--accelerator and --workers are for the other tasks; leave them out"
             raise BadInput(
-                f"{task.task}: --accelerator and --workers are for the other tasks; leave them out,"
-                " or write `backbench detect ... MODEL.DEVICE cpu`"
+                f"{task.task}: {others}, or write `backbench detect ... MODEL.DEVICE cpu`"
             )
 
 

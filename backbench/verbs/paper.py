@@ -52,10 +52,8 @@ def _list(runs: Sequence[Path]) -> list[dict[str, str]]:
         listed.append({"item": item.prints, "name": item.name, "status": status})
     counts = catalogue.coverage()
     others = ", ".join(f"{count} {why}" for why, count in counts.most_common() if why)
-    print(
-        f"{counts.total()} printed numbers: {counts[None]} judgeable, {len(measured)} measured;"
-        f" {others}"
-    )
+    known = f"{counts[None]} judgeable, {len(measured)} measured"
+    print(f"{counts.total()} printed numbers: {known}; {others}")
     return listed
 
 

@@ -110,10 +110,8 @@ def _find_files(
         log.warning(f"{name}: no {about.path_below(args.files, name)}; {about.page}: {how}")
     if not files:
         example = f"{names[0]}/{listed.files[names[0]].file}"
-        raise BadInput(
-            f"none of the files of '{listed.name}' is below {args.files}; add --download, or put"
-            f" them there as NAME/FILE ({example})"
-        )
+        none = f"none of the files of '{listed.name}' is below {args.files}"
+        raise BadInput(f"{none}; add --download, or put them there as NAME/FILE ({example})")
     return files
 
 

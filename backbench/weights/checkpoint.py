@@ -179,10 +179,9 @@ class Checkpoint:
         except (SafetensorError, OSError, ValueError) as error:
             metadata, tensors = {"format": str(error)[:80]}, {}
         if metadata.get("format") != FORMAT:
-            raise BadInput(
-                f"{path}: not a backbench checkpoint ({metadata.get('format', 'safetensors')});"
-                f" `backbench import {path} --out X.safetensors` reads published formats"
-            )
+            kind = metadata.get("format", "safetensors")
+            reader = f"`backbench import {path} --out X.safetensors` reads published formats"
+            raise BadInput(f"{path}: not a backbench checkpoint ({kind}); {reader}")
         # 2. Its header says everything, and its tensors make a whole trunk: the constructor sees to it
         parts: dict[str, dict[str, Tensor]] = {_TRUNK: {}, _HEADS: {}}
         for key, tensor in tensors.items():

@@ -86,12 +86,8 @@ def load(folder: Path, asked: Mapping[str, object], width: int, classes: int) ->
                 if differing:
                     nearest.append((len(differing), f"{where} has another {', '.join(differing)}"))
                     continue
-                head = KeptHead(
-                    tensors[f"{name}/weight"],
-                    tensors[f"{name}/bias"],
-                    about["temperature"],
-                    about["temperature_from"],
-                )
+                layers = (tensors[f"{name}/weight"], tensors[f"{name}/bias"])
+                head = KeptHead(*layers, about["temperature"], about["temperature_from"])
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise BadInput(f"{file}: damaged ({error!r:.80}); train the head again") from None
             _refuse_damaged(where, head, about.get("head"), (classes, width))

@@ -72,15 +72,11 @@ class Trunk(nn.Module, ABC):
     def refuse_size(self, height: int, width: int) -> None:
         """BadInput for images that it does not take."""
         if self.size is not None and (height, width) != (self.size, self.size):
-            raise BadInput(
-                f"{self.arch} takes images of {self.size} x {self.size} pixels, not {height} x {width}; "
-                f"{self.other_sizes()}"
-            )
+            sides = f"{self.size} x {self.size} pixels, not {height} x {width}"
+            raise BadInput(f"{self.arch} takes images of {sides}; {self.other_sizes()}")
         if height % self.divisor or width % self.divisor:
-            raise BadInput(
-                f"{self.arch} takes images whose sides are multiples of {self.divisor},"
-                f" not {height} x {width}"
-            )
+            sides = f"multiples of {self.divisor}, not {height} x {width}"
+            raise BadInput(f"{self.arch} takes images whose sides are {sides}")
 
     def other_sizes(self) -> str:
         """Advice to a user who has images of another size."""
@@ -147,10 +143,8 @@ class ModuleTrunk(WrappedTrunk):
     def forward(self, x: Tensor) -> Tensor:
         given = self.model(x) if self._features is None else self._features(self.model, x)
         if given.ndim != 2 or given.shape[1] != self.feature_dim:
-            raise BadInput(
-                f"{self.arch} gives features {tuple(given.shape)} for {len(x)} images, not "
-                f"({len(x)}, {self.feature_dim}); say how to read it by `features`"
-            )
+            shapes = f"{tuple(given.shape)} for {len(x)} images, not ({len(x)}, {self.feature_dim})"
+            raise BadInput(f"{self.arch} gives features {shapes}; say how to read it by `features`")
         return given
 
     def stages(self, x: Tensor) -> list[Tensor]:

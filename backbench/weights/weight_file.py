@@ -198,17 +198,15 @@ def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
     if not listings:
         raise BadInput("a zip archive without data.pkl: not a torch checkpoint")
     if any(name.endswith("constants.pkl") for name in names):
+        clip = "(of CLIP, take the Hub's or OpenCLIP's file)"
         raise BadInput(
-            "a TorchScript program, not a state dict; save model.state_dict() instead"
-            " (of CLIP, take the Hub's or OpenCLIP's file)"
+            f"a TorchScript program, not a state dict; save model.state_dict() instead {clip}"
         )
     # 1. Nothing is packed, and the records do not overlap
     for record in records:
         if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
-            raise BadInput(
-                f"refused: record '{record.filename}' is compressed, which torch never writes"
-                " (a zip bomb?)"
-            )
+            why = "is compressed, which torch never writes (a zip bomb?)"
+            raise BadInput(f"refused: record '{record.filename}' {why}")
     if sum(record.file_size for record in records) > size:
         raise BadInput("refused: its records overlap, which torch never writes (a zip bomb?)")
     # 2. Its bytes lie as on this machine, and are those that were written

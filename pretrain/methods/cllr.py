@@ -139,10 +139,8 @@ class Method(method.Method):
         width = backbone.feature_dim
         rows = config.rows or width
         if config.kept is not None and not 1 <= config.kept <= min(rows, width):
-            raise BadInput(
-                f"cllr: {config.kept} columns cannot be kept of L, {rows} x {width}; "
-                f"set method.kept from 1 to {min(rows, width)}"
-            )
+            shape = f"{config.kept} columns cannot be kept of L, {rows} x {width}"
+            raise BadInput(f"cllr: {shape}; set method.kept from 1 to {min(rows, width)}")
         self.projection = nn.Parameter(_start(config.start, rows, width, setup.seed))
         self._features: list[Tensor] = []
         self.backbone.register_forward_hook(self._keep)

@@ -56,10 +56,8 @@ class LiveFamily(TrunkFamily):
     def canonical(self, arch: str, stem: str) -> tuple[str, str]:
         stem = native_stem(arch, stem)
         if arch not in self._live:
-            raise BadInput(
-                f"{arch[:80]} is a module that was given from Python; only the program that gives"
-                " it can use it"
-            )
+            given = f"{arch[:80]} is a module that was given from Python"
+            raise BadInput(f"{given}; only the program that gives it can use it")
         return arch, stem
 
     def build(self, arch: str, stem: str, reading: str) -> Trunk:

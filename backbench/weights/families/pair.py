@@ -30,10 +30,9 @@ class PairFamily(TrunkFamily):
         """'lab:resnet50,width=0.5' -> ('resnet50', '0.5'); without a width, '1'."""
         half, _, width = arch.removeprefix(self.prefix).partition(",width=")
         if half not in ARCHS or (width or "1") not in WIDTHS:
-            raise BadInput(
-                f"'{arch[:80]}': expected {self.prefix}ARCH,width=W, W one of {', '.join(WIDTHS)};"
-                f" {nearest(half[:40].split(',')[0], ARCHS)}"
-            )
+            form = f"{self.prefix}ARCH,width=W, W one of {', '.join(WIDTHS)}"
+            known = nearest(half[:40].split(",")[0], ARCHS)
+            raise BadInput(f"'{arch[:80]}': expected {form}; {known}")
         return half, width or "1"
 
     def canonical(self, arch: str, stem: str) -> tuple[str, str]:

@@ -108,10 +108,8 @@ def _hub(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
         options["act_layer"] = _ACTIVATIONS[activation]
     for key, usual in _FIXED.items():
         if model.get(key, usual) != usual:
-            raise BadInput(
-                f"{file}: '{key}' is {str(model[key])[:40]}, and no trunk here has another than {usual};"
-                " its features would differ"
-            )
+            differs = f"no trunk here has another than {usual}; its features would differ"
+            raise BadInput(f"{file}: '{key}' is {str(model[key])[:40]}, and {differs}")
     processor = file.with_name("preprocessor_config.json")
     process = _read(processor) if processor.is_file() else {}
     return TrunkMetadata(

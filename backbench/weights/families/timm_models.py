@@ -129,10 +129,8 @@ class TimmFamily(TrunkFamily):
             return None
         parts = _NAME.fullmatch(name)
         if parts is None:
-            raise BadInput(
-                f"'{name[:120]}': expected timm:NAME, timm:NAME.TAG or timm:NAME@random,"
-                " with ,key=value before the @"
-            )
+            forms = "timm:NAME, timm:NAME.TAG or timm:NAME@random, with ,key=value before the @"
+            raise BadInput(f"'{name[:120]}': expected {forms}")
         model, tag, options, random = parts[1], parts[2] or "", parts[3] or "", bool(parts[4])
         # A ResNet is a trunk here under its own name
         ours = model in ARCHS and not options
@@ -173,10 +171,8 @@ def _about(model: str, tag: str) -> Any:
         raise BadInput(f"{PREFIX}{model} has no weights '{tag}'; {nearest(tag, tags)}")
     about = get_pretrained_cfg(f"{model}.{tag}" if tag else model)
     if about is None or not about.hf_hub_id:
-        raise BadInput(
-            f"{PREFIX}{model} has no weights on the Hub;"
-            f" {PREFIX}{model}{_RANDOM} is the trunk without any"
-        )
+        none = f"{PREFIX}{model}{_RANDOM} is the trunk without any"
+        raise BadInput(f"{PREFIX}{model} has no weights on the Hub; {none}")
     return about
 
 

@@ -316,7 +316,7 @@ def refuse_other_module(module: nn.Module, trunk: TimmTrunk, side: int) -> None:
         ours = trunk.eval().model.forward_features(x)
     module.train(training)
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-4):
+        model = f"timm's {parse(trunk.arch).model} as it is registered: its features differ"
         raise BadInput(
-            f"this module is not timm's {parse(trunk.arch).model} as it is registered: its features differ;"
-            " give it as backbench.weights.trunk.ModuleTrunk"
+            f"this module is not {model}; give it as backbench.weights.trunk.ModuleTrunk"
         )
