@@ -42,7 +42,8 @@ def overrides(recipe: Mapping[str, Any], by_hand: Sequence[str], where: str) -> 
     demanded = recipe.get("precision")
     chosen = config.apply_overrides({}, by_hand).get("precision")
     if demanded is not None and chosen is None and demanded != KEYS["precision"]:
-        both = f"the recipe demands precision {demanded}, and --fast has {KEYS['precision']}"
+        computed = f"and --fast computes in {KEYS['precision']}"
+        both = f"the recipe demands precision {demanded}, {computed}"
         raise BadInput(f"{where}: {both}; leave --fast out, or give precision=... by hand")
     return [*spelled(), *by_hand]
 
