@@ -7,15 +7,11 @@ by tau on all of them. tau is given in standard errors of the difference of two 
 """
 
 import argparse
-import sys
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backbench.stats import paired_differences, training_noise
 from backbench.stats.training_noise import Seeds, TrainingNoise

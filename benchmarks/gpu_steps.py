@@ -18,7 +18,7 @@ from backbench.recipes import config as recipes
 from backbench.weights.families.resnet_trunk import build_backbone
 from backbench.weights.trunk import Trunk
 from pretrain import optim
-from pretrain.method import Batch, Method, Setup, build_method
+from pretrain.method import Method, Setup, build_method
 from pretrain.methods.arb import arb_loss
 from pretrain.methods.cllr import cllr_regularizer
 from pretrain.methods.lorac import lorac_loss, nuclear_norm
@@ -113,24 +113,8 @@ def method_of(config: PretrainConfig, scale: Scale) -> Method:
 def stepper(method: Method, config: PretrainConfig, way: str, scale: Scale) -> Work:
     """The loop's step on views that are there."""
     optimizer = optim.of_recipe(config, method)
-    views = drawn_views(config, scale)
-    index = torch.arange(scale.batch, device=scale.device)
-    done = 0
-
-    def step() -> None:
-        nonlocal done
-        batch = Batch(
-            views, labels=None, index=index, step=done, epoch=120, epochs=200, progress=0.6
-        )
-        with computing(way, scale.device):
-            loss = method(batch)["loss"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        method.after_step(0.6)
-        done += 1
-
-    return step
+    views, context = drawn_views(config, scale), partial(computing, way, scale.device)
+    return peers.method_step(method, optimizer, views, context, epoch=120, progress=0.6)
 
 
 def bare(config: PretrainConfig, way: str, scale: Scale) -> Work:

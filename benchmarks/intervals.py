@@ -11,16 +11,12 @@ standard error is given beside it where it decides how a figure is read.
 import argparse
 import functools
 import math
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from scipy.special import ndtri
 from scipy.stats import binom, norm
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backbench.stats import confidence, paired_differences
 

@@ -106,7 +106,7 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
         quiet("launch", "run", str(grid), *options)
     # Slurm really has them all, and we know of every one that it waits
     snapshot = Snapshot(Ledger(runs))
-    states = {state.name for state in snapshot.states().values()}
+    states = {state.name for state in snapshot.states.values()}
     assert len(snapshot.queue) >= jobs and states == {"queued"}
     with timed("status, all queued (one squeue)", 2, base):
         quiet("launch", "status", "--once", "--out", str(runs))
@@ -128,7 +128,7 @@ def everything_ended(root: Path, found: list[Job], base: float) -> None:
         state = ("done", "failed", *("done", "cancelled") * 4)[i % 10]
         text = json.dumps({"name": job.name, "state": state, "reason": None, "attempts": [attempt]})
         (ledger.root / "status" / f"{job.key}.json").write_text(text)
-    states = [state.name for state in Snapshot(ledger).states().values()]
+    states = [state.name for state in Snapshot(ledger).states.values()]
     assert states.count("done") == len(found) // 2  # every file is read
     with timed("status, all ended (a status file each)", 2, base):
         quiet("launch", "status", "--once", "--out", str(ledger.runs))

@@ -8,15 +8,11 @@ truly before; of equals an interval must hold all the ranks that they share.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backbench.results import resamples
 from backbench.stats import rank_intervals, resampling

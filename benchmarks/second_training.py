@@ -11,14 +11,11 @@ trainings differ; its pairs are counted for every choice of the two.
 import argparse
 import itertools
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backbench import cli
 from backbench.board.board import (

@@ -10,7 +10,10 @@ last output; gpu.py has the steps on a GPU.
 """
 
 import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 
 from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain import optim
-from pretrain.method import Batch, Setup, build_method
+from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.methods import moco
 from pretrain.methods._heads import MOCO_HEAD
 from pretrain.methods._momentum import momentum_update
@@ -121,20 +124,30 @@ def our_step(sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool) 
     optimizer = torch.optim.SGD(params, lr=0.03, momentum=0.9, weight_decay=1e-4, fused=True)
     # As views.py delivers them
     views = [v.contiguous(memory_format=torch.channels_last) for v in views]
+    cast_to = partial(torch.autocast, sizes.device, torch.bfloat16, enabled=cast)
+    return method_step(method, optimizer, views, cast_to, epoch=0, progress=0.0)
+
+
+def method_step(
+    method: Method,
+    optimizer: torch.optim.Optimizer,
+    views: list[Tensor],
+    computing: Callable[[], AbstractContextManager[object]],
+    **when: float,
+) -> Work:
+    """The loop's step on views that are there."""
+    index = torch.arange(len(views[0]), device=views[0].device)
     count = 0
 
     def step() -> None:
         nonlocal count
-        index = torch.arange(sizes.batch)
-        batch = Batch(
-            views=views, labels=None, index=index, step=count, epoch=0, epochs=200, progress=0.0
-        )
-        with torch.autocast(sizes.device, torch.bfloat16, enabled=cast):
+        batch = Batch(views=views, labels=None, index=index, step=count, epochs=200, **when)
+        with computing():
             loss = method(batch)["loss"]
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        method.after_step(0.0)
+        method.after_step(when["progress"])
         count += 1
 
     return step
