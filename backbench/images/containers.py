@@ -7,11 +7,13 @@ contents. As every container gives the names of the class folder, they do not de
 from __future__ import annotations
 
 import glob
+import gzip
 import hashlib
 import itertools
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,12 +48,14 @@ PATTERNS = {
         "*/{}/*.parquet",
     ),
     "arrow": ("{}.arrow", "{}/data-*.arrow", "*-{}.arrow", "*-{}-*-of-*.arrow"),
+    "lmdb": ("{}.lmdb", "{}.lmdb/data.mdb", "{}_lmdb/data.mdb", "{}/data.mdb"),
 }
 WHOLE = {
     "tar": (".tar",),
     "zip": (".zip",),
     "parquet": (".parquet",),
     "arrow": (".arrow",),
+    "lmdb": (".lmdb", "data.mdb"),
 }  # kind -> endings of a file that holds a dataset
 REFUSED = {
     ".tar.gz": "a compressed tar can only be read from its beginning; unpack it, or gunzip it",
@@ -61,6 +65,7 @@ REFUSED = {
     ".h5": "HDF5 has no convention for images; write them as class folders or as a zip file",
     ".hdf5": "HDF5 has no convention for images; write them as class folders or as a zip file",
 }
+LARGEST_NAMES = 4 * opening.GIGABYTE  # bytes of names.tsv, unpacked; ImageNet's train has 80 MB
 _SHARD = re.compile(r"(.*[-_.])?\d{3,}")  # the name of a WebDataset shard, not that of a class
 _IMAGENET = re.compile(r"(?:(n\d{8})_\d+|ILSVRC2012_val_\d{8})(?:_(n\d{8}))?\.\w+")
 _HUB_TAIL = re.compile(r"_n\d{8}(?=\.\w+$)")  # the Hub writes the synset behind each file's name
@@ -212,6 +217,7 @@ def read(
     from backbench.images.spans import SpanList
 
     tables, marks = _tables(container)
+    tables = _named_by_contents(container, tables, base, split)
     listed = _listed_labels(base, split)
     rows = _Rows(container, tables, split, listed)
     if not rows.names:
@@ -346,6 +352,43 @@ def _splits_inside(container: Container) -> dict[str, str]:
     if not tops or not tops <= SPLIT_OF.keys():
         return {}
     return {SPLIT_OF[top]: top for top in tops}
+
+
+def _named_by_contents(
+    container: Container, tables: list[Table], base: Path, split: str
+) -> list[Table]:
+    """The tables with the names that BASE/names.tsv.gz (`data check --record` writes it as
+    contents.tsv.gz beside a copy that has names) gives to images of these bytes."""
+    file = base / "names.tsv.gz"
+    if not file.exists():
+        return tables
+    from backbench.images.spans import contents_of
+
+    paths: dict[str, list[str]] = {}
+    try:
+        with opening.open_regular(file) as raw, gzip.open(raw) as lines:
+            for line in lines.read(LARGEST_NAMES).decode().splitlines():
+                part, path, digest = line.split("\t")
+                if part == split:
+                    paths.setdefault(digest, []).append(path)
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        said = printable.shown(str(error), 100)
+        raise BadInput(f"{file}: not as `data check --record` writes it ({said})") from None
+    out: list[Table] = []
+    strange = 0
+    for held_in, table in zip(container.files, tables):
+        names = []
+        for name, digest in zip(table.names, contents_of(held_in, table)):
+            # Images of equal bytes may have several names, and each is given once
+            left = paths.get(digest)
+            strange += not left
+            names.append(left.pop() if left else name)
+        out.append(replace(table, names=names, labels=table.labels * 0 - 1, classes=()))
+        out[-1].check(1 << 62)
+    if strange:
+        total = sum(len(table.names) for table in tables)
+        raise BadInput(f"{file}: {strange} of {total} images of '{split}' are not in it")
+    return out
 
 
 def _listed_labels(base: Path, split: str) -> dict[str, int]:

@@ -1,10 +1,13 @@
-"""Finds the images inside Parquet and Arrow files, in a process of its own.
+"""Finds the images inside Parquet, Arrow and LMDB files, in a process of its own.
 
 The libraries that know these formats may die of a crafted file, so they scan and never read: this
 program writes the table of each file, and who started it takes that for a stranger's, too.
 """
 
+import io
 import itertools
+import os
+import pickletools
 import random
 import resource
 import subprocess
@@ -17,16 +20,17 @@ from typing import Any
 import numpy as np
 
 from backbench.errors import BadInput
+from backbench.images.image_list import is_image
 from backbench.images.parquet_pages import chunk_of, spans_of
 from backbench.images.spans import Table, read_span
 from backbench.parallel.parent import die_with_parent
-from backbench.untrusted import jsons, opening, printable
+from backbench.untrusted import jsons, opening, pickles, printable
 
 MEMORY = 4 * opening.GIGABYTE  # of address space, beside the mapped file
 SECONDS = 600  # for one file
 AT_ONCE = 8  # files for one process
 PROOF = 64  # rows of each file that are compared with what pyarrow reads
-PACKAGES = {"parquet": "pyarrow", "arrow": "pyarrow"}
+PACKAGES = {"parquet": "pyarrow", "arrow": "pyarrow", "lmdb": "lmdb"}
 Row = tuple[str, int, tuple[int, ...]]
 
 
@@ -68,7 +72,7 @@ def main(kind: str, folder: str, files: Sequence[str]) -> None:
     limit = MEMORY + max(Path(file).stat().st_size for file in files)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    scan = {"parquet": scan_parquet, "arrow": scan_arrow}[kind]
+    scan = {"parquet": scan_parquet, "arrow": scan_arrow, "lmdb": scan_lmdb}[kind]
     for number, file in enumerate(files):
         try:
             table = scan(Path(file))
@@ -213,6 +217,45 @@ def scan_arrow(file: Path) -> Table:
             span = (start, size, 0, 0, size, size)
             rows.append((_named(path, len(rows), file), stated, span))
     return Table.of(rows, classes)
+
+
+def scan_lmdb(file: Path) -> Table:
+    """The table of an LMDB of path -> file, or of folder2lmdb's number -> pickled (file, label)."""
+    import lmdb
+
+    rows: list[Row] = []
+    how = {"subdir": False, "readonly": True, "lock": False, "readahead": False}
+    with lmdb.open(str(file), max_spare_txns=0, **how) as env, env.begin(buffers=True) as entries:
+        real = os.path.realpath(file)
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        # The library maps the file as one piece; the rest are its own pages
+        begin = min(int(line.split("-")[0], 16) for line in maps if line.endswith(f" {real}"))
+        size = file.stat().st_size
+        for key, value in entries.cursor():
+            name = bytes(key).decode()
+            start = np.frombuffer(value, np.uint8).ctypes.data - begin if len(value) else -1
+            if not 0 <= start <= size - len(value):
+                raise ValueError(f"a value outside of the file, under {name[:100]}")
+            if is_image(name):
+                rows.append((name, -1, (start, len(value), 0, 0, len(value), len(value))))
+            elif bytes(value[:1]) == b"\x80" and not name.startswith("__"):
+                inner, long, label = _pickled(bytes(value))
+                rows.append((f"{name}.jpg", label, (start + inner, long, 0, 0, long, long)))
+    return Table.of(rows)
+
+
+def _pickled(data: bytes) -> tuple[int, int, int]:
+    """(first byte, number of bytes, label) of a pickled (bytes, int), which is never unpickled again.
+    ValueError for anything else."""
+    pair = pickles.read(io.BytesIO(data))
+    if not (isinstance(pair, tuple | list) and [type(x) for x in pair] == [bytes, int]):
+        raise ValueError("a pickled value that is not (bytes of an image, label)")
+    for code, value, at in pickletools.genops(data):
+        if value == pair[0] and at is not None:
+            head = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}.get(code.name)
+            if head:
+                return at + head, len(pair[0]), pair[1]
+    raise ValueError("an image that its pickle does not hold in one piece")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ name, size, inode and ctime. Reading an image is one `pread`. No library's handl
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import fcntl
 import functools
@@ -361,6 +362,32 @@ def _kept(part: Path, mark: Mark) -> Table | None:
         return Table.loaded(part, mark[0])
     except Exception:  # no file, or one that is torn or somebody else's
         return None
+
+
+def contents_of(file: Path, table: Table) -> list[str]:
+    """16 hex digits of each image's sha256; the whole container is read once, and they are kept."""
+    mark = mark_of(file)
+    about = hashlib.sha256(f"{VERSION} {mark}".encode() + table.spans.tobytes()).hexdigest()
+    kept = cache_folder() / "containers" / f"{about[:32]}.txt"
+    with contextlib.suppress(OSError):
+        digests = kept.read_text().split()
+        if len(digests) == len(table.names):
+            return digests
+
+    def digest(index: int) -> str:
+        span = tuple(table.spans[index].item()[1:])
+        return contents_name(read_span(str(file), mark, span, table.names[index]))
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        digests = list(pool.map(digest, range(len(table.names))))
+    with contextlib.suppress(OSError, BadInput, Failed):
+        atomic.write_text(kept, "\n".join(digests))
+    return digests
+
+
+def contents_name(data: bytes) -> str:
+    """The name of an image by its bytes, in contents.tsv.gz."""
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """`backbench data`: lists datasets, checks and packs them, and fetches SimCLR's lists."""
 
 import argparse
+import gzip
 import hashlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from backbench.errors import BadInput
 from backbench.images import containers, image_list
 from backbench.images.dense import DenseList
 from backbench.images.image_list import ImageList
-from backbench.images.spans import SpanList
+from backbench.images.spans import SpanList, contents_name
 from backbench.recipes import config
 from backbench.runs import atomic
 from backbench.runs.terminal import log
@@ -130,9 +131,23 @@ def _check(name: str, root: Path, record: bool, problems: list[str]) -> int:
     if record:
         file = catalog.record_file(name, root)
         atomic.write_json(file, {"seed": 0, "splits": catalog.record_of(found)})
-        print(f"{name}: recorded in {file}")
+        print(
+            f"{name}: recorded in {file}, the images' names by contents in {_record(found, file)}"
+        )
     print(f"{name}: {len(problems)} problems" if problems else f"{name}: all right")
     return 1 if problems else 0
+
+
+def _record(found: Splits, beside: Path) -> Path:
+    """Write (split on disk, path, digest of the bytes) of every image; no image is in it."""
+    lines = []
+    for _, images in found.items():
+        split = images.root.name if images.root.name in containers.WORDS else ""
+        for index, path in enumerate(images.paths):
+            lines.append(f"{split}\t{path}\t{contents_name(images.read(index))}\n")
+    file = beside.with_name("contents.tsv.gz")
+    atomic.write_bytes(file, gzip.compress("".join(sorted(lines)).encode(), mtime=0))
+    return file
 
 
 def _ignored(base: Path) -> list[str]:

@@ -21,6 +21,7 @@ CASES = {
     "parquet of 2025": (3, 20),
     "parquet of 2026": (3, 20),
     "arrow": (3, 30),
+    "lmdb": (3, 80),
 }
 
 

@@ -144,6 +144,17 @@ def arrow_file(source, base, split):
     arrow(source, base, split, file_format=True)
 
 
+def lmdb_file(source, base, split):
+    import lmdb
+
+    with (
+        lmdb.open(str(base / f"{split}.lmdb"), map_size=1 << 24) as env,
+        env.begin(write=True) as out,
+    ):
+        for path, _, data in images_of(source):
+            out.put(path.encode(), data)
+
+
 LAYOUTS = {
     "tar": tar,
     "tar_of_tars": tar_of_tars,
@@ -155,6 +166,7 @@ LAYOUTS = {
     **{f"parquet of {era}": parquet(era) for era in ERAS},
     "arrow": arrow,
     "arrow file": arrow_file,
+    "lmdb": lmdb_file,
 }
 
 

@@ -1,7 +1,9 @@
 """Images are the same wherever they lie: names, labels, bytes, digests, hold-outs."""
 
+import gzip
 import json
 import os
+import pickle
 import resource
 import tarfile
 import zipfile
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.containers import LAYOUTS, packed
+from support.containers import LAYOUTS, images_of, packed
 from support.layouts import picture
 
 from backbench.cli import main
@@ -333,3 +335,53 @@ def test_packing_and_unpacking_keep_list_and_bytes(root, tmp_path, capsys, monke
     (there / "classes" / "train" / "circle" / "odd.png").write_bytes(b"x")
     assert main([str(word) for word in words]) == 2
     assert "'train' is another list than the source's" in capsys.readouterr().err
+
+
+def test_a_copy_that_lost_its_names_gets_them_by_contents(root, tmp_path, capsys):
+    """folder2lmdb: numbers, and pickled pairs. Without names it is another list."""
+    import lmdb
+
+    before = catalog.load("classes", root)
+    base = tmp_path / "numbered" / "classes"
+    base.mkdir(parents=True)
+    for split in ("train", "val", "test"):
+        file = str(base / f"{split}.lmdb")
+        rows = list(images_of(root / "classes" / split))
+        with lmdb.open(file, map_size=1 << 24, subdir=False) as env, env.begin(write=True) as out:
+            for n, (_, label, data) in enumerate(rows):
+                out.put(str(n).encode(), pickle.dumps((data, label), protocol=3 + n % 2))
+            out.put(b"__len__", pickle.dumps(len(rows)))
+    numbered = catalog.load("classes", base.parent)
+    assert numbered.test.labels == before.test.labels
+    assert splits.digests(numbered) != splits.digests(before)
+    assert main(["data", "check", "classes", "--record", "--data", str(root)]) == 0
+    listed = root / "classes" / "contents.tsv.gz"
+    (base / "names.tsv.gz").write_bytes(listed.read_bytes())
+    for _ in range(2):
+        assert splits.digests(catalog.load("classes", base.parent)) == splits.digests(before)
+    lines = gzip.decompress(listed.read_bytes()).splitlines(keepends=True)
+    (base / "names.tsv.gz").write_bytes(gzip.compress(b"".join(lines[1:])))
+    with pytest.raises(BadInput, match=r"names\.tsv\.gz: 1 of 8 images of 'test' are not in it"):
+        catalog.load("classes", base.parent)
+    (base / "names.tsv.gz").write_bytes(listed.read_bytes()[:50])
+    with pytest.raises(BadInput, match=r"names\.tsv\.gz: not as `data check --record` writes it"):
+        catalog.load("classes", base.parent)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize("value", [Evil(), (b"x",), (b"x", "0"), ("x", 0)])
+def test_pickled_values_execute_nothing(tmp_path, monkeypatch, value):
+    import lmdb
+
+    monkeypatch.chdir(tmp_path)
+    with lmdb.open(str(tmp_path / "train.lmdb"), subdir=False) as env, env.begin(write=True) as out:
+        out.put(b"0", pickle.dumps(value))
+    with pytest.raises(
+        BadInput, match=r"train\.lmdb: not readable as lmdb \(.*(refused|not \(bytes)"
+    ):
+        containers.read_split(tmp_path, "train")
+    assert not (tmp_path / "executed").exists()
