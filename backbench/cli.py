@@ -262,7 +262,12 @@ def _export(p: argparse.ArgumentParser) -> None:
 PROTOCOL = "transfer.protocols:check"
 
 
-@verb("linear", "transfer.linear:run", "frozen-backbone probes, segmentation too", check=PROTOCOL)
+@verb(
+    "linear",
+    "transfer.linear:run",
+    "frozen-backbone probes, attentive ones and segmentation too",
+    check=PROTOCOL,
+)
 def _linear(p: argparse.ArgumentParser) -> None:
     _checkpoints(p)
     help = "all = the 12 of LORAC's Table 2"

@@ -74,6 +74,7 @@ TASKS: dict[str, Task] = {
         Task(
             "fewshot", "Few labels", "linear", "fewshot", kind="fewshot", cheap=True, trains=False
         ),
+        Task("attentive", "Attentive probe", "linear", "attentive", kind="attentive"),
         Task("segmentation", "Segmentation", "linear", "seg_linear", kind="seg"),
         Task(
             "semi_1pct",

@@ -62,6 +62,10 @@ KINDS = {  # kind -> heading, and why there is one
         "Few labels",
         "Draws of labels and test images both vary, and the interval says so.",
     ),
+    "attentive": (
+        "Attentive probes",
+        "The order of trunks depends on the head: this one may look where it likes.",
+    ),
     "seg": (
         "Linear segmentation",
         "A frozen map read by one layer; the official val is scored once, and a tenth of train chooses.",

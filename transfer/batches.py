@@ -91,7 +91,7 @@ class CropFlip:
         )
         flip = torch.rand(1, generator=generator).item() < a.flip
         crop = picture.crop((left, top, left + width, top + height))
-        out = crop.resize((a.size, a.size), Image.Resampling.BILINEAR)
+        out = crop.resize((a.size, a.size), Image.Resampling[a.interpolation.upper()])
         return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else out
 
 

@@ -1,6 +1,6 @@
 """Many linear heads on one trunk's features: a step is two matrix products, however many."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -125,6 +125,14 @@ def _of_all_ranks(gradient: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
     if distributed.world_size() > 1:
         dist.all_reduce(whole)  # one exchange for weights and biases
     return weight, bias
+
+
+def sum_gradients(parameters: Iterable[Tensor]) -> None:
+    """Every parameter's gradient := its sum over ranks."""
+    if distributed.world_size() > 1:
+        for each in parameters:
+            assert each.grad is not None
+            dist.all_reduce(each.grad)
 
 
 class AdamHeads(LinearHeads):

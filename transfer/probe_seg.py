@@ -27,7 +27,6 @@ from backbench.runs import atomic, seeding
 from backbench.runs.folder import PICTURES
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
-from backbench.runs.terminal import log
 from backbench.stats import confidence, dense_counts
 from transfer import scoring
 from transfer.batches import rank_batches
@@ -35,8 +34,9 @@ from transfer.dense_views import TestPairs, TrainingPairs, best_classes, pairs, 
 from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, forward_all
+from transfer.heads import sum_gradients
 from transfer.probe_kind import Probe
-from transfer.probe_sgd import ProbeTraining
+from transfer.probe_sgd import FinalHead, ProbeTraining, chosen_rate
 from transfer.protocols import Seg
 from transfer.scoring import Assignment, best_of
 
@@ -85,6 +85,7 @@ class DenseHeads:
         """One step on this rank's share of a batch: maps (n, h, w, D), labels (n, c, c). Returns
         the losses (H,), times the images of the share."""
         # 1. What all heads share
+        self.optimizer.zero_grad()
         with torch.no_grad():
             x = maps.permute(0, 3, 1, 2)
             if self.p.dropout:
@@ -104,10 +105,9 @@ class DenseHeads:
             )
             summed = F.cross_entropy(large, target, ignore_index=IGNORED, reduction="sum")
             loss = summed / pixels
-            grads = torch.autograd.grad(loss, self.heads[index])
-            for parameter, grad in zip(self.heads[index], grads):
-                parameter.grad = _summed(grad)
+            loss.backward()
             losses.append(loss.detach() * batch)
+        sum_gradients(each for head in self.heads for each in head)
         self.optimizer.step()
         self.made += 1
         return torch.stack(losses)
@@ -145,10 +145,6 @@ def _summed(x: Tensor) -> Tensor:
 
 class SegTraining(ProbeTraining):
     """The pass of `probe_sgd` over crops of images with their label maps."""
-
-    def run(self) -> None:
-        super().run()
-        self._save(self.steps)  # the test takes long too, and may be stopped
 
     def _batches(self, first: int) -> Iterator[tuple[list[Tensor], Tensor]]:
         """Maps per trunk, and labels, of this rank's share of each global batch."""
@@ -195,26 +191,28 @@ def measure(
         watched=None,
         machine=machine,
         stop=stop,
+        tokens=True,
     ).run()
     # 2. The rate, by the held-out part
-    chosen: list[dict[str, object]] = [{"lr": p.lr[0], "on": None, "trained_on": "train+val"}]
-    chosen, best = chosen * len(trunks), [0] * len(trunks)
+    finals = [FinalHead(cast(Any, each), 0, p.lr[0]) for each in heads]
     if len(p.lr) > 1:
         every = [list(range(len(p.lr)))] * len(trunks)
         counted, _ = Windows(task, trunks, heads, machine, stop).count("val", every)
-        chosen = []
-        for n, (trunk, by_rate) in enumerate(zip(trunks, counted)):
+        finals = []
+        for each, by_rate in zip(heads, counted):
             scores = [100 * float(_score(counts)["miou"]) for counts in by_rate]
-            best[n] = best_of(scores)
-            chosen.append(_choice(task, trunk, scores))
+            best = best_of(scores)
+            finals.append(FinalHead(cast(Any, each), best, p.lr[best], scores))
     # 3. The one look at test
-    counted, shown = Windows(task, trunks, heads, machine, stop).count("test", [[b] for b in best])
+    best_heads = [[final.index] for final in finals]
+    counted, shown = Windows(task, trunks, heads, machine, stop).count("test", best_heads)
     if not machine.main:
         return []
     rows = []
-    for n, (trunk, (counts,)) in enumerate(zip(trunks, counted)):
+    for trunk, final, (counts,), maps in zip(trunks, finals, counted, shown):
         trunk.verify()
-        rows += _rows(task, trunk, counts, chosen[n], _montage(task, shown[n]))
+        chosen = chosen_rate(task, trunk, final)
+        rows += _rows(task, trunk, counts, chosen, _montage(task, maps))
     store.append(task.run, rows, skip_known=True)
     return rows
 
@@ -222,17 +220,6 @@ def measure(
 def _score(counts: np.ndarray) -> dict[str, np.ndarray]:
     """The scores of counts (N, 3, C) of all images together."""
     return dense_counts.scores(*counts.sum(0))
-
-
-def _choice(
-    task: Assignment[Seg], trunk: FrozenTrunk, scores: Sequence[float]
-) -> dict[str, object]:
-    p = task.protocol
-    lr = p.lr[best_of(scores)]
-    by_rate = {f"{rate:g}": score for rate, score in zip(p.lr, scores)}
-    edge = scoring.warn_edge(task, trunk.checkpoint, "learning rate", lr, p.lr)
-    log.info(f"{trunk.checkpoint.name} on {task.dataset.name} val, by learning rate: {by_rate}")
-    return {"lr": lr, "on": "val", "scores": by_rate, "at_edge": edge, "trained_on": "train"}
 
 
 class Windows:

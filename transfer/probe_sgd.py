@@ -110,7 +110,7 @@ def measure(
         one = CheckpointPredictions(
             checkpoint=trunk.checkpoint,
             ranking=ranking,
-            chosen=_chosen(task, trunk, final),
+            chosen=chosen_rate(task, trunk, final),
             provenance={"trunk_sha256": trunk.state, "trunk_unchanged": True},
         )
         if machine.main:
@@ -232,7 +232,7 @@ class SgdProbe:
                 metric=TRAIN_SCORE,
                 value=100.0 * float(right.mean()),
                 ci95=confidence.of_hits(right),
-                chosen=_chosen(task, trunk, final),
+                chosen=chosen_rate(task, trunk, final),
                 provenance={"trunk_sha256": trunk.state},
             )
             rows.append(about)
@@ -309,7 +309,7 @@ def rankings(
     return [torch.cat(part) for part in parts]
 
 
-def _chosen(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> dict[str, object]:
+def chosen_rate(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> dict[str, object]:
     """`chosen` of the rows: the rate, how it was found, and what the others would have given."""
     p = task.protocol
     choice: dict[str, object] = {
@@ -348,6 +348,7 @@ class ProbeTraining:
     watched: Sequence[Tensor] | None  # val's features per trunk, for `patience`
     machine: Machine
     stop: StopFlag
+    tokens: bool = False  # the heads take maps; what follows is long, so the end is saved too
 
     def __post_init__(self) -> None:
         p = self.task.protocol
@@ -404,6 +405,8 @@ class ProbeTraining:
         if self.watched is not None:
             for heads, best in zip(self.heads, self.best):
                 best.restore(heads)
+        if self.tokens:
+            self._save(self.steps)
 
     def _batches(self, first: int) -> Iterator[tuple[list[Tensor], Tensor]]:
         """Features per trunk and labels of this rank's share of each global batch."""
@@ -419,7 +422,8 @@ class ProbeTraining:
         assert p.augment is not None
         pictures = training_pictures(self.images, p.augment, shares, seed=seed, machine=machine)
         for pixels, index in pictures:
-            mine = forward_all(self.trunks, pixels.to(machine.device, non_blocking=True))
+            here = pixels.to(machine.device, non_blocking=True)
+            mine = forward_all(self.trunks, here, tokens=self.tokens)
             yield mine, sent(self.labels[index], machine.device)
 
     def _exhausted(self, step: int) -> bool:

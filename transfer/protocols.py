@@ -60,6 +60,7 @@ class CropAugment:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (0.75, 1.3333333333333333)
     flip: Annotated[float, Field(ge=0, le=1)] = 0.5  # its probability
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1] or not 0 < self.ratio[0] <= self.ratio[1]:
@@ -165,7 +166,7 @@ class Sgd(ScaledRates):
 
     lr: Rates
     # adam: torch's, whose first beta is `momentum`
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw", "lars"] = "sgd"
     schedule: RateSchedule = RateSchedule()
     length: dict[str, Length]  # by dataset, and `default`
     augment: CropAugment | None = CropAugment()
@@ -185,8 +186,8 @@ class Sgd(ScaledRates):
             )
         if "default" not in self.length:
             raise ValueError("length needs a `default`")
-        if self.optimizer == "adamw" and self.kind == "sgd":
-            raise ValueError("optimizer adamw is for maps and tokens; take sgd or adam")
+        if self.optimizer in ("adamw", "lars") and self.kind == "sgd":
+            raise ValueError("optimizers adamw and lars are for maps and tokens; take sgd or adam")
         if self.train_score and (len(self.lr) > 1 or self.patience is not None or self.train_only):
             raise ValueError(
                 "train_score needs one rate, no patience and no train_only: all labels train"
@@ -203,16 +204,52 @@ class Sgd(ScaledRates):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seg(Sgd):
-    """A batch norm and a 1 x 1 convolution on a frozen trunk's last map, all rates in one pass.
+class TokenProbe(Sgd):
+    """Base of protocols whose heads train on the tokens of a frozen trunk, all rates in one pass.
 
-    One rate trains on all of train; of a grid the held-out tenth of train chooses, and the head is
-    scored as it is. `geometry` has the shorter side of an image, and the side of a crop in training
-    and of a window in the test; `stride` is from one window to the next.
+    One rate trains on all of train; of a grid a held-out part of train chooses, and the head is
+    scored as it is.
+    """
+
+    optimizer: Literal["sgd", "adam", "adamw", "lars"] = "adamw"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer not in ("adamw", "lars") or self.patience is not None or self.head:
+            raise ValueError(
+                "heads on tokens have `optimizer: adamw` or lars, no patience, no head"
+            )
+        if self.select != "val" or self.train_score or self.train_only:
+            raise ValueError("heads on tokens have no select, train_score or train_only")
+
+    def trains_on_val(self, dataset: str) -> bool:
+        return len(self.lr) == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attentive(TokenProbe):
+    """Learned queries over the tokens, and a linear layer. An official val chooses the rate, or
+    `holdout` of train."""
+
+    pool: Literal["capi", "ep"] = "capi"
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95  # AdamW's; `momentum` is its first
+    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.augment is None:
+            raise ValueError("attentive heads train on views: give `augment`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seg(TokenProbe):
+    """A batch norm and a 1 x 1 convolution on the last map.
+
+    `geometry` has the shorter side of an image, and the side of a crop in training and of a window
+    in the test; `stride` is from one window to the next.
     """
 
     augment: CropAugment | None = None  # pairs are cut by the keys below
-    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
     stride: Count
     sides: dict[str, Count] = field(default_factory=dict)  # datasets with another shorter side
     scale: tuple[Positive, Positive] = (0.5, 2.0)  # of the shorter side in training
@@ -225,12 +262,8 @@ class Seg(Sgd):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unlike = self.optimizer != "adamw" or self.patience is not None or self.select != "val"
-        if unlike or self.train_score or self.train_only or self.head or self.augment:
-            raise ValueError(
-                "segmentation has `optimizer: adamw` and no patience, select, train_score,"
-                " train_only, head or augment"
-            )
+        if self.optimizer != "adamw" or self.augment is not None:
+            raise ValueError("segmentation has `optimizer: adamw`, and no `augment`")
         smallest = min([self.geometry.resize, *self.sides.values()])
         if not self.stride <= self.geometry.crop <= smallest:
             raise ValueError("geometry.crop may be at most resize, stride at most geometry.crop")
@@ -367,6 +400,7 @@ P = TypeVar("P", bound=Protocol)
 PROTOCOLS: dict[str, type[Protocol]] = {
     "sgd": Sgd,
     "seg": Seg,
+    "attentive": Attentive,
     "logreg": LogReg,
     "knn": Knn,
     "fewshot": FewShot,

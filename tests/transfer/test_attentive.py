@@ -1,0 +1,189 @@
+"""Attentive probes: the folded computation against attention itself, each head as if alone, and the
+whole command."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support.interruptions import Killed, kill
+from support.layouts import Trees, trunk_file
+
+from backbench.cli import main
+from backbench.errors import EXIT_BAD_INPUT, BadInput
+from backbench.results import store, verification
+from transfer.devices import Machine
+from transfer.probe_attentive import Lars, QueryPoolHeads
+from transfer.protocols import PROTOCOLS, load_protocol
+
+ONE = Machine(torch.device("cpu"), 0, 1, 0)
+CAPI = load_protocol("attentive_demo", PROTOCOLS)
+EP = dataclasses.replace(
+    load_protocol("attentive_ep", PROTOCOLS), lr=(0.1, 0.5), batch_size=8, reference_batch=8
+)
+POOLS = pytest.mark.parametrize("p", [CAPI, EP], ids=["capi", "ep"])
+
+
+def heads(p, dim=128, seed=0):
+    made = QueryPoolHeads(p, 5, dim, seed=seed, machine=ONE)
+    for head in made.heads:
+        for parameter in head.values():
+            parameter.data = parameter.data.double()
+            parameter.data += 0.1 * torch.randn(parameter.shape, dtype=torch.float64)
+    if made.norm is not None:
+        made.norm.double()
+    return made
+
+
+def attention(p, head, x):
+    """The published head on tokens (N, T, D), by torch's own attention over all keys and values."""
+    n, tokens, dim = x.shape
+    queries = dim // 64 if p.pool == "capi" else 32
+    own = dim // queries
+    values = (x @ head["value"].T).view(n, tokens, queries, own).transpose(1, 2)
+    if p.pool == "capi":
+        keys = (x @ head["key"].T + 3.0).view(n, tokens, queries, own).transpose(1, 2)
+        query = head["query"].view(1, queries, 1, own).expand(n, -1, -1, -1)
+        bias = head["value_bias"].view(queries, 1, own)
+        pooled = F.scaled_dot_product_attention(query, keys, values + bias).reshape(n, dim)
+    else:
+        query = head["query"].view(1, queries, 1, dim).expand(n, -1, -1, -1)
+        keys = x[:, None].expand(-1, queries, -1, -1)
+        pooled = F.scaled_dot_product_attention(query, keys, values).reshape(n, dim)
+        pooled = F.batch_norm(pooled, None, None, training=True, eps=1e-6)
+    return pooled @ head["weight"].T + head["bias"]
+
+
+@POOLS
+def test_the_folded_heads_are_attention_in_value_and_gradient(p):
+    torch.manual_seed(0)
+    ours, x = heads(p), torch.randn(6, 7, 128, dtype=torch.float64)
+    folded = ours.logits(x)
+    for index, head in enumerate(ours.heads):
+        direct = attention(p, head, x)
+        torch.testing.assert_close(folded[:, index], direct, rtol=0, atol=1e-6)
+        weight = torch.randn_like(direct)
+        names = list(head)
+        wanted = torch.autograd.grad((direct * weight).sum(), [head[name] for name in names])
+        found = torch.autograd.grad(
+            (folded[:, index] * weight).sum(), [head[name] for name in names], retain_graph=True
+        )
+        for name, a, b in zip(names, found, wanted):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
+
+
+@POOLS
+def test_the_order_of_tokens_changes_nothing_and_equal_ones_are_one(p):
+    torch.manual_seed(0)
+    ours, x = heads(p), torch.randn(4, 9, 128, dtype=torch.float64)
+    torch.testing.assert_close(ours.logits(x), ours.logits(x[:, torch.randperm(9)]))
+    one = x[:, :1]
+    torch.testing.assert_close(ours.logits(one.expand(-1, 9, -1)), ours.logits(one))
+
+
+def batches(steps, dim=64, n=8):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        maps = torch.randn(n, 2, 3, dim, generator=generator)
+        yield maps, torch.randint(0, 5, (n,), generator=generator)
+
+
+def trained(p, lrs, monkeypatch=None, steps=200):
+    made = QueryPoolHeads(dataclasses.replace(p, lr=lrs), 5, 64, seed=0, machine=ONE)
+    for step, (maps, labels) in enumerate(batches(steps)):
+        factor = p.schedule.factor(step, steps, 1.0)
+        made.step(maps, labels, torch.tensor(lrs) * factor, batch=8)
+    return made
+
+
+@POOLS
+def test_each_head_is_what_it_would_be_alone(p, monkeypatch):
+    """200 steps of two rates in one pass, in pieces, against each rate alone, whole."""
+    lrs = p.lr[:2]
+    alone = [trained(p, (lr,)).heads[0] for lr in lrs]
+    monkeypatch.setattr("transfer.probe_attentive.PIECE", 500)
+    for together, single in zip(trained(p, lrs).heads, alone):
+        for name, parameter in together.items():
+            torch.testing.assert_close(parameter, single[name], rtol=0, atol=1e-5, msg=name)
+
+
+def test_a_head_is_trained_as_torchs_adamw_trains_attention():
+    lr, start = CAPI.lr[-1], trained(CAPI, CAPI.lr[-1:], steps=0).heads[0]
+    head = {name: each.detach().clone().requires_grad_() for name, each in start.items()}
+    decays = [each for name, each in head.items() if "bias" not in name]
+    biases = [each for name, each in head.items() if "bias" in name]
+    groups = [{"params": decays}, {"params": biases, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=CAPI.weight_decay)
+    for step, (maps, labels) in enumerate(batches(200)):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * CAPI.schedule.factor(step, 200, 1.0)
+        optimizer.zero_grad()
+        F.cross_entropy(attention(CAPI, head, maps.flatten(1, 2)), labels).backward()
+        optimizer.step()
+    for name, parameter in trained(CAPI, (lr,)).heads[0].items():
+        torch.testing.assert_close(parameter, head[name], rtol=0, atol=1e-5, msg=name)
+
+
+def test_lars_is_its_formula():
+    draw = np.random.default_rng(0)
+    values = {"matrix": draw.normal(size=(3, 4)), "bias": draw.normal(size=4)}
+    tensors = {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
+    optimizer = Lars([{"params": list(tensors.values()), "lr": 0.5}], momentum=0.9)
+    mean = {name: 0 * value for name, value in values.items()}
+    for _ in range(5):
+        for name, value in values.items():
+            g = draw.normal(size=value.shape)
+            tensors[name].grad = torch.tensor(g)
+            if name == "matrix":
+                g = g * 0.001 * np.linalg.norm(value) / np.linalg.norm(g)
+            mean[name] = 0.9 * mean[name] + g
+            values[name] = value - 0.5 * mean[name]
+        optimizer.step()
+    for name, value in values.items():
+        np.testing.assert_allclose(tensors[name].detach().numpy(), value, atol=1e-12)
+
+
+def test_tokens_that_do_not_divide_are_refused():
+    with pytest.raises(BadInput, match="tokens of 100 numbers"):
+        QueryPoolHeads(CAPI, 5, 100, seed=0, machine=ONE)
+
+
+# The whole command
+
+
+def command(root, out, *more, protocol="attentive_demo"):
+    files = [str(root / f"{seed}.safetensors") for seed in range(2)]
+    words = ["--datasets", "classes", "--protocol", protocol, *more, "save_minutes=0"]
+    where = ["--data", str(root), "--out", str(out), "--workers", "0", "--accelerator", "cpu"]
+    return main(["linear", *files, *words, *where])
+
+
+SHORT = ("batch_size=4", "reference_batch=4", "length.default.iterations=4")
+
+
+@pytest.mark.parametrize(("protocol", "at"), [("attentive_demo", 9), ("attentive_ep", 18)])
+def test_a_killed_run_continues_to_the_same_numbers(tmp_path, monkeypatch, decoder, protocol, at):
+    root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))
+    for seed in range(2):
+        trunk_file(root / f"{seed}.safetensors", seed)
+    changes = [*SHORT, "augment.size=32", "geometry.resize=32", "geometry.crop=32"]
+    if protocol == "attentive_ep":
+        changes.append("length.default.epochs=null")
+    assert command(root, root / "whole", *changes, protocol=protocol) == 0
+    decoder.at[len(decoder.paths) + at] = kill
+    with pytest.raises(Killed):
+        command(root, root / "killed", *changes, protocol=protocol)
+    assert command(root, root / "killed", *changes, protocol=protocol) == 0
+    one, other = (list(store.read(root / run)[0]) for run in ("whole", "killed"))
+    assert one == other and len(one) == 2 and {r.task for r in one} == {"attentive"}
+    held = 2 if protocol == "attentive_demo" else 0  # a tenth of each class's ten, of 20
+    assert {r.provenance["held_out"] for r in one} == {held}
+    assert all(not verdict.why for verdict in verification.of_run(one, root / "whole"))
+
+
+def test_a_protocol_of_other_keys_is_refused(tmp_path, capsys):
+    (tmp_path / "0.safetensors").write_bytes(b"")
+    (tmp_path / "1.safetensors").write_bytes(b"")
+    assert command(tmp_path, tmp_path / "run", "augment=null") == EXIT_BAD_INPUT
+    assert "give `augment`" in capsys.readouterr().err

@@ -1,0 +1,309 @@
+"""Attentive probes: learned queries that pool a frozen trunk's tokens, and a linear layer on that.
+
+Tokens of ImageNet would be 385 GB, so all heads train on the stream, in one pass. A head never makes
+keys and values of all tokens x_t. Scores need K x_t only in q . K x_t = (K^T q) . x_t, where a bias
+of K is the same for all t and cancels in the softmax; and a sum of values V x_t + b with weights a_t
+is V (sum of a_t x_t) + b. So a head is a few query vectors u over the tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbench.datasets import splits
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput, Preempted
+from backbench.images.image_list import ImageList
+from backbench.parallel import distributed
+from backbench.parallel.batchnorm import SyncBatchNorm
+from backbench.results.store import Result
+from backbench.runs import seeding
+from backbench.runs.run_progress import Progress
+from backbench.runs.state import StopFlag
+from transfer import scoring
+from transfer.batches import Pictures, centred, equal_shares, loader
+from transfer.devices import Machine
+from transfer.features import Extractor
+from transfer.frozen import FrozenTrunk, forward_all
+from transfer.heads import sum_gradients
+from transfer.probe_kind import Probe
+from transfer.probe_sgd import FinalHead, ProbeTraining, chosen_rate
+from transfer.protocols import Attentive
+from transfer.scoring import Assignment, CheckpointPredictions, best_of
+
+PIECE = 2**26  # numbers that are pooled at a time: 256 MB
+
+
+class QueryPoolHeads:
+    """H heads with C classes on one trunk's tokens of D channels, each trained as alone.
+
+    `pool: capi` has Q = D / 64 queries of 64 numbers, a key and a value matrix with biases
+    (facebookresearch/capi, eval_classification.py, AttnPoolClassifier); `pool: ep` has Q = 32
+    queries of D numbers, a value matrix, and a batch norm before the linear layer
+    (billpsomas/efficient-probing, poolings/ep.py). Query j reads slice j of the values.
+    """
+
+    def __init__(
+        self, p: Attentive, classes: int, dim: int, *, seed: int, machine: Machine
+    ) -> None:
+        self.p, self.count, self.dim, self.machine = p, len(p.lr), dim, machine
+        self.queries = dim // 64 if p.pool == "capi" else 32
+        if dim % (64 if p.pool == "capi" else 32):
+            raise BadInput(f"tokens of {dim} numbers do not divide into the slices of {p.name}")
+        generator = seeding.generator(seed, "attentive", classes, dim)
+        start = _capi(classes, dim) if p.pool == "capi" else _ep(classes, dim)
+        for name, tensor in start.items():
+            if p.pool == "capi" and tensor.any():
+                nn.init.trunc_normal_(tensor, std=0.02, generator=generator)
+            elif name == "query":
+                tensor.normal_(0, 0.02, generator=generator)
+            elif p.pool == "ep":  # torch's default of a linear layer
+                tensor.uniform_(-(dim**-0.5), dim**-0.5, generator=generator)
+        self.heads: list[dict[str, nn.Parameter]] = []
+        for _ in p.lr:
+            own = {k: nn.Parameter(v.clone().to(machine.device)) for k, v in start.items()}
+            self.heads.append(own)
+        self.norm = None
+        if p.pool == "ep":
+            self.norm = SyncBatchNorm(self.count * dim, eps=1e-6, affine=False).to(machine.device)
+        self.optimizer = self._optimizer()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """A group of parameters for each head, whose rates differ; biases do not decay."""
+        p, groups = self.p, []
+        for head in self.heads:
+            for decays in (True, False):
+                chosen = [each for name, each in head.items() if name.endswith("bias") != decays]
+                decay = p.weight_decay if decays else 0.0
+                groups.append({"params": chosen, "weight_decay": decay})
+        if p.optimizer == "lars":
+            return Lars(groups, momentum=p.momentum)
+        return torch.optim.AdamW(groups, betas=(p.momentum, p.beta2))
+
+    def _all(self, name: str) -> Tensor:
+        """A tensor of every head, (H, ...)."""
+        return torch.stack([head[name] for head in self.heads])
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Tokens (N, T, D) -> (N, H, C)."""
+        n, _, dim = tokens.shape
+        count, queries, own = self.count, self.queries, dim // self.queries
+        # 1. The queries over tokens, (H, Q, D)
+        u = self._all("query")
+        if self.p.pool == "capi":
+            keys = self._all("key").view(count, queries, own, dim)
+            u = torch.einsum("hqsd,hqs->hqd", keys, u.view(count, queries, own)) * own**-0.5
+        else:
+            u = u * dim**-0.5
+        # 2. Each query's weights over the tokens, (N, H Q, T), and what it pools
+        weights = torch.softmax(u.reshape(-1, dim) @ tokens.transpose(1, 2), 2)
+        pooled = (weights @ tokens).view(n, count, queries, dim)
+        # 3. Each query's slice of the values, side by side, and the linear layer
+        values = self._all("value").view(count, queries, own, dim)
+        x = torch.einsum("nhqd,hqsd->nhqs", pooled, values).reshape(n, count, dim)
+        if self.norm is None:
+            x = x + self._all("value_bias")
+        else:
+            x = self.norm(x.reshape(n, -1)).view(n, count, dim)
+        return torch.einsum("nhd,hcd->nhc", x, self._all("weight")) + self._all("bias")
+
+    @torch.no_grad()
+    def scores(self, tokens: Tensor) -> Tensor:
+        """The logits (N, H, C) of the heads as they are, for maps (N, h, w, D)."""
+        if self.norm is not None:
+            self.norm.eval()
+        return torch.cat([self.logits(part) for part in self._pieces(tokens)])
+
+    def _pieces(self, tokens: Tensor) -> Sequence[Tensor]:
+        return tokens.flatten(1, 2).split(max(1, PIECE // (self.count * self.queries * self.dim)))
+
+    def step(
+        self, tokens: Tensor, labels: Tensor, rates: Tensor, *, batch: int, **_: float
+    ) -> Tensor:
+        """One step on this rank's share of a batch: maps (n, h, w, D), labels (n,). Returns the
+        summed losses (H,) of the share."""
+        self.optimizer.zero_grad()
+        # 1. The gradients of pieces add up; a batch norm must see the whole batch.
+        pieces = self._pieces(tokens)
+        if self.norm is not None:
+            self.norm.train()
+            pieces = [tokens.flatten(1, 2)]
+        losses = torch.zeros(self.count, device=tokens.device)
+        for piece, known in zip(pieces, labels.split([len(each) for each in pieces])):
+            logits = self.logits(piece)
+            truth = known[:, None].expand(-1, self.count)
+            of_heads = F.cross_entropy(logits.transpose(1, 2), truth, reduction="none").sum(0)
+            (of_heads.sum() / batch).backward()
+            losses += of_heads.detach()
+        # 2. The step, each head by its own rate
+        sum_gradients(each for head in self.heads for each in head.values())
+        for n, group in enumerate(self.optimizer.param_groups):
+            group["lr"] = float(rates[n // 2])
+        self.optimizer.step()
+        return losses
+
+    def state(self) -> dict[str, Any]:
+        heads = [{name: each.detach().cpu() for name, each in head.items()} for head in self.heads]
+        norm = {} if self.norm is None else self.norm.state_dict()
+        return {"heads": heads, "norm": norm, "optimizer": self.optimizer.state_dict()}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        for head, before in zip(self.heads, state["heads"], strict=True):
+            for name, parameter in head.items():
+                parameter.copy_(before[name])
+        if self.norm is not None:
+            self.norm.load_state_dict(state["norm"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _capi(classes: int, dim: int) -> dict[str, Tensor]:
+    """What is drawn is 1 here, what begins at 0 is 0. A bias of the keys would cancel."""
+    drawn = {"query": (dim,), "key": (dim, dim), "value": (dim, dim), "weight": (classes, dim)}
+    start = {name: torch.ones(shape) for name, shape in drawn.items()}
+    return {**start, "value_bias": torch.zeros(dim), "bias": torch.zeros(classes)}
+
+
+def _ep(classes: int, dim: int) -> dict[str, Tensor]:
+    shapes = {"query": (32, dim), "value": (dim, dim), "weight": (classes, dim), "bias": (classes,)}
+    return {name: torch.empty(shape) for name, shape in shapes.items()}
+
+
+class Lars(torch.optim.Optimizer):
+    """LARS as in MAE and EP (util/lars.py): the gradient of a tensor of two dimensions and more is
+    scaled by 0.001 |p| / |g|, then momentum, then the step."""
+
+    TRUST = 0.001
+
+    def __init__(self, groups: Any, *, momentum: float) -> None:
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                g = p.grad
+                if p.ndim > 1:
+                    g = g.add(p, alpha=group["weight_decay"])
+                    ratio = self.TRUST * p.norm() / g.norm()
+                    g = g * torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                mean.mul_(group["momentum"]).add_(g)
+                p.add_(mean, alpha=-group["lr"])
+
+
+def measure(
+    task: Assignment[Attentive], extractor: Extractor, machine: Machine, stop: StopFlag
+) -> list[Result]:
+    """The rows of all trunks, on rank 0; the other ranks take part until the end, and have none."""
+    p, trunks = task.protocol, extractor.trunks
+    if p.pool == "ep" and p.batch_size % machine.world:
+        raise BadInput(f"--devices: {machine.world} do not divide a batch of {p.batch_size} images")
+    # 1. All rates in one pass; one rate has nothing to choose, and trains on all of train.
+    train, held = _parts(task.splits, p)
+    classes = len(train.classes)
+    heads = []
+    for trunk in trunks:
+        dim = trunk.module.widths[-1] if trunk.module.widths else trunk.dim
+        heads.append(QueryPoolHeads(p, classes, dim, seed=task.seed, machine=machine))
+    ProbeTraining(
+        phase="train",
+        task=task,
+        trunks=trunks,
+        heads=cast(Any, heads),
+        rates=[torch.tensor([p.used(lr) for lr in p.lr])] * len(trunks),
+        images=train,
+        features=None,
+        watched=None,
+        machine=machine,
+        stop=stop,
+        tokens=True,
+    ).run()
+    # 2. The rate, by what was held out
+    finals = [FinalHead(cast(Any, each), 0, p.lr[0]) for each in heads]
+    if held is not None:
+        label, metric = np.asarray(held.labels), task.dataset.metric
+        finals = []
+        ranked = _rankings(task, trunks, heads, held, machine=machine, stop=stop)
+        for each, by_rate in zip(heads, ranked):
+            scores = []
+            for ranking in by_rate:
+                scores.append(scoring.score(metric, ranking[:, 0].numpy(), label, classes))
+            best = best_of(scores)
+            finals.append(FinalHead(cast(Any, each), best, p.lr[best], scores))
+    # 3. The one look at test
+    test = task.splits.test
+    ranked = _rankings(task, trunks, heads, test, machine=machine, stop=stop)
+    measured = []
+    for trunk, final, by_rate in zip(trunks, finals, ranked):
+        trunk.verify()
+        one = CheckpointPredictions(
+            checkpoint=trunk.checkpoint,
+            ranking=by_rate[final.index],
+            chosen=chosen_rate(task, trunk, final),
+            provenance={
+                "trunk_sha256": trunk.state,
+                "tokens": trunk.module.strides[-1:],
+                "held_out": 0 if held is None else len(held),
+            },
+        )
+        measured.append(one)
+    return scoring.write(task, measured) if machine.main else []
+
+
+def _parts(found: Splits, p: Attentive) -> tuple[ImageList, ImageList | None]:
+    """What is trained on, and what chooses: an official val, or a share of each class of train."""
+    if len(p.lr) == 1:
+        return found.both(), None
+    if not found.held_out:
+        return found.train, found.val
+    everything = found.both()
+    train, held = splits.hold_out(everything, share=p.holdout)
+    return everything.subset(train), everything.subset(held)
+
+
+def _rankings(
+    task: Assignment[Attentive],
+    trunks: Sequence[FrozenTrunk],
+    heads: Sequence[QueryPoolHeads],
+    images: ImageList,
+    *,
+    machine: Machine,
+    stop: StopFlag,
+) -> list[list[Tensor]]:
+    """Per trunk and head, the five best classes (N, 5) of each image, on every rank."""
+    p, count = task.protocol, len(images)
+    parts: list[list[list[Tensor]]] = [[[] for _ in p.lr] for _ in trunks]
+    shares = equal_shares(0, count, p.feature_batch, machine.rank, machine.world)
+    what = f"{task.dataset.name} tokens"
+    progress = Progress(task.run if machine.main else None, count, what, unit="image")
+    pictures = loader(Pictures(images, centred(p.geometry)), shares, machine=machine)
+    for begin, (pixels, _) in zip(range(0, count, p.feature_batch), pictures):
+        size = min(p.feature_batch, count - begin)  # the rest is padding
+        maps = forward_all(trunks, pixels.to(machine.device, non_blocking=True), tokens=True)
+        for of_trunk, own, out in zip(maps, heads, parts):
+            logits = distributed.gather_without_gradient(own.scores(of_trunk))[:size]
+            for index, of_head in enumerate(out):
+                of_head.append(scoring.rank_classes(logits[:, index]))
+        progress.advance(size)
+        if stopping := machine.stopping(stop):
+            raise Preempted(f"stopped by {stopping} at {what}; the same command continues")
+    return [[torch.cat(of_head) for of_head in of_trunk] for of_trunk in parts]
+
+
+def _work(p: Attentive, name: str, found: Splits, _: int) -> dict[str, int]:
+    train, held = _parts(found, p)
+    scored = len(found.test) + (0 if held is None else len(held))
+    return {"step": p.steps(name, len(train)), "image": scored}
+
+
+PROBE = Probe(
+    measure=measure,
+    together=True,
+    words=lambda p: f"{p.pool}, {len(p.lr)} learning rates, {p.batch_size} images a step",
+    work=_work,
+)
