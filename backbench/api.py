@@ -122,7 +122,8 @@ def evaluate(
     A task is `task/dataset[@recipe]`: "linear/cifar10", "linear/all",
     "fewshot/digits@fewshot_demo", "knn/dtd@knn k=5,20", "semi_1pct/imagenet" (with `lists`),
     "mask_rcnn/coco2017@demo_mask_rcnn_R_18_FPN". Without a dataset, `data` is the folder of one;
-    "calibration" follows from linear and logreg tasks that OUT has, or that stand before it;
+    "ood/imagenet-a" uses the heads that "linear/imagenet" left in `out`; "calibration" follows from
+    the linear and logreg tasks that `out` has, or that stand before it;
     without tasks, neighbours, few labels and logistic regression are measured, with no more
     neighbours and labels than it has. The weights are written to OUT/checkpoint.safetensors (those
     of another or of several to OUT/checkpoint-<digest>.safetensors) and each task runs in
@@ -243,7 +244,7 @@ def _groups(
     """The runs of a task: checkpoints of one input size together where its verb can, else alone."""
     groups = []
     for task, together in _by_size(wanted, checkpoints, root, seed):
-        several = TASKS[task.task].verb in ("linear", "analyze")
+        several = TASKS[task.task].verb in ("linear", "ood", "analyze")
         groups += [(task, together)] if several else [(task, [each]) for each in together]
     return groups
 
@@ -316,7 +317,7 @@ def command_of(
         command += ["--percent", str(task.percent), "--dataset", wanted.dataset]
         command += ["--lists", str(lists)] if lists is not None else []
     else:
-        command += ["--datasets" if task.verb == "linear" else "--dataset", wanted.dataset]
+        command += ["--datasets" if task.verb in ("linear", "ood") else "--dataset", wanted.dataset]
     command += ["--recipe" if task.verb == "analyze" else "--protocol", *wanted.words]
     return [*command, "--seed", str(seed), *where]
 

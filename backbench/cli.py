@@ -277,6 +277,21 @@ def _linear(p: argparse.ArgumentParser) -> None:
 
 
 @verb(
+    "ood",
+    "transfer.linear:run",
+    "ImageNet's heads on other pictures: V2, A, R, Sketch, ReaL, ObjectNet",
+    check=PROTOCOL,
+)
+def _ood(p: argparse.ArgumentParser) -> None:
+    _checkpoints(p)
+    p.add_argument("--datasets", metavar="NAME,...", required=True, help="see `data list`")
+    help = "run folders in which kept heads are looked for (default: those beside RUN)"
+    p.add_argument("--heads", metavar="RUNS", type=Path, help=help)
+    _protocol_and_seed(p, "ood")
+    _run_on_data(p)
+
+
+@verb(
     "semisup",
     "transfer.finetune:run_semisup",
     "finetune on 1%% or 10%% of the labels",

@@ -119,6 +119,8 @@ TASKS: dict[str, Task] = {
             ious=("keypoints", "bbox"),
             tolerance=0.5,
         ),
+        # Its heads were trained by chance, though not by this verb
+        Task("ood", "ImageNet's heads elsewhere", "ood", "ood", kind="ood"),
         Task(
             "calibration",
             "Calibration (less is better)",
@@ -154,6 +156,7 @@ class MeasuringVerb:
 
 VERBS: dict[str, MeasuringVerb] = {
     "linear": MeasuringVerb(takes=("datasets", "protocol", "pack"), needs=("datasets",)),
+    "ood": MeasuringVerb(takes=("datasets", "protocol", "pack"), needs=("datasets",)),
     "semisup": MeasuringVerb(takes=("percent", "lists", "protocol"), needs=("percent",)),
     "finetune": MeasuringVerb(takes=("datasets", "protocol"), needs=("datasets",)),
     "analyze": MeasuringVerb(takes=("datasets", "pack"), needs=("datasets",)),

@@ -70,7 +70,7 @@ def _pretraining() -> dict[str, Leaves]:
 def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
     """Reads every recipe of configs/transfer by the dataclass of its kind."""
     from backbench.tasks import TASKS
-    from transfer.protocols import PROTOCOLS, AnalyzeConfig
+    from transfer.protocols import PROTOCOLS, RULES, AnalyzeConfig
 
     classes: dict[str, Any] = {**PROTOCOLS, "analyze": AnalyzeConfig}
     tasks = {"analyze": "analyze"}  # kind -> a task
@@ -82,6 +82,10 @@ def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
         data = config.read_recipe(config.find_recipe(name, "transfer"))
         kind = str(data.get("kind", "analyze"))
         recipe = config.build(classes[kind], data, where=name)
+        if kind == "ood":  # a name for each rule
+            ruled = [dataclasses.replace(recipe, rule=rule) for rule in RULES]
+            recipes += [Recipe(r.name, name, tasks[kind], config.to_dict(r)) for r in ruled]
+            continue
         named = [recipe.name] if kind != "analyze" else [recipe.name(space) for space in SPACES]
         recipes += [Recipe(each, name, tasks[kind], config.to_dict(recipe)) for each in named]
     return {kind: _defaults(cls) for kind, cls in classes.items()}, recipes

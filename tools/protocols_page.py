@@ -70,6 +70,7 @@ KINDS = {  # kind -> heading, and why there is one
         "Linear segmentation",
         "A frozen map read by one layer; the official val is scored once, and a tenth of train chooses.",
     ),
+    "ood": ("ImageNet's heads elsewhere", "Nothing is trained or chosen; a rule is a column."),
     "finetune": (
         "Finetuning and semi-supervised",
         "All layers move: this measures an initialisation.",

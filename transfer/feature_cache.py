@@ -58,6 +58,8 @@ UNKNOWN = 0  # a hash that is not known
 def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, object]:
     """All that decides the features, up to rounding. `images` is the list's name (`contents`)."""
     head = {} if trunk.head is None else {"head": state_digest(trunk.head)}
+    if trunk.own_head is not None:
+        head = {"own_head": trunk.own_head}
     return {
         "checkpoint": trunk.digest,
         "arch": trunk.checkpoint.arch,

@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
             " or `backbench semisup`"
         )
     images = catalog.load(args.dataset, args.data, seed=args.seed)
+    splits.refuse_untrainable(args.dataset, images)
     return _run(args, protocol, part, images, task_name="finetune", dataset=args.dataset)
 
 

@@ -45,6 +45,8 @@ class FrozenTrunk:
     precision: Precision
     state: str  # digest of the module as it was built
     head: nn.Sequential | None = None  # what follows the trunk
+    # Digest of the classifier of a whole timm model, which then is the module: features are logits
+    own_head: str | None = None
 
     @staticmethod
     def build(

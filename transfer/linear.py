@@ -1,4 +1,5 @@
-"""`backbench linear`: what frozen features are worth to a linear head, neighbours or a few labels.
+"""`backbench linear`: what frozen features are worth to a linear head, neighbours or a few labels;
+and `backbench ood`: what heads on them are worth on other pictures.
 
 All checkpoints see the same decoded images, in one pass per dataset. How a number is made stands in
 the file of its probe, `transfer/probe_<kind>.py`.
@@ -10,7 +11,7 @@ import argparse
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backbench.datasets import catalog, splits
@@ -22,7 +23,7 @@ from backbench.runs import price
 from backbench.runs.folder import STATES, open_run
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
-from backbench.tasks import by_kind
+from backbench.tasks import TASKS
 from backbench.weights.checkpoint import Checkpoint
 from transfer import scoring
 from transfer.devices import Machine, read_checkpoints, start_for
@@ -30,35 +31,39 @@ from transfer.feature_cache import FeatureCache
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, kept_head
 from transfer.probe_kind import Probe, probe_of
-from transfer.protocols import Protocol, load_protocol, of_verb
+from transfer.protocols import RULES, Ood, Protocol, load_protocol, of_verb
 from transfer.scoring import Assignment
 
 # Below a run: features that no other run may take for its own, while it measures
 OWN_FEATURES = f"{STATES}/features"
-TASKS = by_kind("linear")  # kind of protocol -> task
+TASK_OF = {task.kind: name for name, task in TASKS.items() if task.verb in ("linear", "ood")}
 # Checkpoints that are measured together on one dataset, by the same protocol
 Group = tuple[str, Protocol, tuple[Checkpoint, ...]]
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `linear`."""
+    """The verbs `linear` and `ood`."""
     # 1. A protocol or dataset that does not exist is reported before any file is read.
     own = args.protocol == own_probe.OWN
-    named = None if own else load_protocol(args.protocol, of_verb("linear"), args.overrides)
+    named = None if own else load_protocol(args.protocol, of_verb(args.verb), args.overrides)
     names = catalog.names(args.datasets)
     checkpoints = read_checkpoints(args.checkpoints)
     chosen: list[Group] = []
     for name in names:
-        if named is not None:
+        if isinstance(named, Ood) and named.rule is None:
+            for rule in catalog.find(name).rules or RULES[:1]:
+                chosen.append((name, replace(named, rule=rule), tuple(checkpoints)))
+        elif named is not None:
             chosen.append((name, named, tuple(checkpoints)))
         else:
             chosen += own_groups(checkpoints, name)
     machine = start_for(args)
     with machine.rank_0_tells():
         # 2. Everything is read and refused before the first feature is computed.
-        groups = read_groups(chosen, data=args.data, out=args.out, seed=args.seed)
+        heads = getattr(args, "heads", None)
+        groups = read_groups(chosen, data=args.data, out=args.out, seed=args.seed, heads=heads)
         # 3. The folder is this run's, or becomes it.
-        opening = open_run(args.out, verb="linear", identity=scoring.identity_of(groups))
+        opening = open_run(args.out, verb=args.verb, identity=scoring.identity_of(groups))
         with machine.agreement.together(opening if machine.main else None), StopFlag() as stop:
             if machine.main:
                 write_down(args.out, groups)
@@ -83,7 +88,7 @@ def own_groups(checkpoints: Sequence[Checkpoint], dataset: str) -> list[Group]:
 
 
 def read_groups(
-    chosen: Iterable[Group], *, data: Path, out: Path, seed: int
+    chosen: Iterable[Group], *, data: Path, out: Path, seed: int, heads: Path | None = None
 ) -> list[Assignment[Protocol]]:
     """The groups with their images; BadInput for data or a checkpoint that a protocol refuses."""
     read: dict[str, Splits] = {}
@@ -94,16 +99,21 @@ def read_groups(
             read[name] = catalog.load(name, data, seed=seed, dense=dense)
         group = Assignment(
             run=out,
-            task=TASKS[protocol.kind],
+            task=TASK_OF[protocol.kind],
             dataset=catalog.find(name),
             splits=read[name],
             protocol=protocol,
             seed=seed,
             checkpoints=checkpoints,
+            heads=heads,
         )
         groups.append(group)
     for group in groups:
-        probe_of(group.protocol.kind).refuse(group.protocol, group.dataset.name, group.splits)
+        if not isinstance(group.protocol, Ood):
+            splits.refuse_untrainable(group.dataset.name, group.splits)
+        probe = probe_of(group.protocol.kind)
+        probe.refuse(group.protocol, group.dataset.name, group.splits)
+        probe.fits(group)
         if group.protocol.head:
             for checkpoint in group.checkpoints:
                 kept_head(checkpoint, group.protocol.head)
@@ -185,7 +195,7 @@ def _announce(works: Sequence[Work], *, on_cpu: bool) -> None:
     if kinds <= {"knn", "fewshot", "seg"}:  # the cheapest readings of such data
         cheaper = "fewer images or a GPU would cost less"
     price.announce(
-        f"linear on {', '.join(dict.fromkeys(names))}",
+        f"{TASKS[pending[0].group.task].verb} on {', '.join(dict.fromkeys(names))}",
         ", ".join(dict.fromkeys(ways)),
         price.plural(len(digests), "checkpoint"),
         work=units,

@@ -39,6 +39,8 @@ class Probe(Generic[P]):
     refuse: Callable[[P, str, Splits], None] = lambda *_: None
     # True: it reads images with label maps (`Dataset.dense`)
     dense: bool = False
+    # The same for checkpoints that lack what it needs
+    fits: Callable[[Assignment[P]], object] = lambda _: None
     # True: the processes train together. False: they only share computing the features, and rank 0
     # does the rest alone
     together: bool = False

@@ -117,7 +117,7 @@ def _temperature(
     temperature = head_scores.fit_temperature(logits, labels)
     scores = head_scores.compact(logits, labels, temperature)
     if scores is not None:
-        scoring.keep_scores(task, checkpoint, _kept(twin, temperature), scores, "val")
+        scoring.keep_scores(task, checkpoint, _kept(twin, temperature).digest, scores, "val")
     return temperature
 
 

@@ -210,7 +210,7 @@ class SgdProbe:
             )
             scores = head_scores.compact(head.logits(of_trunk), val.labels, fitted.temperature)
             if scores is not None:
-                scoring.keep_scores(task, trunk.checkpoint, fitted.kept, scores, "val")
+                scoring.keep_scores(task, trunk.checkpoint, fitted.kept.digest, scores, "val")
             out.append(fitted.temperature)
         return out
 

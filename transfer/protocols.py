@@ -9,7 +9,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -50,6 +50,30 @@ class Geometry:
         return eval_geometry(
             resize=self.resize, crop=self.crop, interpolation=self.interpolation, square=self.square
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGeometry(Geometry):
+    """The way in which timm evaluates a model: input_size, crop_pct, crop_mode, interpolation."""
+
+    evaluation: dict[str, Any]
+
+    def transform(self) -> Callable[[Image.Image], Image.Image]:
+        from backbench.weights.families import timm_classifier
+
+        return timm_classifier.view(self.evaluation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimmedGeometry(Geometry):
+    """`trim` pixels are cut from each side, then the image is brought to size as `of` does."""
+
+    trim: int
+    of: Geometry
+
+    def transform(self) -> Callable[[Image.Image], Image.Image]:
+        cut, inner = self.trim, self.of.transform()
+        return lambda x: inner(x.crop((cut, cut, x.width - cut, x.height - cut)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +342,26 @@ class LogReg(Protocol):
         return [10 ** (high - (high - low) * i / (count - 1)) for i in range(count)]
 
 
+OWN_HEAD = "own"  # the classifier that a timm model came with
+RULES = ("all", "subset", "any", "official")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ood(Protocol):
+    """ImageNet's classifiers on other pictures; nothing is trained or chosen."""
+
+    of: str = OWN_HEAD  # or the protocol whose kept heads are used
+    rule: str | None = None  # of RULES; null: each that a set has
+    # Of the model's own head, whose geometry is the model's: the larger size that some are tested at
+    test_size: bool = True
+
+    @property
+    def name(self) -> str:
+        # Heads on bfloat16 features have that in their protocol's name already
+        plain = self.precision == "fp32" or self.of.endswith(f"-{self.precision}")
+        return f"{self.of}{'' if plain else f'-{self.precision}'}-{self.rule}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ListFile:
     """A list of labelled images: how many lines it has and its sha256."""
@@ -404,6 +448,7 @@ PROTOCOLS: dict[str, type[Protocol]] = {
     "logreg": LogReg,
     "knn": Knn,
     "fewshot": FewShot,
+    "ood": Ood,
     "finetune": Finetune,
 }
 

@@ -54,6 +54,7 @@ class Assignment(Generic[Kind_co]):
     protocol: Kind_co
     seed: int
     checkpoints: tuple[Checkpoint, ...]
+    heads: Path | None = None  # where kept heads are looked for; None: beside the run
 
     @functools.cached_property
     def hashes(self) -> dict[str, str]:
@@ -127,6 +128,7 @@ class CheckpointPredictions:
     suffix: str = ""  # of the metric, where one protocol gives several: _k20
     head: KeptHead | None = None  # that predicted them
     scores: Scores | None = None  # what it said of each image
+    scored_by: str = ""  # digest of a classifier that is no such head
 
 
 def rank_classes(logits: Tensor) -> Tensor:
@@ -227,29 +229,30 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
 
 
 def keep_head(task: Assignment[Protocol], one: CheckpointPredictions) -> dict[str, str]:
-    """Write the head that predicted, and what it said of each image; returns what the rows say of
-    them."""
-    if one.head is None:
+    """Write what the head that predicted said of each image; returns what the rows say of both."""
+    digest = one.head.digest if one.head is not None else one.scored_by
+    if not digest:
         return {}
-    about: dict[str, str] = {"head_sha256": one.head.digest}
-    if one.head.temperature_from is not None:
+    about: dict[str, str] = {"head_sha256": digest}
+    if one.head is not None and one.head.temperature_from is not None:
         about["temperature_from"] = one.head.temperature_from
     if one.scores is not None:
-        about["scores"] = keep_scores(task, one.checkpoint, one.head, one.scores, "test")
+        about["scores"] = keep_scores(task, one.checkpoint, digest, one.scores, "test")
     return about
 
 
 def keep_scores(
-    task: Assignment[Protocol], checkpoint: Checkpoint, head: KeptHead, scores: Scores, split: str
+    task: Assignment[Protocol], checkpoint: Checkpoint, head: str, scores: Scores, split: str
 ) -> str:
-    """Write the scores of a split; returns the file's path in the run."""
+    """Write the scores that the head of a digest gives a split; returns the file's path in the
+    run."""
     return kept_scores.keep(
         task.run,
         task.stem(checkpoint) + ("" if split == "test" else f"-{split}"),
         scores,
         manifest=task.hashes[split],
         checkpoint=checkpoint.digest,
-        head=head.digest,
+        head=head,
         protocol=print_of(task.task, task.protocol, None),
     )
 
@@ -262,11 +265,12 @@ def print_of(task: str, protocol: Protocol, chosen_on: object) -> str:
 
 
 def bound_to(
-    checkpoint: Checkpoint, protocol: str, reads: Protocol, classes: Sequence[str]
+    checkpoint: Checkpoint, protocol: str, reads: Protocol, classes: Sequence[str], seed: int
 ) -> dict[str, object]:
     """All that a head must be bound to: a checkpoint, the print of a protocol, how features are
-    read, and the classes."""
+    read, the classes, and the seed of its training."""
     return {
+        "seed": seed,
         "checkpoint": checkpoint.digest,
         "trunk": checkpoint.trunk,
         "protocol": protocol,
@@ -285,8 +289,9 @@ def keep_weights(task: Assignment[Protocol], one: CheckpointPredictions) -> None
     protocol = print_of(task.task, task.protocol, chosen.get("on"))
     place = f"s{task.seed}-{checkpoint.digest[:12]}"
     name = "/".join((task.task, task.dataset.name, checkpoint.trunk, protocol, place))
-    bound = bound_to(checkpoint, protocol, task.protocol, task.splits.train.classes)
-    about = {**bound, "lists": task.hashes, "seed": task.seed, "chosen": chosen}
+    classes, seed = task.splits.train.classes, task.seed
+    bound = bound_to(checkpoint, protocol, task.protocol, classes, seed)
+    about = {**bound, "lists": task.hashes, "chosen": chosen}
     kept_heads.keep(task.run / HEADS_FILE, name, one.head, about)
 
 

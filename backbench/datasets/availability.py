@@ -37,7 +37,7 @@ def weight_files(args: argparse.Namespace) -> None:
 
 def datasets_there(args: argparse.Namespace) -> None:
     """BadInput for datasets that the command names and that are not below its --data."""
-    if args.verb == "linear":
+    if args.verb in ("linear", "ood"):
         all_there([name for name in catalog.names(args.datasets) if name != OWN], args.data)
     elif args.verb in ("finetune", "analyze"):
         all_there([args.dataset], args.data)

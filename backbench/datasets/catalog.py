@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backbench import plugins
-from backbench.datasets import readers, splits, walk
+from backbench.datasets import imagenet_sets, readers, splits, walk
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
@@ -169,9 +169,10 @@ def _shipped() -> dict[str, Dataset]:
     rows = {}
     for name, about in tomllib.loads(text).items():
         sizes = tuple(about.pop(split, None) for split in ("train", "val", "test"))
-        for key in ("needs", "folders"):
+        for key in ("needs", "folders", "rules"):
             about[key] = tuple(about.get(key, ()))
-        read, read_split = getattr(readers, name), getattr(readers, f"{name}_split", None)
+        read = imagenet_sets.READERS.get(name) or getattr(readers, name)
+        read_split = getattr(readers, f"{name}_split", None)
         rows[name] = Dataset(name=name, sizes=sizes, read=read, read_split=read_split, **about)
     return rows
 

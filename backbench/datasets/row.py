@@ -34,6 +34,10 @@ class Dataset:
     get: str = ""  # which files to get, and from whom
     licence: str = "as its owner states"
     top5: bool = False
+    # Of pictures that ImageNet's classifiers are tested on: the rules by which they are right, and
+    # the pixels that are cut from each side first
+    rules: tuple[str, ...] = ()
+    trim: int = 0
 
     @property
     def dense(self) -> bool:

@@ -27,6 +27,15 @@ HOLDOUT = 0.2
 
 
 @dataclass(frozen=True)
+class InImageNet:
+    """What the labels of a test set mean among ImageNet's 1000 classes."""
+
+    ids: tuple[tuple[int, ...], ...]  # of each class of the set
+    # Of each test image, where several classes are right (ReaL)
+    answers: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True)
 class Splits:
     """A dataset as the protocols use it."""
 
@@ -35,6 +44,8 @@ class Splits:
     test: ImageList
     held_out: bool  # whether val was drawn from the official train split here
     notes: tuple[str, ...] = ()  # coverage and the like; they go into every result's provenance
+    # Of sets that ImageNet's classifiers are tested on; their train and val are empty
+    imagenet: InImageNet | None = None
 
     def both(self) -> ImageList:
         """train, then val: what the final heads are trained on."""
@@ -182,6 +193,8 @@ def check(dataset: str, splits: Splits) -> None:
     """Refuse an empty split, a label outside the class list, and other class lists than train's, by
     name; no file is looked at."""
     for name, images in splits.items():
+        if splits.imagenet is not None and name != "test":
+            continue
         if not len(images):
             held = "; where val is held out of train, a class needs two images there"
             hint = held if name == "val" else "; put images there"
@@ -214,6 +227,14 @@ def _difference(own: Sequence[str], name: str, train: Sequence[str]) -> str:
             more = f" and {len(only) - 5} more" if len(only) > 5 else ""
             parts.append(f"only in {where}: {', '.join(sorted(only)[:5])}{more}")
     return "; ".join(parts) or "in another order"
+
+
+def refuse_untrainable(dataset: str, splits: Splits) -> None:
+    """BadInput for a set that holds test images alone."""
+    if splits.imagenet is not None:
+        raise BadInput(
+            f"{dataset}: has no train images; `backbench ood` tests ImageNet's heads on it"
+        )
 
 
 # Lists of labelled images

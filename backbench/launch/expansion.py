@@ -173,7 +173,7 @@ def _argv(
         return (*argv, "--checkpoint", files[0], "--resume", *evaluation.args)
     argv = [evaluation.verb, *files]
     if evaluation.datasets:
-        option = "--datasets" if evaluation.verb == "linear" else "--dataset"
+        option = "--datasets" if evaluation.verb in ("linear", "ood") else "--dataset"
         argv += [option, evaluation.datasets[0]]
     if evaluation.percent is not None:
         lists = str(Path(str(evaluation.lists)).resolve())

@@ -107,7 +107,7 @@ class Evaluation:
     share one pass over a dataset. The dataset `own` is the one that a checkpoint was pretrained on,
     the protocol `own` its recipe's (or its method's) for that dataset."""
 
-    verb: Literal["linear", "semisup", "finetune", "analyze", "detect"]
+    verb: Literal["linear", "ood", "semisup", "finetune", "analyze", "detect"]
     datasets: tuple[str, ...] = ()
     protocol: str | None = None
     percent: Literal[1, 10] | None = None

@@ -36,7 +36,7 @@ AGAIN: tuple[StateName, ...] = ("cancelled", "stopped", "lost", "blocked")
 KINDS_NAMED = 5  # among those of unknown cost
 # Verbs whose commands are checked before they are submitted: the other verbs name files that may be
 # made before they start, or their check weighs as much as what they do
-CHECKED = ("pretrain", "linear", "finetune", "semisup", "analyze")
+CHECKED = ("pretrain", "linear", "ood", "finetune", "semisup", "analyze")
 # Overrides of a pretraining that change nothing about the time of one epoch: temperatures and
 # weights of the method, rates, names
 _NO_MATTER = re.compile(

@@ -44,7 +44,7 @@ def _list(root: Path) -> list[dict[str, object]]:
     listed: list[dict[str, object]] = []
     if not root.is_dir():
         log.warning(f"--data {root}: no such folder, so every dataset is missing")
-    line = "{:<12} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
+    line = "{:<21} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
     print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))
 
     def size(images: int | None) -> str:
@@ -54,7 +54,7 @@ def _list(root: Path) -> list[dict[str, object]]:
         try:
             row = catalog.find(name)
         except BadInput as error:  # an installed package that cannot be loaded
-            print(f"{name:<12} {error}")
+            print(f"{name:<21} {error}")
             continue
         wrong = None
         try:
@@ -67,19 +67,19 @@ def _list(root: Path) -> list[dict[str, object]]:
         fields: dict[str, object] = {"name": row.name, "classes": row.classes, "images": row.sizes}
         fields |= {"on_disk": where, "wrong": wrong, "metric": row.metric, "licence": row.licence}
         listed.append(fields)
-        sizes = (size(row.classes), size(train), size(val) if val else "held", size(test))
+        sizes = (size(row.classes), size(train), "held" if val is None else size(val), size(test))
         print(line.format(row.name, *sizes, row.metric, where, row.licence))
         fields["container"] = _container(row.base(root)) if where == "found" else ""
         if wrong:
-            print(f"{'':<12} {wrong}")
+            print(f"{'':<21} {wrong}")
         if where == "missing":
-            print(f"{'':<12} get {row.get}; it belongs in {root / row.name}")
+            print(f"{'':<21} get {row.get}; it belongs in {root / row.name}")
     for name, wrong in catalog.own_folders(root).items():
         try:
             found = catalog.read_lists(catalog.find(name), root)
         except BadInput as error:
-            print(f"{name:<12} {'':>7} {'':>9} {'':>6} {'':>6}  {'':<14} unusable")
-            print(f"{'':<12} {wrong or error}")
+            print(f"{name:<21} {'':>7} {'':>9} {'':>6} {'':>6}  {'':<14} unusable")
+            print(f"{'':<21} {wrong or error}")
             listed.append({"name": name, "on_disk": "unusable", "wrong": wrong or str(error)})
             continue
         counts = [len(images) for _, images in found.items()]

@@ -68,6 +68,7 @@ def read(
     """
     metadata = dataclasses.replace(_metadata(arch, reading, pixels, pos), method=method or "")
     # 1. The trunk: of a name, of a published format, or of one of our own files
+    added: dict[str, object] = {}
     named = archs.named_weights(path, metadata)
     if named is not None and (encoder is not None or stem is not None or arch):
         raise BadInput(f"{path}: names one trunk; leave out the choice of encoder, stem, arch")
@@ -76,6 +77,7 @@ def read(
     else:
         if named is not None and named.file is not None:
             path, metadata, name = named.file, named.metadata, name or named.name
+            added["timm_weights"] = named.name
         opened = open_file(path)
         if opened.metadata.get("format") != FORMAT:
             contents = FileContents(opened, metadata)
@@ -93,7 +95,8 @@ def read(
             " leave it out"
         )
     # 2. Options that override what it tells
-    added: dict[str, object] = {} if name is None else {"name": name}
+    if name is not None:
+        added["name"] = name
     if published is not None:
         added["published"] = published if isinstance(published, str) else list(published)
     if pos:

@@ -40,7 +40,7 @@ class Trees:
     def __call__(self, name, **options):
         base = self.root / name
         base.mkdir(parents=True, exist_ok=True)
-        getattr(self, name)(base, **options)
+        getattr(self, name.replace("-", "_").replace(".", "_"))(base, **options)
         return self.root
 
     def _picture(self, path, **options):
@@ -262,6 +262,62 @@ class Trees:
                     path = base / split / name / f"{name}_{split}_{i}.JPEG"
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(self._jpeg())
+
+    def imagenet_v2_matched(self, base, per=10, folders=range(1000)):
+        for number in folders:
+            folder = base / "imagenetv2-matched-frequency-format-val" / str(number)
+            folder.mkdir(parents=True)
+            for i in range(per):
+                (folder / f"{number * per + i:040x}.jpeg").write_bytes(self._jpeg())
+
+    def imagenet_a(self, base, name="imagenet_a", folder="imagenet-a", per=1):
+        from backbench.datasets.readers import class_list
+
+        for label, synset in enumerate(class_list(name)):
+            for i in range(per):
+                self._picture(base / folder / synset / f"0.{label}_{i}.jpg")
+        for beside in ("README.txt", ".DS_Store"):
+            (base / folder / beside).write_text("no picture")
+
+    def imagenet_r(self, base):
+        self.imagenet_a(base, "imagenet_r", "imagenet-r")
+
+    def imagenet_sketch(self, base):
+        self.imagenet_a(base, "imagenet", "sketch")
+
+    def imagenet_real(self, base, numbers=(1, 2, 3, 293, 50000)):
+        """The files of these numbers below the last class folders of val, and the real labels."""
+        import importlib.resources
+
+        from backbench.datasets.readers import class_list
+
+        labels = importlib.resources.files("timm.data") / "_info" / "imagenet_real_labels.json"
+        val = base.parent / "imagenet" / "val"
+        for number, synset in zip(numbers, reversed(class_list("imagenet"))):
+            self._picture(val / synset / f"ILSVRC2012_val_{number:08d}.JPEG")
+        (val.parent / "real.json").write_text(labels.read_text())
+
+    def objectnet(self, base, lines=None):
+        """Three classes, one of two ImageNet names, and one that ImageNet has not. Line l of the
+        list in ILSVRC's own order is class 999 - l."""
+        base = base / "objectnet-1.0"
+        labels = {"mug": "Mug", "alarm_clock": "Alarm clock", "air": "Air", "bib": "Bib"}
+        names = {"Mug": "coffee mug", "Alarm clock": "analog clock; digital clock", "Bib": "bib"}
+        order = [f"name {i}" for i in range(1000)]
+        order[999 - 504], order[999 - 409] = "coffee mug", "analog clock"
+        order[999 - 530], order[999 - 443] = "digital clock", "bib"
+        for name in labels:
+            for i in range(2):
+                self._picture(base / "images" / name / f"{i}{name}.png", size=(30, 24))
+        (base / "mappings").mkdir()
+        texts = {
+            "folder_to_objectnet_label.json": json.dumps(labels),
+            "objectnet_to_imagenet_1k.json": json.dumps(names),
+            "pytorch_to_imagenet_2012_id.json": json.dumps({str(i): 999 - i for i in range(1000)}),
+            "imagenet_to_label_2012_v2": "".join(f"{line}\n" for line in order),
+        }
+        for name, text in texts.items():
+            (base / "mappings" / name).write_text(text)
 
     def _jpeg(self):
         """Other bytes each time, encoded once: a comment after the picture's end."""

@@ -1,0 +1,366 @@
+"""ImageNet's heads on other pictures: the sets' labels, the rules, kept heads and timm's own."""
+
+import importlib.resources
+import json
+
+import numpy as np
+import pytest
+import torch
+from support.layouts import trunk_file
+from torchmetrics.functional.classification import multiclass_accuracy
+
+import backbench
+from backbench.cli import main
+from backbench.datasets import catalog
+from backbench.datasets.readers import class_list
+from backbench.datasets.splits import InImageNet
+from backbench.errors import EXIT_BAD_INPUT, BadInput
+from backbench.images.preprocess import Pixels, to_input
+from backbench.results import kept_scores, store
+from backbench.weights import importing, kept_heads
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.kept_heads import KeptHead
+from transfer import scoring
+from transfer.frozen import FrozenTrunk, forward_all
+from transfer.probe_ood import Ruled
+from transfer.protocols import Geometry, Ood
+
+RAW, UNIT = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # statistics that leave pixels as they are
+GEOMETRY = {"resize": 24, "crop": 20}
+
+
+def info(name):
+    return (importlib.resources.files("timm.data") / "_info" / name).read_text()
+
+
+# --- the sets ---
+
+
+def test_labels_of_a_and_r_are_timms_lists():
+    for short in "ar":
+        indices = list(map(int, info(f"imagenet_{short}_indices.txt").split()))
+        assert [class_list("imagenet")[i] for i in indices] == class_list(f"imagenet_{short}")
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "images"),
+    [("imagenet-a", 200, 200), ("imagenet-r", 200, 200), ("imagenet-sketch", 1000, 1000)],
+)
+def test_labels_are_places_in_imagenet(trees, name, classes, images):
+    found = catalog.load(name, trees(name))
+    assert [len(each) for _, each in found.items()] == [0, 0, images]
+    assert len(found.test.classes) == len(found.imagenet.ids) == classes
+    for path, label in zip(found.test.paths, found.test.labels):
+        (place,) = found.imagenet.ids[label]
+        assert class_list("imagenet")[place] == path.split("/")[0]
+
+
+def test_v2s_folders_are_numbers_and_no_texts(trees):
+    found = catalog.load("imagenet-v2-matched", trees("imagenet-v2-matched"))
+    assert len(found.test) == 10_000
+    for path, label in zip(found.test.paths, found.test.labels):
+        assert found.imagenet.ids[label] == (int(path.split("/")[0]),)
+    # As text the second folder is 10
+    assert found.test.labels[10:20] == (1,) * 10
+    folder = trees.root / "imagenet-v2-matched/imagenetv2-matched-frequency-format-val"
+    for i in range(10):
+        (folder / "7" / f"{i:040}.jpeg").write_bytes(b"an older unpacking has 20")
+    with pytest.raises(BadInput, match=r"/7: 20 images, not 10; an older unpacking"):
+        catalog.load("imagenet-v2-matched", trees.root)
+    (folder / "7").rename(folder / "n01440764")
+    with pytest.raises(BadInput, match="class folders are missing, '7' first"):
+        catalog.load("imagenet-v2-matched", trees.root)
+
+
+def test_real_goes_by_the_number_of_the_file(trees):
+    root, labels = trees("imagenet-real"), json.loads(info("imagenet_real_labels.json"))
+    found = catalog.load("imagenet-real", root)
+    known = [n for n in (1, 2, 3, 293, 50000) if labels[n - 1]]
+    numbers = [int(path[-13:-5]) for path in found.test.paths]
+    assert sorted(numbers) == known and numbers != known  # the folders are in another order
+    for number, answers in zip(numbers, found.imagenet.answers, strict=True):
+        assert list(answers) == labels[number - 1]
+    (root / "imagenet/real.json").write_text(json.dumps([*labels[1:], []]))
+    with pytest.raises(BadInput, match="not the published labels"):
+        catalog.load("imagenet-real", root)
+
+
+def test_objectnets_list_is_in_ilsvrcs_order(trees):
+    found = catalog.load("objectnet", trees("objectnet"))
+    assert found.test.classes == ("alarm_clock", "bib", "mug") and len(found.test) == 6
+    assert found.imagenet.ids == ((409, 530), (443,), (504,))
+
+
+def test_what_is_damaged_is_refused_in_one_line(trees, trunk, tmp_path, capsys):
+    root = trees("imagenet-a")
+    words = ["--data", str(root), "--out", str(tmp_path / "o"), "--datasets", "imagenet-a"]
+    assert main(["linear", str(trunk), *words]) == EXIT_BAD_INPUT
+    assert "`backbench ood` tests ImageNet's heads on it" in capsys.readouterr().err
+    assert main(["ood", str(trunk), *words, "--protocol", "ood", "rule=any"]) == EXIT_BAD_INPUT
+    assert "no rule 'any'; write rule=subset or rule=all" in capsys.readouterr().err
+    assert main(["ood", str(trunk), *words]) == EXIT_BAD_INPUT
+    assert "no heads.safetensors in it" in capsys.readouterr().err
+    assert main(["ood", str(trunk), *words, "--protocol", "ood_own"]) == EXIT_BAD_INPUT
+    assert "is not one of timm's own weights" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+    assert main(["ood", str(trunk), *words, "--protocol", "ood_own", "--seed", "1"]) == 2
+    assert "has one own head; leave it out" in capsys.readouterr().err
+    (root / "imagenet-a/imagenet-a/n01498041").rename(root / "imagenet-a/imagenet-a/n0")
+    assert main(["ood", str(trunk), *words]) == EXIT_BAD_INPUT
+    assert "1 of 200 class folders are missing, 'n01498041'" in capsys.readouterr().err
+    trees("objectnet")
+    folder = root / "objectnet/objectnet-1.0/mappings"
+    for name, text in (
+        ("imagenet_to_label_2012_v2", "nothing\n"),
+        ("pytorch_to_imagenet_2012_id.json", "[]"),
+        ("objectnet_to_imagenet_1k.json", '{"Mug": 3}'),
+        ("folder_to_objectnet_label.json", "{"),
+    ):
+        whole = (folder / name).read_text()
+        (folder / name).write_text(text)
+        with pytest.raises(BadInput, match="objectnet"):
+            catalog.load("objectnet", root)
+        (folder / name).write_text(whole)
+
+
+# --- the rules ---
+
+
+def random_set(seed):
+    """Logits with ties over 1000 classes, and a set whose classes have one, two or several ids."""
+    draw = np.random.default_rng(seed)
+    n, classes = 20, int(draw.integers(6, 30))
+    logits = draw.normal(0, 1, (n, 1000))
+    if seed % 2:
+        logits = np.round(2 * logits)
+    ids = draw.permutation(1000)[: 2 * classes].reshape(classes, 2).tolist()
+    ids = [tuple(each[: 1 + seed % 2]) for each in ids]
+    label = draw.integers(0, classes, n)
+    for i in range(0, n, 2):  # half of the images nearly right
+        logits[i, ids[label[i]][0]] += 6
+    return logits, ids, label
+
+
+@pytest.mark.parametrize("first", range(0, 1000, 250))
+def test_rules_are_numpys(first):
+    for seed in range(first, first + 250):
+        logits, ids, label = random_set(seed)
+        place = {each: c for c, several in enumerate(ids) for each in several}
+        answers = [(*ids[c], (int(c) * 7 + 1) % 1000) for c in label]
+        for rule in ("all", "subset", "any", "official"):
+            of = InImageNet(tuple(ids), tuple(answers) if rule == "any" else None)
+            ruled = Ruled(rule, tuple(map(int, label)), of)
+            ranking = torch.cat(
+                [ruled.ranking(torch.tensor(logits[b : b + 7]), b) for b in (0, 7, 14)]
+            )
+            for i, z in enumerate(logits):
+                if rule == "subset":
+                    scores = [max(z[k] for k in several) for several in ids]
+                    best = sorted(range(len(ids)), key=lambda c: (-scores[c], c))[:5]
+                    hits = [c == label[i] for c in best]
+                else:
+                    best = sorted(range(1000), key=lambda c: (-z[c], c))[:5]
+                    right = answers[i] if rule == "any" else ids[label[i]]
+                    hits = [c in right for c in best]
+                    if rule != "any":
+                        assert ranking[i].tolist() == [place.get(c, -1) for c in best]
+                assert (ranking[i] == int(label[i])).tolist() == hits, (seed, rule)
+
+
+def test_the_subset_rule_is_torchmetrics_on_the_restricted_logits():
+    draw = torch.Generator().manual_seed(0)
+    indices = list(map(int, info("imagenet_a_indices.txt").split()))
+    logits, label = torch.randn(300, 1000, generator=draw), torch.arange(300) % 200
+    logits[torch.arange(0, 300, 2), torch.tensor(indices)[label[::2]]] += 3
+    ruled = Ruled("subset", tuple(label.tolist()), InImageNet(tuple((i,) for i in indices)))
+    ranking = ruled.ranking(logits, 0)
+    for k in (1, 5):
+        ours = (ranking[:, :k] == label[:, None]).any(1).double().mean()
+        theirs = multiclass_accuracy(
+            logits[:, indices], label, num_classes=200, top_k=k, average="micro"
+        )
+        assert float(ours) == pytest.approx(float(theirs), abs=1e-6)
+
+
+# --- kept heads ---
+
+
+def keep_head(trunk, run, name="linear-grid-v1", geometry=None, temperature=2.0):
+    """A head of 1000 classes as `linear` on ImageNet would keep it."""
+    checkpoint = Checkpoint.load(trunk)
+    draw = torch.Generator().manual_seed(5)
+    weight = torch.randn(1000, 512, generator=draw) * 0.1
+    head = KeptHead(weight, torch.randn(1000, generator=draw), temperature, "hold-out, twin")
+    reads = Ood(kind="ood", protocol="ood", geometry=Geometry(**(geometry or GEOMETRY)))
+    bound = scoring.bound_to(checkpoint, name, reads, class_list("imagenet"), 0)
+    run.mkdir(parents=True, exist_ok=True)
+    kept_heads.keep(run / "heads.safetensors", "linear/imagenet/x", head, bound)
+    return checkpoint, head
+
+
+def recipe(tmp_path, **changes):
+    file = tmp_path / "ood_mine.yaml"
+    about = {"kind": "ood", "protocol": "ood", "of": "linear-grid-v1", "geometry": GEOMETRY}
+    file.write_text(json.dumps({**about, **changes}))
+    return str(file)
+
+
+def logits_of(checkpoint, head, images, trim=0):
+    frozen = FrozenTrunk.build(checkpoint, device=torch.device("cpu"))
+    pixels = []
+    for picture in map(images.open, range(len(images))):
+        inside = picture.crop((trim, trim, picture.width - trim, picture.height - trim))
+        pixels.append(to_input(Geometry(**GEOMETRY).transform()(inside), Pixels(RAW, UNIT)))
+    pixels = (255 * torch.stack(pixels)).round().to(torch.uint8)
+    return forward_all([frozen], pixels)[0] @ head.weight.T + head.bias
+
+
+@pytest.mark.parametrize("name", ["imagenet-a", "imagenet-real", "objectnet"])
+def test_a_kept_head_answers(name, trees, trunk, tmp_path, capsys):
+    root = trees(name)
+    checkpoint, head = keep_head(trunk, tmp_path / "runs" / "linear")
+    out = tmp_path / "runs" / "ood"
+    words = ["ood", str(trunk), "--datasets", name, "--data", str(root), "--workers", "0"]
+    assert main([*words, "--out", str(out), "--protocol", recipe(tmp_path)]) == 0
+    rows = [r for r in store.read_file(out / "results.jsonl") if r.metric == "top1"]
+    assert [r.protocol.removeprefix("linear-grid-v1-") for r in rows] == list(
+        catalog.DATASETS[name].rules
+    )
+    found = catalog.load(name, root)
+    logits = logits_of(checkpoint, head, found.test, trim=2 if name == "objectnet" else 0)
+    for row in rows:
+        rule = row.protocol.rpartition("-")[2]
+        ruled = Ruled(rule, found.test.labels, found.imagenet)
+        hits = ruled.ranking(logits, 0) == torch.tensor(found.test.labels)[:, None]
+        right = {"top1": int(hits[:, 0].sum()), "top5": int(hits.any(1).sum())}
+        assert row.provenance["right"] == right
+        assert row.value == pytest.approx(100 * right["top1"] / len(found.test))
+        assert ("scores" in row.provenance) == (rule in ("all", "subset"))
+    assert main(["verify", str(out)]) == 0
+    if "scores" in rows[0].provenance:
+        assert main(["calibrate", str(out)]) == 0
+        arrays = kept_scores.load(out / rows[0].facts["scores"])
+        assert float(arrays["temperature"]) == 2  # of ImageNet's hold-out
+        columns = torch.tensor(Ruled("subset", found.test.labels, found.imagenet).columns)
+        z = Ruled("subset", found.test.labels, found.imagenet).scores(logits).double()
+        nll = torch.nn.functional.cross_entropy(z / 2, columns)
+        assert kept_scores.value(arrays, "nll_t")[0] == pytest.approx(float(nll), rel=1e-4)
+        assert main(["verify", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["leaderboard", str(out), "--csv", str(tmp_path / "l.csv")]) == 0
+    head_line = (tmp_path / "l.csv").read_text().splitlines()[0]
+    assert f"ood/{name}" in head_line
+
+
+def test_heads_of_other_trunks_and_geometries_are_refused(trees, trunk, tmp_path, capsys):
+    root = trees("imagenet-a")
+    keep_head(trunk, tmp_path / "runs" / "linear")
+    other = trunk_file(tmp_path / "other.safetensors", seed=9)
+    words = ["--datasets", "imagenet-a", "--data", str(root), "--workers", "0", "--protocol"]
+    for n, (file, changes, said) in enumerate(
+        (
+            (other, {}, "another checkpoint"),
+            (trunk, {"geometry": {"resize": 20, "crop": 20}}, "another geometry"),
+            (trunk, {"of": "linear-lorac-v1"}, "another protocol"),
+            (trunk, {"precision": "bf16"}, "another precision"),
+        )
+    ):
+        out = ["--out", str(tmp_path / "runs" / f"o{n}")]
+        line = ["ood", str(file), *words, recipe(tmp_path, **changes), *out]
+        assert main(line) == EXIT_BAD_INPUT
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "runs" / f"o{n}" / "results.jsonl").exists()
+
+
+def test_evaluate_takes_the_heads_that_lie_in_its_folder(trees, trunk, tmp_path):
+    root = trees("imagenet-a")
+    out = tmp_path / "runs"
+    keep_head(trunk, out / "linear")
+    task = f"ood/imagenet-a@{recipe(tmp_path)} rule=subset"
+    found = backbench.evaluate(
+        trunk, [task, "calibration/imagenet-a"], data=root, out=out, here=True
+    )
+    assert {r.task for r in found} == {"ood", "calibration"}
+    assert {r.protocol for r in found} == {"linear-grid-v1-subset"}
+
+
+# --- timm's own heads ---
+
+MODELS = {
+    "resnet18.tv_in1k": "a ResNet, a trunk here under its own name",
+    "deit_tiny_distilled_patch16_224.fb_in1k": "the mean of two heads",
+    "convnextv2_nano.fcmae_ft_in22k_in1k_384": "squash, and a head with a norm",
+    "mobilenetv1_100.ra4_e3600_r224_in1k": "a larger size for tests",
+}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Put a model with random weights into the Hub's local cache."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def put(name):
+        import timm
+        from safetensors.torch import save_file
+
+        torch.manual_seed(3)
+        model = timm.create_model(name).eval()
+        repository = model.pretrained_cfg["hf_hub_id"].replace("/", "--")
+        folder = tmp_path / "hub" / f"models--{repository}"
+        (folder / "snapshots" / ("a" * 40)).mkdir(parents=True)
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text("a" * 40)
+        state = {k: v.clone() for k, v in model.state_dict().items()}
+        save_file(state, folder / "snapshots" / ("a" * 40) / "model.safetensors")
+        return model
+
+    return put
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
+    from timm.data import create_transform, resolve_data_config
+
+    from backbench.images.image_list import ImageList
+
+    model, root = hub(name), trees("imagenet-real")
+    # The door keeps the head in a checkpoint of ours, as `evaluate` does
+    checkpoint = importing.read(f"timm:{name}")
+    checkpoint.save(tmp_path / "own.safetensors")
+    out = tmp_path / "ood"
+    words = ["ood", str(tmp_path / "own.safetensors"), "--datasets", "imagenet-real"]
+    words += ["--data", str(root), "--out", str(out), "--workers", "0", "--protocol", "ood_own"]
+    assert main(words) == 0
+    (top1, _) = store.read_file(out / "results.jsonl")
+    config = resolve_data_config({}, model=model, use_test_size=True)
+    said = top1.provenance["own_geometry"]
+    assert {k: said[k] for k in ("crop_pct", "crop_mode", "interpolation")} == {
+        k: config[k] for k in ("crop_pct", "crop_mode", "interpolation")
+    }
+    assert list(said["input_size"]) == list(config["input_size"])
+    # timm's own pass over the same images
+    images: ImageList = catalog.load("imagenet-real", root).test
+    transform = create_transform(**config, is_training=False)
+    with torch.no_grad():
+        theirs = model(torch.stack([transform(images.open(i)) for i in range(len(images))]))
+    (rows,) = [np.load(f) for f in (tmp_path / "cache").rglob("*.npy")]
+    np.testing.assert_allclose(rows, theirs.numpy(), atol=1e-6 * float(theirs.abs().max()) + 1e-6)
+    assert top1.column == "ood/imagenet-real/top1@own-any"
+    assert checkpoint.pixels == Pixels(tuple(config["mean"]), tuple(config["std"]))
+
+
+def test_a_head_that_is_not_imagenets_is_refused(hub, trees, tmp_path, capsys):
+    import timm
+
+    name = next(
+        n
+        for n in timm.list_pretrained("convnext_nano*")
+        if timm.get_pretrained_cfg(n).num_classes == 11821
+    )
+    hub(name)
+    words = ["--datasets", "imagenet-real", "--data", str(trees("imagenet-real")), "--workers", "0"]
+    line = ["ood", f"timm:{name}", *words, "--out", str(tmp_path / "o"), "--protocol", "ood_own"]
+    assert main(line) == EXIT_BAD_INPUT
+    assert "its own head has 11821 classes" in capsys.readouterr().err
