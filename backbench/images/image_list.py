@@ -142,7 +142,8 @@ class ImageList:
 
     def array(self, index: int) -> np.ndarray:
         """Image `index` as uint8 RGB (H, W, 3), the fast way."""
-        return decode_array(self.read(index), self.file(index))
+        path = self.file(index)
+        return decode_array(contents(path), path)
 
     def read(self, index: int) -> bytes:
         """The bytes of image `index`. BadInput that names one that is missing or cut short."""

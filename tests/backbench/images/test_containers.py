@@ -1,11 +1,16 @@
 """Images are the same wherever they lie: names, labels, bytes, digests, hold-outs."""
 
 import gzip
+import io
 import json
 import os
 import pickle
+import random
 import resource
+import subprocess
+import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -92,7 +97,7 @@ def test_a_container_is_looked_into_once(root, monkeypatch):
     assert splits.digests(catalog.load("classes", there)) == splits.digests(first)
 
 
-@pytest.mark.parametrize("how", ["touched", "cut", "replaced"])
+@pytest.mark.parametrize("how", ["touched", "cut", "replaced", "grown"])
 def test_a_container_that_changes_under_a_run_is_named(root, how):
     there = packed(root, "classes", "tar")
     images = containers.read_split(there / "classes", "train")
@@ -102,6 +107,9 @@ def test_a_container_that_changes_under_a_run_is_named(root, how):
         other = file.with_suffix(".new")
         other.write_bytes(file.read_bytes())
         other.replace(file)
+    elif how == "grown":
+        with file.open("ab") as end:
+            end.write(bytes(10240))
     elif how == "cut":
         os.truncate(file, 2000)
     else:
@@ -385,3 +393,48 @@ def test_pickled_values_execute_nothing(tmp_path, monkeypatch, value):
     ):
         containers.read_split(tmp_path, "train")
     assert not (tmp_path / "executed").exists()
+
+
+JOB = """
+import pathlib, sys
+from backbench.images import containers, scan_archives
+from backbench.datasets import splits
+members, seen = scan_archives._members, []
+scan_archives._members = lambda *a: seen.append(a[1]) or members(*a)
+images = containers.read_split(pathlib.Path(sys.argv[1]), "train")
+print(len(seen), splits.digest(images))
+"""
+
+
+def shards(base, count=12, each=150):
+    """Shards that take some time to look into."""
+    base.mkdir()
+    for shard in range(count):
+        with tarfile.open(base / f"own-train-{shard:04}.tar", "w") as out:
+            for n in range(each):
+                info = tarfile.TarInfo(f"{'ab'[n % 2]}/{shard:03}{n:04}.jpg")
+                info.size = 1
+                out.addfile(info, io.BytesIO(b"x"))
+
+
+@pytest.mark.slow
+def test_jobs_that_start_together_look_once_and_kills_leave_no_half_index(tmp_path, monkeypatch):
+    shards(tmp_path / "own")
+    monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "jobs"))
+    command = [sys.executable, "-c", JOB, str(tmp_path / "own")]
+    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    said = [job.communicate()[0].split() for job in jobs]
+    assert sum(int(count) for count, _ in said) == 12
+    digests = {digest for _, digest in said}
+    assert len(digests) == 1
+    draw = random.Random(0)
+    for turn in range(40):
+        if turn % 5 == 0:
+            monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / f"killed {turn}"))
+        job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        time.sleep(0.6 + draw.random())
+        job.kill()
+        job.communicate()
+        if turn % 5 == 4:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            assert done.stdout.split()[1] in digests
