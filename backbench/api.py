@@ -221,6 +221,8 @@ def place_tasks(
     if folder.is_file() and ending in itertools.chain(*containers.WHOLE.values()):
         folder = folder.with_suffix("")
     if not folder.is_dir() and containers.whole(folder) is None:
+        if why := containers.refused(folder):
+            raise BadInput(f"--data {why}")
         what = "is a file" if folder.exists() else "no such folder"
         raise BadInput(f"--data {data}: {what}; give the folder with the images, as mine/<class>/")
     root, dataset = folder.parent, folder.name

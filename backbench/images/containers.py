@@ -57,13 +57,15 @@ WHOLE = {
     "arrow": (".arrow",),
     "lmdb": (".lmdb", "data.mdb"),
 }  # kind -> endings of a file that holds a dataset
+_PACKED_TAR = "a compressed tar can only be read from its beginning; unpack it, or gunzip it"
+_HDF5 = "HDF5 has no convention for images; write them as class folders or as a zip file"
 REFUSED = {
-    ".tar.gz": "a compressed tar can only be read from its beginning; unpack it, or gunzip it",
-    ".tgz": "a compressed tar can only be read from its beginning; unpack it, or gunzip it",
+    ".tar.gz": _PACKED_TAR,
+    ".tgz": _PACKED_TAR,
     ".beton": "FFCV holds other pixels than the images, resized and encoded again; use the images",
     ".tfrecord": "TFRecord is not read; use the tar files that it was made from, or class folders",
-    ".h5": "HDF5 has no convention for images; write them as class folders or as a zip file",
-    ".hdf5": "HDF5 has no convention for images; write them as class folders or as a zip file",
+    ".h5": _HDF5,
+    ".hdf5": _HDF5,
 }
 LARGEST_NAMES = 4 * opening.GIGABYTE  # bytes of names.tsv, unpacked; ImageNet's train has 80 MB
 _SHARD = re.compile(r"(.*[-_.])?\d{3,}")  # the name of a WebDataset shard, not that of a class
@@ -167,9 +169,16 @@ def refusal(base: Path, split: str) -> str | None:
     for folder in (base, base / split, base.parent):
         for file in sorted(folder.iterdir()) if folder.is_dir() else []:
             ours = folder != base.parent or file.name.startswith(f"{base.name}.")
-            for ending, why in REFUSED.items():
-                if ours and (file.name.lower().endswith(ending) or f"{ending}-" in file.name):
-                    return f"{file}: {why}"
+            if ours and (why := refused(file)):
+                return why
+    return None
+
+
+def refused(file: Path) -> str | None:
+    """Why a file of this name is not read; None for any other name."""
+    for ending, why in REFUSED.items():
+        if file.name.lower().endswith(ending) or f"{ending}-" in file.name:
+            return f"{file}: {why}"
     return None
 
 

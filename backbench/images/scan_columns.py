@@ -4,6 +4,7 @@ The libraries that know these formats may die of a crafted file, so they scan an
 program writes the table of each file, and who started it takes that for a stranger's, too.
 """
 
+import contextlib
 import io
 import itertools
 import os
@@ -70,8 +71,9 @@ def main(kind: str, folder: str, files: Sequence[str]) -> None:
     """Write the table of each file, or why there is none, until one fails."""
     die_with_parent()
     limit = MEMORY + max(Path(file).stat().st_size for file in files)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(ValueError, OSError):  # a system that has no such limits
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     scan = {"parquet": scan_parquet, "arrow": scan_arrow, "lmdb": scan_lmdb}[kind]
     for number, file in enumerate(files):
         try:

@@ -438,3 +438,25 @@ def test_jobs_that_start_together_look_once_and_kills_leave_no_half_index(tmp_pa
         if turn % 5 == 4:
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             assert done.stdout.split()[1] in digests
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train.tar.gz", "a compressed tar can only be read from its beginning; unpack it"),
+        ("own-train.tfrecord-00000-of-00064", "TFRecord is not read; use the tar files"),
+        ("train.beton", "FFCV holds other pixels than the images"),
+        ("train.h5", "HDF5 has no convention for images"),
+    ],
+)
+def test_what_is_not_read_says_why_and_what_to_do(tmp_path, capsys, name, said):
+    (tmp_path / "own").mkdir()
+    file = tmp_path / "own" / name
+    file.write_bytes(b"x")
+    assert main(["data", "check", "own", "--data", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+    words = ["evaluate", "timm:resnet18", "--data", str(file), "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+    with pytest.raises(BadInput, match=said):
+        catalog.open_split(tmp_path, "own", "train")
