@@ -1,12 +1,14 @@
 """Many linear heads on one trunk's features: a step is two matrix products, however many."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from backbench.parallel import distributed
+from backbench.parallel.batchnorm import SyncBatchNorm
 from backbench.runs import seeding
 
 # A confident head gives most classes less than 1e-38, where a product on a CPU takes many times as
@@ -127,12 +129,39 @@ def _of_all_ranks(gradient: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
-def sum_gradients(parameters: Iterable[Tensor]) -> None:
-    """Every parameter's gradient := its sum over ranks."""
-    if distributed.world_size() > 1:
-        for each in parameters:
-            assert each.grad is not None
-            dist.all_reduce(each.grad)
+class TokenHeads:
+    """Base of heads on tokens: the parameters of each by name, one batch norm for all of them, and
+    torch's optimiser with groups that have each head's rate."""
+
+    heads: list[dict[str, nn.Parameter]]
+    norm: SyncBatchNorm | None
+    optimizer: torch.optim.Optimizer
+
+    def descend(self, rates: Tensor) -> None:
+        """One step by the gradients of this rank, which are summed over ranks."""
+        if distributed.world_size() > 1:
+            for each in (each for head in self.heads for each in head.values()):
+                assert each.grad is not None
+                dist.all_reduce(each.grad)
+        groups = self.optimizer.param_groups
+        for n, group in enumerate(groups):
+            group["lr"] = float(rates[n * len(rates) // len(groups)])
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def state(self) -> dict[str, Any]:
+        heads = [{name: each.detach().cpu() for name, each in head.items()} for head in self.heads]
+        norm = {} if self.norm is None else self.norm.state_dict()
+        return {"heads": heads, "norm": norm, "optimizer": self.optimizer.state_dict()}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        for head, before in zip(self.heads, state["heads"], strict=True):
+            for name, parameter in head.items():
+                parameter.copy_(before[name])
+        if self.norm is not None:
+            self.norm.load_state_dict(state["norm"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
 
 class AdamHeads(LinearHeads):

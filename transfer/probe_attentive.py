@@ -6,8 +6,8 @@ of K is the same for all t and cancels in the softmax; and a sum of values V x_t
 is V (sum of a_t x_t) + b. So a head is a few query vectors u over the tokens.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,16 +29,16 @@ from transfer.batches import Pictures, centred, equal_shares, loader
 from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, forward_all
-from transfer.heads import sum_gradients
+from transfer.heads import TokenHeads
 from transfer.probe_kind import Probe
-from transfer.probe_sgd import FinalHead, ProbeTraining, chosen_rate
+from transfer.probe_sgd import best_heads, chosen_rate, train_on_tokens
 from transfer.protocols import Attentive
-from transfer.scoring import Assignment, CheckpointPredictions, best_of
+from transfer.scoring import Assignment, CheckpointPredictions
 
 PIECE = 2**26  # numbers that are pooled at a time: 256 MB
 
 
-class QueryPoolHeads:
+class QueryPoolHeads(TokenHeads):
     """H heads with C classes on one trunk's tokens of D channels, each trained as alone.
 
     `pool: capi` has Q = D / 64 queries of 64 numbers, a key and a value matrix with biases
@@ -126,7 +126,6 @@ class QueryPoolHeads:
     ) -> Tensor:
         """One step on this rank's share of a batch: maps (n, h, w, D), labels (n,). Returns the
         summed losses (H,) of the share."""
-        self.optimizer.zero_grad()
         # 1. The gradients of pieces add up; a batch norm must see the whole batch.
         pieces = self._pieces(tokens)
         if self.norm is not None:
@@ -139,26 +138,9 @@ class QueryPoolHeads:
             of_heads = F.cross_entropy(logits.transpose(1, 2), truth, reduction="none").sum(0)
             (of_heads.sum() / batch).backward()
             losses += of_heads.detach()
-        # 2. The step, each head by its own rate
-        sum_gradients(each for head in self.heads for each in head.values())
-        for n, group in enumerate(self.optimizer.param_groups):
-            group["lr"] = float(rates[n // 2])
-        self.optimizer.step()
+        # 2. The step
+        self.descend(rates)
         return losses
-
-    def state(self) -> dict[str, Any]:
-        heads = [{name: each.detach().cpu() for name, each in head.items()} for head in self.heads]
-        norm = {} if self.norm is None else self.norm.state_dict()
-        return {"heads": heads, "norm": norm, "optimizer": self.optimizer.state_dict()}
-
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Any]) -> None:
-        for head, before in zip(self.heads, state["heads"], strict=True):
-            for name, parameter in head.items():
-                parameter.copy_(before[name])
-        if self.norm is not None:
-            self.norm.load_state_dict(state["norm"])
-        self.optimizer.load_state_dict(state["optimizer"])
 
 
 def _capi(classes: int, dim: int) -> dict[str, Tensor]:
@@ -210,31 +192,16 @@ def measure(
     for trunk in trunks:
         dim = trunk.module.widths[-1] if trunk.module.widths else trunk.dim
         heads.append(QueryPoolHeads(p, classes, dim, seed=task.seed, machine=machine))
-    ProbeTraining(
-        phase="train",
-        task=task,
-        trunks=trunks,
-        heads=cast(Any, heads),
-        rates=[torch.tensor([p.used(lr) for lr in p.lr])] * len(trunks),
-        images=train,
-        features=None,
-        watched=None,
-        machine=machine,
-        stop=stop,
-        tokens=True,
-    ).run()
+    train_on_tokens(task, trunks, heads, train, machine=machine, stop=stop)
     # 2. The rate, by what was held out
-    finals = [FinalHead(cast(Any, each), 0, p.lr[0]) for each in heads]
+    scores = None
     if held is not None:
         label, metric = np.asarray(held.labels), task.dataset.metric
-        finals = []
-        ranked = _rankings(task, trunks, heads, held, machine=machine, stop=stop)
-        for each, by_rate in zip(heads, ranked):
-            scores = []
-            for ranking in by_rate:
-                scores.append(scoring.score(metric, ranking[:, 0].numpy(), label, classes))
-            best = best_of(scores)
-            finals.append(FinalHead(cast(Any, each), best, p.lr[best], scores))
+        scores = []
+        for by_rate in _rankings(task, trunks, heads, held, machine=machine, stop=stop):
+            firsts = [ranking[:, 0].numpy() for ranking in by_rate]
+            scores.append([scoring.score(metric, first, label, classes) for first in firsts])
+    finals = best_heads(p, heads, scores)
     # 3. The one look at test
     test = task.splits.test
     ranked = _rankings(task, trunks, heads, test, machine=machine, stop=stop)

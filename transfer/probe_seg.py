@@ -7,7 +7,7 @@ of train chooses a rate, whose last iterate is scored on test, without another t
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -34,17 +34,17 @@ from transfer.dense_views import TestPairs, TrainingPairs, best_classes, pairs, 
 from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, forward_all
-from transfer.heads import sum_gradients
+from transfer.heads import TokenHeads
 from transfer.probe_kind import Probe
-from transfer.probe_sgd import FinalHead, ProbeTraining, chosen_rate
+from transfer.probe_sgd import ProbeTraining, best_heads, chosen_rate, train_on_tokens
 from transfer.protocols import Seg
-from transfer.scoring import Assignment, best_of
+from transfer.scoring import Assignment
 
 SHOWN = 4  # test images in a picture
 SHOWN_SIDE = 192  # pixels of their height there
 
 
-class DenseHeads:
+class DenseHeads(TokenHeads):
     """H heads with C classes on one trunk's maps of D channels, each as nn.BatchNorm2d and a 1 x 1
     nn.Conv2d trained by torch.optim.AdamW would be alone.
 
@@ -52,21 +52,24 @@ class DenseHeads:
     computed as (W scale) x + (W shift + bias).
     """
 
+    norm: SyncBatchNorm
+
     def __init__(self, p: Seg, classes: int, dim: int, *, seed: int, machine: Machine) -> None:
         self.p, self.count, self.seed, self.machine = p, len(p.lr), seed, machine
         self.norm = SyncBatchNorm(dim, affine=False).to(machine.device)
         generator = seeding.generator(seed, "head", classes, dim)
         weight = torch.empty(classes, dim).normal_(0, p.init_std, generator=generator)
-        self.heads: list[list[nn.Parameter]] = []
+        start = {"weight": weight, "bias": torch.zeros(classes)}
+        start |= {"scale": torch.ones(dim), "shift": torch.zeros(dim)}
+        self.heads = []
         for _ in p.lr:
-            start = (weight.clone(), torch.zeros(classes), torch.ones(dim), torch.zeros(dim))
-            self.heads.append([nn.Parameter(each.to(machine.device)) for each in start])
+            own = {k: nn.Parameter(v.clone().to(machine.device)) for k, v in start.items()}
+            self.heads.append(own)
         self.optimizer = torch.optim.AdamW(
-            [{"params": head} for head in self.heads],
+            [{"params": list(head.values())} for head in self.heads],
             betas=(p.momentum, 0.999),
             weight_decay=p.weight_decay,
         )
-        self.made = 0  # steps
 
     @torch.no_grad()
     def normalised(self, maps: Tensor) -> Tensor:
@@ -76,7 +79,7 @@ class DenseHeads:
 
     def logits(self, x: Tensor, index: int) -> Tensor:
         """Normalised maps (N, D, h, w) -> (N, C, h, w) of one head."""
-        weight, bias, scale, shift = self.heads[index]
+        weight, bias, scale, shift = self.heads[index].values()
         return F.conv2d(x, (weight * scale)[:, :, None, None], bias + weight @ shift)
 
     def step(
@@ -85,7 +88,6 @@ class DenseHeads:
         """One step on this rank's share of a batch: maps (n, h, w, D), labels (n, c, c). Returns
         the losses (H,), times the images of the share."""
         # 1. What all heads share
-        self.optimizer.zero_grad()
         with torch.no_grad():
             x = maps.permute(0, 3, 1, 2)
             if self.p.dropout:
@@ -98,8 +100,7 @@ class DenseHeads:
         if self.p.average == "labelled":
             pixels = _summed((target != IGNORED).sum().float()).clamp_min(1)
         losses = []
-        for index, (group, rate) in enumerate(zip(self.optimizer.param_groups, rates.tolist())):
-            group["lr"] = rate
+        for index in range(self.count):
             large = F.interpolate(
                 self.logits(x, index), labels.shape[-2:], mode="bilinear", align_corners=False
             )
@@ -107,33 +108,18 @@ class DenseHeads:
             loss = summed / pixels
             loss.backward()
             losses.append(loss.detach() * batch)
-        sum_gradients(each for head in self.heads for each in head)
-        self.optimizer.step()
-        self.made += 1
+        self.descend(rates)
         return torch.stack(losses)
 
     def _kept(self, batch: int, mine: int) -> Tensor:
         """What dropout multiplies the channels of this rank's share by: (mine, D, 1, 1), drawn for
         the whole batch, so that it does not depend on the number of ranks."""
-        generator = seeding.generator(self.seed, "dropout", self.made)
+        made = self.optimizer.state.get(self.heads[0]["weight"], {}).get("step", 0)
+        generator = seeding.generator(self.seed, "dropout", int(made))
         drawn = torch.rand(batch, self.norm.num_features, generator=generator)
         kept = (drawn >= self.p.dropout).float() / (1 - self.p.dropout)
         begin = batch * self.machine.rank // self.machine.world
         return kept[begin : begin + mine, :, None, None]
-
-    def state(self) -> dict[str, Any]:
-        heads = [[each.detach().cpu() for each in head] for head in self.heads]
-        norm, optimizer = self.norm.state_dict(), self.optimizer.state_dict()
-        return {"heads": heads, "norm": norm, "optimizer": optimizer, "made": self.made}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        with torch.no_grad():
-            for head, before in zip(self.heads, state["heads"], strict=True):
-                for parameter, value in zip(head, before, strict=True):
-                    parameter.copy_(value)
-        self.norm.load_state_dict(state["norm"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.made = state["made"]
 
 
 def _summed(x: Tensor) -> Tensor:
@@ -179,33 +165,19 @@ def measure(
     for trunk in trunks:
         dim = trunk.module.widths[-1]
         heads.append(DenseHeads(p, classes, dim, seed=task.seed, machine=machine))
-    rates = [torch.tensor([p.used(lr) for lr in p.lr])] * len(trunks)
-    SegTraining(
-        phase="train",
-        task=task,
-        trunks=trunks,
-        heads=cast(Any, heads),
-        rates=rates,
-        images=images,
-        features=None,
-        watched=None,
-        machine=machine,
-        stop=stop,
-        tokens=True,
-    ).run()
+    train_on_tokens(task, trunks, heads, images, machine=machine, stop=stop, kind=SegTraining)
     # 2. The rate, by the held-out part
-    finals = [FinalHead(cast(Any, each), 0, p.lr[0]) for each in heads]
+    scores = None
     if len(p.lr) > 1:
         every = [list(range(len(p.lr)))] * len(trunks)
         counted, _ = Windows(task, trunks, heads, machine, stop).count("val", every)
-        finals = []
-        for each, by_rate in zip(heads, counted):
-            scores = [100 * float(_score(counts)["miou"]) for counts in by_rate]
-            best = best_of(scores)
-            finals.append(FinalHead(cast(Any, each), best, p.lr[best], scores))
+        scores = []
+        for by_rate in counted:
+            scores.append([100 * float(_score(counts)["miou"]) for counts in by_rate])
+    finals = best_heads(p, heads, scores)
     # 3. The one look at test
-    best_heads = [[final.index] for final in finals]
-    counted, shown = Windows(task, trunks, heads, machine, stop).count("test", best_heads)
+    best = [[final.index] for final in finals]
+    counted, shown = Windows(task, trunks, heads, machine, stop).count("test", best)
     if not machine.main:
         return []
     rows = []

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -463,6 +464,46 @@ class ProbeTraining:
         for trunk, best in zip(self.trunks, self.best):
             best.load(state["best"][trunk.digest])
         return int(state["step"])
+
+
+def train_on_tokens(
+    task: Assignment[Any],
+    trunks: Sequence[FrozenTrunk],
+    heads: Sequence[Any],
+    images: ImageList,
+    *,
+    machine: Machine,
+    stop: StopFlag,
+    kind: type[ProbeTraining] = ProbeTraining,
+) -> None:
+    """Train the heads of each trunk, one for each rate of the protocol, on its tokens of images."""
+    rates = torch.tensor([task.protocol.used(lr) for lr in task.protocol.lr])
+    kind(
+        phase="train",
+        task=task,
+        trunks=trunks,
+        heads=list(heads),
+        rates=[rates] * len(trunks),
+        images=images,
+        features=None,
+        watched=None,
+        machine=machine,
+        stop=stop,
+        tokens=True,
+    ).run()
+
+
+def best_heads(
+    p: Sgd, heads: Sequence[Any], scores: Iterable[list[float]] | None
+) -> list[FinalHead]:
+    """The head of each trunk by the `scores` of its rates; without scores the only one."""
+    if scores is None:
+        return [FinalHead(each, 0, p.lr[0]) for each in heads]
+    finals = []
+    for each, of_rates in zip(heads, scores):
+        best = best_of(of_rates)
+        finals.append(FinalHead(each, best, p.lr[best], of_rates))
+    return finals
 
 
 def _words(p: Sgd) -> str:

@@ -39,7 +39,7 @@ def test_each_head_is_what_torchs_modules_train_alone(average, dropout):
     """Rates in one pass against nn.BatchNorm2d, nn.Conv2d, cross_entropy and AdamW, one by one."""
     p = dataclasses.replace(DEMO, lr=(1e-3, 1e-2), average=average, dropout=dropout)
     ours = DenseHeads(p, 5, 12, seed=3, machine=ONE)
-    start = ours.heads[0][0].detach().clone()
+    start = ours.heads[0]["weight"].detach().clone()
     generator = torch.Generator().manual_seed(0)
     batches = []
     for _ in range(30):
@@ -67,7 +67,7 @@ def test_each_head_is_what_torchs_modules_train_alone(average, dropout):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        weight, bias, scale, shift = ours.heads[index]
+        weight, bias, scale, shift = ours.heads[index].values()
         for mine, theirs in (
             (weight, alone[1].weight[:, :, 0, 0]),
             (bias, alone[1].bias),
@@ -190,7 +190,7 @@ def test_a_trunk_that_knows_the_label_scores_100(tmp_path, monkeypatch):
     )
     heads = DenseHeads(p, 3, 3, seed=0, machine=ONE)
     with torch.no_grad():
-        heads.heads[0][0].copy_(torch.eye(3))
+        heads.heads[0]["weight"].copy_(torch.eye(3))
     images = blocks(tmp_path)
     windows = object.__new__(probe_seg.Windows)
     windows.task = type("T", (), {"protocol": p})
@@ -245,7 +245,14 @@ def made(tmp_path_factory):
 def command(made, out, *more, protocol="seg_demo"):
     root, trunks = made
     files = list(map(str, trunks))
-    words = ["--datasets", "scenes", "--protocol", protocol, "length.default.iterations=6"]
+    words = [
+        "--datasets",
+        "scenes",
+        "--protocol",
+        protocol,
+        "length.default.iterations=6",
+        "dropout=0.2",
+    ]
     where = ["--data", str(root), "--out", str(out), "--workers", "0", "--accelerator", "cpu"]
     return main(["linear", *files, *words, *more, *where])
 
