@@ -89,7 +89,7 @@ def batches(steps, dim=64, n=8):
         yield maps, torch.randint(0, 5, (n,), generator=generator)
 
 
-def trained(p, lrs, monkeypatch=None, steps=200):
+def trained(p, lrs, steps=200):
     made = QueryPoolHeads(dataclasses.replace(p, lr=lrs), 5, 64, seed=0, machine=ONE)
     for step, (maps, labels) in enumerate(batches(steps)):
         factor = p.schedule.factor(step, steps, 1.0)
@@ -123,6 +123,12 @@ def test_a_head_is_trained_as_torchs_adamw_trains_attention():
         optimizer.step()
     for name, parameter in trained(CAPI, (lr,)).heads[0].items():
         torch.testing.assert_close(parameter, head[name], rtol=0, atol=1e-5, msg=name)
+
+
+@POOLS
+def test_an_image_is_scored_alone_as_among_others(p):
+    made, (maps, _) = trained(p, p.lr[:2], steps=3), next(batches(1))
+    torch.testing.assert_close(made.scores(maps)[:1], made.scores(maps[:1]))
 
 
 def test_lars_is_its_formula():

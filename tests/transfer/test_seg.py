@@ -78,6 +78,13 @@ def test_each_head_is_what_torchs_modules_train_alone(average, dropout):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 
+def test_a_map_is_scored_alone_as_among_others():
+    """By the running statistics, and not by those of an image's windows."""
+    heads, maps = DenseHeads(DEMO, 5, 12, seed=3, machine=ONE), torch.randn(4, 3, 3, 12)
+    heads.step(maps, torch.zeros(4, 6, 6, dtype=torch.uint8), torch.ones(2), batch=4)
+    torch.testing.assert_close(heads.normalised(maps)[:1], heads.normalised(maps[:1]))
+
+
 def test_the_rates_follow_dinov3s_schedule():
     """The two lines of its code, at the steps where they begin and end."""
     p, total = LINEAR.schedule, 40000
