@@ -22,7 +22,7 @@ from support.layouts import picture
 from backbench.cli import main
 from backbench.datasets import catalog, packing, splits
 from backbench.errors import BadInput
-from backbench.images import containers, contents, spans
+from backbench.images import containers, contents, parquet_pages, spans
 from backbench.images.spans import SpanList
 
 
@@ -460,3 +460,48 @@ def test_what_is_not_read_says_why_and_what_to_do(tmp_path, capsys, name, said):
     assert said in capsys.readouterr().err
     with pytest.raises(BadInput, match=said):
         catalog.open_split(tmp_path, "own", "train")
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_a_short_read(root):
+    there = packed(root, "classes", "tar")
+    images = containers.read_split(there / "classes", "train")
+    images.read(0)
+    os.truncate(there / "classes" / "train.tar", 2000)
+    with pytest.raises(BadInput, match=r"train\.tar ends in the middle of this image"):
+        images.read(len(images) - 1)
+
+
+def test_snappys_blocks_are_used_only_where_they_stand_alone():
+    """A literal of 64 KiB, then another, or a copy of what lies 8 bytes back (in the first block)."""
+    block = b"\xf4\xff\xff" + bytes(1 << 16)
+    size = b"\x88\x80\x04"  # 65,544
+    alone, joined = size + block + b"\x1c" + bytes(8), size + block + b"\x1e\x08\x00"
+    assert parquet_pages.snappy_blocks(alone) == ([3, 3 + len(block)], 65544)
+    assert parquet_pages.snappy_blocks(joined) == ([3], 65544)
+    with pytest.raises(ValueError, match="of another length than it says"):
+        parquet_pages.snappy_blocks(alone[:-1])
+
+
+def test_members_of_a_zip_that_overlap_are_refused(tmp_path):
+    """A member inside another one: a few bytes that would unpack to any number."""
+    inside = zipfile.ZipInfo("a/2.jpg")
+    inside.file_size = inside.compress_size = 9
+    inside.CRC = 0
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as out:
+        out.writestr("a/1.jpg", inside.FileHeader() + b"not much!")
+        inside.header_offset = 30 + len("a/1.jpg")
+        out.filelist.append(inside)
+    with pytest.raises(BadInput, match=r"train\.zip: .*two members share byte"):
+        containers.read_split(tmp_path, "train")
+
+
+def test_arrow_without_the_images_is_refused(tmp_path):
+    import pyarrow as pa
+
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    rows = [{"image": {"bytes": data, "path": "1.jpg"}} for data in (b"x", None)]
+    table = pa.Table.from_pylist(rows, schema=pa.schema([("image", image)]))
+    with pa.ipc.new_stream(tmp_path / "own-train.arrow", table.schema) as out:
+        out.write_table(table)
+    with pytest.raises(BadInput, match=r"own-train\.arrow: .*the images are not in it"):
+        containers.read_split(tmp_path, "train")
