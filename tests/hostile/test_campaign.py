@@ -29,18 +29,8 @@ from backbench.reproduce import bundle
 from backbench.weights.families.resnet_trunk import build_backbone
 
 SECRET = "hunter2-of-the-environment"
-COUNTS = {
-    "results": 600,
-    "records": 300,
-    "recipes": 400,
-    "grids": 200,
-    "configs": 150,
-    "weights": 250,
-    "datasets": 100,
-    "shared": 200,
-    "csvs": 100,
-    "bundles": 100,
-}
+COUNTS = {"results": 600, "records": 300, "recipes": 400, "grids": 200, "configs": 150}
+COUNTS |= {"weights": 250, "datasets": 100, "shared": 200, "csvs": 100, "bundles": 100}
 FAST = 4  # of each kind
 
 VALUES = [
@@ -266,15 +256,8 @@ class Campaign:
         self.judge(door("rank", file))
 
     def bundles(self, rng):
-        members = {
-            "manifest.json": {
-                "format": bundle.FORMAT,
-                "files": {},
-                "covered": [],
-                "checkpoints": {},
-            },
-            "list.json": {"name": "short", "checkpoints": []},
-        }
+        manifest = {"format": bundle.FORMAT, "files": {}, "covered": [], "checkpoints": {}}
+        members = {"manifest.json": manifest, "list.json": {"name": "short", "checkpoints": []}}
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members.items():

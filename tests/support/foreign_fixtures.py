@@ -198,12 +198,8 @@ def vissl(model):
 def lightning(state, **extra):
     counts = {"ready": 400, "started": 400, "processed": 400, "completed": 399}
     loops = {"fit_loop": {"epoch_progress": {"total": counts, "current": counts}}}
-    about = {
-        "epoch": 399,
-        "global_step": 1000,
-        "pytorch-lightning_version": "1.9.0",
-        "loops": loops,
-    }
+    about = {"epoch": 399, "global_step": 1000, "pytorch-lightning_version": "1.9.0"}
+    about["loops"] = loops
     return about | {"state_dict": state, "optimizer_states": [sgd_state()]} | extra
 
 

@@ -13,20 +13,9 @@ from backbench.tasks import TASKS
 
 
 def a_result(**changes):
-    base = {
-        "checkpoint": "a" * 64,
-        "name": "x",
-        "method": "simclr",
-        "arch": "resnet18",
-        "epochs": 2,
-    }
-    base |= {
-        "task": "linear",
-        "dataset": "digits",
-        "split": "test",
-        "metric": "top1",
-        "value": 91.25,
-    }
+    base = {"checkpoint": "a" * 64, "name": "x", "method": "simclr", "arch": "resnet18"}
+    base |= {"epochs": 2, "task": "linear", "dataset": "digits", "split": "test"}
+    base |= {"metric": "top1", "value": 91.25}
     base |= {"ci95": (90.0, 92.5), "protocol": "linear-demo-v1"}
     row = {**base, **changes}
     value = row["value"]

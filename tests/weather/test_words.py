@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from support.holding import holder
+from support.layouts import class_folder
 from support.records import a_result
 
 import backbench
@@ -29,17 +29,9 @@ KNN = "kind: knn\nprotocol: near-test-v1\nk: [1]\ngeometry: {resize: 16, crop: 1
 
 @pytest.fixture
 def shapes(tmp_path):
-    """ROOT/shapes: two classes, three images each in train and two in test."""
-    root = tmp_path / "data"
-    draw = np.random.default_rng(0)
-    for split, count in (("train", 3), ("test", 2)):
-        for name in "ab":
-            for i in range(count):
-                file = root / "shapes" / split / name / f"{i}.jpg"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                pixels = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(file)
-    return root
+    """ROOT/shapes: two classes, three images of each in train and in test."""
+    class_folder(tmp_path / "data" / "shapes", classes="ab", per=3)
+    return tmp_path / "data"
 
 
 @pytest.fixture
@@ -88,7 +80,7 @@ def test_two_commands_in_one_folder(shapes, trunk, tmp_path, said):
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_truncated_image(shapes, trunk, tmp_path, said, workers):
     (tmp_path / "near.yaml").write_text(KNN)
-    victim = shapes / "shapes" / "test" / "b" / "1.jpg"
+    victim = shapes / "shapes" / "test" / "b" / "001.jpg"
     victim.write_bytes(victim.read_bytes()[:200])
     words = ["linear", trunk, "--datasets", "shapes", "--protocol", tmp_path / "near.yaml"]
     answer = said(*words, "--data", shapes, "--out", tmp_path / "run", "--workers", workers)

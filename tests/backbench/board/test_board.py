@@ -25,13 +25,8 @@ from backbench.recipes import config, fast
 from backbench.results import store
 
 ROOT = Path(__file__).parents[3]
-LORAC = {
-    "name": "lorac",
-    "method": "lorac",
-    "arch": "resnet50",
-    "epochs": 200,
-    "dataset": "cifar10",
-}
+LORAC = {"name": "lorac", "method": "lorac", "arch": "resnet50", "epochs": 200}
+LORAC |= {"dataset": "cifar10"}
 a_result = functools.partial(records.a_result, **LORAC, protocol="linear-lorac-v1")
 
 

@@ -26,19 +26,9 @@ PAUSE_S = 1.0  # between two faults
 LONG = 420.0  # seconds; for what takes one minute on an idle machine
 ROWS = 3  # of each probe
 # Faults by how often each is drawn
-KINDS = {
-    "requeue": 6,
-    "preempt": 6,
-    "user's signal": 5,
-    "kill the command": 5,
-    "kill the task": 4,
-    "node down": 4,
-    "scancel": 3,
-    "SIGTERM": 2,
-    "cancel": 1,
-    "kill the launcher": 1,
-    "lose rows": 2,
-}
+KINDS = {"requeue": 6, "preempt": 6, "user's signal": 5, "kill the command": 5}
+KINDS |= {"kill the task": 4, "node down": 4, "scancel": 3, "SIGTERM": 2, "cancel": 1}
+KINDS |= {"kill the launcher": 1, "lose rows": 2}
 
 
 class Chaos:

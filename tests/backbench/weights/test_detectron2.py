@@ -32,14 +32,8 @@ def exported(arch, tmp_path, **changes):
     source = checkpoint(arch, **changes)
     source.save(tmp_path / "x.safetensors")
     out = tmp_path / "out.pkl"
-    command = [
-        "export",
-        str(tmp_path / "x.safetensors"),
-        "--format",
-        "detectron2",
-        "--out",
-        str(out),
-    ]
+    command = ["export", str(tmp_path / "x.safetensors"), "--format", "detectron2"]
+    command += ["--out", str(out)]
     assert cli.main(command) == 0
     return source, out
 
