@@ -202,9 +202,7 @@ def _value(field: str, file: Path, at: int, column: str) -> float | None:
     value = float(found[1]) if found else math.nan
     if not math.isfinite(value):
         cell = f"'{printable.shown(text, 60)}' in column '{printable.shown(column, 60)}'"
-        raise BadInput(
-            f"{file}:{at}: {cell} is no number; leave it empty where nothing was measured"
-        )
+        raise BadInput(f"{file}:{at}: {cell} is no number; leave it empty if nothing was measured")
     if not 0 <= value <= 100 and _OURS.fullmatch(column):
         where = f"{file}:{at}: {value:g} in column '{printable.shown(column, 120)}'"
         raise BadInput(f"{where} is no percentage; write the table again from its results")

@@ -55,9 +55,8 @@ class Resources:
         if min(self.nodes, self.tasks_per_node, self.cpus) < 1 or self.gpus < 0:
             raise ValueError("nodes, tasks_per_node and cpus must be at least 1, gpus at least 0")
         if self.nodes > 1 and self.tasks_per_node != max(1, self.gpus):
-            raise ValueError(
-                f"several nodes need one task per GPU: tasks_per_node {max(1, self.gpus)}"
-            )
+            tasks = f"tasks_per_node {max(1, self.gpus)}"
+            raise ValueError(f"several nodes need one task per GPU: {tasks}")
         if self.hours is not None and not self.hours > 0:
             raise ValueError(f"hours must be more than 0, not {self.hours}")
 

@@ -49,9 +49,7 @@ def check(args: argparse.Namespace) -> None:
         config.find_recipe(task.words[0], "detection" if detects else "transfer")
         if detects and (args.accelerator != "auto" or args.workers is not None):
             others = "--accelerator and --workers are for the other tasks; leave them out"
-            raise BadInput(
-                f"{task.task}: {others}, or write `backbench detect ... MODEL.DEVICE cpu`"
-            )
+            raise BadInput(f"{task.task}: {others}, or use `backbench detect ... MODEL.DEVICE cpu`")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -63,10 +63,8 @@ class LevelPool(nn.Module):
         out = maps[0].new_zeros(len(flat), maps[0].shape[1], self.size, self.size)
         of_level = true_indices([level == i for i in range(len(maps))])
         for i, (feature, here) in enumerate(zip(maps, of_level)):
-            scale = 1 / 2 ** (i + 2)
-            pooled = roi_align(
-                feature, rois[here], self.size, scale, sampling_ratio=0, aligned=True
-            )
+            zoom = 1 / 2 ** (i + 2)
+            pooled = roi_align(feature, rois[here], self.size, zoom, sampling_ratio=0, aligned=True)
             out = out.index_put((here,), pooled.to(out.dtype))
         return out
 

@@ -125,9 +125,7 @@ class Method(method.Method):
         super().__init__()
         if config.inner.name not in ON:
             name = config.inner.name
-            raise BadInput(
-                f"cllr works on {', '.join(ON)}, not on '{name}'; change method.inner.name"
-            )
+            raise BadInput(f"cllr works on {', '.join(ON)}, not on '{name}'; change method.inner")
         if config.reconstruction == "released" and config.norm != "none":
             raise BadInput(
                 "cllr: the released reconstruction ignores L's scale: method.norm must be none"

@@ -28,9 +28,8 @@ def spread(arch, seed=0):
     trunk = archs.build_trunk(arch)
     with torch.no_grad():
         for value in trunk.parameters():
-            value.add_(
-                torch.randn(value.shape, generator=draw) * (0.3 if value.dim() < 2 else 0.03)
-            )
+            scale = 0.3 if value.dim() < 2 else 0.03
+            value.add_(torch.randn(value.shape, generator=draw) * scale)
     return Checkpoint(arch=arch, method="test", state_dict=trunk.state_dict())
 
 
@@ -194,9 +193,8 @@ def test_masks_and_keypoints_too(tiny_root, tmp_path, checkpoints, engine, of):
         assert torch.equal(value, before[key]) != value.requires_grad, key
     e.model.eval()
     found = e.predict(p.val.records[0])
-    assert found and all(
-        {"mask": "segmentation", "keypoint": "keypoints"}[task] in d for d in found
-    )
+    field = {"mask": "segmentation", "keypoint": "keypoints"}[task]
+    assert found and all(field in d for d in found)
 
 
 def test_stochastic_depth_in_training_alone(tiny_root, tmp_path, checkpoints):

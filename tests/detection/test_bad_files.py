@@ -243,9 +243,8 @@ def test_ids_decide_nothing(tiny_root, tmp_path, ids):
                 row["id"] = new(row["id"]) if ids != "texts" else f"{row['id']:09}"
             for row in data["annotations"]:
                 row["id"] = new(row["id"])
-                row["image_id"] = (
-                    new(row["image_id"]) if ids != "texts" else f"{row['image_id']:09}"
-                )
+                old = row["image_id"]
+                row["image_id"] = new(old) if ids != "texts" else f"{old:09}"
             file.write_text(json.dumps(data))
         split = coco.read(coco.find("scenes_val", root), FASTER_RCNN)
         evaluate.rehearse(split, "bbox", [])

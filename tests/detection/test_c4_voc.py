@@ -37,9 +37,8 @@ def voc(tmp_path):
                 for c, d in (("dog", 0), ("car", i % 2))
             )
             size = "<size><width>100</width><height>80</height><depth>3</depth></size>"
-            (root / f"Annotations/{name}.xml").write_text(
-                f"<annotation>{size}{objects}</annotation>"
-            )
+            text = f"<annotation>{size}{objects}</annotation>"
+            (root / f"Annotations/{name}.xml").write_text(text)
     return tmp_path
 
 

@@ -13,9 +13,8 @@ from detection.data.split import training_records
 def engine(request, tiny_root, tmp_path_factory):
     """A mask detector, and the images that it trains on."""
     out = tmp_path_factory.mktemp("run")
-    p, engine = built(
-        run_of_config("tiny_mask_rcnn_R_18_FPN", tiny_root, out, engine=request.param)
-    )
+    run = run_of_config("tiny_mask_rcnn_R_18_FPN", tiny_root, out, engine=request.param)
+    p, engine = built(run)
     engine.model.train()
     return engine, training_records(p.train, p.task)
 

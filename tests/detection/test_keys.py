@@ -48,9 +48,8 @@ def test_every_key_is_in_one_table(capsys):
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_refused_by_name(key):
-    given = dialect.Given(
-        dialect.read("mask_rcnn_R_50_FPN_1x", []).path, {key: another(LEAVES[key])}
-    )
+    path = dialect.read("mask_rcnn_R_50_FPN_1x", []).path
+    given = dialect.Given(path, {key: another(LEAVES[key])})
     with pytest.raises(BadInput, match=f"{key} .* would decide nothing here"):
         engine_detectron2.Detectron2Engine.read_config(given)
     same = dialect.Given(given.path, {key: LEAVES[key]})

@@ -116,9 +116,8 @@ def pair(request, tiny_root, tmp_path_factory):
     _, theirs = built(run_of_config(name, tiny_root, out, words, engine="detectron2"))
     generator = torch.Generator().manual_seed(1)
     images = [to_uint8(load_image(r)) for r in p.train.records[:4]]
-    norms = [
-        m for m in ours.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)
-    ]
+    kind = torch.nn.modules.batchnorm._BatchNorm
+    norms = [m for m in ours.model.modules() if isinstance(m, kind)]
     with torch.no_grad():
         for key, value in ours.model.named_parameters():
             if key.startswith(("rpn", "roi_heads")) and value.dim() > 1:
@@ -179,9 +178,8 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
         np.testing.assert_allclose(
             [x["score"] for x in a], [x["score"] for x in b], rtol=1e-5, atol=1e-6
         )
-        np.testing.assert_allclose(
-            [x["bbox"] for x in a], [x["bbox"] for x in b], rtol=1e-5, atol=1e-3
-        )
+        boxes = [[x["bbox"] for x in found] for found in (a, b)]
+        np.testing.assert_allclose(*boxes, rtol=1e-5, atol=1e-3)
         if task.outlines:
             from pycocotools import mask
 
@@ -323,9 +321,8 @@ def test_rates_are_detectron2s(words):
     """Every iteration's rate of every group, the edges of warm-up and steps included, exactly."""
     from detectron2.solver import build_lr_scheduler, build_optimizer
 
-    cfg = engine_detectron2.Detectron2Engine.read_config(
-        dialect.read("faster_rcnn_R_50_FPN_1x", words)
-    )
+    given = dialect.read("faster_rcnn_R_50_FPN_1x", words)
+    cfg = engine_detectron2.Detectron2Engine.read_config(given)
     ours = SolverSchedule.of(cfg)
     optimizer = build_optimizer(cfg, torch.nn.Linear(2, 2))
     bases = [group["lr"] for group in optimizer.param_groups]

@@ -229,9 +229,8 @@ def test_seeds_are_runs_of_their_own(tiny_root, x, tmp_path, capsys):
     config = "tiny_faster_rcnn_R_18_FPN"
     assert detect_here(config, tiny_root, tmp_path, *more) == 0
     rows, _ = store.read(tmp_path)
-    assert {row.seed for row in rows} == {0, 1} and len({row.column for row in rows}) * 2 == len(
-        rows
-    )
+    assert {row.seed for row in rows} == {0, 1}
+    assert len({row.column for row in rows}) * 2 == len(rows)
     assert detect_here(config, tiny_root, tmp_path, *more, "SEED", "3") == 2
     assert "--seed (or --seeds) and SEED: give one of them" in capsys.readouterr().err
 

@@ -21,9 +21,8 @@ def read_as(kind, path, tmp_path):
         return door("pretrain", path, "--data", tmp_path, *out)
     if kind == "grid":
         return door("launch", "run", path, "--cluster", "local", "--dry-run", *out)
-    return door(
-        "detect", "--config-file", path, "--engine", "torchvision", "--data", tmp_path, *out
-    )
+    how = ("--config-file", path, "--engine", "torchvision")
+    return door("detect", *how, "--data", tmp_path, *out)
 
 
 @pytest.mark.parametrize("kind", ["recipe", "grid", "config"])

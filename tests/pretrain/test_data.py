@@ -116,9 +116,8 @@ def test_reference_views_are_torchvisions_tensors(found):
     (batch, *_) = batches(found, config)
     for n, i in enumerate(batch.index.tolist()):
         image = Image.open(found.file(i)).convert("RGB")
-        drawn = draw(
-            seeding.generator(config.seed, "views", 0, i), image.height, image.width, crops
-        )
+        generator = seeding.generator(config.seed, "views", 0, i)
+        drawn = draw(generator, image.height, image.width, crops)
         want = to_tensor(resized_crop(image, *drawn.box, [24, 24]))
         have = batch.views[0][n].permute(2, 0, 1).float() / 255
         assert torch.equal(have, want)

@@ -19,9 +19,8 @@ PAPERS = ["lorac/lorac_imagenet", "jcl/jcl_imagenet", "mio/mio_d_cifar10"]
 PAPERS += ["arb/arb_imagenet_8192", "cllr/cllr_nuclear_imagenet100_512"]
 # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before it is
 # 1 x 1
-TINY = tiny_pretraining.recipe(
-    views=tiny_pretraining.crops(32) | {"pipeline": "reference"}, epochs=1
-)
+VIEWS = tiny_pretraining.crops(32) | {"pipeline": "reference"}
+TINY = tiny_pretraining.recipe(views=VIEWS, epochs=1)
 
 
 def arguments(*words):

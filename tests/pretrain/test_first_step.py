@@ -139,9 +139,8 @@ def batch(step: int, count: int = 8) -> Batch:
     views = [torch.randn(count, 3, 2, 2, generator=generator)]
     mine = [distributed.local_slice(view) for view in views]
     index = torch.arange(len(mine[0]))
-    return Batch(
-        views=mine, labels=None, index=index, step=step, epoch=0, epochs=1, progress=step / 3
-    )
+    when = {"step": step, "epoch": 0, "epochs": 1, "progress": step / 3}
+    return Batch(views=mine, labels=None, index=index, **when)
 
 
 def train(method: Method, *, accumulate: int = 1, steps: int = 3) -> None:

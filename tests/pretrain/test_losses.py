@@ -193,9 +193,8 @@ def check_loss(function, oracle, *inputs, exact=1e-9, single=2e-5):
     assert value.dtype == torch.float32
     torch.testing.assert_close(value.double(), expected, rtol=single, atol=single)
     for g, e in zip(gradients, expected_gradients):
-        torch.testing.assert_close(
-            g.double(), e, rtol=single, atol=single * (1 + float(e.abs().max()))
-        )
+        absolute = single * (1 + float(e.abs().max()))
+        torch.testing.assert_close(g.double(), e, rtol=single, atol=absolute)
 
 
 def no_key_gradient(loop):

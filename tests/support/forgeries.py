@@ -15,6 +15,7 @@ from backbench.stats import confidence
 RECORDS = Path(__file__).parents[2] / "docs" / "demo" / "records"
 RUNS = {"knn": "knn", "linear": "linear", "semisup": "semisup/lorac", "fewshot": "fewshot"}
 RUNS["box"] = "detection/lorac/faster"
+AP = "bootstrap_bbox_AP"
 PROBES = ("knn", "linear", "semisup", "fewshot")
 Arrays = dict[str, np.ndarray]
 
@@ -222,18 +223,9 @@ FORGERIES |= {
     "duplicate of another seed": ("box", another_row(seed=1)),
     "duplicate of another engine": ("box", of_another_engine),
     "duplicate of another trunk": ("box", another_row(checkpoint="1" * 64)),
-    "resamples higher": (
-        "box",
-        arrays(lambda a: {"bootstrap_bbox_AP": a["bootstrap_bbox_AP"] + 5}),
-    ),
-    "resamples that agree": (
-        "box",
-        arrays(lambda a: {"bootstrap_bbox_AP": 0.1 * a["bootstrap_bbox_AP"] + 14}),
-    ),
-    "fewer resamples": (
-        "box",
-        arrays(lambda a: {"bootstrap_bbox_AP": a["bootstrap_bbox_AP"][:99]}),
-    ),
+    "resamples higher": ("box", arrays(lambda a: {AP: a[AP] + 5})),
+    "resamples that agree": ("box", arrays(lambda a: {AP: 0.1 * a[AP] + 14})),
+    "fewer resamples": ("box", arrays(lambda a: {AP: a[AP][:99]})),
     "resamples of other images": ("box", arrays(lambda a: {"images": np.array(4000)})),
     "annotations": ("box", put("provenance", "val", to="scenes_val:0123456789abcdef:40")),
 }

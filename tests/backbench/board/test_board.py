@@ -76,9 +76,8 @@ def test_protocols_engines_and_splits_never_share_a_column(tmp_path):
 
 def test_the_average_appears_only_when_complete(tmp_path):
     metrics = {name: DATASETS[name].metric for name in TWELVE}
-    twelve = [
-        a_result(dataset=d, metric=m, value=50.0 + i) for i, (d, m) in enumerate(metrics.items())
-    ]
+    pairs = enumerate(metrics.items())
+    twelve = [a_result(dataset=d, metric=m, value=50.0 + i) for i, (d, m) in pairs]
     eleven = [
         a_result(checkpoint="b" * 64, name="b", dataset=d, metric=metrics[d]) for d in TWELVE[:-1]
     ]
@@ -161,12 +160,10 @@ def test_published_rows_stand_beside_marked(tmp_path):
     quoted = rows["lorac:1:byol:resnet50:400"]
     assert quoted["linear/imagenet/top1@lorac-table-1"] == "73.2"
     assert quoted["linear/imagenet/top1@linear-lorac-imagenet-v1"] == ""
-    assert standing(board, next(c for c in board.columns if c.name == column)) == {
-        "a" * 64: "unbacked"
-    }
-    assert not [
-        r for r in rows.values() if r["source"] == "published" and ":" not in r["checkpoint"]
-    ]
+    chosen = next(c for c in board.columns if c.name == column)
+    assert standing(board, chosen) == {"a" * 64: "unbacked"}
+    printed = [r for r in rows.values() if r["source"] == "published"]
+    assert all(":" in r["checkpoint"] for r in printed)
 
 
 def test_published_protocols_exist_as_recipes():
@@ -254,9 +251,8 @@ def test_names_do_not_break_latex(tmp_path):
     board = board_of(tmp_path, a_result(dataset="imagenet", name=r"50%_a&b\{}~^"))
     paper_tables.write(board, [], latex=tmp_path / "tex", markdown=None)
     name = r"50\%\_a\&b\textbackslash{}\{\}\textasciitilde{}\textasciicircum{}"
-    assert (
-        f"\n{name} & 200 & 91.2 & -- \\\\\n" in (tmp_path / "tex" / "lorac_table1.tex").read_text()
-    )
+    tex = (tmp_path / "tex" / "lorac_table1.tex").read_text()
+    assert f"\n{name} & 200 & 91.2 & -- \\\\\n" in tex
 
 
 def a_checkpoint_header(path, digest, **provenance):

@@ -65,9 +65,8 @@ def test_seeds_of_two_checkpoints_are_enough_for_all(tmp_path, kind):
     board = collect([tmp_path])
     assert noise_of(board, board.columns[0]).df == 4
     assert only_mark(board) == {BEST: "best"}
-    assert "4 degrees of freedom, seeds measured here" in noise_words(
-        noise_of(board, board.columns[0])
-    )
+    words = noise_words(noise_of(board, board.columns[0]))
+    assert "4 degrees of freedom, seeds measured here" in words
 
 
 @pytest.mark.parametrize(("seeds", "names"), [(2, 3), (3, 1), (4, 1)])
@@ -118,11 +117,8 @@ def test_ranks_over_few_columns_count_trainings(tmp_path):
     """Two columns: their order on other images and other trainings."""
     kinds = [LINEAR, SEMISUP]
     said = {}
-    for name, how in (
-        ("once", {}),
-        ("calm", {"seeds": 3}),
-        ("wild", {"seeds": 3, "trainings": 12.0}),
-    ):
+    ways = (("once", {}), ("calm", {"seeds": 3}), ("wild", {"seeds": 3, "trainings": 12.0}))
+    for name, how in ways:
         board = board_of(tmp_path / name, kinds, gap=6, seed=1, **how)
         said[name] = answer(board, overall(board))
     assert "as too little was measured, trained again or kept" in said["once"]

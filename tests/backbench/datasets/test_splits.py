@@ -67,9 +67,8 @@ def make(tmp_path, part, counts, base=0):
 
 def three(tmp_path):
     counts = {"a": 3, "b": 3}
-    return splits.Splits(
-        *(make(tmp_path, part, counts) for part in ("train", "val", "test")), False
-    )
+    parts = (make(tmp_path, part, counts) for part in ("train", "val", "test"))
+    return splits.Splits(*parts, False)
 
 
 def test_check_refuses_labels_outside_the_list(tmp_path):

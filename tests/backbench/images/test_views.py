@@ -48,9 +48,8 @@ def test_crop_boxes_are_torchvisions_number_for_number(scale):
     for seed in range(400):
         height, width = [(375, 500), (32, 32), (60, 900), (900, 60)][seed % 4]
         torch.manual_seed(seed)
-        want = RandomResizedCrop.get_params(
-            torch.empty(3, height, width), list(scale), [3 / 4, 4 / 3]
-        )
+        ranges = (list(scale), [3 / 4, 4 / 3])
+        want = RandomResizedCrop.get_params(torch.empty(3, height, width), *ranges)
         assert crop_box(generator(seed), height, width, scale, (3 / 4, 4 / 3)) == tuple(want)
 
 

@@ -77,9 +77,8 @@ def test_a_stopped_pool_waits_and_leaves_the_deaf_to_end_by_themselves(monkeypat
     monkeypatch.setattr(local, "PATIENCE_S", 0.5)
     pool = JobPool(tmp_path, at_once=2)
     polite = subprocess.Popen(["sleep", "60"])
-    deaf = subprocess.Popen(
-        ["sh", "-c", "trap '' TERM; echo; exec sleep 60"], stdout=subprocess.PIPE
-    )
+    command = ["sh", "-c", "trap '' TERM; echo; exec sleep 60"]
+    deaf = subprocess.Popen(command, stdout=subprocess.PIPE)
     deaf.stdout.readline()
     pool.running = {"polite": polite, "deaf": deaf}
     assert not pool.run(stopped=lambda: True)

@@ -99,9 +99,8 @@ def test_signal_before_the_job_can_listen(lab, shell, sent):
     folder = lab.root / "slow"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import time; time.sleep(8)")
-    trial = Trial(
-        lab, shell, partition="grace", setup=[f"export PYTHONPATH={folder}"], started=False
-    )
+    setup = [f"export PYTHONPATH={folder}"]
+    trial = Trial(lab, shell, partition="grace", setup=setup, started=False)
     lab.until("runs", lambda s: s[trial.name] == "running", LONG)
     time.sleep(2.0)
     if sent == "preemption":

@@ -49,9 +49,8 @@ def test_an_array_that_shows_up_in_the_queue_later(lab, stand_in_slurm, two, cap
 
 
 def test_what_was_refused_leaves_no_record(lab, stand_in_slurm, two):
-    stand_in_slurm.sbatch(
-        'echo "sbatch: error: Batch job submission failed: Invalid qos" >&2; exit 1'
-    )
+    answer = "sbatch: error: Batch job submission failed: Invalid qos"
+    stand_in_slurm.sbatch(f'echo "{answer}" >&2; exit 1')
     assert lab.run(*two, "runs") == 1
     assert ids(lab) == []
 
@@ -139,9 +138,8 @@ def test_more_arrays_than_the_cap_stand_in_lanes(lab, stand_in_slurm):
     # While they all run, another evaluation stands behind them
     records = Ledger(lab.root / "runs").records()
     stand_in_slurm.queue(*((i, "RUNNING", "None", uid) for i, uid in on_slurm(records)))
-    more = lab.grid(
-        checkpoints=[lab.checkpoints("a", "b")], evaluate=[*evaluate, *lab.linear("d4")]
-    )
+    wider = [*evaluate, *lab.linear("d4")]
+    more = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=wider)
     assert lab.run(more, cluster, "runs") == 0
     assert asked(stand_in_slurm, 4) == (2, "afterany:11,afterany:12,afterany:13")
 

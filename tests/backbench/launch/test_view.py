@@ -227,9 +227,8 @@ def test_no_time_is_told_that_is_not_known(tmp_path, done, eta_s, age, ends):
     write_status(ledger, one, "running")
     about = {"what": "probe", "done": done, "total": 100, "unit": "step", "eta_s": eta_s}
     (ledger.runs / "x").mkdir()
-    (ledger.runs / "x" / "progress.json").write_text(
-        json.dumps({**about, "time": time.time() - age})
-    )
+    note = json.dumps({**about, "time": time.time() - age})
+    (ledger.runs / "x" / "progress.json").write_text(note)
     with ledger.alone(one):
         assert shown(ledger) == {"x": ("running", f"probe {done}/100 steps{ends}")}
 

@@ -28,9 +28,8 @@ def a_run(root, verb):
 def runs(tmp_path):
     trunk = build_backbone("resnet18", "imagenet").state_dict()
     done = a_run(tmp_path / "runs" / "done", "pretrain")
-    Checkpoint(arch="resnet18", method="random", state_dict=trunk).save(
-        done / "backbone.safetensors"
-    )
+    made = Checkpoint(arch="resnet18", method="random", state_dict=trunk)
+    made.save(done / "backbone.safetensors")
     torn = a_run(tmp_path / "runs" / "torn", "pretrain")
     (torn / "backbone.safetensors").write_bytes((done / "backbone.safetensors").read_bytes()[:-100])
     a_run(tmp_path / "runs" / "going", "pretrain")

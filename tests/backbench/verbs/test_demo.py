@@ -66,9 +66,7 @@ def test_fills_the_table(whole):
         assert named, f"no column {start_of}; there are {sorted(columns)}"
         assert any(row[named[0]] for row in rows), f"{named[0]} is empty"
         small = ("-demo-v1", "-tiny-v1", "-tiny-frozen-v1")
-        assert all(c.split("@")[1].removesuffix("+torchvision").endswith(small) for c in named), (
-            named
-        )
+        assert all(c.split("@")[1].removesuffix("+torchvision").endswith(small) for c in named)
     page = (whole / "leaderboard.html").read_text()
     assert "<table" in page and 'src="http' not in page and 'href="http://fonts' not in page
 

@@ -56,9 +56,8 @@ def layers(file, images, heads):
     x = np.concatenate([first, patches], axis=1) + file["pos_embed"]
     out = []
     while (block := f"blocks.{len(out)}") + ".norm1.weight" in file:
-        norms = [
-            (file[f"{block}.{k}.weight"], file[f"{block}.{k}.bias"]) for k in ("norm1", "norm2")
-        ]
+        layers = [f"{block}.{k}" for k in ("norm1", "norm2")]
+        norms = [(file[f"{layer}.weight"], file[f"{layer}.bias"]) for layer in layers]
         x = x + attention(layer_norm(x, *norms[0]), file, f"{block}.attn", heads)
         inner = layer_norm(x, *norms[1]) @ file[f"{block}.mlp.fc1.weight"].T
         inner = inner + file[f"{block}.mlp.fc1.bias"]

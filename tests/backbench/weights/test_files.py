@@ -179,9 +179,8 @@ def test_empty_truncated_and_flipped_files(tmp_path, capsys):
         path.write_bytes(whole[: int(len(whole) * share)])
         refused(path, capsys, "truncated")
     flipped = bytearray(whole)
-    at = whole.index(
-        torch.load(tmp_path / "whole.pth")["state_dict"]["conv7.weight"].numpy().tobytes()
-    )
+    kernel = torch.load(tmp_path / "whole.pth")["state_dict"]["conv7.weight"]
+    at = whole.index(kernel.numpy().tobytes())
     flipped[at + 5] ^= 0x10  # one bit of one weight
     path.write_bytes(flipped)
     refused(path, capsys, "damaged", "CRC")
@@ -398,15 +397,13 @@ print((kilobytes("VmHWM") - base) * 1024, time.process_time() - start)
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(legacy, tmp_path):
     model = fx.known_resnet("resnet50")
-    momentum = {
-        i: {"momentum_buffer": torch.randn_like(p)} for i, p in enumerate(model.parameters())
-    }
+    parameters = enumerate(model.parameters())
+    momentum = {i: {"momentum_buffer": torch.randn_like(p)} for i, p in parameters}
     optimizer = {"state": momentum}
     content = {"epoch": 90, "state_dict": fx.ddp(model.state_dict()), "optimizer": optimizer}
     file = torch_file(content, tmp_path / "x.pth", legacy=legacy)
-    small = torch_file(
-        fx.known_resnet("resnet18").state_dict(), tmp_path / "small.pth", legacy=legacy
-    )
+    state = fx.known_resnet("resnet18").state_dict()
+    small = torch_file(state, tmp_path / "small.pth", legacy=legacy)
     size = file.stat().st_size
     assert size > 200e6
     for verb in ("read", "inspect"):

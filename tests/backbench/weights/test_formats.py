@@ -225,9 +225,8 @@ def test_other_networks_are_not_trunks(tmp_path):
     with torch.device("meta"):
         wide = {k: torch.zeros(v.shape) for k, v in wide_resnet50_2().state_dict().items()}
     refused(opened(wide, tmp_path), r"of the wrong shape: layer1.0.conv1.weight \(128, 64, 1, 1\)")
-    refused(
-        opened(mobilenet_v3_small().state_dict(), tmp_path), "no trunk in it; it holds 244 tensors"
-    )
+    state = mobilenet_v3_small().state_dict()
+    refused(opened(state, tmp_path), "no trunk in it; it holds 244 tensors")
     refused(opened({"epoch": 3}, tmp_path), "it holds no tensors")
 
 
@@ -235,9 +234,8 @@ def test_two_copies_that_should_be_one_trunk_must_agree(tmp_path):
     made = fx.mmselfsup_09(fx.known_resnet("resnet18"))
     key = "encoder_q.0.layer2.0.conv1.weight"
     made["state_dict"][key] = made["state_dict"][key] + 1
-    refused(
-        opened(made, tmp_path), r"should be the same trunk but differ in .*layer2.0.conv1.weight"
-    )
+    said = r"should be the same trunk but differ in .*layer2.0.conv1.weight"
+    refused(opened(made, tmp_path), said)
 
 
 # --- values ---
@@ -337,9 +335,8 @@ def test_padding_of_a_plain_3x3_convolution_must_be_told(tmp_path, capsys):
     assert cli.main(["import", str(file), "--out", str(out), "--stem", "conv3_p2"]) == 0
     assert importing.read(out).stem == "conv3_p2"
     with pytest.raises(BadInput, match="not 'conv3'"):
-        importing.read(
-            write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "y.pth"), stem="conv3"
-        )
+        file = write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "y.pth")
+        importing.read(file, stem="conv3")
 
 
 def test_a_rule_of_positions_is_refused_for_a_resnet(tmp_path, capsys):

@@ -222,9 +222,8 @@ def test_the_hub_says_heads_and_activation(tmp_path):
         "vision_config": {"hidden_act": "quick_gelu", "num_attention_heads": 6},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = FileContents(
-        Opened(tmp_path / "model.safetensors", "safetensors", "0" * 64, 0, made, {})
-    )
+    held = Opened(tmp_path / "model.safetensors", "safetensors", "0" * 64, 0, made, {})
+    found = FileContents(held)
     arch = "timm:vit_base_patch32_clip_quickgelu_224,num_heads=6"
     assert found.choose().arch == arch
 

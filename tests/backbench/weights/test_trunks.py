@@ -180,9 +180,8 @@ def test_rules_of_positions_sample_where_their_authors_do(rule):
     for axis, n in enumerate(new):
         step = old / (n + 0.1) if rule == "+0.1" else old / n
         wide = max(1.0, step) if rule == "aa" else 1.0
-        grid = torch.stack(
-            [_sample(grid, axis, (i + 0.5) * step, wide, rule) for i in range(n)], axis
-        )
+        places = [(i + 0.5) * step for i in range(n)]
+        grid = torch.stack([_sample(grid, axis, at, wide, rule) for at in places], axis)
     torch.testing.assert_close(got[0, 1:].double(), grid.reshape(-1, 3), rtol=0, atol=1e-5)
 
 
@@ -298,9 +297,8 @@ def test_lab_has_the_values_of_known_colours():
     for colour, wanted in known.items():
         pixel = (torch.tensor(colour, dtype=torch.float64) / 255).view(1, 3, 1, 1)
         found = pair_trunk.rgb_to_lab(pixel).flatten()
-        torch.testing.assert_close(
-            found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=0.01
-        )
+        exact = torch.tensor(wanted, dtype=torch.float64)
+        torch.testing.assert_close(found, exact, rtol=0, atol=0.01)
 
 
 def test_the_halves_of_the_pair_see_luminance_and_colour_alone():
@@ -329,9 +327,8 @@ def test_the_pair_is_as_wide_as_its_authors_have_it():
     assert dim == 4096
     assert round(count / 1e6) == 47  # LORAC, Table 1; JCL, Table 1
     with pytest.raises(BadInput, match="mean is 0 and their std 1"):
-        Checkpoint(
-            arch=PAIR, method="cmc", state_dict=randomised(PAIR).state_dict(), pixels=Pixels()
-        )
+        state = randomised(PAIR).state_dict()
+        Checkpoint(arch=PAIR, method="cmc", state_dict=state, pixels=Pixels())
 
 
 def test_a_pair_of_pixels_that_is_normalised_by_the_trunk_is_near_zero():
