@@ -222,8 +222,7 @@ class Extractor:
     def _forwards(
         self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
     ) -> Iterator[tuple[int, list[Tensor], Tensor]]:
-        """From image `first` on: a batch's first index, its features per trunk, its files'
-        hashes."""
+        """From `first` on: a batch's first index, its features per trunk, its files' hashes."""
         # On every rank: each computes its share, and all gather them.
         machine, count, batch = self.machine, len(images), self.batch
         device = trunks[0].device

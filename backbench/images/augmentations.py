@@ -56,8 +56,7 @@ def crop_box(
     scale: Sequence[float],
     ratio: Sequence[float],
 ) -> tuple[int, int, int, int]:
-    """RandomResizedCrop.get_params: the same numbers from the same generator state, number for
-    number."""
+    """RandomResizedCrop.get_params: the same numbers from the same generator state."""
     area = height * width
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):
@@ -198,8 +197,7 @@ def _hue_rotation(turns: float) -> np.ndarray:
 
 
 def render_fast(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
-    """uint8 RGB (H, W, 3) -> uint8 (size, size, 3). The decisions of `render_reference` at a
-    fraction of its time."""
+    """uint8 RGB (H, W, 3) -> uint8 (size, size, 3). As `render_reference` decides, but faster."""
     out = render_geometry(image, view, crops)
     if view.jitter or view.gray:
         out = cv2.transform(out, colour_matrix(view, cv2.mean(out)[:3]))

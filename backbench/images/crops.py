@@ -1,5 +1,4 @@
-"""A group of training views as a recipe says it. Without torch: recipes are checked before it is
-imported."""
+"""A group of training views as a recipe says it. Without torch, which comes later."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,8 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Crops:
-    """A group of `count` views made alike. All numbers follow torchvision's transforms of the same
-    names."""
+    """A group of `count` views made alike. Numbers are those of torchvision's transforms."""
 
     count: int = 2
     size: int = 224

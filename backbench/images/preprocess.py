@@ -27,8 +27,7 @@ CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
 @dataclass(frozen=True)
 class Pixels:
-    """Mean and standard deviation in [0, 1] units, in the order of the channels as the network
-    takes them."""
+    """Mean and standard deviation in [0, 1] units, in the network's order of channels."""
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
@@ -55,8 +54,7 @@ def to_input(image: Image.Image | numpy.ndarray, pixels: Pixels) -> torch.Tensor
 
 
 def normalise(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
-    """uint8 RGB (..., 3, H, W) -> float32, scaled to [0, 1], channel order and statistics applied.
-    On any device."""
+    """uint8 RGB (..., 3, H, W) -> float32, scaled to [0, 1], with channel order and statistics."""
     import torch
 
     # Channels last in memory, (n, h, w, 3) seen as (n, 3, h, w), on a CPU: a table is faster

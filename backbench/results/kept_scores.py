@@ -80,8 +80,7 @@ def _refuse(arrays: Arrays) -> None:
 
 
 def names(x: Arrays) -> list[str]:
-    """The metrics of calibration that these scores give; those that end in _t are at the
-    temperature."""
+    """The metrics of calibration that these scores give; _t: at the temperature."""
     found = list(METRICS)
     return found + [f"{name}_t" for name in METRICS] if "temperature" in x else found
 
