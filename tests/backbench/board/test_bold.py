@@ -127,7 +127,7 @@ def test_ranks_over_few_columns_count_trainings(tmp_path):
     assert "leads alone" not in said["wild"]
 
 
-KNN = {"task": "knn", "metric": "top1_k20", "protocol": "knn-demo-v1"}
+NEIGHBOURS = {"task": "knn", "metric": "top1_k20", "protocol": "knn-demo-v1"}
 
 
 def cell_of(folder, *rows):
@@ -139,7 +139,7 @@ def cell_of(folder, *rows):
 
 
 def test_seeds_that_can_only_agree_are_one_measurement(tmp_path):
-    once = {**KNN, "value": 70.0, "ci95": (57.4, 80.1)}
+    once = {**NEIGHBOURS, "value": 70.0, "ci95": (57.4, 80.1)}
     cell = cell_of(tmp_path, once, once)
     assert (cell.value, cell.ci95) == (70.0, (57.4, 80.1))
     assert "one measurement" in cell.note
