@@ -465,7 +465,7 @@ def listing(verb: str) -> list[str]:
         path = config.find_recipe(name, "transfer")
         recipe = config.read_recipe(path)
         fits = recipe.get("kind") in of_verb(verb)
-        if recipe.get("kind") == "finetune":
+        if fits and recipe["kind"] == "finetune":
             fits = ("100" in recipe["parts"]) == (verb == "finetune")
         if fits:
             lines.append(f"{name:<22} {config.first_sentence(path) or recipe['protocol']}")

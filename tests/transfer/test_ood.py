@@ -105,6 +105,8 @@ def test_what_is_damaged_is_refused_in_one_line(trees, trunk, tmp_path, capsys):
     assert not (tmp_path / "o").exists()
     assert main(["ood", str(trunk), *words, "--protocol", "ood_own", "--seed", "1"]) == 2
     assert "has one own head; leave it out" in capsys.readouterr().err
+    assert main(["data", "check", "imagenet-a", "--data", str(root)]) == 1
+    assert "imagenet-a: 1 problems" in capsys.readouterr().out  # 200 images, not 7500
     (root / "imagenet-a/imagenet-a/n01498041").rename(root / "imagenet-a/imagenet-a/n0")
     assert main(["ood", str(trunk), *words]) == EXIT_BAD_INPUT
     assert "1 of 200 class folders are missing, 'n01498041'" in capsys.readouterr().err

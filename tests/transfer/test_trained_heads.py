@@ -75,6 +75,8 @@ def test_the_kept_head_and_scores_are_those_of_the_run(run, trunk, tmp_path):
     held = kept_scores.load(only(run / "scores", "*-val.npz"))
     assert str(held["manifest"]) == row.facts["manifests"]["val"]
     assert float(held["temperature"]) == float(arrays["temperature"]) == head.temperature
+    right = held["classes"][:, 0] == held["label"]
+    assert 100 * right.mean() == pytest.approx(max(row.chosen["scores"].values()))
     assert str(held["head"]) != str(arrays["head"]) == head.digest
 
 
