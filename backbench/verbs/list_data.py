@@ -171,7 +171,7 @@ def _content_problems(name: str, found: Splits) -> list[str]:
     by_name = dict(found.items())
     for which, images in found.items():
         if found.imagenet is not None and which != "test":  # a set of test images alone
-            by_content[which] = {}
+            by_content[which], looks[which] = {}, []
             continue
         print(f"{name} {which}: {len(images)} images, sha256 of the list {splits.digest(images)}")
         if isinstance(images, SpanList):
