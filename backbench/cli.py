@@ -490,7 +490,7 @@ def _paper(p: argparse.ArgumentParser) -> None:
 )
 def _reproduce(p: argparse.ArgumentParser) -> None:
     p.set_defaults(command=command)  # for the jobs that it launches
-    help = "short, full or a YAML file; without: the lists that there are"
+    help = "short, full, vits, timm-v2 (-a, -r, -sketch, -real, -val) or a YAML file; without: which there are"
     p.add_argument("list", nargs="?", metavar="LIST", help=help)
     p.add_argument("overrides", nargs="*", metavar="cluster.a=b")
     _data(p, required=False)
@@ -500,6 +500,8 @@ def _reproduce(p: argparse.ArgumentParser) -> None:
     p.add_argument("--download", action="store_true", help=help)
     help = "some of the list's checkpoints"
     p.add_argument("--only", nargs="+", default=[], metavar="NAME", help=help)
+    help = "timm's models of a list timm-... (default: those in the Hub's cache)"
+    p.add_argument("--models", nargs="+", default=[], metavar="NAME.TAG", help=help)
     help = "folder with 1percent.txt and 10percent.txt"
     p.add_argument("--lists", metavar="DIR", type=Path, default=Path("lists"), help=help)
     p.add_argument("--cluster", default="local", metavar="slurm|local|debug")

@@ -14,7 +14,7 @@ from pathlib import Path
 from backbench.board.board import Board, collect
 from backbench.errors import BadInput, nearest
 from backbench.launch.grid import Grid, read_grid
-from backbench.papers import judge, judging_rules, printed_recipes, published
+from backbench.papers import judge, judging_rules, printed_recipes, published, timm_scores
 from backbench.papers.judge import Judged
 from backbench.papers.published import Published
 from backbench.recipes import config
@@ -148,6 +148,10 @@ def name_of(number: Published) -> NumberName:
 
 # ---- docs/papers.md
 
+BESIDE = (
+    "Beside them `backbench reproduce` judges {:,} counts that timm prints, and the numbers of public"
+    " checkpoints' pages."
+)
 HEAD = """# The papers' tables and figures
 
 `backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true` behind
@@ -170,7 +174,7 @@ def markdown(runs: Sequence[Path] = ()) -> str:
         HEAD,
         f"Of {len(published.rows())} printed numbers {counts.pop(None, 0)} are judgeable (their method,"
         f" protocol and metric are here, and a recipe must reach them); {len(measured)} are measured"
-        " (a record has a verdict). The others:",
+        " (a record has a verdict). " + BESIDE.format(len(timm_scores.scores())) + " The others:",
         "",
     ]
     for why, count in counts.most_common():

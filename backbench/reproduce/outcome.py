@@ -1,18 +1,21 @@
 """The outcome of a list: every printed number of its files beside the measured one."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from backbench.board.board import Board, Column, collect
 from backbench.board.markdown import from_to, pipe_table
-from backbench.papers import judging_rules
+from backbench.papers import judging_rules, timm_scores
 from backbench.papers.judge import Judged, judge
 from backbench.papers.judging_rules import column_of
 from backbench.papers.published import Published
+from backbench.papers.timm_scores import PrintedScore
 from backbench.reproduce.selection import PrintedBeside, PublicFile, ReproductionList, judged_rows
+from backbench.results.store import Result
 from backbench.tasks import TASKS
 from backbench.untrusted import printable
 
@@ -54,7 +57,54 @@ def outcome(
         for number in about.beside:
             if (number.task, number.dataset) in covered[name]:
                 lines.append(_of_page(board, name, number, digest))
+        if about.timm is not None:
+            for _, dataset in sorted(covered[name]):
+                lines += _of_timm(board, about.timm, dataset, digest)
     return lines
+
+
+def _of_timm(board: Board, model: str, dataset: str, digest: str | None) -> Iterator[OutcomeLine]:
+    """timm's printed counts of right images, one for each size of the model."""
+    for size in timm_scores.sizes_of(model, dataset):
+        score = timm_scores.scores()[model, size, dataset]
+        line = OutcomeLine(
+            checkpoint=model,
+            column=f"ood/{dataset}/top1@own-{score.printed.rule}, {size} pixels",
+            printed=score.top1,
+            source=f"timm results, {score.right:,} of {score.printed.images:,} right",
+            verdict=NO_FILE if digest is None else MISSING,
+            tolerance=score.printed.tolerance,
+        )
+        found = _measured_at(board, score, digest)
+        if found is not None:
+            facts: Mapping[str, Any] = found.provenance
+            geometry = facts["own_geometry"]
+            line.measured, line.ci95 = found.value, found.ci95
+            line.verdict, line.why = timm_scores.verdict(
+                score,
+                right=facts["right"]["top1"],
+                images=facts["images"]["test"],
+                crop_pct=geometry["crop_pct"],
+                interpolation=geometry["interpolation"],
+            )
+        yield line
+
+
+def _measured_at(board: Board, score: PrintedScore, digest: str | None) -> Result | None:
+    """The result of this checkpoint by its own classifier, at the printed size and by the rule."""
+    for (checkpoint, column), cell in board.cells.items():
+        if checkpoint != digest or (column.task, column.metric) != ("ood", "top1"):
+            continue
+        result = cell.parts[0].result
+        about: Mapping[str, Any] = result.provenance
+        if "own_geometry" not in about or not result.protocol.startswith(
+            f"own-{score.printed.rule}"
+        ):
+            continue
+        size = about["own_geometry"]["input_size"][-1]
+        if (result.dataset, size) == (score.dataset, score.size):
+            return result
+    return None
 
 
 def _of_papers(

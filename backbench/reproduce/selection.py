@@ -9,7 +9,7 @@ from typing import Any
 
 from backbench.errors import BadInput, nearest
 from backbench.launch.grid import Evaluation, Grid, evaluations
-from backbench.papers import judging_rules, published
+from backbench.papers import judging_rules, published, timm_scores
 from backbench.papers.published import Published
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
@@ -54,6 +54,7 @@ class PublicFile:
     method: str | None = None
     encoder: str | None = None
     reading: str | None = None  # of a vision transformer
+    timm: str | None = None  # NAME.TAG: the file is timm's, in the Hub's cache on this machine
     epochs: int | None = None
     rows: tuple[str, ...] = ()
     numbers: tuple[Any, ...] = ()  # PrintedBeside
@@ -78,7 +79,13 @@ class PublicFile:
         return tuple(config.build(PrintedBeside, each, where="numbers") for each in self.numbers)
 
     def path_below(self, files: Path, name: str) -> Path:
-        """DIR/NAME/FILE: two files are called resnet50.pth, so each has a folder of its own."""
+        """DIR/NAME/FILE: two files are called resnet50.pth, so each has a folder of its own. For a
+        model of timm's the file in the Hub's cache, if it is there."""
+        from huggingface_hub import try_to_load_from_cache
+
+        if self.timm is not None:
+            cached = try_to_load_from_cache(f"timm/{self.timm}", self.file)
+            return Path(cached) if isinstance(cached, str) else Path("no cached file")
         return files / name / self.file
 
 
@@ -140,6 +147,48 @@ def read_list(name: str | Path) -> ReproductionList:
     return listed
 
 
+def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
+    """A set of timm's printed counts as a list: these models, or all that the Hub's cache holds.
+    BadInput for a model that is not printed."""
+    dataset = timm_scores.LISTS[name]
+    printed = {model for model, _, of in timm_scores.scores() if of == dataset}
+    for model in models:
+        if model not in printed:
+            raise BadInput(f"--models {model}: {nearest(model, printed)}")
+    checkpoints: dict[str, Any] = {}
+    for model in sorted(models or printed):
+        about = {
+            "page": f"https://huggingface.co/timm/{model}",
+            "file": "model.safetensors",
+            "by_hand": f"`timm.create_model('{model}', pretrained=True)` fetches it",
+            "timm": model,
+        }
+        if models or config.build(PublicFile, about, where=model).path_below(Path(), "").exists():
+            checkpoints[model] = about
+    if not checkpoints:
+        raise BadInput(
+            f"{name}: the Hub's cache on this machine holds none of timm's {len(printed)} printed"
+            " models; fetch some by timm.create_model(NAME, pretrained=True), or name them by --models"
+        )
+    small = [m for m in checkpoints if len(timm_scores.sizes_of(m, dataset)) > 1]
+    parts = [_timm_part("ood_own", dataset, tuple(checkpoints))]
+    if small:
+        parts.append(_timm_part("ood_own_train_size", dataset, tuple(small)))
+    return ReproductionList(
+        name=name,
+        title=f"timm's own classifiers on {dataset}",
+        estimate="one A100 at 1,200 images a second; arithmetic, not measured",
+        checkpoints=checkpoints,
+        parts=tuple(parts),
+    )
+
+
+def _timm_part(protocol: str, dataset: str, only: tuple[str, ...]) -> ListPart:
+    evaluate = {"verb": "ood", "protocol": protocol, "datasets": [dataset], "pack": 8}
+    hours = timm_scores.SETS[dataset].images / 1200 / 3600
+    return ListPart(title=protocol, evaluate=(evaluate,), gpu_hours=hours, only=only)
+
+
 def chosen(names: Sequence[str], listed: ReproductionList) -> list[str]:
     """The checkpoints that a command names; all where it names none. BadInput."""
     for name in names:
@@ -181,6 +230,9 @@ def _measured_by(one: Evaluation, kinds: dict[str, str]) -> Iterator[tuple[str, 
         for task in TASKS.values():
             if task.percent == one.percent:
                 yield task.name, "imagenet"
+    elif one.verb == "ood":
+        for dataset in one.datasets:
+            yield "ood", dataset
     elif one.verb == "linear":
         task_name = "linear"
         if one.protocol not in (None, OWN):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.errors import BadInput
-from backbench.papers import catalogue, claims, printed_recipes
+from backbench.papers import catalogue, claims, printed_recipes, timm_scores
 from backbench.papers.catalogue import PrintedItem
 from backbench.papers.judge import Judged
 from backbench.papers.published import Published, expected_keys_in
@@ -54,6 +54,7 @@ def _list(runs: Sequence[Path]) -> list[dict[str, str]]:
     others = ", ".join(f"{count} {why}" for why, count in counts.most_common() if why)
     known = f"{counts[None]} judgeable, {len(measured)} measured"
     print(f"{counts.total()} printed numbers: {known}; {others}")
+    print(catalogue.BESIDE.format(len(timm_scores.scores())))
     return listed
 
 

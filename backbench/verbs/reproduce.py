@@ -16,6 +16,7 @@ from pathlib import Path
 
 from backbench.datasets import availability
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput
+from backbench.papers import timm_scores
 from backbench.recipes import config
 from backbench.reproduce import bundle, outcome, public_files, selection
 from backbench.reproduce.outcome import Covered
@@ -41,7 +42,12 @@ def run(args: argparse.Namespace) -> int:
         holds = "it holds one folder per dataset (`backbench data list`)"
         raise BadInput(f"--data {args.data or 'ROOT'}: no such folder; {holds}")
     # 1. The list; a mistake in any part of it is refused before any part runs.
-    listed = selection.read_list(args.list)
+    if args.list in timm_scores.LISTS:
+        listed = selection.timm_list(args.list, args.models)
+    elif args.models:
+        raise BadInput(f"--models is for {', '.join(timm_scores.LISTS)}; give --only")
+    else:
+        listed = selection.read_list(args.list)
     names = selection.chosen(args.only, listed)
     covered = _covered(listed, args.lists)
     # 2. The files, and the checkpoints made of them.
@@ -71,6 +77,9 @@ def _print_lists() -> list[dict[str, object]]:
         print(f"{name:<8} {len(one.checkpoints)} checkpoints, {one.title}: about {hours:.1f}"
               f" GPU-hours ({one.estimate})")  # fmt: skip
         lists.append({"name": name, "checkpoints": list(one.checkpoints), "gpu_hours": hours})
+    count = len(timm_scores.scores())
+    print(f"{', '.join(timm_scores.LISTS)}: {count:,} counts of right images that timm prints of its"
+          " own classifiers, for the models in the Hub's cache or --models NAME.TAG ...")  # fmt: skip
     return lists
 
 
@@ -131,7 +140,7 @@ def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> d
 
         about = file.about
         checkpoint = read(
-            file.path,
+            f"timm:{about.timm}" if about.timm else file.path,
             name=name,
             method=about.method,
             encoder=about.encoder,

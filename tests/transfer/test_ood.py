@@ -366,3 +366,21 @@ def test_a_head_that_is_not_imagenets_is_refused(hub, trees, tmp_path, capsys):
     line = ["ood", f"timm:{name}", *words, "--out", str(tmp_path / "o"), "--protocol", "ood_own"]
     assert main(line) == EXIT_BAD_INPUT
     assert "its own head has 11821 classes" in capsys.readouterr().err
+
+
+def test_reproduce_holds_cached_models_to_timms_counts(hub, trees, tmp_path, capsys):
+    """`reproduce timm-a` measures what lies in the Hub's cache, and its bundle holds together."""
+    root = trees("imagenet-a")
+    words = ["reproduce", "timm-a", "--data", str(root), "--out", str(tmp_path / "runs")]
+    assert main(words) == EXIT_BAD_INPUT
+    assert "cache on this machine holds none" in capsys.readouterr().err
+    hub("resnet18.tv_in1k")
+    assert main([*words, "--models", "resnet18.tv_in1"]) == EXIT_BAD_INPUT
+    assert "did you mean 'resnet18.tv_in1k'" in capsys.readouterr().err
+    assert main([*words]) == 0
+    table = (tmp_path / "runs/reproduce/timm-a.md").read_text()
+    assert "1 printed numbers: 1 unlike." in table
+    assert "ood/imagenet-a/top1@own-subset, 224 pixels | 1.12 |" in table
+    assert "200 images, printed of 7,500" in table
+    bundle = tmp_path / "runs/reproduce/timm-a.zip"
+    assert main(["reproduce", "--check", str(bundle)]) == 0
