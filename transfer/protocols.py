@@ -359,7 +359,8 @@ class Ood(Protocol):
     def name(self) -> str:
         # Heads on bfloat16 features have that in their protocol's name already
         plain = self.precision == "fp32" or self.of.endswith(f"-{self.precision}")
-        return f"{self.of}{'' if plain else f'-{self.precision}'}-{self.rule}"
+        size = "" if self.test_size else "-train-size"
+        return f"{self.of}{'' if plain else f'-{self.precision}'}{size}-{self.rule}"
 
 
 @dataclass(frozen=True, kw_only=True)

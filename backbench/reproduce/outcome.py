@@ -97,9 +97,7 @@ def _measured_at(board: Board, score: PrintedScore, digest: str | None) -> Resul
             continue
         result = cell.parts[0].result
         about: Mapping[str, Any] = result.provenance
-        if "own_geometry" not in about or not result.protocol.startswith(
-            f"own-{score.printed.rule}"
-        ):
+        if "own_geometry" not in about or about["recipe"]["rule"] != score.printed.rule:
             continue
         size = about["own_geometry"]["input_size"][-1]
         if (result.dataset, size) == (score.dataset, score.size):

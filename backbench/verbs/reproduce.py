@@ -136,11 +136,12 @@ def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> d
         provenance = header.about(out).get("provenance") if out.is_file() else None
         if isinstance(provenance, Mapping) and provenance.get("sha256") == file.sha256:
             continue
+        from backbench.weights.families.timm_model_names import PREFIX
         from backbench.weights.importing import read  # torch, for those who need it
 
         about = file.about
         checkpoint = read(
-            f"timm:{about.timm}" if about.timm else file.path,
+            PREFIX + about.timm if about.timm else file.path,
             name=name,
             method=about.method,
             encoder=about.encoder,
