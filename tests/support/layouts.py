@@ -299,13 +299,13 @@ class Trees:
 
     def objectnet(self, base, lines=None):
         """Three classes, one of two ImageNet names, and one that ImageNet has not. Line l of the
-        list in ILSVRC's own order is class 999 - l."""
+        list in ILSVRC's own order is class l - 7."""
         base = base / "objectnet-1.0"
         labels = {"mug": "Mug", "alarm_clock": "Alarm clock", "air": "Air", "bib": "Bib"}
         names = {"Mug": "coffee mug", "Alarm clock": "analog clock; digital clock", "Bib": "bib"}
         order = [f"name {i}" for i in range(1000)]
-        order[999 - 504], order[999 - 409] = "coffee mug", "analog clock"
-        order[999 - 530], order[999 - 443] = "digital clock", "bib"
+        order[504 + 7], order[409 + 7] = "coffee mug", "analog clock"
+        order[530 + 7], order[443 + 7] = "digital clock", "bib"
         for name in labels:
             for i in range(2):
                 self._picture(base / "images" / name / f"{i}{name}.png", size=(30, 24))
@@ -313,7 +313,9 @@ class Trees:
         texts = {
             "folder_to_objectnet_label.json": json.dumps(labels),
             "objectnet_to_imagenet_1k.json": json.dumps(names),
-            "pytorch_to_imagenet_2012_id.json": json.dumps({str(i): 999 - i for i in range(1000)}),
+            "pytorch_to_imagenet_2012_id.json": json.dumps(
+                {str(i): (i + 7) % 1000 for i in range(1000)}
+            ),
             "imagenet_to_label_2012_v2": "".join(f"{line}\n" for line in order),
         }
         for name, text in texts.items():
