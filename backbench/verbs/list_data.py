@@ -19,7 +19,6 @@ from backbench.images.image_list import ImageList
 from backbench.images.spans import SpanList, contents_name
 from backbench.recipes import config
 from backbench.runs import atomic
-from backbench.runs.terminal import log
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,8 +41,6 @@ def run(args: argparse.Namespace) -> int:
 def _list(root: Path) -> list[dict[str, object]]:
     """Print a line for each dataset; return the same as fields."""
     listed: list[dict[str, object]] = []
-    if not root.is_dir():
-        log.warning(f"--data {root}: no such folder, so every dataset is missing")
     line = "{:<21} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
     print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))
 
@@ -87,6 +84,8 @@ def _list(root: Path) -> list[dict[str, object]]:
         listed.append({"name": name, "classes": count, "images": counts, "on_disk": "found"})
         print(line.format(name, count, *counts, "top1", "found", "your own"))
         listed[-1]["container"] = _container(root / name)
+    if not root.is_dir():
+        print(f"--data {root}: no such folder, so every dataset is missing")
     print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or")
     print("ROOT/NAME/<class>/<image>, of which a fifth is drawn for test.")
     return listed

@@ -255,7 +255,8 @@ def test_coco_and_voc(tiny_root, tmp_path, said):
     (main / "trainval.txt").write_text("000005\n")
     status, _, out = said("data", "check", "voc", "--data", tmp_path)
     assert status == 1
-    assert "VOC2007 trainval: 1 images; 2 files are missing" in out
+    assert "VOC2007 trainval: 1 images; 1 files are missing" in out
+    assert "000005.jpg first; 1 files are missing" in out and "000005.xml first" in out
 
 
 def test_doctor_calls_nothing_there_that_linear_refuses(trees, monkeypatch, said):
