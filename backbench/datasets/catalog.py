@@ -158,8 +158,10 @@ def own_folders(root: Path) -> dict[str, str]:
             ):
                 out[name] = ""
         except BadInput as error:
-            if _splits_of(root / name):
-                out[name] = str(error)
+            with contextlib.suppress(BadInput):  # it may be the same again
+                if not _splits_of(root / name):
+                    continue
+            out[name] = str(error)
     return out
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
-from backbench.images import containers
+from backbench.images import containers, contents
 from backbench.images.image_list import ImageList
 from backbench.runs import atomic
 from backbench.runs.run_progress import Progress
@@ -37,8 +37,10 @@ def pack(name: str, root: Path, kind: str, out: Path) -> None:
             _write_archives(out, word, images, kind)
     for split, images in parts.items():
         written = _read(out, split)
-        if splits.digest(written) != splits.digest(images):
-            raise BadInput(f"{out}: '{split}' is another list than the source's; empty the folder")
+        # OUT may hold what was packed from an older state of the images
+        same = splits.digest(written) == splits.digest(images)
+        if not same or contents.named(written).digest != contents.named(images).digest:
+            raise BadInput(f"{out}: '{split}' has other images than the source; empty the folder")
         print(f"{name} {split or 'images'}: {len(written)} images in {out}, the same list")
 
 
@@ -67,8 +69,7 @@ def _write_folder(folder: Path, images: ImageList) -> None:
     progress = Progress(None, len(images), f"{folder}: writing", unit="image")
     for index, path in enumerate(images.paths):
         file, data = folder / path, images.read(index)
-        # A file that a kill has cut short has another size
-        if not file.is_file() or file.stat().st_size != len(data):
+        if not file.is_file() or file.read_bytes() != data:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
         progress.advance()

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,6 +70,7 @@ REFUSED = {
 }
 LARGEST_NAMES = 4 * opening.GIGABYTE  # bytes of names.tsv, unpacked; ImageNet's train has 80 MB
 _SHARD = re.compile(r"(.*[-_.])?\d{3,}")  # the name of a WebDataset shard, not that of a class
+_PART = re.compile(r"-\d{5}-of-(\d{5})\b")  # train-00003-of-00294.parquet
 _IMAGENET = re.compile(r"(?:(n\d{8})_\d+|ILSVRC2012_val_\d{8})(?:_(n\d{8}))?\.\w+")
 _HUB_TAIL = re.compile(r"_n\d{8}(?=\.\w+$)")  # the Hub writes the synset behind each file's name
 
@@ -80,6 +82,20 @@ class Container:
     kind: str
     files: tuple[Path, ...]
     inside: str = ""
+
+    def __post_init__(self) -> None:
+        folder = self.files[0].parent
+        for file in self.files:
+            if file.parent != folder:
+                raise BadInput(
+                    f"{folder}: and {file.parent} hold the same split, twice; move one away"
+                )
+            part = _PART.search(file.name)
+            if part and int(part[1]) != len(self.files):
+                raise BadInput(
+                    f"{file}: is one of {int(part[1])} files, and {len(self.files)} are there;"
+                    " get all of them, and only them"
+                )
 
 
 def find(base: Path, split: str) -> Container | None:
@@ -358,9 +374,17 @@ def _splits_inside(container: Container) -> dict[str, str]:
     """Split -> its folder in a container that holds several; empty where it is not divided."""
     rows = _Rows(container, _tables(container)[0], "", {})
     tops = {name.partition("/")[0] for name in rows.names}
-    if not tops or not tops <= SPLIT_OF.keys():
+    if not tops <= SPLIT_OF.keys():
         return {}
-    return {SPLIT_OF[top]: top for top in tops}
+    out: dict[str, str] = {}
+    for top in sorted(tops):
+        split = SPLIT_OF[top]
+        if out.setdefault(split, top) != top:
+            raise BadInput(
+                f"{container.files[0]}: '{split}' is there twice, as {out[split]} and {top};"
+                " take one out"
+            )
+    return out
 
 
 def _named_by_contents(
@@ -432,7 +456,9 @@ def _class_of_label(
         synsets = sorted({m[2] or m[1] for m in map(_IMAGENET.fullmatch, rows.names) if m} - {None})
         return dict(enumerate(synsets))
     if stated:
-        return dict(enumerate(stated))
+        # Two classes of one name stay two: ImageNet has two cranes
+        count = Counter(stated)
+        return {i: name if count[name] == 1 else f"{name} {i}" for i, name in enumerate(stated)}
     # Numbers alone: folders beside them name the classes, where each has one label
     pairs = set(
         zip(rows.labels, (name.rpartition("/")[0].partition("/")[0] for name in rows.names))
@@ -441,7 +467,7 @@ def _class_of_label(
     folders = set(of_label.values())
     if "" not in folders and len(folders) == len(pairs) == len(of_label):
         return of_label
-    return {label: str(label) for label in range(max(labels) + 1)}
+    return {label: str(label) for label in labels}
 
 
 def _placed(

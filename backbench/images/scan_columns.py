@@ -111,7 +111,8 @@ def _columns(schema: Any) -> tuple[str, bool, str | None, list[str]]:
     classes = {}
     for name, about in features.items():
         if isinstance(about, dict) and about.get("_type") == "ClassLabel":
-            classes[name] = [str(each) for each in about.get("names") or []]
+            # A class is a folder: SUN397 calls one "/a/abbey"
+            classes[name] = [str(each).replace("/", "_") for each in about.get("names") or []]
     for label in ("label", *classes, "labels", "cls"):
         if label in numbers:
             return image, struct, label, classes.get(label, [])

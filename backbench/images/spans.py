@@ -287,6 +287,9 @@ class Table:
         for name in (*self.names, *self.classes):
             if found := printable.control_in(name):
                 raise ValueError(f"a member's name holds the control character {found}")
+        for name in self.classes:  # they become folders
+            if "/" in name or name in (".", ".."):
+                raise ValueError(f"the class name '{printable.shown(name, 100)}'")
         for name in self.names:
             parts = name.split("/")
             if not parts[-1] or not parts[0] or ".." in parts or len(name.encode()) > LONGEST_NAME:

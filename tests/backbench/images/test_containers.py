@@ -286,6 +286,53 @@ def test_the_hubs_imagenet(tmp_path):
     assert own.classes == ("ant", "cat", "owl") and own.paths[0] == "ant/train-0000001.jpg"
 
 
+@pytest.mark.parametrize(
+    ("stated", "classes"),
+    [
+        (["crane", "crane"], ("crane 0", "crane 1")),  # as ImageNet's two
+        (["/a/abbey", "owl"], ("_a_abbey", "owl")),
+        (None, ("0", "1099511627776")),
+    ],
+)
+def test_classes_that_are_no_folders_of_their_own(tmp_path, stated, classes):
+    last = 1 if stated else 1 << 40
+    parquet(tmp_path / "train.parquet", [(b"x", "1.jpg", 0), (b"y", "2.jpg", last)], stated)
+    found = containers.read_split(tmp_path, "train")
+    assert found.classes == classes and found.paths == (
+        f"{classes[0]}/1.jpg",
+        f"{classes[1]}/2.jpg",
+    )
+
+
+def test_packing_writes_nothing_outside_of_its_folder(tmp_path):
+    for split in ("train", "test"):
+        file = tmp_path / "own" / f"{split}.parquet"
+        file.parent.mkdir(exist_ok=True)
+        parquet(file, [(b"x", "1.jpg", 0), (b"y", "2.jpg", 1)], ["..", "owl"])
+    with pytest.raises(BadInput, match=r"train\.parquet: .*the class name '\.\.'"):
+        packing.pack("own", tmp_path, "folder", tmp_path / "out" / "own")
+    with pytest.raises(ValueError, match=r"the class name '\.\./x'"):
+        spans.Table.of([], ["../x"])
+    assert not list(tmp_path.rglob("*.jpg"))
+
+
+def test_a_split_that_is_not_whole_or_there_twice_is_refused(tmp_path, capsys):
+    rows = [(b"x", "1.jpg", 0), (b"y", "2.jpg", 1)]
+    for name in ("part/data/train-00000-of-00003", "two/a/train/0", "two/b/train/0"):
+        file = tmp_path / f"{name}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        parquet(file, rows)
+    with pytest.raises(BadInput, match=r"of-00003\.parquet: is one of 3 files, and 1 are there"):
+        containers.read_split(tmp_path / "part", "train")
+    with pytest.raises(BadInput, match=r"two/a/train: and .*two/b/train hold the same split"):
+        containers.read_split(tmp_path / "two", "train")
+    zipped(tmp_path / "own.zip", "train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg")
+    with pytest.raises(BadInput, match=r"own\.zip: 'val' is there twice, as val and valid"):
+        containers.find(tmp_path / "own", "val")
+    assert main(["data", "list", "--data", str(tmp_path)]) == 0
+    assert "own.zip: 'val' is there twice, as val and valid" in capsys.readouterr().out
+
+
 def test_parquet_without_the_images_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "train.parquet"
     parquet(file, [(None, "/home/me/cat/1.jpg", 0), (b"x", "2.jpg", 0)])
@@ -342,7 +389,22 @@ def test_packing_and_unpacking_keep_list_and_bytes(root, tmp_path, capsys, monke
         assert contents.whole(after.train) == contents.whole(before.train)
     (there / "classes" / "train" / "circle" / "odd.png").write_bytes(b"x")
     assert main([str(word) for word in words]) == 2
-    assert "'train' is another list than the source's" in capsys.readouterr().err
+    assert "'train' has other images than the source" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_an_older_state_of_the_images_is_not_taken_for_packed(root, tmp_path, kind):
+    out = tmp_path / "out" / "classes"
+    packing.pack("classes", root, kind, out)
+    first = next((root / "classes" / "train" / "circle").iterdir())
+    picture(first, 77, size=(9, 9))
+    if kind == "zip":
+        with pytest.raises(BadInput, match=r"'train' has other images than the source; empty"):
+            packing.pack("classes", root, kind, out)
+        return
+    first.write_bytes(first.read_bytes()[:-1] + b"?")
+    packing.pack("classes", root, kind, out)
+    assert (out / "train" / "circle" / first.name).read_bytes() == first.read_bytes()
 
 
 def test_a_copy_that_lost_its_names_gets_them_by_contents(root, tmp_path, capsys):
