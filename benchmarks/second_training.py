@@ -57,7 +57,7 @@ def commands(demo: Path, out: Path, *, short: bool) -> dict[str, list[str]]:
     if short:
         finetune = str(out / "finetune_short.yaml")
         Path(finetune).write_text(json.dumps(FINETUNE))
-    detect = ["--config-file", "demo_faster_rcnn_R_18_FPN", "--resume", *data]
+    detect = ["--config-file", "demo_faster_rcnn_frozen", "--resume", *data]
     return {
         "linear": ["linear", "--datasets", "digits", "--protocol", "linear_demo", *data],
         "semisup": ["semisup", *semisup, *data],
