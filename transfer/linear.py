@@ -108,12 +108,12 @@ def read_groups(
             heads=heads,
         )
         groups.append(group)
-    for group in groups:
+    for n, group in enumerate(groups):
         if not isinstance(group.protocol, Ood):
             splits.refuse_untrainable(group.dataset.name, group.splits)
         probe = probe_of(group.protocol.kind)
         probe.refuse(group.protocol, group.dataset.name, group.splits)
-        probe.fits(group)
+        groups[n] = replace(group, found=probe.fits(group))
         if group.protocol.head:
             for checkpoint in group.checkpoints:
                 kept_head(checkpoint, group.protocol.head)

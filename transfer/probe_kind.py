@@ -13,6 +13,7 @@ from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
+from backbench.weights.kept_heads import KeptHead
 from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.protocols import Protocol
@@ -39,8 +40,8 @@ class Probe(Generic[P]):
     refuse: Callable[[P, str, Splits], None] = lambda *_: None
     # True: it reads images with label maps (`Dataset.dense`)
     dense: bool = False
-    # The same for checkpoints that lack what it needs
-    fits: Callable[[Assignment[P]], object] = lambda _: None
+    # The same for checkpoints that lack what it needs. Returns the kept heads, by their digests
+    fits: Callable[[Assignment[P]], Mapping[str, KeptHead]] = lambda _: {}
     # True: the processes train together. False: they only share computing the features, and rank 0
     # does the rest alone
     together: bool = False

@@ -127,8 +127,8 @@ def measure(
     p, test, trim = task.protocol, task.splits.test, task.dataset.trim
     assert p.rule is not None and task.splits.imagenet is not None
     ruled = Ruled(p.rule, test.labels, task.splits.imagenet)
-    # 1. The heads, and how images are cut for them.
-    heads = heads_of(task)
+    # 1. How images are cut for the heads.
+    heads = task.found
     passes: list[tuple[Extractor, Geometry]] = [(extractor, p.geometry)]
     if p.of == OWN_HEAD:
         passes.clear()

@@ -55,6 +55,7 @@ class Assignment(Generic[Kind_co]):
     seed: int
     checkpoints: tuple[Checkpoint, ...]
     heads: Path | None = None  # where kept heads are looked for; None: beside the run
+    found: Mapping[str, KeptHead] = field(default_factory=dict)  # there, by checkpoints' digests
 
     @functools.cached_property
     def hashes(self) -> dict[str, str]:
@@ -100,7 +101,10 @@ def identity_of(tasks: Sequence[Assignment[Protocol]]) -> dict[str, object]:
         if recipe not in recipes:
             recipes.append(recipe)
         digests += [c.digest for c in task.checkpoints]
+    # Only where heads are used: runs without any are the same as before
+    heads = {digest: head.digest for task in tasks for digest, head in task.found.items()}
     return {
+        **({"heads": heads} if heads else {}),
         "recipe": recipes[0] if len(recipes) == 1 else recipes,
         "checkpoints": list(dict.fromkeys(digests)),
         "datasets": {task.dataset.name: task.hashes for task in tasks},

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from backbench.results.predictions import Arrays
+    from backbench.results.result_line import Result
 
 TOP = 10  # logits of an image
 METRICS = ("ece", "aece", "nll", "brier", "aurc", "eaurc")
@@ -77,6 +78,15 @@ def _refuse(arrays: Arrays) -> None:
             raise ValueError(f"'{name}' holds a value that is not finite")
     if top > TOP or arrays.get("temperature", 1) <= 0:
         raise ValueError(f"{top} logits an image, temperature {arrays.get('temperature')}")
+
+
+def owner(x: Arrays, r: Result) -> str:
+    """What tells that scores are another number's than a row says: its checkpoint, head or
+    protocol; empty where they are its own."""
+    protocol = str(x["protocol"]).partition("~")[0]  # a changed recipe's has its fingerprint, too
+    kept = {"checkpoint": str(x["checkpoint"]), "head": str(x["head"]), "protocol": protocol}
+    said = {"checkpoint": r.checkpoint, "head": r.facts.get("head_sha256"), "protocol": r.protocol}
+    return next((name for name in kept if kept[name] != said[name]), "")
 
 
 def names(x: Arrays) -> list[str]:

@@ -268,8 +268,8 @@ def _of_scores(r: Result, run: Path) -> int:
     if arrays is None or r.metric not in kept_scores.names(arrays):
         return UNBACKED
     _refuse_other_list(r, arrays)
-    if str(arrays["checkpoint"]) != r.checkpoint:
-        raise _Unfit(f"its scores '{printable.shown(str(name), 80)}' are another checkpoint's")
+    if other := kept_scores.owner(arrays, r):
+        raise _Unfit(f"its scores '{printable.shown(str(name), 80)}' are another {other}'s")
     again, interval = kept_scores.value(arrays, r.metric)
     if r.value is None or abs(again - r.value) > _ALIKE:
         raise _Unfit(f"it says {r.value}, its scores give {again:.6f}")

@@ -54,6 +54,9 @@ def of_run(file: Path) -> list[Result]:
         arrays = kept_scores.load(file.parent / name)
         if arrays is None:
             continue
+        if other := kept_scores.owner(arrays, source):
+            log.warning(f"{file.parent / name}: scores of another {other}; measure them again")
+            continue
         provenance = {k: v for k, v in source.provenance.items() if k not in _OF_PREDICTIONS}
         if "temperature" in arrays:
             provenance["fitted_temperature"] = float(arrays["temperature"])

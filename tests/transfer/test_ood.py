@@ -14,7 +14,7 @@ from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.datasets.readers import class_list
 from backbench.datasets.splits import InImageNet
-from backbench.errors import EXIT_BAD_INPUT, BadInput
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
 from backbench.images.preprocess import Pixels, to_input
 from backbench.results import kept_scores, store
 from backbench.weights import importing, kept_heads
@@ -187,14 +187,15 @@ def test_the_subset_rule_is_torchmetrics_on_the_restricted_logits():
 # --- kept heads ---
 
 
-def keep_head(trunk, run, name="linear-grid-v1", geometry=None, temperature=2.0):
+def keep_head(trunk, run, weight=None):
     """A head of 1000 classes as `linear` on ImageNet would keep it."""
     checkpoint = Checkpoint.load(trunk)
     draw = torch.Generator().manual_seed(5)
-    weight = torch.randn(1000, 512, generator=draw) * 0.1
-    head = KeptHead(weight, torch.randn(1000, generator=draw), temperature, "hold-out, twin")
-    reads = Ood(kind="ood", protocol="ood", geometry=Geometry(**(geometry or GEOMETRY)))
-    bound = scoring.bound_to(checkpoint, name, reads, class_list("imagenet"), 0)
+    drawn = torch.randn(1000, 512, generator=draw) * 0.1
+    bias = torch.randn(1000, generator=draw)
+    head = KeptHead(drawn if weight is None else weight, bias, 2.0, "hold-out, twin")
+    reads = Ood(kind="ood", protocol="ood", geometry=Geometry(**GEOMETRY))
+    bound = scoring.bound_to(checkpoint, "linear-grid-v1", reads, class_list("imagenet"), 0)
     run.mkdir(parents=True, exist_ok=True)
     kept_heads.keep(run / "heads.safetensors", "linear/imagenet/x", head, bound)
     return checkpoint, head
@@ -272,6 +273,30 @@ def test_heads_of_other_trunks_and_geometries_are_refused(trees, trunk, tmp_path
         assert main(line) == EXIT_BAD_INPUT
         assert said in capsys.readouterr().err
         assert not (tmp_path / "runs" / f"o{n}" / "results.jsonl").exists()
+
+
+def test_a_run_goes_on_with_its_own_heads_alone(trees, trunk, tmp_path, capsys):
+    root, out = trees("imagenet-a"), tmp_path / "runs" / "ood"
+    _, head = keep_head(trunk, tmp_path / "runs" / "linear")
+    words = ["ood", str(trunk), "--datasets", "imagenet-a", "--data", str(root), "--workers", "0"]
+    words += ["--out", str(out), "--protocol", recipe(tmp_path)]
+    assert main(words) == 0
+    before = (out / "results.jsonl").read_text()
+    # Trained again: all that a head is bound to is the same, and its numbers are others
+    keep_head(trunk, tmp_path / "again", weight=-head.weight)
+    assert main([*words, "--heads", str(tmp_path / "again")]) == EXIT_BAD_INPUT
+    assert "differs in heads" in capsys.readouterr().err
+    assert main(words) == 0 and (out / "results.jsonl").read_text() == before
+    # Two rules, one head: files of scores that were exchanged give no number
+    of_all, subset = sorted((out / "scores").glob("*.npz"))
+    kept = subset.read_bytes()
+    subset.write_bytes(of_all.read_bytes())
+    assert main(["calibrate", str(out)]) == 0
+    rows = [r for r in store.read_file(out / "results.jsonl") if r.task == "calibration"]
+    assert {r.protocol for r in rows} == {"linear-grid-v1-all"}
+    of_all.write_bytes(kept)
+    assert main(["verify", str(out)]) == EXIT_FAILED
+    assert "are another protocol's" in capsys.readouterr().out
 
 
 def test_evaluate_takes_the_heads_that_lie_in_its_folder(trees, trunk, tmp_path):

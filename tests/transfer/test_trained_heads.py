@@ -173,6 +173,7 @@ def test_old_runs_are_calibrated_verified_and_merged(run, tmp_path, capsys):
     whole = dict(np.load(scores))
     for changes in (
         {"checkpoint": "0" * 64},
+        {"head": "0" * 64},
         {"manifest": "0" * 64},
         {"label": whole["label"][::-1]},
         {"label_logit": whole["label_logit"] - 1},
