@@ -180,10 +180,14 @@ def _pretrain(p: argparse.ArgumentParser) -> None:
 def _evaluate(p: argparse.ArgumentParser) -> None:
     help = (
         "checkpoint files or timm:NAME; then, if you like, tasks (knn, fewshot, logreg, linear,"
-        " finetune, semi_10pct; knn@RECIPE, knn/DATASET)"
+        " attentive, calibration, finetune, semi_10pct, ood/imagenet-a, segmentation/voc2012;"
+        " knn@RECIPE, knn/DATASET)"
     )
     p.add_argument("words", metavar="MODEL|TASK", nargs="+", help=help)
-    help = "the images as FOLDER/<class>/, or in FOLDER/{train,val,test}/<class>/; or ROOT, with TASK/DATASET"
+    help = (
+        "the images as FOLDER/<class>/, or in FOLDER/{train,val,test}/<class>/, or a tar or zip file;"
+        " or ROOT, with TASK/DATASET"
+    )
     p.add_argument("--data", metavar="FOLDER", type=Path, required=True, help=help)
     help = "folder of runs, page and table; the same command continues"
     p.add_argument("--out", metavar="RUNS", type=Path, required=True, help=help)
