@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.images import contents
+from backbench.images import containers, contents
 from backbench.parallel import loading
 from backbench.recipes import fast
 from backbench.results import store
@@ -169,6 +169,7 @@ def results(
         "train": p.train.fingerprint,
         "val": p.val.fingerprint,
         contents.KEY: contents.whole(p.val.images),
+        **containers.provenance([("train", p.train.images), ("val", p.val.images)]),
         "predictions": kept,
         "per_category": PER_CATEGORY_FILE,
         "trunk": trunk_facts.of_maps(p.checkpoint, sides, backbones.scaled),

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput, Preempted
-from backbench.images import augmentations, contents
+from backbench.images import augmentations, containers, contents
 from backbench.images.image_list import ImageList
 from backbench.knn import knn_scores
 from backbench.parallel import loading
@@ -141,6 +141,7 @@ def analyze(
             "manifest": splits.digest(images),
             "images": len(images),
             "sample": len(sample),
+            **containers.provenance([(recipe.split, images)]),
             **fast.of_trunk(checkpoint.provenance),
             "space": f"{space.name}, {space.dim} dimensions",
         }

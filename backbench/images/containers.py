@@ -200,13 +200,21 @@ def refused(file: Path) -> str | None:
 
 def provenance(splits: Iterable[tuple[str, ImageList]]) -> dict[str, dict[str, dict[str, object]]]:
     """What a row says of its containers, which decides no column; nothing where there are none."""
-    from backbench.images.spans import SpanList
+    from backbench.images.spans import NamedImages, SpanList
 
     out: dict[str, dict[str, object]] = {}
     for name, images in splits:
+        marks: tuple[Mark, ...] = ()
         if isinstance(images, SpanList):
-            index = hashlib.sha256(repr(images.marks).encode()).hexdigest()[:16]
-            out[name] = {"kind": images.kind, "files": len(images.marks), "index": index}
+            kind, marks = images.kind, images.marks
+        elif isinstance(images, NamedImages) and images.containers:
+            kind, marks = (
+                Path(next(iter(images.containers))).suffix[1:],
+                (*images.containers.values(),),
+            )
+        if marks:
+            index = hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
+            out[name] = {"kind": kind, "files": len(marks), "index": index}
     return {KEY: out} if out else {}
 
 

@@ -221,20 +221,24 @@ def read_spelled(word: str) -> bytes | None:
 class NamedImages(ImageList):
     """Images whose `paths` are names of files, or words for images in containers."""
 
+    @functools.cached_property
+    def containers(self) -> dict[str, Mark]:
+        """Each container as it was when it was looked into."""
+        words = [_parsed(word) for word in self.paths if word.startswith(PREFIX)]
+        return {path: mark for path, mark, _ in words}
+
     def read(self, index: int) -> bytes:
         data = read_spelled(self.paths[index])
         return super().read(index) if data is None else data
 
     def stamps(self) -> Iterator[Stamp]:
-        marks: dict[str, Mark] = {}
+        marks = {path: mark_of(path) for path in self.containers}
         for word in self.paths:
-            if not word.startswith(PREFIX):
+            if word.startswith(PREFIX):
+                path, _, span = _parsed(word)
+                yield Stamp(span[4], *marks[path][1:])
+            else:
                 yield Stamp(*mark_of(word))
-                continue
-            path, _, span = _parsed(word)
-            if path not in marks:
-                marks[path] = mark_of(path)
-            yield Stamp(span[4], *marks[path][1:])
 
 
 # Tables

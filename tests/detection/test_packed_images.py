@@ -43,6 +43,10 @@ def test_a_detector_does_not_see_where_its_images_lie(tiny_root, packed, tmp_pat
         metrics.append((out / "metrics.jsonl").read_text())
         found, problems = store.read(out / RESULTS_FILE)
         assert found and not problems
+        for row in found:
+            held = row.provenance.pop("container", {})
+            kinds = {split: about["kind"] for split, about in held.items()}
+            assert kinds == ({} if root == tiny_root else {"train": "zip", "val": "tar"})
         rows.append([dataclasses.replace(row, origin={}) for row in found])
     assert metrics[0] == metrics[1] and rows[0] == rows[1]
 

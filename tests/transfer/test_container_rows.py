@@ -5,6 +5,7 @@ import json
 
 import pytest
 from support.containers import LAYOUTS, packed
+from support.tiny_pretraining import digest, recipe
 
 from backbench.cli import main
 from backbench.results import store
@@ -23,17 +24,30 @@ RECIPES = {
         "parts": {"100": {"length": {"iterations": 3}, "head_over_trunk": 1}},
         **TRAINED,
     },
+    "semisup": {
+        "kind": "finetune",
+        "head_lr": [0.1],
+        "parts": {"10": {"length": {"iterations": 3}, "head_over_trunk": 1}},
+        **TRAINED,
+    },
+    "analyze": {"base": "analyze_demo", "images": 6, "split": "train", "augmentations": 2},
+}
+WORDS = {
+    "finetune": ["finetune", "--dataset"],
+    "semisup": ["semisup", "--percent", "10", "--dataset"],
+    "analyze": ["analyze", "--dataset"],
 }
 FAST = ("tar", "wds", "deflated", "parquet of 2023", "arrow")
 
 
 def rows_of(verb, root, trunk, folder):
     file = folder / f"{verb}.yaml"
-    file.write_text(json.dumps({"protocol": f"{verb}-container-demo-v1", **RECIPES[verb]}))
+    name = {} if verb == "analyze" else {"protocol": f"{verb}-container-demo-v1"}
+    file.write_text(json.dumps({**name, **RECIPES[verb]}))
     out = folder / f"{verb} of {root.name}"
-    name = "--dataset" if verb == "finetune" else "--datasets"
-    words = ["finetune" if verb == "finetune" else "linear", trunk, name, "classes"]
-    words += ["--protocol", file, "--workers", "0", "--data", root, "--out", out]
+    words = [*WORDS.get(verb, ["linear", "--datasets"]), "classes", trunk, "--data", root]
+    words += ["--recipe" if verb == "analyze" else "--protocol", file, "--workers", "0"]
+    words += ["--out", out]
     assert main([str(word) for word in words]) == 0
     found, problems = store.read(out / RESULTS_FILE)
     assert found and not problems
@@ -60,3 +74,16 @@ def same_rows(root, trunk, tmp_path, verb, layouts):
     for layout in layouts:
         assert rows_of(verb, packed(root, "classes", layout), trunk, tmp_path) == wanted, layout
     assert sorted((cache_folder() / "features").glob("*.npy")) == features
+
+
+def test_pretraining_gives_the_same_weights(trees, tmp_path):
+    root = trees("classes")
+    file = tmp_path / "tiny.yaml"
+    file.write_text(recipe(data={"dataset": "classes", "workers": 0}, epochs=1))
+    digests = set()
+    for where in (root, packed(root, "classes", "deflated"), packed(root, "classes", "lmdb")):
+        out = tmp_path / f"pretrained on {where.name}"
+        words = ["pretrain", file, "--data", where, "--out", out, "--accelerator", "cpu"]
+        assert main([str(word) for word in words]) == 0
+        digests.add(digest(out))
+    assert len(digests) == 1
