@@ -42,6 +42,7 @@ from transfer.scoring import Assignment
 
 SHOWN = 4  # test images in a picture
 SHOWN_SIDE = 192  # pixels of their height there
+Shown = dict[int, np.ndarray]  # test image -> its predicted label map
 
 
 class DenseHeads(TokenHeads):
@@ -211,14 +212,14 @@ class Windows:
 
     def count(
         self, split: str, indices: Sequence[Sequence[int]]
-    ) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
+    ) -> tuple[list[list[np.ndarray]], list[Shown]]:
         """Per trunk, for each of the heads at its `indices`, the counts (N, 3, C); and the first
-        head's label maps of the first images, on rank 0."""
+        head's label maps of the first images of rank 0."""
         p, machine, name = self.task.protocol, self.machine, self.task.dataset.name
         images = cast(DenseList, dict(self.task.splits.items())[split])
         classes, n = len(images.classes), len(images)
         counted = [[torch.zeros(n, 3, classes).long() for _ in of] for of in indices]
-        shown: list[list[np.ndarray]] = [[] for _ in self.trunks]
+        shown: list[Shown] = [{} for _ in self.trunks]
         # Every rank has its own images, and each takes part in every vote about a stop
         mine = [min(i, n - 1) for i in range(machine.rank, n + machine.rank, machine.world)]
         what = f"{name} {split} windows"
@@ -232,7 +233,7 @@ class Windows:
                     counts = dense_counts.count(best, labels[0].numpy(), classes)
                     counted[t][k][int(index)] = torch.from_numpy(counts)
                     if k == 0 and machine.main and len(shown[t]) < SHOWN:
-                        shown[t].append(best)
+                        shown[t][int(index)] = best
             progress.advance(machine.world)
             if stopping := machine.stopping(self.stop):
                 raise Preempted(f"stopped by {stopping} at {what}; the same command continues")
@@ -316,8 +317,8 @@ def _rows(
     return rows
 
 
-def _montage(task: Assignment[Seg], shown: Sequence[np.ndarray]) -> bytes:
-    """A png: the first test images, a row each: the image, its labels, and what is predicted."""
+def _montage(task: Assignment[Seg], shown: Shown) -> bytes:
+    """A png: the test images that are shown, a row each: the image, its labels, and what is predicted."""
     images = cast(DenseList, task.splits.test)
     # One colour per class, evenly around the circle and of two brightnesses; black is ignored
     colours = np.zeros((256, 3), np.uint8)
@@ -326,7 +327,7 @@ def _montage(task: Assignment[Seg], shown: Sequence[np.ndarray]) -> bytes:
         hsv = (int(255 * n / classes), 200, 255 - 90 * (n % 2))
         colours[n] = np.asarray(Image.new("HSV", (1, 1), hsv).convert("RGB"))[0, 0]
     strips = []
-    for index, predicted in enumerate(shown):
+    for index, predicted in shown.items():
         picture, labels = images.pair(index)
         width = max(1, round(picture.width * SHOWN_SIDE / picture.height))
         strip = Image.new("RGB", (3 * width, SHOWN_SIDE))

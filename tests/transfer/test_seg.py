@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -210,6 +211,20 @@ def test_a_trunk_that_knows_the_label_scores_100(tmp_path, monkeypatch):
         best = best_classes(logits, 96, 128).numpy()[8::16, 8::16]
         counts = dense_counts.count(best, labels[8::16, 8::16], 3)
         assert float(dense_counts.scores(*counts)["miou"]) == 1.0
+
+
+def test_the_pictures_of_one_of_two_ranks_are_of_its_own_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe_seg, "forward_all", OneHot())
+    heads, images = DenseHeads(DEMO, 3, 3, seed=0, machine=ONE), blocks(tmp_path, 6)
+    task = SimpleNamespace(
+        protocol=DEMO, dataset=SimpleNamespace(name="x"), run=tmp_path, splits={"test": images}
+    )
+    windows = probe_seg.Windows(task, [None], [heads], Machine(ONE.device, 0, 2, 0), None)
+    ((counts,),), (shown,) = windows.count("test", [[0]])
+    assert list(shown) == [0, 2, 4] == np.flatnonzero(counts.any((1, 2))).tolist()
+    for index, best in shown.items():
+        again = dense_counts.count(best, images.pair(index)[1], 3)
+        np.testing.assert_array_equal(again, counts[index])
 
 
 # Scores
