@@ -54,7 +54,7 @@ def named(images: ImageList) -> Named:
 
 def sample(images: ImageList) -> str:
     """16 hex digits of the contents of SAMPLE images, chosen by a seed."""
-    sha = hashlib.sha256()
+    images, sha = images.files, hashlib.sha256()
     for i in chosen(len(images), SAMPLE):
         with contextlib.suppress(BadInput):  # who needs it will say so
             sha.update(hashlib.sha256(images.read(i)).digest())
@@ -67,6 +67,7 @@ def whole(images: ImageList) -> str:
     (ctime, which no program can set)."""
     if isinstance(images, ArrayList):
         return hashlib.sha256(images.pixels.tobytes()).hexdigest()[:16]
+    images = images.files
     # 1. The same files as before?
     about = hashlib.sha256()
     for path, stamp in zip(images.paths, images.stamps()):

@@ -29,6 +29,11 @@ class DenseList(ImageList):
     def subset(self, indices: Sequence[int]) -> Self:
         return dataclasses.replace(super().subset(indices), maps=taken(self.maps, indices))
 
+    @property
+    def files(self) -> ImageList:
+        both = self.paths + self.maps
+        return ImageList(self.root, both, (0,) * len(both), self.classes)
+
     def label_map(self, index: int) -> np.ndarray:
         """The classes of image `index`, uint8 (H, W), IGNORED where there is none. BadInput for a
         file that is no map of indices, or that holds an unknown value."""

@@ -156,6 +156,11 @@ class ImageList:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size))
             return head + file.read(size)
 
+    @property
+    def files(self) -> ImageList:
+        """This list, and what else a number on it depends on, as files."""
+        return self
+
     def stamps(self) -> Iterator[Stamp]:
         """Yield the stamp of every image, in order: one stat per file."""
         for path in self.paths:

@@ -8,6 +8,7 @@ from support.layouts import Trees
 from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.images import contents
 from backbench.images.dense import IGNORED
 
 VOC = "VOCdevkit/VOC2012"
@@ -94,6 +95,14 @@ def test_an_image_of_trainaug_that_is_in_val_is_refused(trees):
     root = trees("voc2012aug", more=("2008_000007", "2007_000033"))
     with pytest.raises(BadInput, match="1 images of train are test images, JPEGImages/2007_000033"):
         catalog.load("voc2012aug", root, dense=True)
+
+
+def test_other_label_maps_of_the_same_images_are_other_data(trees):
+    images = catalog.load("ade20k", trees("ade20k"), dense=True).test
+    before = contents.whole(images), contents.sample(images)
+    file = images.root / images.maps[0]
+    Image.fromarray(np.asarray(Image.open(file)) // 2).save(file)
+    assert not {contents.whole(images), contents.sample(images)} & set(before)
 
 
 def test_a_missing_map_is_refused(trees):
