@@ -9,6 +9,9 @@ from typing import Any
 from backbench.results.result_line import Result
 from backbench.untrusted import yamls
 
+# Their test images are those of imagenet, by other labels or of some classes
+_IMAGENETS = ("imagenet100", *(f"imagenet-{name}" for name in ("real", "val", "val-a", "val-r")))
+
 
 def flaw(result: Result) -> str:
     """The reason in words, or "": an erratum, a fit that has not converged, or a trunk that was
@@ -21,9 +24,10 @@ def flaw(result: Result) -> str:
         gradient = chosen.get("gradient")
         left = f": its gradient is {gradient:.1e}" if isinstance(gradient, float) else ""
         return f"the fit has not converged{left}, and more iterations would move this number"
+    pictures = "imagenet" if result.dataset in _IMAGENETS else result.dataset
     for name in _trained_on(result):
         dataset, _, split = name.partition(":")
-        if dataset == result.dataset and split == (result.split or "test"):
+        if dataset in (pictures, result.dataset) and split == (result.split or "test"):
             return f"its trunk was trained on {name}: it has seen the test images"
     return ""
 

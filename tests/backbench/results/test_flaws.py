@@ -44,3 +44,13 @@ def test_a_trunk_that_has_seen_the_test_images_is_marked(tmp_path, trained_on, m
     assert standing(board, board.columns[0])[two.checkpoint] == mark
     note = board.cell(two, board.columns[0]).note
     assert words in note and bool(note) == bool(words)
+
+
+@pytest.mark.parametrize("dataset", ["imagenet-real", "imagenet-val-a", "imagenet100", "imagenet"])
+def test_imagenets_test_images_are_known_under_other_names(dataset):
+    row = a_result(task="ood", dataset=dataset, chosen={}, provenance={"trained_on": ["imagenet"]})
+    assert flaws.flaw(row) == ""
+    seen = dataclasses.replace(row, provenance={"trained_on": ["imagenet:test"]})
+    assert "imagenet:test: it has seen the test images" in flaws.flaw(seen)
+    other = dataclasses.replace(seen, dataset="imagenet-sketch")
+    assert flaws.flaw(other) == ""
