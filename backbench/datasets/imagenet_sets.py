@@ -81,10 +81,14 @@ def _real(base: Path, seed: int) -> Splits:
     answers = jsons.read(file)
     if hashlib.sha256(json.dumps(answers).encode()).hexdigest() != REAL:
         raise BadInput(f"{file}: not the published labels; get it from reassessed-imagenet again")
-    paths, labels, of_image = [], [], []
+    paths, labels, of_image, known = [], [], [], set()
     for path in sorted((base / "val").rglob("ILSVRC2012_val_*")):
         name = _VAL_NAME.fullmatch(path.name)
-        of_file = answers[int(name[1]) - 1] if name else ()
+        number = int(name[1]) if name else 0
+        if name and (number in known or not 1 <= number <= len(answers)):
+            raise BadInput(f"{path}: no image of val, or a second copy of one; remove it")
+        known.add(number)
+        of_file = answers[number - 1] if name else ()
         if of_file:
             paths.append(path.relative_to(base).as_posix())
             labels.append(of_file[0])

@@ -80,6 +80,18 @@ def test_real_goes_by_the_number_of_the_file(trees):
     assert sorted(numbers) == known and numbers != known  # the folders are in another order
     for number, answers in zip(numbers, found.imagenet.answers, strict=True):
         assert list(answers) == labels[number - 1]
+    (file, *_) = (root / "imagenet/val").rglob("*_00000001.JPEG")
+    for name in (
+        f"n01440764/{file.name}",
+        "ILSVRC2012_val_00000000.JPEG",
+        "ILSVRC2012_val_00050001.JPEG",
+    ):
+        other = root / "imagenet/val" / name
+        other.parent.mkdir(exist_ok=True)
+        other.write_bytes(file.read_bytes())
+        with pytest.raises(BadInput, match=r"JPEG: no image of val, or a second copy of one"):
+            catalog.load("imagenet-real", root)
+        other.unlink()
     (root / "imagenet/real.json").write_text(json.dumps([*labels[1:], []]))
     with pytest.raises(BadInput, match="not the published labels"):
         catalog.load("imagenet-real", root)
