@@ -20,7 +20,7 @@ from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
 from backbench.images import containers
-from backbench.images.image_list import EXTENSIONS, ImageList, scan_folder
+from backbench.images.image_list import ImageList, is_image, scan_folder
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
 
@@ -125,14 +125,10 @@ def _instead_of_classes(base: Path, folders: list[str]) -> str:
     packed = [name for name in files if name.lower().endswith(ARCHIVES)]
     if packed:
         return f"holds the archive {packed[0]}, which must be unpacked there"
-    pictures = [name for name in files if name.lower().endswith(EXTENSIONS)]
+    pictures = [name for name in files if is_image(name)]
     if pictures:
         return f"{len(pictures)} images lie in no class folder ({pictures[0]} first)"
     return f"one class folder alone, '{folders[0]}'" if folders else "no class folders in it"
-
-
-def _is_image(path: Path) -> bool:
-    return path.name.lower().endswith(EXTENSIONS)
 
 
 def own_folders(root: Path) -> dict[str, str]:
@@ -154,7 +150,7 @@ def own_folders(root: Path) -> dict[str, str]:
             if (
                 contained
                 or _splits_of(base)
-                or all(any(map(_is_image, each.iterdir())) for each in classes)
+                or all(any(is_image(p.name) for p in each.iterdir()) for each in classes)
             ):
                 out[name] = ""
         except BadInput as error:

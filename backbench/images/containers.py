@@ -6,6 +6,7 @@ contents. As every container gives the names of the class folder, they do not de
 
 from __future__ import annotations
 
+import functools
 import glob
 import gzip
 import hashlib
@@ -123,10 +124,12 @@ def find(base: Path, split: str) -> Container | None:
         raise BadInput(f"{base}: '{split}' is there twice, {first} and {second}; move one away")
     if found:
         return Container(found[0][0], tuple(found[0][2]))
-    container = whole(base)
-    if container is not None and (folder_inside := _splits_inside(container).get(split)):
-        return Container(container.kind, container.files, folder_inside)
-    return None
+    if (container := whole(base)) is None:
+        return None
+    from backbench.images.spans import mark_of
+
+    inside = _splits_inside(container, tuple(map(mark_of, container.files)))
+    return replace(container, inside=inside[split]) if split in inside else None
 
 
 def whole(base: Path) -> Container | None:
@@ -323,7 +326,8 @@ def _tables(container: Container) -> tuple[list[Table], list[Mark]]:
 
     kind = container.kind
     own = {"tar": scan_archives.scan_tars, "zip": scan_archives.scan_zips}
-    return spans.tables_of(container.files, kind, own.get(kind) or scan_columns.scanner(kind))
+    scan = own.get(kind) or functools.partial(scan_columns.scan, kind)
+    return spans.tables_of(container.files, kind, scan)
 
 
 class _Rows:
@@ -378,8 +382,10 @@ def _common(names: Sequence[str], words: Iterable[str], own: str = "") -> int:
     return len("/".join(shared[:keep])) + 1 if keep else 0
 
 
-def _splits_inside(container: Container) -> dict[str, str]:
-    """Split -> its folder in a container that holds several; empty where it is not divided."""
+@functools.lru_cache(maxsize=64)  # a dataset's container is looked for ten times
+def _splits_inside(container: Container, marks: tuple[Mark, ...]) -> dict[str, str]:
+    """Split -> its folder in a container that holds several; empty where it is not divided. `marks`
+    tell a file from another one of its name."""
     rows = _Rows(container, _tables(container)[0], "", {})
     tops = {name.partition("/")[0] for name in rows.names}
     if not tops <= SPLIT_OF.keys():

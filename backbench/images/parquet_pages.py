@@ -211,6 +211,12 @@ class _Page:
                 )
         return self._content
 
+    def part(self, start: int, size: int) -> bytes:
+        """Some bytes of the content; of a bare page no others are read."""
+        if self.codec == "bare":
+            return os.pread(self.file, size, self.at + start)
+        return self.content[start : start + size]
+
     def levels(self, kind: int, about: dict[int, Any], most: int) -> int:
         """Refuse nulls; how many bytes of levels stand before the values."""
         if kind == DATA_V2:
@@ -224,25 +230,21 @@ class _Page:
             return 0
         if not most:
             return 0
-        head = os.pread(self.file, 4, self.at) if self.codec == "bare" else self.content[:4]
-        (size,) = struct.unpack("<I", head)
+        (size,) = struct.unpack("<I", self.part(0, 4))
         if size > self.unpacked:
             raise ValueError("levels longer than their page")
-        data = self.content[4 : 4 + size] if self.codec != "bare" else b""
-        data = data or os.pread(self.file, size, self.at + 4)
-        if set(hybrid(data, most.bit_length(), about[1])) - {most}:
+        if set(hybrid(self.part(4, size), most.bit_length(), about[1])) - {most}:
             raise ValueError("the images are not in it (null bytes)")
         return 4 + size
 
     def values(self, skip: int, count: int) -> Iterator[Span]:
         """Yield the spans of `count` plain values, each 4 bytes of length and then its bytes."""
-        starts, body = [0], self.at
+        starts = [0]
         if self.codec == "snappy":
             starts, _ = snappy_blocks((self.content, self.raw)[1])
         inner = skip
         for _ in range(count):
-            head = os.pread(self.file, 4, body + inner) if self.codec == "bare" else b""
-            (size,) = struct.unpack("<I", head or self.content[inner : inner + 4])
+            (size,) = struct.unpack("<I", self.part(inner, 4))
             inner += 4
             if inner + size > self.unpacked:
                 raise ValueError("a value that is not inside its page")

@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from backbench.errors import BadInput
 from backbench.images.image_list import is_image
 from backbench.images.parquet_pages import chunk_of, spans_of
-from backbench.images.spans import Table, read_span
+from backbench.images.spans import Table, mark_of, read_span
 from backbench.parallel.parent import die_with_parent
 from backbench.untrusted import jsons, opening, pickles, printable
 
@@ -35,12 +35,8 @@ PACKAGES = {"parquet": "pyarrow", "arrow": "pyarrow", "lmdb": "lmdb"}
 Row = tuple[str, int, tuple[int, ...]]
 
 
-def scanner(kind: str) -> Callable[[Sequence[Path]], Iterator[Table]]:
-    """The scanner of a kind of file."""
-    return lambda files: _scan(kind, files)
-
-
-def _scan(kind: str, files: Sequence[Path]) -> Iterator[Table]:
+def scan(kind: str, files: Sequence[Path]) -> Iterator[Table]:
+    """The tables of files of one kind."""
     for begin in range(0, len(files), AT_ONCE):
         part = files[begin : begin + AT_ONCE]
         with tempfile.TemporaryDirectory() as folder:
@@ -74,10 +70,10 @@ def main(kind: str, folder: str, files: Sequence[str]) -> None:
     with contextlib.suppress(ValueError, OSError):  # a system that has no such limits
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    scan = {"parquet": scan_parquet, "arrow": scan_arrow, "lmdb": scan_lmdb}[kind]
+    scan_file = {"parquet": scan_parquet, "arrow": scan_arrow, "lmdb": scan_lmdb}[kind]
     for number, file in enumerate(files):
         try:
-            table = scan(Path(file))
+            table = scan_file(Path(file))
             (Path(folder) / f"{number}.npz").write_bytes(table.dumped())
         except ImportError:
             said = f"the package {PACKAGES[kind]} is missing: pip install 'backbench[containers]'"
@@ -170,8 +166,7 @@ def _prove(about: Any, file: Path, column: str, rows: Sequence[Row]) -> None:
     table = about.read_row_group(group, columns=[column]).column(0)
     if "." in column:
         table = table.combine_chunks().field("bytes")
-    stat = file.stat()
-    mark = (stat.st_size, stat.st_ino, stat.st_ctime_ns)
+    mark = mark_of(file)
     for row in draw.sample(range(len(table)), min(PROOF, len(table))):
         span = rows[begin + row][2]
         if read_span(str(file), mark, span, f"row {begin + row}") != table[row].as_py():

@@ -97,6 +97,19 @@ def test_a_container_is_looked_into_once(root, monkeypatch):
     assert splits.digests(catalog.load("classes", there)) == splits.digests(first)
 
 
+def test_an_archive_of_all_splits_is_divided_once_and_again_when_it_is_another(root, monkeypatch):
+    there = packed(root, "classes", "whole")
+    catalog.load("classes", there)
+    loaded, count = spans.Table.loaded, []
+    monkeypatch.setattr(spans.Table, "loaded", lambda *a: count.append(a) or loaded(*a))
+    catalog.load("classes", there)
+    assert len(count) == 3  # one for each split
+    file = there / "classes" / "all.zip"
+    file.unlink()
+    zipped(file, "a/1.jpg", "b/2.jpg")
+    assert containers.find(there / "classes", "train") is None
+
+
 @pytest.mark.parametrize("how", ["touched", "cut", "replaced", "grown"])
 def test_a_container_that_changes_under_a_run_is_named(root, how):
     there = packed(root, "classes", "tar")
