@@ -389,7 +389,9 @@ def _splits_inside(container: Container, marks: tuple[Mark, ...]) -> dict[str, s
     rows = _Rows(container, _tables(container)[0], "", {})
     tops = {name.partition("/")[0] for name in rows.names}
     if not tops <= SPLIT_OF.keys():
-        return {}
+        # Beside others, as `unlabeled`, a split is what holds class folders
+        deep = {name.partition("/")[0] for name in rows.names if name.count("/") > 1}
+        tops = deep & SPLIT_OF.keys()
     out: dict[str, str] = {}
     for top in sorted(tops):
         split = SPLIT_OF[top]

@@ -557,6 +557,38 @@ def test_snappys_blocks_are_used_only_where_they_stand_alone():
         parquet_pages.snappy_blocks(alone[:-1])
 
 
+def test_folders_in_an_archive_that_are_no_classes(tmp_path):
+    """What lies beside the splits is no class, and a folder around all classes is none either."""
+    names = [f"{split}/{c}/{n}.jpg" for split in ("train", "test") for c in "ab" for n in range(3)]
+    zipped(tmp_path / "own.zip", *names, "unlabeled/1.jpg", "preview.jpg")
+    assert containers.splits_of(tmp_path / "own") == ["train", "test"]
+    zipped(tmp_path / "renamed.zip", "pictures/a/1.jpg", "pictures/b/2.jpg")
+    with pytest.raises(BadInput, match=r"renamed\.zip: one class alone, 'pictures'; the classes"):
+        catalog.load("renamed", tmp_path)
+
+
+def test_a_tar_file_cut_between_two_members_is_not_a_short_one(tmp_path):
+    with tarfile.open(tmp_path / "train.tar", "w") as out:
+        for n in range(3):
+            info = tarfile.TarInfo(f"a/{n}.jpg")
+            info.size = 512
+            out.addfile(info, io.BytesIO(bytes(512)))
+    os.truncate(tmp_path / "train.tar", 2 * 1024)
+    with pytest.raises(BadInput, match=r"train\.tar: the tar file is cut short"):
+        containers.read_split(tmp_path, "train")
+
+
+def test_a_deflated_image_of_another_length_than_stated_is_damaged(tmp_path):
+    with zipfile.ZipFile(tmp_path / "train.zip", "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("a/1.jpg", bytes(100))
+    data = bytearray((tmp_path / "train.zip").read_bytes())
+    data[data.index(b"PK\x01\x02") + 24] = 101  # the unpacked size in the directory
+    (tmp_path / "train.zip").write_bytes(bytes(data))
+    images = containers.read_split(tmp_path, "train")
+    with pytest.raises(BadInput, match=r"a/1\.jpg: damaged in .*100 bytes, not 101"):
+        images.read(0)
+
+
 def test_members_of_a_zip_that_overlap_are_refused(tmp_path):
     """A member inside another one: a few bytes that would unpack to any number."""
     inside = zipfile.ZipInfo("a/2.jpg")
