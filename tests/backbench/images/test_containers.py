@@ -22,7 +22,7 @@ from support.layouts import picture
 from backbench.cli import main
 from backbench.datasets import catalog, packing, splits
 from backbench.errors import BadInput
-from backbench.images import containers, contents, parquet_pages, spans
+from backbench.images import containers, contents, parquet_pages, scan_columns, spans
 from backbench.images.spans import SpanList
 
 
@@ -587,6 +587,30 @@ def test_a_deflated_image_of_another_length_than_stated_is_damaged(tmp_path):
     images = containers.read_split(tmp_path, "train")
     with pytest.raises(BadInput, match=r"a/1\.jpg: damaged in .*100 bytes, not 101"):
         images.read(0)
+
+
+def test_two_images_of_one_name_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "train.tar", "w") as out:
+        for _ in range(2):
+            out.addfile(tarfile.TarInfo("a/1.jpg"))
+    with pytest.raises(BadInput, match=r"train\.tar: a/1\.jpg is there twice"):
+        containers.read_split(tmp_path, "train")
+
+
+def test_a_kept_table_must_fit_its_container(tmp_path):
+    table = spans.Table.of([("a/1.jpg", -1, (10, 10, 0, 0, 10, 10))])
+    (tmp_path / "kept.npz").write_bytes(table.dumped())
+    assert spans.Table.loaded(tmp_path / "kept.npz", 20).names == ["a/1.jpg"]
+    with pytest.raises(ValueError, match="an image that is not inside the file"):
+        spans.Table.loaded(tmp_path / "kept.npz", 19)
+
+
+def test_spans_of_parquet_are_compared_with_its_own_reader(tmp_path, monkeypatch):
+    parquet(tmp_path / "train.parquet", [(b"x", "1.jpg", 0), (b"y", "2.jpg", 0)])
+    spans_of = scan_columns.spans_of
+    monkeypatch.setattr(scan_columns, "spans_of", lambda *a: list(spans_of(*a))[::-1])
+    with pytest.raises(ValueError, match="has other bytes than pyarrow reads"):
+        scan_columns.scan_parquet(tmp_path / "train.parquet")
 
 
 def test_members_of_a_zip_that_overlap_are_refused(tmp_path):
