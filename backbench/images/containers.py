@@ -358,6 +358,14 @@ class _Rows:
             spans = table.spans[kept]
             spans["file"] = number
             self.spans.append(spans)
+        tops = {name.partition("/")[0] for name in self.names if "/" in name}
+        unlabelled = max(self.labels, default=0) < 0
+        if unlabelled and of_class and not alone and len(container.files) > 1 and len(tops) == 1:
+            raise BadInput(
+                f"{container.files[0].parent}: each of its {len(container.files)} tar files holds the"
+                f" one folder '{printable.shown(min(tops), 80)}', so there are no classes; leave the"
+                " folder out of a tar file that is named by its class"
+            )
 
 
 def _common(names: Sequence[str], words: Iterable[str], own: str = "") -> int:

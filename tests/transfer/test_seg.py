@@ -279,6 +279,18 @@ def command(made, out, *more, protocol="seg_demo"):
     return main(["linear", *files, *words, *more, *where])
 
 
+def test_the_rate_is_chosen_on_the_held_out_part(made, tmp_path, monkeypatch):
+    looked, real = [], probe_seg.Windows.count
+
+    def count(self, split, heads):
+        looked.append((split, {len(each) for each in heads}))
+        return real(self, split, heads)
+
+    monkeypatch.setattr(probe_seg.Windows, "count", count)
+    assert command(made, tmp_path / "run", "lr=0.001,0.01") == 0
+    assert looked == [("val", {2}), ("test", {1})]
+
+
 def numbers(out):
     return {(r.checkpoint, r.metric): (r.value, r.ci95, r.chosen) for r in store.read(out)[0]}
 

@@ -636,3 +636,15 @@ def test_arrow_without_the_images_is_refused(tmp_path):
         out.write_table(table)
     with pytest.raises(BadInput, match=r"own-train\.arrow: .*the images are not in it"):
         containers.read_split(tmp_path, "train")
+
+
+def test_tar_files_that_all_hold_one_folder_have_no_classes(root, tmp_path):
+    """Each tar file is a class by its name; `images` in all of them would make one class of all."""
+    for split in ("train", "test"):
+        for folder in sorted((root / "classes" / split).iterdir()):
+            file = tmp_path / "one" / split / f"{folder.name}.tar"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(file, "w") as archive:
+                archive.add(folder, "images")
+    with pytest.raises(BadInput, match="holds the one folder 'images'"):
+        catalog.load("one", tmp_path)
