@@ -227,8 +227,9 @@ class Windows:
         items = TestPairs(images, p.side(name))
         for pixels, labels, index in pairs(items, ([(0, i)] for i in mine), machine):
             for t, (heads, maps) in enumerate(zip(self.heads, self._maps(pixels[0]))):
+                x = heads.normalised(maps)
                 for k, head in enumerate(indices[t]):
-                    logits = self._logits(heads, head, maps, *pixels.shape[-2:])
+                    logits = self._logits(heads, head, x, *pixels.shape[-2:])
                     best = best_classes(logits, *labels.shape[-2:]).numpy()
                     counts = dense_counts.count(best, labels[0].numpy(), classes)
                     counted[t][k][int(index)] = torch.from_numpy(counts)
@@ -264,11 +265,11 @@ class Windows:
 
     @torch.no_grad()
     def _logits(
-        self, heads: DenseHeads, head: int, maps: Tensor, height: int, width: int
+        self, heads: DenseHeads, head: int, of_windows: Tensor, height: int, width: int
     ) -> Tensor:
-        """(C, height, width): the mean of the windows' logits."""
+        """(C, height, width): the mean of the logits of the windows' normalised maps."""
         crop = self.task.protocol.geometry.crop
-        small = heads.logits(heads.normalised(maps), head)
+        small = heads.logits(of_windows, head)
         total = small.new_zeros(small.shape[1], height, width)
         times = small.new_zeros(height, width)
         for (y, x), window in zip(self._corners(height, width), small):

@@ -211,10 +211,8 @@ def provenance(splits: Iterable[tuple[str, ImageList]]) -> dict[str, dict[str, d
         if isinstance(images, SpanList):
             kind, marks = images.kind, images.marks
         elif isinstance(images, NamedImages) and images.containers:
-            kind, marks = (
-                Path(next(iter(images.containers))).suffix[1:],
-                (*images.containers.values(),),
-            )
+            kind = Path(next(iter(images.containers))).suffix[1:]
+            marks = tuple(images.containers.values())
         if marks:
             index = hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
             out[name] = {"kind": kind, "files": len(marks), "index": index}

@@ -44,7 +44,7 @@ def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
     """The image file, open, or its `data`; whatever its decoder stumbles over in the block is
     BadInput that names it."""
     try:
-        with io.BytesIO(data) if data else opening.open_regular(path, most=LARGEST) as file:
+        with opening.open_regular(path, most=LARGEST) if data is None else io.BytesIO(data) as file:
             yield file
     except FileNotFoundError:
         raise BadInput(f"{path}: no such image file") from None

@@ -206,7 +206,7 @@ def test_a_trunk_that_knows_the_label_scores_100(tmp_path, monkeypatch):
     for index in range(3):
         picture, labels = images.pair(index)
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-        logits = windows._logits(heads, 0, windows._maps(pixels)[0], 96, 128)
+        logits = windows._logits(heads, 0, heads.normalised(windows._maps(pixels)[0]), 96, 128)
         # The middles of the blocks: between two middles interpolation mixes two labels
         best = best_classes(logits, 96, 128).numpy()[8::16, 8::16]
         counts = dense_counts.count(best, labels[8::16, 8::16], 3)

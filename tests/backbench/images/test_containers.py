@@ -23,6 +23,7 @@ from backbench.cli import main
 from backbench.datasets import catalog, packing, splits
 from backbench.errors import BadInput
 from backbench.images import containers, contents, parquet_pages, scan_columns, spans
+from backbench.images.image_list import decode
 from backbench.images.spans import SpanList
 
 
@@ -648,3 +649,9 @@ def test_tar_files_that_all_hold_one_folder_have_no_classes(root, tmp_path):
                 archive.add(folder, "images")
     with pytest.raises(BadInput, match="holds the one folder 'images'"):
         catalog.load("one", tmp_path)
+
+
+def test_an_image_of_no_bytes_is_corrupt_and_not_missing(tmp_path):
+    """As a container may hold one; its name is that of no file."""
+    with pytest.raises(BadInput, match="corrupt image"):
+        decode(tmp_path / "x.jpg", data=b"")
