@@ -11,7 +11,7 @@ from pathlib import Path
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
 from backbench.images import containers, contents
-from backbench.images.image_list import ImageList
+from backbench.images.image_list import ImageList, scan_folder
 from backbench.runs import atomic
 from backbench.runs.run_progress import Progress
 from backbench.untrusted import opening
@@ -30,7 +30,7 @@ def pack(name: str, root: Path, kind: str, out: Path) -> None:
     if out.resolve() == (root / name).resolve():
         raise BadInput(f"--out {out}: is the dataset itself; name another folder")
     for split, images in parts.items():
-        word = split or name
+        word = split or "images"  # the name of an undivided set may be a word for a split
         if kind == "folder":
             _write_folder(out / split, images)
         else:
@@ -59,10 +59,10 @@ def _sources(name: str, root: Path) -> Iterator[tuple[str, ImageList]]:
 
 
 def _read(base: Path, split: str) -> ImageList:
-    container = None if split else containers.whole(base)
-    if container is not None:
-        return containers.read(container, base)
-    return containers.read_split(base, split)
+    if split:
+        return containers.read_split(base, split)
+    container = containers.whole(base)
+    return scan_folder(base) if container is None else containers.read(container, base)
 
 
 def _write_folder(folder: Path, images: ImageList) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 
 from backbench.errors import BadInput
@@ -103,6 +104,9 @@ def run_import(args: argparse.Namespace) -> int:
         pixels=args.pixels,
         pos=args.pos,
     )
+    for name in args.trained_on or ():
+        if not re.fullmatch(r"[^\s:]+(:[^\s:]+)?", name):
+            raise BadInput(f"--trained-on {name}: DATASET or DATASET:SPLIT")
     if args.trained_on:
         provenance = {**checkpoint.provenance, "trained_on": args.trained_on}
         checkpoint = dataclasses.replace(checkpoint, provenance=provenance)

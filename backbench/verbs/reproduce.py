@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backbench.datasets import availability
-from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput
+from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, nearest
 from backbench.papers import timm_scores
 from backbench.recipes import config
 from backbench.reproduce import bundle, outcome, public_files, selection
@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         listed = selection.timm_list(args.list, args.models)
     elif args.models:
         raise BadInput(f"--models is for {', '.join(timm_scores.LISTS)}; give --only")
+    elif args.list.startswith("timm-"):
+        raise BadInput(f"{args.list}: {nearest(args.list, timm_scores.LISTS)}")
     else:
         listed = selection.read_list(args.list)
     names = selection.chosen(args.only, listed)

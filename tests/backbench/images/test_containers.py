@@ -655,3 +655,12 @@ def test_an_image_of_no_bytes_is_corrupt_and_not_missing(tmp_path):
     """As a container may hold one; its name is that of no file."""
     with pytest.raises(BadInput, match="corrupt image"):
         decode(tmp_path / "x.jpg", data=b"")
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip", "folder"])
+def test_an_undivided_class_folder_is_packed(root, tmp_path, kind):
+    out = tmp_path / "out" / "train"
+    words = ["data", "pack", "train", "--to", kind, "--out", out, "--data", root / "classes"]
+    assert main([str(word) for word in words]) == 0
+    before, after = (catalog.load("train", where) for where in (root / "classes", out.parent))
+    assert splits.digests(after) == splits.digests(before)
