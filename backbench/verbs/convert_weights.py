@@ -1,7 +1,6 @@
 """The verbs inspect, import and export."""
 
 import argparse
-import dataclasses
 import re
 from pathlib import Path
 
@@ -109,7 +108,7 @@ def run_import(args: argparse.Namespace) -> int:
             raise BadInput(f"--trained-on {name}: DATASET or DATASET:SPLIT")
     if args.trained_on:
         provenance = {**checkpoint.provenance, "trained_on": args.trained_on}
-        checkpoint = dataclasses.replace(checkpoint, provenance=provenance)
+        checkpoint = checkpoint.replace(provenance=provenance)
     for sign in untrained_signs(checkpoint.state_dict):
         log.warning("warning: %s looks untrained: %s", args.file, sign)
     if remark := checkpoint.provenance.get(PIXELS_FROM):
