@@ -1,6 +1,5 @@
 """Reasons why a number stands on the board but is not ranked, each by its row alone."""
 
-import fnmatch
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,8 @@ def flaw(result: Result) -> str:
     """The reason in words, or "": an erratum, a fit that has not converged, or a trunk that was
     trained on the very test images."""
     for entry in errata().get(result.task, ()):
-        if _touches(entry, result):
+        part, _, key = entry["lacks"].partition(".")
+        if key not in (getattr(result, part) or {}):
             return f"{entry['id']}: {entry['what']}; measure it again"
     chosen = result.chosen or {}
     if chosen.get("converged") is False:
@@ -55,12 +55,6 @@ def errata() -> Mapping[str, list[dict[str, Any]]]:
 @functools.cache
 def _related() -> Mapping[str, Mapping[str, str]]:
     return dict(yamls.read(Path(__file__).with_name("related.yaml")))
-
-
-def _touches(entry: Mapping[str, Any], result: Result) -> bool:
-    part, _, key = entry["lacks"].partition(".")
-    lacks = key not in (getattr(result, part) or {})
-    return lacks and fnmatch.fnmatch(result.arch, entry.get("arch", "*"))
 
 
 def _trained_on(result: Result) -> list[str]:
