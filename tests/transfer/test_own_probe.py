@@ -26,10 +26,11 @@ def test_a_recipe_says_its_probe_and_of_others_the_method_tells():
 def own(trunk, path, protocol, name):
     """The trunk's file as one whose recipe probes `classes` by the file `protocol`."""
     known = Checkpoint.load(trunk)
-    recipe = {"probe": {"classes": str(protocol)}, "precision": "bf16"}
+    recipe = {"probe": {"classes": str(protocol)}, "data": {"dataset": "imagenet"}}
+    about = {"trained_on": ["stl10:test"]} if name == "second" else {}
     state = {key: value + 0.01 if value.is_floating_point() else value
              for key, value in known.state_dict.items()} if name == "second" else known.state_dict  # fmt: skip
-    changed = known.replace(state_dict=state, provenance={"name": name, "recipe": recipe})
+    changed = known.replace(state_dict=state, provenance={"name": name, "recipe": recipe, **about})
     changed.save(path)
     return path
 
@@ -59,8 +60,11 @@ def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, capsys):
     assert found == {first, ("second", "linear", "linear-slow-demo-v1")}
     for row in rows:
         probe = fast if row.name == "first" else slow
-        recipe = {"precision": "bf16", "probe.classes": str(probe)}
+        recipe = {"data.dataset": "imagenet", "probe.classes": str(probe)}
         assert row.provenance["pretraining"] == recipe
+        # What a file says of its images goes before its recipe
+        seen = ["imagenet"] if row.name == "first" else ["stl10:test"]
+        assert row.provenance["trained_on"] == seen
     assert main(command) == 0 and len(store.read(out)[0]) == len(rows), "the same run continued"
     slow.write_text(slow.read_text().replace("0.1", "0.2"))
     assert main(command) == 2 and "recipe" in capsys.readouterr().err
