@@ -159,7 +159,8 @@ def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> DatasetMapper:
 
 
 def repeat_factors(cfg: CfgNode, records: Sequence[ImageRecord]) -> Tensor | None:
-    """How often each image comes in a pass, by its rarest category (LVIS, arXiv:1908.03195)."""
+    """How often each image comes in a pass, by its rarest category (LVIS, arXiv:1908.03195);
+    None: once each."""
     loading = cfg.DATALOADER
     if loading.SAMPLER_TRAIN == "TrainingSampler":
         return None

@@ -97,7 +97,7 @@ class Method(nn.Module):
     accumulates = False
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """{"loss": 0-dim tensor with gradient, **detached terms}. The loss is all ranks'."""
+        """{"loss": 0-dim with gradient, over all ranks' samples, **detached terms to log}."""
         raise AssertionError("a method overrides forward")
 
     def after_step(self, progress: float) -> None:

@@ -144,7 +144,7 @@ class QueryPoolHeads(TokenHeads):
 
 
 def _capi(classes: int, dim: int) -> dict[str, Tensor]:
-    """What is drawn is 1 here, what begins at 0 is 0. A bias of the keys would cancel."""
+    """Marks of CAPI's parameters: 1 is drawn, 0 begins at 0. A bias of the keys would cancel."""
     drawn = {"query": (dim,), "key": (dim, dim), "value": (dim, dim), "weight": (classes, dim)}
     start = {name: torch.ones(shape) for name, shape in drawn.items()}
     return {**start, "value_bias": torch.zeros(dim), "bias": torch.zeros(classes)}
@@ -223,7 +223,7 @@ def measure(
 
 
 def _parts(found: Splits, p: Attentive) -> tuple[ImageList, ImageList | None]:
-    """What is trained on, and what chooses: an official val, or a share of each class of train."""
+    """The images to train on, and those that choose: official val, or a share of each class."""
     if len(p.lr) == 1:
         return found.both(), None
     if not found.held_out:

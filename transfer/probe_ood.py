@@ -166,7 +166,7 @@ def _predictions(
     head: KeptHead | None,
     features: Tensor,
 ) -> CheckpointPredictions:
-    """What one classifier answers, and what it says of each image."""
+    """One classifier's answers, and its facts on each image."""
     rankings = []
     for begin, logits in _numbered(_logits(head, features, trunk.device)):
         rankings.append(ruled.ranking(logits, begin))

@@ -113,8 +113,8 @@ class DenseHeads(TokenHeads):
         return torch.stack(losses)
 
     def _kept(self, batch: int, mine: int) -> Tensor:
-        """What dropout multiplies the channels of this rank's share by: (mine, D, 1, 1), drawn for
-        the whole batch, so that it does not depend on the number of ranks."""
+        """Dropout's factors for the channels of this rank's share: (mine, D, 1, 1), drawn for the
+        whole batch, so that they do not depend on the number of ranks."""
         made = self.optimizer.state.get(self.heads[0]["weight"], {}).get("step", 0)
         generator = seeding.generator(self.seed, "dropout", int(made))
         drawn = torch.rand(batch, self.norm.num_features, generator=generator)

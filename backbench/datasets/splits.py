@@ -28,7 +28,7 @@ HOLDOUT = 0.2
 
 @dataclass(frozen=True)
 class InImageNet:
-    """What the labels of a test set mean among ImageNet's 1000 classes."""
+    """The meaning of a test set's labels among ImageNet's 1000 classes."""
 
     ids: tuple[tuple[int, ...], ...]  # of each class of the set
     # Of each test image, where several classes are right (ReaL)

@@ -202,7 +202,7 @@ def refused(file: Path) -> str | None:
 
 
 def provenance(splits: Iterable[tuple[str, ImageList]]) -> dict[str, dict[str, dict[str, object]]]:
-    """What a row says of its containers, which decides no column; nothing where there are none."""
+    """A row's note on its containers, which decides no column; empty where there are none."""
     from backbench.images.spans import NamedImages, SpanList
 
     out: dict[str, dict[str, object]] = {}

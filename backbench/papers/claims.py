@@ -112,7 +112,7 @@ def _verdict(n: Published, judged: Sequence[Judged]) -> Judged | None:
 
 def _cell(one: Judged, board: Board) -> Cell | None:
     """The measurements behind a verdict; None where some cannot be tested (Cell.backed, settled).
-    Each is a training of its own: of several pretrainings the first probe each."""
+    Each is a training of its own: the first probe of each pretraining, as probes share its luck."""
     parts: list[Measurement] = []
     for row in one.rows:
         cell = board.cells[row.checkpoint, one.column]

@@ -10,7 +10,7 @@ import torch
 
 class ForwardClock:
     """How many images a second each trunk of this process has passed, by its digest. The first
-    batch, which pays for the set-up, is not counted. A GPU waits for `rate` alone."""
+    batch, which pays for the set-up, is not counted. On a GPU nothing waits but `rate`."""
 
     KEPT = 50  # batches
 

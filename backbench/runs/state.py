@@ -46,7 +46,7 @@ def load_state(path: str | Path) -> dict[str, Any]:
         raise BadInput(f"{path}: not a backbench state file; remove it to start over")
     written = header[len(_STATE_MAGIC) :].strip().decode(errors="replace")
     if hashlib.sha256(data).hexdigest() != written:
-        raise BadInput(f"{path}: the state is damaged (its sha256 differs); remove it to begin")
+        raise BadInput(f"{path}: the state is damaged (sha256 differs); remove it to start over")
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 

@@ -66,7 +66,7 @@ def sign_flips(differences: np.ndarray, count: np.ndarray, fewest: int) -> np.nd
 
 def _signs(units: int, tests: int) -> np.ndarray:
     """Outcomes (flips, units) of the coins, 1 or -1, beside the observed one: all of few units,
-    else random ones, always the same. The first coin stays: minus is the same test."""
+    else random ones, always the same. The first coin stays 1: -outcome is the same test."""
     import numpy as np
 
     if units <= _COUNTED:

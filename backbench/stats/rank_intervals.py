@@ -167,7 +167,7 @@ def _places(values: np.ndarray, strength: np.ndarray, above: np.ndarray) -> list
 
 
 def _groups(above: np.ndarray) -> list[int]:
-    """The group of each row. Nobody is above group 1, nobody but those above group 2, ...."""
+    """The group of each row, from 1. Only rows of earlier groups are above the rows of a group."""
     import numpy as np
 
     group = np.zeros(len(above), int)

@@ -155,8 +155,9 @@ _ACTIONS: dict[int, Callable[..., None]] = dict(pickle._Unpickler.dispatch)  # b
 
 
 class BoundedUnpickler(pickle._Unpickler):
-    """Python's own reader in Python, which looks at keys before they are hashed (tuples of tuples
-    have no end). A subclass's `find_class` says what a file may name."""
+    """Python's own reader in Python, which looks at keys before they are hashed: the hash of a
+    tuple of tuples of tuples has no end. A subclass's `find_class` says what a file may name;
+    storage outside the file is refused."""
 
     stack: list[Any]
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_ACTIONS)

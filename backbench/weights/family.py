@@ -42,7 +42,7 @@ POSITION_RULES = ("+0.1", "aa", "size")
 @dataclass(frozen=True, kw_only=True)
 class TrunkMetadata:
     """Knowledge about a file's trunk besides its tensors: from the command line, or from a small
-    file beside the weights. `arch` is a whole name; `options` change the format's."""
+    file beside the weights. `arch` is a trunk's whole name; `options` change the format's name."""
 
     arch: str = ""
     reading: str = ""

@@ -43,7 +43,7 @@ class BalancedSampler:
         self.generators: Sequence[torch.Generator] | None = None
 
     def __call__(self, labels: Sequence[Tensor]) -> list[Drawn]:
-        """Labels (A,) per image, >= 1 positive, 0 negative, -1 ignored. A GPU waits once."""
+        """Labels (A,) per image, >= 1 positive, 0 negative, -1 ignored. The host waits once for a GPU."""
         masks = [mask for label in labels for mask in (label >= 1, label == 0)]
         counts = torch.stack([mask.sum() for mask in masks]).tolist()
         out = []

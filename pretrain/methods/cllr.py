@@ -124,8 +124,8 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if config.inner.name not in ON:
-            name = config.inner.name
-            raise BadInput(f"cllr works on {', '.join(ON)}, not on '{name}'; change method.inner")
+            other = f"not on '{config.inner.name}'; change method.inner.name"
+            raise BadInput(f"cllr works on {', '.join(ON)}, {other}")
         if config.reconstruction == "released" and config.norm != "none":
             raise BadInput(
                 "cllr: the released reconstruction ignores L's scale: method.norm must be none"

@@ -18,7 +18,8 @@ from pretrain.methods._precision import unit
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """Views 0 .. assigned-1 are assigned codes, and every other view predicts them."""
+    """Views 0 .. assigned-1 are assigned codes; every other view predicts them (with three large
+    crops the third has none)."""
 
     head: Head = SWAV_HEAD
     prototypes: int = 3000
