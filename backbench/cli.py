@@ -111,7 +111,9 @@ class _Protocol(argparse.Action):
 
 
 def _protocol_and_seed(p: argparse.ArgumentParser, default: str, also: str = "") -> None:
-    help = f"a recipe's name or file{also} (default: {default}); `list` shows all; k=5 changes it"
+    help = (
+        f"a recipe's name or file{also} (default: {default}); see `list`; k=5 after it changes it"
+    )
     p.add_argument("--protocol", default=default, action=_Protocol, metavar="NAME", help=help)
     p.set_defaults(overrides=[])
     p.add_argument("--seed", type=int, default=0)
