@@ -64,14 +64,6 @@ def device_of(given: Given, rank: int) -> torch.device:
     return torch.device("cuda", rank) if gpus(given) else torch.device("cpu")
 
 
-def take_device(given: Given, local: int) -> None:
-    """Give this process its GPU, or on a CPU its share of the threads."""
-    if gpus(given):
-        torch.cuda.set_device(local)
-    else:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-
-
 def over_machines(run: DetectionRun, machines: int, machine: int, url: str) -> DetectionRun:
     """The run over several machines, by Detectron2's flags; or as one of Slurm's tasks, one for
     each rank, as `backbench launch` starts them."""
@@ -99,7 +91,8 @@ def over_machines(run: DetectionRun, machines: int, machine: int, url: str) -> D
 def seat_of_task(run: DetectionRun) -> Seat:
     """The place of this process, which Slurm has started as a rank."""
     rank, local = run.task_rank or 0, run.local_rank
-    take_device(run.given, local)
+    if gpus(run.given):
+        torch.cuda.set_device(local)
     return Seat(rank, local, run.dist_url, parent=os.getppid(), log_level=log.level)
 
 
@@ -167,7 +160,10 @@ def _child(body: Body, run: DetectionRun, seat: Seat) -> None:
     # until what `body` does with them is in place
     listen()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
-    take_device(run.given, seat.local)
+    if gpus(run.given):
+        torch.cuda.set_device(seat.local)
+    else:  # of several on one machine, unlike a task of Slurm's, which has CPUs of its own
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     raise SystemExit(body(run, seat))
 
 

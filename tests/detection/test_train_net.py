@@ -21,7 +21,7 @@ from backbench.runs.step_metrics import read_metrics
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
-from detection import train_net
+from detection import process_group, train_net
 
 ROOT = Path(__file__).parent.parent.parent
 SIX = ("SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")
@@ -329,6 +329,19 @@ def test_two_nodes_by_hand_and_by_slurm_are_two_processes(tiny_root, x, tmp_path
 def test_flags_of_several_machines_are_checked(tiny_root, x, tmp_path, capsys, *, words, said):
     status = detect_here("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, "--checkpoint", x, *words)
     assert status == 2 and said in capsys.readouterr().err
+
+
+def test_a_task_of_slurms_keeps_its_cpus(tiny_root, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    words = ("MODEL.WEIGHTS", "random", "MODEL.DEVICE", "cpu")
+    run = run_of_config("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, words)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        process_group.seat_of_task(dataclasses.replace(run, task_rank=1, local_rank=0))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("installed", [True, False])
