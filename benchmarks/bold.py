@@ -1,13 +1,12 @@
 """Simulate boards of trained numbers: how often anybody is bold among equals, and the power left.
 
-python benchmarks/bold.py [--repeats R]; `benchmarks/bold.txt` is its last output.
+python benchmarks/bold.py [--repeats R]; `benchmarks/bold.txt` has its last figures.
 
 All rows share the images' difficulty; every training has errors of its own on the images, and moves
 by tau on all of them. tau is given in standard errors of the difference of two rows over images.
 """
 
 import argparse
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -100,36 +99,20 @@ def look(kind: Kind, tau: float, gap: float, repeats: int) -> np.ndarray:
 
 
 def main() -> None:
-    from machine import describe
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=4000)
     repeats = parser.parse_args().repeats
-    start = time.process_time()
-    print(f"python benchmarks/bold.py --repeats {repeats}; {describe()}")
-    print(
-        f"\nBoards of equals, {IMAGES} images, in percent of boards: anybody is bold / anybody is"
-    )
-    print("left out of the tied; in brackets: bold over images alone, of one training each\n")
-    print(f"{'':42}" + "".join(f"{f'tau = {tau:g} SE':>21}" for tau in LEVELS))
+    print("percent of boards: bold / anybody left out of the tied; (bold over images alone, of one")
+    print("training each). Of equals anybody may be bold, of others the better row\n")
     for kind in KINDS:
-        line = f"{kind.name:42}"
         for tau in LEVELS:
             rule, _, once = look(kind, tau, 0.0, repeats)
-            line += f"{f'{rule[1]:.1f} / {rule[2]:.1f} ({once[1]:.1f})':>21}"
-        print(line, flush=True)
-    print(
-        "\nPower where trainings differ by nothing (tau = 0): the better row is bold, in percent of"
-    )
-    print("boards; in brackets: by the same trainings over images alone\n")
-    print(f"{'':42}" + "".join(f"{f'{gap:g} SE better':>21}" for gap in GAPS))
-    for kind in KINDS:
-        line = f"{kind.name:42}"
+            shown = f"{rule[1]:.1f} / {rule[2]:.1f} ({once[1]:.1f})"
+            print(f"{kind.name}, equal, tau = {tau:g} SE: {shown}", flush=True)
         for gap in GAPS:
             rule, alone, _ = look(kind, 0.0, gap, repeats // 4)
-            line += f"{f'{rule[0]:.0f} ({alone[0]:.0f})':>21}"
-        print(line, flush=True)
-    print(f"\n{time.process_time() - start:.0f} s of one core")
+            shown = f"{rule[0]:.0f} (the same trainings over images alone: {alone[0]:.0f})"
+            print(f"{kind.name}, {gap:g} SE better, tau = 0: {shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from functools import partial
 
-from machine import least
+from machine import describe, least, print_ratios
 
 from backbench import cli
 
@@ -16,11 +16,8 @@ def main() -> None:
     for verb in cli.VERBS:
         command = [sys.executable, "-m", "backbench", verb, "--help"]
         ways[f"backbench {verb} --help"] = partial(run, command)
-    seconds = least(ways, 5, wall=True)
-    base = seconds.pop(baseline)
-    for name, each in seconds.items():
-        print(f"{name:30} {each:.3f} s   {each / base:6.1%} of `{baseline}` ({base:.2f} s)")
-    print(f"slowest {max(seconds.values()):.3f} s; goal < 0.3 s, or < 4% of the import")
+    print(describe())
+    print_ratios("start (goal: --help < 0.3 s)", least(ways, 5, wall=True))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,17 @@
 """Simulate how often the intervals cover the truth and how often the tests call a difference.
 
-python benchmarks/intervals.py [--repeats R]; `benchmarks/intervals.txt` is its last output.
+python benchmarks/intervals.py [--repeats R]; `benchmarks/intervals.txt` has its last figures.
 
 Every kind of column has images of a difficulty that all trunks share; trunks have images of their
 own that they are good at; draws of labels differ, for all trunks alike and for each. One trunk's
-top-1 is summed over all counts of hits; everything else is a share of simulated columns, whose
-standard error is given beside it where it decides how a figure is read.
+top-1 is summed over all counts of hits; everything else is a share of simulated columns.
 """
 
 import argparse
 import functools
+import itertools
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.special import ndtri
@@ -180,44 +179,9 @@ def covered(name: str, n: int, share: float, repeats: int) -> float:
     return float(np.mean(found))
 
 
-def coverage(repeats: int) -> None:
-    print("95% intervals that cover the truth, in percent\n")
-    head = "".join(f"{f'p = {s}':>10}" for s in SHARES)
-    print(f"{'':32}{'images':>8}{head}{'mean':>8}{'+-':>6}")
-    for name in ("top-1", *VALUES):
-        for n in IMAGES:
-            times = _times(repeats, n)
-            found = [100 * covered(name, n, share, times) for share in SHARES]
-            shown = "".join(f"{v:10.1f}" for v in found)
-            error = "exact" if name == "top-1" else f"{_error(95, 3 * times):.1f}"
-            print(f"{name:32}{n:8}{shown}{np.mean(found):8.1f}{error:>6}", flush=True)
-    for seeds in (2, 3, 5, 10):
-        values = Population(seeds).rng.normal(70, 0.5, size=(4 * repeats, seeds))
-        share = 100 * np.mean([covers(confidence.of_seeds(list(v)), 0.7) for v in values])
-        name, error = f"mean of {seeds} seeds (new seeds)", _error(95, 4 * repeats)
-        print(f"{name:70}{share:8.1f}{error:6.1f}")
-    print("\np = 1: the interval of all images right, from which the truth is never left out\n")
-    for name in ("top-1", *VALUES):
-        found = [_of_all_right(name, n) for n in IMAGES]
-        shown = ", ".join(f"{n} images [{low:.2f}, {high:.0f}]" for n, (low, high) in found)
-        print(f"{name:32}{shown}")
-    print()
-
-
-def _of_all_right(name: str, n: int) -> tuple[int, tuple[float, float]]:
-    found = of_count(n, n) if name == "top-1" else VALUES[name](Population(n), n, 1.0)
-    assert covers(found, 1.0) and found is not None
-    return n, found
-
-
 def _times(repeats: int, images: int) -> int:
     """Columns of many images are as much work as many columns."""
     return repeats // 2 if images > 5_000 else repeats
-
-
-def _error(percent: float, times: int) -> float:
-    """One standard error of a simulated share, in points."""
-    return (percent * (100 - percent) / times) ** 0.5
 
 
 # ---- differences
@@ -295,35 +259,6 @@ def called(name: str, n: int, share: float, repeats: int, gap: float = 0.0) -> f
     return calls / repeats
 
 
-def false_calls(repeats: int) -> None:
-    print("Equal trunks called different, in percent; power: trunks 2, 5 and 10 points apart,")
-    print(f"the lower at p = {POWER_AT}\n")
-    head = "".join(f"{f'p = {s}':>10}" for s in SHARES) + f"{'+-':>6}"
-    print(f"{'':32}{'images':>8}{head}" + "".join(f"{f'{100 * g:.0f} pt':>8}" for g in GAPS))
-    for name in PAIRS:
-        for n in TESTED:
-            times = _times(repeats, n)
-            rates = [100 * called(name, n, share, times) for share in SHARES]
-            power = [100 * called(name, n, POWER_AT, POWER_REPEATS, gap) for gap in GAPS]
-            shown = "".join(f"{v:10.1f}" for v in rates) + f"{_error(5, times):6.1f}"
-            print(f"{name:32}{n:8}{shown}" + "".join(f"{v:8.0f}" for v in power), flush=True)
-    print()
-
-
-def many_equals(repeats: int) -> None:
-    print("K equal trunks (p = 0.7), in percent of columns: one is called best, any is left out of")
-    print("the tied; in percent of trunks: left out. Power: the best by 5 points is called best.\n")
-    print(f"{'':32}{'images':>8}{'K':>4}{'best':>8}{'any out':>9}{'out':>8}{'power':>8}")
-    for name, n in (("top-1", 100), ("top-1", 1_000), ("few labels, top-1", 500)):
-        for trunks in (2, 5, 20):
-            out = np.array(_left_out(name, n, trunks, repeats, 0.0))
-            won = np.array(_left_out(name, n, trunks, POWER_REPEATS, 0.05)) == trunks - 1
-            found = (out == trunks - 1).mean(), (out > 0).mean(), out.mean() / trunks, won.mean()
-            best, some, share, power = (100 * float(v) for v in found)
-            shown = f"{best:8.1f}{some:9.1f}{share:8.1f}{power:8.0f}"
-            print(f"{name:32}{n:8}{trunks:4}{shown}", flush=True)
-
-
 def _left_out(name: str, n: int, trunks: int, repeats: int, gap: float) -> list[int]:
     """How many trunks are told from the highest, as the leaderboard does it."""
     p, found = Population(trunks + n), []
@@ -344,11 +279,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=4000, help="half for 10,000 images")
     repeats = parser.parse_args().repeats
-    start = time.process_time()
-    coverage(repeats)
-    false_calls(repeats)
-    many_equals(repeats)
-    print(f"\n{repeats} repeats, {time.process_time() - start:.0f} s of one core")
+    for name, n in itertools.product(("top-1", *VALUES), IMAGES):
+        found = [100 * covered(name, n, share, _times(repeats, n)) for share in SHARES]
+        print(f"{name}, {n} images: at p = {SHARES} covers {_text(found)}%", flush=True)
+    for seeds in (2, 3, 5, 10):
+        values = Population(seeds).rng.normal(70, 0.5, size=(4 * repeats, seeds))
+        share = np.mean([covers(confidence.of_seeds(list(v)), 0.7) for v in values])
+        print(f"mean of {seeds} seeds: for new seeds covers {100 * share:.1f}%", flush=True)
+    for name, n in itertools.product(PAIRS, TESTED):
+        rates = [100 * called(name, n, share, _times(repeats, n)) for share in SHARES]
+        power = [100 * called(name, n, POWER_AT, POWER_REPEATS, gap) for gap in GAPS]
+        print(f"{name}, {n} images: of equals at p = {SHARES} called different {_text(rates)}%;")
+        print(f"    at p = {POWER_AT} and {GAPS} apart {_text(power)}%", flush=True)
+    for trunks in (2, 5, 20):
+        for name, n in (("top-1", 100), ("top-1", 1_000), ("few labels, top-1", 500)):
+            out = np.array(_left_out(name, n, trunks, repeats, 0.0))
+            won = np.array(_left_out(name, n, trunks, POWER_REPEATS, 0.05)) == trunks - 1
+            found = [100 * part.mean() for part in (out == trunks - 1, out > 0, won)]
+            print(f"{name}, {n} images, {trunks} equals: one is best, any is left out of the tied;")
+            print(f"    one better by 5 points is best: {_text(found)}%", flush=True)
+
+
+def _text(percents: Sequence[float]) -> str:
+    return ", ".join(f"{value:.1f}" for value in percents)
 
 
 if __name__ == "__main__":

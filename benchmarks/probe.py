@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import torchvision
-from machine import describe, least
+from machine import describe, least, print_ratios
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torchvision import datasets, transforms
@@ -78,10 +78,9 @@ def row_1(batch: int, repeats: int) -> None:
     def one() -> None:
         together.step(trunk(images), labels, RATES, momentum=0.9, decay=0.0, batch=batch)
 
-    t = least({"seven": seven, "one": one, "forward": lambda: trunk(images)}, repeats)
-    print(f"1  seven rates, ResNet-50 224 px, batch {batch}:")
-    print(f"   one pass {t['seven'] / t['one']:.2f}x of seven runs;")
-    print(f"   a forward alone would be {t['seven'] / t['forward']:.2f}x (goal >= 6.7x)")
+    ways = {"seven runs": seven, "one pass": one, "a forward alone": lambda: trunk(images)}
+    title = f"1  seven rates, ResNet-50 224 px, batch {batch} (goal 6.7x)"
+    print_ratios(title, least(ways, repeats), batch)
 
 
 def row_2(count: int, repeats: int) -> None:
@@ -117,13 +116,15 @@ def row_2(count: int, repeats: int) -> None:
             for i in range(3):
                 train([i])
 
-        ways = {"decode": decode, "forwards": forwards, "apart": apart}
-        t = least(ways | {"together": lambda: train([0, 1, 2])}, repeats, wall=True)
-    limit = max(t["decode"], t["forwards"])
-    print(f"2  three checkpoints, ResNet-18 64 px: together {t['together'] / limit:.2f} x")
-    print("   max(decoding alone, three forwards alone) (goal < 1.2);")
-    print(f"   decoding/forwards {t['decode'] / t['forwards']:.2f};")
-    print(f"   one after the other costs {t['apart'] / t['together']:.2f}x of together")
+        ways = {
+            "one after the other": apart,
+            "together": lambda: train([0, 1, 2]),
+            "decoding alone": decode,
+            "three forwards alone": forwards,
+        }
+        seconds = least(ways, repeats, wall=True)
+    title = "2  three checkpoints, ResNet-18 64 px (goal: together < 1.2 of the slower one alone)"
+    print_ratios(title, seconds, count)
 
 
 def row_3(classes: int, decay: float, repeats: int, *, confident: bool = False) -> None:
@@ -156,15 +157,14 @@ def row_3(classes: int, decay: float, repeats: int, *, confident: bool = False) 
             momentum.add_(weight, alpha=decay)
         weight.add_(momentum, alpha=-1e-9)
 
-    ways = {"loop": loop, "batched": batched, "products": products, "passes": passes}
-    t = least(ways, repeats)
-    limit = t["products"] / t["batched"]
-    with_passes = (t["products"] + t["passes"]) / t["batched"]
+    ways = {
+        "a loop over heads with torch.optim.SGD": loop,
+        "all heads in one product": batched,
+        "two products alone (goal 95% of them)": products,
+        "SGD's passes over weights and momentum": passes,
+    }
     about = f"{classes} classes, weight decay {decay:g}{', confident' * confident}"
-    print(f"3  seven heads on features (256 x 2048), {about}:")
-    print(f"   batched {t['loop'] / t['batched']:.2f}x of a loop over heads with torch.optim.SGD;")
-    print(f"   two products alone {t['loop'] / t['products']:.2f}x, so {limit:.0%} of that limit")
-    print(f"   (goal 95%), {with_passes:.0%} of it with SGD's passes over weights and momentum")
+    print_ratios(f"3  seven heads on features (256 x 2048), {about}", least(ways, repeats))
 
 
 def row_4(batch: int, repeats: int) -> None:
@@ -177,20 +177,16 @@ def row_4(batch: int, repeats: int) -> None:
     images = torch.randn(batch, 3, 224, 224)
     strided = images.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        ways = {
-            "plain": lambda: plain(images),
-            "last": lambda: last(strided),
-            "folded": lambda: folded(images),
-            "rough": lambda: rough(images),
-        }
-        t = least(ways, repeats)
         expected = plain(images)
         errors = [float((f(images) - expected).norm() / expected.norm()) for f in (folded, rough)]
-    r = {name: t["plain"] / seconds for name, seconds in t.items()}
-    print(f"4  frozen ResNet-50, 224 px, batch {batch}, against fp32 NCHW:")
-    print(f"   channels last {r['last']:.2f}x; + batch norm folded (the default)")
-    print(f"   {r['folded']:.2f}x, relative error {errors[0]:.1e}; + bf16 (an option, its own")
-    print(f"   protocol) {r['rough']:.2f}x, relative error {errors[1]:.1e}")
+        ways = {
+            "fp32 NCHW": lambda: plain(images),
+            "channels last": lambda: last(strided),
+            f"+ batch norm folded (error {errors[0]:.1e})": lambda: folded(images),
+            f"+ bf16 (error {errors[1]:.1e})": lambda: rough(images),
+        }
+        seconds = least(ways, repeats)
+    print_ratios(f"4  frozen ResNet-50, 224 px, batch {batch}", seconds, batch)
 
 
 def row_5(batch: int, repeats: int) -> None:
@@ -215,9 +211,9 @@ def row_5(batch: int, repeats: int) -> None:
 
     expected = loop()
     error = float((whole() - expected).norm() / expected.norm())
-    t = least({"loop": loop, "whole": whole}, repeats)
-    print(f"5  pass over a ResNet-18, 224 px, batch {batch}: {t['loop'] / t['whole']:.2f}x as fast")
-    print(f"   as a plain loop over torchvision's model; relative error {error:.1e}")
+    ways = {"torchvision's model in a loop": loop, f"ours (error {error:.1e})": whole}
+    title = f"5  pass over a ResNet-18, 224 px, batch {batch}"
+    print_ratios(title, least(ways, repeats), 2 * batch)
 
 
 def clusters(
@@ -249,13 +245,12 @@ def row_17(images: int, test_images: int, repeats: int) -> None:
     def ours(k: tuple[int, ...]) -> dict[int, torch.Tensor]:
         return knn_scores(test, bank, labels, classes=100, k=k, temperature=TEMPERATURE)
 
-    print(f"17 neighbours, {test_images} images by {images}:")
     for k in ((20,), (10, 20, 100)):
-        t = least({"ours": partial(ours, k), "theirs": partial(theirs, k)}, repeats)
-        ratio = t["theirs"] / t["ours"]
-        print(f"   k = {', '.join(map(str, k))}: {ratio:.2f}x of DINO's way", flush=True)
+        seconds = least({"DINO's way": partial(theirs, k), "ours": partial(ours, k)}, repeats)
+        title = f"17 neighbours, {test_images} images by {images}, k = {', '.join(map(str, k))}"
+        print_ratios(title, seconds, test_images)
     same = (ours((20,))[20].argmax(1) == torch.cat(theirs((20,))).argmax(1)).float().mean()
-    print(f"   the same answer on {100 * same:.2f}% of the images")
+    print(f"  the same answer on {100 * same:.2f}% of the images")
 
 
 def row_18(count: int, dim: int, classes: int, repeats: int) -> None:
@@ -276,16 +271,14 @@ def row_18(count: int, dim: int, classes: int, repeats: int) -> None:
         model = LogisticRegression(warm_start=True, max_iter=1000, tol=tolerance)
         return [model.set_params(C=1 / s).fit(x.numpy(), y.numpy()).coef_.copy() for s in STRENGTHS]
 
-    print(
-        f"18 logistic regression, {count} x {dim}, {classes} classes, {len(STRENGTHS)} strengths:"
-    )
-    for tolerance, what in ((1e-5, "equal tolerance"), (1e-4, "scikit-learn's default tolerance")):
-        t = least({"ours": partial(ours, tolerance), "theirs": partial(theirs, tolerance)}, repeats)
-        ratio = t["theirs"] / t["ours"]
-        print(f"   {what} ({tolerance:g}): {ratio:.2f}x of scikit-learn, warm", flush=True)
+    for tolerance in (1e-5, 1e-4):  # the latter is scikit-learn's default
+        ways = {"scikit-learn, warm": partial(theirs, tolerance), "ours": partial(ours, tolerance)}
+        about = f"{count} x {dim}, {classes} classes, {len(STRENGTHS)} strengths"
+        title = f"18 logistic regression, {about}, both to {tolerance:g}"
+        print_ratios(title, least(ways, repeats))
     pairs = zip(ours(1e-5), theirs(1e-5))
     apart = max(float(np.abs(a.weight.numpy() - b).max() / np.abs(b).max()) for a, b in pairs)
-    print(f"   largest relative difference of the weights {apart:.1e}")
+    print(f"  largest relative difference of the weights {apart:.1e}")
 
 
 def row_19(count: int, repeats: int) -> None:
@@ -310,10 +303,9 @@ def row_19(count: int, repeats: int) -> None:
         def theirs() -> list[torch.Tensor]:
             return [pixels for pixels, _ in plain]
 
-        t = least({"ours": ours, "theirs": theirs}, repeats)
         apart = max(float((a - b).abs().max()) for a, b in zip(ours(), theirs()))
-    print(f"19 loader, {count} JPEGs: {t['theirs'] / t['ours']:.2f}x of torchvision's transforms;")
-    print(f"   largest difference {apart:.1e}")
+        seconds = least({"torchvision's transforms": theirs, "ours": ours}, repeats)
+    print_ratios(f"19 loader, {count} JPEGs (largest difference {apart:.1e})", seconds, count)
 
 
 def main() -> None:

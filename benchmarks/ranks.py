@@ -1,6 +1,6 @@
 """Simulate boards: what rank intervals cover, how often equals are told apart, and the best one.
 
-python benchmarks/ranks.py [--repeats R]; `benchmarks/ranks.txt` is its last output.
+python benchmarks/ranks.py [--repeats R]; `benchmarks/ranks.txt` has its last figures.
 
 A board has rows whose true means over all datasets are given; on each dataset every row has an
 advantage of its own, and its value is measured on that dataset's images. A true rank counts who is
@@ -8,7 +8,6 @@ truly before; of equals an interval must hold all the ranks that they share.
 """
 
 import argparse
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ GAPS = (1.0, 2.0, 5.0)  # points
 SHARED = 0.5  # part of an image's variance that all rows share
 IMAGES = (500, 10_000)  # of a dataset, between these
 SEED = 31  # of boards that nothing was chosen on
-NAIVE, NAIVE_BOARDS = 300, 8  # resamples of the plain two-level bootstrap beside, of some boards
 
 
 class Shape(NamedTuple):
@@ -50,15 +48,8 @@ SHAPES = (
 )
 
 
-class Simulated(NamedTuple):
-    """Values (rows, columns) and how far each moves with other images, (rows, columns)."""
-
-    values: np.ndarray
-    error: np.ndarray
-
-
-def board(rng: np.random.Generator, shape: Shape, truth: Sequence[float]) -> Simulated:
-    """Values in points on datasets with images of their own."""
+def board(rng: np.random.Generator, shape: Shape, truth: Sequence[float]) -> np.ndarray:
+    """Values (rows, columns) in points, on datasets with images of their own."""
     size = (shape.rows, shape.columns)
     images = np.exp(rng.uniform(*np.log(IMAGES), shape.columns))
     share = rng.uniform(0.5, 0.92, shape.columns)
@@ -69,7 +60,7 @@ def board(rng: np.random.Generator, shape: Shape, truth: Sequence[float]) -> Sim
     values = 100 * share + np.asarray(truth)[:, None] + OWN * own / 2**0.5
     values = values + error * rng.standard_normal(size)
     values[rng.random(size) < shape.missing] = np.nan
-    return Simulated(values, np.broadcast_to(error, size))
+    return values
 
 
 def true_ranks(truth: Sequence[float]) -> np.ndarray:
@@ -82,19 +73,6 @@ def covered(intervals: np.ndarray, true: np.ndarray) -> float:
     return float(((intervals[:, 0] <= true[:, 0]) & (intervals[:, 1] >= true[:, 1])).mean())
 
 
-def naive(rng: np.random.Generator, b: Simulated) -> np.ndarray:
-    """(rows, 2): percentiles of the rank by mean rank, where columns are drawn again, and within
-    them images: what a two-level bootstrap is when nothing is thought of ties."""
-    rows, columns = b.values.shape
-    found = np.empty((NAIVE, rows))
-    for n in range(NAIVE):
-        drawn = rng.integers(0, columns, columns)
-        values = b.values[:, drawn] + b.error[:, drawn] * rng.standard_normal((rows, columns))
-        mean = np.nanmean(rank_intervals.column_ranks(values), axis=1)
-        found[n] = 1 + (mean[:, None] > mean[None, :]).sum(1)
-    return np.percentile(found, [2.5, 97.5], axis=0).T
-
-
 class Seen(NamedTuple):
     """Shares over many boards, in percent."""
 
@@ -103,13 +81,12 @@ class Seen(NamedTuple):
     alone: float  # boards on which the last row leads alone
     beats: float  # of the others, those that the last row is above
     plain: float  # boards on which the last row has the best mean rank
-    naive: float  # what the plain two-level bootstrap covers
 
 
 def _seen_of(
     ranking: rank_intervals.Ranking, values: np.ndarray, true: np.ndarray
 ) -> tuple[float, ...]:
-    """All fields of Seen but the last for one board, whose last row is the best."""
+    """The fields of Seen for one board, whose last row is the best."""
     last = len(values) - 1
     mean = np.nanmean(rank_intervals.column_ranks(values), axis=1)
     alone, first = ranking.leaders == [last], mean.argmin() == last
@@ -119,33 +96,19 @@ def _seen_of(
 
 
 def _shares(seen: Sequence[tuple[float, ...]]) -> Seen:
-    """Means in percent, over those boards of which there is a number."""
-    means = []
-    for values in np.array(seen, float).T:
-        known = values[~np.isnan(values)]
-        means.append(100 * float(known.mean()) if len(known) else np.nan)
-    return Seen(*means)
+    return Seen(*(100 * np.mean(np.array(seen, float), axis=0)))
 
 
-def _text(value: float) -> str:
-    return "" if np.isnan(value) else f"{value:.1f}"
-
-
-def _power(seen: Seen) -> str:
-    return f"{f'{seen.alone:.0f}, {seen.beats:.0f} ({seen.plain:.0f})':>15}"
-
-
-def look(shape: Shape, truth: Sequence[float], repeats: int, *, beside: bool = False) -> Seen:
+def look(shape: Shape, truth: Sequence[float], repeats: int) -> Seen:
     kind = [shape.rows, shape.columns, shape.heavy, int(100 * shape.missing), shape.uneven]
     rng = np.random.default_rng([SEED, *kind, int(10 * max(truth))])
     true = true_ranks(truth)
     datasets = [str(c) for c in range(shape.columns)]
     seen = []
-    for n in range(repeats):
-        b = board(rng, shape, truth)
-        ranking = rank_intervals.ranking(b.values, datasets)
-        naively = covered(naive(rng, b), true) if beside and n < NAIVE_BOARDS else np.nan
-        seen.append((*_seen_of(ranking, b.values, true), naively))
+    for _ in range(repeats):
+        values = board(rng, shape, truth)
+        ranking = rank_intervals.ranking(values, datasets)
+        seen.append(_seen_of(ranking, values, true))
     return _shares(seen)
 
 
@@ -173,49 +136,31 @@ def of_images(rows: int, columns: int, gap: float, repeats: int) -> Seen:
                 moved[r, c] = values - values.mean()
         values = 100 * right.mean(2)
         ranking = rank_intervals.ranking(values, ["one"] * columns, moved)
-        seen.append((*_seen_of(ranking, values, true), np.nan))
+        seen.append(_seen_of(ranking, values, true))
     return _shares(seen)
 
 
-def main() -> None:
-    from machine import describe
+def _print(what: str, seen: Seen) -> None:
+    shown = [f"{name} {value:.1f}" for name, value in seen._asdict().items()]
+    print(f"{what}: {', '.join(shown)}", flush=True)
 
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=2000)
-    args = parser.parse_args()
-    start = time.process_time()
-    print(f"python benchmarks/ranks.py --repeats {args.repeats}; {describe()}")
-    some, few = args.repeats // 4, args.repeats // 10
-    print(f"Boards of seed {SEED}; nothing was chosen on them.\n")
-    print("All rows equal, in percent of boards: intervals that cover, no two told apart; beside,")
-    print("what a two-level bootstrap of the mean rank covers.")
-    print(f"\n{'':42}{'covers':>8}{'together':>10}{'two-level':>11}")
+    repeats = parser.parse_args().repeats
+    some = repeats // 4
     for shape in SHAPES:
-        seen = look(shape, [0.0] * shape.rows, args.repeats, beside=not shape.missing)
-        line = f"{shape.name:42}{seen.covered:8.1f}{seen.together:10.1f}{_text(seen.naive):>11}"
-        print(line, flush=True)
-    print("\nRows half a point apart, each from the next, in percent")
-    print(f"\n{'':42}{'covers':>8}{'':10}{'two-level':>11}")
-    for shape in SHAPES:
-        seen = look(shape, [0.5 * n for n in range(shape.rows)], some, beside=not shape.missing)
-        print(f"{shape.name:42}{seen.covered:8.1f}{'':10}{_text(seen.naive):>11}", flush=True)
-    gaps = "".join(f"{f'{gap:.0f} pt':>15}" for gap in GAPS)
-    print("\nOne row better than all others, which are equal, in percent: boards on which it leads")
-    print("alone, the others that it is told apart from; in brackets: it has the best mean rank")
-    print(f"\n{'':42}{gaps}{'covers':>8}")
-    for shape in SHAPES:
-        seen_at = [look(shape, [0.0] * (shape.rows - 1) + [gap], some) for gap in GAPS]
-        least = min(seen.covered for seen in seen_at)
-        print(f"{shape.name:42}{''.join(map(_power, seen_at))}{least:8.1f}", flush=True)
-    print("\nColumns of one dataset of 1,000 images, with predictions kept: on other images")
-    print(f"\n{'':42}{'covers':>8}{'together':>10}{gaps}")
+        _print(f"{shape.name}, equal", look(shape, [0.0] * shape.rows, repeats))
+        steps = [0.5 * n for n in range(shape.rows)]
+        _print(f"{shape.name}, half a point apart", look(shape, steps, some))
+        for gap in GAPS:
+            truth = [0.0] * (shape.rows - 1) + [gap]
+            _print(f"{shape.name}, one better by {gap:.0f} points", look(shape, truth, some))
     for rows, columns in ((2, 3), (5, 3), (5, 8)):
-        equal = of_images(rows, columns, 0.0, some)
-        line = f"{f'{rows} rows, {columns} columns':42}{equal.covered:8.1f}{equal.together:10.1f}"
-        seen_at = [of_images(rows, columns, gap, few) for gap in GAPS]
-        print(line + "".join(map(_power, seen_at)), flush=True)
-    boards = f"{args.repeats} boards of equals of each kind, {some} of each other, {few} of images with one best"
-    print(f"\n{boards}; {time.process_time() - start:.0f} s of one core")
+        for gap in (0.0, *GAPS):
+            what = f"{rows} rows, {columns} columns of one dataset, one better by {gap:.0f} points"
+            _print(what, of_images(rows, columns, gap, some))
 
 
 if __name__ == "__main__":
