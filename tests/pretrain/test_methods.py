@@ -231,17 +231,6 @@ def test_accumulated_micro_batches_fill_the_queue_as_the_whole_batch_does():
     assert int(method.queue.position) == BATCH
 
 
-def test_the_same_step_gives_the_same_loss_after_a_restart():
-    for name, extra in (
-        ("moco", {**KEYS, "groups": 4}),
-        ("arb", {"head": {**HEAD, "dim": 12}, "groups": 3}),
-    ):
-        one, two = (build(2, name=name, **extra)(batch([8, 8], step=5))["loss"] for _ in range(2))
-        assert float(one) == float(two)
-        other = build(2, name=name, **extra)
-        assert float(other(batch([8, 8], step=5))["loss"]) == float(one)
-
-
 def test_cllr_projection_gets_the_regularizers_gradient():
     method = build(2, name="cllr", inner={"name": "simclr", "head": HEAD}, alpha=0.5, rows=4)
     terms = method(batch([8, 8]))

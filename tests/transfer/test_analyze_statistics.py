@@ -113,24 +113,6 @@ def test_spectra_equal_loops() -> None:
     )
 
 
-def test_accumulators_have_one_size_and_one_answer_whatever_the_number_of_images() -> None:
-    sizes = []
-    for images in (8, 400):
-        views, moments = fs.ViewStatistics(8, 12), fs.Moments(12)
-        for start in range(0, images, 8):
-            x = _views(8, seed=start)
-            views.add(x)
-            moments.add(x[:, 0])
-        sizes.append(sum(t.numel() for t in (*views.tensors(), *moments.tensors())))
-    assert sizes[0] == sizes[1]
-    again_views, again_moments = fs.ViewStatistics(8, 12), fs.Moments(12)
-    for again, first in ((again_views, views), (again_moments, moments)):
-        for tensor, saved in zip(again.tensors(), first.tensors(), strict=True):
-            tensor.copy_(saved)
-    assert again_views.mean("nuclear_norm") == views.mean("nuclear_norm")
-    assert torch.equal(again_moments.spectrum(), moments.spectrum())
-
-
 # Known answers
 
 

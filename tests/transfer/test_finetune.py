@@ -76,20 +76,6 @@ def semisup(root, trunk, out, tmp_path, **changes):
     return [*args, "--protocol", str(protocol_file(tmp_path, **changes)), "--workers", "0"]
 
 
-def test_published_numbers():
-    p = load_protocol("semisup", {"finetune": Finetune})
-    assert p.head_lr == (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16, 10.0)
-    assert p.batch_size == 256 and p.weight_decay == 0
-    one, ten = p.parts["1"], p.parts["10"]
-    assert (one.length.epochs, one.head_over_trunk, one.list.lines) == (30, 250, 12811)
-    assert (ten.length.epochs, ten.head_over_trunk, ten.list.lines) == (50, 20, 128116)
-    # x0.2 at epochs 18 and 24 of 30, 30 and 40 of 50
-    total, per_epoch = one.length.steps(12811, 256), 12811 / 256
-    steps = [round(epoch * per_epoch) for epoch in (17.9, 18, 23.9, 24)]
-    factors = [p.schedule.factor(step, total, per_epoch) for step in steps]
-    assert factors == pytest.approx([1, 0.2, 0.2, 0.04])
-
-
 def test_another_list_than_the_published_is_refused(trees, trunk, tmp_path, capsys):
     root, lists = trees("classes"), listed(tmp_path / "lists")
     assert main(semisup_on(root, lists, trunk, tmp_path / "run")) == EXIT_BAD_INPUT
