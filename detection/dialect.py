@@ -44,8 +44,6 @@ DEFAULTS: dict[str, Value] = {
     "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
     "SOLVER.WARMUP_METHOD": "linear",
     "SOLVER.BASE_LR_END": 0.0,
-    "SOLVER.NUM_DECAYS": 3,
-    "SOLVER.RESCALE_INTERVAL": False,
     "SOLVER.BIAS_LR_FACTOR": 1.0,
     "SOLVER.AMP.ENABLED": False,
     "SOLVER.AMP.PRECISION": "fp16",

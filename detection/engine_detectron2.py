@@ -9,7 +9,6 @@ Its evaluator's own function turns predictions into COCO's format; AP comes from
 both engines.
 """
 
-import importlib.util
 import io
 import random
 import warnings
@@ -37,8 +36,6 @@ try:
         from detectron2.config import CfgNode, get_cfg
         from detectron2.data import DatasetMapper, build_detection_train_loader
         from detectron2.data.detection_utils import SizeMismatchError, build_augmentation
-        from detectron2.data.samplers import RepeatFactorTrainingSampler
-        from detectron2.data.transforms import RandomCrop
         from detectron2.engine import SimpleTrainer, create_ddp_model
         from detectron2.evaluation.coco_evaluation import instances_to_coco_json
         from detectron2.layers import NaiveSyncBatchNorm, get_norm
@@ -141,34 +138,14 @@ def standard_dict(record: ImageRecord) -> dict[str, object]:
 
 def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> DatasetMapper:
     """DatasetMapper.from_config, but for the keypoints' flip, which it looks up in a registry."""
-    augmentations = build_augmentation(cfg, is_train=True)
-    crop = cfg.INPUT.CROP
-    if crop.ENABLED:
-        augmentations.insert(0, RandomCrop(crop.TYPE, crop.SIZE))
     return DatasetMapper(
         is_train=True,
-        augmentations=augmentations,
+        augmentations=build_augmentation(cfg, is_train=True),
         image_format=cfg.INPUT.FORMAT,
         use_instance_mask=cfg.MODEL.MASK_ON,
         instance_mask_format=cfg.INPUT.MASK_FORMAT,
         use_keypoint=cfg.MODEL.KEYPOINT_ON,
         keypoint_hflip_indices=np.array(flip_map) if flip_map else None,
-        # What a crop leaves of an object has another box than what it leaves of the box.
-        recompute_boxes=crop.ENABLED and cfg.MODEL.MASK_ON,
-    )
-
-
-def repeat_factors(cfg: CfgNode, records: Sequence[ImageRecord]) -> Tensor | None:
-    """How often each image comes in a pass, by its rarest category (LVIS, arXiv:1908.03195);
-    None: once each."""
-    loading = cfg.DATALOADER
-    if loading.SAMPLER_TRAIN == "TrainingSampler":
-        return None
-    if loading.SAMPLER_TRAIN != "RepeatFactorTrainingSampler":
-        known = "TrainingSampler or RepeatFactorTrainingSampler"
-        raise BadInput(f"DATALOADER.SAMPLER_TRAIN {loading.SAMPLER_TRAIN}: {known}")
-    return RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
-        records, loading.REPEAT_THRESHOLD, sqrt=loading.REPEAT_SQRT
     )
 
 
@@ -217,10 +194,6 @@ class Detectron2Engine(DetectionEngine):
         cfg = defaults()
         detectron2_keys.check(given, dialect.flat(cfg))
         dialect.merge(cfg, given)
-        outlines = cfg.INPUT.CROP.ENABLED and cfg.MODEL.MASK_ON
-        if outlines and importlib.util.find_spec("shapely") is None:
-            shapely = "the package shapely, which is not installed: pip install shapely"
-            raise BadInput(f"{given.path}: INPUT.CROP cuts outlines with {shapely}")
         if cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
             kind = cfg.MODEL.META_ARCHITECTURE
             raise BadInput(f"{given.path}: MODEL.META_ARCHITECTURE {kind}: only GeneralizedRCNN")
@@ -264,8 +237,7 @@ class Detectron2Engine(DetectionEngine):
         """Detectron2's loader and mapper over our order."""
         cfg = self.cfg
         batch, grouped = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.ASPECT_RATIO_GROUPING
-        repeats = repeat_factors(cfg, records)
-        order = ImageOrder(records, batch, self.seed, grouped=grouped, repeats=repeats)
+        order = ImageOrder(records, batch, self.seed, grouped=grouped)
         rank, world = distributed.rank(), distributed.world_size()
         slots = Slots(order, first=first, last=last, rank=rank, world=world)
         mapper = training_mapper(cfg, self.flip_map)

@@ -21,7 +21,6 @@ with warnings.catch_warnings():
         LinearParamScheduler,
         MultiStepParamScheduler,
         ParamScheduler,
-        StepWithFixedGammaParamScheduler,
     )
 
 if TYPE_CHECKING:
@@ -73,9 +72,7 @@ def decaying(cfg: CfgNode) -> ParamScheduler:
         return MultiStepParamScheduler(values, num_updates=s.MAX_ITER, milestones=steps)
     if s.LR_SCHEDULER_NAME == "WarmupCosineLR":
         return CosineParamScheduler(1, s.BASE_LR_END / s.BASE_LR)
-    if s.LR_SCHEDULER_NAME == "WarmupStepWithFixedGammaLR":
-        return StepWithFixedGammaParamScheduler(1.0, s.NUM_DECAYS, s.GAMMA, s.MAX_ITER)
-    known = "WarmupMultiStepLR, WarmupCosineLR or WarmupStepWithFixedGammaLR"
+    known = "WarmupMultiStepLR or WarmupCosineLR"
     raise BadInput(f"SOLVER.LR_SCHEDULER_NAME {s.LR_SCHEDULER_NAME}: {known}")
 
 
@@ -85,14 +82,12 @@ def warmed_up(rest: ParamScheduler, cfg: CfgNode) -> ParamScheduler:
     s = cfg.SOLVER
     length = min(s.WARMUP_ITERS / s.MAX_ITER, 1.0)
     first = s.WARMUP_FACTOR * rest(0.0)
-    last = rest(0.0) if s.RESCALE_INTERVAL else rest(length)
     if s.WARMUP_METHOD == "linear":
-        warming: ParamScheduler = LinearParamScheduler(first, last)
+        warming: ParamScheduler = LinearParamScheduler(first, rest(length))
     elif s.WARMUP_METHOD == "constant":
         warming = ConstantParamScheduler(first)
     else:
         raise BadInput(f"SOLVER.WARMUP_METHOD {s.WARMUP_METHOD}: linear or constant")
-    scaling = ["rescaled", "rescaled" if s.RESCALE_INTERVAL else "fixed"]
     return CompositeParamScheduler(
-        [warming, rest], lengths=[length, 1 - length], interval_scaling=scaling
+        [warming, rest], lengths=[length, 1 - length], interval_scaling=["rescaled", "fixed"]
     )

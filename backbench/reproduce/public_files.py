@@ -3,18 +3,17 @@ where `--download` asks for it.
 
 DIR/NAME/FILE             a complete file, of the published digest where one is printed
 DIR/NAME/FILE.part        a download that was cut off
-DIR/NAME/FILE.part.json   which version of which file it is: address, length and tag
+DIR/NAME/FILE.part.json   which version of which file it is: address and tag
 """
 
 import contextlib
 import hashlib
 import http.client
 import os
-import re
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,22 +126,14 @@ def fetch_missing(listed: ReproductionList, names: Sequence[str], files: Path, n
             raise BadInput(f"{about.url}: not the published file: {wrong}; {again}")
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A version of a file as its server describes it. Length and tag may be unknown."""
-
-    url: str
-    length: int | None = None
-    tag: str | None = None  # a strong ETag, or the time of the last change
-
-
 def fetch(url: str, file: Path) -> None:
     """Download `url` into `file.part`, from where that ends, and rename it when it is complete.
     Failed where the connection breaks or less comes than was announced; the part is kept."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.part")
+    version = part.with_name(f"{part.name}.json")
     try:
-        _continue(url, part)
+        _continue(url, part, version)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
         raise Failed(f"{url}: {_why(error)}; {AGAIN}, or copy the file to {file}") from None
     except OSError as error:
@@ -152,81 +143,61 @@ def fetch(url: str, file: Path) -> None:
         raise Failed(f"{url}: the connection broke ({error}); {AGAIN}") from None
     with failures.naming(file):
         part.replace(file)
-    _note(part).unlink(missing_ok=True)
+    version.unlink(missing_ok=True)
 
 
-def _continue(url: str, part: Path) -> None:
-    known, have = _begun(url, part)
-    if known is not None and known.length == have:  # killed after its last byte
+def _continue(url: str, part: Path, version: Path) -> None:
+    # 1. The server sends the rest of the version that was begun, or all of another one
+    tag = _begun(url, version) if part.is_file() else None
+    have = part.stat().st_size if tag else 0
+    headers = {"User-Agent": "backbench"}
+    if tag and have:
+        headers |= {"Range": f"bytes={have}-", "If-Range": tag}
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        # Nothing after the last byte: killed before it was renamed, or it is another version
+        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
+            raise
+        version.unlink(missing_ok=True)
+        _continue(url, part, version)
         return
-    with contextlib.closing(_request(url, known, have)) as answer:
-        # 1. The server sends the rest of the version that was begun, or all of one.
-        if answer.status == http.client.PARTIAL_CONTENT:
-            remote = _rest(answer, known, have, url)
-        else:
-            length = answer.headers.get("Content-Length", "")
-            known_length = int(length) if length.isascii() and length.isdigit() else None
-            have, remote = 0, RemoteFile(url, known_length, _tag(answer))
+    with contextlib.closing(answer):
+        if answer.status != http.client.PARTIAL_CONTENT:
+            have = 0
+        elif not (sent := answer.headers.get("Content-Range", "")).startswith(f"bytes {have}-"):
+            raise Failed(f"{url}: sends {printable.shown(sent, 60)} instead of bytes from {have}")
         if answer.headers.get_content_type() == "text/html":
             raise BadInput(f"{url}: a web page, no checkpoint; look at it in a browser")
-        # 2. The note is written first: all bytes in the part are of that version.
-        atomic.write_json(_note(part), asdict(remote))
-        log.info(f"{url}: {_size(remote.length)}, {'from ' + _size(have) if have else 'all of it'}")
+        # 2. The version is noted first: all bytes in the part are of it
+        atomic.write_json(version, {"url": url, "tag": _tag(answer)})
+        announced = answer.headers.get("Content-Length", "")
+        length = have + int(announced) if announced.isascii() and announced.isdigit() else None
+        log.info(f"{url}: {_size(length)}, {'from ' + _size(have) if have else 'all of it'}")
         with failures.naming(part), part.open("ab" if have else "wb") as out:
             while piece := answer.read(PIECE):
                 out.write(piece)
                 have += len(piece)
-    if remote.length is not None and have != remote.length:
-        raise Failed(f"{url}: broke off at {_size(have)} of {_size(remote.length)}; {AGAIN}")
+    if length is not None and have != length:
+        raise Failed(f"{url}: broke off at {_size(have)} of {_size(length)}; {AGAIN}")
 
 
-def _begun(url: str, part: Path) -> tuple[RemoteFile | None, int]:
-    """The version that `part` is the beginning of, and its length so far; (None, 0) where nobody
-    knows the version, or where its server would not tell another version from it."""
-    have = part.stat().st_size if part.is_file() else 0
+def _begun(url: str, version: Path) -> str | None:
+    """The tag of the version of `url` that was begun; None where its server gave none."""
     try:
-        about = jsons.read(_note(part))
-        known = RemoteFile(about["url"], about["length"], about["tag"])
+        noted = jsons.read(version)
+        return noted["tag"] if noted["url"] == url else None
     except (OSError, ValueError, KeyError, TypeError):
-        return None, 0
-    usable = have > 0 and known.url == url and known.tag is not None
-    return (known, have) if usable else (None, 0)
-
-
-def _request(url: str, known: RemoteFile | None, have: int) -> Any:
-    request = urllib.request.Request(url, headers={"User-Agent": "backbench"})
-    if known is not None:
-        request.add_header("Range", f"bytes={have}-")
-        if known.tag is not None:  # of another version all is sent
-            request.add_header("If-Range", known.tag)
-    try:
-        return urllib.request.urlopen(request, timeout=TIMEOUT_S)
-    except urllib.error.HTTPError as error:
-        # Nothing after the last byte: either the file is complete, or it is another version
-        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and known is not None:
-            return _request(url, None, 0)
-        raise
-
-
-def _rest(answer: Any, known: RemoteFile | None, have: int, url: str) -> RemoteFile:
-    header = answer.headers.get("Content-Range", "")
-    sent = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", header)
-    if known is None or sent is None or int(sent[1]) != have:
-        raise Failed(f"{url}: sends {printable.shown(header, 60)} instead of bytes from {have}")
-    total = known.length if sent[3] == "*" else int(sent[3])
-    return RemoteFile(url, total, known.tag)
+        return None
 
 
 def _tag(answer: Any) -> str | None:
+    """A strong ETag, or the time of the last change."""
     tag = answer.headers.get("ETag", "")
     if tag and not tag.startswith("W/"):  # a weak one does not promise equal bytes
         return str(tag)
-    changed = answer.headers.get("Last-Modified")
-    return str(changed) if changed else None
-
-
-def _note(part: Path) -> Path:
-    return part.with_name(f"{part.name}.json")
+    return answer.headers.get("Last-Modified")
 
 
 def _why(error: Exception) -> str:

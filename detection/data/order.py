@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from backbench.runs import seeding
 from detection.data.dataset_dicts import ImageRecord
@@ -27,13 +26,10 @@ class ImageOrder:
         seed: int,
         *,
         grouped: bool = True,
-        repeats: Tensor | None = None,
     ) -> None:
-        """`repeats` (records,) is how often each comes in a pass, its fraction by chance."""
         self.wide = [r["width"] > r["height"] for r in records]
         self.batch, self.seed = batch, seed
         self.group = math.gcd(4, batch) if grouped else 1
-        self.repeats = repeats
 
     def batches(self, first: int = 0) -> Iterator[list[int]]:
         """Record indices of batch `first`, `first + 1`, ..."""
@@ -46,21 +42,12 @@ class ImageOrder:
             if number >= first:
                 yield members
 
-    def _pass(self, draw: torch.Generator) -> list[int]:
-        """One pass: every record in a drawn order, those that repeat several times."""
-        if self.repeats is None:
-            return torch.randperm(len(self.wide), generator=draw).tolist()
-        whole = self.repeats.floor()
-        more = torch.rand(len(self.wide), generator=draw) < self.repeats - whole
-        members = torch.repeat_interleave((whole + more).long())
-        return members[torch.randperm(len(members), generator=draw)].tolist()
-
     def _groups(self) -> Iterator[list[int]]:
         # Two groups are open at any time: an image goes to its orientation's, a full one goes out.
         open_groups: dict[bool, list[int]] = {True: [], False: []}
         for epoch in itertools.count():
             draw = seeding.generator(self.seed, "order", epoch)
-            for i in self._pass(draw):
+            for i in torch.randperm(len(self.wide), generator=draw).tolist():
                 group = open_groups[self.wide[i] if self.group > 1 else True]
                 group.append(i)
                 if len(group) == self.group:

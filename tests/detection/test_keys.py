@@ -74,9 +74,8 @@ def test_neutral_keys_name_no_protocol():
 
 
 # Where the general other value says nothing: another, and what must be set for the key to matter
-CROP, CLIP = ("INPUT.CROP.ENABLED", "True"), ("SOLVER.CLIP_GRADIENTS.ENABLED", "True")
+CLIP = ("SOLVER.CLIP_GRADIENTS.ENABLED", "True")
 COSINE = ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.MAX_ITER", "9")
-REPEATED = ("DATALOADER.SAMPLER_TRAIN", "RepeatFactorTrainingSampler")
 TRUNK = ("MODEL.TRUNK.ARCH", "timm:test_convnext")
 CASCADE = (
     *("MODEL.ROI_HEADS.NAME", "CascadeROIHeads"),
@@ -113,16 +112,9 @@ SPECIAL = {
     "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("range", "INPUT.MIN_SIZE_TRAIN", "(64,128)"),
     "INPUT.RANDOM_FLIP": ("vertical",),
     "INPUT.MASK_FORMAT": ("bitmask",),
-    "INPUT.CROP.TYPE": ("absolute", *CROP, "INPUT.CROP.SIZE", "[50, 50]"),
-    "INPUT.CROP.SIZE": ("[0.3, 0.3]", *CROP),
     "DATASETS.TRAIN": ("('scenes_train_6',)",),
     "DATASETS.TEST": ("('scenes_val_3',)",),
-    "DATALOADER.SAMPLER_TRAIN": (REPEATED[1], "DATALOADER.REPEAT_THRESHOLD", "0.9"),
-    "DATALOADER.REPEAT_THRESHOLD": ("0.9", *REPEATED),
-    "DATALOADER.REPEAT_SQRT": ("False", *REPEATED, "DATALOADER.REPEAT_THRESHOLD", "0.9"),
     "SOLVER.BASE_LR_END": ("0.01", *COSINE),
-    "SOLVER.RESCALE_INTERVAL": ("True", *COSINE),
-    "SOLVER.NUM_DECAYS": ("1", "SOLVER.LR_SCHEDULER_NAME", "WarmupStepWithFixedGammaLR"),
     "SOLVER.STEPS": ("(1,)",),
     "SOLVER.WARMUP_ITERS": ("2",),
     "SOLVER.IMS_PER_BATCH": ("4",),
@@ -150,8 +142,6 @@ def base_of(key):
         return "tiny_keypoint_rcnn_R_18_FPN"
     if key in dialect.OURS or key == "MODEL.TRUNK.ARCH":
         return "tiny_faster_rcnn_ConvNeXt_FPN"
-    if "CROP" in key:  # outlines are cut with shapely, boxes without
-        return "tiny_faster_rcnn_R_18_FPN"
     return "tiny_mask_rcnn_R_18_FPN"
 
 
@@ -161,7 +151,7 @@ def signature(name, root, out, words, monkeypatch):
     real = engine_detectron2.ImageOrder
 
     def order(records, batch, seed, **how):
-        orders.append((batch, how["grouped"], how["repeats"] is not None))
+        orders.append((batch, how["grouped"]))
         return real(records, batch, seed, **how)
 
     monkeypatch.setattr(engine_detectron2, "ImageOrder", order)

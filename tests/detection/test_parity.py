@@ -312,8 +312,7 @@ def solver(**values):
         solver(STEPS="(60,900)", WARMUP_ITERS=10, MAX_ITER=300),
         solver(WARMUP_METHOD="constant", WARMUP_FACTOR=0.3, WARMUP_ITERS=40, MAX_ITER=300),
         solver(LR_SCHEDULER_NAME="WarmupCosineLR", BASE_LR_END=0.001, MAX_ITER=2000),
-        solver(LR_SCHEDULER_NAME="WarmupCosineLR", RESCALE_INTERVAL=True, MAX_ITER=2000),
-        solver(LR_SCHEDULER_NAME="WarmupStepWithFixedGammaLR", NUM_DECAYS=2, MAX_ITER=2000),
+        solver(LR_SCHEDULER_NAME="WarmupCosineLR", WARMUP_ITERS=3000, MAX_ITER=2000),
         solver(BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, MAX_ITER=300, STEPS="(200,)"),
     ],
 )
