@@ -35,6 +35,7 @@ from backbench.runs.folder import STATES, open_run
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
+from backbench.stats import training_noise
 from backbench.tasks import TASKS
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
@@ -185,6 +186,11 @@ def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[R
         "scores": {f"{rate:g}": score for rate, score in zip(p.head_lr, tried.scores)},
         "at_edge": scoring.warn_edge(task, checkpoint, "head rate", lr, p.head_lr),
     }
+    if tried.scores:
+        label = np.asarray(task.splits.val.labels)
+        classes = None if task.dataset.metric == "top1" else label
+        hits = torch.stack(tried.predicted).numpy() == label
+        chosen["choice_noise"] = training_noise.of_choice(hits, classes) ** 0.5
     predictions = CheckpointPredictions(checkpoint=checkpoint, ranking=ranking, chosen=chosen)
     rows = scoring.write(task, [predictions])
     work.tried_file.unlink(missing_ok=True)
@@ -197,6 +203,7 @@ class TriedRates:
     """The part of the grid that is done."""
 
     scores: list[float] = field(default_factory=list)  # on val, of each finished rate
+    predicted: list[Tensor] = field(default_factory=list)  # classes (N,) of the val images
     best: dict[str, Tensor] = field(default_factory=dict)  # weights; none where the best refits
 
 
@@ -266,14 +273,15 @@ class Finetuning:
             lr = p.head_lr[index]
             network = self.new_network()
             self.train(network, task.splits.train, lr, f"rate {index + 1} of {len(p.head_lr)}")
-            prediction = self.predict(network, task.splits.val)[:, 0].numpy()
-            score = scoring.score(task.dataset.metric, prediction, label, classes)
+            prediction = self.predict(network, task.splits.val)[:, 0].cpu()
+            score = scoring.score(task.dataset.metric, prediction.numpy(), label, classes)
             tried.scores.append(score)
+            tried.predicted.append(prediction)
             if not self.refits and best_of(tried.scores) == index:
                 tried.best = network.state()
             if self.machine.main:
                 log.info(f"{task.checkpoints[0].name}: head rate {lr:g}: val {score:.2f}")
-                save_state(self.tried_file, {"scores": tried.scores, "best": tried.best})
+                save_state(self.tried_file, vars(tried))
         return tried
 
     def train(self, network: Network, images: ImageList, lr: float, what: str) -> None:

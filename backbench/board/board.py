@@ -504,8 +504,10 @@ def noise_of(board: Board, column: Column) -> TrainingNoise:
     if column not in board.noises:
         if not TASKS[column.task].trains or column.dataset == AVERAGE:
             return NOTHING_TRAINED
-        seeds = []
+        seeds, choices = [], []
         for _, cell in board.backed(column):
+            chosen = [r.chosen or {} for r, _ in cell.parts]
+            choices += [c["choice_noise"] ** 2 for c in chosen if "choice_noise" in c]
             values = cell.values
             if len(values) > 1:
                 files = list(predictions(cell).values())
@@ -513,7 +515,11 @@ def noise_of(board: Board, column: Column) -> TrainingNoise:
         split = TASKS[column.task].split
         dataset = column.dataset if column.split == split else ""  # published for whole splits
         board.noises[column] = column_noise.measured_or_published(
-            seeds, protocol=column.protocol, dataset=dataset, metric=column.metric
+            seeds,
+            protocol=column.protocol,
+            dataset=dataset,
+            metric=column.metric,
+            choice=sum(choices) / len(choices) if choices else 0.0,
         )
     return board.noises[column]
 

@@ -24,16 +24,17 @@ def seeds_of(values: Sequence[float], files: Sequence[Path], metric: str) -> See
 
 
 def measured_or_published(
-    checkpoints: Iterable[Seeds], *, protocol: str, dataset: str, metric: str
+    checkpoints: Iterable[Seeds], *, protocol: str, dataset: str, metric: str, choice: float = 0.0
 ) -> TrainingNoise:
-    """The noise of a column's trainings; a published one where it is known better."""
+    """The noise of a column's trainings, at least that of their `choice` on validation images; a
+    published one where it is known better."""
     measured = training_noise.pooled(checkpoints)
     for row in _published():
         fits = protocol in row["protocols"] and dataset == row["dataset"]
         if fits and metric in row["metrics"] and measured.df < row["df"]:
             # Nobody printed what its images' part is: all of it counts
             return TrainingNoise(row["s"] ** 2, row["s"] ** 2, row["df"], row["source"])
-    return measured
+    return measured.at_least(choice)
 
 
 @functools.cache

@@ -149,6 +149,9 @@ def _refuse_choice(r: Result) -> None:
     """Raises _Unfit if what was chosen is not the best of its scores, or not on the recipe's grid."""
     chosen: Mapping[str, Any] = r.chosen or {}
     recipe = r.facts.get("recipe") or {}
+    noise = chosen.get("choice_noise", 0)
+    if not isinstance(noise, int | float) or not 0 <= noise <= 100:
+        raise _Unfit(f"its choice_noise {str(noise)[:20]!r} is no number of points from 0 to 100")
     name = "l2" if recipe.get("kind") == "logreg" else "lr"
     if name not in chosen:
         return

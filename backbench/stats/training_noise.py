@@ -12,6 +12,10 @@ is pooled over checkpoints with df = sum of (seeds - 1), and a difference of mea
 trainings has the variance V + tau^2 (1/k_a + 1/k_b) (Jordan, ICLR 2024, section 3; Bouthillier et
 al., MLSys 2021). Its degrees of freedom are those of confidence.py's sums of draws and images, with
 s^2 as the part that few seeds estimated. benchmarks/bold.py simulates what the rule errs.
+
+Where few validation images choose a rate, trainings differ by much or by nothing as they choose the
+same or not, and a few seeds may all have chosen the same. So tau^2 is at least c, how far the value
+would move if other validation images chose (`of_choice`), in the mean over the column's rows.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 FEWEST = 4  # degrees of freedom: two checkpoints x three seeds. Two err on up to 7% of equals
+RESAMPLES = 400  # of validation images
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,13 @@ class TrainingNoise:
     def known(self) -> bool:
         """True if differences between trainings can be tested."""
         return self.df >= FEWEST
+
+    def at_least(self, choice: float) -> TrainingNoise:
+        """This noise where choosing alone moves the values by `choice`, in points squared."""
+        if choice <= self.excess:
+            return self
+        source = f"{self.source}, and the choice on few validation images"
+        return TrainingNoise(max(self.seeds, choice), choice, self.df, source)
 
 
 NOTHING_TRAINED = TrainingNoise(0.0, 0.0, math.inf, "")  # a second run gives the same number
@@ -89,6 +101,28 @@ def by_resamples(values: np.ndarray, images: int) -> float:
     centred = values - values.mean(1, keepdims=True)
     spread = float(centred.var(0, ddof=1).sum()) / (values.shape[1] - 1)
     return spread * images / max(images - 1, 1)
+
+
+def of_choice(hits: np.ndarray, classes: np.ndarray | None = None) -> float:
+    """The mean square, in points^2, by which a value would move if other validation images chose.
+
+    `hits` (R, N) are those of R candidates on N validation images, `classes` (N,) the images' of
+    class means. Some resamples choose, others say how far that candidate is from the best of all
+    images: so a choice that the images cannot make counts, also where two candidates are level.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    n = hits.shape[1]
+    weight = 1 / n if classes is None else confidence.ClassWeights(classes).weight
+    step = weight * hits
+    best = int(step.sum(1).argmax())
+    squares = 0.0
+    for _ in range(RESAMPLES):
+        choosing, judging = rng.multinomial(n, np.full(n, 1 / n), size=2) @ step.T
+        chosen = int(choosing.argmax())  # of equals the first, as scoring.best_of
+        squares += float(judging[chosen] - judging[best]) ** 2
+    return 1e4 * squares / RESAMPLES
 
 
 def over_trainings(d: Difference, noise: TrainingNoise, a: int, b: int) -> Difference:

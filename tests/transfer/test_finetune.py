@@ -145,6 +145,7 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
     assert main(semisup(root, trunk, tmp_path / "whole", tmp_path)) == 0
     (expected,) = rows_of(tmp_path / "whole")
     assert expected.task == "semi_10pct" and expected.chosen["on"] == "val"
+    assert expected.chosen["choice_noise"] == 0  # both rates say the same of each image
     assert expected.chosen["trunk_lr_used"] == pytest.approx(expected.chosen["lr_used"] / 20)
     # Per rate five steps of 4 images and the 6 of val, then the 8 of test. The state is saved at
     # every step; the deaths come before the third step, between the last step and val, and before

@@ -1,6 +1,7 @@
 """Bold is what a second training keeps: with seeds, without, and where nothing is trained."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -85,6 +86,22 @@ def test_what_trainings_move_is_not_called_a_difference(tmp_path):
     assert set(only_mark(wild).values()) == {"tied"}
     spread = [noise_of(board, board.columns[0]).excess ** 0.5 for board in (calm, wild)]
     assert spread[0] < 1.5 and 2.5 < spread[1] < 12
+
+
+@pytest.mark.parametrize(("noise", "mark"), [(0.5, {BEST: "best"}), (9.0, None)])
+def test_a_choice_that_few_images_made_is_noise_of_the_column(tmp_path, noise, mark):
+    boards.synthetic(tmp_path, NAMES, [SEMISUP], gap=6, seeds=3)
+    for file in store.files_below(tmp_path):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows:
+            row["chosen"] = {"choice_noise": noise}
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    board = collect([tmp_path])
+    if mark:
+        assert only_mark(board) == mark
+    else:
+        assert set(only_mark(board).values()) == {"tied"}
+        assert "choice on few validation images" in noise_words(noise_of(board, board.columns[0]))
 
 
 @pytest.mark.parametrize("kind", [KNN, FEWSHOT, ("logreg", "digits", "top1", "logreg-v1", None)])

@@ -1,5 +1,7 @@
 """The noise of trainings: what is measured from seeds, and how often equals are called different."""
 
+import statistics
+
 import numpy as np
 import pytest
 
@@ -70,3 +72,29 @@ def test_equals_are_bold_on_few_boards_however_much_trainings_differ(tau):
     assert rule[1] <= 5.5 + 3 * 1.0
     if tau == 2:
         assert once[1] > 25, "by images alone, of one training each"
+
+
+def test_the_choice_on_other_validation_images_is_the_algebra_of_two_candidates():
+    """Two candidates that differ on 24 of 400 images: the second wins so many resamples."""
+    hits = np.ones((2, 400))
+    hits[0, :10], hits[1, 10:24] = 0, 0
+    step = hits[1] - hits[0]  # the first is better by 4 images
+    error = step.std() / 400**0.5
+    flipped = statistics.NormalDist().cdf(step.mean() / error)
+    expected = 1e4 * flipped * (step.mean() ** 2 + error**2)
+    assert training_noise.of_choice(hits) == pytest.approx(expected, rel=0.25)
+    assert training_noise.of_choice(hits[:1]) == 0
+    sure = np.stack([hits[0], np.zeros(400)])
+    assert training_noise.of_choice(sure) == 0
+    # Level candidates on few images: nothing says which is better, or that they are alike
+    level = np.repeat([[1.0, 0.0], [0.0, 1.0]], 10, axis=1)
+    assert training_noise.of_choice(level) ** 0.5 > 10
+    assert training_noise.of_choice(level, np.arange(20) % 2) ** 0.5 > 10
+
+
+def test_the_noise_is_at_least_that_of_the_choice():
+    measured = training_noise.pooled([Seeds([70, 72, 74], 1.0)] * 2)
+    assert measured.at_least(2.0) is measured
+    wider = measured.at_least(9.0)
+    assert (wider.excess, wider.seeds, wider.df) == (9.0, 9.0, 4)
+    assert "choice on few validation images" in wider.source
