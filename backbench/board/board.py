@@ -504,10 +504,13 @@ def noise_of(board: Board, column: Column) -> TrainingNoise:
     if column not in board.noises:
         if not TASKS[column.task].trains or column.dataset == AVERAGE:
             return NOTHING_TRAINED
-        seeds, choices = [], []
+        seeds = []
+        choices: list[float] = []  # points squared
         for _, cell in board.backed(column):
-            chosen = [r.chosen or {} for r, _ in cell.parts]
-            choices += [c["choice_noise"] ** 2 for c in chosen if "choice_noise" in c]
+            for r, _ in cell.parts:
+                noise = (r.chosen or {}).get("choice_noise")
+                if isinstance(noise, int | float):
+                    choices.append(noise**2)
             values = cell.values
             if len(values) > 1:
                 files = list(predictions(cell).values())
