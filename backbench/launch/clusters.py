@@ -107,7 +107,6 @@ class Cluster:
     name: str
     kind: Kind
     jobs: int = 2  # at a time: of each array on Slurm, in all on this machine
-    all_jobs: int | None = None  # at a time on Slurm, over all arrays of a grid
     max_array: int = 1000
     signal_s: int = 120  # how long before the end of its time a job is told to save
     command: str | None = None
@@ -122,8 +121,6 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.jobs < 1 or self.max_array < 1:
             raise ValueError("jobs and max_array must be at least 1")
-        if self.all_jobs is not None and self.all_jobs < 1:
-            raise ValueError("all_jobs must be at least 1")
         object.__setattr__(self, "_known", {})
 
     def resources_for(self, job: Job) -> Resources:
@@ -226,40 +223,33 @@ def _check_partition(resources: Resources, offered: Sequence[Node], *, where: st
         raise BadInput(f"{where} has no `hours`; write them down in resources.default")
     rows = _partition(resources, offered, where=where)
     name = rows[0].partition
-    # 1. Each single wish, so that the message can name it. By column of sinfo's table:
-    _, _, limit_s, cpus, memory_mb, gpus, features_of = zip(*rows)
-    needs = (
-        ("gpus", resources.gpus, max(gpus)),
-        ("cpus x tasks_per_node", resources.cpus_per_node, max(cpus)),
-        ("memory_gb", resources.memory_gb or 0, max(memory_mb) / 1024),
-        ("hours", resources.hours, max(limit_s) / 3600),
-        ("nodes", resources.nodes, len(rows)),
-    )
-    for what, number, most in needs:
-        if number > most:
-            raise BadInput(
-                f"{where} asks for {what} {number:g}; partition '{name}' has at most {most:g}"
-            )
     # A constraint of one word; expressions (`a100|h100`) are left for Slurm to judge
     feature = resources.constraint
     if feature and not re.fullmatch(r"\w+", feature):
         feature = None
-    features = frozenset[str]().union(*features_of)
+    features = frozenset[str]().union(*(node.features for node in rows))
     if feature and feature not in features:
         hint = nearest(feature, features) if features else "its nodes have no features"
         raise BadInput(f"{where} asks for constraint '{feature}' in partition '{name}'; {hint}")
-    # 2. All of them on one node: the GPUs of one and the memory of another do not add up
-    together = 0
+    longest = max(node.limit_s for node in rows) / 3600
+    if resources.hours > longest:
+        raise BadInput(f"{where} asks for {resources.hours:g} hours; '{name}' allows {longest:g}")
+    # On one node all of it: the GPUs of one and the memory of another do not add up
+    gpus, cpus = resources.gpus, resources.cpus_per_node
+    memory_mb = (resources.memory_gb or 0) * 1024
+    fit = 0
     for node in rows:
-        together += (
-            node.gpus >= resources.gpus
-            and node.cpus >= resources.cpus_per_node
-            and node.memory_mb >= (resources.memory_gb or 0) * 1024
-            and (feature is None or feature in node.features)
+        large = node.gpus >= gpus and node.cpus >= cpus and node.memory_mb >= memory_mb
+        fit += large and (feature is None or feature in node.features)
+    if fit < resources.nodes:
+        gpus_there = max(node.gpus for node in rows)
+        cpus_there = max(node.cpus for node in rows)
+        mb_there = max(node.memory_mb for node in rows)
+        raise BadInput(
+            f"{where} asks for {resources.nodes} node(s) with {gpus} GPUs, {cpus} CPUs and"
+            f" {memory_mb:g} MB each; of the {len(rows)} of partition '{name}', {fit} have all"
+            f" (at most {gpus_there} GPUs, {cpus_there} CPUs, {mb_there} MB)"
         )
-    if together < resources.nodes:
-        what = f"{resources.nodes} node(s) of partition '{name}'"
-        raise BadInput(f"{where}: no {what} have all that it asks for at once")
 
 
 def _partition(resources: Resources, offered: Sequence[Node], *, where: str) -> list[Node]:

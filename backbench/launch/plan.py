@@ -26,7 +26,7 @@ from backbench.launch.job import Job, command_kind, finished
 from backbench.launch.records import Status
 from backbench.launch.view import ACTIVE, Snapshot, State, StateName
 from backbench.recipes import fast
-from backbench.runs.run_progress import read_progress, seconds
+from backbench.runs.run_progress import seconds
 from backbench.runs.terminal import log
 from backbench.weights import header
 
@@ -43,7 +43,6 @@ _NO_MATTER = re.compile(
     r"(epochs|name|expected)=.*|optim\.\w*lr=.*|method\.[\w.]+=-?(\d+\.\d*|\d*e-?\d+|inf)",
     re.DOTALL,
 )
-ENOUGH = 0.02  # share of its steps from which a pretraining on its way tells how long it takes
 
 
 # --- what is missing ---------------------------------------------------------------------------
@@ -252,31 +251,25 @@ class Estimates:
     """Seconds per unit of each kind of job that a snapshot knows: the median over its jobs."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self.runs = snapshot.ledger.runs
         self._per_unit: dict[CostKind, list[float]] = defaultdict(list)
         for name, status in snapshot.statuses.items():
             record = snapshot.records.get(name)
-            if record is None or not status["attempts"]:
+            if record is None or status["state"] != "done" or not status["attempts"]:
                 continue
             attempt = status["attempts"][-1]
             machine = (attempt.get("gpus", 0), attempt.get("machine", ""))
             kind = _kind(record.job, (record.submission.cluster, *machine))
-            share = 1.0 if status["state"] == "done" else self._share(record.job)
-            if kind is not None and share >= ENOUGH:
-                self._per_unit[kind].append(spent_seconds(status) / (record.job.units * share))
+            if kind is not None:
+                self._per_unit[kind].append(spent_seconds(status) / record.job.units)
 
     def seconds(self, job: Job, resources: Resources, cluster: Cluster) -> float | None:
-        """Return how long the rest of the job takes on this cluster; None where nobody knows."""
+        """Return how long the job takes on this cluster; None where nobody knows."""
         gpus = min(resources.gpus, cluster.gpus) if cluster.kind == "local" else resources.gpus
         kind = _kind(job, (cluster.file, gpus, " ".join(resources.options(job.verb))))
         per_unit = self._per_unit.get(kind) if kind is not None else None
         if not per_unit:
             return None
-        return statistics.median(per_unit) * job.units * (1.0 - self._share(job))
-
-    def _share(self, job: Job) -> float:
-        # Other verbs have several parts, and their progress is of one of them
-        return share_made(self.runs / job.name) if job.verb == "pretrain" else 0.0
+        return statistics.median(per_unit) * job.units
 
 
 def _kind(job: Job, machine: CostKind) -> CostKind | None:
@@ -294,14 +287,6 @@ def _kind(job: Job, machine: CostKind) -> CostKind | None:
         return None
     words = [word for word in command_kind(job.argv) if not _NO_MATTER.fullmatch(word)]
     return (*words, arch, *machine)
-
-
-def share_made(run: Path) -> float:
-    """Return the share of its steps that a run has made, by its own progress file."""
-    note = read_progress(run)
-    if note is None or not note["total"]:
-        return 0.0
-    return min(1.0, note["done"] / note["total"])
 
 
 def spent_seconds(status: Status) -> float:

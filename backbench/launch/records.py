@@ -89,10 +89,9 @@ class Submission:
     time: float
     jobs: tuple[Job, ...]
     ids: tuple[str, ...] = ()  # Slurm's, one per job
-    at_once: int | None = None  # jobs of this array at a time; None: the cluster's `jobs`
 
     @classmethod
-    def to(cls, target: Target, uid: str, jobs: Sequence[Job], at_once: int | None = None) -> Self:
+    def to(cls, target: Target, uid: str, jobs: Sequence[Job]) -> Self:
         """Make the record of jobs that are about to be submitted."""
         return cls(
             uid=uid,
@@ -102,7 +101,6 @@ class Submission:
             kind=target.cluster.kind,
             time=time.time(),
             jobs=tuple(jobs),
-            at_once=at_once,
         )
 
 
@@ -368,7 +366,6 @@ def _parse_submission(data: object, path: Path) -> Submission:
     if len(submission.ids) not in (0, len(submission.jobs)):
         raise ValueError("'ids' are not one for each job")
     _check_number("time", submission.time)
-    _check_number("at_once", submission.at_once or 1, least=1)
     for job in submission.jobs:
         if not job.argv or job.verb not in ROWS[1:]:
             raise ValueError(f"'{job.argv[:1]}' is no verb of a grid")

@@ -32,11 +32,10 @@ import signal
 import socket
 import time
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
@@ -44,7 +43,7 @@ from backbench.launch.attempt import Attempt, Ending
 from backbench.launch.clusters import Cluster, Target, recorded_target
 from backbench.launch.job import Job
 from backbench.launch.plan import arrays
-from backbench.launch.records import Ledger, Record, Submission
+from backbench.launch.records import Ledger, Submission
 from backbench.launch.view import Snapshot
 from backbench.runs import atomic
 from backbench.runs.terminal import log
@@ -267,15 +266,12 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
     planned = list(arrays(target.cluster, _reachable(jobs, active)))
     sizes = [len(array.jobs) for array in planned]
     room = _room(target.cluster, sizes)
-    caps = _shared_caps(target, ledger.records(), active, sizes)
-    for number, (_, part, needs, after) in enumerate(planned):
+    for _, part, needs, after in planned:
         uid = uuid.uuid4().hex[:12]
-        submission = Submission.to(target, uid, part, caps.at_once[number])
+        submission = Submission.to(target, uid, part)
         # Single jobs that must succeed; whole arrays that should be over, well or not
         wait_for = [f"afterok:{ids[name]}" for name in needs if name in ids]
         wait_for += [f"afterany:{array_ids[earlier]}" for earlier in after]
-        full = caps.first if number < caps.lanes else [array_ids[number - caps.lanes]]
-        wait_for += [f"afterany:{array}" for array in full]
         try:
             if went + len(part) > room:
                 raise Failed(f"Slurm's limit MaxJobCount leaves room for {room - went:.0f} jobs")
@@ -292,44 +288,6 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
         ids |= {job.name: number for job, number in zip(part, numbers)}
         array_ids.append(numbers[0].split("_")[0])
     return len(array_ids)
-
-
-class Caps(NamedTuple):
-    """The share of `all_jobs` that each new array gets. Slurm limits each array for itself, when it
-    is submitted. So the cluster's `all_jobs` is shared out among the arrays that may run side by
-    side (lanes); further arrays wait behind those."""
-
-    at_once: list[int | None]  # jobs of each array at a time; None: the cluster's own `jobs`
-    lanes: int  # so many arrays side by side
-    first: list[str]  # arrays on Slurm that must be over before any of these
-
-
-def _shared_caps(
-    target: Target, records: Mapping[str, Record], active: Mapping[str, str], sizes: Sequence[int]
-) -> Caps:
-    """Share `all_jobs` out among new arrays of these sizes. `active`: job -> Slurm's number."""
-    most, each = target.cluster.all_jobs, target.cluster.jobs
-    if most is None or not sizes:
-        return Caps([None] * len(sizes), lanes=len(sizes), first=[])
-    # 1. The grid's earlier arrays keep what they may still take
-    left: Counter[str] = Counter()
-    limits: dict[str, int] = {}
-    for name, number in active.items():
-        submission = records[name].submission
-        if submission.grid == target.grid:
-            array = number.split("_")[0]
-            left[array] += 1
-            limits[array] = submission.at_once or each
-    free = most - sum(min(count, limits[array]) for array, count in left.items())
-    # 2. Where that is everything, the new arrays come after them
-    first = sorted(left) if free < 1 else []
-    free = most if first else free
-    # 3. One job for each lane, and the rest by size
-    lanes = min(free, len(sizes))
-    if lanes < len(sizes):
-        return Caps([1] * len(sizes), lanes, first)
-    shares = [1 + (free - lanes) * size // sum(sizes) for size in sizes]
-    return Caps([min(each, share) for share in shares], lanes, first)
 
 
 def _room(cluster: Cluster, sizes: Sequence[int]) -> float:
@@ -408,7 +366,7 @@ def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> di
         "mem": f"{math.ceil(resources.memory_gb * 1024)}M" if resources.memory_gb else None,
         "time": math.ceil(resources.hours * 60) if resources.hours else None,
         "signal_delay_s": int(cluster.grace_s(resources)),
-        "array_parallelism": submission.at_once or cluster.jobs,
+        "array_parallelism": cluster.jobs,
         "setup": [*cluster.setup, EARLY_SIGNAL],
         "dependency": dependency or None,
         "stderr_to_stdout": True,

@@ -24,7 +24,7 @@ from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch.clusters import Target, read_cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.local import JobPool, run_here
-from backbench.launch.plan import share_made, spent_seconds
+from backbench.launch.plan import spent_seconds
 from backbench.launch.records import Ledger
 from backbench.results import store
 from backbench.runs import atomic, lock
@@ -188,9 +188,10 @@ class _Progress:
             if finished(step, self.ledger.runs):
                 continue
             steps_left += 1
-            left += _cost(name) * (1 - share_made(self.ledger.runs / name))
+            left += _cost(name)
             note = read_progress(self.ledger.runs / name)
             if note is not None:
+                left -= _cost(name) * min(1.0, note["done"] / max(1, note["total"]))
                 running.append(f"{name} {note['done']}/{note['total']} {note['unit']}s")
         spent, made = now - self.started, self.cost - left
         # The pace is believed from a minute's worth of costs on

@@ -195,7 +195,6 @@ BAD = {
     "arch-list": {"job": {"arch": ["resnet18"]}},
     "name-long": {"job": {"name": "x/" + "y" * 300}},
     "name-records": {"job": {"name": ".launch/status"}},
-    "at-once-digits": {"at_once": 10**30},
     "grid-words": {"grid": "g --output=/etc/passwd"},
 }
 

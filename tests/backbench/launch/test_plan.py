@@ -1,7 +1,6 @@
 """The plan of a grid: the missing jobs, their arrays, their cost."""
 
 import argparse
-import json
 import re
 import time
 
@@ -93,18 +92,6 @@ def test_cost_is_of_the_same_recipe_scaled_by_its_epochs_or_unknown(lab, capsys)
     assert cost(lab, capsys, pretraining(lab, "epochs=200"), lab.cluster("local")) == "unknown"
     more = lab.cluster("local", gpus=1, resources={"default": {"gpus": 1}})
     assert cost(lab, capsys, pretraining(lab, "epochs=200"), more) == "unknown"
-
-
-def test_cost_by_a_pretraining_on_its_way_and_of_what_is_left_of_it(lab, capsys):
-    cluster = lab.cluster("local")
-    grid = pretraining(lab, "epochs=100")
-    run = was_run(lab, grid, cluster, "stopped", 100.0)
-    about = {"what": "x", "total": 1000, "unit": "step", "eta_s": None, "time": time.time()}
-    (run / "progress.json").write_text(json.dumps({**about, "done": 10}))
-    assert cost(lab, capsys, grid, cluster) == "unknown", "too early to tell"
-    (run / "progress.json").write_text(json.dumps({**about, "done": 250}))
-    assert cost(lab, capsys, grid, cluster) == "5:00"
-    assert cost(lab, capsys, pretraining(lab, "epochs=50"), cluster) == "3:20"
 
 
 def test_cost_of_a_detector_is_of_the_same_config_and_keys(lab, capsys):

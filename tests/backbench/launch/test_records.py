@@ -18,7 +18,7 @@ def test_a_submission_is_read_as_it_was_written(tmp_path):
     ledger = Ledger(tmp_path)
     jobs = (job("x/one"), Job(**{**vars(job("x/two")), "resources": {"gpus": 1}, "arch": "vit"}))
     about = {"grid": "g", "cluster": "c", "cluster_overrides": ("jobs=2",), "kind": "slurm"}
-    submission = Submission(uid="u1", time=1.5, jobs=jobs, ids=("7_0", "7_1"), at_once=3, **about)
+    submission = Submission(uid="u1", time=1.5, jobs=jobs, ids=("7_0", "7_1"), **about)
     ledger.write_submission(submission)
     records = ledger.records()
     assert [records[one.name].job for one in jobs] == list(jobs)

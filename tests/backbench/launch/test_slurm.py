@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import signal
 import time
 
@@ -137,12 +138,12 @@ def test_cancel_and_blocked(lab):
     ("resources", "says"),
     [
         ({"partition": "mian"}, r"partition 'mian'; did you mean 'main'"),
-        ({"gpus": 3}, r"gpus 3; partition 'main' has at most 2"),
-        ({"cpus": 64}, r"cpus x tasks_per_node 64; partition 'main' has at most 4"),
-        ({"memory_gb": 100}, r"memory_gb 100; partition 'main' has at most 7.8"),
-        ({"hours": 3}, r"hours 3; partition 'main' has at most 2"),
+        ({"gpus": 3}, r"with 3 GPUs, .* 0 have all \(at most 2 GPUs, 4 CPUs, 8000 MB\)"),
+        ({"cpus": 64}, r" 64 CPUs and 512 MB each; .* 0 have all"),
+        ({"memory_gb": 100}, r" 102400 MB each; .* 0 have all"),
+        ({"hours": 3}, r"3 hours; 'main' allows 2"),
         ({"constraint": "lop"}, r"constraint 'lop' in partition 'main'; did you mean 'loop'"),
-        ({"nodes": 2}, r"nodes 2; partition 'main' has at most 1"),
+        ({"nodes": 2}, r"2 node\(s\) .* of the 1 of partition 'main', 1 have all"),
         ({"hours": None}, r"has no `hours`"),
     ],
 )
@@ -151,7 +152,7 @@ def test_resources_that_no_partition_has_are_refused(lab, capsys, resources, say
     before = queue()
     assert lab.run(grid, lab.slurm(**resources), "runs") == 2
     message = capsys.readouterr().err
-    assert len(message.strip().splitlines()) == 1 and says in message.replace("\\", "")
+    assert len(message.strip().splitlines()) == 1 and re.search(says, message)
     assert queue().keys() == before.keys()
     assert not (lab.root / "runs" / ".launch" / "submissions").exists()
 

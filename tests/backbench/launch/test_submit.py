@@ -91,61 +91,9 @@ def test_an_array_that_slurm_cannot_hold_is_said_at_once(lab, stand_in_slurm, tw
 SEVERAL = 'cp "$file" sent$n; echo "Submitted batch job 1$n"'
 
 
-def asked(slurm, number):
-    """How many jobs at a time the array was sent with, and what it waits for."""
-    text = (slurm.folder / f"sent{number}").read_text()
-    at_once = re.search(r"--array=\d+-\d+%(\d+)", text)
-    dependency = re.search(r"--dependency=(\S+)", text)
-    return int(at_once[1]) if at_once else 1, dependency[1] if dependency else ""
-
-
-def test_a_cap_over_all_arrays_of_a_grid(lab, stand_in_slurm):
-    """Eight at a time over arrays of 12, 6 and 3; then of one more, behind those that are left."""
-    stand_in_slurm.sbatch(SEVERAL)
-    files = lab.checkpoints(*"abc")
-    sets = {1: ["a1", "a2", "a3", "a4"], 2: ["b1", "b2"], 3: ["c1"]}
-    evaluate = []
-    for cpus, names in sets.items():
-        evaluate += lab.linear(*names, resources={"cpus": cpus})
-    grid = lab.grid(checkpoints=[files], evaluate=evaluate)
-    limits = {"jobs": 6, "all_jobs": 8, "resources": {"default": {"hours": 0.1}}}
-    cluster = lab.cluster("slurm", **limits)
-    assert lab.run(grid, cluster, "runs") == 0
-    assert [asked(stand_in_slurm, n) for n in (1, 2, 3)] == [(3, ""), (2, ""), (1, "")]
-    # All but two jobs of the second array are over
-    records = Ledger(lab.root / "runs").records()
-    left = [(i, "RUNNING", "None", uid) for i, uid in on_slurm(records) if i in ("12_4", "12_5")]
-    stand_in_slurm.queue(*left)
-    for record in records.values():
-        if record.id not in ("12_4", "12_5"):
-            Ledger(lab.root / "runs").mark_cancelled(record.job, on=True)
-    assert lab.run(grid, cluster, "runs") == 0
-    assert [asked(stand_in_slurm, n)[1] for n in (4, 5, 6)] == ["", "", ""]
-    assert sum(asked(stand_in_slurm, n)[0] for n in (4, 5, 6)) <= 6
-
-
-def test_more_arrays_than_the_cap_stand_in_lanes(lab, stand_in_slurm):
-    stand_in_slurm.sbatch(SEVERAL)
-    evaluate = []
-    for cpus in (1, 2, 3):
-        evaluate += lab.linear(f"d{cpus}", resources={"cpus": cpus})
-    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=evaluate)
-    limits = {"jobs": 6, "all_jobs": 2, "resources": {"default": {"hours": 0.1}}}
-    cluster = lab.cluster("slurm", **limits)
-    assert lab.run(grid, cluster, "runs") == 0
-    sent = [asked(stand_in_slurm, n) for n in (1, 2, 3)]
-    assert sent == [(1, ""), (1, ""), (1, "afterany:11")]
-    # While they all run, another evaluation stands behind them
-    records = Ledger(lab.root / "runs").records()
-    stand_in_slurm.queue(*((i, "RUNNING", "None", uid) for i, uid in on_slurm(records)))
-    wider = [*evaluate, *lab.linear("d4")]
-    more = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=wider)
-    assert lab.run(more, cluster, "runs") == 0
-    assert asked(stand_in_slurm, 4) == (2, "afterany:11,afterany:12,afterany:13")
-
-
-def on_slurm(records):
-    return [(record.id, record.submission.uid) for record in records.values()]
+def waits_for(slurm, number):
+    """The dependency that the array was sent with."""
+    return re.search(r"--dependency=(\S+)", (slurm.folder / f"sent{number}").read_text())[1]
 
 
 def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_slurm):
@@ -177,7 +125,7 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
         launch._submit_missing(request, seen)
     assert len(stand_in_slurm.called("sbatch")) == 4, "and so does its probe"
     once_more = ledger.records()[probe.job.name]
-    assert asked(stand_in_slurm, 4)[1] == f"afterok:{again.id}"
+    assert waits_for(stand_in_slurm, 4) == f"afterok:{again.id}"
     stand_in_slurm.queue(standing(again, "RUNNING"), standing(once_more, "CANCELLED"))
     launch._submit_missing(request, seen)
     assert len(stand_in_slurm.called("sbatch")) == 4, "somebody cancelled it"
