@@ -94,36 +94,23 @@ def _setting_order(setting: Setting) -> tuple[object, ...]:
     return (setting.name, *map(_order, setting.values))
 
 
-@dataclass(frozen=True)
-class Point:
-    """A column's values over the seeds of one setting."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def std(self) -> float | None:
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-
-Measured = Mapping[Setting, Point]  # of one column
+Measured = Mapping[Setting, Sequence[float]]  # a column's values over the seeds of each setting
 
 
 def measure(ablation: Ablation, board: Board, column: Column) -> Measured:
     """The points of the settings that have a value in `column`."""
     out = {}
     for setting, rows in ablation.points.items():
-        values = []
-        for row in rows:
-            cell = board.cell(row, column)
-            if cell is not None and cell.value is not None:
-                values.append(cell.value)
+        cells = [board.cell(row, column) for row in rows]
+        values = [cell.value for cell in cells if cell is not None and cell.value is not None]
         if values:
-            out[setting] = Point(tuple(values))
+            out[setting] = values
     return out
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    """The standard deviation over seeds; None for one seed."""
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def columns(ablation: Ablation, board: Board) -> list[Column]:
@@ -175,7 +162,7 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
         title = f"{first.task} over nuclear norm"
         axes[-1].set(title=title, xlabel="nuclear norm", ylabel=first.metric)
     # 3. How many seeds, at most, a point is the mean of
-    seeds = max(len(point.values) for points in chosen.values() for point in points.values())
+    seeds = max(len(values) for points in chosen.values() for values in points.values())
     over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     figure.suptitle(f"{ablation.title} ({over})", fontsize=11)
     labels = []
@@ -196,12 +183,12 @@ def _draw_panel(
         shift = 0.12 * (nth - (len(colors) - 1) / 2) / max(1, len(colors) - 1)
         x, means, bars, seeds = [], [], [], []
         for place, tick in enumerate(ticks):
-            point = measured.get(Setting(curve.name, (tick, *curve.values)))
-            if point is not None:
+            values = measured.get(Setting(curve.name, (tick, *curve.values)))
+            if values is not None:
                 x.append(place + shift)
-                means.append(point.mean)
-                bars.append(point.std or 0.0)
-                seeds.append(point.values)
+                means.append(statistics.fmean(values))
+                bars.append(_spread(values) or 0.0)
+                seeds.append(values)
         if not x:
             continue
         ax.errorbar(x, means, yerr=bars, fmt="o-", color=color, markersize=4, lw=1.4, capsize=2)
@@ -213,11 +200,8 @@ def _draw_panel(
 
 def _draw_against(ax: Axes, x: Measured, y: Measured, colors: Mapping[Setting, str]) -> None:
     """Draw a dot for each setting that both columns have, with the value of its first key."""
-    for setting, point in x.items():
-        other = y.get(setting)
-        if other is None:
-            continue
-        place = (point.mean, other.mean)
+    for setting in (setting for setting in x if setting in y):
+        place = (statistics.fmean(x[setting]), statistics.fmean(y[setting]))
         ax.plot([place[0]], [place[1]], "o", color=colors[setting.curve], markersize=5)
         tick = _short(setting.values[0])
         ax.annotate(tick, place, fontsize=7, xytext=(3, 3), textcoords="offset points")
@@ -234,10 +218,11 @@ def _write_csv(ablation: Ablation, board: Board, path: Path) -> None:
     for column in columns(ablation, board):
         measured = measure(ablation, board, column)
         for setting in sorted(measured, key=_setting_order):
-            p = measured[setting]
-            each = " ".join(f"{v:.6g}" for v in p.values)
+            values = measured[setting]
+            mean, std = f"{statistics.fmean(values):.6g}", text_of(_spread(values), ".6g")
+            each = " ".join(f"{v:.6g}" for v in values)
             what = [setting.name, *setting.values, column.name]
-            lines.append([*what, len(p.values), f"{p.mean:.6g}", text_of(p.std, ".6g"), each])
+            lines.append([*what, len(values), mean, std, each])
     write_lines(path, lines)
 
 

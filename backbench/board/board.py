@@ -406,39 +406,28 @@ def _cell(parts: list[Measurement]) -> Cell:
 
 
 def _of_seeds(parts: list[Measurement]) -> Cell:
+    unbacked = verification.UNBACKED
+    backed = all(result.origin.get("verified") != unbacked for result, _ in parts)
+    only = parts[0].result
     if len(parts) == 1:
-        only = parts[0].result
-        return Cell(only.value, only.ci95, parts, backed=_backed(parts))
+        return Cell(only.value, only.ci95, parts, backed=backed)
     values = [result.value for result, _ in parts if result.value is not None]
     if not values:
         return Cell(None, None, parts)
-    task = parts[0].result.task
-    if not TASKS[task].trains and len({result.value for result, _ in parts}) == 1:
+    if not TASKS[only.task].trains and len({result.value for result, _ in parts}) == 1:
         # Nothing in it is random: several seeds are one measurement
-        note, only = f"{len(parts)} seeds, one measurement", parts[0].result
-        return Cell(only.value, only.ci95, parts, note, _backed(parts))
+        note = f"{len(parts)} seeds, one measurement"
+        return Cell(only.value, only.ci95, parts, note, backed)
     note = f"mean of {len(values)} seeds"
     if len(values) < len(parts):
         note += f", {len(parts)} run"
-    ci95 = _no_narrower(confidence.of_seeds(values), [result.ci95 for result, _ in parts])
-    return Cell(sum(values) / len(values), ci95, parts, note, _backed(parts))
-
-
-def _no_narrower(
-    seeds: tuple[float, float] | None, images: Sequence[tuple[float, float] | None]
-) -> tuple[float, float] | None:
-    """The interval over seeds, or that over images where it is wider: seeds that agree by chance do
-    not tell what other images would give."""
-    known = [one for one in images if one is not None]
-    if seeds is None or not known:
-        return seeds
-    low, high = (sum(ends) / len(known) for ends in zip(*known))
-    return min(seeds[0], low), max(seeds[1], high)
-
-
-def _backed(parts: Iterable[Measurement]) -> bool:
-    unbacked = verification.UNBACKED
-    return all(result.origin.get("verified") != unbacked for result, _ in parts)
+    ci95 = confidence.of_seeds(values)
+    over_images = [result.ci95 for result, _ in parts if result.ci95 is not None]
+    if ci95 is not None and over_images:
+        # Seeds that agree by chance do not tell what other images would give
+        low, high = (sum(ends) / len(over_images) for ends in zip(*over_images))
+        ci95 = min(ci95[0], low), max(ci95[1], high)
+    return Cell(sum(values) / len(values), ci95, parts, note, backed)
 
 
 def _add_averages(board: Board) -> None:
@@ -469,19 +458,15 @@ def _add_averages(board: Board) -> None:
 
 def _average(cells: Iterable[Cell | None]) -> Cell | None:
     """The mean over cells of different datasets; None where one is missing or undefined."""
-    values: list[float] = []
-    ends: list[tuple[float, float]] = []
+    there = [cell for cell in cells if cell is not None and cell.value is not None]
+    if len(there) < len(TWELVE):
+        return None
+    values = [cell.value for cell in there if cell.value is not None]
+    backed, settled = all(c.backed for c in there), all(c.settled for c in there)
+    ends = [cell.ci95 for cell in there if cell.ci95 is not None]
     known: list[float] = []
-    backed = True
-    settled = True
-    for cell in cells:
-        if cell is None or cell.value is None:
-            return None
-        settled = settled and cell.settled
-        values.append(cell.value)
-        backed = backed and cell.backed
+    for cell in there:
         if cell.ci95 is not None:
-            ends.append(cell.ci95)
             agree = len(set(cell.values)) == 1
             known.append(math.inf if agree else len(cell.values) - 1)
     # Errors on different test sets are independent.

@@ -139,49 +139,41 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     rows, values = [measured[i] for i in there], values[there]
     # 2. How values move with the images matters only if there are few datasets
     datasets = [f"{c.dataset}:{c.split or ''}" for c in columns]
-    noise = None
-    trainings = None
+    noise, trainings = None, None
     few_datasets = len(set(datasets)) < column_comparisons.FEWEST
     if few_datasets and len(rows) <= column_comparisons.MOST_BY_IMAGES:
-        noise = _noise(board, rows, columns)
+        noise, runs = _noise_and_runs(board, rows, columns)
         noises = [noise_of(board, column) for column in columns]
-        trainings = column_comparisons.Trainings(noises, _runs(board, rows, columns))
+        trainings = column_comparisons.Trainings(noises, runs)
     # 3. The best rank first
     ranking = rank_intervals.ranking(values, datasets, noise, trainings)
     order = sorted(range(len(rows)), key=lambda i: (ranking.places[i].rank, i))
     return Overall(name, columns, [rows[i] for i in order], ranking.taken(order))
 
 
-def _noise(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.ndarray:
-    """How values move on resamples of the images: (rows, columns, resamples), nan if unknown."""
+def _noise_and_runs(
+    board: Board, rows: Sequence[Row], columns: Sequence[Column]
+) -> tuple[np.ndarray, np.ndarray]:
+    """How values move on resamples of the images (rows, columns, resamples), nan if unknown, and
+    how many trainings each is the mean of (rows, columns)."""
     import numpy as np
 
     from backbench.results import resamples
 
-    out = np.full((len(rows), len(columns), resampling.COUNT), np.nan)
+    noise = np.full((len(rows), len(columns), resampling.COUNT), np.nan)
+    runs = np.ones((len(rows), len(columns)))
     for r, row in enumerate(rows):
         for c, column in enumerate(columns):
             cell = board.cell(row, column)
-            if cell is None or not ranks_by(cell):
+            if cell is None:
                 continue
-            kept = predictions(cell)
-            if len(kept) == len(cell.parts):
-                moved = resamples.moved(list(kept.values()), column.metric)
+            runs[r, c] = max(1, len(cell.values))
+            kept = list(predictions(cell).values())
+            if ranks_by(cell) and len(kept) == len(cell.parts):
+                moved = resamples.moved(kept, column.metric)
                 if moved is not None:
-                    out[r, c] = moved
-    return out
-
-
-def _runs(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.ndarray:
-    """How many trainings each value is the mean of, (rows, columns); 1 where there is no value."""
-    import numpy as np
-
-    out = np.ones((len(rows), len(columns)))
-    for r, row in enumerate(rows):
-        for c, column in enumerate(columns):
-            cell = board.cell(row, column)
-            out[r, c] = max(1, len(cell.values)) if cell is not None else 1
-    return out
+                    noise[r, c] = moved
+    return noise, runs
 
 
 # ---- the answer
@@ -213,9 +205,7 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
 
 def _names(rows: Sequence[Row], labels: dict[str, str]) -> str:
     names = [labels[row.checkpoint] for row in rows[:NAMED]]
-    if len(rows) > NAMED:
-        return f"{', '.join(names)} and {len(rows) - NAMED} others"
-    return _listed(names)
+    return _listed([*names, f"{len(rows) - NAMED} others"] if len(rows) > NAMED else names)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,8 +3,8 @@
 The page is page.html beside this file with page.css, the scripts page_*.js and its data filled in.
 It asks the network for nothing. Its data are two blocks of JSON: `data`, which is drawn at once, and
 `origins`, which says where the numbers come from; this is most of the page and is read when the
-first number is opened. A table is written as one list per field of the tuples below, and
-page_data.js reads it by those names.
+first number is opened. A table is written as one list per field, so that each field's name is
+written once, and page_data.js reads it by those names.
 """
 
 from __future__ import annotations
@@ -47,84 +47,20 @@ _IN_ORDER = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an 
 
 Record = dict[str, object]  # its keys are those that page_*.js read
 Table = dict[str, list[object]]  # field -> its value in every record
-
-
-# ---- the data that the scripts read
-
-
-class PageRow(NamedTuple):
-    checkpoint: str
-    name: str
-    method: str
-    arch: str
-    epochs: int | None
-    published: bool
-    label: str
-    labs: list[str]  # which labs measured it (merged boards only)
-    cost: str  # of its trunk, where trunks of several kinds are compared
-    hardware: str  # its images a second were measured on
-
-
-class PageColumn(NamedTuple):
-    name: str
-    task: str
-    dataset: str
-    metric: str
-    protocol: str
-    engine: str | None
-    split: str | None
-    measured: int  # rows that have a value here
-    main: bool  # the first metric of its setting
-    noise: str  # how far a second training moves its numbers; empty where nothing is trained
-
-
-class PageCell(NamedTuple):
-    row: int  # index of its row
-    value: float | None
-    low: float | None
-    high: float | None
-    mark: str  # a row's mark in its column, as board.standing gives it; empty for those behind
-    note: str
-    parts: list[int]  # indices of its measurements among the parts
-
-
-class PagePair(NamedTuple):
-    """A paired difference in a column: row a minus row b, where a stands before b."""
-
-    column: int
-    a: int
-    b: int
-    value: float | None
-    low: float | None
-    high: float | None
-    p: float
-    real: bool
-    known: bool  # False: how far a second training moves it is not
-    paired: str
-    n: int
-
-
-class PagePart(NamedTuple):
-    """One measurement. Texts are indices into the list of all texts."""
-
-    split: int  # text
-    seed: int
-    value: float | None
-    low: float | None
-    high: float | None
-    keys: int  # index of its list of keys among all such lists
-    texts: list[int]  # the value of each of those keys
-
-
-class PageRank(NamedTuple):
-    row: int
-    rank: int
-    low: int
-    high: int
-    average: float | None
-    win_rate: float
-    columns: int
-    group: int
+# The fields of the tables
+Fields = tuple[str, ...]
+ROWS: Fields = ("checkpoint", "name", "method", "arch", "epochs", "published", "label")
+ROWS += ("labs", "cost", "hardware")  # of merged boards; where trunks of several sizes are compared
+COLUMNS: Fields = ("name", "task", "dataset", "metric", "protocol", "engine", "split")
+# Rows with a value, the first metric of its setting, how far a second training moves its numbers
+COLUMNS += ("measured", "main", "noise")
+# `row` is an index, `mark` that of board.standing, `parts` are indices of the measurements
+CELLS = ("row", "value", "low", "high", "mark", "note", "parts")
+# Row a minus row b, where a stands before b; `known` is whether trainings were tested, too
+PAIRS = ("column", "a", "b", "value", "low", "high", "p", "real", "known", "paired", "n")
+# One measurement: its split and its texts are indices into all texts, `keys` one into all key lists
+PARTS = ("split", "seed", "value", "low", "high", "keys", "texts")
+RANKS = ("row", "rank", "low", "high", "average", "win_rate", "columns", "group")
 
 
 class PageFigures(NamedTuple):
@@ -161,10 +97,10 @@ def write_page(
         data: Record = {
             "answer": answer,
             "sets": [_set(one, board, index) for one in sets],
-            "rows": _by_field(PageRow, _rows(board)),
-            "columns": _by_field(PageColumn, columns),
+            "rows": _by_field(ROWS, _rows(board)),
+            "columns": _by_field(COLUMNS, columns),
             "cells": cells,
-            "pairs": _by_field(PagePair, [_pair(one) for one in comparisons.pairs]),
+            "pairs": _by_field(PAIRS, [_pair(one) for one in comparisons.pairs]),
             "numbers": numbers,
             "curves": figures.curves,
             "pictures": figures.pictures,
@@ -200,13 +136,9 @@ def _newest_day(board: Board) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(newest)) if 0 < newest < 1e11 else ""
 
 
-def _by_field(kind: type[NamedTuple], records: Sequence[tuple[object, ...]]) -> Table:
-    """Records as one list per field: each field's name is written once, not once a record."""
-    fields = kind._fields
-    if not records:
-        return {field: [] for field in fields}
-    # zip(*records) turns records into fields: all first entries, all second ones, and so on.
-    return dict(zip(fields, map(list, zip(*records, strict=True)), strict=True))
+def _by_field(fields: Sequence[str], records: Sequence[Sequence[object]]) -> Table:
+    """Records as one list per field."""
+    return {name: [record[i] for record in records] for i, name in enumerate(fields)}
 
 
 def _round(value: float | None) -> float | None:
@@ -226,20 +158,20 @@ def _set(overall: Overall, board: Board, index: Mapping[str, int]) -> Record:
     for row, p in zip(overall.rows, overall.standing.places, strict=True):
         average, rate = _round(p.average), round(p.win_rate, 2)
         row_index = index[row.checkpoint]
-        ranks.append(PageRank(row_index, p.rank, *p.interval, average, rate, p.columns, p.group))
+        ranks.append((row_index, p.rank, *p.interval, average, rate, p.columns, p.group))
     columns = [column_index[column] for column in overall.columns]
-    ranked = _by_field(PageRank, ranks)
+    ranked = _by_field(RANKS, ranks)
     return {"title": overall.title, "basis": overall.basis, "columns": columns, "ranks": ranked}
 
 
 # ---- the table
 
 
-def _rows(board: Board) -> list[PageRow]:
+def _rows(board: Board) -> list[Sequence[object]]:
     labels = board.labels()
     # Costs are worth a line only where trunks of several sizes are compared.
     compared = len({cost.parameters for cost in board.costs.values()}) > 1
-    rows = []
+    rows: list[Sequence[object]] = []
     for row in board.rows:
         cost = board.costs.get(row.checkpoint)
         text, hardware = "", ""
@@ -248,20 +180,21 @@ def _rows(board: Board) -> list[PageRow]:
         is_published, labs = row.source != MEASURED, board.labs.get(row.checkpoint, [])
         names = (row.checkpoint, row.name, row.method, row.arch, row.epochs)
         label = labels[row.checkpoint]
-        rows.append(PageRow(*names, is_published, label, labs, text, hardware))
+        rows.append((*names, is_published, label, labs, text, hardware))
     return rows
 
 
 def _columns_and_cells(
     board: Board, index: Mapping[str, int], comparisons: Comparisons, origins: _Origins
-) -> tuple[list[PageColumn], list[Table]]:
+) -> tuple[list[Sequence[object]], list[Table]]:
     """Every column, and the table of its cells."""
     # In one pass over the cells: a lookup for each field of the table takes longer.
     by_column: dict[Column, list[tuple[str, Cell]]] = {column: [] for column in board.columns}
     for (checkpoint, column), cell in board.cells.items():
         by_column[column].append((checkpoint, cell))
     measured = {row.checkpoint for row in board.measured_rows}
-    columns, tables = [], []
+    columns: list[Sequence[object]] = []
+    tables = []
     settings: set[tuple[str, ...]] = set()  # settings seen so far: the first column is the main one
     for (c, members), marks in zip(by_column.items(), comparisons.standings, strict=True):
         cells, count = [], 0
@@ -271,20 +204,20 @@ def _columns_and_cells(
             parts = [origins.add(measurement) for measurement in cell.parts]
             mark = marks.get(checkpoint, "")
             row = index[checkpoint]
-            cells.append(PageCell(row, _round(cell.value), low, high, mark, cell.note, parts))
-        tables.append(_by_field(PageCell, cells))
+            cells.append((row, _round(cell.value), low, high, mark, cell.note, parts))
+        tables.append(_by_field(CELLS, cells))
         main = c.setting not in settings or not TASKS[c.task].ranked
         settings.add(c.setting)
         what = (c.name, c.task, c.dataset, c.metric, c.protocol, c.engine, c.split)
-        columns.append(PageColumn(*what, count, main, noise_words(noise_of(board, c))))
+        columns.append((*what, count, main, noise_words(noise_of(board, c))))
     return columns, tables
 
 
-def _pair(pair: PairedDifference) -> PagePair:
-    column, a, b, d = pair
-    value, ends, p = _round(d.value), _ends(d.ci95), float(f"{d.p:.3g}")
-    known = d.trainings_known
-    return PagePair(column, a, b, value, *ends, p, d.real, known, d.paired, d.n)
+def _pair(pair: PairedDifference) -> Sequence[object]:
+    d = pair.difference
+    where = (pair.column, pair.a, pair.b)
+    numbers = (_round(d.value), *_ends(d.ci95), float(f"{d.p:.3g}"))
+    return *where, *numbers, d.real, d.trainings_known, d.paired, d.n
 
 
 # ---- where the numbers come from
@@ -296,7 +229,7 @@ class _Origins:
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
-        self._parts: list[PagePart] = []
+        self._parts: list[Sequence[object]] = []
         self._texts: dict[str, int] = {}  # text -> its index
         self._keys: dict[tuple[int, ...], int] = {}  # texts of some keys -> the list's index
 
@@ -325,8 +258,7 @@ class _Origins:
         key_list = self._keys.setdefault(tuple(keys), len(self._keys))
         low, high = _ends(result.ci95)
         split = self._index_of(result.split)
-        part = PagePart(split, result.seed, _round(result.value), low, high, key_list, texts)
-        self._parts.append(part)
+        self._parts.append((split, result.seed, _round(result.value), low, high, key_list, texts))
         return len(self._parts) - 1
 
     def _index_of(self, text: str) -> int:
@@ -335,7 +267,7 @@ class _Origins:
 
     def written(self) -> Record:
         return {
-            "parts": _by_field(PagePart, self._parts),
+            "parts": _by_field(PARTS, self._parts),
             "keys": [list(keys) for keys in self._keys],
             "texts": list(self._texts),
         }

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from backbench import charts
 from backbench.board.board import AVERAGE, Board, Column, text_of
@@ -17,9 +16,6 @@ from backbench.board.export import write_lines
 from backbench.stats import correlation
 from backbench.stats.confidence import Interval
 from backbench.tasks import TASKS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Checkpoints below which a correlation says nothing: with five, a bootstrap called every 0.8 sure
 LEAST = 8
@@ -112,7 +108,14 @@ def draw(table: Sequence[Correlation], stem: Path) -> Path | None:
     image = ax.imshow(values, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
     ax.grid(visible=False)
     for c in shown:
-        _write_rho(ax, c, (downstream.index(c.downstream), cheap.index(c.cheap)))
+        words = f"{c.rho:+.2f}"
+        if c.ci95 is not None:
+            words += f"\n[{c.ci95[0]:.1f}, {c.ci95[1]:.1f}]"
+        place = (downstream.index(c.downstream), cheap.index(c.cheap))
+        text = ax.annotate(words, place, ha="center", va="center", fontsize=6)
+        text.set_color("white" if abs(c.rho or 0) > DARK else "black")
+        if c.sure:
+            text.set_fontweight("bold")
     ax.set_yticks(range(len(cheap)), list(map(_label, cheap)), fontsize=7)
     names = list(map(_label, downstream))
     ax.set_xticks(range(len(downstream)), names, fontsize=7, rotation=40, ha="right")
@@ -120,19 +123,6 @@ def draw(table: Sequence[Correlation], stem: Path) -> Path | None:
     figure.suptitle(f"Rank correlation over {most} checkpoints, 95% interval", fontsize=10)
     figure.colorbar(image, ax=ax, shrink=0.6, label="Spearman's rho")
     return charts.save(figure, stem)
-
-
-def _write_rho(ax: Axes, c: Correlation, place: tuple[int, int]) -> None:
-    """Write rho and its interval into the field at `place` (column, line)."""
-    if c.rho is None:
-        return
-    words = f"{c.rho:+.2f}"
-    if c.ci95 is not None:
-        words += f"\n[{c.ci95[0]:.1f}, {c.ci95[1]:.1f}]"
-    color = "white" if abs(c.rho) > DARK else "black"
-    text = ax.text(*place, words, ha="center", va="center", fontsize=6, color=color)
-    if c.sure:
-        text.set_fontweight("bold")
 
 
 def _label(column: Column) -> str:

@@ -81,23 +81,20 @@ def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:
             f" {column_comparisons.FEWEST} columns at least, of as many datasets."
         )
     leaders = [printable.shown(table.names[i]) for i in ranking.leaders]
-    names = ", ".join(leaders[:4])
-    if len(leaders) > 4:
-        names += f" and {len(leaders) - 4} others"
+    others = f" and {len(leaders) - 4} others" if len(leaders) > 4 else ""
+    lead = f"leads alone among {of}, with"
+    if len(leaders) > 1:
+        lead = f"lead among {of} and cannot be told apart, with"
     what = "columns" if table.datasets == table.columns else ranking.over
-    for_others = f"95% confidence for other {what} like these {ranking.units}"
-    if len(leaders) == 1:
-        return f"{names} leads alone among {of}, with {for_others}."
-    return f"{names} lead among {of} and cannot be told apart, with {for_others}."
+    confidence = f"95% confidence for other {what} like these {ranking.units}"
+    return f"{', '.join(leaders[:4])}{others} {lead} {confidence}."
 
 
 def _print(lines: Sequence[tuple[object, ...]]) -> None:
     print(f"{'rank':>6} {'95%':>9} {'average':>8} {'wins %':>7} {'columns':>8}  name")
     for rank, low, high, average, rate, columns, _, name in lines[:SHOWN]:
-        interval = f"{low}-{high}"
-        print(
-            f"{rank:>6} {interval:>9} {average:>8} {rate:>7} {columns:>8}  {printable.shown(str(name))}"
-        )
+        said = printable.shown(str(name))
+        print(f"{rank:>6} {f'{low}-{high}':>9} {average:>8} {rate:>7} {columns:>8}  {said}")
     if len(lines) > SHOWN:
         print(f"... and {len(lines) - SHOWN} more; --csv F writes all")
 
@@ -127,7 +124,6 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
     BadInput if nothing can be ranked."""
     (_, first), *body = _lines(file)
     head = [heading.strip() for heading in first]
-    _refuse_shape(file, head, body)
     for given in (*lower, *([name] if name else [])):
         if given not in head:
             raise BadInput(f"{file}: no column '{given}'; {nearest(given, head)}")
@@ -149,21 +145,21 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
     if named is None or not numeric:
         what = "column of names" if numeric else "column of numbers"
         raise BadInput(f"{file}: no {what}; name one with --name, numbers in the others")
-    sign = [-1 if head[n] in lower else 1 for n in numeric]
     values = []
     for at, line in body:
-        row = [_value(line[n], file, at, head[n]) for n in numeric]
-        values.append([None if v is None else s * v for s, v in zip(sign, row)])
+        row = [_value(line[n], f"{file}:{at}", head[n]) for n in numeric]
+        signs = [-1 if head[n] in lower else 1 for n in numeric]
+        values.append([None if v is None else s * v for s, v in zip(signs, row)])
     columns = [head[n] for n in numeric]
-    datasets = []  # our own columns name theirs, any other is a dataset of its own
-    for column in columns:
-        ours = _OURS.fullmatch(column)
-        datasets.append(ours["dataset"] if ours else column)
+    # Our own columns name their dataset, any other is a dataset of its own
+    ours = [_OURS.fullmatch(column) for column in columns]
+    datasets = [own["dataset"] if own else column for own, column in zip(ours, columns)]
     return ForeignTable([line[named] for _, line in body], columns, datasets, values)
 
 
 def _lines(file: Path) -> list[tuple[int, list[str]]]:
-    """The lines that are not empty, three at least: each one's number in the file, and its fields."""
+    """The lines that are not empty, three at least, as long as the heading: each one's number in
+    the file, and its fields."""
     try:
         text = opening.read_bytes(file, most=MOST_BYTES).decode("utf-8-sig")
         reader = csv.reader(io.StringIO(text))
@@ -172,40 +168,33 @@ def _lines(file: Path) -> list[tuple[int, list[str]]]:
         raise BadInput(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{file}: not read as CSV: {error}; give a file of text") from error
-    longest = max((len(field) for _, line in lines for field in line), default=0)
-    if longest > LONGEST:
-        raise BadInput(
-            f"{file}: a field of {longest} characters; at most {LONGEST} are read, as in any table"
-        )
     if len(lines) < 3:
         raise BadInput(f"{file}: {len(lines)} lines; ranking takes a heading and two rows at least")
+    head = lines[0][1]
+    for at, line in lines:
+        if len(line) != len(head):
+            raise BadInput(f"{file}:{at}: {len(line)} fields, the heading has {len(head)}")
+        longest = max(map(len, line))
+        if longest > LONGEST:
+            raise BadInput(f"{file}: a field of {longest} characters; at most {LONGEST} are read")
+    twice = [h for h, count in Counter(map(str.strip, head)).items() if h and count > 1]
+    if twice:
+        shown = printable.shown(twice[0], 60)
+        raise BadInput(f"{file}: two columns are called '{shown}'; rename one")
     return lines
 
 
-def _refuse_shape(
-    file: Path, head: Sequence[str], body: Sequence[tuple[int, Sequence[str]]]
-) -> None:
-    counts = Counter(filter(None, head))
-    twice = next((h for h, count in counts.items() if count > 1), None)
-    if twice is not None:
-        raise BadInput(f"{file}: two columns are called '{printable.shown(twice, 60)}'; rename one")
-    for at, line in body:
-        if len(line) != len(head):
-            raise BadInput(f"{file}:{at}: {len(line)} fields, the heading has {len(head)}")
-
-
-def _value(field: str, file: Path, at: int, column: str) -> float | None:
+def _value(field: str, where: str, column: str) -> float | None:
     text = field.strip()
     if text.lower() in _MISSING:
         return None
     found = _NUMBER.fullmatch(text)
     value = float(found[1]) if found else math.nan
+    cell = f"'{printable.shown(text, 60)}' in column '{printable.shown(column, 120)}'"
     if not math.isfinite(value):
-        cell = f"'{printable.shown(text, 60)}' in column '{printable.shown(column, 60)}'"
-        raise BadInput(f"{file}:{at}: {cell} is no number; leave it empty if nothing was measured")
+        raise BadInput(f"{where}: {cell} is no number; leave it empty if nothing was measured")
     if not 0 <= value <= 100 and _OURS.fullmatch(column):
-        where = f"{file}:{at}: {value:g} in column '{printable.shown(column, 120)}'"
-        raise BadInput(f"{where} is no percentage; write the table again from its results")
+        raise BadInput(f"{where}: {cell} is no percentage; write the table again from its results")
     return value
 
 

@@ -45,16 +45,17 @@ def class_folder(name: str) -> Dataset:
             note = f"{base} has no test folder: val is scored, and a fifth of train chooses"
             return splits.with_hold_out(parts["train"], parts["val"], seed=seed, notes=(note,))
         container = containers.whole(base)
-        if container is not None:
-            everything: ImageList = containers.read(container, base)
+        everything: ImageList
+        if container is None:
+            everything = scan_folder(base, classes=_folders_in(base))
+        else:
+            everything = containers.read(container, base)
             if len(everything.classes) < 2:
                 only = "".join(everything.classes[:1])
                 raise BadInput(
                     f"{container.files[0]}: one class alone, '{only}'; the classes must be the first"
                     " folders in it, or below train/ and test/"
                 )
-        else:
-            everything = scan_folder(base, classes=_folders_in(base))
         # Drawn once, whatever the run's seed: all seeds and checkpoints are scored on one test list
         rest, test = splits.hold_out(everything, seed=0)
         note = (

@@ -1,8 +1,8 @@
 """How each dataset is read: (the folder that holds it, the hold-out's seed) -> its splits.
 
-torchvision's classes read what they read rightly; the others have readers of their own: Caltech101
-(gray images, no split, no background class), SUN397 (no split, unsorted), Birdsnap (none), ImageNet
-(its devkit is not needed).
+torchvision's classes read what they read rightly; the others have readers of their own: CIFAR and
+STL-10 (nothing is unpickled), Caltech101 (gray images, no split, no background class), SUN397 (no
+split, unsorted), Birdsnap (none), ImageNet (its devkit is not needed).
 
 Whatever is heavy is imported by the readers that need it: the table of datasets is cheap to import.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import csv
 import importlib.resources
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from backbench.datasets import splits
 from backbench.datasets.row import Reader
@@ -21,12 +21,8 @@ from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images import archives, containers
 from backbench.images.dense import IGNORED, DenseList
-from backbench.images.image_list import ArrayList, ImageList, scan_folder
+from backbench.images.image_list import ImageList, scan_folder
 from backbench.untrusted import opening, printable
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # What torchvision reads
 
@@ -38,14 +34,6 @@ def _torchvision(kind: Any, base: Path, *args: object, **options: object) -> Any
     except Exception as error:  # of half a dozen formats, each with errors of its own
         what = " ".join(str(error).split())
         what = what.replace("You can use download=True to download it", "").strip()
-        # The files whose checksums torchvision verifies, where it says which
-        files: list[Path] = []
-        for name, _ in (*getattr(kind, "train_list", ()), *getattr(kind, "test_list", ())):
-            files.append(base / kind.base_folder / name)
-        if "not found or corrupted" in what and files and all(map(Path.is_file, files)):
-            # The layout is right: what torchvision refuses are the bytes
-            other = "not as they were published (their checksums differ): unpack the archive again"
-            raise BadInput(f"{base}: the files are all there, but {other}") from None
         raise BadInput(
             f"{base}: not in the layout that torchvision reads ({type(error).__name__}: {what})"
         ) from None
@@ -63,14 +51,6 @@ def _refuse_outside(base: Path, paths: Iterable[str]) -> None:
     for path in paths:
         if path.startswith("/") or ".." in path.split("/"):
             raise BadInput(f"{base}: its lists name {printable.shown(path, 200)}, outside of it")
-
-
-def _rows_of_array(
-    base: Path, split: str, pixels: np.ndarray, labels: Iterable[int], classes: Sequence[str]
-) -> ArrayList:
-    """Images that lie in one array (N, H, W, 3) uint8, named by split and place."""
-    names = tuple(f"{split}/{i:05d}" for i in range(len(pixels)))
-    return ArrayList(base, names, tuple(map(int, labels)), tuple(classes), pixels)
 
 
 # Official splits, where there are any; they are read in their order, so that of several missing
@@ -109,33 +89,29 @@ food = _official("Food101", _TWO)
 pets = _official("OxfordIIITPet", {"train": "trainval", "test": "test"}, files="_images")
 
 
-def cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Reader:
-    def read(base: Path, seed: int) -> Splits:
+def _of_arrays(kind: str, read: Callable[[Path, str], ImageList]) -> Reader:
+    """The reader of images in one array: the files must be those of torchvision's class `kind`."""
+
+    def read_published(base: Path, seed: int) -> Splits:
         from torchvision import datasets
+        from torchvision.datasets.utils import check_md5
 
-        kind = getattr(datasets, name)
+        published = getattr(datasets, kind)
+        for name, md5 in (*published.train_list, *published.test_list):
+            file = base / published.base_folder / name
+            if file.is_file() and not check_md5(file, md5):
+                raise BadInput(
+                    f"{base}: the files are not as they were published (the checksum of {name}"
+                    " differs): unpack the archive again"
+                )
+        return splits.with_hold_out(read(base, "train"), read(base, "test"), seed=seed)
 
-        def part(split: str) -> ImageList:
-            d = _torchvision(kind, base, train=split == "train")
-            return _rows_of_array(base, split, d.data, d.targets, d.classes)
-
-        return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
-
-    return read
+    return read_published
 
 
-cifar10, cifar100 = cifar("CIFAR10"), cifar("CIFAR100")
-
-
-def stl10(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import STL10
-
-    def part(split: str) -> ImageList:
-        d = _torchvision(STL10, base, split)
-        pixels = d.data.transpose(0, 2, 3, 1)  # torchvision gives (N, 3, H, W)
-        return _rows_of_array(base, split, pixels, d.labels, d.classes)
-
-    return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
+cifar10 = _of_arrays("CIFAR10", archives.read_cifar)
+cifar100 = _of_arrays("CIFAR100", archives.read_cifar)
+stl10 = _of_arrays("STL10", archives.read_stl10)
 
 
 def places365(base: Path, seed: int) -> Splits:
@@ -193,7 +169,16 @@ def birdsnap(base: Path, seed: int) -> Splits:
         if file.is_file() and file.stat().st_size:
             there.append((path, kind))
     # 2. A label is the species' place by id, whichever folders are there.
-    everything = _birdsnap_labelled(folder, images, species, there)
+    place = {row["id"]: label for label, row in enumerate(species)}
+    strange = [path for path, kind in there if kind not in place]
+    if strange:
+        raise BadInput(f"{folder}/images.txt: {strange[0]} is of a species that is not listed")
+    labels = [place[kind] for _, kind in there]
+    classes = [row["dir"] for row in species]
+    absent = sorted(set(range(len(species))) - set(labels))
+    if absent:
+        raise BadInput(f"{images}: no image of {len(absent)} species, '{classes[absent[0]]}' first")
+    everything = _listed(images, [images / path for path, _ in there], labels, classes)
     # 3. Val and test are drawn from what is there, equally many of each species.
     val: list[int] = []
     test: list[int] = []
@@ -215,30 +200,6 @@ def birdsnap(base: Path, seed: int) -> Splits:
         held_out=False,
         notes=(note,),
     )
-
-
-def _birdsnap_labelled(
-    folder: Path,
-    images: Path,
-    species: Sequence[dict[str, str]],
-    there: Sequence[tuple[str, str]],
-) -> ImageList:
-    """The images `there`, (path, species id); the label is the place of the id in `species`."""
-    label_of = {row["id"]: label for label, row in enumerate(species)}
-    paths, labels = [], []
-    for path, kind in there:
-        if kind not in label_of:
-            raise BadInput(
-                f"{folder}/images.txt: {path} has species '{kind}', which species.txt does not list"
-            )
-        paths.append(path)
-        labels.append(label_of[kind])
-    _refuse_outside(images, paths)
-    classes = tuple(row["dir"] for row in species)
-    absent = sorted(set(range(len(species))) - set(labels))
-    if absent:
-        raise BadInput(f"{images}: no image of {len(absent)} species, '{classes[absent[0]]}' first")
-    return ImageList(images, tuple(paths), tuple(labels), classes)
 
 
 def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -273,15 +234,13 @@ def sun397(base: Path, seed: int) -> Splits:
             raise BadInput(
                 f"{base / 'Partitions' / file} is missing; get SUN's Partitions.zip and unpack it there"
             )
-        paths, labels = [], []
-        for line in _lines(listing):
-            name = line.rsplit("/", 1)[0]  # /a/apse/indoor/sun_x.jpg is of class /a/apse/indoor
-            if name not in label_of:
-                raise BadInput(f"{listing}: {line} is of no class in {images / 'ClassName.txt'}")
-            paths.append(line.lstrip("/"))
-            labels.append(label_of[name])
-        _refuse_outside(images, paths)
-        return ImageList(images, tuple(paths), tuple(labels), tuple(classes))
+        lines = _lines(listing)
+        # /a/apse/indoor/sun_x.jpg is of class /a/apse/indoor
+        labels = [label_of.get(line.rpartition("/")[0], -1) for line in lines]
+        if -1 in labels:
+            odd = lines[labels.index(-1)]
+            raise BadInput(f"{listing}: {odd} is of no class in {images / 'ClassName.txt'}")
+        return _listed(images, [images / line.lstrip("/") for line in lines], labels, classes)
 
     train, test = part("Training_01.txt"), part("Testing_01.txt")
     return splits.with_hold_out(train, test, seed=seed)

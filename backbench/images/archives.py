@@ -12,34 +12,28 @@ from typing import TYPE_CHECKING, Any, Self
 
 from backbench.errors import BadInput, nearest
 from backbench.images.image_list import ArrayList, ImageList, Stamp, taken
-from backbench.untrusted import opening, pickles
+from backbench.untrusted import opening, pickles, printable
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
-CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 STL10_SPLITS = ("train", "unlabeled", "train+unlabeled", "test")
 
 
 def _read_pickle(path: Path) -> dict[str, Any]:
+    """A batch of CIFAR, its keys as text."""
     try:
         with opening.open_regular(path, most=opening.GIGABYTE) as file:
             content = pickles.read(file)
+        return {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
     except FileNotFoundError:
         raise BadInput(
             f"{path}: no such file; unpack the python version of the data set there"
         ) from None
-    except Exception as error:
-        raise BadInput(
-            f"{path}: not readable as a CIFAR batch ({' '.join(str(error).split())[:100]})"
-        ) from None
-    if not isinstance(content, dict):
-        raise BadInput(f"{path}: not readable as a CIFAR batch (a {type(content).__name__})")
-    named: dict[str, Any] = {}
-    for key, value in content.items():
-        named[key.decode(errors="replace") if isinstance(key, bytes) else str(key)] = value
-    return named
+    except Exception as error:  # a damaged pickle raises anything
+        said = printable.shown(" ".join(str(error).split()), 100)
+        raise BadInput(f"{path}: not readable as a CIFAR batch ({said})") from None
 
 
 def read_cifar(root: str | Path, split: str) -> ArrayList:
@@ -48,40 +42,41 @@ def read_cifar(root: str | Path, split: str) -> ArrayList:
     import numpy as np
 
     root = Path(root)
-    if (root / CIFAR_FOLDERS["cifar100"]).is_dir():
-        folder, meta, label_key = root / CIFAR_FOLDERS["cifar100"], "meta", "fine_label"
-        files = {"train": ["train"], "test": ["test"]}
-    else:
-        folder, meta, label_key = root / CIFAR_FOLDERS["cifar10"], "batches.meta", "label"
+    folder, meta, key = root / "cifar-100-python", "meta", "fine_label"
+    files = {"train": ["train"], "test": ["test"]}
+    if not folder.is_dir():
+        folder, meta, key = root / "cifar-10-batches-py", "batches.meta", "label"
         files = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
     if split not in files:
         raise BadInput(f"{root}: no split '{split}'; allowed: train, test")
     batches = [_read_pickle(folder / name) for name in files[split]]
     names = _read_pickle(folder / meta)
-    labels: list[int] = []
     try:
         # A row is 1024 red, 1024 green and 1024 blue values, each row by row
         rows = np.concatenate([batch["data"] for batch in batches])
-        pixels = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        for batch in batches:
-            labels += [int(x) for x in batch[f"{label_key}s"]]
-        classes = tuple(names[f"{label_key}_names"])
+        pixels = np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        labels = [int(label) for batch in batches for label in batch[f"{key}s"]]
+        classes = names[f"{key}_names"]
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise BadInput(f"{folder}: not CIFAR's files ({error!r:.100})") from None
-    if pixels.dtype != np.uint8 or len(labels) != len(pixels):
-        found = f"{len(pixels)} images of {pixels.dtype}, {len(labels)} labels"
-        raise BadInput(f"{folder}: not CIFAR's files ({found})")
+    return _array_list(folder, split, pixels, labels, classes)
+
+
+def _array_list(
+    folder: Path, split: str, pixels: np.ndarray, labels: list[int], classes: list[str]
+) -> ArrayList:
+    """The rows of `pixels`, named by split and place. BadInput where they do not fit together."""
+    if pixels.dtype != "uint8" or len(labels) != len(pixels):
+        raise BadInput(
+            f"{folder}: {len(pixels)} images of {pixels.dtype} but {len(labels)} labels in '{split}'"
+        )
     if not all(isinstance(name, str) for name in classes):
-        raise BadInput(f"{folder}: not CIFAR's files (a class name that is no text)")
-    _check_labels(folder, labels, classes)
-    paths = tuple(f"{split}/{i:05}" for i in range(len(labels)))
-    return ArrayList(root, paths, tuple(labels), classes, np.ascontiguousarray(pixels))
-
-
-def _check_labels(folder: Path, labels: Sequence[int], classes: Sequence[str]) -> None:
+        raise BadInput(f"{folder}: a class name that is no text")
     wrong = [label for label in labels if not -1 <= label < len(classes)]
     if wrong:
         raise BadInput(f"{folder}: label {wrong[0]}, and {len(classes)} classes have names")
+    paths = tuple(f"{split}/{i:05}" for i in range(len(labels)))
+    return ArrayList(folder.parent, paths, tuple(labels), tuple(classes), pixels)
 
 
 def read_stl10(root: str | Path, split: str) -> ImageList:
@@ -103,31 +98,21 @@ def _read_stl10(root: Path, split: str) -> ArrayList:
         # Stored by channel, column, row; its labels count from 1
         with opening.open_regular(file) as binary:
             raw = np.memmap(binary, np.uint8, mode="r").reshape(-1, 3, 96, 96)
-        labels = np.full(len(raw), -1)
+        labels = [-1] * len(raw)
         if split != "unlabeled":
             stored = opening.read_bytes(folder / f"{split}_y.bin", most=opening.GIGABYTE)
-            labels = np.frombuffer(stored, np.uint8).astype(int) - 1
+            labels = [label - 1 for label in stored]
         names = folder / "class_names.txt"
         classes = [str(i) for i in range(10)]
         if names.exists():
-            classes = opening.read_bytes(names, most=opening.MEGABYTE).decode().split()
+            classes = opening.read_bytes(names, most=opening.MEGABYTE).decode().splitlines()
     except FileNotFoundError as error:
         raise BadInput(
             f"{error.filename}: no such file; unpack stl10_binary.tar.gz in {root}"
         ) from None
-    except OSError as error:
-        raise BadInput(f"{folder}: not readable ({error})") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"{names}: class names that are no text") from None
-    except ValueError:
-        raise BadInput(
-            f"{file}: not STL-10's binary file (its size is no multiple of 3 x 96 x 96)"
-        ) from None
-    if len(labels) != len(raw):
-        raise BadInput(f"{folder}: {len(raw)} images but {len(labels)} labels in '{split}'")
-    _check_labels(folder, labels.tolist(), classes)
-    paths = tuple(f"{split}/{i:06}" for i in range(len(raw)))
-    return ArrayList(root, paths, tuple(labels.tolist()), tuple(classes), raw.transpose(0, 3, 2, 1))
+    except (OSError, ValueError) as error:  # also of a size that is no multiple of 3 x 96 x 96
+        raise BadInput(f"{file}: not STL-10's binary files ({error})") from None
+    return _array_list(folder, split, raw.transpose(0, 3, 2, 1), labels, classes)
 
 
 @dataclass(frozen=True)

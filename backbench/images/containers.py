@@ -14,7 +14,7 @@ import itertools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,12 +103,9 @@ def find(base: Path, split: str) -> Container | None:
     """The container of a split of the dataset in BASE (or in BASE.zip, BASE.tar); None where there
     is none, or a class folder. BadInput for a split that is there twice."""
     found: list[tuple[str, str, list[Path]]] = []
-    for word in WORDS.get(split, (glob.escape(split),)):
-        for kind, patterns in PATTERNS.items():
-            for pattern in patterns:
-                files = [p for p in sorted(base.glob(pattern.format(word))) if _usable(p)]
-                if files and files not in [others for _, _, others in found]:
-                    found.append((kind, pattern, files))
+    for kind, pattern, files in _files_of(base, split):
+        if files not in [others for _, _, others in found]:
+            found.append((kind, pattern, files))
     folder = base / split
     if folder.is_dir() and any(p.is_dir() and p.name[0] != "." for p in folder.iterdir()):
         # A class folder wins over the archives that it was unpacked from
@@ -132,12 +129,22 @@ def find(base: Path, split: str) -> Container | None:
     return replace(container, inside=inside[split]) if split in inside else None
 
 
+def _files_of(base: Path, split: str) -> Iterator[tuple[str, str, list[Path]]]:
+    """Yield (kind, pattern, files) for each pattern that files of a split have."""
+    for word in WORDS.get(split, (glob.escape(split),)):
+        for kind, patterns in PATTERNS.items():
+            for pattern in patterns:
+                files = [p for p in sorted(base.glob(pattern.format(word))) if _usable(p)]
+                if files:
+                    yield kind, pattern, files
+
+
 def whole(base: Path) -> Container | None:
     """The container that holds a dataset: BASE.zip, BASE.tar, or such files alone in BASE."""
     found: list[Container] = []
     if base.is_dir():
         children = [p for p in sorted(base.iterdir()) if p.name[0] != "."]
-        if any(p.is_dir() for p in children) or _parts_of_splits(base):
+        if any(p.is_dir() for p in children) or any(any(_files_of(base, s)) for s in WORDS):
             return None
         for kind, endings in WHOLE.items():
             files = [p for p in children if p.name.lower().endswith(endings) and _usable(p)]
@@ -154,15 +161,6 @@ def whole(base: Path) -> Container | None:
     return found[0] if found else None
 
 
-def _parts_of_splits(base: Path) -> bool:
-    """True where BASE has files of one split at least."""
-    for word in SPLIT_OF:
-        for patterns in PATTERNS.values():
-            if any(any(base.glob(pattern.format(word))) for pattern in patterns):
-                return True
-    return False
-
-
 def splits_of(base: Path) -> list[str]:
     """The splits that are in containers."""
     return [split for split in WORDS if find(base, split)]
@@ -170,8 +168,7 @@ def splits_of(base: Path) -> list[str]:
 
 def described(base: Path) -> str:
     """The containers of a dataset in words; empty where it has none."""
-    there = {split: find(base, split) for split in WORDS}
-    found = {split: container for split, container in there.items() if container}
+    found = {split: container for split in WORDS if (container := find(base, split))}
     if not found and (container := whole(base)):
         found[container.files[0].name] = container
     return "; ".join(f"{which}: {c.kind}, {len(c.files)} files" for which, c in found.items())
@@ -256,7 +253,8 @@ def read(
     rows = _Rows(container, tables, split, listed)
     if not rows.names:
         raise BadInput(f"{container.files[0]}: no images in {len(container.files)} files")
-    named = _class_of_label(rows, tables, classes is not None, every)
+    stated = next((table.classes for table in tables if table.classes), ())
+    named = _class_of_label(rows, stated, None if classes is None else every)
     paths, places = _placed(rows, named, container, imagenet=bool(every))
     # Sorted as `scan_folder` sorts: by class, then by path
     if classes is None:
@@ -271,12 +269,12 @@ def read(
     label_of = {name: label for label, name in enumerate(classes)}
     order = []
     for i, (name, path) in enumerate(zip(places, paths)):
-        if name in label_of or not classes:
+        if name in label_of or not name or not classes:  # no name: unlabelled
             order.append((label_of.get(name, -1), path, i))
-        elif not name:  # unlabelled, beside labelled ones
-            order.append((-1, path, i))
     order.sort()
-    _refuse_twice(container, [path for _, path, _ in order])
+    for (_, one, _), (_, other, _) in itertools.pairwise(order):
+        if one == other:
+            raise BadInput(f"{container.files[0]}: {one} is there twice; two images have one name")
     notes = dict.fromkeys(note for table in tables for note in table.notes)
     return SpanList(
         base / split if split else base,
@@ -463,14 +461,14 @@ def _listed_labels(base: Path, split: str) -> dict[str, int]:
 
 
 def _class_of_label(
-    rows: _Rows, tables: Sequence[Table], known: bool, every: Sequence[str]
+    rows: _Rows, stated: Sequence[str], every: Sequence[str] | None
 ) -> Mapping[int, str]:
-    """The class that each label stands for."""
+    """The class that each label stands for, by the class names that the container states and the
+    list of `every` class that numbers refer to; None for classes of its own."""
     labels = set(rows.labels) - {-1}
-    stated = next((table.classes for table in tables if table.classes), ())
     if not labels:
         return {}
-    if known:
+    if every is not None:
         # A synset is taken from the position, never from a name: `crane` is two classes. Another
         # number of classes is a choice of them, in an order of its own
         if len(stated) in (0, len(every)):
@@ -501,17 +499,15 @@ def _placed(
     for name, label in zip(rows.names, rows.labels):
         folder, _, base = name.rpartition("/")
         top = folder.partition("/")[0]
-        synset = ""
-        if match := _IMAGENET.fullmatch(base):
-            synset = match[2] or match[1] or ""
+        match = _IMAGENET.fullmatch(base)
+        synset = (match[2] or match[1] or "") if match else ""
+        own = top if top in known else synset
         if not named:
             place = top or synset
         elif label < 0:
-            own = top if top in known else synset
             place = own if own in known else ""
         else:
             place = named.get(label, "")
-            own = top if top in known else synset
             if not place or (own in known and own != place):
                 raise BadInput(
                     f"{container.files[0]}: {printable.shown(name, 100)} has label {label}, which"
@@ -524,10 +520,3 @@ def _placed(
         paths.append(short if top == place else f"{place}/{short}")
         places.append(place)
     return paths, places
-
-
-def _refuse_twice(container: Container, paths: Sequence[str]) -> None:
-    # They are sorted within each class, and the class is their first part
-    for one, other in itertools.pairwise(paths):
-        if one == other:
-            raise BadInput(f"{container.files[0]}: {one} is there twice; two images have one name")

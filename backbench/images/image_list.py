@@ -55,7 +55,11 @@ def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
 
 
 def corrupt(path: str | Path, error: Exception) -> BadInput:
-    return BadInput(f"{path}: corrupt image ({' '.join(str(error).split())[:100]})")
+    from PIL import UnidentifiedImageError
+
+    unknown = isinstance(error, UnidentifiedImageError)  # it would name the object in memory
+    said = "no known image format" if unknown else " ".join(str(error).split())[:100]
+    return BadInput(f"{path}: corrupt image ({said})")
 
 
 def decode(path: str | Path, *, upright: bool = False, data: bytes | None = None) -> Image.Image:
@@ -89,22 +93,7 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
             return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
         if pixels is not None:
             return pixels
-    return np.asarray(decode_bytes(data, name))
-
-
-def decode_bytes(data: bytes, name: str | Path) -> Image.Image:
-    """The bytes of an image file as PIL RGB. Raises BadInput that names a corrupt or truncated
-    image."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
-    except UnidentifiedImageError:
-        raise BadInput(f"{name}: corrupt image (no known image format)") from None
-    except MemoryError:
-        raise
-    except Exception as error:  # as in `readable`
-        raise corrupt(name, error) from None
+    return np.asarray(decode(name, data=data))
 
 
 def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:

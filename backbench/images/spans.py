@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from backbench.errors import BadInput, Failed
-from backbench.images.image_list import ImageList, Stamp, decode_array, decode_bytes
+from backbench.images.image_list import ImageList, Stamp, decode, decode_array
 from backbench.runs import atomic
 from backbench.runs.folder import cache_folder
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
@@ -156,7 +156,7 @@ class SpanList(ImageList):
         return read_span(self.containers[file], self.marks[file], tuple(span), self.file(index))
 
     def open(self, index: int) -> Image.Image:
-        return decode_bytes(self.read(index), self.file(index))
+        return decode(self.file(index), data=self.read(index))
 
     def array(self, index: int) -> np.ndarray:
         return decode_array(self.read(index), self.file(index))

@@ -154,8 +154,8 @@ def test_shipped_class_lists():
         ("birdsnap", "birdsnap/birdsnap/species.txt", "species.txt is missing"),
         ("caltech101", "caltech101/caltech101", "101_ObjectCategories is missing"),
         ("cars", "cars/stanford_cars/devkit/cars_meta.mat", "cars_meta.mat is missing"),
-        ("cifar10", "cifar10/cifar-10-batches-py/data_batch_3", "layout that torchvision reads"),
-        ("cifar100", "cifar100/cifar-100-python/train", "layout that torchvision reads"),
+        ("cifar10", "cifar10/cifar-10-batches-py/data_batch_3", "data_batch_3: no such file"),
+        ("cifar100", "cifar100/cifar-100-python/train", "train: no such file"),
         ("dtd", "dtd/dtd/dtd/labels/val1.txt", "val1.txt"),
         ("flowers", "flowers/flowers-102/setid.mat", "setid.mat is missing"),
         ("food", "food/food-101/meta/test.json", "test.json is missing"),
@@ -163,7 +163,7 @@ def test_shipped_class_lists():
         ("places365", "places365/places365_val.txt", "places365_val.txt is missing"),
         ("places365", "places365/data_256_standard", "no data_256_standard or data_large_standard"),
         ("sun397", "sun397/Partitions/Testing_01.txt", "Testing_01.txt is missing"),
-        ("stl10", "stl10/stl10_binary/test_X.bin", "test_X.bin is missing"),
+        ("stl10", "stl10/stl10_binary/test_X.bin", "test_X.bin"),
     ],
 )
 def test_wrong_layout_names_what_is_missing(trees, name, remove, named):

@@ -1,7 +1,6 @@
 """Images that are not a folder of files, opened by the catalog's names, and decoding."""
 
 import io
-import pickle
 import tarfile
 
 import numpy as np
@@ -11,8 +10,7 @@ from support.pictures import picture, write_pictures, write_shards
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
-from backbench.images.archives import CIFAR_FOLDERS
-from backbench.images.image_list import decode, decode_array, decode_bytes
+from backbench.images.image_list import decode, decode_array
 
 
 @pytest.fixture
@@ -60,39 +58,24 @@ def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
     monkeypatch.delattr(cv2, "IMREAD_COLOR_RGB", raising=False)
     for data, pixels in zip(files, found):
         assert np.array_equal(pixels, decode_array(data, "x"))
-        assert mode == "CMYK" or np.array_equal(pixels, np.asarray(decode_bytes(data, "x")))
+        assert mode == "CMYK" or np.array_equal(pixels, np.asarray(decode("x", data=data)))
 
 
-def write_cifar(folder, hundred=False):
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    files = ["train", "test"]
-    if not hundred:
-        files = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    key, names = ("fine_labels", "fine_label_names") if hundred else ("labels", "label_names")
-    pixels = {}
-    for name in files:
-        pixels[name] = rng.integers(0, 256, (4, 3072), dtype=np.uint8)
-        content = {"data": pixels[name], key: [0, 1, 2, 1]}
-        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
-    meta = folder / ("meta" if hundred else "batches.meta")
-    meta.write_bytes(pickle.dumps({names: ["cat", "dog", "owl"]}, protocol=2))
-    return pixels
+@pytest.mark.parametrize(("name", "per", "train"), [("cifar10", 10, 50), ("cifar100", 2, 200)])
+def test_cifar_for_pretraining(trees, name, per, train):
+    """The same pixels and labels as torchvision's own reader gives."""
+    from torchvision import datasets
 
-
-@pytest.mark.parametrize(("name", "train"), [("cifar10", 20), ("cifar100", 4)])
-def test_cifar_as_torchvision_lays_it_out(tmp_path, name, train):
-    pixels = write_cifar(tmp_path / name / CIFAR_FOLDERS[name], hundred=name == "cifar100")
-    found = catalog.open_split(tmp_path, name, "train")
-    assert (len(found), found.classes) == (train, ("cat", "dog", "owl"))
-    rows = pixels["train" if name == "cifar100" else "data_batch_1"]
-    first = rows[0].reshape(3, 32, 32).transpose(1, 2, 0)
-    assert np.array_equal(found.array(0), first)
-    assert np.array_equal(np.asarray(found.open(0)), first)
-    assert found.labels[:4] == (0, 1, 2, 1)
-    assert len(catalog.open_split(tmp_path, name, "test")) == 4
+    root = trees(name, per=per)
+    found = catalog.open_split(root, name, "train")
+    assert len(found) == train and found.classes[1] == "class 1"
+    wanted = getattr(datasets, name.upper())(root / name)
+    assert list(found.labels) == wanted.targets
+    for i in (0, train - 1):
+        assert np.array_equal(found.array(i), wanted.data[i])
+        assert np.array_equal(np.asarray(found.open(i)), wanted.data[i])
     with pytest.raises(BadInput, match="no split 'val'"):
-        catalog.open_split(tmp_path, name, "val")
+        catalog.open_split(root, name, "val")
 
 
 def test_stl10_with_its_unlabelled_part(tmp_path):
@@ -118,7 +101,7 @@ def test_stl10_with_its_unlabelled_part(tmp_path):
     with pytest.raises(BadInput, match="did you mean 'unlabeled'"):
         catalog.open_split(tmp_path, "stl10", "unlabelled")
     (folder / "train_y.bin").write_bytes(b"\1")
-    with pytest.raises(BadInput, match="3 images but 1 labels"):
+    with pytest.raises(BadInput, match="3 images of uint8 but 1 labels"):
         catalog.open_split(tmp_path, "stl10", "train")
 
 

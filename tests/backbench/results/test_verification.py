@@ -76,7 +76,7 @@ def test_rank_refuses_impossible_values_in_our_own_table(value, tmp_path):
     first[heads.index("linear/digits/top1@linear-demo-v1")] = value
     with table.open("w", newline="") as file:
         csv.writer(file).writerows([heads, first, *others])
-    with pytest.raises(BadInput, match=f"{value} in column 'linear/digits.* is no percentage"):
+    with pytest.raises(BadInput, match=f"{value}' in column 'linear/digits.* is no percentage"):
         cli.main(["--debug", "rank", str(table)])
 
 
