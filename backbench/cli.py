@@ -182,7 +182,7 @@ def _pretrain(p: argparse.ArgumentParser) -> None:
 def _evaluate(p: argparse.ArgumentParser) -> None:
     help = (
         "checkpoint files or timm:NAME; then, if you like, tasks (knn, fewshot, logreg, linear,"
-        " attentive, calibration, finetune, semi_10pct, ood/imagenet-a, segmentation/voc2012;"
+        " class_retrieval, cluster, attentive, calibration, finetune, semi_10pct, ood/imagenet-a, segmentation/voc2012;"
         " knn@RECIPE, knn/DATASET)"
     )
     p.add_argument("words", metavar="MODEL|TASK", nargs="+", help=help)
@@ -271,7 +271,7 @@ PROTOCOL = "transfer.protocols:check"
 @verb(
     "linear",
     "transfer.linear:run",
-    "frozen-backbone probes, attentive ones and segmentation too",
+    "frozen-backbone probes; attentive ones, retrieval, clusters and segmentation too",
     check=PROTOCOL,
 )
 def _linear(p: argparse.ArgumentParser) -> None:

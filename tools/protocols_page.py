@@ -62,6 +62,11 @@ KINDS = {  # kind -> heading, and why there is one
         "Few labels",
         "Draws of labels and test images both vary, and the interval says so.",
     ),
+    "class_retrieval": (
+        "Retrieval within classes",
+        "Test images alone: neither labels of train nor a choice.",
+    ),
+    "cluster": ("Clustering", "Test images alone; labels are looked at when all is clustered."),
     "attentive": (
         "Attentive probes",
         "The order of trunks depends on the head: this one may look where it likes.",

@@ -244,18 +244,21 @@ class Space:
         self.checkpoint, self.name, self.dim = checkpoint, name, dim
         self.views = stats.ViewStatistics(recipe.augmentations, dim)
         self.moments = stats.Moments(dim)
+        self.groups = stats.Groups(dim)
         self.sample = torch.zeros(sample, dim)
 
     def add(self, features: Tensor, rows: Tensor) -> None:
         """(B, 1 + N, dim) of B images; `rows` (B,) is each image's place in the sample, or -1."""
         self.views.add(features[:, 1:])
         self.moments.add(features[:, 0])
+        self.groups.add(features[:, 1:])
         chosen = rows >= 0
         self.sample[rows[chosen]] = features[:, 0].cpu()[chosen]
 
     def tensors(self) -> list[Tensor]:
         """All that is accumulated; filling these in place continues a stopped pass."""
-        return [*self.views.tensors(), *self.moments.tensors(), self.sample]
+        accumulated = (self.views, self.moments, self.groups)
+        return [*(tensor for each in accumulated for tensor in each.tensors()), self.sample]
 
 
 class AnalyzedCheckpoint:
@@ -382,6 +385,7 @@ def summarise(
         *_view_numbers(space.views),
         *_pair_numbers(distances, contrast),
         *_rank_numbers(space.moments, spectrum),
+        *_label_free_numbers(space, spectrum),
     ]
     # 3. Over the labels of the sample, where there are enough.
     for probe in (neighbours(sample, images, recipe), few_labels(sample, images, recipe, seed)):
@@ -432,6 +436,16 @@ def _rank_numbers(moments: stats.Moments, spectrum: Tensor) -> list[Number]:
         Number("effective_rank", stats.entropy_rank(spectrum.sqrt())),
         Number("live_directions", live, about=f"percent of {collapse.possible}"),
         Number("collapse", float(collapse.kind), about="0 none, 1 dimensional, 2 complete"),
+    ]
+
+
+def _label_free_numbers(space: Space, spectrum: Tensor) -> list[Number]:
+    """Scores that are said to predict a probe without labels."""
+    n, q = space.groups.means.count, space.groups.around.count // space.groups.means.count
+    first, last = stats.ALPHA_RANKS
+    return [
+        Number("lidar", space.groups.lidar(), about=f"n {n} images, q {q} views, D {space.dim}"),
+        Number(f"alpha_req_{first}_{last}", stats.alpha_req(spectrum)),
     ]
 
 

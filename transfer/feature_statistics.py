@@ -218,6 +218,62 @@ def entropy_rank(values: Tensor) -> float:
     return math.exp(float(-(p * p.log()).sum()))
 
 
+WITHIN_RIDGE = 1e-4  # on the covariance within images
+ALPHA_RANKS = (11, 50)  # of the eigenvalues that the power law is fitted to
+
+
+class Groups:
+    """Cross-products of the means of each image's A views, and of the views around them: all that
+    LiDAR needs. Views come image by image, so no order of loading can mix two images."""
+
+    def __init__(self, dim: int) -> None:
+        self.means, self.around = Moments(dim), Moments(dim)
+
+    def add(self, features: Tensor) -> None:
+        """(B, A, d) features of the A views of B images."""
+        views = features.double()
+        means = views.mean(1)
+        self.means.add(means)
+        self.around.add((views - means[:, None]).flatten(0, 1))
+
+    def tensors(self) -> list[Tensor]:
+        """All that is accumulated; filling these in place continues a stopped pass."""
+        return [*self.means.tensors(), *self.around.tensors()]
+
+    def lidar(self) -> float:
+        """LiDAR (Thilak et al., arXiv:2312.04000; galilai-group/stable-pretraining at d15ec96,
+        callbacks/lidar.py): the exp of the entropy of the eigenvalues of Sw^-1/2 Sb Sw^-1/2, the
+        discriminant analysis that tells n images apart by q views each; nan below two images."""
+        n = self.means.count
+        if n < 2:
+            return math.nan
+        # 1. Sb = sum_i (m_i - m)(m_i - m)^T / (n - 1), and Sw = sum_ij (x_ij - m_i)(x_ij - m_i)^T
+        #    / (n (q - 1)) with a ridge.
+        mean = self.means.sum / n
+        between = (self.means.products - n * torch.outer(mean, mean)) / (n - 1)
+        within = self.around.products / (self.around.count - n)
+        within.diagonal().add_(WITHIN_RIDGE)
+        # 2. With Sw = L L^T, L^-1 Sb L^-T has the same eigenvalues. There are at most n - 1.
+        factor = torch.linalg.cholesky(within)
+        half = torch.linalg.solve_triangular(factor, between, upper=False)
+        whitened = torch.linalg.solve_triangular(factor, half.T, upper=False)
+        values = torch.linalg.eigvalsh(whitened).flip(0)[: n - 1]
+        return entropy_rank(values.clamp_min(0))
+
+
+def alpha_req(spectrum: Tensor) -> float:
+    """alpha-ReQ (Agrawal et al. 2022): minus the slope of the least-squares line through the log
+    eigenvalues of ALPHA_RANKS against their log ranks; nan where one of them is 0 or missing."""
+    first, last = ALPHA_RANKS
+    values = spectrum[first - 1 : last]
+    if len(values) < last - first + 1 or not bool((values > 0).all()):
+        return math.nan
+    x = torch.arange(first, last + 1, dtype=torch.float64).log()
+    y = values.cpu().log()
+    x = x - x.mean()
+    return -float((x * (y - y.mean())).sum() / x.square().sum())
+
+
 LIVE = 1e-5  # of the largest variance; a direction below it carries nothing
 FULL, DIMENSIONAL, COMPLETE = 0, 1, 2
 

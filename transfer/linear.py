@@ -183,16 +183,16 @@ def _announce(works: Sequence[Work], *, on_cpu: bool) -> None:
     if not pending:
         return
     units: Counter[str] = Counter()
-    ways, kinds, names, digests = [], set(), [], set()
+    ways, names, digests = [], [], set()
     for one in pending:
         p, dataset = one.group.protocol, one.group.dataset.name
         units.update(one.probe.work(p, dataset, one.group.splits, len(one.pending)))
         ways.append(f"{p.name} ({one.probe.words(p)})")
-        kinds.add(p.kind)
         names.append(dataset)
         digests |= {checkpoint.digest for checkpoint in one.pending}
     cheaper = "`--protocol fewshot` costs less (`--protocol list` shows all)"
-    if kinds <= {"knn", "fewshot", "seg"}:  # the cheapest readings of such data
+    # The cheapest readings of such data
+    if all(TASKS[one.group.task].cheap or one.probe.dense for one in pending):
         cheaper = "fewer images or a GPU would cost less"
     price.announce(
         f"{TASKS[pending[0].group.task].verb} on {', '.join(dict.fromkeys(names))}",

@@ -317,6 +317,20 @@ class FewShot(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClassRetrieval(Protocol):
+    """The other test images of a query's class, found by cosine similarity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KMeansClusters(Protocol):
+    """k-means on test features of unit length, held to the classes."""
+
+    restarts: Count = 10  # the one of least inertia counts
+    iterations: Count = 300
+    tolerance: NotNegative = 1e-4  # scikit-learn's, on the movement of the centres
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogReg(Protocol):
     """Multinomial logistic regression by L-BFGS, a path of penalties from the strongest down.
     Minimised: sum of cross-entropies + l2 / 2 ||W||^2, the bias unpenalised."""
@@ -449,6 +463,8 @@ PROTOCOLS: dict[str, type[Protocol]] = {
     "logreg": LogReg,
     "knn": Knn,
     "fewshot": FewShot,
+    "class_retrieval": ClassRetrieval,
+    "cluster": KMeansClusters,
     "ood": Ood,
     "finetune": Finetune,
 }

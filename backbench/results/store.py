@@ -107,6 +107,7 @@ def keep_predictions(run: str | Path, name: str, **arrays: ArrayLike) -> str:
         values (D,): one value in percent per draw or fold, in the order of the draws (fewshot);
         bootstrap_<metric> (B,), one array per metric: the metric on B resamples of the test
             images, drawn from the manifest's digest alone (detection);
+        label, and queries_r1 and queries_map_r, or cluster (N,): retrieval and clustering;
         intersection, predicted, labelled (N, C) int: pixels of each test image and class, of which
             all metrics and their resamples are made (segmentation).
     """

@@ -1,0 +1,108 @@
+"""Retrieval within classes: each test image looks for the others of its class among all test images.
+
+Nothing is trained or chosen, and no label of train is used. `r1` is the share of queries whose
+nearest image is of their class. `map_r` is the mean of MAP@R (Musgrave et al., arXiv:2003.08505):
+with R other images of the query's class, the sum of the precision at those ranks up to R that hold
+one of them, over R. An image that is alone in its class is no query, but the others may find it.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbench.datasets.row import Dataset
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput
+from backbench.results import store
+from backbench.results.store import Result
+from backbench.runs.state import StopFlag
+from transfer import scoring
+from transfer.devices import Machine
+from transfer.features import Extractor
+from transfer.probe_kind import Probe
+from transfer.protocols import ClassRetrieval
+from transfer.scoring import Assignment
+
+
+def refuse(p: ClassRetrieval, name: str, splits: Splits) -> None:
+    """BadInput if no class has two test images."""
+    if len(set(splits.test.labels)) == len(splits.test):
+        raise BadInput(f"{name}: no class has two test images, so there is nothing to retrieve")
+
+
+@torch.no_grad()
+def retrieve(features: Tensor, labels: Tensor, rows: int = 512) -> tuple[Tensor, Tensor]:
+    """Features (N, d), labels (N,) -> of each image (N,) whether the nearest other one is of its
+    class, and its average precision at R; nan where it is alone in its class. By cosine similarity
+    in float64; of equally similar images the first comes first."""
+    unit = F.normalize(features.double(), dim=1)
+    others = torch.bincount(labels)[labels] - 1  # R of each image
+    rank = torch.arange(1, int(others.max()) + 1, device=labels.device, dtype=torch.float64)
+    nearest, precisions = [], []
+    for begin in range(0, len(unit), rows):
+        mine = slice(begin, begin + rows)
+        # 1. The image itself is left out by its place: a copy of it is another image.
+        similarity = unit[mine] @ unit.T
+        similarity.diagonal(begin).fill_(-torch.inf)
+        order = similarity.sort(dim=1, descending=True, stable=True).indices[:, : len(rank)]
+        # 2. Precision at each rank, summed over the ranks that count: those up to R that are right.
+        right = labels[order] == labels[mine, None]
+        precision = right.cumsum(1) / rank
+        counted = right & (rank <= others[mine, None])
+        precisions.append((precision * counted).sum(1) / others[mine])
+        nearest.append(right[:, 0])
+    average = torch.cat(precisions)
+    return torch.where(average.isnan(), torch.nan, torch.cat(nearest).double()), average
+
+
+def measure(
+    task: Assignment[ClassRetrieval], extractor: Extractor, machine: Machine, stop: StopFlag
+) -> list[Result]:
+    test = task.splits.test
+    found = extractor(test, f"{task.dataset.name} test features")
+    if not machine.main:
+        return []
+    labels = torch.tensor(test.labels, device=machine.device)
+    rows = []
+    for trunk, features in zip(extractor.trunks, found):
+        stop.end_here("between two checkpoints")
+        trunk.verify()
+        scores = [each.cpu().numpy() for each in retrieve(features.to(machine.device), labels)]
+        named = dict(zip(METRICS, scores))
+        kept = store.keep_predictions(
+            task.run,
+            task.stem(trunk.checkpoint),
+            manifest=task.hashes["test"],
+            label=np.asarray(test.labels),
+            **{f"queries_{metric}": values for metric, values in named.items()},
+        )
+        for metric, values in named.items():
+            about = scoring.row(
+                task,
+                trunk.checkpoint,
+                metric=metric,
+                value=100 * float(np.nanmean(values)),
+                ci95=None,
+                chosen=None,
+                provenance={"predictions": kept, "queries": int(np.isfinite(values).sum())},
+            )
+            rows.append(about)
+    store.append(task.run, rows, skip_known=True)
+    return rows
+
+
+METRICS = ("r1", "map_r")
+
+
+def metric_names(p: ClassRetrieval, dataset: Dataset) -> list[str]:
+    return list(METRICS)
+
+
+PROBE = Probe(
+    measure=measure,
+    metrics=metric_names,
+    refuse=refuse,
+    words=lambda _: "each test image among the others",
+    work=lambda p, name, splits, count: {"image": len(splits.test)},
+)

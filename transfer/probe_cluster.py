@@ -1,0 +1,114 @@
+"""Clustering: k-means on the test images' features, held to their classes. Nothing is trained.
+
+Features are made unit vectors; there are as many clusters as classes with test images. Of several
+starts the one of least inertia counts, whatever its labels say. `nmi` is the mutual information over
+the arithmetic mean of both entropies, `ari` the adjusted Rand index, `cluster_acc` the share of right
+images when each cluster is given to a class of its own, in the best way.
+"""
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from backbench.datasets.row import Dataset
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput
+from backbench.results import store
+from backbench.results.store import Result
+from backbench.runs import seeding
+from backbench.runs.state import StopFlag
+from transfer import scoring
+from transfer.devices import Machine
+from transfer.features import Extractor
+from transfer.probe_kind import Probe
+from transfer.protocols import KMeansClusters
+from transfer.scoring import Assignment
+
+METRICS = ("nmi", "ari", "cluster_acc")
+
+
+def refuse(p: KMeansClusters, name: str, splits: Splits) -> None:
+    """BadInput if all test images are of one class."""
+    if len(set(splits.test.labels)) < 2:
+        raise BadInput(f"{name}: its test images are of one class; clusters need two")
+
+
+def clusterings(
+    features: Tensor, clusters: int, p: KMeansClusters, seed: int, stop: StopFlag
+) -> list[tuple[float, NDArray[np.int64]]]:
+    """Inertia and clusters (N,) of the rows of features (N, d), for each start, the best first."""
+    from sklearn.cluster import KMeans
+
+    unit = F.normalize(features.float(), dim=1).cpu().numpy()
+    found = []
+    for start in range(p.restarts):
+        stop.end_here("between two starts of k-means")
+        drawn = seeding.seed_of(seed, "k-means", start) % 2**32
+        k_means = KMeans(
+            clusters, n_init=1, max_iter=p.iterations, tol=p.tolerance, random_state=drawn
+        )
+        k_means.fit(unit)
+        found.append((float(k_means.inertia_), k_means.labels_.astype(np.int64)))
+    return sorted(found, key=lambda one: one[0])
+
+
+def agreement(label: NDArray[np.int64], cluster: NDArray[np.int64]) -> dict[str, float]:
+    """METRICS of one clustering (N,), in percent."""
+    from scipy.optimize import linear_sum_assignment
+    from sklearn import metrics
+
+    together = metrics.cluster.contingency_matrix(label, cluster)
+    matched = together[linear_sum_assignment(together, maximize=True)].sum()
+    nmi = metrics.normalized_mutual_info_score(label, cluster)
+    ari = metrics.adjusted_rand_score(label, cluster)
+    return dict(zip(METRICS, (100 * float(x) for x in (nmi, ari, matched / len(label)))))
+
+
+def measure(
+    task: Assignment[KMeansClusters], extractor: Extractor, machine: Machine, stop: StopFlag
+) -> list[Result]:
+    p, test = task.protocol, task.splits.test
+    found = extractor(test, f"{task.dataset.name} test features")
+    if not machine.main:
+        return []
+    label = np.asarray(test.labels)
+    rows = []
+    for trunk, features in zip(extractor.trunks, found):
+        trunk.verify()
+        starts = clusterings(features, len(set(test.labels)), p, task.seed, stop)
+        by_start = [agreement(label, cluster) for _, cluster in starts]
+        kept = store.keep_predictions(
+            task.run,
+            task.stem(trunk.checkpoint),
+            manifest=task.hashes["test"],
+            label=label,
+            cluster=starts[0][1],
+        )
+        for metric in METRICS:
+            of_starts = [of_start[metric] for of_start in by_start]
+            about = scoring.row(
+                task,
+                trunk.checkpoint,
+                metric=metric,
+                value=of_starts[0],
+                ci95=None,
+                chosen={"inertia": starts[0][0], "on": None},
+                provenance={"predictions": kept, "starts": of_starts},
+            )
+            rows.append(about)
+    store.append(task.run, rows, skip_known=True)
+    return rows
+
+
+def metric_names(p: KMeansClusters, dataset: Dataset) -> list[str]:
+    return list(METRICS)
+
+
+PROBE = Probe(
+    measure=measure,
+    metrics=metric_names,
+    refuse=refuse,
+    words=lambda p: f"k-means, the best of {p.restarts} starts",
+    work=lambda p, name, splits, count: {"image": len(splits.test)},
+)
