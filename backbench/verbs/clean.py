@@ -22,15 +22,6 @@ from backbench.weights import header
 STILL_WRITTEN_S = 3600  # a temporary file younger than this may have a living writer
 
 
-@dataclass(frozen=True)
-class Removable:
-    """A file that can go."""
-
-    file: Path
-    size: int  # bytes on disk
-    reason: str
-
-
 @dataclass
 class Held:
     """A run folder: its bytes in all, and the files that can go."""
@@ -39,7 +30,7 @@ class Held:
     verb: str
     finished: bool
     size: int = 0
-    removable: list[Removable] = field(default_factory=list)
+    removable: list[tuple[Path, int, str]] = field(default_factory=list)  # file, bytes, reason
 
     def add(self, file: Path, *, is_run: bool) -> None:
         """Count a file, and note it where it can go."""
@@ -59,7 +50,7 @@ class Held:
             reason = "training state of a finished run"
         else:
             return
-        self.removable.append(Removable(file, size, reason))
+        self.removable.append((file, size, reason))
         if not is_run:
             self.size += size
 
@@ -116,18 +107,18 @@ def run(args: argparse.Namespace) -> int:
     width = max(len(str(each.run)) for each in all_held)
     removable = [file for each in all_held for file in each.removable]
     for each in all_held:
-        free = sum(file.size for file in each.removable)
+        free = sum(size for _, size, _ in each.removable)
         state = "finished" if each.finished else "unfinished"
         sizes = f"{_size(each.size):>9}  {_size(free) if free else '':>9}"
         print(f"{each.run!s:<{width}}  {each.verb:<11} {state:<10} {sizes}")
     total = sum(each.size for each in all_held)
-    free = sum(file.size for file in removable)
+    free = sum(size for _, size, _ in removable)
     print(f"{len(all_held)} folders hold {_size(total)}; {_size(free)} can go")
-    for each_file in removable:
+    for file, size, reason in removable:
         if args.yes:
-            each_file.file.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
         done = "removed" if args.yes else "can go "
-        print(f"{done} {each_file.file}  {_size(each_file.size)}, {each_file.reason}")
+        print(f"{done} {file}  {_size(size)}, {reason}")
     if free and not args.yes:
         print("nothing was removed; --yes removes what can go")
     return 0

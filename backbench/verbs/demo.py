@@ -26,7 +26,6 @@ from backbench.launch.job import Job, finished
 from backbench.launch.local import JobPool, run_here
 from backbench.launch.plan import spent_seconds
 from backbench.launch.records import Ledger
-from backbench.results import store
 from backbench.runs import atomic, lock
 from backbench.runs.folder import CHECKPOINT_FILE, DEMO_FILE, RESULTS_FILE
 from backbench.runs.run_progress import read_progress, seconds
@@ -38,13 +37,12 @@ TASKS = ("faster", "mask", "keypoint")
 SAY_S = 15.0  # between two lines about where the running jobs are
 AND = "+"  # between two commands of a chain
 # The chains, of about equal cost, and the beginnings of their steps' names in the order of running.
-# Detection comes last: it makes torch deterministic, which a probe by hand is not. The numbers are
-# seconds of each step at full size on a busy Xeon; only the ETA uses them.
-CHAINS: dict[str, dict[str, float]] = {
-    "pretraining-a": {"pretrain/lorac": 49, "pretrain/moco_m": 38},
-    "pretraining-b": {"pretrain/random": 1, "pretrain/simclr": 31, "pretrain/moco_v2": 29},
-    "evaluation-a": {"linear": 16, "fewshot": 5, "knn": 7, "detection/random": 39},
-    "evaluation-b": {"semisup": 12, "detection/lorac": 43},
+# Detection comes last: it makes torch deterministic, which a probe by hand is not.
+CHAINS: dict[str, tuple[str, ...]] = {
+    "pretraining-a": ("pretrain/lorac", "pretrain/moco_m"),
+    "pretraining-b": ("pretrain/random", "pretrain/simclr", "pretrain/moco_v2"),
+    "evaluation-a": ("linear", "fewshot", "knn", "detection/random"),
+    "evaluation-b": ("semisup", "detection/lorac"),
 }
 NEEDS = {"evaluation": ("pretraining-a", "pretraining-b")}
 
@@ -171,76 +169,33 @@ def _run_jobs(out: Path, size: str) -> int:
 
 
 class _Progress:
-    """Says every 15 s which steps are done, where the running ones are, and when all will be."""
+    """Says every 15 s how many steps are done, and where the running ones are."""
 
     def __init__(self, ledger: Ledger, missing: Mapping[str, Job], total: int) -> None:
         self.ledger, self.missing, self.total = ledger, missing, total
         self.started = self.said = time.monotonic()
-        self.cost = sum(_cost(name) for name in missing)
 
     def __call__(self, pool: JobPool) -> None:
         now = time.monotonic()
         if now - self.said < SAY_S:
             return
         self.said = now
-        steps_left, left, running = 0, 0.0, []
-        for name, step in self.missing.items():
-            if finished(step, self.ledger.runs):
-                continue
-            steps_left += 1
-            left += _cost(name)
+        left = [n for n, step in self.missing.items() if not finished(step, self.ledger.runs)]
+        running = []
+        for name in left:
             note = read_progress(self.ledger.runs / name)
             if note is not None:
-                left -= _cost(name) * min(1.0, note["done"] / max(1, note["total"]))
                 running.append(f"{name} {note['done']}/{note['total']} {note['unit']}s")
-        spent, made = now - self.started, self.cost - left
-        # The pace is believed from a minute's worth of costs on
-        pace = spent / made if made > 60 else 1 / pool.at_once
         log.info(
-            f"{seconds(spent):>6}  ETA {seconds(left * pace):>6}  {self.total - steps_left}/"
-            f"{self.total} steps; running: {', '.join(running) or ', '.join(pool.running)}"
+            f"{seconds(now - self.started):>6}  {self.total - len(left)}/{self.total} steps;"
+            f" running: {', '.join(running) or ', '.join(pool.running)}"
         )
 
 
-def _cost(name: str) -> float:
-    """Return the seconds of a step, as CHAINS has them."""
-    costs = [item for chain in CHAINS.values() for item in chain.items()]
-    return next(cost for start, cost in costs if name.startswith(start))
-
-
 def _summary(out: Path, size: str, took: float) -> None:
-    """Print, below the leaderboard, the few-label tests and the seconds of each job."""
-    for text in compare(out / "fewshot"):
-        print(text)
+    """Print, below the leaderboard, the seconds of each job, and where the page is."""
     ledger = Ledger(out)
     jobs = chained(demo_steps(out, size))
     spent = [f"{job.name} {spent_seconds(ledger.status(job)):.0f} s" for job in jobs]
     print(f"took {seconds(took)} this time; jobs: {', '.join(spent)}")
     print(f"page:  {out / 'leaderboard.html'}\ntable: {out / 'leaderboard.csv'}")
-
-
-def compare(run: Path) -> list[str]:
-    """Each checkpoint's few-label accuracy minus the random trunk's, in points: a text for each,
-    with a paired 95% interval over draws and images together."""
-    from backbench.results.paired_tests import compare as paired
-
-    # All trunks see the same draws and images: their differences spread far less than they do
-    rows = {row.name: row for row in store.read(run)[0] if row.task == "fewshot"}
-    controls = [name for name in rows if "random" in name]
-    if not controls:
-        return []
-    control = rows.pop(controls[0])
-    lines = []
-    for name, row in rows.items():
-        its, other = (run / str(r.provenance["predictions"]) for r in (row, control))
-        d = paired([its], [other], row.metric)
-        if d is None:
-            continue
-        verdict = "no difference shown"
-        if d.real:
-            verdict = "better" if d.value > 0 else "worse"
-        lines.append(
-            f"few labels, {name} against {controls[0]}: {d.value:+.1f} points, paired 95% interval "
-            f"[{d.ci95[0]:+.1f}, {d.ci95[1]:+.1f}] over {d.paired}: {verdict}"
-        )
-    return lines

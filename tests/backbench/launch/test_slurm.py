@@ -1,10 +1,7 @@
 """The launcher on a real Slurm: Debian's packages, one node on loopback, started by a fixture."""
 
 import csv
-import os
 import re
-import signal
-import time
 
 import pytest
 import torch
@@ -74,26 +71,6 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
     assert None not in [record.id for record in ledger.records().values()]
     lab.until_done("runs")
     assert {len(hows) for hows in lab.attempts("runs").values()} == {1}
-    assert lab.values("runs") == lab.reference(grid)
-
-
-@pytest.mark.slow
-def test_killed_launcher(lab):
-    """kill -9 as soon as the first array is on record; the next launcher finishes the grid."""
-    grid = lab.grid(
-        checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2"), recipes=[]
-    )
-    cluster = lab.slurm()
-    process = lab.background(grid, cluster, "runs", "--watch")
-    end = time.monotonic() + 30
-    while not list(lab.root.glob("runs/.launch/submissions/*.json")) and time.monotonic() < end:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    time.sleep(1.0)
-    assert lab.run(grid, cluster, "runs") == 0
-    lab.until_done("runs")
-    assert len(lab.values("runs")) == 6
     assert lab.values("runs") == lab.reference(grid)
 
 

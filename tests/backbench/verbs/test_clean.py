@@ -82,7 +82,7 @@ def test_sizes_and_states(runs):
 
 def test_a_damaged_run_file_keeps_everything(runs):
     (runs / "done" / "run.json").write_text("{")
-    can_go = [each.file for held in clean.held([runs]) for each in held.removable]
+    can_go = [file for held in clean.held([runs]) for file, _, _ in held.removable]
     assert runs / "done" / "state.pt" not in can_go
     assert json.loads((runs / "going" / "run.json").read_text())["verb"] == "pretrain"
 
