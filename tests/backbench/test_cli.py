@@ -31,40 +31,6 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-def test_what_is_wrong_with_a_command_is_said_before_torch_is_imported(tmp_path):
-    file = tmp_path / "there.pth"
-    file.touch()
-    run = ["--data", str(tmp_path), "--out", str(tmp_path / "run")]
-    commands = {
-        "pretrain nosuch": run,
-        "pretrain demo_lorac epohcs=1": run,
-        "pretrain demo_lorac": run,  # no digits in the folder
-        f"linear {tmp_path / 'gone.pth'} --datasets digits": run,
-        f"linear {file} --datasets dogits": run,
-        f"finetune {file} --dataset digits --protocol nosuch": run,
-        f"semisup {file} --percent 1 --protocol nosuch --lists .": run,
-        f"analyze {tmp_path / 'gone.pth'} --dataset digits": run,
-        "detect --config-file nosuch": run,
-        f"detect --checkpoint {tmp_path / 'gone.pth'} --config-file faster_rcnn_R_50_FPN_1x": run,
-        "inspect gone.pth": [],
-        "import gone.pth --out x.safetensors": [],
-        "export gone.pth --format timm --out x.pth": [],
-        f"launch run nosuch --out {tmp_path}": [],
-        "leaderboard gone": [],
-    }
-    code = (
-        "import sys\n"
-        "from backbench import cli\n"
-        f"for words in {[[*c.split(), *more] for c, more in commands.items()]!r}:\n"
-        "    print(cli.main(words), 'torch' in sys.modules, *words)\n"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    said = done.stdout.splitlines()
-    assert len(said) == len(commands)
-    assert all(line.startswith("2 False ") for line in said), done.stdout + done.stderr
-
-
 def test_every_verb_has_help():
     began = time.perf_counter()
     for verb in cli.VERBS:

@@ -187,17 +187,6 @@ def test_watch_picks_up_new_checkpoints_and_running_pretrainings(lab):
 
 
 @pytest.mark.slow
-def test_two_launchers_of_one_folder(lab, capsys):
-    lab.dataset("d1", steps=100, step_s=0.05)
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
-    process = lab.background(grid, lab.cluster("local"), "runs")
-    lab.until("runs", lambda s: list(s.values()) == ["running"], 30)
-    assert lab.run(grid, lab.cluster("local"), "runs") == 2
-    assert "another launcher is running jobs here" in capsys.readouterr().err
-    assert process.wait(30) == 0
-
-
-@pytest.mark.slow
 def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
     """A published checkpoint through everything a grid can ask for, with no stand-in."""
     from support import foreign_fixtures

@@ -167,12 +167,13 @@ def test_state_of_a_job_of_this_machine(tmp_path):
             "never started:  x  srun: error: n1: no python",
         ),
         (None, None, None, "forgotten:      x  Slurm knows it no longer and it wrote nothing"),
+        (None, None, "", "not submitted:  x  sbatch was not done with it, or failed"),
     ],
 )
 def test_a_lost_job_has_its_cause_in_a_word_and_the_last_line_said(tmp_path, stand_in_slurm, case):
     queued, was, wrapper, row = case
     ledger, one = Ledger(tmp_path / "runs"), job("x")
-    submission = submit(ledger, one, ids=("7",))
+    submission = submit(ledger, one, ids=() if wrapper == "" and not was else ("7",))
     if was is not None:
         write_status(ledger, one, was)
         ledger.log(one).parent.mkdir()
@@ -183,13 +184,6 @@ def test_a_lost_job_has_its_cause_in_a_word_and_the_last_line_said(tmp_path, sta
     if queued is not None:
         stand_in_slurm.queue(("7", queued, "None", "u1"))
     assert status_text(Snapshot(ledger)).splitlines()[1:] == [f"lost      {row}"]
-
-
-def test_an_array_that_slurm_never_had_says_so(tmp_path, stand_in_slurm):
-    ledger = Ledger(tmp_path / "runs")
-    submit(ledger, job("x"))
-    (row,) = status_text(Snapshot(ledger)).splitlines()[1:]
-    assert row == "lost      not submitted:  x  sbatch was not done with it, or failed"
 
 
 def test_what_is_blocked_is_told_by_its_root_in_one_line(tmp_path, stand_in_slurm):
