@@ -66,23 +66,22 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
     """`a`, then `b`; they may have different roots."""
     if a.classes != b.classes:
         raise BadInput(f"{a.root} and {b.root} have different class lists")
+    paths = [*a.paths, *b.paths]
     if isinstance(a, ArrayList) and isinstance(b, ArrayList):
         import numpy as np
 
         pixels = np.concatenate((a.pixels, b.pixels))
-        return ArrayList(a.root, a.paths + b.paths, a.labels + b.labels, a.classes, pixels)
+        return ArrayList(a.root, paths, a.labels + b.labels, a.classes, pixels)
     if isinstance(a, DenseList) and isinstance(b, DenseList):
-        return dataclasses.replace(
-            a, paths=a.paths + b.paths, labels=a.labels + b.labels, maps=a.maps + b.maps
-        )
+        return dataclasses.replace(a, paths=paths, labels=a.labels + b.labels, maps=a.maps + b.maps)
     # Paths are relative to one root, so it must be one that both lie below.
     root = Path(os.path.commonpath((a.root, b.root)))
-    paths: list[str] = []
+    paths = []
     for part in (a, b):
         below = "" if part.root == root else f"{part.root.relative_to(root).as_posix()}/"
         paths += [below + path for path in part.paths]
     if type(a) is type(b) is ImageList:
-        return ImageList(root, tuple(paths), a.labels + b.labels, a.classes)
+        return ImageList(root, paths, a.labels + b.labels, a.classes)
     return archives.Joined.of((a, b), root=root, paths=paths)
 
 

@@ -135,8 +135,7 @@ class Joined(ImageList):
             labels += part.labels
             where += [(number, place) for place in range(len(part))]
         first = parts[0]
-        kept = tuple(own if paths is None else paths)
-        here = root or first.root
+        kept, here = own if paths is None else paths, root or first.root
         return Joined(here, kept, tuple(labels), first.classes, tuple(parts), tuple(where))
 
     def open(self, index: int) -> Image.Image:

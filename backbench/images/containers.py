@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
-from backbench.images.image_list import ImageList, missing_classes, scan_folder
+from backbench.images.image_list import ImageList, Names, missing_classes, scan_folder
 from backbench.untrusted import opening, printable
 
 # Finding a container needs no numpy, so that the catalog stays cheap to import
@@ -278,7 +278,7 @@ def read(
     notes = dict.fromkeys(note for table in tables for note in table.notes)
     return SpanList(
         base / split if split else base,
-        tuple(path for _, path, _ in order),
+        Names(path for _, path, _ in order),
         tuple(label for label, _, _ in order),
         tuple(classes),
         np.concatenate(rows.spans)[[i for _, _, i in order]],

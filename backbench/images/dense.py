@@ -31,7 +31,7 @@ class DenseList(ImageList):
 
     @property
     def files(self) -> ImageList:
-        both = self.paths + self.maps
+        both = (*self.paths, *self.maps)
         return ImageList(self.root, both, (0,) * len(both), self.classes)
 
     def label_map(self, index: int) -> np.ndarray:

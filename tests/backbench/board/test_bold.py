@@ -155,21 +155,18 @@ def cell_of(folder, *rows):
     return cell
 
 
-def test_seeds_that_can_only_agree_are_one_measurement(tmp_path):
-    once = {**NEIGHBOURS, "value": 70.0, "ci95": (57.4, 80.1)}
-    cell = cell_of(tmp_path, once, once)
-    assert (cell.value, cell.ci95) == (70.0, (57.4, 80.1))
-    assert "one measurement" in cell.note
+NARROW = ({"value": 60.0, "ci95": (59.0, 61.0)}, {"value": 80.0, "ci95": (79.0, 81.0)})
+ALIKE = {"value": 70.0, "ci95": (57.4, 80.1)}
 
 
-def test_seeds_that_agree_by_chance_are_no_surer_than_the_images(tmp_path):
-    trained = {"value": 70.0, "ci95": (57.4, 80.1)}
-    cell = cell_of(tmp_path, trained, trained, trained)
-    assert cell.ci95 == pytest.approx((57.4, 80.1))
-
-
-def test_seeds_that_differ_keep_their_own_interval(tmp_path):
-    cell = cell_of(
-        tmp_path, {"value": 60.0, "ci95": (59.0, 61.0)}, {"value": 80.0, "ci95": (79.0, 81.0)}
-    )
-    assert cell.ci95[0] < 50 and cell.ci95[1] > 90
+@pytest.mark.parametrize(
+    ("rows", "ends", "said"),
+    [
+        ([{**NEIGHBOURS, **ALIKE}] * 2, (57.4, 80.1), "one measurement"),
+        ([ALIKE] * 3, (57.4, 80.1), "mean of 3 seeds"),  # no surer than the images
+        (NARROW, (-57.06, 197.06), "mean of 2 seeds"),  # t's quantile of one degree of freedom
+    ],
+)
+def test_seeds_that_agree_and_seeds_that_differ(tmp_path, rows, ends, said):
+    cell = cell_of(tmp_path, *rows)
+    assert cell.value == 70.0 and cell.ci95 == pytest.approx(ends, abs=0.01) and said in cell.note

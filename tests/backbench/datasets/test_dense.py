@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from PIL import Image
-from support.layouts import Trees
 
 from backbench.cli import main
 from backbench.datasets import catalog
@@ -11,7 +10,6 @@ from backbench.errors import BadInput
 from backbench.images import contents
 from backbench.images.dense import IGNORED
 
-VOC = "VOCdevkit/VOC2012"
 # Data set -> sizes of the made tree, and what the values of its first map become
 KNOWN = {
     "voc2012": ((4, 1), {0, 15, IGNORED}),
@@ -19,11 +17,6 @@ KNOWN = {
     "ade20k": ((4, 2), {IGNORED, 0, 149}),
     "cityscapes": ((4, 2), {IGNORED, 0, 18}),
 }
-
-
-@pytest.fixture
-def trees(tmp_path, monkeypatch):
-    return Trees(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -54,47 +47,13 @@ def test_every_value_of_a_map_means_what_the_owners_say(trees):
     assert [values["cityscapes"][v] for v in scored] == list(range(19))
 
 
-def of_colours(file):
-    Image.open(file).convert("RGB").save(file)
-
-
-def of_other_value(file):
-    Image.fromarray(np.full((16, 20), 200, np.uint8)).save(file)
-
-
-def of_other_size(file):
-    Image.open(file).resize((10, 8)).save(file)
-
-
-def torn(file):
-    file.write_bytes(file.read_bytes()[:60])
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (of_colours, "8-bit indices, this one is RGB"),
-        (of_other_value, "label 200 is none"),
-        (of_other_size, "10 x 8 pixels, its image .* has 20 x 16"),
-        (torn, "corrupt image"),
-    ],
-)
-@pytest.mark.parametrize("name", ["voc2012", "ade20k"])
-def test_a_map_that_is_none_is_refused_by_name(trees, damage, says, name, capsys):
-    root = trees(name)
-    images = catalog.load(name, root, dense=True).test
+def test_check_reads_every_map(trees, capsys):
+    root = trees("ade20k")
+    images = catalog.load("ade20k", root, dense=True).test
     file = images.root / images.maps[0]
-    damage(file)
-    with pytest.raises(BadInput, match=f"{file.name}.*{says}"):
-        images.pair(0)
-    assert main(["data", "check", name, "--data", str(root)]) == 1
-    assert f"PROBLEM: test: {file}" in capsys.readouterr().out
-
-
-def test_an_image_of_trainaug_that_is_in_val_is_refused(trees):
-    root = trees("voc2012aug", more=("2008_000007", "2007_000033"))
-    with pytest.raises(BadInput, match="1 images of train are test images, JPEGImages/2007_000033"):
-        catalog.load("voc2012aug", root, dense=True)
+    Image.open(file).resize((10, 8)).save(file)
+    assert main(["data", "check", "ade20k", "--data", str(root)]) == 1
+    assert f"PROBLEM: test: {file}: 10 x 8 pixels" in capsys.readouterr().out
 
 
 def test_other_label_maps_of_the_same_images_are_other_data(trees):
@@ -103,13 +62,6 @@ def test_other_label_maps_of_the_same_images_are_other_data(trees):
     file = images.root / images.maps[0]
     Image.fromarray(np.asarray(Image.open(file)) // 2).save(file)
     assert not {contents.whole(images), contents.sample(images)} & set(before)
-
-
-def test_a_missing_map_is_refused(trees):
-    root = trees("voc2012")
-    (root / "voc2012" / VOC / "SegmentationClass" / "2007_000039.png").unlink()
-    with pytest.raises(BadInput, match=r"2007_000039.png is missing \(1 label maps are\)"):
-        catalog.load("voc2012", root, dense=True)
 
 
 def test_classes_of_images_are_no_label_maps(trees):

@@ -3,14 +3,12 @@
 import os
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from backbench.datasets import splits, walk
 from backbench.errors import BadInput
-from backbench.images.image_list import ImageList, scan_folder
-from backbench.runs import run_progress
+from backbench.images.image_list import scan_folder
 
 
 @pytest.fixture
@@ -110,22 +108,3 @@ def test_every_file_is_asked_once(three, monkeypatch):
     walk.look("x", three)
     for _, images in three.items():
         assert {asked[str(images.file(i))] for i in range(len(images))} == {1}
-
-
-def test_only_a_long_look_says_how_far_it_is(tmp_path, monkeypatch, capsys):
-    found = []
-    for part in ("train", "val", "test"):
-        (tmp_path / part / "a").mkdir(parents=True)
-        paths = tuple(f"a/{i}.png" for i in range(2 * walk.AT_ONCE + 1))
-        for path in paths:
-            (tmp_path / part / path).touch()
-        found.append(ImageList(Path(tmp_path / part), paths, (0,) * len(paths), ("a",)))
-    found = splits.Splits(*found, held_out=False)
-    walk.look("long", found)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(walk, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(run_progress, "LOG_SECONDS", 0.0)
-    walk.look("long", found)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("long: looking for files: 1000/6003 files")
-    assert "6003/6003 files" in lines[-1] and "took" in lines[-1]

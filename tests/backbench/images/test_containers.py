@@ -186,13 +186,38 @@ NAMES = [
     ("n01440764/00001234.jpg", 1, None),
     ("ILSVRC2012_val_00000293_n01440764.JPEG", 2, None),
     ("n01440764_1.JPEG", 7, None),
+    ("n01440764_10026_n01440764.JPEG", -1, "n01440764/n01440764_10026.JPEG"),
+    ("n01440764/n01440764_18_n01440764.JPEG", 0, "n01440764/n01440764_18.JPEG"),
+    ("n01440764/a/n01440764_18.JPEG", -1, "n01440764/a/n01440764_18.JPEG"),
+    ("n02105855/n02105855_2933.jpg", 2, "n02105855/n02105855_2933.JPEG"),
+    ("n02105855_2933.png", -1, "n02105855/n02105855_2933.JPEG"),
+    ("training/n01443537/n01443537_5.JPEG", -1, "n01443537/n01443537_5.JPEG"),
+    ("data/train/n02105855/n02105855_5.JPEG", 2, "n02105855/n02105855_5.JPEG"),
+    ("x/ILSVRC/Data/CLS-LOC/train/n01440764/n01440764_18.JPEG", -1, "n01440764/n01440764_18.JPEG"),
+    ("train/n01440764_18.JPEG", 0, "n01440764/n01440764_18.JPEG"),
+    ("ILSVRC2012_val_00050000.JPEG", 0, "n01440764/ILSVRC2012_val_00050000.JPEG"),
+    ("ILSVRC2012_val_00000001.jpeg", 1, "n01443537/ILSVRC2012_val_00000001.JPEG"),
+    ("val_00000001.JPEG", 2, "n02105855/val_00000001.JPEG"),
+    ("0000000.png", 0, "n01440764/0000000.png"),
+    ("s0000000.webp", 2, "n02105855/s0000000.webp"),
+    ("n01443537/00001234.jpg", -1, "n01443537/00001234.jpg"),
+    ("n01443537/00001234.jpg", 1, "n01443537/00001234.jpg"),
+    ("a/b/00001234.jpg", 1, "n01443537/a/b/00001234.jpg"),
+    ("n02105855_2933_n02105855.JPEG", 0, None),
+    ("n01443537/n01443537_7.JPEG", 2, None),
+    ("n02105855/ILSVRC2012_val_00000293.JPEG", 1, None),
+    ("ILSVRC2012_val_00000293_n02105855.JPEG", 0, None),
+    ("n02105855/00001234.jpg", 0, None),
+    ("00001234.jpg", 3, None),
+    ("n01440764/n01440764_18.JPEG", 999, None),
 ]
 
 
 @pytest.mark.parametrize(("name", "label", "wanted"), NAMES)
 def test_imagenets_names_and_orders(tmp_path, name, label, wanted):
     """Other orders of the classes are refused, other names of one image are one name."""
-    prefix = name[: name.index("n0")] if "train/" in name else ""
+    above = name.partition("n0")[0]
+    prefix = above if "train" in above else ""
     (tmp_path / "x").write_bytes(b"an image")
     (tmp_path / "y").write_text(str(label))
     with tarfile.open(tmp_path / "train.tar", "w") as out:

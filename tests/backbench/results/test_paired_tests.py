@@ -132,33 +132,15 @@ def test_class_means_are_read_from_files(tmp_path):
         assert found.value == pytest.approx(value)
 
 
-@pytest.fixture
-def files(tmp_path):
-    """Four files of about 8 KB of arrays each."""
-    out = []
-    for n in range(4):
-        kept = {"prediction": np.full(1000, n), "label": np.zeros(1000, dtype=np.int64)}
-        out.append(tmp_path / store.keep_predictions(tmp_path, f"p{n}", manifest="x", **kept))
-    return out
-
-
-def test_as_many_files_are_held_as_the_bytes_allow(files, monkeypatch):
-    monkeypatch.setattr(predictions, "_latest", predictions._Latest())
-    read = []
-    real = predictions._read
-    monkeypatch.setattr(predictions, "_read", lambda path: read.append(path) or real(path))
-    one = sum(a.nbytes for a in real(files[0]).values()) + predictions._ENTRY
-    monkeypatch.setattr(predictions._Latest, "BYTES", 3 * one + 10)
-    for place in (0, 1, 2, 0, 1, 2):
-        assert (predictions.load(files[place])["prediction"] == place).all()
-    assert read == files[:3], "three are held"
-    predictions.load(files[0])
-    predictions.load(files[3])
-    assert predictions._latest.used <= 3 * one + 10
-    read.clear()
-    for place in (0, 2, 3, 1):
-        predictions.load(files[place])
-    assert read == [files[1]], "the one that nobody asked for went"
+def test_as_many_files_are_held_as_the_bytes_allow(tmp_path, monkeypatch):
+    held = predictions._Latest()
+    monkeypatch.setattr(predictions._Latest, "BYTES", 40_000)
+    ones = np.ones(1000, int)
+    files = [keep(tmp_path, str(n), prediction=n * ones, label=ones) for n in range(4)]
+    for n in (0, 1, 2, 3, 0):
+        assert (held.get(files[n])["prediction"] == n).all()
+    assert list(held.held) == [files[3], files[0]] and held.used <= 40_000
     monkeypatch.setattr(predictions._Latest, "BYTES", 10)
-    assert predictions.load(files[0])["prediction"][0] == 0 and predictions._latest.used == 0
-    assert predictions.load(files[0].with_name("none.npz")) is None
+    small = predictions._Latest()
+    assert small.get(files[0]) and not small.held
+    assert small.get(tmp_path / "none.npz") is None
