@@ -4,11 +4,9 @@ import os
 import pickle
 
 import numpy as np
-import pytest
 import torch
 from support.strangers import Calls, Pointers, cut_record, door, opened, refused, write_cifar10
 
-from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 
 
@@ -51,91 +49,3 @@ def test_hash_without_end(tmp_path):
     start = pickle.dumps(pair, protocol=2)[:-1]
     (folder / "data_batch_3").write_bytes(start[:2] + b"}" + start[2:] + b"K\x01s.")
     refused(opened(tmp_path, "cifar10", "train", limit_s=20), "refused")
-
-
-def saved(path, **changes):
-    """A torch file of a trunk with some tensors changed in place."""
-    state = state_dict()
-    for key, change in changes.items():
-        name = key.replace("__", ".")
-        state[name] = change(state[name])
-    torch.save(state, path)
-    return path
-
-
-def first_element(value, dtype=torch.float32):
-    def change(tensor):
-        tensor = tensor.detach().to(dtype).clone()
-        tensor.view(-1)[0] = value
-        return tensor
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("key", "change", "said"),
-    [
-        ("layer1__0__conv1__weight", first_element(float("nan")), "layer1.0.conv1.weight"),
-        ("layer1__0__conv1__weight", first_element(1e300, torch.float64), "float32"),
-        ("bn1__running_var", first_element(-1.0), "negative"),
-    ],
-)
-def test_weights_that_no_number_can_come_of(tmp_path, key, change, said):
-    file = saved(tmp_path / "x.pth", **{key: change})
-    refused(door("import", file, "--out", tmp_path / "x.safetensors"), said)
-    assert not (tmp_path / "x.safetensors").exists()
-
-
-def own_checkpoint(path, about, state=None):
-    """A checkpoint of ours whose header says `about`, its digest right."""
-    import json
-
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    Checkpoint(arch="resnet18", method="x", state_dict=state_dict()).save(path)
-    with safe_open(path, framework="pt") as file:
-        metadata = dict(file.metadata())
-        tensors = {k: file.get_tensor(k) for k in list(file.keys())}
-    tensors |= state or {}
-    metadata["about"] = json.dumps(json.loads(metadata["about"]) | about)
-    save_file(tensors, path, metadata=metadata)
-    return path
-
-
-ZERO = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.0, 0.2], "order": "RGB"}
-ENDLESS = {"mean": [0.5, 0.5, 1e999], "std": [0.2, 0.2, 0.2], "order": "RGB"}
-
-
-@pytest.mark.parametrize(
-    ("about", "said"),
-    [
-        ({"pixels": ZERO}, "std"),
-        ({"pixels": ENDLESS}, "mean"),
-        ({"method": "a\nb"}, "control character"),
-        ({"method": ["a"]}, "method"),
-        ({"epochs": 1.5}, "epochs"),
-        ({"provenance": []}, "header"),
-        ({"provenance": {"name": "\x1b[2J"}}, "control character"),
-    ],
-)
-def test_header_of_a_checkpoint_of_ours(tmp_path, about, said):
-    file = own_checkpoint(tmp_path / "x.safetensors", about)
-    refused(door("export", file, "--format", "timm", "--out", tmp_path / "y.pth"), said)
-    assert not (tmp_path / "y.pth").exists()
-
-
-def test_weights_of_ours_that_are_not_finite(tmp_path):
-    """With the digest made anew, so that nothing else gives them away."""
-    import hashlib
-
-    state = state_dict()
-    broken = {**state, "conv1.weight": first_element(float("inf"))(state["conv1.weight"])}
-    sha = hashlib.sha256()
-    for name, tensor in sorted(broken.items()):
-        if tensor.is_floating_point():
-            sha.update(f"{name} {tuple(tensor.shape)}\n".encode())
-            sha.update(tensor.contiguous().numpy().tobytes())
-    tensors = {"trunk.conv1.weight": broken["conv1.weight"]}
-    file = own_checkpoint(tmp_path / "x.safetensors", {"digest": sha.hexdigest()}, tensors)
-    refused(door("export", file, "--format", "timm", "--out", tmp_path / "y.pth"), "conv1.weight")

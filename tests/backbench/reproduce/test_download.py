@@ -4,12 +4,8 @@ import hashlib
 import http.server
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 
 import pytest
 
@@ -21,13 +17,13 @@ DATA = os.urandom(3 << 20)
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves `data` at any address. `cut`: bytes of each answer; `slow`: seconds for each 64 kB."""
+    """Serves `data` at any address. `cut`: bytes of each answer."""
 
     daemon_threads = True
 
     def __init__(self, data=DATA):
         super().__init__(("127.0.0.1", 0), Answer)
-        self.data, self.tag, self.cut, self.slow, self.kind = data, '"v1"', None, 0.0, "any/thing"
+        self.data, self.tag, self.cut, self.kind = data, '"v1"', None, "any/thing"
         self.asked = []  # the Range of each request
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -58,10 +54,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if server.tag:
             self.send_header("ETag", server.tag)
         self.end_headers()
-        body = data[start:] if server.cut is None else data[start : start + server.cut]
-        for place in range(0, len(body), 1 << 16):
-            self.wfile.write(body[place : place + (1 << 16)])
-            time.sleep(server.slow)
+        self.wfile.write(data[start:] if server.cut is None else data[start : start + server.cut])
         return None
 
     def log_message(self, *_):
@@ -160,25 +153,3 @@ def test_no_network_without_being_asked(server, tmp_path, capsys, caplog, monkey
     assert cli.main(a_list(tmp_path, server.url)) == 2
     assert "add --download" in capsys.readouterr().err and "https://x.org" in caplog.text
     assert not server.asked
-
-
-@pytest.mark.slow
-def test_killed_in_the_middle_and_continued(server, tmp_path):
-    """kill -9, then SIGTERM, then to its end: every byte is sent once but those on the way."""
-    server.slow = 0.05  # 48 pieces: 2.4 s
-    words = [*a_list(tmp_path, server.url, md5="0" * 8, digest_page="x"), "--download"]
-    part = tmp_path / "files" / "one" / "model.pth.part"
-    for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 75)):
-        before = part.stat().st_size if part.exists() else 0
-        run = subprocess.Popen([sys.executable, "-m", "backbench", *words])
-        while not part.exists() or part.stat().st_size <= before:
-            time.sleep(0.02)
-        run.send_signal(number)
-        assert run.wait() == status
-    server.slow = 0.0
-    done = subprocess.run(
-        [sys.executable, "-m", "backbench", *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2 and "not the published file" in done.stderr  # all of it came
-    starts = [int(range_[6:-1]) for range_ in server.asked[1:]]
-    assert 0 < starts[0] < starts[1] < len(DATA)

@@ -83,6 +83,8 @@ def test_only_absent_counters_are_forgiven(trunk):
         make(bare, stem="conv3")
     with pytest.raises(BadInput, match=r"missing: .* and \d+ more"):
         make(bare, arch="resnet50")
+    with pytest.raises(BadInput, match="cannot be used: it is not finite"):
+        make(bare | {"conv1.weight": bare["conv1.weight"] * float("inf")})
 
 
 def test_values_become_float32_on_the_cpu(trunk):
@@ -114,6 +116,13 @@ def rewritten(path, change, tensors=None):
         (lambda about: about.update(digest="0" * 64), "do not match the digest"),
         (lambda about: about.update(arch="resnet34"), "tensors missing"),
         (lambda about: about.update(arch="vgg"), "unknown architecture 'vgg'"),
+        (lambda about: about["pixels"].update(std=[0.2, 0.0, 0.2]), "std"),
+        (lambda about: about["pixels"].update(mean=[0.5, 0.5, 1e999]), "mean"),
+        (lambda about: about.update(method="a\nb"), "control character"),
+        (lambda about: about.update(method=["a"]), "method"),
+        (lambda about: about.update(epochs=1.5), "epochs"),
+        (lambda about: about.update(provenance=[]), "header"),
+        (lambda about: about.update(provenance={"name": "\x1b[2J"}), "control character"),
     ],
 )
 def test_a_changed_header_is_refused(change, message, trunk, tmp_path):
