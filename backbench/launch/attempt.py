@@ -22,7 +22,6 @@ the next attempt notes that the one before it was killed.
 """
 
 import contextlib
-import math
 import os
 import pickle
 import re
@@ -70,8 +69,8 @@ class Attempt:
 
     It can be pickled before it starts. A signal to this process is handed to the child, which saves
     and exits 75. `command` is what stands before the verb, `machine` the options that fit it to the
-    place (--devices). `limit_s` is a time limit that this process keeps; `grace_s` is how long a
-    child may take to save before it is killed (what it had saved earlier stays).
+    place (--devices). `grace_s` is how long a child may take to save before it is killed (what it had
+    saved earlier stays).
     """
 
     job: Job
@@ -80,7 +79,6 @@ class Attempt:
     machine: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     gpus: int = 0
-    limit_s: float | None = None
     grace_s: float = 60.0
     tasks: int = 1  # of the same job, which work together
     place: str = "local"  # written beside the attempt: slurm:12_3, local
@@ -109,7 +107,6 @@ class Attempt:
             machine=resources.options(job.verb),
             env=dict(cluster.env),
             gpus=resources.gpus,
-            limit_s=resources.limit_s,
             grace_s=cluster.grace_s(resources),
         )
 
@@ -210,22 +207,16 @@ class Attempt:
         """Wait for the child and return its exit status, negative for a signal. It is not reaped
         (WNOWAIT), so that a signal handler cannot signal another process that got its number."""
         assert self._child is not None
-        start = time.monotonic()
         while True:
             # 1. It has ended, by itself or by what was done to it below
             info = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if info is not None:
                 exited = info.si_code == os.CLD_EXITED
                 return info.si_status if exited else -info.si_status
-            # 2. Its time is nearly up: it is asked, once, while there is time left to save
-            now = time.monotonic()
-            limit_s = math.inf if self.limit_s is None else self.limit_s - self.grace_s
-            if self._stop is None and now - start > limit_s:
-                self.ask_to_stop("time limit")
-            # 3. It was asked, by us or by a signal, and has not ended in time
-            if self._stop is not None and now > self._stop[1] + self.grace_s:
+            # 2. It was asked, and has not ended in time
+            if self._stop is not None and time.monotonic() > self._stop[1] + self.grace_s:
                 self._child.kill()
-            # 4. Another rank has failed: this one would wait for it in a collective, for long
+            # 3. Another rank has failed: this one would wait for it in a collective, for long
             if self._sibling is None and (sibling := self._sibling_failure()) is not None:
                 self._sibling = sibling
                 self._child.kill()

@@ -42,7 +42,7 @@ class Resources:
     tasks_per_node: int = 1
     cpus: int = 1
     memory_gb: float | None = None
-    hours: float | None = None  # the time limit
+    hours: float | None = None  # the time limit, which Slurm keeps
     accelerator: Literal["cpu", "cuda"] | None = None
     workers: int | None = None
 

@@ -89,7 +89,7 @@ class SlurmTask(Attempt):
     The other tasks save at a signal and end.
     """
 
-    slurm_limit_s: float | None = None  # the time limit that Slurm keeps
+    limit_s: float | None = None  # Slurm keeps it
 
     _began = 0.0  # by the monotonic clock: when Slurm started this process
     _got_usr2 = False  # the user's signal came: Slurm wants the place
@@ -97,8 +97,8 @@ class SlurmTask(Attempt):
     @classmethod
     def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
         task = super().on(cluster, job, ledger)
-        task.tasks = cluster.resources_for(job).tasks
-        task.slurm_limit_s, task.limit_s = task.limit_s, None
+        resources = cluster.resources_for(job)
+        task.tasks, task.limit_s = resources.tasks, resources.limit_s
         return task
 
     def __call__(self) -> str:
@@ -140,9 +140,9 @@ class SlurmTask(Attempt):
 
     def _late(self) -> bool:
         """Say whether SIGUSR2 is the warning before the time limit, by when the job began."""
-        if self.slurm_limit_s is None:
+        if self.limit_s is None:
             return False
-        return time.monotonic() > self._began + self.slurm_limit_s - self.grace_s - CLOCK_S
+        return time.monotonic() > self._began + self.limit_s - self.grace_s - CLOCK_S
 
     # The end of an attempt that is not done: everything is saved, the place is Slurm's
 
@@ -414,7 +414,7 @@ def adopt(ledger: Ledger, submission: Submission, cluster: Cluster) -> None:
         if not path.exists():
             task = SlurmTask.on(cluster, job, ledger)
             delayed = submitit.helpers.DelayedSubmission(task)
-            delayed.set_timeout(math.ceil((task.slurm_limit_s or 300) / 60), TIME_LIMITS)
+            delayed.set_timeout(math.ceil((task.limit_s or 300) / 60), TIME_LIMITS)
             with atomic.atomic_path(path) as temporary:
                 delayed.dump(temporary)
     ledger.write_submission(submission)

@@ -42,22 +42,6 @@ def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, 
     assert lab.values("runs") == lab.reference(grid)
 
 
-@pytest.mark.slow
-def test_time_limit_saves_and_continues_until_no_progress_is_made(lab):
-    lab.dataset("steady", steps=30, step_s=0.2)
-    lab.dataset("stuck", steps=2, step_s=0.5)
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("steady", "stuck"))
-    # Told to save after 4 s
-    cluster = lab.cluster("local", resources={"default": {"hours": 8 / 3600}})
-    assert lab.run(grid, cluster, "runs") == 0
-    (steady,) = [n for n in lab.states("runs") if "steady" in n]
-    hows = lab.attempts("runs")[steady]
-    assert hows[0] == "time limit" and hows[-1] == "done"
-    for name in ("steady", "stuck"):
-        lab.dataset(name, steps=30 if name == "steady" else 2)
-    assert lab.values("runs") == lab.reference(grid)
-
-
 def test_three_kills_with_progress_between_them_end_no_job(lab):
     """At steps 9, 16 and 25 of 40, and once more: each is an accident of its own."""
     walk = {"steps": 40, "step_s": 0.01, "save_every": 1}
