@@ -278,7 +278,7 @@ def _linear(p: argparse.ArgumentParser) -> None:
     _checkpoints(p)
     help = "all = the 12 of LORAC's Table 2"
     p.add_argument("--datasets", metavar="NAME,...|all", required=True, help=help)
-    _protocol_and_seed(p, "lorac", ", or `own`: each checkpoint's own probe")
+    _protocol_and_seed(p, "lorac", ", or several NAME,NAME, or `own`: each checkpoint's own probe")
     _run_on_data(p)
 
 

@@ -44,18 +44,21 @@ Group = tuple[str, Protocol, tuple[Checkpoint, ...]]
 def run(args: argparse.Namespace) -> int:
     """The verbs `linear` and `ood`."""
     # 1. A protocol or dataset that does not exist is reported before any file is read.
-    own = args.protocol == own_probe.OWN
-    named = None if own else load_protocol(args.protocol, of_verb(args.verb), args.overrides)
+    several: list[Protocol] = []
+    if args.protocol != own_probe.OWN:
+        for name in args.protocol.split(","):
+            several.append(load_protocol(name, of_verb(args.verb), args.overrides))
     names = catalog.names(args.datasets)
     checkpoints = read_checkpoints(args.checkpoints)
     chosen: list[Group] = []
     for name in names:
-        if isinstance(named, Ood) and named.rule is None:
-            for rule in catalog.find(name).rules or RULES[:1]:
-                chosen.append((name, replace(named, rule=rule), tuple(checkpoints)))
-        elif named is not None:
-            chosen.append((name, named, tuple(checkpoints)))
-        else:
+        for named in several:
+            if isinstance(named, Ood) and named.rule is None:
+                for rule in catalog.find(name).rules or RULES[:1]:
+                    chosen.append((name, replace(named, rule=rule), tuple(checkpoints)))
+            else:
+                chosen.append((name, named, tuple(checkpoints)))
+        if not several:
             chosen += own_groups(checkpoints, name)
     machine = start_for(args)
     with machine.rank_0_tells():
@@ -159,9 +162,15 @@ def evaluate(
     if machine.main:
         _announce([*together, *alone], on_cpu=machine.device.type == "cpu")
     # 2. Probes that all processes train together come first.
+    #    Those that train on one stream of images do so in one pass.
     rows: list[Result] = []
+    passes: dict[tuple[str, str, tuple[str, ...]], list[Work]] = {}
     for one in together:
-        rows += measure(one, machine, stop)
+        stream = one.probe.stream(one.group.protocol)
+        digests = tuple(c.digest for c in one.pending)
+        passes.setdefault((one.group.dataset.name, stream, digests), []).append(one)
+    for of_pass in passes.values():
+        rows += measure(of_pass, machine, stop)
     # 3. For the others all processes compute the features, into the cache. The rest is rank 0's
     #    work alone, and may take longer than an exchange between processes waits.
     if machine.world > 1 and alone:
@@ -173,7 +182,7 @@ def evaluate(
         if not machine.main:
             return []
     for one in alone:
-        rows += measure(one, machine, stop)
+        rows += measure([one], machine, stop)
     return rows
 
 
@@ -203,17 +212,24 @@ def _announce(works: Sequence[Work], *, on_cpu: bool) -> None:
     )
 
 
-def measure(work: Work, machine: Machine, stop: StopFlag) -> list[Result]:
-    """The rows of a group's checkpoints, in their order, those that were done among them."""
-    group, by_digest = work.group, dict(work.done)
-    if work.pending:
-        for row in work.probe.measure(group, _extractor(work, machine, stop), machine, stop):
-            by_digest.setdefault(row.checkpoint, []).append(row)
-        group.state_file.unlink(missing_ok=True)
-        shutil.rmtree(group.run / OWN_FEATURES, ignore_errors=True)
+def measure(works: Sequence[Work], machine: Machine, stop: StopFlag) -> list[Result]:
+    """The rows of the checkpoints of one group, or of several that are measured in one pass; in
+    their order, those that were done among them."""
+    first, groups = works[0], [work.group for work in works]
+    made: list[list[Result]] = [[] for _ in works]
+    if first.pending:
+        probe, extractor = first.probe, _extractor(first, machine, stop)
+        if len(works) > 1 and probe.measure_several is not None:
+            made = probe.measure_several(groups, extractor, machine, stop)
+        else:
+            made = [probe.measure(first.group, extractor, machine, stop)]
+        first.group.state_file.unlink(missing_ok=True)
+        shutil.rmtree(first.group.run / OWN_FEATURES, ignore_errors=True)
     rows: list[Result] = []
-    for checkpoint in group.checkpoints:
-        rows += by_digest.get(checkpoint.digest, [])  # only rank 0 has the new ones
+    for work, new in zip(works, made):
+        for checkpoint in work.group.checkpoints:
+            rows += work.done.get(checkpoint.digest, [])
+            rows += [row for row in new if row.checkpoint == checkpoint.digest]  # rank 0 has them
     return rows
 
 

@@ -6,7 +6,7 @@ of K is the same for all t and cancels in the softmax; and a sum of values V x_t
 is V (sum of a_t x_t) + b. So a head is a few query vectors u over the tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,19 +45,20 @@ class QueryPoolHeads(TokenHeads):
     (facebookresearch/capi, eval_classification.py, AttnPoolClassifier); `pool: ep` has Q = 32
     queries of D numbers, a value matrix, and a batch norm before the linear layer
     (billpsomas/efficient-probing, poolings/ep.py). Query j reads slice j of the values.
+    `pool: mean` is a linear layer on the mean of the tokens.
     """
 
     def __init__(
         self, p: Attentive, classes: int, dim: int, *, seed: int, machine: Machine
     ) -> None:
         self.p, self.count, self.dim, self.machine = p, len(p.lr), dim, machine
-        self.queries = dim // 64 if p.pool == "capi" else 32
-        if dim % (64 if p.pool == "capi" else 32):
+        self.queries = {"capi": dim // 64, "ep": 32, "mean": 1}[p.pool]
+        if dim % {"capi": 64, "ep": 32, "mean": 1}[p.pool]:
             raise BadInput(f"tokens of {dim} numbers do not divide into the slices of {p.name}")
         generator = seeding.generator(seed, "attentive", classes, dim)
-        start = _capi(classes, dim) if p.pool == "capi" else _ep(classes, dim)
+        start = {"capi": _capi, "ep": _ep, "mean": _mean}[p.pool](classes, dim)
         for name, tensor in start.items():
-            if p.pool == "capi" and tensor.any():
+            if p.pool != "ep" and tensor.any():
                 nn.init.trunc_normal_(tensor, std=0.02, generator=generator)
             elif name == "query":
                 tensor.normal_(0, 0.02, generator=generator)
@@ -91,6 +92,9 @@ class QueryPoolHeads(TokenHeads):
     def logits(self, tokens: Tensor) -> Tensor:
         """Tokens (N, T, D) -> (N, H, C)."""
         n, _, dim = tokens.shape
+        if self.p.pool == "mean":
+            mean = tokens.mean(1)
+            return torch.einsum("nd,hcd->nhc", mean, self._all("weight")) + self._all("bias")
         count, queries, own = self.count, self.queries, dim // self.queries
         # 1. The queries over tokens, (H, Q, D)
         u = self._all("query")
@@ -150,9 +154,39 @@ def _capi(classes: int, dim: int) -> dict[str, Tensor]:
     return {**start, "value_bias": torch.zeros(dim), "bias": torch.zeros(classes)}
 
 
+def _mean(classes: int, dim: int) -> dict[str, Tensor]:
+    return {"weight": torch.ones(classes, dim), "bias": torch.zeros(classes)}
+
+
 def _ep(classes: int, dim: int) -> dict[str, Tensor]:
     shapes = {"query": (32, dim), "value": (dim, dim), "weight": (classes, dim), "bias": (classes,)}
     return {name: torch.empty(shape) for name, shape in shapes.items()}
+
+
+class HeadsOfProtocols:
+    """The heads of several protocols on one trunk: each steps as alone, on the same tokens."""
+
+    def __init__(self, parts: Mapping[str, QueryPoolHeads]) -> None:
+        self.parts = parts  # by the protocol's name
+        self.counts = [heads.count for heads in parts.values()]
+
+    def step(
+        self, tokens: Tensor, labels: Tensor, rates: Tensor, *, batch: int, **_: float
+    ) -> Tensor:
+        losses = []
+        for heads, own in zip(self.parts.values(), rates.split(self.counts)):
+            losses.append(heads.step(tokens, labels, own, batch=batch))
+        return torch.cat(losses)
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        return torch.cat([heads.scores(tokens) for heads in self.parts.values()], 1)
+
+    def state(self) -> dict[str, Any]:
+        return {name: heads.state() for name, heads in self.parts.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        for name, heads in self.parts.items():
+            heads.load(state[name])
 
 
 class Lars(torch.optim.Optimizer):
@@ -181,9 +215,18 @@ class Lars(torch.optim.Optimizer):
 def measure(
     task: Assignment[Attentive], extractor: Extractor, machine: Machine, stop: StopFlag
 ) -> list[Result]:
-    """The rows of all trunks, on rank 0; the other ranks take part until the end, and have none."""
-    p, trunks = task.protocol, extractor.trunks
-    if p.pool == "ep" and p.batch_size % machine.world:
+    """The rows of all trunks by one protocol."""
+    return measure_several([task], extractor, machine, stop)[0]
+
+
+def measure_several(
+    tasks: Sequence[Assignment[Attentive]], extractor: Extractor, machine: Machine, stop: StopFlag
+) -> list[list[Result]]:
+    """The rows of all trunks by each of the protocols, on rank 0; the other ranks take part until
+    the end, and have none. The protocols have one stream of images, so one pass trains them all."""
+    task, trunks = tasks[0], extractor.trunks
+    p = task.protocol
+    if p.batch_size % machine.world and any(t.protocol.pool == "ep" for t in tasks):
         raise BadInput(f"--devices: {machine.world} do not divide a batch of {p.batch_size} images")
     # 1. All rates in one pass; one rate has nothing to choose, and trains on all of train.
     train, held = _parts(task.splits, p)
@@ -191,35 +234,48 @@ def measure(
     heads = []
     for trunk in trunks:
         dim = trunk.module.widths[-1] if trunk.module.widths else trunk.dim
-        heads.append(QueryPoolHeads(p, classes, dim, seed=task.seed, machine=machine))
-    train_on_tokens(task, trunks, heads, train, machine=machine, stop=stop)
+        parts = {}
+        for t in tasks:
+            own = QueryPoolHeads(t.protocol, classes, dim, seed=t.seed, machine=machine)
+            parts[t.protocol.name] = own
+        heads.append(HeadsOfProtocols(parts))
+    train_on_tokens(tasks, trunks, heads, train, machine=machine, stop=stop)
     # 2. The rate, by what was held out
-    scores = None
+    chosen_by = None
     if held is not None:
         label, metric = np.asarray(held.labels), task.dataset.metric
-        scores = []
+        chosen_by = []
         for by_rate in _rankings(task, trunks, heads, held, machine=machine, stop=stop):
             firsts = [ranking[:, 0].numpy() for ranking in by_rate]
-            scores.append([scoring.score(metric, first, label, classes) for first in firsts])
-    finals = best_heads(p, heads, scores)
+            chosen_by.append([scoring.score(metric, first, label, classes) for first in firsts])
     # 3. The one look at test
-    test = task.splits.test
-    ranked = _rankings(task, trunks, heads, test, machine=machine, stop=stop)
-    measured = []
-    for trunk, final, by_rate in zip(trunks, finals, ranked):
+    ranked = _rankings(task, trunks, heads, task.splits.test, machine=machine, stop=stop)
+    for trunk in trunks:
         trunk.verify()
-        one = CheckpointPredictions(
-            checkpoint=trunk.checkpoint,
-            ranking=by_rate[final.index],
-            chosen=chosen_rate(task, trunk, final),
-            provenance={
-                "trunk_sha256": trunk.state,
-                "tokens": trunk.module.strides[-1:],
-                "held_out": 0 if held is None else len(held),
-            },
-        )
-        measured.append(one)
-    return scoring.write(task, measured) if machine.main else []
+    if not machine.main:
+        return [[] for _ in tasks]
+    rows, begin = [], 0
+    for t in tasks:
+        mine = slice(begin, begin + len(t.protocol.lr))
+        begin = mine.stop
+        scores = None if chosen_by is None else [of_trunk[mine] for of_trunk in chosen_by]
+        of_protocol = [each.parts[t.protocol.name] for each in heads]
+        measured = []
+        finals = best_heads(t.protocol, of_protocol, scores)
+        for trunk, final, by_rate in zip(trunks, finals, ranked):
+            one = CheckpointPredictions(
+                checkpoint=trunk.checkpoint,
+                ranking=by_rate[mine][final.index],
+                chosen=chosen_rate(t, trunk, final),
+                provenance={
+                    "trunk_sha256": trunk.state,
+                    "tokens": trunk.module.strides[-1:],
+                    "held_out": 0 if held is None else len(held),
+                },
+            )
+            measured.append(one)
+        rows.append(scoring.write(t, measured))
+    return rows
 
 
 def _parts(found: Splits, p: Attentive) -> tuple[ImageList, ImageList | None]:
@@ -236,7 +292,7 @@ def _parts(found: Splits, p: Attentive) -> tuple[ImageList, ImageList | None]:
 def _rankings(
     task: Assignment[Attentive],
     trunks: Sequence[FrozenTrunk],
-    heads: Sequence[QueryPoolHeads],
+    heads: Sequence[HeadsOfProtocols],
     images: ImageList,
     *,
     machine: Machine,
@@ -244,7 +300,7 @@ def _rankings(
 ) -> list[list[Tensor]]:
     """Per trunk and head, the five best classes (N, 5) of each image, on every rank."""
     p, count = task.protocol, len(images)
-    parts: list[list[list[Tensor]]] = [[[] for _ in p.lr] for _ in trunks]
+    parts: list[list[list[Tensor]]] = [[[] for _ in range(sum(own.counts))] for own in heads]
     shares = equal_shares(0, count, p.feature_batch, machine.rank, machine.world)
     what = f"{task.dataset.name} tokens"
     progress = Progress(task.run if machine.main else None, count, what, unit="image")
@@ -270,6 +326,8 @@ def _work(p: Attentive, name: str, found: Splits, _: int) -> dict[str, int]:
 
 PROBE = Probe(
     measure=measure,
+    measure_several=measure_several,
+    stream=Attentive.stream,
     together=True,
     words=lambda p: f"{p.pool}, {len(p.lr)} learning rates, {p.batch_size} images a step",
     work=_work,

@@ -5,7 +5,7 @@ that `kind`. Its protocol is a dataclass in `transfer/protocols.py`.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -28,6 +28,11 @@ class Probe(Generic[P]):
 
     # The rows of all trunks of the extractor, written to the run's folder
     measure: Callable[[Assignment[P], Extractor, Machine, StopFlag], list[Result]]
+    # The same for several protocols of one `stream` in one pass, a list for each
+    measure_several: (
+        Callable[[Sequence[Assignment[P]], Extractor, Machine, StopFlag], list[list[Result]]] | None
+    ) = None
+    stream: Callable[[P], str] = repr
     # The metrics of the rows that it writes for each checkpoint
     metrics: Callable[[P, Dataset], list[str]] = lambda _, dataset: list(dataset.metrics)
     # What it will do, in words, and how many units of work that is on a dataset (runs/price.py):

@@ -166,7 +166,7 @@ def measure(
     for trunk in trunks:
         dim = trunk.module.widths[-1]
         heads.append(DenseHeads(p, classes, dim, seed=task.seed, machine=machine))
-    train_on_tokens(task, trunks, heads, images, machine=machine, stop=stop, kind=SegTraining)
+    train_on_tokens([task], trunks, heads, images, machine=machine, stop=stop, kind=SegTraining)
     # 2. The rate, by the held-out part
     scores = None
     if len(p.lr) > 1:

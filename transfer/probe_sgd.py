@@ -467,7 +467,7 @@ class ProbeTraining:
 
 
 def train_on_tokens(
-    task: Assignment[Any],
+    tasks: Sequence[Assignment[Any]],
     trunks: Sequence[FrozenTrunk],
     heads: Sequence[Any],
     images: ImageList,
@@ -476,11 +476,11 @@ def train_on_tokens(
     stop: StopFlag,
     kind: type[ProbeTraining] = ProbeTraining,
 ) -> None:
-    """Train the heads of each trunk, one for each rate of the protocol, on its tokens of images."""
-    rates = torch.tensor([task.protocol.used(lr) for lr in task.protocol.lr])
+    """Train the heads of each trunk, one for each rate of each protocol, on its tokens of images."""
+    rates = torch.tensor([t.protocol.used(lr) for t in tasks for lr in t.protocol.lr])
     kind(
-        phase="train",
-        task=task,
+        phase=" ".join(["train", *(t.protocol.name for t in tasks)]),
+        task=tasks[0],
         trunks=trunks,
         heads=list(heads),
         rates=[rates] * len(trunks),

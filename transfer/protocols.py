@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
@@ -252,10 +252,10 @@ class TokenProbe(Sgd):
 
 @dataclass(frozen=True, kw_only=True)
 class Attentive(TokenProbe):
-    """Learned queries over the tokens, and a linear layer. An official val chooses the rate, or
-    `holdout` of train."""
+    """Learned queries over the tokens (`pool: mean`: their mean), and a linear layer. An official
+    val chooses the rate, or `holdout` of train."""
 
-    pool: Literal["capi", "ep"] = "capi"
+    pool: Literal["capi", "ep", "mean"] = "capi"
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95  # AdamW's; `momentum` is its first
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
@@ -263,6 +263,13 @@ class Attentive(TokenProbe):
         super().__post_init__()
         if self.augment is None:
             raise ValueError("attentive heads train on views: give `augment`")
+
+    def stream(self) -> str:
+        """All that decides which tokens the heads meet in which step. Protocols that have it in
+        common are measured in one pass."""
+        alone = "protocol", "pool", "optimizer", "lr", "weight_decay", "momentum", "beta2"
+        keys = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in alone}
+        return repr((len(self.lr) > 1, keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,15 +504,18 @@ def check(args: argparse.Namespace) -> None:
                 f"'{args.overrides[0]}' after --protocol own: each checkpoint has another; name one"
             )
         return
-    protocol = load_protocol(args.protocol, of_verb(args.verb), args.overrides)
-    if changed := changes(protocol):
-        log.info(f"--protocol {args.protocol}: {changed}")
-    task = TASKS[by_kind(args.verb)[protocol.kind]]
-    if args.seeds > 1 and not task.trains:
-        raise BadInput(
-            f"--seeds {args.seeds}: {args.protocol} trains nothing by chance, all seeds would give"
-            " one number; leave --seeds out"
-        )
+    # Several names only where the verb measures several
+    names = args.protocol.split(",") if args.verb == "linear" else [args.protocol]
+    for name in names:
+        protocol = load_protocol(name, of_verb(args.verb), args.overrides)
+        if changed := changes(protocol):
+            log.info(f"--protocol {name}: {changed}")
+        task = TASKS[by_kind(args.verb)[protocol.kind]]
+        if args.seeds > 1 and not task.trains:
+            raise BadInput(
+                f"--seeds {args.seeds}: {name} trains nothing by chance, all seeds would give"
+                " one number; leave --seeds out"
+            )
 
 
 def changes(protocol: Protocol) -> str:

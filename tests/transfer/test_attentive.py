@@ -188,6 +188,43 @@ def test_a_killed_run_continues_to_the_same_numbers(tmp_path, monkeypatch, decod
     assert all(not verdict.why for verdict in verification.of_run(one, root / "whole"))
 
 
+def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch, decoder):
+    """Each as alone, killed or not; a protocol of another stream has a pass of its own."""
+    root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))
+    for seed in range(2):
+        trunk_file(root / f"{seed}.safetensors", seed)
+    names = [f"attentive{kind}_demo" for kind in ("", "_q32", "_mean")]
+    alone, seen = [], []
+    for name in names:
+        before = len(decoder.paths)
+        assert command(root, root / name, *SHORT, protocol=name) == 0
+        alone += store.read(root / name)[0]
+        seen.append(len(decoder.paths) - before)
+    before = len(decoder.paths)
+    assert command(root, root / "all", *SHORT, protocol=",".join(names)) == 0
+    assert len(decoder.paths) - before == seen[0] == seen[1] == seen[2]
+    decoder.at[len(decoder.paths) + 9] = kill
+    with pytest.raises(Killed):
+        command(root, root / "killed", *SHORT, protocol=",".join(names))
+    assert command(root, root / "killed", *SHORT, protocol=",".join(names)) == 0
+    for run in ("all", "killed"):
+        together = store.read(root / run)[0]
+        assert together == alone and len(together) == 6
+        for row, single in zip(together, alone):
+            assert row.chosen == single.chosen
+    streams = {load_protocol(name, PROTOCOLS).stream() for name in [*names, "attentive"]}
+    assert len(streams) == 2
+
+
+def test_the_mean_of_tokens_is_read_by_a_linear_layer():
+    mean = load_protocol("attentive_mean_demo", PROTOCOLS)
+    ours, x = heads(mean), torch.randn(4, 9, 128, dtype=torch.float64)
+    assert ours.count == 4 and ours.norm is None
+    for n, head in enumerate(ours.heads):
+        expected = x.mean(1) @ head["weight"].T + head["bias"]
+        torch.testing.assert_close(ours.logits(x)[:, n], expected)
+
+
 def test_a_protocol_of_other_keys_is_refused(tmp_path, capsys):
     (tmp_path / "0.safetensors").write_bytes(b"")
     (tmp_path / "1.safetensors").write_bytes(b"")
