@@ -1,13 +1,11 @@
 """python tools/protocols_page.py writes docs/protocols.md from configs/transfer.
 
-Each protocol is a row: the keys that it states, each with its source, over another protocol where it
-shares the rest with that. A test holds the page current.
+Each protocol is a row: the keys that it states, over another protocol where it shares the rest with
+that. Their sources stand in the files, beside the values. A test holds the page current.
 """
 
-import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,10 @@ HEAD = """# Protocols, one by one
 
 Made by `python tools/protocols_page.py` from `configs/transfer`; a test holds it current.
 
-`backbench linear --protocol NAME` reads a recipe of `configs/transfer`. An entry gives its name, in parentheses the
-name in its rows, what it scores, and the keys that its file states. Brackets hold the sentence or line that a key comes
-from (P: the paper, C: its released code). "Over" names the protocol whose other keys it shares; every other key is at
-its default. The demo's protocols (`*_demo`, `*_tiny`) stand in the files alone. What the papers leave open is in
-[choices.md](choices.md); [detection.md](detection.md) has the detectors.
+An entry gives the name for `--protocol`, in parentheses the name in its rows, what it scores, and its keys. The file
+holds, beside each value, the sentence or line that it comes from (P: the paper, C: its released code). "Over" names the
+protocol whose other keys it shares; every other key is at its default. The demo's protocols stand in the files
+alone. What the papers leave open is in [choices.md](choices.md); [detection.md](detection.md) has the detectors.
 
 Defaults everywhere: images resized to 256 (bilinear, shorter side), cropped to 224; where views are drawn, crops of 224
 with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5; fp32.
@@ -84,26 +81,19 @@ KINDS = {  # kind -> heading, and why there is one
 }
 
 
-@dataclass
-class Stated:
-    """A recipe's own lines: its comment, its base and its keys with their sources."""
-
-    about: str
-    base: str
-    keys: dict[str, tuple[Any, str]]  # key -> value, the comment beside it
-
-
 def text() -> str:
     """Return the whole page."""
     lines = [HEAD]
-    rows = dict(_stated_in(ROOT / "configs" / "transfer"))
+    rows = dict(_recipes(ROOT / "configs" / "transfer"))
     for kind, (title, why) in KINDS.items():
         lines += [f"## {title}", "", f"{why}{_defaults(kind)}", ""]
-        for name, stated in rows.items():
-            data = config.read_recipe(config.find_recipe(name, "transfer"))
-            if data.get("kind", "analyze") == kind and not _of_the_demo(name):
-                column = judging_rules.protocol_name(name)
-                lines.append(f"- `{name}` (`{column}`){_used_by(name)}. {_told(stated, kind)}")
+        for name, (own, base) in rows.items():
+            path = config.find_recipe(name, "transfer")
+            if config.read_recipe(path).get("kind", "analyze") == kind and not _of_the_demo(name):
+                column, about = judging_rules.protocol_name(name), config.first_sentence(path)
+                parts = [f"Over `{base}`." if base else "", f"{about}." if about else ""]
+                told = " ".join(filter(None, [*parts, _keys(own, base, kind)]))
+                lines.append(f"- `{name}` (`{column}`){_used_by(name)}. {told}")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -112,47 +102,25 @@ def _of_the_demo(name: str) -> bool:
     return name.startswith(("demo_", "tiny_")) or name.endswith(("_demo", "_tiny"))
 
 
-def _stated_in(folder: Path) -> Iterator[tuple[str, Stated]]:
-    """Yield the recipes of a folder, variants after the file that they stand in."""
+def _recipes(folder: Path) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
+    """Yield each recipe's own keys and the recipe below it, variants after their file."""
     for file in sorted(folder.glob("*.yaml")):
-        own, _, family = file.read_text().partition("\nvariants:\n")
         data = config.read_yaml(file)
         variants = data.pop("variants", {})
-        yield file.stem, _stated(own, data, "")
-        # A variant's comment stands above its name, its keys below
-        for part in re.findall(r"(?:  #.*\n)*  \w+:.*\n(?:(?:    .*)?\n)*", family + "\n"):
-            name = re.search(r"(?m)^  (\w+):", part)[1]  # type: ignore[index]
-            yield name, _stated(part, variants[name], file.stem)
+        yield file.stem, (data, "")
+        for name, own in variants.items():
+            yield name, (own, str(own.get("base", file.stem)))
 
 
-def _stated(lines: str, data: Mapping[str, Any], family: str) -> Stated:
-    """Read these lines of YAML, whose values are `data`."""
-    above = re.match(r"(?:\s*#.*\n?)*", lines)[0]  # type: ignore[index]
-    about = re.sub(r"\s+", " ", re.sub(r"(?m)^\s*#", " ", above)).strip()
-    base = str(data.get("base", family))
-    # The comments beside a group's keys are the group's
-    sources: dict[str, list[str]] = {}
-    key = ""
-    margin = "    " if family else ""
-    for line in lines[len(above) :].splitlines():
-        if top := re.match(rf'{margin}"?([\w.]+)"?:', line):
-            key = top[1]
-        if comment := re.search(r"\s#\s+(.*)$", line):
-            sources.setdefault(key, []).append(comment[1])
-    keys = {k: (v, "; ".join(sources.get(k, ()))) for k, v in data.items() if k not in NOT_SHOWN}
-    return Stated(about, base, keys)
-
-
-def _told(stated: Stated, kind: str = "") -> str:
-    """Return what a recipe says of itself and its keys; those at their defaults need a source to be shown."""
-    defaults = {} if stated.base else protocol_fingerprints.shipped()["defaults"].get(kind, {})
+def _keys(own: Mapping[str, Any], base: str, kind: str) -> str:
+    """The keys that are not at their defaults."""
+    defaults = {} if base else protocol_fingerprints.shipped()["defaults"].get(kind, {})
     keys = []
-    for key, (value, source) in stated.keys.items():
-        left = value if source else _without_defaults(value, key, defaults)
-        if left is not None:
-            keys.append(f"{key} {_shown(left)}" + (f" [{source}]" if source else ""))
-    parts = [f"Over `{stated.base}`." if stated.base else "", stated.about, "; ".join(keys)]
-    return " ".join(part for part in parts if part)
+    for key, value in own.items():
+        left = _without_defaults(value, key, defaults)
+        if left is not None and key not in NOT_SHOWN:
+            keys.append(f"{key} {_shown(left)}")
+    return "; ".join(keys)
 
 
 def _without_defaults(value: object, path: str, defaults: Mapping[str, object]) -> object:
