@@ -14,10 +14,12 @@ from pathlib import Path
 from backbench.board.board import Board, collect
 from backbench.errors import BadInput, nearest
 from backbench.launch.grid import Grid, read_grid
-from backbench.papers import judge, judging_rules, printed_recipes, published, timm_scores
+from backbench.papers import judge, judging_rules, printed_recipes, published
 from backbench.papers.judge import Judged
 from backbench.papers.published import Published
 from backbench.recipes import config
+from backbench.reproduce import sources as public
+from backbench.reproduce.sources import PrintedSource
 from backbench.runs.terminal import log
 from backbench.untrusted import printable
 
@@ -126,11 +128,6 @@ def measured(runs: Sequence[Path]) -> tuple[Board, list[Judged]]:
     return board, judge.judge(board, judge.expected_keys(board, runs))
 
 
-def verdicts(runs: Sequence[Path]) -> dict[NumberName, list[Judged]]:
-    """The verdicts on all measurements below `runs`, by the printed number."""
-    return by_number(measured(runs)[1])
-
-
 def by_number(judged: Sequence[Judged]) -> dict[NumberName, list[Judged]]:
     """The verdicts by the printed number."""
     found: dict[NumberName, list[Judged]] = {}
@@ -146,12 +143,15 @@ def name_of(number: Published) -> NumberName:
     return number.key, number.task, number.dataset, metric
 
 
+def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
+    """The printed numbers by their source: the papers' tables, timm's csv files, files' pages."""
+    counts = coverage()
+    papers = PrintedSource("papers", counts.total(), counts[None], len(by_number(judged)))
+    return [papers, public.timm(board), public.pages(board)]
+
+
 # ---- docs/papers.md
 
-BESIDE = (
-    "Beside them `backbench reproduce` judges {:,} counts that timm prints, and the numbers of public"
-    " checkpoints' pages."
-)
 HEAD = """# The papers' tables and figures
 
 `backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true` behind
@@ -169,14 +169,21 @@ docs/records, where there are any; a test holds it current.
 def markdown(runs: Sequence[Path] = ()) -> str:
     """Return docs/papers.md: each table and figure with its grid, how many of its numbers can be
     judged, how many have a verdict in `runs`, and its deviations."""
-    counts, measured = coverage(), verdicts(runs)
+    board, judged = measured(runs)
+    counts, done = coverage(), by_number(judged)
     lines = [
         HEAD,
         f"Of {len(published.rows())} printed numbers {counts.pop(None, 0)} are judgeable (their method,"
-        f" protocol and metric are here, and a recipe must reach them); {len(measured)} are measured"
-        " (a record has a verdict). " + BESIDE.format(len(timm_scores.scores())) + " The others:",
+        f" protocol and metric are here, and a recipe must reach them); {len(done)} are measured"
+        " (a record has a verdict). `backbench reproduce` measures the counts that timm prints and the"
+        " numbers on public checkpoints' pages.",
         "",
+        "| source | printed | judgeable | measured |",
+        "|---|---:|---:|---:|",
     ]
+    for one in sources(board, judged):
+        lines.append(f"| {one.name} | {one.printed:,} | {one.judgeable:,} | {one.measured:,} |")
+    lines += ["", "The papers' others:", ""]
     for why, count in counts.most_common():
         words = judging_rules.WHY.get(str(why), "no recipe expects it")
         lines.append(f"- {count} {why}: {words}")
@@ -185,7 +192,7 @@ def markdown(runs: Sequence[Path] = ()) -> str:
         lines += [f"## {paper.upper()}", ""]
         for item in items():
             if item.prints.startswith(f"{paper}:"):
-                numbers = status(item, measured)
+                numbers = status(item, done)
                 line = f"- `{item.grid.name}{item.lists}` ({numbers}): {item.grid.title}"
                 if item.grid.deviations:
                     line += f". Deviations: {'; '.join(item.grid.deviations)}"

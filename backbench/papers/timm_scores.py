@@ -54,6 +54,11 @@ class PrintedScore:
     def top1(self) -> float:
         return 100 * self.right / self.printed.images
 
+    @property
+    def judgeable(self) -> bool:
+        """False for FasterNets: timm says to cut them at 0.9, and printed what they do at 1."""
+        return not self.model.startswith("fasternet_")
+
 
 def sizes_of(model: str, dataset: str) -> list[int]:
     """The image sizes that a model's score is printed for."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.errors import BadInput
-from backbench.papers import catalogue, claims, printed_recipes, timm_scores
+from backbench.papers import catalogue, claims, printed_recipes
 from backbench.papers.catalogue import PrintedItem
 from backbench.papers.judge import Judged
 from backbench.papers.published import Published, expected_keys_in
@@ -42,10 +42,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _list(runs: Sequence[Path]) -> list[dict[str, str]]:
-    """Prints a line for each table and figure; returns the same as fields."""
-    listed = []
-    measured = catalogue.verdicts(runs)
+def _list(runs: Sequence[Path]) -> list[dict[str, object]]:
+    """Prints a line for each table and figure and for each source; returns the same as fields."""
+    listed: list[dict[str, object]] = []
+    board, judged = catalogue.measured(runs)
+    measured = catalogue.by_number(judged)
     for item in catalogue.items():
         status = catalogue.status(item, measured)
         print(f"{item.prints:<12} {item.name:<18} {status:<36} {item.grid.title}")
@@ -54,7 +55,10 @@ def _list(runs: Sequence[Path]) -> list[dict[str, str]]:
     others = ", ".join(f"{count} {why}" for why, count in counts.most_common() if why)
     known = f"{counts[None]} judgeable, {len(measured)} measured"
     print(f"{counts.total()} printed numbers: {known}; {others}")
-    print(catalogue.BESIDE.format(len(timm_scores.scores())))
+    for source in catalogue.sources(board, judged):
+        print(source.words)
+        about = {"printed": source.printed, "judgeable": source.judgeable}
+        listed.append({"source": source.name, **about, "measured": source.measured})
     return listed
 
 

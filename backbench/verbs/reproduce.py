@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     hours = listed.gpu_hours(list(files))
     log.info(f"about {hours:.1f} GPU-hours for {len(files)} checkpoints ({listed.estimate})")
     checkpoints = _import_files(args, files)
+    files = {name: files[name] for name in checkpoints}
     # 3. The jobs, one grid after the other.
     status = 0
     for grid in _write_grids(args, listed, checkpoints):
@@ -127,7 +128,8 @@ def _find_files(
 
 
 def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> dict[str, Path]:
-    """Each file as a checkpoint of ours; checkpoints that are there already are left as they are."""
+    """Each file as a checkpoint of ours; checkpoints that are there already are left as they are. A
+    cached model of timm's that cannot be imported is left out with a line."""
     checkpoints = {}
     for name, file in files.items():
         out = args.out / "checkpoints" / f"{name}.safetensors"
@@ -142,15 +144,22 @@ def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> d
         from backbench.weights.importing import read  # torch, for those who need it
 
         about = file.about
-        checkpoint = read(
-            PREFIX + about.timm if about.timm else file.path,
-            name=name,
-            method=about.method,
-            encoder=about.encoder,
-            reading=about.reading,
-            epochs=about.epochs,
-            published=about.rows or None,
-        )
+        try:
+            checkpoint = read(
+                PREFIX + about.timm if about.timm else file.path,
+                name=name,
+                method=about.method,
+                encoder=about.encoder,
+                reading=about.reading,
+                epochs=about.epochs,
+                published=about.rows or None,
+            )
+        except BadInput as error:
+            if about.timm is None:
+                raise
+            log.warning(f"{name}: left out: {printable.shown(str(error), 300)}")
+            del checkpoints[name]
+            continue
         checkpoint.save(out)
         log.info(f"{name}: imported, {checkpoint.arch}, digest {checkpoint.digest[:12]}")
     return checkpoints

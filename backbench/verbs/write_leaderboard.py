@@ -58,6 +58,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for line in not_measured(board, expected):
         print(f"NOT MEASURED {line}")
+    from backbench.papers import catalogue
+
+    for one in catalogue.sources(board, judged):
+        print(one.words)
     return _checked(judged, unjudged)
 
 
@@ -96,8 +100,9 @@ def _write(
     if args.html:
         from backbench.board.page import write_page
         from backbench.board.page_figures import collect_figures
-        from backbench.papers import claims
+        from backbench.papers import catalogue, claims
 
+        by_source = [one.words for one in catalogue.sources(board, judged)] if judged else []
         write_page(
             board,
             args.html,
@@ -105,7 +110,7 @@ def _write(
             answer=answer,
             sets=sets,
             judged=[verdict.on_page() for verdict in judged],
-            claims=claims.on_page(board, judged),
+            claims=[*by_source, *claims.on_page(board, judged)],
             figures=collect_figures(board, args.runs),
         )
         log.info(f"wrote {args.html}: the page")

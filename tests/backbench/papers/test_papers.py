@@ -15,6 +15,7 @@ from backbench.verbs.paper import number_states
 
 ROOT = Path(__file__).parents[3]
 RECIPES = [name for name in config.recipe_names("pretrain") if "/" in name]
+FASTERNETS = 6 * 6  # counts of six models on six sets, printed for another crop than timm's own
 
 
 def test_how_many_of_the_numbers_are_judgeable():
@@ -215,6 +216,8 @@ def test_measured_numbers_are_counted_from_records(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "834 printed numbers: 574 judgeable, 1 measured; 96 spread" in out
     assert "30 judgeable, 1 measured " in next(x for x in out.splitlines() if "mio:4 " in x)
+    assert "\npapers: 834 printed, 574 judgeable, 1 measured\n" in out
+    assert f"\ntimm: 9,336 printed, {9336 - FASTERNETS:,} judgeable, 0 measured\npages: " in out
     assert main(["paper"]) == 0
     assert "574 judgeable, 0 measured" in capsys.readouterr().out
     (tmp_path / "other").mkdir()
