@@ -5,6 +5,7 @@ TensorBoard is the real one; the others are modules that write down what they ar
 
 import sys
 import types
+from unittest import mock
 
 import pytest
 from support.records import a_result
@@ -65,50 +66,25 @@ def test_steps_that_pretraining_wrote_for_tensorboard_are_not_sent_again(runs, m
             writer.flush()
             if step:  # also when the run goes on, and when another logger has a note there
                 Metrics(run, from_step=step).write(step, loss=4.0)
-                monkeypatch.setitem(sys.modules, "wandb", Calls("wandb"))
+                monkeypatch.setitem(sys.modules, "wandb", logger("wandb"))
                 assert log(runs, "wandb") == log(runs, "tensorboard") == 0
     assert scalars(run / "tensorboard") == {"loss": [(0, 4.0), (10, 4.0), (20, 4.0)]}
 
 
-class Calls(types.ModuleType):
-    """A module, and all objects that come of it; it notes every call by its name."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        self.__spec__ = types.SimpleNamespace(name=name)
-        self.made = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *words, **more: self.note(name, words, more)
-
-    def note(self, name, words, more):
-        self.made.append((name, words, more))
-        return [] if name == "search_runs" else Given(self)
-
-
-class Given:
-    def __init__(self, module):
-        self.module = module
-
-    def __getattr__(self, name):
-        return self if name == "summary" else getattr(self.module, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
+def logger(name):
+    """A package that takes every call, and notes it."""
+    module = mock.MagicMock(__spec__=types.SimpleNamespace(name=name))
+    module.search_runs.return_value = []
+    return module
 
 
 @pytest.mark.parametrize("to", ["wandb", "mlflow", "trackio"])
 def test_the_others_are_called_for_every_step_and_number(runs, monkeypatch, to):
-    module = Calls(to)
+    module = logger(to)
     monkeypatch.setitem(sys.modules, to, module)
     for _ in range(2):
         assert log(runs, to) == 0
-    said = repr(module.made)
+    said = repr(module.mock_calls)
     assert said.count("'loss': 4.0") == said.count("'loss': 3.0") == said.count("91.25") == 1
     assert "mine" in said and "linear" in said
 
@@ -120,8 +96,8 @@ def test_a_logger_that_is_not_installed_is_named(runs, monkeypatch, capfd):
 
 
 def test_a_logger_that_fails_is_one_line_and_is_asked_again(runs, monkeypatch, capfd):
-    module = Calls("wandb")
-    module.init = lambda **_: 1 / 0
+    module = logger("wandb")
+    module.init.side_effect = ZeroDivisionError
     monkeypatch.setitem(sys.modules, "wandb", module)
     assert log(runs, "wandb") == 1
     said = capfd.readouterr().err
