@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -48,15 +46,6 @@ def pretrain(backbench):
     return command
 
 
-def test_as_a_process(tmp_path):
-    """Nothing is said before or after by what a process does at its start and end."""
-    command = [sys.executable, "-m", "backbench", "pretrain", "tiny_simclr", "epoch=1"]
-    command += ["--data", str(tmp_path), "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    refused(done, "epoch", "did you mean 'epochs'?")
-    assert done.stderr.count("\n") == 1
-
-
 def test_missing_and_empty_image_folder(pretrain, tmp_path):
     refused(pretrain(tmp_path / "nowhere", tmp_path / "run"), tmp_path / "nowhere")
     (tmp_path / "data" / "digits" / "train" / "0").mkdir(parents=True)
@@ -73,21 +62,6 @@ def test_corrupt_image_is_named_and_skipped_only_when_asked(pretrain, tiny_root,
     done = pretrain(tmp_path, tmp_path / "skipped", "data.skip_corrupt=true", "epochs=1")
     assert done.returncode == 0, done.stderr
     assert str(victim) in caplog.text
-
-
-def test_unknown_key_offers_the_nearest(backbench, pretrain, tiny_root, tmp_path):
-    refused(pretrain(tiny_root, tmp_path / "run", "optim.learning_rat=1"), "optim.learning_rat")
-    refused(pretrain(tiny_root, tmp_path / "run", "epoch=1"), "epoch", "did you mean 'epochs'?")
-    refused(
-        backbench("pretrain", "demo_lorak", "--data", tiny_root, "--out", tmp_path / "run"),
-        "demo_lora",
-    )
-    assert not (tmp_path / "run").exists()
-
-
-def test_value_of_the_wrong_type(pretrain, tiny_root, tmp_path):
-    refused(pretrain(tiny_root, tmp_path / "run", "epochs=many"), "epochs", "whole number", "many")
-    assert not (tmp_path / "run").exists()
 
 
 def test_out_that_holds_another_run(pretrain, tiny_root, tmp_path):
@@ -121,10 +95,3 @@ def test_coco_json_whose_images_are_missing(backbench, tiny_root, tmp_path, chec
     refused(
         backbench(*command, "--checkpoint", checkpoint, "--out", tmp_path / "run2"), annotations
     )
-
-
-def test_unknown_dataset_and_protocol(backbench, tiny_root, tmp_path, checkpoint):
-    common = ("--data", tiny_root, "--out", tmp_path / "run")
-    refused(backbench("linear", checkpoint, "--datasets", "digit", *common), "digit")
-    words = ("linear", checkpoint, "--datasets", "digits", "--protocol", "linear_dem")
-    refused(backbench(*words, *common), "linear_demo")
