@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.images import containers
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
 from backbench.weights import archs
+
+FOUND, MISSING, UNUSABLE = "found", "missing", "unusable"
 
 
 def refuse(args: argparse.Namespace) -> None:
@@ -70,3 +74,32 @@ def all_there(names: Sequence[str], root: Path) -> None:
         f"`backbench data list --data {root}` says what to get"
     )
     raise BadInput(f"{line}; what is there: --datasets {','.join(there)}" if there else line)
+
+
+def listed(root: Path) -> list[dict[str, Any]]:
+    """Return a row for each known dataset and each class folder below ROOT, with what is wrong."""
+    known = catalog.known()
+    rows = []
+    for name in (*known, *catalog.own_folders(root)):
+        row: dict[str, Any] = {"name": name, "on_disk": UNUSABLE, "wrong": None}
+        rows.append(row)
+        try:
+            dataset = catalog.find(name)  # BadInput: an installed package that cannot be loaded
+            row |= {"classes": dataset.classes, "images": dataset.sizes}
+            row |= {"metric": dataset.metric, "licence": dataset.licence}
+            try:
+                base = dataset.base(root)
+            except BadInput:
+                get = f"get {dataset.get}; it belongs in {root / name}"
+                row |= {"on_disk": MISSING, "wrong": get}
+                continue
+            splits = catalog.read_lists(dataset, root)
+        except BadInput as error:
+            row["wrong"] = str(error)
+            continue
+        row["on_disk"] = FOUND
+        row["container"] = containers.described(base if name in known else root / name)
+        if name not in known:
+            counts = [len(images) for _, images in splits.items()]
+            row |= {"classes": len(splits.train.classes), "images": counts, "licence": "your own"}
+    return rows

@@ -225,16 +225,6 @@ def present(name: str, root: Path) -> None:
         found.base(root)
 
 
-def found(name: str, root: Path) -> str | None:
-    """None where the dataset can be evaluated on, as far as its lists tell; else what is wrong."""
-    try:
-        present(name, root)
-        read_lists(find(name), root)
-    except BadInput as error:
-        return str(error)
-    return None
-
-
 # Reading
 
 

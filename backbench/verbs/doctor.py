@@ -6,286 +6,193 @@ Nothing is installed or changed. Exit status 1 where the suite itself cannot run
 import argparse
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from backbench import plugins
-from backbench.datasets import catalog
-from backbench.datasets.catalog import TWELVE
+from backbench.datasets import availability
 from backbench.errors import EXIT_FAILED
 from backbench.results import store
 from backbench.weights import archs
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 OUTSIDE = "outside"  # of the range of versions that was tested
-OTHERS = ("imagenet", "imagenet100", "stl10", "digits", "scenes")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of the report: a package, a dataset, a verb that can run here, ..."""
+
+    kind: str
+    name: str
+    state: str
+    about: str = ""
 
 
 def run(args: argparse.Namespace) -> int:
     """The verb `doctor`."""
-    args.document = found = examine(args.data)
+    args.document = parts = examine(args.data)
     if not args.json:
-        _print(found)
-    return 0 if found["allows"]["pretrain"]["state"] == OK else EXIT_FAILED
+        version = importlib.metadata.version("backbench")
+        print(f"backbench {version} ({store.code_revision()}), Python {platform.python_version()}")
+        for one in parts:
+            print(f"{one.kind:<8} {one.name:<25} {one.state:<8} {one.about}".rstrip())
+    # Without the first verb there is none
+    verbs = [one for one in parts if one.kind == "verbs"]
+    return 0 if verbs[0].state == OK else EXIT_FAILED
 
 
-def examine(data: Path) -> dict[str, Any]:
-    """Everything as plain values: packages, machine, devices, slurm, detectron2, data, allows."""
-    trunks: dict[str, Any] = {
-        "installed": sorted(plugins.installed(plugins.TRUNKS)),
-        "cached": [name for family in archs.FAMILIES for name in family.cached_names()],
-    }
-    found: dict[str, Any] = {
-        "code": store.code_revision(),
-        "python": platform.python_version(),
-        "packages": packages(),
-        "hidden": plugins.hidden(),
-        "machine": machine(),
-        "devices": devices(),
-        "slurm": slurm(),
-        "detectron2": detectron2(),
-        "data": datasets(data),
-        "trunks": trunks,
-    }
-    found["allows"] = allows(found)
-    return found
+def examine(data: Path) -> list[Part]:
+    needed = [*packages(), device()]
+    needed += [Part("hidden", name, BROKEN, why) for name, why in plugins.hidden().items()]
+    more = [detectron2(), slurm(), *datasets(data), coco(data)]
+    return [machine(), *needed, *more, *trunks(), *verbs(needed, more)]
 
 
-def packages() -> dict[str, dict[str, str]]:
+def machine() -> Part:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+    disk = shutil.disk_usage(Path.cwd()).free
+    advice = "not set (with several processes on few cores: 1)"
+    threads = os.environ.get("OMP_NUM_THREADS", advice)
+    about = f"{platform.system()}, {cores} cores, {memory >> 30} GiB, {disk >> 30} GiB of disk free"
+    return Part("machine", store.hardware(), OK, f"{about}, OMP_NUM_THREADS {threads}")
+
+
+def packages() -> list[Part]:
     """Each package that backbench requires here, without its extras: its version, and whether that is
     within the stated range."""
     try:
         from packaging.requirements import Requirement
     except ImportError:  # it reads the ranges, and is one of the packages that are looked for
-        return {"packaging": {"state": MISSING, "version": "", "wanted": ""}}
-    out = {}
-    for text in importlib.metadata.requires("backbench") or []:
+        return [Part("package", "packaging", MISSING, "pip install packaging")]
+    parts = []
+    for text in sorted(importlib.metadata.requires("backbench") or []):
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        name = requirement.name
-        wanted = text.partition(";")[0].removeprefix(name).strip()
+        wanted = str(requirement.specifier)
         try:
-            version = importlib.metadata.version(name)
-            state = OK if within(version, wanted) else OUTSIDE
+            version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            version, state = "", MISSING
-        out[name] = {"state": state, "version": version, "wanted": wanted}
-    return dict(sorted(out.items()))
+            parts.append(Part("package", requirement.name, MISSING, f"not installed; {wanted}"))
+            continue
+        fits = within(version, wanted)
+        about = version if fits else f"{version}; tested with {wanted}"
+        parts.append(Part("package", requirement.name, OK if fits else OUTSIDE, about))
+    return parts
 
 
 def within(version: str, wanted: str) -> bool:
     """True if `2.15.0+cu130` is in `>=2.11,<2.16`. The release number alone counts: vendors' builds
     (`2.11.0a0+1f3c`, `2.15.0-custom`) are builds of it."""
     from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion, Version
 
-    try:
-        known = Version(version)
-        post = "" if known.post is None else f".post{known.post}"
-        number = known.base_version + post
-    except InvalidVersion:
-        release = re.match(r"\d+(\.\d+)*", version)
-        number = release.group() if release else "0"
-    return SpecifierSet(wanted).contains(number)
-
-
-def machine() -> dict[str, Any]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    has_affinity = hasattr(os, "sched_getaffinity")  # Linux
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
-        "memory_gib": round(memory / 2**30, 1),
-        "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "cpu": store.hardware(),
-    }
+    release = re.match(r"\d+(\.\d+)*(\.post\d+)?", version)
+    return SpecifierSet(wanted).contains(release.group() if release else "0")
 
 
 _PROBE = """
-import json, torch, torchvision
-out = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
+import torch, torchvision
 boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 2]])
-out["ops"] = torchvision.ops.nms(boxes, torch.tensor([1.0, 0.5]), 0.5).tolist() == [0]
-if torch.cuda.is_available():
-    for i in range(torch.cuda.device_count()):
-        p = torch.cuda.get_device_properties(i)
-        bf16 = p.major >= 8
-        out["gpus"].append({"name": p.name, "memory_gib": round(p.total_memory / 2**30, 1), "bf16": bf16})
-print(json.dumps(out))
+kept = torchvision.ops.nms(boxes, torch.tensor([1.0, 0.5]), 0.5)
+assert kept.tolist() == [0], "torchvision.ops.nms is wrong"
+for i in range(torch.cuda.device_count()):
+    gpu = torch.cuda.get_device_properties(i)
+    print(f"{gpu.name} ({gpu.total_memory >> 30} GiB)")
 """
 
 
-def devices() -> dict[str, Any]:
-    """The devices that torch sees. A process of its own asks it, so that a broken installation is
+def device() -> Part:
+    """The GPUs that torch sees. A process of its own asks it, so that a broken installation is
     reported and not raised."""
-    output, why = _ask(sys.executable, "-c", _PROBE, patience_s=300, what="importing torch")
-    if why:
-        return {"state": BROKEN, "why": why, "gpus": []}
-    seen = json.loads(output.strip().splitlines()[-1])
-    if not seen["ops"]:
-        return {"state": BROKEN, "why": "torchvision.ops.nms is wrong", **seen}
-    return {"state": OK, "why": "", **seen}
+    seen = _asked("device", "torch", sys.executable, "-c", _PROBE)
+    return seen if seen.about else Part("device", "torch", OK, "the CPU: demo and small data")
 
 
-def slurm() -> dict[str, Any]:
-    if shutil.which("sbatch") is None:
-        return {"state": MISSING, "why": "no sbatch on PATH"}
-    output, why = _ask("sinfo", "--noheader", "--format=%P %D %G", patience_s=20)
-    if why:
-        return {"state": BROKEN, "why": f"sbatch is here, but no cluster answers ({why})"}
-    return {"state": OK, "partitions": [line.split() for line in output.splitlines() if line]}
-
-
-def detectron2() -> dict[str, Any]:
+def detectron2() -> Part:
     """Tells whether it is there and imports; it is never imported into this process."""
     if importlib.util.find_spec("detectron2") is None:
-        return {"state": MISSING, "why": "`make detectron2` builds it (g++ and a few minutes)"}
+        return Part("engine", "detectron2", MISSING, "`make detectron2` builds it")
     code = "import detectron2, detectron2._C; print(detectron2.__version__)"
-    output, why = _ask(sys.executable, "-W", "ignore", "-c", code, patience_s=300)
-    return {"state": BROKEN, "why": why} if why else {"state": OK, "version": output.strip()}
+    return _asked("engine", "detectron2", sys.executable, "-W", "ignore", "-c", code)
 
 
-def _ask(*command: str, patience_s: float, what: str = "") -> tuple[str, str]:
-    """(what a command prints, why it failed: empty where it did not)."""
-    what = what or Path(command[0]).name
+def slurm() -> Part:
+    if shutil.which("sbatch") is None:
+        return Part("cluster", "slurm", MISSING, "no sbatch on PATH")
+    return _asked("cluster", "slurm", "sinfo", "--noheader", "--format=%P %D %G")
+
+
+def _asked(kind: str, name: str, *command: str) -> Part:
+    """What a command prints; if it fails, the last line that it says."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=patience_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return "", f"{what} took more than {patience_s:.0f} s"
-    except OSError as error:
-        return "", f"{what} does not start ({type(error).__name__})"
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return Part(kind, name, BROKEN, f"{command[0]}: {type(error).__name__}")
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        return "", lines[-1]
-    return done.stdout, ""
+        return Part(kind, name, BROKEN, lines[-1])
+    return Part(kind, name, OK, ", ".join(done.stdout.strip().splitlines()))
 
 
-def datasets(data: Path) -> dict[str, Any]:
-    """The datasets below ROOT that can be evaluated on, and why others cannot. `backbench data
-    check NAME` also reads the images."""
-    there, unusable = [], {}
-    for name in (*TWELVE, *OTHERS):
-        if not (data / name).is_dir():
-            continue
-        wrong = None if name == "scenes" else catalog.found(name, data)
-        if wrong:
-            unusable[name] = wrong
-        else:
-            there.append(name)
-    for name, wrong in catalog.own_folders(data).items():
-        if wrong:
-            unusable[name] = wrong
-        else:
-            there.append(name)
-    wanted = [*TWELVE, *OTHERS[:3]]
-    coco = [data / "coco"]
-    if elsewhere := os.environ.get("DETECTRON2_DATASETS"):
-        coco.append(Path(elsewhere) / "coco")
-    lists = data / "lists"
-    return {
-        "root": str(data),
-        "there": sorted(there),
-        "unusable": unusable,
-        "not_there": sorted(set(wanted) - set(there) - set(unusable)),
-        "coco": next((str(path) for path in coco if (path / "annotations").is_dir()), None),
-        "lists": sorted(path.name for path in lists.glob("*percent.txt")),
-    }
+def datasets(data: Path) -> list[Part]:
+    """The datasets below ROOT, and why some cannot be evaluated on. `backbench data check NAME`
+    also reads the images."""
+    parts = []
+    for row in availability.listed(data):
+        if row["on_disk"] != availability.MISSING:
+            state = OK if row["on_disk"] == availability.FOUND else BROKEN
+            parts.append(Part("data", str(row["name"]), state, str(row["wrong"] or "")))
+    return parts
 
 
-def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Verb -> whether it can run here, and what it lacks."""
-    base = _basis(found)
-    data, d2, cluster = found["data"], found["detectron2"], found["slurm"]
-    there, root = data["there"], data["root"]
-    lists = ", ".join(data["lists"]) or "none; see `backbench data fetch-splits`"
-    labelled = not {"imagenet", "digits"}.isdisjoint(there)
-    twelve = [name for name in TWELVE if name in there]
-    other = [name for name in there if name not in TWELVE]
-    named = ", ".join([f"{len(twelve)} of LORAC's twelve", *other])
-    detection = "no COCO below --data or $DETECTRON2_DATASETS"
-    if data["coco"]:
-        detection = f"COCO in {data['coco']}"
-    elif "scenes" in there:
-        detection = f"the demo's scenes in {Path(root) / 'scenes'}"
-
-    def also(ready: bool, why: str) -> dict[str, str]:
-        """A verb that needs more than the basis."""
-        if base["state"] != OK:
-            return base
-        return {"state": OK if ready else MISSING, "why": why}
-
-    return {
-        "demo": base,
-        "pretrain": base,
-        "linear, finetune, analyze": also(bool(there), f"{named} in {root}"),
-        "semisup": also(bool(data["lists"]) and labelled, f"lists: {lists}"),
-        "detect (torchvision)": also(data["coco"] is not None or "scenes" in there, detection),
-        "detect (detectron2)": also(d2["state"] == OK, d2.get("version") or d2["why"]),
-        "launch --cluster slurm": also(cluster["state"] == OK, cluster.get("why", "sinfo answers")),
-        "launch --cluster local": base,
-    }
+def coco(data: Path) -> Part:
+    """COCO below ROOT or where Detectron2 looks for it, or else the demo's scenes."""
+    folders = [data / "coco", Path(os.environ.get("DETECTRON2_DATASETS", data)) / "coco"]
+    for folder in (*folders, data / "scenes"):
+        if (folder / "annotations").is_dir():
+            return Part("data", "coco", OK, str(folder))
+    return Part("data", "coco", MISSING, "not below --data or $DETECTRON2_DATASETS")
 
 
-def _basis(found: dict[str, Any]) -> dict[str, str]:
-    """The state of what every verb that computes needs."""
-    lacking = [name for name, about in found["packages"].items() if about["state"] == MISSING]
+def trunks() -> list[Part]:
+    """timm's weights in the local cache, and the trunks of installed packages."""
+    cached = [name for family in archs.FAMILIES for name in family.cached_names()]
+    parts = [Part("trunk", name, OK, "in the local cache") for name in cached]
+    return parts + [
+        Part("trunk", name, OK, "installed") for name in plugins.installed(plugins.TRUNKS)
+    ]
+
+
+def verbs(needed: list[Part], more: list[Part]) -> list[Part]:
+    """Each group of verbs: whether it can run here, and what it lacks."""
+    lacking = [one for one in needed if one.state in (MISSING, BROKEN)]
+    ready = Part("", "", OK)
     if lacking:
-        return {"state": MISSING, "why": f"not installed: {', '.join(lacking)}"}
-    for why in found.get("hidden", {}).values():
-        return {"state": BROKEN, "why": why}
-    if found["devices"]["state"] != OK:
-        return {"state": BROKEN, "why": found["devices"]["why"]}
-    gpus = found["devices"]["gpus"]
-    if not gpus:
-        return {"state": OK, "why": "on the CPU: for the demo and small data"}
-    return {"state": OK, "why": f"on {len(gpus)} x {gpus[0]['name']}"}
-
-
-def _print(found: dict[str, Any]) -> None:
-    version = importlib.metadata.version("backbench")
-    print(f"backbench {version} ({found['code']}), Python {found['python']}")
-    m = found["machine"]
-    room = f"{m['memory_gib']} GiB, {m['disk_free_gib']} GiB of disk free"
-    print(f"machine    {m['system']}, {m['cores']} cores, {room}")
-    unset = "not set: with several processes on few cores, export OMP_NUM_THREADS=1"
-    print(f"threads    OMP_NUM_THREADS {m['omp_num_threads'] or unset}")
-    gpus = [f"{gpu['name']} ({gpu['memory_gib']} GiB)" for gpu in found["devices"]["gpus"]]
-    print(f"GPUs       {', '.join(gpus) or 'none'}")
-    print("packages")
-    for name, about in found["packages"].items():
-        outside = f"outside {about['wanted']}, the range that was tested"
-        note = {OK: "", MISSING: "MISSING", OUTSIDE: outside}[about["state"]]
-        print(f"  {name:<24} {about['version']:<18} {note}".rstrip())
-    for why in found["hidden"].values():
-        print(f"hidden     {why}")
-    for name in ("detectron2", "slurm"):
-        about = found[name]
-        why = f": {about['why']}" if about.get("why") else ""
-        print(f"{name:<10} {about['state']}{why}")
-    data = found["data"]
-    lists = ", ".join(data["lists"]) or "none"
-    print(f"data       {data['root']}: {', '.join(data['there']) or 'none of the datasets'}")
-    for name, wrong in data["unusable"].items():
-        print(f"           {name} cannot be used: {wrong}")
-    print(f"           COCO {data['coco'] or 'not found'}; lists {lists}")
-    advice = "`backbench data list` says where each belongs, `backbench data check NAME` whether it is right"
-    print(f"           {advice}")
-    cached = ", ".join(found["trunks"]["cached"]) or "no weights of timm's in the local cache"
-    print(f"trunks     ResNets, timm:NAME ({cached}); `backbench inspect X` says what one allows")
-    if found["trunks"]["installed"]:
-        print(f"           from packages: {', '.join(found['trunks']['installed'])}")
-    print("this allows")
-    for verb, about in found["allows"].items():
-        can = "yes" if about["state"] == OK else "no"
-        print(f"  {verb:<26} {can:<4} {about['why']}".rstrip())
+        ready = Part("", "", lacking[0].state, f"{lacking[0].name}: {lacking[0].about}")
+    by_name = {one.name: one for one in more}
+    usable = [one for one in more if one.kind == "data" and one.name != "coco" and one.state == OK]
+    advice = "none; `backbench data list` says where each belongs"
+    images = usable[0] if usable else Part("data", "datasets", MISSING, advice)
+    needs = {
+        "demo, pretrain": ready,
+        "launch on this machine": ready,
+        "linear, finetune, semisup": images,
+        "detect (torchvision)": by_name["coco"],
+        "detect (detectron2)": by_name["detectron2"],
+        "launch --cluster slurm": by_name["slurm"],
+    }
+    parts = []
+    for name, need in needs.items():
+        worst = need if ready.state == OK else ready
+        about = f"{worst.name}: {worst.about}".lstrip(": ") if worst.state != OK else ""
+        parts.append(Part("verbs", name, worst.state, about))
+    return parts

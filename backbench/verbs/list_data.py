@@ -6,10 +6,11 @@ import hashlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from backbench.datasets import catalog, copies, detection_check, packing, splits
+from backbench.datasets import availability, catalog, copies, detection_check, packing, splits
 from backbench.datasets.copies import Look
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
@@ -38,65 +39,27 @@ def run(args: argparse.Namespace) -> int:
 # data list
 
 
-def _list(root: Path) -> list[dict[str, object]]:
-    """Print a line for each dataset; return the same as fields."""
-    listed: list[dict[str, object]] = []
+def _list(root: Path) -> list[dict[str, Any]]:
+    """Print a line for each dataset; return the rows."""
     line = "{:<21} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
     print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))
-
-    def size(images: int | None) -> str:
-        return "-" if images is None else str(images)
-
-    for name in catalog.known():
-        try:
-            row = catalog.find(name)
-        except BadInput as error:  # an installed package that cannot be loaded
-            print(f"{name:<21} {error}")
-            continue
-        wrong = None
-        try:
-            row.base(root)
-            wrong = catalog.found(name, root)
-            where = "unusable" if wrong else "found"
-        except BadInput:
-            where = "missing"
-        train, val, test = row.sizes
-        fields: dict[str, object] = {"name": row.name, "classes": row.classes, "images": row.sizes}
-        fields |= {"on_disk": where, "wrong": wrong, "metric": row.metric, "licence": row.licence}
-        listed.append(fields)
-        sizes = (size(row.classes), size(train), "held" if val is None else size(val), size(test))
-        print(line.format(row.name, *sizes, row.metric, where, row.licence))
-        fields["container"] = _container(row.base(root)) if where == "found" else ""
-        if wrong:
-            print(f"{'':<21} {wrong}")
-        if where == "missing":
-            print(f"{'':<21} get {row.get}; it belongs in {root / row.name}")
-    for name, wrong in catalog.own_folders(root).items():
-        try:
-            found = catalog.read_lists(catalog.find(name), root)
-        except BadInput as error:
-            print(f"{name:<21} {'':>7} {'':>9} {'':>6} {'':>6}  {'':<14} unusable")
-            print(f"{'':<21} {wrong or error}")
-            listed.append({"name": name, "on_disk": "unusable", "wrong": wrong or str(error)})
-            continue
-        counts = [len(images) for _, images in found.items()]
-        count = len(found.train.classes)
-        listed.append({"name": name, "classes": count, "images": counts, "on_disk": "found"})
-        print(line.format(name, count, *counts, "top1", "found", "your own"))
-        listed[-1]["container"] = _container(root / name)
+    rows = availability.listed(root)
+    for row in rows:
+        train, val, test = row.get("images", (None, None, None))
+        # Without a val split of its own, a dataset's val is held out of train
+        counts = (row.get("classes"), train, "held" if train and val is None else val, test)
+        cells = ["-" if count is None else str(count) for count in counts]
+        metric, licence = row.get("metric", ""), row.get("licence", "")
+        print(line.format(row["name"], *cells, metric, row["on_disk"], licence).rstrip())
+        if row["wrong"]:
+            print(f"{'':<21} {row['wrong']}")
+        if row.get("container"):
+            print(f"{'':<21} found: {row['container']}")
     if not root.is_dir():
         print(f"--data {root}: no such folder, so every dataset is missing")
     print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or")
     print("ROOT/NAME/<class>/<image>, of which a fifth is drawn for test.")
-    return listed
-
-
-def _container(base: Path) -> str:
-    """Print and return the containers of a dataset; nothing for folders."""
-    said = containers.described(base)
-    if said:
-        print(f"{'':<12} found: {said}")
-    return said
+    return rows
 
 
 # data check

@@ -57,9 +57,12 @@ def test_doctor_says_so(hidden):
     name, file, environment = hidden
     done = backbench(environment, "doctor")
     assert done.returncode == 1
-    assert f"hidden     'import {name}' gives {file.parent}" in done.stdout
-    (demo,) = [line for line in done.stdout.splitlines() if line.startswith("  demo ")]
-    assert "no" in demo.split()[1] and str(file.parent) in demo
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    said = f"'import {name}' gives {file.parent}"
+    assert [line for line in lines if line.startswith(f"hidden {name} broken {said}")]
+    assert [
+        line for line in lines if line.startswith(f"verbs demo, pretrain broken {name}: {said}")
+    ]
 
 
 def test_nothing_is_hidden_here():

@@ -21,7 +21,6 @@ from backbench.runs import run_progress
 from backbench.runs import terminal as terminal_output
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
-from backbench.verbs import doctor
 from backbench.weights.checkpoint import Checkpoint
 
 KNN = "kind: knn\nprotocol: near-test-v1\nk: [1]\ngeometry: {resize: 16, crop: 16}\n"
@@ -246,24 +245,6 @@ def test_coco_and_voc(tiny_root, tmp_path, said):
     assert status == 1
     assert "VOC2007 trainval: 1 images; 1 files are missing" in out
     assert "000005.jpg first; 1 files are missing" in out and "000005.xml first" in out
-
-
-def test_doctor_calls_nothing_there_that_linear_refuses(trees, monkeypatch, said):
-    root = trees("cifar10")
-    trees("dtd")
-    trees.monkeypatch.undo()  # the checksums of the tiny archive
-    # Seconds each, and not what is asked here
-    monkeypatch.setattr(doctor, "devices", lambda: {"state": "ok", "gpus": []})
-    for part in ("detectron2", "slurm"):
-        answer = {"state": "missing", "why": f"no {part} today"}
-        monkeypatch.setattr(doctor, part, lambda answer=answer: answer)
-    status, _, out = said("doctor", "--data", root)
-    assert status == 0
-    assert f"data       {root}: dtd\n" in out
-    assert "cifar10 cannot be used: " in out and "not as they were published" in out
-    assert "slurm      missing: no slurm today" in out
-    assert "COCO not found; lists none" in out
-    assert "`backbench data check NAME` whether it is right" in out
 
 
 def test_the_leaderboard_names_what_it_wrote_or_why_not(tmp_path, caplog):

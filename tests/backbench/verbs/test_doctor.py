@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from support.layouts import class_folder
 
 from backbench import cli
 from backbench.verbs import doctor
+from backbench.verbs.doctor import BROKEN, MISSING, OK, Part
 
 
 @pytest.mark.parametrize(
@@ -16,8 +18,6 @@ from backbench.verbs import doctor
     [
         ("2.15.0+cu130", ">=2.11,<2.16", True),
         ("2.16.0", ">=2.11,<2.16", False),
-        ("2.9.1", ">=2.11", False),
-        ("0.1.9", ">=0.1.7,<0.1.10", True),
         ("0.1.10", ">=0.1.7,<0.1.10", False),
         ("0.1.5.post20221221", ">=0.1.5.post20221221", True),
         ("3.0", "", True),
@@ -32,42 +32,55 @@ def test_version_ranges(version, wanted, fits):
 
 def test_packages_without_the_one_that_reads_ranges(monkeypatch):
     monkeypatch.setitem(sys.modules, "packaging.requirements", None)
-    assert doctor.packages()["packaging"]["state"] == "missing"
+    assert [(one.name, one.state) for one in doctor.packages()] == [("packaging", MISSING)]
+
+
+@pytest.fixture
+def quick():
+    """Without the processes that import torch and Detectron2, which take seconds."""
+    engine = Part("engine", "detectron2", MISSING, "not built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "device", lambda: Part("device", "torch", OK, "the CPU"))
+        patch.setattr(doctor, "detectron2", lambda: engine)
+        yield
+
+
+def states(capsys, root, status=0):
+    """Name -> (state, what is said of it)."""
+    assert cli.main(["doctor", "--data", str(root), "--json"]) == status
+    return {
+        row["name"]: (row["state"], row["about"]) for row in json.loads(capsys.readouterr().out)
+    }
 
 
 def test_doctor_here(tiny_root, capsys):
-    assert cli.main(["doctor", "--data", str(tiny_root), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["packages"]["torch"]["state"] == "ok"
-    assert found["devices"]["ops"] is True
-    assert {"digits", "scenes"} <= set(found["data"]["there"])
-    assert "imagenet" in found["data"]["not_there"]
-    assert found["data"]["lists"] == ["10percent.txt", "1percent.txt"]
-    assert found["allows"]["pretrain"]["state"] == "ok"
-    doctor._print(found)
-    shown = capsys.readouterr().out
-    for verb in found["allows"]:
-        assert verb in shown
+    seen = states(capsys, tiny_root)
+    for name in ("torch", "digits", "coco", "demo, pretrain", "detect (torchvision)"):
+        assert seen[name][0] == OK, name
 
 
-def test_missing_things_are_named(tmp_path, monkeypatch):
+def test_what_is_missing_is_named(tmp_path, quick, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.slurm() == {"state": "missing", "why": "no sbatch on PATH"}
-    found = {
-        "packages": {"torch": {"state": "ok"}, "hotcoco": {"state": "missing"}},
-        "devices": {"state": "ok", "gpus": []},
-        "data": doctor.datasets(tmp_path),
-        "detectron2": {"state": "missing", "why": "not built"},
-        "slurm": {"state": "missing", "why": "no sbatch on PATH"},
-    }
-    allowed = doctor.allows(found)
-    assert {about["state"] for about in allowed.values()} == {"missing"}
-    assert allowed["demo"]["why"] == "not installed: hotcoco"
-    del found["packages"]["hotcoco"]
-    allowed = doctor.allows(found)
-    assert allowed["demo"]["state"] == "ok"
-    assert allowed["detect (detectron2)"] == {"state": "missing", "why": "not built"}
-    assert allowed["detect (torchvision)"]["state"] == "missing"
+    seen = states(capsys, tmp_path)
+    assert seen["slurm"] == (MISSING, "no sbatch on PATH")
+    assert seen["launch --cluster slurm"] == (MISSING, "slurm: no sbatch on PATH")
+    assert seen["detect (detectron2)"] == (MISSING, "detectron2: not built")
+    assert seen["linear, finetune, semisup"][0] == seen["detect (torchvision)"][0] == MISSING
+    assert seen["demo, pretrain"][0] == OK
+    monkeypatch.setattr(doctor, "packages", lambda: [Part("package", "x", MISSING, "pip it")])
+    seen = states(capsys, tmp_path, status=1)
+    assert seen["demo, pretrain"] == seen["detect (torchvision)"] == (MISSING, "x: pip it")
+
+
+def test_nothing_is_there_that_linear_refuses(trees, quick, capsys):
+    root = trees("cifar10")
+    class_folder(root / "mine", classes="ab", per=3)
+    (root / "half" / "train" / "a").mkdir(parents=True)
+    trees.monkeypatch.undo()  # the checksums of the tiny archive
+    seen = states(capsys, root)
+    assert seen["mine"][0] == OK and seen["linear, finetune, semisup"][0] == OK
+    assert seen["cifar10"][0] == BROKEN and "not as they were published" in seen["cifar10"][1]
+    assert seen["half"][0] == BROKEN and "no folder 'test' or 'val'" in seen["half"][1]
 
 
 def test_a_slurm_that_does_not_answer_is_broken(tmp_path, monkeypatch):
@@ -79,8 +92,7 @@ def test_a_slurm_that_does_not_answer_is_broken(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     found = doctor.slurm()
-    assert found["state"] == "broken"
-    assert "no controller" in found["why"]
+    assert found.state == BROKEN and "no controller" in found.about
 
 
 def test_doctor_leaves_torch_to_a_process_of_its_own():
