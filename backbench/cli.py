@@ -42,8 +42,7 @@ Declare = Callable[[argparse.ArgumentParser], None]
 class Verb:
     # "module:function"; the function takes the parsed arguments and returns an exit status or None
     target: str
-    help: str
-    declare: Declare  # its arguments
+    declare: Declare  # its arguments; the docstring says what it does
     # A function without torch that refuses a wrong recipe or file, before the target is imported
     check: str | None
     # It imports none of pretrain, transfer, detection, and starts none of their verbs
@@ -54,12 +53,12 @@ VERBS: dict[str, Verb] = {}  # in the order of --help
 
 
 def verb(
-    name: str, target: str, help: str, *, check: str | None = None, alone: bool = False
+    name: str, target: str, *, check: str | None = None, alone: bool = False
 ) -> Callable[[Declare], Declare]:
     """Decorate the function that declares the arguments of a verb."""
 
     def known(declare: Declare) -> Declare:
-        VERBS[name] = Verb(target, help, declare, check, alone)
+        VERBS[name] = Verb(target, declare, check, alone)
         return declare
 
     return known
@@ -68,22 +67,27 @@ def verb(
 # --- arguments that several verbs have ---
 
 
+def _switch(p: argparse.ArgumentParser, flag: str, help: str) -> None:
+    p.add_argument(flag, action="store_true", help=help)
+
+
+def _path(p: argparse.ArgumentParser, name: str, metavar: str, help: str, **how: Any) -> None:
+    p.add_argument(name, type=Path, metavar=metavar, help=help, **how)
+
+
 def _json(p: argparse.ArgumentParser) -> None:
     """The verb leaves what it found as `args.document`; `_run` prints it."""
-    help = "one JSON document on standard output; all else goes to standard error"
-    p.add_argument("--json", action="store_true", help=help)
+    _switch(p, "--json", "one JSON document on standard output; all else goes to standard error")
 
 
 def _data(p: argparse.ArgumentParser, *, required: bool = True) -> None:
-    help = "folder with one folder per dataset"
-    p.add_argument("--data", metavar="ROOT", type=Path, required=required, help=help)
+    _path(p, "--data", "ROOT", "folder with one folder per dataset", required=required)
 
 
 def _run_on_data(p: argparse.ArgumentParser) -> None:
     """Where the data is, where the run goes, and which processes do it."""
     _data(p)
-    help = "run folder; the same command continues it"
-    p.add_argument("--out", metavar="RUN", type=Path, required=True, help=help)
+    _path(p, "--out", "RUN", "run folder; the same command continues it", required=True)
     help = "processes on this node (GPUs, or CPU ranks)"
     p.add_argument("--devices", type=int, default=1, metavar="N", help=help)
     help = "nodes; under Slurm start one task per device"
@@ -144,12 +148,9 @@ def each_seed(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
 # --- the verbs ---
 
 
-@verb(
-    "demo",
-    "backbench.verbs.demo:run",
-    "the whole path on embedded data, from pretraining to the leaderboard",
-)
+@verb("demo", "backbench.verbs.demo:run")
 def _demo(p: argparse.ArgumentParser) -> None:
+    """Walk the whole path on embedded data, from pretraining to the leaderboard."""
     help = "tiny: every stage in under 90 s"
     p.add_argument("--size", choices=("tiny", "full"), default="full", help=help)
     p.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR")
@@ -157,13 +158,9 @@ def _demo(p: argparse.ArgumentParser) -> None:
     p.set_defaults(command=command)
 
 
-@verb(
-    "pretrain",
-    "pretrain.train:run",
-    "train a backbone by a recipe",
-    check="pretrain.recipe:check",
-)
+@verb("pretrain", "pretrain.train:run", check="pretrain.recipe:check")
 def _pretrain(p: argparse.ArgumentParser) -> None:
+    """Train a backbone by a recipe."""
     p.add_argument("recipe", metavar="RECIPE", help="a YAML file, or a name under configs/pretrain")
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="changes to the recipe")
     help = f"{' '.join(fast.spelled())}; what is given by hand wins (docs/fast.md)"
@@ -173,13 +170,12 @@ def _pretrain(p: argparse.ArgumentParser) -> None:
     p.add_argument("--tensorboard", action="store_true", help=help)
 
 
-@verb(
-    "evaluate",
-    "backbench.verbs.evaluate_models:run",
-    "your models on your folder of images, in minutes: neighbours, few labels, logistic regression",
-    check="backbench.verbs.evaluate_models:check",
-)
+MODELS = "backbench.verbs.evaluate_models"
+
+
+@verb("evaluate", f"{MODELS}:run", check=f"{MODELS}:check")
 def _evaluate(p: argparse.ArgumentParser) -> None:
+    """Measure your models on your folder of images, in minutes."""
     help = (
         "checkpoint files or timm:NAME; then, if you like, tasks (knn, fewshot, logreg, linear,"
         " class_retrieval, cluster, attentive, calibration, finetune, semi_10pct, ood/imagenet-a, segmentation/voc2012;"
@@ -202,26 +198,16 @@ def _evaluate(p: argparse.ArgumentParser) -> None:
 WEIGHT_FILES = "backbench.datasets.availability:weight_files"
 
 
-@verb(
-    "inspect",
-    "backbench.verbs.convert_weights:run_inspect",
-    "what a checkpoint file holds",
-    check=WEIGHT_FILES,
-    alone=True,
-)
+@verb("inspect", "backbench.verbs.convert_weights:run_inspect", check=WEIGHT_FILES, alone=True)
 def _inspect(p: argparse.ArgumentParser) -> None:
+    """Show what a checkpoint file holds."""
     p.add_argument("file", metavar="FILE", type=Path)
     _json(p)
 
 
-@verb(
-    "import",
-    "backbench.verbs.convert_weights:run_import",
-    "a published checkpoint, completely or not at all",
-    check=WEIGHT_FILES,
-    alone=True,
-)
+@verb("import", "backbench.verbs.convert_weights:run_import", check=WEIGHT_FILES, alone=True)
 def _import(p: argparse.ArgumentParser) -> None:
+    """Take in a published checkpoint, completely or not at all."""
     p.add_argument("file", metavar="FILE", type=Path)
     p.add_argument("--out", metavar="X.safetensors", type=Path, required=True)
     for flag, metavar, help in (
@@ -248,18 +234,12 @@ def _import(p: argparse.ArgumentParser) -> None:
     p.add_argument("--epochs", type=int, metavar="N", help=help)
     help = "what it was trained on; numbers on images that it has seen are marked"
     p.add_argument("--trained-on", nargs="+", metavar="DATASET[:SPLIT]", help=help)
-    help = "accept batch norm without running statistics"
-    p.add_argument("--allow-missing-statistics", action="store_true", help=help)
+    _switch(p, "--allow-missing-statistics", "accept batch norm without running statistics")
 
 
-@verb(
-    "export",
-    "backbench.verbs.convert_weights:run_export",
-    "a checkpoint in another library's format",
-    check=WEIGHT_FILES,
-    alone=True,
-)
+@verb("export", "backbench.verbs.convert_weights:run_export", check=WEIGHT_FILES, alone=True)
 def _export(p: argparse.ArgumentParser) -> None:
+    """Write a checkpoint in another library's format."""
     p.add_argument("checkpoint", metavar="X", type=Path)
     p.add_argument("--format", choices=("torchvision", "timm", "detectron2"), required=True)
     p.add_argument("--out", metavar="F", type=Path, required=True)
@@ -268,13 +248,9 @@ def _export(p: argparse.ArgumentParser) -> None:
 PROTOCOL = "transfer.protocols:check"
 
 
-@verb(
-    "linear",
-    "transfer.linear:run",
-    "frozen-backbone probes; attentive ones, retrieval, clusters and segmentation too",
-    check=PROTOCOL,
-)
+@verb("linear", "transfer.linear:run", check=PROTOCOL)
 def _linear(p: argparse.ArgumentParser) -> None:
+    """Train frozen-backbone probes; attentive ones, retrieval, clusters and segmentation too."""
     _checkpoints(p)
     help = "all = the 12 of LORAC's Table 2"
     p.add_argument("--datasets", metavar="NAME,...|all", required=True, help=help)
@@ -282,13 +258,9 @@ def _linear(p: argparse.ArgumentParser) -> None:
     _run_on_data(p)
 
 
-@verb(
-    "ood",
-    "transfer.linear:run",
-    "ImageNet's heads on other pictures: V2, A, R, Sketch, ReaL, ObjectNet",
-    check=PROTOCOL,
-)
+@verb("ood", "transfer.linear:run", check=PROTOCOL)
 def _ood(p: argparse.ArgumentParser) -> None:
+    """Try ImageNet's heads on other pictures: V2, A, R, Sketch, ReaL, ObjectNet."""
     _checkpoints(p)
     p.add_argument("--datasets", metavar="NAME,...", required=True, help="see `data list`")
     help = "run folders in which kept heads are looked for (default: those beside RUN)"
@@ -297,13 +269,9 @@ def _ood(p: argparse.ArgumentParser) -> None:
     _run_on_data(p)
 
 
-@verb(
-    "semisup",
-    "transfer.finetune:run_semisup",
-    "finetune on 1%% or 10%% of the labels",
-    check=PROTOCOL,
-)
+@verb("semisup", "transfer.finetune:run_semisup", check=PROTOCOL)
 def _semisup(p: argparse.ArgumentParser) -> None:
+    """Finetune on 1% or 10% of the labels."""
     p.add_argument("checkpoint", metavar="X", type=Path)
     p.add_argument("--percent", type=int, choices=(1, 10), required=True)
     help = "any dataset below ROOT (default: the protocol's, ImageNet)"
@@ -314,21 +282,18 @@ def _semisup(p: argparse.ArgumentParser) -> None:
     _run_on_data(p)
 
 
-@verb("finetune", "transfer.finetune:run", "finetune on a whole dataset", check=PROTOCOL)
+@verb("finetune", "transfer.finetune:run", check=PROTOCOL)
 def _finetune(p: argparse.ArgumentParser) -> None:
+    """Finetune on a whole dataset."""
     p.add_argument("checkpoint", metavar="X", type=Path)
     p.add_argument("--dataset", required=True, metavar="NAME")
     _protocol_and_seed(p, "finetune")
     _run_on_data(p)
 
 
-@verb(
-    "analyze",
-    "transfer.analyze:run",
-    "what the features look like: the papers' figures",
-    check="transfer.protocols:check_analysis",
-)
+@verb("analyze", "transfer.analyze:run", check="transfer.protocols:check_analysis")
 def _analyze(p: argparse.ArgumentParser) -> None:
+    """Show what the features look like: the papers' figures."""
     _checkpoints(p)
     p.add_argument("--dataset", required=True, metavar="NAME")
     help = "views of each image (default: the recipe's, 32)"
@@ -339,24 +304,18 @@ def _analyze(p: argparse.ArgumentParser) -> None:
     _run_on_data(p)
 
 
-@verb(
-    "detect",
-    "detection.train_net:run",
-    "Faster, Mask or Keypoint R-CNN on COCO",
-    check="detection.dialect:check",
-)
+@verb("detect", "detection.train_net:run", check="detection.dialect:check")
 def _detect(p: argparse.ArgumentParser) -> None:
+    """Train Faster, Mask or Keypoint R-CNN on COCO."""
     help = "a file or a name under configs/detection"
     p.add_argument("--config-file", required=True, metavar="YAML", help=help)
     help = "auto: detectron2 where it is installed"
     engines = ("auto", "detectron2", "torchvision")
     p.add_argument("--engine", choices=engines, default="auto", help=help)
-    help = "a Checkpoint or any importable file"
-    p.add_argument("--checkpoint", metavar="X", type=Path, help=help)
-    help = "folder that holds coco/ (default: $DETECTRON2_DATASETS)"
-    p.add_argument("--data", metavar="ROOT", type=Path, help=help)
-    p.add_argument("--out", metavar="RUN", type=Path, help="run folder (or OUTPUT_DIR DIR)")
-    p.add_argument("--resume", action="store_true", help="continue the run that RUN holds")
+    _path(p, "--checkpoint", "X", "a Checkpoint or any importable file")
+    _path(p, "--data", "ROOT", "folder that holds coco/ (default: $DETECTRON2_DATASETS)")
+    _path(p, "--out", "RUN", "run folder (or OUTPUT_DIR DIR)")
+    _switch(p, "--resume", "continue the run that RUN holds")
     _json(p)
     p.add_argument("--eval-only", action="store_true")
     help = "processes on this machine (CPU ranks without a GPU)"
@@ -364,16 +323,16 @@ def _detect(p: argparse.ArgumentParser) -> None:
     help = "machines of the run; the same command on each, with its --machine-rank"
     p.add_argument("--num-machines", type=int, default=1, metavar="N", help=help)
     p.add_argument("--machine-rank", type=int, default=0, metavar="R", help="from 0")
-    help = "tcp://HOST:PORT of machine 0"
-    p.add_argument("--dist-url", default="", metavar="URL", help=help)
+    p.add_argument("--dist-url", default="", metavar="URL", help="tcp://HOST:PORT of machine 0")
     p.add_argument("--seed", type=int, metavar="S", help="in place of the config's SEED")
     _seeds(p)
     help = "changes to the config"
     p.add_argument("opts", nargs=argparse.REMAINDER, metavar="KEY VALUE", help=help)
 
 
-@verb("launch", "backbench.verbs.launch:run", "grids of jobs on Slurm or on this machine")
+@verb("launch", "backbench.verbs.launch:run")
 def _launch(p: argparse.ArgumentParser) -> None:
+    """Run grids of jobs on Slurm or on this machine."""
     actions = p.add_subparsers(dest="action", required=True, metavar="run|status|retry|cancel")
     run = actions.add_parser("run", help="submit the jobs of a grid that are missing")
     run.set_defaults(parsed=parsed, check=check)  # for the commands that it makes
@@ -381,14 +340,12 @@ def _launch(p: argparse.ArgumentParser) -> None:
     run.add_argument("overrides", nargs="*", metavar="a.b=c")
     help = "or a name under configs/clusters"
     run.add_argument("--cluster", default="local", metavar="slurm|local|debug", help=help)
-    help = "print the jobs and their cost, submit nothing"
-    run.add_argument("--dry-run", action="store_true", help=help)
-    help = "stay, show the status, pick up new checkpoints"
-    run.add_argument("--watch", action="store_true", help=help)
+    _switch(run, "--dry-run", "print the jobs and their cost, submit nothing")
+    _switch(run, "--watch", "stay, show the status, pick up new checkpoints")
     help = "seconds between looks of --watch"
     run.add_argument("--interval", type=float, default=30.0, metavar="S", help=help)
     status = actions.add_parser("status", help="a table of the jobs")
-    status.add_argument("--once", action="store_true", help="print it once, also on a terminal")
+    _switch(status, "--once", "print it once, also on a terminal")
     _json(status)
     for name, text in (
         ("retry", "submit failed, lost and cancelled jobs again"),
@@ -400,20 +357,14 @@ def _launch(p: argparse.ArgumentParser) -> None:
         help = "where the jobs went, if it is a file of your own"
         action.add_argument("--cluster", metavar="FILE", help=help)
     for action in actions.choices.values():
-        help = "folder of all runs"
-        action.add_argument("--out", type=Path, default=Path("runs"), metavar="RUNS", help=help)
+        _path(action, "--out", "RUNS", "folder of all runs", default=Path("runs"))
         _data(action, required=False)
 
 
-@verb(
-    "leaderboard",
-    "backbench.verbs.write_leaderboard:run",
-    "results as CSV, page and tables",
-    alone=True,
-)
+@verb("leaderboard", "backbench.verbs.write_leaderboard:run", alone=True)
 def _leaderboard(p: argparse.ArgumentParser) -> None:
-    help = "run folders; results are found below them"
-    p.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help=help)
+    """Write results as CSV, page and tables."""
+    _path(p, "runs", "RUNS", "run folders; results are found below them", nargs="+")
     for flag, metavar, help in (
         ("--csv", "F", "leaderboard.csv: one row per checkpoint"),
         ("--tidy", "F", "results.csv: one row per number"),
@@ -423,78 +374,59 @@ def _leaderboard(p: argparse.ArgumentParser) -> None:
         ("--markdown", "DIR", "the same in Markdown"),
     ):
         p.add_argument(flag, type=Path, metavar=metavar, help=help)
-    help = "the papers' own rows beside the measured ones"
-    p.add_argument("--published", action="store_true", help=help)
+    _switch(p, "--published", "the papers' own rows beside the measured ones")
     _json(p)
-    help = "exit 1 when a measured value misses its published number"
-    p.add_argument("--check", action="store_true", help=help)
+    _switch(p, "--check", "exit 1 when a measured value misses its published number")
 
 
-@verb(
-    "verify",
-    "backbench.verbs.verify:run",
-    "every number computed again from what was kept beside it",
-    alone=True,
-)
+@verb("verify", "backbench.verbs.verify:run", alone=True)
 def _verify(p: argparse.ArgumentParser) -> None:
-    help = "run folders; exit 1 where a number does not follow"
-    p.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help=help)
+    """Compute every number again from what was kept beside it."""
+    _path(p, "runs", "RUNS", "run folders; exit 1 where a number does not follow", nargs="+")
 
 
-@verb(
-    "calibrate",
-    "backbench.verbs.calibrate:run",
-    "calibration and selective prediction of linear and logreg runs, from their kept scores",
-    alone=True,
-)
+@verb("calibrate", "backbench.verbs.calibrate:run", alone=True)
 def _calibrate(p: argparse.ArgumentParser) -> None:
-    help = "run folders; the new rows are added to their results"
-    p.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help=help)
+    """Add calibration and selective prediction of linear and logreg runs, from their kept scores."""
+    _path(p, "runs", "RUNS", "run folders; the new rows are added to their results", nargs="+")
     _json(p)
 
 
-@verb("rank", "backbench.board.rank_csv:run", "who leads any CSV of results, and how surely")
+@verb("rank", "backbench.board.rank_csv:run")
 def _rank(p: argparse.ArgumentParser) -> None:
+    """Say who leads any CSV of results, and how surely."""
     help = "a row for each competitor; or a folder of runs, which is verified"
     p.add_argument("file", metavar="FILE.csv|RUNS", type=Path, help=help)
     p.add_argument("--name", metavar="COLUMN", help="which column names them (default: the first)")
     help = "in this column less is better; may be repeated"
     p.add_argument("--lower", metavar="COLUMN", action="append", default=[], help=help)
-    p.add_argument("--csv", type=Path, metavar="F", help="the ranks as CSV")
+    _path(p, "--csv", "F", "the ranks as CSV")
     _json(p)
 
 
-@verb("merge", "backbench.board.merge:run", "the records of several labs as one folder")
+@verb("merge", "backbench.board.merge:run")
 def _merge(p: argparse.ArgumentParser) -> None:
+    """Put the records of several labs into one folder."""
     help = "run folders of each lab; without LAB= the folder's name is the lab's"
     p.add_argument("folders", nargs="+", metavar="[LAB=]RUNS", help=help)
-    p.add_argument("--out", metavar="C", type=Path, required=True, help="a new folder of runs")
+    _path(p, "--out", "C", "a new folder of runs", required=True)
     help = "leave out the machine's folders: a corpus to publish (one RUNS is enough)"
     p.add_argument("--public", action="store_true", help=help)
 
 
-@verb(
-    "paper",
-    "backbench.verbs.paper:run",
-    "the papers' tables: measured, running, missing",
-    alone=True,
-)
+@verb("paper", "backbench.verbs.paper:run", alone=True)
 def _paper(p: argparse.ArgumentParser) -> None:
+    """Show the papers' tables: measured, running, missing."""
     help = "lorac:2, arb:fig.7; all, or nothing: every table in a line"
     p.add_argument("item", nargs="?", metavar="PAPER:TABLE", help=help)
     _json(p)
-    help = "run folders, for what is measured there"
-    p.add_argument("runs", nargs="*", type=Path, metavar="RUNS", help=help)
-    help = "all of them as docs/papers.md (RUNS: records beside F)"
-    p.add_argument("--markdown", type=Path, metavar="F", help=help)
+    _path(p, "runs", "RUNS", "run folders, for what is measured there", nargs="*")
+    _path(p, "--markdown", "F", "all of them as docs/papers.md (RUNS: records beside F)")
 
 
-@verb(
-    "reproduce",
-    "backbench.verbs.reproduce:run",
-    "re-measure public checkpoints and compare with published results",
-)
+@verb("reproduce", "backbench.verbs.reproduce:run")
 def _reproduce(p: argparse.ArgumentParser) -> None:
+    """Re-measure public checkpoints and compare with published results."""
     p.set_defaults(command=command)  # for the jobs that it launches
     help = "short, full, vits, timm-v2 (-a, -r, -sketch, -real, -val) or a YAML file; without: which there are"
     p.add_argument("list", nargs="?", metavar="LIST", help=help)
@@ -502,39 +434,37 @@ def _reproduce(p: argparse.ArgumentParser) -> None:
     _data(p, required=False)
     help = "the public files, as DIR/NAME/FILE (default: checkpoints)"
     p.add_argument("--files", metavar="DIR", type=Path, default=Path("checkpoints"), help=help)
-    help = "fetch what is not there; else no network is used"
-    p.add_argument("--download", action="store_true", help=help)
+    _switch(p, "--download", "fetch what is not there; else no network is used")
     help = "some of the list's checkpoints"
     p.add_argument("--only", nargs="+", default=[], metavar="NAME", help=help)
     help = "timm's models of a list timm-... (default: those in the Hub's cache)"
     p.add_argument("--models", nargs="+", default=[], metavar="NAME.TAG", help=help)
-    help = "folder with 1percent.txt and 10percent.txt"
-    p.add_argument("--lists", metavar="DIR", type=Path, default=Path("lists"), help=help)
+    _path(p, "--lists", "DIR", "folder with 1percent.txt and 10percent.txt", default=Path("lists"))
     p.add_argument("--cluster", default="local", metavar="slurm|local|debug")
     p.add_argument("--out", type=Path, default=Path("runs/reproduce"), metavar="RUNS")
-    p.add_argument("--dry-run", action="store_true", help="show files, jobs and cost only")
+    _switch(p, "--dry-run", "show files, jobs and cost only")
     _json(p)
-    p.add_argument("--check", metavar="ZIP", type=Path, help="check that a bundle is consistent")
+    _path(p, "--check", "ZIP", "check that a bundle is consistent")
 
 
-@verb("log", "backbench.verbs.log_runs:run", "runs to an experiment logger, from files", alone=True)
+@verb("log", "backbench.verbs.log_runs:run", alone=True)
 def _log(p: argparse.ArgumentParser) -> None:
-    help = "run folders; metrics and results are found below them"
-    p.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help=help)
+    """Send runs to an experiment logger, from files."""
+    _path(p, "runs", "RUNS", "run folders; metrics and results are found below them", nargs="+")
     loggers = ("wandb", "mlflow", "trackio", "tensorboard")
     p.add_argument("--to", choices=loggers, required=True)
 
 
-@verb("data", "backbench.verbs.list_data:run", "list and check datasets", alone=True)
+@verb("data", "backbench.verbs.list_data:run", alone=True)
 def _data_verb(p: argparse.ArgumentParser) -> None:
+    """List and check datasets."""
     actions = p.add_subparsers(dest="action", required=True, metavar="list|check|pack|fetch-splits")
     help = "every dataset: classes, sizes, metric, where it belongs, licence"
     listing = actions.add_parser("list", help=help)
     help = "verify a dataset on disk: counts, classes, duplicates, overlap, files"
     check = actions.add_parser("check", help=help)
     check.add_argument("name", metavar="NAME")
-    help = "keep the hashes of its splits beside the data"
-    check.add_argument("--record", action="store_true", help=help)
+    _switch(check, "--record", "keep the hashes of its splits beside the data")
     help = "write its images as tar or zip files, or as class folders; the numbers stay the same"
     pack = actions.add_parser("pack", help=help)
     pack.add_argument("name", metavar="NAME")
@@ -548,17 +478,18 @@ def _data_verb(p: argparse.ArgumentParser) -> None:
         action.add_argument("--data", metavar="ROOT", type=Path, default=Path("data"))
 
 
-@verb("doctor", "backbench.verbs.doctor:run", "what is installed here and what that allows")
+@verb("doctor", "backbench.verbs.doctor:run")
 def _doctor(p: argparse.ArgumentParser) -> None:
+    """Say what is installed here and what that allows."""
     p.add_argument("--data", metavar="ROOT", type=Path, default=Path("data"))
     _json(p)
 
 
-@verb("clean", "backbench.verbs.clean:run", "what runs hold on disk, and what can go", alone=True)
+@verb("clean", "backbench.verbs.clean:run", alone=True)
 def _clean(p: argparse.ArgumentParser) -> None:
+    """List what runs hold on disk, and what can go."""
     p.add_argument("runs", nargs="+", type=Path, metavar="RUNS")
-    help = "remove what can go; without it, only list"
-    p.add_argument("--yes", action="store_true", help=help)
+    _switch(p, "--yes", "remove what can go; without it, only list")
 
 
 # --- parsing and running ---
@@ -568,7 +499,7 @@ def _add_verbosity(p: argparse.ArgumentParser) -> None:
     """How much a command says; before the verb or after it."""
     p.add_argument("-v", dest="verbosity", action="count", help="more output")
     p.add_argument("-q", dest="quiet", action="store_true", help="warnings only")
-    p.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    _switch(p, "--debug", "show the traceback of an error")
 
 
 class _PrintVersion(argparse.Action):
@@ -595,15 +526,10 @@ def parser() -> argparse.ArgumentParser:
     _add_verbosity(common)
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     for name, each in VERBS.items():
-        child = verbs.add_parser(
-            name,
-            help=each.help,
-            # argparse formats %% in a help, not in a description
-            description=each.help.replace("%%", "%"),
-            parents=[common],
-            allow_abbrev=False,
-        )
-        each.declare(child)
+        about = str(each.declare.__doc__).rstrip(".")
+        # argparse formats a help, not a description
+        how = {"help": about.replace("%", "%%"), "description": about}
+        each.declare(verbs.add_parser(name, parents=[common], allow_abbrev=False, **how))
     return top
 
 

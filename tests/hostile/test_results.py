@@ -52,11 +52,10 @@ def a_line(runs, **changes):
     return json.dumps(line | {"checkpoint": "f" * 64, "name": "bad", **changes})
 
 
-def beside(runs, content, name="results.jsonl"):
-    folder = runs / "bad"
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return folder
+def beside(runs, line):
+    (runs / "bad").mkdir(exist_ok=True)
+    content = line if isinstance(line, bytes) else line.encode()
+    (runs / "bad" / "results.jsonl").write_bytes(content + b"\n")
 
 
 BAD = {
@@ -94,38 +93,21 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_line_is_named_and_left_out(runs, before, tmp_path, case):
-    beside(runs, a_line(runs, **BAD[case]) + "\n")
-    said, rows = board(runs, tmp_path)
-    assert "bad" not in rows
-    assert rows == before
-    assert f"{runs / 'bad' / 'results.jsonl'}:1" in said.err
-
-
-LINES = {
-    "list": "[1, 2]\n",
-    "number": "5\n",
-    "deep": '{"schema": 1, "chosen": ' + "[" * 20000 + "]" * 20000 + "}\n",
+BESIDE = {
+    "list": "[1, 2]",
+    "number": "5",
+    "deep": '{"schema": 1, "chosen": ' + "[" * 20000 + "]" * 20000 + "}",
     "binary": bytes(range(256)),
-    "digits": "1" * 5000 + "\n",
+    "digits": "1" * 5000,
 }
 
 
-@pytest.mark.parametrize("case", LINES)
-def test_a_line_that_is_no_result(runs, before, tmp_path, case):
-    beside(runs, LINES[case])
+@pytest.mark.parametrize("case", [*BAD, *BESIDE])
+def test_a_bad_line_is_named_and_left_out(runs, before, tmp_path, case):
+    beside(runs, a_line(runs, **BAD[case]) if case in BAD else BESIDE[case])
     said, rows = board(runs, tmp_path)
     assert rows == before
-    assert str(runs / "bad" / "results.jsonl") in said.err
-
-
-def test_a_fifo_in_the_place_of_results(runs, before, tmp_path):
-    (runs / "bad").mkdir()
-    os.mkfifo(runs / "bad" / "results.jsonl")
-    said, rows = board(runs, tmp_path)
-    assert rows == before
-    assert "not a regular file" in said.err
+    assert f"{runs / 'bad' / 'results.jsonl'}{':1' if case in BAD else ''}" in said.err
 
 
 def deep(folder):
@@ -138,11 +120,37 @@ def deep(folder):
     os.close(folder)
 
 
+def written(name, content):
+    return lambda bad: (bad / name).write_bytes(content)
+
+
+def header(content):
+    return written("backbone.safetensors", len(content).to_bytes(8, "little") + content)
+
+
+def metrics(row):
+    def make(bad):
+        written("metrics.jsonl", row + b"\n" + row + b"\n")(bad)
+        written("run.json", b'{"verb": "pretrain"}')(bad)
+
+    return make
+
+
 FOLDERS = {
+    "fifo": lambda bad: os.mkfifo(bad / "results.jsonl"),
     "link-to-itself": lambda bad: (bad / "results.jsonl").symlink_to("results.jsonl"),
     "metrics-to-itself": lambda bad: (bad / "metrics.jsonl").symlink_to("metrics.jsonl"),
     "link-to-all": lambda bad: (bad / "again").symlink_to(bad.parent),
     "deep": deep,
+    "header-deep": header(b"[" * 100000),
+    "header-cut": header(b"{"),
+    "header-binary": header(b'{"a": "\xff"}'),
+    "header-list": header(b"[]"),
+    "metrics-text": metrics(b'{"step": "x"}'),
+    "metrics-list": metrics(b"[1]"),
+    "metrics-nan": metrics(b'{"step": NaN, "loss": 1}'),
+    "metrics-group": metrics(b'{"step": {}}'),
+    "run-deep": written("run.json", b"[" * 100000),
 }
 
 
@@ -150,7 +158,9 @@ FOLDERS = {
 def test_a_folder_of_no_run(runs, before, tmp_path, case):
     (runs / "bad").mkdir()
     FOLDERS[case](runs / "bad")
-    assert board(runs, tmp_path)[1] == before
+    said, rows = board(runs, tmp_path)
+    assert rows == before
+    assert case != "fifo" or "not a regular file" in said.err
 
 
 def saved(save, *arrays, **named):
@@ -182,30 +192,12 @@ def test_predictions_that_are_none(runs, before, tmp_path, case):
     assert victim.name in said.err and "left out" in said.err
 
 
-@pytest.mark.parametrize("content", [b"[" * 100000, b"{", b'{"a": "\xff"}', b"[]"])
-def test_a_safetensors_header_below_the_runs(runs, before, tmp_path, content):
-    head = len(content).to_bytes(8, "little") + content
-    beside(runs, head, "backbone.safetensors")
-    assert board(runs, tmp_path)[1] == before
-
-
-@pytest.mark.parametrize(
-    "row", ['{"step": "x"}', "[1]", '{"step": NaN, "loss": 1}', '{"step": {}}']
-)
-def test_metrics_and_run_of_a_stranger(runs, before, tmp_path, row):
-    folder = beside(runs, f"{row}\n{row}\n", "metrics.jsonl")
-    (folder / "run.json").write_text('{"verb": "pretrain"}')
-    assert board(runs, tmp_path)[1] == before
-    (folder / "run.json").write_text("[" * 100000)
-    assert board(runs, tmp_path)[1] == before
-
-
 def stranger(runs, **changes):
     """The board of the good runs and one good row of a stranger's, under names of its own."""
     file = sorted(runs.rglob("results.jsonl"))[0]
     line = json.loads(file.read_text().splitlines()[0]) | {"checkpoint": "f" * 64, **changes}
     line["provenance"].pop("predictions", None)
-    beside(runs, json.dumps(line) + "\n")
+    beside(runs, json.dumps(line))
 
 
 @pytest.mark.parametrize(
