@@ -18,9 +18,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from backbench.board.board import Board, Measurement, fill
 from backbench.datasets import catalog
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from backbench.images.preprocess import Pixels
     from backbench.weights.checkpoint import Checkpoint
+
+    Model = Checkpoint | nn.Module | str | Path
 
 
 class Results(list[Result]):
@@ -99,7 +101,7 @@ DEFAULT_TASKS = ("knn", "fewshot", "logreg")
 
 
 def evaluate(
-    checkpoint: Checkpoint | nn.Module | str | Path | Sequence[Checkpoint | nn.Module | str | Path],
+    checkpoint: Model | Sequence[Model],
     tasks: str | Iterable[str] | None = None,
     *,
     data: str | Path,
@@ -117,28 +119,21 @@ def evaluate(
 ) -> Results:
     """Measure one or several of: a Checkpoint, a checkpoint file in any readable format,
     "timm:NAME", a module of timm's, a torch module that holds one ResNet trunk, or any other module
-    as a `weights.trunk.ModuleTrunk`.
+    as a `weights.trunk.ModuleTrunk`. `tasks` are as `parse_task` reads them; without any,
+    DEFAULT_TASKS. `data` is ROOT, or the folder of one dataset where the tasks name none.
 
-    A task is `task/dataset[@recipe]`: "linear/cifar10", "linear/all",
-    "fewshot/digits@fewshot_demo", "knn/dtd@knn k=5,20", "semi_1pct/imagenet" (with `lists`),
-    "mask_rcnn/coco2017@demo_mask_rcnn_R_18_FPN". Without a dataset, `data` is the folder of one;
-    "ood/imagenet-a" uses the heads that "linear/imagenet" left in `out`; "calibration" follows from
-    the linear and logreg tasks that `out` has, or that stand before it;
-    without tasks, neighbours, few labels and logistic regression are measured, with no more
-    neighbours and labels than it has. The weights are written to OUT/checkpoint.safetensors (those
-    of another or of several to OUT/checkpoint-<digest>.safetensors) and each task runs in
-    `OUT/<task>`, so calling again continues or recognises what is done. `options` go to every verb
-    as they stand ("--devices", "2"). `pixels` are the statistics that the weights take, where they
-    do not say it themselves. `here` measures in this process. Raises what the verbs do: BadInput, Failed, Preempted.
+    The weights are written to OUT/checkpoint.safetensors (those of another or of several to
+    OUT/checkpoint-<digest>.safetensors) and each task runs in `OUT/<task>`, so calling again
+    continues or recognises what is done. `options` go to every verb, `pixels` are the statistics of
+    weights that do not say theirs, `here` measures in this process. Raises what the verbs do.
     """
     out = Path(out)
     root, wanted = place_tasks(tasks, Path(data), out)
+    found: dict[str, Checkpoint] = {}
     # A path and a module are no sequences, a text is one model
     several = isinstance(checkpoint, Sequence) and not isinstance(checkpoint, str)
-    given: list[Any] = [*checkpoint] if several else [checkpoint]  # type: ignore[misc]
-    found: dict[str, Checkpoint] = {}
-    for each in given:
-        one = _described(_checkpoint(each, encoder, pixels), name, method, epochs)
+    for each in checkpoint if several else [checkpoint]:  # type: ignore[union-attr]
+        one = _described(_checkpoint(each, encoder, pixels), name, method, epochs)  # type: ignore[arg-type]
         if found.setdefault(one.digest, one) is not one:
             log.warning(f"{each}: the same weights as {found[one.digest].name}; measured once")
     # Only this process can build a module that it alone holds
@@ -150,27 +145,21 @@ def evaluate(
         command_of, data=root, lists=lists, engine=engine, seed=seed, options=options
     )
     results = Results()
-    for about in wanted:
-        if TASKS[about.task].from_scores:  # of what was measured before, in this call or another
-            start([TASKS[about.task].verb, str(out)])
+    for task in wanted:
+        if TASKS[task.task].from_scores:  # of what was measured before, in this call or another
+            start([TASKS[task.task].verb, str(out)])
             rows, _ = store.read(out)
-            mine = (about.task, about.dataset, seed)
-            mine_only = [r for r in rows if (r.task, r.dataset, r.seed) == mine]
-            results += [r for r in mine_only if r.checkpoint in found]
+            rows = [r for r in rows if (r.task, r.dataset) == (task.task, task.dataset)]
+            results += [r for r in rows if r.checkpoint in found and r.seed == seed]
             continue
-        for task, group in _groups(about, list(found.values()), root, seed):
-            mark = hashlib.sha256("".join(each.digest for each in group).encode()).hexdigest()
-            chosen = [files[each.digest] for each in group]
-            run = out / (task.folder if chosen == [out / FILE] else f"{task.folder}-{mark[:8]}")
-            start(words(chosen, task, run=run))
-            measured, problems = store.read(run)
+        for fitted, group in _groups(task, list(found.values()), root, seed):
+            run = _folder_of(fitted, group, out, files)
+            start(words([files[each.digest] for each in group], fitted, run=run))
+            rows, problems = store.read(run)
             for problem in problems:
                 log.warning(problem)
-            results += [result for result in measured if result.seed == seed]
+            results += [row for row in rows if row.seed == seed]
     return results
-
-
-FILE = "checkpoint.safetensors"
 
 
 def _described(
@@ -182,6 +171,19 @@ def _described(
         epochs=checkpoint.epochs if epochs is None else epochs,
         provenance={**checkpoint.provenance, **({"name": name} if name else {})},
     )
+
+
+def _folder_of(
+    task: WantedTask, group: Sequence[Checkpoint], out: Path, files: Mapping[str, Path]
+) -> Path:
+    """OUT/<task> for OUT's own checkpoint, with a mark behind it for any others."""
+    if [files[each.digest] for each in group] == [out / FILE]:
+        return out / task.folder
+    mark = hashlib.sha256("".join(each.digest for each in group).encode()).hexdigest()
+    return out / f"{task.folder}-{mark[:8]}"
+
+
+FILE = "checkpoint.safetensors"
 
 
 def _saved(checkpoint: Checkpoint, out: Path, *, alone: bool) -> Path:
@@ -243,23 +245,29 @@ def place_tasks(
 def _groups(
     wanted: WantedTask, checkpoints: list[Checkpoint], root: Path, seed: int
 ) -> list[tuple[WantedTask, list[Checkpoint]]]:
-    """The runs of a task: checkpoints of one input size together where its verb can, else alone."""
-    groups = []
-    for task, together in _by_size(wanted, checkpoints, root, seed):
-        several = TASKS[task.task].verb in ("linear", "ood", "analyze")
-        groups += [(task, together)] if several else [(task, [each]) for each in together]
-    return groups
+    """The runs of a task: checkpoints of one input size together where its verb can, else alone. A
+    cheap reading by the recipe of its name is fitted to the data (no more neighbours or shots than
+    there are) and to the size that the trunks take."""
+    groups: dict[WantedTask, list[Checkpoint]] = {wanted: checkpoints}
+    of_its_name = wanted.task in DEFAULT_TASKS and wanted.recipe == TASKS[wanted.task].recipe
+    if of_its_name and wanted.dataset != "all":
+        recipe = config.read_recipe(config.find_recipe(wanted.recipe, "transfer"))
+        fitted = [wanted.recipe, *_fewer(wanted, recipe, root, seed)]
+        resize, crop = recipe["geometry"]["resize"], recipe["geometry"]["crop"]
+        groups = {}
+        for each in checkpoints:
+            size = each.family.blank(each.arch, each.stem, each.reading).size
+            words = list(fitted)
+            if size not in (None, crop):
+                words += [f"geometry.resize={round(resize * size / crop)}", f"geometry.crop={size}"]
+            groups.setdefault(wanted._replace(recipe=" ".join(words)), []).append(each)
+    if TASKS[wanted.task].verb in ("linear", "ood", "analyze"):
+        return list(groups.items())
+    return [(task, [each]) for task, together in groups.items() for each in together]
 
 
-def _by_size(
-    wanted: WantedTask, checkpoints: list[Checkpoint], root: Path, seed: int
-) -> list[tuple[WantedTask, list[Checkpoint]]]:
-    """The task for each group of checkpoints. A cheap reading by the recipe of its name is fitted to
-    the data (no more neighbours or shots than there are) and to trunks of one size."""
-    fitted = wanted.task in DEFAULT_TASKS and wanted.recipe == TASKS[wanted.task].recipe
-    if not fitted or wanted.dataset == "all":
-        return [(wanted, checkpoints)]
-    recipe = config.read_recipe(config.find_recipe(wanted.recipe, "transfer"))
+def _fewer(wanted: WantedTask, recipe: config.Recipe, root: Path, seed: int) -> list[str]:
+    """The changes to a recipe that asks for more neighbours or shots than there are images."""
     images = catalog.read_lists(catalog.find(wanted.dataset), root, seed).both()
     changes = []
     if wanted.task == "knn" and max(recipe["k"]) > len(images):
@@ -268,24 +276,14 @@ def _by_size(
     fewest = min(Counter(images.labels).values())
     if wanted.task == "fewshot" and recipe["shots"] > fewest:
         changes.append(f"shots={fewest}")
-    resize, crop = recipe["geometry"]["resize"], recipe["geometry"]["crop"]
-    groups: dict[str, list[Checkpoint]] = {}
-    for each in checkpoints:
-        size = each.family.blank(each.arch, each.stem, each.reading).size
-        text = ""
-        if size not in (None, crop):
-            text = f"geometry.resize={round(resize * size / crop)} geometry.crop={size}"
-        groups.setdefault(text, []).append(each)
-    out = []
-    for text, group in groups.items():
-        words = " ".join(filter(None, [wanted.recipe, *changes, text]))
-        out.append((wanted._replace(recipe=words), group))
-    return out
+    return changes
 
 
 def parse_task(task: str, folder: str = "") -> WantedTask:
     """ "linear/cifar10@lorac" -> ("linear", "cifar10", "lorac"); the recipe may be left out, and the
-    dataset where it is `folder`, whose name may have an @ in it."""
+    dataset where it is `folder`, whose name may have an @ in it. More of them: "linear/all",
+    "knn/dtd@knn k=5,20", "semi_1pct/imagenet" (with lists), "mask_rcnn/coco2017"; "ood/imagenet-a"
+    uses the heads that "linear/imagenet" left, "calibration" the scores of linear and logreg."""
     what, _, recipe = task.partition("@")
     kind, slash, dataset = what.partition("/")
     if kind not in TASKS:

@@ -527,9 +527,14 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     for name, each in VERBS.items():
         about = str(each.declare.__doc__).rstrip(".")
-        # argparse formats a help, not a description
-        how = {"help": about.replace("%", "%%"), "description": about}
-        each.declare(verbs.add_parser(name, parents=[common], allow_abbrev=False, **how))
+        child = verbs.add_parser(
+            name,
+            help=about.replace("%", "%%"),  # argparse formats it, and not the description
+            description=about,
+            parents=[common],
+            allow_abbrev=False,
+        )
+        each.declare(child)
     return top
 
 
