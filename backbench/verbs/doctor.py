@@ -26,7 +26,7 @@ OUTSIDE = "outside"  # of the range of versions that was tested
 
 
 @dataclass(frozen=True)
-class Part:
+class Finding:
     """One line of the report: a package, a dataset, a verb that can run here, ..."""
 
     kind: str
@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
     return 0 if verbs[0].state == OK else EXIT_FAILED
 
 
-def examine(data: Path) -> list[Part]:
+def examine(data: Path) -> list[Finding]:
     needed = [*packages(), device()]
-    needed += [Part("hidden", name, BROKEN, why) for name, why in plugins.hidden().items()]
+    needed += [Finding("hidden", name, BROKEN, why) for name, why in plugins.hidden().items()]
     more = [detectron2(), slurm(), *datasets(data), coco(data)]
     return [machine(), *needed, *more, *trunks(), *verbs(needed, more)]
 
 
-def machine() -> Part:
+def machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     has_affinity = hasattr(os, "sched_getaffinity")  # Linux
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
@@ -63,16 +63,16 @@ def machine() -> Part:
     advice = "not set (with several processes on few cores: 1)"
     threads = os.environ.get("OMP_NUM_THREADS", advice)
     about = f"{platform.system()}, {cores} cores, {memory >> 30} GiB, {disk >> 30} GiB of disk free"
-    return Part("machine", store.hardware(), OK, f"{about}, OMP_NUM_THREADS {threads}")
+    return Finding("machine", store.hardware(), OK, f"{about}, OMP_NUM_THREADS {threads}")
 
 
-def packages() -> list[Part]:
+def packages() -> list[Finding]:
     """Each package that backbench requires here, without its extras: its version, and whether that is
     within the stated range."""
     try:
         from packaging.requirements import Requirement
     except ImportError:  # it reads the ranges, and is one of the packages that are looked for
-        return [Part("package", "packaging", MISSING, "pip install packaging")]
+        return [Finding("package", "packaging", MISSING, "pip install packaging")]
     parts = []
     for text in sorted(importlib.metadata.requires("backbench") or []):
         requirement = Requirement(text)
@@ -82,11 +82,11 @@ def packages() -> list[Part]:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            parts.append(Part("package", requirement.name, MISSING, f"not installed; {wanted}"))
+            parts.append(Finding("package", requirement.name, MISSING, f"not installed; {wanted}"))
             continue
         fits = within(version, wanted)
         about = version if fits else f"{version}; tested with {wanted}"
-        parts.append(Part("package", requirement.name, OK if fits else OUTSIDE, about))
+        parts.append(Finding("package", requirement.name, OK if fits else OUTSIDE, about))
     return parts
 
 
@@ -110,78 +110,78 @@ for i in range(torch.cuda.device_count()):
 """
 
 
-def device() -> Part:
+def device() -> Finding:
     """The GPUs that torch sees. A process of its own asks it, so that a broken installation is
     reported and not raised."""
     seen = _asked("device", "torch", sys.executable, "-c", _PROBE)
-    return seen if seen.about else Part("device", "torch", OK, "the CPU: demo and small data")
+    return seen if seen.about else Finding("device", "torch", OK, "the CPU: demo and small data")
 
 
-def detectron2() -> Part:
+def detectron2() -> Finding:
     """Tells whether it is there and imports; it is never imported into this process."""
     if importlib.util.find_spec("detectron2") is None:
-        return Part("engine", "detectron2", MISSING, "`make detectron2` builds it")
+        return Finding("engine", "detectron2", MISSING, "`make detectron2` builds it")
     code = "import detectron2, detectron2._C; print(detectron2.__version__)"
     return _asked("engine", "detectron2", sys.executable, "-W", "ignore", "-c", code)
 
 
-def slurm() -> Part:
+def slurm() -> Finding:
     if shutil.which("sbatch") is None:
-        return Part("cluster", "slurm", MISSING, "no sbatch on PATH")
+        return Finding("cluster", "slurm", MISSING, "no sbatch on PATH")
     return _asked("cluster", "slurm", "sinfo", "--noheader", "--format=%P %D %G")
 
 
-def _asked(kind: str, name: str, *command: str) -> Part:
+def _asked(kind: str, name: str, *command: str) -> Finding:
     """What a command prints; if it fails, the last line that it says."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     except (subprocess.TimeoutExpired, OSError) as error:
-        return Part(kind, name, BROKEN, f"{command[0]}: {type(error).__name__}")
+        return Finding(kind, name, BROKEN, f"{command[0]}: {type(error).__name__}")
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        return Part(kind, name, BROKEN, lines[-1])
-    return Part(kind, name, OK, ", ".join(done.stdout.strip().splitlines()))
+        return Finding(kind, name, BROKEN, lines[-1])
+    return Finding(kind, name, OK, ", ".join(done.stdout.strip().splitlines()))
 
 
-def datasets(data: Path) -> list[Part]:
+def datasets(data: Path) -> list[Finding]:
     """The datasets below ROOT, and why some cannot be evaluated on. `backbench data check NAME`
     also reads the images."""
     parts = []
     for row in availability.listed(data):
         if row["on_disk"] != availability.MISSING:
             state = OK if row["on_disk"] == availability.FOUND else BROKEN
-            parts.append(Part("data", str(row["name"]), state, str(row["wrong"] or "")))
+            parts.append(Finding("data", str(row["name"]), state, str(row["wrong"] or "")))
     return parts
 
 
-def coco(data: Path) -> Part:
+def coco(data: Path) -> Finding:
     """COCO below ROOT or where Detectron2 looks for it, or else the demo's scenes."""
     folders = [data / "coco", Path(os.environ.get("DETECTRON2_DATASETS", data)) / "coco"]
     for folder in (*folders, data / "scenes"):
         if (folder / "annotations").is_dir():
-            return Part("data", "coco", OK, str(folder))
-    return Part("data", "coco", MISSING, "not below --data or $DETECTRON2_DATASETS")
+            return Finding("data", "coco", OK, str(folder))
+    return Finding("data", "coco", MISSING, "not below --data or $DETECTRON2_DATASETS")
 
 
-def trunks() -> list[Part]:
+def trunks() -> list[Finding]:
     """timm's weights in the local cache, and the trunks of installed packages."""
     cached = [name for family in archs.FAMILIES for name in family.cached_names()]
-    parts = [Part("trunk", name, OK, "in the local cache") for name in cached]
+    parts = [Finding("trunk", name, OK, "in the local cache") for name in cached]
     return parts + [
-        Part("trunk", name, OK, "installed") for name in plugins.installed(plugins.TRUNKS)
+        Finding("trunk", name, OK, "installed") for name in plugins.installed(plugins.TRUNKS)
     ]
 
 
-def verbs(needed: list[Part], more: list[Part]) -> list[Part]:
+def verbs(needed: list[Finding], more: list[Finding]) -> list[Finding]:
     """Each group of verbs: whether it can run here, and what it lacks."""
     lacking = [one for one in needed if one.state in (MISSING, BROKEN)]
-    ready = Part("", "", OK)
+    ready = Finding("", "", OK)
     if lacking:
-        ready = Part("", "", lacking[0].state, f"{lacking[0].name}: {lacking[0].about}")
+        ready = Finding("", "", lacking[0].state, f"{lacking[0].name}: {lacking[0].about}")
     by_name = {one.name: one for one in more}
     usable = [one for one in more if one.kind == "data" and one.name != "coco" and one.state == OK]
     advice = "none; `backbench data list` says where each belongs"
-    images = usable[0] if usable else Part("data", "datasets", MISSING, advice)
+    images = usable[0] if usable else Finding("data", "datasets", MISSING, advice)
     needs = {
         "demo, pretrain": ready,
         "launch on this machine": ready,
@@ -194,5 +194,5 @@ def verbs(needed: list[Part], more: list[Part]) -> list[Part]:
     for name, need in needs.items():
         worst = need if ready.state == OK else ready
         about = f"{worst.name}: {worst.about}".lstrip(": ") if worst.state != OK else ""
-        parts.append(Part("verbs", name, worst.state, about))
+        parts.append(Finding("verbs", name, worst.state, about))
     return parts

@@ -10,7 +10,7 @@ from support.layouts import class_folder
 
 from backbench import cli
 from backbench.verbs import doctor
-from backbench.verbs.doctor import BROKEN, MISSING, OK, Part
+from backbench.verbs.doctor import BROKEN, MISSING, OK, Finding
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_packages_without_the_one_that_reads_ranges(monkeypatch):
 @pytest.fixture
 def quick():
     """Without the processes that import torch and Detectron2, which take seconds."""
-    engine = Part("engine", "detectron2", MISSING, "not built")
+    engine = Finding("engine", "detectron2", MISSING, "not built")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(doctor, "device", lambda: Part("device", "torch", OK, "the CPU"))
+        patch.setattr(doctor, "device", lambda: Finding("device", "torch", OK, "the CPU"))
         patch.setattr(doctor, "detectron2", lambda: engine)
         yield
 
@@ -67,7 +67,7 @@ def test_what_is_missing_is_named(tmp_path, quick, monkeypatch, capsys):
     assert seen["detect (detectron2)"] == (MISSING, "detectron2: not built")
     assert seen["linear, finetune, semisup"][0] == seen["detect (torchvision)"][0] == MISSING
     assert seen["demo, pretrain"][0] == OK
-    monkeypatch.setattr(doctor, "packages", lambda: [Part("package", "x", MISSING, "pip it")])
+    monkeypatch.setattr(doctor, "packages", lambda: [Finding("package", "x", MISSING, "pip it")])
     seen = states(capsys, tmp_path, status=1)
     assert seen["demo, pretrain"] == seen["detect (torchvision)"] == (MISSING, "x: pip it")
 
