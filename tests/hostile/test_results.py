@@ -235,14 +235,6 @@ def test_a_name_is_no_latex_and_no_formula_of_a_chart(runs, before, tmp_path):
     assert door("leaderboard", runs, "--figures", tmp_path / "figures").status == 0
 
 
-def test_a_newline_is_no_row_of_latex(runs, before, tmp_path):
-    stranger(runs, name="one \\\\\ninjected & row")
-    _, rows = board(runs, tmp_path)
-    assert rows == before
-    lines = [line for file in (tmp_path / "tex").glob("*.tex") for line in file.open()]
-    assert lines and not [line for line in lines if line.startswith("injected")]
-
-
 def test_protocol_and_engine_stay_apart(runs, tmp_path):
     kind = {"protocol": "p+e", "value": 10.0, "ci95": None}
     stranger(runs, name="one", **kind)

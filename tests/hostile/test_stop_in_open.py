@@ -39,23 +39,3 @@ def test_a_hostile_table_is_refused_soon_and_nothing_is_printed_raw(tmp_path, te
     with pytest.raises(BadInput, match=match) as error:
         rank_csv.read(file)
     assert "\x1b" not in str(error.value) and time.process_time() - start < 5
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        {"files": {}, "covered": [], "checkpoints": {}},
-        {"files": {"list.json": 1}, "checkpoints": {"a": 1}},
-        {"files": {}, "checkpoints": {"a": 3}, "covered": {}},
-    ],
-)
-def test_a_bundle_of_other_types_is_bad_input(tmp_path, manifest):
-    import json
-    import zipfile
-
-    from backbench.reproduce import bundle
-
-    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
-        archive.writestr("manifest.json", json.dumps({"format": bundle.FORMAT, **manifest}))
-    with pytest.raises(BadInput):
-        bundle.check(tmp_path / "b.zip")
