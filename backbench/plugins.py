@@ -39,16 +39,14 @@ def hidden() -> dict[str, str]:
     home = Path(__file__).resolve().parent.parent  # a checkout's top, or site-packages
     found = {}
     for name in PROGRAMS:
-        # The folder that Python would import it from; also one without an __init__.py
+        # The folder that Python would import it from, also one without an __init__.py, or the file
         spec = importlib.util.find_spec(name)
-        places = [] if spec is None else list(spec.submodule_search_locations or ())
-        if spec is not None and spec.origin is not None and not places:  # a single file
-            places = [spec.origin]
+        places = (
+            [] if spec is None else list(spec.submodule_search_locations or [spec.origin or ""])
+        )
         where = Path(places[0]).resolve() if places else None
         if where is None:
-            found[name] = (
-                f"the package '{name}' is not installed beside backbench: install it again"
-            )
+            found[name] = f"'{name}' is not installed beside backbench: install it again"
         elif where != home / name:
             found[name] = (
                 f"'import {name}' gives {where}, which is not backbench's: rename or uninstall"

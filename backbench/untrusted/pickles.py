@@ -71,37 +71,37 @@ class _Array:
     """numpy's array as pickled; `value` checks sizes before anything is allocated."""
 
     def __init__(self, *args: Any) -> None:
-        self.state: Any = None
+        # (bytes, dtype, shape, order); numpy's `_reconstruct` has them in its state
+        self.content: tuple[Any, ...] | None = None
 
     def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def value(self) -> np.ndarray:
-        if not (isinstance(self.state, tuple) and len(self.state) == 5):
+        if not (isinstance(state, tuple) and len(state) == 5):
             raise BadInput("damaged: an array without content")
-        # The bytes go as soon as they are copied
-        state, self.state = self.state, None
         _, shape, dtype, fortran, data = state
-        return _array(data, dtype, shape, "F" if fortran is True or fortran == 1 else "C")
-
-
-class _Frombuffer:
-    """An array in one piece, as pickle protocol 5 writes it."""
-
-    def __init__(self, data: Any, dtype: Any, shape: Any, order: Any) -> None:
-        self.arguments = (data, dtype, shape, _text(order))
-
-    def value(self) -> np.ndarray:
-        arguments, self.arguments = self.arguments, (b"", None, None, "C")
-        return _array(*arguments)
-
-
-class _Scalar:
-    def __init__(self, dtype: Any, data: Any = b"") -> None:
-        self.dtype, self.data = dtype, data
+        self.content = (data, dtype, shape, "F" if fortran is True or fortran == 1 else "C")
 
     def value(self) -> Any:
-        return _array(self.data, self.dtype, (), "C").item()
+        # The bytes go as soon as they are copied
+        content, self.content = self.content, None
+        if content is None:
+            raise BadInput("damaged: an array without content")
+        return _array(*content)
+
+
+class _Scalar(_Array):
+    def __init__(self, dtype: Any, data: Any = b"") -> None:
+        self.content = (data, dtype, (), "C")
+
+    def value(self) -> Any:
+        found = super().value()
+        return found.item() if found.ndim == 0 else found  # a file may give it another state
+
+
+def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
+    """An array in one piece, as pickle protocol 5 writes it."""
+    array = _Array()
+    array.content = (data, dtype, shape, _text(order))
+    return array
 
 
 def _array(data: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:
@@ -148,7 +148,7 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "numpy.dtype": _DType,
     **{f"numpy.{core}.multiarray._reconstruct": _Array for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": _Scalar for core in ("core", "_core")},
-    **{f"numpy.{core}.numeric._frombuffer": _Frombuffer for core in ("core", "_core")},
+    **{f"numpy.{core}.numeric._frombuffer": _frombuffer for core in ("core", "_core")},
 }
 _PLAIN_KEYS = (str, bytes, int, float, type(None))
 _ACTIONS: dict[int, Callable[..., None]] = dict(pickle._Unpickler.dispatch)  # by opcode
@@ -214,11 +214,11 @@ def _materialise(value: Any, done: dict[int, tuple[Any, Any]], depth: int) -> An
     """Arrays for their descriptions; `done` (by id) visits what is shared once."""
     if depth > DEEPEST:
         raise BadInput(f"refused: nested more than {DEEPEST} levels deep")
-    if not isinstance(value, dict | list | tuple | _Array | _Frombuffer | _Scalar):
+    if not isinstance(value, dict | list | tuple | _Array):
         return value
     if id(value) not in done:
         out: Any
-        if isinstance(value, _Array | _Frombuffer | _Scalar):
+        if isinstance(value, _Array):
             out = value.value()
         elif isinstance(value, dict):
             pairs = dict.items(value)  # the file may have hung another `items` on an OrderedDict

@@ -69,22 +69,18 @@ def _checked(judged: list[Judged], unjudged: list[str]) -> int:
     """Prints the outcome of --check in one line, after what could not be judged; the exit status."""
     for reason in unjudged:
         print(f"NOT JUDGED {reason}")
-    outside = sum(verdict.verdict == "outside" for verdict in judged)
-    others = sum(verdict.verdict == "another" for verdict in judged)
-    changed = sum(verdict.verdict == "changed" for verdict in judged)
-    line = f"{len(judged)} published numbers judged, {outside} outside their tolerance"
-    if others:
-        line += f", {others} of another trunk than was printed"
-    if changed:
-        line += f", {changed} by a changed recipe"
-    for way, count in Counter(verdict.way for verdict in judged if verdict.way).items():
-        line += f", {count} not to the letter ({way})"
-    if unjudged:
-        line += f", {len(unjudged)} could not be judged"
-    if not judged:
-        line += ": a check that judges nothing fails"
-    print(line)
-    return EXIT_FAILED if outside or others or changed or unjudged or not judged else 0
+    count = Counter(verdict.verdict for verdict in judged)
+    line = f"{len(judged)} published numbers judged, {count['outside']} outside their tolerance"
+    of_ways = Counter(verdict.way for verdict in judged if verdict.way)
+    more = {"of another trunk than was printed": count["another"]}
+    more["by a changed recipe"] = count["changed"]
+    more |= {f"not to the letter ({way})": times for way, times in of_ways.items()}
+    more["could not be judged"] = len(unjudged)
+    for what, times in more.items():
+        line += f", {times} {what}" if times else ""
+    print(line if judged else f"{line}: a check that judges nothing fails")
+    wrong = count["outside"] or count["another"] or count["changed"]
+    return EXIT_FAILED if wrong or unjudged or not judged else 0
 
 
 def _write(
