@@ -8,9 +8,9 @@ import struct
 import tarfile
 import zlib
 
-import numpy as np
 import pytest
 from PIL import Image
+from support.layouts import class_folder
 from support.strangers import Said, door, refused, write_cifar10
 
 from backbench.datasets import catalog
@@ -18,15 +18,10 @@ from backbench.errors import BadInput
 from backbench.images import image_list
 
 
-def class_folder(root, split="train", count=3):
-    """ROOT/own/<split>/{a,b} with some pictures; one of them."""
-    rng = np.random.default_rng(len(split))
-    for name in ("a", "b"):
-        for i in range(count):
-            file = root / "own" / split / name / f"{i}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(file)
-    return file
+def own(root):
+    """ROOT/own with two classes in train and test; one of its images."""
+    class_folder(root / "own", classes="ab", per=3)
+    return root / "own" / "train" / "b" / "002.jpg"
 
 
 def pretrain(root, out):
@@ -41,7 +36,7 @@ def checked(root):
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 def test_an_image_that_is_no_file(tmp_path, kind):
-    file = class_folder(tmp_path)
+    file = own(tmp_path)
     file.unlink()
     if kind == "fifo":
         os.mkfifo(file)
@@ -54,8 +49,7 @@ def test_an_image_that_is_no_file(tmp_path, kind):
 
 def test_an_image_is_given_to_no_other_program(tmp_path, monkeypatch):
     """PIL hands PostScript to Ghostscript, whatever the file's name says."""
-    file = class_folder(tmp_path)
-    class_folder(tmp_path, "test")
+    file = own(tmp_path)
     Image.new("RGB", (20, 20)).save(file, "EPS")
     program = tmp_path / "bin" / "gs"
     program.parent.mkdir()
