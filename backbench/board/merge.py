@@ -201,10 +201,8 @@ def without_folders(record: dict[str, object]) -> dict[str, object]:
     its last name. Commands stay, so that numbers can be measured again."""
     out: dict[str, object] = {}
     for key, value in record.items():
-        if key == "command":
-            out[key] = _cut_command(value)
-        elif key != "cwd":
-            out[_cut_text(key)] = _cut(value)
+        if key != "cwd":
+            out[_cut_text(key)] = _cut_command(value) if key == "command" else _cut(value)
     return out
 
 

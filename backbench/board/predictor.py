@@ -44,26 +44,17 @@ class Correlation:
 def correlations(board: Board) -> list[Correlation]:
     """Correlate each cheap score with each downstream column that LEAST checkpoints share."""
     values = _measured_values(board)
-    # A column meets many others, mostly over the same checkpoints: its ranks there are made once.
-    known: dict[tuple[Column, tuple[str, ...]], correlation.UnitRanks] = {}
-
-    def ranks(column: Column, shared: tuple[str, ...]) -> correlation.UnitRanks:
-        if (column, shared) not in known:
-            known[column, shared] = correlation.unit_ranks([values[column][c] for c in shared])
-        return known[column, shared]
-
-    cheap_columns = [c for c in values if TASKS[c.task].cheap]
     out = []
     for downstream in values:
         if TASKS[downstream.task].cheap:
             continue
-        for cheap in cheap_columns:
+        for cheap in values:
             # Only over what both have measured; sorted, so that equal sets are resampled alike.
-            shared = tuple(sorted(values[cheap].keys() & values[downstream].keys()))
-            if len(shared) < LEAST:
-                continue
-            rho, interval = correlation.spearman(ranks(cheap, shared), ranks(downstream, shared))
-            out.append(Correlation(cheap, downstream, len(shared), rho, interval))
+            shared = sorted(values[cheap].keys() & values[downstream].keys())
+            if TASKS[cheap.task].cheap and len(shared) >= LEAST:
+                x, y = ([values[column][c] for c in shared] for column in (cheap, downstream))
+                rho, interval = correlation.spearman(x, y)
+                out.append(Correlation(cheap, downstream, len(shared), rho, interval))
     return out
 
 

@@ -143,7 +143,7 @@ def _marks_of_lists(
         measured: dict[str, set[str]] = defaultdict(set)  # digest -> checkpoints
         for member, own in lists.items():
             measured[digests[own, member[1]]] |= checkpoints[member]
-        most = min(measured, key=lambda digest: (-len(measured[digest]), digest), default=None)
+        most = _of_most(measured)
         for member in members:
             digest = digests[lists[member], member[1]] if member in lists else None
             marks[member] = None if digest == most else digest
@@ -168,11 +168,14 @@ def _marks_of_contents(
         protocol, lists = kinds[number]
         of_list = measured.get((protocol, marks[number, seed]))
         out[number, seed] = None
-        if lists is not None and of_list:
-            most = min(of_list, key=lambda digest: (-len(of_list[digest]), digest))
-            if lists.contents != most:
-                out[number, seed] = lists.contents or protocol_fingerprints.UNKNOWN
+        if lists is not None and of_list and lists.contents != _of_most(of_list):
+            out[number, seed] = lists.contents or protocol_fingerprints.UNKNOWN
     return out
+
+
+def _of_most(measured: Mapping[str, set[str]]) -> str | None:
+    """The digest that most checkpoints have."""
+    return min(measured, key=lambda digest: (-len(measured[digest]), digest), default=None)
 
 
 def _digits_needed(marks: Iterable[str | None]) -> int:

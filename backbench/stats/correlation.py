@@ -6,6 +6,7 @@ that takes long and adds nothing, it is Fisher's z with the variance of Bonett a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +27,8 @@ class UnitRanks(NamedTuple):
     resampled: np.ndarray | None  # (RESAMPLES, n); None above MANY
 
 
-def unit_ranks(values: Sequence[float]) -> UnitRanks:
+@functools.lru_cache(maxsize=256)  # a column meets many others, mostly over the same checkpoints
+def _resampled_ranks(values: tuple[float, ...]) -> UnitRanks:
     """Rank `values` and their resamples. The resamples depend on the number of values alone: two
     columns over the same checkpoints are resampled alike, as pairs must be."""
     import numpy as np
@@ -53,9 +55,10 @@ def _unit_ranks(values: np.ndarray) -> np.ndarray:
     return ranks / np.where(length > 1e-9, length, np.nan)
 
 
-def spearman(x: UnitRanks, y: UnitRanks) -> tuple[float | None, Interval | None]:
+def spearman(of_x: Sequence[float], of_y: Sequence[float]) -> tuple[float | None, Interval | None]:
     """rho and its interval. rho is None if all of x or all of y are equal; the interval is None if
     that holds for most resamples."""
+    x, y = _resampled_ranks(tuple(of_x)), _resampled_ranks(tuple(of_y))
     # Pearson's r is the product of centred unit vectors.
     rho = float((x.whole * y.whole).sum())
     if math.isnan(rho):
