@@ -332,11 +332,9 @@ def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> B
 def _labs_of(result: Result) -> list[str]:
     """The labs that measured this number; empty where records were not merged."""
     origin = result.origin
-    if "lab" not in origin:
-        return []
-    also = origin.get("also")
-    others = [one.get("lab") for one in also if isinstance(one, dict)] if also else []
-    return [printable.shown(str(lab), 60) for lab in (origin["lab"], *others) if lab]
+    measured = [origin, *(origin.get("also") or [])]
+    labs = [one.get("lab") for one in measured if isinstance(one, dict)]
+    return [printable.shown(str(lab), 60) for lab in labs if lab]
 
 
 def in_order(columns: Iterable[Column]) -> list[Column]:
@@ -348,23 +346,18 @@ def _recorded_last(
     measurements: Iterable[tuple[Measurement, Column]], problems: list[str]
 ) -> list[tuple[Measurement, Column]]:
     """One measurement for each (checkpoint, column, seed); unequal duplicates are `problems`."""
-    counts: dict[tuple[str, Column, int], Measurement] = {}
-    for new, column in measurements:
-        result = new.result
-        key = (result.checkpoint, column, result.seed)
-        known = counts.setdefault(key, new)
-        if known is new:
-            continue
-        # Among equals (copies of one file, or lines without a time) the later in the order wins.
-        older, newer = known, new
-        if new.recorded < known.recorded:
-            older, newer = new, known
-        if older.result.value != newer.result.value:
+    read = [((m.result.checkpoint, column, m.result.seed), m) for m, column in measurements]
+    counts = dict(read)  # in the order in which they were read
+    known: dict[tuple[str, Column, int], Measurement] = {}
+    # Among equals (copies of one file, or lines without a time) the later in the order wins.
+    for key, new in sorted(read, key=lambda one: one[1].recorded):
+        old = known.get(key, new)
+        if old.result.value != new.result.value:
             problems.append(
-                f"{result.name}: {column.name} was measured twice: {newer.result.value} "
-                f"({newer.run}) counts, recorded after {older.result.value} ({older.run})"
+                f"{new.result.name}: {key[1].name} was measured twice: {new.result.value}"
+                f" ({new.run}) counts, recorded after {old.result.value} ({old.run})"
             )
-        counts[key] = newer
+        counts[key] = known[key] = new
     return [(measurement, column) for (_, column, _), measurement in counts.items()]
 
 
@@ -383,15 +376,10 @@ def _columns(measurements: Sequence[Measurement]) -> list[Column]:
 
 def _rows(counted: Iterable[Measurement]) -> list[Row]:
     """One row for each checkpoint, sorted; of two names the one recorded last counts."""
-    newest: dict[str, Measurement] = {}
-    for measurement in counted:
-        checkpoint = measurement.result.checkpoint
-        known = newest.get(checkpoint)
-        if known is None or measurement.recorded >= known.recorded:
-            newest[checkpoint] = measurement
-    rows = []
-    for r, _ in newest.values():
-        rows.append(Row(r.checkpoint, r.name, r.method, r.arch, r.epochs))
+    newest: dict[str, Result] = {}
+    for result, _ in sorted(counted, key=lambda measurement: measurement.recorded):
+        newest[result.checkpoint] = result
+    rows = [Row(r.checkpoint, r.name, r.method, r.arch, r.epochs) for r in newest.values()]
     return sorted(rows, key=lambda row: (row.name, row.checkpoint))
 
 
@@ -609,22 +597,18 @@ def compare_rows(board: Board) -> Comparisons:
     """All marks and all paired differences; above MOST_PAIRS those of each column's best row."""
     standings = [standing(board, column) for column in board.columns]
     index = board.row_index()
-    # 1. In each column, the rows that kept predictions, best first; two of them at least.
-    testable: list[tuple[int, list[tuple[int, Cell]]]] = []
-    for number, column in enumerate(board.columns):
+    # 1. In each column, the rows that kept predictions, best first
+    testable: list[list[tuple[int, Cell]]] = []
+    for column in board.columns:
         cells = [(index[row.checkpoint], c) for row, c in board.measured(column) if predictions(c)]
-        if len(cells) > 1:
-            testable.append((number, cells))
+        testable.append(cells)
     # 2. All pairs, or the best with each other.
-    count = sum(math.comb(len(cells), 2) for _, cells in testable)
+    count = sum(math.comb(len(cells), 2) for cells in testable)
     pairs: list[PairedDifference] = []
-    for number, cells in testable:
-        column = board.columns[number]
-        candidates: Iterable[tuple[tuple[int, Cell], tuple[int, Cell]]]
-        candidates = itertools.combinations(cells, 2)
-        if count > MOST_PAIRS:
-            candidates = zip(itertools.repeat(cells[0]), cells[1:])
-        for pair in candidates:
+    for number, (column, cells) in enumerate(zip(board.columns, testable)):
+        # Combinations begin with those of the best
+        most = max(0, len(cells) - 1) if count > MOST_PAIRS else None
+        for pair in itertools.islice(itertools.combinations(cells, 2), most):
             if len(pairs) >= MOST_PAIRS:
                 return Comparisons(standings, pairs)
             # Each pair once, in the order of the rows; for b - a the page turns the sign.

@@ -23,26 +23,19 @@ def look(dataset: str, splits: Splits) -> Sizes:
     progress = Progress(
         None, total, f"{dataset}: looking for files", unit="file", after=QUIET_SECONDS
     )
-    home: dict[str, str] = {}  # file -> the split that has it
+    home: dict[object, str] = {}  # inode, ctime and place -> the split that has the image
     sizes: dict[str, array[int]] = {}
     for name, images in splits.items():
         sizes[name] = array("q")
-        missing: list[int] = []
-        for index, (path, found) in enumerate(zip(images.paths, images.homes())):
-            if found is None:
-                missing.append(index)
-                continue
-            key, size = found
+        for index, (path, stamp) in enumerate(zip(images.paths, images.stamps())):
+            key = stamp[1:]
             if home.setdefault(key, name) != name:
                 raise BadInput(
                     f"{dataset}: {path} is in {home[key]} and in {name}; remove it from one of them"
                 )
-            sizes[name].append(size)
+            sizes[name].append(stamp.size)
             if index % AT_ONCE == AT_ONCE - 1:
                 progress.advance(AT_ONCE)
-        if missing:
-            count = f"{len(missing)} of {len(images)} {name} images are"
-            raise BadInput(f"{images.file(missing[0])} is missing ({count})")
         progress.advance(len(images) % AT_ONCE)
     return sizes
 

@@ -159,10 +159,5 @@ class Joined(ImageList):
         for part, place in self.where:
             yield stamps[part][place]
 
-    def homes(self) -> Iterator[tuple[str, int] | None]:
-        homes = [list(part.homes()) for part in self.parts]
-        for part, place in self.where:
-            yield homes[part][place]
-
     def subset(self, indices: Sequence[int]) -> Self:
         return replace(super().subset(indices), where=taken(self.where, indices))

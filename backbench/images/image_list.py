@@ -143,11 +143,12 @@ class Names(Sequence[str]):
 
 
 class Stamp(NamedTuple):
-    """An image's size, and what tells that the file which holds it is as it was."""
+    """An image's size, what tells that the file which holds it is as it was, and its place there."""
 
     size: int  # bytes of the image
     inode: int
     changed: int  # ctime of the file, ns
+    place: object = 0  # equal for no two images of a file
 
 
 @dataclass(frozen=True)
@@ -201,49 +202,18 @@ class ImageList:
             file = f"{self.root}/{path}"
             try:
                 about = os.stat(file)  # noqa: PTH116 - a Path for each of a million takes longer
-            except FileNotFoundError:
-                raise BadInput(f"{file}: no such image file") from None
+            except OSError:
+                about = None
+            if about is None or not stat.S_ISREG(about.st_mode):
+                there = [os.path.isfile(f"{self.root}/{each}") for each in self.paths]  # noqa: PTH113
+                count = f"{there.count(False)} of {len(there)} images are"
+                raise BadInput(f"{file} is missing ({count})")
             yield Stamp(about.st_size, about.st_ino, about.st_ctime_ns)
-
-    def homes(self) -> Iterator[tuple[str, int] | None]:
-        """Yield where each image really lies, links followed, and its size; None where there is no
-        such file."""
-        folders: dict[str, str] = {}  # folder -> what it really is
-        for path in self.paths:
-            file = f"{self.root}/{path}"
-            about = _regular(file)
-            if about is None:
-                yield None
-                continue
-            link = stat.S_ISLNK(about.st_mode)
-            size = os.stat(file).st_size if link else about.st_size  # noqa: PTH116
-            yield _real(file, about, folders), size
 
     def subset(self, indices: Sequence[int]) -> Self:
         """The images at `indices`, in that order."""
         paths = Names(self.paths[i] for i in indices)
         return replace(self, paths=paths, labels=taken(self.labels, indices))
-
-
-def _regular(file: str) -> os.stat_result | None:
-    """Return lstat of a file or of a link to one; None if there is neither."""
-    try:
-        about = os.lstat(file)
-    except OSError:
-        return None
-    if stat.S_ISLNK(about.st_mode):
-        return about if os.path.isfile(file) else None  # noqa: PTH113 - names of any length
-    return about if stat.S_ISREG(about.st_mode) else None
-
-
-def _real(file: str, about: os.stat_result, folders: dict[str, str]) -> str:
-    """The file that `file` leads to. Links of a folder are followed once for all of its files."""
-    if stat.S_ISLNK(about.st_mode):
-        return os.path.realpath(file)
-    folder, _, name = file.rpartition("/")
-    if folder not in folders:
-        folders[folder] = os.path.realpath(folder)
-    return f"{folders[folder]}/{name}"
 
 
 @dataclass(frozen=True)
@@ -268,12 +238,8 @@ class ArrayList(ImageList):
 
     def stamps(self) -> Iterator[Stamp]:
         """Yield nothing that tells a change: the pixels are in memory."""
-        yield from [Stamp(0, 0, 0)] * len(self)
-
-    def homes(self) -> Iterator[tuple[str, int]]:
-        """Yield the name of each row."""
         for path in self.paths:
-            yield f"{self.root}::{path}", 0
+            yield Stamp(0, 0, 0, path)
 
     def subset(self, indices: Sequence[int]) -> Self:
         return replace(super().subset(indices), pixels=self.pixels[list(indices)])

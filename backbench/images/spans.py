@@ -167,20 +167,15 @@ class SpanList(ImageList):
 
     def stamps(self) -> Iterator[Stamp]:
         """Yield the stamp of every image: one stat per container."""
-        marks = []
+        marks: list[tuple[int, int]] = []
         for path in self.containers:
             try:
                 marks.append(mark_of(path)[1:])
             except OSError as error:
                 raise BadInput(f"{path}: not readable ({error.strerror})") from None
-        for file, size in zip(self.spans["file"].tolist(), self.spans["size"].tolist()):
-            yield Stamp(size, *marks[file])
-
-    def homes(self) -> Iterator[tuple[str, int] | None]:
-        real = [os.path.realpath(path) for path in self.containers]
-        there = [os.path.isfile(path) for path in real]  # noqa: PTH113
         for file, start, _, _, inner, size, _ in self.spans.tolist():
-            yield (f"{real[file]}:{start}:{inner}", size) if there[file] else None
+            inode, changed = marks[file]
+            yield Stamp(size, inode, changed, (start, inner))
 
     def subset(self, indices: Sequence[int]) -> Self:
         return replace(super().subset(indices), spans=self.spans[list(indices)])

@@ -43,6 +43,14 @@ class _Latest:
 
 
 _PER_IMAGE = ("hits5", "label", "prediction")  # arrays with an entry for each image
+# Name -> kinds and dimensions; the predictions of each draw of labels are (D, N)
+_ARRAYS = {
+    "manifest": ("U", (0,)),
+    "images": ("iufb", (0,)),
+    "prediction": ("iub", (1, 2)),
+    "label": ("iub", (1,)),
+    "hits5": ("iub", (1,)),
+}
 _ENTRY = 1000  # bytes of a path and what holds it
 _latest = _Latest()
 
@@ -127,16 +135,10 @@ def _refuse(arrays: Arrays) -> None:
 
     for name, array in arrays.items():
         is_score = name == "values" or name.startswith("bootstrap_")
-        kinds = "U" if name == "manifest" else "iub" if name in _PER_IMAGE else "iufb"
+        kinds, dimensions = _ARRAYS.get(name, ("iufb", (1,)))
         if array.dtype.kind not in kinds:
             raise ValueError(f"'{name}' is of type {array.dtype}")
-        if name in ("manifest", "images"):
-            dimensions: tuple[int, ...] = (0,)
-        elif name == "prediction":
-            dimensions = (1, 2)  # the predictions of each draw of labels are (D, N)
-        elif name in _PER_IMAGE or is_score:
-            dimensions = (1,)
-        else:
+        if name not in _ARRAYS and not is_score:
             continue  # nobody reads it
         if array.ndim not in dimensions:
             raise ValueError(f"'{name}' has {array.ndim} dimensions")

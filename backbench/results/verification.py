@@ -334,11 +334,10 @@ def _of_counts(r: Result, arrays: Arrays) -> int:
 
 
 def _refuse_other_interval(r: Result, again: tuple[float, float] | None) -> None:
-    if again is None and r.ci95 is None:
-        return
     if again is None or r.ci95 is None:
-        raise _Unfit(f"its interval is {r.ci95}, what was kept gives {again}")
-    if max(abs(a - b) for a, b in zip(again, r.ci95)) > _ALIKE:
+        if again is not r.ci95:
+            raise _Unfit(f"its interval is {r.ci95}, what was kept gives {again}")
+    elif max(abs(a - b) for a, b in zip(again, r.ci95)) > _ALIKE:
         raise _Unfit(f"its interval is {_shown(r.ci95)}, what was kept gives {_shown(again)}")
 
 

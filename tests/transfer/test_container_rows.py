@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import random
+import subprocess
+import sys
 
 import pytest
 from support.containers import LAYOUTS, packed
 from support.tiny_pretraining import digest, recipe
 
 from backbench.cli import main
+from backbench.datasets import catalog, splits
 from backbench.results import store
 from backbench.runs.folder import RESULTS_FILE, cache_folder
 
@@ -40,15 +44,22 @@ WORDS = {
 FAST = ("tar", "wds", "deflated", "parquet of 2023", "arrow")
 
 
-def rows_of(verb, root, trunk, folder):
+def words_of(verb, root, trunk, folder, out):
     file = folder / f"{verb}.yaml"
     name = {} if verb == "analyze" else {"protocol": f"{verb}-container-demo-v1"}
     file.write_text(json.dumps({**name, **RECIPES[verb]}))
-    out = folder / f"{verb} of {root.name}"
     words = [*WORDS.get(verb, ["linear", "--datasets"]), "classes", trunk, "--data", root]
     words += ["--recipe" if verb == "analyze" else "--protocol", file, "--workers", "0"]
-    words += ["--out", out]
-    assert main([str(word) for word in words]) == 0
+    return [str(word) for word in (*words, "--out", out)]
+
+
+def rows_of(verb, root, trunk, folder):
+    out = folder / f"{verb} of {root.name}"
+    assert main(words_of(verb, root, trunk, folder, out)) == 0
+    return rows_in(out, root)
+
+
+def rows_in(out, root):
     found, problems = store.read(out / RESULTS_FILE)
     assert found and not problems
     for row in found:
@@ -87,3 +98,33 @@ def test_pretraining_gives_the_same_weights(trees, tmp_path):
         assert main([str(word) for word in words]) == 0
         digests.add(digest(out))
     assert len(digests) == 1
+
+
+def killed_and_run(words, kills=10):
+    """Kill the command so many times after up to seven seconds, then let it end."""
+    command, draw = [sys.executable, "-m", "backbench", *words], random.Random(0)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    for _ in range(kills):
+        job = subprocess.Popen(command, **quiet)
+        try:
+            job.wait(draw.uniform(0.5, 7))
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
+    subprocess.run(command, check=True, **quiet)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kills_of_a_run_and_of_packing_change_nothing(trees, trunk, tmp_path, monkeypatch):
+    root = packed(trees("classes"), "classes", "parquet of 2023")
+    wanted = rows_of("linear", root, trunk, tmp_path)
+    monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "cold"))
+    killed_and_run(words_of("linear", root, trunk, tmp_path, tmp_path / "killed"))
+    assert rows_in(tmp_path / "killed", root) == wanted
+    out = tmp_path / "out" / "classes"
+    words = ["data", "pack", "classes", "--to", "tar", "--out", str(out), "--data", str(root)]
+    killed_and_run(words)
+    before, after = (catalog.load("classes", where) for where in (root, out.parent))
+    assert splits.digests(before) == splits.digests(after)
+    assert [path.suffix for path in out.iterdir()] == [".tar"] * 3
