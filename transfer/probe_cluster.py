@@ -18,14 +18,13 @@ from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
+from backbench.stats.partitions import METRICS, agreement
 from transfer import scoring
 from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.probe_kind import Probe
 from transfer.protocols import KMeansClusters
 from transfer.scoring import Assignment
-
-METRICS = ("nmi", "ari", "cluster_acc")
 
 
 def refuse(p: KMeansClusters, name: str, splits: Splits) -> None:
@@ -51,18 +50,6 @@ def clusterings(
         k_means.fit(unit)
         found.append((float(k_means.inertia_), k_means.labels_.astype(np.int64)))
     return sorted(found, key=lambda one: one[0])
-
-
-def agreement(label: NDArray[np.int64], cluster: NDArray[np.int64]) -> dict[str, float]:
-    """METRICS of one clustering (N,), in percent."""
-    from scipy.optimize import linear_sum_assignment
-    from sklearn import metrics
-
-    together = metrics.cluster.contingency_matrix(label, cluster)
-    matched = together[linear_sum_assignment(together, maximize=True)].sum()
-    nmi = metrics.normalized_mutual_info_score(label, cluster)
-    ari = metrics.adjusted_rand_score(label, cluster)
-    return dict(zip(METRICS, (100 * float(x) for x in (nmi, ari, matched / len(label)))))
 
 
 def measure(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backbench.results import kept_scores, resamples
 from backbench.results.predictions import hits, load
-from backbench.stats import confidence, dense_counts, resampling
+from backbench.stats import confidence, dense_counts, partitions, resampling
 from backbench.tasks import TASKS
 from backbench.untrusted import opening, printable
 
@@ -51,6 +51,7 @@ _AP_ORDER = 0.1  # percent: a stricter overlap may by chance of matching give so
 _LARGEST_LIST, _LARGEST_TABLE = 16 * opening.MEGABYTE, 4 * opening.MEGABYTE
 _MOST_HITS = 10_000_000  # draws times images that are computed with
 _MOST_PENALTIES = 10_000
+_MOST_CLUSTERS = 3_000  # more would take minutes to match with classes
 _KEPT_LISTS = 64  # of at most a million images, in memory
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEPT_NAME = re.compile(r"-s(-?\d+)-([0-9a-f]{12})\.npz$")  # as scoring.py ends its names
@@ -250,7 +251,7 @@ def _level(r: Result, run: Path) -> int:
         return _of_counts(r, arrays)
     right = hits(arrays, r.metric)
     if right is None:
-        return UNBACKED
+        return _of_test_images(r, run, arrays)
     if right.size > _MOST_HITS:
         raise _Unfit(f"{right.size} hits are more than any test list has")
     _refuse_other_count(r, arrays, right)
@@ -331,6 +332,33 @@ def _of_counts(r: Result, arrays: Arrays) -> int:
     interval = confidence.of_resamples(r.value / 100, drawn, images) if covered else None
     _refuse_other_interval(r, interval)
     return FROM_KEPT
+
+
+def _of_test_images(r: Result, run: Path, arrays: Arrays) -> int:
+    """The level of retrieval (a score for each query) and of clusters."""
+    import numpy as np
+
+    label, queries = arrays.get("label"), arrays.get(f"queries_{r.metric}")
+    if label is None or label.size > _MOST_HITS:
+        return UNBACKED
+    _, own, others = np.unique(label, return_inverse=True, return_counts=True)
+    if queries is not None:
+        if not np.array_equal(np.isnan(queries), others[own] == 1):
+            raise _Unfit("its queries are not the images whose class has others")
+        inside = queries[others[own] > 1]
+        if not ((inside >= 0) & (inside <= 1)).all():
+            raise _Unfit("one of its queries' scores is not between 0 and 1")
+        again = 100 * float(inside.mean())
+    elif "cluster" in arrays and r.metric in partitions.METRICS:
+        if len(others) > _MOST_CLUSTERS or len(np.unique(arrays["cluster"])) > _MOST_CLUSTERS:
+            return UNBACKED
+        again = partitions.agreement(label, arrays["cluster"])[r.metric]
+    else:
+        return UNBACKED
+    if r.value is None or abs(again - r.value) > _ALIKE:
+        raise _Unfit(f"it says {r.value}, its predictions give {again:.4f}")
+    _refuse_other_interval(r, None)
+    return _of_listed_labels(r, run, arrays)
 
 
 def _refuse_other_interval(r: Result, again: tuple[float, float] | None) -> None:

@@ -1,5 +1,6 @@
 """Retrieval within classes, clustering, LiDAR and alpha-ReQ against loops, and their commands."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -11,11 +12,12 @@ from support.layouts import trunk_file
 
 from backbench.cli import main
 from backbench.errors import EXIT_BAD_INPUT
-from backbench.results import store
+from backbench.results import store, verification
 from backbench.runs.state import StopFlag
+from backbench.stats.partitions import agreement
 from transfer import feature_statistics as fs
 from transfer.probe_class_retrieval import retrieve
-from transfer.probe_cluster import agreement, clusterings
+from transfer.probe_cluster import clusterings
 from transfer.protocols import KMeansClusters
 
 # Retrieval within classes
@@ -224,7 +226,10 @@ def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, ki
     assert len(kept["label"]) == 20
     names = {json.loads(file.read_text())["description"]["images"] for file in cached(tmp_path)}
     assert len(names) == 1, "neither train nor val was read"
-    assert main(["verify", str(tmp_path / "run")]) == 0
+    verdicts = verification.of_run(rows, tmp_path / "run")
+    assert {(v.level, v.why) for v in verdicts} == {(verification.FROM_LIST, "")}
+    forged = [dataclasses.replace(r, value=r.value - 1) for r in rows]
+    assert all("give" in v.why for v in verification.of_run(forged, tmp_path / "run"))
     page = tmp_path / "page.html"
     assert main(["leaderboard", str(tmp_path / "run"), "--html", str(page)]) == 0
 

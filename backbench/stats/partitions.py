@@ -1,0 +1,22 @@
+"""How well clusters agree with classes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+METRICS = ("nmi", "ari", "cluster_acc")
+
+
+def agreement(label: NDArray, cluster: NDArray) -> dict[str, float]:
+    """METRICS of one clustering (N,) against the classes (N,), in percent."""
+    from scipy.optimize import linear_sum_assignment
+    from sklearn import metrics
+
+    together = metrics.cluster.contingency_matrix(label, cluster)
+    matched = together[linear_sum_assignment(together, maximize=True)].sum()
+    nmi = metrics.normalized_mutual_info_score(label, cluster)
+    ari = metrics.adjusted_rand_score(label, cluster)
+    return dict(zip(METRICS, (100 * float(x) for x in (nmi, ari, matched / len(label)))))
