@@ -166,8 +166,6 @@ def _pretrain(p: argparse.ArgumentParser) -> None:
     help = f"{' '.join(fast.spelled())}; what is given by hand wins (docs/fast.md)"
     p.add_argument(fast.SWITCH, action="store_true", help=help)
     _run_on_data(p)
-    help = "also write TensorBoard event files to RUN"
-    p.add_argument("--tensorboard", action="store_true", help=help)
 
 
 MODELS = "backbench.verbs.evaluate_models"

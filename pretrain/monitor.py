@@ -10,7 +10,6 @@ import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +29,6 @@ from backbench.runs.step_metrics import Metrics, read_metrics
 from backbench.runs.terminal import log
 from pretrain.data import LoadedBatch
 from pretrain.recipe import PretrainConfig, ViewsConfig
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 # Unit features whose standard deviation is this part of an isotropic cloud's, or whose effective
 # rank is this low, tell images apart along at most one direction. A random ResNet has about 0.1 and
@@ -84,18 +80,8 @@ class RunLog:
     the terms since the last one, the features' statistics, and of the time since then images per
     second and the share that was spent waiting for batches."""
 
-    def __init__(
-        self,
-        run: Path,
-        config: PretrainConfig,
-        rank: int,
-        step: int,
-        last: int,
-        *,
-        tensorboard: bool,
-    ) -> None:
+    def __init__(self, run: Path, config: PretrainConfig, rank: int, step: int, last: int) -> None:
         self.metrics: Metrics | None = None
-        self.events: SummaryWriter | None = None
         self.progress: Progress | None = None
         if rank == 0:
             self.metrics = Metrics(run, from_step=step)
@@ -108,10 +94,6 @@ class RunLog:
                 cheaper="" if torch.cuda.is_available() else dear,
             )
             self.progress = Progress(run, last, config.name, done=step)
-            if tensorboard:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self.events = SummaryWriter(str(run / "tensorboard"), purge_step=step)
         self.batch_size = config.batch_size
         self.shown: dict[str, float] = {}  # beside the progress, from the last row
         self.left_out: set[str] = set()
@@ -154,57 +136,34 @@ class RunLog:
         """Count a step: `done` are made, the last of them in `epoch` and at `lr`. A due row is
         written, and the terms start anew."""
         self.made += 1
+        if row_due and self.metrics is not None:
+            # 1. What the steps came to: the only place that waits for the device.
+            now = time.monotonic()
+            means = recent.mean() | features.statistics()
+            # 2. How fast they were, and the most memory so far: of the GPU, or of this process
+            #    (Linux counts in KiB); the clock starts anew for the next row.
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+                memory = torch.cuda.max_memory_allocated() / 2**30
+            speed = self.made * self.batch_size / (now - self.since)
+            waiting = self.waited / (now - self.since)
+            self.since, self.waited, self.made = now, 0.0, 0
+            # 3. What the progress line shows until then.
+            self.shown = {"loss": means["loss"], "lr": lr, "img/s": speed, "waiting": waiting}
+            # 4. Rows count steps from 0: the row after step number `done` is that of step done - 1.
+            about = {"images_per_s": speed, "waiting": waiting, "memory_gib": memory}
+            self.metrics.write(done - 1, epoch=epoch, lr=lr, **means, **about)
+            warn_if_collapsed(means, done)
         if row_due:
-            self._row(recent, features, done=done, epoch=epoch, lr=lr)
+            recent.rows.clear()
         if self.progress is not None:
             self.progress.advance(1, **self.shown)
 
-    def _row(
-        self, recent: RecentTerms, features: Features, *, done: int, epoch: int, lr: float
-    ) -> None:
-        if self.metrics is None:  # nothing is told by this rank
-            recent.rows.clear()
-            return
-        # 1. What the steps came to: the only place that waits for the device.
-        now = time.monotonic()
-        means = recent.mean() | features.statistics()
-        recent.rows.clear()
-        # 2. How fast they were, and the most memory so far: of the GPU, or of this process (Linux
-        #    counts in KiB); the clock starts anew for the next row.
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-            memory = torch.cuda.max_memory_allocated() / 2**30
-        speed = {
-            "images_per_s": self.made * self.batch_size / (now - self.since),
-            "waiting": self.waited / (now - self.since),
-            "memory_gib": memory,
-        }
-        self.since, self.waited, self.made = now, 0.0, 0
-        # 3. What the progress line shows until then.
-        self.shown = {
-            "loss": means["loss"],
-            "lr": lr,
-            "img/s": speed["images_per_s"],
-            "waiting": speed["waiting"],
-        }
-        # 4. Rows count steps from 0: the row after step number `done` is that of step done - 1.
-        self._write(done - 1, epoch=epoch, lr=lr, **means, **speed)
-        warn_if_collapsed(means, done)
-
     def knn(self, score: float | None, *, done: int, epoch: int) -> None:
         """Log the score after `done` steps, at the end of `epoch`; None means that there is none."""
-        if score is not None:
-            self._write(done - 1, epoch=epoch, knn=score)
+        if score is not None and self.metrics is not None:
+            self.metrics.write(done - 1, epoch=epoch, knn=score)
             log.info("epoch %d: kNN %.2f%%", epoch + 1, score)
-
-    def _write(self, step: int, **values: float) -> None:
-        """Append a row to metrics.jsonl, and the same numbers to TensorBoard's events."""
-        assert self.metrics is not None
-        self.metrics.write(step, **values)
-        if self.events is not None:
-            for name, value in values.items():
-                self.events.add_scalar(name, value, step)
-            self.events.flush()
 
 
 class Features:

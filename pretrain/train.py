@@ -1,7 +1,6 @@
 """`backbench pretrain`: images -> Checkpoint. The loop is `Training.loop`."""
 
 import argparse
-import importlib.util
 import logging
 import platform
 import warnings
@@ -42,8 +41,6 @@ def run(args: argparse.Namespace) -> int:
     ranks = args.devices * args.nodes
     division.check_batch(config.batch_size, ranks, config.accumulate)
     refuse_too_few(config, found)
-    if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise BadInput("--tensorboard needs the tensorboard package: pip install tensorboard")
     method = build(config, found)  # refuses what the method cannot do before anything starts
     identity = {"recipe": what_decides(config), "data": data.dataset_fingerprint(found)}
     for groups in batchnorm.groups_of(method):
@@ -80,17 +77,10 @@ def run(args: argparse.Namespace) -> int:
         with agree.together(opening if fabric.is_global_zero else None):
             if fabric.is_global_zero and not (args.out / RECIPE_FILE).exists():
                 atomic.write_text(args.out / RECIPE_FILE, recipes.to_yaml(config))
-            train(
-                fabric,
-                config,
-                method,
-                found,
-                args.out,
-                recipe=recipes.fingerprint(identity["recipe"]),
-                agree=agree,
-                workers=workers,
-                tensorboard=args.tensorboard,
-            )
+            recipe = recipes.fingerprint(identity["recipe"])
+            training = Training(fabric, config, method, found, args.out, recipe, agree, workers)
+            training.loop()
+            training.write_checkpoint()
     return 0
 
 
@@ -191,43 +181,10 @@ class Verdict(NamedTuple):
     due: bool  # the last state is too old at the end of an epoch
 
 
-def train(
-    fabric: Fabric,
-    config: PretrainConfig,
-    method: Method,
-    found: ImageList,
-    run: Path,
-    *,
-    recipe: str,
-    agree: distributed.Agreement,
-    workers: int,
-    tensorboard: bool = False,
-) -> None:
-    """Train from the state in RUN, or from the beginning, and write RUN/backbone.safetensors.
-    `recipe` is the fingerprint that a state must have to continue."""
-    training = Training(fabric, config, method, found, run, recipe, agree, workers, tensorboard)
-    training.loop()
-    if fabric.global_rank == 0:
-        if training.last:
-            monitor.plot_curves(run, config.name)
-        checkpoint = Checkpoint(
-            arch=config.arch,
-            stem=config.stem,
-            method=config.method.name,
-            epochs=training.epochs,
-            state_dict=method.backbone.state_dict(),
-            heads=method.heads(),
-            pixels=config.views.pixels,
-            provenance=provenance(config, found, fabric.world_size, fabric.device),
-        )
-        checkpoint.save(run / CHECKPOINT_FILE)
-        log.info("%s: digest %s", run / CHECKPOINT_FILE, checkpoint.digest[:12])
-    fabric.barrier()
-
-
 @dataclass
 class Training:
-    """A run of the loop: what is trained, fed, watched and saved, and how far it is."""
+    """A run of the loop: what is trained, fed, watched and saved, and how far it is. `recipe` is
+    the fingerprint that the state in RUN must have to continue."""
 
     fabric: Fabric
     config: PretrainConfig
@@ -237,7 +194,6 @@ class Training:
     recipe: str
     agree: distributed.Agreement
     workers: int
-    tensorboard: bool
 
     def __post_init__(self) -> None:
         fabric, config, method = self.fabric, self.config, self.method
@@ -261,14 +217,10 @@ class Training:
                     module.compile()
         self.model, self.stepper = fabric.setup(method, optimizer)
         # 3. The state, the log and the batches from its step on
-        minutes = config.save_minutes
-        self.state = SavedState(
-            self.run, self.recipe, fabric, method, optimizer, save_minutes=minutes
-        )
+        save = config.save_minutes
+        self.state = SavedState(self.run, self.recipe, fabric, method, optimizer, save_minutes=save)
         self.step, self.recent = self.state.resume(self.last)
-        self.record = monitor.RunLog(
-            self.run, config, rank, self.step, self.last, tensorboard=self.tensorboard
-        )
+        self.record = monitor.RunLog(self.run, config, rank, self.step, self.last)
         self.rules = FirstStep(method, config.method.name)  # checked once, then silent
         self.batches = data.loader(
             self.found,
@@ -321,6 +273,26 @@ class Training:
                 if verdict.interrupted and done < self.last:
                     self.fabric.barrier()  # no rank leaves before the state is written
                     raise self.preempted(stop)
+
+    def write_checkpoint(self) -> None:
+        """RUN/backbone.safetensors and the curves, by rank 0; the others wait."""
+        fabric, config, method = self.fabric, self.config, self.method
+        if fabric.is_global_zero:
+            if self.last:
+                monitor.plot_curves(self.run, config.name)
+            checkpoint = Checkpoint(
+                arch=config.arch,
+                stem=config.stem,
+                method=config.method.name,
+                epochs=self.epochs,
+                state_dict=method.backbone.state_dict(),
+                heads=method.heads(),
+                pixels=config.views.pixels,
+                provenance=provenance(config, self.found, fabric.world_size, fabric.device),
+            )
+            checkpoint.save(self.run / CHECKPOINT_FILE)
+            log.info("%s: digest %s", self.run / CHECKPOINT_FILE, checkpoint.digest[:12])
+        fabric.barrier()
 
     def refuse_unreadable(self, parts: Sequence[data.LoadedBatch]) -> None:
         """BadInput on all ranks for an image neither readable nor left out; else a warning."""

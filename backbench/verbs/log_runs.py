@@ -25,7 +25,6 @@ from backbench.untrusted import jsons, walking
 
 NOTE = "logged.json"
 PROJECT = "backbench"
-TENSORBOARD_SUFFIX = ".log"  # of the event files that this verb writes
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,8 @@ def _send_new(folder: Path, root: Path, to: str, send: Callable[[LoggedRun], Non
 def _tensorboard(run: LoggedRun) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
-    folder = run.folder / "tensorboard"
-    # `pretrain --tensorboard` writes the steps there itself, into files without the suffix
-    theirs = [f for f in folder.glob("events.*") if not f.name.endswith(TENSORBOARD_SUFFIX)]
-    steps = [] if theirs else run.steps
-    with SummaryWriter(str(folder), filename_suffix=TENSORBOARD_SUFFIX) as writer:
-        for step, values in steps:
+    with SummaryWriter(str(run.folder / "tensorboard")) as writer:
+        for step, values in run.steps:
             for name, value in values.items():
                 writer.add_scalar(name, value, step)
         for name, value in run.numbers.items():

@@ -144,12 +144,14 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
             [*MOCO, "method.groups=4", "accumulate=4"],
             "4 batch norm groups do not divide the 2 images that a forward pass",
         ),
-        (
-            ["batch_size=32"],
-            "24 images are fewer than one batch of 32; set batch_size to at most 24",
-        ),
+        (["batch_size=32"], "24 images are fewer than one batch of 32; set batch_size to at most"),
         ([*MOCO, "method.queue=60"], "a queue of 60 keys is no multiple of the batch size 8"),
         (["accumulate=3"], "batch_size 8 does not divide over 1 processes x 3 accumulation steps"),
+        (["--devices=3"], "batch_size 8 does not divide over 3 processes"),
+        (
+            [*MOCO, "method.groups=4", "method.queue=72", "batch_size=12", "--devices=3"],
+            "do not nest",
+        ),
         (
             ["accumulate=2"],
             "accumulate 2: the loss of 'simclr' compares the samples of the whole batch",
@@ -157,13 +159,7 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
         (["method.name=simclrr"], "did you mean 'simclr'"),
         (["arch=resnet19"], "did you mean 'resnet18'"),
         (["data.dataset=shape"], "did you mean 'shapes'"),
-        (["epochs=-1"], "'epochs' must be greater than or equal to 0, not -1"),
         (["batch_size=0"], "'batch_size' must be greater than or equal to 1, not 0"),
-        (["optim.lr=-1"], "'optim.lr' must be greater than or equal to 0, not -1"),
-        (["optim.reference_batch=0"], "'optim.reference_batch' must be greater than or equal to 1"),
-        (["stop_after_epochs=0"], "'stop_after_epochs' must be greater than or equal to 1"),
-        (["data.workers=-1"], "'data.workers' must be greater than or equal to 0"),
-        (["views={crops: [{count: 3, size: 16}]}"], "takes 2 views"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(pretrain, tmp_path, overrides, message):
@@ -251,23 +247,12 @@ def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp
         # it is 1 x 1
         [*MOCO, "accumulate=2", "precision=bf16", *LARGER],
         ["precision=fp16", "optim.clip_norm=1.0", *LARGER],
-        ["channels_last=false"],
-        ["views.pipeline=reference"],
+        ["channels_last=false", "views.pipeline=reference"],
         ["optim={name: lars, lr: 1.8, decay_1d: false, adapt_1d: false, warmup_epochs: 1}"],
-        ["optim={name: adamw, lr: 0.001, reference_batch: 256}"],
-        ["compile=true"],
+        ["compile=true", "optim={name: adamw, lr: 0.001, reference_batch: 256}"],
         ["stop_after_epochs=1"],
     ],
-    ids=[
-        "accumulated bf16",
-        "fp16",
-        "channels first",
-        "reference",
-        "lars",
-        "adamw",
-        "compiled",
-        "early",
-    ],
+    ids=lambda overrides: overrides[0],
 )
 def test_every_way_to_train_continues_exactly(pretrain, kill_at_step, tmp_path, overrides):
     assert pretrain(tmp_path / "whole", *overrides)[0] == 0
@@ -290,17 +275,6 @@ def test_micro_batches_add_up_to_the_batch(pretrain, tmp_path):
     a, b = (read_metrics(tmp_path / n)[0]["loss"] for n in "ab")
     # The shuffle of the keys spans the batch in one, the micro-batch in the other
     assert a == pytest.approx(b, rel=1e-2)
-
-
-@pytest.mark.slow
-def test_tensorboard_on_request(pretrain, tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    assert pretrain(tmp_path / "run", options=["--tensorboard"])[0] == 0
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    events.Reload()
-    assert [e.step for e in events.Scalars("loss")] == list(range(6))
 
 
 def test_feature_statistics_know_collapse(caplog):

@@ -57,20 +57,6 @@ def test_tensorboard_shows_steps_and_numbers_once(runs, caplog):
     assert scalars(runs / "pretrain" / "tensorboard")["loss"] == [(0, 4.0), (10, 3.0), (20, 1.0)]
 
 
-def test_steps_that_pretraining_wrote_for_tensorboard_are_not_sent_again(runs, monkeypatch):
-    run = runs / "pretrain"
-    event_files = pytest.importorskip("torch.utils.tensorboard")
-    with event_files.SummaryWriter(str(run / "tensorboard")) as writer:
-        for step in (0, 10, 20):
-            writer.add_scalar("loss", 4.0, step)
-            writer.flush()
-            if step:  # also when the run goes on, and when another logger has a note there
-                Metrics(run, from_step=step).write(step, loss=4.0)
-                monkeypatch.setitem(sys.modules, "wandb", logger("wandb"))
-                assert log(runs, "wandb") == log(runs, "tensorboard") == 0
-    assert scalars(run / "tensorboard") == {"loss": [(0, 4.0), (10, 4.0), (20, 4.0)]}
-
-
 def logger(name):
     """A package that takes every call, and notes it."""
     module = mock.MagicMock(__spec__=types.SimpleNamespace(name=name))
