@@ -18,7 +18,7 @@ from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods._heads import forward_crops
-from pretrain.methods._linalg import MOST_ROWS, polar_by_products, polar_by_rotations
+from pretrain.methods._linalg import polar
 from pretrain.methods._momentum import ContrastConfig, MomentumContrast
 from pretrain.methods._precision import GradientContext, full_precision, unit
 from pretrain.methods.moco import queue_logsumexp
@@ -26,7 +26,7 @@ from pretrain.methods.moco import queue_logsumexp
 Prior = Literal["laplace", "gaussian", "margin", "none", "batch"]
 
 
-def _polar(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+def _polar_by_gram(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """X (B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n), with X = U S V^T. From
     the Gram matrix, where the ratio of its least to its largest eigenvalue is above `threshold`."""
     # 1. G = X X^T = U S^2 U^T, only (m, m)
@@ -35,7 +35,7 @@ def _polar(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     # 2. ||X||_* = trace of S = trace of G^(1/2)
     norms = singular.sum(-1)
     # 3. U V^T = U S^-1 U^T X = G^(-1/2) X
-    polar = ((vectors / singular.unsqueeze(-2)) @ vectors.mT) @ x
+    factor = ((vectors / singular.unsqueeze(-2)) @ vectors.mT) @ x
     # 4. Squaring has lost half the digits: where the least eigenvalue is too small for that (or
     #    nan, hence the `not`), a singular value decomposition of X itself. Directions that are zero
     #    there are left out, which is the subgradient of least norm
@@ -44,8 +44,8 @@ def _polar(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
         left, s, right = torch.linalg.svd(x[doubtful], full_matrices=False)
         kept = s > max(x.shape[-2:]) * torch.finfo(x.dtype).eps * s[..., :1]
         norms[doubtful] = s.sum(-1)
-        polar[doubtful] = (left * kept.unsqueeze(-2)) @ right
-    return norms, polar
+        factor[doubtful] = (left * kept.unsqueeze(-2)) @ right
+    return norms, factor
 
 
 class _NuclearNorm(torch.autograd.Function):
@@ -56,9 +56,8 @@ class _NuclearNorm(torch.autograd.Function):
         wide = matrices.shape[-2] <= matrices.shape[-1]
         if matrices.is_cuda:
             x = matrices.double()
-            few = min(matrices.shape[-2:]) <= MOST_ROWS
-            norms, polar = (polar_by_rotations if few else polar_by_products)(x if wide else x.mT)
-            ctx.save_for_backward((polar if wide else polar.mT).to(matrices.dtype))
+            norms, factor = polar(x if wide else x.mT)
+            ctx.save_for_backward((factor if wide else factor.mT).to(matrices.dtype))
             return norms.to(matrices.dtype)
         # How much of the Gram matrix's spectrum is to be trusted: to the digits of the answer
         threshold = 1e-8 if matrices.dtype == torch.float32 else 1e-4
@@ -68,9 +67,9 @@ class _NuclearNorm(torch.autograd.Function):
             size = max(1, (1 << 18) // matrices[0].numel())  # 2 MiB: in its cache, and few calls
         for start in range(0, len(matrices), size):
             part = matrices[start : start + size].double()
-            norm, polar = _polar(part if wide else part.mT, threshold)
+            norm, factor = _polar_by_gram(part if wide else part.mT, threshold)
             norms[start : start + size] = norm
-            gradient[start : start + size] = polar if wide else polar.mT
+            gradient[start : start + size] = factor if wide else factor.mT
         ctx.save_for_backward(gradient)
         return norms
 
