@@ -4,7 +4,7 @@ Recipes speak epochs; from here on everything is counted in steps.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput, nearest
 from backbench.weights.trunk import Trunk
-from pretrain.recipe import PretrainConfig
+from pretrain.recipe import Optim, PretrainConfig
 
 Group = dict[str, Any]  # a parameter group, as torch's optimisers keep them
 
@@ -108,15 +108,7 @@ class LARS(torch.optim.Optimizer):
         torch._foreach_add_(params, buffers, alpha=-group["lr"])
 
 
-def parameter_groups(
-    module: nn.Module,
-    *,
-    weight_decay: float,
-    decay_1d: bool = True,
-    adapt_1d: bool = True,
-    lr_1d: float | None = None,
-    constant_lr: Sequence[str] = (),
-) -> list[Group]:
+def parameter_groups(module: nn.Module, o: Optim, scale: float = 1.0) -> list[Group]:
     """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest
     (biases, norms, and what else a trunk leaves undecayed: tokens, position embeddings).
 
@@ -129,11 +121,11 @@ def parameter_groups(
     for prefix, inner in module.named_modules():
         if isinstance(inner, Trunk):
             special |= {f"{prefix}.{name}".lstrip(".") for name in inner.undecayed()}
-    matrices: Group = {"weight_decay": weight_decay, "adapt": True, "peak": None}
+    matrices: Group = {"weight_decay": o.weight_decay, "adapt": True, "peak": None}
     vectors: Group = {
-        "weight_decay": weight_decay if decay_1d else 0.0,
-        "adapt": adapt_1d,
-        "peak": lr_1d,
+        "weight_decay": o.weight_decay if o.decay_1d else 0.0,
+        "adapt": o.adapt_1d,
+        "peak": None if o.lr_1d is None else o.lr_1d * scale,
     }
     # One group where they do not differ, in the module's own order
     alike = matrices == vectors
@@ -141,7 +133,7 @@ def parameter_groups(
     for name, p in module.named_parameters():
         if p.requires_grad:
             is_vector = (p.ndim <= 1 or name in special) and not alike
-            is_constant = not set(constant_lr).isdisjoint(name.split("."))
+            is_constant = not set(o.constant_lr).isdisjoint(name.split("."))
             settings = vectors if is_vector else matrices
             group = {**settings, "constant": is_constant, "params": []}
             groups.setdefault((is_constant, is_vector), group)["params"].append(p)
@@ -159,14 +151,7 @@ def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimize
             raise BadInput(
                 f"optim.constant_lr: method '{config.method.name}' has no part '{part}'; {known}"
             )
-    groups = parameter_groups(
-        method,
-        weight_decay=o.weight_decay,
-        decay_1d=o.decay_1d,
-        adapt_1d=o.adapt_1d,
-        lr_1d=None if o.lr_1d is None else o.lr_1d * _scale(config),
-        constant_lr=o.constant_lr,
-    )
+    groups = parameter_groups(method, o, _scale(config))
     if o.name == "lars":
         return LARS(groups, lr, momentum=o.momentum, trust=o.trust, clip=o.clip)
     # torch's own run fused, unless a gradient scaler and clipping are around them: the fused form

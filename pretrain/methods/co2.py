@@ -5,12 +5,9 @@ lightly's regulariser has no gradient.
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench.parallel import distributed
-from pretrain.method import Batch
 from pretrain.methods import moco
 from pretrain.methods._precision import full_precision
 
@@ -34,12 +31,9 @@ class Config(moco.Config):
 
 class Method(moco.Method):
     config: Config
-    may_be_symmetric = False
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        config, queue = self.config, self.queue.keys[0]
-        q, k = self.query_and_keys(batch, 0, 1)
-        contrast = moco.infonce_loss(q, k, queue, temperature=config.temperature)
-        consistency = consistency_loss(q, k, queue, temperature=config.consistency_temperature)
-        loss = distributed.mean_over_ranks(contrast + config.consistency * consistency)
-        return {"loss": loss, "consistency": torch.detach(consistency)}
+    def pair_loss(self, q: Tensor, k: Tensor, negatives: Tensor) -> Tensor:
+        c = self.config
+        contrast = super().pair_loss(q, k, negatives)
+        apart = consistency_loss(q, k, negatives, temperature=c.consistency_temperature)
+        return contrast + c.consistency * apart

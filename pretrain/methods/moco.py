@@ -88,11 +88,8 @@ class Config(ContrastConfig):
 
 class Method(MomentumContrast[Config]):
     views = 2
-    may_be_symmetric = True
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        if config.symmetric and not self.may_be_symmetric:
-            raise BadInput(f"{config.name} is not symmetric; remove method.symmetric")
         if config.queue_per_view and not config.symmetric:
             either = "set method.symmetric too, or remove method.queue_per_view"
             raise BadInput(f"{config.name}: only view 1 has keys; {either}")
@@ -106,22 +103,22 @@ class Method(MomentumContrast[Config]):
             queues=["queue 0", "queue 1"] if config.queue_per_view else ["queue"],
         )
 
-    def query_and_keys(self, batch: Batch, query: int, key: int) -> tuple[Tensor, Tensor]:
-        """Unit queries of one view and unit keys of the other, (n, d), of this rank's images. The
-        keys of the whole global batch will go into the queue."""
-        keys = self.keys([batch.views[key]], batch.step, key)
-        self.new_keys.append(keys)
-        return unit(self.network(batch.views[query])), distributed.local_slice(keys)[:, 0]
+    def pair_loss(self, q: Tensor, k: Tensor, negatives: Tensor) -> Tensor:
+        """The loss of queries and their keys, both (n, d), and earlier keys (K, d)."""
+        return infonce_loss(q, k, negatives, temperature=self.config.temperature)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
         pairs = [(0, 1), (1, 0)] if config.symmetric else [(0, 1)]
         losses = []
         for query, key in pairs:
-            q, k = self.query_and_keys(batch, query, key)
+            # Keys of the whole global batch, which go into the queue; queries of this rank
+            keys = self.keys([batch.views[key]], batch.step, key)
+            self.new_keys.append(keys)
+            q, k = unit(self.network(batch.views[query])), distributed.local_slice(keys)[:, 0]
             # The negatives are earlier keys: of all views, or of the positive's own view
             negatives = self.queue.keys[key if config.queue_per_view else 0]
-            losses.append(infonce_loss(q, k, negatives, temperature=config.temperature))
+            losses.append(self.pair_loss(q, k, negatives))
         if config.queue_per_view:
             of_view_1, of_view_0 = self.new_keys[-2:]  # in the order of `pairs`
             self.new_keys[-2:] = [torch.cat([of_view_0, of_view_1], 1)]

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench.parallel import distributed
-from pretrain.method import Batch
 from pretrain.methods import moco
 from pretrain.methods._precision import full_precision
 
@@ -31,15 +29,8 @@ class Config(moco.Config):
 
 class Method(moco.Method):
     config: Config
-    may_be_symmetric = False
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        q, k = self.query_and_keys(batch, 0, 1)
-        loss = ressl_loss(
-            q,
-            k,
-            self.queue.keys[0],
-            temperature=self.config.temperature,
-            key_temperature=self.config.key_temperature,
-        )
-        return {"loss": distributed.mean_over_ranks(loss)}
+    def pair_loss(self, q: Tensor, k: Tensor, negatives: Tensor) -> Tensor:
+        c = self.config
+        both = {"temperature": c.temperature, "key_temperature": c.key_temperature}
+        return ressl_loss(q, k, negatives, **both)
