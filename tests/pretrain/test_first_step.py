@@ -1,5 +1,5 @@
 """The rules of a method: each is broken once, and told before a second step is made. In one
-process, under DDP on two ranks, and by a whole run of a method that another package adds."""
+process, under DDP on two ranks, and by a whole run."""
 
 import json
 import subprocess
@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from support import tiny_pretraining
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from backbench import cli, plugins
+from backbench import cli
 from backbench.errors import EXIT_FAILED, Failed
 from backbench.parallel import distributed
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method
+from pretrain.methods import random
 
 ROOT = Path(__file__).parents[2]
 
@@ -188,59 +190,25 @@ def test_ranks_are_told_alike_and_at_once(tmp_path):
     assert "attribute size has changed" in one["Counts"]
 
 
-LAB_METHOD = '''
-"""A lab's own method, which forgets its projector."""
-from dataclasses import dataclass
-from torch import nn
-from pretrain import method
+class Forgetful(random.Method):
+    """It forgets its projector."""
 
-@dataclass(frozen=True, kw_only=True)
-class Config(method.MethodConfig):
-    weight: float = 1.0
-
-class Method(method.Method):
-    def __init__(self, config, backbone, setup):
-        super().__init__()
-        self.config, self.backbone = config, backbone
-        self.projector = nn.Linear(backbone.feature_dim, 4)
-
-    def forward(self, batch):
-        return {"loss": self.config.weight * self.backbone(batch.views[0]).square().mean()}
-'''
+    def __init__(self, *about):
+        super().__init__(*about)
+        self.projector = nn.Linear(4, 4)
 
 
-@pytest.fixture
-def lab(tmp_path, monkeypatch):
-    """An installed package `lab` that adds method `lab`."""
-    (tmp_path / "lab.py").write_text(LAB_METHOD)
-    about = tmp_path / "lab-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[backbench.methods]\nlab = lab\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    plugins.installed.cache_clear()
-    yield
-    monkeypatch.undo()
-    plugins.installed.cache_clear()
-    sys.modules.pop("lab", None)
-
-
-def test_a_run_of_another_packages_method_is_told_its_mistake_in_its_first_step(
-    lab, shapes, tmp_path, capsys
-):
+def test_a_run_is_told_in_its_first_step(shapes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(random, "Method", Forgetful)
     root = shapes(8, "ab", 16)
-    (tmp_path / "lab.yaml").write_text(
-        "{name: lab, arch: resnet18, method: {name: lab, weight: 2.0}, optim: {lr: 0.1}, epochs: 1,"
-        " data: {dataset: shapes, workers: 0}, views: {crops: [{count: 1, size: 16}]}, batch_size: 4}"
-    )
-    command = ["pretrain", str(tmp_path / "lab.yaml"), "--accelerator", "cpu"]
-    out = tmp_path / "run"
-    status = cli.main([*command, "--data", str(root), "--out", str(out)])
+    about = {"method": {"name": "random"}, "views": tiny_pretraining.crops(count=1), "epochs": 1}
+    (tmp_path / "lab.yaml").write_text(tiny_pretraining.recipe(**about))
+    command = ["pretrain", str(tmp_path / "lab.yaml"), "--accelerator", "cpu", "--data", str(root)]
+    assert cli.main([*command, "--out", str(tmp_path / "run")]) == EXIT_FAILED
     said = capsys.readouterr().err
-    assert status == EXIT_FAILED
-    assert "method 'lab' breaks a rule of pretrain/method.py: no gradient reaches projector" in said
-    assert not (out / "state.pt").exists()
-    assert cli.main([*command, "epochs=0", "--data", str(root), "--out", str(tmp_path / "0")]) == 0
+    assert "method 'random' breaks a rule of pretrain/method.py: no gradient reaches proj" in said
+    assert not (tmp_path / "run" / "state.pt").exists()
+    assert cli.main([*command, "epochs=0", "--out", str(tmp_path / "0")]) == 0
 
 
 if __name__ == "__main__":

@@ -19,38 +19,34 @@ from backbench.parallel import division
 
 # Batch norm in the papers' groups: as many as ranks, more, and fewer, where a group spans ranks
 GROUPED = ("lorac", "moco_m", "moco", "jcl", "supervised", "co2")
-SPANNED = ("moco local", "lorac one key")  # two groups: on four ranks each spans two
-
 ON_GPUS = ("moco sync symmetric", "lorac")  # the others are slow
-
-
-def run(folder: Path, *words: str) -> Path:
-    """COUNT-RANK.pt: what each rank saved. One child imports torch, and forks."""
-    home = Path(__file__).parents[2]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{home}:{home / 'tests'}"}
-    command = [sys.executable, __file__, str(folder), *words]
-    subprocess.run(command, env=environment, check=True, timeout=500)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def few(tmp_path_factory) -> Path:
-    return run(tmp_path_factory.mktemp("few"), "2", "4")
+# What one child makes: on so many ranks these methods
+PLANS = {
+    "few": {2: tuple(CASES), 4: ("moco local", "lorac one key")},  # two groups, each on two ranks
+    "many": dict.fromkeys((1, 2, 4, 8), GROUPED),
+    "few on gpus": {2: ON_GPUS},
+    "all on gpus": {2: tuple(name for name in CASES if name not in ON_GPUS)},
+}
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory) -> Path:
-    return run(tmp_path_factory.mktemp("many"), "1", "2", "4", "8")
+def made(tmp_path_factory):
+    """made(PLAN) -> a folder with RANKS-RANK.pt, what each rank saved. A child imports torch once,
+    and forks."""
 
+    @functools.cache
+    def run(plan: str) -> Path:
+        folder = tmp_path_factory.mktemp("ranks")
+        home = Path(__file__).parents[2]
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{home}:{home / 'tests'}",
+        }
+        command = [sys.executable, __file__, str(folder), plan]
+        subprocess.run(command, env=environment, check=True, timeout=500)
+        return folder
 
-@pytest.fixture(scope="module")
-def few_on_gpus(tmp_path_factory) -> Path:
-    return run(tmp_path_factory.mktemp("gpus"), "2", *ON_GPUS)
-
-
-@pytest.fixture(scope="module")
-def all_on_gpus(tmp_path_factory) -> Path:
-    return run(tmp_path_factory.mktemp("gpus"), "2", *(set(CASES) - set(ON_GPUS)))
+    return run
 
 
 @functools.cache
@@ -58,57 +54,30 @@ def alone(name: str) -> dict[str, torch.Tensor]:
     return train(CASES[name])
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"), [(name, 2) for name in CASES] + [(name, 4) for name in SPANNED]
-)
-def test_ranks_equal_one_process(few, name, ranks):
-    compare(few, name, ranks)
+def places(plan: str) -> list[tuple[str, str, int]]:
+    return [(plan, name, ranks) for ranks, names in PLANS[plan].items() for name in names]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("name", GROUPED)
-def test_groups_on_any_number_of_ranks(many, name, ranks):
-    compare(many, name, ranks)
+SLOW = [pytest.param(*x, marks=pytest.mark.slow) for x in places("many") + places("all on gpus")]
 
 
-def compare(folder: Path, name: str, ranks: int) -> None:
+@pytest.mark.parametrize(("plan", "name", "ranks"), places("few") + places("few on gpus") + SLOW)
+def test_ranks_equal_one_process(made, plan, name, ranks):
     """Loss, gradients, weights, queues and running statistics after three steps, to 1e-7."""
     expected = alone(name)
     assert expected["0 loss"].dtype == torch.float64
-    made = [torch.load(folder / f"{ranks}-{rank}.pt")[name] for rank in range(ranks)]
-    for rank in made:
-        assert rank.keys() == expected.keys()
-        for key, value in expected.items():
-            torch.testing.assert_close(
-                rank[key], value, rtol=1e-7, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}"
-            )
-            if "queue" in key or "memory" in key or "center" in key:
-                assert torch.equal(rank[key], made[0][key]), f"{key} differs between the ranks"
-    assert any(
-        float(v.abs().max()) > 1e-6 for k, v in expected.items() if "grad " in k and "backbone" in k
-    )
-
-
-@pytest.mark.parametrize("name", ON_GPUS)
-def test_two_ranks_do_not_wait(few_on_gpus, name):
-    compare_on_gpus(few_on_gpus, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ON_GPUS])
-def test_two_ranks_of_any_method_do_not_wait(all_on_gpus, name):
-    compare_on_gpus(all_on_gpus, name)
-
-
-def compare_on_gpus(folder: Path, name: str) -> None:
-    expected = alone(name)
-    for rank in range(2):
-        found, waits = torch.load(folder / f"2-{rank}.pt")[name]
+    saved = [torch.load(made(plan) / f"{ranks}-{rank}.pt")[name] for rank in range(ranks)]
+    for found, waits in saved:
         assert not waits, "\n".join(waits)
         assert found.keys() == expected.keys()
         for key, value in expected.items():
-            torch.testing.assert_close(found[key], value, rtol=1e-7, atol=1e-8, msg=key)
+            torch.testing.assert_close(
+                found[key], value, rtol=1e-7, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}"
+            )
+            if "queue" in key or "memory" in key or "center" in key:
+                assert torch.equal(found[key], saved[0][0][key]), f"{key} differs between the ranks"
+    of_trunk = [v for k, v in expected.items() if "grad " in k and "backbone" in k]
+    assert any(float(v.abs().max()) > 1e-6 for v in of_trunk)
 
 
 def test_every_method_is_compared():
@@ -119,9 +88,8 @@ def test_every_method_is_compared():
 
 def test_local_batch_norm_is_not_synchronised_batch_norm():
     """The comparison with virtual groups means something: with one group the numbers are others."""
-    local = train(CASES["moco local"])
     whole = train({**CASES["moco local"], "groups": 1})
-    assert (local["0 loss"] - whole["0 loss"]).abs() > 1e-4
+    assert (alone("moco local")["0 loss"] - whole["0 loss"]).abs() > 1e-4
 
 
 def test_groups_and_ranks_that_do_not_nest_are_refused():
@@ -141,18 +109,13 @@ def work(rank: int, ranks: int, folder: Path, names: tuple[str, ...], on_gpus: b
             got, waits = train_on_pretended_gpu(CASES[name], wrapped=False)
             out[name] = {key: value.host for key, value in got.items()}, waits
         else:
-            out[name] = train(CASES[name])
+            out[name] = train(CASES[name]), []
     torch.save(out, folder / f"{ranks}-{rank}.pt")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    where, *words = sys.argv[1:]
-    counts = [int(word) for word in words if word.isdigit()]
-    on_gpus = tuple(word for word in words if not word.isdigit())
-    for count in counts:
-        chosen = on_gpus or GROUPED
-        if len(counts) == 2:
-            chosen = tuple(CASES) if count == 2 else SPANNED
-        arguments = (count, Path(where), chosen, bool(on_gpus))
+    where, plan = sys.argv[1:]
+    for count, names in PLANS[plan].items():
+        arguments = (count, Path(where), names, "gpus" in plan)
         torch.multiprocessing.start_processes(work, arguments, nprocs=count, start_method="fork")

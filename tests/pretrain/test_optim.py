@@ -44,7 +44,7 @@ def test_lars_is_larc_with_all_parameters(fused, lr, trust, clip):
     """The batch norm bias starts at 0: its first step is raw, as the paper's code does it."""
     module, other = network(), network()
     settings = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-2, "trust": trust, "clip": clip}
-    groups = optim.parameter_groups(module, weight_decay=1e-2)
+    groups = optim.parameter_groups(module, Optim(lr=lr, weight_decay=1e-2))
     optimizer = optim.LARS(groups, lr, trust=trust, clip=clip, fused=fused)
     params = [p.data for p in other.parameters()]
     buffers = [torch.zeros_like(p) for p in params]
@@ -60,10 +60,10 @@ def test_lars_is_larc_with_all_parameters(fused, lr, trust, clip):
 
 
 def test_lars_fused_and_loop_agree_when_vectors_are_left_alone():
-    groups = {"weight_decay": 1e-2, "decay_1d": False, "adapt_1d": False, "lr_1d": 0.05}
+    settings = Optim(lr=0.2, weight_decay=1e-2, decay_1d=False, adapt_1d=False, lr_1d=0.05)
     a, b = network(), network()
     one, two = (
-        optim.LARS(optim.parameter_groups(module, **groups), lr=0.2, fused=fused)
+        optim.LARS(optim.parameter_groups(module, settings), lr=0.2, fused=fused)
         for module, fused in ((a, False), (b, True))
     )
     for step in range(3):
@@ -78,12 +78,11 @@ def test_lars_fused_and_loop_agree_when_vectors_are_left_alone():
 def test_parameter_groups_split_vectors_only_when_they_differ():
     module = network()
     frozen = module[4].weight.requires_grad_(False)
-    (all_in_one,) = optim.parameter_groups(module, weight_decay=1e-4)
+    (all_in_one,) = optim.parameter_groups(module, Optim(lr=1.0))
     assert len(all_in_one["params"]) == 5
     assert not any(p is frozen for p in all_in_one["params"])
-    matrices, vectors = optim.parameter_groups(
-        module, weight_decay=1e-4, decay_1d=False, adapt_1d=False, lr_1d=0.0048
-    )
+    settings = Optim(lr=1.0, decay_1d=False, adapt_1d=False, lr_1d=0.0048)
+    matrices, vectors = optim.parameter_groups(module, settings)
     assert {p.ndim for p in matrices["params"]} == {4}
     assert {p.ndim for p in vectors["params"]} == {1}
     assert (vectors["weight_decay"], vectors["adapt"], vectors["peak"]) == (0.0, False, 0.0048)
@@ -173,7 +172,7 @@ def test_a_trunks_tokens_and_positions_go_with_the_biases():
     """The trunk says which they are, wherever it stands in the method."""
     arch = "timm:vit_tiny_patch16_224,depth=1,embed_dim=24,img_size=32,num_heads=2,patch_size=8"
     method = nn.ModuleDict({"backbone": archs.build_trunk(arch), "head": nn.Linear(24, 3)})
-    groups = optim.parameter_groups(method, weight_decay=0.1, decay_1d=False)
+    groups = optim.parameter_groups(method, Optim(lr=1.0, weight_decay=0.1, decay_1d=False))
     decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
     found = {name: decay[id(p)] for name, p in method.named_parameters()}
     assert len(found) == len(decay)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from support import tiny_pretraining
 
-from backbench.cli import main
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
@@ -97,25 +96,6 @@ def test_a_run_continues_on_another_number_of_processes(root, tmp_path):
     status, said = pretrain(root, out, 4, *same)
     assert status == 0 and "continuing at step" in said, said
     assert apart(tmp_path / "whole", out) < 1e-5
-
-
-REFUSED = [
-    ([MOCO.replace("groups: 2", "groups: 4"), "batch_size=12"], 3, "do not nest"),
-    ([MOCO, "batch_size=9"], 1, "2 batch norm groups do not divide the 9 images"),
-    ([MOCO.replace("groups: 2", "groups: 8"), "accumulate=2"], 1, "divide the 4 images"),
-    ([], 3, "batch_size 8 does not divide over 3 processes"),
-]
-
-
-@pytest.mark.parametrize("refused", REFUSED, ids=[message for _, _, message in REFUSED])
-def test_what_does_not_divide_is_refused_before_anything_starts(root, tmp_path, capsys, refused):
-    overrides, processes, message = refused
-    queue = ["method.queue=72"] if overrides else []
-    command = ["pretrain", str(root / "tiny.yaml"), *overrides, *queue, "--data", str(root)]
-    command += ["--out", str(tmp_path / "run"), "--devices", str(processes)]
-    assert main([*command, "--accelerator", "cpu"]) == EXIT_BAD_INPUT
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
