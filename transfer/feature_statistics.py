@@ -370,11 +370,10 @@ def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
 
 
 class MinMaxSummary(TypedDict):
-    """CLLR's Theorem 1: contrast and relative variance of distances, by number of dimensions."""
+    """CLLR's Theorem 1: contrast of distances, by number of dimensions."""
 
     dims: list[int]
     contrast: list[float | None]
-    variance: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -384,11 +383,9 @@ class MinMax:
 
     dims: list[int]
     contrast: list[float]  # mean over anchors of (D_max - D_min) / D_min (Eq. 5)
-    variance: list[float]  # mean over anchors of var[D / E D] (Theorem 1)
 
     def to_json(self) -> MinMaxSummary:
-        contrast, variance = list(map(finite, self.contrast)), list(map(finite, self.variance))
-        return {"dims": self.dims, "contrast": contrast, "variance": variance}
+        return {"dims": self.dims, "contrast": list(map(finite, self.contrast))}
 
 
 def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMax:
@@ -399,7 +396,6 @@ def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMax:
     n, dim = len(x), x.shape[1]
     dims = [2**i for i in range(1, dim.bit_length()) if 2**i < dim] + [dim]  # 2, 4, 8, ..., d
     contrasts = torch.zeros(len(dims), 2, dtype=torch.float64)  # sum, anchors
-    variances = torch.zeros(len(dims), 2, dtype=torch.float64)
     for start in range(0, n, chunk):
         anchors = x[start : start + chunk]
         own = torch.arange(len(anchors)), torch.arange(start, start + len(anchors))
@@ -410,23 +406,13 @@ def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMax:
             squared += _squared_distances(anchors[:, done:h], x[:, done:h])
             done = h
             distance = torch.where(squared > ZERO, squared, 0.0).sqrt()
-            # 2. Mean, variance and largest over the n - 1 others: as a 0 the anchor adds nothing.
+            # 2. The largest and the least of the n - 1 others: the anchor is at 0, then infinitely far.
             distance[own] = 0.0
-            mean = distance.sum(1) / (n - 1)
-            variance = distance.square().sum(1) / (n - 1) - mean.square()
             high = distance.amax(1)
-            #    The least: as an infinity it does not count either.
             distance[own] = torch.inf
             low = distance.amin(1)
             # 3. Ratios of the anchors that have one: a least distance of 0 is a copy of the anchor.
-            apart, varied = low > 0, mean > 0
-            contrasts[i] += _sum_and_count(high[apart] / low[apart] - 1)
-            ratio = variance[varied] / mean[varied].square()  # var[D / E D] = var[D] / (E D)^2
-            variances[i] += _sum_and_count(ratio.clamp_min(0))
-    contrast = (contrasts[:, 0] / contrasts[:, 1]).tolist()
-    variance_of_ratio = (variances[:, 0] / variances[:, 1]).tolist()
-    return MinMax(dims, contrast, variance_of_ratio)
-
-
-def _sum_and_count(values: Tensor) -> Tensor:
-    return torch.tensor([float(values.sum()), float(len(values))], dtype=torch.float64)
+            apart = low > 0
+            contrasts[i, 0] += (high[apart] / low[apart] - 1).sum().cpu()
+            contrasts[i, 1] += int(apart.sum())
+    return MinMax(dims, (contrasts[:, 0] / contrasts[:, 1]).tolist())

@@ -24,12 +24,13 @@ def gradients(module, step):
         p.grad = torch.randn_like(p) * 0.1
 
 
-def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip):
-    """LARC around torch's SGD, one tensor at a time; clip=False as LORAC's code runs it."""
+def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip, vectors):
+    """LARC around torch's SGD, one tensor at a time; clip=False as LORAC's code runs it. Without
+    `vectors` those are neither scaled nor decayed."""
     for p, buffer in zip(params, buffers):
         size, slope = p.norm(), p.grad.norm()
         g = p.grad
-        if size != 0 and slope != 0:
+        if size != 0 and slope != 0 and (vectors or p.ndim > 1):
             rate = trust * size / (slope + weight_decay * size + 1e-8)
             g = (g + weight_decay * p) * (min(rate / lr, 1) if clip else rate)
         buffer.mul_(momentum).add_(g)
@@ -38,13 +39,15 @@ def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip):
 
 @pytest.mark.parametrize("fused", [False, True], ids=["loop", "fused"])
 @pytest.mark.parametrize(
-    ("lr", "trust", "clip"), [(1.8, 0.001, False), (0.01, 0.02, True), (1.8, 0.02, True)]
+    ("lr", "trust", "clip", "vectors"),
+    [(1.8, 0.001, False, True), (0.01, 0.02, True, True), (1.8, 0.02, True, False)],
 )
-def test_lars_is_larc_with_all_parameters(fused, lr, trust, clip):
+def test_lars_is_larc(fused, lr, trust, clip, vectors):
     """The batch norm bias starts at 0: its first step is raw, as the paper's code does it."""
     module, other = network(), network()
     settings = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-2, "trust": trust, "clip": clip}
-    groups = optim.parameter_groups(module, Optim(lr=lr, weight_decay=1e-2))
+    given = Optim(lr=lr, weight_decay=1e-2, decay_1d=vectors, adapt_1d=vectors)
+    groups = optim.parameter_groups(module, given)
     optimizer = optim.LARS(groups, lr, trust=trust, clip=clip, fused=fused)
     params = [p.data for p in other.parameters()]
     buffers = [torch.zeros_like(p) for p in params]
@@ -54,25 +57,9 @@ def test_lars_is_larc_with_all_parameters(fused, lr, trust, clip):
         for p, full in zip(params, other.parameters()):
             p.grad = full.grad
         optimizer.step()
-        larc_sgd(params, buffers, **settings)
+        larc_sgd(params, buffers, vectors=vectors, **settings)
         for have, want in zip(module.parameters(), other.parameters()):
             torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
-
-
-def test_lars_fused_and_loop_agree_when_vectors_are_left_alone():
-    settings = Optim(lr=0.2, weight_decay=1e-2, decay_1d=False, adapt_1d=False, lr_1d=0.05)
-    a, b = network(), network()
-    one, two = (
-        optim.LARS(optim.parameter_groups(module, settings), lr=0.2, fused=fused)
-        for module, fused in ((a, False), (b, True))
-    )
-    for step in range(3):
-        gradients(a, step)
-        gradients(b, step)
-        one.step()
-        two.step()
-    for have, want in zip(a.parameters(), b.parameters()):
-        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
 
 
 def test_parameter_groups_split_vectors_only_when_they_differ():
