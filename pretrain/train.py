@@ -272,7 +272,9 @@ class Training:
                     self.state.save(done, self.recent)
                 if verdict.interrupted and done < self.last:
                     self.fabric.barrier()  # no rank leaves before the state is written
-                    raise self.preempted(stop)
+                    by = stop.requested or "a signal to another process"
+                    at = f"stopped by {by} at step {done} of {self.last}, state saved"
+                    raise Preempted(f"{self.run}: {at}; the same command continues")
 
     def write_checkpoint(self) -> None:
         """RUN/backbone.safetensors and the curves, by rank 0; the others wait."""
@@ -363,13 +365,6 @@ class Training:
                 knn = monitor.KnnScore(self.found, views, device, self.workers)
                 score = knn(self.method.backbone, stop)
             self.record.knn(score, done=self.step, epoch=epoch)
-
-    def preempted(self, stop: StopFlag) -> Preempted:
-        by = stop.requested or "a signal to another process"
-        return Preempted(
-            f"{self.run}: stopped by {by} at step {self.step} of {self.last}, state saved;"
-            " the same command continues"
-        )
 
 
 def loss_failure(

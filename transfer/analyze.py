@@ -361,7 +361,7 @@ class Number:
     """One metric of one space; `about` goes to the provenance."""
 
     metric: str
-    value: float
+    value: float | None
     ci95: tuple[float, float] | None = None
     about: str = ""
 
@@ -396,8 +396,8 @@ def summarise(
         "within": distances.within.to_json(),
         "between": distances.between.to_json(),
         "spectrum": [finite(share) for share in (spectrum / spectrum.sum()).tolist()],
-        "min_max": contrast.to_json(),
-        "min_max_gaussian": gaussian.to_json(),
+        "min_max": contrast,
+        "min_max_gaussian": gaussian,
     }
     return numbers, curves
 
@@ -405,16 +405,16 @@ def summarise(
 def _view_numbers(views: stats.ViewStatistics) -> list[Number]:
     numbers = []
     for name in stats.PER_IMAGE:
-        mean = views.mean(name)
+        mean, ci95 = views.mean(name)
         if name == "covariance_diagonal":
-            ci95 = None if mean.ci95 is None else (1e4 * mean.ci95[0], 1e4 * mean.ci95[1])
-            numbers.append(Number(f"{name}_e4", 1e4 * mean.value, ci95, "in units of 1e-4"))
+            ends = None if ci95 is None else (1e4 * ci95[0], 1e4 * ci95[1])
+            numbers.append(Number(f"{name}_e4", 1e4 * mean, ends, "in units of 1e-4"))
         else:
-            numbers.append(Number(name, mean.value, mean.ci95))
+            numbers.append(Number(name, mean, ci95))
     return numbers
 
 
-def _pair_numbers(distances: stats.Pairs, contrast: stats.MinMax) -> list[Number]:
+def _pair_numbers(distances: stats.Pairs, contrast: stats.MinMaxSummary) -> list[Number]:
     shared = "shared area of the two histograms, percent"
     ratio = "(D_max - D_min) / D_min, mean over anchors"
     return [
@@ -422,7 +422,7 @@ def _pair_numbers(distances: stats.Pairs, contrast: stats.MinMax) -> list[Number
         Number("within_class_distance", distances.within_mean),
         Number("between_class_distance", distances.between_mean),
         Number("class_overlap", 100 * distances.overlap, about=shared),
-        Number("min_max_contrast", contrast.contrast[-1], about=ratio),  # in all dimensions
+        Number("min_max_contrast", contrast["contrast"][-1], about=ratio),  # in all dimensions
     ]
 
 

@@ -19,8 +19,8 @@ CHUNK = 512  # anchors whose distances to the sample are held at once
 ZERO = 1e-12  # squared distances of unit vectors below this are rounding
 
 
-def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def unit(features: Tensor) -> Tensor:
@@ -101,27 +101,6 @@ class Histogram:
         return {"low": self.low + first * step / merged, "width": step, "counts": counts}
 
 
-@dataclass(frozen=True)
-class Mean:
-    """A mean over `n` images with its 95% interval (normal)."""
-
-    value: float
-    ci95: tuple[float, float] | None
-    n: int
-
-    @staticmethod
-    def of(n: float, total: float, squares: float) -> Mean:
-        """From the number of values, their sum and the sum of their squares."""
-        if not n:
-            return Mean(math.nan, None, 0)
-        value = total / n
-        if n < 2:
-            return Mean(value, None, int(n))
-        variance = max(0.0, (squares - total * value) / (n - 1))  # rounding may leave less than 0
-        half = 1.959964 * math.sqrt(variance / n)
-        return Mean(value, (value - half, value + half), int(n))
-
-
 PER_IMAGE = {
     "nuclear_norm": nuclear_norm,
     "view_cosine": view_cosine,
@@ -153,9 +132,15 @@ class ViewStatistics:
             powers = torch.stack((torch.ones_like(values), values, values.square()))
             self.sums[i] += powers.sum(1).cpu()
 
-    def mean(self, name: str) -> Mean:
+    def mean(self, name: str) -> tuple[float, tuple[float, float] | None]:
+        """The mean over the images, and its 95% interval (normal)."""
         n, total, squares = self.sums[list(PER_IMAGE).index(name)].tolist()
-        return Mean.of(n, total, squares)
+        if n < 2:
+            return total / n if n else math.nan, None
+        value = total / n
+        variance = max(0.0, (squares - total * value) / (n - 1))  # rounding may leave less than 0
+        half = 1.959964 * math.sqrt(variance / n)
+        return value, (value - half, value + half)
 
     def tensors(self) -> list[Tensor]:
         """All that is accumulated; filling these in place continues a stopped pass."""
@@ -370,25 +355,15 @@ def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
 
 
 class MinMaxSummary(TypedDict):
-    """CLLR's Theorem 1: contrast of distances, by number of dimensions."""
+    """The contrast (D_max - D_min) / D_min of the distances D from an anchor to all others, its mean
+    over anchors (CLLR, Eq. 5), for each number H of dimensions; None where no anchor has a positive
+    least distance."""
 
     dims: list[int]
     contrast: list[float | None]
 
 
-@dataclass(frozen=True)
-class MinMax:
-    """Statistics of the distances D from an anchor to all others, for each number H of dimensions.
-    nan where no anchor has a positive least distance."""
-
-    dims: list[int]
-    contrast: list[float]  # mean over anchors of (D_max - D_min) / D_min (Eq. 5)
-
-    def to_json(self) -> MinMaxSummary:
-        return {"dims": self.dims, "contrast": list(map(finite, self.contrast))}
-
-
-def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMax:
+def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMaxSummary:
     """CLLR Theorem 1 on a sample (n, d): distances between rows in the first H of d coordinates.
     `order` is a permutation of the d coordinates. The paper's distance is divided by H, which no
     ratio here notices. `chunk` anchors at a time."""
@@ -415,4 +390,5 @@ def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMax:
             apart = low > 0
             contrasts[i, 0] += (high[apart] / low[apart] - 1).sum().cpu()
             contrasts[i, 1] += int(apart.sum())
-    return MinMax(dims, (contrasts[:, 0] / contrasts[:, 1]).tolist())
+    means = (contrasts[:, 0] / contrasts[:, 1]).tolist()
+    return {"dims": dims, "contrast": [finite(mean) for mean in means]}

@@ -15,8 +15,7 @@ from backbench.weights.trunk import Trunk
 from pretrain import train
 from pretrain.recipe import PretrainConfig, check, overrides_of
 
-PAPERS = ["lorac/lorac_imagenet", "jcl/jcl_imagenet", "mio/mio_d_cifar10"]
-PAPERS += ["arb/arb_imagenet_8192", "cllr/cllr_nuclear_imagenet100_512"]
+PAPERS = ["lorac/lorac_imagenet", "cllr/cllr_nuclear_imagenet100_512"]
 # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before it is
 # 1 x 1
 VIEWS = tiny_pretraining.crops(32) | {"pipeline": "reference"}
@@ -59,9 +58,7 @@ def test_the_switch_sets_four_keys_and_no_other(name):
     [
         ("precision=fp32", "precision", "fp32"),
         ("views={pipeline: reference}", "views.pipeline", "reference"),
-        ("channels_last=false", "channels_last", False),
         ("compile=false", "compile", False),
-        ("compile=true", "compile", True),
     ],
 )
 def test_what_is_given_by_hand_wins(by_hand, key, value):
@@ -153,18 +150,11 @@ def test_a_run_goes_on_only_as_it_began(pretrain, kill_at_step, tmp_path, monkey
     ("recipe", "word"),
     [
         ({"views": {"pipeline": "fast"}, "precision": "bf16", "compile": "cuda"}, "fast"),
-        ({"views": {"pipeline": "fast"}, "precision": "bf16", "compile": False}, "fast"),
         ({"views": {"pipeline": "reference"}, "precision": "fp32", "compile": True}, ""),
-        ({"views": {"pipeline": "reference"}, "precision": "fp64"}, ""),
         ({"views": {"pipeline": "reference"}, "precision": "bf16"}, "precision=bf16"),
         ({"views": {"pipeline": "fast"}, "precision": "fp32"}, "views.pipeline=fast"),
-        (
-            {"views": {"pipeline": "fast"}, "precision": "fp16"},
-            "views.pipeline=fast, precision=fp16",
-        ),
         ({"views": ["<script>"], "precision": "<script>"}, ""),
         ("<script>", ""),
-        (None, ""),
     ],
 )
 def test_the_word_beside_a_verdict(recipe, word):
