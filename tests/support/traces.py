@@ -55,8 +55,8 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 TOLERANCE = {"float64": 1e-8, "float32": 2e-3}
 
 
-def trace(paper: str, dtype: str, device: str = "cpu", nudge: float = 0.0) -> list[float]:
-    """The loss of each step; the images differ by `nudge` of their size from those of the file."""
+def trace(paper: str, dtype: str, device: str = "cpu") -> list[float]:
+    """The loss of each step."""
     traced = PAPERS[paper]
     words = [f"epochs={EPOCHS}", f"batch_size={BATCH}", *traced.small]
     config = recipes.load(PretrainConfig, traced.recipe, words, kind="pretrain")
@@ -69,7 +69,7 @@ def trace(paper: str, dtype: str, device: str = "cpu", nudge: float = 0.0) -> li
     for step in range(STEPS):
         rates.set(step)
         seeding.seed_everything(0, "step", step)
-        loss = method(_batch(traced, step, dtype, device, nudge))["loss"]
+        loss = method(_batch(traced, step, dtype, device))["loss"]
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -78,12 +78,12 @@ def trace(paper: str, dtype: str, device: str = "cpu", nudge: float = 0.0) -> li
     return torch.stack(losses).tolist()
 
 
-def _batch(traced: Traced, step: int, dtype: str, device: str, nudge: float) -> Batch:
+def _batch(traced: Traced, step: int, dtype: str, device: str) -> Batch:
     generator = torch.Generator().manual_seed(step)
     views = []
     for size in traced.sizes:
         view = torch.randn(BATCH, 3, size, size, dtype=torch.float64, generator=generator)
-        views.append((view * (1 + nudge)).to(DTYPES[dtype]))
+        views.append(view.to(DTYPES[dtype]))
     first = step % (IMAGES // BATCH) * BATCH
     when = {"step": step, "epoch": step // (STEPS // EPOCHS), "epochs": EPOCHS}
     labels = torch.randint(5, (BATCH,), generator=generator)
