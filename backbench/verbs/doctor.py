@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 def examine(data: Path) -> list[Finding]:
     needed = [*packages(), device()]
     needed += [Finding("hidden", name, BROKEN, why) for name, why in plugins.hidden().items()]
-    more = [detectron2(), slurm(), *datasets(data), coco(data)]
+    more = [detectron2(), slurm(), *datasets(data), lists(data), coco(data)]
     return [machine(), *needed, *more, *trunks(), *verbs(needed, more)]
 
 
@@ -154,13 +154,20 @@ def datasets(data: Path) -> list[Finding]:
     return parts
 
 
+def lists(data: Path) -> Finding:
+    """SimCLR's lists of labels, which semisup takes on ImageNet."""
+    found = sorted(file.name for file in (data / "lists").glob("*percent.txt"))
+    about = ", ".join(found) or "none; `backbench data fetch-splits` fetches ImageNet's"
+    return Finding("lists", "semisup", OK if found else MISSING, about)
+
+
 def coco(data: Path) -> Finding:
     """COCO below ROOT or where Detectron2 looks for it, or else the demo's scenes."""
     folders = [data / "coco", Path(os.environ.get("DETECTRON2_DATASETS", data)) / "coco"]
     for folder in (*folders, data / "scenes"):
         if (folder / "annotations").is_dir():
-            return Finding("data", "coco", OK, str(folder))
-    return Finding("data", "coco", MISSING, "not below --data or $DETECTRON2_DATASETS")
+            return Finding("boxes", "coco", OK, str(folder))
+    return Finding("boxes", "coco", MISSING, "not below --data or $DETECTRON2_DATASETS")
 
 
 def trunks() -> list[Finding]:
@@ -179,7 +186,7 @@ def verbs(needed: list[Finding], more: list[Finding]) -> list[Finding]:
     if lacking:
         ready = Finding("", "", lacking[0].state, f"{lacking[0].name}: {lacking[0].about}")
     by_name = {one.name: one for one in more}
-    usable = [one for one in more if one.kind == "data" and one.name != "coco" and one.state == OK]
+    usable = [one for one in more if one.kind == "data" and one.state == OK]
     advice = "none; `backbench data list` says where each belongs"
     images = usable[0] if usable else Finding("data", "datasets", MISSING, advice)
     needs = {

@@ -57,6 +57,7 @@ def test_doctor_here(tiny_root, capsys):
     seen = states(capsys, tiny_root)
     for name in ("torch", "digits", "coco", "demo, pretrain", "detect (torchvision)"):
         assert seen[name][0] == OK, name
+    assert seen["semisup"] == (OK, "10percent.txt, 1percent.txt")
 
 
 def test_what_is_missing_is_named(tmp_path, quick, monkeypatch, capsys):
