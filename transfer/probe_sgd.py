@@ -149,7 +149,7 @@ class SgdProbe:
     def one_rate(self) -> list[FinalHead]:
         rates, trunks = self.task.protocol.lr, self.extractor.trunks
         trained = self._train("train", [rates] * len(trunks), with_val=True)
-        finals = [FinalHead(heads, 0, rates[0]) for heads in trained]
+        finals = best_heads(self.task.protocol, trained, None)
         if self.task.protocol.trains_on_val(self.task.dataset.name):
             return finals
         temperatures = self._temperatures(finals)
@@ -170,10 +170,8 @@ class SgdProbe:
         else:
             candidates = self._train("select", [grid] * len(trunks), with_val=False)
             scores = self._scores(candidates, "val")
-            twins = []
-            for trunk, heads in zip(trunks, candidates):
-                best = best_of(scores[trunk.digest])
-                twins.append(FinalHead(heads, best, grid[best]))
+            best = best_heads(self.task.protocol, candidates, scores.values())
+            twins = [replace(head, scores=None) for head in best]  # none is the chosen head
             temperatures = dict(zip(scores, self._temperatures(twins)))
             if self.machine.main:
                 kept = {"scores": scores, "temperatures": temperatures}
@@ -190,12 +188,7 @@ class SgdProbe:
     def chosen_on_test(self) -> list[FinalHead]:
         grid, trunks = self.task.protocol.lr, self.extractor.trunks
         trained = self._train("train", [grid] * len(trunks), with_val=True)
-        scores = self._scores(trained, "test")
-        finals = []
-        for trunk, heads in zip(trunks, trained):
-            best = best_of(scores[trunk.digest])
-            finals.append(FinalHead(heads, best, grid[best], scores[trunk.digest]))
-        return finals
+        return best_heads(self.task.protocol, trained, self._scores(trained, "test").values())
 
     def _temperatures(self, heads: Sequence[FinalHead]) -> list[float | None]:
         """The temperature of each trunk's head, which val did not train; what the heads say of val
