@@ -14,7 +14,6 @@ from torch import Tensor
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
 from transfer import scoring
@@ -69,26 +68,14 @@ def measure(
         stop.end_here("between two checkpoints")
         trunk.verify()
         scores = [each.cpu().numpy() for each in retrieve(features.to(machine.device), labels)]
-        named = dict(zip(METRICS, scores))
-        kept = store.keep_predictions(
-            task.run,
-            task.stem(trunk.checkpoint),
-            manifest=task.hashes["test"],
-            label=np.asarray(test.labels),
-            **{f"queries_{metric}": values for metric, values in named.items()},
+        by_metric = dict(zip(METRICS, scores))
+        rows += scoring.write_plain(
+            task,
+            trunk.checkpoint,
+            {metric: 100 * float(np.nanmean(values)) for metric, values in by_metric.items()},
+            {f"queries_{metric}": values for metric, values in by_metric.items()},
+            queries={metric: int((~np.isnan(each)).sum()) for metric, each in by_metric.items()},
         )
-        for metric, values in named.items():
-            about = scoring.row(
-                task,
-                trunk.checkpoint,
-                metric=metric,
-                value=100 * float(np.nanmean(values)),
-                ci95=None,
-                chosen=None,
-                provenance={"predictions": kept, "queries": int(np.isfinite(values).sum())},
-            )
-            rows.append(about)
-    store.append(task.run, rows, skip_known=True)
     return rows
 
 

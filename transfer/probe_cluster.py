@@ -14,7 +14,6 @@ from torch import Tensor
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
@@ -65,26 +64,13 @@ def measure(
         trunk.verify()
         starts = clusterings(features, len(set(test.labels)), p, task.seed, stop)
         by_start = [agreement(label, cluster) for _, cluster in starts]
-        kept = store.keep_predictions(
-            task.run,
-            task.stem(trunk.checkpoint),
-            manifest=task.hashes["test"],
-            label=label,
-            cluster=starts[0][1],
+        rows += scoring.write_plain(
+            task,
+            trunk.checkpoint,
+            by_start[0],
+            {"cluster": starts[0][1]},
+            starts={metric: [one[metric] for one in by_start] for metric in METRICS},
         )
-        for metric in METRICS:
-            of_starts = [of_start[metric] for of_start in by_start]
-            about = scoring.row(
-                task,
-                trunk.checkpoint,
-                metric=metric,
-                value=of_starts[0],
-                ci95=None,
-                chosen={"inertia": starts[0][0], "on": None},
-                provenance={"predictions": kept, "starts": of_starts},
-            )
-            rows.append(about)
-    store.append(task.run, rows, skip_known=True)
     return rows
 
 

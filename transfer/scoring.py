@@ -232,6 +232,35 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
     return rows
 
 
+def write_plain(
+    task: Assignment[Protocol],
+    checkpoint: Checkpoint,
+    values: Mapping[str, float],
+    arrays: Mapping[str, NDArray[np.generic]],
+    **provenance: Mapping[str, object],
+) -> list[Result]:
+    """Append a row without interval for each metric of a checkpoint, with `arrays` of one entry for
+    each test image beside them. `provenance` has each fact by metric."""
+    label, manifest = np.asarray(task.splits.test.labels), task.hashes["test"]
+    stem = task.stem(checkpoint)
+    kept = store.keep_predictions(task.run, stem, manifest=manifest, label=label, **arrays)
+    rows = []
+    for metric, value in values.items():
+        facts = {name: by_metric[metric] for name, by_metric in provenance.items()}
+        about = row(
+            task,
+            checkpoint,
+            metric=metric,
+            value=value,
+            ci95=None,
+            chosen=None,
+            provenance={"predictions": kept, **facts},
+        )
+        rows.append(about)
+    store.append(task.run, rows, skip_known=True)
+    return rows
+
+
 def keep_head(task: Assignment[Protocol], one: CheckpointPredictions) -> dict[str, str]:
     """Write what the head that predicted said of each image; returns what the rows say of both."""
     digest = one.head.digest if one.head is not None else one.scored_by

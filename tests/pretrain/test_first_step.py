@@ -1,5 +1,5 @@
 """The rules of a method: each is broken once, and told before a second step is made. In one
-process, under DDP on two ranks, and by a whole run."""
+process, and under DDP on two ranks."""
 
 import json
 import subprocess
@@ -9,18 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support import tiny_pretraining
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from backbench import cli
-from backbench.errors import EXIT_FAILED, Failed
+from backbench.errors import Failed
 from backbench.parallel import distributed
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method
-from pretrain.methods import random
-
-ROOT = Path(__file__).parents[2]
 
 
 class Good(Method):
@@ -188,27 +183,6 @@ def test_ranks_are_told_alike_and_at_once(tmp_path):
     assert "distributed.mean_over_ranks" in one["OwnLoss"]
     assert "no gradient reaches unused.weight" in one["Unused"]
     assert "attribute size has changed" in one["Counts"]
-
-
-class Forgetful(random.Method):
-    """It forgets its projector."""
-
-    def __init__(self, *about):
-        super().__init__(*about)
-        self.projector = nn.Linear(4, 4)
-
-
-def test_a_run_is_told_in_its_first_step(shapes, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(random, "Method", Forgetful)
-    root = shapes(8, "ab", 16)
-    about = {"method": {"name": "random"}, "views": tiny_pretraining.crops(count=1), "epochs": 1}
-    (tmp_path / "lab.yaml").write_text(tiny_pretraining.recipe(**about))
-    command = ["pretrain", str(tmp_path / "lab.yaml"), "--accelerator", "cpu", "--data", str(root)]
-    assert cli.main([*command, "--out", str(tmp_path / "run")]) == EXIT_FAILED
-    said = capsys.readouterr().err
-    assert "method 'random' breaks a rule of pretrain/method.py: no gradient reaches proj" in said
-    assert not (tmp_path / "run" / "state.pt").exists()
-    assert cli.main([*command, "epochs=0", "--out", str(tmp_path / "0")]) == 0
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from backbench.runs.state import load_state
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 from pretrain import monitor
+from pretrain.methods import simclr
 from pretrain.monitor import RecentTerms
 from pretrain.recipe import ViewsConfig
 from pretrain.resume import SavedState
@@ -222,6 +223,14 @@ def test_a_loss_that_is_not_finite_stops_with_step_rate_and_last_good_state(
     if (out / STATE_FILE).exists():
         state = load_state(out / STATE_FILE)
         assert all(t.isfinite().all() for t in state["method"].values() if t.is_floating_point())
+
+
+def test_a_method_that_breaks_a_rule_is_told_in_the_first_step(pretrain, tmp_path, monkeypatch):
+    monkeypatch.setattr(simclr.Method, "after_step", lambda method, _: setattr(method, "made", 1))
+    status, said = pretrain(tmp_path / "run")
+    assert status == EXIT_FAILED
+    assert "'simclr' breaks a rule of pretrain/method.py: attribute made has changed" in said
+    assert not (tmp_path / "run" / STATE_FILE).exists()
 
 
 def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp_path):

@@ -56,12 +56,6 @@ def test_features_are_those_of_the_plain_trunk(images, cache):
         torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_workers_change_nothing(images, tmp_path):
-    a = extractor(FeatureCache(tmp_path / "a", 10**8), checkpoint())(images)[0]
-    b = extractor(FeatureCache(tmp_path / "b", 10**8), checkpoint(), workers=2)(images)[0]
-    assert torch.equal(a, b)
-
-
 def test_second_time_comes_from_the_cache(images, cache, decoder):
     first = extractor(cache, checkpoint())(images)[0]
     assert len(decoder.paths) == 10
@@ -139,21 +133,14 @@ def test_rows_are_hashed_once_for_every_file_that_they_become(images, cache, mon
     assert len(hashed) == 3
 
 
-def test_the_least_recently_used_goes_first(images, tmp_path):
+def test_the_least_recently_used_goes_first_at_the_limit(images, tmp_path):
     small = FeatureCache(tmp_path / "small", 2 * (10 * 512 * 4 + 200))
     names = []
     for seed in (0, 1, 0, 2):
         extractor(small, checkpoint(seed))(images)
         names.append({p.name for p in small.folder.glob("*.npy")})
     assert names[0] < names[1] == names[2] and names[0] < names[3] != names[1]
-
-
-def test_the_cache_stays_within_its_limit(images, tmp_path):
-    small = FeatureCache(tmp_path / "small", 2 * (10 * 512 * 4 + 200))
-    for seed in range(4):
-        extractor(small, checkpoint(seed))(images)
-        assert sum(p.stat().st_size for p in small.folder.glob("*.npy")) <= small.limit
-    assert len(list(small.folder.glob("*.npy"))) == 2
+    assert sum(p.stat().st_size for p in small.folder.glob("*.npy")) <= small.limit
     with pytest.raises(BadInput, match="set BACKBENCH_CACHE_GB"):
         extractor(FeatureCache(tmp_path / "tiny", 1000), checkpoint())(images)
 

@@ -2,7 +2,6 @@
 number."""
 
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from support.interruptions import kill, until_done
 
 from backbench.cli import main
 from backbench.datasets import catalog
-from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
+from backbench.errors import EXIT_BAD_INPUT
 from backbench.recipes import config
 from backbench.results import store
 from backbench.weights import archs
@@ -185,15 +184,6 @@ def test_seeds_of_what_is_not_trained_are_refused(trunk, tmp_path, capsys):
     words += ["--out", str(tmp_path / "run"), "--protocol", "knn", "--seeds", "3"]
     assert main(words) == EXIT_BAD_INPUT
     assert "--seeds 3: knn trains nothing by chance" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_signal_ends_it_with_75_and_it_continues(trees, trunk, tmp_path, decoder, capsys):
-    root = trees("classes")
-    decoder.at[6] = lambda: signal.raise_signal(signal.SIGUSR1)
-    assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == EXIT_PREEMPTED
-    assert "stopped by SIGUSR1 at step 2 of 5" in capsys.readouterr().err
-    assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == 0
 
 
 @pytest.mark.slow

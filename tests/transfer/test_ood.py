@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from support.layouts import trunk_file
 from torchmetrics.functional.classification import multiclass_accuracy
 
 import backbench
@@ -265,26 +264,6 @@ def test_a_kept_head_answers(name, trees, trunk, tmp_path, capsys):
     assert main(["leaderboard", str(out), "--csv", str(tmp_path / "l.csv")]) == 0
     head_line = (tmp_path / "l.csv").read_text().splitlines()[0]
     assert f"ood/{name}" in head_line
-
-
-def test_heads_of_other_trunks_and_geometries_are_refused(trees, trunk, tmp_path, capsys):
-    root = trees("imagenet-a")
-    keep_head(trunk, tmp_path / "runs" / "linear")
-    other = trunk_file(tmp_path / "other.safetensors", seed=9)
-    words = ["--datasets", "imagenet-a", "--data", str(root), "--workers", "0", "--protocol"]
-    for n, (file, changes, said) in enumerate(
-        (
-            (other, {}, "another checkpoint"),
-            (trunk, {"geometry": {"resize": 20, "crop": 20}}, "another geometry"),
-            (trunk, {"of": "linear-lorac-v1"}, "another protocol"),
-            (trunk, {"precision": "bf16"}, "another precision"),
-        )
-    ):
-        out = ["--out", str(tmp_path / "runs" / f"o{n}")]
-        line = ["ood", str(file), *words, recipe(tmp_path, **changes), *out]
-        assert main(line) == EXIT_BAD_INPUT
-        assert said in capsys.readouterr().err
-        assert not (tmp_path / "runs" / f"o{n}" / "results.jsonl").exists()
 
 
 def test_a_run_goes_on_with_its_own_heads_alone(trees, trunk, tmp_path, capsys):
