@@ -132,7 +132,7 @@ def slurm() -> Finding:
 
 
 def _asked(kind: str, name: str, *command: str) -> Finding:
-    """What a command prints; if it fails, the last line that it says."""
+    """Run a command: its output, or the last line that it says where it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     except (subprocess.TimeoutExpired, OSError) as error:

@@ -41,9 +41,8 @@ class LoggedRun:
 
 def run(args: argparse.Namespace) -> int:
     """The verb `log`."""
-    package, send = LOGGERS[args.to]
-    if importlib.util.find_spec(package) is None:
-        raise BadInput(f"--to {args.to}: {package} is not installed; pip install {package}")
+    if importlib.util.find_spec(args.to) is None:
+        raise BadInput(f"--to {args.to}: {args.to} is not installed; pip install {args.to}")
     count = 0
     for root in args.runs:
         if not root.is_dir():
@@ -53,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
         if not folders:
             raise BadInput(f"{root}: no {METRICS_FILE} or {RESULTS_FILE} below; nothing to log")
         for folder in folders:
-            count += _send_new(folder, root, args.to, send)
+            count += _send_new(folder, root, args.to)
     log.info(f"{count} runs sent to {args.to}" if count else f"{args.to} has all of it already")
     return 0
 
 
-def _send_new(folder: Path, root: Path, to: str, send: Callable[[LoggedRun], None]) -> bool:
+def _send_new(folder: Path, root: Path, to: str) -> bool:
     """Send what `to` does not have yet of a run; False where it has all."""
     note: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
@@ -90,7 +89,7 @@ def _send_new(folder: Path, root: Path, to: str, send: Callable[[LoggedRun], Non
     name = folder.name if folder == root else folder.relative_to(root).as_posix()
     own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     try:
-        send(LoggedRun(folder, name, own, recipe, steps, numbers))
+        LOGGERS[to](LoggedRun(folder, name, own, recipe, steps, numbers))
     except Exception as error:  # whatever a logger raises is about its server or settings
         raise Failed(f"{folder}: {to} refused it: {error}; the same command continues") from error
     last = steps[-1][0] if steps else sent["step"]
@@ -156,10 +155,10 @@ def _trackio(run: LoggedRun) -> None:
     trackio.finish()
 
 
-# --to -> its package, and how a run is sent
-LOGGERS: dict[str, tuple[str, Callable[[LoggedRun], None]]] = {
-    "wandb": ("wandb", _wandb),
-    "mlflow": ("mlflow", _mlflow),
-    "trackio": ("trackio", _trackio),
-    "tensorboard": ("tensorboard", _tensorboard),
+# --to, which is the package's name, too -> how a run is sent
+LOGGERS: dict[str, Callable[[LoggedRun], None]] = {
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+    "trackio": _trackio,
+    "tensorboard": _tensorboard,
 }
