@@ -29,18 +29,6 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP")
 LARGEST = opening.GIGABYTE  # bytes of a file
 
 
-def contents(path: Path) -> bytes:
-    """The bytes of an image file. BadInput that names one that is missing or no file."""
-    try:
-        with opening.open_regular(path, most=LARGEST) as file:
-            return file.read()
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such image file") from None
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise BadInput(f"{printable.shown(str(path), 300)}: not readable ({why})") from None
-
-
 @contextlib.contextmanager
 def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
     """The image file, open, or its `data`; whatever its decoder stumbles over in the block is
@@ -53,15 +41,13 @@ def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
     except (MemoryError, BadInput):
         raise
     except Exception as error:  # a damaged file raises whatever its decoder happens to do with it
-        raise corrupt(path, error) from None
-
-
-def corrupt(path: str | Path, error: Exception) -> BadInput:
-    from PIL import UnidentifiedImageError
-
-    unknown = isinstance(error, UnidentifiedImageError)  # it would name the object in memory
-    said = "no known image format" if unknown else " ".join(str(error).split())[:100]
-    return BadInput(f"{path}: corrupt image ({said})")
+        shown = printable.shown(str(path), 300)
+        if why := getattr(error, "strerror", None):  # of the system
+            raise BadInput(f"{shown}: not readable ({why})") from None
+        # Pillow's own would name an object in memory
+        unknown = type(error).__name__ == "UnidentifiedImageError"
+        said = "no known image format" if unknown else " ".join(str(error).split())[:100]
+        raise BadInput(f"{shown}: corrupt image ({said})") from None
 
 
 def decode(path: str | Path, *, upright: bool = False, data: bytes | None = None) -> Image.Image:
@@ -177,12 +163,12 @@ class ImageList:
 
     def array(self, index: int) -> np.ndarray:
         """Image `index` as uint8 RGB (H, W, 3), the fast way."""
-        path = self.file(index)
-        return decode_array(contents(path), path)
+        return decode_array(self.read(index), self.file(index))
 
     def read(self, index: int) -> bytes:
         """The bytes of image `index`. BadInput that names one that is missing or cut short."""
-        return contents(self.file(index))
+        with readable(self.file(index)) as file:
+            return file.read()
 
     def ends(self, index: int, size: int = 4096) -> bytes:
         """The first and the last `size` bytes of an image, without the rest where that is cheap."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from backbench.errors import BadInput, Failed
-from backbench.images.image_list import ImageList, Stamp, decode, decode_array
+from backbench.images.image_list import ImageList, Stamp, decode
 from backbench.runs import atomic
 from backbench.runs.folder import cache_folder
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
@@ -157,9 +157,6 @@ class SpanList(ImageList):
 
     def open(self, index: int) -> Image.Image:
         return decode(self.file(index), data=self.read(index))
-
-    def array(self, index: int) -> np.ndarray:
-        return decode_array(self.read(index), self.file(index))
 
     def ends(self, index: int, size: int = 4096) -> bytes:
         data = self.read(index)
