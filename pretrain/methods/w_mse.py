@@ -34,28 +34,21 @@ def whiten(x: Tensor, ridge: float) -> Tensor:
 
 
 @full_precision
-def w_mse_loss(
-    z_a: Tensor, z_b: Tensor, orders: Tensor, *, size: int, ridge: float = 0.0
-) -> Tensor:
-    """Eq. 6: mean over pairs of the distance 2 - 2 cos between whitened views, averaged over
-    `orders`.
+def w_mse_loss(z_a: Tensor, z_b: Tensor, order: Tensor, *, size: int, ridge: float = 0.0) -> Tensor:
+    """Eq. 6: mean over pairs of the distance 2 - 2 cos between whitened views.
 
-    z (N, d); orders (R, N) permutations of the samples; neighbours in an order form slices of
-    `size` that are whitened together, each view by itself. size must exceed d, or the covariance
-    has no inverse (then only ridge > 0 helps).
+    z (N, d); order (N,) is a permutation of the samples, whose neighbours form slices of `size`
+    that are whitened together, each view by itself. size must exceed d, or the covariance has no
+    inverse (then only ridge > 0 helps).
     """
-    losses = []
-    for order in orders:
-        a, b = (whiten(z[order].view(-1, size, z.shape[1]), ridge) for z in (z_a, z_b))
-        losses.append(2 - 2 * F.cosine_similarity(a, b, dim=2).mean())
-    return torch.stack(losses).mean()
+    a, b = (whiten(z[order].view(-1, size, z.shape[1]), ridge) for z in (z_a, z_b))
+    return 2 - 2 * F.cosine_similarity(a, b, dim=2).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TwoViewsConfig):
     head: Head = WMSE_HEAD
     size: int = 128  # samples whitened together
-    repeats: int = 1  # random partitions of each batch
     ridge: float = 0.0
 
 
@@ -75,12 +68,6 @@ class Method(TwoViews[Config]):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)
         generator = seeding.generator(self.seed, "whitening slices", batch.step)
-        orders = [torch.randperm(len(z_a), generator=generator) for _ in range(self.config.repeats)]
-        loss = w_mse_loss(
-            z_a,
-            z_b,
-            distributed.sent(torch.stack(orders), z_a.device),
-            size=self.config.size,
-            ridge=self.config.ridge,
-        )
-        return {"loss": loss}
+        order = distributed.sent(torch.randperm(len(z_a), generator=generator), z_a.device)
+        c = self.config
+        return {"loss": w_mse_loss(z_a, z_b, order, size=c.size, ridge=c.ridge)}

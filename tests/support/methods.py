@@ -64,7 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dino one by one": {**DINO, "together": False, "views": [8, 8]},
     "dino": {**DINO, "views": [8, 8, 6], "freeze_epochs": 0},
     "dino frozen": {**DINO, "batchnorm": True},
-    "w_mse": {"name": "w_mse", "head": {"hidden": 12, "dim": 2}, "size": 8, "repeats": 2},
+    "w_mse": {"name": "w_mse", "head": {"hidden": 12, "dim": 2}, "size": 8},
     "dcl": {"name": "dcl", "head": HEAD},
     "hcl": {"name": "hcl", "head": HEAD},
     "co2": {"name": "co2", **QUEUE},
