@@ -8,8 +8,7 @@ from support.detection_runs import ENGINES, built, needs_detectron2, run_of_conf
 from backbench.errors import BadInput, Preempted
 from backbench.runs.state import StopFlag, load_state
 from backbench.runs.step_metrics import read_metrics
-from detection import dialect, process_group, train_net
-from detection.protocol import protocol
+from detection import process_group, train_net
 
 PLAIN = ("MODEL.WEIGHTS", "random", "TEST.PRECISE_BN.ENABLED", "False")
 
@@ -78,18 +77,6 @@ def test_an_overflow_is_no_step(tiny_root, tmp_path):
     assert engine.amp.scaler.get_scale() == 2.0**15
     engine.amp.descend(engine.model.weight.sum(), engine.optimizer)
     assert engine.model.weight.item() == pytest.approx(-0.02)
-
-
-def test_named_in_the_protocol():
-    on = ["SOLVER.AMP.ENABLED", "True"]
-    name = "mask_rcnn_R_50_FPN_1x"
-    assert protocol(dialect.read(name, on)) == "detection-1x-fp16-v1"
-    bf16 = dialect.read(name, [*on, "SOLVER.AMP.PRECISION", "bf16"])
-    assert protocol(bf16) == "detection-1x-bf16-v1"
-    off = dialect.read(name, ["SOLVER.AMP.ENABLED", "False", "SOLVER.BIAS_LR_FACTOR", "1.0"])
-    assert protocol(off) == "detection-1x-v1"
-    other = protocol(dialect.read(name, [*on, "SOLVER.BASE_LR", "0.3"]))
-    assert "1x" not in other and other.startswith("detection-")
 
 
 def test_another_precision_is_refused(tiny_root, tmp_path):

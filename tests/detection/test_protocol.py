@@ -29,7 +29,10 @@ def test_protocol_names():
     vit, frozen = "mask_rcnn_ViT_B_SFP_1x", ("MODEL.TRUNK.FROZEN", "True")
     assert name(vit, "MODEL.TRUNK.ARCH", "timm:test_vit") == "detection-vit-b-1x-v1"
     assert name(vit, *frozen) == "detection-vit-b-1x-frozen-v1"
-    half = ("SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "bf16")
+    on = ("SOLVER.AMP.ENABLED", "True")
+    assert name("mask_rcnn_R_50_FPN_1x", *on) == "detection-1x-fp16-v1"
+    assert name("mask_rcnn_R_50_FPN_1x", on[0], "False") == "detection-1x-v1"
+    half = (*on, "SOLVER.AMP.PRECISION", "bf16")
     assert name(vit, *frozen, *half) == "detection-vit-b-1x-frozen-bf16-v1"
     for other in (
         ("MODEL.TRUNK.DROP_PATH", "0.1"),

@@ -1,11 +1,14 @@
 """ImageNet's heads on other pictures: the sets' labels, the rules, kept heads and timm's own."""
 
+import dataclasses
 import importlib.resources
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.layouts import picture
 from torchmetrics.functional.classification import multiclass_accuracy
 
 import backbench
@@ -222,8 +225,8 @@ def recipe(tmp_path, **changes):
 def logits_of(checkpoint, head, images, trim=0):
     frozen = FrozenTrunk.build(checkpoint, device=torch.device("cpu"))
     pixels = []
-    for picture in map(images.open, range(len(images))):
-        inside = picture.crop((trim, trim, picture.width - trim, picture.height - trim))
+    for opened in map(images.open, range(len(images))):
+        inside = opened.crop((trim, trim, opened.width - trim, opened.height - trim))
         pixels.append(to_input(Geometry(**GEOMETRY).transform()(inside), Pixels(RAW, UNIT)))
     pixels = (255 * torch.stack(pixels)).round().to(torch.uint8)
     return forward_all([frozen], pixels)[0] @ head.weight.T + head.bias
@@ -318,6 +321,7 @@ MODELS = {
     "deit_tiny_distilled_patch16_224.fb_in1k": "the mean of two heads",
     "convnextv2_nano.fcmae_ft_in22k_in1k_384": "squash, and a head with a norm",
     "mobilenetv1_100.ra4_e3600_r224_in1k": "a larger size for tests",
+    "test_convnext.r160_in1k": "a ConvNeXt",
 }
 
 
@@ -376,6 +380,46 @@ def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
     np.testing.assert_allclose(rows, theirs.numpy(), atol=1e-6 * float(theirs.abs().max()) + 1e-6)
     assert top1.column == "ood/imagenet-real/top1@own-any"
     assert checkpoint.pixels == Pixels(tuple(config["mean"]), tuple(config["std"]))
+
+
+@pytest.mark.parametrize(
+    "name", ["imagenet-v2-matched", "imagenet-a", "imagenet-r", "imagenet-sketch"]
+)
+def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeypatch):
+    """Eight images of each set, read, cut and normalised as timm's validate.py does; every second
+    has the model's own answer for its label."""
+    from timm.data import create_dataset, create_loader, resolve_data_config
+
+    model, root = hub("test_resnet.r160_in1k"), trees(name)
+    whole = catalog.load(name, root)
+    paths = whole.test.paths[:: len(whole.test) // 8][:8]
+    for seed, path in enumerate(paths):
+        picture(whole.test.root / path, seed, size=(60 + 9 * seed, 80))
+        link = tmp_path / "folders" / Path(path).parent.name / Path(path).name
+        link.parent.mkdir(parents=True)
+        link.symlink_to(whole.test.root / path)
+    config = resolve_data_config({}, model=model, use_test_size=True)
+    keys = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+    about = {key: config[key] for key in keys}
+    dataset = create_dataset("", root=str(tmp_path / "folders"))
+    loader = create_loader(dataset, batch_size=3, use_prefetcher=False, num_workers=0,
+                           pin_memory=False, device=torch.device("cpu"), **about)  # fmt: skip
+    with torch.no_grad():
+        logits = torch.cat([model(images) for images, _ in loader])
+    by_file = dict(zip(dataset.filenames(basename=True), logits, strict=True))
+    theirs = torch.stack([by_file[Path(path).name] for path in paths])
+    answers = theirs[:, [ids[0] for ids in whole.imagenet.ids]].argmax(1)
+    labels = (answers + torch.arange(8) % 2) % len(whole.imagenet.ids)
+    test = dataclasses.replace(whole.test, paths=paths, labels=tuple(labels.tolist()))
+    monkeypatch.setattr(catalog, "load", lambda *_, **__: dataclasses.replace(whole, test=test))
+    rule = "subset" if len(whole.imagenet.ids) == 200 else "all"
+    words = ["ood", "timm:test_resnet.r160_in1k", "--datasets", name, "--data", str(root)]
+    words += ["--out", str(tmp_path / "o"), "--workers", "0", "--protocol", "ood_own"]
+    assert main([*words, f"rule={rule}"]) == 0
+    (rows,) = [np.load(f) for f in (tmp_path / "cache").rglob("*.npy")]
+    np.testing.assert_allclose(rows, theirs, atol=1e-6 * float(theirs.abs().max()))
+    (top1, _) = store.read_file(tmp_path / "o" / "results.jsonl")
+    assert top1.provenance["right"]["top1"] == 4 and len(theirs.unique(dim=0)) == 8
 
 
 def test_a_head_that_is_not_imagenets_is_refused(hub, trees, tmp_path, capsys):

@@ -126,13 +126,3 @@ def test_features_are_those_of_the_equations(maker, tmp_path):
     four = SMALL.replace("num_heads=2", "num_heads=4")
     assert difference(maker, SMALL, 4, tmp_path, arch=four, **read) < 1e-5
     assert difference(maker, SMALL, 2, tmp_path, arch=four, **read) > 1e-2
-
-
-@pytest.mark.slow
-@maker_of
-def test_a_file_of_full_size_has_its_heads(maker, tmp_path):
-    """MoCo-v3's ViT-S has 12 heads (vits.py: vit_small), of which its file does not tell."""
-    heads = {fx.mae: 12, fx.moco_v3: 12, fx.ibot: 6}[maker]
-    arch = "timm:vit_base_patch16_224" if maker is fx.mae else "timm:vit_small_patch16_224"
-    read = {"method": "ibot"} if maker is fx.ibot else {}  # no mark in it says so
-    assert difference(maker, arch, heads, tmp_path, **read) < 1e-5

@@ -280,22 +280,6 @@ def test_random_is_the_same_each_time_and_nobody_elses_dice():
     assert importing.read("timm:resnet18@random").arch == "resnet18"
 
 
-@pytest.mark.slow
-def test_three_kinds_of_trunks_in_one_command(tiny_root, tmp_path):
-    """A checkpoint of ours, a published file, a name: one pass over the images."""
-    arch = f"{fx.CASES[fx.dinov3][1]}"
-    importing.read("timm:resnet18@random", name="R").save(tmp_path / "r.safetensors")
-    vit = saved(fx.dinov3(fx.known(arch)), tmp_path, "vit.pth")
-    importing.read(vit, arch=arch, name="V").save(tmp_path / "v.safetensors")
-    files = [str(tmp_path / "r.safetensors"), str(tmp_path / "v.safetensors")]
-    words = ["linear", *files, "timm:test_convnext@random", "--datasets", "digits"]
-    words += ["--protocol", "knn_demo", "--data", str(tiny_root), "--out", str(tmp_path / "out")]
-    assert cli.main([*words, "--workers", "0"]) == 0
-    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
-    names = {json.loads(line)["name"] for line in lines}
-    assert names == {"R", "V", "timm:test_convnext@random"}
-
-
 # --- inspect, export ---
 
 
