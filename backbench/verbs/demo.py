@@ -37,13 +37,15 @@ TASKS = ("faster", "mask", "keypoint")
 SAY_S = 15.0  # between two lines about where the running jobs are
 AND = "+"  # between two commands of a chain
 # The chains, of about equal cost, and the beginnings of their steps' names in the order of running.
-# Detection comes last: it makes torch deterministic, which a probe by hand is not.
-CHAINS: dict[str, tuple[str, ...]] = {
-    "pretraining-a": ("pretrain/lorac", "pretrain/moco_m"),
-    "pretraining-b": ("pretrain/random", "pretrain/simclr", "pretrain/moco_v2"),
-    "evaluation-a": ("linear", "fewshot", "knn", "detection/random"),
-    "evaluation-b": ("semisup", "detection/lorac"),
+# Detection comes last: it makes torch deterministic, which a probe by hand is not. The numbers are
+# seconds of each step at full size, which the ETA weighs steps by.
+CHAINS: dict[str, dict[str, int]] = {
+    "pretraining-a": {"pretrain/lorac": 49, "pretrain/moco_m": 38},
+    "pretraining-b": {"pretrain/random": 1, "pretrain/simclr": 31, "pretrain/moco_v2": 29},
+    "evaluation-a": {"linear": 16, "fewshot": 5, "knn": 7, "detection/random": 39},
+    "evaluation-b": {"semisup": 12, "detection/lorac": 43},
 }
+COSTS = {start: cost for chain in CHAINS.values() for start, cost in chain.items()}
 NEEDS = {"evaluation": ("pretraining-a", "pretraining-b")}
 
 
@@ -169,7 +171,7 @@ def _run_jobs(out: Path, size: str) -> int:
 
 
 class _Progress:
-    """Says every 15 s how many steps are done, and where the running ones are."""
+    """Says every 15 s how many steps are done, where the running ones are, and when all will be."""
 
     def __init__(self, ledger: Ledger, missing: Mapping[str, Job], total: int) -> None:
         self.ledger, self.missing, self.total = ledger, missing, total
@@ -180,14 +182,21 @@ class _Progress:
         if now - self.said < SAY_S:
             return
         self.said = now
-        left = [n for n, step in self.missing.items() if not finished(step, self.ledger.runs)]
-        running = []
-        for name in left:
-            note = read_progress(self.ledger.runs / name)
+        steps_left, made, left, running = 0, 0.0, 0.0, []
+        for name, step in self.missing.items():
+            cost = next(cost for start, cost in COSTS.items() if name.startswith(start))
+            share, note = 1.0, None
+            if not finished(step, self.ledger.runs):
+                steps_left, share = steps_left + 1, 0.0
+                note = read_progress(self.ledger.runs / name)
             if note is not None:
+                share = min(1.0, note["done"] / max(1, note["total"]))
                 running.append(f"{name} {note['done']}/{note['total']} {note['unit']}s")
+            made, left = made + share * cost, left + (1 - share) * cost
+        spent = now - self.started
+        eta = f"ETA {seconds(spent * left / made):>6}  " if made else ""
         log.info(
-            f"{seconds(now - self.started):>6}  {self.total - len(left)}/{self.total} steps;"
+            f"{seconds(spent):>6}  {eta}{self.total - steps_left}/{self.total} steps;"
             f" running: {', '.join(running) or ', '.join(pool.running)}"
         )
 
