@@ -63,7 +63,9 @@ def keep(file: Path, name: str, head: KeptHead, about: Mapping[str, object]) -> 
         "versions": versions(),
     }
     metadata[name] = json.dumps({**about, **of_head}, sort_keys=True)
-    tensors |= {f"{name}/weight": head.weight, f"{name}/bias": head.bias}
+    layers = {f"{name}/weight": head.weight, f"{name}/bias": head.bias}
+    # A fit may end with its weights by columns, which safetensors refuses
+    tensors |= {key: tensor.contiguous() for key, tensor in layers.items()}
     with atomic.atomic_path(file) as temporary:
         save_file(tensors, temporary, metadata)
 

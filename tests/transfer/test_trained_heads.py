@@ -18,7 +18,7 @@ from backbench.recipes import config
 from backbench.results import kept_scores, store
 from backbench.weights import kept_heads
 from backbench.weights.checkpoint import Checkpoint
-from transfer import scoring
+from transfer import logreg, scoring
 from transfer.batches import Pictures, centred
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.protocols import Geometry, LogReg, Sgd
@@ -230,3 +230,15 @@ def test_a_fixed_recipe_without_hold_out_has_no_temperature(trees, trunk, tmp_pa
     assert measure("sgd", root, trunk, tmp_path / "own", lr=[0.1], train_only=["classes"]) == 0
     (row,) = store.read_file(tmp_path / "own" / "results.jsonl")
     assert row.provenance["temperature_from"] == "hold-out"
+
+
+def test_a_head_is_kept_whatever_its_layout_in_memory(tmp_path):
+    """A fit on features of unlike scales, of more images than numbers ends with weights by columns."""
+    generator = torch.Generator().manual_seed(0)
+    mixed = torch.randn(60, 8, generator=generator) * torch.logspace(-2, 2, 8)
+    fitted = logreg.fit([(mixed, torch.arange(60) % 3)], classes=3, l2=0.1)
+    head = kept_heads.KeptHead(fitted.weight.clone(), fitted.bias.clone())
+    assert not head.weight.is_contiguous()
+    about = {"checkpoint": "0" * 64, "protocol": "logreg-mine-v1"}
+    kept_heads.keep(tmp_path / kept_heads.HEADS_FILE, "head", head, about)
+    assert torch.equal(kept_heads.load(tmp_path, about, 8, 3).weight, head.weight)
