@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext, ForkContext
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -32,8 +33,17 @@ def default_workers(devices: int = 1) -> int:
 
 
 def one_thread(_: int) -> None:
-    """Give a loader's worker one thread: the workers are the parallelism."""
+    """Give a loader's worker one thread: the workers are the parallelism. That the main process or
+    a killed worker hangs up is no news of this one."""
     torch.set_num_threads(1)
+    sys.excepthook = _unless_hung_up
+
+
+def _unless_hung_up(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if not issubclass(kind, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
 
 
 class _Flag:

@@ -131,10 +131,15 @@ def stops_at_once() -> Iterator[list[str]]:
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
     """Processes that are forked inside never see a stop signal: the main process handles it, and a
-    SIGTERM to the whole group must not take the loader's workers from its last step."""
+    SIGTERM to the whole group must not take the loader's workers from its last step. A signal that
+    another thread receives meanwhile is handled at the end: no loader is left half made."""
     numbers = {getattr(signal, name) for name in STOP_SIGNALS}
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    came: list[int] = []
+    with _stop_signals_to(lambda number, _: came.append(number)):
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    for number in came:
+        signal.raise_signal(number)

@@ -109,7 +109,8 @@ def stop_and_kill(config, tiny_root, x, tmp_path, *flags, words=()):
     """Uninterrupted, against stopped by SIGTERM, later killed -9, and resumed."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     more = (*flags, "--checkpoint", x, "--resume", *SIX, *words)
-    assert detect_here(config, tiny_root, whole, *more) == 0
+    done = detect(config, tiny_root, whole, *more)  # a process as those that follow
+    assert done.returncode == 0, done.stderr
     assert interrupted(signal.SIGTERM, 1, config, tiny_root, broken, *more) == 75
     assert interrupted(signal.SIGKILL, 4, config, tiny_root, broken, *more) == -9
     done = detect(config, tiny_root, broken, *more)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from backbench.errors import STOP_SIGNALS, BadInput
 from backbench.runs import atomic, seeding
-from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.runs.state import StopFlag, load_state, save_state, signals_blocked
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -76,6 +77,21 @@ def test_signals_raise_the_flag_and_nothing_else(name):
         time.sleep(0.01)
         assert stop.requested == name
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_waits_until_a_loader_is_made():
+    """Also where another thread receives it: the handler would run in this one."""
+    over = threading.Event()
+    other = threading.Thread(target=over.wait, daemon=True)
+    other.start()
+    with StopFlag() as stop:
+        with signals_blocked():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+            assert stop.requested is None
+        assert stop.requested == "SIGTERM"
+    over.set()
+    other.join()
 
 
 def test_seeds_depend_on_every_part_and_on_nothing_else():
