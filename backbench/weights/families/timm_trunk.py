@@ -36,10 +36,15 @@ def is_transformer(model: object) -> bool:
     return isinstance(model, VisionTransformer | Eva)
 
 
+def norm_after_pooling(model: Any) -> bool:
+    """True for a transformer whose last norm stands behind the mean of its tokens (`fc_norm`)."""
+    return any(True for _ in getattr(model, "fc_norm", nn.Identity()).parameters())
+
+
 def default_reading(model: str) -> str:
     """The reading of timm's own head."""
     known = registered(model)
-    if not is_transformer(known):
+    if not is_transformer(known) or norm_after_pooling(known):
         return readings.POOLED
     if known.global_pool == readings.MAP:
         return readings.MAP
@@ -116,7 +121,8 @@ def _keywords(name: TimmName) -> dict[str, Any]:
         # Any grid: our own forward refuses those that no rule was named for
         keywords["dynamic_img_size"] = True
         # With `token` the last norm stands before the pooling, where every reading finds it
-        if known.cls_token is not None and known.global_pool != readings.MAP:
+        by_tokens = known.global_pool != readings.MAP and not norm_after_pooling(known)
+        if known.cls_token is not None and by_tokens:
             keywords["global_pool"] = "token"
     if "eps" in name.options:
         eps = float(name.options["eps"])
@@ -219,6 +225,11 @@ class TimmTrunk(WrappedTrunk):
                 raise BadInput(f"{self.arch} has no reading '{self.reading}'")
             self.feature_dim = width
             return
+        if norm_after_pooling(model):
+            raise BadInput(
+                f"{self.arch} has no reading '{self.reading}': its last norm follows the pooling;"
+                f" take '{readings.POOLED}'"
+            )
         self.read = readings.tokens(self.reading)
         if self.read.layers and model.cls_token is None:
             raise BadInput(f"{self.arch} has no class token to read by '{self.reading}'")

@@ -143,6 +143,20 @@ def test_attention_pooling_is_read_by_its_own_name():
         archs.build_trunk(arch, reading="cls")
 
 
+def test_a_norm_behind_the_pooling_is_part_of_the_feature():
+    """`fc_norm` of EVA-02 and others, whose files have no other last norm."""
+    trunk = archs.build_trunk("timm:eva02_tiny_patch14_224,img_size=28").eval()
+    whole = timm.create_model("eva02_tiny_patch14_224", img_size=28, num_classes=0).eval()
+    assert trunk.reading == "pooled"
+    whole.load_state_dict(trunk.model.state_dict(), strict=True)
+    nn.init.normal_(trunk.model.fc_norm.weight)
+    whole.fc_norm.weight = trunk.model.fc_norm.weight
+    x = torch.rand(2, 3, 28, 28)
+    assert torch.equal(trunk(x), whole(x))
+    with pytest.raises(BadInput, match="its last norm follows the pooling; take 'pooled'"):
+        archs.build_trunk("timm:eva02_tiny_patch14_224", reading="cls")
+
+
 def test_positions_are_resized_by_request_and_rule_only():
     with pytest.raises(BadInput, match=r"takes images of 32 x 32 pixels, not 48 x 48; .*pos=RULE"):
         archs.build_trunk(VIT)(torch.rand(1, 3, 48, 48))
