@@ -177,7 +177,11 @@ def evaluate(
         for one in alone:
             if one.pending:
                 extractor = _extractor(one, machine, stop)
-                extractor.of_splits(one.group.splits, one.group.dataset.name)
+                found, name = one.group.splits, one.group.dataset.name
+                if one.probe.only_test:
+                    extractor(found.test, f"{name} test features")
+                else:
+                    extractor.of_splits(found, name)
         machine = machine.alone()
         if not machine.main:
             return []

@@ -92,4 +92,5 @@ PROBE = Probe(
     refuse=refuse,
     words=lambda _: "each test image among the others",
     work=lambda p, name, splits, count: {"image": len(splits.test)},
+    only_test=True,
 )

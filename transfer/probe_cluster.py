@@ -84,4 +84,5 @@ PROBE = Probe(
     refuse=refuse,
     words=lambda p: f"k-means, the best of {p.restarts} starts",
     work=lambda p, name, splits, count: {"image": len(splits.test)},
+    only_test=True,
 )

@@ -43,6 +43,8 @@ class Probe(Generic[P]):
     }
     # Raises BadInput for data that would fail only after hours of features
     refuse: Callable[[P, str, Splits], None] = lambda *_: None
+    # True: it needs features of the test images alone
+    only_test: bool = False
     # True: it reads images with label maps (`Dataset.dense`)
     dense: bool = False
     # The same for checkpoints that lack what it needs. Returns the kept heads, by their digests
