@@ -46,7 +46,8 @@ def check(args: argparse.Namespace) -> None:
         if TASKS[task.task].from_scores:
             continue
         detects = TASKS[task.task].detects
-        config.find_recipe(task.words[0], "detection" if detects else "transfer")
+        for recipe in task.words[0].split(","):
+            config.find_recipe(recipe, "detection" if detects else "transfer")
         if detects and (args.accelerator != "auto" or args.workers is not None):
             others = "--accelerator and --workers are for the other tasks; leave them out"
             raise BadInput(f"{task.task}: {others}, or use `backbench detect ... MODEL.DEVICE cpu`")
