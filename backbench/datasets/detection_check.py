@@ -44,7 +44,9 @@ def _coco(base: Path) -> Iterator[tuple[str, str]]:
         folder = base / file.stem.rpartition("_")[2]
         try:
             about = json.loads(opening.read_bytes(file, most=LARGEST))
-            needed = [str(image["file_name"]) for image in about["images"]]
+            needed = [image["file_name"] for image in about["images"]]
+            if odd := [name for name in needed if not isinstance(name, str)]:
+                raise TypeError(f"file_name {odd[0]} is no text")
             objects = len(about.get("annotations", ()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = printable.shown(f"{type(error).__name__}: {error}", 100)
