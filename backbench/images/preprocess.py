@@ -72,7 +72,7 @@ def _statistics(pixels: Pixels, device: torch.device) -> tuple[torch.Tensor, tor
     """Mean and standard deviation (3, 1, 1), sent to the device once."""
     import torch
 
-    mean, std = torch.tensor(pixels.mean), torch.tensor(pixels.std)
+    mean, std = (torch.tensor(each, dtype=torch.float32) for each in (pixels.mean, pixels.std))
     return mean.view(3, 1, 1).to(device), std.view(3, 1, 1).to(device)
 
 
