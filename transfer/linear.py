@@ -150,25 +150,25 @@ def evaluate(
     stop: StopFlag,
 ) -> list[Result]:
     """Measure all that is not `recorded` yet; returns the rows of all groups."""
-    # 1. What is done, and what is left.
-    together: list[Work] = []
+    # 1. What is done, and what is left. Probes that all processes train together, on one stream of
+    #    images, do so in one pass.
+    passes: dict[tuple[str, str, tuple[str, ...]], list[Work]] = {}
     alone: list[Work] = []
     for group in groups:
         probe = probe_of(group.protocol.kind)
         done = group.done(recorded, probe.metrics(group.protocol, group.dataset))
         pending = [c for c in group.checkpoints if c.digest not in done]
-        kind = together if probe.together else alone
-        kind.append(Work(group, probe, done, pending))
+        one = Work(group, probe, done, pending)
+        if probe.together:
+            digests = tuple(c.digest for c in pending)
+            stream = (group.dataset.name, probe.stream(group.protocol), digests)
+            passes.setdefault(stream, []).append(one)
+        else:
+            alone.append(one)
     if machine.main:
-        _announce([*together, *alone], on_cpu=machine.device.type == "cpu")
-    # 2. Probes that all processes train together come first.
-    #    Those that train on one stream of images do so in one pass.
+        _announce([*passes.values(), *([one] for one in alone)], machine.device.type == "cpu")
+    # 2. Those passes come first.
     rows: list[Result] = []
-    passes: dict[tuple[str, str, tuple[str, ...]], list[Work]] = {}
-    for one in together:
-        stream = one.probe.stream(one.group.protocol)
-        digests = tuple(c.digest for c in one.pending)
-        passes.setdefault((one.group.dataset.name, stream, digests), []).append(one)
     for of_pass in passes.values():
         rows += measure(of_pass, machine, stop)
     # 3. For the others all processes compute the features, into the cache. The rest is rank 0's
@@ -190,18 +190,22 @@ def evaluate(
     return rows
 
 
-def _announce(works: Sequence[Work], *, on_cpu: bool) -> None:
+def _announce(passes: Sequence[Sequence[Work]], on_cpu: bool) -> None:
     """Say what the pending work is, all datasets and protocols in one line."""
-    pending = [work for work in works if work.pending]
+    units: Counter[str] = Counter()
+    pending: list[Work] = []
+    for works in passes:
+        if works[0].pending:
+            pending += works
+            # What is measured in one pass is paid once
+            probe, group, count = works[0].probe, works[0].group, len(works[0].pending)
+            units.update(probe.work(group.protocol, group.dataset.name, group.splits, count))
     if not pending:
         return
-    units: Counter[str] = Counter()
     ways, names, digests = [], [], set()
     for one in pending:
-        p, dataset = one.group.protocol, one.group.dataset.name
-        units.update(one.probe.work(p, dataset, one.group.splits, len(one.pending)))
-        ways.append(f"{p.name} ({one.probe.words(p)})")
-        names.append(dataset)
+        ways.append(f"{one.group.protocol.name} ({one.probe.words(one.group.protocol)})")
+        names.append(one.group.dataset.name)
         digests |= {checkpoint.digest for checkpoint in one.pending}
     cheaper = "`--protocol fewshot` costs less (`--protocol list` shows all)"
     # The cheapest readings of such data

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.results.store import Result
@@ -82,13 +81,9 @@ def measure(
 METRICS = ("r1", "map_r")
 
 
-def metric_names(p: ClassRetrieval, dataset: Dataset) -> list[str]:
-    return list(METRICS)
-
-
 PROBE = Probe(
     measure=measure,
-    metrics=metric_names,
+    metrics=lambda *_: list(METRICS),
     refuse=refuse,
     words=lambda _: "each test image among the others",
     work=lambda p, name, splits, count: {"image": len(splits.test)},

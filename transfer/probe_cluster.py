@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.results.store import Result
@@ -74,13 +73,9 @@ def measure(
     return rows
 
 
-def metric_names(p: KMeansClusters, dataset: Dataset) -> list[str]:
-    return list(METRICS)
-
-
 PROBE = Probe(
     measure=measure,
-    metrics=metric_names,
+    metrics=lambda *_: list(METRICS),
     refuse=refuse,
     words=lambda p: f"k-means, the best of {p.restarts} starts",
     work=lambda p, name, splits, count: {"image": len(splits.test)},

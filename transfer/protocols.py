@@ -506,8 +506,15 @@ def check(args: argparse.Namespace) -> None:
         return
     # Several names only where the verb measures several
     names = args.protocol.split(",") if args.verb == "linear" else [args.protocol]
+    found: set[tuple[str, str]] = set()
     for name in names:
         protocol = load_protocol(name, of_verb(args.verb), args.overrides)
+        if (protocol.kind, protocol.name) in found:
+            raise BadInput(
+                f"--protocol {args.protocol}: {name} gives rows named {protocol.name}, as one"
+                " before it does; leave one out, or give them a `protocol` of their own"
+            )
+        found.add((protocol.kind, protocol.name))
         if changed := changes(protocol):
             log.info(f"--protocol {name}: {changed}")
         task = TASKS[by_kind(args.verb)[protocol.kind]]

@@ -97,7 +97,10 @@ def _of_arrays(kind: str, read: Callable[[Path, str], ImageList]) -> Reader:
         from torchvision.datasets.utils import check_md5
 
         published = getattr(datasets, kind)
-        for name, md5 in (*published.train_list, *published.test_list):
+        files = [*published.train_list, *published.test_list]
+        if meta := getattr(published, "meta", None):  # the classes' names
+            files.append([meta["filename"], meta["md5"]])
+        for name, md5 in files:
             file = base / published.base_folder / name
             if file.is_file() and not check_md5(file, md5):
                 raise BadInput(

@@ -66,13 +66,14 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
     """`a`, then `b`; they may have different roots."""
     if a.classes != b.classes:
         raise BadInput(f"{a.root} and {b.root} have different class lists")
-    paths = [*a.paths, *b.paths]
     if isinstance(a, ArrayList) and isinstance(b, ArrayList):
         import numpy as np
 
         pixels = np.concatenate((a.pixels, b.pixels))
+        paths = [*a.paths, *b.paths]
         return ArrayList(a.root, paths, a.labels + b.labels, a.classes, pixels)
     if isinstance(a, DenseList) and isinstance(b, DenseList):
+        paths = [*a.paths, *b.paths]
         return dataclasses.replace(a, paths=paths, labels=a.labels + b.labels, maps=a.maps + b.maps)
     # Paths are relative to one root, so it must be one that both lie below.
     root = Path(os.path.commonpath((a.root, b.root)))

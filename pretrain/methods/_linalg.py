@@ -16,8 +16,9 @@ LEAST_RIDGE = 1e-8  # of `inverse_root`
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:
     """X (B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n), with X = U S V^T.
 
-    Newton and Schulz's iteration with the steps of Chen and Chow (2014). Directions whose singular value is
-    below 1e-11 ||X||_F fade out, and those at zero are left out: the subgradient of least norm.
+    Newton and Schulz's iteration with the steps of Chen and Chow (2014). Directions whose singular
+    value is below 1e-11 ||X||_F fade out, and those at zero are left out: the subgradient of least
+    norm.
     """
     # 1. Singular values into [0, 1]. A matrix of zeros stays one
     length = torch.linalg.matrix_norm(x, keepdim=True)

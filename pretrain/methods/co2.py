@@ -31,6 +31,7 @@ class Config(moco.Config):
 
 class Method(moco.Method):
     config: Config
+    may_be_symmetric = False
 
     def pair_loss(self, q: Tensor, k: Tensor, negatives: Tensor) -> Tensor:
         c = self.config

@@ -88,8 +88,11 @@ class Config(ContrastConfig):
 
 class Method(MomentumContrast[Config]):
     views = 2
+    may_be_symmetric = True
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        if config.symmetric and not self.may_be_symmetric:
+            raise BadInput(f"{config.name} is not symmetric; remove method.symmetric")
         if config.queue_per_view and not config.symmetric:
             either = "set method.symmetric too, or remove method.queue_per_view"
             raise BadInput(f"{config.name}: only view 1 has keys; {either}")

@@ -29,6 +29,7 @@ class Config(moco.Config):
 
 class Method(moco.Method):
     config: Config
+    may_be_symmetric = False  # the key's view is the weakly augmented one
 
     def pair_loss(self, q: Tensor, k: Tensor, negatives: Tensor) -> Tensor:
         c = self.config

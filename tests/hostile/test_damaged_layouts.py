@@ -91,6 +91,11 @@ CASES = [
     ("cars", cut("cars/stanford_cars/devkit/cars_meta.mat"), UNREADABLE),
     ("cifar10", gone("cifar10/*/data_batch_3"), "data_batch_3: no such file; unpack"),
     ("cifar10", cut("cifar10/*/data_batch_3"), "the checksum of data_batch_3 differs.*unpack"),
+    (
+        "cifar10",
+        edited("cifar10/*/batches.meta", b"class 1", b"class 9"),
+        r"of batches\.meta differs",
+    ),
     ("cifar100", gone("cifar100/cifar-100-python/train"), "train: no such file; unpack"),
     ("stl10", gone("stl10/stl10_binary/test_X.bin"), r"test_X\.bin is missing; get stl10"),
     ("stl10", cut("stl10/stl10_binary/test_X.bin"), r"checksum of test_X\.bin differs.*unpack"),

@@ -65,6 +65,8 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
         ({"name": "cmc", "head": HEAD}, 2, "takes one view"),
         ({"name": "cmc", "head": HEAD}, 1, "set arch to lab:resnet50,width=0.5"),
         ({"name": "supervised"}, 2, "takes one view"),
+        ({"name": "co2", **KEYS, "symmetric": True}, 2, "not symmetric"),
+        ({"name": "ressl", **KEYS, "symmetric": True}, 2, "not symmetric"),
         ({"name": "cllr", "inner": {"name": "swav"}}, 2, "cllr works on"),
         ({**CLLR, "kept": 9}, 2, "set method.kept from 1 to 8"),
         ({**CLLR, "reconstruction": "released"}, 2, "must be none"),

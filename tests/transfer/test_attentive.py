@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from support.interruptions import Killed, kill
 from support.layouts import Trees, trunk_file
 
 from backbench.cli import main
 from backbench.errors import EXIT_BAD_INPUT, BadInput
+from backbench.recipes import config
 from backbench.results import store, verification
 from transfer.devices import Machine
 from transfer.probe_attentive import Lars, QueryPoolHeads
@@ -188,7 +190,7 @@ def test_a_killed_run_continues_to_the_same_numbers(tmp_path, monkeypatch, decod
     assert all(not verdict.why for verdict in verification.of_run(one, root / "whole"))
 
 
-def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch, decoder):
+def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch, decoder, caplog):
     """Each as alone, killed or not; a protocol of another stream has a pass of its own."""
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))
     for seed in range(2):
@@ -200,9 +202,13 @@ def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch,
         assert command(root, root / name, *SHORT, protocol=name) == 0
         alone += store.read(root / name)[0]
         seen.append(len(decoder.paths) - before)
+    price = [line for line in caplog.messages if line.startswith("linear on")]
+    assert [line.rpartition("; ")[2] for line in price] == ["4 steps, 10 images"] * 3
     before = len(decoder.paths)
     assert command(root, root / "all", *SHORT, protocol=",".join(names)) == 0
     assert len(decoder.paths) - before == seen[0] == seen[1] == seen[2]
+    price = [line for line in caplog.messages if line.startswith("linear on")]
+    assert len(price) == 4 and price[-1].endswith("; 4 steps, 10 images")  # paid once
     decoder.at[len(decoder.paths) + 9] = kill
     with pytest.raises(Killed):
         command(root, root / "killed", *SHORT, protocol=",".join(names))
@@ -223,6 +229,19 @@ def test_the_mean_of_tokens_is_read_by_a_linear_layer():
     for n, head in enumerate(ours.heads):
         expected = x.mean(1) @ head["weight"].T + head["bias"]
         torch.testing.assert_close(ours.logits(x)[:, n], expected)
+
+
+def test_two_protocols_that_name_their_rows_alike_are_refused(tmp_path, capsys):
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        yaml.safe_dump(config.read_recipe(config.find_recipe("attentive_demo", "transfer")))
+    )
+    for again in ("attentive_demo", str(own)):
+        names = f"attentive_mean_demo,attentive_demo,{again}"
+        assert command(tmp_path, tmp_path / "run", protocol=names) == EXIT_BAD_INPUT
+        assert (
+            f"{again} gives rows named attentive-demo-v1, as one before" in capsys.readouterr().err
+        )
 
 
 def test_a_protocol_of_other_keys_is_refused(tmp_path, capsys):
