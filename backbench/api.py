@@ -91,7 +91,8 @@ class WantedTask(NamedTuple):
 
     @property
     def folder(self) -> str:
-        words = [Path(self.words[0]).stem, *self.words[1:]]
+        names = [Path(recipe).stem for recipe in self.words[0].split(",")]
+        words = [*names, *self.words[1:]]
         name = re.sub(r"[^\w.-]+", "_", "-".join(words))
         return f"{self.task}-{self.dataset}-{name}"
 

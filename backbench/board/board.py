@@ -481,8 +481,8 @@ def noise_of(board: Board, column: Column) -> TrainingNoise:
         choices: list[float] = []  # points squared
         for _, cell in board.backed(column):
             for r, _ in cell.parts:
-                noise = (r.chosen or {}).get("choice_noise")
-                if isinstance(noise, int | float):
+                noise = (r.chosen or {}).get("choice_noise")  # of the metric that was chosen by
+                if isinstance(noise, int | float) and not column.metric.startswith("top5"):
                     choices.append(noise**2)
             values = cell.values
             if len(values) > 1:

@@ -55,6 +55,7 @@ def correlations(board: Board) -> list[Correlation]:
                 x, y = ([values[column][c] for c in shared] for column in (cheap, downstream))
                 rho, interval = correlation.spearman(x, y)
                 out.append(Correlation(cheap, downstream, len(shared), rho, interval))
+    correlation.resampled_ranks.cache_clear()
     return out
 
 

@@ -94,11 +94,11 @@ def listed(root: Path) -> list[dict[str, Any]]:
                 row |= {"on_disk": MISSING, "wrong": get}
                 continue
             splits = catalog.read_lists(dataset, root)
+            row["container"] = containers.described(base if name in known else root / name)
         except BadInput as error:
             row["wrong"] = str(error)
             continue
         row["on_disk"] = FOUND
-        row["container"] = containers.described(base if name in known else root / name)
         if name not in known:
             counts = [len(images) for _, images in splits.items()]
             row |= {"classes": len(splits.train.classes), "images": counts, "licence": "your own"}

@@ -287,9 +287,10 @@ def _layout_of(base: Path) -> Iterator[None]:
     the folder."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise BadInput(f"{error.filename} is missing; unpack the archive again") from None
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        if isinstance(error, FileNotFoundError) and error.filename:
+            file = printable.shown(str(error.filename), 300)
+            raise BadInput(f"{file} is missing; unpack the archive again") from None
         said = printable.shown(" ".join(f"{type(error).__name__}: {error}".split()), 150)
         raise BadInput(f"{base}: not in the layout of this data set ({said})") from error
 

@@ -97,17 +97,18 @@ def _of_arrays(kind: str, read: Callable[[Path, str], ImageList]) -> Reader:
         from torchvision.datasets.utils import check_md5
 
         published = getattr(datasets, kind)
+        folder = base / published.base_folder
         files = [*published.train_list, *published.test_list]
         if meta := getattr(published, "meta", None):  # the classes' names
             files.append([meta["filename"], meta["md5"]])
         for name, md5 in files:
-            file = base / published.base_folder / name
+            file = folder / name
             if file.is_file() and not check_md5(file, md5):
                 raise BadInput(
                     f"{base}: the files are not as they were published (the checksum of {name}"
                     " differs): unpack the archive again"
                 )
-        return splits.with_hold_out(read(base, "train"), read(base, "test"), seed=seed)
+        return splits.with_hold_out(read(folder, "train"), read(folder, "test"), seed=seed)
 
     return read_published
 
@@ -391,15 +392,15 @@ def scenes(base: Path, seed: int) -> Splits:
 
 
 def cifar10_split(root: Path, split: str) -> ImageList:
-    return archives.read_cifar(root / "cifar10", split)
+    return archives.read_cifar(root / "cifar10" / "cifar-10-batches-py", split)
 
 
 def cifar100_split(root: Path, split: str) -> ImageList:
-    return archives.read_cifar(root / "cifar100", split)
+    return archives.read_cifar(root / "cifar100" / "cifar-100-python", split)
 
 
 def stl10_split(root: Path, split: str) -> ImageList:
-    return archives.read_stl10(root / "stl10", split)
+    return archives.read_stl10(root / "stl10" / "stl10_binary", split)
 
 
 def imagenet100_split(root: Path, split: str) -> ImageList:

@@ -36,19 +36,18 @@ def _read_pickle(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: not readable as a CIFAR batch ({said})") from None
 
 
-def read_cifar(root: str | Path, split: str) -> ArrayList:
-    """ROOT/cifar10/cifar-10-batches-py or ROOT/cifar100/cifar-100-python as torchvision lays them
-    out; `root` is the data set's own folder and tells which one it is; split is train or test."""
+def read_cifar(folder: Path, split: str) -> ArrayList:
+    """The folder `cifar-10-batches-py` or `cifar-100-python` of an archive, by its name; split is
+    train or test."""
     import numpy as np
 
-    root = Path(root)
-    folder, meta, key = root / "cifar-100-python", "meta", "fine_label"
-    files = {"train": ["train"], "test": ["test"]}
-    if not folder.is_dir():
-        folder, meta, key = root / "cifar-10-batches-py", "batches.meta", "label"
+    if folder.name == "cifar-100-python":
+        meta, key, files = "meta", "fine_label", {"train": ["train"], "test": ["test"]}
+    else:
+        meta, key = "batches.meta", "label"
         files = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
     if split not in files:
-        raise BadInput(f"{root}: no split '{split}'; allowed: train, test")
+        raise BadInput(f"{folder}: no split '{split}'; allowed: train, test")
     batches = [_read_pickle(folder / name) for name in files[split]]
     names = _read_pickle(folder / meta)
     try:
@@ -79,20 +78,18 @@ def _array_list(
     return ArrayList(folder.parent, paths, tuple(labels), tuple(classes), pixels)
 
 
-def read_stl10(root: str | Path, split: str) -> ImageList:
-    """ROOT/stl10/stl10_binary; `root` is the data set's own folder. Unlabelled images have label
-    -1. Pixels are read from disk when they are needed."""
-    root = Path(root)
+def read_stl10(folder: Path, split: str) -> ImageList:
+    """The folder `stl10_binary`. Unlabelled images have label -1. Pixels are read from disk when
+    they are needed."""
     if split not in STL10_SPLITS:
-        raise BadInput(f"{root}: no split '{split}'; {nearest(split, STL10_SPLITS)}")
-    parts = [_read_stl10(root, name) for name in split.split("+")]
+        raise BadInput(f"{folder}: no split '{split}'; {nearest(split, STL10_SPLITS)}")
+    parts = [_read_stl10(folder, name) for name in split.split("+")]
     return parts[0] if len(parts) == 1 else Joined.of(parts)
 
 
-def _read_stl10(root: Path, split: str) -> ArrayList:
+def _read_stl10(folder: Path, split: str) -> ArrayList:
     import numpy as np
 
-    folder = root / "stl10_binary"
     file = folder / f"{split}_X.bin"
     try:
         # Stored by channel, column, row; its labels count from 1
@@ -108,7 +105,7 @@ def _read_stl10(root: Path, split: str) -> ArrayList:
             classes = opening.read_bytes(names, most=opening.MEGABYTE).decode().splitlines()
     except FileNotFoundError as error:
         raise BadInput(
-            f"{error.filename}: no such file; unpack stl10_binary.tar.gz in {root}"
+            f"{error.filename}: no such file; unpack stl10_binary.tar.gz in {folder.parent}"
         ) from None
     except (OSError, ValueError) as error:  # also of a size that is no multiple of 3 x 96 x 96
         raise BadInput(f"{file}: not STL-10's binary files ({error})") from None

@@ -194,7 +194,9 @@ class ImageList:
                 there = [os.path.isfile(f"{self.root}/{each}") for each in self.paths]  # noqa: PTH113
                 count = f"{there.count(False)} of {len(there)} images are"
                 raise BadInput(f"{file} is missing ({count})")
-            yield Stamp(about.st_size, about.st_ino, about.st_ctime_ns)
+            # What a deduplicator has linked are two images still
+            place = (about.st_dev, path) if about.st_nlink > 1 else about.st_dev
+            yield Stamp(about.st_size, about.st_ino, about.st_ctime_ns, place)
 
     def subset(self, indices: Sequence[int]) -> Self:
         """The images at `indices`, in that order."""

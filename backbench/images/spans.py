@@ -164,15 +164,15 @@ class SpanList(ImageList):
 
     def stamps(self) -> Iterator[Stamp]:
         """Yield the stamp of every image: one stat per container."""
-        marks: list[tuple[int, int]] = []
+        abouts: list[os.stat_result] = []
         for path in self.containers:
             try:
-                marks.append(mark_of(path)[1:])
+                abouts.append(os.stat(path))  # noqa: PTH116
             except OSError as error:
                 raise BadInput(f"{path}: not readable ({error.strerror})") from None
         for file, start, _, _, inner, size, _ in self.spans.tolist():
-            inode, changed = marks[file]
-            yield Stamp(size, inode, changed, (start, inner))
+            of = abouts[file]
+            yield Stamp(size, of.st_ino, of.st_ctime_ns, (of.st_dev, start, inner))
 
     def subset(self, indices: Sequence[int]) -> Self:
         return replace(super().subset(indices), spans=self.spans[list(indices)])

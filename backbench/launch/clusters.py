@@ -135,8 +135,9 @@ class Cluster:
         return self._known[key]
 
     def grace_s(self, resources: Resources) -> float:
-        """Return the seconds from the signal to the end: at most half of a short job's time."""
-        if resources.limit_s is None:
+        """Return the seconds from the signal to the end: at most half of a short job's time. A local
+        pool keeps no time limit."""
+        if resources.limit_s is None or self.kind != "slurm":
             return float(self.signal_s)
         return min(float(self.signal_s), resources.limit_s / 2)
 

@@ -160,20 +160,25 @@ def _continue(url: str, part: Path, version: Path) -> None:
         # Nothing after the last byte: killed before it was renamed, or it is another version
         if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
+        if error.headers.get("Content-Range") == f"bytes */{have}":
+            return
         version.unlink(missing_ok=True)
         _continue(url, part, version)
         return
     with contextlib.closing(answer):
         if answer.status != http.client.PARTIAL_CONTENT:
-            have = 0
-        elif not (sent := answer.headers.get("Content-Range", "")).startswith(f"bytes {have}-"):
-            raise Failed(f"{url}: sends {printable.shown(sent, 60)} instead of bytes from {have}")
+            tag, have, total = None, 0, answer.headers.get("Content-Length", "")
+        else:
+            sent = answer.headers.get("Content-Range", "")
+            first, _, total = sent.removeprefix("bytes ").partition("/")
+            if not first.startswith(f"{have}-"):
+                said = printable.shown(sent, 60)
+                raise Failed(f"{url}: sends {said} instead of bytes from {have}")
+        length = int(total) if total.isascii() and total.isdigit() else None
         if answer.headers.get_content_type() == "text/html":
             raise BadInput(f"{url}: a web page, no checkpoint; look at it in a browser")
         # 2. The version is noted first: all bytes in the part are of it
-        atomic.write_json(version, {"url": url, "tag": _tag(answer)})
-        announced = answer.headers.get("Content-Length", "")
-        length = have + int(announced) if announced.isascii() and announced.isdigit() else None
+        atomic.write_json(version, {"url": url, "tag": _tag(answer) or tag})
         log.info(f"{url}: {_size(length)}, {'from ' + _size(have) if have else 'all of it'}")
         with failures.naming(part), part.open("ab" if have else "wb") as out:
             while piece := answer.read(PIECE):

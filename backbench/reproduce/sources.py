@@ -32,11 +32,13 @@ def timm(board: Board) -> PrintedSource:
     measured = set()
     for cell in board.cells.values():
         for result, _ in cell.parts:
-            own = result.provenance.get("own_geometry")
-            if isinstance(own, dict) and result.metric == "top1":
-                measured.add((result.name, own["input_size"][-1], result.dataset))
+            match result.provenance:
+                case {"own_geometry": {"input_size": [*_, int(size)]}, "recipe": {"rule": rule}}:
+                    key = (result.name, size, result.dataset)
+                    if result.metric == "top1" and key in scores and scores[key].printed.rule == rule:
+                        measured.add(key)
     judgeable = sum(score.judgeable for score in scores.values())
-    return PrintedSource("timm", len(scores), judgeable, len(measured & scores.keys()))
+    return PrintedSource("timm", len(scores), judgeable, len(measured))
 
 
 def pages(board: Board) -> PrintedSource:

@@ -42,7 +42,7 @@ class _Latest:
         return arrays
 
 
-_PER_IMAGE = ("hits5", "label", "prediction")  # arrays with an entry for each image
+_PER_IMAGE = ("hits5", "label", "prediction", "cluster")  # arrays with an entry for each image
 # Name -> kinds and dimensions; the predictions of each draw of labels are (D, N)
 _ARRAYS = {
     "manifest": ("U", (0,)),
@@ -50,6 +50,7 @@ _ARRAYS = {
     "prediction": ("iub", (1, 2)),
     "label": ("iub", (1,)),
     "hits5": ("iub", (1,)),
+    "cluster": ("iu", (1,)),
 }
 _ENTRY = 1000  # bytes of a path and what holds it
 _latest = _Latest()

@@ -341,11 +341,17 @@ def _of_test_images(r: Result, run: Path, arrays: Arrays) -> int:
     label, queries = arrays.get("label"), arrays.get(f"queries_{r.metric}")
     if label is None or label.size > _MOST_HITS:
         return UNBACKED
+    by_split = r.facts.get("images")
+    listed = _tested(r, by_split) if isinstance(by_split, dict) else label.size
+    if label.size != listed:
+        raise _Unfit(f"its predictions are of {label.size} images, its list has {listed}")
     _, own, others = np.unique(label, return_inverse=True, return_counts=True)
     if queries is not None:
         if not np.array_equal(np.isnan(queries), others[own] == 1):
             raise _Unfit("its queries are not the images whose class has others")
         inside = queries[others[own] > 1]
+        if not inside.size:
+            raise _Unfit("no class has two test images, so there is no query")
         if not ((inside >= 0) & (inside <= 1)).all():
             raise _Unfit("one of its queries' scores is not between 0 and 1")
         again = 100 * float(inside.mean())

@@ -135,11 +135,13 @@ def signals_blocked() -> Iterator[None]:
     another thread receives meanwhile is handled at the end: no loader is left half made."""
     numbers = {getattr(signal, name) for name in STOP_SIGNALS}
     came: list[int] = []
-    with _stop_signals_to(lambda number, _: came.append(number)):
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old)
-    for number in came:
-        signal.raise_signal(number)
+    try:
+        with _stop_signals_to(lambda number, _: came.append(number)):
+            old = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+            try:
+                yield
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    finally:
+        for number in came:
+            signal.raise_signal(number)

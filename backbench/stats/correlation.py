@@ -27,8 +27,8 @@ class UnitRanks(NamedTuple):
     resampled: np.ndarray | None  # (RESAMPLES, n); None above MANY
 
 
-@functools.lru_cache(maxsize=256)  # a column meets many others, mostly over the same checkpoints
-def _resampled_ranks(values: tuple[float, ...]) -> UnitRanks:
+@functools.cache  # a column meets many others, mostly over the same checkpoints
+def resampled_ranks(values: tuple[float, ...]) -> UnitRanks:
     """Rank `values` and their resamples. The resamples depend on the number of values alone: two
     columns over the same checkpoints are resampled alike, as pairs must be."""
     import numpy as np
@@ -58,7 +58,7 @@ def _unit_ranks(values: np.ndarray) -> np.ndarray:
 def spearman(of_x: Sequence[float], of_y: Sequence[float]) -> tuple[float | None, Interval | None]:
     """rho and its interval. rho is None if all of x or all of y are equal; the interval is None if
     that holds for most resamples."""
-    x, y = _resampled_ranks(tuple(of_x)), _resampled_ranks(tuple(of_y))
+    x, y = resampled_ranks(tuple(of_x)), resampled_ranks(tuple(of_y))
     # Pearson's r is the product of centred unit vectors.
     rho = float((x.whole * y.whole).sum())
     if math.isnan(rho):

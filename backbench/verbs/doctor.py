@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backbench import plugins
-from backbench.datasets import availability
+from backbench.datasets import availability, catalog
 from backbench.errors import EXIT_FAILED
 from backbench.results import store
 from backbench.weights import archs
@@ -104,7 +104,7 @@ import torch, torchvision
 boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 2]])
 kept = torchvision.ops.nms(boxes, torch.tensor([1.0, 0.5]), 0.5)
 assert kept.tolist() == [0], "torchvision.ops.nms is wrong"
-for i in range(torch.cuda.device_count()):
+for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
     gpu = torch.cuda.get_device_properties(i)
     print(f"{gpu.name} ({gpu.total_memory >> 30} GiB)")
 """
@@ -148,9 +148,10 @@ def datasets(data: Path) -> list[Finding]:
     also reads the images."""
     parts = []
     for row in availability.listed(data):
-        if row["on_disk"] != availability.MISSING:
+        name = str(row["name"])
+        if row["on_disk"] != availability.MISSING or (data / name).is_dir():
             state = OK if row["on_disk"] == availability.FOUND else BROKEN
-            parts.append(Finding("data", str(row["name"]), state, str(row["wrong"] or "")))
+            parts.append(Finding("data", name, state, str(row["wrong"] or "")))
     return parts
 
 
@@ -185,8 +186,12 @@ def verbs(needed: list[Finding], more: list[Finding]) -> list[Finding]:
     ready = Finding("", "", OK)
     if lacking:
         ready = Finding("", "", lacking[0].state, f"{lacking[0].name}: {lacking[0].about}")
-    by_name = {one.name: one for one in more}
-    usable = [one for one in more if one.kind == "data" and one.state == OK]
+    by_name = {one.name: one for one in more if one.kind != "data"}
+    usable = [
+        one
+        for one in more
+        if (one.kind, one.state) == ("data", OK) and not catalog.find(one.name).rules
+    ]
     advice = "none; `backbench data list` says where each belongs"
     images = usable[0] if usable else Finding("data", "datasets", MISSING, advice)
     needs = {

@@ -46,7 +46,8 @@ def check(args: argparse.Namespace) -> None:
         if TASKS[task.task].from_scores:
             continue
         detects = TASKS[task.task].detects
-        for recipe in task.words[0].split(","):
+        several = TASKS[task.task].verb == "linear"
+        for recipe in task.words[0].split(",") if several else task.words[:1]:
             config.find_recipe(recipe, "detection" if detects else "transfer")
         if detects and (args.accelerator != "auto" or args.workers is not None):
             others = "--accelerator and --workers are for the other tasks; leave them out"

@@ -155,7 +155,7 @@ def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> d
                 published=about.rows or None,
             )
         except BadInput as error:
-            if about.timm is None:
+            if about.timm is None or args.models:
                 raise
             log.warning(f"{name}: left out: {printable.shown(str(error), 300)}")
             del checkpoints[name]

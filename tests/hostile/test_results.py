@@ -100,6 +100,7 @@ BESIDE = {
     "binary": bytes(range(256)),
     "digits": "1" * 5000,
 }
+GEOMETRIES = ({}, [], 5, {"input_size": []}, {"input_size": 5}, {"input_size": [[1]]})
 
 
 @pytest.mark.parametrize("case", [*BAD, *BESIDE])
@@ -108,6 +109,18 @@ def test_a_bad_line_is_named_and_left_out(runs, before, tmp_path, case):
     said, rows = board(runs, tmp_path)
     assert rows == before
     assert f"{runs / 'bad' / 'results.jsonl'}{':1' if case in BAD else ''}" in said.err
+
+
+def test_geometries_that_are_none(runs, before, tmp_path):
+    lines = []
+    for number, geometry in enumerate(GEOMETRIES):
+        about = {"name": f"odd{number}", "provenance": {"own_geometry": geometry}}
+        lines.append(a_line(runs, metric="top1", checkpoint=f"{number:064x}", **about))
+    beside(runs, "\n".join(lines))
+    _, rows = board(runs, tmp_path)
+    said = door("leaderboard", runs, "--check")
+    assert "Traceback" not in said.err and "fault of backbench" not in said.err
+    assert rows.keys() == before.keys() | {f"odd{n}" for n in range(len(GEOMETRIES))}
 
 
 def deep(folder):
@@ -122,6 +135,11 @@ def deep(folder):
 
 def written(name, content):
     return lambda bad: (bad / name).write_bytes(content)
+
+
+def deep_run(bad):
+    metrics(b'{"step": 1, "loss": 2}')(bad)
+    (bad / "run.json").write_bytes(b"[" * 100000)
 
 
 def header(content):
@@ -150,7 +168,7 @@ FOLDERS = {
     "metrics-list": metrics(b"[1]"),
     "metrics-nan": metrics(b'{"step": NaN, "loss": 1}'),
     "metrics-group": metrics(b'{"step": {}}'),
-    "run-deep": written("run.json", b"[" * 100000),
+    "run-deep": deep_run,
 }
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -230,6 +231,15 @@ def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, ki
     assert {(v.level, v.why) for v in verdicts} == {(verification.FROM_LIST, "")}
     forged = [dataclasses.replace(r, value=r.value - 1) for r in rows]
     assert all("give" in v.why for v in verification.of_run(forged, tmp_path / "run"))
+    more = {"images": {**rows[0].provenance["images"], "test": 10_000}}
+    forged = [dataclasses.replace(r, provenance={**r.provenance, **more}) for r in rows]
+    assert all("its list has 10000" in v.why for v in verification.of_run(forged, tmp_path / "run"))
+    if kind == "class_retrieval":  # a file without any query gives no value at all
+        empty = shutil.copytree(tmp_path / "run", tmp_path / "empty")
+        none = {f"queries_{metric}": np.full(20, np.nan) for metric in metrics}
+        for file in {empty / row.provenance["predictions"] for row in rows}:
+            np.savez(file, **{**np.load(file), **none, "label": np.arange(20)})
+        assert all("no query" in v.why for v in verification.of_run(rows, empty))
     page = tmp_path / "page.html"
     assert main(["leaderboard", str(tmp_path / "run"), "--html", str(page)]) == 0
 

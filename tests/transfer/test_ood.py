@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.resources
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -453,3 +454,7 @@ def test_reproduce_holds_cached_models_to_timms_counts(hub, trees, tmp_path, cap
     assert "200 images, printed of 7,500" in table
     bundle = tmp_path / "runs/reproduce/timm-a.zip"
     assert main(["reproduce", "--check", str(bundle)]) == 0
+    capsys.readouterr()
+    assert main(["paper", "all", str(tmp_path / "runs")]) == 0
+    (count,) = re.findall(r"^timm: .* (\d+) measured", capsys.readouterr().out, re.M)
+    assert count == "1"

@@ -104,6 +104,17 @@ def test_a_choice_that_few_images_made_is_noise_of_the_column(tmp_path, noise, m
         assert "choice on few validation images" in noise_words(noise_of(board, board.columns[0]))
 
 
+def test_the_noise_of_a_choice_is_of_the_metric_that_chose(tmp_path):
+    kinds = [SEMISUP, (SEMISUP[0], SEMISUP[1], "top5", *SEMISUP[3:])]
+    boards.synthetic(tmp_path, NAMES, kinds, gap=6, seeds=3)
+    for file in store.files_below(tmp_path):
+        rows = [json.loads(line) | {"chosen": {"choice_noise": 9.0}} for line in file.open()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    board = collect([tmp_path])
+    spread = {c.metric: noise_of(board, c).excess ** 0.5 for c in board.columns}
+    assert spread["top1"] >= 9 > spread["top5"]
+
+
 @pytest.mark.parametrize("kind", [KNN, FEWSHOT, ("logreg", "digits", "top1", "logreg-v1", None)])
 def test_what_is_not_trained_by_chance_needs_no_seeds(tmp_path, kind):
     board = board_of(tmp_path, [kind], gap=12)

@@ -59,6 +59,15 @@ def test_root_of_torchvision_may_be_root_itself(trees):
     assert len(catalog.load("food", root).test) == 6
 
 
+def test_two_archives_in_root_are_told_apart(trees):
+    root = trees("cifar10")
+    trees("cifar100")
+    for name, folder in (("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")):
+        (root / name / folder).rename(root / folder)
+    assert len(catalog.load("cifar10", root).test.classes) == 10
+    assert len(catalog.load("cifar100", root).test.classes) == 100
+
+
 def test_labels_follow_the_official_lists(trees):
     found = catalog.load("aircraft", trees("aircraft"))
     assert found.train.classes == ("707-320", "A330 200", "An-12")
@@ -205,8 +214,12 @@ def test_a_layout_that_nobody_foresaw_is_a_line_in_every_verb(trees, capsys):
     (root / "imagenet").mkdir()
     (root / "imagenet" / "val").mkdir()
     (root / "imagenet" / "train").write_text("")
+    trees("caltech101")
+    (root / "caltech101" / "data").mkdir()
+    (root / "caltech101" / "data" / "train-00000-of-00002.parquet").write_bytes(b"")
     assert main(["data", "list", "--data", str(root)]) == 0
     out = capsys.readouterr().out
+    assert "is one of 2 files, and 1 are there" in out
     for name in ("birdsnap", "imagenet"):
         assert re.search(rf"^{name} .* unusable", out, re.MULTILINE)
         assert f"{root / name}: not in the layout of this data set" in out

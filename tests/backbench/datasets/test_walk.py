@@ -41,6 +41,16 @@ def test_a_file_in_two_splits_is_refused_also_through_a_link(three, tmp_path):
         walk.look("x", replace(three, test=scan_folder(tmp_path / "again")))
 
 
+def test_images_that_a_deduplicator_has_linked_are_two(three):
+    """Official sets hold such pairs; in one's own, their content is refused."""
+    copy = three.test.file(0)
+    copy.unlink()
+    copy.hardlink_to(three.train.file(4))
+    walk.look("x", three)
+    with pytest.raises(BadInput, match="is also in training data"):
+        refuse_shared(three)
+
+
 def test_a_link_to_a_file_of_no_split_is_a_file_with_its_size(three, tmp_path):
     (tmp_path / "elsewhere").write_bytes(b"0123456789" * 7)
     three.val.file(2).unlink()

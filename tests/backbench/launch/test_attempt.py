@@ -79,7 +79,7 @@ def attempt(how, at=None, reason="broken"):
         # Preemptions between them are neither failures nor progress
         ([attempt("failed"), attempt("preempted")] * 2 + [attempt("failed")], "failed"),
         ([attempt("preempted", "walk 9/40")] * 20, "again"),
-        ([attempt("time limit", "walk 9/40")] * 3, "failed"),  # "give it more hours"
+        ([attempt("time limit", "walk 9/40")] * 3, "failed"),
         ([attempt("time limit", f"walk {step}/40") for step in (9, 10, 11)], "again"),
         # A lost peer is no failure of the job, unless they never find each other
         ([attempt("lost peer", "walk 9/40")] * 3 + [attempt("failed", "walk 9/40")] * 2, "again"),
@@ -91,6 +91,12 @@ def attempt(how, at=None, reason="broken"):
 def test_what_follows_from_how_the_attempts_ended(attempts, outcome):
     last = Ending(attempts[-1]["how"], attempts[-1]["reason"])
     assert decide(last, attempts, cancelled=False)[0] == outcome
+
+
+def test_too_short_a_time_is_said():
+    attempts = [attempt("time limit", "walk 9/40")] * 3
+    _, why = decide(Ending("time limit", None), attempts, cancelled=False)
+    assert why == "3 time limits ended at the same point (walk 9/40): give it more hours"
 
 
 @pytest.mark.slow

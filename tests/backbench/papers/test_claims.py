@@ -6,9 +6,11 @@ import re
 import pytest
 from support import boards
 
+from backbench.board.board import collect
 from backbench.cli import main
 from backbench.papers import claims, published
 from backbench.recipes import config
+from backbench.reproduce import sources
 from pretrain.recipe import PretrainConfig
 
 KIND = ("linear", "cifar10", "top1", "linear-lorac-v1", None)
@@ -33,6 +35,12 @@ def write_header(runs, name, recipe):
         {"__metadata__": {"format": "backbench-checkpoint", "about": json.dumps(about)}}
     ).encode()
     (runs / f"{name}.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+
+
+def test_a_number_of_a_page_counts_as_measured(tmp_path):
+    kind = ("knn", "imagenet", "top1_k20", "knn-dino-v1", None)
+    boards.synthetic(tmp_path, ["dino_vits16", "another"], [kind])
+    assert sources.pages(collect([tmp_path])).measured == 1
 
 
 def said(capsys, runs):

@@ -17,13 +17,14 @@ DATA = os.urandom(3 << 20)
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves `data` at any address. `cut`: bytes of each answer."""
+    """Serves `data` at any address. `cut`: bytes of each answer, of which a `capped` one says so."""
 
     daemon_threads = True
 
     def __init__(self, data=DATA):
         super().__init__(("127.0.0.1", 0), Answer)
         self.data, self.tag, self.cut, self.kind = data, '"v1"', None, "any/thing"
+        self.capped, self.tag_of_parts = False, True
         self.asked = []  # the Range of each request
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -44,18 +45,22 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if wanted and self.headers.get("If-Range", server.tag) == server.tag:
             start = int(wanted[1])
             if start >= len(data):
-                return self.send_error(416)
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(data)}")
+                self.end_headers()
+                return
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         else:
             self.send_response(200)
         self.send_header("Content-Type", server.kind)
-        self.send_header("Content-Length", str(len(data) - start))
-        if server.tag:
+        piece = data[start:] if server.cut is None else data[start : start + server.cut]
+        self.send_header("Content-Length", str(len(piece if server.capped else data[start:])))
+        if server.tag and (server.tag_of_parts or not start):
             self.send_header("ETag", server.tag)
         self.end_headers()
-        self.wfile.write(data[start:] if server.cut is None else data[start : start + server.cut])
-        return None
+        self.wfile.write(piece)
+        return
 
     def log_message(self, *_):
         return
@@ -84,6 +89,30 @@ def test_what_broke_off_goes_on_where_it_ended(server, tmp_path):
     public_files.fetch(server.url, tmp_path / "model.pth")
     assert (tmp_path / "model.pth").read_bytes() == DATA
     assert server.asked == [None, f"bytes={1 << 20}-", f"bytes={2 << 20}-"]
+
+
+def test_a_server_that_caps_its_answers_is_asked_again(server, tmp_path):
+    """A part is no whole file, whatever length its answer announces, and has the file's tag."""
+    server.cut = 1 << 20
+    with pytest.raises(Failed):
+        public_files.fetch(server.url, tmp_path / "model.pth")
+    server.capped, server.tag_of_parts = True, False
+    with pytest.raises(Failed, match="broke off at 2"):
+        public_files.fetch(server.url, tmp_path / "model.pth")
+    public_files.fetch(server.url, tmp_path / "model.pth")
+    assert (tmp_path / "model.pth").read_bytes() == DATA
+    assert server.asked == [None, f"bytes={1 << 20}-", f"bytes={2 << 20}-"]
+
+
+def test_a_whole_part_is_only_renamed(server, tmp_path):
+    """Killed between the last byte and the new name."""
+    server.cut = 1 << 20
+    with pytest.raises(Failed):
+        public_files.fetch(server.url, tmp_path / "model.pth")
+    (tmp_path / "model.pth.part").write_bytes(DATA)
+    public_files.fetch(server.url, tmp_path / "model.pth")
+    assert (tmp_path / "model.pth").read_bytes() == DATA
+    assert server.asked == [None, f"bytes={len(DATA)}-"]
 
 
 def test_another_version_of_the_file_begins_anew(server, tmp_path):

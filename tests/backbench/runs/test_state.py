@@ -90,6 +90,10 @@ def test_a_signal_waits_until_a_loader_is_made():
             time.sleep(0.05)
             assert stop.requested is None
         assert stop.requested == "SIGTERM"
+    with StopFlag() as stop, pytest.raises(RuntimeError), signals_blocked():
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("no worker can be forked")
+    assert stop.requested == "SIGTERM", "it is not lost with the loader"
     over.set()
     other.join()
 

@@ -77,10 +77,13 @@ def test_nothing_is_there_that_linear_refuses(trees, quick, capsys):
     root = trees("cifar10")
     class_folder(root / "mine", classes="ab", per=3)
     (root / "half" / "train" / "a").mkdir(parents=True)
+    (root / "pets").mkdir()
+    (root / "pets" / "images.tar.gz").write_bytes(b"")
     trees.monkeypatch.undo()  # the checksums of the tiny archive
     seen = states(capsys, root)
     assert seen["mine"][0] == OK and seen["linear, finetune, semisup"][0] == OK
     assert seen["cifar10"][0] == BROKEN and "not as they were published" in seen["cifar10"][1]
+    assert seen["pets"][0] == BROKEN and "get images.tar.gz" in seen["pets"][1]
     assert seen["half"][0] == BROKEN and "no folder 'test' or 'val'" in seen["half"][1]
 
 

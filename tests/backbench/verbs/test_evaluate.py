@@ -234,6 +234,7 @@ WRONG = [
     (EVALUATE.format("", "cifar10"), "the name of the known dataset cifar10, and not its files"),
     (EVALUATE.format("", "one"), "one/a: class folder without images"),
     (EVALUATE.format("knn@nobody", "mine"), "no recipe 'nobody'"),
+    (EVALUATE.format("finetune@finetune,semisup", "mine"), "no recipe 'finetune,semisup'"),
     (EVALUATE.format("knn/other", "."), "other: no such folder; expected"),
     (
         "evaluate my_resnet.pth --data mine --out notes.txt",
