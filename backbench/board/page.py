@@ -93,13 +93,15 @@ def write_page(
         numbers = sum(len(cell.parts) for cell in board.cells.values())
         origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, numbers)))
         index = {row.checkpoint: i for i, row in enumerate(board.rows)}
-        columns, cells = _columns_and_cells(board, index, comparisons, origins)
+        notes = {"": 0}
+        columns, cells = _columns_and_cells(board, index, comparisons, origins, notes)
         data: Record = {
             "answer": answer,
             "sets": [_set(one, board, index) for one in sets],
             "rows": _by_field(ROWS, _rows(board)),
             "columns": _by_field(COLUMNS, columns),
             "cells": cells,
+            "notes": list(notes),
             "pairs": _by_field(PAIRS, [_pair(one) for one in comparisons.pairs]),
             "numbers": numbers,
             "curves": figures.curves,
@@ -185,9 +187,13 @@ def _rows(board: Board) -> list[Sequence[object]]:
 
 
 def _columns_and_cells(
-    board: Board, index: Mapping[str, int], comparisons: Comparisons, origins: _Origins
+    board: Board,
+    index: Mapping[str, int],
+    comparisons: Comparisons,
+    origins: _Origins,
+    notes: dict[str, int],
 ) -> tuple[list[Sequence[object]], list[Table]]:
-    """Every column, and the table of its cells."""
+    """Every column, and the table of its cells. Each note of a cell goes into `notes` once."""
     # In one pass over the cells: a lookup for each field of the table takes longer.
     by_column: dict[Column, list[tuple[str, Cell]]] = {column: [] for column in board.columns}
     for (checkpoint, column), cell in board.cells.items():
@@ -203,8 +209,8 @@ def _columns_and_cells(
             low, high = _ends(cell.ci95)
             parts = [origins.add(measurement) for measurement in cell.parts]
             mark = marks.get(checkpoint, "")
-            row = index[checkpoint]
-            cells.append((row, _round(cell.value), low, high, mark, cell.note, parts))
+            row, note = index[checkpoint], notes.setdefault(cell.note, len(notes))
+            cells.append((row, _round(cell.value), low, high, mark, note, parts))
         tables.append(_by_field(CELLS, cells))
         main = c.setting not in settings or not TASKS[c.task].ranked
         settings.add(c.setting)

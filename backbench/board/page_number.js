@@ -73,7 +73,7 @@ function detail(k, i) {
     `<div id="detail-title"><strong>${esc(r.label)}</strong></div></div>` +
     `<button class="plain" id="close" autofocus>Close</button></div>` +
     `<div class="body"><div class="big">${num(value, 2)}${interval}</div>` +
-    `${said}${note ? `<p class="soft">${esc(note)}</p>` : ""}` +
+    `${said}${note ? `<p class="soft">${esc(D.notes[note])}</p>` : ""}` +
     `<dl><dt>column</dt><dd><code>${esc(c.name)}</code></dd>` +
     `${c.noise && !r.published ? `<dt>training again</dt><dd>${esc(c.noise)}</dd>` : ""}` +
     `<dt>${kind}</dt><dd><code>${esc(r.checkpoint)}</code></dd></dl>${source(r, parts)}</div>`;

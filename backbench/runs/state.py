@@ -132,8 +132,9 @@ def stops_at_once() -> Iterator[list[str]]:
 def signals_blocked() -> Iterator[None]:
     """Processes that are forked inside never see a stop signal: the main process handles it, and a
     SIGTERM to the whole group must not take the loader's workers from its last step. A signal that
-    another thread receives meanwhile is handled at the end: no loader is left half made."""
-    numbers = {getattr(signal, name) for name in STOP_SIGNALS}
+    another thread receives meanwhile is handled at the end: no loader is left half made, also by the
+    death of a worker, at which torch raises."""
+    numbers = {signal.SIGCHLD, *(getattr(signal, name) for name in STOP_SIGNALS)}
     came: list[int] = []
     try:
         with _stop_signals_to(lambda number, _: came.append(number)):

@@ -20,6 +20,8 @@ def smaller(recipe):
             out[name] = {**out[name], **sizes}
     if out.get("protocol") == "knn-v1":  # a tiny set has no 20 neighbours
         out["k"] = [5]
+    if "stride" in out:
+        out["stride"] = 32
     if "draws" in out:
         out["draws"] = 2
     if "length" in out:
@@ -34,12 +36,11 @@ def smaller(recipe):
 
 
 def main():
-    from torchvision.datasets import cifar, flowers102
+    from torchvision.datasets import flowers102, utils
 
     read = config.read_recipe
     config.read_recipe = lambda *args, **more: smaller(read(*args, **more))
-    for module in (cifar, flowers102):
-        module.check_integrity = lambda *_, **__: True
+    flowers102.check_integrity = utils.check_md5 = lambda *_, **__: True
     return cli.main()
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from support.foreign_fixtures import known_resnet, moco
 from support.layouts import Trees, class_folder, trunk_file
@@ -133,7 +134,9 @@ def field(tmp_path_factory, tiny_root):
         trunk_file(Path("x.safetensors"))
         for name in ("moco_v2_800ep_pretrain.pth.tar", "foreign.pth", "my_resnet50.pth"):
             torch.save(moco(known_resnet("resnet18")), name)
-        class_folder(Path("DATA/mine"))
+        torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), "my_vit.pth")
+        class_folder(Path("DATA/mine"), per=6)
+        Path("mine").symlink_to("DATA/mine")
         Path("runs/beta/one").mkdir(parents=True)  # what `launch run` would have made
         store.append("runs/beta/one", [a_result()])
         yield
