@@ -118,22 +118,31 @@ def test_equals_pycocotools(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_interval_is_of_the_same_ap(tmp_path, monkeypatch, kind):
-    """A draw of each image once is AP; one with repeats is pycocotools' AP of those images, also
-    where nothing is to be found in an image, or more was than AP counts."""
-    split, found = make(tmp_path, TASKS[kind], images=12, empty=(3,))
-    scores = np.random.default_rng(2).random((2, 130))
-    for image, row in zip((3, 11), scores, strict=True):
-        found += [{**found[0], "image_id": image, "score": float(score)} for score in row]
-    drawn = torch.tensor([[1.0] * 12, [1.0, 0, 2, 0, 1, 3, 1, 0, 2, 1, 1, 0]], dtype=torch.float64)
+    """A draw of some images once is pycocotools' AP of those images, also where one of them has no
+    object of a class, or no object at all, or more was found than AP counts; with repeats it is
+    that of the images written out as often."""
+    split, found = make(tmp_path, TASKS[kind], images=60, empty=(3,))
+    rng = np.random.default_rng(2)
+    for image in (3, 11):
+        found += [{**found[0], "image_id": image, "score": float(s)} for s in rng.random(130)]
+    drawn = torch.ones(14, 60, dtype=torch.float64)
+    drawn[1:11] = torch.from_numpy(rng.random((10, 60)) < 0.5)
+    drawn[11:] = 0
+    drawn[11, 3] = drawn[12, 2] = 1  # one image alone; the empty one alone
+    drawn[13, :12] = torch.tensor([1.0, 0, 2, 0, 1, 3, 1, 0, 2, 1, 1, 0])
     monkeypatch.setattr(evaluate, "drawn", lambda images, manifest: drawn)
-    aps = evaluate.score(split, found, kind, SIGMAS, manifest="m").samples["AP"] / 100
-    assert float(aps[0]) == pytest.approx(oracle(split, found, kind).stats[0], abs=1e-9)
+    samples = evaluate.score(split, found, kind, SIGMAS, manifest="m").samples
+    aps = np.stack([samples[name] for name in ("AP", "AP50", "AP75")], 1) / 100
+    for weights, ours in zip(drawn[:12], aps):
+        ids = (1 + weights.nonzero()[:, 0]).tolist()
+        assert ours == pytest.approx(oracle(split, found, kind, ids).stats[:3], abs=1e-9)
+    assert np.isnan(aps[12]).all()
     data = json.loads(split.file.read_text())
-    repeated, detections = written_out(data, found, drawn[1].int().tolist())
+    repeated, detections = written_out(data, found, drawn[13].int().tolist())
     split.file.write_text(json.dumps(repeated))
     images = [i["id"] for i in repeated["images"]]
-    again = oracle(split, detections, kind, images).stats[0]
-    assert float(aps[1]) == pytest.approx(again, abs=1e-9)
+    again = oracle(split, detections, kind, images).stats[:3]
+    assert aps[13] == pytest.approx(again, abs=1e-9)
 
 
 def written_out(data, found, counts):

@@ -194,6 +194,8 @@ for _kind in ("semisup", "linear"):
     FORGERIES |= {
         f"{_kind} choice of the worst": (_kind, put("chosen", to=best_of(0))),
         f"{_kind} choice off the grid": (_kind, put("chosen", "lr", to=0.12345)),
+        f"{_kind} noise of 500 points": (_kind, put("chosen", "choice_noise", to=500)),
+        f"{_kind} noise that is no number": (_kind, put("chosen", "choice_noise", to="x")),
         f"{_kind} rate as used": (_kind, put("chosen", "lr_used", to=lambda lr: 2 * lr)),
         f"{_kind} score above the best": (
             _kind,

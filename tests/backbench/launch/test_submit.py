@@ -22,14 +22,15 @@ def ids(lab):
 
 @pytest.fixture
 def two(lab):
-    """A grid of two jobs, and a cluster file for Slurm."""
+    """A grid of two jobs, and a cluster file for Slurm that runs one of them at a time."""
     grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1"))
-    return grid, lab.slurm()
+    return grid, lab.slurm(jobs=1)
 
 
 def test_an_array_that_was_taken_although_sbatch_failed(lab, stand_in_slurm, two):
-    stand_in_slurm.sbatch(f"{TAKEN}\n{TIMED_OUT}")
+    stand_in_slurm.sbatch(f'cp "$file" sent\n{TAKEN}\n{TIMED_OUT}')
     assert lab.run(*two, "runs") == 0
+    assert "--array=0-1%1\n" in (stand_in_slurm.folder / "sent").read_text()
     assert ids(lab) == ["9_0", "9_1"]
     assert len(list(lab.root.glob("runs/.launch/submitit/*/9_?_submitted.pkl"))) == 2
     assert lab.run(*two, "runs") == 0

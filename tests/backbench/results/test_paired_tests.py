@@ -133,13 +133,16 @@ def test_class_means_are_read_from_files(tmp_path):
 
 
 def test_as_many_files_are_held_as_the_bytes_allow(tmp_path, monkeypatch):
-    held = predictions._Latest()
+    held, reads, read = predictions._Latest(), [], predictions._read
     monkeypatch.setattr(predictions._Latest, "BYTES", 40_000)
+    monkeypatch.setattr(predictions, "_latest", held)
+    monkeypatch.setattr(predictions, "_read", lambda path: reads.append(path) or read(path))
     ones = np.ones(1000, int)
-    files = [keep(tmp_path, str(n), prediction=n * ones, label=ones) for n in range(4)]
-    for n in (0, 1, 2, 3, 0):
-        assert (held.get(files[n])["prediction"] == n).all()
-    assert list(held.held) == [files[3], files[0]] and held.used <= 40_000
+    files = [keep(tmp_path, str(n), prediction=n * ones, label=ones) for n in range(3)]
+    for n in (0, 1, 0, 2, 0, 1):
+        assert (predictions.load(files[n])["prediction"] == n).all()
+    assert reads == [files[n] for n in (0, 1, 2, 1)], "the one that was used last stays"
+    assert list(held.held) == [files[0], files[1]] and held.used <= 40_000
     monkeypatch.setattr(predictions._Latest, "BYTES", 10)
     small = predictions._Latest()
     assert small.get(files[0]) and not small.held
