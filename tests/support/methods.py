@@ -101,14 +101,14 @@ def trunk_of(case: dict[str, Any]) -> nn.Module:
     return TinyPair() if pairs else TinyTrunk()
 
 
-def build(case: dict[str, Any], synchronised: bool = True) -> tuple[Method, list[int]]:
+def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
     torch.manual_seed(0)
     settings = dict(case)
     sizes = settings.pop("views", [8, 8])
     config = recipes.build(choose_config(settings), settings, where="test")
     setup = Setup(batch_size=BATCH, views=len(sizes), seed=0, images=40, classes=5)
     method = build_method(config, trunk_of(case), setup).double()
-    if method.sync_batchnorm and synchronised:
+    if method.sync_batchnorm:
         batchnorm.convert_sync_batchnorm(method)
     return method, sizes
 
@@ -126,10 +126,9 @@ def train(
 
     Each step is made in `around(step)`; in the first the rules look at values. With `skips` one
     whose gradients overflow is left out, as the loop's scaler leaves it out in half precision. Ranks
-    exchange gradients by DDP; where it is not `wrapped`, one after the other and without torch's
-    synchronised batch norm, which has kernels for real GPUs alone.
+    exchange gradients by DDP, or one after the other where it is not `wrapped`.
     """
-    method, sizes = build(case, synchronised=wrapped)
+    method, sizes = build(case)
     method.to(device, dtype)
     ranks = distributed.world_size()
     model = DistributedDataParallel(method) if ranks > 1 and wrapped else method

@@ -45,6 +45,60 @@ OLDER = version.parse(torch.__version__) < version.parse("2.15")  # of x[mask] =
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
+# Synchronised batch norm, which torch has for GPUs alone
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.movedim(1, -1).flatten(0, -2)
+
+
+def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _rows(x).mean(0), (_rows(x).var(0, correction=0) + eps).rsqrt()
+
+
+def _gather(
+    x: Tensor, means: Tensor, inverses: Tensor, kept_mean: Tensor, kept_var: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    momentum, eps, counts = rest
+    share = (counts / counts.sum())[:, None]
+    mean = (share * means).sum(0)
+    variance = (share * (inverses**-2 - eps + (means - mean) ** 2)).sum(0)
+    kept_mean.lerp_(mean, momentum)
+    kept_var.lerp_(variance / (1 - 1 / counts.sum()), momentum)
+    return mean, (variance + eps).rsqrt()
+
+
+def _normalised(
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor, eps: float
+) -> Tensor:
+    return ((x.movedim(1, -1) - mean) * inverse * weight + bias).movedim(-1, 1)
+
+
+def _reduced(
+    grad: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    product = (_rows(grad) * (_rows(x) - mean)).sum(0)
+    return _rows(grad).sum(0), product, product * inverse, _rows(grad).sum(0)
+
+
+def _gradient(
+    grad: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, *sums: Tensor
+) -> Tensor:
+    of_grad, of_product, counts = sums
+    along = (x.movedim(1, -1) - mean) * inverse**2 * of_product / counts.sum()
+    there = grad.movedim(1, -1) - of_grad / counts.sum() - along
+    return (there * inverse * weight).movedim(-1, 1)
+
+
+KERNELS: dict[Any, Callable[..., Any]] = {
+    aten.batch_norm_stats: _stats,
+    aten.batch_norm_gather_stats_with_counts: _gather,
+    aten.batch_norm_elemt: _normalised,
+    aten.batch_norm_backward_reduce: _reduced,
+    aten.batch_norm_backward_elemt: _gradient,
+}
+
+
 class OnGpu(Tensor):
     """A tensor that says it is on `cuda:0`; `host` is the CPU tensor that it is made of."""
 
@@ -182,7 +236,8 @@ class PretendedGpu(TorchDispatchMode):
             kwargs["device"] = torch.device("cpu") if stays else target
         # The operation itself, on the CPU; what was changed in place comes back as it was given
         known = {id(x.host): x for x in ours}
-        out = func(*_mapped(_bare, args), **_mapped(_bare, kwargs))
+        kernel = KERNELS.get(packet, func)
+        out = kernel(*_mapped(_bare, args), **_mapped(_bare, kwargs))
 
         def placed(x: object) -> object:
             if not isinstance(x, Tensor):

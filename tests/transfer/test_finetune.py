@@ -17,6 +17,7 @@ from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT
 from backbench.recipes import config
 from backbench.results import store
+from backbench.stats import training_noise
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from transfer import finetune
@@ -197,16 +198,26 @@ def test_hold_out_is_refitted_on_the_whole_list(trees, trunk, tmp_path):
 
 
 @pytest.mark.slow
-def test_finetune_verb_learns(trees, trunk, tmp_path):
+def test_finetune_verb_learns(trees, trunk, tmp_path, monkeypatch):
     root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
     changes = {
         "parts": {"100": {"length": {"iterations": 12}, "head_over_trunk": 1}},
         "batch_size": 8,
     }
-    file = protocol_file(tmp_path, head_lr=[0.003, 0.01], **changes)
+    file = protocol_file(tmp_path, head_lr=[1e-4, 0.003], **changes)
+    predict, hits = finetune.Finetuning.predict, []
+
+    def noted(self, network, images):
+        ranking = predict(self, network, images)
+        hits.append(ranking[:, 0].numpy() == images.labels)
+        return ranking
+
+    monkeypatch.setattr(finetune.Finetuning, "predict", noted)
     assert main(finetune_on(root, "classes", trunk, tmp_path / "run", file)) == 0
     (row,) = rows_of(tmp_path / "run")
     assert row.task == "finetune" and row.value >= 90.0 and row.ci95[1] <= 100
+    noise = training_noise.of_choice(np.stack(hits[:2])) ** 0.5
+    assert row.chosen["choice_noise"] == noise > 0
     kept = np.load(tmp_path / "run" / row.provenance["predictions"])
     assert len(kept["prediction"]) == 20
 
