@@ -180,9 +180,11 @@ def _continue(url: str, part: Path, version: Path) -> None:
         # 2. The version is noted first: all bytes in the part are of it
         atomic.write_json(version, {"url": url, "tag": _tag(answer) or tag})
         log.info(f"{url}: {_size(length)}, {'from ' + _size(have) if have else 'all of it'}")
-        with failures.naming(part), part.open("ab" if have else "wb") as out:
+        with part.open("ab" if have else "wb") as out:
             while piece := answer.read(PIECE):
-                out.write(piece)
+                with failures.naming(part):
+                    out.write(piece)
+                    out.flush()
                 have += len(piece)
     if length is not None and have != length:
         raise Failed(f"{url}: broke off at {_size(have)} of {_size(length)}; {AGAIN}")

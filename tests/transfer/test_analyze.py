@@ -20,6 +20,7 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain.methods import _heads
 from transfer import analyze, analyze_pictures
+from transfer import feature_statistics as stats
 from transfer.analyze import AnalyzedViews
 from transfer.frozen import build_projector
 from transfer.protocols import load_analysis
@@ -86,6 +87,7 @@ def values(out: Path) -> dict[tuple[str, str, str], float | None]:
 def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     tiny_root, tmp_path, decoder, monkeypatch
 ) -> None:
+    monkeypatch.setattr(stats, "ALPHA_RANKS", (2, 9))  # thirty images do not have fifty ranks
     head = _heads.build_head(_heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512)
     heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
     given = [save(tmp_path, 0, "plain"), save(tmp_path, 1, "headed", heads=heads)]
@@ -120,17 +122,24 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     for file, protocol, projection in ((given[0], trunk, None), (given[1], projector, head.eval())):
         checkpoint = Checkpoint.load(file)
         network = checkpoint.backbone().eval()
-        norms, cosines = [], []
+        norms, cosines, outputs = [], [], []
         with torch.no_grad():
             for i in range(30):
-                features = network(normalise(augment[i][0][1:], checkpoint.pixels))
-                rows = (features if projection is None else projection(features)).double().numpy()
+                features = network(normalise(augment[i][0], checkpoint.pixels))
+                outputs.append((features if projection is None else projection(features)).double())
+                rows = outputs[-1][1:].numpy()
                 rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
                 norms.append(np.linalg.svd(rows, compute_uv=False).sum())
                 cosines.append(np.mean([[a @ b for a in rows] for b in rows]))
         key = (checkpoint.name, protocol)
         assert found[*key, "nuclear_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
         assert found[*key, "view_cosine"] == pytest.approx(np.mean(cosines), rel=1e-4)
+        groups = stats.Groups(outputs[0].shape[1])
+        groups.add(torch.stack(outputs)[:, 1:])
+        assert found[*key, "lidar"] == pytest.approx(groups.lidar(), rel=1e-4)
+        eigenvalues = np.linalg.eigvalsh(np.cov(torch.stack(outputs)[:, 0].T.numpy()))
+        alpha = stats.alpha_req(torch.from_numpy(eigenvalues).flip(0))
+        assert found[*key, "alpha_req_2_9"] == pytest.approx(alpha, rel=1e-4)
 
     names = {p.name for p in (tmp_path / "out" / "pictures").iterdir()}
     panels = ["kept-overview", "trunk-overview", "kept-nuclear_norm", "kept-distances"]

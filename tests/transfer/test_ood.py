@@ -294,13 +294,19 @@ def test_a_run_goes_on_with_its_own_heads_alone(trees, trunk, tmp_path, capsys):
     assert "are another protocol's" in capsys.readouterr().out
 
 
-def test_of_two_heads_that_fit_none_is_taken(trees, trunk, tmp_path, capsys):
+def test_of_two_heads_that_fit_none_is_taken_nor_one_of_another_reading(
+    trees, trunk, tmp_path, capsys
+):
     root = trees("imagenet-a")
     for n in range(2):
         keep_head(trunk, tmp_path / "runs" / str(n), torch.full((1000, 512), 0.1 * n))
     words = ["--datasets", "imagenet-a", "--data", str(root), "--out", str(tmp_path / "runs" / "o")]
-    assert main(["ood", str(trunk), *words, "--protocol", recipe(tmp_path)]) == EXIT_BAD_INPUT
+    line = ["ood", str(trunk), *words, "--protocol", recipe(tmp_path)]
+    assert main(line) == EXIT_BAD_INPUT
     assert "2 heads fit" in capsys.readouterr().err
+    for name, change in (("geometry", "geometry.crop=16"), ("precision", "precision=bf16")):
+        assert main([*line, change]) == EXIT_BAD_INPUT
+        assert f"has another {name}; needed" in capsys.readouterr().err
 
 
 def test_evaluate_takes_the_heads_that_lie_in_its_folder(trees, trunk, tmp_path):

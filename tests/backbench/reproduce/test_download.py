@@ -1,6 +1,7 @@
 """Downloads from a server of this machine: continued, damaged, another file, no network unasked."""
 
 import hashlib
+import http.client
 import http.server
 import os
 import re
@@ -89,6 +90,23 @@ def test_what_broke_off_goes_on_where_it_ended(server, tmp_path):
     public_files.fetch(server.url, tmp_path / "model.pth")
     assert (tmp_path / "model.pth").read_bytes() == DATA
     assert server.asked == [None, f"bytes={1 << 20}-", f"bytes={2 << 20}-"]
+
+
+def test_after_a_reset_between_two_pieces_it_goes_on(server, tmp_path, monkeypatch):
+    """As after a kill there."""
+    read = http.client.HTTPResponse.read
+
+    def first(answer, amount):
+        if answer.length < len(DATA):
+            raise ConnectionResetError("reset by peer")
+        return read(answer, amount)
+
+    with monkeypatch.context() as patched, pytest.raises(Failed, match="broke .reset by peer"):
+        patched.setattr(http.client.HTTPResponse, "read", first)
+        public_files.fetch(server.url, tmp_path / "model.pth")
+    public_files.fetch(server.url, tmp_path / "model.pth")
+    assert (tmp_path / "model.pth").read_bytes() == DATA
+    assert server.asked == [None, f"bytes={1 << 20}-"]
 
 
 def test_a_server_that_caps_its_answers_is_asked_again(server, tmp_path):
