@@ -103,7 +103,7 @@ BEFORE_TORCH = {
     "pretrain demo_simclr epohs=3 --data data": "unknown key 'epohs'; did you mean 'epochs'?",
     "pretrain demo_simclr optim.lr=fast --data data": "'optim.lr' must be a number, not 'fast'",
     "pretrain demo_simclr method.name=simclrr --data data": "method: unknown method 'simclrr'; did",
-    "pretrain demo_simclr views.crops=[{blur_p:7}] --data data": "views.crops",
+    'pretrain demo_simclr views.crops=[{"size":32,"blur_p":7}] --data data': "is a probability",
     "pretrain demo_lorac --data data": "data/digits: no such folder",
     "detect --config-file nosuch --data data": "no recipe 'nosuch'",
     "detect --checkpoint gone.pth --config-file tiny_faster_rcnn_R_18_FPN": "gone.pth: no such file",
