@@ -1,8 +1,10 @@
-"""python tools/bind_protocols.py: binds the name of each shipped protocol to its fingerprint.
+"""python tools/bind_protocols.py: binds the name of each shipped protocol to its fingerprint, and of
+each pretraining recipe to a digest of what is written there.
 
-Run it after adding or renaming a protocol in configs/transfer or configs/detection, or after giving
-a recipe a new key. A protocol that measures something else needs another name first: rows that were
-measured before hold the old fingerprint, and would stand apart under the old name.
+Run it after a change in configs/transfer, configs/detection or configs/pretrain, or after giving a
+recipe a new key, and read which lines of the file changed: a base changes all recipes above it. A
+protocol that measures something else needs another name first: rows that were measured before hold
+the old fingerprint, and would stand apart under the old name.
 """
 
 import dataclasses
@@ -48,7 +50,16 @@ def bound() -> Shipped:
             raise SystemExit(f"{other} and {r.file} are both called {r.name}; rename one")
         fingerprint = protocol_fingerprints.fingerprint_of(r.recipe, kind, defaults)
         names.setdefault(r.name, {})[measures] = fingerprint
-    return {"defaults": defaults, "fingerprints": names, "pretraining": _pretraining()}
+    trainings = {}
+    for name in config.recipe_names("pretrain"):
+        written = config.read_recipe(config.find_recipe(name, "pretrain"))
+        trainings[name] = protocol_fingerprints.digest(written)
+    return {
+        "defaults": defaults,
+        "fingerprints": names,
+        "pretraining": _pretraining(),
+        "trainings": trainings,
+    }
 
 
 def _pretraining() -> dict[str, Leaves]:

@@ -36,6 +36,7 @@ class Shipped(TypedDict):
     defaults: dict[str, Leaves]  # by kind of protocol
     fingerprints: dict[str, dict[str, str]]  # name of a protocol -> kind of task -> fingerprint
     pretraining: dict[str, Leaves]  # defaults of a recipe, of crops, and of each method by its name
+    trainings: dict[str, str]  # name in configs/pretrain -> digest of the recipe, bases included
 
 
 @functools.cache
