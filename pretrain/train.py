@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     config = recipes.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
     found = catalog.open_split(args.data, config.data.dataset, config.data.split)
     found = data.to_train_on(found, config.data.hold_out)
+    if args.workers is not None and args.workers < 0:
+        raise BadInput(f"--workers {args.workers}: 0 (in this process) or more")
     ranks = args.devices * args.nodes
     division.check_batch(config.batch_size, ranks, config.accumulate)
     refuse_too_few(config, found)

@@ -35,7 +35,11 @@ def timm(board: Board) -> PrintedSource:
             match result.provenance:
                 case {"own_geometry": {"input_size": [*_, int(size)]}, "recipe": {"rule": rule}}:
                     key = (result.name, size, result.dataset)
-                    if result.metric == "top1" and key in scores and scores[key].printed.rule == rule:
+                    if (
+                        result.metric == "top1"
+                        and key in scores
+                        and scores[key].printed.rule == rule
+                    ):
                         measured.add(key)
     judgeable = sum(score.judgeable for score in scores.values())
     return PrintedSource("timm", len(scores), judgeable, len(measured))

@@ -161,6 +161,12 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
         (["arch=resnet19"], "did you mean 'resnet18'"),
         (["data.dataset=shape"], "did you mean 'shapes'"),
         (["batch_size=0"], "'batch_size' must be greater than or equal to 1, not 0"),
+        (["stop_after_epochs=0"], "'stop_after_epochs' must be greater than or equal to 1, not 0"),
+        (["optim.reference_batch=0"], "'optim.reference_batch' must be greater than or equal to 1"),
+        (["epochs=-1"], "'epochs' must be greater than or equal to 0, not -1"),
+        (["optim.lr=-1"], "'optim.lr' must be greater than or equal to 0, not -1"),
+        (["data.workers=-1"], "'data.workers' must be greater than or equal to 0, not -1"),
+        (["--workers=-1"], "--workers -1: 0 (in this process) or more"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(pretrain, tmp_path, overrides, message):

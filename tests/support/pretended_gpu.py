@@ -68,9 +68,8 @@ def _gather(
     return mean, (variance + eps).rsqrt()
 
 
-def _normalised(
-    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor, eps: float
-) -> Tensor:
+def _normalised(x: Tensor, weight: Tensor, bias: Tensor, *moments: Any) -> Tensor:
+    mean, inverse, _ = moments
     return ((x.movedim(1, -1) - mean) * inverse * weight + bias).movedim(-1, 1)
 
 

@@ -2,6 +2,7 @@
 whole command."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -196,30 +197,30 @@ def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch,
     for seed in range(2):
         trunk_file(root / f"{seed}.safetensors", seed)
     names = [f"attentive{kind}_demo" for kind in ("", "_q32", "_mean")]
+    names.append(str(root / "flipped.yaml"))
+    Path(names[3]).write_text("base: attentive_demo\nprotocol: flipped-v1\naugment: {flip: 0.5}\n")
     alone, seen = [], []
-    for name in names:
+    for n, name in enumerate(names):
         before = len(decoder.paths)
-        assert command(root, root / name, *SHORT, protocol=name) == 0
-        alone += store.read(root / name)[0]
+        assert command(root, root / f"alone{n}", *SHORT, protocol=name) == 0
+        alone += store.read(root / f"alone{n}")[0]
         seen.append(len(decoder.paths) - before)
     price = [line for line in caplog.messages if line.startswith("linear on")]
-    assert [line.rpartition("; ")[2] for line in price] == ["4 steps, 10 images"] * 3
+    assert [line.rpartition("; ")[2] for line in price] == ["4 steps, 10 images"] * 4
     before = len(decoder.paths)
     assert command(root, root / "all", *SHORT, protocol=",".join(names)) == 0
-    assert len(decoder.paths) - before == seen[0] == seen[1] == seen[2]
+    assert seen == [seen[0]] * 4 and len(decoder.paths) - before == 2 * seen[0]
     price = [line for line in caplog.messages if line.startswith("linear on")]
-    assert len(price) == 4 and price[-1].endswith("; 4 steps, 10 images")  # paid once
+    assert len(price) == 5 and price[4].endswith("; 8 steps, 20 images")  # of both passes
     decoder.at[len(decoder.paths) + 9] = kill
     with pytest.raises(Killed):
         command(root, root / "killed", *SHORT, protocol=",".join(names))
     assert command(root, root / "killed", *SHORT, protocol=",".join(names)) == 0
     for run in ("all", "killed"):
         together = store.read(root / run)[0]
-        assert together == alone and len(together) == 6
+        assert together == alone and len(together) == 8
         for row, single in zip(together, alone):
             assert row.chosen == single.chosen
-    streams = {load_protocol(name, PROTOCOLS).stream() for name in [*names, "attentive"]}
-    assert len(streams) == 2
 
 
 def test_the_mean_of_tokens_is_read_by_a_linear_layer():

@@ -45,7 +45,7 @@ def test_bf16_is_near_and_marked(images, cache):
 
 def test_features_are_those_of_the_plain_trunk(images, cache):
     points = [checkpoint(0), checkpoint(1, pixels=Pixels(CIFAR_MEAN, CIFAR_STD, "BGR"))]
-    found = extractor(cache, *points)(images)
+    found = extractor(cache, *points, workers=2)(images)
     geometry = eval_geometry(resize=40, crop=32)
     for point, rows in zip(points, found):
         pixels = torch.stack(
