@@ -30,7 +30,6 @@ from backbench.runs import atomic, lock
 from backbench.runs.folder import CHECKPOINT_FILE, DEMO_FILE, RESULTS_FILE
 from backbench.runs.run_progress import read_progress, seconds
 from backbench.runs.terminal import log
-from backbench.verbs import calibrate
 
 CHECKPOINTS = ("random", "simclr", "moco_v2", "moco_m", "lorac")
 DETECTED = ("random", "lorac")  # the two that go through all three COCO tasks
@@ -128,10 +127,13 @@ def run(args: argparse.Namespace) -> int:
         exit_code = _run_jobs(out, args.size)
         if exit_code:
             return exit_code
-        calibrate.of_run(out / "linear" / RESULTS_FILE)  # from the scores that were kept there
-        command = [sys.executable, "-m", "backbench", "leaderboard", "-q", str(out)]
+        command = [sys.executable, "-m", "backbench"]
+        # From the scores that the linear probe kept: nothing is measured
+        calibrate = [*command, "calibrate", "-q", str(out / "linear")]
+        if subprocess.run(calibrate, check=False, stdout=subprocess.DEVNULL).returncode:
+            raise Failed("the scores were not calibrated; the same command continues")
+        command += ["leaderboard", "-q", str(out), "--html", str(out / "leaderboard.html")]
         command += ["--csv", str(out / "leaderboard.csv"), "--tidy", str(out / "results.csv")]
-        command += ["--html", str(out / "leaderboard.html")]
         if subprocess.run(command, check=False).returncode:
             raise Failed("the leaderboard was not written; the same command continues")
     _summary(out, args.size, time.monotonic() - started)
