@@ -426,7 +426,7 @@ def _paper(p: argparse.ArgumentParser) -> None:
 def _reproduce(p: argparse.ArgumentParser) -> None:
     """Re-measure public checkpoints and compare with published results."""
     p.set_defaults(command=command)  # for the jobs that it launches
-    help = "short, full, vits, timm-v2 (-a, -r, -sketch, -real, -val) or a YAML file; without: which there are"
+    help = "short, full, vits, heads, timm-v2, a YAML file ...; without: which there are"
     p.add_argument("list", nargs="?", metavar="LIST", help=help)
     p.add_argument("overrides", nargs="*", metavar="cluster.a=b")
     _data(p, required=False)

@@ -144,10 +144,10 @@ def name_of(number: Published) -> NumberName:
 
 
 def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
-    """The printed numbers by their source: the papers' tables, timm's csv files, files' pages."""
+    """The printed numbers by their source: the papers' tables, csv files of counts, files' pages."""
     counts = coverage()
     papers = PrintedSource("papers", counts.total(), counts[None], len(by_number(judged)))
-    return [papers, public.timm(board), public.pages(board)]
+    return [papers, *public.own_heads(board), public.pages(board)]
 
 
 # ---- docs/papers.md

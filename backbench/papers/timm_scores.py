@@ -1,8 +1,10 @@
-"""Printed counts of right images of timm's models, by their own classifiers, on six sets.
+"""Printed counts of right images by models' own classifiers: timm's, and the ImageNet testbed's of
+self-supervised ResNet-50s with their published heads.
 
 timm_scores.csv holds results/*.csv of huggingface/pytorch-image-models at 4e5207c (2025-10-30), by
 model and size. Each printed top-1 is a whole count over its set's images, rounded to four decimals
-and then to three, so the count is known and a measurement is judged by it.
+and then to three, so the count is known and a measurement is judged by it. testbed_scores.csv holds
+four rows of robustness_top1s.csv of modestyachts/imagenet-testbed at 0170eec, whole counts too.
 """
 
 import csv
@@ -14,9 +16,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PrintedSet:
-    """One of timm's csv files. `rule` is the head's: `subset` of 200 classes, `any` label or all."""
+    """One of the sets. `rule` is the head's: `subset` of 200 classes, `any` label or all."""
 
-    column: str  # of timm_scores.csv
+    column: str  # of timm_scores.csv and testbed_scores.csv
     images: int
     rule: str
     tolerance: float  # in points
@@ -32,6 +34,11 @@ SETS = {
     "imagenet-r": PrintedSet("r", 30_000, "subset", 0.3),
     "imagenet-sketch": PrintedSet("sketch", 50_889, "all", 0.1),
     "imagenet-real": PrintedSet("real", 46_837, "any", 0.1),
+}
+# Those that the testbed alone prints: it has no ReaL
+_TESTBED = {
+    "imagenet-v2-threshold": PrintedSet("v2_threshold", 10_000, "all", 0.6),
+    "imagenet-v2-top": PrintedSet("v2_top", 10_000, "all", 0.6),
 }
 WITHIN, OUTSIDE, UNLIKE = "within", "outside", "unlike"
 # `backbench reproduce timm-a`
@@ -49,39 +56,56 @@ class PrintedScore:
     interpolation: str
     right: int
     printed: PrintedSet
+    source: str
+    unlike: str  # why it is not judged, whatever is measured
 
     @property
     def top1(self) -> float:
         return 100 * self.right / self.printed.images
 
-    @property
-    def judgeable(self) -> bool:
-        """False for FasterNets: timm says to cut them at 0.9, and printed what they do at 1."""
-        return not self.model.startswith("fasternet_")
+
+Scores = Mapping[tuple[str, int, str], PrintedScore]  # by (model, size, dataset)
 
 
-def sizes_of(model: str, dataset: str) -> list[int]:
-    """The image sizes that a model's score is printed for."""
-    return sorted(size for name, size, of in scores() if (name, of) == (model, dataset))
+def of_model(model: str, dataset: str) -> list[PrintedScore]:
+    """A model's scores on a set, the smallest image size first."""
+    printed = {**scores(), **testbed()}
+    found = sorted(key for key in printed if (key[0], key[2]) == (model, dataset))
+    return [printed[key] for key in found]
 
 
 @functools.cache
-def scores() -> Mapping[tuple[str, int, str], PrintedScore]:
-    """By (model, size, dataset)."""
+def scores() -> Scores:
+    """timm's."""
+    return _read("timm_scores.csv", "timm results")
+
+
+@functools.cache
+def testbed() -> Scores:
+    """The testbed's, by its names of the models."""
+    return _read("testbed_scores.csv", "imagenet-testbed")
+
+
+def _read(name: str, source: str) -> Scores:
     out = {}
-    with Path(__file__).with_name("timm_scores.csv").open(newline="") as file:
+    with Path(__file__).with_name(name).open(newline="") as file:
         for line in csv.DictReader(file):
-            size, crop_pct = int(line["size"]), float(line["crop_pct"])
-            for dataset, printed in SETS.items():
-                if right := line[printed.column]:
-                    out[line["model"], size, dataset] = PrintedScore(
-                        line["model"],
+            model, size, crop_pct = line["model"], int(line["size"]), float(line["crop_pct"])
+            unlike = line.get("unlike", "")
+            if model.startswith("fasternet_"):
+                unlike = "timm says to cut it at 0.9, and printed what it does at 1"
+            for dataset, printed in {**SETS, **_TESTBED}.items():
+                if right := line.get(printed.column):
+                    out[model, size, dataset] = PrintedScore(
+                        model,
                         size,
                         dataset,
                         crop_pct,
                         line["interpolation"],
                         int(right),
                         printed,
+                        source,
+                        unlike,
                     )
     return out
 
@@ -90,6 +114,8 @@ def verdict(
     score: PrintedScore, *, right: int, images: int, crop_pct: float, interpolation: str
 ) -> tuple[str, str]:
     """The verdict on a measured count, and the reason where there is none."""
+    if score.unlike:
+        return UNLIKE, score.unlike
     # Interpolation alone moves A by up to .49 and V2 by .94 points: another measurement
     # (their csv files cut crop_pct to three decimals)
     if interpolation != score.interpolation or abs(crop_pct - score.crop_pct) > 0.001:

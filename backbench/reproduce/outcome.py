@@ -16,7 +16,6 @@ from backbench.papers.published import Published
 from backbench.papers.timm_scores import PrintedScore
 from backbench.reproduce.selection import PrintedBeside, PublicFile, ReproductionList, judged_rows
 from backbench.results.store import Result
-from backbench.tasks import TASKS
 from backbench.untrusted import printable
 
 WITHIN, OUTSIDE, ANOTHER = "within", "outside", "another"  # verdicts
@@ -35,7 +34,7 @@ class OutcomeLine:
     verdict: str
     measured: float | None = None
     ci95: tuple[float, float] | None = None
-    tolerance: float | None = None
+    tolerance: tuple[float, float] | None = None  # points below the printed number and above
     why: str = ""
 
 
@@ -57,23 +56,24 @@ def outcome(
         for number in about.beside:
             if (number.task, number.dataset) in covered[name]:
                 lines.append(_of_page(board, name, number, digest))
-        if about.timm is not None:
+        for model in filter(None, (about.timm, about.testbed)):
             for _, dataset in sorted(covered[name]):
-                lines += _of_timm(board, about.timm, dataset, digest)
+                lines += _of_own_heads(board, name, model, dataset, digest)
     return lines
 
 
-def _of_timm(board: Board, model: str, dataset: str, digest: str | None) -> Iterator[OutcomeLine]:
-    """timm's printed counts of right images, one for each size of the model."""
-    for size in timm_scores.sizes_of(model, dataset):
-        score = timm_scores.scores()[model, size, dataset]
+def _of_own_heads(
+    board: Board, name: str, model: str, dataset: str, digest: str | None
+) -> Iterator[OutcomeLine]:
+    """The printed counts of right images, one for each size of the model."""
+    for score in timm_scores.of_model(model, dataset):
         line = OutcomeLine(
-            checkpoint=model,
-            column=f"ood/{dataset}/top1@own-{score.printed.rule}, {size} pixels",
+            checkpoint=name,
+            column=f"ood/{dataset}/top1@own-{score.printed.rule}, {score.size} pixels",
             printed=score.top1,
-            source=f"timm results, {score.right:,} of {score.printed.images:,} right",
+            source=f"{score.source}, {score.right:,} of {score.printed.images:,} right",
             verdict=NO_FILE if digest is None else MISSING,
-            tolerance=score.printed.tolerance,
+            tolerance=(score.printed.tolerance, score.printed.tolerance),
         )
         found = _measured_at(board, score, digest)
         if found is not None:
@@ -114,14 +114,14 @@ def _of_papers(
         judged = {(one.key, one.column): one for one in judge(board, {digest: about.rows})}
     lines = []
     for number in numbers:
-        column = column_of(number)
+        column, points = column_of(number), judging_rules.tolerance(number)
         line = OutcomeLine(
             checkpoint=name,
             column=column.name,
             printed=judging_rules.as_measured(number).value,
             source=number.key,
             verdict=NO_FILE if digest is None else MISSING,
-            tolerance=judging_rules.tolerance(number),
+            tolerance=None if points is None else (points, points),
         )
         one = judged.get((number.key, column))
         if one is not None:
@@ -135,15 +135,14 @@ def _of_papers(
 
 def _of_page(board: Board, name: str, number: PrintedBeside, digest: str | None) -> OutcomeLine:
     """A number that is printed on the file's own page."""
-    protocol = judging_rules.protocol_name(number.protocol)
-    column = Column(number.task, number.dataset, number.metric, protocol)
+    column = number.column
     line = OutcomeLine(
         checkpoint=name,
         column=column.name,
         printed=number.value,
         source=number.source,
         verdict=NO_FILE if digest is None else MISSING,
-        tolerance=TASKS[number.task].tolerance_on(number.dataset),
+        tolerance=number.allowed,
     )
     if digest is None:
         return line
@@ -152,10 +151,11 @@ def _of_page(board: Board, name: str, number: PrintedBeside, digest: str | None)
         _add_measured_otherwise(board, line, column, digest)
         return line
     line.measured, line.ci95 = cell.value, cell.ci95
-    if number.unlike is not None or line.tolerance is None:
+    if line.tolerance is None:
         line.verdict, line.why = UNLIKE, number.unlike or "no tolerance"
     else:
-        within = abs(cell.value - number.value) <= line.tolerance
+        below, above = line.tolerance
+        within = -below <= cell.value - number.value <= above
         line.verdict = WITHIN if within else OUTSIDE
     return line
 
@@ -182,7 +182,9 @@ def markdown(listed: ReproductionList, lines: Sequence[OutcomeLine]) -> str:
     rows = []
     for line in lines:
         measured = "" if line.measured is None else f"{line.measured:.2f}"
-        tolerance = "" if line.tolerance is None else f"{line.tolerance:g}"
+        below, above = line.tolerance or (0, 0)
+        tolerance = f"{above:g}" if below == above else f"-{below:g} +{above:g}"
+        tolerance = "" if line.tolerance is None else tolerance
         numbers = (f"{line.printed:g}", measured, from_to(line.ci95), tolerance)
         cells = (line.checkpoint, line.column, *numbers, line.verdict, line.source, line.why)
         rows.append([printable.shown(cell, 300) for cell in cells])

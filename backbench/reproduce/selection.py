@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from backbench.board.board import Column
 from backbench.errors import BadInput, nearest
 from backbench.launch.grid import Evaluation, Grid, evaluations
 from backbench.papers import judging_rules, published, timm_scores
@@ -33,6 +34,25 @@ class PrintedBeside:
     protocol: str
     source: str
     unlike: str | None = None
+    # Points by which a measured number may lie below and above it; null: the task's. Numbers of the
+    # best epoch on val are too high for a last one
+    tolerance: tuple[float, float] | None = None
+
+    @cached_property
+    def column(self) -> Column:
+        protocol = judging_rules.protocol_name(self.protocol)
+        if self.task == "ood":  # a row of it is named by its head and rule
+            recipe = config.read_recipe(config.find_recipe(self.protocol, "transfer"))
+            protocol = f"{recipe['of']}-all"
+        return Column(self.task, self.dataset, self.metric, protocol)
+
+    @property
+    def allowed(self) -> tuple[float, float] | None:
+        """The points below and above; None for a number that is not judged."""
+        usual = TASKS[self.task].tolerance_on(self.dataset)
+        if self.unlike is not None:
+            return None
+        return self.tolerance or (None if usual is None else (usual, usual))
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -54,7 +74,9 @@ class PublicFile:
     method: str | None = None
     encoder: str | None = None
     reading: str | None = None  # of a vision transformer
+    pixels: str | None = None  # as `import --pixels`, where the number is of others than the file's
     timm: str | None = None  # NAME.TAG: the file is timm's, in the Hub's cache on this machine
+    testbed: str | None = None  # the testbed's name for it with its head (papers/timm_scores.py)
     epochs: int | None = None
     rows: tuple[str, ...] = ()
     numbers: tuple[Any, ...] = ()  # PrintedBeside
@@ -121,10 +143,7 @@ class ReproductionList:
     @cached_property
     def files(self) -> dict[str, PublicFile]:
         where = f"list {self.name}: checkpoints"
-        return {
-            name: config.build(PublicFile, about, where=f"{where}.{name}")
-            for name, about in self.checkpoints.items()
-        }
+        return {name: _built(about, f"{where}.{name}") for name, about in self.checkpoints.items()}
 
     def of_part(self, part: ListPart, names: Sequence[str]) -> list[str]:
         """The names among `names` that a part measures."""
@@ -133,6 +152,18 @@ class ReproductionList:
     def gpu_hours(self, names: Sequence[str]) -> float:
         """The estimate for these checkpoints."""
         return sum(part.gpu_hours * len(self.of_part(part, names)) for part in self.parts)
+
+
+def _built(about: Any, where: str) -> PublicFile:
+    """The file of a list's entry; of timm's models the name says page and file."""
+    if isinstance(about, dict) and isinstance(model := about.get("timm"), str):
+        of_timm = {
+            "page": f"https://huggingface.co/timm/{model}",
+            "file": "model.safetensors",
+            "by_hand": f"`timm.create_model('{model}', pretrained=True)` fetches it",
+        }
+        about = {**of_timm, **about}
+    return config.build(PublicFile, about, where=where)
 
 
 def read_list(name: str | Path) -> ReproductionList:
@@ -157,20 +188,15 @@ def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
             raise BadInput(f"--models {model}: {nearest(model, printed)}")
     checkpoints: dict[str, Any] = {}
     for model in sorted(models or printed):
-        about = {
-            "page": f"https://huggingface.co/timm/{model}",
-            "file": "model.safetensors",
-            "by_hand": f"`timm.create_model('{model}', pretrained=True)` fetches it",
-            "timm": model,
-        }
-        if models or config.build(PublicFile, about, where=model).path_below(Path(), "").exists():
+        about = {"timm": model}
+        if models or _built(about, model).path_below(Path(), "").exists():
             checkpoints[model] = about
     if not checkpoints:
         raise BadInput(
             f"{name}: the Hub's cache on this machine holds none of timm's {len(printed)} printed"
             " models; fetch some by timm.create_model(NAME, pretrained=True), or name them by --models"
         )
-    small = [m for m in checkpoints if len(timm_scores.sizes_of(m, dataset)) > 1]
+    small = [m for m in checkpoints if len(timm_scores.of_model(m, dataset)) > 1]
     parts = [_timm_part("ood_own", dataset, tuple(checkpoints))]
     if small:
         parts.append(_timm_part("ood_own_train_size", dataset, tuple(small)))

@@ -1,14 +1,14 @@
-"""Printed numbers outside the papers' tables: timm's csv files and public checkpoints' own pages."""
+"""Printed numbers outside the papers' tables: csv files of timm and of the ImageNet testbed, and
+public checkpoints' own pages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from backbench.board.board import Board, Column
-from backbench.papers import judging_rules, timm_scores
+from backbench.board.board import Board
+from backbench.papers import timm_scores
 from backbench.recipes import config
 from backbench.reproduce import selection
 from backbench.reproduce.selection import PrintedBeside
-from backbench.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -26,36 +26,33 @@ class PrintedSource:
         return f"{self.name}: {self.printed:,} printed, {self.judgeable:,} judgeable, {self.measured:,} measured"
 
 
-def timm(board: Board) -> PrintedSource:
-    """timm's counts of right images; measured are those of a row by the model's own classifier."""
-    scores = timm_scores.scores()
+def own_heads(board: Board) -> list[PrintedSource]:
+    """The counts of right images; measured are those of a row by the model's own classifier."""
     measured = set()
     for cell in board.cells.values():
         for result, _ in cell.parts:
             match result.provenance:
                 case {"own_geometry": {"input_size": [*_, int(size)]}, "recipe": {"rule": rule}}:
-                    key = (result.name, size, result.dataset)
-                    if (
-                        result.metric == "top1"
-                        and key in scores
-                        and scores[key].printed.rule == rule
-                    ):
-                        measured.add(key)
-    judgeable = sum(score.judgeable for score in scores.values())
-    return PrintedSource("timm", len(scores), judgeable, len(measured))
+                    if result.metric == "top1":
+                        measured.add((result.name, size, result.dataset, rule))
+    return [
+        PrintedSource(
+            name,
+            len(scores),
+            sum(not score.unlike for score in scores.values()),
+            sum((*key, score.printed.rule) in measured for key, score in scores.items()),
+        )
+        for name, scores in (("timm", timm_scores.scores()), ("testbed", timm_scores.testbed()))
+    ]
 
 
 def pages(board: Board) -> PrintedSource:
     """The numbers on the pages of the files in the shipped lists."""
     printed = dict.fromkeys(_on_pages())
-    judgeable = [
-        number
-        for _, number in printed
-        if number.unlike is None and TASKS[number.task].tolerance_on(number.dataset) is not None
-    ]
+    judgeable = [number for _, number in printed if number.allowed is not None]
     there = {(row.name, column) for row in board.measured_rows for column in board.columns
              if board.cell(row, column) is not None}  # fmt: skip
-    measured = sum((name, _column(number)) in there for name, number in printed)
+    measured = sum((name, number.column) in there for name, number in printed)
     return PrintedSource("pages", len(printed), len(judgeable), measured)
 
 
@@ -65,8 +62,3 @@ def _on_pages() -> Iterator[tuple[str, PrintedBeside]]:
         for checkpoint, about in selection.read_list(name).files.items():
             for number in about.beside:
                 yield checkpoint, number
-
-
-def _column(number: PrintedBeside) -> Column:
-    protocol = judging_rules.protocol_name(number.protocol)
-    return Column(number.task, number.dataset, number.metric, protocol)

@@ -77,7 +77,7 @@ def _print_lists() -> list[dict[str, object]]:
     for name in sorted(config.recipe_names(selection.KIND)):
         one = selection.read_list(name)
         hours = one.gpu_hours(list(one.checkpoints))
-        print(f"{name:<8} {len(one.checkpoints)} checkpoints, {one.title}: about {hours:.1f}"
+        print(f"{name:<17} {len(one.checkpoints)} checkpoints, {one.title}: about {hours:.1f}"
               f" GPU-hours ({one.estimate})")  # fmt: skip
         lists.append({"name": name, "checkpoints": list(one.checkpoints), "gpu_hours": hours})
     count = len(timm_scores.scores())
@@ -151,6 +151,7 @@ def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> d
                 method=about.method,
                 encoder=about.encoder,
                 reading=about.reading,
+                pixels=about.pixels,
                 epochs=about.epochs,
                 published=about.rows or None,
             )

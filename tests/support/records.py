@@ -1,5 +1,6 @@
 """A result to write, and a process that writes many: `python records.py RUN FIRST_SEED COUNT`."""
 
+import dataclasses
 import functools
 import hashlib
 import sys
@@ -45,7 +46,7 @@ def held(task, dataset, protocol):
     if TASKS[task].percent and recipe.get("parts"):
         train = recipe["parts"][str(TASKS[task].percent)]["list"] or {}
         train = train.get("lines")
-    images = {"train": train or 1000, "val": val or 0, "test": test or 200}
+    images = {"train": 1000 if train is None else train, "val": val or 0, "test": test or 200}
     return {
         "recipe": recipe,
         "manifests": {split: digest_of(f"{dataset} {split}") for split in images},
@@ -74,7 +75,7 @@ def shipped_recipes():
     """(name, what it measures) -> resolved recipe, as a row of it holds it."""
     from detection import dialect as detection
     from detection import protocol, task_rows
-    from transfer.protocols import PROTOCOLS, AnalyzeConfig, load_protocol
+    from transfer.protocols import PROTOCOLS, RULES, AnalyzeConfig, load_protocol
 
     found = {}
     for name in config.recipe_names("transfer"):
@@ -84,7 +85,9 @@ def shipped_recipes():
                 found[analysis.name(space), "analyze"] = config.to_dict(analysis)
         else:
             recipe = load_protocol(name, PROTOCOLS)
-            found[recipe.name, recipe.kind] = config.to_dict(recipe)
+            rules = RULES if recipe.kind == "ood" else ()
+            for each in [dataclasses.replace(recipe, rule=rule) for rule in rules] or [recipe]:
+                found[each.name, each.kind] = config.to_dict(each)
     for path in (config.configs_dir() / detection.KIND).glob("[!_]*.yaml"):
         given = detection.shipped(path)
         found[protocol.protocol(given), task_rows.task_of(given).name] = protocol.decisive(given)

@@ -19,9 +19,11 @@ from backbench.datasets.readers import class_list
 from backbench.datasets.splits import InImageNet
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
 from backbench.images.preprocess import Pixels, to_input
+from backbench.reproduce import selection
 from backbench.results import kept_scores, store
 from backbench.weights import importing, kept_heads
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.families import timm_classifier
 from backbench.weights.kept_heads import KeptHead
 from transfer import scoring
 from transfer.frozen import FrozenTrunk, forward_all
@@ -116,7 +118,7 @@ def test_what_is_damaged_is_refused_in_one_line(trees, trunk, tmp_path, capsys):
     assert main(["ood", str(trunk), *words]) == EXIT_BAD_INPUT
     assert "no heads.safetensors in it" in capsys.readouterr().err
     assert main(["ood", str(trunk), *words, "--protocol", "ood_own"]) == EXIT_BAD_INPUT
-    assert "is not one of timm's own weights" in capsys.readouterr().err
+    assert "has no head of its own that is known" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
     assert main(["ood", str(trunk), *words, "--protocol", "ood_own", "--seed", "1"]) == 2
     assert "has one own head; leave it out" in capsys.readouterr().err
@@ -389,6 +391,51 @@ def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
     assert checkpoint.pixels == Pixels(tuple(config["mean"]), tuple(config["std"]))
 
 
+def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatch):
+    """SwAV's two files, merged by the words of the list: the usual cut of ImageNet's probes."""
+    import torchvision
+    from torchvision.transforms import v2
+
+    torch.manual_seed(2)
+    model, root = torchvision.models.resnet18().eval(), trees("imagenet-real")
+    trunk, own = {"module.prototypes.weight": torch.ones(2)}, {}
+    for key, tensor in model.state_dict().items():
+        if key.startswith("fc."):
+            own[f"module.linear.{key[3:]}"] = tensor
+        else:
+            trunk[f"module.{key}"] = tensor
+    monkeypatch.chdir(tmp_path)
+    torch.save(trunk, "swav_800ep_pretrain.pth.tar")
+    torch.save({"epoch": 100, "state_dict": own}, "swav_800ep_eval_linear.pth.tar")
+    about = selection.read_list("heads").files["resnet50_swav"]
+    exec(about.by_hand.partition('python -c "')[2].rpartition('"')[0])
+    words = [
+        "ood",
+        about.file,
+        "--datasets",
+        "imagenet-real",
+        "--data",
+        str(root),
+        "--workers",
+        "0",
+    ]
+    assert main([*words, "--out", "o", "--protocol", "ood_own"]) == 0
+    cut = v2.Compose([v2.Resize(256), v2.CenterCrop(224), v2.PILToTensor()])
+    images = catalog.load("imagenet-real", root).test
+    pixels = torch.stack([cut(images.open(i)) for i in range(len(images))]) / 255
+    normed = (pixels - torch.tensor(Pixels().mean)[:, None, None]) / torch.tensor(Pixels().std)[
+        :, None, None
+    ]
+    with torch.no_grad():
+        theirs = model(normed)
+    (rows,) = [np.load(f) for f in Path("cache").rglob("*.npy")]
+    np.testing.assert_allclose(rows, theirs, atol=1e-5 * float(theirs.abs().max()))
+    (top1, _) = store.read_file(Path("o/results.jsonl"))
+    assert top1.column == "ood/imagenet-real/top1@own-any"
+    said = {"crop_pct": 0.875, "interpolation": "bilinear", "crop_mode": "center"}
+    assert said.items() <= top1.provenance["own_geometry"].items()
+
+
 @pytest.mark.parametrize(
     "name", ["imagenet-v2-matched", "imagenet-a", "imagenet-r", "imagenet-sketch"]
 )
@@ -427,6 +474,15 @@ def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeyp
     np.testing.assert_allclose(rows, theirs, atol=1e-6 * float(theirs.abs().max()))
     (top1, _) = store.read_file(tmp_path / "o" / "results.jsonl")
     assert top1.provenance["right"]["top1"] == 4 and len(theirs.unique(dim=0)) == 8
+    # A head in another order of classes has another count; other pixels are refused
+    own, file = importing.read("timm:test_resnet.r160_in1k"), str(tmp_path / "own.safetensors")
+    own.replace(heads={key: tensor.roll(7, 0) for key, tensor in own.heads.items()}).save(file)
+    words[1], words[words.index("--out") + 1] = file, str(tmp_path / "rolled")
+    assert main([*words, f"rule={rule}"]) == 0
+    (top1, _) = store.read_file(tmp_path / "rolled" / "results.jsonl")
+    assert top1.provenance["right"]["top1"] != 4
+    with pytest.raises(BadInput, match=r"has other pixels than timm's test_resnet\.r160_in1k"):
+        timm_classifier.classifier(own.replace(pixels=Pixels((0.5,) * 3)))
 
 
 def test_a_head_that_is_not_imagenets_is_refused(hub, trees, tmp_path, capsys):

@@ -1,4 +1,5 @@
-"""A timm model with its own classifier, from a checkpoint that kept it (`timm:NAME.TAG`)."""
+"""A model with its own classifier, from a checkpoint that kept it: timm's (`timm:NAME.TAG`), or a
+ResNet whose file holds an fc, torchvision's or a trunk with a probe's head."""
 
 from __future__ import annotations
 
@@ -48,8 +49,9 @@ def classifier(checkpoint: Checkpoint) -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def evaluation(checkpoint: Checkpoint, *, test_size: bool) -> dict[str, Any]:
-    """timm's own evaluation of these weights: input_size, interpolation, mean, std, crop_pct and
-    crop_mode; of the larger size for tests, where there is one, if `test_size`."""
+    """The evaluation of these weights, timm's or the usual one of a ResNet with an fc: input_size,
+    interpolation, mean, std, crop_pct and crop_mode; of the larger size for tests, where there is
+    one, if `test_size`."""
     from timm.data import resolve_data_config
 
     about = _about(checkpoint).to_dict()
@@ -65,13 +67,28 @@ def view(config: Mapping[str, Any]) -> Any:
 
 
 def _about(checkpoint: Checkpoint) -> Any:
-    from timm.models import get_pretrained_cfg
+    from timm.models import PretrainedCfg, get_pretrained_cfg
 
-    weights = checkpoint.provenance.get(WEIGHTS)
+    weights, pixels = checkpoint.provenance.get(WEIGHTS), checkpoint.pixels
     about = get_pretrained_cfg(str(weights)) if weights else None
+    if about is not None and (tuple(about.mean), tuple(about.std)) != (pixels.mean, pixels.std):
+        raise BadInput(
+            f"'{checkpoint.name}' has other pixels than timm's {weights}; import it without --pixels"
+        )
+    has_fc = checkpoint.stem == "imagenet" and checkpoint.heads.keys() == {"fc.weight", "fc.bias"}
+    # As published heads of ResNets are scored: the shorter side to 256, of which 224
+    if about is None and has_fc:
+        return PretrainedCfg(
+            num_classes=len(checkpoint.heads["fc.bias"]),
+            input_size=(3, 224, 224),
+            crop_pct=0.875,
+            interpolation="bilinear",
+            mean=tuple(pixels.mean),
+            std=tuple(pixels.std),
+        )
     if about is None:
         raise BadInput(
-            f"'{checkpoint.name}' is not one of timm's own weights; name it as timm:NAME.TAG, or use a"
-            " head that `backbench linear` trains"
+            f"'{checkpoint.name}' has no head of its own that is known: neither timm's weights nor a"
+            " ResNet's fc; name it as timm:NAME.TAG, or use a head that `backbench linear` trains"
         )
     return about

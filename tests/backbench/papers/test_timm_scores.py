@@ -61,7 +61,7 @@ def test_every_count_can_be_measured_as_it_was_printed():
     """By the two protocols of `backbench reproduce timm-*`: timm's sizes for tests and training."""
     for (model, size, dataset), score in timm_scores.scores().items():
         about = get_pretrained_cfg(model).to_dict()
-        ways = (True, False) if len(timm_scores.sizes_of(model, dataset)) > 1 else (True,)
+        ways = (True, False) if len(timm_scores.of_model(model, dataset)) > 1 else (True,)
         verdicts = set()
         for test_size in ways:
             way = resolve_data_config({}, pretrained_cfg=about, use_test_size=test_size)
@@ -72,6 +72,33 @@ def test_every_count_can_be_measured_as_it_was_printed():
         # timm says 0.9 of the FasterNets, and printed what they do at 1
         expected = "unlike" if model.startswith("fasternet_") else "within"
         assert verdicts == {expected}, (model, size, dataset)
+
+
+def test_the_testbeds_counts_are_its_percents():
+    """As robustness_top1s.csv prints them, to the digits of a float32."""
+    printed = {
+        ("resnet50_swav", "imagenet-sketch"): 18.927470,
+        ("resnet50_swav", "imagenet-v2-top"): 77.01,
+        ("resnet50_simsiam", "imagenet-r"): 28.446667,
+        ("resnet50_simclrv2_linear_probe_tf_port", "imagenet-val"): 70.84,
+        ("resnet50", "imagenet-a"): 0.0,
+    }
+    for (model, dataset), percent in printed.items():
+        assert timm_scores.testbed()[model, 224, dataset].top1 == pytest.approx(percent, abs=1e-6)
+    # The supervised ResNet is timm's resnet50.tv_in1k: two people counted the same weights
+    for dataset in timm_scores.SETS.keys() - {"imagenet-a", "imagenet-real"}:
+        theirs = timm_scores.scores()["resnet50.tv_in1k", 224, dataset]
+        ours = timm_scores.testbed()["resnet50", 224, dataset]
+        assert (
+            abs(ours.right - theirs.right) <= theirs.printed.tolerance * theirs.printed.images / 100
+        )
+
+
+def test_a_count_of_an_unknown_file_is_not_judged():
+    score = timm_scores.testbed()["resnet50_simsiam", 224, "imagenet-a"]
+    same = {"right": score.right, "images": 7500, "crop_pct": 0.875, "interpolation": "bilinear"}
+    found, why = timm_scores.verdict(score, **same)
+    assert found == "unlike" and "which of SimSiam's files" in why
 
 
 # Rows of resnet50.a1_in1k on imagenet-a at 288 pixels, all but the first of something else

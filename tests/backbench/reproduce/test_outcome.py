@@ -28,7 +28,7 @@ def test_a_shipped_list_names_what_there_is(name, tmp_path):
     one = selection.read_list(name)
     for about in one.files.values():
         assert about.page.startswith("https://") and (about.url or about.by_hand)
-        assert about.rows or about.beside, "nothing is printed of it"
+        assert about.rows or about.beside or about.testbed, "nothing is printed of it"
         for number in selection.judged_rows(about):
             assert number.arch == "resnet50"
             assert number.epochs in (None, about.epochs), "of another pretraining"
@@ -109,6 +109,63 @@ def test_what_was_measured_otherwise_has_no_verdict(runs):
     (runs / "a" / RESULTS_FILE).unlink()
     (line,) = [one for one in measured_by(runs).lines if "k20" in one.column]
     assert line.verdict == "unlike" and line.measured == 67.1 and "imagenet:test~" in line.why
+
+
+DEEP = {"arch": "timm:vit_small_patch16_dinov3", "epochs": None}
+SEG = {"task": "segmentation", "dataset": "ade20k", "metric": "miou", "protocol": "seg-dinov3-v1"}
+EP = {"task": "attentive", "dataset": "imagenet", "protocol": "attentive-ep-v1"}
+OWN = {"task": "ood", "dataset": "imagenet-val", "protocol": "own-all"}
+
+
+@pytest.mark.parametrize(
+    ("of", "row", "value", "verdict"),
+    [
+        # The printed numbers are the best on val, so ours may be lower by more than higher
+        ("dinov3 dinov3_vit_small", SEG, 46.21, "within"),
+        ("dinov3 dinov3_vit_small", SEG, 46.19, "outside"),
+        ("dinov3 dinov3_vit_small", SEG, 47.29, "within"),
+        ("dinov3 dinov3_vit_small", SEG, 47.31, "outside"),
+        ("dinov3 dinov3_convnext_tiny", SEG, 42.7, "unlike"),
+        ("efficient_probing hiera_base", EP, 75.09, "within"),
+        ("efficient_probing hiera_base", EP, 75.99, "outside"),
+        ("efficient_probing mae_vitb16", EP, 75.46, "unlike"),
+        ("heads moco_v3_100", OWN, 68.99, "within"),
+        ("heads moco_v3_100", OWN, 69.01, "outside"),
+    ],
+)
+def test_a_pages_number_has_its_own_tolerance(tmp_path, of, row, value, verdict):
+    name, file = of.split()
+    store.append(tmp_path, [a_result(checkpoint=DINO, name=file, **DEEP, **row, value=value)])
+    covered = {file: {(row["task"], row["dataset"])}}
+    (line,) = outcome(selection.read_list(name), covered, covered, {file: DINO}, [tmp_path])
+    assert (line.verdict, line.measured) == (verdict, value)
+    assert bool(line.why) == (verdict == "unlike")
+    if name == "dinov3" and verdict != "unlike":
+        assert "| -0.8 +0.3 |" in markdown(selection.read_list(name), [line])
+
+
+def test_the_testbeds_counts_stand_beside_its_files(tmp_path):
+    listed = selection.read_list("heads")
+    about = {
+        "own_geometry": {
+            "input_size": [3, 224, 224],
+            "crop_pct": 0.875,
+            "interpolation": "bilinear",
+        },
+        "recipe": {"kind": "ood", "rule": "subset"},
+        "images": {"train": 0, "val": 0, "test": 7500},
+    }
+    found = {}
+    for file, right in (("resnet50_swav", 391), ("resnet50_simsiam", 204)):
+        row = {"task": "ood", "dataset": "imagenet-a", "protocol": "own-subset", "name": file}
+        facts = {**about, "right": {"top1": right}}
+        store.append(tmp_path, [a_result(**row, value=right / 75, provenance=facts)])
+        covered = {file: {("ood", "imagenet-a")}}
+        (line,) = outcome(listed, covered, covered, {file: "a" * 64}, [tmp_path])
+        found[file] = (line.verdict, round(line.printed, 2))
+        (tmp_path / RESULTS_FILE).unlink()
+    # 23 images of 7,500 are more than 0.3 points
+    assert found == {"resnet50_swav": ("outside", 5.52), "resnet50_simsiam": ("unlike", 2.72)}
 
 
 @pytest.fixture
