@@ -217,7 +217,10 @@ def test_measured_numbers_are_counted_from_records(tmp_path, capsys):
     assert "834 printed numbers: 574 judgeable, 1 measured; 96 spread" in out
     assert "30 judgeable, 1 measured " in next(x for x in out.splitlines() if "mio:4 " in x)
     assert "\npapers: 834 printed, 574 judgeable, 1 measured\n" in out
-    assert f"\ntimm: 9,336 printed, {9336 - FASTERNETS:,} judgeable, 0 measured\npages: " in out
+    assert (
+        f"\ntimm: 9,336 printed, {9336 - FASTERNETS:,} judgeable, 0 measured\ntestbed: 28 printed"
+        in out
+    )
     assert main(["paper"]) == 0
     assert "574 judgeable, 0 measured" in capsys.readouterr().out
     (tmp_path / "other").mkdir()
