@@ -32,7 +32,10 @@ def own_heads(board: Board) -> list[PrintedSource]:
     for cell in board.cells.values():
         for result, _ in cell.parts:
             match result.provenance:
-                case {"own_geometry": {"input_size": [*_, int(size)]}, "recipe": {"rule": rule}}:
+                case {
+                    "own_geometry": {"input_size": [*_, int(size)]},
+                    "recipe": {"rule": str(rule)},
+                }:
                     if result.metric == "top1":
                         measured.add((result.name, size, result.dataset, rule))
     return [
