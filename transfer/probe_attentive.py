@@ -51,7 +51,7 @@ class QueryPoolHeads(TokenHeads):
     def __init__(
         self, p: Attentive, classes: int, dim: int, *, seed: int, machine: Machine
     ) -> None:
-        self.p, self.count, self.dim, self.machine = p, len(p.lr), dim, machine
+        self.p, self.count, self.dim, self.machine = p, len(p.grid), dim, machine
         self.queries = {"capi": dim // 64, "ep": 32, "mean": 1}[p.pool]
         if dim % {"capi": 64, "ep": 32, "mean": 1}[p.pool]:
             raise BadInput(f"tokens of {dim} numbers do not divide into the slices of {p.name}")
@@ -65,7 +65,7 @@ class QueryPoolHeads(TokenHeads):
             elif p.pool == "ep":  # torch's default of a linear layer
                 tensor.uniform_(-(dim**-0.5), dim**-0.5, generator=generator)
         self.heads: list[dict[str, nn.Parameter]] = []
-        for _ in p.lr:
+        for _ in p.grid:
             own = {k: nn.Parameter(v.clone().to(machine.device)) for k, v in start.items()}
             self.heads.append(own)
         self.norm = None
@@ -74,12 +74,12 @@ class QueryPoolHeads(TokenHeads):
         self.optimizer = self._optimizer()
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """A group of parameters for each head, whose rates differ; biases do not decay."""
+        """Two groups of parameters for each head, which has its own rate; biases do not decay."""
         p, groups = self.p, []
-        for head in self.heads:
+        for head, (_, of_head) in zip(self.heads, self.p.grid):
             for decays in (True, False):
                 chosen = [each for name, each in head.items() if name.endswith("bias") != decays]
-                decay = p.weight_decay if decays else 0.0
+                decay = of_head if decays else 0.0
                 groups.append({"params": chosen, "weight_decay": decay})
         if p.optimizer == "lars":
             return Lars(groups, momentum=p.momentum)
@@ -228,7 +228,7 @@ def measure_several(
     p = task.protocol
     if p.batch_size % machine.world and any(t.protocol.pool == "ep" for t in tasks):
         raise BadInput(f"--devices: {machine.world} do not divide a batch of {p.batch_size} images")
-    # 1. All rates in one pass; one rate has nothing to choose, and trains on all of train.
+    # 1. All heads in one pass; one alone has nothing to choose, and trains on all of train.
     train, held = _parts(task.splits, p)
     classes = len(train.classes)
     heads = []
@@ -256,7 +256,7 @@ def measure_several(
         return [[] for _ in tasks]
     rows, begin = [], 0
     for t in tasks:
-        mine = slice(begin, begin + len(t.protocol.lr))
+        mine = slice(begin, begin + len(t.protocol.grid))
         begin = mine.stop
         scores = None if chosen_by is None else [of_trunk[mine] for of_trunk in chosen_by]
         of_protocol = [each.parts[t.protocol.name] for each in heads]
@@ -280,7 +280,7 @@ def measure_several(
 
 def _parts(found: Splits, p: Attentive) -> tuple[ImageList, ImageList | None]:
     """The images to train on, and those that choose: official val, or a share of each class."""
-    if len(p.lr) == 1:
+    if len(p.grid) == 1:
         return found.both(), None
     if not found.held_out:
         return found.train, found.val
@@ -329,6 +329,6 @@ PROBE = Probe(
     measure_several=measure_several,
     stream=Attentive.stream,
     together=True,
-    words=lambda p: f"{p.pool}, {len(p.lr)} learning rates, {p.batch_size} images a step",
+    words=lambda p: f"{p.pool}, {len(p.grid)} heads, {p.batch_size} images a step",
     work=_work,
 )

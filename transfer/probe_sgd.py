@@ -61,7 +61,7 @@ class FinalHead:
     heads: LinearHeads
     index: int  # of the head among them
     lr: float  # as declared
-    scores: list[float] | None = None  # of every rate, where one was chosen
+    scores: list[float] | None = None  # of every head of the grid, where one was chosen
     temperature: float | None = None  # of itself, or of its twin that did not see the hold-out
 
     @property
@@ -315,7 +315,11 @@ def chosen_rate(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> 
         "trained_on": "train+val" if p.trains_on_val(task.dataset.name) else "train",
     }
     if final.scores is not None:
-        choice["scores"] = {f"{lr:g}": score for lr, score in zip(p.lr, final.scores)}
+        names = [f"{lr:g}" for lr in p.lr]
+        if len(p.grid) > len(p.lr):  # verification.py knows these names
+            choice["weight_decay"] = p.grid[final.index][1]
+            names = [f"{lr:g} wd {decay:g}" for lr, decay in p.grid]
+        choice["scores"] = dict(zip(names, final.scores))
         edge = scoring.warn_edge(task, trunk.checkpoint, "learning rate", final.lr, p.lr)
         choice["at_edge"] = edge
     return choice
@@ -470,7 +474,7 @@ def train_on_tokens(
     kind: type[ProbeTraining] = ProbeTraining,
 ) -> None:
     """Train the heads of each trunk, one for each rate of each protocol, on its tokens of images."""
-    rates = torch.tensor([t.protocol.used(lr) for t in tasks for lr in t.protocol.lr])
+    rates = torch.tensor([t.protocol.used(lr) for t in tasks for lr, _ in t.protocol.grid])
     kind(
         phase=" ".join(["train", *(t.protocol.name for t in tasks)]),
         task=tasks[0],
@@ -489,13 +493,13 @@ def train_on_tokens(
 def best_heads(
     p: Sgd, heads: Sequence[Any], scores: Iterable[list[float]] | None
 ) -> list[FinalHead]:
-    """The head of each trunk by the `scores` of its rates; without scores the only one."""
+    """The head of each trunk by the `scores` of its grid; without scores the only one."""
     if scores is None:
         return [FinalHead(each, 0, p.lr[0]) for each in heads]
     finals = []
     for each, of_rates in zip(heads, scores):
         best = best_of(of_rates)
-        finals.append(FinalHead(each, best, p.lr[best], of_rates))
+        finals.append(FinalHead(each, best, p.grid[best][0], of_rates))
     return finals
 
 

@@ -217,6 +217,11 @@ class Sgd(ScaledRates):
                 "train_score needs one rate, no patience and no train_only: all labels train"
             )
 
+    @property
+    def grid(self) -> list[tuple[float, float]]:
+        """The rate, as declared, and the weight decay of each head."""
+        return [(lr, self.weight_decay) for lr in self.lr]
+
     def trains_on_val(self, dataset: str) -> bool:
         """True where the final heads train on train + val, False where on train alone."""
         return self.patience is None and dataset not in self.train_only
@@ -247,7 +252,7 @@ class TokenProbe(Sgd):
             raise ValueError("heads on tokens have no select, train_score or train_only")
 
     def trains_on_val(self, dataset: str) -> bool:
-        return len(self.lr) == 1
+        return len(self.grid) == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +262,7 @@ class Attentive(TokenProbe):
 
     pool: Literal["capi", "ep", "mean"] = "capi"
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95  # AdamW's; `momentum` is its first
+    weight_decays: tuple[NotNegative, ...] = ()  # each with each rate, instead of `weight_decay`
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
     def __post_init__(self) -> None:
@@ -264,12 +270,18 @@ class Attentive(TokenProbe):
         if self.augment is None:
             raise ValueError("attentive heads train on views: give `augment`")
 
+    @property
+    def grid(self) -> list[tuple[float, float]]:
+        decays = self.weight_decays or (self.weight_decay,)
+        return [(lr, decay) for lr in self.lr for decay in decays]
+
     def stream(self) -> str:
         """All that decides which tokens the heads meet in which step. Protocols that have it in
         common are measured in one pass."""
-        alone = "protocol", "pool", "optimizer", "lr", "weight_decay", "momentum", "beta2"
+        alone = {"protocol", "pool", "optimizer", "lr", "weight_decay", "weight_decays"}
+        alone |= {"momentum", "beta2"}
         keys = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in alone}
-        return repr((len(self.lr) > 1, keys))
+        return repr((len(self.grid) > 1, keys))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,6 +158,9 @@ def _refuse_choice(r: Result) -> None:
         return
     grid = [f"{value:g}" for value in _grid(recipe)]
     best, scores = f"{chosen[name]:g}", chosen.get("scores")
+    if len(decays := recipe.get("weight_decays") or ()) > 1:  # chosen together with the rate
+        grid = [f"{lr} wd {decay:g}" for lr in grid for decay in decays]
+        best = f"{best} wd {chosen.get('weight_decay', math.nan):g}"
     if grid and best not in grid:
         raise _Unfit(f"its {name} {best} is not on its recipe's grid ({', '.join(grid)[:80]})")
     if "lr_used" in chosen and chosen.get("batch_size"):

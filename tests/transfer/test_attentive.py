@@ -92,11 +92,12 @@ def batches(steps, dim=64, n=8):
         yield maps, torch.randint(0, 5, (n,), generator=generator)
 
 
-def trained(p, lrs, steps=200):
-    made = QueryPoolHeads(dataclasses.replace(p, lr=lrs), 5, 64, seed=0, machine=ONE)
+def trained(p, lrs, steps=200, **changes):
+    p = dataclasses.replace(p, lr=lrs, **changes)
+    made = QueryPoolHeads(p, 5, 64, seed=0, machine=ONE)
+    rates = torch.tensor([lr for lr, _ in p.grid])
     for step, (maps, labels) in enumerate(batches(steps)):
-        factor = p.schedule.factor(step, steps, 1.0)
-        made.step(maps, labels, torch.tensor(lrs) * factor, batch=8)
+        made.step(maps, labels, rates * p.schedule.factor(step, steps, 1.0), batch=8)
     return made
 
 
@@ -109,6 +110,19 @@ def test_each_head_is_what_it_would_be_alone(p, monkeypatch):
     for together, single in zip(trained(p, lrs).heads, alone):
         for name, parameter in together.items():
             torch.testing.assert_close(parameter, single[name], rtol=0, atol=1e-5, msg=name)
+
+
+def test_heads_of_several_weight_decays_are_what_they_would_be_alone():
+    """CAPI's grid: 10 rates by 3 decays; here 2 of the rates, a decay that shows, in one pass."""
+    assert len(load_protocol("attentive_full", PROTOCOLS).grid) == 30
+    lrs, decays = CAPI.lr[1:], (0.001, 0.05, 1.0)
+    together = trained(CAPI, lrs, weight_decays=decays)
+    for head, (lr, decay) in zip(together.heads, together.p.grid, strict=True):
+        single = trained(CAPI, (lr,), weight_decay=decay).heads[0]
+        for name, parameter in head.items():
+            torch.testing.assert_close(parameter, single[name], rtol=0, atol=1e-5, msg=name)
+    last = together.heads[-3:]  # of one rate
+    assert (last[0]["key"] - last[1]["key"]).abs().max() > 1e-4
 
 
 def test_a_head_is_trained_as_torchs_adamw_trains_attention():
@@ -189,6 +203,27 @@ def test_a_killed_run_continues_to_the_same_numbers(tmp_path, monkeypatch, decod
     held = 2 if protocol == "attentive_demo" else 0  # a tenth of each class's ten, of 20
     assert {r.provenance["held_out"] for r in one} == {held}
     assert all(not verdict.why for verdict in verification.of_run(one, root / "whole"))
+
+
+def test_rate_and_weight_decay_are_chosen_together(tmp_path, monkeypatch):
+    """`verify` reads the choice, and refuses another one."""
+    root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 20), ("test", 4)))
+    for seed in range(2):
+        trunk_file(root / f"{seed}.safetensors", seed)
+    changes = (*SHORT, "length.default.iterations=20", "lr=0.003,0.01", "weight_decays=0.0,30.0")
+    assert command(root, root / "run", *changes) == 0
+    rows = list(store.read(root / "run")[0])
+    names = ["0.003 wd 0", "0.003 wd 30", "0.01 wd 0", "0.01 wd 30"]
+    for row in rows:
+        scores = row.chosen["scores"]
+        assert list(scores) == names
+        best = max(names, key=scores.get)
+        assert f"{row.chosen['lr']:g} wd {row.chosen['weight_decay']:g}" == best
+    assert all(not verdict.why for verdict in verification.of_run(rows, root / "run"))
+    other = {0.0: 30.0, 30.0: 0.0}[rows[0].chosen["weight_decay"]]
+    forged = dataclasses.replace(rows[0], chosen={**rows[0].chosen, "weight_decay": other})
+    (verdict,) = verification.of_run([forged], root / "run")
+    assert "not the best of its scores" in verdict.why
 
 
 def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch, decoder, caplog):
