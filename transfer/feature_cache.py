@@ -60,6 +60,8 @@ def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, o
     head = {} if trunk.head is None else {"head": state_digest(trunk.head)}
     if trunk.own_head is not None:
         head = {"own_head": trunk.own_head}
+    if trunk.of_tokens is not None:
+        head = {"of_tokens": trunk.of_tokens.name}
     return {
         "checkpoint": trunk.digest,
         "arch": trunk.checkpoint.arch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,15 @@ def state_digest(module: nn.Module) -> str:
 
 
 @dataclass(frozen=True)
+class TokenFeature:
+    """A feature that is made of an image's tokens."""
+
+    make: Callable[[Tensor], Tensor]  # tokens (N, T, C) -> (N, dim)
+    dim: int
+    name: str  # of all that it does beside the trunk, for the cache
+
+
+@dataclass(frozen=True)
 class FrozenTrunk:
     """A trunk for inference: eval(), batch norm folded, channels last, no gradients; `verify` shows
     that it has not changed."""
@@ -47,6 +56,7 @@ class FrozenTrunk:
     head: nn.Sequential | None = None  # what follows the trunk
     # Digest of the classifier of a whole timm model, which then is the module: features are logits
     own_head: str | None = None
+    of_tokens: TokenFeature | None = None  # the feature, in the place of the trunk's own
 
     @staticmethod
     def build(
@@ -74,6 +84,8 @@ class FrozenTrunk:
 
     @property
     def dim(self) -> int:
+        if self.of_tokens is not None:
+            return self.of_tokens.dim
         return self.module.feature_dim if self.head is None else output_dim(self.head)
 
     @property
@@ -88,8 +100,13 @@ class FrozenTrunk:
         bf16 = self.precision == "bf16"
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         with autocast, clock.around(self.digest, len(images), self.device):
-            features = (self.module.tokens if tokens else self.module)(images).float()
-        return features if self.head is None or tokens else self.head(features)
+            maps = tokens or self.of_tokens is not None
+            features = (self.module.tokens if maps else self.module)(images).float()
+        if tokens:
+            return features
+        if self.of_tokens is not None:
+            return self.of_tokens.make(features.flatten(1, 2))
+        return features if self.head is None else self.head(features)
 
     def verify(self) -> None:
         """Raises Failed when a weight or buffer is not what it was at the start."""

@@ -53,6 +53,14 @@ def compact(
     return out
 
 
+def joined(parts: Sequence[Scores | None]) -> Scores | None:
+    """The arrays of consecutive images as one; None where the head has diverged on some."""
+    whole = [part for part in parts if part is not None]
+    if len(whole) < len(parts):
+        return None
+    return {name: np.concatenate([part[name] for part in whole]) for name in whole[0]}
+
+
 def _sums(shifted: Tensor, suffix: str) -> dict[str, Tensor]:
     normaliser = torch.logsumexp(shifted, 1)
     square = torch.exp(2 * (shifted - normaliser[:, None])).sum(1)

@@ -6,7 +6,10 @@ of K is the same for all t and cancels in the softmax; and a sum of values V x_t
 is V (sum of a_t x_t) + b. So a head is a few query vectors u over the tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,11 +27,13 @@ from backbench.results.store import Result
 from backbench.runs import seeding
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
-from transfer import scoring
+from backbench.weights.kept_heads import KeptHead
+from transfer import head_scores, scoring
 from transfer.batches import Pictures, centred, equal_shares, loader
 from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, forward_all
+from transfer.head_scores import Scores
 from transfer.heads import TokenHeads
 from transfer.probe_kind import Probe
 from transfer.probe_sgd import best_heads, chosen_rate, train_on_tokens
@@ -96,17 +101,10 @@ class QueryPoolHeads(TokenHeads):
             mean = tokens.mean(1)
             return torch.einsum("nd,hcd->nhc", mean, self._all("weight")) + self._all("bias")
         count, queries, own = self.count, self.queries, dim // self.queries
-        # 1. The queries over tokens, (H, Q, D)
-        u = self._all("query")
-        if self.p.pool == "capi":
-            keys = self._all("key").view(count, queries, own, dim)
-            u = torch.einsum("hqsd,hqs->hqd", keys, u.view(count, queries, own)) * own**-0.5
-        else:
-            u = u * dim**-0.5
-        # 2. Each query's weights over the tokens, (N, H Q, T), and what it pools
-        weights = torch.softmax(u.reshape(-1, dim) @ tokens.transpose(1, 2), 2)
+        # 1. Each query's weights over the tokens, (N, H Q, T), and what it pools
+        weights = torch.softmax(self._over_tokens().view(-1, dim) @ tokens.transpose(1, 2), 2)
         pooled = (weights @ tokens).view(n, count, queries, dim)
-        # 3. Each query's slice of the values, side by side, and the linear layer
+        # 2. Each query's slice of the values, side by side, and the linear layer
         values = self._all("value").view(count, queries, own, dim)
         x = torch.einsum("nhqd,hqsd->nhqs", pooled, values).reshape(n, count, dim)
         if self.norm is None:
@@ -114,6 +112,32 @@ class QueryPoolHeads(TokenHeads):
         else:
             x = self.norm(x.reshape(n, -1)).view(n, count, dim)
         return torch.einsum("nhd,hcd->nhc", x, self._all("weight")) + self._all("bias")
+
+    def _over_tokens(self) -> Tensor:
+        """The queries over tokens, (H, Q, D)."""
+        count, queries, dim = self.count, self.queries, self.dim
+        u = self._all("query")
+        if self.p.pool == "ep":
+            return u * dim**-0.5
+        keys, u = self._all("key").view(count, queries, -1, dim), u.view(count, queries, -1)
+        return torch.einsum("hqsd,hqs->hqd", keys, u) * (dim // queries) ** -0.5
+
+    @torch.no_grad()
+    def kept(self, index: int) -> KeptHead:
+        """One head as it is kept: what its keys, its values' bias and the batch norm do is folded
+        into its queries and its linear layer."""
+        head = {name: tensor.detach().cpu() for name, tensor in self.heads[index].items()}
+        weight, bias, query = head["weight"], head["bias"], None
+        if self.p.pool != "mean":
+            query = self._over_tokens()[index].cpu()
+        if "value_bias" in head:
+            bias = bias + weight @ head["value_bias"]
+        if self.norm is not None:
+            own = slice(index * self.dim, (index + 1) * self.dim)
+            state = {name: tensor.cpu() for name, tensor in self.norm.state_dict().items()}
+            weight = weight / (state["running_var"][own] + self.norm.eps).sqrt()
+            bias = bias - weight @ state["running_mean"][own]
+        return KeptHead(weight, bias, query=query, value=head.get("value"))
 
     @torch.no_grad()
     def scores(self, tokens: Tensor) -> Tensor:
@@ -230,52 +254,90 @@ def measure_several(
         raise BadInput(f"--devices: {machine.world} do not divide a batch of {p.batch_size} images")
     # 1. All heads in one pass; one alone has nothing to choose, and trains on all of train.
     train, held = _parts(task.splits, p)
-    classes = len(train.classes)
-    heads = []
+    heads, classes = [], len(train.classes)
     for trunk in trunks:
-        dim = trunk.module.widths[-1] if trunk.module.widths else trunk.dim
-        parts = {}
+        dim, parts = trunk.module.token_dim, {}
         for t in tasks:
             own = QueryPoolHeads(t.protocol, classes, dim, seed=t.seed, machine=machine)
             parts[t.protocol.name] = own
         heads.append(HeadsOfProtocols(parts))
     train_on_tokens(tasks, trunks, heads, train, machine=machine, stop=stop)
-    # 2. The rate, by what was held out
-    chosen_by = None
-    if held is not None:
-        label, metric = np.asarray(held.labels), task.dataset.metric
-        chosen_by = []
-        for by_rate in _rankings(task, trunks, heads, held, machine=machine, stop=stop):
-            firsts = [ranking[:, 0].numpy() for ranking in by_rate]
-            chosen_by.append([scoring.score(metric, first, label, classes) for first in firsts])
-    # 3. The one look at test
-    ranked = _rankings(task, trunks, heads, task.splits.test, machine=machine, stop=stop)
+    # 2. The rates, by what was held out
+    stream = TokenLogits(task, trunks, heads, machine, stop)
+    scores = None if held is None else _held_out_scores(task, stream, held)
+    finals, columns = [], [0]  # where each protocol's heads begin
+    for t in tasks:
+        mine = slice(columns[-1], columns[-1] + len(t.protocol.grid))
+        columns.append(mine.stop)
+        of_protocol = [each.parts[t.protocol.name] for each in heads]
+        own_scores = None if scores is None else [of_trunk[mine] for of_trunk in scores]
+        finals.append(best_heads(t.protocol, of_protocol, own_scores))
+    # 3. The one look at test, by the chosen heads
+    picked = []
+    for n in range(len(trunks)):
+        picked.append([begin + final[n].index for begin, final in zip(columns, finals)])
+    answers = _answers(stream, task.splits.test, picked)
     for trunk in trunks:
         trunk.verify()
     if not machine.main:
         return [[] for _ in tasks]
-    rows, begin = [], 0
-    for t in tasks:
-        mine = slice(begin, begin + len(t.protocol.grid))
-        begin = mine.stop
-        scores = None if chosen_by is None else [of_trunk[mine] for of_trunk in chosen_by]
-        of_protocol = [each.parts[t.protocol.name] for each in heads]
+    # 4. Heads and rows
+    rows = []
+    for k, t in enumerate(tasks):
         measured = []
-        finals = best_heads(t.protocol, of_protocol, scores)
-        for trunk, final, by_rate in zip(trunks, finals, ranked):
+        for n, (trunk, final) in enumerate(zip(trunks, finals[k])):
+            ranking, facts = answers[n][k]
             one = CheckpointPredictions(
                 checkpoint=trunk.checkpoint,
-                ranking=by_rate[mine][final.index],
+                ranking=ranking,
                 chosen=chosen_rate(t, trunk, final),
+                head=heads[n].parts[t.protocol.name].kept(final.index),
+                scores=facts,
                 provenance={
                     "trunk_sha256": trunk.state,
                     "tokens": trunk.module.strides[-1:],
                     "held_out": 0 if held is None else len(held),
                 },
             )
+            scoring.keep_weights(t, one)
             measured.append(one)
         rows.append(scoring.write(t, measured))
     return rows
+
+
+def _held_out_scores(
+    task: Assignment[Attentive], stream: TokenLogits, held: ImageList
+) -> list[list[float]]:
+    """Per trunk, the dataset's metric of every head on the images that were held out."""
+    label, classes = np.asarray(held.labels), len(held.classes)
+    firsts: list[list[Tensor]] = [[] for _ in stream.trunks]  # (n, H) of each batch
+    for _, of_trunks in stream(held):
+        for logits, out in zip(of_trunks, firsts):
+            best = scoring.rank_classes(logits.flatten(0, 1))[:, 0]
+            out.append(best.view(logits.shape[:2]))
+    scores = []
+    for of_trunk in firsts:
+        by_head = torch.cat(of_trunk).T.numpy()
+        scores.append([scoring.score(task.dataset.metric, b, label, classes) for b in by_head])
+    return scores
+
+
+def _answers(
+    stream: TokenLogits, test: ImageList, picked: Sequence[Sequence[int]]
+) -> list[list[tuple[Tensor, Scores | None]]]:
+    """The best classes and the scores of the test images, per trunk by each of its `picked` heads."""
+    parts: list[list[list[tuple[Tensor, Scores | None]]]] = [[[] for _ in own] for own in picked]
+    for first, of_trunks in stream(test):
+        for by_head, own, out in zip(of_trunks, picked, parts):
+            for index, of_head in zip(own, out):
+                logits = by_head[:, index]
+                facts = head_scores.compact([logits], test.labels[first:][: len(logits)], None)
+                of_head.append((scoring.rank_classes(logits), facts))
+    answers = []
+    for out in parts:
+        whole = [tuple(zip(*of_head)) for of_head in out]
+        answers.append([(torch.cat(ranked), head_scores.joined(facts)) for ranked, facts in whole])
+    return answers
 
 
 def _parts(found: Splits, p: Attentive) -> tuple[ImageList, ImageList | None]:
@@ -289,33 +351,34 @@ def _parts(found: Splits, p: Attentive) -> tuple[ImageList, ImageList | None]:
     return everything.subset(train), everything.subset(held)
 
 
-def _rankings(
-    task: Assignment[Attentive],
-    trunks: Sequence[FrozenTrunk],
-    heads: Sequence[HeadsOfProtocols],
-    images: ImageList,
-    *,
-    machine: Machine,
-    stop: StopFlag,
-) -> list[list[Tensor]]:
-    """Per trunk and head, the five best classes (N, 5) of each image, on every rank."""
-    p, count = task.protocol, len(images)
-    parts: list[list[list[Tensor]]] = [[[] for _ in range(sum(own.counts))] for own in heads]
-    shares = equal_shares(0, count, p.feature_batch, machine.rank, machine.world)
-    what = f"{task.dataset.name} tokens"
-    progress = Progress(task.run if machine.main else None, count, what, unit="image")
-    pictures = loader(Pictures(images, centred(p.geometry)), shares, machine=machine)
-    for begin, (pixels, _) in zip(range(0, count, p.feature_batch), pictures):
-        size = min(p.feature_batch, count - begin)  # the rest is padding
-        maps = forward_all(trunks, pixels.to(machine.device, non_blocking=True), tokens=True)
-        for of_trunk, own, out in zip(maps, heads, parts):
-            logits = distributed.gather_without_gradient(own.scores(of_trunk))[:size]
-            for index, of_head in enumerate(out):
-                of_head.append(scoring.rank_classes(logits[:, index]))
-        progress.advance(size)
-        if stopping := machine.stopping(stop):
-            raise Preempted(f"stopped by {stopping} at {what}; the same command continues")
-    return [[torch.cat(of_head) for of_head in of_trunk] for of_trunk in parts]
+@dataclass(frozen=True)
+class TokenLogits:
+    """What the heads of all trunks say of images, batch by batch, on every rank."""
+
+    task: Assignment[Attentive]
+    trunks: Sequence[FrozenTrunk]
+    heads: Sequence[HeadsOfProtocols]
+    machine: Machine
+    stop: StopFlag
+
+    def __call__(self, images: ImageList) -> Iterator[tuple[int, list[Tensor]]]:
+        """A batch's first image, and per trunk its logits (n, H, C)."""
+        machine, batch, count = self.machine, self.task.protocol.feature_batch, len(images)
+        shares = equal_shares(0, count, batch, machine.rank, machine.world)
+        what = f"{self.task.dataset.name} tokens"
+        progress = Progress(self.task.run if machine.main else None, count, what, unit="image")
+        view = centred(self.task.protocol.geometry)
+        pictures = loader(Pictures(images, view), shares, machine=machine)
+        for begin, (pixels, _) in zip(range(0, count, batch), pictures):
+            size = min(batch, count - begin)  # the rest is padding
+            here = pixels.to(machine.device, non_blocking=True)
+            logits = []
+            for maps, own in zip(forward_all(self.trunks, here, tokens=True), self.heads):
+                logits.append(distributed.gather_without_gradient(own.scores(maps))[:size])
+            yield begin, logits
+            progress.advance(size)
+            if stopping := machine.stopping(self.stop):
+                raise Preempted(f"stopped by {stopping} at {what}; the same command continues")
 
 
 def _work(p: Attentive, name: str, found: Splits, _: int) -> dict[str, int]:

@@ -32,7 +32,7 @@ from backbench.weights.kept_heads import KeptHead
 from transfer import head_scores, scoring
 from transfer.devices import Machine
 from transfer.features import Extractor
-from transfer.frozen import FrozenTrunk, state_digest
+from transfer.frozen import FrozenTrunk, TokenFeature, state_digest
 from transfer.probe_kind import Probe
 from transfer.protocols import OWN_HEAD, Geometry, ModelGeometry, Ood, TrimmedGeometry
 from transfer.scoring import Assignment, CheckpointPredictions
@@ -116,7 +116,8 @@ def heads_of(task: Assignment[Ood]) -> dict[str, KeptHead]:
             timm_classifier.classifier(checkpoint)
             continue
         bound = scoring.bound_to(checkpoint, p.of, p, classes, task.seed)
-        width = checkpoint.backbone().feature_dim
+        module = checkpoint.backbone()
+        width = module.feature_dim if p.reads == "trunk" else module.token_dim
         heads[checkpoint.digest] = kept_heads.load(where, bound, width, CLASSES)
     return heads
 
@@ -135,6 +136,13 @@ def measure(
         for trunk in extractor.trunks:
             whole = dataclasses.replace(extractor, trunks=[own_classifier(trunk)])
             passes.append((whole, _of_model(trunk, p)))
+    elif p.reads == "tokens":  # these are too many to be kept, so features are logits here, too
+        trunks = []
+        for trunk in extractor.trunks:
+            kept = heads[trunk.digest]
+            logits = TokenFeature(kept.logits, CLASSES, kept.digest)
+            trunks.append(dataclasses.replace(trunk, of_tokens=logits))
+        passes = [(dataclasses.replace(extractor, trunks=trunks), p.geometry)]
     # 2. Features of all trunks of one geometry in a pass; a whole model's are its logits.
     measured = []
     for of_pass, geometry in passes:
@@ -153,10 +161,10 @@ def measure(
     return scoring.write(task, measured) if machine.main else []
 
 
-def _logits(head: KeptHead | None, features: Tensor, device: torch.device) -> Iterator[Tensor]:
+def _logits(head: KeptHead | None, features: Tensor, trunk: FrozenTrunk) -> Iterator[Tensor]:
     for rows in features.split(head_scores.ROWS):
-        sent = rows.to(device)
-        yield sent if head is None else head.logits(sent)
+        sent = rows.to(trunk.device)
+        yield sent if head is None or trunk.of_tokens is not None else head.logits(sent)
 
 
 def _predictions(
@@ -168,12 +176,12 @@ def _predictions(
 ) -> CheckpointPredictions:
     """One classifier's answers, and its facts on each image."""
     rankings = []
-    for begin, logits in _numbered(_logits(head, features, trunk.device)):
+    for begin, logits in _numbered(_logits(head, features, trunk)):
         rankings.append(ruled.ranking(logits, begin))
     ranking, labels = torch.cat(rankings), torch.tensor(ruled.labels)[:, None]
     scores = None
     if ruled.columns is not None:
-        competing = map(ruled.scores, _logits(head, features, trunk.device))
+        competing = map(ruled.scores, _logits(head, features, trunk))
         temperature = None if head is None else head.temperature
         scores = head_scores.compact(competing, ruled.columns, temperature)
     hits = ranking == labels

@@ -164,6 +164,11 @@ class Protocol:
         name = self.protocol + ("" if self.precision == "fp32" else f"-{self.precision}")
         return name + (f"-{self.head}" if self.head else "")
 
+    @property
+    def space(self) -> str:
+        """What its heads read."""
+        return self.head or "trunk"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledRates(Protocol):
@@ -269,6 +274,10 @@ class Attentive(TokenProbe):
         super().__post_init__()
         if self.augment is None:
             raise ValueError("attentive heads train on views: give `augment`")
+
+    @property
+    def space(self) -> str:
+        return "tokens"
 
     @property
     def grid(self) -> list[tuple[float, float]]:
@@ -384,6 +393,7 @@ class Ood(Protocol):
     """ImageNet's classifiers on other pictures; nothing is trained or chosen."""
 
     of: str = OWN_HEAD  # or the protocol whose kept heads are used
+    reads: Literal["trunk", "tokens"] = "trunk"  # what those heads read
     rule: str | None = None  # of RULES; null: each that a set has
     # Of the model's own head, whose geometry is the model's: the larger size that some are tested at
     test_size: bool = True
@@ -394,6 +404,10 @@ class Ood(Protocol):
         plain = self.precision == "fp32" or self.of.endswith(f"-{self.precision}")
         size = "" if self.test_size else "-train-size"
         return f"{self.of}{'' if plain else f'-{self.precision}'}{size}-{self.rule}"
+
+    @property
+    def space(self) -> str:
+        return self.reads
 
 
 @dataclass(frozen=True, kw_only=True)

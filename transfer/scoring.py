@@ -309,7 +309,7 @@ def bound_to(
         "protocol": protocol,
         "geometry": config.to_dict(reads.geometry),
         "precision": reads.precision,
-        "space": reads.head or "trunk",
+        "space": reads.space,
         "classes": kept_heads.classes_digest(classes),
     }
 

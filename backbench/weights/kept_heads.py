@@ -23,7 +23,8 @@ from backbench.untrusted import jsons, printable, walking
 
 @dataclass(frozen=True)
 class KeptHead:
-    """A linear head: logits = features W^T + b."""
+    """A linear head: logits = features W^T + b. One of tokens pools them first: Q queries are over
+    the tokens, and query j reads slice j of the values; without queries it takes their mean."""
 
     weight: Tensor  # (C, D) float32
     bias: Tensor  # (C,)
@@ -31,17 +32,37 @@ class KeptHead:
     # Which labels the temperature was fitted on, as the rows say it: a head that saw the hold-out
     # takes that of its twin, which did not
     temperature_from: str | None = None
+    query: Tensor | None = None  # (Q, D)
+    value: Tensor | None = None  # (D, D)
 
     def logits(self, features: Tensor) -> Tensor:
-        """(n, D) -> (n, C) in float32, also where the trunk ran in bfloat16."""
-        device = features.device
-        return torch.addmm(self.bias.to(device), features.float(), self.weight.to(device).T)
+        """Features (n, D), or tokens (n, T, D) -> (n, C) in float32, also where the trunk ran in
+        bfloat16."""
+        device, features = features.device, features.float()
+        if features.ndim == 3:
+            features = self._pooled(features)
+        return torch.addmm(self.bias.to(device), features, self.weight.to(device).T)
+
+    def _pooled(self, tokens: Tensor) -> Tensor:
+        if self.query is None or self.value is None:
+            return tokens.mean(1)
+        query, value = self.query.to(tokens.device), self.value.to(tokens.device)
+        pooled = torch.softmax(query @ tokens.transpose(1, 2), 2) @ tokens  # (n, Q, D)
+        slices = value.view(len(query), -1, value.shape[1])
+        return torch.einsum("nqd,qsd->nqs", pooled, slices).flatten(1)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that it has, by their names."""
+        named = ("weight", self.weight), ("bias", self.bias)
+        of_tokens = ("query", self.query), ("value", self.value)
+        return {name: tensor for name, tensor in (*named, *of_tokens) if tensor is not None}
 
     @property
     def digest(self) -> str:
-        """sha256 over the bytes of both tensors."""
+        """sha256 over the bytes of all tensors."""
         sha = hashlib.sha256(f"{tuple(self.weight.shape)}".encode())
-        for tensor in (self.weight, self.bias):
+        for tensor in self.tensors.values():
             sha.update(tensor.contiguous().numpy().tobytes())
         return sha.hexdigest()
 
@@ -63,9 +84,8 @@ def keep(file: Path, name: str, head: KeptHead, about: Mapping[str, object]) -> 
         "versions": versions(),
     }
     metadata[name] = json.dumps({**about, **of_head}, sort_keys=True)
-    layers = {f"{name}/weight": head.weight, f"{name}/bias": head.bias}
     # A fit may end with its weights by columns, which safetensors refuses
-    tensors |= {key: tensor.contiguous() for key, tensor in layers.items()}
+    tensors |= {f"{name}/{key}": tensor.contiguous() for key, tensor in head.tensors.items()}
     with atomic.atomic_path(file) as temporary:
         save_file(tensors, temporary, metadata)
 
@@ -88,8 +108,14 @@ def load(folder: Path, asked: Mapping[str, object], width: int, classes: int) ->
                 if differing:
                     nearest.append((len(differing), f"{where} has another {', '.join(differing)}"))
                     continue
-                layers = (tensors[f"{name}/weight"], tensors[f"{name}/bias"])
-                head = KeptHead(*layers, about["temperature"], about["temperature_from"])
+                head = KeptHead(
+                    tensors[f"{name}/weight"],
+                    tensors[f"{name}/bias"],
+                    about["temperature"],
+                    about["temperature_from"],
+                    tensors.get(f"{name}/query"),
+                    tensors.get(f"{name}/value"),
+                )
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise BadInput(f"{file}: damaged ({error!r:.80}); train the head again") from None
             _refuse_damaged(where, head, about.get("head"), (classes, width))
@@ -106,11 +132,17 @@ def load(folder: Path, asked: Mapping[str, object], width: int, classes: int) ->
 def _refuse_damaged(where: str, head: KeptHead, digest: object, shape: tuple[int, int]) -> None:
     """BadInput for tensors of another shape or type than they must have, and for other numbers."""
     weight, bias = head.weight, head.bias
-    types = {weight.dtype, bias.dtype}
+    types = {tensor.dtype for tensor in head.tensors.values()}
     if tuple(weight.shape) != shape or tuple(bias.shape) != shape[:1] or types != {torch.float32}:
         raise BadInput(f"{where} is {tuple(weight.shape)} {weight.dtype}, not {shape} float32")
-    known = head.temperature is None or isinstance(head.temperature, float)
-    if not known or head.digest != digest or not bool(torch.isfinite(weight).all()):
+    fits = head.temperature is None or isinstance(head.temperature, float)
+    shapes = [tuple(t.shape) for t in (head.query, head.value) if t is not None]
+    if shapes:  # queries divide the rows of the square values among themselves
+        width = shape[1]
+        counts = [n for n in range(1, width + 1) if width % n == 0]
+        fits = fits and shapes in [[(n, width), (width, width)] for n in counts]
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in head.tensors.values())
+    if not fits or head.digest != digest or not finite:
         raise BadInput(f"{where} does not match its digest; the file is damaged, train it again")
 
 

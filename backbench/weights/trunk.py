@@ -49,6 +49,11 @@ class Trunk(nn.Module, ABC):
         """Images (N, 3, H, W) -> (N, h, w, C): the last map, a token for each of its places."""
         return self.stages(x)[-1].permute(0, 2, 3, 1)
 
+    @property
+    def token_dim(self) -> int:
+        """The width of a token."""
+        return self.widths[-1] if self.widths else self.feature_dim
+
     def zero_residuals(self) -> None:
         """Let each residual block begin as the identity, if the trunk knows how."""
 

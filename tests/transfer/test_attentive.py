@@ -25,6 +25,7 @@ CAPI = load_protocol("attentive_demo", PROTOCOLS)
 EP = dataclasses.replace(
     load_protocol("attentive_ep", PROTOCOLS), lr=(0.1, 0.5), batch_size=8, reference_batch=8
 )
+MEAN = load_protocol("attentive_mean_demo", PROTOCOLS)
 POOLS = pytest.mark.parametrize("p", [CAPI, EP], ids=["capi", "ep"])
 
 
@@ -140,6 +141,20 @@ def test_a_head_is_trained_as_torchs_adamw_trains_attention():
         optimizer.step()
     for name, parameter in trained(CAPI, (lr,)).heads[0].items():
         torch.testing.assert_close(parameter, head[name], rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("p", [CAPI, EP, MEAN], ids=["capi", "ep", "mean"])
+def test_a_kept_head_says_what_the_head_says(p):
+    """Its keys, biases and batch norm are folded into queries, values and a linear layer."""
+    made, (maps, _) = trained(p, (0.003, 0.03), steps=20), next(batches(1))
+    for head in made.heads:
+        for name in head.keys() & {"value_bias", "bias"}:
+            head[name].data.normal_()
+    for index in range(2):
+        kept = made.kept(index)
+        assert set(kept.tensors) <= {"weight", "bias", "query", "value"}
+        logits = kept.logits(maps.flatten(1, 2))
+        torch.testing.assert_close(logits, made.scores(maps)[:, index], rtol=0, atol=1e-5)
 
 
 @POOLS
@@ -259,8 +274,7 @@ def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch,
 
 
 def test_the_mean_of_tokens_is_read_by_a_linear_layer():
-    mean = load_protocol("attentive_mean_demo", PROTOCOLS)
-    ours, x = heads(mean), torch.randn(4, 9, 128, dtype=torch.float64)
+    ours, x = heads(MEAN), torch.randn(4, 9, 128, dtype=torch.float64)
     assert ours.count == 4 and ours.norm is None
     for n, head in enumerate(ours.heads):
         expected = x.mean(1) @ head["weight"].T + head["bias"]

@@ -272,6 +272,46 @@ def test_a_kept_head_answers(name, trees, trunk, tmp_path, capsys):
     assert f"ood/{name}" in head_line
 
 
+def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, capsys):
+    root, checkpoint = trees("imagenet-a"), Checkpoint.load(trunk)
+    draw = torch.Generator().manual_seed(5)
+    shapes = {"weight": (1000, 512), "bias": (1000,), "query": (8, 512), "value": (512, 512)}
+    head = KeptHead(**{k: 0.1 * torch.randn(shape, generator=draw) for k, shape in shapes.items()})
+    reads = Ood(kind="ood", protocol="ood", reads="tokens", geometry=Geometry(**GEOMETRY))
+    bound = scoring.bound_to(checkpoint, "attentive-v1", reads, class_list("imagenet"), 0)
+    run = tmp_path / "runs" / "linear"
+    run.mkdir(parents=True)
+    kept_heads.keep(run / "heads.safetensors", "attentive/imagenet/x", head, bound)
+    out = tmp_path / "runs" / "ood"
+    words = ["ood", str(trunk), "--datasets", "imagenet-a", "--data", str(root), "--workers", "0"]
+    words += ["--out", str(out), "--protocol"]
+    # 1. It reads tokens, and pooled features have as many numbers
+    assert main([*words, recipe(tmp_path, of="attentive-v1")]) == EXIT_BAD_INPUT
+    assert "has another space" in capsys.readouterr().err
+    # 2. Its answers are those that its formula gives, computed apart from the run
+    assert main([*words, recipe(tmp_path, of="attentive-v1", reads="tokens")]) == 0
+    found = catalog.load("imagenet-a", root)
+    frozen = FrozenTrunk.build(checkpoint, device=torch.device("cpu"))
+    transform = Geometry(**GEOMETRY).transform()
+    pictures = [to_input(transform(found.test.open(i)), Pixels(RAW, UNIT)) for i in range(200)]
+    pixels = (255 * torch.stack(pictures)).round().to(torch.uint8)
+    tokens = forward_all([frozen], pixels, tokens=True)[0].flatten(1, 2)
+    values = tokens @ head.value.T
+    weights = (tokens @ head.query.T).softmax(1)  # (n, T, Q)
+    slices = [weights[:, :, j][:, None] @ values[:, :, 64 * j : 64 * j + 64] for j in range(8)]
+    logits = torch.cat(slices, 2)[:, 0] @ head.weight.T + head.bias
+    rows = [r for r in store.read_file(out / "results.jsonl") if r.metric == "top1"]
+    assert {r.protocol for r in rows} == {"attentive-v1-subset", "attentive-v1-all"}
+    for row in rows:
+        ruled = Ruled(row.protocol.rpartition("-")[2], found.test.labels, found.imagenet)
+        hits = ruled.ranking(logits, 0)[:, 0] == torch.tensor(found.test.labels)
+        assert row.provenance["right"]["top1"] == int(hits.sum())
+        predicted = np.load(out / row.facts["predictions"])["prediction"]
+        assert (predicted == ruled.ranking(logits, 0)[:, 0].numpy()).mean() > 0.99
+        assert row.facts["head_sha256"] == head.digest
+    assert main(["verify", str(out)]) == 0
+
+
 def test_a_run_goes_on_with_its_own_heads_alone(trees, trunk, tmp_path, capsys):
     root, out = trees("imagenet-a"), tmp_path / "runs" / "ood"
     _, head = keep_head(trunk, tmp_path / "runs" / "linear")
