@@ -1,6 +1,7 @@
-"""Weighted k-nearest-neighbour classification (Wu et al. 2018): nothing is trained."""
+"""Nearest neighbours, and classification by their weighted votes (Wu et al. 2018): nothing is trained."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,11 +32,10 @@ def knn_scores(
     if max(k) > (count := sum(len(part) for part in parts)):
         raise ValueError(f"k = {max(k)} neighbours of {count} images")
     device = queries.device
-    queries = F.normalize(queries.float(), dim=1)
     blocks: list[Tensor] = []
     for part in parts:
         blocks += part.split(columns)
-    near, index = _nearest(queries, blocks, most=max(k), rows=rows)
+    near, index = nearest(queries, blocks, most=max(k), rows=rows)
     # exp((s - 1) / temperature) is the vote up to one factor, and cannot overflow. Counted in whole
     # steps: a GPU adds in any order, and only integers come to the same sum
     votes = (((near - 1).double() / temperature).exp() * VOTE).round().long()
@@ -49,23 +49,35 @@ def knn_scores(
     return out
 
 
-def _nearest(
-    queries: Tensor, blocks: Sequence[Tensor], *, most: int, rows: int
+@torch.no_grad()
+def nearest(
+    queries: Tensor,
+    blocks: Iterable[Tensor],
+    *,
+    most: int,
+    rows: int = 1024,
+    distance: Literal["cosine", "l2"] = "cosine",
 ) -> tuple[Tensor, Tensor]:
-    """The `most` largest similarities (N, most) of unit `queries`, best first, and their places."""
+    """The `most` nearest of a bank, given block by block, to each of `queries` (N, d): their
+    similarities (N, most), best first, and their places. For `l2` a similarity is q b - b b / 2,
+    which falls as the distance rises."""
+    cosine = distance == "cosine"
+    queries = F.normalize(queries.float(), dim=1) if cosine else queries.float()
     # Invariant: after each block, `near` and `index` are right for what was seen of the bank so far.
     # The best of a union are among the best of its parts, so a block brings only its own to the merge.
     near = torch.empty(len(queries), 0, device=queries.device)
     index = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     seen = 0  # rows of the bank before this block
     for block in blocks:
-        unit = F.normalize(block.to(queries.device).float(), dim=1)
+        own = block.to(queries.device).float()
+        own = F.normalize(own, dim=1) if cosine else own
+        half = 0.0 if cosine else own.square().sum(1) / 2
         best_near, best_index = [], []
         for begin in range(0, len(queries), rows):
             mine = slice(begin, begin + rows)
             # 1. The block's own best for these queries, as places in the whole bank.
-            similarity = queries[mine] @ unit.T
-            top, where = similarity.topk(min(most, len(unit)), dim=1)
+            similarity = queries[mine] @ own.T - half
+            top, where = similarity.topk(min(most, len(own)), dim=1)
             # 2. Merged with the best so far.
             merged = torch.cat((near[mine], top), 1)
             places = torch.cat((index[mine], where + seen), 1)
@@ -73,5 +85,5 @@ def _nearest(
             best_near.append(top)
             best_index.append(places.gather(1, where))
         near, index = torch.cat(best_near), torch.cat(best_index)
-        seen += len(unit)
+        seen += len(own)
     return near, index

@@ -99,6 +99,15 @@ TASKS: dict[str, Task] = {
         Task("attentive", "Attentive probe", "linear", "attentive", kind="attentive"),
         Task("segmentation", "Segmentation", "linear", "seg_linear", kind="seg"),
         Task(
+            "seg_knn",
+            "Segmentation by neighbours",
+            "linear",
+            "seg_knn",
+            kind="seg_knn",
+            cheap=True,
+            trains=False,
+        ),
+        Task(
             "semi_1pct",
             "1% of labels",
             "semisup",

@@ -72,6 +72,10 @@ KINDS = {  # kind -> heading, and why there is one
         "Linear segmentation",
         "A frozen map read by one layer; the official val is scored once, and a tenth of train chooses.",
     ),
+    "seg_knn": (
+        "Segmentation by neighbours",
+        "Nothing is trained: which patches look alike, and what their labels say.",
+    ),
     "ood": ("ImageNet's heads elsewhere", "Nothing is trained or chosen; a rule is a column."),
     "finetune": (
         "Finetuning and semi-supervised",

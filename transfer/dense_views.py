@@ -115,8 +115,19 @@ class TestPairs(torch.utils.data.Dataset[tuple[Tensor, Tensor, int]]):
         return pixels, torch.from_numpy(labels), key[1]
 
 
+class SquareMaps(torch.utils.data.Dataset[Tensor]):
+    """Item (0, index) -> the labels of an image brought to `side` x `side`, uint8 (side, side)."""
+
+    def __init__(self, images: DenseList, side: int) -> None:
+        self.images, self.side = images, side
+
+    def __getitem__(self, key: EpochIndex) -> Tensor:
+        _, labels = self.images.pair(key[1])
+        return torch.from_numpy(np.array(Image.fromarray(labels).resize((self.side,) * 2, Nearest)))
+
+
 def pairs(
-    items: TrainingPairs | TestPairs,
+    items: TrainingPairs | TestPairs | SquareMaps,
     batches: Iterable[list[EpochIndex]],
     machine: Machine,
 ) -> Iterator[tuple[Tensor, ...]]:

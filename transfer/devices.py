@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.distributed as dist
 
-from backbench.errors import BadInput
+from backbench.errors import BadInput, Preempted
 from backbench.parallel import distributed
 from backbench.parallel.distributed import Agreement
 from backbench.parallel.loading import Unreadable, default_workers
@@ -48,6 +48,11 @@ class Machine:
         asked = stop.requested if stop is not None else None
         (anyone,) = self.agreement.any(asked is not None)
         return (asked or "a signal") if anyone else None
+
+    def preempt(self, stop: StopFlag | None, at: str) -> None:
+        """Raises Preempted on all ranks as soon as one has a signal."""
+        if stopping := self.stopping(stop):
+            raise Preempted(f"stopped by {stopping} at {at}; the same command continues")
 
     def readable(self, batch: T | Unreadable) -> T:
         """The batch; BadInput on all ranks where one of them could not read its own. All must ask

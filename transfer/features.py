@@ -21,6 +21,7 @@ from backbench.images.contents import Named
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.parallel import distributed
 from backbench.runs import price
+from backbench.runs.folder import STATES
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
@@ -31,6 +32,8 @@ from transfer.feature_cache import Description, FeatureCache, PartFiles, Seen, d
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.protocols import Geometry
 
+# Below a run: features that no other run may take for its own, or that are large; while it measures
+OWN_FEATURES = f"{STATES}/features"
 SAVE_EVERY = 20  # batches
 WAIT_SECONDS = 1.0  # between two looks at whether another run has finished
 

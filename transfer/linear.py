@@ -20,7 +20,7 @@ from backbench.recipes import own_probe
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import price
-from backbench.runs.folder import STATES, open_run
+from backbench.runs.folder import open_run
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
@@ -28,14 +28,12 @@ from backbench.weights.checkpoint import Checkpoint
 from transfer import scoring
 from transfer.devices import Machine, read_checkpoints, start_for
 from transfer.feature_cache import FeatureCache
-from transfer.features import Extractor
+from transfer.features import OWN_FEATURES, Extractor
 from transfer.frozen import FrozenTrunk, kept_head
 from transfer.probe_kind import Probe, probe_of
 from transfer.protocols import RULES, Ood, Protocol, load_protocol, of_verb
 from transfer.scoring import Assignment
 
-# Below a run: features that no other run may take for its own, while it measures
-OWN_FEATURES = f"{STATES}/features"
 TASK_OF = {task.kind: name for name, task in TASKS.items() if task.verb in ("linear", "ood")}
 # Checkpoints that are measured together on one dataset, by the same protocol
 Group = tuple[str, Protocol, tuple[Checkpoint, ...]]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from backbench.datasets import splits
 from backbench.datasets.splits import Splits
-from backbench.errors import BadInput, Preempted
+from backbench.errors import BadInput
 from backbench.images.image_list import ImageList
 from backbench.parallel import distributed
 from backbench.parallel.batchnorm import SyncBatchNorm
@@ -377,8 +377,7 @@ class TokenLogits:
                 logits.append(distributed.gather_without_gradient(own.scores(maps))[:size])
             yield begin, logits
             progress.advance(size)
-            if stopping := machine.stopping(self.stop):
-                raise Preempted(f"stopped by {stopping} at {what}; the same command continues")
+            machine.preempt(self.stop, what)
 
 
 def _work(p: Attentive, name: str, found: Splits, _: int) -> dict[str, int]:

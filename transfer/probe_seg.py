@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from backbench.datasets.splits import Splits
-from backbench.errors import BadInput, Preempted
+from backbench.errors import BadInput
 from backbench.images.dense import IGNORED, DenseList
 from backbench.parallel.batchnorm import SyncBatchNorm
 from backbench.parallel.distributed import sent, world_size
@@ -37,7 +37,7 @@ from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import TokenHeads
 from transfer.probe_kind import Probe
 from transfer.probe_sgd import ProbeTraining, best_heads, chosen_rate, train_on_tokens
-from transfer.protocols import Seg
+from transfer.protocols import Protocol, Seg
 from transfer.scoring import Assignment
 
 SHOWN = 4  # test images in a picture
@@ -174,7 +174,7 @@ def measure(
         counted, _ = Windows(task, trunks, heads, machine, stop).count("val", every)
         scores = []
         for by_rate in counted:
-            scores.append([100 * float(_score(counts)["miou"]) for counts in by_rate])
+            scores.append([100 * float(score(counts)["miou"]) for counts in by_rate])
     finals = best_heads(p, heads, scores)
     # 3. The one look at test
     best = [[final.index] for final in finals]
@@ -184,15 +184,27 @@ def measure(
     rows = []
     for trunk, final, (counts,), maps in zip(trunks, finals, counted, shown):
         trunk.verify()
-        chosen = chosen_rate(task, trunk, final)
-        rows += _rows(task, trunk, counts, chosen, _montage(task, maps))
+        rows += rows_of(task, trunk, counts, chosen_rate(task, trunk, final), maps)
     store.append(task.run, rows, skip_known=True)
     return rows
 
 
-def _score(counts: np.ndarray) -> dict[str, np.ndarray]:
+def score(counts: np.ndarray) -> dict[str, np.ndarray]:
     """The scores of counts (N, 3, C) of all images together."""
     return dense_counts.scores(*counts.sum(0))
+
+
+def own_images(n: int, machine: Machine) -> list[int]:
+    """Those of n images that this rank counts: as many on every rank, since each takes part in every
+    vote about a stop."""
+    return [min(i, n - 1) for i in range(machine.rank, n + machine.rank, machine.world)]
+
+
+def gathered(counts: Tensor, machine: Machine) -> np.ndarray:
+    """The counts (N, 3, C) of all ranks; of images that two ranks have seen, at the end of the list,
+    the first one's count."""
+    own = torch.arange(len(counts)) % machine.world == machine.rank
+    return _summed((counts * own[:, None, None]).to(machine.device)).cpu().numpy()
 
 
 class Windows:
@@ -220,8 +232,7 @@ class Windows:
         classes, n = len(images.classes), len(images)
         counted = [[torch.zeros(n, 3, classes).long() for _ in of] for of in indices]
         shown: list[Shown] = [{} for _ in self.trunks]
-        # Every rank has its own images, and each takes part in every vote about a stop
-        mine = [min(i, n - 1) for i in range(machine.rank, n + machine.rank, machine.world)]
+        mine = own_images(n, machine)
         what = f"{name} {split} windows"
         progress = Progress(self.task.run if machine.main else None, n, what, unit="image")
         items = TestPairs(images, p.side(name))
@@ -236,17 +247,11 @@ class Windows:
                     if k == 0 and machine.main and len(shown[t]) < SHOWN:
                         shown[t][int(index)] = best
             progress.advance(machine.world)
-            if stopping := machine.stopping(self.stop):
-                raise Preempted(f"stopped by {stopping} at {what}; the same command continues")
-        # Of images that two ranks have seen, at the end of the list, the first one's counts count
+            machine.preempt(self.stop, what)
         out = []
         for of_trunk in counted:
-            out.append([self._gathered(counts, n).numpy() for counts in of_trunk])
+            out.append([gathered(counts, machine) for counts in of_trunk])
         return out, shown
-
-    def _gathered(self, counts: Tensor, n: int) -> Tensor:
-        own = torch.arange(n) % self.machine.world == self.machine.rank
-        return _summed((counts * own[:, None, None]).to(self.machine.device)).cpu()
 
     def _corners(self, height: int, width: int) -> list[tuple[int, int]]:
         crop, stride = self.task.protocol.geometry.crop, self.task.protocol.stride
@@ -279,23 +284,23 @@ class Windows:
         return total / times
 
 
-def _rows(
-    task: Assignment[Seg],
+def rows_of(
+    task: Assignment[Protocol],
     trunk: FrozenTrunk,
     counts: np.ndarray,
     chosen: Mapping[str, object],
-    picture: bytes,
+    shown: Shown,
 ) -> list[Result]:
     """The rows of one trunk, from its counts (N, 3, C), and the files beside them."""
     stem = task.stem(trunk.checkpoint)
     arrays = {name: counts[:, i].astype(np.uint32) for i, name in enumerate(dense_counts.NAMES)}
     kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
     file = f"{PICTURES}/{stem}.png"
-    atomic.write_bytes(task.run / file, picture)
+    atomic.write_bytes(task.run / file, _montage(task, shown))
     drawn = predictions.load(task.run / kept)
     assert drawn is not None, "counts that were just written are gone"
     rows = []
-    for metric, share in _score(counts).items():
+    for metric, share in score(counts).items():
         ci95 = None
         if metric in dense_counts.COVERED:
             resampled = drawn[f"bootstrap_{metric}"] / 100
@@ -318,7 +323,7 @@ def _rows(
     return rows
 
 
-def _montage(task: Assignment[Seg], shown: Shown) -> bytes:
+def _montage(task: Assignment[Protocol], shown: Shown) -> bytes:
     """A png: the test images that are shown, a row each: the image, its labels, and what is predicted."""
     images = cast(DenseList, task.splits.test)
     # One colour per class, evenly around the circle and of two brightnesses; black is ignored

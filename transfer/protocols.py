@@ -326,6 +326,24 @@ class Seg(TokenProbe):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SegKnn(Protocol):
+    """Each pixel has the most frequent label of the neighbours of its patch; the held-out part of
+    train chooses how many these are, and by which distance."""
+
+    k: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 3, 10, 30)
+    distances: Annotated[tuple[Literal["cosine", "l2"], ...], Field(min_length=1)] = (
+        "cosine",
+        "l2",
+    )
+    output_stride: Literal[8, 16, 32] = 16  # of a ResNet, by dilation
+
+    def __post_init__(self) -> None:
+        g = self.geometry
+        if not g.square or g.resize != g.crop or self.head:
+            raise ValueError("whole images are read: geometry.square, resize as crop, no head")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Knn(Protocol):
     """Weighted k-nearest neighbours by cosine similarity, weights exp(similarity / temperature)."""
 
@@ -492,6 +510,7 @@ P = TypeVar("P", bound=Protocol)
 PROTOCOLS: dict[str, type[Protocol]] = {
     "sgd": Sgd,
     "seg": Seg,
+    "seg_knn": SegKnn,
     "attentive": Attentive,
     "logreg": LogReg,
     "knn": Knn,

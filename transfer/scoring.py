@@ -436,9 +436,9 @@ def show(rows: Iterable[Result]) -> None:
     for r in rows:
         value = "undefined" if r.value is None else f"{r.value:6.2f}%"
         interval = f" [{r.ci95[0]:.2f}, {r.ci95[1]:.2f}]" if r.ci95 else ""
-        # The learning rate or penalty, and the split that it was chosen on
+        # The learning rate, penalty or neighbours, and the split that chose
         choice, chosen = "", r.chosen or {}
-        for name in ("lr", "l2"):
+        for name in ("lr", "l2", "k"):
             if chosen.get(name) is not None:
                 on = f" chosen on {chosen['on']}" if chosen.get("on") else ""
                 choice = f"  {name} {chosen[name]:g}{on}"

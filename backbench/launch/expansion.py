@@ -204,7 +204,7 @@ def _geometry(protocol: str | None) -> str | None:
     if protocol == own_probe.OWN:
         return None
     recipe = config.read_recipe(config.find_recipe(protocol or "lorac", "transfer"))
-    if recipe.get("kind") in ("seg", "attentive"):
+    if recipe.get("kind") in ("seg", "seg_knn", "attentive"):
         return None
     if recipe.get("kind") == "sgd" and recipe.get("augment", {}) is not None:
         return None

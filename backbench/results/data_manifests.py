@@ -29,7 +29,7 @@ _OUTCOMES |= {"trunk_sha256", "trunk_unchanged", "checkpoint", "published", "abo
 _OUTCOMES |= {"scores", "head_sha256", "temperature_from"}
 _OUTCOMES |= {fast.PRETRAINING, contents.KEY, containers.KEY}
 _CHOSEN = {"lr", "lr_used", "trunk_lr_used", "l2", "at_edge", "converged", "gradient", "scores"}
-_CHOSEN |= {"choice_noise", "weight_decay"}
+_CHOSEN |= {"choice_noise", "weight_decay", "k", "distance"}
 
 
 class Lists(NamedTuple):

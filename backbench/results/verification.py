@@ -153,7 +153,7 @@ def _refuse_choice(r: Result) -> None:
     noise = chosen.get("choice_noise", 0)
     if not isinstance(noise, int | float) or not 0 <= noise <= 100:
         raise _Unfit(f"its choice_noise {str(noise)[:20]!r} is no number of points from 0 to 100")
-    name = "l2" if recipe.get("kind") == "logreg" else "lr"
+    name = {"logreg": "l2", "seg_knn": "k"}.get(str(recipe.get("kind")), "lr")
     if name not in chosen:
         return
     grid = [f"{value:g}" for value in _grid(recipe)]
@@ -161,6 +161,9 @@ def _refuse_choice(r: Result) -> None:
     if len(decays := recipe.get("weight_decays") or ()) > 1:  # chosen together with the rate
         grid = [f"{lr} wd {decay:g}" for lr in grid for decay in decays]
         best = f"{best} wd {chosen.get('weight_decay', math.nan):g}"
+    if name == "k":
+        grid = [f"{k} {distance}" for k in grid for distance in recipe["distances"]]
+        best = f"{best} {chosen.get('distance')}"
     if grid and best not in grid:
         raise _Unfit(f"its {name} {best} is not on its recipe's grid ({', '.join(grid)[:80]})")
     if "lr_used" in chosen and chosen.get("batch_size"):
@@ -185,14 +188,14 @@ def _refuse_choice(r: Result) -> None:
 
 
 def _grid(recipe: Mapping[str, Any]) -> list[float]:
-    """The rates or penalties of a recipe, in the order in which of equals the first is chosen."""
+    """The rates, penalties or numbers of neighbours of a recipe; of equals the first is chosen."""
     if recipe.get("kind") == "logreg":
         smallest, largest, count = recipe["l2"]
         if count > _MOST_PENALTIES:
             raise _Unfit(f"its recipe has {count} penalties")
         low, high = math.log10(smallest), math.log10(largest)
         return [10 ** (high - (high - low) * i / max(count - 1, 1)) for i in range(count)]
-    rates = recipe.get("head_lr" if recipe.get("kind") == "finetune" else "lr")
+    rates = recipe.get({"finetune": "head_lr", "seg_knn": "k"}.get(str(recipe.get("kind")), "lr"))
     return list(rates) if isinstance(rates, list | tuple) else []
 
 

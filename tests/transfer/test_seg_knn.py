@@ -1,0 +1,263 @@
+"""Segmentation by neighbours: against loops and scikit-learn's search, and the whole command."""
+
+import dataclasses
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import StandardScaler
+from support.interruptions import Killed, kill
+from support.layouts import Trees, trunk_file
+
+from backbench.cli import main
+from backbench.datasets import catalog, embedded
+from backbench.errors import EXIT_BAD_INPUT
+from backbench.images.dense import IGNORED
+from backbench.knn import nearest
+from backbench.results import store, verification
+from backbench.stats import dense_counts
+from backbench.weights.checkpoint import Checkpoint
+from transfer import probe_seg_knn
+from transfer.batches import Pictures, centred
+from transfer.devices import Machine
+from transfer.frozen import FrozenTrunk, forward_all
+from transfer.probe_seg_knn import Neighbours
+from transfer.protocols import PROTOCOLS, load_protocol
+
+ONE = Machine(torch.device("cpu"), 0, 1, 0)
+DEMO = load_protocol("seg_knn_demo", PROTOCOLS)
+WAYS = [(k, by) for k in (1, 3, 10) for by in ("cosine", "l2")]
+
+
+def seen(tmp_path, grid, train, classes=3):
+    task = SimpleNamespace(
+        protocol=dataclasses.replace(DEMO, k=(1, 3, 10), feature_batch=3),
+        dataset=SimpleNamespace(name="x"),
+        run=tmp_path,
+        splits=SimpleNamespace(train=SimpleNamespace(classes=tuple(range(classes)))),
+    )
+    return Neighbours(task, grid, train, ONE, None)
+
+
+def by_hand(bank, labels, queries, k, by):
+    """The labels (T, P) of queries (T, D) by patches (M, D) with labels (M, P), pixel by pixel."""
+    usable = []
+    for patch, own in zip(bank, labels):
+        of_patch = Counter(own.tolist())
+        most = min(of_patch, key=lambda label: (-of_patch[label], label))
+        if most != IGNORED:
+            usable.append((patch, own, most))
+    out = np.zeros((len(queries), labels.shape[1]), np.uint8)
+    for row, query in enumerate(queries):
+        distances = []
+        for patch, *_ in usable:
+            if by == "l2":
+                distances.append(np.linalg.norm(query - patch))
+            else:
+                product = np.linalg.norm(query) * np.linalg.norm(patch)
+                distances.append(1 - query @ patch / product)
+        near = [usable[i] for i in np.argsort(distances)[:k]]
+        for pixel in range(labels.shape[1]):
+            said = Counter(own[pixel] for _, own, _ in near if own[pixel] != IGNORED)
+            best = min(said, key=lambda label: (-said[label], label)) if said else near[0][2]
+            out[row, pixel] = best
+    return out
+
+
+def cut(maps, height, width):
+    """Label maps (n, S, S) -> patches (n T, P), by slicing."""
+    down, across = maps.shape[1] // height, maps.shape[2] // width
+    patches = []
+    for one in maps:
+        for y in range(height):
+            for x in range(width):
+                block = one[y * down : (y + 1) * down, x * across : (x + 1) * across]
+                patches.append(block.ravel())
+    return np.stack(patches)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_pixel_is_as_a_loop_has_it(tmp_path, monkeypatch, seed):
+    """With many ignored pixels, whole patches of them, and a bank that is looked through in pieces."""
+    monkeypatch.setattr(probe_seg_knn, "PIECE", 60)
+    draw = np.random.default_rng(seed)
+    height, width, dim = grid = (2, 4, 5)
+    features = [torch.tensor(draw.normal(2, 3, (n, 40)), dtype=torch.float32) for n in (7, 3, 4)]
+    features[0][:, ::5] = 7.0  # a number that never changes
+    maps = [draw.integers(0, 3, (n, 8, 8), dtype=np.uint8) for n in (7, 3, 4)]
+    for each in maps:
+        each[draw.random(each.shape) < 0.4] = IGNORED
+        each[:, :4, :2] = IGNORED
+    one = seen(tmp_path, grid, features[0])
+    scaler = StandardScaler().fit(features[0].reshape(-1, dim).double().numpy())
+    train, val, test = (scaler.transform(f.reshape(-1, dim).double().numpy()) for f in features)
+    for parts, bank, labels in (
+        (1, train, maps[0]),
+        (2, np.concatenate((train, val)), np.concatenate(maps[:2])),
+    ):
+        one.learn(features[:parts], torch.tensor(labels))
+        counted, shown = one.count(features[2], torch.tensor(maps[2]), WAYS)
+        patches, truth = cut(labels, height, width), cut(maps[2], height, width).reshape(4, -1)
+        for counts, (k, by) in zip(counted, WAYS):
+            expected = by_hand(bank, patches, test, k, by).reshape(4, -1)
+            assert set(expected.ravel()) <= {0, 1, 2}
+            for image in range(4):
+                again = dense_counts.count(expected[image], truth[image], 3)
+                np.testing.assert_array_equal(counts[image], again)
+        first = by_hand(bank, patches, test, *WAYS[0]).reshape(4, -1)
+        for image, best in shown.items():
+            np.testing.assert_array_equal(cut(best[None], height, width).ravel(), first[image])
+        assert len(shown) == 4
+
+
+def test_both_distances_are_sklearns():
+    draw = torch.Generator().manual_seed(0)
+    bank, queries = torch.randn(200, 6, generator=draw) * 3, torch.randn(40, 6, generator=draw)
+    for by, metric in (("cosine", "cosine"), ("l2", "euclidean")):
+        _, index = nearest(queries, bank.split(33), most=9, rows=7, distance=by)
+        search = NearestNeighbors(n_neighbors=9, metric=metric).fit(bank.double().numpy())
+        expected = search.kneighbors(queries.double().numpy(), return_distance=False)
+        np.testing.assert_array_equal(index.numpy(), expected)
+
+
+# The whole command
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("seg_knn")
+    embedded.build(root, "tiny")
+    return root, [trunk_file(root / f"{seed}.safetensors", seed) for seed in range(2)]
+
+
+def command(made, out, *more, datasets="scenes"):
+    root, trunks = made
+    words = ["--datasets", datasets, "--protocol", "seg_knn_demo", *more, "--data", str(root)]
+    where = ["--out", str(out), "--workers", "0", "--accelerator", "cpu"]
+    return main(["linear", *map(str, trunks), *words, *where])
+
+
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert command(made, out) == 0
+    return out
+
+
+def test_the_command_is_sklearns_search_over_tokens(made, whole):
+    """From image files to kept counts, computed apart from the run, with what the row has chosen."""
+    root, trunks = made
+    splits = catalog.load("scenes", root, dense=True)
+    rows = [r for r in store.read(whole)[0] if r.metric == "miou"]
+    for trunk, row in zip(trunks, rows):
+        frozen = FrozenTrunk.build(Checkpoint.load(trunk), device=torch.device("cpu"))
+        frozen.module.dilate(16)
+        tokens, labels = [], []
+        for _, images in splits.items():
+            pictures = Pictures(images, centred(DEMO.geometry))
+            pixels = torch.stack([pictures[0, i][0] for i in range(len(images))])
+            (maps,) = forward_all([frozen], pixels, tokens=True)
+            assert maps.shape[1:3] == (8, 8)
+            tokens.append(maps.flatten(0, 2).numpy())
+            own = [images.label_map(i) for i in range(len(images))]  # 128 pixels, as they are read
+            labels.append(cut(np.stack(own), 8, 8))
+        scaler = StandardScaler().fit(tokens[0].astype(np.float64))
+        train, val, test = (scaler.transform(each.astype(np.float64)) for each in tokens)
+        bank, known = np.concatenate((train, val)), np.concatenate(labels[:2])
+        k, by = row.chosen["k"], row.chosen["distance"]
+        best = by_hand(bank, known, test, k, by).reshape(len(splits.test), -1)
+        kept = np.load(whole / row.facts["predictions"])
+        for n, truth in enumerate(labels[2].reshape(len(splits.test), -1)):
+            again = dense_counts.count(best[n], truth, 11)
+            for name, counts in zip(dense_counts.NAMES, again):
+                assert abs(kept[name][n].astype(int) - counts).sum() <= 8  # of 16,384 pixels
+        scores = row.chosen["scores"]
+        names = [f"{k} {by}" for k in (1, 3, 10, 30) for by in ("cosine", "l2")]
+        assert set(scores) == set(names) and f"{k} {by}" == max(names, key=scores.get)
+
+
+def test_the_number_of_neighbours_is_chosen_on_the_held_out_part(made, tmp_path, monkeypatch):
+    looked, real = [], Neighbours.count
+
+    def count(self, features, maps, ways):
+        looked.append((sum(map(len, self.features)), len(maps), len(ways)))
+        return real(self, features, maps, ways)
+
+    monkeypatch.setattr(Neighbours, "count", count)
+    assert command(made, tmp_path / "run", "k=1,3") == 0
+    sizes = {name: len(i) for name, i in catalog.load("scenes", made[0], dense=True).items()}
+    train, val, test = sizes["train"], sizes["val"], sizes["test"]
+    assert looked == [(train, val, 4), (train + val, test, 1)] * 2
+    # One way has nothing to choose
+    looked.clear()
+    assert command(made, tmp_path / "one", "k=3", "distances=l2") == 0
+    assert looked == [(train + val, test, 1)] * 2
+    (chosen,) = {tuple(r.chosen.items()) for r in store.read(tmp_path / "one")[0]}
+    assert dict(chosen) == {"on": None, "k": 3, "distance": "l2", "trained_on": "train+val"}
+
+
+def test_its_rows_are_verified_and_a_forged_choice_is_not(whole, tmp_path):
+    rows = list(store.read(whole)[0])
+    assert sorted({r.metric for r in rows}) == ["macc", "miou", "pixel_acc"] and len(rows) == 6
+    assert {r.task for r in rows} == {"seg_knn"}
+    verdicts = verification.of_run(rows, whole)
+    assert {v.level for v in verdicts} == {verification.FROM_KEPT}
+    for r in rows:
+        assert (whole / r.provenance["picture"]).stat().st_size > 1000
+        assert (r.ci95 is None) == (r.metric == "macc")
+    other = {"cosine": "l2", "l2": "cosine"}[rows[0].chosen["distance"]]
+    scores = {**rows[0].chosen["scores"], f"{rows[0].chosen['k']} {other}": 0.0}
+    forged = {**rows[0].chosen, "scores": scores, "distance": other}
+    (verdict,) = verification.of_run([dataclasses.replace(rows[0], chosen=forged)], whole)
+    assert "not the best of its scores" in verdict.why
+    page = tmp_path / "page.html"
+    assert main(["leaderboard", str(whole), "--html", str(page)]) == 0
+    assert "Segmentation by neighbours" in page.read_text()
+    assert not list((whole / "state").rglob("*.npy"))  # tokens go when the rows are there
+
+
+@pytest.mark.parametrize("at", [5, 14, 20, 30])  # in the features, and in the label maps
+def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decoder, at):
+    out = tmp_path / "killed"
+    decoder.at[len(decoder.paths) + at] = kill
+    with pytest.raises(Killed):
+        command(made, out)
+    assert command(made, out) == 0
+    one, other = (list(store.read(run)[0]) for run in (whole, out))
+    assert [(r.metric, r.value, r.ci95, r.chosen) for r in one] == [
+        (r.metric, r.value, r.ci95, r.chosen) for r in other
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["geometry.square=false"], "whole images are read"),
+        (["geometry.crop=64"], "resize as crop"),
+        (["distances=l1"], "distances"),
+        (["k=0"], "k"),
+        (["geometry.resize=100", "geometry.crop=100"], "7 x 7 tokens do not divide 100 pixels"),
+        (["k=1,5000"], "k = 5000 neighbours of"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(made, tmp_path, capsys, words, says):
+    assert command(made, tmp_path / "run", *words) == EXIT_BAD_INPUT
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert says in line and "Traceback" not in line
+
+
+def test_wrong_layouts_are_one_line(made, tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    root = Trees(tmp_path, monkeypatch)("classes")
+    trunks = made[1]
+    assert command((root, trunks), tmp_path / "run", datasets="classes") == EXIT_BAD_INPUT
+    assert "images of classes" in capsys.readouterr().err
+    embedded.build(tmp_path / "broken", "tiny")
+    (file, *_) = sorted((tmp_path / "broken/scenes/maps/train2017").glob("*.png"))
+    Image.open(file).crop((0, 0, 60, 128)).save(file)
+    assert command((tmp_path / "broken", trunks), tmp_path / "other") == EXIT_BAD_INPUT
+    assert "60 x 128 pixels, its image" in capsys.readouterr().err.strip().splitlines()[-1]
