@@ -146,9 +146,11 @@ def small(line):
     """The command's arguments, made small."""
     words = words_of(line)
     words = [f"{words[0]}-run" if word == "RUN" else word for word in words]
-    for option in ("--devices", "--num-gpus"):
+    for option in ("--devices", "--num-gpus", "--num-machines"):
         if option in words:
             words[words.index(option) + 1] = "1"
+    if "--dist-url" in words:
+        words[words.index("--dist-url") + 1] = "tcp://127.0.0.1:29512"
     if words[0] == "analyze":
         words[words.index("--augmentations") + 1] = "2"
     if words[0] == "detect":
