@@ -1,8 +1,8 @@
 """`backbench demo`: the whole path on embedded data, as jobs of this machine.
 
 Five narrow ResNet-18 trunks (a random control and four pretrained ones) go through linear and
-few-label probes, neighbours, linear segmentation, semi-supervised finetuning and COCO detection on
-the frozen trunk, and end on the leaderboard. Every step is a command that can be typed by hand. Steps that follow one
+few-label probes, neighbours, semi-supervised finetuning and COCO detection on the frozen trunk, and
+end on the leaderboard. Every step is a command that can be typed by hand. Steps that follow one
 another share a process, which imports torch once: four such chains are the jobs of the launcher's
 local pool, two at a time with one thread each. Finished steps are skipped the next time, killed
 ones continue, and `backbench launch status --out OUT` shows the jobs.
@@ -43,7 +43,7 @@ CHAINS: dict[str, dict[str, int]] = {
     "pretraining-a": {"pretrain/lorac": 49, "pretrain/moco_m": 38},
     "pretraining-b": {"pretrain/random": 1, "pretrain/simclr": 31, "pretrain/moco_v2": 29},
     "evaluation-a": {"linear": 16, "fewshot": 5, "knn": 7, "detection/random": 39},
-    "evaluation-b": {"semisup": 12, "segmentation": 12, "detection/lorac": 43},
+    "evaluation-b": {"semisup": 12, "detection/lorac": 43},
 }
 COSTS = {start: cost for chain in CHAINS.values() for start, cost in chain.items()}
 NEEDS = {"evaluation": ("pretraining-a", "pretraining-b")}
@@ -64,14 +64,10 @@ def demo_steps(out: Path, size: str) -> dict[str, Job]:
         makes = f"pretrain/{name}/{CHECKPOINT_FILE}"
         add(f"pretrain/{name}", "pretrain", f"{prefix}_{name}", makes=makes)
     # One pass for all trunks; the cheap probes have one protocol for both sizes
-    probes = {
-        "linear": ("digits", f"linear_{prefix}"),
-        "fewshot": ("digits", "fewshot_demo"),
-        "knn": ("digits", "knn_demo"),
-        "segmentation": ("scenes", "seg_demo"),
-    }
-    for probe, (dataset, protocol) in probes.items():
-        add(probe, "linear", *trunks.values(), "--datasets", dataset, "--protocol", protocol)
+    protocols = {"linear": f"linear_{prefix}", "fewshot": "fewshot_demo", "knn": "knn_demo"}
+    for probe, protocol in protocols.items():
+        words = ["linear", *trunks.values(), "--datasets", "digits", "--protocol", protocol]
+        add(probe, *words)
     for name in CHECKPOINTS:
         words = ["semisup", trunks[name], "--percent", "10", "--lists", f"{data}/lists"]
         add(f"semisup/{name}", *words, "--protocol", f"semisup_{prefix}")

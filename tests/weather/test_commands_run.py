@@ -166,7 +166,7 @@ def small(line):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_pages_from_top_to_bottom(field, capsys):
-    """The README first, whose files the others go on with."""
+    """The tutorial first, whose files the others go on with."""
     measured = []
     for _, line in commands():
         words = small(line)
@@ -180,7 +180,6 @@ def test_the_pages_from_top_to_bottom(field, capsys):
             assert rows and not problems, line
             measured.append(words[0])
     assert measured == [
-        *("linear", "linear"),  # the README
         *("linear", "linear", "linear", "semisup", "detect"),  # the tutorial
         *("analyze", "detect", "linear"),  # the other pages
     ]
