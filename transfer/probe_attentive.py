@@ -353,7 +353,7 @@ def _parts(found: Splits, p: Attentive) -> tuple[ImageList, ImageList | None]:
 
 @dataclass(frozen=True)
 class TokenLogits:
-    """What the heads of all trunks say of images, batch by batch, on every rank."""
+    """The heads of all trunks on images, batch by batch, on every rank."""
 
     task: Assignment[Attentive]
     trunks: Sequence[FrozenTrunk]

@@ -166,7 +166,7 @@ class Protocol:
 
     @property
     def space(self) -> str:
-        """What its heads read."""
+        """The space that its heads read."""
         return self.head or "trunk"
 
 
