@@ -58,7 +58,7 @@ def test_ranks_are_a_document(runs, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("words", "key", "others"),
     [
-        (["paper", "--json"], "status", ["papers", "timm", "pages"]),
+        (["paper", "--json"], "status", ["papers", "timm", "testbed", "pages"]),
         (["paper", "lorac:2", "--json"], "state", []),
         (["reproduce", "--json"], "gpu_hours", []),
         (["data", "list", "--json"], "on_disk", []),
