@@ -68,7 +68,9 @@ def rows_in(out, root):
     return [dataclasses.replace(r, origin={}, provenance=p) for r, p in zip(found, without)]
 
 
-@pytest.mark.parametrize("verb", RECIPES)
+@pytest.mark.parametrize(
+    "verb", [v if v != "analyze" else pytest.param(v, marks=pytest.mark.slow) for v in RECIPES]
+)
 def test_rows_do_not_tell_the_container(trees, trunk, tmp_path, verb):
     same_rows(trees("classes"), trunk, tmp_path, verb, FAST)
 

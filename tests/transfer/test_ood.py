@@ -31,6 +31,7 @@ from transfer.probe_ood import Ruled
 from transfer.protocols import Geometry, Ood
 
 RAW, UNIT = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # statistics that leave pixels as they are
+SLOW = pytest.mark.slow
 GEOMETRY = {"resize": 24, "crop": 20}
 
 
@@ -160,9 +161,9 @@ def random_set(seed):
     return logits, ids, label
 
 
-@pytest.mark.parametrize("first", range(0, 1000, 250))
-def test_rules_are_numpys(first):
-    for seed in range(first, first + 250):
+@pytest.mark.parametrize(("first", "sets"), [(0, 100), pytest.param(100, 900, marks=SLOW)])
+def test_rules_are_numpys(first, sets):
+    for seed in range(first, first + sets):
         logits, ids, label = random_set(seed)
         place = {each: c for c, several in enumerate(ids) for each in several}
         answers = [(*ids[c], (int(c) * 7 + 1) % 1000) for c in label]
@@ -540,6 +541,7 @@ def test_a_head_that_is_not_imagenets_is_refused(hub, trees, tmp_path, capsys):
     assert "its own head has 11821 classes" in capsys.readouterr().err
 
 
+@SLOW
 def test_reproduce_holds_cached_models_to_timms_counts(hub, trees, tmp_path, capsys):
     """`reproduce timm-a` measures what lies in the Hub's cache, and its bundle holds together."""
     root = trees("imagenet-a")

@@ -57,6 +57,7 @@ def test_a_count_is_judged_within_the_sets_tolerance(changed, off, word):
     assert found == word and bool(why) == (word == "unlike")
 
 
+@pytest.mark.slow
 def test_every_count_can_be_measured_as_it_was_printed():
     """By the two protocols of `backbench reproduce timm-*`: timm's sizes for tests and training."""
     for (model, size, dataset), score in timm_scores.scores().items():
