@@ -135,6 +135,13 @@ def _tested(r: Result, images: Mapping[str, int | None]) -> int:
     return sum(images.get(split) or 0 for split in splits)
 
 
+def _refuse_other_number(r: Result, what: str, images: int) -> None:
+    """Raises _Unfit if the row says that it was scored on another number of images."""
+    by_split = r.facts.get("images")
+    if isinstance(by_split, dict) and (listed := _tested(r, by_split)) != images:
+        raise _Unfit(f"its {what} are of {images} images, its list has {listed}")
+
+
 def _refuse_share(value: float, count: int) -> None:
     """Raises _Unfit for a percentage that is not one of so many images."""
     right = value * count / 100
@@ -325,10 +332,8 @@ def _of_resamples(r: Result, arrays: Arrays) -> int:
 
 def _of_counts(r: Result, arrays: Arrays) -> int:
     """The level of a score of label maps: the counts of pixels give it and its interval."""
-    images, by_split = int(arrays["images"]), r.facts.get("images")
-    listed = _tested(r, by_split) if isinstance(by_split, dict) else images
-    if images != listed:
-        raise _Unfit(f"its counts are of {images} images, its list has {listed}")
+    images = int(arrays["images"])
+    _refuse_other_number(r, "counts", images)
     counts = [arrays[name].sum(0, dtype=float) for name in dense_counts.NAMES]
     again = 100 * float(dense_counts.scores(*counts)[r.metric])
     if r.value is None or abs(again - r.value) > _ALIKE:
@@ -347,10 +352,7 @@ def _of_test_images(r: Result, run: Path, arrays: Arrays) -> int:
     label, queries = arrays.get("label"), arrays.get(f"queries_{r.metric}")
     if label is None or label.size > _MOST_HITS:
         return UNBACKED
-    by_split = r.facts.get("images")
-    listed = _tested(r, by_split) if isinstance(by_split, dict) else label.size
-    if label.size != listed:
-        raise _Unfit(f"its predictions are of {label.size} images, its list has {listed}")
+    _refuse_other_number(r, "predictions", label.size)
     _, own, others = np.unique(label, return_inverse=True, return_counts=True)
     if queries is not None:
         if not np.array_equal(np.isnan(queries), others[own] == 1):

@@ -136,11 +136,12 @@ def _refuse_damaged(where: str, head: KeptHead, digest: object, shape: tuple[int
     if tuple(weight.shape) != shape or tuple(bias.shape) != shape[:1] or types != {torch.float32}:
         raise BadInput(f"{where} is {tuple(weight.shape)} {weight.dtype}, not {shape} float32")
     fits = head.temperature is None or isinstance(head.temperature, float)
-    shapes = [tuple(t.shape) for t in (head.query, head.value) if t is not None]
-    if shapes:  # queries divide the rows of the square values among themselves
-        width = shape[1]
-        counts = [n for n in range(1, width + 1) if width % n == 0]
-        fits = fits and shapes in [[(n, width), (width, width)] for n in counts]
+    if head.query is not None and head.value is not None:
+        # The queries divide the rows of the square values among themselves
+        queries, width = tuple(head.query.shape), shape[1]
+        fits = fits and queries[1:] == (width,) and queries[0] > 0 and width % queries[0] == 0
+        fits = fits and tuple(head.value.shape) == (width, width)
+    fits = fits and (head.query is None) == (head.value is None)
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in head.tensors.values())
     if not fits or head.digest != digest or not finite:
         raise BadInput(f"{where} does not match its digest; the file is damaged, train it again")

@@ -146,6 +146,23 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
         save_file(changed, file, metadata)
         with pytest.raises(BadInput, match=r"damaged|float32"):
             kept_heads.load(run, right, 512, 3)
+    # ... and others that it does speak of, which no head can have
+    (name,) = (key for key in metadata if metadata[key].startswith("{"))
+    for query, value in (
+        ((9, 512), (512, 512)),
+        ((8, 512), (7, 512)),
+        ((), (512, 512)),
+        ((8, 512), None),
+    ):
+        odd = kept_heads.KeptHead(whole, tensors[f"{name}/bias"], query=torch.ones(query))
+        if value is not None:
+            odd = dataclasses.replace(odd, value=torch.ones(value))
+        about = json.loads(metadata[name])
+        kept = {**about, "head": odd.digest}
+        layers = {f"{name}/{key}": tensor for key, tensor in odd.tensors.items()}
+        save_file({**tensors, **layers}, file, {**metadata, name: json.dumps(kept)})
+        with pytest.raises(BadInput, match="damaged"):
+            kept_heads.load(run, right, 512, 3)
     for broken in ("{}", "[]", "no json"):
         save_file(tensors, file, dict.fromkeys(metadata, broken))
         with pytest.raises(BadInput, match=r"heads\.safetensors"):

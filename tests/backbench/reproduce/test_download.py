@@ -74,6 +74,13 @@ def server():
         running.shutdown()
 
 
+def begin(server, folder):
+    """A download that breaks off after its first MiB."""
+    server.cut = 1 << 20
+    with pytest.raises(Failed):
+        public_files.fetch(server.url, folder / "model.pth")
+
+
 def test_a_file_comes_whole(server, tmp_path):
     public_files.fetch(server.url, tmp_path / "a" / "model.pth")
     assert (tmp_path / "a" / "model.pth").read_bytes() == DATA
@@ -111,9 +118,7 @@ def test_after_a_reset_between_two_pieces_it_goes_on(server, tmp_path, monkeypat
 
 def test_a_server_that_caps_its_answers_is_asked_again(server, tmp_path):
     """A part is no whole file, whatever length its answer announces, and has the file's tag."""
-    server.cut = 1 << 20
-    with pytest.raises(Failed):
-        public_files.fetch(server.url, tmp_path / "model.pth")
+    begin(server, tmp_path)
     server.capped, server.tag_of_parts = True, False
     with pytest.raises(Failed, match="broke off at 2"):
         public_files.fetch(server.url, tmp_path / "model.pth")
@@ -124,9 +129,7 @@ def test_a_server_that_caps_its_answers_is_asked_again(server, tmp_path):
 
 def test_a_whole_part_is_only_renamed(server, tmp_path):
     """Killed between the last byte and the new name."""
-    server.cut = 1 << 20
-    with pytest.raises(Failed):
-        public_files.fetch(server.url, tmp_path / "model.pth")
+    begin(server, tmp_path)
     (tmp_path / "model.pth.part").write_bytes(DATA)
     public_files.fetch(server.url, tmp_path / "model.pth")
     assert (tmp_path / "model.pth").read_bytes() == DATA
@@ -135,9 +138,7 @@ def test_a_whole_part_is_only_renamed(server, tmp_path):
 
 def test_another_version_of_the_file_begins_anew(server, tmp_path):
     """Never the head of one and the tail of the other."""
-    server.cut = 1 << 20
-    with pytest.raises(Failed):
-        public_files.fetch(server.url, tmp_path / "model.pth")
+    begin(server, tmp_path)
     server.cut, server.data, server.tag = None, DATA[::-1], '"v2"'
     public_files.fetch(server.url, tmp_path / "model.pth")
     assert (tmp_path / "model.pth").read_bytes() == DATA[::-1]
