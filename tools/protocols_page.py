@@ -5,7 +5,7 @@ that. Their sources stand in the files, beside the values. A test holds the page
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ HEAD = """# Protocols, one by one
 
 Made by `python tools/protocols_page.py` from `configs/transfer`; a test holds it current.
 
-An entry gives the name for `--protocol`, in parentheses the name in its rows, what it scores, and its keys. The file
-holds, beside each value, the sentence or line that it comes from (P: the paper, C: its released code). "Over" names the
-protocol whose other keys it shares; every other key is at its default. The demo's protocols stand in the files
-alone. What the papers leave open is in [choices.md](choices.md); [detection.md](detection.md) has the detectors.
+An entry has the name for `--protocol`, the name in its rows in parentheses, what it scores, and its keys as a command
+takes them. "Over" names the protocol whose other keys it shares; every other key is at its default. The file has each
+value's source (P: the paper, C: its released code); the demo's protocols stand in the files alone.
+[choices.md](choices.md) has what the papers leave open, [detection.md](detection.md) the detectors.
 
-Defaults everywhere: images resized to 256 (bilinear, shorter side), cropped to 224; where views are drawn, crops of 224
-with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5; fp32.
+Defaults everywhere: images resized to 256 (bilinear, shorter side), cropped to 224; views are crops of 224 (bilinear)
+with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5; fp32. What is trained has batch_size and reference_batch 256,
+init_std 0.01, momentum 0.9, weight_decay 0, a cosine schedule without warm-up, select val.
 """
 COMMON = {  # the defaults that HEAD tells
     "geometry.crop": 224,
@@ -39,10 +40,20 @@ COMMON = {  # the defaults that HEAD tells
     "geometry.resize": 256,
     "geometry.square": False,
     "augment.flip": 0.5,
+    "augment.interpolation": "bilinear",
     "augment.ratio": [0.75, 1.3333333333333333],
     "augment.scale": [0.08, 1],
     "augment.size": 224,
     "precision": "fp32",
+    "batch_size": 256,
+    "init_std": 0.01,
+    "momentum": 0.9,
+    "reference_batch": 256,
+    "schedule.name": "cosine",
+    "schedule.warmup": 0,
+    "select": "val",
+    "train_score": False,
+    "weight_decay": 0,
 }
 KINDS = {  # kind -> heading, and why there is one
     "sgd": (
@@ -119,32 +130,36 @@ def _recipes(folder: Path) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
 def _keys(own: Mapping[str, Any], base: str, kind: str) -> str:
     """The keys that are not at their defaults."""
     defaults = {} if base else protocol_fingerprints.shipped()["defaults"].get(kind, {})
-    keys = []
-    for key, value in own.items():
-        left = _without_defaults(value, key, defaults)
-        if left is not None and key not in NOT_SHOWN:
-            keys.append(f"{key} {_shown(left)}")
-    return "; ".join(keys)
+    left = _without_defaults(own, "", defaults)
+    return _code(_flat(left)) if isinstance(left, Mapping) else ""
+
+
+def _flat(keys: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
+    """Yield (key, value) as a command line has them: geometry.crop, 32."""
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        elif key not in NOT_SHOWN:
+            yield f"{above}{key}", value
+
+
+def _code(keys: Iterable[tuple[str, object]]) -> str:
+    words = " ".join(f"{key}={_shown(value)}" for key, value in keys)
+    return f"`{words}`" if words else ""
 
 
 def _without_defaults(value: object, path: str, defaults: Mapping[str, object]) -> object:
     """Return the value without its parts that are at their defaults; None if nothing is left."""
     if isinstance(value, Mapping):
-        left = {k: _without_defaults(v, f"{path}.{k}", defaults) for k, v in value.items()}
+        above = f"{path}." if path else ""
+        left = {k: _without_defaults(v, f"{above}{k}", defaults) for k, v in value.items()}
         return {k: v for k, v in left.items() if v is not None} or None
     return None if path in defaults and defaults[path] == value else value
 
 
 def _shown(value: object) -> str:
-    """A value in a few words: groups in braces, long lists by their ends."""
-    if isinstance(value, Mapping):
-        inside = (f"{k} {_shown(v)}" for k, v in value.items() if k not in NOT_SHOWN)
-        return "{" + ", ".join(inside) + "}"
-    if isinstance(value, list) and len(value) > 4 and not isinstance(value[0], list):
-        return f"{value[0]} ... {value[-1]} ({len(value)} values)"
-    if isinstance(value, list):
-        return ", ".join(map(_shown, value))
-    return '""' if value == "" else str(value)
+    """A value as a command line has it."""
+    return ",".join(map(_shown, value)) if isinstance(value, list) else str(value) or '""'
 
 
 def _defaults(kind: str) -> str:
@@ -154,19 +169,16 @@ def _defaults(kind: str) -> str:
     for key, value in found.items():
         told = COMMON.get(key) == value or key == "protocol"
         if value not in (None, [], {}, "") and key not in NO_NUMBER and "*" not in key and not told:
-            shown.append(f"{key} {_shown(value)}")
-    return f" Defaults: {'; '.join(shown)}." if shown else ""
+            shown.append((key, value))
+    return f" Defaults: {_code(shown)}." if shown else ""
 
 
 def _used_by(name: str) -> str:
     """The printed tables that a recipe scores, and the methods whose own probe it is."""
-    tables: dict[str, dict[str, None]] = {}  # paper -> its tables, each once
-    for number in published.rows():
-        if judging_rules.recipe(number) == name:
-            tables.setdefault(number.paper, {})[published.place_in_paper(number.table)] = None
-    scores = ", ".join(f"{paper} {', '.join(places)}" for paper, places in tables.items())
+    scored = [number for number in published.rows() if judging_rules.recipe(number) == name]
+    tables = dict.fromkeys(published.grid_name(number.paper, number.table) for number in scored)
     methods = [m for m, by_dataset in own_probe.BY_METHOD.items() if name in by_dataset.values()]
-    used = f"; scores {scores}" if scores else ""
+    used = f"; scores {', '.join(tables)}" if tables else ""
     return used + (f"; own probe of {', '.join(methods)}" if methods else "")
 
 
