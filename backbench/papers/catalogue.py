@@ -158,8 +158,8 @@ HEAD = """# The papers' tables and figures
 GRID pretrains the fast way ([fast.md](fast.md)). `backbench paper lorac:2 RUNS` shows what is measured, running and
 missing, and for each two numbers of a column whether the printed order holds, is reversed or cannot be told apart
 (paired tests, Holm). A trunk by another recipe than the number's reads `changed: beta, lr`; seeds of one recipe have
-one verdict, on their mean. `backbench leaderboard RUNS --latex DIR` prints the tables. "Choices" names the rows of
-[choices.md](choices.md) that tables rest on (a paper's own without its name); those of its first table hold for all.
+one verdict, on their mean. It ends with the [choices](choices.md) that the table's numbers rest on; those of that
+page's first table hold for all. `backbench leaderboard RUNS --latex DIR` prints the tables.
 
 Made by `backbench paper --markdown docs/papers.md` from the grids and the runs in docs/records, if any; a test holds it
 current.
@@ -173,10 +173,9 @@ def markdown(runs: Sequence[Path] = ()) -> str:
     counts, done = coverage(), by_number(judged)
     lines = [
         HEAD,
-        f"Of {len(published.rows())} printed numbers {counts.pop(None, 0)} are judgeable (their method,"
-        f" protocol and metric are here, and a recipe must reach them); {len(done)} are measured"
-        " (a record has a verdict). `backbench reproduce` measures the counts that timm prints and the"
-        " numbers on public checkpoints' pages.",
+        f"Of {len(published.rows())} printed numbers {counts.pop(None, 0)} are judgeable (method,"
+        f" protocol and metric are here, and a recipe must reach them); {len(done)} are measured."
+        " `backbench reproduce` measures timm's counts and the numbers on public checkpoints' pages.",
         "",
         "| source | printed | judgeable | measured |",
         "|---|---:|---:|---:|",
@@ -201,25 +200,8 @@ def markdown(runs: Sequence[Path] = ()) -> str:
         for table in dict.fromkeys(n.table for n in others):
             reasons = Counter(judging_rules.reason(n) for n in others if n.table == table)
             lines.append(f"- {published.place_in_paper(table)}, no grid ({_counted(reasons)})")
-        lines += ["", f"Choices. {_choices(paper)}.", ""]
+        lines.append("")
     return "\n".join(lines)
-
-
-def _choices(paper: str) -> str:
-    """Say which choices which tables rest on: `**all but fig3**: LARS; ShuffleBN. **fig3**: ...`."""
-    tables: dict[str, tuple[str, ...]] = {}  # its grids' names without the paper -> their choices
-    for item in items():
-        if item.prints.startswith(f"{paper}:"):
-            tables[item.grid.name.removeprefix(f"{paper}_")] = item.grid.choices
-    at: dict[str, list[str]] = {}  # the tables in words -> the choices
-    for choice in dict.fromkeys(choice for choices in tables.values() for choice in choices):
-        have = [table for table, choices in tables.items() if choice in choices]
-        lack = [table for table in tables if table not in have]
-        where = ", ".join(have)
-        if len(lack) < len(have):
-            where = f"all but {', '.join(lack)}" if lack else "all"
-        at.setdefault(where, []).append(choice.removeprefix(f"{paper.upper()}: "))
-    return ". ".join(f"**{where}**: {'; '.join(choices)}" for where, choices in at.items())
 
 
 def status(item: PrintedItem, measured: Verdicts) -> str:
