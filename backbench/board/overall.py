@@ -1,11 +1,10 @@
 """Who leads the board: named sets of columns, the rank of every checkpoint over each set
 (backbench/stats/rank_intervals.py), and the answer in one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from backbench.board.board import (
     AVERAGE,
@@ -22,9 +21,6 @@ from backbench.board.board import (
 from backbench.datasets.catalog import TWELVE
 from backbench.stats import column_comparisons, rank_intervals, resampling
 from backbench.tasks import TASKS
-
-if TYPE_CHECKING:
-    import numpy as np
 
 ALL, OF_TWELVE, OF_DETECTION = "all columns", "LORAC's twelve", "detection"
 NAMED = 4  # checkpoints that a sentence names; of more, how many others
@@ -125,8 +121,6 @@ def overall(board: Board) -> list[Overall]:
 
 def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     """Rank the checkpoints that have a value in one of these columns."""
-    import numpy as np
-
     # 1. The table of values, without the rows that have none
     measured = board.measured_rows
     place = {row.checkpoint: n for n, row in enumerate(measured)}
@@ -156,8 +150,6 @@ def _noise_and_runs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """How values move on resamples of the images (rows, columns, resamples), nan if unknown, and
     how many trainings each is the mean of (rows, columns)."""
-    import numpy as np
-
     from backbench.results import resamples
 
     noise = np.full((len(rows), len(columns), resampling.COUNT), np.nan)

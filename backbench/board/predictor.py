@@ -4,11 +4,11 @@ Intervals are over checkpoints (backbench/stats/correlation.py). With few checkp
 and they are shown for that reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from backbench import charts
 from backbench.board.board import AVERAGE, Board, Column, text_of
@@ -83,8 +83,6 @@ def write_csv(table: Sequence[Correlation], path: Path) -> None:
 def draw(table: Sequence[Correlation], stem: Path) -> Path | None:
     """Draw STEM.svg and .png: rho of each cheap score (lines) with each downstream column, bold if
     the interval leaves out 0. There are at most COLUMNS columns, the headline metrics first."""
-    import numpy as np
-
     if not table:
         return None
     # In the order of the table, but the headline metrics first: some columns may not fit.

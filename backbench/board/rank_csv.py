@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from backbench.board import overall
 from backbench.board.board import AVERAGE, collect, text_of
 from backbench.board.export import write_lines
@@ -41,8 +43,6 @@ class ForeignTable:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb `rank`."""
-    import numpy as np
-
     if args.file.is_dir():
         if args.name or args.lower:
             raise BadInput(f"{args.file}: --name and --lower are for a CSV; leave them out")

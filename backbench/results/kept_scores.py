@@ -4,24 +4,19 @@ From it calibration, and later metrics, are computed without a pass over the ima
 minus the largest of their image: a softmax does not change, and float32 holds them to 1e-7.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from backbench.results import predictions
+from backbench.results.predictions import Arrays
+from backbench.results.result_line import Result
 from backbench.runs import atomic, seeding
 from backbench.runs.folder import SCORES
 from backbench.stats import calibration
 from backbench.stats.confidence import Interval
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from backbench.results.predictions import Arrays
-    from backbench.results.result_line import Result
 
 TOP = 10  # logits of an image
 METRICS = ("ece", "aece", "nll", "brier", "aurc", "eaurc")
@@ -47,8 +42,6 @@ _AT_T = {"temperature", "logsumexp_t", "square_t"}  # only where a temperature w
 
 def keep(run: Path, stem: str, arrays: Mapping[str, np.ndarray], **of: str) -> str:
     """Write RUN/scores/STEM.npz; returns its path relative to RUN, for `provenance["scores"]`."""
-    import numpy as np
-
     relative = f"{SCORES}/{stem}.npz"
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays, **of)  # type: ignore[arg-type]  # one name is numpy's own
@@ -63,8 +56,6 @@ def load(path: Path) -> Arrays | None:
 
 def _refuse(arrays: Arrays) -> None:
     """Raises ValueError for arrays that cannot be scores."""
-    import numpy as np
-
     if arrays.keys() not in (_ARRAYS.keys(), _ARRAYS.keys() - _AT_T):
         odd = sorted(arrays.keys() ^ _ARRAYS.keys())
         raise ValueError(f"arrays missing or unknown: {', '.join(odd)}")
@@ -98,8 +89,6 @@ def names(x: Arrays) -> list[str]:
 def value(x: Arrays, metric: str) -> tuple[float, Interval | None]:
     """A metric and its interval, in percent but for nll, which is in nats. ECE has no interval, as
     that of a resample is biased upwards, and eaurc none of its own."""
-    import numpy as np
-
     right = x["classes"][:, 0] == x["label"]
     name, _, at_t = metric.partition("_")
     suffix, scale = (f"_{at_t}", float(x["temperature"])) if at_t else ("", 1.0)

@@ -3,21 +3,16 @@
 This file reads the predictions and pairs them; backbench/stats/paired_differences.py tests them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from backbench.results.predictions import hits, load
+import numpy as np
+
+from backbench.results.predictions import Arrays, hits, load
 from backbench.stats import paired_differences, training_noise
 from backbench.stats.paired_differences import Difference
 from backbench.stats.training_noise import TrainingNoise
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from backbench.results.predictions import Arrays
 
 
 class SeedScores(NamedTuple):
@@ -32,8 +27,6 @@ class SeedScores(NamedTuple):
 
 def of_seeds(files: Sequence[Path], metric: str) -> SeedScores | None:
     """The scores in the predictions of a checkpoint's seeds; None unless all are of one list."""
-    import numpy as np
-
     kept = [arrays for arrays in map(load, files) if arrays is not None]
     if not kept or len(kept) < len(files) or not all(_same_list(kept[0], x) for x in kept):
         return None
@@ -89,8 +82,6 @@ def compare(
 
 def _same_list(x: Arrays, y: Arrays) -> bool:
     """True if both were scored on the same images in the same order, with the same labels."""
-    import numpy as np
-
     if str(x["manifest"]) != str(y["manifest"]):
         return False
     both = [name for name in ("label", "labelled") if name in x and name in y]

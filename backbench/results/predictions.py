@@ -1,12 +1,12 @@
 """Reading kept predictions: one file of arrays for each number. `store.keep_predictions` writes
 them and says what is in them."""
 
-from __future__ import annotations
-
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from backbench.results.result_line import LARGEST
 from backbench.runs import seeding
@@ -14,10 +14,7 @@ from backbench.runs.terminal import log
 from backbench.stats import dense_counts, resampling
 from backbench.untrusted import opening, printable
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Arrays = Mapping[str, np.ndarray]  # of one file
+Arrays = Mapping[str, np.ndarray]  # of one file
 
 
 class _Latest:
@@ -79,10 +76,6 @@ def _read(path: Path) -> Arrays | None:
 
 def read_arrays(path: Path, what: str, refuse: Callable[[Arrays], None]) -> Arrays | None:
     """The arrays of a stranger's .npz; None where it is missing, or (logged) damaged or refused."""
-    import zipfile
-
-    import numpy as np
-
     try:
         with opening.open_regular(path, most=opening.GIGABYTE) as opened:
             with zipfile.ZipFile(opened) as archive:
@@ -103,8 +96,6 @@ def read_arrays(path: Path, what: str, refuse: Callable[[Arrays], None]) -> Arra
 
 def _on_resamples(arrays: Arrays) -> Arrays:
     """The metrics of counts of pixels per image, on the resamples of their list of images."""
-    import numpy as np
-
     counts = [arrays[name].astype(float) for name in dense_counts.NAMES]
     images = len(counts[0])
     seed = seeding.seed_of("images", str(arrays["manifest"]), images)
@@ -116,8 +107,6 @@ def _on_resamples(arrays: Arrays) -> Arrays:
 
 def _refuse_counts(arrays: Arrays) -> None:
     """Raises ValueError for what cannot be counts of pixels per image."""
-    import numpy as np
-
     counts = [arrays[name] for name in dense_counts.NAMES if name in arrays]
     shapes, kinds = {each.shape for each in counts}, {each.dtype.kind for each in counts}
     if len(counts) < 3 or len(shapes) > 1 or counts[0].ndim != 2 or not kinds <= {"i", "u"}:
@@ -132,8 +121,6 @@ def _refuse_counts(arrays: Arrays) -> None:
 
 def _refuse(arrays: Arrays) -> None:
     """Raises ValueError for arrays that cannot be predictions (see `store.keep_predictions`)."""
-    import numpy as np
-
     for name, array in arrays.items():
         is_score = name == "values" or name.startswith("bootstrap_")
         kinds, dimensions = _ARRAYS.get(name, ("iufb", (1,)))

@@ -3,28 +3,20 @@
 All rows and all columns of one list are scored on the same resamples, so what they share is kept.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from backbench.results.predictions import hits, load
+import numpy as np
+
+from backbench.results.predictions import Arrays, hits, load
 from backbench.runs import seeding
 from backbench.stats import confidence, resampling
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from backbench.results.predictions import Arrays
 
 
 def moved(files: Sequence[Path], metric: str) -> np.ndarray | None:
     """The mean of these files (one for each seed) on each resample, in percent, minus the mean over
     resamples: (resampling.COUNT,). None if a file does not tell."""
-    import numpy as np
-
     by_file = []
     for file in files:
         arrays = load(file)
@@ -40,8 +32,6 @@ def moved(files: Sequence[Path], metric: str) -> np.ndarray | None:
 
 def value_again(x: Arrays, metric: str) -> float | None:
     """The value that these predictions give, in percent; None if they do not tell it."""
-    import numpy as np
-
     right = hits(x, metric)
     if right is None:
         return None
@@ -50,8 +40,6 @@ def value_again(x: Arrays, metric: str) -> float | None:
 
 def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
     """The values of one file in percent on each resample, with the spread of the population."""
-    import numpy as np
-
     drawn = x.get(f"bootstrap_{metric}")
     if drawn is not None:
         drawn = drawn[: resampling.COUNT].astype(float)
@@ -70,8 +58,6 @@ def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
 
 def weights(x: Arrays, metric: str) -> np.ndarray:
     """The weight of each image (N,): equal, or those of a mean of class means."""
-    import numpy as np
-
     if metric.startswith("mean_per_class"):
         return confidence.ClassWeights(x["label"]).weight
     n = (x["prediction"] if "prediction" in x else x["hits5"]).shape[-1]

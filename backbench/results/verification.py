@@ -5,8 +5,6 @@ Only arithmetic on what lies in the folder is used, no torch and no images. A fo
 with itself (predictions, value and interval made up together) cannot be seen here.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import gzip
@@ -19,19 +17,16 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from backbench.results import kept_scores, resamples
-from backbench.results.predictions import hits, load
+from backbench.results.predictions import Arrays, hits, load
+from backbench.results.result_line import Result
 from backbench.stats import confidence, dense_counts, partitions, resampling
 from backbench.tasks import TASKS
 from backbench.untrusted import opening, printable
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from backbench.results.predictions import Arrays
-    from backbench.results.result_line import Result
 
 LISTS = "lists"  # folder of a corpus: <sha256>.tsv.gz, each list of images once
 FROM_LIST, FROM_KEPT, UNBACKED = 3, 2, 1
@@ -308,8 +303,6 @@ def _refuse_other_list(r: Result, arrays: Arrays) -> None:
 
 def _of_resamples(r: Result, arrays: Arrays) -> int:
     """The level of an AP: its resamples must lie around it and give its interval."""
-    import numpy as np
-
     draws = arrays.get(f"bootstrap_{r.metric}")
     if draws is None or "images" not in arrays:
         return UNBACKED
@@ -347,8 +340,6 @@ def _of_counts(r: Result, arrays: Arrays) -> int:
 
 def _of_test_images(r: Result, run: Path, arrays: Arrays) -> int:
     """The level of retrieval (a score for each query) and of clusters."""
-    import numpy as np
-
     label, queries = arrays.get("label"), arrays.get(f"queries_{r.metric}")
     if label is None or label.size > _MOST_HITS:
         return UNBACKED
@@ -385,8 +376,6 @@ def _refuse_other_interval(r: Result, again: tuple[float, float] | None) -> None
 
 def _refuse_other_count(r: Result, arrays: Arrays, right: np.ndarray) -> None:
     """Raises _Unfit if images or draws are missing, or draws have other values."""
-    import numpy as np
-
     images = r.facts.get("images")
     count = _tested(r, images) if isinstance(images, dict) else 0
     if count and right.shape[-1] != count:
@@ -410,8 +399,6 @@ def _refuse_other_count(r: Result, arrays: Arrays, right: np.ndarray) -> None:
 
 def _refuse_other_classes(r: Result, run: Path, arrays: Arrays) -> None:
     """Raises _Unfit if the table of classes beside the predictions counts other images."""
-    import numpy as np
-
     name = r.facts.get("per_class")
     if name is None or arrays["prediction"].ndim != 1:
         return
@@ -433,8 +420,6 @@ def _refuse_other_classes(r: Result, run: Path, arrays: Arrays) -> None:
 
 def _of_listed_labels(r: Result, run: Path, arrays: Arrays) -> int:
     """The level of predictions whose labels are those of the list, where it is there."""
-    import numpy as np
-
     listed = _labels(str(arrays["manifest"]), list_files(r, run))
     if listed is None:
         return FROM_KEPT
@@ -473,8 +458,6 @@ _lists: dict[str, np.ndarray] = {}  # digest -> labels: the same wherever the li
 
 def _labels(manifest: str, files: Sequence[Path]) -> np.ndarray | None:
     """The labels of the list of that digest (N,); None where no file holds it."""
-    import numpy as np
-
     if manifest in _lists:
         return _lists[manifest]
     content = list_content(manifest, files)

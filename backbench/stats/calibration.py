@@ -4,14 +4,9 @@
 Lower is better in all of them. Shares are in [0, 1].
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import numpy as np
 
 from backbench.stats.confidence import HIGH, LOW, NORMAL, Interval
-
-if TYPE_CHECKING:
-    import numpy as np
 
 BINS = 15  # gpleiss/temperature_scaling@126a509, as nearly everybody who prints an ECE
 RESAMPLES = 500
@@ -19,8 +14,6 @@ RESAMPLES = 500
 
 def ece(conf: np.ndarray, right: np.ndarray) -> float:
     """The expected calibration error over bins of equal width, right-closed: (lo, hi]."""
-    import numpy as np
-
     edges = np.linspace(0, 1, BINS + 1)[1:-1]
     # The first inner edge that is not below: a confidence on an edge is in the bin under it
     return _gap_of_bins(conf, right, np.searchsorted(edges, conf, side="left"))
@@ -28,8 +21,6 @@ def ece(conf: np.ndarray, right: np.ndarray) -> float:
 
 def aece(conf: np.ndarray, right: np.ndarray) -> float:
     """The same over bins of equal count, by a stable sort: of equals the first image is lower."""
-    import numpy as np
-
     order = np.argsort(conf, kind="stable")
     bins = np.empty(len(conf), dtype=np.int64)
     for number, members in enumerate(np.array_split(order, BINS)):
@@ -39,8 +30,6 @@ def aece(conf: np.ndarray, right: np.ndarray) -> float:
 
 def _gap_of_bins(conf: np.ndarray, right: np.ndarray, bins: np.ndarray) -> float:
     """The sum over bins of n_b / n |mean right - mean confidence|."""
-    import numpy as np
-
     gaps = np.bincount(bins, right.astype(np.float64) - conf, minlength=BINS)
     return float(np.abs(gaps).sum()) / len(conf)
 
@@ -53,24 +42,18 @@ def aurc(conf: np.ndarray, right: np.ndarray) -> float:
 
 def eaurc(conf: np.ndarray, right: np.ndarray) -> float:
     """`aurc` minus that of an order with all errors last, which is the least at this accuracy."""
-    import numpy as np
-
     return aurc(conf, right) - _area(np.sort(~right.astype(bool)).astype(np.float64))
 
 
 def errors_by_confidence(conf: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Errors (N,), the most confident image first. Equally confident images share their mean error,
     so the order of the images does not matter."""
-    import numpy as np
-
     _, group, size = np.unique(-conf, return_inverse=True, return_counts=True)
     mean = np.bincount(group, ~right.astype(bool)) / size
     return np.repeat(mean, size)
 
 
 def _area(errors: np.ndarray) -> float:
-    import numpy as np
-
     return float((np.cumsum(errors) / np.arange(1, len(errors) + 1)).mean())
 
 
@@ -88,8 +71,6 @@ def of_mean(losses: np.ndarray) -> Interval | None:
 
 def of_aurc(conf: np.ndarray, right: np.ndarray, seed: int) -> Interval:
     """The percentile bootstrap over images."""
-    import numpy as np
-
     errors, rng = errors_by_confidence(conf, right), np.random.default_rng(seed)
     n, areas = len(errors), np.empty(RESAMPLES)
     for b in range(RESAMPLES):

@@ -8,18 +8,15 @@ by the images. With fewer columns, only the images are.
 Six is the fewest for which signs can tell: five units have 16 outcomes, so no p is below 0.06.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from backbench.stats.confidence import poorly_known
 from backbench.stats.multiple_tests import ALPHA, holm, sign_flips
 from backbench.stats.training_noise import TrainingNoise
-
-if TYPE_CHECKING:
-    import numpy as np
 
 FEWEST = 6
 MOST_BY_IMAGES = 100  # rows whose resampled values are compared, pair by pair
@@ -48,8 +45,6 @@ def compared_pairs(
     trainings: Trainings | None = None,
 ) -> ComparedPairs:
     """Test all pairs of rows. The arguments are those of rank_intervals.ranking."""
-    import numpy as np
-
     used = ~np.isnan(values).all(0)
     names, of_name = np.unique(np.asarray(datasets)[used], return_inverse=True)
     by_dataset = len(names) >= FEWEST
@@ -90,8 +85,6 @@ def compared_pairs(
 def _scaled(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Every column in units of its usual difference between two rows, so that no column counts
     more because its values spread more; the median of a column is 0. And these units (columns,)."""
-    import numpy as np
-
     out = np.full(values.shape, np.nan)
     units = np.ones(values.shape[1])
     for c, column in enumerate(values.T):
@@ -107,8 +100,6 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _usual_difference(known: np.ndarray) -> float:
     """The median difference of two unequal values; 1 if all are equal. For very many values it is
     that of normal ones with the same quartiles."""
-    import numpy as np
-
     if len(known) > MOST_BY_IMAGES:
         low, high = np.percentile(known, [25, 75])
         return float(high - low) / 2**0.5 or 1.0
@@ -122,8 +113,6 @@ def _differences(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pairs' differences (units, pairs): in each unit the mean over the columns that both rows
     have, 0 if there is none. And how many units each pair has (pairs,)."""
-    import numpy as np
-
     each = np.zeros((len(np.unique(units)), len(first)), np.float32)
     count = np.zeros(len(first), int)
     for n, unit in enumerate(np.unique(units)):
@@ -146,8 +135,6 @@ def _variance_by_images(
     scaled: np.ndarray, noise: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> np.ndarray:
     """The variance over images of each pair's mean difference (pairs,); nan if unknown."""
-    import numpy as np
-
     there = ~np.isnan(scaled)
     out = np.full(len(first), np.nan)
     for n, (a, b) in enumerate(zip(first, second)):
@@ -162,16 +149,15 @@ def _with_trainings(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The variance of each pair's mean difference over other images and other trainings, and its
     degrees of freedom; nan where nobody knows how far the trainings of a column move."""
-    import numpy as np
-
     there = ~np.isnan(scaled)
     variance, df = by_image.copy(), np.full(len(by_image), np.inf)
     for n, (a, b) in enumerate(zip(*np.triu_indices(len(scaled), 1))):
         both = there[a] & there[b]
         # The mean over the shared columns weighs each by its unit, and a value by its trainings
-        weights = (1 / trainings.runs[a] + 1 / trainings.runs[b]) / (scales * both.sum()) ** 2
+        of_each = (1 / trainings.runs[a] + 1 / trainings.runs[b])[both]
+        weights = of_each / (scales[both] * both.sum()) ** 2
         estimated = []
-        for noise, weight in itertools.compress(zip(trainings.noises, weights), both):
+        for noise, weight in zip(itertools.compress(trainings.noises, both), weights):
             variance[n] += noise.excess * weight if noise.known else np.nan
             estimated.append((noise.seeds * weight, noise.df))
         if np.isfinite(variance[n]) and variance[n] > 0:
@@ -182,7 +168,6 @@ def _with_trainings(
 
 def _p_by_images(mean: np.ndarray, variance: np.ndarray, df: np.ndarray) -> np.ndarray:
     """Adjusted p-values (pairs,) of the mean differences over other images; 1 if unknown."""
-    import numpy as np
     from scipy.special import stdtr
 
     known = variance > 0

@@ -34,14 +34,10 @@ With D = 2 it leaves 7.5%; there k = 12 calls 3.5 to 5.2%. tests/backbench/stats
 does the integration.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 Interval = tuple[float, float]
 LOW, HIGH = 0.025, 0.975  # the quantiles that 95% lie between
@@ -86,8 +82,6 @@ def of_share(share: float, variance: float, images: float, df: float = math.inf)
 def of_hits(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
     """The interval of the share of right images (N,) for new images of the same kind. With `label`
     (N,) it is that of the mean of the classes' shares."""
-    import numpy as np
-
     if label is None:
         share = float(hits.mean())
         return of_share(share, share * (1 - share) / len(hits), len(hits))
@@ -101,8 +95,6 @@ def of_hits(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
 def of_draws(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
     """The interval of the mean over draws of labels, for new draws and new images. `hits` (D, N)
     says which images are right in each draw; with `label` (N,) it is the mean of class means."""
-    import numpy as np
-
     if len(hits) < 2:
         return of_hits(hits[0], label)
     n = hits.shape[1]
@@ -154,8 +146,6 @@ def of_mean(values: Sequence[float], ends: Sequence[Interval], df: Sequence[floa
 def of_resamples(share: float, resamples: np.ndarray, images: int) -> Interval | None:
     """The interval of a score in [0, 1] that is no mean over images, as an AP, from its values (B,)
     on resamples of `images` images. None if fewer than two of them are defined."""
-    import numpy as np
-
     defined = resamples[np.isfinite(resamples)]
     if len(defined) < 2:
         return None
@@ -205,8 +195,6 @@ class ClassWeights:
     weight that would do as well."""
 
     def __init__(self, label: np.ndarray) -> None:
-        import numpy as np
-
         _, self.of, self.size = np.unique(label, return_inverse=True, return_counts=True)
         self.count = len(self.size)
         self.weight = 1 / (self.count * self.size[self.of])
@@ -214,8 +202,6 @@ class ClassWeights:
 
     def variance_of_mean(self, x: np.ndarray) -> float:
         """The variance of the mean of class means of `x` (N,), over new images of each class."""
-        import numpy as np
-
         mean = np.bincount(self.of, x) / self.size
         squares = np.bincount(self.of, (x - mean[self.of]) ** 2)
         # 1. The variance within all classes; if each has one image, the variance of all images.

@@ -4,17 +4,14 @@ The interval is that of the percentile bootstrap over the values' pairs. Above M
 that takes long and adds nothing, it is Fisher's z with the variance of Bonett and Wright (2000).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from backbench.stats.confidence import NORMAL, Interval
-
-if TYPE_CHECKING:
-    import numpy as np
 
 RESAMPLES = 1000
 MANY = 100
@@ -31,8 +28,6 @@ class UnitRanks(NamedTuple):
 def resampled_ranks(values: tuple[float, ...]) -> UnitRanks:
     """Rank `values` and their resamples. The resamples depend on the number of values alone: two
     columns over the same checkpoints are resampled alike, as pairs must be."""
-    import numpy as np
-
     array, n = np.asarray(values, float), len(values)
     whole = _unit_ranks(array[None])
     if n > MANY:
@@ -44,7 +39,6 @@ def resampled_ranks(values: tuple[float, ...]) -> UnitRanks:
 
 def _unit_ranks(values: np.ndarray) -> np.ndarray:
     """(B, n) -> ranks of each row, centred and of unit length; nan rows where all are equal."""
-    import numpy as np
     from scipy.stats import rankdata
 
     # Ties share their mean rank, so Pearson's r of the ranks is rho (the formula by squared
@@ -79,8 +73,6 @@ def _fisher(rho: float, n: int) -> Interval:
 
 def _percentiles(values: np.ndarray) -> Interval | None:
     """The middle 95% of the resamples' correlations (B,)."""
-    import numpy as np
-
     # A resample of equal values has no rho; where most are so, the others are no fair sample.
     values = values[~np.isnan(values)]
     if len(values) < RESAMPLES / 2:

@@ -1,11 +1,6 @@
 """Scores of label maps, from counts of pixels by class over all images together."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 # What is counted of each class: pixels that are rightly of it, are said to be, and are. Pixels
 # without a label are in none.
@@ -19,8 +14,6 @@ COVERED = ("miou", "pixel_acc")
 def count(prediction: np.ndarray, label: np.ndarray, classes: int) -> np.ndarray:
     """The counts of one map, (3, classes) in the order of NAMES; labels of `classes` and above are
     ignored, whatever is predicted there."""
-    import numpy as np
-
     known = label < classes
     prediction, label = prediction[known], label[known]
     parts = (label[label == prediction], prediction, label)
@@ -33,8 +26,6 @@ def scores(
     """METRICS of counts (..., classes), in 0 to 1, each (...): the mean intersection over union of
     the classes that are anywhere, the share of right pixels, and its mean over the classes that
     there are."""
-    import numpy as np
-
     union = predicted + labelled - intersection
     with np.errstate(invalid="ignore", divide="ignore"):
         iou, recall = intersection / union, intersection / labelled

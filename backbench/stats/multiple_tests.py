@@ -1,12 +1,8 @@
 """p-values of many tests together, such that all of them are right at once with 95% confidence."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 ALPHA = 0.05
 FLIPS = 1999  # random outcomes, if there are too many to count them all
@@ -19,8 +15,6 @@ _AT_ONCE = 2000  # tests
 def holm(p: np.ndarray) -> np.ndarray:
     """Adjusted p-values (Holm, 1979): the smallest times the number of tests, the next times one
     less, and so on, and none smaller than the one before."""
-    import numpy as np
-
     order = np.argsort(p, kind="stable")
     left = len(p) - np.arange(len(p))
     out = np.empty(len(p))
@@ -39,8 +33,6 @@ def sign_flips(differences: np.ndarray, count: np.ndarray, fewest: int) -> np.nd
     That is exact whatever the spread of the differences and whatever they share. Tests that are
     told from 0 then leave, and the others are looked at again (step-down: Romano and Wolf, 2005).
     """
-    import numpy as np
-
     scale = (1 / np.sqrt(np.maximum(count, 1))).astype(np.float32)
     observed = np.abs(differences.sum(0)) * scale
     signs = _signs(*differences.shape)
@@ -67,8 +59,6 @@ def sign_flips(differences: np.ndarray, count: np.ndarray, fewest: int) -> np.nd
 def _signs(units: int, tests: int) -> np.ndarray:
     """Outcomes (flips, units) of the coins, 1 or -1, beside the observed one: all of few units,
     else random ones, always the same. The first coin stays 1: -outcome is the same test."""
-    import numpy as np
-
     if units <= _COUNTED:
         rest = list(itertools.product((1, -1), repeat=units - 1))[1:]
         return np.array([(1, *signs) for signs in rest], np.float32)

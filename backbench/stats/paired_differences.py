@@ -4,17 +4,13 @@ Two checkpoints scored on the same test list share its hard and its easy images,
 is far better known than either value. Nothing here compares the intervals of two values.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from backbench.stats import confidence
-
-if TYPE_CHECKING:
-    import numpy as np
 
 ALPHA = 0.05
 
@@ -92,8 +88,6 @@ def of_draws_and_images(d: np.ndarray, classes: np.ndarray | None = None) -> Dif
 def of_resamples(d: np.ndarray, images: int) -> Difference | None:
     """The mean of differences `d` (B,) in percent on the same resamples of `images` images: a
     t-test with the spread of the resamples. None if fewer than two of them are defined."""
-    import numpy as np
-
     d = d[np.isfinite(d)]  # a resample without a ground truth has no AP
     if len(d) < 2:
         return None
@@ -118,8 +112,6 @@ def _difference(
 def _weights(n: int, classes: np.ndarray | None) -> np.ndarray:
     """Weights (N,) that make the value a plain sum: 1/N, or for a mean of C class means 1/(C N_c)
     with N_c images in the image's class."""
-    import numpy as np
-
     return np.full(n, 1 / n) if classes is None else confidence.ClassWeights(classes).weight
 
 

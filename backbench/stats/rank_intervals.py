@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from backbench.stats.column_comparisons import Trainings, compared_pairs
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MOST_ROWS = 2000  # every pair is compared: seconds and half a gigabyte
 _TURNS, _STEP = 100, 2.0  # of Newton's iteration for Bradley and Terry's strengths
@@ -48,8 +46,6 @@ class Ranking:
 
     def taken(self, order: Sequence[int]) -> Ranking:
         """The same ranking with the rows in another order."""
-        import numpy as np
-
         above = self.above[np.ix_(order, order)]
         places = [self.places[i] for i in order]
         return Ranking(places, self.over, self.units, above, self.tested)
@@ -74,8 +70,6 @@ def ranking(
     same images for all columns of one dataset; nan if a row kept no predictions. `trainings` is
     what the values were trained with; None if nothing was.
     """
-    import numpy as np
-
     values = np.asarray(values, float)
     compared = compared_pairs(values, datasets, noise, trainings)
     places = _places(values, _strengths(*_wins(values)), compared.above)
@@ -84,8 +78,6 @@ def ranking(
 
 def column_ranks(values: np.ndarray) -> np.ndarray:
     """Ranks (rows, columns): 1 is the highest, equals share the mean rank, nan stays nan."""
-    import numpy as np
-
     ranks = np.full(values.shape, np.nan)
     for c, column in enumerate(values.T):
         there = ~np.isnan(column)
@@ -98,8 +90,6 @@ def column_ranks(values: np.ndarray) -> np.ndarray:
 
 def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Two tables (rows, rows): columns where a is above b (ties half), and columns of both."""
-    import numpy as np
-
     there = ~np.isnan(values)
     have = there.astype(np.float32)
     met = (have @ have.T).astype(float)
@@ -120,7 +110,6 @@ def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _strengths(won: np.ndarray, met: np.ndarray) -> np.ndarray:
     """The logarithms of Bradley and Terry's strengths (rows,) with the largest likelihood. Every
     row also ties with an imagined row of strength 1, so that none is infinite."""
-    import numpy as np
     from scipy.special import expit
 
     log_strength = np.zeros(len(won))
@@ -141,7 +130,6 @@ def _strengths(won: np.ndarray, met: np.ndarray) -> np.ndarray:
 
 def _places(values: np.ndarray, strength: np.ndarray, above: np.ndarray) -> list[RankPlace]:
     """The places of all rows, from Bradley and Terry's strengths and the tested pairs."""
-    import numpy as np
     from scipy.special import expit
 
     rows = len(values)
@@ -168,8 +156,6 @@ def _places(values: np.ndarray, strength: np.ndarray, above: np.ndarray) -> list
 
 def _groups(above: np.ndarray) -> list[int]:
     """The group of each row, from 1. Only rows of earlier groups are above the rows of a group."""
-    import numpy as np
-
     group = np.zeros(len(above), int)
     number = 0
     while (left := group == 0).any():

@@ -1,11 +1,6 @@
 """How a value moves on other test images: hits scored on resamples of their list."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 COUNT = 300  # resamples
 AP_COUNT = 500  # resamples of which detectors keep the AP
@@ -15,8 +10,6 @@ _ENTRIES = 200_000  # resampled images at once
 def image_counts(seed: int, images: int) -> np.ndarray:
     """How often each image is in each resample: (COUNT, images). Whoever passes the same seed
     scores on the same resamples, so what two rows share is kept."""
-    import numpy as np
-
     rng = np.random.default_rng(seed)
     return rng.multinomial(images, np.full(images, 1 / images), size=COUNT).astype(np.uint16)
 
@@ -26,8 +19,6 @@ def resampled_means(
 ) -> np.ndarray:
     """The weighted share of hits `right` (draws, images) on each resample: (COUNT,), with the
     spread of the population. If there are several draws, they are resampled too."""
-    import numpy as np
-
     draws, n = right.shape
     by_draw = np.empty((draws, COUNT))
     some = max(1, _ENTRIES // n)

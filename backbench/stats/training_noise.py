@@ -23,13 +23,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from backbench.stats import confidence
 from backbench.stats.paired_differences import Difference
-
-if TYPE_CHECKING:
-    import numpy as np
 
 FEWEST = 4  # degrees of freedom: two checkpoints x three seeds. Two err on up to 7% of equals
 RESAMPLES = 400  # of validation images
@@ -93,8 +92,6 @@ def by_images(hits: np.ndarray, classes: np.ndarray | None = None) -> float:
 
 def by_resamples(values: np.ndarray, images: int) -> float:
     """v of `values` (K, B) in percent, K seeds on B resamples of `images` images."""
-    import numpy as np
-
     values = values[:, np.isfinite(values).all(0)]  # a resample without a ground truth has no AP
     if values.shape[1] < 2:
         return 0.0
@@ -110,8 +107,6 @@ def of_choice(hits: np.ndarray, classes: np.ndarray | None = None) -> float:
     class means. Some resamples choose, others say how far that candidate is from the best of all
     images: so a choice that the images cannot make counts, also where two candidates are level.
     """
-    import numpy as np
-
     rng = np.random.default_rng(0)
     n = hits.shape[1]
     weight = 1 / n if classes is None else confidence.ClassWeights(classes).weight

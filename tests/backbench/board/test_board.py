@@ -111,7 +111,7 @@ def test_the_average_adds_half_widths_in_squares(tmp_path):
 
 def test_reading_a_board_is_light(tmp_path):
     store.append(tmp_path, [a_result(), a_result(dataset="dtd")])
-    heavy = "('torch', 'torchvision', 'numpy', 'scipy', 'PIL', 'matplotlib')"
+    heavy = "('torch', 'torchvision', 'scipy', 'PIL', 'matplotlib')"
     code = (
         "import sys, backbench; from backbench.verbs import write_leaderboard; "
         f"board = backbench.collect([{str(tmp_path)!r}]); "

@@ -65,6 +65,15 @@ def test_ranks_by_one_column_weigh_trainings_in_its_units(t, df, apart):
     assert bool(pairs.above[0, 1]) == apart
 
 
+@pytest.mark.filterwarnings("error")
+def test_rows_that_share_no_column_are_not_told_apart():
+    values = np.array([[60.0, np.nan], [50.0, np.nan], [np.nan, 90.0]])
+    images = np.random.default_rng(3).normal(0, 1e-3, (3, 2, 300))
+    trainings = Trainings([TrainingNoise(0.1, 0.1, 9)] * 2, np.ones((3, 2)))
+    above = compared_pairs(values, ["a", "b"], images, trainings).above
+    assert above[0, 1] and above.sum() == 1
+
+
 @pytest.mark.parametrize("tau", [0.0, 1.0, 2.0])
 def test_equals_are_bold_on_few_boards_however_much_trainings_differ(tau):
     repeats = 500
