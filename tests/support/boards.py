@@ -1,6 +1,5 @@
 """Runs with a known truth for the board: `synthetic` keeps predictions, `many` is large."""
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,11 @@ from backbench.results.store import Result
 from backbench.stats import confidence
 from backbench.tasks import TASKS
 from support import records
+from support.records import digest_of
 
 Kind = tuple[str, str, str, str, str | None]  # task, dataset, metric, protocol, engine
-CHOSEN = {
-    "lr": 3.16,
-    "on": "val",
-    "scores": {"1": 70.1, "3.16": 72.3, "10": 71.8},
-    "converged": True,
-}
+SCORES = {"1": 70.1, "3.16": 72.3, "10": 71.8}
+CHOSEN = {"lr": 3.16, "on": "val", "scores": SCORES, "converged": True}
 
 
 def detection(dataset: str, protocol: str, engine: str) -> list[Kind]:
@@ -56,26 +52,14 @@ PAPER: list[Kind] = [
 ]
 
 
-def digest_of(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
-
-
 def generator(what: str) -> np.random.Generator:
     return np.random.default_rng(int(digest_of(what)[:12], 16))
 
 
 def synthetic(
-    root: Path,
-    names: list[str],
-    kinds: list[Kind],
-    *,
-    seed: int = 0,
-    images: int = 720,
-    gap: float = 2.0,
-    kept: bool = True,
-    seeds: int = 1,
-    trainings: float = 0.0,
-) -> None:
+    root: Path, names: list[str], kinds: list[Kind], *, seed: int = 0, images: int = 720,
+    gap: float = 2.0, kept: bool = True, seeds: int = 1, trainings: float = 0.0,
+) -> None:  # fmt: skip
     """Runs below `root` in which each next name is `gap` points better than the one before, with
     kept predictions. Trainings with other seeds spread by `trainings` points.
 
@@ -125,10 +109,7 @@ def held_of(kind: Kind, what: str, images: int) -> dict:
     if task.endswith("_rcnn"):
         return held | {"val": f"{dataset}:{digest_of(f'{dataset} {what}')[:16]}:{images}"}
     manifests = held["manifests"] | {"test": digest_of(f"{dataset} test {what}")}
-    return held | {
-        "manifests": manifests,
-        "images": {"train": None, "val": None, "test": images},
-    }
+    return held | {"manifests": manifests, "images": {"train": None, "val": None, "test": images}}
 
 
 def command(task: str, name: str, dataset: str, run: Path) -> str:
@@ -158,23 +139,13 @@ def a_row(kind: Kind, name: str, arrays: dict, **where) -> Result:
         by_class = label if metric == "mean_per_class" else None
         weight = confidence.ClassWeights(label).weight if by_class is not None else 1 / len(hit)
         value, ci95 = 100 * (hit * weight).sum(), confidence.of_hits(hit, by_class)
-    return Result(
-        checkpoint=digest_of(name),
-        name=name,
-        method=name.split("-", maxsplit=1)[0],
-        arch="resnet18" if "demo" in protocol else "resnet50",
-        epochs=None if name == "random" else 200,
-        task=task,
-        dataset=dataset,
-        split=TASKS[task].split,
-        metric=metric,
-        value=value,
-        ci95=ci95,
-        protocol=protocol,
-        engine=engine,
-        chosen=chosen_of(where["provenance"]["recipe"]),
-        **where,
-    )
+    who = {"checkpoint": digest_of(name), "name": name, "method": name.split("-", maxsplit=1)[0]}
+    who |= {"arch": "resnet18" if "demo" in protocol else "resnet50"}
+    who |= {"epochs": None if name == "random" else 200}
+    what = {"task": task, "dataset": dataset, "split": TASKS[task].split, "metric": metric}
+    what |= {"protocol": protocol, "engine": engine, "value": value, "ci95": ci95}
+    chosen = chosen_of(where["provenance"]["recipe"])
+    return records.a_result(**who, **what, chosen=chosen, **where)
 
 
 def chosen_of(recipe: dict) -> dict:
@@ -207,15 +178,13 @@ def one_of_many(i: int, c: int, values: np.ndarray) -> Result:
     dataset, protocol, value = f"set{c // 2:02}", f"linear-v{c % 3}", float(values[c])
     scores = {str(n): float(v) for n, v in enumerate(values[:7])}
     lr = max(scores, key=scores.__getitem__)
-    return Result(
+    return records.a_result(
         checkpoint=digest_of(str(i)),
         name=f"checkpoint-{i}",
-        method=("moco_v2", "lorac", "simclr")[i % 3],
         arch="resnet50",
+        method=("moco_v2", "lorac", "simclr")[i % 3],
         epochs=200,
-        task="linear",
         dataset=dataset,
-        split="test",
         metric=("top1", "top5")[c % 2],
         value=value,
         ci95=(value - 1, value + 1),

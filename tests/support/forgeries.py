@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from backbench.stats import confidence
+from support.records import edit_lines
 
 RECORDS = Path(__file__).parents[2] / "docs" / "demo" / "records"
 RUNS = {"knn": "knn", "linear": "linear", "semisup": "semisup/lorac", "fewshot": "fewshot"}
@@ -41,11 +42,7 @@ class Record:
 
     def drop_predictions(self) -> None:
         """Nothing is left to compute any number of this run again from."""
-        file = self.run / "results.jsonl"
-        lines = [json.loads(text) for text in file.read_text().splitlines()]
-        for line in lines:
-            del line["provenance"]["predictions"]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        edit_lines(self.run, lambda line: line["provenance"].pop("predictions"))
         del self.line["provenance"]["predictions"]
 
 
@@ -159,57 +156,35 @@ def _other_than(best: str, of: dict) -> str:
     return next(key for key in of if key != best)
 
 
-FORGERIES: dict[str, tuple[str, Callable[[Record], None]]] = {}
-for _kind in RUNS:
-    FORGERIES |= {
-        f"{_kind} value": (_kind, put("value", to=lambda v: v + 100 / 719)),
-        f"{_kind} value a little": (_kind, put("value", to=lambda v: v + 3e-4 + 4 * (v < 40))),
-        f"{_kind} interval narrower": (_kind, put("ci95", to=raised(0.4, -0.4))),
-        f"{_kind} interval higher": (_kind, put("ci95", to=raised(0.2, 0.2))),
-        f"{_kind} no interval": (_kind, put("ci95", to=None)),
-        f"{_kind} date": (_kind, put("origin", "recorded", to=time.time() + 86400)),
-    }
-for _kind in PROBES:
-    FORGERIES |= {
-        f"{_kind} seed": (_kind, put("seed", to=1)),
-        f"{_kind} list": (_kind, put("provenance", "manifests", "test", to="e" * 64)),
-        f"{_kind} images": (_kind, put("provenance", "images", "test", to=720)),
-        f"{_kind} hit": (
-            _kind,
-            arrays(lambda a: {"prediction": a["label"] + 0 * a["prediction"]}),
-        ),
-        f"{_kind} one label": (_kind, arrays(lambda a: {"label": np.roll(a["label"], 1)})),
-        f"{_kind} right images": (_kind, arrays(some_images)),
-        f"{_kind} predictions of another list": (
-            _kind,
-            arrays(lambda a: {"manifest": np.array("f" * 64)}),
-        ),
-    }
-for _kind in ("knn", "semisup", "linear"):
-    FORGERIES |= {
-        f"{_kind} right images, all fitting": (_kind, right_alone),
-        f"{_kind} labels are predictions, all fitting": (_kind, labels_of_predictions),
-    }
-for _kind in ("semisup", "linear"):
-    FORGERIES |= {
-        f"{_kind} choice of the worst": (_kind, put("chosen", to=best_of(0))),
-        f"{_kind} choice off the grid": (_kind, put("chosen", "lr", to=0.12345)),
-        f"{_kind} noise of 500 points": (_kind, put("chosen", "choice_noise", to=500)),
-        f"{_kind} noise that is no number": (_kind, put("chosen", "choice_noise", to="x")),
-        f"{_kind} rate as used": (_kind, put("chosen", "lr_used", to=lambda lr: 2 * lr)),
-        f"{_kind} score above the best": (
-            _kind,
-            put("chosen", to=scores(lambda s, best: {**s, _other_than(best, s): 99.9})),
-        ),
-        f"{_kind} a score less": (
-            _kind,
-            put("chosen", to=scores(lambda s, best: {best: s[best]})),
-        ),
-        f"{_kind} score of the best": (
-            _kind,
-            put("chosen", to=scores(lambda s, best: {**s, best: 101.0})),
-        ),
-    }
+CHOSEN = ("semisup", "linear")
+# (kinds, name, edit): each is a forgery of every kind
+_OF_KINDS = (
+    (RUNS, "value", put("value", to=lambda v: v + 100 / 719)),
+    (RUNS, "value a little", put("value", to=lambda v: v + 3e-4 + 4 * (v < 40))),
+    (RUNS, "interval narrower", put("ci95", to=raised(0.4, -0.4))),
+    (RUNS, "interval higher", put("ci95", to=raised(0.2, 0.2))),
+    (RUNS, "no interval", put("ci95", to=None)),
+    (RUNS, "date", put("origin", "recorded", to=time.time() + 86400)),
+    (PROBES, "seed", put("seed", to=1)),
+    (PROBES, "list", put("provenance", "manifests", "test", to="e" * 64)),
+    (PROBES, "images", put("provenance", "images", "test", to=720)),
+    (PROBES, "hit", arrays(lambda a: {"prediction": a["label"] + 0 * a["prediction"]})),
+    (PROBES, "one label", arrays(lambda a: {"label": np.roll(a["label"], 1)})),
+    (PROBES, "right images", arrays(some_images)),
+    (PROBES, "another list's", arrays(lambda a: {"manifest": np.array("f" * 64)})),
+    (("knn", *CHOSEN), "right images, all fitting", right_alone),
+    (("knn", *CHOSEN), "labels are predictions, all fitting", labels_of_predictions),
+    (CHOSEN, "choice of the worst", put("chosen", to=best_of(0))),
+    (CHOSEN, "choice off the grid", put("chosen", "lr", to=0.12345)),
+    (CHOSEN, "noise of 500 points", put("chosen", "choice_noise", to=500)),
+    (CHOSEN, "noise that is no number", put("chosen", "choice_noise", to="x")),
+    (CHOSEN, "rate as used", put("chosen", "lr_used", to=lambda lr: 2 * lr)),
+    (CHOSEN, "score above the best",
+     put("chosen", to=scores(lambda s, best: {**s, _other_than(best, s): 99.9}))),
+    (CHOSEN, "a score less", put("chosen", to=scores(lambda s, best: {best: s[best]}))),
+    (CHOSEN, "score of the best", put("chosen", to=scores(lambda s, best: {**s, best: 101.0}))),
+)  # fmt: skip
+FORGERIES = {f"{kind} {name}": (kind, edit) for kinds, name, edit in _OF_KINDS for kind in kinds}
 FORGERIES |= {
     "digest that is none": ("knn", put("checkpoint", to="abc")),
     "digest of no hex": ("knn", put("checkpoint", to="g" * 64)),

@@ -4,14 +4,19 @@ network for. It is driven over the browser's own pipe (DevTools protocol), so it
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.browser import FLAGS, chromium
-
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
+FLAGS += ["--no-default-browser-check"]
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 LIMIT = 60.0  # seconds of any test's browser
 # Key -> its code, and the text that it types
 _KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "Backspace": (8, "")}
@@ -114,7 +119,7 @@ def tab() -> Iterator[Tab]:
     back, ours = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         # The browser reads from descriptor 3 and writes to descriptor 4
-        line = [str(chromium()), *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
+        line = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
         script = f'exec "$@" 3<&{theirs} 4>&{ours}'
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = ["bash", "-c", script, "browser", *line]

@@ -1,12 +1,11 @@
 """Bold is what a second training keeps: with seeds, without, and where nothing is trained."""
 
 import dataclasses
-import json
 import re
 
 import pytest
 from support import boards
-from support.records import a_result
+from support.records import a_result, edit_lines
 
 from backbench import cli
 from backbench.board.board import collect, compare_rows, noise_of, noise_words, standing
@@ -91,11 +90,7 @@ def test_what_trainings_move_is_not_called_a_difference(tmp_path):
 @pytest.mark.parametrize(("noise", "mark"), [(0.5, {BEST: "best"}), (9.0, None)])
 def test_a_choice_that_few_images_made_is_noise_of_the_column(tmp_path, noise, mark):
     boards.synthetic(tmp_path, NAMES, [SEMISUP], gap=6, seeds=3)
-    for file in store.files_below(tmp_path):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        for row in rows:
-            row["chosen"] = {"choice_noise": noise}
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    edit_lines(tmp_path, lambda row: row.update(chosen={"choice_noise": noise}))
     board = collect([tmp_path])
     if mark:
         assert only_mark(board) == mark
@@ -107,9 +102,7 @@ def test_a_choice_that_few_images_made_is_noise_of_the_column(tmp_path, noise, m
 def test_the_noise_of_a_choice_is_of_the_metric_that_chose(tmp_path):
     kinds = [SEMISUP, (SEMISUP[0], SEMISUP[1], "top5", *SEMISUP[3:])]
     boards.synthetic(tmp_path, NAMES, kinds, gap=6, seeds=3)
-    for file in store.files_below(tmp_path):
-        rows = [json.loads(line) | {"chosen": {"choice_noise": 9.0}} for line in file.open()]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    edit_lines(tmp_path, lambda row: row.update(chosen={"choice_noise": 9.0}))
     board = collect([tmp_path])
     spread = {c.metric: noise_of(board, c).excess ** 0.5 for c in board.columns}
     assert spread["top1"] >= 9 > spread["top5"]

@@ -1,9 +1,7 @@
 """Records of several labs in one board: one row, both origins; what does not fit is named."""
 
-import json
-
 import pytest
-from support import boards
+from support import boards, records
 
 from backbench import cli
 from backbench.board.board import collect
@@ -31,12 +29,7 @@ def merge(tmp_path, capsys, caplog, *folders):
 
 def change(folder, name, **changes):
     """Edit the lines of one checkpoint in place."""
-    for file in store.files_below(folder):
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        for line in lines:
-            if line["name"] == name:
-                line.update(changes)
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records.edit_lines(folder, lambda line: line.update(changes if line["name"] == name else {}))
 
 
 def test_one_row_with_both_origins(labs, capsys, caplog):
@@ -99,10 +92,10 @@ def test_digests_and_prints_that_do_not_fit_are_named(labs, capsys, caplog, chan
 
 
 def test_predictions_of_another_list(labs, capsys, caplog):
-    for file in store.files_below(labs / "south"):
-        line = json.loads(file.read_text().splitlines()[0])
+    def name_another(line):
         line["provenance"]["manifests"]["test"] = line["provenance"]["manifest"] = "e" * 64
-        file.write_text(json.dumps(line) + "\n")
+
+    records.edit_lines(labs / "south", name_another)
     _, problems = merge(labs, capsys, caplog, labs / "north", labs / "south")
     assert all("its predictions are of list" in line for line in problems) and problems
 

@@ -6,12 +6,11 @@ import time
 
 import pytest
 from support import boards
-from support.browser import chromium
-from support.tab import tab
+from support.tab import CHROMIUM, tab
 
 from backbench.board.board import collect
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 # How far a section's heading is from the window's top, once nothing moves any more
 TOP = "Math.round(document.getElementById({name}).getBoundingClientRect().top)"

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from support import boards
+from support import boards, records
 
 from backbench.board.board import collect
 from backbench.cli import main
@@ -29,12 +29,8 @@ def measured(runs, names, *overrides, gap=4.0, **more):
 
 
 def write_header(runs, name, recipe):
-    """The checkpoint file, as far as the judge reads it."""
-    about = {"digest": boards.digest_of(name), "provenance": {"recipe": config.to_dict(recipe)}}
-    head = json.dumps(
-        {"__metadata__": {"format": "backbench-checkpoint", "about": json.dumps(about)}}
-    ).encode()
-    (runs / f"{name}.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    file, about = runs / f"{name}.safetensors", config.to_dict(recipe)
+    records.checkpoint_header(file, boards.digest_of(name), recipe=about)
 
 
 def test_a_number_of_a_page_counts_as_measured(tmp_path):
@@ -99,11 +95,9 @@ def test_a_changed_recipe_and_missing_trunks_prove_nothing(tmp_path, capsys):
 def test_what_cannot_be_tested_is_not_measured(tmp_path, capsys, how):
     """Numbers that nothing was kept for, and a fit that has not converged."""
     measured(tmp_path, NAMES, kept=how == "unsettled")
-    for file in tmp_path.rglob("lorac/results.jsonl"):
-        rows = [json.loads(row) for row in file.open()]
-        for row in rows if how == "unsettled" else ():
-            row["chosen"]["converged"] = False
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if how == "unsettled":
+        (file,) = tmp_path.rglob("lorac/results.jsonl")
+        records.edit_lines(file, lambda row: row["chosen"].update(converged=False))
     pairs, _ = said(capsys, tmp_path)
     assert len(pairs) == (3 if how == "unsettled" else 0) and not any("lorac" in p for p in pairs)
 
@@ -151,9 +145,7 @@ def test_pretrainings_spread_where_the_task_trains_nothing(tmp_path, capsys, mix
     order += [(recipe, seed) for seed in (1, 2) for recipe, _ in order]
     kind = ("knn", "cifar100", "top1_k5", "knn-32px-v1", None)
     pretrained(tmp_path, kind, order if mixed else sorted(order, reverse=True), gap=2.0)
-    for file in tmp_path.rglob("results.jsonl"):
-        rows = [json.loads(row) | {"arch": "resnet18", "epochs": 1000} for row in file.open()]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    records.edit_lines(tmp_path, lambda row: row.update(arch="resnet18", epochs=1000))
     assert main(["paper", "arb:3", str(tmp_path)]) == 0
     (claim,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("  claim "))
     assert claim.endswith(f": {verdict}"), claim

@@ -11,33 +11,24 @@ from support.records import a_result, digest_of, recipe_of
 from backbench.board.board import Measurement, fill
 from backbench.papers.judge import add_published
 
-BASES = {
-    "sgd": {"dataset": "cifar10", "protocol": "linear-lorac-v1"},
-    "demo": {"dataset": "digits", "protocol": "linear-demo-v1"},
-    "logreg": {"task": "logreg", "dataset": "dtd", "protocol": "logreg-v1"},
-    "testsel": {"dataset": "cifar10", "protocol": "linear-lorac-testsel-v1"},
-    "lphi": {"dataset": "cifar10", "protocol": "linear-cllr-cifar-v1-lphi"},
-    "analyze": {
-        "task": "analyze",
-        "dataset": "cifar10",
-        "metric": "rankme",
-        "protocol": "analyze-trunk-32px-v1",
-    },
-    "bare": {"task": "fewshot", "dataset": "pets", "protocol": "fewshot-v1"},
-    "knn": {"task": "knn", "dataset": "digits", "metric": "top1_k20", "protocol": "knn-demo-v1"},
-    "fewshot": {"task": "fewshot", "dataset": "pets", "protocol": "fewshot-v1"},
-    "semisup": {"task": "semi_1pct", "dataset": "imagenet", "protocol": "semisup-v1"},
-    "finetune": {"task": "finetune", "dataset": "cars", "protocol": "finetune-v1"},
-    "detect": {
-        "task": "mask_rcnn",
-        "dataset": "coco2017",
-        "metric": "segm_AP",
-        "protocol": "detection-1x-v1",
-        "engine": "torchvision",
-        "split": "val",
-    },
+_BASES = {  # task, dataset, metric, protocol
+    "sgd": ("linear", "cifar10", "top1", "linear-lorac-v1"),
+    "demo": ("linear", "digits", "top1", "linear-demo-v1"),
+    "logreg": ("logreg", "dtd", "top1", "logreg-v1"),
+    "testsel": ("linear", "cifar10", "top1", "linear-lorac-testsel-v1"),
+    "lphi": ("linear", "cifar10", "top1", "linear-cllr-cifar-v1-lphi"),
+    "analyze": ("analyze", "cifar10", "rankme", "analyze-trunk-32px-v1"),
+    "bare": ("fewshot", "pets", "top1", "fewshot-v1"),
+    "knn": ("knn", "digits", "top1_k20", "knn-demo-v1"),
+    "fewshot": ("fewshot", "pets", "top1", "fewshot-v1"),
+    "semisup": ("semi_1pct", "imagenet", "top1", "semisup-v1"),
+    "finetune": ("finetune", "cars", "top1", "finetune-v1"),
+    "detect": ("mask_rcnn", "coco2017", "segm_AP", "detection-1x-v1"),
+    "amp": ("mask_rcnn", "coco2017", "segm_AP", "detection-1x-bf16-v1"),
 }
-BASES["amp"] = {**BASES["detect"], "protocol": "detection-1x-bf16-v1"}
+BASES = {k: dict(zip(("task", "dataset", "metric", "protocol"), v)) for k, v in _BASES.items()}
+for _detector in ("detect", "amp"):
+    BASES[_detector] |= {"engine": "torchvision", "split": "val"}
 MORE = {  # what a row of this kind holds beside its recipe and its lists
     "sgd": {"trunk_unchanged": True},
     "knn": {"k": 20, "temperature": 0.07, "bank": "train+val"},
