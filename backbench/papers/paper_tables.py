@@ -103,11 +103,9 @@ def _dataset_heading(dataset: str) -> str:
     return dataset.capitalize().replace("Caltech", "Caltech-")
 
 
-def _imagenet() -> list[TableColumn]:
-    return [
-        TableColumn("", "Top-1", "linear", "imagenet", "top1"),
-        TableColumn("", "Top-5", "linear", "imagenet", "top5"),
-    ]
+def _imagenet(group: str = "", task: str = "linear") -> list[TableColumn]:
+    tops = (("Top-1", "top1"), ("Top-5", "top5"))
+    return [TableColumn(group, heading, task, "imagenet", metric) for heading, metric in tops]
 
 
 def _twelve_and_average() -> list[TableColumn]:
@@ -123,9 +121,7 @@ def _few_labels() -> list[TableColumn]:
     columns = []
     for task in TASKS.values():
         if task.percent is not None:
-            group = f"{task.percent}% labels"
-            columns.append(TableColumn(group, "Top-1", task.name, "imagenet", "top1"))
-            columns.append(TableColumn(group, "Top-5", task.name, "imagenet", "top5"))
+            columns += _imagenet(f"{task.percent}% labels", task.name)
     return columns
 
 
@@ -305,17 +301,11 @@ def to_latex(table: PaperTable, columns: Columns, measured: Sequence[TableLine])
     if measured:
         caption += f" Measured by {_latex(_protocols_of(columns))}."
     caption += _legend({mark for line in measured for mark in line.marks})
-    lines = [
-        f"% {table.where}; made by backbench leaderboard --latex",
-        r"\begin{table}[t]",
-        r"\centering",
-        rf"\caption{{{caption}}}",
-        rf"\label{{tab:{table.name}}}",
-        rf"\begin{{tabular}}{{ll{'c' * width}}}",
-        r"\toprule",
-        *_latex_groups(table),
-        _ampersands(["Model", "Epochs", *(_latex(column.heading) for column in table.columns)]),
-        r"\midrule",
+    heads = _latex_groups(table)
+    heads.append(
+        _ampersands(["Model", "Epochs", *(_latex(column.heading) for column in table.columns)])
+    )
+    body = [
         rf"{across}{{\emph{{Published}} ({table.where.replace(' ', ', ', 1)})}} \\",
         *map(_latex_line, published_lines(table)),
         r"\midrule",
@@ -323,9 +313,20 @@ def to_latex(table: PaperTable, columns: Columns, measured: Sequence[TableLine])
         *map(_latex_line, measured),
     ]
     if not measured:
-        lines.append(rf"{across}{{nothing measured yet}} \\")
-    lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
-    return "\n".join(lines) + "\n"
+        body.append(rf"{across}{{nothing measured yet}} \\")
+    comment = f"% {table.where}; made by backbench leaderboard --latex"
+    of = {"caption": caption, "label": table.name, "form": "ll" + "c" * width}
+    return _latex_table([comment], heads, body, **of)
+
+
+def _latex_table(
+    comments: Sequence[str], heads: Sequence[str], body: Sequence[str], **of: str
+) -> str:
+    """A booktabs table `of` a caption, a label and a form of columns."""
+    begin = [r"\begin{table}[t]", r"\centering", rf"\caption{{{of['caption']}}}"]
+    begin += [rf"\label{{tab:{of['label']}}}", rf"\begin{{tabular}}{{{of['form']}}}", r"\toprule"]
+    end = [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+    return "\n".join([*comments, *begin, *heads, r"\midrule", *body, *end]) + "\n"
 
 
 def _latex_groups(table: PaperTable) -> list[str]:
@@ -386,23 +387,12 @@ def board_to_latex(board: Board) -> str:
             cells.append(text)
             used.add(mark)
         body.append(_ampersands(cells))
-    lines = [
-        "% made by backbench leaderboard --latex",
-        *(f"% column {n}: {column.name}" for n, column in enumerate(columns, 1)),
-        r"\begin{table}[t]",
-        r"\centering",
-        rf"\caption{{Measured values in \%, with half of their 95\% intervals.{_legend(used)}}}",
-        r"\label{tab:board}",
-        rf"\begin{{tabular}}{{l{'c' * len(columns)}}}",
-        r"\toprule",
-        _ampersands(["Checkpoint", *heads]),
-        r"\midrule",
-        *body,
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    comments = ["% made by backbench leaderboard --latex"]
+    comments += [f"% column {n}: {column.name}" for n, column in enumerate(columns, 1)]
+    caption = rf"Measured values in \%, with half of their 95\% intervals.{_legend(used)}"
+    form = "l" + "c" * len(columns)
+    of = {"caption": caption, "label": "board", "form": form}
+    return _latex_table(comments, [_ampersands(["Checkpoint", *heads])], body, **of)
 
 
 _LATEX = str.maketrans(

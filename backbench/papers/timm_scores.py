@@ -91,21 +91,14 @@ def _read(name: str, source: str) -> Scores:
     with Path(__file__).with_name(name).open(newline="") as file:
         for line in csv.DictReader(file):
             model, size, crop_pct = line["model"], int(line["size"]), float(line["crop_pct"])
+            way = line["interpolation"]
             unlike = line.get("unlike", "")
             if model.startswith("fasternet_"):
                 unlike = "timm says to cut it at 0.9, and printed what it does at 1"
             for dataset, printed in {**SETS, **_TESTBED}.items():
                 if right := line.get(printed.column):
                     out[model, size, dataset] = PrintedScore(
-                        model,
-                        size,
-                        dataset,
-                        crop_pct,
-                        line["interpolation"],
-                        int(right),
-                        printed,
-                        source,
-                        unlike,
+                        model, size, dataset, crop_pct, way, int(right), printed, source, unlike
                     )
     return out
 

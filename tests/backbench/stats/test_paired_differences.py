@@ -40,31 +40,6 @@ def test_equal_pairs_of_one_weight_are_never_called_more_often(images, share):
     assert simulated.top1_called(images, share) <= 0.0502
 
 
-@pytest.mark.slow
-def test_best_of_many_equals_is_rarely_called_best():
-    """Bold means to beat each other one, so choosing the highest afterwards costs nothing."""
-    population = simulated.Population(1)
-    for k in (2, 3, 6):
-        bold = 0
-        for _ in range(3000):
-            hits = sorted(population.hits(k, IMAGES, 0.7), key=np.sum, reverse=True)
-            bold += all(of_images(hits[0].astype(float) - other).real for other in hits[1:])
-        assert bold / 3000 <= 0.05 + 3 * 0.004
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("images", [40, 150])
-def test_resamples_hold_their_rate(images):
-    rng = np.random.default_rng(2)
-    called = 0
-    for _ in range(1500):
-        d = rng.integers(-1, 2, images)
-        resampled = 100 * d[rng.integers(0, images, size=(500, images))].mean(1)
-        found = of_resamples(resampled, images)
-        called += found.real
-    assert called / 1500 <= 0.05 + 3 * 0.006
-
-
 def test_the_test_of_images_is_mcnemars_mid_p():
     d = np.array([1.0] * 14 + [-1.0] * 4 + [0.0] * 100)
     exact = binomtest(4, 18, 0.5).pvalue
