@@ -76,7 +76,7 @@ def test_mistakes_come_before_any_file(tmp_path):
     model = torch.nn.Linear(2, 2)
     with pytest.raises(BadInput, match="no tasks"):
         backbench.evaluate(model, [], data=tmp_path, out=tmp_path / "out")
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput, match=r"module .*Linear"):  # and no file's name
         backbench.evaluate(model, TASKS, data=tmp_path, out=tmp_path / "out")
     with pytest.raises(BadInput, match="not int"):
         backbench.evaluate(3, TASKS, data=tmp_path, out=tmp_path / "out")

@@ -8,61 +8,38 @@ import pytest
 
 from backbench import plugins
 
-# A command of each kind: of a program, one that starts them, and two that do without
-REFUSED = (
-    ("linear", "x.pth", "--datasets", "digits", "--data", ".", "--out", "run"),
-    pytest.param(("launch", "status", "--out", "runs"), marks=pytest.mark.slow),
-    pytest.param(("reproduce",), marks=pytest.mark.slow),
+LINEAR = ("linear", "x.pth", "--datasets", "digits", "--data", ".", "--out", "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "status"),
+    [
+        # A command of a program, two that start them, one that does without, and doctor
+        ("transfer", LINEAR, 2),
+        pytest.param("detection", ("launch", "status", "--out", "runs"), 2, marks=pytest.mark.slow),
+        pytest.param("transfer", ("reproduce",), 2, marks=pytest.mark.slow),
+        ("transfer", ("data", "list"), 0),
+        pytest.param("detection", ("doctor",), 1, marks=pytest.mark.slow),
+    ],
 )
-
-
-@pytest.fixture(
-    scope="module", params=["transfer", pytest.param("detection", marks=pytest.mark.slow)]
-)
-def hidden(request, tmp_path_factory):
-    """(the name, its file, an environment in which it comes first)."""
-    folder = tmp_path_factory.mktemp("others")
-    file = folder / request.param / "__init__.py"
-    file.parent.mkdir()
-    file.write_text("raise RuntimeError('imported')\n")
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    return request.param, file, {**os.environ, "PYTHONPATH": path}
-
-
-def backbench(env, *words):
-    """From a folder that is none of ours, whose packages `python -m` would find first."""
+def test_a_verb_says_so_and_stops_where_it_needs_the_program(tmp_path, name, words, status):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    # From a folder that is none of ours, whose packages `python -m` would find first
     command = [sys.executable, "-m", "backbench", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd="/")
-
-
-@pytest.mark.parametrize("words", REFUSED, ids=lambda words: words[0])
-def test_a_verb_says_so_and_stops(hidden, words):
-    name, file, environment = hidden
-    done = backbench(environment, *words)
-    assert done.returncode == 2
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd="/")
+    assert done.returncode == status
+    said = f"'import {name}' gives {tmp_path / name}"
+    if words == ("doctor",):
+        lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+        for beginning in (f"hidden {name} broken {said}", f"verbs demo, pretrain broken {name}: "):
+            assert [line for line in lines if line.startswith(beginning)]
+        return
     (line,) = done.stderr.strip().splitlines()
-    assert f"'import {name}' gives {file.parent}" in line and "uninstall" in line
-
-
-def test_a_verb_that_does_without_says_so_and_goes_on(hidden, tmp_path):
-    name, _, environment = hidden
-    done = backbench(environment, "data", "list", "--data", str(tmp_path))
-    assert done.returncode == 0 and "cifar10" in done.stdout
-    (line,) = done.stderr.strip().splitlines()
-    assert f"'import {name}' gives" in line
-
-
-@pytest.mark.slow
-def test_doctor_says_so(hidden):
-    name, file, environment = hidden
-    done = backbench(environment, "doctor")
-    assert done.returncode == 1
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    said = f"'import {name}' gives {file.parent}"
-    assert [line for line in lines if line.startswith(f"hidden {name} broken {said}")]
-    assert [
-        line for line in lines if line.startswith(f"verbs demo, pretrain broken {name}: {said}")
-    ]
+    assert said in line and "uninstall" in line
+    assert status or "cifar10" in done.stdout
 
 
 def test_nothing_is_hidden_here():

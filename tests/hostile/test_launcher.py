@@ -12,6 +12,7 @@ from support.strangers import door, refused
 
 from backbench.launch.job import Job
 from backbench.launch.records import Ledger, Submission
+from backbench.recipes import config
 
 GRID = """
 checkpoints: [{file}]
@@ -42,8 +43,6 @@ def record(runs, **changes):
     base = Submission(
         uid="abc123", grid="g", cluster="", cluster_overrides=(), kind="local", time=1.0, jobs=()
     )
-    from backbench.recipes import config
-
     data = dataclasses.asdict(base)
     data["cluster"] = str(config.configs_dir() / "clusters" / "local.yaml")
     data["jobs"] = [dataclasses.asdict(job) | changes.pop("job", {})]
@@ -58,8 +57,7 @@ def record(runs, **changes):
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["command=touch {0}", "setup=[touch {0}]", "env.PATH={0}", "sbatch.wrap=touch {0}"],
+    "override", ["command=touch {0}", "setup=[touch {0}]", "env.PATH={0}", "sbatch.wrap=touch {0}"]
 )
 def test_a_stored_record_is_no_command(tmp_path, override):
     runs = record(tmp_path / "runs", cluster_overrides=[override.format(tmp_path / "called")])
@@ -108,17 +106,25 @@ def test_the_demos_jobs_are_continued_by_the_demo(tmp_path):
     refused(said, f"`backbench demo --out {runs}`, with its --size, continues them")
 
 
-def test_a_stored_process_is_not_ended_by_its_number(tmp_path):
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        (socket.gethostname(), "does not run it"),
+        ("elsewhere", "runs on elsewhere: cancel it there"),
+    ],
+)
+def test_a_stored_process_is_not_ended_by_its_number(tmp_path, host, says):
     """`launch cancel` ends the process that runs the job, and no other that a status names."""
     runs = record(tmp_path / "runs")
     ledger = Ledger(runs)
     job = ledger.records()["x/knn"].job
-    attempt = {"start": 1.0, "end": None, "host": socket.gethostname()}
+    attempt = {"start": 1.0, "end": None, "host": host}
     with subprocess.Popen(["sleep", "60"]) as bystander, ledger.alone(job):
         attempt["pid"] = bystander.pid
         ledger.write_status(job, {"name": job.name, "state": "running", "attempts": [attempt]})
         said = door("launch", "cancel", "--out", runs)
-        assert said.status == 0 and "does not run it" in said.err, said.err
+        assert said.status == 0 and says in said.err, said.err
+        assert "0 jobs cancelled, 1 marked only" in said.err
         assert bystander.poll() is None
         bystander.kill()
 
@@ -176,23 +182,16 @@ def test_the_progress_of_a_stranger(tmp_path, some_trunk, key, value):
 BAD = {
     "verb": {"job": {"argv": ["sh", "-c", "touch x"]}},
     "no-argv": {"job": {"argv": []}},
-    "argv-text": {"job": {"argv": "linear x"}},
     "name-outside": {"job": {"name": "../../x"}},
-    "name-number": {"job": {"name": 5}},
     "makes-outside": {"job": {"makes": "/etc/passwd"}},
-    "units-text": {"job": {"units": "many"}},
     "uid": {"uid": "../../x"},
     "ids": {"ids": ["--all"]},
     "ids-short": {"ids": ["1_0", "1_1"]},
-    "jobs-number": {"jobs": 5},
     "jobs-list": {"jobs": [5]},
-    "time-text": {"time": "now"},
     "kind": {"kind": "cloud"},
-    "overrides-number": {"cluster_overrides": [5]},
     "newline": {"job": {"like": "a\nb"}},
     "time-digits": {"time": 10**4000},
     "units-digits": {"job": {"units": 10**400}},
-    "arch-list": {"job": {"arch": ["resnet18"]}},
     "name-long": {"job": {"name": "x/" + "y" * 300}},
     "name-records": {"job": {"name": ".launch/status"}},
     "grid-words": {"grid": "g --output=/etc/passwd"},
@@ -226,16 +225,12 @@ def test_records_that_are_none(tmp_path, folder, text):
     "status",
     [
         {"name": "x/knn", "state": "odd", "attempts": []},
-        {"name": "x/knn", "state": "running", "attempts": 5},
         {"name": "x/knn", "state": "running", "attempts": [{"start": "x"}]},
         {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": -1}]},
-        {"name": ["x"], "state": "done", "attempts": []},
         {"state": "done"},
         {"name": "x/knn", "state": "running", "attempts": [{"start": 10**4000}]},
         {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "end": 10**400}]},
         {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": 10**30}]},
-        {"name": "x/knn", "state": "done", "attempts": [{"start": 1, "end": 2, "machine": ["x"]}]},
-        {"name": "x/knn", "state": "done", "attempts": [{"start": 1, "end": 2, "gpus": {}}]},
     ],
 )
 def test_a_status_that_no_attempt_wrote(tmp_path, status):

@@ -25,25 +25,10 @@ from backbench.recipes import config
 from backbench.results import store
 from backbench.verbs import list_data
 
-# Its eight processes have a test of their own
-ELSEWHERE = "tests/pretrain/test_train_processes.py"
+FETCH = [pytest.param(line, id=name) for name, line in commands() if "fetch-splits" in line]
 
 
-def lines(verb):
-    found = [(name, line) for name, line in commands() if words_of(line)[0] == verb]
-    assert found
-    return pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in found])
-
-
-@lines("pretrain")
-def test_pretrain(line):
-    """On eight processes as the README has it; the same with --fast on one, below."""
-    command = line.partition("#")[0].strip()
-    text = (Path(__file__).parents[2] / ELSEWHERE).read_text()
-    assert "--fast" in command or f'"{command}"' in text
-
-
-@lines("data")
+@pytest.mark.parametrize("line", FETCH)
 def test_fetch_splits(line, tmp_path, monkeypatch, capsys):
     """From a server of this machine, with the recipe's hashes replaced by those of what it has."""
     served = {p: f"n01440764_{p}.JPEG\n".encode() for p in (1, 10)}

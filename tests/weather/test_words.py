@@ -9,13 +9,10 @@ import sys
 
 import pytest
 import torch
-from support.holding import holder
 from support.layouts import class_folder
 from support.records import a_result
 
-import backbench
 from backbench import cli
-from backbench.errors import BadInput
 from backbench.results import store
 from backbench.runs import run_progress
 from backbench.runs import terminal as terminal_output
@@ -59,32 +56,7 @@ def refused(answer, *parts):
 # Two at once
 
 
-def test_two_commands_in_one_folder(shapes, trunk, tmp_path, said):
-    (tmp_path / "near.yaml").write_text(KNN)
-    out = tmp_path / "run"
-    out.mkdir()
-    first = holder(out)
-    words = ["linear", trunk, "--datasets", "shapes", "--protocol", tmp_path / "near.yaml"]
-    words += ["--data", shapes, "--out", out, "--workers", "0"]
-    refused(said(*words), out, f"process {first.pid}", "since 20", "wait for it, or choose another")
-    first.kill()
-    first.wait()
-    assert said(*words)[0] == 0  # a dead one holds nothing
-    assert not (out / "run.lock").exists()
-
-
 # Images
-
-
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_truncated_image(shapes, trunk, tmp_path, said, workers):
-    (tmp_path / "near.yaml").write_text(KNN)
-    victim = shapes / "shapes" / "test" / "b" / "001.jpg"
-    victim.write_bytes(victim.read_bytes()[:200])
-    words = ["linear", trunk, "--datasets", "shapes", "--protocol", tmp_path / "near.yaml"]
-    answer = said(*words, "--data", shapes, "--out", tmp_path / "run", "--workers", workers)
-    refused(answer, f"backbench: {victim}: corrupt image")
-    assert len(answer[1]) < 300
 
 
 # Names
@@ -341,12 +313,3 @@ def test_no_epochs_are_known_epochs(tmp_path, said, trunk):
     )
     assert status == 0, line
     assert "epochs 0;" in " ".join((out + line).split())
-
-
-def test_a_module_that_is_refused_is_named(tmp_path):
-    class Perceptron(torch.nn.Linear):
-        pass
-
-    with pytest.raises(BadInput, match=r"module .*Perceptron") as found:
-        backbench.evaluate(Perceptron(2, 2), "knn/shapes", data=tmp_path, out=tmp_path / "out")
-    assert "module.pt" not in str(found.value)

@@ -1,13 +1,11 @@
 """The launcher on a real Slurm: Debian's packages, one node on loopback, started by a fixture."""
 
-import csv
 import re
 
 import pytest
 import torch
 from support import slurm_cluster
 
-from backbench import cli
 from backbench.launch.records import Ledger
 from backbench.launch.slurm_client import queue
 from backbench.weights.checkpoint import Checkpoint
@@ -24,11 +22,6 @@ def node_stays_in_service(slurm):
 
 def ids(lab, out):
     return {name: record.id for name, record in lab.look(out).records.items()}
-
-
-def one(names, text):
-    (found,) = [n for n in names if text in n]
-    return found
 
 
 @pytest.mark.slow
@@ -75,28 +68,6 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
 
 
 @pytest.mark.slow
-def test_cancelled_job_is_seen_as_cancelled_without_slurmdbd(lab, shell):
-    lab.dataset("long", steps=600, step_s=0.1)
-    lab.dataset("short", steps=1)
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("long", "short"))
-    cluster = lab.slurm()
-    assert lab.run(grid, cluster, "runs") == 0
-    lab.until("runs", lambda s: sorted(s.values()) == ["done", "running"])
-    known = ids(lab, "runs")
-    long = one(known, "long")
-    shell(f"scancel {known[long]}")
-    lab.until("runs", lambda s: s[long] == "cancelled", 20)
-    assert lab.statuses("runs")[long]["state"] != "cancelled", "a look writes nothing"
-    assert lab.launch("cancel", "runs", "short") == 0  # acts, if only on a job that is done
-    status = lab.statuses("runs")[long]
-    assert status["state"] == "cancelled", "Slurm forgets after minutes; the file does not"
-    lab.dataset("long", steps=600, step_s=0)
-    assert lab.launch("retry", "runs", "--cluster", cluster) == 0
-    lab.until_done("runs")
-    assert lab.values("runs") == lab.reference(grid)
-
-
-@pytest.mark.slow
 def test_cancel_and_blocked(lab):
     lab.dataset("pretrain", steps=600, step_s=0.1)
     grid = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1", "d2"))
@@ -106,7 +77,7 @@ def test_cancel_and_blocked(lab):
     assert lab.launch("cancel", "runs", "pretrain") == 0
     lab.until("runs", lambda s: sorted(s.values()) == ["blocked", "blocked", "cancelled"], 30)
     lab.dataset("pretrain", steps=600, step_s=0)
-    assert lab.run(grid, cluster, "runs") == 0
+    assert lab.launch("retry", "runs", "--cluster", cluster) == 0
     lab.until_done("runs")
     assert lab.values("runs") == lab.reference(grid)
 
@@ -149,18 +120,6 @@ def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
     )
 
 
-def test_what_sbatch_refuses_is_told_in_one_line(lab, capsys):
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
-    cluster = lab.cluster(
-        "slurm", sbatch={"begin": "yesterdayish"}, resources={"default": {"cpus": 1, "hours": 0.1}}
-    )
-    assert lab.run(grid, cluster, "runs") == 1
-    message = capsys.readouterr().err.strip().splitlines()[-1]  # sbatch's own words come first
-    assert message.startswith("backbench: sbatch refused linear-lorac-d1: ")
-    assert "Invalid --begin" in message
-    assert lab.states("runs") == {}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
@@ -192,35 +151,3 @@ def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
         for parts in ([two[k] - one[k] for k in floats], [one[k] for k in floats])
     )
     assert float(apart / size) < 1e-5
-
-
-@pytest.mark.slow
-def test_twelve_real_probes_of_three_pretrainings_fill_the_table(lab, tiny_root):
-    """The demo's path on Slurm: three pretrainings, four probes of each behind them, the
-    leaderboard. The reference takes the three checkpoints together, without Slurm."""
-    probes = ["linear_demo", "logreg_demo", "knn_demo", "fewshot_demo"]
-    recipes = ["tiny_random", "tiny_simclr", "tiny_moco_v2"]
-    evaluate = [{"verb": "linear", "protocol": p, "datasets": ["digits"]} for p in probes]
-    grid = lab.grid(recipes=recipes, data=str(tiny_root), evaluate=evaluate)
-    cluster = lab.slurm(fake=False, jobs=2, accelerator="cpu", hours=1)
-    assert lab.run(grid, cluster, "runs") == 0
-    lab.until_done("runs", 560)
-    assert len(lab.states("runs")) == 15
-    assert lab.run(grid, cluster, "runs") == 0
-    assert len(lab.states("runs")) == 15
-    table = lab.root / "leaderboard.csv"
-    assert cli.main(["leaderboard", str(lab.root / "runs"), "--csv", str(table)]) == 0
-    with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 3
-    for row in rows:
-        filled = [key for key, value in row.items() if "/digits/" in key and value]
-        assert {key.split("/")[0] for key in filled} == {"linear", "logreg", "knn", "fewshot"}
-    made = [str(lab.root / "runs" / "pretrain" / "*")]
-    packed = [{**e, "pack": 3} for e in evaluate]
-    together = lab.grid(checkpoints=made, data=str(tiny_root), evaluate=packed)
-    assert lab.run(together, lab.cluster("debug", fake=False), "whole") == 0
-    assert len(lab.states("whole")) == 4
-    got, expected = lab.values("runs"), lab.values("whole")
-    assert got.keys() == expected.keys() and len(got) >= 12
-    assert got == pytest.approx(expected, abs=1e-6)

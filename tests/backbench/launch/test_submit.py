@@ -49,11 +49,14 @@ def test_an_array_that_shows_up_in_the_queue_later(lab, stand_in_slurm, two, cap
     assert ids(lab) == ["9_0", "9_1"] and len(stand_in_slurm.called("sbatch")) == 1
 
 
-def test_what_was_refused_leaves_no_record(lab, stand_in_slurm, two):
+def test_what_was_refused_leaves_no_record_and_is_told_in_one_line(
+    lab, stand_in_slurm, two, capsys
+):
     answer = "sbatch: error: Batch job submission failed: Invalid qos"
     stand_in_slurm.sbatch(f'echo "{answer}" >&2; exit 1')
     assert lab.run(*two, "runs") == 1
-    assert ids(lab) == []
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == f"backbench: sbatch refused linear-lorac-d1: {answer}" and ids(lab) == []
 
 
 def test_refused_partway_says_how_many_went(lab, stand_in_slurm, capsys):

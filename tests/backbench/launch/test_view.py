@@ -129,15 +129,11 @@ def test_state_of_a_job_of_this_machine(tmp_path):
     submit(ledger, runs, behind, next_one, left, uid="pool-0", kind="local", cluster="local")
     write_status(ledger, runs, "running")
     write_status(ledger, left, "running")
-    folder = ledger.runs / "x" / "runs"
-    folder.mkdir(parents=True)
-    about = {"what": "probe", "done": 30, "total": 100, "unit": "step", "eta_s": 100.0}
-    (folder / "progress.json").write_text(json.dumps({**about, "time": time.time() - 25}))
     with ledger.alone(runs):
         with ledger.running_pool("pool"):
             ledger.mark_cancelled(left, on=True)
             assert shown(ledger) == {
-                "x/runs": ("running", "probe 30/100 steps, ETA 1:15"),
+                "x/runs": ("running", ""),
                 "x/behind": ("waiting", "for x/runs"),
                 "x/next": ("queued", ""),
                 "x/left": ("cancelled", ""),

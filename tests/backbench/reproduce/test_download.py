@@ -77,8 +77,10 @@ def server():
 def begin(server, folder):
     """A download that breaks off after its first MiB."""
     server.cut = 1 << 20
-    with pytest.raises(Failed):
+    with pytest.raises(Failed, match=r"broke off|IncompleteRead|connection"):
         public_files.fetch(server.url, folder / "model.pth")
+    assert not (folder / "model.pth").exists()
+    server.cut = None
 
 
 def test_a_file_comes_whole(server, tmp_path):
@@ -87,16 +89,27 @@ def test_a_file_comes_whole(server, tmp_path):
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pth"]
 
 
-def test_what_broke_off_goes_on_where_it_ended(server, tmp_path):
-    server.cut = 1 << 20
-    for _ in range(2):
-        with pytest.raises(Failed, match=r"broke off|IncompleteRead|connection"):
-            public_files.fetch(server.url, tmp_path / "model.pth")
-    assert not (tmp_path / "model.pth").exists()
-    server.cut = None
+REST = f"bytes={1 << 20}-"
+
+
+@pytest.mark.parametrize(
+    ("tag", "then", "asked"),
+    [
+        ('"v1"', {}, REST),
+        # Never the head of one version and the tail of the other; without a version, all anew
+        ('"v1"', {"data": DATA[::-1], "tag": '"v2"'}, REST),
+        ("", {}, None),
+        ('W/"weak"', {}, None),
+    ],
+    ids=["goes on", "another file", "no tag", "weak tag"],
+)
+def test_what_broke_off_goes_on_where_it_is_the_same_file(server, tmp_path, tag, then, asked):
+    server.tag = tag
+    begin(server, tmp_path)
+    vars(server).update(then)
     public_files.fetch(server.url, tmp_path / "model.pth")
-    assert (tmp_path / "model.pth").read_bytes() == DATA
-    assert server.asked == [None, f"bytes={1 << 20}-", f"bytes={2 << 20}-"]
+    assert (tmp_path / "model.pth").read_bytes() == server.data
+    assert server.asked == [None, asked]
 
 
 def test_after_a_reset_between_two_pieces_it_goes_on(server, tmp_path, monkeypatch):
@@ -119,7 +132,7 @@ def test_after_a_reset_between_two_pieces_it_goes_on(server, tmp_path, monkeypat
 def test_a_server_that_caps_its_answers_is_asked_again(server, tmp_path):
     """A part is no whole file, whatever length its answer announces, and has the file's tag."""
     begin(server, tmp_path)
-    server.capped, server.tag_of_parts = True, False
+    server.cut, server.capped, server.tag_of_parts = 1 << 20, True, False
     with pytest.raises(Failed, match="broke off at 2"):
         public_files.fetch(server.url, tmp_path / "model.pth")
     public_files.fetch(server.url, tmp_path / "model.pth")
@@ -134,24 +147,6 @@ def test_a_whole_part_is_only_renamed(server, tmp_path):
     public_files.fetch(server.url, tmp_path / "model.pth")
     assert (tmp_path / "model.pth").read_bytes() == DATA
     assert server.asked == [None, f"bytes={len(DATA)}-"]
-
-
-def test_another_version_of_the_file_begins_anew(server, tmp_path):
-    """Never the head of one and the tail of the other."""
-    begin(server, tmp_path)
-    server.cut, server.data, server.tag = None, DATA[::-1], '"v2"'
-    public_files.fetch(server.url, tmp_path / "model.pth")
-    assert (tmp_path / "model.pth").read_bytes() == DATA[::-1]
-
-
-@pytest.mark.parametrize("tag", ["", 'W/"weak"'])
-def test_without_a_version_it_begins_anew(server, tmp_path, tag):
-    server.cut, server.tag = 1 << 20, tag
-    with pytest.raises(Failed):
-        public_files.fetch(server.url, tmp_path / "model.pth")
-    server.cut = None
-    public_files.fetch(server.url, tmp_path / "model.pth")
-    assert server.asked == [None, None] and (tmp_path / "model.pth").read_bytes() == DATA
 
 
 def test_a_web_page_is_no_checkpoint(server, tmp_path):

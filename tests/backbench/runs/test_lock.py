@@ -11,6 +11,7 @@ from support.holding import holder
 
 from backbench.errors import BadInput
 from backbench.runs import lock
+from backbench.runs.folder import open_run
 
 
 @pytest.fixture(autouse=True)
@@ -35,19 +36,12 @@ def test_the_second_is_told_who_is_there_and_the_dead_hold_nothing(tmp_path):
         pass
     first.kill()  # its forked child lives on
     first.wait()
-    with lock.held(tmp_path):
+    run = {"verb": "linear", "identity": {}}
+    with open_run(tmp_path, **run):
         assert str(os.getpid()) in (tmp_path / lock.LOCK_FILE).read_text()
-        with pytest.raises(BadInput, match=str(os.getpid())), lock.held(tmp_path):
+        with pytest.raises(BadInput, match=str(os.getpid())), open_run(tmp_path, **run):
             pass
-    assert not list(tmp_path.iterdir())
-
-
-def test_who_ends_well_leaves_the_folder_to_the_next(tmp_path):
-    first = holder(tmp_path)
-    first.communicate("")
-    assert first.returncode == 0
-    with lock.held(tmp_path):
-        pass
+    assert not (tmp_path / lock.LOCK_FILE).exists()
 
 
 def test_a_dead_machine_does_not_block_for_ever(tmp_path):

@@ -66,13 +66,7 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     assert "plan: nearest neighbours (knn), few labels" in caplog.text
     assert caplog.text.count("is drawn for test, by sha256 of '0 <path>'") == 1
     assert "k [5, 20] instead of [5, 20, 200] of the shipped knn" in caplog.text
-    for word in (
-        "my_resnet  ",
-        "vit  ",
-        "knn/mine/top1_k20@knn-v1~",
-        "logreg/mine",
-        "fewshot/mine",
-    ):
+    for word in ("my_resnet  ", "vit  ", "knn/mine/top1_k20@knn-v1~", "logreg/mine", "fewshot/"):
         assert word in out
     assert "images, about" in out and "semisup runs" in out
     # linear: 30,000 steps of 256 images, twice; finetune: 20,000 steps, for five rates and the best
@@ -210,10 +204,7 @@ LINEAR = "linear my_resnet.pth --datasets mine --data . --out runs --protocol {}
 SEMISUP = "semisup my_resnet.pth --data . --out runs --percent {}"
 WRONG = [
     ("evaluate nobody.pth --data mine --out runs", "nobody.pth: no such file"),
-    (
-        "evaluate knm my_resnet.pth --data mine --out runs",
-        "knm: no such file, and no task; did you",
-    ),
+    ("evaluate knm my_resnet.pth --data mine --out runs", "knm: no such file, and no task; did"),
     ("evaluate knn --data mine --out runs", "knn: is a task; name a checkpoint file or timm:NAME"),
     ("evaluate timm:resnet5 --data mine --out runs", "has no model 'resnet5'; did you mean"),
     ("evaluate notes.txt --data mine --out runs", "notes.txt: "),
@@ -227,40 +218,24 @@ WRONG = [
     (EVALUATE.format("", "only"), "only: no folder 'test' or 'val' beside 'train'; expected"),
     (EVALUATE.format("", "a,b"), "a dataset's name has no comma and is not 'all'; rename it"),
     (EVALUATE.format("", "all"), "a dataset's name has no comma and is not 'all'; rename it"),
-    (
-        EVALUATE.format("mask_rcnn --workers 1", "mine"),
-        "mask_rcnn: --accelerator and --workers are",
-    ),
+    (EVALUATE.format("mask_rcnn --workers 1", "mine"), "mask_rcnn: --accelerator and --workers"),
     (EVALUATE.format("", "cifar10"), "the name of the known dataset cifar10, and not its files"),
     (EVALUATE.format("", "one"), "one/a: class folder without images"),
     (EVALUATE.format("knn@nobody", "mine"), "no recipe 'nobody'"),
     (EVALUATE.format("finetune@finetune,semisup", "mine"), "no recipe 'finetune,semisup'"),
     (EVALUATE.format("knn/other", "."), "other: no such folder; expected"),
-    (
-        "evaluate my_resnet.pth --data mine --out notes.txt",
-        "notes.txt: is a file; --out needs a fo",
-    ),
+    ("evaluate my_resnet.pth --data mine --out notes.txt", "notes.txt: is a file; --out needs"),
     (LINEAR.format("knn"), "k = 200 neighbours of 48 images; write --protocol knn k=5,20"),
-    (LINEAR.format("knn k=0"), "--protocol knn k=0: 'k[0]' must be"),
     (LINEAR.format("knn kk=5"), "--protocol knn kk=5: unknown key 'kk'; did you mean 'k'"),
     (LINEAR.format("knn k=5,many"), "--protocol knn k=5,many: 'k[1]' must be a whole number"),
     (LINEAR.format("own k=5"), "'k=5' after --protocol own: each checkpoint has another; name one"),
     (LINEAR.format("base.yaml"), "base 'nobody' is not there (looked for"),
     (LINEAR.format("odd.yaml"), "odd.yaml: unknown key 'kk'"),
     (SEMISUP.format("1"), "measures on a published list of imagenet; give --lists DIR"),
-    (
-        SEMISUP.format("1 --dataset mine --lists lists"),
-        "lists/1percent.txt:3: 'cat/999.png' is not",
-    ),
-    (
-        SEMISUP.format("10 --dataset mine --lists lists"),
-        "10percent.txt:2: 'bird/1.png' has a label",
-    ),
+    (SEMISUP.format("1 --dataset mine --lists lists"), "1percent.txt:3: 'cat/999.png' is not"),
+    (SEMISUP.format("10 --dataset mine --lists lists"), "10percent.txt:2: 'bird/1.png' has a"),
     (SEMISUP.format("1 --dataset mine --lists empty"), "1percent.txt: the list is empty; write an"),
-    (
-        SEMISUP.format("10 --dataset mine --lists empty"),
-        "10percent.txt:2: 'cat/0.png' is listed tw",
-    ),
+    (SEMISUP.format("10 --dataset mine --lists empty"), "10percent.txt:2: 'cat/0.png' is listed"),
     (SEMISUP.format("1 --dataset nothing"), "nothing: no such folder; expected"),
 ]
 
@@ -281,10 +256,8 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(home, c
     (home / "knn.yaml").write_text("base: knn\nk: [3]\ngeometry: {resize: 32, crop: 32}\n")
     line = ["linear", "--protocol", "knn_demo", "k=3", "my_resnet.pth", "--datasets", "mine"]
     assert cli.main([*line, "--data", ".", "--out", "a"]) == 0
-    assert (
-        "--protocol knn_demo: k [3] instead of [5, 20] of the shipped knn_demo; its col"
-        in caplog.text
-    )
+    said = "--protocol knn_demo: k [3] instead of [5, 20] of the shipped knn_demo; its columns"
+    assert said in caplog.text
     caplog.clear()
     words = ["my_resnet.pth", "--datasets", "mine", "--data", "."]
     assert cli.main(["linear", *words, "--out", "b", "--protocol", "mine.yaml"]) == 0
