@@ -108,25 +108,15 @@ def test_all_four_in_one_life(site, data, tmp_path):
     assert "stripes" in listed
 
 
-def test_without_the_package_the_names_are_unknown(data, tmp_path, capsys):
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    out = ("--data", str(data), "--out", str(tmp_path / "run"))
-    assert cli.main(["pretrain", str(tmp_path / "recipe.yaml"), *out]) == 2
-    said = capsys.readouterr().err
-    assert "unknown method 'spread'" in said and len(said.splitlines()) == 1
-    with pytest.raises(BadInput, match="unknown architecture 'squares'"):
-        archs.build_trunk("squares")
-
-
-@pytest.mark.parametrize(
-    "name", ["example_lab.spread", "os", "../spread", "pretrain.methods.simclr"]
-)
-def test_a_recipe_cannot_name_a_module(data, tmp_path, capsys, name):
+@pytest.mark.parametrize("name", ["spread", "example_lab.spread", "os", "../spread"])
+def test_a_recipe_names_what_is_installed_and_never_a_module(data, tmp_path, capsys, name):
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("name: spread", f"name: {name}"))
     out = ("--data", str(data), "--out", str(tmp_path / "run"))
     assert cli.main(["pretrain", str(tmp_path / "recipe.yaml"), *out]) == 2
     said = capsys.readouterr().err
     assert f"unknown method '{name}'" in said and len(said.splitlines()) == 1
+    with pytest.raises(BadInput, match="unknown architecture 'squares'"):
+        archs.build_trunk("squares")
 
 
 def point(tmp_path: Path, group: str, name: str, value: str, package: str = "odd") -> None:
@@ -159,23 +149,19 @@ def test_two_packages_with_one_name(path):
         plugins.installed(plugins.METHODS)
 
 
-def test_what_does_not_load_names_its_package(path):
-    point(path, plugins.FORMATS, "mine", "nowhere_at_all:ROW")
-    with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.*cannot be loaded: ModuleNotFoundError"):
-        plugins.load(plugins.FORMATS, "mine", str)
-
-
-def test_what_is_of_another_kind_is_refused(path):
-    point(path, plugins.FORMATS, "mine", "os:sep")
-    with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.* is str, not Path"):
-        plugins.load(plugins.FORMATS, "mine", Path)
-
-
-def test_a_row_has_the_name_it_is_installed_under(path):
+@pytest.mark.parametrize(
+    ("value", "kind", "says"),
+    [
+        ("nowhere_at_all:ROW", str, "cannot be loaded: ModuleNotFoundError"),
+        ("os:sep", Path, " is str, not Path"),
+        ("odd_rows:ROW", SimpleNamespace, " calls itself 'yours'"),
+    ],
+)
+def test_what_cannot_be_used_names_its_package(path, value, kind, says):
     (path / "odd_rows.py").write_text("import types; ROW = types.SimpleNamespace(name='yours')")
-    point(path, plugins.DATASETS, "mine", "odd_rows:ROW")
-    with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.* calls itself 'yours'"):
-        plugins.load(plugins.DATASETS, "mine", SimpleNamespace)
+    point(path, plugins.FORMATS, "mine", value)
+    with pytest.raises(BadInput, match=rf"odd 1\.0: 'mine'.*{says}"):
+        plugins.load(plugins.FORMATS, "mine", kind)
 
 
 def test_a_broken_package_stands_in_nobody_elses_way(path, tmp_path, capsys, caplog):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import socket
 import subprocess
 
@@ -127,23 +126,6 @@ def test_a_stored_process_is_not_ended_by_its_number(tmp_path, host, says):
         assert "0 jobs cancelled, 1 marked only" in said.err
         assert bystander.poll() is None
         bystander.kill()
-
-
-def test_a_stored_number_of_slurms_is_not_cancelled(tmp_path, monkeypatch):
-    """The number may be that of another job of the same person: its comment tells."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, text in {"squeue": 'echo "7|RUNNING|None|mine"', "scancel": "touch called"}.items():
-        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path)
-    runs = record(tmp_path / "runs", kind="slurm", ids=["7"])
-    for file in (runs / ".launch" / "status").iterdir():
-        file.unlink()
-    said = door("launch", "cancel", "--out", runs)
-    assert said.status == 0 and "1 jobs cancelled" in said.err, said.err
-    assert not (tmp_path / "called").exists()
 
 
 DIGITS = "1" + "0" * 4000

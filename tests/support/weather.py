@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from backbench.results import store
 from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.weights.checkpoint import Checkpoint
@@ -104,6 +106,31 @@ def warm(folder):
     finally:
         process.stdin.close()
         process.wait(60)
+
+
+@contextlib.contextmanager
+def disk(path, size="1m", options="rw"):
+    """A file system of its own at `path`."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    path.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},{options}", "none", str(path)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this machine lets nobody mount: {done.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(path):
+    """The disk at `path` to its last byte."""
+    with (path / "filling").open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
 
 
 def _become(request):

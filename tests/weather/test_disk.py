@@ -1,14 +1,13 @@
 """Full, read-only and forbidden disks under --out, the cache and the temporary files: a plain line
 with the path and the next step, and the same command continues once there is room."""
 
-import contextlib
 import errno
 import os
 import subprocess
 
 import numpy as np
 import pytest
-from support.weather import VERBS, command, warm
+from support.weather import VERBS, command, disk, fill, warm
 
 from backbench import cli
 from backbench.errors import BadInput, Failed
@@ -16,31 +15,6 @@ from backbench.runs import atomic, failures, lock
 from transfer.feature_cache import FeatureCache, PartFiles
 
 FAULT = "fault of backbench"
-
-
-@contextlib.contextmanager
-def disk(path, size="1m", options="rw"):
-    """A file system of its own at `path`."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    path.mkdir(parents=True, exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},{options}", "none", str(path)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"this machine lets nobody mount: {done.stderr.strip()}")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-def fill(path):
-    """The disk at `path` to its last byte."""
-    with (path / "filling").open("wb", buffering=0) as file:
-        for size in (1 << 20, 4096):
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(b"x" * size)
 
 
 @pytest.mark.parametrize("number", sorted(failures._DISK))

@@ -2,9 +2,9 @@
 
 import os
 import re
-import subprocess
 
 import pytest
+from support.weather import disk
 
 from backbench.launch.attempt import Ending, decide
 
@@ -101,26 +101,17 @@ def test_too_short_a_time_is_said():
 
 @pytest.mark.slow
 def test_full_disk_loses_no_result(lab):
-    """A 256 KiB disk: the job fails in the system's words; room makes the rest finish."""
-    disk = lab.root / "runs"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "lab", str(disk)]
-    mount = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mount.returncode:
-        pytest.skip(f"cannot mount a small disk: {mount.stderr.strip()}")
-    try:
+    """A small disk: jobs fail in the system's words; room makes the rest finish."""
+    with disk(lab.root / "runs", "256k") as small:
         grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
         assert lab.run(grid, lab.cluster("local"), "runs") == 0
         before = lab.values("runs")
-        (disk / "ballast").write_bytes(b"x" * 4096 * ((os.statvfs(disk).f_bavail) - 3))
-        grid = lab.grid(
-            checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2", "d3")
-        )
+        (small / "ballast").write_bytes(b"x" * 4096 * ((os.statvfs(small).f_bavail) - 3))
+        more = lab.checkpoints("a", "b", "c")
+        grid = lab.grid(checkpoints=[more], evaluate=lab.linear("d1", "d2", "d3"))
         assert lab.run(grid, lab.cluster("local"), "runs") != 0
         assert before.items() <= lab.values("runs").items()
-        (disk / "ballast").unlink()
+        (small / "ballast").unlink()
         lab.launch("retry", "runs", "--cluster", lab.cluster("local"))
         assert lab.run(grid, lab.cluster("local"), "runs") == 0
         assert lab.values("runs") == lab.reference(grid)
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)

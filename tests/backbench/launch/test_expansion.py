@@ -51,21 +51,15 @@ def test_two_checkpoints_train_again_for_all_and_the_dry_run_says_so(lab, capsys
 
 
 def test_names_are_stable_and_each_cell_is_there_once(lab):
-    pattern = lab.checkpoints("a", "b")
+    pattern, folder = lab.checkpoints("a", "b"), lab.root / "ck"
+    (folder / "copy.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
     evaluate = [*lab.linear("d1"), *lab.linear("d1", "d2"), *lab.linear("d1", seeds=[0, 1])]
-    twice = [pattern, pattern, str(lab.root / "ck" / "a.safetensors")]
+    twice = [pattern, pattern, str(folder / "a.safetensors")]
     first = jobs_of(lab, lab.grid(checkpoints=twice, evaluate=evaluate))
     second = jobs_of(lab, lab.grid(checkpoints=[pattern], evaluate=evaluate))
     assert [j.name for j in first] == [j.name for j in second]
     cells = [c for j in first for c in j.cells]
     assert len(cells) == len(set(cells)) == 2 * 3
-
-
-def test_same_weights_in_two_files_are_one_checkpoint(lab):
-    pattern, folder = lab.checkpoints("a"), lab.root / "ck"
-    (folder / "copy.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
-    grid = lab.grid(checkpoints=[pattern], evaluate=lab.linear("d1"))
-    assert len(list(folder.iterdir())) == 2 and len(jobs_of(lab, grid)) == 1
 
 
 def test_what_a_checkpoint_is_told_goes_through_an_import(lab):
@@ -114,27 +108,6 @@ def test_probes_on_the_same_features_come_after_the_first(lab):
     knn, fewshot, logreg, lorac = jobs_of(lab, grid)
     assert fewshot.after == (knn.name,), "same geometry"
     assert logreg.after == () and lorac.after == (), "other pixels; augmented"
-
-
-def test_ablation_recipe_times_values_times_seeds(lab):
-    vary = {"method.temperature": [0.1, 0.2], "epochs": [1, 2]}
-    recipe = {"recipe": "demo_simclr", "vary": vary, "seeds": [0, 1, 2]}
-    jobs = jobs_of(lab, lab.grid(recipes=[recipe], evaluate=lab.linear("d1")))
-    pretrainings = [j for j in jobs if j.verb == "pretrain"]
-    assert len(pretrainings) == 12 and len(jobs) == 24
-    assert len({j.name for j in jobs}) == 24
-    names = {next(a for a in j.argv if a.startswith("name=")) for j in pretrainings}
-    assert names == {
-        f'name="simclr-demo temperature={t} epochs={e}"' for t in (0.1, 0.2) for e in (1, 2)
-    }
-    for job in jobs:
-        if job.verb == "linear":
-            (need,) = job.needs
-            assert str(lab.root / "runs" / need / "backbone.safetensors") in job.argv
-        else:
-            overrides = [a for a in job.argv[2:] if "=" in a and not a.startswith("--")]
-            recipe = config.apply_overrides({}, overrides)
-            assert {"name", "seed", "epochs", "method"} == set(recipe) and "=" not in job.name
 
 
 def test_a_grid_goes_the_fast_way_by_one_key(lab, capsys):
@@ -192,19 +165,23 @@ def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
     assert after.name == probe.name and after.needs == ()
 
 
-def test_keys_that_move_together(lab):
-    """Every value of a named axis changes several keys, times the values of a key by itself."""
+def test_points_of_a_sweep(lab):
+    """Every value of a named axis changes several keys, times the values of a key by itself, times
+    the seeds; a probe of each."""
     sizes = {"16": {"batch_size": 16, "epochs": 1}, "32": {"batch_size": 32, "epochs": 2}}
     vary = {"batch": sizes, "method.temperature": [0.1, 0.5]}
     expected = ["paper:1:simclr:batch-{batch}-tau-{temperature}"]
     sweep = {"recipe": "demo_simclr", "vary": vary, "expected": expected}
-    grid = lab.grid(checkpoints=[], recipes=[sweep], evaluate=[], seeds=[0, 1])
-    jobs = expand(read_grid(grid), lab.root / "runs", where="x", data=lab.data).jobs
-    assert len(jobs) == 8, "two batches, two temperatures, two seeds of the grid"
+    grid = lab.grid(recipes=[sweep], evaluate=lab.linear("d1"), seeds=[0, 1])
+    jobs = {job.name: job for job in jobs_of(lab, grid)}
+    assert len(jobs) == 2 * 8, "two batches, two temperatures, two seeds of the grid; their probes"
     found = set()
-    for job in jobs:
-        end = job.argv.index("--data")
-        recipe = config.apply_overrides({}, job.argv[2:end])
+    for job in jobs.values():
+        if job.verb == "linear":
+            (need,) = job.needs
+            assert str(lab.root / "runs" / need / "backbone.safetensors") in job.argv
+            continue
+        recipe = config.apply_overrides({}, job.argv[2 : job.argv.index("--data")])
         label = f"batch={recipe['batch_size']} temperature={recipe['method']['temperature']}"
         assert recipe["name"] == f"simclr-demo {label}"
         assert recipe["epochs"] == recipe["batch_size"] // 16
@@ -212,6 +189,6 @@ def test_keys_that_move_together(lab):
             f"paper:1:simclr:{label}".replace("=", "-").replace(" temperature", "-tau")
         ]
         # A name of ours for several keys is not in the folder's, which is told apart by all of them
-        assert "temperature-" in job.name and "batch" not in job.name
+        assert "temperature-" in job.name and "batch" not in job.name and "=" not in job.name
         found.add((label, recipe["seed"]))
-    assert len(found) == len({job.name for job in jobs}) == 8
+    assert len(found) == 8

@@ -24,29 +24,9 @@ def test_gpus_are_handed_out(lab):
     assert {f.read_text() for f in lab.root.glob("runs/*/*/told")} == {"0", "1"}
 
 
-def test_pool_runs_any_list_of_verbs(lab):
-    """Another program can use the pool: jobs with files that show they are done, N at a time."""
-    runs = lab.root / "runs"
-    lab.checkpoints("a")
-    file = str(lab.root / "ck" / "a.safetensors")
-
-    def copy(name, *needs):
-        out = str(runs / name / "copy")
-        argv = ("export", file, "--format", "timm", "--out", out)
-        return Job(
-            name=name, argv=argv, like="export", cells=(name,), needs=needs, makes=f"{name}/copy"
-        )
-
-    pool = JobPool(runs, at_once=2)
-    command = tuple(lab.command)
-    for job in (copy("second", "first"), copy("first"), copy("third", "nowhere")):
-        pool.add(Attempt(job=job, runs=str(runs), command=command))
-    assert pool.run()
-    assert pool.outcomes == {"first": "done", "second": "done", "third": "blocked"}
-
-
 def test_order_of_jobs(lab):
-    """Added first, started first; needs must end well, after must be over; the blocked say so."""
+    """Another program's list of jobs: added first, started first; needs must end well, after must
+    be over; the blocked say so."""
     runs = lab.root / "runs"
     lab.dataset("bad", fault="bad")
 
@@ -62,13 +42,14 @@ def test_order_of_jobs(lab):
         probe("last", after=("bad", "good")),
         probe("user", needs=("bad",)),
         probe("user's user", needs=("user",)),
+        probe("nobody's user", needs=("nowhere",)),
         probe("bad", "bad"),
         probe("good"),
     ):
         pool.add(Attempt(job=job, runs=str(runs), command=tuple(lab.command)))
     assert pool.run()
-    over = {"bad": "failed", "user": "blocked", "user's user": "blocked"}
-    assert pool.outcomes == {**over, "good": "done", "last": "done"}
+    users = dict.fromkeys(("user", "user's user", "nobody's user"), "blocked")
+    assert pool.outcomes == {**users, "bad": "failed", "good": "done", "last": "done"}
     starts = {name: s["attempts"][0]["start"] for name, s in lab.statuses("runs").items()}
     assert sorted(starts, key=starts.get) == ["bad", "good", "last"]
 

@@ -257,6 +257,7 @@ def fill(lab, slurm):
         ("7_1", "PENDING", "Resources", "u1"),
         ("7_2", "CANCELLED", "None", "u1"),
         ("7_3", "FAILED", "None", "u1"),
+        ("7_4", "RUNNING", "None", "another cluster's"),
         ("8_1", "PENDING", "Resources", "u2"),
     )
     return ledger, alive, cluster
@@ -314,8 +315,9 @@ def test_a_look_at_nothing_makes_no_folder(lab, capsys):
 def test_whoever_acts_writes_down_what_slurm_forgets(lab, stand_in_slurm):
     """An array's numbers after its launcher's death; who was cancelled. Then Slurm may forget."""
     ledger, _, cluster = fill(lab, stand_in_slurm)
-    assert cli.main(["launch", "cancel", "slurm/pends", "--out", str(ledger.runs)]) == 0
-    assert stand_in_slurm.called("scancel") == ["7_1"]
+    both = ["slurm/pends", "slurm/vanished"]
+    assert cli.main(["launch", "cancel", *both, "--out", str(ledger.runs)]) == 0
+    assert stand_in_slurm.called("scancel") == ["7_1"], "the other number may be anybody's"
     catch_up(ledger, Target(read_cluster(cluster), (), "lab"))  # as `run` and `retry` are told
     records = ledger.records()
     assert [records[f"unnumbered/{i}"].id for i in range(2)] == ["8_0", "8_1"]
