@@ -598,9 +598,10 @@ def _run(args: argparse.Namespace) -> int | None:
     return status
 
 
-def _jsonable(value: Any) -> object:
-    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return dataclasses.asdict(value) if is_record else str(value)
+def _jsonable(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)
 
 
 def check(args: argparse.Namespace) -> None:

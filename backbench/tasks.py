@@ -25,6 +25,8 @@ class Task:
     cheap: bool = False  # minutes, where the others take hours: what may predict them
     ranked: bool = True  # False where the numbers only describe features
     lower: bool = False  # less is better; the title says so, too
+    # Its probes read one feature an image, which stands in the cache; others read maps or tokens
+    pooled: bool = True
     from_scores: bool = False  # computed from what the other tasks' heads said of each image
     # Something is trained by chance: a second run gives another number (stats/training_noise.py).
     # Few labels draw theirs, and their tests count the draws already.
@@ -96,14 +98,15 @@ TASKS: dict[str, Task] = {
             ranked=False,
             trains=False,
         ),
-        Task("attentive", "Attentive probe", "linear", "attentive", kind="attentive"),
-        Task("segmentation", "Segmentation", "linear", "seg_linear", kind="seg"),
+        Task("attentive", "Attentive probe", "linear", "attentive", kind="attentive", pooled=False),
+        Task("segmentation", "Segmentation", "linear", "seg_linear", kind="seg", pooled=False),
         Task(
             "seg_knn",
             "Segmentation by neighbours",
             "linear",
             "seg_knn",
             kind="seg_knn",
+            pooled=False,
             cheap=True,
             trains=False,
         ),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from backbench.errors import BadInput, nearest
 from backbench.launch.job import Job
@@ -114,7 +114,7 @@ class Cluster:
     env: dict[str, str] = field(default_factory=dict)
     gpus: int = 0  # of this machine, for kind local
     sbatch: dict[str, object] = field(default_factory=dict)  # further sbatch options, as they are
-    resources: dict[str, Any] = field(default_factory=dict)
+    resources: dict[str, dict[str, object] | None] = field(default_factory=dict)
     file: str = ""
     _known: dict[tuple[str, str], Resources] = field(init=False, repr=False, compare=False)
 

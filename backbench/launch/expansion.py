@@ -16,6 +16,7 @@ from backbench.launch.grid import AGAIN, Evaluation, Grid, evaluations
 from backbench.launch.job import Job
 from backbench.launch.subjects import GridFolders, Subject, Subjects, folder_name
 from backbench.recipes import config, own_probe
+from backbench.tasks import TASKS, by_kind
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,10 @@ def _geometry(protocol: str | None) -> str | None:
     if protocol == own_probe.OWN:
         return None
     recipe = config.read_recipe(config.find_recipe(protocol or "lorac", "transfer"))
-    if recipe.get("kind") in ("seg", "seg_knn", "attentive"):
+    kind = str(recipe.get("kind"))
+    task = by_kind("linear").get(kind)
+    if task is None or not TASKS[task].pooled:
         return None
-    if recipe.get("kind") == "sgd" and recipe.get("augment", {}) is not None:
+    if kind == "sgd" and recipe.get("augment", {}) is not None:
         return None
     return config.fingerprint(recipe.get("geometry"))

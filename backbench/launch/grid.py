@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -41,9 +41,9 @@ class Source:
 class SweepPoint:
     """One point of a sweep: the keys that it changes, and the labels by which it is told apart."""
 
-    changes: dict[str, Any]  # key of the recipe -> value
-    labels: dict[str, Any]  # beta -> 2.0: what follows the name on the leaderboard
-    in_folder: dict[str, Any]  # those of the labels that also stand in the run folder's name
+    changes: dict[str, object]  # key of the recipe -> value
+    labels: dict[str, object]  # beta -> 2.0: what follows the name on the leaderboard
+    in_folder: dict[str, object]  # those of the labels that also stand in the run folder's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +55,12 @@ class Sweep:
     recipe: str
     overrides: tuple[str, ...] = ()
     fast: bool | None = None  # `pretrain --fast`; null: as the grid says
-    vary: dict[str, Any] = field(default_factory=dict)
+    vary: config.Recipe = field(default_factory=dict)
     seeds: tuple[int, ...] = ()  # (): as the grid says
     # The published rows that a point must reproduce, in place of the recipe's own; a label of
     # `vary` stands in braces: "cllr:0.1:cllr:resnet50:100:lambda-{weight:g}"
     expected: tuple[str, ...] | None = None
-    resources: dict[str, Any] = field(default_factory=dict)
+    resources: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, values in self.vary.items():
@@ -121,12 +121,12 @@ class Evaluation:
     pretrained_on: tuple[str, ...] = ()  # only checkpoints of these datasets; () is all
     pack: Annotated[int, Field(ge=1)] = 1
     args: tuple[str, ...] = ()  # handed to the verb as they are
-    resources: dict[str, Any] = field(default_factory=dict)
+    resources: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # An option that the verb does not take must be at its default, one that it needs must not
         verb = VERBS[self.verb]
-        empty: dict[str, Any] = {"datasets": (), "pack": 1}
+        empty: dict[str, object] = {"datasets": (), "pack": 1}
         for name in ("datasets", "protocol", "percent", "lists", "config", "engine", "pack"):
             given = getattr(self, name) != empty.get(name)
             if given and name not in verb.takes:
@@ -143,9 +143,11 @@ class Grid:
     the single evaluations."""
 
     name: str
-    evaluate: tuple[Any, ...] = ()  # names (table2, table3, table4, imagenet, all) or Evaluations
-    checkpoints: tuple[Any, ...] = ()  # paths, globs, folders, or Sources
-    recipes: tuple[Any, ...] = ()  # names, files, or Sweeps
+    evaluate: tuple[
+        config.Value, ...
+    ] = ()  # names (table2, table3, table4, imagenet, all) or Evaluations
+    checkpoints: tuple[config.Value, ...] = ()  # paths, globs, folders, or Sources
+    recipes: tuple[config.Value, ...] = ()  # names, files, or Sweeps
     seeds: tuple[int, ...] = ()  # of recipes that have none of their own here; (): the recipe's
     fast: bool = False  # `pretrain --fast` for all of its pretrainings
     data: str | None = None
@@ -223,7 +225,7 @@ def _tables(grid: Grid) -> dict[str, list[Evaluation]]:
     return tables
 
 
-def _one_per_dataset(entry: Mapping[str, Any], where: str) -> list[Evaluation]:
+def _one_per_dataset(entry: Mapping[str, object], where: str) -> list[Evaluation]:
     """Build an entry with options, once for each of its datasets."""
     options = dict(entry)
     for key in ("datasets", "seeds"):  # a single one may stand without a list

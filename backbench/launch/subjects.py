@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from backbench.errors import BadInput
 from backbench.launch.grid import Grid, Source, Sweep, sweeps
@@ -33,7 +32,7 @@ class Subject:
     file: str
     maker: str | None = None
     arch: str | None = None  # None where only its file will tell
-    recipe: Mapping[str, Any] | None = None  # of its pretraining; None where nobody knows it
+    recipe: Mapping[str, object] | None = None  # of its pretraining; None where nobody knows it
 
 
 @dataclass(frozen=True)
@@ -210,16 +209,16 @@ def _short(text: str) -> str:
     return folder_name(text)[:LONGEST_NAME]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value as it stands in an override. JSON is YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _equations(labels: Mapping[str, Any]) -> list[str]:
+def _equations(labels: Mapping[str, object]) -> list[str]:
     return [f"{label}={_text(value)}" for label, value in labels.items()]
 
 
-def _recipe_of(file: Path) -> Mapping[str, Any] | None:
+def _recipe_of(file: Path) -> Mapping[str, object] | None:
     """The pretraining recipe in a checkpoint of ours, or beside it before it is written."""
     beside = file.parent / RECIPE_FILE
     if file.is_file():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext, ForkContext
 from types import FrameType, TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -111,14 +111,14 @@ class Unreadable:
     error: str
 
 
-class WholeBatches(Dataset[Any], Generic[T]):
+class WholeBatches(Dataset[T | Unreadable]):
     """Lists of items -> batches, or Unreadable. An error is a value: raised in a worker it would be
     a traceback's text, and other ranks would wait."""
 
-    def __init__(self, items: Dataset[Any], collate: Callable[[list[Any]], T]) -> None:
+    def __init__(self, items: Dataset[object], collate: Callable[[list[Any]], T]) -> None:
         self.items, self.collate = items, collate
 
-    def __getitems__(self, keys: Sequence[Any]) -> T | Unreadable:
+    def __getitems__(self, keys: Sequence[object]) -> T | Unreadable:
         try:
             return self.collate([self.items[key] for key in keys])
         except BadInput as error:
@@ -131,8 +131,8 @@ def whole(batch: T) -> T:
 
 
 def batches(
-    items: Dataset[Any],
-    keys: Iterable[Sequence[Any]],
+    items: Dataset[object],
+    keys: Iterable[Sequence[object]],
     *,
     workers: int,
     pin: bool = False,
@@ -142,7 +142,7 @@ def batches(
     """`items` at each list of `keys`, collated; Unreadable where one of them raised BadInput."""
     loader = DataLoader(
         WholeBatches(items, collate),
-        batch_sampler=cast(Iterable[list[Any]], keys),
+        batch_sampler=cast(Iterable[list[object]], keys),
         num_workers=workers,
         pin_memory=pin,
         prefetch_factor=prefetch if workers else None,

@@ -229,7 +229,7 @@ class _Bases:
         return self.done[path]
 
 
-def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Recipe:
+def merge(low: Mapping[str, Value], high: Mapping[str, Value]) -> Recipe:
     """`high` over `low`; mappings merge key by key, everything else is replaced."""
     out = dict(low)
     for key, value in high.items():
@@ -241,7 +241,7 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Recipe:
     return out
 
 
-def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
+def apply_overrides(recipe: Mapping[str, Value], overrides: Sequence[str]) -> Recipe:
     """A recipe with `a.b=c` strings over it; values are YAML: `lr=1e-3`, `x=[1,2]`, `x=null`."""
     out = dict(recipe)
     for text in overrides:
@@ -416,16 +416,16 @@ def _fields_at(hint: Hint, data: Value, keys: Sequence[str | int]) -> list[str]:
 # --- back to plain values ---
 
 
-def to_dict(config: Any) -> Recipe:
+def to_dict(config: Value) -> Recipe:
     """The dataclass as plain YAML-able values."""
     return json.loads(json.dumps(dataclasses.asdict(config)).replace("Infinity", '"inf"'))
 
 
-def to_yaml(config: Any) -> str:
+def to_yaml(config: Value) -> str:
     return yamls.encode(to_dict(config))
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """12 hex digits of any JSON-able value, equal exactly when the values are."""
     plain = to_dict(value) if dataclasses.is_dataclass(value) else value
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]

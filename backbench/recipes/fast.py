@@ -7,7 +7,6 @@ time (docs/fast.md). Only the recipe of a run tells whether it was fast.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from backbench.errors import BadInput
 
@@ -34,7 +33,7 @@ def spelled() -> list[str]:
     return [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in KEYS.items()]
 
 
-def overrides(recipe: Mapping[str, Any], by_hand: Sequence[str], where: str) -> list[str]:
+def overrides(recipe: Mapping[str, object], by_hand: Sequence[str], where: str) -> list[str]:
     """The overrides of `--fast`, then those `by_hand`, which win. BadInput for a recipe that itself
     demands another precision, unless one was given by hand."""
     from backbench.recipes import config  # the command line's --help needs the keys alone
@@ -48,21 +47,21 @@ def overrides(recipe: Mapping[str, Any], by_hand: Sequence[str], where: str) -> 
     return [*spelled(), *by_hand]
 
 
-def of_trunk(provenance: Mapping[str, Any]) -> dict[str, Any]:
+def of_trunk(provenance: Mapping[str, object]) -> dict[str, object]:
     """For a result of this checkpoint: "pretraining", its recipe on one level, and "trained_on", the
     datasets as NAME or NAME:SPLIT; without what nobody knows."""
     from backbench.recipes import config, own_probe
 
     recipe = provenance.get("recipe")
     found = config.flat(recipe) if isinstance(recipe, Mapping) else {}
-    out: dict[str, Any] = {PRETRAINING: found} if found else {}
+    out: dict[str, object] = {PRETRAINING: found} if found else {}
     dataset = own_probe.pretrained_on(recipe) if isinstance(recipe, Mapping) else None
     if names := provenance.get("trained_on") or ([dataset] if dataset else []):
         out["trained_on"] = names
     return out
 
 
-def word(provenance: Mapping[str, Any]) -> str:
+def word(provenance: Mapping[str, object]) -> str:
     """The mark beside a verdict on a trunk, by a provenance with `of_trunk`: "fast"; other keys in
     which its recipe differs from the papers (precision=fp16); "" where none does or none is known."""
     keys = provenance.get(PRETRAINING)

@@ -6,7 +6,6 @@ one protocol for all of them would measure the protocol. A pretraining recipe na
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from backbench.errors import BadInput
 
@@ -37,7 +36,7 @@ BY_METHOD: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def of_recipe(recipe: Mapping[str, Any], dataset: str) -> str | None:
+def of_recipe(recipe: Mapping[str, object], dataset: str) -> str | None:
     """The protocol that a pretraining recipe, as plain values, has for a dataset."""
     named = recipe.get("probe")
     if isinstance(named, Mapping) and dataset in named:
@@ -47,7 +46,7 @@ def of_recipe(recipe: Mapping[str, Any], dataset: str) -> str | None:
     return _of_method(str(name), dataset)
 
 
-def of_checkpoint(name: str, method: str, provenance: Mapping[str, Any], dataset: str) -> str:
+def of_checkpoint(name: str, method: str, provenance: Mapping[str, object], dataset: str) -> str:
     """The protocol of a checkpoint for a dataset. BadInput where there is none."""
     recipe = provenance.get("recipe")
     found = of_recipe(recipe, dataset) if isinstance(recipe, Mapping) else None
@@ -58,7 +57,7 @@ def of_checkpoint(name: str, method: str, provenance: Mapping[str, Any], dataset
     return found
 
 
-def pretrained_on(recipe: Mapping[str, Any] | None) -> str | None:
+def pretrained_on(recipe: Mapping[str, object] | None) -> str | None:
     """The dataset of a pretraining recipe, as plain values."""
     data = recipe.get("data") if recipe is not None else None
     found = data.get("dataset") if isinstance(data, Mapping) else None

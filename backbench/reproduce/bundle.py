@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from backbench.errors import BadInput, Failed
 from backbench.papers import timm_scores
@@ -37,6 +36,32 @@ FORMAT = "backbench-reproduction-1"
 MANIFEST, LIST, TABLE, PAGE = "manifest.json", "list.json", "table.json", "table.md"
 MOST_FILES, MOST_BYTES = 2_000, 64 * opening.MEGABYTE  # of a bundle, unpacked
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same for all bundles: the manifest has the time
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedFile:
+    """One file that was measured, as a manifest has it; `digest` is the checkpoint's made of it."""
+
+    file: str
+    page: str
+    bytes: int
+    sha256: str
+    md5: str
+    checked_by: str
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """manifest.json."""
+
+    format: str
+    list: str
+    made: str
+    code: str
+    covered: dict[str, tuple[tuple[str, str], ...]]  # checkpoint -> (task, dataset)
+    checkpoints: dict[str, StatedFile]
+    files: dict[str, str]  # member -> sha256
 
 
 @dataclass(frozen=True)
@@ -59,31 +84,30 @@ def write(path: Path, measured: Measured, runs: Path) -> None:
         PAGE: markdown(listed, measured.lines).encode(),
         **_results(runs, frozenset(measured.digests.values())),
     }
-    manifest = {
-        "format": FORMAT,
-        "list": listed.name,
-        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "code": store.code_revision(),
-        "covered": {name: sorted(map(list, what)) for name, what in measured.covered.items()},
-        "checkpoints": {name: _about(file, measured) for name, file in measured.files.items()},
-        "files": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
-    }
+    checkpoints = {}
+    for name, file in measured.files.items():
+        checkpoints[name] = StatedFile(
+            file=file.about.file,
+            page=file.about.page,
+            bytes=file.size,
+            sha256=file.sha256,
+            md5=file.md5,
+            checked_by=file.checked_by,
+            digest=measured.digests[name],
+        )
+    manifest = Manifest(
+        format=FORMAT,
+        list=listed.name,
+        made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        code=store.code_revision(),
+        covered={name: tuple(sorted(what)) for name, what in measured.covered.items()},
+        checkpoints=checkpoints,
+        files={name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
+    )
     with atomic.atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for name, data in {MANIFEST: _json(manifest), **members}.items():
+        for name, data in {MANIFEST: _json(dataclasses.asdict(manifest)), **members}.items():
             info = zipfile.ZipInfo(name, ZIP_TIME)
             archive.writestr(info, data, compress_type=zipfile.ZIP_DEFLATED)
-
-
-def _about(file: FoundFile, measured: Measured) -> dict[str, Any]:
-    return {
-        "file": file.about.file,
-        "page": file.about.page,
-        "bytes": file.size,
-        "sha256": file.sha256,
-        "md5": file.md5,
-        "checked_by": file.checked_by,
-        "digest": measured.digests[file.name],
-    }
 
 
 def _results(runs: Path, digests: frozenset[str]) -> dict[str, bytes]:
@@ -135,20 +159,19 @@ def check(path: Path) -> Checked:
 
 def _checked(path: Path) -> Checked:
     members = _read(path)
-    manifest = _decoded(path, members, MANIFEST)
-    if manifest.get("format") != FORMAT:
+    stated = _decoded(path, members, MANIFEST)
+    if stated.get("format") != FORMAT:
         raise BadInput(f"{path}: no bundle of `backbench reproduce` (its format is not {FORMAT})")
-    _refuse_changed(path, members, manifest)
+    manifest = config.build(Manifest, stated, where=f"{path}: {MANIFEST}")
+    _refuse_changed(path, members, manifest.files)
     given = _decoded(path, members, LIST)
     listed = config.build(ReproductionList, given, where=f"{path}: {LIST}")
-    checkpoints = _mapping(path, manifest, "checkpoints")
-    digests = {name: str(about.get("digest")) for name, about in checkpoints.items()}
-    lines = _again(path, listed, manifest, digests, members)
+    lines = _again(path, listed, manifest, members)
     claimed = jsons.decode(members[TABLE])
     if not _same(claimed, jsons.decode(_json(list(map(dataclasses.asdict, lines))))):
         raise Failed(f"{path}: its {TABLE} does not follow from its rows; ask for them again")
-    remarks = _remarks(listed, checkpoints)
-    code, made = (printable.shown(str(manifest.get(key)), 80) for key in ("code", "made"))
+    remarks = _remarks(listed, manifest.checkpoints)
+    code, made = printable.shown(manifest.code, 80), printable.shown(manifest.made, 80)
     return Checked(listed, lines, code, made, remarks)
 
 
@@ -165,7 +188,7 @@ def _read(path: Path) -> dict[str, bytes]:
         raise BadInput(f"{path}: not readable as a bundle ({error}); fetch it again") from None
 
 
-def _decoded(path: Path, members: Mapping[str, bytes], name: str) -> dict[str, Any]:
+def _decoded(path: Path, members: Mapping[str, bytes], name: str) -> config.Recipe:
     try:
         value = jsons.decode(members[name])
     except KeyError:
@@ -177,16 +200,8 @@ def _decoded(path: Path, members: Mapping[str, bytes], name: str) -> dict[str, A
     return value
 
 
-def _mapping(path: Path, manifest: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = manifest.get(key)
-    if not isinstance(value, dict):
-        raise BadInput(f"{path}: {MANIFEST}: '{key}' must be a table")
-    return value
-
-
-def _refuse_changed(path: Path, members: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
+def _refuse_changed(path: Path, members: Mapping[str, bytes], listed: Mapping[str, str]) -> None:
     """Raises BadInput unless the members are exactly those of the manifest, with their digests."""
-    listed = _mapping(path, manifest, "files")
     others = members.keys() - listed.keys() - {MANIFEST}
     for name in (*sorted(others), *sorted(listed.keys() - members.keys())):
         raise BadInput(f"{path}: {name} is not in both the bundle and its manifest")
@@ -198,16 +213,16 @@ def _refuse_changed(path: Path, members: Mapping[str, bytes], manifest: Mapping[
 def _again(
     path: Path,
     listed: ReproductionList,
-    manifest: Mapping[str, Any],
-    digests: Mapping[str, str],
+    manifest: Manifest,
     members: Mapping[str, bytes],
 ) -> list[OutcomeLine]:
     """The table, made again from the rows alone."""
     covered = {}
-    for name, pairs in _mapping(path, manifest, "covered").items():
+    for name, pairs in manifest.covered.items():
         if name not in listed.checkpoints:
             raise BadInput(f"{path}: {MANIFEST}: '{name}' is none of the list's checkpoints")
-        covered[name] = {(str(task), str(dataset)) for task, dataset in pairs}
+        covered[name] = frozenset(pairs)
+    digests = {name: about.digest for name, about in manifest.checkpoints.items()}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         rows = sorted(name for name in members if name.startswith("results/"))
@@ -228,7 +243,7 @@ def _same(a: object, b: object) -> bool:
     return a == b
 
 
-def _remarks(listed: ReproductionList, checkpoints: Mapping[str, Any]) -> list[str]:
+def _remarks(listed: ReproductionList, checkpoints: Mapping[str, StatedFile]) -> list[str]:
     """Remarks on another list than the shipped one and on files without the printed digest."""
     remarks = []
     if listed.name in timm_scores.LISTS:
@@ -238,7 +253,7 @@ def _remarks(listed: ReproductionList, checkpoints: Mapping[str, Any]) -> list[s
     elif config.to_dict(read_list(listed.name)) != config.to_dict(listed):
         remarks.append(f"the list '{listed.name}' is not as it is shipped here")
     for name, stated in checkpoints.items():
-        wrong = unlike(listed.files[name], str(stated.get("sha256")), str(stated.get("md5")))
+        wrong = unlike(listed.files[name], stated.sha256, stated.md5)
         if wrong:
             remarks.append(f"{name}: {wrong}")
     return remarks

@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from backbench.errors import BadInput, Failed
 from backbench.reproduce.selection import PublicFile, ReproductionList
@@ -199,7 +198,7 @@ def _begun(url: str, version: Path) -> str | None:
         return None
 
 
-def _tag(answer: Any) -> str | None:
+def _tag(answer: http.client.HTTPResponse) -> str | None:
     """A strong ETag, or the time of the last change."""
     tag = answer.headers.get("ETag", "")
     if tag and not tag.startswith("W/"):  # a weak one does not promise equal bytes

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from backbench.board.board import Column
 from backbench.errors import BadInput, nearest
@@ -79,7 +78,7 @@ class PublicFile:
     testbed: str | None = None  # the testbed's name for it with its head (papers/timm_scores.py)
     epochs: int | None = None
     rows: tuple[str, ...] = ()
-    numbers: tuple[Any, ...] = ()  # PrintedBeside
+    numbers: tuple[config.Value, ...] = ()  # PrintedBeside
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.file):
@@ -116,7 +115,7 @@ class ListPart:
     """The evaluations of some of the list's checkpoints, or of all; `gpu_hours` is per checkpoint."""
 
     title: str
-    evaluate: tuple[Any, ...]
+    evaluate: tuple[object, ...]
     gpu_hours: float
     only: tuple[str, ...] = ()
 
@@ -128,7 +127,7 @@ class ReproductionList:
     name: str
     title: str
     estimate: str  # how the gpu_hours were estimated
-    checkpoints: dict[str, Any]  # name -> PublicFile
+    checkpoints: config.Recipe  # name -> PublicFile
     parts: tuple[ListPart, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -154,7 +153,7 @@ class ReproductionList:
         return sum(part.gpu_hours * len(self.of_part(part, names)) for part in self.parts)
 
 
-def _built(about: Any, where: str) -> PublicFile:
+def _built(about: config.Value, where: str) -> PublicFile:
     """The file of a list's entry; of timm's models the name says page and file."""
     if isinstance(about, dict) and isinstance(model := about.get("timm"), str):
         of_timm = {
@@ -186,7 +185,7 @@ def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
     for model in models:
         if model not in printed:
             raise BadInput(f"--models {model}: {nearest(model, printed)}")
-    checkpoints: dict[str, Any] = {}
+    checkpoints: dict[str, object] = {}
     for model in sorted(models or printed):
         about = {"timm": model}
         if models or _built(about, model).path_below(Path(), "").exists():
@@ -225,9 +224,9 @@ def chosen(names: Sequence[str], listed: ReproductionList) -> list[str]:
 
 def part_grid(
     listed: ReproductionList, number: int, lists: Path, checkpoints: Sequence[Path] = ()
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The grid that evaluates these checkpoints as one part of the list says."""
-    content: dict[str, Any] = {
+    content: dict[str, object] = {
         "name": f"{listed.name}-{number}",
         "evaluate": list(listed.parts[number].evaluate),
         "checkpoints": [str(path.resolve()) for path in checkpoints],
@@ -237,7 +236,7 @@ def part_grid(
     return content
 
 
-def measures(content: dict[str, Any]) -> set[tuple[str, str]]:
+def measures(content: dict[str, object]) -> set[tuple[str, str]]:
     """(task, dataset) of everything that a grid's evaluations measure."""
     where = f"list {content['name']}"
     kinds = by_kind("linear")

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import io
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +22,7 @@ from backbench.runs.atomic import atomic_path
 _STATE_MAGIC = b"backbench-state-v1 "
 
 
-def save_state(path: str | Path, state: dict[str, Any]) -> None:
+def save_state(path: str | Path, state: Mapping[str, object]) -> None:
     """Write a nested dict of tensors, numbers and strings, with a digest that shows damage."""
     import torch
 

@@ -22,7 +22,7 @@ def decode(text: str | bytes) -> Any:
     # A value is at most as deep as it has brackets: few values have to be walked through
     level = [value] if text.count("[") + text.count("{") > DEEPEST else []
     for _ in range(DEEPEST):
-        below: list[Any] = []
+        below: list[object] = []
         for each in level:
             if isinstance(each, dict):
                 below += each.values()

@@ -49,10 +49,10 @@ def refusal(name: str) -> str:
 class _DType:
     """numpy's dtype as its pickle describes it."""
 
-    def __init__(self, name: Any, *args: Any) -> None:
+    def __init__(self, name: object, *args: object) -> None:
         self.name, self.order = _text(name), "="
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         if not isinstance(state, tuple) or len(state) < 2:
             raise BadInput("damaged: a dtype without its byte order")
         self.order = _text(state[1])
@@ -70,11 +70,11 @@ class _DType:
 class _Array:
     """numpy's array as pickled; `value` checks sizes before anything is allocated."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         # (bytes, dtype, shape, order); numpy's `_reconstruct` has them in its state
-        self.content: tuple[Any, ...] | None = None
+        self.content: tuple[object, object, object, str] | None = None
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         if not (isinstance(state, tuple) and len(state) == 5):
             raise BadInput("damaged: an array without content")
         _, shape, dtype, fortran, data = state
@@ -89,7 +89,7 @@ class _Array:
 
 
 class _Scalar(_Array):
-    def __init__(self, dtype: Any, data: Any = b"") -> None:
+    def __init__(self, dtype: object, data: object = b"") -> None:
         self.content = (data, dtype, (), "C")
 
     def value(self) -> Any:
@@ -97,14 +97,14 @@ class _Scalar(_Array):
         return found.item() if found.ndim == 0 else found  # a file may give it another state
 
 
-def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
+def _frombuffer(data: object, dtype: object, shape: object, order: object) -> _Array:
     """An array in one piece, as pickle protocol 5 writes it."""
     array = _Array()
     array.content = (data, dtype, shape, _text(order))
     return array
 
 
-def _array(data: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:
+def _array(data: object, dtype: object, shape: object, order: str) -> np.ndarray:
     """A copy of `data` as an array, once its size is what shape and dtype make of it."""
     import numpy as np
 
@@ -126,7 +126,7 @@ def _array(data: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:
     return np.array(flat.reshape(sides, order="F" if order == "F" else "C"), order="C")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A short text of the file's. Nothing else is turned into one: the text of lists of lists of
     lists would have no end."""
     if isinstance(value, bytes):
@@ -136,7 +136,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+def _encode(text: object, encoding: object = "latin1") -> bytes:
     """`_codecs.encode`, with which protocol 2 writes bytes."""
     return _text(text).encode("latin1" if encoding == "latin1" else "ascii")
 
@@ -159,13 +159,13 @@ class BoundedUnpickler(pickle._Unpickler):
     tuple of tuples of tuples has no end. A subclass's `find_class` says what a file may name;
     storage outside the file is refused."""
 
-    stack: list[Any]
+    stack: list[object]
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_ACTIONS)
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(refusal(f"{module}.{name}"))
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> Any:
         raise pickle.UnpicklingError("refused: it refers to storage outside the file")
 
     def _set_item(self) -> None:
@@ -190,7 +190,7 @@ class BoundedUnpickler(pickle._Unpickler):
         dispatch[_code[0]] = _no_set
 
 
-def _refuse_keys(keys: Sequence[Any]) -> None:
+def _refuse_keys(keys: Sequence[object]) -> None:
     for key in keys:
         parts = key if isinstance(key, tuple) else (key,)
         for part in parts:
@@ -210,7 +210,7 @@ class _Unpickler(BoundedUnpickler):
         return _NUMPY[full] if full in _NUMPY else super().find_class(module, name)
 
 
-def _materialise(value: Any, done: dict[int, tuple[Any, Any]], depth: int) -> Any:
+def _materialise(value: object, done: dict[int, tuple[object, object]], depth: int) -> Any:
     """Arrays for their descriptions; `done` (by id) visits what is shared once."""
     if depth > DEEPEST:
         raise BadInput(f"refused: nested more than {DEEPEST} levels deep")

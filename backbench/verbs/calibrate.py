@@ -22,7 +22,6 @@ _CHOSEN = ("on", "converged", "gradient")
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `calibrate`."""
     rows: list[Result] = []
     for runs in args.runs:
         for file in store.files_below(runs):

@@ -99,7 +99,6 @@ def _open(folder: Path) -> Held:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `clean`."""
     all_held = held(args.runs)
     if not all_held:
         print("no run folders here")

@@ -112,7 +112,6 @@ def run_chain(words: Sequence[str], run_verb: Callable[[Sequence[str]], int | No
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb `demo`."""
     if args.chain:
         return run_chain(args.chain, args.command)
     out = Path(args.out)

@@ -36,7 +36,6 @@ class Finding:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `doctor`."""
     args.document = parts = examine(args.data)
     if not args.json:
         version = importlib.metadata.version("backbench")

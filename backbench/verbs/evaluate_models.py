@@ -55,7 +55,6 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `evaluate`."""
     # 1. The plan
     root, wanted = api.place_tasks(args.tasks, args.data, args.out)
     names = list(dict.fromkeys(task.dataset for task in wanted))

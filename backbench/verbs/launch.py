@@ -37,7 +37,6 @@ REFRESH_S = 2.0  # of `status` on a terminal
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb `launch`."""
     actions = {"run": run_grid, "status": show_status, "retry": retry, "cancel": cancel}
     return actions[args.action](args)
 

@@ -6,7 +6,6 @@ import hashlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from backbench.runs import atomic
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `data`."""
     if args.action == "check":
         args.document = {"name": args.name, "problems": []}
         return _check(args.name, args.data, args.record, args.document["problems"])
@@ -39,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 # data list
 
 
-def _list(root: Path) -> list[dict[str, Any]]:
+def _list(root: Path) -> list[dict[str, object]]:
     """Print a line for each dataset; return the rows."""
     line = "{:<21} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
     print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))

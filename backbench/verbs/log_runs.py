@@ -8,7 +8,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,12 @@ class LoggedRun:
     folder: Path
     name: str
     id: str  # the same in every call
-    config: dict[str, Any]
+    config: Mapping[str, object]
     steps: list[tuple[int, dict[str, float]]]
     numbers: dict[str, float]  # by column
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `log`."""
     if importlib.util.find_spec(args.to) is None:
         raise BadInput(f"--to {args.to}: {args.to} is not installed; pip install {args.to}")
     count = 0
@@ -79,7 +78,7 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
     if not steps and not numbers:
         return False
     # 2. The recipe: a pretraining's file, or the protocol of the results
-    recipe: dict[str, Any] = {}
+    recipe: dict[str, object] = {}
     if (folder / RECIPE_FILE).exists():
         recipe = dict(config.read_yaml(folder / RECIPE_FILE))
     elif results:

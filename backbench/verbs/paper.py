@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from backbench.errors import BadInput
 from backbench.papers import catalogue, claims, printed_recipes
@@ -26,7 +25,6 @@ ALL = "all"  # in place of a table
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `paper`."""
     for run in args.runs:
         if not run.exists():
             raise BadInput(f"{run}: no such folder; give the RUNS of `backbench launch run --out`")
@@ -142,7 +140,7 @@ def _pretraining_costs(item: PrintedItem, runs: Sequence[Path]) -> list[tuple[st
     return sorted(costs)
 
 
-def _recipes_below(runs: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def _recipes_below(runs: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, object]]]:
     """Each run folder with its recipe; a recipe that was torn while its run began is skipped."""
     for run in runs:
         for file in run.rglob(RECIPE_FILE):

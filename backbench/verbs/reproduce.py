@@ -31,7 +31,6 @@ FOLDER = "reproduce"  # below RUNS
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `reproduce`."""
     if args.check is not None:
         args.document = _check(args.check)
         return 0

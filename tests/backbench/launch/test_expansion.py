@@ -102,12 +102,13 @@ def test_packs_share_a_pass_and_new_checkpoints_do_not_repack_old_ones(lab):
 
 def test_probes_on_the_same_features_come_after_the_first(lab):
     evaluate = []
-    for protocol in ("knn", "fewshot", "logreg", "lorac"):
+    for protocol in ("knn", "fewshot", "logreg", "lorac", "seg_knn", "attentive"):
         evaluate += lab.linear("d1", protocol=protocol)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate)
-    knn, fewshot, logreg, lorac = jobs_of(lab, grid)
+    knn, fewshot, logreg, lorac, *dense = jobs_of(lab, grid)
     assert fewshot.after == (knn.name,), "same geometry"
     assert logreg.after == () and lorac.after == (), "other pixels; augmented"
+    assert [job.after for job in dense] == [(), ()], "maps and tokens, which no cache holds"
 
 
 def test_a_grid_goes_the_fast_way_by_one_key(lab, capsys):
