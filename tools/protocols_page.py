@@ -4,6 +4,7 @@ Each protocol is a row: the keys that it states, over another protocol where it 
 that. Their sources stand in the files, beside the values. A test holds the page current.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -35,65 +36,29 @@ with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5; fp32. What is trained has b
 init_std 0.01, momentum 0.9, weight_decay 0, a cosine schedule without warm-up, select val.
 """
 COMMON = {  # the defaults that HEAD tells
-    "geometry.crop": 224,
-    "geometry.interpolation": "bilinear",
-    "geometry.resize": 256,
-    "geometry.square": False,
-    "augment.flip": 0.5,
-    "augment.interpolation": "bilinear",
-    "augment.ratio": [0.75, 1.3333333333333333],
-    "augment.scale": [0.08, 1],
-    "augment.size": 224,
-    "precision": "fp32",
-    "batch_size": 256,
-    "init_std": 0.01,
-    "momentum": 0.9,
-    "reference_batch": 256,
-    "schedule.name": "cosine",
-    "schedule.warmup": 0,
-    "select": "val",
-    "train_score": False,
-    "weight_decay": 0,
-}
+    "geometry.crop": 224, "geometry.interpolation": "bilinear", "geometry.resize": 256, "geometry.square": False,
+    "augment.flip": 0.5, "augment.interpolation": "bilinear", "augment.ratio": [0.75, 1.3333333333333333],
+    "augment.scale": [0.08, 1], "augment.size": 224, "precision": "fp32", "batch_size": 256, "reference_batch": 256,
+    "init_std": 0.01, "momentum": 0.9, "weight_decay": 0, "schedule.name": "cosine", "schedule.warmup": 0,
+    "select": "val", "train_score": False,
+}  # fmt: skip
 KINDS = {  # kind -> heading, and why there is one
-    "sgd": (
-        "Linear probes by SGD",
-        "Rates differ by three orders of magnitude between methods: a method is probed by its own"
-        " recipe, or all by one grid.",
-    ),
-    "logreg": (
-        "Logistic regression",
-        "No learning rate: the optimum is unique, only the penalty is chosen.",
-    ),
+    "sgd": ("Linear probes by SGD", "Rates differ by three orders of magnitude between methods: a method is probed"
+            " by its own recipe, or all by one grid."),
+    "logreg": ("Logistic regression", "No learning rate: the optimum is unique, only the penalty is chosen."),
     "knn": ("Nearest neighbours", "Nothing is trained or chosen: cheap, and it repeats exactly."),
-    "fewshot": (
-        "Few labels",
-        "Draws of labels and test images both vary, and the interval says so.",
-    ),
-    "class_retrieval": (
-        "Retrieval within classes",
-        "Test images alone: neither labels of train nor a choice.",
-    ),
+    "fewshot": ("Few labels", "Draws of labels and test images both vary, and the interval says so."),
+    "class_retrieval": ("Retrieval within classes", "Test images alone: neither labels of train nor a choice."),
     "cluster": ("Clustering", "Test images alone; labels are looked at when all is clustered."),
-    "attentive": (
-        "Attentive probes",
-        "The order of trunks depends on the head: this one may look where it likes.",
-    ),
-    "seg": (
-        "Linear segmentation",
-        "A frozen map read by one layer; the official val is scored once, and a tenth of train chooses.",
-    ),
-    "seg_knn": (
-        "Segmentation by neighbours",
-        "Nothing is trained: which patches look alike, and what their labels say.",
-    ),
+    "attentive": ("Attentive probes", "The order of trunks depends on the head: this one may look where it likes."),
+    "seg": ("Linear segmentation", "A frozen map read by one layer; the official val is scored once, and a tenth of"
+            " train chooses."),
+    "seg_knn": ("Segmentation by neighbours",
+                "Nothing is trained: which patches look alike, and what their labels say."),
     "ood": ("ImageNet's heads elsewhere", "Nothing is trained or chosen; a rule is a column."),
-    "finetune": (
-        "Finetuning and semi-supervised",
-        "All layers move: this measures an initialisation.",
-    ),
+    "finetune": ("Finetuning and semi-supervised", "All layers move: this measures an initialisation."),
     "analyze": ("Feature analysis", "What the papers' figures draw; nothing is ranked by it."),
-}
+}  # fmt: skip
 
 
 def text() -> str:
@@ -104,17 +69,14 @@ def text() -> str:
         lines += [f"## {title}", "", f"{why}{_defaults(kind)}", ""]
         for name, (own, base) in rows.items():
             path = config.find_recipe(name, "transfer")
-            if config.read_recipe(path).get("kind", "analyze") == kind and not _of_the_demo(name):
+            of_the_demo = re.search(r"^(demo|tiny)_|_(demo|tiny)$", name)
+            if config.read_recipe(path).get("kind", "analyze") == kind and not of_the_demo:
                 column, about = judging_rules.protocol_name(name), config.first_sentence(path)
                 parts = [f"Over `{base}`." if base else "", f"{about}." if about else ""]
                 told = " ".join(filter(None, [*parts, _keys(own, base, kind)]))
                 lines.append(f"- `{name}` (`{column}`){_used_by(name)}. {told}")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _of_the_demo(name: str) -> bool:
-    return name.startswith(("demo_", "tiny_")) or name.endswith(("_demo", "_tiny"))
 
 
 def _recipes(folder: Path) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:

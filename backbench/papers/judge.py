@@ -219,21 +219,15 @@ def _judge(board: Board, row: Row, number: Published) -> Judged | None:
         return None
     recipe = board.recipes.get(row.checkpoint)
     hardware = {str(result.origin.get("hardware", "unknown")) for result, _ in cell.parts}
+    of = judging_rules.as_measured(number).value, cell.value, cell.ci95, tolerance
+    made_on = ", ".join(sorted(hardware)) or "-"  # a mean of other cells has no hardware
     return Judged(
-        row,
-        column,
-        number.key,
-        judging_rules.as_measured(number).value,
-        cell.value,
-        cell.ci95,
-        tolerance,
-        ", ".join(sorted(hardware)) or "-",  # a mean of other cells has no hardware
-        _trunk_differences(row, cell, number),
-        board.ways.get(row.checkpoint, ""),
-        printed_recipes.changes(recipe, number.key) if recipe else (),
-        (row,),
-        recipe is not None,
-    )
+        row, column, number.key, *of, made_on,
+        other_trunk=_trunk_differences(row, cell, number),
+        way=board.ways.get(row.checkpoint, ""),
+        changed=printed_recipes.changes(recipe, number.key) if recipe else (),
+        rows=(row,), by_recipe=recipe is not None,
+    )  # fmt: skip
 
 
 def _trunk_differences(row: Row, cell: Cell, number: Published) -> tuple[str, ...]:

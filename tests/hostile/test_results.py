@@ -194,8 +194,6 @@ PREDICTIONS = {
     "npy": saved(np.save, ONES),
     "empty": b"",
     "length": npz(manifest="m", prediction=ONES, label=ONES[:7]),
-    "type": npz(manifest="m", prediction=ONES.astype("U3"), label=ONES),
-    "dimensions": npz(manifest="m", prediction=ONES.reshape(10, 10), label=ONES),
     "no-manifest": npz(prediction=ONES, label=ONES),
     "cut": npz(manifest="m", prediction=ONES, label=ONES)[:-40],
 }
@@ -212,8 +210,7 @@ def test_predictions_that_are_none(runs, before, tmp_path, case):
 
 def stranger(runs, **changes):
     """The board of the good runs and one good row of a stranger's, under names of its own."""
-    file = sorted(runs.rglob("results.jsonl"))[0]
-    line = json.loads(file.read_text().splitlines()[0]) | {"checkpoint": "f" * 64, **changes}
+    line = json.loads(a_line(runs, **changes))
     line["provenance"].pop("predictions", None)
     beside(runs, json.dumps(line))
 

@@ -156,7 +156,7 @@ def test_published_protocols_exist_as_recipes():
 def test_tables_of_the_papers(tmp_path):
     names = ["random", "moco_m_200", "lorac_200"]
     boards.synthetic(tmp_path / "runs", names, boards.PAPER, gap=12, seeds=3)
-    folders = ["--latex", str(tmp_path / "tex"), "--markdown", str(tmp_path / "md")]
+    folders = [f"--latex={tmp_path / 'tex'}", f"--markdown={tmp_path / 'md'}"]
     assert cli.main(["leaderboard", str(tmp_path / "runs"), *folders, "-q"]) == 0
     names = {
         item.grid.name

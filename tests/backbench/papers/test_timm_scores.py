@@ -17,9 +17,8 @@ SAME = {"images": 10_000, "crop_pct": 1.0, "interpolation": "bicubic"}
 def test_the_counts_are_the_printed_percents():
     scores = timm_scores.scores()
     assert len(scores) == 6 * 1556
-    assert (
-        len({model for model, _, _ in scores}) == 1266 + 1
-    )  # and one that stands in A's csv alone
+    # 1266, and one that stands in A's csv alone
+    assert len({model for model, _, _ in scores}) == 1267
     assert len([1 for _, _, name in scores if name != "imagenet-val"]) == 7780
     for score in scores.values():
         assert 0 <= score.right <= score.printed.images
@@ -32,11 +31,8 @@ def test_the_counts_are_the_printed_percents():
         (("resnet50.tv_in1k", 224, "imagenet-r"), "36.157"),
     ):
         assert f"{scores[key].top1:.3f}" == printed
-    assert (
-        "resnet50.tv_in1k",
-        224,
-        "imagenet-a",
-    ) not in scores  # timm's csv has another in its place
+    # timm's csv has another in its place
+    assert ("resnet50.tv_in1k", 224, "imagenet-a") not in scores
 
 
 @pytest.mark.parametrize(
@@ -90,9 +86,8 @@ def test_the_testbeds_counts_are_its_percents():
     for dataset in timm_scores.SETS.keys() - {"imagenet-a", "imagenet-real"}:
         theirs = timm_scores.scores()["resnet50.tv_in1k", 224, dataset]
         ours = timm_scores.testbed()["resnet50", 224, dataset]
-        assert (
-            abs(ours.right - theirs.right) <= theirs.printed.tolerance * theirs.printed.images / 100
-        )
+        printed = theirs.printed
+        assert abs(ours.right - theirs.right) <= printed.tolerance * printed.images / 100
 
 
 def test_a_count_of_an_unknown_file_is_not_judged():
@@ -141,9 +136,7 @@ def test_a_list_measures_models_of_two_sizes_twice():
     names = ["resnet18.tv_in1k", "resnet50.a1_in1k"]
     first, second = selection.timm_list("timm-a", names).parts
     assert first.only == tuple(names) and second.only == ("resnet50.a1_in1k",)
-    assert [part.evaluate[0]["protocol"] for part in (first, second)] == [
-        "ood_own",
-        "ood_own_train_size",
-    ]
+    protocols = [part.evaluate[0]["protocol"] for part in (first, second)]
+    assert protocols == ["ood_own", "ood_own_train_size"]
     (only,) = selection.timm_list("timm-a", names[:1]).parts
     assert only.only == ("resnet18.tv_in1k",)

@@ -56,6 +56,8 @@ def test_the_images_part_of_seeds_is_that_of_the_metric(tmp_path):
 LABEL = np.arange(40) % 4
 AP = np.linspace(30, 50, 500)
 NO_PREDICTIONS = {
+    "type": {"prediction": LABEL.astype("U3"), "label": LABEL},
+    "dimensions": {"prediction": LABEL.reshape(2, 2, 10), "label": LABEL},
     "no-image": {"prediction": LABEL[:0], "label": LABEL[:0]},
     "no-draw": {"prediction": np.zeros((0, 40), int), "label": LABEL},
     "no-value": {"values": AP[:0]},
