@@ -173,6 +173,8 @@ def test_tables_of_the_papers(tmp_path):
         assert {line.count(" & ") + 1 for line in body} == {len(width)}, name
         bold = [line for line in body if "textbf" in line]
         assert bold == [line for line in body if line.startswith(r"lorac\_200")]
+    for n in (1, 2, 3, 4):
+        assert "\nlorac\\_200 &" in (tmp_path / "tex" / f"lorac_table{n}.tex").read_text()
     two = (tmp_path / "tex" / "lorac_table2.tex").read_text()
     assert "LORAC & 200 & 47.8 & 50.9" in two
     assert "Average" in two
