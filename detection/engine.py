@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from backbench.errors import BadInput
-from backbench.parallel import loading
+from backbench.parallel import distributed, loading
 from backbench.parallel.loading import Unreadable
 from backbench.runs import seeding
 from backbench.runs.forward_clock import ForwardClock
-from backbench.weights.checkpoint import Checkpoint
 from detection.amp import MixedPrecision
 from detection.data.dataset_dicts import Detection, ImageRecord
+from detection.data.order import ImageOrder, Slots
 from detection.dialect import Given
-from detection.task_rows import DetectionTask
+from detection.run import Prepared
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -41,23 +41,13 @@ class DetectionEngine(ABC):
     amp: MixedPrecision  # of `step`; its scaler is saved with the optimiser
     parallel: nn.Module  # `model`, or DDP around it where several ranks train
 
-    def __init__(
-        self,
-        cfg: CfgNode,
-        checkpoint: Checkpoint,
-        *,
-        flip_map: Sequence[int],
-        task: DetectionTask,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        """`flip_map` is Split.flip (empty: no keypoints); `seed` decides heads, images, draws."""
-        self.cfg, self.checkpoint, self.flip_map = cfg, checkpoint, flip_map
-        self.task, self.seed, self.device = task, seed, device
-        seeding.seed_everything(seed, "detector")
+    def __init__(self, p: Prepared, device: torch.device) -> None:
+        self.cfg, self.checkpoint, self.flip_map = p.cfg, p.checkpoint, p.train.flip
+        self.task, self.seed, self.device = p.task, p.seed, device
+        seeding.seed_everything(p.seed, "detector")
         self.model = self.build()
         self.optimizer = self.build_optimizer()
-        self.amp = MixedPrecision(cfg, device)
+        self.amp = MixedPrecision(p.cfg, device)
         self.parallel = self.model
         self._clock = ForwardClock()
 
@@ -82,6 +72,22 @@ class DetectionEngine(ABC):
     @abstractmethod
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         """Open the stream of this rank's batches for iterations `first` to `last` - 1."""
+
+    def slots(self, records: Sequence[ImageRecord], first: int, last: int) -> Slots:
+        """This rank's places in the order of images."""
+        solver, grouped = self.cfg.SOLVER, self.cfg.DATALOADER.ASPECT_RATIO_GROUPING
+        order = ImageOrder(records, solver.IMS_PER_BATCH, self.seed, grouped=grouped)
+        rank, world = distributed.rank(), distributed.world_size()
+        return Slots(order, first=first, last=last, rank=rank, world=world)
+
+    def spread(self) -> None:
+        """Put DDP around the network where several ranks train, which are joined by now. Buffers
+        stay a rank's own: batch norm's are equal on all."""
+        if distributed.world_size() > 1 and self.parallel is self.model:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            self.parallel = nn.parallel.DistributedDataParallel(
+                self.model, device_ids=ids, broadcast_buffers=False
+            )
 
     @abstractmethod
     def losses(self) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from backbench.runs.state import signals_blocked
 from detection import amp, detectron2_keys, dialect
 from detection.amp import MixedPrecision
 from detection.data.dataset_dicts import Detection, ImageRecord
-from detection.data.order import ImageOrder, Slots
+from detection.data.order import Slots
 from detection.engine import DetectionEngine
 
 try:
@@ -36,7 +36,7 @@ try:
         from detectron2.config import CfgNode, get_cfg
         from detectron2.data import DatasetMapper, build_detection_train_loader
         from detectron2.data.detection_utils import SizeMismatchError, build_augmentation
-        from detectron2.engine import SimpleTrainer, create_ddp_model
+        from detectron2.engine import SimpleTrainer
         from detectron2.evaluation.coco_evaluation import instances_to_coco_json
         from detectron2.layers import NaiveSyncBatchNorm, get_norm
         from detectron2.modeling import build_model
@@ -235,25 +235,17 @@ class Detectron2Engine(DetectionEngine):
 
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         """Detectron2's loader and mapper over our order."""
-        cfg = self.cfg
-        batch, grouped = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.ASPECT_RATIO_GROUPING
-        order = ImageOrder(records, batch, self.seed, grouped=grouped)
-        rank, world = distributed.rank(), distributed.world_size()
-        slots = Slots(order, first=first, last=last, rank=rank, world=world)
+        cfg, batch = self.cfg, self.cfg.SOLVER.IMS_PER_BATCH
         mapper = training_mapper(cfg, self.flip_map)
         loader = build_detection_train_loader(
             SeededImages(records, mapper, batch=batch, seed=self.seed),
             mapper=None,  # SeededImages has it
-            sampler=FlatSlots(slots),
+            sampler=FlatSlots(self.slots(records, first, last)),
             total_batch_size=batch,
             aspect_ratio_grouping=False,  # the order is grouped already, and knows its position
-            num_workers=min(cfg.DATALOADER.NUM_WORKERS, loading.cores(world)),
+            num_workers=min(cfg.DATALOADER.NUM_WORKERS, loading.cores(distributed.world_size())),
         )
-        # Ranks are joined by now; in one process this is the model itself.
-        if self.parallel is self.model:
-            ids = [self.device.index] if self.device.type == "cuda" else None
-            # Without device_ids it would ask for the local rank, which only its own launcher sets.
-            self.parallel = create_ddp_model(self.model, broadcast_buffers=False, device_ids=ids)
+        self.spread()
         self.trainer = LossKeepingTrainer(self.parallel, loader, self.optimizer)
         self.trainer.amp = self.amp
         with signals_blocked():  # its workers start here

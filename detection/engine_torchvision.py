@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.ops import boxes as box_ops
 
 from backbench.errors import BadInput
@@ -43,7 +43,6 @@ from detection.data.images import (
     to_uint8,
 )
 from detection.data.masks import paste
-from detection.data.order import ImageOrder, Slots
 from detection.dialect import Given, Value
 from detection.engine import DetectionEngine
 from detection.rcnn.detector import Detector
@@ -98,23 +97,15 @@ class TorchvisionEngine(DetectionEngine):
 
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         cfg = self.cfg
-        rank, world = distributed.rank(), distributed.world_size()
-        grouped = cfg.DATALOADER.ASPECT_RATIO_GROUPING
-        order = ImageOrder(records, cfg.SOLVER.IMS_PER_BATCH, self.seed, grouped=grouped)
         augment = ResizeAndFlip.of(cfg, self.seed)
         self.batches: Iterator[list[TrainSample] | Unreadable] = loading.batches(
             TrainImages(records, augment, self.flip_map, self.task),
-            Slots(order, first=first, last=last, rank=rank, world=world),
-            workers=min(cfg.DATALOADER.NUM_WORKERS, loading.cores(world)),
+            self.slots(records, first, last),
+            workers=min(cfg.DATALOADER.NUM_WORKERS, loading.cores(distributed.world_size())),
             pin=self.device.type == "cuda",
             collate=list,
         )
-        # Ranks are joined by now. Buffers stay a rank's own: batch norm's are equal on all.
-        if world > 1 and self.parallel is self.model:
-            ids = [self.device.index] if self.device.type == "cuda" else None
-            self.parallel = nn.parallel.DistributedDataParallel(
-                self.model, device_ids=ids, broadcast_buffers=False
-            )
+        self.spread()
 
     def losses(self) -> dict[str, Tensor]:
         batch = next(self.batches)

@@ -206,10 +206,7 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
 
 def build_engine(run: DetectionRun, p: Prepared, device: torch.device) -> DetectionEngine:
     precision.use("fp32")  # faster is what SOLVER.AMP asks for
-    build = engine_class(run.engine)
-    return build(
-        p.cfg, p.checkpoint, flip_map=p.train.flip, task=p.task, seed=p.seed, device=device
-    )
+    return engine_class(run.engine)(p, device)
 
 
 def take_part(run: DetectionRun, seat: process_group.Seat) -> int:

@@ -1,11 +1,16 @@
 """Trunks of any kind under both engines: they arrive whole; what is trained, what refused."""
 
-import importlib.util
-
 import pytest
 import timm
 import torch
-from support.detection_runs import built, near_its_checkpoint, rates_and_decays, run_of_config
+from support.detection_runs import (
+    ENGINES,
+    built,
+    near_its_checkpoint,
+    needs_detectron2,
+    rates_and_decays,
+    run_of_config,
+)
 
 from backbench.errors import BadInput
 from backbench.weights import archs
@@ -17,9 +22,6 @@ SMALL = "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,num_heads=2,init_values=
 VIT = f"{SMALL},img_size=64,pos=aa"
 VIT14 = f"{SMALL},img_size=56,patch_size=14,pos=aa"
 CONVNEXT = "timm:test_convnext"
-ENGINES = ["torchvision"]
-if importlib.util.find_spec("detectron2"):
-    ENGINES.append("detectron2")
 
 
 def spread(arch, seed=0):
@@ -130,25 +132,25 @@ def test_a_place_of_the_image_is_its_place_on_the_map(patch):
         assert divmod(int(changed.argmax()), 8) == (row, column)
 
 
-def test_rates_and_decay_by_layer(tiny_root, tmp_path, checkpoints):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rates_and_decay_by_layer(tiny_root, tmp_path, checkpoints, engine):
     """ViTDet's rule: 0.75 of the rate for each layer from the heads down; none decays that is a
     norm, a bias, a scale, a token or a position."""
-    for engine in ENGINES:
-        run = run_of(tiny_root, tmp_path, checkpoints, VIT, engine=engine)
-        p, e = built(run)
-        said = {}
-        for name, (rate, decay) in rates_and_decays(e).items():
-            said[name] = (rate / p.cfg.SOLVER.BASE_LR, decay)
-        rates = {name.split("trunk.model.")[1]: v for name, v in said.items() if ".trunk." in name}
-        assert rates["patch_embed.proj.weight"] == (pytest.approx(0.75**3), 0.05)
-        for name in ("pos_embed", "cls_token", "reg_token"):
-            assert rates[name] == (pytest.approx(0.75**3), 0.0)
-        assert rates["blocks.0.attn.qkv.weight"] == (pytest.approx(0.75**2), 0.05)
-        assert rates["blocks.0.ls1.gamma"] == (pytest.approx(0.75**2), 0.0)
-        assert rates["blocks.1.mlp.fc1.weight"] == (pytest.approx(0.75), 0.05)
-        assert rates["norm.weight"] == (pytest.approx(0.75), 0.0)
-        heads = {v for name, v in said.items() if ".trunk." not in name}
-        assert heads == {(1.0, 0.05), (1.0, 0.0)}
+    run = run_of(tiny_root, tmp_path, checkpoints, VIT, engine=engine)
+    p, e = built(run)
+    said = {}
+    for name, (rate, decay) in rates_and_decays(e).items():
+        said[name] = (rate / p.cfg.SOLVER.BASE_LR, decay)
+    rates = {name.split("trunk.model.")[1]: v for name, v in said.items() if ".trunk." in name}
+    assert rates["patch_embed.proj.weight"] == (pytest.approx(0.75**3), 0.05)
+    for name in ("pos_embed", "cls_token", "reg_token"):
+        assert rates[name] == (pytest.approx(0.75**3), 0.0)
+    assert rates["blocks.0.attn.qkv.weight"] == (pytest.approx(0.75**2), 0.05)
+    assert rates["blocks.0.ls1.gamma"] == (pytest.approx(0.75**2), 0.0)
+    assert rates["blocks.1.mlp.fc1.weight"] == (pytest.approx(0.75), 0.05)
+    assert rates["norm.weight"] == (pytest.approx(0.75), 0.0)
+    heads = {v for name, v in said.items() if ".trunk." not in name}
+    assert heads == {(1.0, 0.05), (1.0, 0.0)}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -246,7 +248,7 @@ def test_other_refusals(tiny_root, tmp_path):
     )
 
 
-@pytest.mark.skipif("detectron2" not in ENGINES, reason="Detectron2 is not installed")
+@needs_detectron2
 def test_detectron2_pads_what_a_transformer_sees(tiny_root, tmp_path, checkpoints):
     """Its own simple pyramid leaves images as they are, and levels of odd sizes."""
     run = run_of(tiny_root, tmp_path, checkpoints, VIT14, engine="detectron2")

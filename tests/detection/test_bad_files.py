@@ -83,6 +83,7 @@ BAD = {
         "area_nan": (first("annotations", area=NAN), "area nan"),
     },
     "mask": {
+        "no_outline": (without("annotations", "segmentation"), "no 'segmentation'"),
         "outline_of_numbers": (first("annotations", segmentation=[1, 2, 3]), "segmentation"),
         "outline_nan": (first("annotations", segmentation=[[1, 2, 3, 4, 5, NAN]]), "segmentation"),
         "crowd_of_another_size": (

@@ -8,7 +8,7 @@ import torch
 from support.detection_runs import built, run_of_config
 
 from backbench.errors import BadInput
-from detection import detectron2_keys, dialect, evaluate
+from detection import detectron2_keys, dialect, engine, evaluate
 from detection.data.split import training_records
 from detection.protocol import NEUTRAL, protocol
 
@@ -148,30 +148,30 @@ def base_of(key):
 def signature(name, root, out, words, monkeypatch):
     """The network, two steps of it, every iteration's rate, an image's detections."""
     orders = []
-    real = engine_detectron2.ImageOrder
+    real = engine.ImageOrder
 
     def order(records, batch, seed, **how):
         orders.append((batch, how["grouped"]))
         return real(records, batch, seed, **how)
 
-    monkeypatch.setattr(engine_detectron2, "ImageOrder", order)
+    monkeypatch.setattr(engine, "ImageOrder", order)
     # A trunk whose statistics fit its images, so that nothing saturates
     run = run_of_config(name, root, out, ("MODEL.WEIGHTS", "random", *words), engine="detectron2")
-    p, engine = built(run)
-    engine.model.train()
+    p, made = built(run)
+    made.model.train()
     records = training_records(p.train, p.task)
-    engine.start(records, 0, 2)
+    made.start(records, 0, 2)
     torch.manual_seed(0)
-    losses = [sorted((k, float(v)) for k, v in engine.step().items()) for _ in range(2)]
-    weights = sum(float(v.double().sum()) for v in engine.model.state_dict().values())
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in engine.optimizer.param_groups]
+    losses = [sorted((k, float(v)) for k, v in made.step().items()) for _ in range(2)]
+    weights = sum(float(v.double().sum()) for v in made.model.state_dict().values())
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in made.optimizer.param_groups]
     s = p.schedule
     rates = [s.factor_at(i) for i in range(s.iterations)]
-    found = engine.predict(p.val.records[0])
+    found = made.predict(p.val.records[0])
     shown = [(d["category_id"], d["score"], *d["bbox"]) for d in found]
     points = [d.get("keypoints") for d in found]
     data = (p.train.fingerprint, p.val.fingerprint, orders)
-    rest = (rates, s.precise_bn, str(engine.model), str(engine.amp.dtype))
+    rest = (rates, s.precise_bn, str(made.model), str(made.amp.dtype))
     return repr((losses, weights, groups, shown, points, data, rest, scores_of_near_points(p)))
 
 

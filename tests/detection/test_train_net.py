@@ -105,20 +105,6 @@ def assert_same_run(a, b):
     assert numbers(a) == numbers(b)
 
 
-def stop_and_kill(config, tiny_root, x, tmp_path, *flags, words=()):
-    """Uninterrupted, against stopped by SIGTERM, later killed -9, and resumed."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    more = (*flags, "--checkpoint", x, "--resume", *SIX, *words)
-    done = detect(config, tiny_root, whole, *more)  # a process as those that follow
-    assert done.returncode == 0, done.stderr
-    assert interrupted(signal.SIGTERM, 1, config, tiny_root, broken, *more) == 75
-    assert interrupted(signal.SIGKILL, 4, config, tiny_root, broken, *more) == -9
-    done = detect(config, tiny_root, broken, *more)
-    assert done.returncode == 0, done.stderr
-    assert_same_run(whole, broken)
-    return whole
-
-
 def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     config = "tiny_faster_rcnn_R_18_FPN"
     whole = tmp_path / "whole"
@@ -157,38 +143,37 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     assert "SOLVER.BASE_LR" in said and said.count("\n") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["faster", "mask", "keypoint"])
-def test_killed_and_resumed(tiny_root, x, tmp_path, task):
-    config = f"tiny_{task}_rcnn_R_18_FPN"
-    whole = stop_and_kill(config, tiny_root, x, tmp_path)
-    # Without some of its rows the run is not done, and adds those without training again
-    before = numbers(whole)
-    cut = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)[:2]
-    (whole / "results.jsonl").write_bytes(b"".join(cut))
-    again = detect(config, tiny_root, whole, "--checkpoint", x, *SIX)
-    assert again.returncode == 0, again.stderr
-    lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
-    assert lines[:2] == cut and len(lines) == len(before) and numbers(whole) == before
+VIT = "tiny_faster_rcnn_ViT_SFP"  # AdamW's state, a rate for each layer
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_killed_and_resumed_with_a_transformer(tiny_root, others, tmp_path, engine):
-    """AdamW's state, a rate for each layer, stochastic depth."""
-    config = "tiny_faster_rcnn_ViT_SFP"
-    flags, words = ("--engine", engine), ("MODEL.TRUNK.DROP_PATH", "0.3")
-    whole = stop_and_kill(config, tiny_root, others[config], tmp_path, *flags, words=words)
+@pytest.mark.parametrize(
+    "config", [f"tiny_{t}_rcnn_R_18_FPN" for t in ("mask", "keypoint")] + [VIT]
+)
+def test_killed_and_resumed(tiny_root, x, others, tmp_path, *, config, engine):
+    """Uninterrupted, against stopped by SIGTERM, later killed -9, and resumed."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    file = others.get(config, x)
+    more = ("--engine", engine, "--checkpoint", file, "--resume", *SIX)
+    more += ("MODEL.TRUNK.DROP_PATH", "0.3") if config == VIT else ()
+    done = detect(config, tiny_root, whole, *more)  # a process as those that follow
+    assert done.returncode == 0, done.stderr
+    assert interrupted(signal.SIGTERM, 1, config, tiny_root, broken, *more) == 75
+    assert interrupted(signal.SIGKILL, 4, config, tiny_root, broken, *more) == -9
+    done = detect(config, tiny_root, broken, *more)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(whole, broken)
     rows, _ = store.read(whole / "results.jsonl")
-    assert {r.arch for r in rows} == {Checkpoint.load(others[config]).arch}
-
-
-@pytest.mark.slow
-@needs_detectron2
-def test_killed_and_resumed_in_detectron2(tiny_root, x, tmp_path):
-    config = "tiny_mask_rcnn_R_18_FPN"
-    whole = stop_and_kill(config, tiny_root, x, tmp_path, "--engine", "detectron2")
-    assert all(c.endswith("+detectron2") for c in numbers(whole))
+    assert {(r.arch, r.engine) for r in rows} == {(Checkpoint.load(file).arch, engine)}
+    # Without some of its rows the run is not done, and adds those without training again
+    before = numbers(whole)
+    cut = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)[:2]
+    (whole / "results.jsonl").write_bytes(b"".join(cut))
+    again = detect(config, tiny_root, whole, *more)
+    assert again.returncode == 0, again.stderr
+    lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
+    assert lines[:2] == cut and len(lines) == len(before) and numbers(whole) == before
 
 
 @pytest.mark.slow

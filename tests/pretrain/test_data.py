@@ -10,7 +10,7 @@ from support.pictures import picture, write_pictures, write_shards
 from torchvision.transforms.functional import resized_crop, to_tensor
 
 from backbench.datasets import catalog
-from backbench.images.augmentations import apply_colour, draw
+from backbench.images.augmentations import draw
 from backbench.images.crops import Crops
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.images.preprocess import Pixels, normalise
@@ -149,15 +149,6 @@ def test_an_image_is_decoded_once_for_all_views_and_epochs_within_the_budget(fou
     counting.decoded.clear()
     view_batches(counting, cache_bytes=0).__getitems__(items[:21])
     assert len(counting.decoded) == 21
-
-
-def test_with_colour_left_to_the_device_only_geometry_is_done(found):
-    items = [(0, i) for i in range(8)]
-    whole = view_batches(found).__getitems__(items)
-    part = view_batches(found, device_colour=True).__getitems__(items)
-    for v, crops in enumerate([CROPS[0], CROPS[0], CROPS[1]]):
-        done = apply_colour(part.views[v].permute(0, 3, 1, 2), part.colour[v], crops)
-        assert (done.permute(0, 2, 3, 1) - whole.views[v].float()).abs().mean() < 0.6
 
 
 def device_batch(found, count=8):

@@ -14,9 +14,7 @@ class OneNumber(DetectionEngine):
     """Descends on (x - iteration)^2, so that the last x depends on every rate and iteration."""
 
     def __init__(self, p, at=None):
-        super().__init__(
-            p.cfg, p.checkpoint, flip_map=[], task=p.task, seed=p.seed, device=torch.device("cpu")
-        )
+        super().__init__(p, torch.device("cpu"))
         self.at = at or (lambda iteration: None)  # called in each step
         self.rates = {}
 

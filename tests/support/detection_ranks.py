@@ -2,9 +2,7 @@
 more than three iterations."""
 
 import contextlib
-import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,35 +93,23 @@ def stopped(run: DetectionRun, rank: int = 0) -> None:
 
 
 def two_ranks(run: DetectionRun, seat: process_group.Seat) -> int:
-    """For ranks.spawn. Below `run.out` there is one_two/<config>, stopped by one process, to be
-    continued; there will be
-
-    two/<config>: never stopped; two_two/: stopped, continued; two_one/: stopped.
-    """
+    """For process_group.spawn: makes two/<config>, never stopped, and two_two/<config>, stopped and
+    continued, below `run.out`."""
     torch.use_deterministic_algorithms(True)
     with process_group.joined(run, seat), precise(run.engine):
-        for name in sorted(folder.name for folder in (run.out / "one_two").iterdir()):
-            at = {k: run.out / k / name for k in ("two", "two_two", "two_one", "one_two")}
-            runs = {k: run_of(run.engine, name, run.root, out, 2) for k, out in at.items()}
-            whole(runs["two"], seat.rank)
-            stopped(runs["two_two"], seat.rank)
-            if seat.rank == 0:
-                shutil.copytree(at["two_two"], at["two_one"], dirs_exist_ok=True)
+        for name in CONFIGS[run.engine]:
+            whole(run_of(run.engine, name, run.root, run.out / "two" / name, 2), seat.rank)
+            parts = run_of(run.engine, name, run.root, run.out / "two_two" / name, 2)
+            stopped(parts, seat.rank)
             process_group.barrier()
-            whole(runs["two_two"], seat.rank)
-            whole(runs["one_two"], seat.rank)
+            whole(parts, seat.rank)
     return 0
 
 
 def all_runs(engine: str, root: Path, out: Path) -> None:
-    """Make one/ and the others' part of one process here, and the rest by two ranks."""
+    """Make one/<config> here, and the rest by two ranks."""
     torch.use_deterministic_algorithms(True)
-    configs = CONFIGS[engine]
     with precise(engine):
-        for name in configs:
+        for name in CONFIGS[engine]:
             whole(run_of(engine, name, root, out / "one" / name, 1))
-            stopped(run_of(engine, name, root, out / "one_two" / name, 1))
-        first = run_of(engine, configs[0], root, out, 2)
-        process_group.spawn(two_ranks, replace(first, out=out))
-        for name in configs:
-            whole(run_of(engine, name, root, out / "two_one" / name, 1))
+        process_group.spawn(two_ranks, run_of(engine, CONFIGS[engine][0], root, out, 2))

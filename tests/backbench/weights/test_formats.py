@@ -1,7 +1,6 @@
 """Every published format goes in bit-equal or is refused by name."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -266,27 +265,6 @@ def test_one_missing_statistic_is_a_missing_tensor(tmp_path):
         found.checkpoint(found.choose(), allow_missing_statistics=True)
 
 
-def test_absent_counters_become_zero(tmp_path):
-    model = fx.known_resnet("resnet18")
-    state = {k: v for k, v in model.state_dict().items() if "num_batches" not in k}
-    checkpoint = importing.read(write(state, tmp_path / "x.pth"))
-    assert equal(checkpoint.state_dict, fx.trunk_of(model))
-    assert checkpoint.state_dict["bn1.num_batches_tracked"] == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_float_types_become_float32(dtype, tmp_path):
-    model = fx.known_resnet("resnet18")
-    state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in model.state_dict().items()}
-    checkpoint = importing.read(write(state, tmp_path / "x.pth"))
-    expected = {
-        k: v.to(dtype).float() if v.is_floating_point() else v
-        for k, v in fx.trunk_of(model).items()
-    }
-    assert equal(checkpoint.state_dict, expected)
-    assert checkpoint.state_dict["conv1.weight"].dtype == torch.float32
-
-
 @pytest.mark.parametrize(
     ("key", "change", "word"),
     [
@@ -451,8 +429,3 @@ def test_export_and_back(form, suffix, tmp_path, capsys):
     first, again = importing.read(file), importing.read(out)
     assert first.digest == beside["digest"] != again.digest, "its format has ImageNet's deviations"
     assert again.replace(pixels=first.pixels).digest == first.digest
-
-
-def test_the_manual_names_every_format():
-    manual = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
-    assert [form.name for form in FORMATS if f"`{form.name}`" not in manual] == []

@@ -12,6 +12,7 @@ from backbench import cli
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.weights import archs, importing, inspecting
+from backbench.weights.families.resnet_tables import FORMATS
 from backbench.weights.families.timm_formats import TIMM, TIMM_FORMATS
 from backbench.weights.family import TrunkMetadata
 from backbench.weights.importing import FileContents
@@ -308,4 +309,5 @@ def test_inspect_and_export_of_a_trunk_of_timms(tmp_path, capsys):
 
 def test_the_manual_names_every_format():
     manual = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
-    assert [row.name for row in (*TIMM_FORMATS, TIMM) if f"`{row.name}`" not in manual] == []
+    rows = (*FORMATS, *TIMM_FORMATS, TIMM)
+    assert [row.name for row in rows if f"`{row.name}`" not in manual] == []
