@@ -184,7 +184,10 @@ def prepare(run: DetectionRun) -> Prepared:
     cfg.MODEL.PIXEL_STD = [255 * v for v in checkpoint.pixels.std]
     cfg.INPUT.FORMAT = checkpoint.pixels.order
     # 3. The data: minutes for COCO, so read once on each machine
-    train, val = run.splits or coco.read_splits(run)
+    splits = run.splits
+    if splits is None:
+        splits = coco.read_splits(run.given.path, cfg.DATASETS, run.root, run.task)
+    train, val = splits
     # 4. All of it together
     lint.check(cfg, run, train, val)
     schedule = SolverSchedule.of(cfg)

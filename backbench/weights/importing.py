@@ -24,6 +24,7 @@ from backbench.weights.exporting import own_detectron2
 from backbench.weights.family import (
     POSITION_RULES,
     Format,
+    NamedWeights,
     Tables,
     Tree,
     TrunkInFile,
@@ -70,25 +71,16 @@ def read(
     # 1. The trunk: of a name, of a published format, or of one of our own files
     added: dict[str, object] = {}
     named = archs.named_weights(path, metadata)
-    if named is not None and (encoder is not None or stem is not None or arch):
+    if named is None:
+        named = NamedWeights("", metadata, Path(path))
+    elif encoder is not None or stem is not None or arch:
         raise BadInput(f"{path}: names one trunk; leave out the choice of encoder, stem, arch")
-    if named is not None and named.file is None:
-        checkpoint = drawn(named.name, named.metadata)
+    elif named.file is not None:
+        name, added["timm_weights"] = name or named.name, named.name
+    if named.file is not None:
+        checkpoint = _of_file(named.file, named.metadata, encoder, stem, allow_missing_statistics)
     else:
-        if named is not None and named.file is not None:
-            path, metadata, name = named.file, named.metadata, name or named.name
-            added["timm_weights"] = named.name
-        opened = open_file(path)
-        if opened.metadata.get("format") != FORMAT:
-            contents = FileContents(opened, metadata)
-            trunk = contents.choose(encoder)
-            checkpoint = contents.checkpoint(trunk, stem, allow_missing_statistics)
-        elif encoder is not None or stem is not None or arch or pixels:
-            one = "a backbench checkpoint holds one trunk"
-            raise BadInput(f"{path}: {one}; leave out the choice of encoder, stem, arch and pixels")
-        else:
-            own = Checkpoint.load(path)
-            checkpoint = own.replace(reading=reading or own.reading)
+        checkpoint = drawn(named.name, named.metadata)
     if reading and checkpoint.reading != reading:
         raise BadInput(
             f"{path}: --reading {reading}: {checkpoint.arch} is read by '{checkpoint.reading}' alone;"
@@ -106,6 +98,25 @@ def read(
         epochs=checkpoint.epochs if epochs is None else epochs,
         provenance={**checkpoint.provenance, **added},
     )
+
+
+def _of_file(
+    path: Path,
+    metadata: TrunkMetadata,
+    encoder: str | None,
+    stem: str | None,
+    allow_missing_statistics: bool,
+) -> Checkpoint:
+    """The one trunk of a file, ours or somebody else's."""
+    opened = open_file(path)
+    if opened.metadata.get("format") != FORMAT:
+        contents = FileContents(opened, metadata)
+        return contents.checkpoint(contents.choose(encoder), stem, allow_missing_statistics)
+    if encoder is not None or stem is not None or metadata.arch or metadata.pixels:
+        one = "a backbench checkpoint holds one trunk"
+        raise BadInput(f"{path}: {one}; leave out the choice of encoder, stem, arch and pixels")
+    own = Checkpoint.load(path)
+    return own.replace(reading=metadata.reading or own.reading)
 
 
 def _metadata(

@@ -103,13 +103,13 @@ class WrappedTrunk(Trunk):
 _INSIDE = "model."
 
 
-def _without_prefix(module: nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
+def _without_prefix(module: nn.Module, state: dict[str, object], prefix: str, _: object) -> None:
     """model.blocks.0 -> blocks.0, in a state dict that is being made."""
     for key in [k for k in state if k.startswith(prefix + _INSIDE)]:
         state[prefix + key[len(prefix + _INSIDE) :]] = state.pop(key)
 
 
-def _with_prefix(module: nn.Module, state: dict[str, Any], prefix: str, *others: object) -> None:
+def _with_prefix(module: nn.Module, state: dict[str, object], prefix: str, *others: object) -> None:
     """blocks.0 -> model.blocks.0, in a state dict that is being loaded."""
     for key in [k for k in state if k.startswith(prefix)]:
         state[prefix + _INSIDE + key[len(prefix) :]] = state.pop(key)

@@ -243,10 +243,10 @@ class _Storages(pickles.BoundedUnpickler):
         super().__init__(file, encoding="utf-8")
         self.sizes: list[tuple[str, int]] = []
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         return _ELEMENT.get(name, _Anything)
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> object:
         # ("storage", type, key, location, number of elements)
         if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage":
             raise pickle.UnpicklingError("refused: it refers to storage outside the file")

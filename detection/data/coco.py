@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
+from fvcore.common.config import CfgNode
 from pydantic import (
     AfterValidator,
     FailFast,
@@ -29,7 +30,6 @@ from backbench.untrusted import opening, printable
 from detection.data import voc
 from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord, Polygon, RunLength
 from detection.data.split import DatasetFiles, Split, in_archive, is_marked, join
-from detection.run import DetectionRun
 from detection.task_rows import DetectionTask
 
 # Folder below ROOT -> how its datasets' names begin: Detectron2's, and the embedded scenes'
@@ -158,18 +158,18 @@ def find(name: str, root: Path) -> DatasetFiles:
     return DatasetFiles(name, root / file, root / folder, limit)
 
 
-def read_splits(run: DetectionRun) -> tuple[Split, Split]:
-    """Read the images that the run's DATASETS train on and score on."""
-    names = run.cfg.DATASETS
+def read_splits(
+    config: Path, names: CfgNode, root: Path, task: DetectionTask
+) -> tuple[Split, Split]:
+    """Read the images that a config's DATASETS (`names`) train on and score on."""
     for part in ("TRAIN", "TEST"):
         if not names[part]:
-            raise BadInput(f"{run.given.path}: DATASETS.{part} is empty")
+            raise BadInput(f"{config}: DATASETS.{part} is empty")
     if len(names.TEST) != 1:
-        raise BadInput(
-            f"{run.given.path}: DATASETS.TEST {list(names.TEST)}: one dataset is scored in a run"
-        )
-    train = join([read(find(name, run.root), run.task) for name in names.TRAIN])
-    return train, read(find(names.TEST[0], run.root), run.task)
+        tests = f"DATASETS.TEST {list(names.TEST)}"
+        raise BadInput(f"{config}: {tests}: one dataset is scored in a run")
+    train = join([read(find(name, root), task) for name in names.TRAIN])
+    return train, read(find(names.TEST[0], root), task)
 
 
 def read(files: DatasetFiles, task: DetectionTask) -> Split:

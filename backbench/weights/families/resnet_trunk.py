@@ -114,21 +114,16 @@ def _fuse_pair(module: nn.Module, conv: str, norm: str) -> None:
 
 
 def build_backbone(
-    arch: str,
-    stem: str = "imagenet",
-    *,
-    channels: int = 3,
-    width: float = 1.0,
-    **kwargs: Any,
+    arch: str, stem: str = "imagenet", *, channels: int = 3, width: float = 1.0
 ) -> ResNetTrunk:
-    """A randomly initialised trunk for images of that many channels; `kwargs` go to torchvision's
-    ResNet (norm_layer, say). `width` multiplies the channels of all stages, not the stem's."""
+    """A randomly initialised trunk for images of that many channels. `width` multiplies the channels
+    of all stages, not the stem's."""
     if arch not in ARCHS:
         raise BadInput(f"unknown architecture '{arch}'; {nearest(arch, ARCHS)}")
     check_stem(stem)
     kind, layers = ARCHS[arch]
     block = getattr(tv, kind)
-    trunk = ResNetTrunk(block, list(layers), **kwargs)
+    trunk = ResNetTrunk(block, list(layers))
     bases = [int(base * width) for base in (64, 128, 256, 512)]
     if (channels, width) != (3, 1.0):
         _resize(trunk, block, list(layers), channels, bases)

@@ -17,6 +17,7 @@ from backbench.weights.family import TrunkMetadata
 # Only beside weights that are called as the Hub calls them: another file's folder may hold anything
 _HUB_NAMES = re.compile(r"((open_clip_)?(pytorch_)?model|open_clip_model)\.(safetensors|bin|pt)")
 _MOST = 1 << 20  # bytes of a configuration
+Config = Mapping[str, Any]  # decoded JSON of a stranger: `_known` says what does not fit
 
 
 def beside(path: Path) -> TrunkMetadata:
@@ -34,17 +35,17 @@ def beside(path: Path) -> TrunkMetadata:
     return TrunkMetadata()
 
 
-Reader = Callable[[Mapping[str, Any], Path], TrunkMetadata]
+Reader = Callable[[Config, Path], TrunkMetadata]
 
 
-def _known(reader: Reader, config: Mapping[str, Any], file: Path) -> TrunkMetadata:
+def _known(reader: Reader, config: Config, file: Path) -> TrunkMetadata:
     try:
         return replace(reader(config, file), source=file.name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"{file}: not a configuration that is known ({error!r:.80})") from None
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def _read(file: Path) -> Config:
     try:
         value = jsons.read(file, most=_MOST)
     except (OSError, ValueError) as error:
@@ -55,14 +56,14 @@ def _read(file: Path) -> Mapping[str, Any]:
     return value
 
 
-def _pixels(about: Mapping[str, Any], mean: str = "mean", std: str = "std") -> Pixels | None:
+def _pixels(about: Config, mean: str = "mean", std: str = "std") -> Pixels | None:
     """The statistics in a configuration; None where it does not have both."""
     if not about.get(mean) or not about.get(std):
         return None
     return Pixels(tuple(about[mean]), tuple(about[std]), about.get("order", "RGB"))
 
 
-def _ours(about: Mapping[str, Any], file: Path) -> TrunkMetadata:
+def _ours(about: Config, file: Path) -> TrunkMetadata:
     """`backbench export` writes it."""
     return TrunkMetadata(
         arch=str(about["arch"]),
@@ -89,7 +90,7 @@ _ACTIVATIONS = {
 _FIXED: dict[str, object] = {"rope_theta": 100.0, "rope_scaling": None}
 
 
-def _hub(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
+def _hub(config: Config, file: Path) -> TrunkMetadata:
     if "architecture" in config:
         return _timm(config)
     if "model_type" not in config:
@@ -123,7 +124,7 @@ def _hub(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
 _POOLED = {"token": "cls", "avg": "mean", "map": readings.MAP}
 
 
-def _timm(config: Mapping[str, Any]) -> TrunkMetadata:
+def _timm(config: Config) -> TrunkMetadata:
     about = {**config, **config.get("pretrained_cfg", {})}
     words = [str(config["architecture"])]
     for key, value in config.get("model_args", {}).items():
@@ -142,7 +143,7 @@ def _timm(config: Mapping[str, Any]) -> TrunkMetadata:
 # --- OpenCLIP ---
 
 
-def _openclip(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
+def _openclip(config: Config, file: Path) -> TrunkMetadata:
     model = config["model_cfg"]
     vision = model["vision_cfg"]
     # open_clip's own default are CLIP's

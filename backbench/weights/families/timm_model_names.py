@@ -12,7 +12,7 @@ rule by which position embeddings are resized. Only names that timm registers ar
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from backbench.errors import BadInput, nearest
 from backbench.weights.family import POSITION_RULES
@@ -85,8 +85,15 @@ def _of(allowed: tuple[str, ...], text: str) -> str:
     return text
 
 
-_ACTIVATIONS = ("gelu", "quick_gelu", "gelu_tanh", "relu", "silu")
-OPTIONS: dict[str, Callable[[str], Any]] = {
+# timm's name of an activation -> the class of its module
+ACTIVATIONS = {
+    "gelu": "GELU",
+    "quick_gelu": "QuickGELU",
+    "gelu_tanh": "GELUTanh",
+    "relu": "ReLU",
+    "silu": "SiLU",
+}
+OPTIONS: dict[str, Callable[[str], object]] = {
     "img_size": _whole,
     "patch_size": _whole,
     "depth": _layers,
@@ -97,7 +104,7 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
     "reg_tokens": _whole,
     "depths": functools.partial(_each, _layers),
     "dims": functools.partial(_each, _whole),
-    "act_layer": functools.partial(_of, _ACTIVATIONS),
+    "act_layer": functools.partial(_of, tuple(ACTIVATIONS)),
     "eps": _number,  # of all layer norms
     "pos": functools.partial(_of, POSITION_RULES),
 }

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -10,17 +10,18 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.weights import readings
-from backbench.weights.families.timm_model_names import OPTIONS, OURS, TimmName, parse
+from backbench.weights.families.timm_model_names import ACTIVATIONS, OPTIONS, OURS, TimmName, parse
 from backbench.weights.family import POSITION_RULES, refuse_other_readings
 from backbench.weights.trunk import WrappedTrunk
 
 TOKENS = ("pos_embed", "cls_token", "reg_token", "mask_token")  # beside the patches
 _PYRAMID = (4, 8, 16, 32)  # the strides of C2..C5
 _OFFSET = 0.1  # of the rule "+0.1"
+TimmModule: TypeAlias = Any  # each of timm's classes has attributes of its own
 
 
 @functools.cache
-def registered(model: str) -> Any:
+def registered(model: str) -> TimmModule:
     """The model as timm registers it, without memory, for its attributes."""
     import timm
 
@@ -36,7 +37,7 @@ def is_transformer(model: object) -> bool:
     return isinstance(model, VisionTransformer | Eva)
 
 
-def norm_after_pooling(model: Any) -> bool:
+def norm_after_pooling(model: TimmModule) -> bool:
     """True for a transformer whose last norm stands behind the mean of its tokens (`fc_norm`)."""
     return any(True for _ in getattr(model, "fc_norm", nn.Identity()).parameters())
 
@@ -70,27 +71,15 @@ def differences(name: TimmName, options: Mapping[str, str]) -> dict[str, str]:
     activation = options.get("act_layer")
     if activation is not None and blocks is None and hasattr(model, "stages"):
         blocks = model.stages[0].blocks
-    mlp: Any = blocks[0].mlp if activation is not None and blocks is not None else None
-    # A gated MLP's is its own, whatever the configuration says
-    if (
-        activation
-        and type(mlp).__name__ == "Mlp"
-        and type(mlp.act).__name__ != _ACTIVATION_MODULES[activation]
-    ):
+    mlp: TimmModule = blocks[0].mlp if activation is not None and blocks is not None else None
+    # Its own, whatever the configuration says
+    gated = type(mlp).__name__ != "Mlp"
+    if activation and not gated and type(mlp.act).__name__ != ACTIVATIONS[activation]:
         out["act_layer"] = activation
     return out
 
 
-_ACTIVATION_MODULES = {
-    "gelu": "GELU",
-    "quick_gelu": "QuickGELU",
-    "gelu_tanh": "GELUTanh",
-    "relu": "ReLU",
-    "silu": "SiLU",
-}
-
-
-def create(name: TimmName) -> Any:
+def create(name: TimmName) -> TimmModule:
     """timm's module, freshly drawn. BadInput where the model does not take an option."""
     import timm
 
@@ -104,7 +93,7 @@ def create(name: TimmName) -> Any:
 
         if type(model) is not VisionTransformer or model.pos_embed is None:
             raise BadInput(f"{name}: it has no position embeddings to resize; leave out pos")
-        ruled: Any = model
+        ruled: TimmModule = model
         ruled.__class__ = _with_rule()
         ruled.position_rule = name.options["pos"]
     return model
@@ -322,7 +311,7 @@ def refuse_other_module(module: nn.Module, trunk: TimmTrunk, side: int) -> None:
     device = next(module.parameters()).device
     training = module.training
     with torch.no_grad():
-        model: Any = module.eval()
+        model: TimmModule = module.eval()
         theirs = model.forward_features(x.to(device)).cpu()
         ours = trunk.eval().model.forward_features(x)
     module.train(training)
