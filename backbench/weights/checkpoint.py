@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
-from backbench.untrusted import jsons, printable
-from backbench.weights import archs
+from backbench.untrusted import printable
+from backbench.weights import archs, header
 from backbench.weights.family import NATIVE, PLAIN_STEMS, TrunkFamily
 from backbench.weights.header import FORMAT
 from backbench.weights.readings import POOLED
 from backbench.weights.tensor_names import first_names, is_counter
 from backbench.weights.trunk import Trunk
+from backbench.weights.weight_file import safetensors_of
 
 SCHEMA = 1
 _TRUNK, _HEADS = "trunk.", "heads."
@@ -166,18 +167,16 @@ class Checkpoint:
     @staticmethod
     def load(path: str | Path) -> Checkpoint:
         """Read a file that `save` wrote. BadInput names the file and what is wrong."""
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
 
         path = Path(path)
         if not path.is_file():
             raise BadInput(f"{path}: no such checkpoint file")
         # 1. The file is safetensors, and ours.
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+            tensors, metadata = safetensors_of(path)
         except (SafetensorError, OSError, ValueError) as error:
-            metadata, tensors = {"format": str(error)[:80]}, {}
+            tensors, metadata = {}, {"format": str(error)[:80]}
         if metadata.get("format") != FORMAT:
             kind = metadata.get("format", "safetensors")
             reader = f"`backbench import {path} --out X.safetensors` reads published formats"
@@ -188,43 +187,44 @@ class Checkpoint:
             for prefix, part in parts.items():
                 if key.startswith(prefix):
                     part[key.removeprefix(prefix)] = tensor
-        try:
-            about = jsons.decode(metadata["about"])
-            if about["schema"] != SCHEMA:
-                raise BadInput(f"checkpoint schema {about['schema']}; this version reads {SCHEMA}")
-            checkpoint = from_about(about, state_dict=parts[_TRUNK], heads=parts[_HEADS])
-            recorded = about["digest"]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadInput(f"{path}: its header is incomplete ({error!r:.100})") from None
-        except BadInput as error:
-            raise BadInput(f"{path}: {error}") from None
-        # 3. The bytes are those that were written.
-        if checkpoint.digest != recorded:
-            raise BadInput(
-                f"{path}: the weights do not match the digest in the header; the file is damaged"
-            )
-        return checkpoint
+        about = header.about(path)
+        if about and about.get("schema") != SCHEMA:
+            schema = f"checkpoint schema {about.get('schema')}"
+            raise BadInput(f"{path}: {schema}; this version reads {SCHEMA}")
+        return from_about(path, about, state_dict=parts[_TRUNK], heads=parts[_HEADS])
 
 
 def from_about(
+    path: Path,
     about: Mapping[str, Any],
     *,
     state_dict: Mapping[str, Tensor],
     heads: Mapping[str, Tensor] | None = None,
 ) -> Checkpoint:
-    """A Checkpoint from tensors and what a file says; KeyError or TypeError if it is too little."""
-    pixels = about["pixels"]
-    return Checkpoint(
-        arch=about["arch"],
-        stem=about["stem"],
-        method=about["method"],
-        epochs=about["epochs"],
-        reading=about.get("reading", ""),
-        state_dict=state_dict,
-        heads=heads or {},
-        pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
-        provenance=about["provenance"],
-    )
+    """A Checkpoint from tensors and what the file says of them. BadInput names the file, and what is
+    missing, wrong or not what was written."""
+    try:
+        pixels = about["pixels"]
+        checkpoint = Checkpoint(
+            arch=about["arch"],
+            stem=about["stem"],
+            method=about["method"],
+            epochs=about["epochs"],
+            reading=about.get("reading", ""),
+            state_dict=state_dict,
+            heads=heads or {},
+            pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
+            provenance=about["provenance"],
+        )
+        recorded = about["digest"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"{path}: its header is incomplete ({error!r:.100})") from None
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+    if checkpoint.digest != recorded:
+        differ = "the weights do not match the digest in the header"
+        raise BadInput(f"{path}: {differ}; the file is damaged")
+    return checkpoint
 
 
 def assumed_pixels(arch: str, pixels: Pixels, source: str) -> str:

@@ -19,6 +19,7 @@ from backbench.results.origin import versions
 from backbench.runs import atomic
 from backbench.runs.folder import HEADS_FILE
 from backbench.untrusted import jsons, printable, walking
+from backbench.weights.weight_file import safetensors_of
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,9 @@ def _refuse_damaged(where: str, head: KeptHead, digest: object, shape: tuple[int
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(file, framework="pt") as opened:
-            metadata = dict(opened.metadata() or {})
-            return {key: opened.get_tensor(key) for key in opened.keys()}, metadata  # noqa: SIM118 - not a dict
+        return safetensors_of(file)
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{file}: no readable heads ({str(error)[:80]}); remove it") from None

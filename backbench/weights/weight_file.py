@@ -102,8 +102,6 @@ class Opened:
 
 def open_file(path: str | Path) -> Opened:
     """Read any weight file safely. BadInput names the file and what is wrong with it."""
-    from safetensors import safe_open
-
     path = Path(path)
     if not path.is_file():
         said = "is a folder, not a weight file" if path.is_dir() else "no such file"
@@ -118,9 +116,7 @@ def open_file(path: str | Path) -> Opened:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if container == "safetensors":
-                with safe_open(path, framework="pt") as opened:
-                    tree = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-                    metadata = opened.metadata() or {}
+                tree, metadata = safetensors_of(path)
             elif container == "torch zip":
                 with zipfile.ZipFile(path) as archive:
                     _check_zip(archive, size)
@@ -138,6 +134,15 @@ def open_file(path: str | Path) -> Opened:
         raise BadInput(f"{path}: {error}") from None
     except Exception as error:  # whatever a broken file provokes in torch, numpy or pickle
         raise BadInput(f"{path}: {_explain(error)}") from None
+
+
+def safetensors_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and its metadata."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+        return tensors, dict(file.metadata() or {})
 
 
 def _container(path: Path, size: int) -> str:

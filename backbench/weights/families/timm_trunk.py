@@ -72,7 +72,7 @@ def differences(name: TimmName, options: Mapping[str, str]) -> dict[str, str]:
     if activation is not None and blocks is None and hasattr(model, "stages"):
         blocks = model.stages[0].blocks
     mlp: TimmModule = blocks[0].mlp if activation is not None and blocks is not None else None
-    # Its own, whatever the configuration says
+    # A gated MLP has its own, whatever the configuration says
     gated = type(mlp).__name__ != "Mlp"
     if activation and not gated and type(mlp.act).__name__ != ACTIVATIONS[activation]:
         out["act_layer"] = activation

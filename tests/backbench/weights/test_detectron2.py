@@ -81,7 +81,7 @@ def test_a_changed_file_is_noticed(tmp_path):
     content = pickle.loads(out.read_bytes())
     content["model"]["res2.0.conv1.weight"][0, 0, 0, 0] += 1
     out.write_bytes(pickle.dumps(content))
-    with pytest.raises(BadInput, match="do not match the digest in its header"):
+    with pytest.raises(BadInput, match="do not match the digest in the header"):
         importing.read(out)
     del content["backbench"]["pixels"]
     out.write_bytes(pickle.dumps(content))
