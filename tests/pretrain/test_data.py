@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support import tiny_pretraining
 from support.pictures import picture, write_pictures, write_shards
 from torchvision.transforms.functional import resized_crop, to_tensor
 
@@ -16,17 +17,13 @@ from backbench.images.image_list import ArrayList, ImageList
 from backbench.images.preprocess import Pixels, normalise
 from backbench.runs import seeding
 from pretrain import data
-from pretrain.methods.random import Config as RandomConfig
-from pretrain.recipe import Data, Optim, PretrainConfig, ViewsConfig
+from pretrain.recipe import Data, ViewsConfig
 
 CROPS = (Crops(count=2, size=24), Crops(count=1, size=16, scale=(0.05, 0.3)))
 
 
 def recipe(**changes):
-    values = {"name": "test", "method": RandomConfig(name="random"), "optim": Optim(lr=0.1)}
-    values |= {"views": ViewsConfig(crops=CROPS), "data": Data(dataset="shapes", workers=0)}
-    values |= {"epochs": 3, "batch_size": 8}
-    return PretrainConfig(**values | changes)
+    return tiny_pretraining.config(**{"views": ViewsConfig(crops=CROPS), "epochs": 3} | changes)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ and between two rows of the log no step waits for the device."""
 
 import pytest
 import torch
+from support import tiny_pretraining
 from support.methods import CASES, train, train_on_pretended_gpu
 from support.pretended_gpu import CUDA, OnGpu, PretendedGpu
 from torch import nn
@@ -11,9 +12,8 @@ from backbench.datasets import catalog
 from backbench.images import preprocess
 from backbench.images.crops import Crops
 from pretrain import data, optim
-from pretrain.method import MethodConfig
 from pretrain.monitor import RecentTerms
-from pretrain.recipe import Data, Optim, PretrainConfig, ViewsConfig
+from pretrain.recipe import Optim, ViewsConfig
 
 CPU = torch.device("cpu")
 
@@ -23,12 +23,6 @@ def gpu():
     with PretendedGpu() as gpu:
         yield gpu
     preprocess._statistics.cache_clear()
-
-
-def recipe_of(**groups):
-    settings = {"optim": Optim(lr=0.1), "data": Data(dataset="shapes")} | groups
-    method = MethodConfig(name="random")
-    return PretrainConfig(name="test", method=method, epochs=1, batch_size=8, **settings)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -44,7 +38,9 @@ def test_no_step_waits(name):
 @pytest.mark.parametrize("pipeline", ["reference", "fast"])
 def test_views_are_finished_without_a_wait(pipeline, shapes, gpu):
     """With `fast` colour and blur are the device's."""
-    recipe = recipe_of(views=ViewsConfig(pipeline=pipeline, crops=(Crops(count=2, size=16),)))
+    recipe = tiny_pretraining.config(
+        views=ViewsConfig(pipeline=pipeline, crops=(Crops(count=2, size=16),))
+    )
     found = catalog.open_split(shapes(8), "shapes", "train")
     batches = data.ViewBatches(found, recipe, cache_bytes=0, device_colour=pipeline == "fast")
     loaded = batches.__getitems__([(0, i) for i in range(8)])
@@ -67,7 +63,7 @@ def test_optimisers_do_not_wait(name, gpu):
     weights = []
     for module, device in ((here, "cpu"), (there, "cuda")):
         settings = Optim(name=name, lr=0.1, weight_decay=1e-2, decay_1d=False, adapt_1d=False)
-        optimizer = optim.of_recipe(recipe_of(optim=settings), module)
+        optimizer = optim.of_recipe(tiny_pretraining.config(optim=settings), module)
         x = torch.ones(2, 4).to(device)
         for _ in range(2):
             gpu.take()

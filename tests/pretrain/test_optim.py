@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from support import tiny_pretraining
 from torch import nn
 
 from backbench.errors import BadInput
 from backbench.weights import archs
 from pretrain import optim
-from pretrain.method import MethodConfig
-from pretrain.recipe import Data, Optim, PretrainConfig
+from pretrain.recipe import Optim
 
 
 def network():
@@ -78,14 +78,8 @@ def test_parameter_groups_split_vectors_only_when_they_differ():
 
 def rates_of(module, **settings):
     """LearningRates of a recipe of 20 epochs of 10 steps, batches of 512."""
-    config = recipe_of(**settings)
+    config = tiny_pretraining.config(optim=Optim(**settings), epochs=20, batch_size=512)
     return optim.LearningRates(optim.of_recipe(config, module), config, 10)
-
-
-def recipe_of(**settings):
-    method, data = MethodConfig(name="random"), Data(dataset="shapes")
-    keys = {"name": "test", "epochs": 20, "batch_size": 512}
-    return PretrainConfig(method=method, data=data, optim=Optim(**settings), **keys)
 
 
 def test_a_group_with_its_own_peak_follows_the_same_curve():

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 from backbench.weights.checkpoint import Checkpoint
+from pretrain.method_config import MethodConfig
+from pretrain.recipe import Data, Optim, PretrainConfig
 
 HEAD = {"hidden": 32, "dim": 16}
 SIMCLR = {"name": "simclr", "head": HEAD}
@@ -22,6 +24,13 @@ def recipe(**changes):
     keys |= {"data": {"dataset": "shapes", "workers": 0}, "optim": {"name": "sgd", "lr": 0.05}}
     keys |= {"epochs": 2, "batch_size": 8, "log_every": 1} | changes
     return json.dumps({key: value for key, value in keys.items() if value is not None})
+
+
+def config(**changes):
+    """A recipe as a value, of a method that trains nothing."""
+    keys = {"name": "test", "method": MethodConfig(name="random"), "optim": Optim(lr=0.1)}
+    keys |= {"data": Data(dataset="shapes", workers=0), "epochs": 1, "batch_size": 8}
+    return PretrainConfig(**keys | changes)
 
 
 def start(root, out, file, *words):
