@@ -335,7 +335,9 @@ def _often_enough(ending: Ending, attempts: Sequence[AttemptNote]) -> str | None
     how, reason = ending
     same = [attempt for attempt in attempts if attempt.get("how") == how]
     if how == "failed":
-        shapes = {_shape(attempt.get("reason")) for attempt in same[-SAME_REASON:]}
+        # Without numbers: `tried to allocate 2.1 GiB` and 2.4 GiB are one reason
+        last = same[-SAME_REASON:]
+        shapes = {re.sub(r"\d+", "#", attempt.get("reason") or "") for attempt in last}
         if len(same) >= SAME_REASON and len(shapes) == 1:
             return f"failed {len(same)} times for the same reason: {reason}"
         if len(same) >= ANY_REASON:
@@ -351,11 +353,6 @@ def _often_enough(ending: Ending, attempts: Sequence[AttemptNote]) -> str | None
         at = attempts[-1].get("at")
         return f"{len(same)} time limits ended at the same point ({at}): give it more hours"
     return None
-
-
-def _shape(reason: str | None) -> str:
-    """Remove numbers from a reason: `tried to allocate 2.1 GiB` and 2.4 GiB are one failure."""
-    return re.sub(r"\d+", "#", reason or "")
 
 
 # --- the attempt's own process ------------------------------------------------------------------

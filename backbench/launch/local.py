@@ -231,7 +231,12 @@ def run_here(
         return interval is not None and more_to_come
 
     with ledger.running_pool(number), StopFlag() as stop:
-        _adopt_left_running(pool, cluster)
+        # The jobs of a launcher that was killed run on, and count among `at_once`
+        snapshot = Snapshot(ledger)
+        for name, record in snapshot.records.items():
+            if record.submission.kind == "local" and snapshot.status(name)["state"] == "running":
+                job = dataclasses.replace(record.job, needs=(), after=())  # it has started already
+                pool.adopt(Attempt.on(cluster, job, ledger))
         if cluster.kind == "debug":
             return _run_in_front(ledger, cluster, missing(), stop)
         if not pool.run(stopped=lambda: bool(stop.requested), refill=refill):
@@ -240,15 +245,6 @@ def run_here(
         outcomes: Counter[str] = Counter(pool.outcomes.values())
         log.info(", ".join(counted(outcomes)) or "nothing to do")
         return EXIT_FAILED if outcomes.keys() - {"done"} else 0
-
-
-def _adopt_left_running(pool: JobPool, cluster: Cluster) -> None:
-    """Adopt the jobs of a launcher that was killed: they run on, and count among `at_once`."""
-    snapshot = Snapshot(pool.ledger)
-    for name, record in snapshot.records.items():
-        if record.submission.kind == "local" and snapshot.status(name)["state"] == "running":
-            job = dataclasses.replace(record.job, needs=(), after=())  # it has started already
-            pool.adopt(Attempt.on(cluster, job, pool.ledger))
 
 
 def _run_in_front(ledger: Ledger, cluster: Cluster, jobs: Sequence[Job], stop: StopFlag) -> int:

@@ -1,7 +1,6 @@
 """Printed numbers outside the papers' tables: csv files of timm and of the ImageNet testbed, and
 public checkpoints' own pages."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from backbench.board.board import Board
@@ -51,17 +50,13 @@ def own_heads(board: Board) -> list[PrintedSource]:
 
 def pages(board: Board) -> PrintedSource:
     """The numbers on the pages of the files in the shipped lists."""
-    printed = dict.fromkeys(_on_pages())
+    # With the name of its file, once: a file may stand in several lists
+    printed: dict[tuple[str, PrintedBeside], None] = {}
+    for name in config.recipe_names(selection.KIND):
+        for checkpoint, about in selection.read_list(name).files.items():
+            printed |= dict.fromkeys((checkpoint, number) for number in about.beside)
     judgeable = [number for _, number in printed if number.allowed is not None]
     there = {(row.name, column) for row in board.measured_rows for column in board.columns
              if board.cell(row, column) is not None}  # fmt: skip
     measured = sum((name, number.column) in there for name, number in printed)
     return PrintedSource("pages", len(printed), len(judgeable), measured)
-
-
-def _on_pages() -> Iterator[tuple[str, PrintedBeside]]:
-    """Each number with the name of its file; a file may stand in several lists."""
-    for name in config.recipe_names(selection.KIND):
-        for checkpoint, about in selection.read_list(name).files.items():
-            for number in about.beside:
-                yield checkpoint, number

@@ -131,7 +131,12 @@ def run(args: argparse.Namespace) -> int:
         command += ["--csv", str(out / "leaderboard.csv"), "--tidy", str(out / "results.csv")]
         if subprocess.run(command, check=False).returncode:
             raise Failed("the leaderboard was not written; the same command continues")
-    _summary(out, args.size, time.monotonic() - started)
+    ledger, took = Ledger(out), seconds(time.monotonic() - started)
+    spent = []
+    for job in chained(demo_steps(out, args.size)):
+        spent.append(f"{job.name} {spent_seconds(ledger.status(job)):.0f} s")
+    print(f"took {took} this time; jobs: {', '.join(spent)}")
+    print(f"page:  {out / 'leaderboard.html'}\ntable: {out / 'leaderboard.csv'}")
     return 0
 
 
@@ -202,12 +207,3 @@ class _Progress:
             f"{seconds(spent):>6}  {eta}{self.total - steps_left}/{self.total} steps;"
             f" running: {', '.join(running) or ', '.join(pool.running)}"
         )
-
-
-def _summary(out: Path, size: str, took: float) -> None:
-    """Print, below the leaderboard, the seconds of each job, and where the page is."""
-    ledger = Ledger(out)
-    jobs = chained(demo_steps(out, size))
-    spent = [f"{job.name} {spent_seconds(ledger.status(job)):.0f} s" for job in jobs]
-    print(f"took {seconds(took)} this time; jobs: {', '.join(spent)}")
-    print(f"page:  {out / 'leaderboard.html'}\ntable: {out / 'leaderboard.csv'}")

@@ -87,7 +87,14 @@ def run(args: argparse.Namespace) -> int:
     answer = overall.answer(board, sets)
     print_table(board)
     print(printable.shown(answer, 2000))
-    write_files(board, sets, answer, args.out)
+    from backbench.board import export
+    from backbench.board.page import write_page
+    from backbench.board.page_figures import collect_figures
+
+    pairs, figures = compare_rows(board), collect_figures(board, [args.out])
+    page, table = args.out / "leaderboard.html", args.out / "leaderboard.csv"
+    write_page(board, page, comparisons=pairs, answer=answer, sets=sets, judged=[], figures=figures)
+    export.write_csv(board, table)
     # 4. What takes longer, and where all of it is
     if args.tasks is None and results:
         files = sorted(args.out.glob("checkpoint*.safetensors"))
@@ -97,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             wanted_task = WantedTask(task, names[0], TASKS[task].recipe)
             print(f"  {offer(wanted_task, root, files[0], rates)}")
         print("  detection needs boxes: `backbench detect --help`")
-    print(f"table: {args.out / 'leaderboard.csv'}   page: {args.out / 'leaderboard.html'}")
+    print(f"table: {table}   page: {page}")
     return 0
 
 
@@ -114,25 +121,6 @@ def print_table(board: Board) -> None:
             half = "" if cell.half_width is None else f" ± {cell.half_width:.1f}"
             value = text_of(cell.value, ".1f")
             print(f"  {labels[row.checkpoint]:<{width}}  {value:>5}{half}{mark}")
-
-
-def write_files(board: Board, sets: list[overall.Overall], answer: str, out: Path) -> None:
-    """OUT/leaderboard.html and .csv."""
-    from backbench.board import export
-    from backbench.board.page import write_page
-    from backbench.board.page_figures import collect_figures
-
-    page = out / "leaderboard.html"
-    write_page(
-        board,
-        page,
-        comparisons=compare_rows(board),
-        answer=answer,
-        sets=sets,
-        judged=[],
-        figures=collect_figures(board, [out]),
-    )
-    export.write_csv(board, out / "leaderboard.csv")
 
 
 def offer(wanted: WantedTask, root: Path, file: Path, rates: list[float]) -> str:

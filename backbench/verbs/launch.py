@@ -83,18 +83,13 @@ def run_grid(args: argparse.Namespace) -> int:
         commands=CommandCheck(args.parsed, args.check),
     )
     if args.dry_run:
-        return _dry_run(request)
+        snapshot = Snapshot(ledger)
+        plan = request.plan(snapshot, watching=True)  # also shows what --watch would wait for
+        if not (plan.new or plan.known or plan.waiting):
+            request.plan(snapshot, watching=False)  # says which of its names match nothing
+        sys.stdout.write(plan_text(plan, cluster, snapshot))
+        return 0
     return _run_on_slurm(request) if cluster.kind == "slurm" else _run_here(request)
-
-
-def _dry_run(request: Request) -> int:
-    """Print the plan and submit nothing."""
-    snapshot = Snapshot(request.ledger)
-    plan = request.plan(snapshot, watching=True)  # also shows what --watch would wait for
-    if not (plan.new or plan.known or plan.waiting):
-        request.plan(snapshot, watching=False)  # says which of its names match nothing
-    sys.stdout.write(plan_text(plan, request.target.cluster, snapshot))
-    return 0
 
 
 def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:

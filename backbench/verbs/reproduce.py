@@ -60,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
     # 3. The jobs, one grid after the other.
     status = 0
     for grid in _write_grids(args, listed, checkpoints):
-        status = max(status, _launch(args, grid))
+        words = ["launch", "run", str(grid), *args.overrides, "--cluster", args.cluster]
+        words += ["--data", str(args.data), "--out", str(args.out)]
+        words += ["--dry-run"] if args.dry_run else []
+        status = max(status, int(args.command(words) or 0))
         if status == EXIT_PREEMPTED:
             return status
     if args.dry_run:
@@ -185,12 +188,6 @@ def _write_grids(
         atomic.write_text(path, json.dumps(content, indent=1) + "\n")  # JSON is YAML
         paths.append(path)
     return paths
-
-
-def _launch(args: argparse.Namespace, grid: Path) -> int:
-    words = ["launch", "run", str(grid), *args.overrides, "--cluster", args.cluster]
-    words += ["--data", str(args.data), "--out", str(args.out)]
-    return int(args.command([*words, "--dry-run"] if args.dry_run else words) or 0)
 
 
 def _write_outcome(

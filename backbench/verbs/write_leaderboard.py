@@ -5,7 +5,7 @@ import time
 from collections import Counter
 
 from backbench.board import export, overall
-from backbench.board.board import Board, Column, Row, collect, compare_rows, text_of
+from backbench.board.board import Board, Column, collect, compare_rows, text_of
 from backbench.board.overall import Overall
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.papers.judge import (
@@ -147,7 +147,10 @@ def _verdict_line(verdict: Judged) -> str:
 
 def _print(board: Board, sets: list[Overall]) -> None:
     """Prints a line per checkpoint, the best rank first, a column per dataset's first metric."""
-    rows, columns, labels = _rows_by_rank(board, sets), _first_metrics(board), board.labels()
+    rows, columns, labels = board.measured_rows, _first_metrics(board), board.labels()
+    if sets:  # those of the widest set by their rank, then the others by name
+        ranked = {row.checkpoint for row in sets[0].rows}
+        rows = [*sets[0].rows, *(row for row in rows if row.checkpoint not in ranked)]
     width = max((len(labels[row.checkpoint]) for row in rows), default=4)
     # Names of columns are too long for a heading: a number stands there, and is explained above.
     head = " " * width
@@ -169,14 +172,6 @@ def _print(board: Board, sets: list[Overall]) -> None:
         print(line)
     if len(rows) > ROWS:
         print(f"... and {len(rows) - ROWS} more")
-
-
-def _rows_by_rank(board: Board, sets: list[Overall]) -> list[Row]:
-    """The measured rows, those of the widest set by their rank, then the others by name."""
-    if not sets:
-        return board.measured_rows
-    ranked = {row.checkpoint for row in sets[0].rows}
-    return [*sets[0].rows, *(r for r in board.measured_rows if r.checkpoint not in ranked)]
 
 
 def _first_metrics(board: Board) -> list[Column]:

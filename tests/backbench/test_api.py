@@ -164,13 +164,8 @@ def test_a_program_that_is_ended_ends_its_verbs(tiny_root, trunk, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_of_timms_goes_by_its_name_or_not_at_all(tiny_root, tmp_path):
+def test_a_model_that_timm_registers_otherwise_is_refused(tiny_root, tmp_path):
     torch.manual_seed(0)
-    model = timm.create_model("test_convnext", num_classes=10)
-    found = backbench.evaluate(model, TASKS[0], data=tiny_root, out=tmp_path / "out")
-    assert {r.arch for r in found} == {"timm:test_convnext"}
-    saved = backbench.load(tmp_path / "out" / "checkpoint.safetensors")
-    assert torch.equal(saved.state_dict["stem.0.weight"], model.stem[0].weight)
     other = timm.create_model("test_vit", num_heads=4)
     for parameter in other.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

@@ -192,20 +192,10 @@ def test_a_bad_record_is_named_and_left_out(tmp_path, case):
     assert set(Ledger(runs).records()) == {"y/knn"}
 
 
-@pytest.mark.parametrize("text", ["[", "[]", "5", "[" * 100000, "\x00"])
-@pytest.mark.parametrize("folder", ["submissions", "status"])
-def test_records_that_are_none(tmp_path, folder, text):
-    runs = record(tmp_path / "runs")
-    (runs / ".launch" / folder / "zzz.json").write_text(text)
-    said = door("launch", "status", "--once", "--out", runs)
-    assert said.status == 0, said.err
-    assert "1 failed" in said.out
-    assert "zzz.json: left out" in said.err
-
-
 @pytest.mark.parametrize(
     "status",
     [
+        *("[", "[]", "5", "[" * 100000, "\x00"),
         {"name": "x/knn", "state": "odd", "attempts": []},
         {"name": "x/knn", "state": "running", "attempts": [{"start": "x"}]},
         {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": -1}]},
@@ -218,7 +208,7 @@ def test_records_that_are_none(tmp_path, folder, text):
 def test_a_status_that_no_attempt_wrote(tmp_path, status):
     runs = record(tmp_path / "runs")
     for file in (runs / ".launch" / "status").glob("*.json"):
-        file.write_text(json.dumps(status))
+        file.write_text(status if isinstance(status, str) else json.dumps(status))
     said = door("launch", "status", "--once", "--out", runs)
     assert said.status == 0, said.err
     assert "left out" in said.err

@@ -22,6 +22,8 @@ from backbench.weights.checkpoint import Checkpoint
 
 KNN = "kind: knn\nprotocol: near-test-v1\nk: [1]\ngeometry: {resize: 16, crop: 16}\n"
 
+SGD = "kind: sgd\nprotocol: s-v1\nlr: {}\nlength: {{default: {{epochs: {}}}}}\n"
+
 
 @pytest.fixture
 def shapes(tmp_path):
@@ -54,9 +56,6 @@ def refused(answer, *parts):
 
 
 # Two at once
-
-
-# Images
 
 
 # Names
@@ -126,14 +125,8 @@ def test_all_datasets_where_nine_are_missing(trees, trunk, tmp_path, said):
         (KNN.replace("[1]", "[]"), "'k' must be a list that is not empty"),
         (KNN.replace("near-test-v1", "''"), "'protocol' must be text that is not empty"),
         ("kind: logreg\nprotocol: l-v1\nl2: [-1.0, 10, 3]\n", "l2 is the smallest and the"),
-        (
-            "kind: sgd\nprotocol: s-v1\nlr: [.inf]\nlength: {default: {epochs: 1}}\n",
-            "'lr[0]' must be less than inf",
-        ),
-        (
-            "kind: sgd\nprotocol: s-v1\nlr: [1]\nlength: {default: {epochs: 0}}\n",
-            "'length.default.epochs' must be greater than 0",
-        ),
+        (SGD.format("[.inf]", 1), "'lr[0]' must be less than inf"),
+        (SGD.format("[1]", 0), "'length.default.epochs' must be greater than 0"),
         (KNN.replace("resize: 16, ", "resize: -16, "), "'geometry.resize' must be"),
     ],
 )
@@ -153,7 +146,7 @@ def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
         (["launch", "run", "notes.txt"], ["notes.txt: recipes are .yaml files; give one"]),
         (
             ["launch", "run", "table2", "pack=0"],
-            ["table2.yaml: 'pack' must be greater than or equal to 1, not 0"],
+            ["table2.yaml: 'pack' must be greater than or equal"],
         ),
         (["launch", "run", "table2", "checkpoints=x.pth"], ["'checkpoints' must be a list, not"]),
         (["launch", "run", "table2", "--watch", "--interval", "-1"], ["--interval -1: seconds"]),

@@ -102,8 +102,9 @@ def test_packs_share_a_pass_and_new_checkpoints_do_not_repack_old_ones(lab):
 
 def test_probes_on_the_same_features_come_after_the_first(lab):
     evaluate = []
-    for protocol in ("knn", "fewshot", "logreg", "lorac", "seg_knn", "attentive"):
+    for protocol in ("knn", "fewshot", "logreg", "lorac"):
         evaluate += lab.linear("d1", protocol=protocol)
+    evaluate += lab.linear("d1", protocol="seg_knn", seeds=[0, 1])
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate)
     knn, fewshot, logreg, lorac, *dense = jobs_of(lab, grid)
     assert fewshot.after == (knn.name,), "same geometry"

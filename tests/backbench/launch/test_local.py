@@ -1,6 +1,5 @@
 """The launcher on this machine: N jobs at a time, stopped, killed, cancelled, watching."""
 
-import csv
 import importlib.util
 import json
 import shutil
@@ -11,8 +10,8 @@ from collections import Counter
 import pytest
 import torch
 
-from backbench import cli
 from backbench.recipes.config import configs_dir
+from backbench.results import store
 
 
 def test_grid_runs_n_at_a_time_and_again_runs_nothing(lab):
@@ -187,20 +186,15 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
         "local", fake=False, jobs=2, resources={"default": {"accelerator": "cpu", "cpus": 1}}
     )
     assert lab.run(grid, cluster, "runs") == 0
-    states = lab.states("runs")
-    assert set(states.values()) == {"done"}
+    assert set(lab.states("runs").values()) == {"done"}
     verbs = Counter(record.job.verb for record in lab.look("runs").records.values())
     # No export: Detectron2 takes the checkpoint itself
     alone = dict.fromkeys(("import", "linear", "semisup", "finetune", "analyze"), 1)
     assert verbs == {**alone, "detect": len(engines)}
-    table = lab.root / "table.csv"
-    assert cli.main(["leaderboard", str(lab.root / "runs"), "--csv", str(table)]) == 0
-    with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    (row,) = rows
-    filled = {key.split("/")[0] for key, value in row.items() if "/" in key and value}
-    wanted = {"linear", "semi_10pct", "finetune", "faster_rcnn"}
-    assert row["name"] == "MoCo v2" and wanted <= filled, filled
+    rows, problems = store.read(lab.root / "runs")
+    assert {row.name for row in rows} == {"MoCo v2"} and not problems
+    wanted = {"linear", "semi_10pct", "finetune", "analyze", "faster_rcnn"}
+    assert {row.task for row in rows} == wanted
     attempts = lab.attempts("runs")
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.attempts("runs") == attempts

@@ -25,22 +25,6 @@ def ids(lab, out):
 
 
 @pytest.mark.slow
-def test_twelve_jobs_run_as_one_array_and_again_submits_nothing(lab, shell):
-    grid = lab.grid(
-        checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2", "d3", "d4")
-    )
-    cluster = lab.slurm()
-    assert lab.run(grid, cluster, "runs") == 0
-    submitted = ids(lab, "runs")
-    assert len(submitted) == 12 and len({i.split("_")[0] for i in submitted.values()}) == 1
-    assert lab.run(grid, cluster, "runs") == 0  # while they run
-    lab.until_done("runs")
-    assert lab.run(grid, cluster, "runs") == 0  # when they are done
-    assert ids(lab, "runs") == submitted
-    assert lab.values("runs") == lab.reference(grid)
-
-
-@pytest.mark.slow
 def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
     """Slurm has the array; its number and submitit's files are not written yet."""
     import submitit
