@@ -225,13 +225,7 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
         )
     others = len(plan.known) - done
     lines.append(f"{len(plan.new)} jobs, {done} skipped as done, {others} others")
-    lines += _cost_text(gpu_hours, hours, unknown, jobs=len(plan.new))
-    return "\n".join(lines) + "\n"
-
-
-def _cost_text(gpu_hours: float, hours: float, unknown: Counter[str], *, jobs: int) -> list[str]:
-    lines = []
-    if unknown.total() < jobs or not jobs:
+    if unknown.total() < len(plan.new) or not plan.new:
         lines.append(f"estimated from past runs: {gpu_hours:.2f} GPU-hours, {hours:.2f} job-hours")
     if unknown:
         kinds = [f"{count} x {like}" for like, count in unknown.most_common(KINDS_NAMED)]
@@ -241,7 +235,7 @@ def _cost_text(gpu_hours: float, hours: float, unknown: Counter[str], *, jobs: i
             f"cost unknown for {unknown.total()} jobs ({', '.join(kinds)}): no run of this recipe,"
             " data, trunk and machine is here to tell"
         )
-    return lines
+    return "\n".join(lines) + "\n"
 
 
 CostKind = tuple[object, ...]  # jobs of one kind take the same time for each of their units

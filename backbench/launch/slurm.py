@@ -302,7 +302,8 @@ def _room(cluster: Cluster, sizes: Sequence[int]) -> float:
         if largest > most:
             limit = f"this Slurm takes at most {most} ({name}); lower max_array"
             raise BadInput(f"{cluster.file}: an array of {largest} jobs, and {limit}")
-    return max(0, in_memory - slurm_client.jobs_in_memory())
+    there = slurm_client.slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i")
+    return max(0, in_memory - len(there.split()))
 
 
 def _reachable(jobs: Sequence[Job], active: Mapping[str, str]) -> list[Job]:

@@ -67,10 +67,6 @@ def limits() -> tuple[int, int] | None:
     return int(array[1]) - 1, int(jobs[1])
 
 
-def jobs_in_memory() -> int:
-    return len(slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i").splitlines())
-
-
 class Standing(NamedTuple):
     """How a job stands, seen from within it."""
 

@@ -62,13 +62,17 @@ class Snapshot:
         self.pool = ledger.pool()
         # Slurm is asked only where it may have something to say: where all is over, a look is fast,
         # and needs no Slurm
-        open_arrays = self._open_arrays()
+        open_arrays: dict[str, Submission] = {}  # with a job that has not written down its end
+        for name, record in self.records.items():
+            over = self.status(name)["state"] in ("done", "failed", "cancelled")
+            if record.submission.kind == "slurm" and not over:
+                open_arrays[record.submission.uid] = record.submission
         if open_arrays:
             try:
                 self.queue = queue()
             except (Failed, BadInput) as error:
                 self.trouble = str(error)
-        for submission in open_arrays:
+        for submission in open_arrays.values():
             if not submission.ids:
                 self._recognise(submission)
         self._known: dict[str, State] = {}
@@ -90,15 +94,6 @@ class Snapshot:
 
     def status(self, name: str) -> Status:
         return self.statuses.get(name, {"name": name, "state": "new", "attempts": []})
-
-    def _open_arrays(self) -> list[Submission]:
-        """Return the submissions to Slurm with a job that has not written down its end."""
-        out = {}
-        for name, record in self.records.items():
-            over = self.status(name)["state"] in ("done", "failed", "cancelled")
-            if record.submission.kind == "slurm" and not over:
-                out[record.submission.uid] = record.submission
-        return list(out.values())
 
     def _recognise(self, submission: Submission) -> None:
         """Number an array that reached Slurm although its launcher died before it knew the numbers.

@@ -51,7 +51,14 @@ def examine(data: Path) -> list[Finding]:
     needed = [*packages(), device()]
     needed += [Finding("hidden", name, BROKEN, why) for name, why in plugins.hidden().items()]
     more = [detectron2(), slurm(), *datasets(data), lists(data), coco(data)]
-    return [machine(), *needed, *more, *trunks(), *verbs(needed, more)]
+    trunks = []
+    for family in archs.FAMILIES:
+        trunks += [
+            Finding("trunk", name, OK, "in the local cache") for name in family.cached_names()
+        ]
+    for name in plugins.installed(plugins.TRUNKS):
+        trunks.append(Finding("trunk", name, OK, "installed"))
+    return [machine(), *needed, *more, *trunks, *verbs(needed, more)]
 
 
 def machine() -> Finding:
@@ -168,15 +175,6 @@ def coco(data: Path) -> Finding:
         if (folder / "annotations").is_dir():
             return Finding("boxes", "coco", OK, str(folder))
     return Finding("boxes", "coco", MISSING, "not below --data or $DETECTRON2_DATASETS")
-
-
-def trunks() -> list[Finding]:
-    """timm's weights in the local cache, and the trunks of installed packages."""
-    cached = [name for family in archs.FAMILIES for name in family.cached_names()]
-    parts = [Finding("trunk", name, OK, "in the local cache") for name in cached]
-    return parts + [
-        Finding("trunk", name, OK, "installed") for name in plugins.installed(plugins.TRUNKS)
-    ]
 
 
 def verbs(needed: list[Finding], more: list[Finding]) -> list[Finding]:

@@ -32,7 +32,13 @@ FOLDER = "reproduce"  # below RUNS
 
 def run(args: argparse.Namespace) -> int:
     if args.check is not None:
-        args.document = _check(args.check)
+        checked = bundle.check(args.check)
+        print(outcome.markdown(checked.listed, checked.lines), end="")
+        for remark in checked.remarks:
+            print(f"REMARK {printable.shown(remark, 400)}")
+        made = f"made {checked.made} by {checked.code}"
+        print(f"{args.check}: whole, {made}; its table follows from its rows")
+        args.document = checked.lines
         return 0
     if args.list is None:
         args.document = _print_lists()
@@ -86,15 +92,6 @@ def _print_lists() -> list[dict[str, object]]:
     print(f"{', '.join(timm_scores.LISTS)}: {count:,} counts of right images that timm prints of its"
           " own classifiers, for the models in the Hub's cache or --models NAME.TAG ...")  # fmt: skip
     return lists
-
-
-def _check(path: Path) -> Sequence[outcome.OutcomeLine]:
-    checked = bundle.check(path)
-    print(outcome.markdown(checked.listed, checked.lines), end="")
-    for remark in checked.remarks:
-        print(f"REMARK {printable.shown(remark, 400)}")
-    print(f"{path}: whole, made {checked.made} by {checked.code}; its table follows from its rows")
-    return checked.lines
 
 
 def _covered(listed: ReproductionList, lists: Path) -> dict[str, set[tuple[str, str]]]:

@@ -8,17 +8,6 @@ import pytest
 NOTEBOOK = Path(__file__).parent.parent.parent / "notebooks" / "module_to_table.ipynb"
 
 
-def test_the_notebook_is_kept_without_outputs():
-    nbformat = pytest.importorskip("nbformat")
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(notebook)
-    assert all(
-        not cell.outputs and cell.execution_count is None
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    )
-
-
 @pytest.mark.slow
 def test_the_notebook_goes_from_a_module_to_the_table(tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient")

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from backbench.parallel.parent import die_with_parent
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo", "scancel")
@@ -91,7 +93,9 @@ def running_slurm(
     nodes: int = 1, *, max_jobs: int = 20000, min_job_age: int = 300
 ) -> Iterator[Path]:
     """Start the daemons; SLURM_CONF points at them inside the block. Gives their folder. The nodes
-    n1, n2, ... are this machine, each with a slurmd of its own."""
+    n1, n2, ... are this machine, each with a slurmd of its own. Skips where it cannot be."""
+    if reason := why_not():
+        pytest.skip(f"no Slurm here: {reason}")
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     commands = _configure(folder, nodes, max_jobs=max_jobs, min_job_age=min_job_age)
     with _environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=_path()):

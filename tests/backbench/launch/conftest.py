@@ -183,9 +183,6 @@ def stand_in_slurm(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def slurm():
     """A running Slurm with one node of 4 CPUs and 2 (empty-file) GPUs; skips where it cannot be."""
-    reason = slurm_cluster.why_not()
-    if reason:
-        pytest.skip(f"no Slurm here: {reason}")
     with slurm_cluster.running_slurm() as folder:
         yield folder
 
@@ -194,9 +191,6 @@ def slurm():
 def three_nodes():
     """A Slurm of three nodes; partition `grace` gives 20 s before a preemption, `main` none, and
     what is in `urgent` preempts both."""
-    reason = slurm_cluster.why_not()
-    if reason:
-        pytest.skip(f"no Slurm here: {reason}")
     with slurm_cluster.running_slurm(nodes=3) as folder:
         yield folder
 

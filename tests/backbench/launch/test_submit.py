@@ -138,8 +138,6 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
 @pytest.mark.slow
 def test_watch_lives_on_where_slurm_is_full_and_ends_when_all_is_done(lab):
     """Six jobs in a Slurm that remembers four."""
-    if reason := slurm_cluster.why_not():
-        pytest.skip(f"no Slurm here: {reason}")
     grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2", "d3"))
     with slurm_cluster.running_slurm(max_jobs=4, min_job_age=2):
         cluster = lab.cluster(
