@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -134,12 +134,7 @@ def evaluate(
     # A path and a module are no sequences, a text is one model
     several = isinstance(checkpoint, Sequence) and not isinstance(checkpoint, str)
     for each in checkpoint if several else [checkpoint]:  # type: ignore[union-attr]
-        one = _checkpoint(each, encoder, pixels)  # type: ignore[arg-type]
-        one = one.replace(
-            method=one.method if method is None else method,
-            epochs=one.epochs if epochs is None else epochs,
-            provenance={**one.provenance, **({"name": name} if name else {})},
-        )
+        one = _described(_checkpoint(each, encoder, pixels), name, method, epochs)  # type: ignore[arg-type]
         if found.setdefault(one.digest, one) is not one:
             log.warning(f"{each}: the same weights as {found[one.digest].name}; measured once")
     # Only this process can build a module that it alone holds
@@ -159,16 +154,34 @@ def evaluate(
             results += [r for r in rows if r.checkpoint in found and r.seed == seed]
             continue
         for fitted, group in _groups(task, list(found.values()), root, seed):
-            run = out / fitted.folder
-            if [files[each.digest] for each in group] != [out / FILE]:  # not OUT's own checkpoint
-                mark = hashlib.sha256("".join(each.digest for each in group).encode()).hexdigest()
-                run = out / f"{fitted.folder}-{mark[:8]}"
+            run = _folder_of(fitted, group, out, files)
             start(words([files[each.digest] for each in group], fitted, run=run))
             rows, problems = store.read(run)
             for problem in problems:
                 log.warning(problem)
             results += [row for row in rows if row.seed == seed]
     return results
+
+
+def _described(
+    checkpoint: Checkpoint, name: str | None, method: str | None, epochs: int | None
+) -> Checkpoint:
+    """The checkpoint under the name, method and epochs that are given."""
+    return checkpoint.replace(
+        method=checkpoint.method if method is None else method,
+        epochs=checkpoint.epochs if epochs is None else epochs,
+        provenance={**checkpoint.provenance, **({"name": name} if name else {})},
+    )
+
+
+def _folder_of(
+    task: WantedTask, group: Sequence[Checkpoint], out: Path, files: Mapping[str, Path]
+) -> Path:
+    """OUT/<task> for OUT's own checkpoint, with a mark behind it for any others."""
+    if [files[each.digest] for each in group] == [out / FILE]:
+        return out / task.folder
+    mark = hashlib.sha256("".join(each.digest for each in group).encode()).hexdigest()
+    return out / f"{task.folder}-{mark[:8]}"
 
 
 FILE = "checkpoint.safetensors"
