@@ -380,13 +380,8 @@ def summarise(
     gaussian = stats.min_max(noise, order)
     # 2. Over all images.
     spectrum = space.moments.spectrum()
-
-    numbers = [
-        *_view_numbers(space.views),
-        *_pair_numbers(distances, contrast),
-        *_rank_numbers(space.moments, spectrum),
-        *_label_free_numbers(space, spectrum),
-    ]
+    numbers = _view_numbers(space.views)
+    numbers += _space_numbers(space, distances, contrast, spectrum)
     # 3. Over the labels of the sample, where there are enough.
     for probe in (neighbours(sample, images, recipe), few_labels(sample, images, recipe, seed)):
         if probe is not None:
@@ -414,36 +409,28 @@ def _view_numbers(views: stats.ViewStatistics) -> list[Number]:
     return numbers
 
 
-def _pair_numbers(distances: stats.Pairs, contrast: stats.MinMaxSummary) -> list[Number]:
+def _space_numbers(
+    space: Space, distances: stats.Pairs, contrast: stats.MinMaxSummary, spectrum: Tensor
+) -> list[Number]:
+    """The numbers over pairs of the sample, of ranks, and those said to predict a probe."""
     shared = "shared area of the two histograms, percent"
     ratio = "(D_max - D_min) / D_min, mean over anchors"
+    collapse = stats.collapse(space.moments)
+    live = 100 * collapse.live / collapse.possible
+    n, q = space.groups.means.count, space.groups.around.count // space.groups.means.count
+    first, last = stats.ALPHA_RANKS
     return [
         Number("uniformity", distances.uniformity),
-        Number("within_class_distance", distances.within_mean),
-        Number("between_class_distance", distances.between_mean),
+        Number("within_class_distance", distances.within.mean),
+        Number("between_class_distance", distances.between.mean),
         Number("class_overlap", 100 * distances.overlap, about=shared),
         Number("min_max_contrast", contrast["contrast"][-1], about=ratio),  # in all dimensions
-    ]
-
-
-def _rank_numbers(moments: stats.Moments, spectrum: Tensor) -> list[Number]:
-    collapse = stats.collapse(moments)
-    live = 100 * collapse.live / collapse.possible
-    return [
-        Number("rankme", stats.entropy_rank(moments.singular_values())),
+        Number("rankme", stats.entropy_rank(space.moments.singular_values())),
         # Roots of the covariance's eigenvalues: the singular values of the centred features, up to
         # a factor that no rank notices.
         Number("effective_rank", stats.entropy_rank(spectrum.sqrt())),
         Number("live_directions", live, about=f"percent of {collapse.possible}"),
         Number("collapse", float(collapse.kind), about="0 none, 1 dimensional, 2 complete"),
-    ]
-
-
-def _label_free_numbers(space: Space, spectrum: Tensor) -> list[Number]:
-    """Scores that are said to predict a probe without labels."""
-    n, q = space.groups.means.count, space.groups.around.count // space.groups.means.count
-    first, last = stats.ALPHA_RANKS
-    return [
         Number("lidar", space.groups.lidar(), about=f"n {n} images, q {q} views, D {space.dim}"),
         Number(f"alpha_req_{first}_{last}", stats.alpha_req(spectrum)),
     ]

@@ -73,10 +73,16 @@ class Histogram:
     """Counts of values in BINS equal bins over a known range; beyond it is the end bins'."""
 
     def __init__(self, low: float, high: float) -> None:
-        self.low, self.high = low, high
+        self.low, self.high, self.total = low, high, 0.0
         self.counts = torch.zeros(BINS, dtype=torch.int64)
 
+    @property
+    def mean(self) -> float:
+        count = int(self.counts.sum())
+        return self.total / count if count else math.nan
+
     def add(self, values: Tensor) -> None:
+        self.total += float(values.sum())
         index = ((values - self.low) / (self.high - self.low) * BINS).long().clamp_(0, BINS - 1)
         self.counts += torch.bincount(index.flatten().cpu(), minlength=BINS)
 
@@ -293,31 +299,12 @@ class Pairs:
 
     within: Histogram  # of one class (CLLR Fig. 2, 3)
     between: Histogram  # of two classes
-    within_mean: float
-    between_mean: float
     uniformity: float  # log of the mean over all pairs of exp(-2 distance^2), Wang and Isola 2020
 
     @property
     def overlap(self) -> float:
         """Shared area of the two histograms: 1 where distances say nothing about classes."""
         return self.within.overlap(self.between)
-
-
-class _Distances:
-    """Distances of one kind of pair."""
-
-    def __init__(self) -> None:
-        self.histogram = Histogram(0.0, 2.0)  # of unit vectors
-        self.total, self.count = 0.0, 0
-
-    def add(self, values: Tensor) -> None:
-        self.histogram.add(values)
-        self.total += float(values.sum())
-        self.count += len(values)
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count if self.count else math.nan
 
 
 def _squared_distances(anchors: Tensor, sample: Tensor) -> Tensor:
@@ -331,7 +318,7 @@ def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
     `chunk` anchors at a time, against themselves and all rows after them."""
     x = unit(features)
     n = len(x)
-    within, between = _Distances(), _Distances()
+    within, between = Histogram(0.0, 2.0), Histogram(0.0, 2.0)  # of unit vectors
     potential = 0.0
     for start in range(0, n, chunk):
         stop = min(start + chunk, n)
@@ -351,7 +338,7 @@ def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
         between.add(distance[known & ~same])
     count = n * (n - 1) // 2
     uniformity = math.log(potential / count) if count else math.nan
-    return Pairs(within.histogram, between.histogram, within.mean, between.mean, uniformity)
+    return Pairs(within, between, uniformity)
 
 
 class MinMaxSummary(TypedDict):

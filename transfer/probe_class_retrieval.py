@@ -66,15 +66,12 @@ def measure(
     for trunk, features in zip(extractor.trunks, found):
         stop.end_here("between two checkpoints")
         trunk.verify()
-        scores = [each.cpu().numpy() for each in retrieve(features.to(machine.device), labels)]
-        by_metric = dict(zip(METRICS, scores))
-        rows += scoring.write_plain(
-            task,
-            trunk.checkpoint,
-            {metric: 100 * float(np.nanmean(values)) for metric, values in by_metric.items()},
-            {f"queries_{metric}": values for metric, values in by_metric.items()},
-            queries={metric: int((~np.isnan(each)).sum()) for metric, each in by_metric.items()},
-        )
+        values, arrays = {}, {}
+        for metric, scores in zip(METRICS, retrieve(features.to(machine.device), labels)):
+            kept = arrays[f"queries_{metric}"] = scores.cpu().numpy()
+            about = {"queries": int((~np.isnan(kept)).sum())}
+            values[metric] = 100 * float(np.nanmean(kept)), about
+        rows += scoring.write_plain(task, trunk.checkpoint, values, arrays)
     return rows
 
 

@@ -63,13 +63,10 @@ def measure(
         trunk.verify()
         starts = clusterings(features, len(set(test.labels)), p, task.seed, stop)
         by_start = [agreement(label, cluster) for _, cluster in starts]
-        rows += scoring.write_plain(
-            task,
-            trunk.checkpoint,
-            by_start[0],
-            {"cluster": starts[0][1]},
-            starts={metric: [one[metric] for one in by_start] for metric in METRICS},
-        )
+        values = {}
+        for metric, best in by_start[0].items():
+            values[metric] = best, {"starts": [one[metric] for one in by_start]}
+        rows += scoring.write_plain(task, trunk.checkpoint, values, {"cluster": starts[0][1]})
     return rows
 
 

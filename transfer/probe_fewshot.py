@@ -15,7 +15,6 @@ from backbench.datasets import splits
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.images.image_list import ImageList
-from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
 from backbench.stats import confidence
@@ -53,31 +52,16 @@ def measure(
             bank, both.labels, test, drawn, classes=classes, p=p, stop=stop
         )
         values = [scoring.score(metric, one, label, classes) for one in predicted]
-        kept = store.keep_predictions(
-            task.run,
-            f"fewshot-{task.dataset.name}-{p.name}-s{task.seed}-{trunk.digest[:12]}",
-            manifest=task.hashes["test"],
-            values=np.asarray(values),
-            prediction=predicted.astype(np.int32),
-            label=label,
-        )
         by_class = label if metric == "mean_per_class" else None
-        about = scoring.row(
+        about = {"draws": values, "shots": p.shots, "labelled_from": "train+val"}
+        rows += scoring.write_plain(
             task,
             trunk.checkpoint,
-            metric=metric,
-            value=float(np.mean(values)),
+            {metric: (float(np.mean(values)), about)},
+            {"values": np.asarray(values), "prediction": predicted.astype(np.int32)},
             ci95=confidence.of_draws(predicted == label, by_class),
             chosen={"converged": False, "gradient": gradient} if gradient > p.tolerance else None,
-            provenance={
-                "predictions": kept,
-                "draws": values,
-                "shots": p.shots,
-                "labelled_from": "train+val",
-            },
         )
-        rows.append(about)
-    store.append(task.run, rows, skip_known=True)
     return rows
 
 

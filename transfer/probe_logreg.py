@@ -19,7 +19,7 @@ from backbench.weights.kept_heads import KeptHead
 from transfer import head_scores, logreg, scoring
 from transfer.devices import Machine
 from transfer.features import Extractor
-from transfer.logreg import Fit, LabelledFeatures
+from transfer.logreg import Fit
 from transfer.probe_kind import Probe
 from transfer.protocols import LogReg
 from transfer.scoring import Assignment, CheckpointPredictions
@@ -47,22 +47,14 @@ def measure(
     y_train = torch.tensor(task.splits.train.labels)
     y_val = torch.tensor(task.splits.val.labels)
 
-    def fit(
-        parts: list[LabelledFeatures], l2: float, start: Fit | None, moments: Tensor | None
-    ) -> Fit:
-        return logreg.fit(
-            parts,
-            l2=l2,
-            start=start,
-            moments=moments,
-            classes=len(task.splits.train.classes),
-            device=machine.device,
-            chunk=p.chunk,
-            max_iterations=p.max_iterations,
-            tolerance=p.tolerance,
-            between=partial(stop.end_here, f"within l2 {l2:g}, which will begin again"),
-        )
-
+    fit = partial(
+        logreg.fit,
+        classes=len(task.splits.train.classes),
+        device=machine.device,
+        chunk=p.chunk,
+        max_iterations=p.max_iterations,
+        tolerance=p.tolerance,
+    )
     # By digest of the trunk; a run that was stopped goes on behind the last penalty that it saved.
     state = load_state(task.state_file) if task.state_file.exists() else {}
     measured = []
@@ -79,7 +71,8 @@ def measure(
         done, what = len(path["scores"]), f"{task.dataset.name} logreg"
         progress = Progress(task.run, len(p.penalties), what, unit="fit", done=done)
         for l2 in p.penalties[done:]:
-            last = fit([(train, y_train)], l2, last, moments)
+            within = partial(stop.end_here, f"within l2 {l2:g}, which will begin again")
+            last = fit([(train, y_train)], l2=l2, start=last, moments=moments, between=within)
             ranking = scoring.rank_classes(last.logits(val, p.chunk))
             score = _record(task, path, last, ranking[:, 0], np.asarray(y_val))
             save_state(task.state_file, dict(state))
@@ -88,7 +81,9 @@ def measure(
         # 2. The best penalty again on train + val, from where it ended on train alone.
         l2 = p.penalties[scoring.best_of(path["scores"])]
         warm = Fit.at(path["best_weight"], path["best_bias"])
-        final = fit([(train, y_train), (val, y_val)], l2, warm, moments)
+        both = [(train, y_train), (val, y_val)]
+        within = partial(stop.end_here, f"within l2 {l2:g}, which will begin again")
+        final = fit(both, l2=l2, start=warm, moments=moments, between=within)
         # 3. Its temperature is that of its twin, which saw nothing of val.
         temperature = _temperature(task, trunk.checkpoint, warm, val)
         # 4. The one look at test.

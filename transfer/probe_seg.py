@@ -7,6 +7,7 @@ of train chooses a rate, whose last iterate is scored on test, without another t
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -207,20 +208,16 @@ def gathered(counts: Tensor, machine: Machine) -> np.ndarray:
     return _summed((counts * own[:, None, None]).to(machine.device)).cpu().numpy()
 
 
+@dataclass
 class Windows:
     """Counts pixels on a split: each image in windows through every trunk, their logits averaged
     where they overlap and brought to the size of the labels."""
 
-    def __init__(
-        self,
-        task: Assignment[Seg],
-        trunks: Sequence[FrozenTrunk],
-        heads: Sequence[DenseHeads],
-        machine: Machine,
-        stop: StopFlag,
-    ) -> None:
-        self.task, self.trunks, self.heads = task, trunks, heads
-        self.machine, self.stop = machine, stop
+    task: Assignment[Seg]
+    trunks: Sequence[FrozenTrunk]
+    heads: Sequence[DenseHeads]
+    machine: Machine
+    stop: StopFlag
 
     def count(
         self, split: str, indices: Sequence[Sequence[int]]

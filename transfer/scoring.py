@@ -235,28 +235,24 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
 def write_plain(
     task: Assignment[Protocol],
     checkpoint: Checkpoint,
-    values: Mapping[str, float],
+    values: Mapping[str, tuple[float, Mapping[str, object]]],
     arrays: Mapping[str, NDArray[np.generic]],
-    **provenance: Mapping[str, object],
+    *,
+    ci95: tuple[float, float] | None = None,
+    chosen: Mapping[str, object] | None = None,
 ) -> list[Result]:
-    """Append a row without interval for each metric of a checkpoint, with `arrays` of one entry for
-    each test image beside them. `provenance` has each fact by metric."""
+    """Append a row for each metric of a checkpoint, by its value and its provenance; `arrays` and
+    the test images' labels are kept beside them."""
     label, manifest = np.asarray(task.splits.test.labels), task.hashes["test"]
     stem = task.stem(checkpoint)
     kept = store.keep_predictions(task.run, stem, manifest=manifest, label=label, **arrays)
     rows = []
-    for metric, value in values.items():
-        facts = {name: by_metric[metric] for name, by_metric in provenance.items()}
-        about = row(
-            task,
-            checkpoint,
-            metric=metric,
-            value=value,
-            ci95=None,
-            chosen=None,
-            provenance={"predictions": kept, **facts},
+    for metric, (value, facts) in values.items():
+        about = {"predictions": kept, **facts}
+        one = row(
+            task, checkpoint, metric=metric, value=value, ci95=ci95, chosen=chosen, provenance=about
         )
-        rows.append(about)
+        rows.append(one)
     store.append(task.run, rows, skip_known=True)
     return rows
 

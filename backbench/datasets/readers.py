@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.datasets import splits
-from backbench.datasets.row import Reader
+from backbench.datasets.row import Reader, SplitReader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images import archives, containers
@@ -391,16 +391,13 @@ def scenes(base: Path, seed: int) -> Splits:
 # One split, for pretraining: no hold-out is cut off, and unlabelled images count
 
 
-def cifar10_split(root: Path, split: str) -> ImageList:
-    return archives.read_cifar(root / "cifar10" / "cifar-10-batches-py", split)
+def _split_in(folder: str, read: SplitReader) -> SplitReader:
+    return lambda root, split: read(root / folder, split)
 
 
-def cifar100_split(root: Path, split: str) -> ImageList:
-    return archives.read_cifar(root / "cifar100" / "cifar-100-python", split)
-
-
-def stl10_split(root: Path, split: str) -> ImageList:
-    return archives.read_stl10(root / "stl10" / "stl10_binary", split)
+cifar10_split = _split_in("cifar10/cifar-10-batches-py", archives.read_cifar)
+cifar100_split = _split_in("cifar100/cifar-100-python", archives.read_cifar)
+stl10_split = _split_in("stl10/stl10_binary", archives.read_stl10)
 
 
 def imagenet100_split(root: Path, split: str) -> ImageList:

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from backbench.images.spans import CODECS, LARGEST_IMAGE
+from backbench.images.spans import CODECS, LARGEST_IMAGE, Span
 
 BLOCK = 1 << 16  # bytes of output of Snappy's encoder
 HEADER = 1 << 20  # bytes of a page's header at most; it may hold two values as statistics
 DEEPEST, MOST_ITEMS = 8, 10_000  # of Thrift's structs and lists
 PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY = 0, 2, 8
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
-Span = tuple[int, int, int, int, int, int]  # spans.SPAN without its file
 
 
 class _Thrift:

@@ -11,13 +11,11 @@ from typing import IO
 
 from backbench.errors import BadInput
 from backbench.images.image_list import is_image
-from backbench.images.spans import CODECS, LARGEST_IMAGE, Table
+from backbench.images.spans import CODECS, LARGEST_IMAGE, Row, Span, Table
 from backbench.untrusted import jsons, opening, printable
 
 MOST_CLASSES = 1_000_000  # in shards, where labels alone say how many there are
 MOST_TIMES = 1000  # unpacked bytes for one stored byte of an image in a zip file
-Span = tuple[int, int, int, int, int, int]  # spans.SPAN without its file
-Row = tuple[str, int, Span]  # name, label or -1, span
 
 
 def bare(start: int, size: int) -> Span:

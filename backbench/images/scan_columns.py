@@ -23,7 +23,7 @@ import numpy as np
 from backbench.errors import BadInput
 from backbench.images.image_list import is_image
 from backbench.images.parquet_pages import chunk_of, spans_of
-from backbench.images.spans import Table, mark_of, read_span
+from backbench.images.spans import Row, Table, mark_of, read_span
 from backbench.parallel.parent import die_with_parent
 from backbench.untrusted import jsons, opening, pickles, printable
 
@@ -32,7 +32,6 @@ SECONDS = 600  # for one file
 AT_ONCE = 8  # files for one process
 PROOF = 64  # rows of each file that are compared with what pyarrow reads
 PACKAGES = {"parquet": "pyarrow", "arrow": "pyarrow", "lmdb": "lmdb"}
-Row = tuple[str, int, tuple[int, ...]]
 
 
 def scan(kind: str, files: Sequence[Path]) -> Iterator[Table]:

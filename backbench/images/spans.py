@@ -53,6 +53,8 @@ SPAN = np.dtype(
         ("block", "<u4"),
     ]
 )
+Span = tuple[int, int, int, int, int, int]  # a row of SPAN without its file
+Row = tuple[str, int, Span]  # an image's name in its container, label or -1, span
 Mark = tuple[int, int, int]  # size, inode and ctime of a container
 
 
@@ -89,8 +91,8 @@ class _Container:
 _container = functools.lru_cache(maxsize=DESCRIPTORS)(_Container)
 
 
-def read_span(path: str, mark: Mark, span: tuple[int, ...], name: str | Path) -> bytes:
-    """The bytes of one image; `span` is a row of SPAN without its file."""
+def read_span(path: str, mark: Mark, span: Sequence[int], name: str | Path) -> bytes:
+    """The bytes of one image; `span` is a `Span`."""
     start, stored, codec, inner, size, block = span
     container = _container(path, mark)
     try:
@@ -153,7 +155,7 @@ class SpanList(ImageList):
 
     def read(self, index: int) -> bytes:
         file, *span = self.spans[index].item()
-        return read_span(self.containers[file], self.marks[file], tuple(span), self.file(index))
+        return read_span(self.containers[file], self.marks[file], span, self.file(index))
 
     def open(self, index: int) -> Image.Image:
         return decode(self.file(index), data=self.read(index))
@@ -196,10 +198,10 @@ def plain_name(word: str) -> str:
     return word.split(":", 2)[2] if word.startswith(PREFIX) else word
 
 
-def _parsed(word: str) -> tuple[str, Mark, tuple[int, ...]]:
+def _parsed(word: str) -> tuple[str, Mark, list[int]]:
     numbers = [int(number) for number in word.split(":", 2)[1].split(",")]
     size, inode, changed, length = numbers[6:]
-    return plain_name(word)[:length], (size, inode, changed), tuple(numbers[:6])
+    return plain_name(word)[:length], (size, inode, changed), numbers[:6]
 
 
 def read_spelled(word: str) -> bytes | None:
@@ -249,7 +251,7 @@ class Table:
     @classmethod
     def of(
         cls,
-        rows: Sequence[tuple[str, int, tuple[int, ...]]],
+        rows: Sequence[Row],
         classes: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> Table:
@@ -374,7 +376,7 @@ def contents_of(file: Path, table: Table) -> list[str]:
             return digests
 
     def digest(index: int) -> str:
-        span = tuple(table.spans[index].item()[1:])
+        span = table.spans[index].item()[1:]
         return contents_name(read_span(str(file), mark, span, table.names[index]))
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
