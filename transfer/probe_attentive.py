@@ -61,14 +61,7 @@ class QueryPoolHeads(TokenHeads):
         if dim % {"capi": 64, "ep": 32, "mean": 1}[p.pool]:
             raise BadInput(f"tokens of {dim} numbers do not divide into the slices of {p.name}")
         generator = seeding.generator(seed, "attentive", classes, dim)
-        start = {"capi": _capi, "ep": _ep, "mean": _mean}[p.pool](classes, dim)
-        for name, tensor in start.items():
-            if p.pool != "ep" and tensor.any():
-                nn.init.trunc_normal_(tensor, std=0.02, generator=generator)
-            elif name == "query":
-                tensor.normal_(0, 0.02, generator=generator)
-            elif p.pool == "ep":  # torch's default of a linear layer
-                tensor.uniform_(-(dim**-0.5), dim**-0.5, generator=generator)
+        start = _start(p.pool, classes, dim, generator)
         self.heads: list[dict[str, nn.Parameter]] = []
         for _ in p.grid:
             own = {k: nn.Parameter(v.clone().to(machine.device)) for k, v in start.items()}
@@ -171,20 +164,28 @@ class QueryPoolHeads(TokenHeads):
         return losses
 
 
-def _capi(classes: int, dim: int) -> dict[str, Tensor]:
-    """Marks of CAPI's parameters: 1 is drawn, 0 begins at 0. A bias of the keys would cancel."""
-    drawn = {"query": (dim,), "key": (dim, dim), "value": (dim, dim), "weight": (classes, dim)}
-    start = {name: torch.ones(shape) for name, shape in drawn.items()}
-    return {**start, "value_bias": torch.zeros(dim), "bias": torch.zeros(classes)}
-
-
-def _mean(classes: int, dim: int) -> dict[str, Tensor]:
-    return {"weight": torch.ones(classes, dim), "bias": torch.zeros(classes)}
-
-
-def _ep(classes: int, dim: int) -> dict[str, Tensor]:
-    shapes = {"query": (32, dim), "value": (dim, dim), "weight": (classes, dim), "bias": (classes,)}
-    return {name: torch.empty(shape) for name, shape in shapes.items()}
+def _start(pool: str, classes: int, dim: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """The parameters that every head begins with. A bias of the keys would cancel."""
+    # 1. What is drawn, in the order of the draws; EP's bias is drawn, too.
+    drawn: dict[str, tuple[int, ...]] = {"weight": (classes, dim)}
+    if pool == "capi":
+        drawn = {"query": (dim,), "key": (dim, dim), "value": (dim, dim), **drawn}
+    if pool == "ep":
+        drawn = {"query": (32, dim), "value": (dim, dim), **drawn, "bias": (classes,)}
+    start = {}
+    for name, shape in drawn.items():
+        start[name] = torch.empty(shape)
+        if pool != "ep":
+            nn.init.trunc_normal_(start[name], std=0.02, generator=generator)
+        elif name == "query":
+            start[name].normal_(0, 0.02, generator=generator)
+        else:  # torch's default of a linear layer
+            start[name].uniform_(-(dim**-0.5), dim**-0.5, generator=generator)
+    # 2. What begins at 0
+    if pool == "capi":
+        start["value_bias"] = torch.zeros(dim)
+    start.setdefault("bias", torch.zeros(classes))
+    return start
 
 
 class HeadsOfProtocols:

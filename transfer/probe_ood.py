@@ -175,9 +175,10 @@ def _predictions(
     features: Tensor,
 ) -> CheckpointPredictions:
     """One classifier's answers, and its facts on each image."""
-    rankings = []
-    for begin, logits in _numbered(_logits(head, features, trunk)):
+    rankings, begin = [], 0
+    for logits in _logits(head, features, trunk):
         rankings.append(ruled.ranking(logits, begin))
+        begin += len(logits)
     ranking, labels = torch.cat(rankings), torch.tensor(ruled.labels)[:, None]
     scores = None
     if ruled.columns is not None:
@@ -194,13 +195,6 @@ def _predictions(
         scored_by=trunk.own_head or "",
         provenance={"trunk_sha256": trunk.state, "right": right},
     )
-
-
-def _numbered(chunks: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    begin = 0
-    for chunk in chunks:
-        yield begin, chunk
-        begin += len(chunk)
 
 
 # A timm model with its own classifier

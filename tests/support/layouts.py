@@ -47,44 +47,38 @@ class Trees:
         self.count += 1
         picture(path, self.count, **options)
 
+    def _lines(self, path, lines):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines))
+
     def _md5(self, path):
         return hashlib.md5(path.read_bytes()).hexdigest()
 
-    def aircraft(self, base, classes=("707-320", "A330 200", "An-12"), per=2):
-        data = base / "fgvc-aircraft-2013b" / "data"
-        data.mkdir(parents=True)
-        (data / "variants.txt").write_text("".join(f"{c}\n" for c in classes))
-        number = 0
+    def aircraft(self, base):
+        data, classes = base / "fgvc-aircraft-2013b" / "data", ("707-320", "A330 200", "An-12")
+        self._lines(data / "variants.txt", classes)
         for split in ("train", "val", "test"):
             lines = []
-            for name in classes:
-                for _ in range(per):
-                    number += 1
-                    self._picture(data / "images" / f"{number:07d}.jpg")
-                    lines.append(f"{number:07d} {name}\n")
-            (data / f"images_variant_{split}.txt").write_text("".join(lines))
+            for name in 2 * classes:
+                self._picture(data / "images" / f"{self.count:07d}.jpg")
+                lines.append(f"{self.count - 1:07d} {name}")
+            self._lines(data / f"images_variant_{split}.txt", sorted(lines))
 
-    def birdsnap(
-        self,
-        base,
-        species=("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee"),
-        per=13,
-        missing=2,
-    ):
+    def birdsnap(self, base):
+        """Of each species' 13 images two are missing."""
         folder = base / "birdsnap"
-        folder.mkdir()
-        rows = ["id\tcommon\tscientific\tdir\n"]
-        images = ["url\tmd5\tpath\tspecies_id\tbb_x1\n"]
-        for i, name in enumerate(species, 1):
-            rows.append(f"{i}\t{name.replace('_', ' ')}\tAvis {i}\t{name}\n")
-            for j in range(per):
+        rows = ["id\tcommon\tscientific\tdir"]
+        images = ["url\tmd5\tpath\tspecies_id\tbb_x1"]
+        for i, name in enumerate(("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee"), 1):
+            rows.append(f"{i}\t{name.replace('_', ' ')}\tAvis {i}\t{name}")
+            for j in range(13):
                 path = f"{name}/{i}{j:04d}.jpg"
-                images.append(f"http://example.org/{path}\t{'0' * 32}\t{path}\t{i}\t3\n")
-                if j >= missing:
+                images.append(f"http://example.org/{path}\t{'0' * 32}\t{path}\t{i}\t3")
+                if j >= 2:
                     self._picture(folder / "images" / path)
-        (folder / "species.txt").write_text("".join(rows))
-        (folder / "images.txt").write_text("".join(images))
-        (folder / "test_images.txt").write_text("path\n")
+        self._lines(folder / "species.txt", rows)
+        self._lines(folder / "images.txt", images)
+        self._lines(folder / "test_images.txt", ["path"])
 
     def caltech101(self, base, classes=("BACKGROUND_Google", "Faces", "accordion"), per=32):
         for name in classes:
@@ -95,7 +89,8 @@ class Trees:
                     mode=mode,
                 )
 
-    def cars(self, base, classes=("AM General Hummer SUV 2000", "Acura RL Sedan 2012"), per=3):
+    def cars(self, base):
+        classes = ("AM General Hummer SUV 2000", "Acura RL Sedan 2012")
         folder = base / "stanford_cars"
         (folder / "devkit").mkdir(parents=True)
         scipy.io.savemat(
@@ -106,7 +101,7 @@ class Trees:
             ("test", "cars_test_annos_withlabels.mat"),
         ):
             kinds = [("bbox_x1", "O"), ("class", "O"), ("fname", "O")]
-            rows = np.empty((len(classes) * per,), dtype=kinds)
+            rows = np.empty((3 * len(classes),), dtype=kinds)
             for i in range(len(rows)):
                 rows[i] = (1, i % len(classes) + 1, f"{i + 1:05d}.jpg")
                 self._picture(folder / f"cars_{split}" / f"{i + 1:05d}.jpg")
@@ -158,16 +153,15 @@ class Trees:
             entries = [[file, self._md5(folder / file)] for file, _ in getattr(STL10, which)]
             self.monkeypatch.setattr(STL10, which, entries)
 
-    def dtd(self, base, classes=("banded", "blotchy", "braided"), per=2):
+    def dtd(self, base):
         folder = base / "dtd" / "dtd"
-        (folder / "labels").mkdir(parents=True)
         for split in ("train", "val", "test"):
             lines = []
-            for name in classes:
-                for i in range(per):
-                    self._picture(folder / "images" / name / f"{name}_{split}{i:04d}.jpg")
-                    lines.append(f"{name}/{name}_{split}{i:04d}.jpg\n")
-            (folder / "labels" / f"{split}1.txt").write_text("".join(lines))
+            for name in ("banded", "blotchy", "braided"):
+                for i in range(2):
+                    lines.append(f"{name}/{name}_{split}{i:04d}.jpg")
+                    self._picture(folder / "images" / lines[-1])
+            self._lines(folder / "labels" / f"{split}1.txt", lines)
 
     def flowers(self, base, per=2):
         from torchvision.datasets import Flowers102
@@ -187,71 +181,60 @@ class Trees:
             files[key] = (name, self._md5(folder / name))
         self.monkeypatch.setattr(Flowers102, "_file_dict", files)
 
-    def food(self, base, classes=("apple_pie", "waffles"), per=3):
+    def food(self, base):
         folder = base / "food-101"
-        (folder / "meta").mkdir(parents=True)
-        number = 0
         for split in ("train", "test"):
             listed = {}
-            for name in classes:
-                listed[name] = []
-                for _ in range(per):
-                    number += 1
-                    self._picture(folder / "images" / name / f"{number}.jpg")
-                    listed[name].append(f"{name}/{number}")
-            (folder / "meta" / f"{split}.json").write_text(json.dumps(listed))
+            for name in ("apple_pie", "waffles"):
+                listed[name] = [f"{name}/{split}{i}" for i in range(3)]
+                for path in listed[name]:
+                    self._picture(folder / "images" / f"{path}.jpg")
+            self._lines(folder / "meta" / f"{split}.json", [json.dumps(listed)])
 
-    def pets(self, base, classes=("Abyssinian", "american_bulldog"), per=3):
+    def pets(self, base):
         folder = base / "oxford-iiit-pet"
-        (folder / "annotations").mkdir(parents=True)
-        (folder / "annotations" / "trimaps").mkdir()
-        for split, first in (("trainval", 1), ("test", 1 + per)):
+        (folder / "annotations" / "trimaps").mkdir(parents=True)
+        for split, first in (("trainval", 1), ("test", 4)):
             lines = []
-            for label, name in enumerate(classes, 1):
-                for i in range(first, first + per):
+            for label, name in enumerate(("Abyssinian", "american_bulldog"), 1):
+                for i in range(first, first + 3):
                     self._picture(folder / "images" / f"{name}_{i}.jpg")
-                    lines.append(f"{name}_{i} {label} {1 + name[0].islower()} 1\n")
-            (folder / "annotations" / f"{split}.txt").write_text("".join(lines))
+                    lines.append(f"{name}_{i} {label} {1 + name[0].islower()} 1")
+            self._lines(folder / "annotations" / f"{split}.txt", lines)
 
-    def places365(
-        self, base, classes=("/a/airfield", "/a/alley", "/z/zen_garden"), per=3, size="256"
-    ):
+    def places365(self, base):
         from torchvision.datasets import Places365
 
-        lines = "".join(f"{c} {i}\n" for i, c in enumerate(classes))
-        (base / "categories_places365.txt").write_text(lines)
-        train, val = [], []
-        for i, name in enumerate(classes):
-            for j in range(per):
-                train.append(f"{name}/{j + 1:08d}.jpg {i}\n")
-                self._picture(base / f"data_{size}_standard" / f"{name[1:]}/{j + 1:08d}.jpg")
-                val.append(f"Places365_val_{len(val) + 1:08d}.jpg {i}\n")
-                self._picture(base / f"val_{size}" / val[-1].split()[0])
-        (base / "places365_train_standard.txt").write_text("".join(train))
-        (base / "places365_val.txt").write_text("".join(val))
-        files = dict(Places365._FILE_LIST_META)
-        for split, file in (
-            ("train-standard", "places365_train_standard.txt"),
-            ("val", "places365_val.txt"),
-        ):
-            files[split] = (file, self._md5(base / file))
+        categories, train, val = [], [], []
+        for i, name in enumerate(("/a/airfield", "/a/alley", "/z/zen_garden")):
+            categories.append(f"{name} {i}")
+            for j in range(3):
+                train.append(f"{name}/{j + 1:08d}.jpg {i}")
+                self._picture(base / "data_256_standard" / f"{name[1:]}/{j + 1:08d}.jpg")
+                val.append(f"Places365_val_{len(val) + 1:08d}.jpg {i}")
+                self._picture(base / "val_256" / val[-1].split()[0])
+        made = {"categories": categories, "train_standard": train, "val": val}
+        names = {"categories": "categories_places365.txt"}
+        names |= {part: f"places365_{part}.txt" for part in ("train_standard", "val")}
+        about = {}
+        for part, name in names.items():
+            self._lines(base / name, made[part])
+            about[part] = (name, self._md5(base / name))
+        files = {**Places365._FILE_LIST_META, "val": about["val"]}
+        files["train-standard"] = about["train_standard"]
         self.monkeypatch.setattr(Places365, "_FILE_LIST_META", files)
-        category = "categories_places365.txt"
-        self.monkeypatch.setattr(
-            Places365, "_CATEGORIES_META", (category, self._md5(base / category))
-        )
+        self.monkeypatch.setattr(Places365, "_CATEGORIES_META", about["categories"])
 
-    def sun397(self, base, classes=("/a/abbey", "/a/apse/indoor", "/z/zoo"), per=3):
-        (base / "Partitions").mkdir()
-        (base / "SUN397").mkdir()
-        (base / "SUN397" / "ClassName.txt").write_text("".join(f"{c}\n" for c in classes))
+    def sun397(self, base):
+        classes = ("/a/abbey", "/a/apse/indoor", "/z/zoo")
+        self._lines(base / "SUN397" / "ClassName.txt", classes)
         for file in ("Training_01.txt", "Testing_01.txt"):
             lines = []
             for name in classes:
-                for i in range(per):
-                    lines.append(f"{name}/sun_{file[:4].lower()}{i}.jpg\n")
-                    self._picture(base / "SUN397" / lines[-1].strip()[1:])
-            (base / "Partitions" / file).write_text("".join(lines))
+                for i in range(3):
+                    lines.append(f"{name}/sun_{file[:4].lower()}{i}.jpg")
+                    self._picture(base / "SUN397" / lines[-1][1:])
+            self._lines(base / "Partitions" / file, lines)
 
     def imagenet(self, base, classes=None, per=2):
         from backbench.datasets.readers import class_list
@@ -263,12 +246,12 @@ class Trees:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(self._jpeg())
 
-    def imagenet_v2_matched(self, base, per=10, folders=range(1000)):
-        for number in folders:
+    def imagenet_v2_matched(self, base):
+        for number in range(1000):
             folder = base / "imagenetv2-matched-frequency-format-val" / str(number)
             folder.mkdir(parents=True)
-            for i in range(per):
-                (folder / f"{number * per + i:040x}.jpeg").write_bytes(self._jpeg())
+            for i in range(10):
+                (folder / f"{number * 10 + i:040x}.jpeg").write_bytes(self._jpeg())
 
     def imagenet_a(self, base, name="imagenet_a", folder="imagenet-a", per=1):
         from backbench.datasets.readers import class_list
@@ -345,9 +328,8 @@ class Trees:
     def voc2012(self, base, train=("2007_000032", "2007_000039", "2008_000002", "2008_000003")):
         folder = base / "VOCdevkit" / "VOC2012"
         lists = folder / "ImageSets" / "Segmentation"
-        lists.mkdir(parents=True)
         for name, stems in (("train", train), ("val", ("2007_000033",))):
-            (lists / f"{name}.txt").write_text("".join(f"{stem}\n" for stem in stems))
+            self._lines(lists / f"{name}.txt", stems)
             for stem in stems:
                 labels = folder / "SegmentationClass" / f"{stem}.png"
                 image = folder / "JPEGImages" / f"{stem}.jpg"

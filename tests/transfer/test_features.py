@@ -217,21 +217,6 @@ def test_a_marker_that_is_left_over_vouches_for_nothing(images, cache, decoder):
         assert torch.equal(one, whole)
 
 
-def test_killed_between_saves_computes_again_what_was_not_saved(images, cache, decoder):
-    """Three trunks at once; the kill comes before anything was saved, so the parts on disk count
-    for nothing."""
-    points = [checkpoint(seed) for seed in range(3)]
-    decoder.at[6] = kill
-    with pytest.raises(Killed):
-        extractor(cache, *points)(images)
-    assert list(cache.folder.glob("*.part"))
-    found = extractor(cache, *points)(images)
-    assert len(decoder.paths) == 5 + 10
-    elsewhere = FeatureCache(cache.folder.parent / "other", 10**8)
-    for one, whole in zip(found, extractor(elsewhere, *points)(images)):
-        assert torch.equal(one, whole)
-
-
 @pytest.mark.parametrize("sizes", [(7,), (4, 3), (4, 0, 3)])
 def test_rows_of_several_parts_are_one_table(sizes):
     whole = torch.arange(14.0).view(7, 2)

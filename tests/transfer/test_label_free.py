@@ -58,22 +58,6 @@ def test_retrieval_is_the_loop_on_1000_random_cases():
             np.testing.assert_allclose(ours.numpy(), loop, rtol=0, atol=1e-9)
 
 
-def test_an_image_is_left_out_and_its_copy_is_not():
-    features = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
-    nearest, average = retrieve(features, torch.tensor([0, 1, 0, 1]))
-    assert nearest.tolist() == [0, 0, 0, 0]  # by their copies, which are of the other class
-    assert average.tolist() == [0, 0, 0, 0]  # R is 1: ranks behind it do not count
-    nearest, average = retrieve(features, torch.tensor([0, 0, 1, 1]))
-    assert nearest.tolist() == average.tolist() == [1, 1, 1, 1]
-
-
-def test_who_is_alone_in_a_class_is_no_query_and_still_in_the_way():
-    features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.5, 0.5]])
-    nearest, average = retrieve(features, torch.tensor([0, 1, 0]))
-    assert nearest.isnan().tolist() == average.isnan().tolist() == [False, True, False]
-    assert nearest[0] == average[0] == 0
-
-
 # Clustering
 
 
@@ -179,13 +163,6 @@ def test_lidar_is_the_loop_in_any_order_of_images_and_rotation():
         assert lidar(turned) == pytest.approx(lidar(views[order])) == pytest.approx(found)
         assert found <= min(n - 1, d) + 1e-9
     assert math.isnan(lidar(views[:1]))
-
-
-def test_lidar_of_isotropic_images_is_the_dimension():
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(20_000, 1, 16, generator=generator)
-    views = images + 0.1 * torch.randn(20_000, 4, 16, generator=generator)
-    assert lidar(views) == pytest.approx(16, abs=0.02)
 
 
 def test_alpha_req_is_the_power_of_a_power_law():

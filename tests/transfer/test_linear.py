@@ -337,14 +337,6 @@ def test_overlap_of_train_and_test_is_refused_and_nothing_written(trees, trunk, 
     assert not (tmp_path / "run").exists()
 
 
-def test_one_rate_chooses_nothing_and_trains_on_everything(trees, trunk, tmp_path):
-    root = trees("classes")
-    assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path, lr=[1.0]))) == 0
-    (row,) = rows_of(tmp_path / "run")
-    assert row.chosen["on"] is None and "scores" not in row.chosen
-    assert row.chosen["trained_on"] == "train+val"
-
-
 @pytest.mark.parametrize("lr", [[1.0], [0.1, 1.0]], ids=["one rate", "chosen on val"])
 def test_a_dataset_of_train_only_keeps_val_out_of_its_head(trees, trunk, tmp_path, lr, monkeypatch):
     """Birdsnap's in LORAC Table 2: val chooses the rate and trains nothing."""
@@ -354,7 +346,12 @@ def test_a_dataset_of_train_only_keeps_val_out_of_its_head(trees, trunk, tmp_pat
         out = tmp_path / names[0]
         file = protocol_file(tmp_path, lr=lr, train_only=names)
         assert main(command(root, [trunk], out, file)) == 0
-        steps.append(rows_of(out)[0].chosen["trained_on"])
+        (row,) = rows_of(out)
+        assert ("scores" in row.chosen, row.chosen["on"]) == (
+            len(lr) > 1,
+            "val" if lr[1:] else None,
+        )
+        steps.append(row.chosen["trained_on"])
     sizes = {part: len(list((root / "classes" / part).rglob("*.png"))) for part in ("train", "val")}
     chosen = [sizes["train"]] * (len(lr) - 1)
     alone = [*chosen, sizes["train"], "train"]

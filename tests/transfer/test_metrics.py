@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from backbench.stats import confidence
 from transfer import scoring
 
 LABEL = np.array([0, 0, 0, 0, 1, 1, 2])
@@ -32,29 +31,6 @@ def test_of_equal_scores_the_first_is_chosen_and_both_ends_of_a_grid_are_edges(c
     edges = [scoring.warn_edge(task, SimpleNamespace(name="x"), "rate", v, grid) for v in grid]
     assert edges == [True, False, True]
     assert "0.1 is the smallest" in caplog.text and "10 is the largest" in caplog.text
-
-
-@pytest.mark.parametrize("metric", ["top1", "mean_per_class"])
-def test_bootstrap_equals_resampling_of_images(metric):
-    draw = np.random.Generator(np.random.PCG64(0))
-    label = draw.choice(4, 300, p=[0.6, 0.2, 0.15, 0.05])
-    prediction = np.where(draw.random(300) < 0.7, label, (label + 1) % 4)
-    right = prediction == label
-    # The interval is no bootstrap any more, but Jeffreys' with the variance that a bootstrap within
-    # the classes has: test images of every class are as many as they are.
-    by_class = metric == "mean_per_class"
-    low, high = confidence.of_hits(right, label if by_class else None)
-    values = []
-    for _ in range(4000):
-        index = draw.integers(0, 300, 300)
-        if by_class:
-            index = np.concatenate(
-                [draw.choice(np.flatnonzero(label == c), (label == c).sum()) for c in range(4)]
-            )
-        values.append(scoring.score(metric, prediction[index], label[index], 4))
-    expected = np.percentile(values, (2.5, 97.5))
-    assert (low, high) == pytest.approx(tuple(expected), abs=0.7)
-    assert low < scoring.score(metric, prediction, label, 4) < high
 
 
 def test_picture_is_a_png():

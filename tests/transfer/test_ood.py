@@ -87,20 +87,13 @@ def test_real_goes_by_the_number_of_the_file(trees):
     for number, answers in zip(numbers, found.imagenet.answers, strict=True):
         assert list(answers) == labels[number - 1]
     (file, *_) = (root / "imagenet/val").rglob("*_00000001.JPEG")
-    for name in (
-        f"n01440764/{file.name}",
-        "ILSVRC2012_val_00000000.JPEG",
-        "ILSVRC2012_val_00050001.JPEG",
-    ):
+    for name in (f"n01440764/{file.name}", "ILSVRC2012_val_00000000.JPEG"):
         other = root / "imagenet/val" / name
         other.parent.mkdir(exist_ok=True)
         other.write_bytes(file.read_bytes())
         with pytest.raises(BadInput, match=r"JPEG: no image of val, or a second copy of one"):
             catalog.load("imagenet-real", root)
         other.unlink()
-    (root / "imagenet/real.json").write_text(json.dumps([*labels[1:], []]))
-    with pytest.raises(BadInput, match="not the published labels"):
-        catalog.load("imagenet-real", root)
 
 
 def test_objectnets_list_is_in_ilsvrcs_order(trees):
@@ -125,22 +118,6 @@ def test_what_is_damaged_is_refused_in_one_line(trees, trunk, tmp_path, capsys):
     assert "has one own head; leave it out" in capsys.readouterr().err
     assert main(["data", "check", "imagenet-a", "--data", str(root)]) == 1
     assert "imagenet-a: 1 problems" in capsys.readouterr().out  # 200 images, not 7500
-    (root / "imagenet-a/imagenet-a/n01498041").rename(root / "imagenet-a/imagenet-a/n0")
-    assert main(["ood", str(trunk), *words]) == EXIT_BAD_INPUT
-    assert "1 of 200 class folders are missing, 'n01498041'" in capsys.readouterr().err
-    trees("objectnet")
-    folder = root / "objectnet/objectnet-1.0/mappings"
-    for name, text in (
-        ("imagenet_to_label_2012_v2", "nothing\n"),
-        ("pytorch_to_imagenet_2012_id.json", "[]"),
-        ("objectnet_to_imagenet_1k.json", '{"Mug": 3}'),
-        ("folder_to_objectnet_label.json", "{"),
-    ):
-        whole = (folder / name).read_text()
-        (folder / name).write_text(text)
-        with pytest.raises(BadInput, match="objectnet"):
-            catalog.load("objectnet", root)
-        (folder / name).write_text(whole)
 
 
 # --- the rules ---
@@ -450,16 +427,8 @@ def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatc
     torch.save({"epoch": 100, "state_dict": own}, "swav_800ep_eval_linear.pth.tar")
     about = selection.read_list("heads").files["resnet50_swav"]
     exec(about.by_hand.partition('python -c "')[2].rpartition('"')[0])
-    words = [
-        "ood",
-        about.file,
-        "--datasets",
-        "imagenet-real",
-        "--data",
-        str(root),
-        "--workers",
-        "0",
-    ]
+    words = ["ood", about.file, "--datasets", "imagenet-real", "--data", str(root)]
+    words += ["--workers", "0"]
     assert main([*words, "--out", "o", "--protocol", "ood_own"]) == 0
     cut = v2.Compose([v2.Resize(256), v2.CenterCrop(224), v2.PILToTensor()])
     images = catalog.load("imagenet-real", root).test

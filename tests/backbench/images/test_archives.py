@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from support.pictures import picture, write_pictures, write_shards
+from support.pictures import picture, write_pictures
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
@@ -102,17 +102,3 @@ def test_stl10_with_its_unlabelled_part(tmp_path):
     (folder / "train_y.bin").write_bytes(b"\1")
     with pytest.raises(BadInput, match="3 images of uint8 but 1 labels"):
         catalog.open_split(tmp_path, "stl10", "train")
-
-
-def test_tar_shards_hold_the_same_images_in_place(root, found):
-    write_shards(root / "tarred" / "train", found)
-    shards = catalog.open_split(root, "tarred", "train")
-    # By class, then by name, as a class folder; its labels are the classes' names
-    assert (shards.labels, shards.classes) == (found.labels, ("0", "1", "2"))
-    for i in range(len(found)):
-        assert np.array_equal(shards.array(i), found.array(i))
-        assert np.array_equal(np.asarray(shards.open(i)), np.asarray(found.open(i)))
-    assert [p.name for p in sorted((root / "tarred" / "train").iterdir())] == [
-        "part-000000.tar",
-        "part-000001.tar",
-    ]

@@ -22,7 +22,7 @@ from support.layouts import picture
 from backbench.cli import main
 from backbench.datasets import catalog, packing, splits
 from backbench.errors import BadInput
-from backbench.images import containers, contents, parquet_pages, scan_columns, spans
+from backbench.images import containers, contents, scan_columns, spans
 from backbench.images.image_list import decode
 from backbench.images.spans import SpanList
 
@@ -60,14 +60,6 @@ def test_a_test_image_that_is_in_train_is_seen_in_containers(root, layout, capsy
         catalog.load("classes", there)
     assert main(["data", "check", "classes", "--data", str(there)]) == 1
     assert "train and test share 1 images" in capsys.readouterr().out
-
-
-def test_train_and_test_may_be_of_two_kinds(root):
-    there = packed(root, "classes", "tar")
-    (there / "classes" / "test.tar").unlink()
-    LAYOUTS["zip"](root / "classes" / "test", there / "classes", "test")
-    a, b = (catalog.load("classes", where) for where in (root, there))
-    assert splits.digests(a) == splits.digests(b)
 
 
 def test_the_descriptors_are_few_and_a_wide_set_is_read_under_a_small_limit(tmp_path):
@@ -570,17 +562,6 @@ def test_a_file_that_is_cut_while_it_is_read_is_a_short_read(root):
     os.truncate(there / "classes" / "train.tar", 2000)
     with pytest.raises(BadInput, match=r"train\.tar ends in the middle of this image"):
         images.read(len(images) - 1)
-
-
-def test_snappys_blocks_are_used_only_where_they_stand_alone():
-    """A literal of 64 KiB, then another, or a copy of what lies 8 bytes back (in the first block)."""
-    block = b"\xf4\xff\xff" + bytes(1 << 16)
-    size = b"\x88\x80\x04"  # 65,544
-    alone, joined = size + block + b"\x1c" + bytes(8), size + block + b"\x1e\x08\x00"
-    assert parquet_pages.snappy_blocks(alone) == ([3, 3 + len(block)], 65544)
-    assert parquet_pages.snappy_blocks(joined) == ([3], 65544)
-    with pytest.raises(ValueError, match="of another length than it says"):
-        parquet_pages.snappy_blocks(alone[:-1])
 
 
 def test_folders_in_an_archive_that_are_no_classes(tmp_path):
