@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from backbench.datasets import catalog, splits
-from backbench.errors import BadInput, Preempted
+from backbench.errors import BadInput
 from backbench.images import augmentations, containers, contents
 from backbench.images.image_list import ImageList
 from backbench.knn import knn_scores
@@ -45,7 +45,7 @@ from transfer.analyze_pictures import (
     Summary,
     training_curves,
 )
-from transfer.devices import Machine, read_checkpoints, start_for
+from transfer.devices import Machine, preempted, read_checkpoints, start_for
 from transfer.feature_statistics import finite
 from transfer.features import FeatureRows
 from transfer.frozen import FrozenTrunk, build_projector, forward_all, output_dim
@@ -336,8 +336,7 @@ def accumulate(
                 save(done)
                 saved = time.monotonic()
                 if stop.requested:
-                    at = f"stopped by {stop.requested} after {done} images"
-                    raise Preempted(f"{at}; the same command continues")
+                    raise preempted(stop.requested, f"after {done} images")
     for trunk in trunks:
         trunk.verify()
     save(len(images))  # what follows takes minutes too

@@ -128,16 +128,16 @@ def _histogram(
         ax.stairs(heights, edges, color=color, linewidth=1.4, linestyle="--")
 
 
-def _per_image(name: str, title: str, xlabel: str, number: str, scale: float = 1.0) -> Panel:
-    """The histogram over images of a statistic of their views, with a line at its mean, which is
-    `number` times `scale`."""
+def _per_image(name: str, title: str, xlabel: str) -> Panel:
+    """The histogram over images of a statistic of their views, with a line at its mean."""
 
     def panel(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
         for space, color in zip(spaces, colors):
             _histogram(ax, space["histograms"][name], color)
-            value = space["numbers"].get(number)
-            if value is not None:
-                ax.axvline(value * scale, color=color, linewidth=1, linestyle=":")
+            value, in_e4 = (space["numbers"].get(each) for each in (name, f"{name}_e4"))
+            mean = value if in_e4 is None else 1e-4 * in_e4
+            if mean is not None:
+                ax.axvline(mean, color=color, linewidth=1, linestyle=":")
         ax.set(title=title, xlabel=xlabel, ylabel="density over images", ylim=(0, None))
         ax.ticklabel_format(axis="both", scilimits=(-3, 4))
 
@@ -233,18 +233,12 @@ def _probes(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> 
 
 
 PANELS: dict[str, Panel] = {
-    "nuclear_norm": _per_image(
-        "nuclear_norm", "Nuclear norm of an image's views", "nuclear norm", "nuclear_norm"
-    ),
+    "nuclear_norm": _per_image("nuclear_norm", "Nuclear norm of an image's views", "nuclear norm"),
     "view_cosine": _per_image(
-        "view_cosine", "Similarity of an image's views", "mean cosine of all pairs", "view_cosine"
+        "view_cosine", "Similarity of an image's views", "mean cosine of all pairs"
     ),
     "covariance_diagonal": _per_image(
-        "covariance_diagonal",
-        "Variance over an image's views",
-        "mean diagonal of the covariance",
-        "covariance_diagonal_e4",
-        1e-4,
+        "covariance_diagonal", "Variance over an image's views", "mean diagonal of the covariance"
     ),
     "distances": _distances,
     "min_max": _min_max,

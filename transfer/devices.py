@@ -52,7 +52,7 @@ class Machine:
     def preempt(self, stop: StopFlag | None, at: str) -> None:
         """Raises Preempted on all ranks as soon as one has a signal."""
         if stopping := self.stopping(stop):
-            raise Preempted(f"stopped by {stopping} at {at}; the same command continues")
+            raise preempted(stopping, f"at {at}")
 
     def readable(self, batch: T | Unreadable) -> T:
         """The batch; BadInput on all ranks where one of them could not read its own. All must ask
@@ -73,6 +73,11 @@ class Machine:
         if self.world > 1:
             dist.destroy_process_group()
         return replace(self, world=1, agreement=Agreement())
+
+
+def preempted(signal: str, where: str) -> Preempted:
+    """The error of a run that has saved what it needs to go on."""
+    return Preempted(f"stopped by {signal} {where}; the same command continues")
 
 
 def start_for(args: argparse.Namespace) -> Machine:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from backbench.datasets.splits import Splits
-from backbench.errors import Preempted
 from backbench.images import contents
 from backbench.images.contents import Named
 from backbench.images.image_list import ArrayList, ImageList
@@ -27,7 +26,7 @@ from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 from transfer import feature_cache
 from transfer.batches import EpochIndex, Pictures, centred, equal_shares, loader
-from transfer.devices import Machine
+from transfer.devices import Machine, preempted
 from transfer.feature_cache import Description, FeatureCache, PartFiles, Seen, describe
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.protocols import Geometry
@@ -147,8 +146,7 @@ class Extractor:
                 log.info(f"{self.cache.folder}: waiting for another run that computes them")
                 waiting = True
             if stopping := self.machine.stopping(self.stop):
-                at = f"stopped by {stopping} while another run computed the features"
-                raise Preempted(f"{at}; the same command continues")
+                raise preempted(stopping, "while another run computed the features")
             time.sleep(WAIT_SECONDS)
 
     def _compute(
@@ -196,8 +194,7 @@ class Extractor:
                     parts.save(end)
                     saved = end
             if stopping and end < count:
-                at = f"stopped by {stopping} after {end} of {count} images"
-                raise Preempted(f"{at}; the same command continues")
+                raise preempted(stopping, f"after {end} of {count} images")
         if parts:
             parts.finish()
         # 4. No rank goes on before rank 0 has finished the entries.

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from backbench.datasets import catalog, splits
 from backbench.datasets.splits import Splits
-from backbench.errors import BadInput, Preempted
+from backbench.errors import BadInput
 from backbench.images.image_list import ImageList
 from backbench.images.preprocess import normalise
 from backbench.parallel import batchnorm, distributed, precision
@@ -40,7 +40,7 @@ from backbench.tasks import TASKS
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 from transfer import batches, scoring
-from transfer.devices import Machine, read_checkpoints, start_for
+from transfer.devices import Machine, preempted, read_checkpoints, start_for
 from transfer.protocols import Finetune, Part, load_protocol
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
@@ -326,10 +326,7 @@ class Finetuning:
                 self._save(network, key, step + 1)
                 saved = time.monotonic()
             if stopping and step + 1 < steps:
-                raise Preempted(
-                    f"stopped by {stopping} at step {step + 1} of {steps};"
-                    " the same command continues"
-                )
+                raise preempted(stopping, f"at step {step + 1} of {steps}")
 
     def _batches(
         self, images: ImageList, first: int, steps: int
@@ -376,7 +373,7 @@ class Finetuning:
             real = min(size, count - begin)  # the rest is padding
             out.append(scoring.rank_classes(logits[:real]))
             if stopping := machine.stopping(self.stop):
-                raise Preempted(f"stopped by {stopping} while scoring; the same command continues")
+                raise preempted(stopping, "while scoring")
         ranking = torch.cat(out)
         if bool((ranking < 0).all()):
             log.warning(f"{images.root}: the network's scores are not finite; this rate diverged")

@@ -149,7 +149,7 @@ class TokenHeads:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         heads = [{name: each.detach().cpu() for name, each in head.items()} for head in self.heads]
         norm = {} if self.norm is None else self.norm.state_dict()
         return {"heads": heads, "norm": norm, "optimizer": self.optimizer.state_dict()}

@@ -8,7 +8,7 @@ is V (sum of a_t x_t) + b. So a head is a few query vectors u over the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,7 +206,7 @@ class HeadsOfProtocols:
     def scores(self, tokens: Tensor) -> Tensor:
         return torch.cat([heads.scores(tokens) for heads in self.parts.values()], 1)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         return {name: heads.state() for name, heads in self.parts.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -220,7 +220,7 @@ class Lars(torch.optim.Optimizer):
 
     TRUST = 0.001
 
-    def __init__(self, groups: Any, *, momentum: float) -> None:
+    def __init__(self, groups: Iterable[dict[str, object]], *, momentum: float) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "momentum": momentum})
 
     @torch.no_grad()

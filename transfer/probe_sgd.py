@@ -28,7 +28,6 @@ from torch import Tensor
 
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
-from backbench.errors import Preempted
 from backbench.images.image_list import ImageList
 from backbench.parallel.distributed import sent
 from backbench.results import store
@@ -42,7 +41,7 @@ from backbench.stats import confidence
 from backbench.weights.kept_heads import KeptHead
 from transfer import head_scores, scoring
 from transfer.batches import rank_batches, training_pictures
-from transfer.devices import Machine
+from transfer.devices import Machine, preempted
 from transfer.features import Extractor, FeatureRows
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import AdamHeads, BestHeads, LinearHeads
@@ -396,10 +395,7 @@ class ProbeTraining:
                 self._save(step + 1)
                 saved = time.monotonic()
             if stopping and step + 1 < self.steps:
-                raise Preempted(
-                    f"stopped by {stopping} at step {step + 1} of {self.steps};"
-                    " the same command continues"
-                )
+                raise preempted(stopping, f"at step {step + 1} of {self.steps}")
         if self.watched is not None:
             for heads, best in zip(self.heads, self.best):
                 best.restore(heads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from backbench.datasets.catalog import DATASETS
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["DATASETS"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Load the table when it is first used: `DATASETS` is what programs outside import."""
     if name != "DATASETS":
         raise AttributeError(f"module 'backbench.datasets' has no attribute '{name}'")
