@@ -39,8 +39,6 @@ def measure(
     task: Assignment[FewShot], extractor: Extractor, machine: Machine, stop: StopFlag
 ) -> list[Result]:
     features = extractor.of_splits(task.splits, task.dataset.name)
-    if not machine.main:
-        return []
     p, both, metric = task.protocol, task.splits.both(), task.dataset.metric
     label, classes = np.asarray(task.splits.test.labels), len(both.classes)
     # The draws are the same for every checkpoint, so that checkpoints can be compared draw by draw.

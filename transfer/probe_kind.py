@@ -49,8 +49,8 @@ class Probe(Generic[P]):
     dense: bool = False
     # The same for checkpoints that lack what it needs. Returns the kept heads, by their digests
     fits: Callable[[Assignment[P]], Mapping[str, KeptHead]] = lambda _: {}
-    # True: the processes train together. False: they only share computing the features, and rank 0
-    # does the rest alone
+    # True: the processes train together. False: they only share computing the features; rank 0 does
+    # the rest alone, and `measure` is called there only
     together: bool = False
 
 

@@ -38,8 +38,6 @@ def measure(
     task: Assignment[Knn], extractor: Extractor, machine: Machine, stop: StopFlag
 ) -> list[Result]:
     features = extractor.of_splits(task.splits, task.dataset.name)
-    if not machine.main:
-        return []
     p = task.protocol
     labels = torch.tensor(task.splits.train.labels + task.splits.val.labels)
     measured = []

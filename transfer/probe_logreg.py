@@ -41,8 +41,6 @@ def measure(
     task: Assignment[LogReg], extractor: Extractor, machine: Machine, stop: StopFlag
 ) -> list[Result]:
     features = extractor.of_splits(task.splits, task.dataset.name)
-    if not machine.main:
-        return []
     p = task.protocol
     y_train = torch.tensor(task.splits.train.labels)
     y_val = torch.tensor(task.splits.val.labels)

@@ -90,25 +90,17 @@ def read_stl10(folder: Path, split: str) -> ImageList:
 def _read_stl10(folder: Path, split: str) -> ArrayList:
     import numpy as np
 
-    file = folder / f"{split}_X.bin"
-    try:
-        # Stored by channel, column, row; its labels count from 1
-        with opening.open_regular(file) as binary:
-            raw = np.memmap(binary, np.uint8, mode="r").reshape(-1, 3, 96, 96)
-        labels = [-1] * len(raw)
-        if split != "unlabeled":
-            stored = opening.read_bytes(folder / f"{split}_y.bin", most=opening.GIGABYTE)
-            labels = [label - 1 for label in stored]
-        names = folder / "class_names.txt"
-        classes = [str(i) for i in range(10)]
-        if names.exists():
-            classes = opening.read_bytes(names, most=opening.MEGABYTE).decode().splitlines()
-    except FileNotFoundError as error:
-        raise BadInput(
-            f"{error.filename}: no such file; unpack stl10_binary.tar.gz in {folder.parent}"
-        ) from None
-    except (OSError, ValueError) as error:  # also of a size that is no multiple of 3 x 96 x 96
-        raise BadInput(f"{file}: not STL-10's binary files ({error})") from None
+    # Stored by channel, column, row; its labels count from 1
+    with opening.open_regular(folder / f"{split}_X.bin") as binary:
+        raw = np.memmap(binary, np.uint8, mode="r").reshape(-1, 3, 96, 96)
+    labels = [-1] * len(raw)
+    if split != "unlabeled":
+        stored = opening.read_bytes(folder / f"{split}_y.bin", most=opening.GIGABYTE)
+        labels = [label - 1 for label in stored]
+    names = folder / "class_names.txt"
+    classes = [str(i) for i in range(10)]
+    if names.exists():
+        classes = opening.read_bytes(names, most=opening.MEGABYTE).decode().splitlines()
     return _array_list(folder, split, raw.transpose(0, 3, 2, 1), labels, classes)
 
 
