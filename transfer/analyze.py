@@ -38,13 +38,7 @@ from backbench.stats import confidence
 from backbench.weights.checkpoint import Checkpoint
 from transfer import analyze_pictures, probe_fewshot
 from transfer import feature_statistics as stats
-from transfer.analyze_pictures import (
-    PROJECTOR,
-    TRUNK,
-    SpaceCurves,
-    Summary,
-    training_curves,
-)
+from transfer.analyze_pictures import PROJECTOR, TRUNK, SpaceCurves, Summary, training_curves
 from transfer.devices import Machine, preempted, read_checkpoints, start_for
 from transfer.feature_statistics import finite
 from transfer.features import FeatureRows

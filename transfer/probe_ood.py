@@ -168,11 +168,7 @@ def _logits(head: KeptHead | None, features: Tensor, trunk: FrozenTrunk) -> Iter
 
 
 def _predictions(
-    task: Assignment[Ood],
-    ruled: Ruled,
-    trunk: FrozenTrunk,
-    head: KeptHead | None,
-    features: Tensor,
+    task: Assignment[Ood], ruled: Ruled, trunk: FrozenTrunk, head: KeptHead | None, features: Tensor
 ) -> CheckpointPredictions:
     """One classifier's answers, and its facts on each image."""
     rankings, begin = [], 0

@@ -250,10 +250,7 @@ class Table:
 
     @classmethod
     def of(
-        cls,
-        rows: Sequence[Row],
-        classes: Sequence[str] = (),
-        notes: Sequence[str] = (),
+        cls, rows: Sequence[Row], classes: Sequence[str] = (), notes: Sequence[str] = ()
     ) -> Table:
         """A table of (name, label, span without its file) rows. ValueError for a name or a span
         that no container has."""

@@ -70,10 +70,7 @@ def test_finetuning(gpu):
     for device in (CPU, CUDA):
         machine = Machine(device, rank=0, world=1, workers=0)
         networks.append(Network(checkpoint(0), 5, protocol, 0, machine))
-    logits = [
-        networks[0](pixels(0)),
-        networks[1](pixels(0).to("cuda", non_blocking=True)),
-    ]
+    logits = [networks[0](pixels(0)), networks[1](pixels(0).to("cuda", non_blocking=True))]
     gpu.take()
     networks[1](pixels(1).to("cuda", non_blocking=True)).square().mean().backward()
     assert not gpu.take()
