@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.interruptions import WatchedDecoder
+from support.layouts import trunk_file
 
+from backbench.datasets import embedded
 from backbench.images import image_list
 from backbench.images.image_list import scan_folder
 from transfer.feature_cache import FeatureCache
@@ -26,6 +28,13 @@ def images(tmp_path):
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(draw.integers(0, 256, (50, 45, 3), dtype=np.uint8)).save(file)
     return scan_folder(tmp_path / "data")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """The demo's data, tiny, and two random trunks."""
+    root = embedded.build(tmp_path_factory.mktemp("made"), "tiny")
+    return root, [trunk_file(root / f"{seed}.safetensors", seed) for seed in range(2)]
 
 
 @pytest.fixture

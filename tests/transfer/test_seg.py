@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import jaccard_score, recall_score
 from support.interruptions import Killed, kill
-from support.layouts import trunk_file
 from torch import nn
 
 from backbench.board.board import collect, compare_rows
 from backbench.cli import main
-from backbench.datasets import embedded
 from backbench.errors import EXIT_BAD_INPUT
 from backbench.images.dense import IGNORED, DenseList
 from backbench.results import store, verification
@@ -247,14 +245,6 @@ def test_the_mean_is_over_classes_of_all_images_and_not_per_image():
 
 
 # The whole command
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    root = tmp_path_factory.mktemp("seg")
-    embedded.build(root, "tiny")
-    trunks = [trunk_file(root / f"{seed}.safetensors", seed) for seed in range(2)]
-    return root, trunks
 
 
 def command(made, out, *more, protocol="seg_demo"):

@@ -10,7 +10,7 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 from support.interruptions import Killed, kill
-from support.layouts import Trees, trunk_file
+from support.layouts import Trees
 
 from backbench.cli import main
 from backbench.datasets import catalog, embedded
@@ -124,13 +124,6 @@ def test_both_distances_are_sklearns():
 
 
 # The whole command
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    root = tmp_path_factory.mktemp("seg_knn")
-    embedded.build(root, "tiny")
-    return root, [trunk_file(root / f"{seed}.safetensors", seed) for seed in range(2)]
 
 
 def command(made, out, *more, datasets="scenes"):

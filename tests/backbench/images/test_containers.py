@@ -499,20 +499,20 @@ print(len(seen), splits.digest(images))
 """
 
 
-def shards(base, count=12, each=150):
-    """Shards that take some time to look into."""
-    base.mkdir()
-    for shard in range(count):
-        with tarfile.open(base / f"own-train-{shard:04}.tar", "w") as out:
-            for n in range(each):
-                info = tarfile.TarInfo(f"{'ab'[n % 2]}/{shard:03}{n:04}.jpg")
-                info.size = 1
-                out.addfile(info, io.BytesIO(b"x"))
+def tarred(file, names, size=1):
+    with tarfile.open(file, "w") as out:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            out.addfile(info, io.BytesIO(bytes(size)))
 
 
 @pytest.mark.slow
 def test_jobs_that_start_together_look_once_and_kills_leave_no_half_index(tmp_path, monkeypatch):
-    shards(tmp_path / "own")
+    (tmp_path / "own").mkdir()
+    for shard in range(12):  # they take some time to look into
+        names = [f"{'ab'[n % 2]}/{shard:03}{n:04}.jpg" for n in range(150)]
+        tarred(tmp_path / "own" / f"own-train-{shard:04}.tar", names)
     monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "jobs"))
     command = [sys.executable, "-c", JOB, str(tmp_path / "own")]
     jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
@@ -575,11 +575,7 @@ def test_folders_in_an_archive_that_are_no_classes(tmp_path):
 
 
 def test_a_tar_file_cut_between_two_members_is_not_a_short_one(tmp_path):
-    with tarfile.open(tmp_path / "train.tar", "w") as out:
-        for n in range(3):
-            info = tarfile.TarInfo(f"a/{n}.jpg")
-            info.size = 512
-            out.addfile(info, io.BytesIO(bytes(512)))
+    tarred(tmp_path / "train.tar", [f"a/{n}.jpg" for n in range(3)], size=512)
     os.truncate(tmp_path / "train.tar", 2 * 1024)
     with pytest.raises(BadInput, match=r"train\.tar: the tar file is cut short"):
         containers.read_split(tmp_path, "train")
@@ -597,9 +593,7 @@ def test_a_deflated_image_of_another_length_than_stated_is_damaged(tmp_path):
 
 
 def test_two_images_of_one_name_are_refused(tmp_path):
-    with tarfile.open(tmp_path / "train.tar", "w") as out:
-        for _ in range(2):
-            out.addfile(tarfile.TarInfo("a/1.jpg"))
+    tarred(tmp_path / "train.tar", ["a/1.jpg", "a/1.jpg"])
     with pytest.raises(BadInput, match=r"train\.tar: a/1\.jpg is there twice"):
         containers.read_split(tmp_path, "train")
 
