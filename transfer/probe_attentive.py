@@ -287,20 +287,20 @@ def measure_several(
     for k, t in enumerate(tasks):
         measured = []
         for n, (trunk, final) in enumerate(zip(trunks, finals[k])):
-            ranking, facts = answers[n][k]
+            ranking, scores_of_test = answers[n][k]
+            chosen = chosen_rate(t, trunk, final)
+            head = heads[n].parts[t.protocol.name].kept(final.index)
             one = CheckpointPredictions(
                 checkpoint=trunk.checkpoint,
                 ranking=ranking,
-                chosen=chosen_rate(t, trunk, final),
-                head=heads[n].parts[t.protocol.name].kept(final.index),
-                scores=facts,
+                chosen=chosen,
                 provenance={
+                    **scoring.keep_trained(t, trunk.checkpoint, head, scores_of_test, chosen),
                     "trunk_sha256": trunk.state,
                     "tokens": trunk.module.strides[-1:],
                     "held_out": 0 if held is None else len(held),
                 },
             )
-            scoring.keep_weights(t, one)
             measured.append(one)
         rows.append(scoring.write(t, measured))
     return rows

@@ -89,14 +89,14 @@ def measure(
         scores = head_scores.compact(
             logits.split(head_scores.ROWS), task.splits.test.labels, temperature
         )
+        head, checkpoint = _kept(final, temperature), trunk.checkpoint
+        chosen = _choice(task, checkpoint, path, l2, final)
         one = CheckpointPredictions(
-            checkpoint=trunk.checkpoint,
+            checkpoint=checkpoint,
             ranking=scoring.rank_classes(logits),
-            chosen=_choice(task, trunk.checkpoint, path, l2, final),
-            head=_kept(final, temperature),
-            scores=scores,
+            chosen=chosen,
+            provenance=scoring.keep_trained(task, checkpoint, head, scores, chosen),
         )
-        scoring.keep_weights(task, one)
         measured.append(one)
     return scoring.write(task, measured)
 

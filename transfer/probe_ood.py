@@ -183,13 +183,11 @@ def _predictions(
         scores = head_scores.compact(competing, ruled.columns, temperature)
     hits = ranking == labels
     right = {"top1": int(hits[:, 0].sum()), "top5": int(hits.any(1).sum())}
+    said = scoring.keep_said(task, trunk.checkpoint, head or trunk.own_head or "", scores)
     return CheckpointPredictions(
         checkpoint=trunk.checkpoint,
         ranking=ranking,
-        head=head,
-        scores=scores,
-        scored_by=trunk.own_head or "",
-        provenance={"trunk_sha256": trunk.state, "right": right},
+        provenance={**said, "trunk_sha256": trunk.state, "right": right},
     )
 
 

@@ -107,17 +107,17 @@ def measure(
     for trunk, final, features in zip(extractor.trunks, finals, test):
         trunk.verify()
         (ranking,) = rankings(final.heads, features, [final.index])
-        one = CheckpointPredictions(
-            checkpoint=trunk.checkpoint,
-            ranking=ranking,
-            chosen=chosen_rate(task, trunk, final),
-            provenance={"trunk_sha256": trunk.state, "trunk_unchanged": True},
-        )
+        chosen, said = chosen_rate(task, trunk, final), {}
         if machine.main:
             labels = task.splits.test.labels
             scores = head_scores.compact(final.logits(features), labels, final.temperature)
-            one = replace(one, head=final.kept, scores=scores)
-            scoring.keep_weights(task, one)
+            said = scoring.keep_trained(task, trunk.checkpoint, final.kept, scores, chosen)
+        one = CheckpointPredictions(
+            checkpoint=trunk.checkpoint,
+            ranking=ranking,
+            chosen=chosen,
+            provenance={**said, "trunk_sha256": trunk.state, "trunk_unchanged": True},
+        )
         measured.append(one)
     # Features are computed by all ranks together.
     trained = probe.features(with_val=True) if p.train_score else None

@@ -130,9 +130,6 @@ class CheckpointPredictions:
     chosen: Mapping[str, object] | None = None
     provenance: Mapping[str, object] = field(default_factory=dict)
     suffix: str = ""  # of the metric, where one protocol gives several: _k20
-    head: KeptHead | None = None  # that predicted them
-    scores: Scores | None = None  # what it said of each image
-    scored_by: str = ""  # digest of a classifier that is no such head
 
 
 def rank_classes(logits: Tensor) -> Tensor:
@@ -204,7 +201,6 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
             "predictions": f"{PREDICTIONS}/{stem}.npz",
             "per_class": table_file,
             "confusion": picture_file,
-            **keep_head(task, one),
         }
         # 3. Each metric with its interval becomes a row.
         for metric in metrics:
@@ -257,16 +253,16 @@ def write_plain(
     return rows
 
 
-def keep_head(task: Assignment[Protocol], one: CheckpointPredictions) -> dict[str, str]:
-    """Write what the head that predicted said of each image; returns what the rows say of both."""
-    digest = one.head.digest if one.head is not None else one.scored_by
-    if not digest:
-        return {}
-    about: dict[str, str] = {"head_sha256": digest}
-    if one.head is not None and one.head.temperature_from is not None:
-        about["temperature_from"] = one.head.temperature_from
-    if one.scores is not None:
-        about["scores"] = keep_scores(task, one.checkpoint, digest, one.scores, "test")
+def keep_said(
+    task: Assignment[Protocol], checkpoint: Checkpoint, head: KeptHead | str, scores: Scores | None
+) -> dict[str, str]:
+    """Write what a head, or a classifier of this digest, said of each test image; returns what the
+    rows say of both."""
+    about = {"head_sha256": head if isinstance(head, str) else head.digest}
+    if isinstance(head, KeptHead) and head.temperature_from is not None:
+        about["temperature_from"] = head.temperature_from
+    if scores is not None:
+        about["scores"] = keep_scores(task, checkpoint, about["head_sha256"], scores, "test")
     return about
 
 
@@ -310,18 +306,24 @@ def bound_to(
     }
 
 
-def keep_weights(task: Assignment[Protocol], one: CheckpointPredictions) -> None:
-    """Add the head that was trained to RUN/heads.safetensors; not one that has diverged."""
-    if one.head is None or one.scores is None:
-        return
-    chosen, checkpoint = dict(one.chosen or {}), one.checkpoint
-    protocol = print_of(task.task, task.protocol, chosen.get("on"))
-    place = f"s{task.seed}-{checkpoint.digest[:12]}"
-    name = "/".join((task.task, task.dataset.name, checkpoint.trunk, protocol, place))
-    classes, seed = task.splits.train.classes, task.seed
-    bound = bound_to(checkpoint, protocol, task.protocol, classes, seed)
-    about = {**bound, "lists": task.hashes, "chosen": chosen}
-    kept_heads.keep(task.run / HEADS_FILE, name, one.head, about)
+def keep_trained(
+    task: Assignment[Protocol],
+    checkpoint: Checkpoint,
+    head: KeptHead,
+    scores: Scores | None,
+    chosen: Mapping[str, object],
+) -> dict[str, str]:
+    """Add a head that was trained to RUN/heads.safetensors, unless it has diverged; the rest as
+    `keep_said`."""
+    if scores is not None:
+        protocol = print_of(task.task, task.protocol, chosen.get("on"))
+        place = f"s{task.seed}-{checkpoint.digest[:12]}"
+        name = "/".join((task.task, task.dataset.name, checkpoint.trunk, protocol, place))
+        classes, seed = task.splits.train.classes, task.seed
+        bound = bound_to(checkpoint, protocol, task.protocol, classes, seed)
+        about = {**bound, "lists": task.hashes, "chosen": dict(chosen)}
+        kept_heads.keep(task.run / HEADS_FILE, name, head, about)
+    return keep_said(task, checkpoint, head, scores)
 
 
 def per_class_table(
@@ -391,6 +393,7 @@ def row(
     # How fast the trunk was while the number was made; unknown if its features were cached
     speed = clock.rate(checkpoint.digest)
     origin: Origin = {} if speed is None else {"images_per_second": speed}
+    trunk = trunk_facts.facts(checkpoint, task.protocol.geometry.crop)
     return Result(
         checkpoint=checkpoint.digest,
         name=checkpoint.name,
@@ -416,7 +419,7 @@ def row(
             contents.KEY: task.test_contents,
             "notes": list(task.splits.notes),
             **containers.provenance(task.splits.items()),
-            "trunk": trunk_facts.facts(checkpoint, task.protocol.geometry.crop),
+            "trunk": trunk,
             "pixels": {
                 **dataclasses.asdict(checkpoint.pixels),
                 "from": checkpoint.provenance.get(PIXELS_FROM, "the checkpoint"),
