@@ -19,6 +19,7 @@ from backbench.weights.kept_heads import KeptHead
 from transfer import head_scores, logreg, scoring
 from transfer.devices import Machine
 from transfer.features import Extractor
+from transfer.head_scores import ROWS
 from transfer.logreg import Fit
 from transfer.probe_kind import Probe
 from transfer.protocols import LogReg
@@ -63,14 +64,14 @@ def measure(
         # 1. The penalties that are left on train, strongest first, each scored on val. A fit starts
         #    where the one before ended: neighbouring penalties have near minima, and the strongest
         #    is the easiest from nothing.
-        moments = None
+        moments, on_train = None, [(train, y_train)]
         if len(train) >= train.shape[1]:
-            moments = logreg.second_moments([(train, y_train)], machine.device, p.chunk)
+            moments = logreg.second_moments(on_train, machine.device, p.chunk)
         done, what = len(path["scores"]), f"{task.dataset.name} logreg"
         progress = Progress(task.run, len(p.penalties), what, unit="fit", done=done)
         for l2 in p.penalties[done:]:
             within = partial(stop.end_here, f"within l2 {l2:g}, which will begin again")
-            last = fit([(train, y_train)], l2=l2, start=last, moments=moments, between=within)
+            last = fit(on_train, l2=l2, start=last, moments=moments, between=within)
             ranking = scoring.rank_classes(last.logits(val, p.chunk))
             score = _record(task, path, last, ranking[:, 0], np.asarray(y_val))
             save_state(task.state_file, dict(state))
@@ -79,23 +80,21 @@ def measure(
         # 2. The best penalty again on train + val, from where it ended on train alone.
         l2 = p.penalties[scoring.best_of(path["scores"])]
         warm = Fit.at(path["best_weight"], path["best_bias"])
-        both = [(train, y_train), (val, y_val)]
         within = partial(stop.end_here, f"within l2 {l2:g}, which will begin again")
+        both = [*on_train, (val, y_val)]
         final = fit(both, l2=l2, start=warm, moments=moments, between=within)
         # 3. Its temperature is that of its twin, which saw nothing of val.
         temperature = _temperature(task, trunk.checkpoint, warm, val)
         # 4. The one look at test.
         logits = final.logits(test, p.chunk)
-        scores = head_scores.compact(
-            logits.split(head_scores.ROWS), task.splits.test.labels, temperature
-        )
-        head, checkpoint = _kept(final, temperature), trunk.checkpoint
-        chosen = _choice(task, checkpoint, path, l2, final)
+        of_test = head_scores.compact(logits.split(ROWS), task.splits.test.labels, temperature)
+        chosen = _choice(task, trunk.checkpoint, path, l2, final)
+        head = _kept(final, temperature)
         one = CheckpointPredictions(
-            checkpoint=checkpoint,
+            checkpoint=trunk.checkpoint,
             ranking=scoring.rank_classes(logits),
             chosen=chosen,
-            provenance=scoring.keep_trained(task, checkpoint, head, scores, chosen),
+            provenance=scoring.keep_trained(task, trunk.checkpoint, head, of_test, chosen),
         )
         measured.append(one)
     return scoring.write(task, measured)
@@ -106,7 +105,7 @@ def _temperature(
 ) -> float | None:
     """The temperature of a fit on train alone; what it says of val is kept."""
     labels = task.splits.val.labels
-    logits = twin.logits(val, task.protocol.chunk).split(head_scores.ROWS)
+    logits = twin.logits(val, task.protocol.chunk).split(ROWS)
     temperature = head_scores.fit_temperature(logits, labels)
     scores = head_scores.compact(logits, labels, temperature)
     if scores is not None:
