@@ -129,6 +129,17 @@ def _of_all_ranks(gradient: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
+def copies(
+    start: Mapping[str, Tensor], count: int, device: torch.device
+) -> list[dict[str, nn.Parameter]]:
+    """The parameters of `count` heads that begin alike."""
+    heads: list[dict[str, nn.Parameter]] = [{} for _ in range(count)]
+    for head in heads:
+        for name, tensor in start.items():
+            head[name] = nn.Parameter(tensor.clone().to(device))
+    return heads
+
+
 class TokenHeads:
     """Base of heads on tokens: the parameters of each by name, one batch norm for all of them, and
     torch's optimiser with groups that have each head's rate."""

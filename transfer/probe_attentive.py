@@ -34,7 +34,7 @@ from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.head_scores import Scores
-from transfer.heads import TokenHeads
+from transfer.heads import TokenHeads, copies
 from transfer.probe_kind import Probe
 from transfer.probe_sgd import best_heads, chosen_rate, train_on_tokens
 from transfer.protocols import Attentive
@@ -61,11 +61,7 @@ class QueryPoolHeads(TokenHeads):
         if dim % {"capi": 64, "ep": 32, "mean": 1}[p.pool]:
             raise BadInput(f"tokens of {dim} numbers do not divide into the slices of {p.name}")
         generator = seeding.generator(seed, "attentive", classes, dim)
-        start = _start(p.pool, classes, dim, generator)
-        self.heads: list[dict[str, nn.Parameter]] = []
-        for _ in p.grid:
-            own = {k: nn.Parameter(v.clone().to(machine.device)) for k, v in start.items()}
-            self.heads.append(own)
+        self.heads = copies(_start(p.pool, classes, dim, generator), self.count, machine.device)
         self.norm = None
         if p.pool == "ep":
             self.norm = SyncBatchNorm(self.count * dim, eps=1e-6, affine=False).to(machine.device)

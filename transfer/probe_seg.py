@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
@@ -35,7 +35,7 @@ from transfer.dense_views import TestPairs, TrainingPairs, best_classes, pairs, 
 from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, forward_all
-from transfer.heads import TokenHeads
+from transfer.heads import TokenHeads, copies
 from transfer.probe_kind import Probe
 from transfer.probe_sgd import ProbeTraining, best_heads, chosen_rate, train_on_tokens
 from transfer.protocols import Protocol, Seg
@@ -63,10 +63,7 @@ class DenseHeads(TokenHeads):
         weight = torch.empty(classes, dim).normal_(0, p.init_std, generator=generator)
         start = {"weight": weight, "bias": torch.zeros(classes)}
         start |= {"scale": torch.ones(dim), "shift": torch.zeros(dim)}
-        self.heads = []
-        for _ in p.lr:
-            own = {k: nn.Parameter(v.clone().to(machine.device)) for k, v in start.items()}
-            self.heads.append(own)
+        self.heads = copies(start, len(p.lr), machine.device)
         self.optimizer = torch.optim.AdamW(
             [{"params": list(head.values())} for head in self.heads],
             betas=(p.momentum, 0.999),

@@ -14,6 +14,7 @@ from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
 
 Sizes = Mapping[str, "array[int]"]  # by split, bytes of its images in their order
+Sides = tuple[list[int], list[int]]  # places in two lists of images that are alike so far
 AT_ONCE = 1000  # files between two looks at the clock
 
 
@@ -59,18 +60,17 @@ def shared_content(
     """Pairs (path in a, path in b) of files with the same bytes."""
     # Three tests, each dearer than the one before and asked only of what that could not tell apart.
     # 1. Sizes are known. Those that only one of the lists has need no reading.
-    both = set(sizes_a) & set(sizes_b)
-    alike: dict[int, tuple[list[int], list[int]]] = {size: ([], []) for size in both}
+    by_size: dict[int, Sides] = defaultdict(lambda: ([], []))
     for side, sizes in enumerate((sizes_a, sizes_b)):
         for index, size in enumerate(sizes):
-            if size in alike:
-                alike[size][side].append(index)
-    total = sum(len(mine) + len(others) for mine, others in alike.values())
+            by_size[size][side].append(index)
+    alike = [sides for sides in by_size.values() if all(sides)]
+    total = sum(len(mine) + len(others) for mine, others in alike)
     progress = Progress(
         None, total, f"{a.root}: comparing files of equal size", unit="file", after=QUIET_SECONDS
     )
     out: list[tuple[int, int]] = []
-    for mine, others in alike.values():
+    for mine, others in alike:
         # 2. The first and last 4 KiB tell nearly all pictures apart, and 3. the whole content
         #    decides. Each file is read once for each, however many have its size.
         for near, far in _alike(a, mine, b, others, _ends):
@@ -86,9 +86,9 @@ def _alike(
     b: ImageList,
     others: list[int],
     key: Callable[[ImageList, int], bytes],
-) -> list[tuple[list[int], list[int]]]:
+) -> list[Sides]:
     """`mine` of a and `others` of b in groups of files with one key, where both sides have some."""
-    groups: dict[bytes, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    groups: dict[bytes, Sides] = defaultdict(lambda: ([], []))
     for i in mine:
         groups[key(a, i)][0].append(i)
     for j in others:

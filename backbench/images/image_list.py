@@ -124,9 +124,6 @@ class Names(Sequence[str]):
     def __hash__(self) -> int:
         return hash(tuple(self))
 
-    def __repr__(self) -> str:
-        return f"{len(self)} names, {self[:1]} first"
-
 
 class Stamp(NamedTuple):
     """An image's size, what tells that the file which holds it is as it was, and its place there."""

@@ -180,12 +180,6 @@ def test_check_finds_nothing_wrong_then_what_is_wrong(trees, capsys):
     assert re.search(r"PROBLEM: train: unreadable .*bad.png", out)
 
 
-def test_check_counts_against_the_row(trees, capsys):
-    assert main(["data", "check", "pets", "--data", str(trees("pets"))]) == 1
-    out = capsys.readouterr().out
-    assert "train has 6 images, not 3680" in out and "2 classes, not 37" in out
-
-
 def test_record_is_compared_by_every_later_use(trees, capsys):
     root = trees("classes")
     assert main(["data", "check", "classes", "--data", str(root), "--record"]) == 0
