@@ -22,7 +22,7 @@ from support.layouts import picture
 from backbench.cli import main
 from backbench.datasets import catalog, packing, splits
 from backbench.errors import BadInput
-from backbench.images import containers, contents, scan_columns, spans
+from backbench.images import containers, contents, parquet_pages, scan_columns, spans
 from backbench.images.image_list import decode
 from backbench.images.spans import SpanList
 
@@ -562,6 +562,17 @@ def test_a_file_that_is_cut_while_it_is_read_is_a_short_read(root):
     os.truncate(there / "classes" / "train.tar", 2000)
     with pytest.raises(BadInput, match=r"train\.tar ends in the middle of this image"):
         images.read(len(images) - 1)
+
+
+def test_snappys_blocks_are_used_only_where_they_stand_alone():
+    """A literal of 64 KiB, then another, or a copy of what lies 8 bytes back (in the first block)."""
+    block = b"\xf4\xff\xff" + bytes(1 << 16)
+    size = b"\x88\x80\x04"  # 65,544
+    alone, joined = size + block + b"\x1c" + bytes(8), size + block + b"\x1e\x08\x00"
+    assert parquet_pages.snappy_blocks(alone) == ([3, 3 + len(block)], 65544)
+    assert parquet_pages.snappy_blocks(joined) == ([3], 65544)
+    with pytest.raises(ValueError, match="of another length than it says"):
+        parquet_pages.snappy_blocks(alone[:-1])
 
 
 def test_folders_in_an_archive_that_are_no_classes(tmp_path):
