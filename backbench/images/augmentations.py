@@ -113,29 +113,57 @@ def draw(generator: torch.Generator, height: int, width: int, crops: Crops) -> D
 
 
 def render_reference(image: Image.Image, view: DrawnView, crops: Crops) -> np.ndarray:
-    """PIL RGB -> uint8 (size, size, 3), by torchvision's own functions on PIL images, as the
-    papers' code does."""
-    from PIL import ImageFilter
-    from torchvision.transforms import functional as F
+    """PIL RGB -> uint8 (size, size, 3), with the pixels of torchvision's functions on PIL images,
+    which the papers' code uses."""
+    from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-    mode = F.InterpolationMode(crops.interpolation)
-    image = F.resized_crop(image, *view.box, [crops.size, crops.size], mode)
+    top, left, height, width = view.box
+    mode = Image.Resampling[crops.interpolation.upper()]
+    image = image.crop((left, top, left + width, top + height))
+    image = image.resize((crops.size, crops.size), mode)
     # SwAV's order; MoCo's flip comes last and is the same, because nothing here knows left from
     # right
     if view.flip:
-        image = F.hflip(image)
-    adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    enhance = {
+        BRIGHTNESS: ImageEnhance.Brightness,
+        CONTRAST: ImageEnhance.Contrast,
+        SATURATION: ImageEnhance.Color,
+    }
     for op, factor in view.jitter:
-        image = adjust[op](image, factor)
+        image = _turn_hue(image, factor) if op == HUE else enhance[op](image).enhance(factor)
     if view.gray:
-        image = F.rgb_to_grayscale(image, num_output_channels=3)
+        image = image.convert("L").convert("RGB")
     if view.blur and crops.blur_kernel:
-        image = F.gaussian_blur(image, [crops.blur_kernel] * 2, [view.blur] * 2)
+        image = _blur_by_kernel(image, crops.blur_kernel, view.blur)
     elif view.blur:
         image = image.filter(ImageFilter.GaussianBlur(view.blur))
     if view.solarize:
-        image = F.solarize(image, 128)
+        image = ImageOps.solarize(image, 128)
     return np.asarray(image)
+
+
+def _turn_hue(image: Image.Image, turns: float) -> Image.Image:
+    """The hue of PIL's HSV image moved by `turns` of 255 levels, around."""
+    from PIL import Image
+
+    hue, saturation, value = image.convert("HSV").split()
+    moved = np.asarray(hue) + np.uint8(int(turns * 255) % 256)  # 255 is followed by 0
+    return Image.merge("HSV", (Image.fromarray(moved), saturation, value)).convert("RGB")
+
+
+def _blur_by_kernel(image: Image.Image, size: int, sigma: float) -> Image.Image:
+    """A Gaussian of size x size weights, the image mirrored at its edges."""
+    from PIL import Image
+
+    offsets = torch.linspace(-(size - 1) / 2, (size - 1) / 2, size)
+    line = torch.exp(-0.5 * (offsets / sigma).square())
+    line = line / line.sum()
+    kernel = torch.mm(line[:, None], line[None, :]).expand(3, 1, size, size)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
+    padded = torch.nn.functional.pad(pixels, [size // 2] * 4, mode="reflect")
+    blurred = torch.nn.functional.conv2d(padded, kernel, groups=3).round_().to(torch.uint8)
+    return Image.fromarray(blurred[0].permute(1, 2, 0).numpy())
 
 
 # ---------------------------------------------------------------------- fast

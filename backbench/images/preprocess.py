@@ -102,10 +102,21 @@ def eval_geometry(
     square: bool = False,
 ) -> Callable[[Image.Image], Image.Image]:
     """PIL image -> PIL image: shorter side to `resize` (both sides when `square`), then the centre
-    `crop` pixels."""
-    from torchvision.transforms import v2
-    from torchvision.transforms.functional import InterpolationMode
+    `crop` pixels, as torchvision's Resize and CenterCrop give them."""
+    from PIL import Image
 
-    mode = InterpolationMode(interpolation)
-    size = [resize, resize] if square else [resize]
-    return v2.Compose([v2.Resize(size, interpolation=mode), v2.CenterCrop(crop)])
+    mode = Image.Resampling[interpolation.upper()]
+
+    def geometry(image: Image.Image) -> Image.Image:
+        width, height = image.size
+        short = min(width, height)
+        if not square:  # torchvision rounds the longer side down
+            image = image.resize((resize * width // short, resize * height // short), mode)
+        else:
+            image = image.resize((resize, resize), mode)
+        # Half a pixel goes to the even side where the crop is smaller, and right where black comes
+        over = [side - crop for side in image.size]
+        left, top = (round(each / 2) if each > 0 else -(-each // 2) for each in over)
+        return image.crop((left, top, left + crop, top + crop))
+
+    return geometry

@@ -54,6 +54,11 @@ class Trunk(nn.Module, ABC):
         """The width of a token."""
         return self.widths[-1] if self.widths else self.feature_dim
 
+    def multiply_adds(self, side: int) -> int | None:
+        """Those of the features of an image of `side` x `side` pixels; None: they are counted in a
+        forward pass without elements, for which torch loads its compiler, a second."""
+        return None
+
     def zero_residuals(self) -> None:
         """Let each residual block begin as the identity, if the trunk knows how."""
 

@@ -8,8 +8,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torchvision.transforms import ColorJitter, RandomResizedCrop
+from torchvision.transforms import functional as F
 
 from backbench.images.augmentations import (
     HUE,
@@ -81,6 +82,30 @@ def test_decisions_have_the_recipes_probabilities_and_ranges():
 def test_a_view_is_a_function_of_the_generator_alone():
     one = [draw(generator(7), 90, 120, Crops()) for _ in range(2)]
     assert one[0] == one[1] != draw(generator(8), 90, 120, Crops())
+
+
+@pytest.mark.parametrize("kernel", [None, 9])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_reference_views_are_torchvisions_functions_bit_for_bit(kernel, interpolation):
+    crops = Crops(
+        size=48, jitter=(0.4, 0.4, 0.4, 0.5), jitter_p=0.8, gray_p=0.2, blur_p=0.5,
+        blur_kernel=kernel, solarize_p=0.3, interpolation=interpolation,
+    )  # fmt: skip
+    adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+    for seed in range(60):
+        image = Image.fromarray(PHOTOS[seed % len(PHOTOS)])
+        view = draw(generator(seed), image.height, image.width, crops)
+        want = F.resized_crop(image, *view.box, [48, 48], F.InterpolationMode(interpolation))
+        want = F.hflip(want) if view.flip else want
+        for op, factor in view.jitter:
+            want = adjust[op](want, factor)
+        want = F.rgb_to_grayscale(want, num_output_channels=3) if view.gray else want
+        if view.blur and kernel:
+            want = F.gaussian_blur(want, [kernel] * 2, [view.blur] * 2)
+        elif view.blur:
+            want = want.filter(ImageFilter.GaussianBlur(view.blur))
+        want = F.solarize(want, 128) if view.solarize else want
+        assert np.array_equal(render_reference(image, view, crops), np.asarray(want)), view
 
 
 def difference(crops, count=24):

@@ -21,19 +21,29 @@ def test_names_and_shapes_are_torchvisions(arch):
     assert len(trunk_shapes("resnet50")) == 318
 
 
-def test_features_and_stages_are_torchvisions():
+@pytest.mark.parametrize(("arch", "dim"), [("resnet18", 512), ("resnet50", 2048)])
+def test_draws_and_gradients_and_stages_are_torchvisions(arch, dim):
     torch.manual_seed(0)
-    theirs = torchvision.models.resnet18().eval()
+    theirs = getattr(torchvision.models, arch)()
     theirs.fc = nn.Identity()
-    ours = build_backbone("resnet18").eval()
-    ours.load_state_dict(theirs.state_dict())
+    torch.manual_seed(0)
+    ours = build_backbone(arch)
     images = torch.randn(2, 3, 64, 64)
+    for trunk in (theirs, ours):
+        trunk(images).square().sum().backward()
+    gradients = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        assert torch.equal(parameter, gradients[name]), name
+        torch.testing.assert_close(parameter.grad, gradients[name].grad, rtol=1e-4, atol=1e-3)
+    ours.eval(), theirs.eval()
     with torch.no_grad():
-        assert torch.equal(ours(images), theirs(images))
-        maps = ours.stages(images)
-    shapes = [(2, 64, 16, 16), (2, 128, 8, 8), (2, 256, 4, 4), (2, 512, 2, 2)]
-    assert [tuple(m.shape) for m in maps] == shapes
-    assert ours.feature_dim == 512
+        torch.testing.assert_close(ours(images), theirs(images))
+    maps = ours.stages(images)
+    widths = [dim // 8, dim // 4, dim // 2, dim]
+    assert [tuple(m.shape) for m in maps] == [
+        (2, c, side, side) for c, side in zip(widths, (16, 8, 4, 2))
+    ]
+    assert ours.feature_dim == dim
 
 
 def test_a_width_is_of_the_stages_and_part_of_the_name(tmp_path):

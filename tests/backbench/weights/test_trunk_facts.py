@@ -7,6 +7,7 @@ import pytest
 import torch
 from fvcore.nn import FlopCountAnalysis, parameter_count
 from fvcore.nn.jit_handles import get_shape
+from torch.utils.flop_counter import FlopCounterMode
 
 from backbench import cli
 from backbench.runs.forward_clock import ForwardClock
@@ -27,7 +28,8 @@ def _attention(inputs, outputs):
 
 
 @pytest.mark.parametrize(
-    "arch", ["resnet18", "timm:test_convnext", VIT, "lab:resnet18,width=0.125"]
+    "arch",
+    ["resnet18", "resnet50,width=0.125", "timm:test_convnext", VIT, "lab:resnet18,width=0.125"],
 )
 def test_costs_are_those_that_fvcore_counts(arch):
     trunk = archs.build_trunk(arch).eval()
@@ -58,6 +60,16 @@ def test_of_a_detector_the_maps_are_counted_at_the_size_that_the_trunk_sees(patc
     assert found == {k: features[k] for k in ("parameters", "gflops")} | {"sides": [128, 128]}
     twice = of_maps(kept, (128, 256), backbones.scaled)
     assert twice["gflops"] > 2 * found["gflops"] > 0
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("stem", ["imagenet", "conv3", "conv3_p0", "conv3_p2"])
+def test_a_resnet_knows_what_a_forward_pass_would_count(arch, stem):
+    trunk = archs.build_trunk(arch, stem=stem).eval()
+    for side in (31, 32, 65):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            trunk(torch.zeros(1, 3, side, side))
+        assert 2 * trunk.multiply_adds(side) == counter.get_total_flops()
 
 
 def test_a_module_that_cannot_be_counted_has_no_cost():
