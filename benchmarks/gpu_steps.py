@@ -192,13 +192,16 @@ def beside_lightly(scale: Scale) -> None:
     print("\nMoCo v2 beside lightly's and solo-learn's, equal precision (goal: 1.05 of lightly's)")
     for cast, way in ((False, "tf32"), (True, "bf16")):
         precision.use("tf32")
-        timed = peers.of_all(sizes, views, cast, way)
+        timed = peers.of_all(sizes, views, cast)
         found = scale.least(timed)
         base = ""
         for name, each in found.items():
             base = base if name.startswith("ours") else name
             ratio = found[base] / each
-            print(f"  {name:36}{sizes.batch / each:9.0f} images/s{ratio:7.2f}x", flush=True)
+            print(
+                f"  {f'{name}, {way}':36}{sizes.batch / each:9.0f} images/s{ratio:7.2f}x",
+                flush=True,
+            )
 
 
 # Losses
@@ -225,7 +228,7 @@ def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss
 
     def case(ours: compared.Loss, *shapes: compared.Shape, gradients: int = 1) -> compared.LossCase:
         # `naive` is never called: only `ours` is timed
-        return compared.LossCase("", "", ours, ours, shapes, gradients=gradients)
+        return compared.LossCase("", ours, ours, shapes, gradients=gradients)
 
     nt_xent = partial(nt_xent_loss, temperature=0.1)
     arb = partial(arb_loss, ridge=1e-4, groups=8, permutation=None)

@@ -1,21 +1,19 @@
-"""How fast the leaderboard is: 10^5 results over 10^3 checkpoints to csv, to the page, and in a
-browser; and how fast 10^3 results are computed again from kept predictions. Seconds are of one core
-(this program does nothing else), the browser's by the clock.
-
-python benchmarks/leaderboard.py [--checkpoints 1000] [--columns 100]
+"""The leaderboard of 10^5 results over 10^3 checkpoints: to csv, to the page, and in a browser; and
+10^3 results computed again from kept predictions. Against limits in seconds on a core of its own; the
+browser's are by the clock.
 """
 
-import argparse
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 # The project before its tests, whose folders have the names of what they test
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from machine import describe
+from machine import print_ratios
 from support import boards, browser
 
 from backbench.board.board import collect, read_verified
@@ -41,43 +39,32 @@ def verified(runs: Path) -> float:
     return time.process_time() - start
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoints", type=int, default=1000)
-    parser.add_argument("--columns", type=int, default=100)
-    args = parser.parse_args()
+def run(quick: bool) -> None:
+    checkpoints, columns = (100, 20) if quick else (1000, 100)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        boards.many(root / "runs", args.checkpoints, args.columns)
-        start = time.process_time()
+        boards.many(root / "runs", checkpoints, columns)
+        marks = [time.process_time()]
         board = collect([root / "runs"])
-        read = time.process_time() - start
         # Ranked as if predictions were kept; what follows from none has no rank
         for cell in board.cells.values():
             cell.backed = True
         write_csv(board, root / "leaderboard.csv")
-        csv_s = time.process_time() - start
-        start = time.process_time()
-        sets = overall(board)
-        ranks_s = time.process_time() - start
-        boards.write_whole_page(board, root / "leaderboard.html", runs=[root / "runs"], sets=sets)
-        page_s = time.process_time() - start
-        size = (root / "leaderboard.html").stat().st_size / 1e6
-        numbers = args.checkpoints * args.columns
-        print(f"python benchmarks/leaderboard.py; {describe()}")
-        print(f"{numbers} results over {args.checkpoints} checkpoints, {args.columns} columns")
-        print(f"read {read:.2f} s, read and written as csv {csv_s:.2f} s (limit 5)")
-        print(f"ranked in {ranks_s:.2f} s; ranked and page written in {page_s:.2f} s")
-        print(f"page of {size:.1f} MB (limit 20)")
-        print(f"{2 * KEPT} results of 10,000 images verified in {verified(root / 'kept'):.2f} s")
-        if browser.chromium() is None:
-            print("no Chromium here: sorting not measured", file=sys.stderr)
-            return
-        probe = browser.sort_in_browser(root / "leaderboard.html")
-        sort_s, sorted_s = probe["sort_ms"] / 1000, probe["sorted_ms"] / 1000
-        print(f"sorted in {sort_s:.2f} s (limit 1), {sorted_s:.2f} s after navigation (limit 2)")
-        print(f"in order: {probe['ok']}")
+        marks.append(time.process_time())
+        page, sets = root / "leaderboard.html", overall(board)
+        boards.write_whole_page(board, page, runs=[root / "runs"], sets=sets)
+        marks.append(time.process_time())
+        took = [after - before for before, after in pairwise(marks)]
+        size = f"page of {page.stat().st_size / 1e6:.1f} MB (limit 20)"
+        results = f"{checkpoints * columns} results"
+        beside_limit(f"{results} read and written as csv", took[0], 5)
+        beside_limit(f"{results} ranked and written as a page", took[1], 10, size)
+        beside_limit("1000 results of 10,000 images verified", verified(root / "kept"), 60)
+        if browser.chromium() is not None:
+            probe = browser.sort_in_browser(page)
+            assert probe["ok"]
+            beside_limit(f"a page of {results} sorted in a browser", probe["sort_ms"] / 1000, 1)
 
 
-if __name__ == "__main__":
-    main()
+def beside_limit(title: str, seconds: float, limit: float, note: str = "") -> None:
+    print_ratios(title, {f"limit, {limit:g} s": limit, "ours": seconds}, note=note)

@@ -1,17 +1,11 @@
-"""The losses against the code that their papers released, in one run: time, extra memory and
-accuracy.
+"""The losses against the code that their papers released: time, extra memory and accuracy.
 
-Each pair is timed forward + backward on one thread; the ratio is naive / ours. Accuracy is the
-largest gradient error relative to the largest float64 gradient. Extra memory is the growth of the
-resident peak in one step. losses.txt has the last output, and how time grows with N, K, M and d:
-
-    OMP_NUM_THREADS=1 python benchmarks/losses.py [--quick] | tee benchmarks/losses.txt
+Each pair is timed forward + backward. Accuracy is the largest gradient error relative to the largest
+float64 gradient. Extra memory is the growth of the resident peak in one step.
 """
 
-import argparse
 import ctypes
 import gc
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from machine import describe, least
+from machine import least, print_ratios
 from torch import Tensor
 
 from pretrain.methods.arb import nearest_base, standardise
@@ -111,12 +105,10 @@ def in_groups(groups: int, features: Tensor) -> Inputs:
 class LossCase:
     """A row of the table: the released code's form beside ours, on the same inputs."""
 
-    row: str  # of the goals
     what: str
     naive: Loss
     ours: Loss
     shapes: tuple[Shape, ...]  # of random unit vectors
-    goal: float = 0.0  # least ratio of their times; 0: none
     gradients: int = 1  # the first inputs that take a gradient; 0: forward only, compared by value
     prepare: Callable[..., Inputs] = as_they_are  # what the functions take, from those vectors
 
@@ -154,27 +146,28 @@ def cases(quick: bool) -> list[LossCase]:
     queued = ((n, d), (n, d), (k, d))
     quadratic, without = f"JCL's quadratic form, N 512, M' 5, d {d}", "JCL without its queue"
     out = [
-        LossCase("5", f"InfoNCE, N {n}, d {d}, K {k}", naive_infonce, ours_infonce, queued, 3.3),
-        LossCase("6", quadratic, naive_quadratic, ours_quadratic, pair, 42.0),
-        LossCase("6", f"{without}, N 512, M' 5, d {d}", naive_jcl, ours_jcl, (*pair, (1, d))),
+        LossCase(f"InfoNCE, N {n}, d {d}, K {k}", naive_infonce, ours_infonce, queued),
+        LossCase(quadratic, naive_quadratic, ours_quadratic, pair),
+        LossCase(f"{without}, N 512, M' 5, d {d}", naive_jcl, ours_jcl, (*pair, (1, d))),
     ]
     for m in (3, 5, 8):
         what = f"nuclear norms, N {n}, M {m}, d {d}"
-        out.append(LossCase("7", what, naive_nuclear, nuclear_norm, ((n, m, d),), 3.0))
+        out.append(LossCase(what, naive_nuclear, nuclear_norm, ((n, m, d),)))
     for apart in (1e-2, 1e-5):
-        what, shapes = f"the same, M 5, views {apart:g} apart", ((n, 1, d), (n, 5, d))
+        what, shapes = (
+            f"nuclear norms, N {n}, M 5, d {d}, views {apart:g} apart",
+            ((n, 1, d), (n, 5, d)),
+        )
         views = partial(nearly_equal, apart)
-        out.append(LossCase("7", what, naive_nuclear, nuclear_norm, shapes, prepare=views))
+        out.append(LossCase(what, naive_nuclear, nuclear_norm, shapes, prepare=views))
     what, shapes = f"LORAC, N 64, M 8, K {k}", ((7, 64, d), (64, d), (k, d))
-    out.append(LossCase("7b", what, naive_lorac, ours_lorac, shapes, 1.8))
+    out.append(LossCase(what, naive_lorac, ours_lorac, shapes))
     shapes = ((1024, d), (1024, d))
-    out.append(LossCase("8", f"MIO, 2N 2048, d {d}", naive_mio, ours_mio, shapes, 4.1, gradients=2))
-    for groups, goal in ((1, 15.0), (8, 1.0)):
+    out.append(LossCase(f"MIO, 2N 2048, d {d}", naive_mio, ours_mio, shapes, gradients=2))
+    for groups in (1, 8):
         what = f"ARB base, N {wide // 4}, d {wide}, {groups} group{'s' if groups > 1 else ''}"
         columns, shapes = partial(in_groups, groups), ((wide // 4, wide),)
-        out.append(
-            LossCase("9", what, naive_base, ours_base, shapes, goal, gradients=0, prepare=columns)
-        )
+        out.append(LossCase(what, naive_base, ours_base, shapes, gradients=0, prepare=columns))
     return out
 
 
@@ -192,7 +185,7 @@ def compare(case: LossCase) -> dict[str, float]:
     """Least seconds of naive and ours; short ones are repeated up to ten times as often."""
     inputs = case.inputs()
     ways = {
-        "naive": lambda: run_once(case.naive, inputs, case.gradients),
+        "their code": lambda: run_once(case.naive, inputs, case.gradients),
         "ours": lambda: run_once(case.ours, inputs, case.gradients),
     }
     once = least({"ours": ways["ours"]}, 1)["ours"]
@@ -226,36 +219,14 @@ def peak_mib(function: Loss, case: LossCase) -> float:
     return max(0, peak - before) / 1024
 
 
-HEADER = (
-    f"{'row':4}{'work':44}{'naive ms':>10}{'ours ms':>9}{'ratio':>7}{'goal':>6}"
-    f"{'naive MiB':>11}{'ours MiB':>10}{'naive error':>13}{'ours':>9}"
-)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="smaller sizes")
-    quick = parser.parse_args().quick
-    torch.set_num_threads(1)
-    print(f"# {describe()}; float32; ratio = naive / ours; error: of the gradient, to float64")
-    print(HEADER)
+def run(quick: bool) -> None:
     for case in cases(quick):
-        t = compare(case)
-        memory = f"{peak_mib(case.naive, case):11.1f}{peak_mib(case.ours, case):10.1f}"
-        naive_error, our_error = errors(case)
-        print(
-            f"{case.row:4}{case.what:44}{1e3 * t['naive']:10.1f}{1e3 * t['ours']:9.1f}"
-            f"{t['naive'] / t['ours']:7.1f}{case.goal or math.nan:6.1f}"
-            f"{memory}{naive_error:13.1e}{our_error:9.1e}",
-            flush=True,
-        )
-        # Our time beside that of the products which no form can do without
-        if case.row in ("5", "7b"):
-            t = compare(replace(case, naive=two_products))
-            limit, ours = 1e3 * t["naive"], 1e3 * t["ours"]
-            what = "# limit of that row, two matrix products and exp"
-            print(f"{what}: {limit:.1f} ms; ours in turns with it {ours:.1f} ms", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        memory = f"extra {peak_mib(case.naive, case):.1f}, {peak_mib(case.ours, case):.1f} MiB"
+        theirs, ours = errors(case)
+        note = f"{memory}; error {theirs:.1e}, {ours:.1e}"
+        print_ratios(case.what, compare(case), note=note)
+        if case.ours in (ours_infonce, ours_lorac):  # no form can do without those products
+            limit = compare(replace(case, naive=two_products))
+            print(
+                f"  two products and exp alone: {limit['their code'] / limit['ours']:.2f} of ours"
+            )

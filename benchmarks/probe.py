@@ -1,13 +1,6 @@
-"""The probes, each as ratios against a named baseline in one run: rows 1 to 5 for linear probes, 17 to
-19 for neighbours, logistic regression and the evaluation's loader.
+"""The probes: what `backbench linear` runs, against the customary ways. Three checkpoints together are
+about two processes at once, so they are in wall time."""
 
-    OMP_NUM_THREADS=1 python benchmarks/probe.py [--quick] | tee benchmarks/probe.txt
-
-Ratios carry over between machines, seconds do not. Row 2 is about two processes at once, so it is
-wall time. What is timed is what `backbench linear` runs. probe.txt has the last output.
-"""
-
-import argparse
 import tempfile
 import warnings
 from collections.abc import Iterable
@@ -18,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import torchvision
-from machine import describe, least, print_ratios
+from machine import least, print_ratios
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torchvision import datasets, transforms
@@ -64,7 +57,7 @@ class Separate:
         self.optimizers[index].step()
 
 
-def row_1(batch: int, repeats: int) -> None:
+def seven_rates(batch: int, repeats: int) -> None:
     """Seven rates, ResNet-50, 224 px: seven runs with a pass each, against one pass."""
     trunk = FrozenTrunk.build(checkpoint("resnet50"), device=CPU)
     images, labels = torch.randn(batch, 3, 224, 224), torch.arange(batch) % 100
@@ -79,11 +72,11 @@ def row_1(batch: int, repeats: int) -> None:
         together.step(trunk(images), labels, RATES, momentum=0.9, decay=0.0, batch=batch)
 
     ways = {"seven runs": seven, "one pass": one, "a forward alone": lambda: trunk(images)}
-    title = f"1  seven rates, ResNet-50 224 px, batch {batch} (goal 6.7x)"
+    title = f"seven rates, ResNet-50, 224 px, batch {batch}"
     print_ratios(title, least(ways, repeats), batch)
 
 
-def row_2(count: int, repeats: int) -> None:
+def three_checkpoints(count: int, repeats: int) -> None:
     """Three ResNet-18 at 64 px on 500x375 JPEG: the loop against decoding and against forwards."""
     trunks = [FrozenTrunk.build(checkpoint("resnet18", seed), device=CPU) for seed in range(3)]
     with tempfile.TemporaryDirectory() as folder:
@@ -123,11 +116,11 @@ def row_2(count: int, repeats: int) -> None:
             "three forwards alone": forwards,
         }
         seconds = least(ways, repeats, wall=True)
-    title = "2  three checkpoints, ResNet-18 64 px (goal: together < 1.2 of the slower one alone)"
+    title = "three checkpoints, ResNet-18, 64 px"
     print_ratios(title, seconds, count)
 
 
-def row_3(classes: int, decay: float, repeats: int, *, confident: bool = False) -> None:
+def heads_on_features(classes: int, decay: float, repeats: int, *, confident: bool = False) -> None:
     """Seven heads on ready features, batch 256, 2048-d: of low rates at their start, or of the
     probe's rates after 40 steps, when most probabilities are below 1e-38."""
     features, labels = torch.randn(256, 2048), torch.arange(256) % classes
@@ -160,14 +153,14 @@ def row_3(classes: int, decay: float, repeats: int, *, confident: bool = False) 
     ways = {
         "a loop over heads with torch.optim.SGD": loop,
         "all heads in one product": batched,
-        "two products alone (goal 95% of them)": products,
+        "two products alone": products,
         "SGD's passes over weights and momentum": passes,
     }
     about = f"{classes} classes, weight decay {decay:g}{', confident' * confident}"
-    print_ratios(f"3  seven heads on features (256 x 2048), {about}", least(ways, repeats))
+    print_ratios(f"seven heads on features (256 x 2048), {about}", least(ways, repeats))
 
 
-def row_4(batch: int, repeats: int) -> None:
+def frozen_resnet(batch: int, repeats: int) -> None:
     """The frozen ResNet-50 forward at 224 px."""
     point = checkpoint("resnet50")
     plain = point.backbone().eval()
@@ -182,14 +175,15 @@ def row_4(batch: int, repeats: int) -> None:
         ways = {
             "fp32 NCHW": lambda: plain(images),
             "channels last": lambda: last(strided),
-            f"+ batch norm folded (error {errors[0]:.1e})": lambda: folded(images),
-            f"+ bf16 (error {errors[1]:.1e})": lambda: rough(images),
+            "channels last, batch norm folded": lambda: folded(images),
+            "the same in bf16": lambda: rough(images),
         }
         seconds = least(ways, repeats)
-    print_ratios(f"4  frozen ResNet-50, 224 px, batch {batch}", seconds, batch)
+    note = f"relative error folded {errors[0]:.1e}, in bf16 {errors[1]:.1e}"
+    print_ratios(f"frozen ResNet-50, 224 px, batch {batch}", seconds, batch, note)
 
 
-def row_5(batch: int, repeats: int) -> None:
+def whole_pass(batch: int, repeats: int) -> None:
     """Decoded pixels through a ResNet-18: ours, which any kind of trunk goes through, against
     torchvision's own model in a plain loop."""
     point = checkpoint("resnet18")
@@ -211,9 +205,9 @@ def row_5(batch: int, repeats: int) -> None:
 
     expected = loop()
     error = float((whole() - expected).norm() / expected.norm())
-    ways = {"torchvision's model in a loop": loop, f"ours (error {error:.1e})": whole}
-    title = f"5  pass over a ResNet-18, 224 px, batch {batch}"
-    print_ratios(title, least(ways, repeats), 2 * batch)
+    ways = {"torchvision's model in a loop": loop, "ours": whole}
+    title, note = f"pass over a ResNet-18, 224 px, batch {batch}", f"relative error {error:.1e}"
+    print_ratios(title, least(ways, repeats), 2 * batch, note)
 
 
 def clusters(
@@ -226,7 +220,7 @@ def clusters(
     return centres[labels] + 4 * torch.randn(count, dim, generator=generator), labels
 
 
-def row_17(images: int, test_images: int, repeats: int) -> None:
+def neighbours(images: int, test_images: int, repeats: int) -> None:
     """Neighbours. DINO's evaluation: test images in a hundred chunks, one-hot labels of the
     neighbours times their weights; everything again for another k."""
     bank, labels = clusters(images, 384, 100)
@@ -245,17 +239,19 @@ def row_17(images: int, test_images: int, repeats: int) -> None:
     def ours(k: tuple[int, ...]) -> dict[int, torch.Tensor]:
         return knn_scores(test, bank, labels, classes=100, k=k, temperature=TEMPERATURE)
 
+    same = (ours((20,))[20].argmax(1) == torch.cat(theirs((20,))).argmax(1)).float().mean()
     for k in ((20,), (10, 20, 100)):
         seconds = least({"DINO's way": partial(theirs, k), "ours": partial(ours, k)}, repeats)
-        title = f"17 neighbours, {test_images} images by {images}, k = {', '.join(map(str, k))}"
-        print_ratios(title, seconds, test_images)
-    same = (ours((20,))[20].argmax(1) == torch.cat(theirs((20,))).argmax(1)).float().mean()
-    print(f"  the same answer on {100 * same:.2f}% of the images")
+        title = f"neighbours, {test_images} images by {images}, k = {', '.join(map(str, k))}"
+        note = f"the same answer on {100 * same:.2f}% of the images"
+        print_ratios(title, seconds, test_images, note)
 
 
-def row_18(count: int, dim: int, classes: int, repeats: int) -> None:
+def logistic_regression(count: int, dim: int, classes: int, *, alike: bool, repeats: int) -> None:
     """Logistic regression, one strength after the other, each from the solution before."""
     x, y = clusters(count, dim, classes)
+    if not alike:  # scales from 0.1 to 10, as a transformer's features have them
+        x = x * torch.logspace(-1, 1, dim)
 
     def ours(tolerance: float) -> list[logreg.Fit]:
         fits: list[logreg.Fit] = []
@@ -267,21 +263,27 @@ def row_18(count: int, dim: int, classes: int, repeats: int) -> None:
             fits.append(logreg.fit([(x, y)], **settings))
         return fits
 
-    def theirs(tolerance: float) -> list[np.ndarray]:
-        model = LogisticRegression(warm_start=True, max_iter=1000, tol=tolerance)
-        return [model.set_params(C=1 / s).fit(x.numpy(), y.numpy()).coef_.copy() for s in STRENGTHS]
+    def theirs(tolerance: float) -> list[tuple[np.ndarray, np.ndarray]]:
+        model, found = LogisticRegression(warm_start=True, max_iter=1000, tol=tolerance), []
+        for l2 in STRENGTHS:
+            model.set_params(C=1 / l2).fit(x.numpy(), y.numpy())
+            found.append((model.coef_.copy(), model.intercept_.copy()))
+        return found
+
+    def objective(weight: torch.Tensor, bias: torch.Tensor) -> float:  # of the strongest penalty
+        loss = F.cross_entropy(x @ weight.T + bias, y, reduction="sum")
+        return float(loss + STRENGTHS[0] / 2 * weight.square().sum())
 
     for tolerance in (1e-5, 1e-4):  # the latter is scikit-learn's default
         ways = {"scikit-learn, warm": partial(theirs, tolerance), "ours": partial(ours, tolerance)}
-        about = f"{count} x {dim}, {classes} classes, {len(STRENGTHS)} strengths"
-        title = f"18 logistic regression, {about}, both to {tolerance:g}"
-        print_ratios(title, least(ways, repeats))
-    pairs = zip(ours(1e-5), theirs(1e-5))
-    apart = max(float(np.abs(a.weight.numpy() - b).max() / np.abs(b).max()) for a, b in pairs)
-    print(f"  largest relative difference of the weights {apart:.1e}")
+        about = f"{count} x {dim}{'' if alike else ', of unlike scales'}, {classes} classes"
+        title = f"logistic regression, {about}, {len(STRENGTHS)} strengths, both to {tolerance:g}"
+        first, other = ours(tolerance)[0], map(torch.from_numpy, theirs(tolerance)[0])
+        ratio = objective(first.weight, first.bias) / objective(*other)
+        print_ratios(title, least(ways, repeats), note=f"our objective {ratio:.5f} of theirs")
 
 
-def row_19(count: int, repeats: int) -> None:
+def evaluation_loader(count: int, repeats: int) -> None:
     """JPEGs of 500 x 375, decoded, resized, cropped and normalised."""
     batch = 32
     with tempfile.TemporaryDirectory() as folder:
@@ -305,29 +307,23 @@ def row_19(count: int, repeats: int) -> None:
 
         apart = max(float((a - b).abs().max()) for a, b in zip(ours(), theirs()))
         seconds = least({"torchvision's transforms": theirs, "ours": ours}, repeats)
-    print_ratios(f"19 loader, {count} JPEGs (largest difference {apart:.1e})", seconds, count)
+    title = f"evaluation's loader, {count} JPEGs of 500 x 375"
+    print_ratios(title, seconds, count, f"largest difference {apart:.1e}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="smaller batches, fewer turns")
-    quick = parser.parse_args().quick
-    print(describe(), flush=True)
-    row_1(8 if quick else 32, 2 if quick else 4)
+def run(quick: bool) -> None:
+    seven_rates(8 if quick else 32, 2 if quick else 4)
     for classes, repeats in (100, 10 if quick else 40), (1000, 3 if quick else 12):
         for decay in 0.0, 1e-4:
-            row_3(classes, decay, repeats)
-    row_3(100, 1e-4, 5 if quick else 20, confident=True)
+            heads_on_features(classes, decay, repeats)
+    heads_on_features(100, 1e-4, 5 if quick else 20, confident=True)
     # Below 16 images torch gives one thread's 1 x 1 convolutions to its own product, whatever the
     # layout; an evaluation has 256
-    row_4(16, 3 if quick else 6)
-    row_5(16, 3 if quick else 6)
-    row_2(96 if quick else 512, 2 if quick else 4)
+    frozen_resnet(16, 3 if quick else 6)
+    whole_pass(16, 3 if quick else 6)
+    three_checkpoints(96 if quick else 512, 2 if quick else 4)
     warnings.filterwarnings("ignore", category=FutureWarning)  # scikit-learn's
-    row_17(*((4000, 800) if quick else (50_000, 5_000)), repeats=3)
-    row_18(*((400, 64, 5) if quick else (5000, 512, 50)), repeats=3)
-    row_19(32 if quick else 128, repeats=3)
-
-
-if __name__ == "__main__":
-    main()
+    neighbours(*((4000, 800) if quick else (50_000, 5_000)), repeats=3)
+    for alike in True, False:
+        logistic_regression(*((400, 64, 5) if quick else (5000, 512, 50)), alike=alike, repeats=3)
+    evaluation_loader(32 if quick else 128, repeats=3)

@@ -1,12 +1,9 @@
 """One pretraining step on the same tensors: ours beside lightly's and solo-learn's MoCo v2,
 ResNet-18, 32 px, batch 64; and updates of ResNet-50's parameters, as MoCo and Barlow Twins write them.
 
-    python benchmarks/step.py
-
 lightly: its own modules and functions, as its MoCo example uses them. solo-learn: its symmetric MoCo
 v2+ step, written here after its method (both views through both encoders, the queue cloned, logits
-of positive and queue concatenated, parameters averaged one by one). step.txt has the
-last output; gpu.py has the steps on a GPU.
+of positive and queue concatenated, parameters averaged one by one). gpu.py has the steps on a GPU.
 """
 
 import copy
@@ -17,7 +14,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from machine import Work, describe, least, print_ratios
+from machine import Work, least, print_ratios
 from torch import Tensor, nn
 
 from backbench.weights.families.resnet_trunk import build_backbone
@@ -153,13 +150,13 @@ def method_step(
     return step
 
 
-def of_all(sizes: Sizes, views: list[Tensor], cast: bool, way: str) -> dict[str, Work]:
+def of_all(sizes: Sizes, views: list[Tensor], cast: bool) -> dict[str, Work]:
     """Their step and ours, for one view's loss and for the symmetric one."""
     return {
-        f"lightly, {way}": lightly_step(sizes, views, cast),
-        f"ours, {way}": our_step(sizes, views, cast, symmetric=False),
-        f"solo-learn, symmetric, {way}": solo_step(sizes, views, cast),
-        f"ours, symmetric, {way}": our_step(sizes, views, cast, symmetric=True),
+        "lightly": lightly_step(sizes, views, cast),
+        "ours": our_step(sizes, views, cast, symmetric=False),
+        "solo-learn, symmetric": solo_step(sizes, views, cast),
+        "ours, symmetric": our_step(sizes, views, cast, symmetric=True),
     }
 
 
@@ -201,8 +198,8 @@ def updates() -> None:
         "momentum_update": lambda: momentum_update(ours, queries, 0.999),
         "one flat buffer (the limit)": lambda: buffer.lerp_(target, 0.001),
     }
-    title = f"momentum update, ResNet-50 (largest difference {apart:.1e})"
-    print_ratios(title, least(ways, 3 * ROUNDS))
+    note = f"largest difference {apart:.1e}"
+    print_ratios("momentum update, ResNet-50", least(ways, 3 * ROUNDS), note=note)
     networks = [network, copy.deepcopy(network), copy.deepcopy(network)]
     for module in networks:
         for p, like in zip(module.parameters(), queries):
@@ -217,21 +214,14 @@ def updates() -> None:
     print_ratios("optimiser step, ResNet-50", least(ways, 3 * ROUNDS))
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    print(describe())
-    sizes = Sizes()
+def run(quick: bool) -> None:
+    sizes = Sizes(batch=16) if quick else Sizes()
     torch.manual_seed(1)
     views = [torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels) for _ in range(2)]
-    seconds: dict[str, float] = {}
     for cast, way in ((False, "fp32"), (True, "bf16")):
-        seconds |= least(of_all(sizes, views, cast, way), ROUNDS)
-    about = f"{sizes.arch}, {sizes.pixels} px, batch {sizes.batch}"
-    for title, symmetric in (("MoCo v2, against lightly", False), ("the symmetric loss", True)):
-        chosen = {name: s for name, s in seconds.items() if ("symmetric" in name) == symmetric}
-        print_ratios(f"{title}: {about}", chosen, sizes.batch)
+        seconds = least(of_all(sizes, views, cast), 1 if quick else ROUNDS)
+        for loss, symmetric in (("MoCo v2", False), ("the symmetric loss", True)):
+            chosen = {name: s for name, s in seconds.items() if ("symmetric" in name) == symmetric}
+            title = f"{loss} in {way}: {sizes.arch}, {sizes.pixels} px, batch {sizes.batch}"
+            print_ratios(title, chosen, sizes.batch)
     updates()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,8 @@
 """Images per second and core: decoding a 500 x 375 JPEG and making training views of it.
 
-    python benchmarks/views.py
-
 MoCo v2's one 224 px crop, its two, and multi-crop (3 x 224, 5 x 96) as SwAV's and LORAC's loaders
 make it: the baseline decodes with PIL, once for every crop, and augments with torchvision's own
-classes on PIL images. `reference` is what the papers' recipes run, `fast` what `--fast` runs. Times
-alternate in one process on one thread; the figures that count are the ratios. The last output is
-kept in views.txt.
+classes on PIL images. `reference` is what the papers' recipes run, `fast` what `--fast` runs.
 """
 
 import io
@@ -19,7 +15,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-from machine import describe, least, print_ratios
+from machine import least, print_ratios
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
@@ -120,9 +116,9 @@ def ways(groups: tuple[Crops, ...]) -> dict[str, Way]:
     pipelines = [torchvision_pipeline(c) for c in crops]
     return {
         "PIL + torchvision, decoded per crop": partial(naive, pipelines=pipelines),
-        "views.py, reference": partial(reference, crops=crops),
-        "views.py, fast": partial(ours, crops=crops, geometry_only=False),
-        "views.py, colour left to the device": partial(ours, crops=crops, geometry_only=True),
+        "reference": partial(reference, crops=crops),
+        "fast": partial(ours, crops=crops, geometry_only=False),
+        "fast, colour left to the GPU": partial(ours, crops=crops, geometry_only=True),
         "decoding alone": lambda data, seed: decode_array(data, "benchmark"),
     }
 
@@ -139,18 +135,12 @@ def measure(ways: dict[str, Way], jpegs: list[bytes], rounds: int) -> dict[str, 
     return least(timed, rounds)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    jpegs = photographs(24)
-    print(describe())
+def run(quick: bool) -> None:
+    jpegs = photographs(4 if quick else 24)
     of_papers = {
-        "one 224 crop (MoCo v2)": MOCO,
-        "two 224 crops (MoCo v2)": TWO,
+        "one crop of 224 pixels": MOCO,
+        "two crops of 224 pixels (MoCo v2)": TWO,
         "3 x 224 + 5 x 96 (LORAC)": MULTI,
     }
     for name, groups in of_papers.items():
-        print_ratios(f"{name}, one core", measure(ways(groups), jpegs, 7), len(jpegs))
-
-
-if __name__ == "__main__":
-    main()
+        print_ratios(name, measure(ways(groups), jpegs, 2 if quick else 7), len(jpegs))
