@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-import torchvision
 from machine import least, print_ratios
 from sklearn.linear_model import LogisticRegression
 from torch import nn
@@ -183,33 +182,6 @@ def frozen_resnet(batch: int, repeats: int) -> None:
     print_ratios(f"frozen ResNet-50, 224 px, batch {batch}", seconds, batch, note)
 
 
-def whole_pass(batch: int, repeats: int) -> None:
-    """Decoded pixels through a ResNet-18: ours, which any kind of trunk goes through, against
-    torchvision's own model in a plain loop."""
-    point = checkpoint("resnet18")
-    ours = FrozenTrunk.build(point, device=CPU)
-    plain = torchvision.models.resnet18()
-    plain.fc = nn.Identity()
-    plain.load_state_dict(point.state_dict)
-    plain.eval()
-    batches = [torch.randint(0, 256, (batch, 3, 224, 224), dtype=torch.uint8) for _ in range(2)]
-    mean = torch.tensor(point.pixels.mean).view(3, 1, 1)
-    std = torch.tensor(point.pixels.std).view(3, 1, 1)
-
-    @torch.no_grad()
-    def loop() -> torch.Tensor:
-        return torch.cat([plain((pixels / 255 - mean) / std) for pixels in batches])
-
-    def whole() -> torch.Tensor:
-        return torch.cat([forward_all([ours], pixels)[0] for pixels in batches])
-
-    expected = loop()
-    error = float((whole() - expected).norm() / expected.norm())
-    ways = {"torchvision's model in a loop": loop, "ours": whole}
-    title, note = f"pass over a ResNet-18, 224 px, batch {batch}", f"relative error {error:.1e}"
-    print_ratios(title, least(ways, repeats), 2 * batch, note)
-
-
 def clusters(
     count: int, dim: int, classes: int, seed: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -320,7 +292,6 @@ def run(quick: bool) -> None:
     # Below 16 images torch gives one thread's 1 x 1 convolutions to its own product, whatever the
     # layout; an evaluation has 256
     frozen_resnet(16, 3 if quick else 6)
-    whole_pass(16, 3 if quick else 6)
     three_checkpoints(96 if quick else 512, 2 if quick else 4)
     warnings.filterwarnings("ignore", category=FutureWarning)  # scikit-learn's
     neighbours(*((4000, 800) if quick else (50_000, 5_000)), repeats=3)
