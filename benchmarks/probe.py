@@ -70,7 +70,7 @@ def seven_rates(batch: int, repeats: int) -> None:
     def one() -> None:
         together.step(trunk(images), labels, RATES, momentum=0.9, decay=0.0, batch=batch)
 
-    ways = {"seven runs": seven, "one pass": one, "a forward alone": lambda: trunk(images)}
+    ways = {"seven runs": seven, "one pass": one, "limit: a forward alone": lambda: trunk(images)}
     title = f"seven rates, ResNet-50, 224 px, batch {batch}"
     print_ratios(title, least(ways, repeats), batch)
 
@@ -111,8 +111,8 @@ def three_checkpoints(count: int, repeats: int) -> None:
         ways = {
             "one after the other": apart,
             "together": lambda: train([0, 1, 2]),
-            "decoding alone": decode,
-            "three forwards alone": forwards,
+            "limit: decoding alone": decode,
+            "limit: three forwards alone": forwards,
         }
         seconds = least(ways, repeats, wall=True)
     title = "three checkpoints, ResNet-18, 64 px"
@@ -152,8 +152,8 @@ def heads_on_features(classes: int, decay: float, repeats: int, *, confident: bo
     ways = {
         "a loop over heads with torch.optim.SGD": loop,
         "all heads in one product": batched,
-        "two products alone": products,
-        "SGD's passes over weights and momentum": passes,
+        "limit: two products alone": products,
+        "limit: SGD's passes over memory": passes,
     }
     about = f"{classes} classes, weight decay {decay:g}{', confident' * confident}"
     print_ratios(f"seven heads on features (256 x 2048), {about}", least(ways, repeats))

@@ -10,10 +10,11 @@ this machine, and makes the table of docs/benchmarks.md anew.
 import argparse
 import csv
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from machine import SEEN, Ratio, describe
 
 NAMES = ("losses", "probe", "views", "step", "start", "launcher", "leaderboard")
@@ -33,7 +34,10 @@ def main() -> None:
     unknown = set(args.names) - set(NAMES)
     if unknown or (args.quick and args.save):
         parser.error(f"no such NAME: {', '.join(unknown)}" if unknown else "--quick is not saved")
-    torch.set_num_threads(1)
+    if os.environ.get("OMP_NUM_THREADS") != "1":  # libraries read it when they are loaded
+        os.execve(
+            sys.executable, [sys.executable, *sys.argv], os.environ | {"OMP_NUM_THREADS": "1"}
+        )
     print(describe(), flush=True)
     for name in args.names or NAMES:
         del SEEN[:]

@@ -196,7 +196,7 @@ def updates() -> None:
     ways: dict[str, Work] = {
         "k.data = k.data * m + q.data * (1 - m)": lambda: moco_update(keys, queries),
         "momentum_update": lambda: momentum_update(ours, queries, 0.999),
-        "one flat buffer (the limit)": lambda: buffer.lerp_(target, 0.001),
+        "limit: one flat buffer": lambda: buffer.lerp_(target, 0.001),
     }
     note = f"largest difference {apart:.1e}"
     print_ratios("momentum update, ResNet-50", least(ways, 3 * ROUNDS), note=note)
@@ -209,7 +209,7 @@ def updates() -> None:
     ways = {
         "LARS, plain loop": plain_lars(networks[2]),
         "optim.LARS": lars.step,
-        "fused SGD (no norms: the floor)": sgd.step,
+        "limit: fused SGD, without norms": sgd.step,
     }
     print_ratios("optimiser step, ResNet-50", least(ways, 3 * ROUNDS))
 

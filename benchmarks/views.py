@@ -119,7 +119,7 @@ def ways(groups: tuple[Crops, ...]) -> dict[str, Way]:
         "reference": partial(reference, crops=crops),
         "fast": partial(ours, crops=crops, geometry_only=False),
         "fast, colour left to the GPU": partial(ours, crops=crops, geometry_only=True),
-        "decoding alone": lambda data, seed: decode_array(data, "benchmark"),
+        "limit: decoding alone": lambda data, seed: decode_array(data, "benchmark"),
     }
 
 
