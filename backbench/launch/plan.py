@@ -34,6 +34,9 @@ from backbench.weights import header
 # `launch retry`.
 AGAIN: tuple[StateName, ...] = ("cancelled", "stopped", "lost", "blocked")
 KINDS_NAMED = 5  # among those of unknown cost
+# Images of ImageNet's size that one core of an Intel Xeon prepares a second: in two views, in two
+# fast views, in one centre crop (benchmarks/ratios.csv). An EPYC's makes three times as many
+IMAGES_A_CORE = {"pretrain": 42, "pretrain --fast": 168, "": 250}
 # Verbs whose commands are checked before they are submitted: the other verbs name files that may be
 # made before they start, or their check weighs as much as what they do
 CHECKED = ("pretrain", "linear", "ood", "finetune", "semisup", "analyze")
@@ -201,6 +204,13 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
             *(f"after array {earlier}" for earlier in array.after),
         ]
         lines.append(f"array {number}: {', '.join(parts)}")
+        if resources.gpus:
+            verb = array.jobs[0].verb
+            kind = f"{verb} --fast" if fast.SWITCH in array.jobs[0].argv else verb
+            cores = resources.cpus_per_node / resources.gpus
+            least = cores * IMAGES_A_CORE.get(kind, IMAGES_A_CORE[""])
+            what = "images/s in two views" if verb == "pretrain" else "images/s"
+            lines.append(f"  {cores:g} CPUs feed a GPU {least:,.0f} to {3 * least:,.0f} {what}")
         for job in array.jobs:
             cost = estimates.seconds(job, resources, cluster)
             lines.append(f"  {job.name}  {'unknown' if cost is None else seconds(cost)}")

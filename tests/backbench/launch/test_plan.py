@@ -40,7 +40,7 @@ def test_dry_run_prints_jobs_cost_and_what_is_done(lab, capsys):
     before = sorted(lab.root.glob("runs/.launch/submissions/*"))
     assert lab.run(grid, cluster, "runs", "--dry-run") == 0
     text = capsys.readouterr().out
-    assert "array 0: 5 jobs" in text
+    assert "array 0: 5 jobs" in text and "  1 CPUs feed a GPU 250 to 750 images/s\n" in text
     assert "5 jobs, 1 skipped as done, 0 others" in text
     assert re.search(r"skipped \(done\): a-\w+/linear-lorac-d1", text)
     for name in ("b", "c"):
