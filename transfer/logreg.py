@@ -118,7 +118,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Moments:
+class SecondMoments:
     """`matrix`: the mean of z z^T (d + 1, d + 1), float64, where z is (x | 1). `alike`: the features
     are alike in scale and independent, so L-BFGS needs no preconditioner, whatever the penalty."""
 
@@ -126,7 +126,9 @@ class Moments:
     alike: bool
 
 
-def second_moments(parts: Sequence[LabelledFeatures], device: torch.device, chunk: int) -> Moments:
+def second_moments(
+    parts: Sequence[LabelledFeatures], device: torch.device, chunk: int
+) -> SecondMoments:
     """The moments over every k-th image: as many as the estimate needs."""
     dim = parts[0][0].shape[1]
     total = torch.zeros(dim + 1, dim + 1, dtype=torch.float64, device=device)
@@ -139,7 +141,7 @@ def second_moments(parts: Sequence[LabelledFeatures], device: torch.device, chun
             count += len(rows)
     matrix = total / count
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    return Moments(matrix, alike=not failed and _alike(factor))
+    return SecondMoments(matrix, alike=not failed and _alike(factor))
 
 
 def _alike(factor: Tensor) -> bool:
@@ -169,7 +171,7 @@ def fit(
     classes: int,
     l2: float,
     start: Fit | None = None,
-    moments: Moments | None = None,
+    moments: SecondMoments | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     chunk: int = 65536,
