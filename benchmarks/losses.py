@@ -144,28 +144,28 @@ def cases(quick: bool) -> list[LossCase]:
     wide = 512 if quick else 2048
     pair = ((512, d), (5, 512, d))
     queued = ((n, d), (n, d), (k, d))
-    quadratic, without = f"JCL's quadratic form, N 512, M' 5, d {d}", "JCL without its queue"
+    quadratic, without = "JCL's quadratic form", "JCL without its queue"
     out = [
-        LossCase(f"InfoNCE, N {n}, d {d}, K {k}", naive_infonce, ours_infonce, queued),
+        LossCase(f"InfoNCE, K {k}", naive_infonce, ours_infonce, queued),
         LossCase(quadratic, naive_quadratic, ours_quadratic, pair),
-        LossCase(f"{without}, N 512, M' 5, d {d}", naive_jcl, ours_jcl, (*pair, (1, d))),
+        LossCase(without, naive_jcl, ours_jcl, (*pair, (1, d))),
     ]
     for m in (3, 5, 8):
-        what = f"nuclear norms, N {n}, M {m}, d {d}"
+        what = f"nuclear norms, M {m}"
         out.append(LossCase(what, naive_nuclear, nuclear_norm, ((n, m, d),)))
     for apart in (1e-2, 1e-5):
         what, shapes = (
-            f"nuclear norms, N {n}, M 5, d {d}, views {apart:g} apart",
+            f"nuclear norms, M 5, views {apart:g} apart",
             ((n, 1, d), (n, 5, d)),
         )
         views = partial(nearly_equal, apart)
         out.append(LossCase(what, naive_nuclear, nuclear_norm, shapes, prepare=views))
-    what, shapes = f"LORAC, N 64, M 8, K {k}", ((7, 64, d), (64, d), (k, d))
+    what, shapes = "LORAC, M 8", ((7, 64, d), (64, d), (k, d))
     out.append(LossCase(what, naive_lorac, ours_lorac, shapes))
     shapes = ((1024, d), (1024, d))
-    out.append(LossCase(f"MIO, 2N 2048, d {d}", naive_mio, ours_mio, shapes, gradients=2))
+    out.append(LossCase("MIO", naive_mio, ours_mio, shapes, gradients=2))
     for groups in (1, 8):
-        what = f"ARB base, N {wide // 4}, d {wide}, {groups} group{'s' if groups > 1 else ''}"
+        what = f"ARB's base, {groups} group{'s' if groups > 1 else ''}"
         columns, shapes = partial(in_groups, groups), ((wide // 4, wide),)
         out.append(LossCase(what, naive_base, ours_base, shapes, gradients=0, prepare=columns))
     return out

@@ -71,7 +71,7 @@ def seven_rates(batch: int, repeats: int) -> None:
         together.step(trunk(images), labels, RATES, momentum=0.9, decay=0.0, batch=batch)
 
     ways = {"seven runs": seven, "one pass": one, "limit: a forward alone": lambda: trunk(images)}
-    title = f"seven rates, ResNet-50, 224 px, batch {batch}"
+    title = "seven rates, ResNet-50"
     print_ratios(title, least(ways, repeats), batch)
 
 
@@ -115,7 +115,7 @@ def three_checkpoints(count: int, repeats: int) -> None:
             "limit: three forwards alone": forwards,
         }
         seconds = least(ways, repeats, wall=True)
-    title = "three checkpoints, ResNet-18, 64 px"
+    title = "three checkpoints, ResNet-18"
     print_ratios(title, seconds, count)
 
 
@@ -150,13 +150,13 @@ def heads_on_features(classes: int, decay: float, repeats: int, *, confident: bo
         weight.add_(momentum, alpha=-1e-9)
 
     ways = {
-        "a loop over heads with torch.optim.SGD": loop,
-        "all heads in one product": batched,
+        "torch.optim.SGD": loop,
+        "one product": batched,
         "limit: two products alone": products,
         "limit: SGD's passes over memory": passes,
     }
-    about = f"{classes} classes, weight decay {decay:g}{', confident' * confident}"
-    print_ratios(f"seven heads on features (256 x 2048), {about}", least(ways, repeats))
+    about = f"{classes} classes, decay {decay:g}{', confident' * confident}"
+    print_ratios(f"seven heads, {about}", least(ways, repeats))
 
 
 def frozen_resnet(batch: int, repeats: int) -> None:
@@ -179,7 +179,7 @@ def frozen_resnet(batch: int, repeats: int) -> None:
         }
         seconds = least(ways, repeats)
     note = f"relative error folded {errors[0]:.1e}, in bf16 {errors[1]:.1e}"
-    print_ratios(f"frozen ResNet-50, 224 px, batch {batch}", seconds, batch, note)
+    print_ratios("frozen ResNet-50", seconds, batch, note)
 
 
 def clusters(
@@ -214,7 +214,7 @@ def neighbours(images: int, test_images: int, repeats: int) -> None:
     same = (ours((20,))[20].argmax(1) == torch.cat(theirs((20,))).argmax(1)).float().mean()
     for k in ((20,), (10, 20, 100)):
         seconds = least({"DINO's way": partial(theirs, k), "ours": partial(ours, k)}, repeats)
-        title = f"neighbours, {test_images} images by {images}, k = {', '.join(map(str, k))}"
+        title = f"neighbours, k = {', '.join(map(str, k))}"
         note = f"the same answer on {100 * same:.2f}% of the images"
         print_ratios(title, seconds, test_images, note)
 
@@ -248,8 +248,8 @@ def logistic_regression(count: int, dim: int, classes: int, *, alike: bool, repe
 
     for tolerance in (1e-5, 1e-4):  # the latter is scikit-learn's default
         ways = {"scikit-learn, warm": partial(theirs, tolerance), "ours": partial(ours, tolerance)}
-        about = f"{count} x {dim}{'' if alike else ', of unlike scales'}, {classes} classes"
-        title = f"logistic regression, {about}, {len(STRENGTHS)} strengths, both to {tolerance:g}"
+        scales = "" if alike else " unlike scales,"
+        title = f"logistic regression,{scales} to {tolerance:g}"
         first, other = ours(tolerance)[0], map(torch.from_numpy, theirs(tolerance)[0])
         ratio = objective(first.weight, first.bias) / objective(*other)
         print_ratios(title, least(ways, repeats), note=f"our objective {ratio:.5f} of theirs")
@@ -279,7 +279,7 @@ def evaluation_loader(count: int, repeats: int) -> None:
 
         apart = max(float((a - b).abs().max()) for a, b in zip(ours(), theirs()))
         seconds = least({"torchvision's transforms": theirs, "ours": ours}, repeats)
-    title = f"evaluation's loader, {count} JPEGs of 500 x 375"
+    title = "evaluation's loader"
     print_ratios(title, seconds, count, f"largest difference {apart:.1e}")
 
 

@@ -194,12 +194,12 @@ def updates() -> None:
     buffer = torch.cat([x.flatten() for x in flat])
     target = torch.cat([x.flatten() for x in queries])
     ways: dict[str, Work] = {
-        "k.data = k.data * m + q.data * (1 - m)": lambda: moco_update(keys, queries),
+        "the papers' loop": lambda: moco_update(keys, queries),
         "momentum_update": lambda: momentum_update(ours, queries, 0.999),
         "limit: one flat buffer": lambda: buffer.lerp_(target, 0.001),
     }
     note = f"largest difference {apart:.1e}"
-    print_ratios("momentum update, ResNet-50", least(ways, 3 * ROUNDS), note=note)
+    print_ratios("key encoder's update", least(ways, 3 * ROUNDS), note=note)
     networks = [network, copy.deepcopy(network), copy.deepcopy(network)]
     for module in networks:
         for p, like in zip(module.parameters(), queries):
@@ -207,11 +207,11 @@ def updates() -> None:
     lars = optim.LARS(networks[1].parameters(), 0.1, weight_decay=1e-6)
     sgd = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9, weight_decay=1e-6, fused=True)
     ways = {
-        "LARS, plain loop": plain_lars(networks[2]),
+        "plain loop": plain_lars(networks[2]),
         "optim.LARS": lars.step,
         "limit: fused SGD, without norms": sgd.step,
     }
-    print_ratios("optimiser step, ResNet-50", least(ways, 3 * ROUNDS))
+    print_ratios("LARS's step", least(ways, 3 * ROUNDS))
 
 
 def run(quick: bool) -> None:
@@ -220,8 +220,12 @@ def run(quick: bool) -> None:
     views = [torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels) for _ in range(2)]
     for cast, way in ((False, "fp32"), (True, "bf16")):
         seconds = least(of_all(sizes, views, cast), 1 if quick else ROUNDS)
-        for loss, symmetric in (("MoCo v2", False), ("the symmetric loss", True)):
-            chosen = {name: s for name, s in seconds.items() if ("symmetric" in name) == symmetric}
-            title = f"{loss} in {way}: {sizes.arch}, {sizes.pixels} px, batch {sizes.batch}"
+        for loss, symmetric in (("MoCo v2", False), ("MoCo v2, symmetric,", True)):
+            chosen = {
+                name.partition(",")[0]: each
+                for name, each in seconds.items()
+                if ("symmetric" in name) == symmetric
+            }
+            title = f"{loss} in {way}"
             print_ratios(title, chosen, sizes.batch)
     updates()

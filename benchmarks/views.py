@@ -115,7 +115,7 @@ def ways(groups: tuple[Crops, ...]) -> dict[str, Way]:
     crops = list(ViewsConfig(crops=groups).per_view)
     pipelines = [torchvision_pipeline(c) for c in crops]
     return {
-        "PIL + torchvision, decoded per crop": partial(naive, pipelines=pipelines),
+        "PIL, torchvision": partial(naive, pipelines=pipelines),
         "reference": partial(reference, crops=crops),
         "fast": partial(ours, crops=crops, geometry_only=False),
         "fast, colour left to the GPU": partial(ours, crops=crops, geometry_only=True),
