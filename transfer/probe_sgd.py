@@ -33,7 +33,6 @@ from backbench.parallel.distributed import sent
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, price
-from backbench.runs.folder import STATES
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
@@ -143,7 +142,7 @@ class SgdProbe:
     @property
     def choice_file(self) -> Path:
         """Every rate's val score by digest, so that a stopped refit does not choose again."""
-        return self.task.run / STATES / f"{self.task.dataset.name}.chosen.json"
+        return self.task.state_file.with_suffix(".chosen.json")
 
     def one_rate(self) -> list[FinalHead]:
         rates, trunks = self.task.protocol.lr, self.extractor.trunks

@@ -64,8 +64,9 @@ class Assignment(Generic[Kind_co]):
 
     @property
     def state_file(self) -> Path:
-        """The file that an unfinished measurement on this dataset continues from."""
-        return self.run / STATES / f"{self.dataset.name}.state"
+        """The file that this measurement, unfinished, continues from."""
+        name = f"{self.dataset.name}-{self.protocol.name}.state".replace("/", "_")
+        return self.run / STATES / name
 
     def stem(self, checkpoint: Checkpoint, suffix: str = "") -> str:
         """The name of the files that are kept beside the rows of a checkpoint."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import train_heads
-from support.interruptions import kill, until_done
+from support.interruptions import Killed, kill, until_done
 from torch import nn
 
 from backbench.board.board import collect
@@ -28,6 +28,7 @@ from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
+from transfer import scoring
 from transfer.batches import CropFlip, equal_shares, global_batches, rank_batches
 from transfer.devices import Machine, read_checkpoints
 from transfer.frozen import FrozenTrunk
@@ -252,6 +253,31 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_pa
     assert rows_of(tmp_path / "killed") == expected
     assert main(killed) == 0, "a finished run recognises its results"
     assert len(rows_of(tmp_path / "killed")) == 2 and len(decoder.paths) == 20 * 8
+
+
+def test_killed_behind_its_rows_a_protocol_leaves_its_choice_to_no_other(
+    trees, trunk, tmp_path, monkeypatch
+):
+    root, one = trees("classes"), {"length": {"default": {"iterations": 2}}}
+    files = [
+        protocol_file(tmp_path, name, protocol=f"linear-{name}-v1", lr=rates, **one)
+        for name, rates in (("up", [1e-9, 1.0]), ("down", [1.0, 1e-9]))
+    ]
+    both = ",".join(map(str, files))
+    assert main(command(root, [trunk], tmp_path / "whole", both)) == 0
+    killed, write = command(root, [trunk], tmp_path / "killed", both), scoring.write
+
+    def write_and_die(*args):
+        write(*args)
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(scoring, "write", write_and_die)
+        main(killed)
+    assert main(killed) == 0
+    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
+    up, down = rows_of(tmp_path / "whole")
+    assert up.chosen["lr"] == down.chosen["lr"] == 1.0
 
 
 def test_signal_saves_and_the_same_command_continues(trees, trunk, tmp_path):
