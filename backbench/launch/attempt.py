@@ -275,9 +275,10 @@ class Attempt:
         # A retry has forgiven the attempts before it
         counted = status["attempts"][status.get("forgiven", 0) :]
         outcome, reason = decide(ending, counted, cancelled=self.ledger.cancelled(self.job))
-        self._outcome = outcome
         state: StatusName = "queued" if outcome == "again" else outcome
-        self.ledger.write_status(self.job, {**status, "state": state, "reason": reason})
+        noted = self.ledger.write_status(self.job, {**status, "state": state, "reason": reason})
+        # A failure that is on no record would be tried again without end
+        self._outcome = "failed" if how == "failed" and not noted else outcome
 
     def _position(self) -> str | None:
         """Return where the run is, as far as its progress file tells."""

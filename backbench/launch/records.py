@@ -167,12 +167,15 @@ class Ledger:
                 out[status["name"]] = status
         return out
 
-    def write_status(self, job: Job, status: Status) -> None:
-        """Write it; a status that cannot be written (a full disk) must not end its job."""
+    def write_status(self, job: Job, status: Status) -> bool:
+        """Write it; False for a status that cannot be written (a full disk), which ends no job that
+        may yet succeed."""
         try:
             atomic.write_json(self._file("status", job, ".json"), status)
         except OSError as error:
             print(f"{job.name}: status not written: {error}", file=sys.stderr)
+            return False
+        return True
 
     def forgive(self, job: Job) -> None:
         """Before a retry: earlier failures no longer count, and a cancellation is over."""

@@ -95,21 +95,23 @@ class TrunkInFile(ABC):
     def shapes(self) -> Mapping[str, Shape]:
         """The shape of each tensor that a whole trunk has, named as in `keys`."""
 
-    @abstractmethod
     def assembled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The trunk's own state dict, made of the tensors of its table."""
+        return {ours: tensors[key].detach() for ours, key in self.keys.items()}
 
-    @abstractmethod
     def stem(self, wanted: str | None = None) -> str | None:
         """The stem, checked against the `wanted` one; None where nothing tells it."""
+        if wanted is not None:
+            raise BadInput(f"{self.arch} has no choice of stem; leave out --stem")
+        return NATIVE
 
     @abstractmethod
     def pixels(self) -> Pixels | None:
         """The statistics of its training's pixels; None where nothing tells them."""
 
-    @abstractmethod
     def head_keys(self, tensors: Mapping[str, Tensor], others: tuple[str, ...]) -> list[str]:
         """Keys to keep as heads; `others` are prefixes of the file's other trunks."""
+        return []
 
     def name_in_file(self, key: str) -> str:
         """The file's name, below the prefix, for a tensor of `keys`."""

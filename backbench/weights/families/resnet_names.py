@@ -92,9 +92,6 @@ class ResNetInFile(TrunkInFile):
     def name_in_file(self, key: str) -> str:
         return self.names.rename(key)
 
-    def assembled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {ours: tensors[key].detach() for ours, key in self.keys.items()}
-
     def stem(self, wanted: str | None = None) -> str | None:
         """The stem from the shape of conv1; None for a 3x3 one whose padding nothing tells."""
         if wanted is not None:

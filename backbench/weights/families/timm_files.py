@@ -123,11 +123,6 @@ class TimmInFile(TrunkInFile):
         parts = [each for parts in self.sources.values() for each in parts]
         return any(each.key == name and each.parts == 3 for each in parts)
 
-    def stem(self, wanted: str | None = None) -> str | None:
-        if wanted is not None:
-            raise BadInput(f"{self.arch} has no choice of stem; leave out --stem")
-        return NATIVE
-
     def pixels(self) -> Pixels | None:
         if self.metadata.pixels is not None:
             return self.metadata.pixels

@@ -6,7 +6,10 @@ import re
 import pytest
 from support.weather import disk
 
-from backbench.launch.attempt import Ending, decide
+from backbench.launch.attempt import Attempt, Ending, decide
+from backbench.launch.expansion import expand
+from backbench.launch.grid import read_grid
+from backbench.launch.records import Ledger
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,16 @@ def test_too_short_a_time_is_said():
     attempts = [attempt("time limit", "walk 9/40")] * 3
     _, why = decide(Ending("time limit", None), attempts, cancelled=False)
     assert why == "3 time limits ended at the same point (walk 9/40): give it more hours"
+
+
+def test_a_failure_that_cannot_be_noted_is_not_tried_again(lab, monkeypatch):
+    """No record of an attempt can be written: counting to three would never end."""
+    lab.dataset("d1", steps=1, fault="broken")
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    (job,) = expand(read_grid(grid), lab.root / "runs", where="grid").jobs
+    attempt = Attempt(job=job, runs=str(lab.root / "runs"), command=tuple(lab.command))
+    monkeypatch.setattr(Ledger, "write_status", lambda *_: False)
+    assert attempt.run() == "failed"
 
 
 @pytest.mark.slow
