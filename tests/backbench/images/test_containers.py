@@ -62,6 +62,14 @@ def test_a_test_image_that_is_in_train_is_seen_in_containers(root, layout, capsy
     assert "train and test share 1 images" in capsys.readouterr().out
 
 
+def test_train_and_test_may_be_of_two_kinds(root):
+    there = packed(root, "classes", "tar")
+    (there / "classes" / "test.tar").unlink()
+    LAYOUTS["zip"](root / "classes" / "test", there / "classes", "test")
+    a, b = (catalog.load("classes", where) for where in (root, there))
+    assert splits.digests(a) == splits.digests(b)
+
+
 def test_the_descriptors_are_few_and_a_wide_set_is_read_under_a_small_limit(tmp_path):
     base = tmp_path / "own" / "train"
     base.mkdir(parents=True)
