@@ -265,6 +265,16 @@ def test_one_missing_statistic_is_a_missing_tensor(tmp_path):
         found.checkpoint(found.choose(), allow_missing_statistics=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats_become_float32_and_absent_counters_zero(dtype, tmp_path):
+    model = fx.known_resnet("resnet18")
+    state = {k: v.to(dtype) for k, v in model.state_dict().items() if "num_batches" not in k}
+    found = importing.read(write(state, tmp_path / "x.pth")).state_dict
+    assert equal(found, {k: v.to(dtype).to(v.dtype) for k, v in fx.trunk_of(model).items()})
+    assert found["conv1.weight"].dtype == torch.float32
+    assert found["bn1.num_batches_tracked"] == 0
+
+
 @pytest.mark.parametrize(
     ("key", "change", "word"),
     [
