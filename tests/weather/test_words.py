@@ -55,7 +55,18 @@ def refused(answer, *parts):
         assert str(part) in line, f"'{part}' is not in: {line}"
 
 
-# Two at once
+# Images
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_truncated_image(shapes, trunk, tmp_path, said, workers):
+    (tmp_path / "near.yaml").write_text(KNN)
+    victim = shapes / "shapes" / "test" / "b" / "001.jpg"
+    victim.write_bytes(victim.read_bytes()[:200])
+    words = ["linear", trunk, "--datasets", "shapes", "--protocol", tmp_path / "near.yaml"]
+    answer = said(*words, "--data", shapes, "--out", tmp_path / "run", "--workers", workers)
+    refused(answer, f"backbench: {victim}: corrupt image")
+    assert len(answer[1]) < 300
 
 
 # Names
