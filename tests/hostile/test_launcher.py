@@ -192,6 +192,15 @@ def test_a_bad_record_is_named_and_left_out(tmp_path, case):
     assert set(Ledger(runs).records()) == {"y/knn"}
 
 
+@pytest.mark.parametrize("text", ["[", "[]", "5", "[" * 100000, "\x00"])
+def test_a_submission_that_is_none(tmp_path, text):
+    runs = record(tmp_path / "runs")
+    (runs / ".launch" / "submissions" / "zzz.json").write_text(text)
+    said = door("launch", "status", "--once", "--out", runs)
+    assert said.status == 0 and "1 failed" in said.out, said.err
+    assert "zzz.json: left out" in said.err
+
+
 @pytest.mark.parametrize(
     "status",
     [
