@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import foreign_fixtures as fx
 
 from backbench import cli
@@ -279,6 +280,68 @@ def test_numpy_pickles_with_objects_or_wrong_sizes_are_refused(tmp_path, capsys)
     # A shape of two thousand million
     path.write_bytes(good.replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85"))
     refused(path, capsys, "damaged")
+
+
+MUTATE = """
+import random, sys
+from pathlib import Path
+from backbench.errors import BadInput
+from backbench.weights import inspecting
+
+target = Path(sys.argv[1]) / "mutant"
+files = [f.read_bytes() for f in sorted(target.parent.iterdir())]
+watching, seen, good = False, [], 0
+FORBIDDEN = ("subprocess", "socket", "shutil", "ctypes", "exec", "os.system", "os.exec", "os.fork",
+             "os.posix_spawn", "os.remove", "os.rename")
+CHANGES = (b"", b"\\xff" * 8, bytes(8), b"cos\\nsystem", b"\\x93R.\\x81bu}(")
+
+def hook(event, arguments):
+    if watching and (event.startswith(FORBIDDEN) or event == "open"):
+        file = arguments[0] if event == "open" else ""  # a number: it is open already
+        beside = isinstance(file, int) or Path(str(file)).parent == target.parent
+        frame = sys._getframe()
+        while frame and "importlib" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        if not (beside or frame):  # a module that torch imports late is no attack
+            seen.append((event, str(arguments)[:200]))
+
+sys.addaudithook(hook)
+rng = random.Random(0)
+for number in range(-len(files), 1000):  # whole ones first: imports come before the watch
+    data = bytearray(files[number % len(files)])
+    for _ in range(rng.choice((1, 1, 1, 2, 8, 64)) if number >= 0 else 0):
+        at = rng.randrange(min(len(data), rng.choice((2000, len(data)))))  # headers come first
+        flipped = bytes([data[at] ^ 1 << rng.randrange(8)])
+        change = rng.choice((*CHANGES, flipped, rng.randbytes(rng.choice((1, 4, 100)))))
+        data[at : at + rng.choice((0, 1, 1, 8, 100))] = change
+        data = data[: max(at, 1)] if rng.random() < 0.05 else data or bytearray(b"x")
+    target.write_bytes(data)
+    watching = number >= 0
+    try:
+        inspecting.inspect(target)
+        good += watching
+    except BadInput as error:
+        assert "\\n" not in str(error) and str(target) in str(error), str(error)
+    watching = False
+assert not seen, seen[:5]
+print(good)
+"""
+
+
+def test_a_thousand_mutated_files(tmp_path):
+    """Small files of each container: a report or one line; nothing is run, nothing else read."""
+    tiny = {k: torch.randn(2, 2) for k in list(fx.known_resnet("resnet18").state_dict())[:40]}
+    content = {"epoch": 3, "arch": "resnet18", "state_dict": tiny, "optimizer": fx.sgd_state()}
+    for legacy in (False, True):
+        torch_file(content, tmp_path / f"{legacy}.pth", legacy=legacy)
+    arrays = {"model": {k: v.numpy() for k, v in tiny.items()}, "__author__": "x"}
+    for protocol in (2, 4):
+        (tmp_path / f"{protocol}.pkl").write_bytes(pickle.dumps(arrays, protocol=protocol))
+    save_file(tiny, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    command = [sys.executable, "-c", MUTATE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr[-2000:]
+    assert int(done.stdout) < 500
 
 
 MEASURE = """
