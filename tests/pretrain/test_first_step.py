@@ -1,8 +1,17 @@
-"""The rules of a method: each is broken once, and told before a second step is made."""
+"""The rules of a method: each is broken once, and told before a second step is made. In one
+process, and under DDP on two ranks."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from backbench.errors import Failed
 from backbench.parallel import distributed
@@ -90,18 +99,19 @@ BROKEN = {
 
 def batch(step: int, count: int = 8) -> Batch:
     generator = torch.Generator().manual_seed(step)
-    views = [torch.randn(count, 3, 2, 2, generator=generator)]
+    views = [distributed.local_slice(torch.randn(count, 3, 2, 2, generator=generator))]
     when = {"step": step, "epoch": 0, "epochs": 1, "progress": step / 3}
-    return Batch(views=views, labels=None, index=torch.arange(count), **when)
+    return Batch(views=views, labels=None, index=torch.arange(len(views[0])), **when)
 
 
 def train(method: Method, *, accumulate: int = 1, steps: int = 3) -> None:
     """The loop's order of calls."""
+    model = DistributedDataParallel(method) if distributed.world_size() > 1 else method
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.1)
     rules = FirstStep(method, "test")
     for step in range(steps):
         for _ in range(accumulate):
-            terms = rules.terms(method(batch(step)))
+            terms = rules.terms(model(batch(step)))
             terms["loss"].backward()
         rules.gradients()
         optimizer.step()
@@ -145,3 +155,36 @@ def test_a_loss_that_differs_between_ranks_is_told(monkeypatch):
     monkeypatch.setattr(distributed, "gather_without_gradient", lambda x: torch.cat([x, 2 * x]))
     with pytest.raises(Failed, match=r"loss differs between ranks .*distributed.mean_over_ranks"):
         train(Good(), steps=1)
+
+
+def own_loss(method, batch, right):
+    """The mean over this rank's samples: the gradient is right, the logged number is not."""
+    still = method.still.detach() + 0.0 * method.still
+    return right | {"loss": (method.backbone(batch.views[0]) * still).exp().mean()}
+
+
+ON_RANKS = {"good": (Good, ""), "unused": BROKEN["unused"], "counts": BROKEN["counts"]}
+ON_RANKS["own loss"] = (terms(own_loss), "loss differs between ranks .*distributed.mean_over_ranks")
+
+
+@pytest.mark.slow
+def test_ranks_are_told_alike_and_at_once(tmp_path):
+    """Under DDP, whose reducer waits for every parameter."""
+    children = [subprocess.Popen([sys.executable, __file__, str(r), str(tmp_path)]) for r in (0, 1)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert one == two
+    for name, (_, says) in ON_RANKS.items():
+        assert re.search(says, one[name]) and bool(says) == bool(one[name]), name
+
+
+if __name__ == "__main__":
+    rank, folder, told = int(sys.argv[1]), Path(sys.argv[2]), dict.fromkeys(ON_RANKS, "")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for name, (kind, _) in ON_RANKS.items():
+        try:
+            train(kind(), steps=2)
+        except Failed as error:
+            told[name] = str(error)
+    (folder / f"{rank}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
