@@ -138,6 +138,16 @@ def test_isotropic_gaussians() -> None:
     moments.add(x)
     assert fs.entropy_rank(moments.singular_values()) > 63.5  # all 64 directions alike
     assert fs.collapse(moments) == fs.Collapse(64, 64, fs.FULL)
+    # On the sphere E ||u - v||^2 = 2, and E exp(-2 ||u - v||^2) = e^-4 E exp(4 u.v), about e^(-4 +
+    # 8/d).
+    found = fs.pairs(x[:1024], torch.arange(1024) % 10)
+    assert found.uniformity == pytest.approx(-4 + 8 / 64, abs=0.02)
+    assert found.between.mean == pytest.approx(math.sqrt(2), abs=0.01)
+    assert found.overlap > 0.85  # labels say nothing here
+    views = fs.ViewStatistics(32, 64)
+    views.add(x[:2048].view(64, 32, 64))
+    assert views.mean("view_cosine")[0] == pytest.approx(1 / 32, abs=0.01)  # a view with itself
+    assert views.mean("alignment")[0] == pytest.approx(2.0, abs=0.02)
     # Theorem 1: the contrast vanishes as the dimension grows.
     noise = torch.randn(512, 2048, generator=generator)
     curve = fs.min_max(noise, torch.arange(2048))["contrast"]
