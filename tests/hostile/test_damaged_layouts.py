@@ -136,6 +136,7 @@ CASES = [
     ("objectnet", gone(f"{MAPPINGS}/imagenet_to_label_2012_v2"), "2012_v2 is missing; unpack"),
     ("objectnet", written(f"{MAPPINGS}/folder_to*", b"[]"), "no mapping; unpack the archive again"),
     ("objectnet", cut(f"{MAPPINGS}/pytorch*"), "not in the layout of this data set"),
+    ("objectnet", written(f"{MAPPINGS}/objectnet_to*", b'{"Mug": 3}'), "not in the layout of"),
     ("objectnet", gone("objectnet/*/images/mug"), "class folders are missing, 'mug' first"),
     ("tar", cut("classes/test.tar"), r"test\.tar: not readable .*end of data"),
     ("tar", written("classes/test.tar", gzip.compress), "not readable as an uncompressed tar"),
