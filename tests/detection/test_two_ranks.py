@@ -54,10 +54,11 @@ def test_stopped_and_continued_by_two_is_the_same_run(runs, name):
 
 
 @pytest.mark.parametrize("name", CONFIGS["detectron2"])
-def test_near_to_one_process(runs, name):
+@pytest.mark.parametrize("kind", ["two", "two_one", "one_two"])
+def test_near_to_one_process(runs, name, kind):
     """Losses of the heads are per process, of as many boxes as it has: near, not equal. The first
-    iteration's, of as many, are equal."""
-    one, other = runs / "one" / name, runs / "two" / name
+    iteration's, of as many, are equal, and one that continues another begins as that did."""
+    one, other = runs / "one" / name, runs / kind / name
     mine, theirs = losses(one), losses(other)
     assert len(mine) == len(theirs) == 3
     assert theirs[0][1:5] == pytest.approx(mine[0][1:5], rel=1e-4)
@@ -66,12 +67,14 @@ def test_near_to_one_process(runs, name):
     assert theirs[0] == pytest.approx(mine[0], rel=2e-3 if "keypoint" in name else 1e-4)
     # One update later; after another at the full rate, C4's few boxes have gone their own ways
     assert theirs[1][0] == pytest.approx(mine[1][0], rel=0.05)
+    start = runs / ("two" if kind == "two_one" else "one") / name
+    assert kind == "two" or theirs[0] == losses(start)[0]
     assert numbers(other).keys() == numbers(one).keys()
     assert weights(other).keys() == weights(one).keys()
 
 
 @pytest.mark.parametrize("name", CONFIGS["torchvision"])
-@pytest.mark.parametrize("kind", ["two", "two_two"])
+@pytest.mark.parametrize("kind", ["two", "two_two", "two_one", "one_two"])
 def test_two_processes_are_one(precise_runs, name, kind):
     """torchvision's engine normalises over the global batch and draws for each image: two ranks
     make the same detector, up to a rounding."""

@@ -2,6 +2,7 @@
 more than three iterations."""
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,23 +94,33 @@ def stopped(run: DetectionRun, rank: int = 0) -> None:
 
 
 def two_ranks(run: DetectionRun, seat: process_group.Seat) -> int:
-    """For process_group.spawn: makes two/<config>, never stopped, and two_two/<config>, stopped and
-    continued, below `run.out`."""
+    """For process_group.spawn: makes two/<config>, never stopped; two_two/<config>, stopped and
+    continued; two_one/<config>, stopped; and continues one_two/<config>, below `run.out`."""
     torch.use_deterministic_algorithms(True)
     with process_group.joined(run, seat), precise(run.engine):
         for name in CONFIGS[run.engine]:
-            whole(run_of(run.engine, name, run.root, run.out / "two" / name, 2), seat.rank)
-            parts = run_of(run.engine, name, run.root, run.out / "two_two" / name, 2)
-            stopped(parts, seat.rank)
+            two, two_two, one_two = (
+                run_of(run.engine, name, run.root, run.out / kind / name, 2)
+                for kind in ("two", "two_two", "one_two")
+            )
+            whole(two, seat.rank)
+            stopped(two_two, seat.rank)
+            if seat.rank == 0:
+                shutil.copytree(two_two.out, run.out / "two_one" / name)
             process_group.barrier()
-            whole(parts, seat.rank)
+            whole(two_two, seat.rank)
+            whole(one_two, seat.rank)
     return 0
 
 
 def all_runs(engine: str, root: Path, out: Path) -> None:
-    """Make one/<config> here, and the rest by two ranks."""
+    """Make one/<config> and the part of one process of one_two/ and two_one/ here, and the rest by
+    two ranks."""
     torch.use_deterministic_algorithms(True)
     with precise(engine):
         for name in CONFIGS[engine]:
             whole(run_of(engine, name, root, out / "one" / name, 1))
+            stopped(run_of(engine, name, root, out / "one_two" / name, 1))
         process_group.spawn(two_ranks, run_of(engine, CONFIGS[engine][0], root, out, 2))
+        for name in CONFIGS[engine]:
+            whole(run_of(engine, name, root, out / "two_one" / name, 1))
