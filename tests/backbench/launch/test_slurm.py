@@ -6,6 +6,7 @@ import pytest
 import torch
 from support import slurm_cluster
 
+from backbench.board.board import collect
 from backbench.launch.records import Ledger
 from backbench.launch.slurm_client import queue
 from backbench.weights.checkpoint import Checkpoint
@@ -22,6 +23,23 @@ def node_stays_in_service(slurm):
 
 def ids(lab, out):
     return {name: record.id for name, record in lab.look(out).records.items()}
+
+
+@pytest.mark.slow
+def test_twelve_jobs_run_as_one_array_and_fill_the_table_and_again_submits_nothing(lab):
+    names = ("d1", "d2", "d3", "d4")
+    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear(*names))
+    cluster = lab.slurm()
+    assert lab.run(grid, cluster, "runs") == 0
+    submitted = ids(lab, "runs")
+    assert len(submitted) == 12 and len({i.split("_")[0] for i in submitted.values()}) == 1
+    assert lab.run(grid, cluster, "runs") == 0  # while they run
+    lab.until_done("runs")
+    assert lab.run(grid, cluster, "runs") == 0  # when they are done
+    assert ids(lab, "runs") == submitted
+    assert lab.values("runs") == lab.reference(grid)
+    board = collect([lab.root / "runs"])
+    assert len(board.rows) == 3 and len(board.cells) == 12
 
 
 @pytest.mark.slow
