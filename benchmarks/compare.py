@@ -1,6 +1,6 @@
 """Time our ways against named baselines, in turns, on one thread, and print ratios.
 
-    python benchmarks/run.py [NAME ...] [--quick] [--save]
+    python benchmarks/compare.py [NAME ...] [--quick] [--save]
 
 NAMEs are losses, probe, views, step, start, launcher and leaderboard; none: all of them. Ratios carry
 over between machines, seconds do not. `--save` keeps the ratios in ratios.csv, in place of those of
