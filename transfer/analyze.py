@@ -414,8 +414,8 @@ def _space_numbers(
     first, last = stats.ALPHA_RANKS
     return [
         Number("uniformity", distances.uniformity),
-        Number("within_class_distance", distances.within.mean),
-        Number("between_class_distance", distances.between.mean),
+        Number("within_class_distance", distances.within_mean),
+        Number("between_class_distance", distances.between_mean),
         Number("class_overlap", 100 * distances.overlap, about=shared),
         Number("min_max_contrast", contrast["contrast"][-1], about=ratio),  # in all dimensions
         Number("rankme", stats.entropy_rank(space.moments.singular_values())),

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import functional as F  # before workers are forked, which share it
 
 from backbench.images.dense import IGNORED, DenseList
 from backbench.parallel import loading
@@ -80,7 +81,6 @@ class TrainingPairs(torch.utils.data.Dataset[tuple[Tensor, Tensor, Tensor]]):
 def distorted(pixels: np.ndarray, u: list[float], hue: float) -> np.ndarray:
     """uint8 (h, w, 3) with other brightness, contrast, saturation and hue, each with probability
     1/2 and by the nine numbers `u` in [0, 1); mmseg's PhotoMetricDistortion, as DINOv3 has it."""
-    from torchvision.transforms import functional as F
 
     def scaled(image: np.ndarray, factor: float, offset: float) -> np.ndarray:
         return np.clip(image.astype(np.float32) * factor + offset, 0, 255).astype(np.uint8)

@@ -73,16 +73,10 @@ class Histogram:
     """Counts of values in BINS equal bins over a known range; beyond it is the end bins'."""
 
     def __init__(self, low: float, high: float) -> None:
-        self.low, self.high, self.total = low, high, 0.0
+        self.low, self.high = low, high
         self.counts = torch.zeros(BINS, dtype=torch.int64)
 
-    @property
-    def mean(self) -> float:
-        count = int(self.counts.sum())
-        return self.total / count if count else math.nan
-
     def add(self, values: Tensor) -> None:
-        self.total += float(values.sum())
         index = ((values - self.low) / (self.high - self.low) * BINS).long().clamp_(0, BINS - 1)
         self.counts += torch.bincount(index.flatten().cpu(), minlength=BINS)
 
@@ -299,6 +293,8 @@ class Pairs:
 
     within: Histogram  # of one class (CLLR Fig. 2, 3)
     between: Histogram  # of two classes
+    within_mean: float
+    between_mean: float
     uniformity: float  # log of the mean over all pairs of exp(-2 distance^2), Wang and Isola 2020
 
     @property
@@ -318,7 +314,7 @@ def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
     `chunk` anchors at a time, against themselves and all rows after them."""
     x = unit(features)
     n = len(x)
-    within, between = Histogram(0.0, 2.0), Histogram(0.0, 2.0)  # of unit vectors
+    of_classes, totals = (Histogram(0.0, 2.0), Histogram(0.0, 2.0)), [0.0, 0.0]  # of unit vectors
     potential = 0.0
     for start in range(0, n, chunk):
         stop = min(start + chunk, n)
@@ -333,12 +329,15 @@ def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
         distance = squared.sqrt()
         mine, other = labels[start:stop, None], labels[None, start:]
         known = (mine >= 0) & (other >= 0) & upper
-        same = mine == other
-        within.add(distance[known & same])
-        between.add(distance[known & ~same])
+        for kind, chosen in enumerate((mine == other, mine != other)):
+            values = distance[known & chosen]
+            of_classes[kind].add(values)
+            totals[kind] += float(values.sum())
+    counts = [int(histogram.counts.sum()) for histogram in of_classes]
+    means = [total / k if k else math.nan for total, k in zip(totals, counts)]
     count = n * (n - 1) // 2
     uniformity = math.log(potential / count) if count else math.nan
-    return Pairs(within, between, uniformity)
+    return Pairs(of_classes[0], of_classes[1], means[0], means[1], uniformity)
 
 
 class MinMaxSummary(TypedDict):

@@ -117,19 +117,9 @@ class Objective:
         return torch.linalg.solve_triangular(self.factor, u, upper=False, left=False)
 
 
-@dataclass(frozen=True)
-class SecondMoments:
-    """`matrix`: the mean of z z^T (d + 1, d + 1), float64, where z is (x | 1). `alike`: the features
-    are alike in scale and independent, so L-BFGS needs no preconditioner, whatever the penalty."""
-
-    matrix: Tensor
-    alike: bool
-
-
-def second_moments(
-    parts: Sequence[LabelledFeatures], device: torch.device, chunk: int
-) -> SecondMoments:
-    """The moments over every k-th image: as many as the estimate needs."""
+def second_moments(parts: Sequence[LabelledFeatures], device: torch.device, chunk: int) -> Tensor:
+    """The mean of z z^T (d + 1, d + 1), float64, where z is (x | 1), over every k-th image: as many
+    as the estimate needs."""
     dim = parts[0][0].shape[1]
     total = torch.zeros(dim + 1, dim + 1, dtype=torch.float64, device=device)
     count = 0
@@ -139,15 +129,7 @@ def second_moments(
             z = torch.nn.functional.pad(rows.to(device, torch.float64), (0, 1), value=1.0)
             total.addmm_(z.T, z)
             count += len(rows)
-    matrix = total / count
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    return SecondMoments(matrix, alike=not failed and _alike(factor))
-
-
-def _alike(factor: Tensor) -> bool:
-    """The features' scales lie close together; `factor` is the Cholesky factor of their moments."""
-    scales = factor.diagonal()[:-1].square()
-    return bool(scales.max() < ALIKE * scales.min())
+    return total / count
 
 
 def resident(
@@ -171,7 +153,7 @@ def fit(
     classes: int,
     l2: float,
     start: Fit | None = None,
-    moments: SecondMoments | None = None,
+    moments: Tensor | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     chunk: int = 65536,
@@ -198,11 +180,9 @@ def fit(
         point = torch.cat([start.weight, start.bias[:, None]], 1).to(device, torch.float64)
     if count < dim:
         point = torch.cat([point[:, :-1] @ span.to(device), point[:, -1:]], 1)
-    factor, spread = None, 1 / classes - 1 / classes**2
-    if not moments.alike:
-        spread = spread if start is None else _spread(parts, point, chunk)
-        factor = preconditioner(moments.matrix, spread, l2 / count)
-    units = moments.matrix.diagonal().sqrt().clamp(min=1)
+    spread = 1 / classes - 1 / classes**2 if start is None else _spread(parts, point, chunk)
+    factor = preconditioner(moments, spread, l2 / count)
+    units = moments.diagonal().sqrt().clamp(min=1)
     iterations, loss, gradient = 0, 0.0, float("inf")
     # In single precision the objective soon is flat for a line search: double precision goes on.
     for precision in dict.fromkeys((dtype, torch.float64)):
@@ -234,7 +214,8 @@ def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | N
     diagonal[:-1] += penalty
     diagonal += 1e-12 * diagonal.mean()
     factor: Tensor = torch.linalg.cholesky(hessian)
-    return None if _alike(factor) else factor
+    scales = factor.diagonal()[:-1].square()
+    return None if scales.max() < ALIKE * scales.min() else factor
 
 
 def minimised(

@@ -60,17 +60,17 @@ def shared_content(
     """Pairs (path in a, path in b) of files with the same bytes."""
     # Three tests, each dearer than the one before and asked only of what that could not tell apart.
     # 1. Sizes are known. Those that only one of the lists has need no reading.
-    by_size: dict[int, Sides] = defaultdict(lambda: ([], []))
+    alike: dict[int, Sides] = {size: ([], []) for size in set(sizes_a) & set(sizes_b)}
     for side, sizes in enumerate((sizes_a, sizes_b)):
         for index, size in enumerate(sizes):
-            by_size[size][side].append(index)
-    alike = [sides for sides in by_size.values() if all(sides)]
-    total = sum(len(mine) + len(others) for mine, others in alike)
+            if size in alike:
+                alike[size][side].append(index)
+    total = sum(len(mine) + len(others) for mine, others in alike.values())
     progress = Progress(
         None, total, f"{a.root}: comparing files of equal size", unit="file", after=QUIET_SECONDS
     )
     out: list[tuple[int, int]] = []
-    for mine, others in alike:
+    for mine, others in alike.values():
         # 2. The first and last 4 KiB tell nearly all pictures apart, and 3. the whole content
         #    decides. Each file is read once for each, however many have its size.
         for near, far in _alike(a, mine, b, others, _ends):

@@ -91,8 +91,12 @@ def _read_stl10(folder: Path, split: str) -> ArrayList:
     import numpy as np
 
     # Stored by channel, column, row; its labels count from 1
-    with opening.open_regular(folder / f"{split}_X.bin") as binary:
-        raw = np.memmap(binary, np.uint8, mode="r").reshape(-1, 3, 96, 96)
+    file = folder / f"{split}_X.bin"
+    with opening.open_regular(file) as binary:
+        try:
+            raw = np.memmap(binary, np.uint8, mode="r").reshape(-1, 3, 96, 96)
+        except ValueError as error:
+            raise BadInput(f"{file}: not STL-10's binary file ({error})") from None
     labels = [-1] * len(raw)
     if split != "unlabeled":
         stored = opening.read_bytes(folder / f"{split}_y.bin", most=opening.GIGABYTE)

@@ -1,9 +1,9 @@
 """Every training augmentation of the project.
 
-A view is decided first (`draw`: a few random numbers) and made afterwards, by torchvision on PIL
-images (`reference`) or by OpenCV and torch on arrays (`fast`). Both make the same decisions from
-the same generator, so the crops of the two pipelines are equal, and their colours differ by
-rounding and by one linear step in place of torchvision's hue.
+A view is decided first (`draw`: a few random numbers) and made afterwards, on PIL images with the
+pixels of torchvision's functions (`reference`) or by OpenCV and torch on arrays (`fast`). Both make
+the same decisions from the same generator, so the crops of the two pipelines are equal, and their
+colours differ by rounding and by one linear step in place of torchvision's hue.
 
 A fast view is made in one place, by `render_fast`, or in two: `render_geometry` where the image was
 decoded, and `apply_colour` on the device, from the batch's DeviceColour.

@@ -53,7 +53,7 @@ class StatedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """manifest.json."""
+    """manifest.json. A new key needs a new FORMAT: one that is unknown is refused."""
 
     format: str
     list: str

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
-from backbench.untrusted import printable
-from backbench.weights import archs, header
+from backbench.untrusted import jsons, printable
+from backbench.weights import archs
 from backbench.weights.family import NATIVE, PLAIN_STEMS, TrunkFamily
 from backbench.weights.header import FORMAT
 from backbench.weights.readings import POOLED
@@ -187,10 +187,13 @@ class Checkpoint:
             for prefix, part in parts.items():
                 if key.startswith(prefix):
                     part[key.removeprefix(prefix)] = tensor
-        about = header.about(path)
-        if about and about.get("schema") != SCHEMA:
-            schema = f"checkpoint schema {about.get('schema')}"
-            raise BadInput(f"{path}: {schema}; this version reads {SCHEMA}")
+        try:
+            about = jsons.decode(metadata["about"])
+            schema = about["schema"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{path}: its header is incomplete ({error!r:.100})") from None
+        if schema != SCHEMA:
+            raise BadInput(f"{path}: checkpoint schema {schema}; this version reads {SCHEMA}")
         return from_about(path, about, state_dict=parts[_TRUNK], heads=parts[_HEADS])
 
 

@@ -76,6 +76,7 @@ def own_detectron2(
     path: Path, header: Mapping[str, object], arch: str, state_dict: Mapping[str, Tensor]
 ) -> Checkpoint:
     """The Checkpoint that `write_detectron2` wrote into `path`, its digest verified."""
+    if "name" not in header:
+        raise BadInput(f"{path}: its `backbench` header is incomplete (KeyError('name'))")
     checkpoint = from_about(path, {**header, "arch": arch}, state_dict=state_dict)
-    named = {**checkpoint.provenance, "name": header.get("name")}
-    return checkpoint.replace(provenance=named)
+    return checkpoint.replace(provenance={**checkpoint.provenance, "name": header["name"]})

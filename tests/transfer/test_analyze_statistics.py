@@ -60,8 +60,8 @@ def test_pairs_equal_loops() -> None:
             potential.append(math.exp(-2 * distance**2))
             if labels[i] >= 0 and labels[j] >= 0:
                 (within if labels[i] == labels[j] else between).append(distance)
-    assert found.within.mean == pytest.approx(np.mean(within), rel=1e-9)
-    assert found.between.mean == pytest.approx(np.mean(between), rel=1e-9)
+    assert found.within_mean == pytest.approx(np.mean(within), rel=1e-9)
+    assert found.between_mean == pytest.approx(np.mean(between), rel=1e-9)
     assert found.uniformity == pytest.approx(math.log(np.mean(potential)), rel=1e-9)
     counts = [
         np.bincount([int(v / 2 * fs.BINS) for v in values], minlength=fs.BINS)
@@ -126,7 +126,7 @@ def test_equal_features() -> None:
     assert fs.entropy_rank(moments.singular_values()) == pytest.approx(1.0, abs=1e-6)
     assert math.isnan(fs.entropy_rank(moments.spectrum()))
     found = fs.pairs(same[:, 0], torch.tensor([0, 0, 0, 1, 1, 1]))
-    assert found.within.mean == found.between.mean == 0.0
+    assert found.within_mean == found.between_mean == 0.0
     assert found.overlap == pytest.approx(1.0) and found.uniformity == pytest.approx(0.0, abs=1e-12)
     assert set(fs.min_max(same[:, 0], torch.arange(16))["contrast"]) == {None}
 
@@ -142,7 +142,7 @@ def test_isotropic_gaussians() -> None:
     # 8/d).
     found = fs.pairs(x[:1024], torch.arange(1024) % 10)
     assert found.uniformity == pytest.approx(-4 + 8 / 64, abs=0.02)
-    assert found.between.mean == pytest.approx(math.sqrt(2), abs=0.01)
+    assert found.between_mean == pytest.approx(math.sqrt(2), abs=0.01)
     assert found.overlap > 0.85  # labels say nothing here
     views = fs.ViewStatistics(32, 64)
     views.add(x[:2048].view(64, 32, 64))

@@ -34,10 +34,11 @@ class Block(nn.Module):
             self.conv1, self.bn1 = _conv(inputs, channels, 1), nn.BatchNorm2d(channels)
             self.conv2, self.bn2 = _conv(channels, channels, 3, stride), nn.BatchNorm2d(channels)
             self.conv3, self.bn3 = _conv(channels, outputs, 1), nn.BatchNorm2d(outputs)
+            self.relu = nn.ReLU(inplace=True)
         else:
             self.conv1, self.bn1 = _conv(inputs, channels, 3, stride), nn.BatchNorm2d(channels)
+            self.relu = nn.ReLU(inplace=True)
             self.conv2, self.bn2 = _conv(channels, channels, 3), nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU(inplace=True)
         self.downsample = shortcut
         self.bottleneck = bottleneck
 
