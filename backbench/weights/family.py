@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
@@ -64,8 +64,10 @@ class TrunkMetadata:
 @dataclass(frozen=True, kw_only=True)
 class TrunkInFile(ABC):
     """A trunk under one prefix of one table of a file; each family has its own subclass. `keys`:
-    name of a tensor -> the file's key. `extra`: keys inside it that its architecture lacks."""
+    name of a tensor -> the file's key. `extra`: keys inside it that its architecture lacks.
+    `if_misshaped` ends the refusal of tensors of other shapes with advice."""
 
+    if_misshaped: ClassVar[str] = ""
     table: str
     prefix: str
     dialect: str  # which project's names it has

@@ -347,12 +347,9 @@ class FileContents:
             close = difflib.get_close_matches(problems["missing"][0], free[:5000], 1, cutoff=0.8)
             near = f" (is '{shown(close[0])}' meant?)" if close else ""
         form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
-        timm = ""
-        misshaped = self.problems(trunk)["of the wrong shape"]
-        if misshaped and not archs.family_of(trunk.arch).named_for_files:
-            timm = "; a wide, grouped or deep-stem ResNet is one of timm's: --arch timm:NAME --pixels P"
+        advice = trunk.if_misshaped if self.problems(trunk)["of the wrong shape"] else ""
         raise BadInput(
-            f"'{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}{timm}"
+            f"'{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}{advice}"
         )
 
     def problems(self, trunk: TrunkInFile) -> dict[str, list[str]]:
@@ -429,7 +426,7 @@ class FileContents:
             return ""
         places = []
         for specs in form.encoders.values():
-            places += [f"{spec.split(':')[-1]}*" for spec in specs[:2]]
+            places += [f"{spec.split(':')[-1]}*" for spec in specs[:2] if spec.split(":")[-1]]
         return f" (nearest format: {form.name}, with {', '.join(places)})"
 
 

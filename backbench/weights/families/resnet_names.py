@@ -79,6 +79,9 @@ def _all_names(dialect: Dialect) -> frozenset[str]:
 class ResNetInFile(TrunkInFile):
     """A ResNet under one prefix of one table. `conv1` is the shape of its first convolution."""
 
+    if_misshaped = (
+        "; a wide, grouped or deep-stem ResNet is one of timm's: --arch timm:NAME --pixels P"
+    )
     names: Dialect
     conv1: Shape
 
