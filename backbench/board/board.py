@@ -390,7 +390,8 @@ def _cell(parts: list[Measurement]) -> Cell:
     for result, _ in parts:
         if words := flaws.flaw(result):
             return replace(cell, settled=False, note=joined("; ", cell.note, words))
-    return replace(cell, note=joined("; ", cell.note, flaws.remark(parts[0].result)))
+    remark = flaws.remark(parts[0].result)
+    return replace(cell, note=joined("; ", cell.note, remark)) if remark else cell
 
 
 def _of_seeds(parts: list[Measurement]) -> Cell:

@@ -178,7 +178,7 @@ def _refuse_choice(r: Result) -> None:
     if set(order) != set(scores):
         raise _Unfit(f"its scores are not of its recipe's grid ({', '.join(order)[:80]})")
     # Of equal scores the first counts: the smallest rate, the strongest penalty
-    highest = max(order, key=lambda key: scores[key])
+    highest = max(order, key=scores.__getitem__)
     right = scores[best] == scores[highest] if not grid else best == highest
     if not right:
         raise _Unfit(f"its {name} {best} is not the best of its scores, {highest} is")
