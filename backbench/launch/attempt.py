@@ -278,7 +278,8 @@ class Attempt:
         state: StatusName = "queued" if outcome == "again" else outcome
         noted = self.ledger.write_status(self.job, {**status, "state": state, "reason": reason})
         # A failure that is on no record would be tried again without end
-        self._outcome = "failed" if how == "failed" and not noted else outcome
+        uncounted = outcome == "again" and how == "failed" and not noted
+        self._outcome = "failed" if uncounted else outcome
 
     def _position(self) -> str | None:
         """Return where the run is, as far as its progress file tells."""

@@ -426,7 +426,8 @@ class FileContents:
             return ""
         places = []
         for specs in form.encoders.values():
-            places += [f"{spec.split(':')[-1]}*" for spec in specs[:2] if spec.split(":")[-1]]
+            prefixes = [spec.split(":")[-1] for spec in specs]
+            places += [f"{prefix}*" for prefix in prefixes if prefix][:2]
         return f" (nearest format: {form.name}, with {', '.join(places)})"
 
 

@@ -197,7 +197,7 @@ def build_backbone(
     trunk = ResNetTrunk(arch)
     nn.Linear(trunk.feature_dim, 1000)  # torchvision draws its fc here
     _draw(trunk)
-    if (channels, width) != (3, 1.0):
+    if (channels, width) != (3, 1.0):  # drawn behind the whole network: seeds stay what they were
         trunk = ResNetTrunk(arch, channels, width)
         _draw(trunk)
     padding = STEMS[stem]

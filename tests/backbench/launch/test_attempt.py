@@ -6,6 +6,7 @@ import re
 import pytest
 from support.weather import disk
 
+from backbench.errors import EXIT_PREEMPTED
 from backbench.launch.attempt import Attempt, Ending, decide
 from backbench.launch.expansion import expand
 from backbench.launch.grid import read_grid
@@ -102,14 +103,19 @@ def test_too_short_a_time_is_said():
     assert why == "3 time limits ended at the same point (walk 9/40): give it more hours"
 
 
-def test_a_failure_that_cannot_be_noted_is_not_tried_again(lab, monkeypatch):
-    """No record of an attempt can be written: counting to three would never end."""
+@pytest.mark.parametrize(("exit_code", "outcome"), [(1, "failed"), (EXIT_PREEMPTED, "again")])
+def test_a_failure_that_cannot_be_noted_is_not_tried_again(lab, monkeypatch, exit_code, outcome):
+    """No record of an attempt can be written: counting to three would never end. Preempted jobs are
+    tried again as often as it takes."""
     lab.dataset("d1", steps=1, fault="broken")
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     (job,) = expand(read_grid(grid), lab.root / "runs", where="grid").jobs
     attempt = Attempt(job=job, runs=str(lab.root / "runs"), command=tuple(lab.command))
     monkeypatch.setattr(Ledger, "write_status", lambda *_: False)
-    assert attempt.run() == "failed"
+    monkeypatch.setattr(
+        Attempt, "_meaning", lambda self, _, of=Attempt._meaning: of(self, exit_code)
+    )
+    assert attempt.run() == outcome
 
 
 @pytest.mark.slow
