@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from support.layouts import trunk_file
 
 from backbench import cli
+from backbench.datasets import embedded
 from backbench.errors import BadInput
 
 
@@ -32,6 +34,26 @@ def test_help_imports_nothing_heavy():
     """Imports make --help slow, so they are pinned; benchmarks/start.py measures the time."""
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+QUICK = """
+import sys
+from backbench import cli
+assert cli.main(['inspect', sys.argv[1]]) == 0
+data = ['--datasets', 'digits', '--data', sys.argv[2], '--workers', '0']
+assert cli.main(['linear', sys.argv[1], '--protocol', 'knn_demo', *data, '--out', sys.argv[3]]) == 0
+print(sorted({'torchvision', 'torch._dynamo', 'sklearn'} & set(sys.modules)))
+"""
+
+
+def test_a_resnets_verbs_start_without_torchvision_and_torchs_compiler(tmp_path):
+    """Each takes as long to import as torch itself."""
+    root = embedded.build(tmp_path / "data", "tiny")
+    words = [str(trunk_file(tmp_path / "r18.safetensors", 0)), str(root), str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", QUICK, *words], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize(

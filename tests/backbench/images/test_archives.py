@@ -99,6 +99,9 @@ def test_stl10_with_its_unlabelled_part(tmp_path):
     assert len(catalog.open_split(tmp_path, "stl10", "unlabeled")) == 5
     with pytest.raises(BadInput, match="did you mean 'unlabeled'"):
         catalog.open_split(tmp_path, "stl10", "unlabelled")
+    (folder / "unlabeled_X.bin").write_bytes(bytes(1000))
+    with pytest.raises(BadInput, match=r"unlabeled_X\.bin: not STL-10's binary file"):
+        catalog.open_split(tmp_path, "stl10", "train+unlabeled")
     (folder / "train_y.bin").write_bytes(b"\1")
     with pytest.raises(BadInput, match="3 images of uint8 but 1 labels"):
         catalog.open_split(tmp_path, "stl10", "train")

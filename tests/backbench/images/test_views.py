@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFilter
-from torchvision.transforms import ColorJitter, RandomResizedCrop
+from torchvision.transforms import ColorJitter, RandomResizedCrop, v2
 from torchvision.transforms import functional as F
 
 from backbench.images.augmentations import (
@@ -23,6 +23,7 @@ from backbench.images.augmentations import (
     render_geometry,
     render_reference,
 )
+from backbench.images.preprocess import eval_geometry
 
 PLAIN = Crops(jitter_p=0, gray_p=0, blur_p=0)
 
@@ -106,6 +107,27 @@ def test_reference_views_are_torchvisions_functions_bit_for_bit(kernel, interpol
             want = want.filter(ImageFilter.GaussianBlur(view.blur))
         want = F.solarize(want, 128) if view.solarize else want
         assert np.array_equal(render_reference(image, view, crops), np.asarray(want)), view
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"resize": 256, "crop": 224}, {"resize": 31, "crop": 40}, {"resize": 30, "crop": 41},
+        {"resize": 65, "crop": 64, "interpolation": "bicubic"},
+        {"resize": 48, "crop": 48, "square": True},
+    ],
+)  # fmt: skip
+def test_the_evaluations_view_is_torchvisions_bit_for_bit(how):
+    """Sides that are odd, even, tiny, and smaller than the crop, which is then framed in black."""
+    size = [how["resize"]] * (2 if how.get("square") else 1)
+    mode = F.InterpolationMode(how.get("interpolation", "bilinear"))
+    theirs = v2.Compose([v2.Resize(size, interpolation=mode), v2.CenterCrop(how["crop"])])
+    rng = np.random.default_rng(0)
+    sizes = [(1, 7), (7, 1), (224, 224), (256, 257), (257, 256), (500, 375), (31, 32), (33, 32)]
+    for height, width in sizes + rng.integers(1, 300, (30, 2)).tolist():
+        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        want = np.asarray(theirs(image))
+        assert np.array_equal(np.asarray(eval_geometry(**how)(image)), want), (height, width)
 
 
 def difference(crops, count=24):

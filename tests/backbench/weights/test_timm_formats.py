@@ -182,6 +182,13 @@ def test_nothing_is_guessed(tmp_path, capsys):
     assert not out.exists()
 
 
+def test_a_trunk_without_a_stem_to_choose_says_so(tmp_path):
+    arch, options = fx.CASES[fx.dino][1], fx.CASES[fx.dino][3]
+    file = saved(fx.dino(fx.known(arch)), tmp_path)
+    with pytest.raises(BadInput, match="has no choice of stem; leave out --stem"):
+        importing.read(file, arch=arch, stem="conv3", **options)
+
+
 def test_position_embeddings_are_resized_on_request_only(tmp_path):
     arch = fx.CASES[fx.dinov2][1]
     file = saved(fx.dinov2(fx.known(arch)), tmp_path)
