@@ -206,7 +206,7 @@ def read_file(file: Path) -> Iterator[Result | str]:
             if not line.strip():
                 continue
             try:
-                yield parse(jsons.decode(line))
+                yield parse(jsons.decode_line(line))
             except BadInput as error:
                 yield f"{where}:{number}: {printable.shown(str(error))}"
             except ValueError as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from support.records import a_result
 
 from backbench.results import store
 from backbench.runs.folder import open_run
+from backbench.untrusted import jsons
 
 
 def test_a_result_comes_back_as_it_was_written(tmp_path):
@@ -176,3 +178,24 @@ def test_predictions_are_kept_beside_the_results(tmp_path):
         assert file["prediction"].tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="manifest"):
         store.keep_predictions(tmp_path, "x", prediction=np.arange(4))
+
+
+LINES = [
+    b'{"a": [1, -2.5e-7, 1E3, null, true], "\\u00e9": "\xc3\xa9", "a": -0.0}\n',
+    b" NaN ",
+    b"1e999",
+]
+LINES += [b"9" * 40, b"0.1234567890123456789012345678901234567890123", b"[" * 60 + b"]" * 60]
+BAD = [b'{"a": 1', b"[1,]", b"01", b'"\xff"', b"\xef\xbb\xbf1", b"[" * 61 + b"]" * 61, b"8" * 41]
+BAD += [b'{"deep": ' + b"[" * 100_000, b'"a\nb"', b"-NaN", b"9" * 5000, b""]
+
+
+def test_lines_read_fast_are_the_lines_read_slowly():
+    """Equal values of equal types; what is refused is refused in the same words."""
+    for line in LINES:
+        assert repr(jsons.decode_line(line)) == repr(jsons.decode(line)), line
+    for line in BAD:
+        with pytest.raises(ValueError) as slow:
+            jsons.decode(line)
+        with pytest.raises(type(slow.value), match=f"^{re.escape(str(slow.value))}$"):
+            jsons.decode_line(line)
