@@ -154,15 +154,13 @@ def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
 
 HEAD = """# The papers' tables and figures
 
-`backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true` behind
-GRID pretrains the fast way ([fast.md](fast.md)). `backbench paper lorac:2 RUNS` shows what is measured, running and
-missing, and for each two numbers of a column whether the printed order holds, is reversed or cannot be told apart
-(paired tests, Holm). A trunk by another recipe than the number's reads `changed: beta, lr`; seeds of one recipe have
-one verdict, on their mean. It ends with the [choices](choices.md) that the table's numbers rest on; those of that
-page's first table hold for all. `backbench leaderboard RUNS --latex DIR` prints the tables.
+| command | does |
+|---|---|
+| `backbench launch run GRID --data ROOT --out RUNS` | measures a table and, run again, what is missing; `fast=true` behind GRID: [fast.md](fast.md) |
+| `backbench paper lorac:2 RUNS` | shows what is measured, running and missing, whether each two numbers of a column hold their printed order (paired tests, Holm), deviations, and [choices](choices.md). `changed: beta, lr` is a trunk by another recipe; seeds of one recipe have one verdict, on their mean |
+| `backbench leaderboard RUNS --latex DIR` | prints the tables |
 
-Made by `backbench paper --markdown docs/papers.md` from the grids and the runs in docs/records, if any; a test holds it
-current.
+Made by `backbench paper --markdown docs/papers.md` from the grids and the runs in docs/records, if any.
 """
 
 
@@ -191,7 +189,7 @@ def markdown(runs: Sequence[Path] = ()) -> str:
         lines += [f"## {paper.upper()}", ""]
         for item in items():
             if item.prints.startswith(f"{paper}:"):
-                numbers = status(item, done)
+                numbers = status(item, done).replace(", 0 measured", "")
                 line = f"- `{item.grid.name}{item.lists}` ({numbers}): {item.grid.title}"
                 if item.grid.deviations:
                     line += f". Deviations: {'; '.join(item.grid.deviations)}"

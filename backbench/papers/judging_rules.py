@@ -22,11 +22,11 @@ SPREAD, QUOTED, UNBUILT, UNIDENTIFIED = "spread", "quoted", "unbuilt", "unidenti
 IMAGELESS, HOURS = "imageless", "hours"
 WHY = {
     SPREAD: "a standard deviation over trials, no score",
-    QUOTED: "the table's authors took it from another paper; what they measured themselves is judged",
+    QUOTED: "the table's authors took it from another paper",
     IMAGELESS: "text (CLLR Table 2) and control (CLLR Table 4): no image backbone is scored",
     HOURS: "a training time on the authors' four V100; the grid measures the ratio to the host",
     UNBUILT: "the method is not built: WCoRD and CRCD",
-    UNIDENTIFIED: "the row's label is lost, so nobody can say what was trained",
+    UNIDENTIFIED: "the row's label is lost",
 }
 NO_SCORES = (SPREAD, IMAGELESS, HOURS)  # these are no columns of a leaderboard
 _OTHER_TASKS = {"text": IMAGELESS, "control": IMAGELESS, "pretraining": HOURS}
