@@ -24,12 +24,11 @@ NO_NUMBER = ("feature_batch", "chunk", "save_minutes")  # defaults that change n
 
 HEAD = """# Protocols, one by one
 
-Made by `python tools/protocols_page.py` from `configs/transfer`; a test holds it current.
+Made by `python tools/protocols_page.py` from `configs/transfer`, whose files have each value's source and the demo's
+protocols. [choices.md](choices.md) has what the papers leave open, [detection.md](detection.md) the detectors.
 
 An entry has the name for `--protocol`, the name in its rows in parentheses, what it scores, and its keys as a command
-takes them. "Over" names the protocol whose other keys it shares; every other key is at its default. The file has each
-value's source (P: the paper, C: its released code); the demo's protocols stand in the files alone.
-[choices.md](choices.md) has what the papers leave open, [detection.md](detection.md) the detectors.
+takes them. "Over" names the protocol whose other keys it shares; every other key is at its default. C is released code.
 
 Defaults everywhere: images resized to 256 (bilinear, shorter side), cropped to 224; views are crops of 224 (bilinear)
 with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5; fp32. What is trained has batch_size and reference_batch 256,
@@ -43,21 +42,19 @@ COMMON = {  # the defaults that HEAD tells
     "select": "val", "train_score": False,
 }  # fmt: skip
 KINDS = {  # kind -> heading, and why there is one
-    "sgd": ("Linear probes by SGD", "Rates differ by three orders of magnitude between methods: a method is probed"
-            " by its own recipe, or all by one grid."),
-    "logreg": ("Logistic regression", "No learning rate: the optimum is unique, only the penalty is chosen."),
-    "knn": ("Nearest neighbours", "Nothing is trained or chosen: cheap, and it repeats exactly."),
-    "fewshot": ("Few labels", "Draws of labels and test images both vary, and the interval says so."),
-    "class_retrieval": ("Retrieval within classes", "Test images alone: neither labels of train nor a choice."),
+    "sgd": ("Linear probes by SGD", "A method is probed by its own recipe, or all by one grid: rates differ by three"
+            " orders of magnitude."),
+    "logreg": ("Logistic regression", "The optimum is unique; only the penalty is chosen."),
+    "knn": ("Nearest neighbours", "Nothing is trained or chosen."),
+    "fewshot": ("Few labels", "The interval is over draws of labels and test images."),
+    "class_retrieval": ("Retrieval within classes", "Test images alone; nothing is chosen."),
     "cluster": ("Clustering", "Test images alone; labels are looked at when all is clustered."),
-    "attentive": ("Attentive probes", "The order of trunks depends on the head: this one may look where it likes."),
-    "seg": ("Linear segmentation", "A frozen map read by one layer; the official val is scored once, and a tenth of"
-            " train chooses."),
-    "seg_knn": ("Segmentation by neighbours",
-                "Nothing is trained: which patches look alike, and what their labels say."),
-    "ood": ("ImageNet's heads elsewhere", "Nothing is trained or chosen; a rule is a column."),
-    "finetune": ("Finetuning and semi-supervised", "All layers move: this measures an initialisation."),
-    "analyze": ("Feature analysis", "What the papers' figures draw; nothing is ranked by it."),
+    "attentive": ("Attentive probes", "A head that may look where it likes."),
+    "seg": ("Linear segmentation", "A frozen map, read by one layer."),
+    "seg_knn": ("Segmentation by neighbours", "Nothing is trained: what labels of similar patches say."),
+    "ood": ("ImageNet's heads elsewhere", "Nothing is trained or chosen; each rule is a column."),
+    "finetune": ("Finetuning and semi-supervised", "All layers are trained."),
+    "analyze": ("Feature analysis", "What the papers' figures draw, not ranked; `crops` are MoCo v2's."),
 }  # fmt: skip
 
 
@@ -129,7 +126,7 @@ def _defaults(kind: str) -> str:
     found = protocol_fingerprints.shipped()["defaults"].get(kind, {})
     shown = []
     for key, value in found.items():
-        told = COMMON.get(key) == value or key == "protocol"
+        told = COMMON.get(key) == value or key == "protocol" or key.startswith("crops.")
         if value not in (None, [], {}, "") and key not in NO_NUMBER and "*" not in key and not told:
             shown.append((key, value))
     return f" Defaults: {_code(shown)}." if shown else ""
