@@ -154,8 +154,8 @@ def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
 
 HEAD = """# The papers' tables and figures
 
-- `backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true` behind
-  GRID: [fast.md](fast.md).
+- `backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true`
+  behind GRID: [fast.md](fast.md).
 - `backbench paper lorac:2 RUNS` shows what is measured, running and missing, whether each two numbers of a column keep
   their printed order (paired tests, Holm), deviations, and [choices](choices.md). `changed: beta, lr` is a trunk by
   another recipe; seeds of one recipe have one verdict, on their mean.
