@@ -117,19 +117,37 @@ class Objective:
         return torch.linalg.solve_triangular(self.factor, u, upper=False, left=False)
 
 
-def second_moments(parts: Sequence[LabelledFeatures], device: torch.device, chunk: int) -> Tensor:
-    """The mean of z z^T (d + 1, d + 1), float64, where z is (x | 1), over every k-th image: as many
-    as the estimate needs."""
+@dataclass(frozen=True)
+class Moments:
+    """Second moments of features: the mean of z z^T, where z is (x | 1). If the features are `alike`
+    in scale and independent, L-BFGS is quick with them as they are."""
+
+    mean: Tensor  # (d + 1, d + 1), float64; float32 if they are alike
+    alike: bool
+
+
+def second_moments(parts: Sequence[LabelledFeatures], device: torch.device, chunk: int) -> Moments:
+    """The moments over every k-th image: as many as the estimate needs."""
     dim = parts[0][0].shape[1]
-    total = torch.zeros(dim + 1, dim + 1, dtype=torch.float64, device=device)
-    count = 0
     step = max(1, sum(len(labels) for _, labels in parts) // (4 * dim))
-    for features, _ in parts:
-        for rows in features[::step].split(max(1, chunk // 4)):  # float64 and a column more
-            z = torch.nn.functional.pad(rows.to(device, torch.float64), (0, 1), value=1.0)
-            total.addmm_(z.T, z)
-            count += len(rows)
-    return total / count
+    alike = False
+    for precision in (torch.float32, torch.float64):
+        total = torch.zeros(dim + 1, dim + 1, dtype=precision, device=device)
+        count = 0
+        for features, _ in parts:
+            for rows in features[::step].split(max(1, chunk // 4)):  # float64 and a column more
+                z = torch.nn.functional.pad(rows.to(device, precision), (0, 1), value=1.0)
+                total.addmm_(z.T, z)
+                count += len(rows)
+        factor, failed = torch.linalg.cholesky_ex(total)
+        if alike := not failed and _alike(factor):
+            break
+    return Moments(total / count, alike)
+
+
+def _alike(factor: Tensor) -> bool:
+    scales = factor.diagonal()[:-1].square()
+    return bool(scales.max() < ALIKE * scales.min())
 
 
 def resident(
@@ -153,7 +171,7 @@ def fit(
     classes: int,
     l2: float,
     start: Fit | None = None,
-    moments: Tensor | None = None,
+    moments: Moments | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     chunk: int = 65536,
@@ -180,9 +198,13 @@ def fit(
         point = torch.cat([start.weight, start.bias[:, None]], 1).to(device, torch.float64)
     if count < dim:
         point = torch.cat([point[:, :-1] @ span.to(device), point[:, -1:]], 1)
-    spread = 1 / classes - 1 / classes**2 if start is None else _spread(parts, point, chunk)
-    factor = preconditioner(moments, spread, l2 / count)
-    units = moments.diagonal().sqrt().clamp(min=1)
+    units = moments.mean.diagonal().double().sqrt().clamp(min=1)
+    # Without a factor only its root, at most 1/2, is compared with 1 / units
+    if start is None or (moments.alike and units.max() <= 2):
+        spread = 1 / classes - 1 / classes**2
+    else:
+        spread = _spread(parts, point, chunk)
+    factor = None if moments.alike else preconditioner(moments.mean, spread, l2 / count)
     iterations, loss, gradient = 0, 0.0, float("inf")
     # In single precision the objective soon is flat for a line search: double precision goes on.
     for precision in dict.fromkeys((dtype, torch.float64)):
@@ -214,8 +236,7 @@ def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | N
     diagonal[:-1] += penalty
     diagonal += 1e-12 * diagonal.mean()
     factor: Tensor = torch.linalg.cholesky(hessian)
-    scales = factor.diagonal()[:-1].square()
-    return None if scales.max() < ALIKE * scales.min() else factor
+    return None if _alike(factor) else factor
 
 
 def minimised(
