@@ -51,7 +51,7 @@ from detection import (
     rescore,
     trunk_weights,
 )
-from detection.data import coco
+from detection.data import reading
 from detection.data.split import training_records
 from detection.protocol import decisive, stated
 from detection.run import DetectionRun, Prepared
@@ -121,7 +121,7 @@ def from_arguments(args: argparse.Namespace) -> DetectionRun:
         raise BadInput("no run folder: give --out RUN (or OUTPUT_DIR RUN)")
     if args.num_gpus < 1:
         raise BadInput(f"--num-gpus {args.num_gpus}: at least 1")
-    gpus, root = process_group.gpus(given), coco.root_folder(args.data)
+    gpus, root = process_group.gpus(given), reading.root_folder(args.data)
     if gpus and args.num_gpus > gpus:
         raise BadInput(
             f"--num-gpus {args.num_gpus}: this machine has {gpus} GPUs; or MODEL.DEVICE cpu"
@@ -186,7 +186,7 @@ def prepare(run: DetectionRun) -> Prepared:
     # 3. The data: minutes for COCO, so read once on each machine
     splits = run.splits
     if splits is None:
-        splits = coco.read_splits(run.given.path, cfg.DATASETS, run.root, run.task)
+        splits = reading.read_splits(run.given.path, cfg.DATASETS, run.root, run.task)
     train, val = splits
     # 4. All of it together
     lint.check(cfg, run, train, val)

@@ -1,3 +1,3 @@
-"""The data of a detector: annotation files (coco, voc) as a split of records, the order of images,
+"""The data of a detector: annotation files (coco, voc), read as a split of records, the order of images,
 one image with its targets, and masks in their four forms.
 """

@@ -1,18 +1,13 @@
-"""COCO's annotation files as records, under Detectron2's names of datasets.
+"""COCO's annotation files as records.
 
 Annotation files come from strangers. They are checked here, once, before a run: what training or
-scoring would fail on is refused in one line, in both engines alike. `parse` looks at a file's
-contents alone; `read` looks for the file and its images.
+scoring would fail on is refused in one line, in both engines alike.
 """
 
-import itertools
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
-from fvcore.common.config import CfgNode
 from pydantic import (
     AfterValidator,
     FailFast,
@@ -24,17 +19,32 @@ from pydantic import (
 )
 from typing_extensions import NotRequired, TypedDict  # noqa: UP035 - the only one pydantic takes
 
-from backbench.datasets.detection_check import LARGEST as LARGEST_FILE
-from backbench.errors import BadInput, nearest
-from backbench.untrusted import opening, printable
-from detection.data import voc
-from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord, Polygon, RunLength
-from detection.data.split import DatasetFiles, Split, in_archive, is_marked, join
+from backbench.errors import BadInput
+from backbench.untrusted import printable
+from detection.data.dataset_dicts import (
+    LARGEST,
+    XYWH,
+    Annotation,
+    ImageRecord,
+    Polygon,
+    RunLength,
+)
+from detection.data.split import DatasetFiles, Split, is_marked
 from detection.task_rows import DetectionTask
 
+LAYOUT = "COCO is ROOT/coco/{annotations,train2017,val2017}"
 # Folder below ROOT -> how its datasets' names begin: Detectron2's, and the embedded scenes'
 STEMS = {"coco": "coco_2017", "scenes": "scenes"}
-LARGEST = voc.LARGEST
+# Dataset name -> (annotation file, folder of the images) below ROOT
+DATASETS = {
+    f"{kind}{stem}_{part}": (
+        f"{folder}/annotations/{file}_{part}2017.json",
+        f"{folder}/{part}2017",
+    )
+    for folder, stem in STEMS.items()
+    for part in ("train", "val")
+    for kind, file in (("", "instances"), ("keypoints_", "person_keypoints"))
+}
 
 
 def _identifier(value: object) -> int | str:
@@ -126,105 +136,11 @@ class CocoFile(TypedDict, Generic[Checked]):
     annotations: Annotated[list[Checked], FailFast()]
 
 
-def datasets() -> dict[str, tuple[str, str]]:
-    """Dataset name -> (annotation file, image folder) below ROOT."""
-    out = {}
-    for (folder, stem), part in itertools.product(STEMS.items(), ("train", "val")):
-        annotations, images = f"{folder}/annotations", f"{folder}/{part}2017"
-        name = f"{stem}_{part}"
-        out[name] = (f"{annotations}/instances_{part}2017.json", images)
-        out[f"keypoints_{name}"] = (f"{annotations}/person_keypoints_{part}2017.json", images)
-    return out | voc.DATASETS
-
-
-def root_folder(data: Path | None) -> Path:
-    """--data, or Detectron2's $DETECTRON2_DATASETS."""
-    root = data or os.environ.get("DETECTRON2_DATASETS")
-    if not root:
-        tree = "ROOT/coco/{annotations,train2017,val2017}"
-        raise BadInput(f"no data: give --data ROOT with {tree} (or $DETECTRON2_DATASETS)")
-    return Path(root)
-
-
-def find(name: str, root: Path) -> DatasetFiles:
-    """The files of a dataset; coco_2017_val_100 is the first 100 images of coco_2017_val."""
-    known = datasets()
-    base, _, tail = name.rpartition("_")
-    limit = int(tail) if tail.isdigit() and base in known and base not in voc.DATASETS else None
-    key = base if limit else name
-    if key not in known:
-        raise BadInput(f"DATASETS: unknown dataset '{name}'; {nearest(name, known)}")
-    file, folder = known[key]
-    return DatasetFiles(name, root / file, root / folder, limit)
-
-
-def read_splits(
-    config: Path, names: CfgNode, root: Path, task: DetectionTask
-) -> tuple[Split, Split]:
-    """Read the images that a config's DATASETS (`names`) train on and score on."""
-    for part in ("TRAIN", "TEST"):
-        if not names[part]:
-            raise BadInput(f"{config}: DATASETS.{part} is empty")
-    if len(names.TEST) != 1:
-        tests = f"DATASETS.TEST {list(names.TEST)}"
-        raise BadInput(f"{config}: {tests}: one dataset is scored in a run")
-    train = join([read(find(name, root), task) for name in names.TRAIN])
-    return train, read(find(names.TEST[0], root), task)
-
-
-def read(files: DatasetFiles, task: DetectionTask) -> Split:
-    """Read and check a dataset. Raises BadInput, one line, for what would train wrongly. What
-    COCO's tools skip (outlines under three points; in training crowds, empty boxes) is skipped."""
-    if files.name in voc.DATASETS:
-        return voc.read(files, task)
-    file = files.file
-    try:
-        split = parse(opening.read_bytes(file, most=LARGEST_FILE), files, task)
-    except FileNotFoundError:
-        raise BadInput(
-            f"{file}: no such file; COCO is ROOT/coco/{{annotations,train2017,val2017}}"
-        ) from None
-    except OSError as error:
-        raise BadInput(f"{file}: {printable.shown(str(error), 100)}") from None
-    except BadInput as error:
-        raise BadInput(f"{file}: {error}") from None
-    find_images(split.records, files)
-    if task.keypoints and not any(is_marked(a) for r in split.records for a in r["annotations"]):
-        raise BadInput(
-            f"{file}: no annotation has keypoints; the keypoint task needs a person_keypoints file"
-        )
-    return split
-
-
-def find_images(records: Sequence[ImageRecord], files: DatasetFiles) -> None:
-    """Give each record its image's path, or its place in FOLDER.zip or FOLDER.tar. BadInput for a
-    path outside of the dataset's folder, whose image may be another split's, and for images that
-    are not there."""
-    if in_archive(records, files):
-        return
-    if not files.folder.is_dir():
-        raise BadInput(f"{files.folder}: no such image folder (dataset {files.name})")
-    root = os.path.normpath(files.folder)
-    # One listing, and a look-up only for what is not in it (below a subfolder, say): 118,000
-    # look-ups take long on a network disk.
-    there = {str(path) for path in Path(root).iterdir()}
-    missing = []
-    for record in records:
-        name = record["file_name"]
-        path = os.path.normpath(Path(root) / name)
-        if not path.startswith(root + os.sep):
-            raise BadInput(f"{files.file}: file_name '{name}' is outside of {files.folder}")
-        record["file_name"] = path
-        if path not in there and not os.path.isfile(path):  # noqa: PTH113 - any name at all
-            missing.append(name)
-    if missing:
-        gone = f"{len(missing)} of {len(records)} images of {files.file.name} are missing"
-        raise BadInput(f"{files.folder}: {gone}, first {missing[0]}")
-
-
 def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
     """Check the contents of an annotation file and sort its objects to their images, whose names
-    are still the file's. Raises BadInput that names the first row and key that cannot be used."""
+    are still the file's. Raises BadInput, one line, that names the first row and key that would
+    train wrongly. What COCO's tools skip (outlines under three points; in training crowds, empty
+    boxes) is skipped."""
     data = _typed(text, task)
     _refuse_ids([row["id"] for row in data["images"]], "images")
     _refuse_ids([row["id"] for row in data["categories"]], "categories")
@@ -279,6 +195,10 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
     ids = tuple(category["id"] for category in categories)
     notes = (f"{dropped} objects without a valid outline left out",) if dropped else ()
     in_order = [records[id] for id in sorted(records)][: files.limit]
+    if task.keypoints and not any(is_marked(a) for r in in_order for a in r["annotations"]):
+        raise BadInput(
+            "no annotation has keypoints; the keypoint task needs a person_keypoints file"
+        )
     return Split(files, names, ids, in_order, keypoints, notes)
 
 

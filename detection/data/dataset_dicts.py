@@ -4,6 +4,7 @@ dataset dicts" and give COCO's results to one evaluator."""
 from typing import NotRequired, TypeAlias, TypedDict
 
 XYWH = 1  # detectron2.structures.BoxMode.XYWH_ABS
+LARGEST = 1e12  # of a coordinate; what is larger is a mistake, and overflows on the way
 
 Polygon: TypeAlias = list[float]  # x1, y1, x2, y2, ... in pixels of the file
 

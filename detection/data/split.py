@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.images import containers, contents
+from backbench.images import contents
 from backbench.images.image_list import ImageList
-from backbench.images.spans import NamedImages, spelled
+from backbench.images.spans import NamedImages
 from detection.data.dataset_dicts import Annotation, ImageRecord
 from detection.task_rows import DetectionTask
 
@@ -82,7 +82,8 @@ class Split:
     @property
     def images(self) -> ImageList:
         """The images without their objects."""
-        return _images_of(self.records, Path())
+        names = tuple(record["file_name"] for record in self.records)
+        return NamedImages(Path(), names, (-1,) * len(names), ())
 
     @property
     def part(self) -> str:
@@ -95,24 +96,6 @@ class Split:
         """The dataset's name in the results."""
         folder = self.folder.parent.name
         return RESULT_NAMES.get(folder, folder)
-
-
-def _images_of(records: Sequence[ImageRecord], folder: Path) -> NamedImages:
-    names = tuple(record["file_name"] for record in records)
-    return NamedImages(folder, names, (-1,) * len(names), ())
-
-
-def in_archive(records: Sequence[ImageRecord], files: DatasetFiles) -> bool:
-    """Name each record's image in FOLDER.zip or FOLDER.tar, where that stands for the folder of the
-    images; False where it does not. BadInput for an image that is missing."""
-    archive = containers.archive_of(files.folder)
-    if archive is None:
-        return False
-    images = _images_of(records, files.folder)
-    found = containers.held(images, archive, images.paths, [files.folder.name])
-    for index, record in enumerate(records):
-        record["file_name"] = spelled(found, index)
-    return True
 
 
 def join(splits: Sequence[Split]) -> Split:

@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ET
 
 from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
-from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord
-from detection.data.split import DatasetFiles, Split, in_archive
+from detection.data.dataset_dicts import LARGEST, XYWH, Annotation, ImageRecord
+from detection.data.split import DatasetFiles, Split
 from detection.task_rows import DetectionTask
 
 # fmt: off
@@ -16,7 +16,7 @@ VOC_CLASSES = (
     "tvmonitor",
 )
 # fmt: on
-LARGEST = 1e12  # of a coordinate; what is larger is a mistake, and overflows on the way
+LAYOUT = "VOC is ROOT/VOC2007/{ImageSets,Annotations,JPEGImages}"
 # Detectron2's names -> (list of images, folder of the images) below ROOT
 DATASETS = {
     f"voc_{year}_{part}": (f"VOC{year}/ImageSets/Main/{part}.txt", f"VOC{year}/JPEGImages")
@@ -25,20 +25,15 @@ DATASETS = {
 }
 
 
-def read(files: DatasetFiles, task: DetectionTask) -> Split:
-    """Read ROOT/VOC2007/{ImageSets/Main,Annotations,JPEGImages}. Objects marked difficult are
+def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
+    """Read a list of images and, beside it, ROOT/VOC2007/Annotations. Objects marked difficult are
     trained on and, as VOC has it, neither hit nor miss when scored."""
-    file = files.file
     if task.outlines or task.keypoints:
         raise BadInput(f"{files.name}: VOC has boxes only; the {task.name} task needs COCO")
-    if not file.is_file():
-        raise BadInput(
-            f"{file}: no such file; VOC is ROOT/VOC2007/{{ImageSets,Annotations,JPEGImages}}"
-        )
     try:
-        names = opening.read_bytes(file, most=opening.GIGABYTE).decode().split()
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{file}: not a list of images ({error})") from None
+        names = text.decode().split()
+    except ValueError as error:
+        raise BadInput(f"not a list of images ({error})") from None
     records: list[ImageRecord] = []
     for name in names:
         path = files.folder.parent / "Annotations" / f"{name}.xml"
@@ -63,10 +58,7 @@ def read(files: DatasetFiles, task: DetectionTask) -> Split:
             }
         )
     if not records:
-        raise BadInput(f"{file}: no images")
-    if not in_archive(records, files):
-        for record in records:
-            record["file_name"] = str(files.folder / record["file_name"])
+        raise BadInput("no images")
     return Split(files, VOC_CLASSES, tuple(range(len(VOC_CLASSES))), records)
 
 

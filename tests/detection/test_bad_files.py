@@ -10,7 +10,7 @@ from support.detection_runs import ENGINES, built, run_of_config
 
 from backbench.errors import BadInput
 from detection import evaluate, lint, train_net
-from detection.data import coco, images
+from detection.data import images, reading
 from detection.data.split import training_records
 from detection.task_rows import FASTER_RCNN
 
@@ -228,7 +228,7 @@ def test_ids_decide_nothing(tiny_root, tmp_path, ids):
                 old = row["image_id"]
                 row["image_id"] = new(old) if ids != "texts" else f"{old:09}"
             file.write_text(json.dumps(data))
-        split = coco.read(coco.find("scenes_val", root), FASTER_RCNN)
+        split = reading.read(reading.find("scenes_val", root), FASTER_RCNN)
         evaluate.rehearse(split, "bbox", [])
         found = []
         for record in split.records:

@@ -7,7 +7,7 @@ from support.detection_runs import built, near_its_checkpoint, run_of_config
 
 from backbench.errors import BadInput
 from detection import lint, train_net, voc_ap
-from detection.data import coco
+from detection.data import reading
 from detection.data.split import join, training_records
 from detection.data.voc import VOC_CLASSES
 from detection.protocol import protocol
@@ -45,7 +45,7 @@ def voc(tmp_path):
 def test_records_are_detectron2s(voc):
     from detectron2.data.datasets.pascal_voc import load_voc_instances
 
-    split = coco.read(coco.find("voc_2007_trainval", voc), FASTER_RCNN)
+    split = reading.read(reading.find("voc_2007_trainval", voc), FASTER_RCNN)
     theirs = load_voc_instances(str(voc / "VOC2007"), "trainval", VOC_CLASSES)
     for a, b in zip(split.records, theirs, strict=True):
         for key in ("file_name", "image_id", "height", "width"):
@@ -54,14 +54,18 @@ def test_records_are_detectron2s(voc):
             left, top, width, height = x["bbox"]
             assert [left, top, left + width, top + height] == y["bbox"]
             assert x["category_id"] == y["category_id"]
-    both = join([split, coco.read(coco.find("voc_2012_trainval", voc), FASTER_RCNN)])
+    both = join([split, reading.read(reading.find("voc_2012_trainval", voc), FASTER_RCNN)])
     assert len(both.records) == 6 and both.name == "voc_2007_trainval+voc_2012_trainval"
+    test = reading.find("voc_2007_test", voc)
     with pytest.raises(BadInput, match="VOC has boxes only"):
-        coco.read(coco.find("voc_2007_test", voc), MASK_RCNN)
+        reading.read(test, MASK_RCNN)
+    (gone := sorted(test.folder.iterdir())[-1]).unlink()
+    with pytest.raises(BadInput, match=f"1 of 3 images of test.txt are missing, first {gone.name}"):
+        reading.read(test, FASTER_RCNN)
 
 
 def test_perfect_and_missing_detections(voc):
-    split = coco.read(coco.find("voc_2007_test", voc), FASTER_RCNN)
+    split = reading.read(reading.find("voc_2007_test", voc), FASTER_RCNN)
     exact = []
     for record in split.records:
         for a in record["annotations"]:
@@ -83,7 +87,7 @@ def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
 
     from detection import evaluate
 
-    split = coco.read(coco.find(f"voc_{year}_trainval", voc), FASTER_RCNN)
+    split = reading.read(reading.find(f"voc_{year}_trainval", voc), FASTER_RCNN)
     rng = np.random.default_rng(year)
     found = []
     for record in split.records:

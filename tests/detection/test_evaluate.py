@@ -13,7 +13,7 @@ from pycocotools.cocoeval import COCOeval
 
 from backbench.errors import BadInput
 from detection import evaluate
-from detection.data import coco
+from detection.data import reading
 from detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
 
 TASKS = {"bbox": FASTER_RCNN, "segm": MASK_RCNN, "keypoints": KEYPOINT_RCNN}
@@ -85,7 +85,7 @@ def make(root, task, *, images=25, empty=(), seed=0):
     (root / "coco" / "annotations").mkdir()
     (root / "coco" / "annotations" / f"{kind}_val2017.json").write_text(json.dumps(data))
     name = "keypoints_coco_2017_val" if people else "coco_2017_val"
-    return coco.read(coco.find(name, root), task), found
+    return reading.read(reading.find(name, root), task), found
 
 
 def oracle(split, found, kind, ids=None):
@@ -185,7 +185,7 @@ def test_nothing_predicted_or_nothing_to_find_is_undefined(tmp_path):
 
 def test_first_images_only(tmp_path):
     split, found = make(tmp_path, FASTER_RCNN)
-    few = coco.read(coco.find("coco_2017_val_7", tmp_path), FASTER_RCNN)
+    few = reading.read(reading.find("coco_2017_val_7", tmp_path), FASTER_RCNN)
     assert [r["image_id"] for r in few.records] == list(range(1, 8))
     mine = [d for d in found if d["image_id"] <= 7]
     ev = oracle(split, mine, "bbox", list(range(1, 8)))
@@ -195,4 +195,4 @@ def test_first_images_only(tmp_path):
 
 def test_unknown_dataset_is_named(tmp_path):
     with pytest.raises(BadInput, match=r"coco_2017_vla.*did you mean 'coco_2017_val'"):
-        coco.find("coco_2017_vla", tmp_path)
+        reading.find("coco_2017_vla", tmp_path)

@@ -6,7 +6,7 @@ from PIL import Image
 
 from backbench.datasets import embedded
 from detection import pictures
-from detection.data import coco
+from detection.data import reading
 from detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN
 
 
@@ -29,7 +29,7 @@ def found(record, ids, shift=0):
 @pytest.mark.parametrize("task", [FASTER_RCNN, KEYPOINT_RCNN])
 def test_each_side_says_what_it_is(root, tmp_path, task):
     name = "keypoints_scenes_val" if task.keypoints else "scenes_val"
-    split = coco.read(coco.find(name, root), task)
+    split = reading.read(reading.find(name, root), task)
     some = [d for record in split.records for d in found(record, split.ids)]
     drawn = pictures.write(tmp_path / "some", split, some)
     nothing = pictures.write(tmp_path / "none", split, [])
@@ -48,7 +48,7 @@ def test_each_side_says_what_it_is(root, tmp_path, task):
 
 
 def test_a_label_is_dark_on_the_ground_of_its_colour(root, tmp_path):
-    split = coco.read(coco.find("scenes_val", root), FASTER_RCNN)
+    split = reading.read(reading.find("scenes_val", root), FASTER_RCNN)
     record = split.records[0]
     best = found(record, split.ids)[:1]
     seen = np.asarray(Image.open(pictures.write(tmp_path, split, best)[0]), int)

@@ -1,0 +1,103 @@
+"""Reads the datasets of a config: found by Detectron2's names, parsed by `coco` or `voc`, and each of
+their images found.
+"""
+
+import os
+from pathlib import Path
+
+from fvcore.common.config import CfgNode
+
+from backbench.datasets.detection_check import LARGEST as LARGEST_FILE
+from backbench.errors import BadInput, nearest
+from backbench.images import containers
+from backbench.images.image_list import ImageList
+from backbench.images.spans import spelled
+from backbench.untrusted import opening, printable
+from detection.data import coco, voc
+from detection.data.split import DatasetFiles, Split, join
+from detection.task_rows import DetectionTask
+
+DATASETS = coco.DATASETS | voc.DATASETS
+
+
+def root_folder(data: Path | None) -> Path:
+    """--data, or Detectron2's $DETECTRON2_DATASETS."""
+    root = data or os.environ.get("DETECTRON2_DATASETS")
+    if not root:
+        tree = "ROOT/coco/{annotations,train2017,val2017}"
+        raise BadInput(f"no data: give --data ROOT with {tree} (or $DETECTRON2_DATASETS)")
+    return Path(root)
+
+
+def read_splits(
+    config: Path, names: CfgNode, root: Path, task: DetectionTask
+) -> tuple[Split, Split]:
+    """Read the images that a config's DATASETS (`names`) train on and score on."""
+    for part in ("TRAIN", "TEST"):
+        if not names[part]:
+            raise BadInput(f"{config}: DATASETS.{part} is empty")
+    if len(names.TEST) != 1:
+        tests = f"DATASETS.TEST {list(names.TEST)}"
+        raise BadInput(f"{config}: {tests}: one dataset is scored in a run")
+    train = join([read(find(name, root), task) for name in names.TRAIN])
+    return train, read(find(names.TEST[0], root), task)
+
+
+def find(name: str, root: Path) -> DatasetFiles:
+    """The files of a dataset; coco_2017_val_100 is the first 100 images of coco_2017_val."""
+    base, _, tail = name.rpartition("_")
+    limit = int(tail) if tail.isdigit() and base in coco.DATASETS else None
+    key = base if limit else name
+    if key not in DATASETS:
+        raise BadInput(f"DATASETS: unknown dataset '{name}'; {nearest(name, DATASETS)}")
+    file, folder = DATASETS[key]
+    return DatasetFiles(name, root / file, root / folder, limit)
+
+
+def read(files: DatasetFiles, task: DetectionTask) -> Split:
+    """Read and check a dataset. Raises BadInput, one line, for what would train wrongly."""
+    kind = voc if files.name in voc.DATASETS else coco
+    file = files.file
+    try:
+        split = kind.parse(opening.read_bytes(file, most=LARGEST_FILE), files, task)
+    except FileNotFoundError:
+        raise BadInput(f"{file}: no such file; {kind.LAYOUT}") from None
+    except OSError as error:
+        raise BadInput(f"{file}: {printable.shown(str(error), 100)}") from None
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from None
+    find_images(split)
+    return split
+
+
+def find_images(split: Split) -> None:
+    """Give each record its image's path, or its place in FOLDER.zip or FOLDER.tar. BadInput for a
+    path outside of the dataset's folder, whose image may be another split's, and for images that
+    are not there."""
+    folder, records = split.folder, split.records
+    archive = containers.archive_of(folder)
+    if archive is not None:
+        names = tuple(record["file_name"] for record in records)
+        images = ImageList(folder, names, (), ())
+        found = containers.held(images, archive, names, [folder.name])
+        for index, record in enumerate(records):
+            record["file_name"] = spelled(found, index)
+        return
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such image folder (dataset {split.name})")
+    root = os.path.normpath(folder)
+    # One listing, and a look-up only for what is not in it (below a subfolder, say): 118,000
+    # look-ups take long on a network disk.
+    there = {str(path) for path in Path(root).iterdir()}
+    missing = []
+    for record in records:
+        name = record["file_name"]
+        path = os.path.normpath(Path(root) / name)
+        if not path.startswith(root + os.sep):
+            raise BadInput(f"{split.file}: file_name '{name}' is outside of {folder}")
+        record["file_name"] = path
+        if path not in there and not os.path.isfile(path):  # noqa: PTH113 - any name at all
+            missing.append(name)
+    if missing:
+        gone = f"{len(missing)} of {len(records)} images of {split.file.name} are missing"
+        raise BadInput(f"{folder}: {gone}, first {missing[0]}")
