@@ -118,7 +118,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Moments:
+class SecondMoments:
     """Second moments of features: the mean of z z^T, where z is (x | 1). If the features are `alike`
     in scale and independent, L-BFGS is quick with them as they are."""
 
@@ -126,7 +126,9 @@ class Moments:
     alike: bool
 
 
-def second_moments(parts: Sequence[LabelledFeatures], device: torch.device, chunk: int) -> Moments:
+def second_moments(
+    parts: Sequence[LabelledFeatures], device: torch.device, chunk: int
+) -> SecondMoments:
     """The moments over every k-th image: as many as the estimate needs."""
     dim = parts[0][0].shape[1]
     step = max(1, sum(len(labels) for _, labels in parts) // (4 * dim))
@@ -142,7 +144,7 @@ def second_moments(parts: Sequence[LabelledFeatures], device: torch.device, chun
         factor, failed = torch.linalg.cholesky_ex(total)
         if alike := not failed and _alike(factor):
             break
-    return Moments(total / count, alike)
+    return SecondMoments(total / count, alike)
 
 
 def _alike(factor: Tensor) -> bool:
@@ -171,7 +173,7 @@ def fit(
     classes: int,
     l2: float,
     start: Fit | None = None,
-    moments: Moments | None = None,
+    moments: SecondMoments | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     chunk: int = 65536,
