@@ -155,7 +155,7 @@ class Grid:
     engine: Literal["auto", "detectron2", "torchvision"] = "auto"
     prints: str | None = None  # the printed table or figure that it makes: lorac:2, arb:fig.7
     title: str = ""  # of that table or figure
-    choices: tuple[str, ...] = ()  # rows of docs/choices.md that its numbers rest on
+    choices: tuple[str, ...] = ()  # names in docs/choices.md that its numbers rest on
     deviations: tuple[str, ...] = ()  # where else they are made otherwise than the paper says
     pack: Annotated[int, Field(ge=1)] = 4  # checkpoints that share a pass in the named sets
     again: Annotated[int, Field(ge=0)] = 2  # checkpoints that the named sets train again

@@ -1,5 +1,6 @@
 """Every printed number has a grid and a recipe that must reach it, or one word for why not."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,8 @@ def method_of(recipe):
 
 def test_every_choice_stands_at_the_tables_that_rest_on_it():
     everywhere, some = (
-        {line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:] if line}
-        for table in CHOICES.read_text().split("| where | ")[1:]
+        set(re.findall(r"^- \*\*(.+?)\*\*: .+ \*Here\*: ", part, re.MULTILINE))
+        for part in CHOICES.read_text().split("\n## Several papers\n")
     )
     named = {choice for item in catalogue.items() for choice in item.grid.choices}
     assert named - everywhere == some, "each names a row, and each row is named"
