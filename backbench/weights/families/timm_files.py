@@ -15,7 +15,7 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.weights.families.timm_formats import REGISTERS, TIMM
-from backbench.weights.families.timm_layouts import LAYOUTS, Layout, Piece, pieces
+from backbench.weights.families.timm_layouts import Layout, Piece, layouts, pieces
 from backbench.weights.families.timm_model_names import PREFIX, parse
 from backbench.weights.families.timm_trunk import differences
 from backbench.weights.family import (
@@ -213,7 +213,7 @@ def _block_prefixes(key: str) -> list[tuple[str, Layout]]:
     """The prefix before the name of a block, for each layout that has such a name."""
     out = []
     if len(key) <= _LONGEST:
-        for layout in LAYOUTS:
+        for layout in layouts():
             match = re.match(rf"(.*?\.)??{layout.blocks}\.\d", key)
             if match is not None:
                 out.append((match[1] or "", layout))

@@ -1,6 +1,6 @@
 """The names that publishers of vision transformers and ConvNeXts give their tensors.
 
-A layout is a table from timm's names to those of a file, a line each:
+A layout, in timm_layouts.yaml, is a table from timm's names to those of a file, a line each:
 
     @attn.qkv.*    @attention.{q,k,v}_proj.*
 
@@ -10,13 +10,16 @@ the file has, `{q,k,v}` three tensors one below the other, `x[0:1/3]` the first 
 column says how the file's shape differs (`SHAPES`).
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
+from backbench.untrusted import yamls
 from backbench.weights.family import Shape
 
 # timm's shape -> the file's
@@ -76,10 +79,10 @@ class Layout:
         return re.sub(rf"^{self.blocks}\.\d+\.(\d+\.)", rf"{self.blocks}.\1", name)
 
 
-def _layout(name: str, blocks: str, outside: str, rules: str = "", chunked: bool = False) -> Layout:
-    """A layout from its table."""
+def _layout(name: str, blocks: str, outside: str, names: str = "", chunked: bool = False) -> Layout:
+    """A layout from its row of the file."""
     parsed = []
-    for line in rules.strip().splitlines():
+    for line in names.splitlines():
         ours, theirs, *shape = line.split()
         ours, theirs = ours.replace("@", "blocks.#."), theirs.replace("@", f"{blocks}.#.")
         regex = "".join(_WILDCARDS.get(letter, re.escape(letter)) for letter in ours)
@@ -100,183 +103,11 @@ def _templates(theirs: str) -> tuple[str, ...]:
     return tuple(out)
 
 
-LAYOUTS = (
-    # DINOv2's gated MLP has one matrix for gate and value, DINOv3's two; DINOv3 keeps one bias and
-    # masks its keys' third
-    _layout(
-        "timm's",
-        "blocks",
-        "cls_token pos_embed patch_embed.proj.weight patch_embed.proj.bias norm.weight",
-        """
-        reg_token             reg_token|register_tokens|storage_tokens
-        @gamma_?              @gamma_?|@ls?.gamma
-        @mlp.fc1.*            @mlp.fc1.*|@mlp.w12.*
-        @mlp.fc2.*            @mlp.fc2.*|@mlp.w3.*
-        @mlp.fc1_g.*          @mlp.fc1_g.*|@mlp.w1.*
-        @mlp.fc1_x.*          @mlp.fc1_x.*|@mlp.w2.*
-        @attn.q_bias          @attn.q_bias|@attn.qkv.bias[0:1/3]
-        @attn.v_bias          @attn.v_bias|@attn.qkv.bias[2:3/3]
-        """,
-        chunked=True,
-    ),
-    # transformers: models/{vit,vit_mae,dinov2,dinov2_with_registers}/modeling_*.py, as it writes them
-    _layout(
-        "hub vit",
-        "encoder.layer",
-        "embeddings.cls_token embeddings.position_embeddings layernorm.weight"
-        " embeddings.patch_embeddings.projection.weight embeddings.patch_embeddings.projection.bias",
-        """
-        cls_token             embeddings.cls_token
-        reg_token             embeddings.register_tokens
-        pos_embed             embeddings.position_embeddings
-        patch_embed.proj.*    embeddings.patch_embeddings.projection.*
-        @attn.qkv.*           @attention.attention.{query,key,value}.*
-        @attn.proj.*          @attention.output.dense.*
-        @norm1.*              @norm1.*|@layernorm_before.*
-        @norm2.*              @norm2.*|@layernorm_after.*
-        @mlp.fc1.*            @mlp.fc1.*|@mlp.weights_in.*|@intermediate.dense.*
-        @mlp.fc2.*            @mlp.fc2.*|@mlp.weights_out.*|@output.dense.*
-        @ls?.gamma            @layer_scale?.lambda1
-        norm.*                layernorm.*
-        """,
-    ),
-    # transformers: models/dinov3_vit/modeling_dinov3_vit.py; the keys have no bias
-    _layout(
-        "hub dinov3",
-        "layer",
-        "embeddings.cls_token embeddings.register_tokens norm.weight"
-        " embeddings.patch_embeddings.weight embeddings.patch_embeddings.bias",
-        """
-        cls_token             embeddings.cls_token
-        reg_token             embeddings.register_tokens
-        patch_embed.proj.*    embeddings.patch_embeddings.*
-        @attn.?_bias          @attention.?_proj.bias
-        @attn.qkv.weight      @attention.{q,k,v}_proj.weight
-        @attn.proj.*          @attention.o_proj.*
-        @norm?.*              @norm?.*
-        @mlp.fc1.*            @mlp.up_proj.*
-        @mlp.fc1_x.*          @mlp.up_proj.*
-        @mlp.fc1_g.*          @mlp.gate_proj.*
-        @mlp.fc2.*            @mlp.down_proj.*
-        @gamma_?              @layer_scale?.lambda1
-        """,
-    ),
-    # transformers: models/{clip,siglip}/modeling_*.py; pre_layrnorm is spelled so
-    _layout(
-        "hub clip",
-        "encoder.layers",
-        "embeddings.patch_embedding.weight embeddings.position_embedding.weight"
-        " post_layernorm.weight post_layernorm.bias",
-        """
-        cls_token             embeddings.class_embedding              vector
-        pos_embed             embeddings.position_embedding.weight    no_batch
-        patch_embed.proj.*    embeddings.patch_embedding.*
-        norm_pre.*            pre_layrnorm.*
-        @attn.qkv.*           @self_attn.{q,k,v}_proj.*
-        @attn.proj.*          @self_attn.out_proj.*
-        @norm?.*              @layer_norm?.*
-        @mlp.fc?.*            @mlp.fc?.*
-        norm.*                post_layernorm.*
-        attn_pool.latent      head.probe
-        attn_pool.q.*         head.attention.in_proj_*[0:1/3]
-        attn_pool.kv.*        head.attention.in_proj_*[1:3/3]
-        attn_pool.proj.*      head.attention.out_proj.*
-        attn_pool.norm.*      head.layernorm.*
-        attn_pool.mlp.fc?.*   head.mlp.fc?.*
-        """,
-    ),
-    # openai/CLIP: clip/model.py (VisionTransformer); mlfoundations/open_clip: src/open_clip/transformer.py
-    _layout(
-        "clip",
-        "transformer.resblocks",
-        "class_embedding conv1.weight ln_pre.weight ln_pre.bias ln_post.weight",
-        """
-        cls_token             class_embedding                         vector
-        pos_embed             positional_embedding                    no_batch
-        patch_embed.proj.*    conv1.*
-        norm_pre.*            ln_pre.*
-        @attn.qkv.*           @attn.in_proj_*
-        @attn.proj.*          @attn.out_proj.*
-        @norm?.*              @ln_?.*
-        @mlp.fc1.*            @mlp.c_fc.*
-        @mlp.fc2.*            @mlp.c_proj.*
-        @ls?.gamma            @ls_?.gamma
-        norm.*                ln_post.*
-        """,
-    ),
-    _layout("timm's convnext", "stages", "stem.0.weight stem.0.bias stem.1.weight stem.1.bias"),
-    # facebookresearch/ConvNeXt: models/convnext.py; ConvNeXt-V2: models/convnextv2.py
-    _layout(
-        "convnext",
-        "stages",
-        "downsample_layers.0.0.weight downsample_layers.0.0.bias"
-        " downsample_layers.0.1.weight downsample_layers.1.0.weight",
-        """
-        stem.?.*                        downsample_layers.0.?.*
-        stages.#.downsample.?.*         downsample_layers.#.?.*
-        stages.#.blocks.#.conv_dw.*     stages.#.#.dwconv.*
-        stages.#.blocks.#.norm.*        stages.#.#.norm.*
-        stages.#.blocks.#.mlp.fc?.*     stages.#.#.pwconv?.*    linear
-        stages.#.blocks.#.gamma         stages.#.#.gamma
-        stages.#.blocks.#.mlp.grn.weight  stages.#.#.grn.gamma  per_channel
-        stages.#.blocks.#.mlp.grn.bias  stages.#.#.grn.beta     per_channel
-        head.norm.*                     norm.*
-        """,
-    ),
-    # pytorch/vision: torchvision/models/convnext.py; stages and downsampling take turns
-    _layout(
-        "torchvision's convnext",
-        "features",
-        "features.1.0.layer_scale features.1.0.block.5.weight features.0.0.bias features.0.1.bias",
-        "stem.?.*  features.0.?.*\n"
-        + "\n".join(
-            f"""
-            stages.{n}.downsample.?.*         features.{2 * n}.?.*
-            stages.{n}.blocks.#.conv_dw.*     features.{2 * n + 1}.#.block.0.*
-            stages.{n}.blocks.#.norm.*        features.{2 * n + 1}.#.block.2.*
-            stages.{n}.blocks.#.mlp.fc1.*     features.{2 * n + 1}.#.block.3.*   linear
-            stages.{n}.blocks.#.mlp.fc2.*     features.{2 * n + 1}.#.block.5.*   linear
-            stages.{n}.blocks.#.gamma         features.{2 * n + 1}.#.layer_scale  last_two_one
-            """.strip()
-            for n in range(4)
-        )
-        + "\nhead.norm.*  classifier.0.*",
-    ),
-    # transformers: models/{convnext,convnextv2}/modeling_*.py
-    _layout(
-        "hub convnext",
-        "encoder.stages",
-        "embeddings.patch_embeddings.weight embeddings.patch_embeddings.bias"
-        " embeddings.layernorm.weight embeddings.layernorm.bias",
-        """
-        stem.0.*                        embeddings.patch_embeddings.*
-        stem.1.*                        embeddings.layernorm.*
-        stages.#.downsample.?.*         encoder.stages.#.downsampling_layer.?.*
-        stages.#.blocks.#.conv_dw.*     encoder.stages.#.layers.#.dwconv.*
-        stages.#.blocks.#.norm.*        encoder.stages.#.layers.#.layernorm.*
-        stages.#.blocks.#.mlp.fc?.*     encoder.stages.#.layers.#.pwconv?.*  linear
-        stages.#.blocks.#.gamma         encoder.stages.#.layers.#.layer_scale_parameter
-        stages.#.blocks.#.mlp.grn.*     encoder.stages.#.layers.#.grn.*      per_channel
-        head.norm.*                     layernorm.*
-        """,
-    ),
-    # transformers: models/dinov3_convnext/modeling_dinov3_convnext.py
-    _layout(
-        "hub dinov3 convnext",
-        "stages",
-        "stages.0.downsample_layers.0.weight stages.0.downsample_layers.1.weight"
-        " layer_norm.weight layer_norm.bias",
-        """
-        stem.?.*                        stages.0.downsample_layers.?.*
-        stages.#.downsample.?.*         stages.#.downsample_layers.?.*
-        stages.#.blocks.#.conv_dw.*     stages.#.layers.#.depthwise_conv.*
-        stages.#.blocks.#.norm.*        stages.#.layers.#.layer_norm.*
-        stages.#.blocks.#.mlp.fc?.*     stages.#.layers.#.pointwise_conv?.*  linear
-        stages.#.blocks.#.gamma         stages.#.layers.#.gamma
-        head.norm.*                     layer_norm.*
-        """,
-    ),
-)
+@functools.cache
+def layouts() -> tuple[Layout, ...]:
+    """The layouts of timm_layouts.yaml."""
+    rows = yamls.read(Path(__file__).with_suffix(".yaml"))
+    return tuple(_layout(name, **row) for name, row in rows.items())
 
 
 # --- a layout's names of one model ---
