@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
@@ -182,6 +182,8 @@ def find_by_votes(
 
 # --- published formats ---
 
+FormatTest = Callable[[Tables, list[TrunkInFile]], bool]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
@@ -202,7 +204,7 @@ class Format:
     encoders: Mapping[str, tuple[str, ...]]
     needs: tuple[str, ...] = ()
     refines: tuple[str, ...] = ()
-    test: Callable[[Tables, list[TrunkInFile]], bool] | None = None
+    test: FormatTest | None = None
     dialects: tuple[str, ...] = ("torchvision",)
     pixels: Pixels = field(default_factory=Pixels)
     small_pixels: Pixels | None = None  # with a 3x3 conv1
@@ -225,6 +227,23 @@ class Format:
     @property
     def default(self) -> str:
         return next(iter(self.encoders))
+
+
+def format_row(
+    name: str,
+    row: Mapping[str, Any],
+    tests: Mapping[str, FormatTest],
+    pixels: Mapping[str, Pixels],
+) -> Format:
+    """A row of a family's TOML file as a Format, with its test and its pixels by name."""
+    fields: dict[str, Any] = {}
+    for key, value in row.items():
+        fields[key] = tuple(value) if isinstance(value, list) else value
+    fields["encoders"] = {encoder: tuple(places) for encoder, places in row["encoders"].items()}
+    for key, known in (("test", tests), ("pixels", pixels), ("small_pixels", pixels)):
+        if key in row:
+            fields[key] = known[row[key]]
+    return Format(name=name, **fields)
 
 
 # --- the kind itself ---

@@ -1,6 +1,6 @@
 """The names that publishers of vision transformers and ConvNeXts give their tensors.
 
-A layout, in timm_layouts.yaml, is a table from timm's names to those of a file, a line each:
+A layout, in timm_layouts.toml, is a table from timm's names to those of a file, a line each:
 
     @attn.qkv.*    @attention.{q,k,v}_proj.*
 
@@ -12,6 +12,7 @@ column says how the file's shape differs (`SHAPES`).
 
 import functools
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from backbench.untrusted import yamls
 from backbench.weights.family import Shape
 
 # timm's shape -> the file's
@@ -79,7 +79,9 @@ class Layout:
         return re.sub(rf"^{self.blocks}\.\d+\.(\d+\.)", rf"{self.blocks}.\1", name)
 
 
-def _layout(name: str, blocks: str, outside: str, names: str = "", chunked: bool = False) -> Layout:
+def _layout(
+    name: str, blocks: str, outside: list[str], names: str = "", chunked: bool = False
+) -> Layout:
     """A layout from its row of the file."""
     parsed = []
     for line in names.splitlines():
@@ -87,7 +89,7 @@ def _layout(name: str, blocks: str, outside: str, names: str = "", chunked: bool
         ours, theirs = ours.replace("@", "blocks.#."), theirs.replace("@", f"{blocks}.#.")
         regex = "".join(_WILDCARDS.get(letter, re.escape(letter)) for letter in ours)
         parsed.append(Rule(regex, _templates(theirs), *shape))
-    return Layout(name, re.escape(blocks), tuple(outside.split()), tuple(parsed), chunked)
+    return Layout(name, re.escape(blocks), tuple(outside), tuple(parsed), chunked)
 
 
 def _templates(theirs: str) -> tuple[str, ...]:
@@ -105,8 +107,8 @@ def _templates(theirs: str) -> tuple[str, ...]:
 
 @functools.cache
 def layouts() -> tuple[Layout, ...]:
-    """The layouts of timm_layouts.yaml."""
-    rows = yamls.read(Path(__file__).with_suffix(".yaml"))
+    """The layouts of timm_layouts.toml."""
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     return tuple(_layout(name, **row) for name, row in rows.items())
 
 
