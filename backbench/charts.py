@@ -61,28 +61,17 @@ def legend_below(figure: Figure, names: Sequence[tuple[str, str]]) -> None:
     figure.legend(handles, labels, loc="outside lower center", **look)
 
 
-def _without_formulas(figure: Figure) -> None:
-    """A dollar in a name is a dollar, and begins no formula."""
-    from matplotlib.text import Text
-    from matplotlib.ticker import FixedFormatter
-
-    for text in figure.findobj(Text):
-        if "$" in text.get_text() and "\\mathdefault" not in text.get_text():
-            text.set_text(text.get_text().replace("$", r"\$"))
-    for ax in figure.axes:
-        for axis in (ax.xaxis, ax.yaxis):
-            formatter = axis.get_major_formatter()
-            if isinstance(formatter, FixedFormatter):
-                formatter.seq = [str(name).replace("$", r"\$") for name in formatter.seq]
-
-
 def save(figure: Figure, stem: Path) -> Path:
     """STEM.svg and STEM.png, without a date or version in them; returns the svg."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.text import Text
 
-    _without_formulas(figure)
+    # A dollar in a name is a dollar, and begins no formula; on a scale's ticks it does
+    for text in figure.findobj(Text):
+        if "$" in text.get_text() and "\\mathdefault" not in text.get_text():
+            text.set_parse_math(False)
     # The salt makes the svg's ids, which would be drawn at random; paths need no font of the
     # reader.
     with rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "path"}):

@@ -53,10 +53,6 @@ class Ablation:
         names = ", ".join(sorted({setting.name for setting in self.points}))
         return f"{names}: {' and '.join(self.keys)}"
 
-    @property
-    def slug(self) -> str:
-        return re.sub(r"[^\w.-]+", "-", self.title).strip("-").lower()
-
 
 def parse(name: str) -> tuple[str, dict[str, str]] | None:
     """`lorac beta=2 tau=0.1` -> ("lorac", {"beta": "2", "tau": "0.1"}); None for any other name."""
@@ -65,19 +61,16 @@ def parse(name: str) -> tuple[str, dict[str, str]] | None:
 
 
 def find(board: Board) -> list[Ablation]:
-    """The ablations of two points or more among the measured rows, one for each set of keys."""
+    """The ablations of two points or more among the measured rows, one for each set of keys: names
+    with the same keys are lines of one figure, the seeds of a setting one point."""
     by_keys: dict[tuple[str, ...], Ablation] = {}
     for row in board.measured_rows:
         parsed = parse(row.name)
-        if parsed is None:
-            continue
-        name, values = parsed
-        name = board.name(replace(row, name=name))
-        keys = tuple(values)
-        # Names with the same keys are lines of one figure, the seeds of a setting one point.
-        setting = Setting(name, tuple(values.values()))
-        ablation = by_keys.setdefault(keys, Ablation(keys))
-        ablation.points.setdefault(setting, []).append(row)
+        if parsed is not None:
+            keys = tuple(parsed[1])
+            setting = Setting(board.name(replace(row, name=parsed[0])), tuple(parsed[1].values()))
+            points = by_keys.setdefault(keys, Ablation(keys)).points
+            points.setdefault(setting, []).append(row)
     return [ablation for ablation in by_keys.values() if len(ablation.points) > 1]
 
 
@@ -119,20 +112,6 @@ def columns(ablation: Ablation, board: Board) -> list[Column]:
     return sorted(several, key=lambda c: (not TASKS[c.task].ranked, ORDER[c.task]))
 
 
-def _panels(ablation: Ablation, board: Board) -> list[Column]:
-    """The columns of the figure, at most PANELS - 1 so that one panel is left for the norm:
-    accuracies, and at least two of the feature statistics if there are any."""
-    every = columns(ablation, board)
-    # A top-5 or an AP50 moves with the metric that it belongs to; the csv has it.
-    beside = ("top5", "AP50", "AP75")
-    accuracies = [c for c in every if c.task != "analyze" and not c.metric.startswith(beside)]
-    features = [c for c in every if c.task == "analyze" and c.metric in SHOWN]
-    features.sort(key=lambda c: SHOWN.index(c.metric))
-    # Features fill what the accuracies leave, and take two places from them where they leave none.
-    features = features[: max(2, PANELS - 1 - len(accuracies))]
-    return [*accuracies[: PANELS - 1 - len(features)], *features]
-
-
 def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
     """Write STEM.svg, .png and .csv: each column over the first key, with a line for each name and
     each value of the other keys.
@@ -140,15 +119,25 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
     Error bars are one standard deviation over seeds, dots the single seeds. With a nuclear norm
     there, the last panel shows the first accuracy over it (LORAC Fig. 3c).
     """
-    chosen = {column: measure(ablation, board, column) for column in _panels(ablation, board)}
+    # 1. At most PANELS - 1 columns, so that one panel is left for the norm: accuracies, and two of
+    #    the feature statistics at least if there are any
+    every = columns(ablation, board)
+    # A top-5 or an AP50 moves with the metric that it belongs to; the csv has it.
+    beside = ("top5", "AP50", "AP75")
+    accuracies = [c for c in every if c.task != "analyze" and not c.metric.startswith(beside)]
+    features = [c for c in every if c.task == "analyze" and c.metric in SHOWN]
+    features.sort(key=lambda c: SHOWN.index(c.metric))
+    features = features[: max(2, PANELS - 1 - len(accuracies))]
+    panels = [*accuracies[: PANELS - 1 - len(features)], *features]
+    chosen = {column: measure(ablation, board, column) for column in panels}
     if not chosen:
         return None
-    # 1. The first key runs along the axis. The rest of a setting is a curve, of one colour
+    # 2. The first key runs along the axis. The rest of a setting is a curve, of one colour
     #    everywhere.
     ticks = sorted({setting.values[0] for setting in ablation.points}, key=_order)
     curves = sorted({setting.curve for setting in ablation.points}, key=_setting_order)
     colors = dict(zip(curves, charts.colors(len(curves))))
-    # 2. LORAC Fig. 3c needs a norm and an accuracy: then there is one panel more than columns.
+    # 3. LORAC Fig. 3c needs a norm and an accuracy: then there is one panel more than columns.
     norm = next((c for c in chosen if c.metric == "nuclear_norm"), None)
     first = next((c for c in chosen if c.task != "analyze"), None)
     both = norm is not None and first is not None
@@ -161,7 +150,7 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
         _draw_against(axes[-1], chosen[norm], chosen[first], colors)
         title = f"{first.task} over nuclear norm"
         axes[-1].set(title=title, xlabel="nuclear norm", ylabel=first.metric)
-    # 3. How many seeds, at most, a point is the mean of
+    # 4. How many seeds, at most, a point is the mean of
     seeds = max(len(values) for points in chosen.values() for values in points.values())
     over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     figure.suptitle(f"{ablation.title} ({over})", fontsize=11)
@@ -189,12 +178,10 @@ def _draw_panel(
                 means.append(statistics.fmean(values))
                 bars.append(_spread(values) or 0.0)
                 seeds.append(values)
-        if not x:
-            continue
-        ax.errorbar(x, means, yerr=bars, fmt="o-", color=color, markersize=4, lw=1.4, capsize=2)
+        if x:
+            ax.errorbar(x, means, yerr=bars, fmt="o-", color=color, markersize=4, lw=1.4, capsize=2)
         for position, values in zip(x, seeds):
-            places = [position] * len(values)
-            ax.plot(places, values, ".", color=color, alpha=0.5, markersize=4)
+            ax.plot([position] * len(values), values, ".", color=color, alpha=0.5, markersize=4)
     ax.set_xticks(range(len(ticks)), list(map(_short, ticks)))
 
 
@@ -228,15 +215,14 @@ def _write_csv(ablation: Ablation, board: Board, path: Path) -> None:
 
 def write(board: Board, folder: Path) -> list[tuple[str, Path]]:
     """Write every ablation's figure and csv into `folder`; returns (title, svg) of each."""
-    out = []
-    used: list[str] = []
+    out: dict[Path, str] = {}
     for ablation in find(board):
+        slug = re.sub(r"[^\w.-]+", "-", ablation.title).strip("-").lower()
         # File names have a limit; those that are cut to the same start are told apart by number.
-        stem = f"ablation-{ablation.slug}"[:100]
-        if stem in used:
-            stem = f"{stem}-{len(used)}"
-        used.append(stem)
-        file = draw(ablation, board, folder / stem)
+        stem = folder / f"ablation-{slug}"[:100]
+        if stem.with_name(f"{stem.name}.svg") in out:
+            stem = stem.with_name(f"{stem.name}-{len(out)}")
+        file = draw(ablation, board, stem)
         if file is not None:
-            out.append((ablation.title, file))
-    return out
+            out[file] = ablation.title
+    return [(title, file) for file, title in out.items()]

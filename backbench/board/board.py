@@ -37,9 +37,8 @@ UNBACKED, UNSETTLED = "unbacked", "unsettled"
 AVERAGE = "average"  # dataset and metric of the mean over LORAC's twelve
 
 _DATASET_ORDER = ("imagenet", "imagenet100", *TWELVE, AVERAGE)
-_METRIC_ORDER = {"top1": 0, "mean_per_class": 0, AVERAGE: 0, "top5": 2}
-_METRIC_ORDER |= {"miou": 0, "pixel_acc": 2, "macc": 2}
-_METRIC_ORDER |= {"AP": 0, "AP50": 1, "AP75": 2}
+_METRIC_ORDER = {"top1": 0, "mean_per_class": 0, AVERAGE: 0, "miou": 0, "AP": 0, "AP50": 1}
+_METRIC_ORDER |= dict.fromkeys(("top5", "pixel_acc", "macc", "AP75"), 2)
 _OTHER_METRIC = 3
 MOST_PAIRS = 6000  # paired tests computed for the page: about ten seconds
 
@@ -80,11 +79,6 @@ class Column:
         return f"{self.task}/{dataset}/{printable.part(self.metric)}@{how}"
 
     @property
-    def family(self) -> str:
-        """The beginning of the metric's name: `segm` for segm_AP50, nothing for top1."""
-        return self._metric[0].removesuffix("_")
-
-    @property
     def order(self) -> tuple[object, ...]:
         """The sorting key: by task, protocol, dataset, then the metrics of one family."""
         return (
@@ -111,18 +105,14 @@ class Column:
     @property
     def weight(self) -> tuple[int, int, str]:
         """The sorting key among the columns of one setting: the smallest is the main column."""
-        family, short = self._metric
-        ious = TASKS[self.task].ious
-        place = _order_among(family.removesuffix("_"), ious) if family else 0
+        place = _order_among(self.family, TASKS[self.task].ious) if self.family else 0
+        short = self.metric.rpartition("_")[2] if self.family else self.metric
         return place, _METRIC_ORDER.get(short, _OTHER_METRIC), self.metric
 
     @property
-    def _metric(self) -> tuple[str, str]:
-        """segm_AP50 -> ("segm_", "AP50"); a metric that stands for itself has no family."""
-        if self.metric in _METRIC_ORDER:
-            return "", self.metric
-        short = self.metric.rpartition("_")[2]
-        return self.metric.removesuffix(short), short
+    def family(self) -> str:
+        """The beginning of the metric's name: `segm` for segm_AP50, nothing for top1."""
+        return "" if self.metric in _METRIC_ORDER else self.metric.rpartition("_")[0]
 
 
 @dataclass(frozen=True)
@@ -186,7 +176,7 @@ class Board:
     # its pretraining recipe, where that was kept,
     recipes: dict[str, Mapping[str, object]] = field(default_factory=dict)
     # which labs measured the checkpoint (merged records only),
-    labs: dict[str, list[str]] = field(default_factory=dict)
+    labs: dict[str, dict[str, None]] = field(default_factory=dict)
     # and the cost of its trunk.
     costs: dict[str, TrunkCost] = field(default_factory=dict)
     # Marks and training noise of the columns that were tested so far; `standing` and
@@ -209,11 +199,8 @@ class Board:
 
     def measured(self, column: Column) -> list[tuple[Row, Cell]]:
         """The measured rows that have a value here, best first; ties by name."""
-        have: list[tuple[Row, Cell]] = []
-        for row in self.measured_rows:
-            cell = self.cell(row, column)
-            if cell is not None and cell.value is not None:
-                have.append((row, cell))
+        cells = [(row, self.cell(row, column)) for row in self.measured_rows]
+        have = [(row, cell) for row, cell in cells if cell is not None and cell.value is not None]
         sign = 1 if TASKS[column.task].lower else -1
         have.sort(key=lambda rc: (sign * (rc[1].value or 0.0), rc[0].name, rc[0].checkpoint))
         return have
@@ -242,13 +229,11 @@ class Board:
 
     def labels(self) -> dict[str, str]:
         """Checkpoint -> a unique label: its name, and its digest where measured rows share one."""
-        count = Counter((row.source, self.name(row)) for row in self.rows)
-        labels = {}
-        for row in self.rows:
-            label = self.name(row)
-            if row.source == MEASURED and count[row.source, label] > 1:
-                label += f" {row.checkpoint[:6]}"
-            labels[row.checkpoint] = label
+        labels = {row.checkpoint: self.name(row) for row in self.rows}
+        count = Counter(labels[row.checkpoint] for row in self.measured_rows)
+        for row in self.measured_rows:
+            if count[label := labels[row.checkpoint]] > 1:
+                labels[row.checkpoint] = f"{label} {row.checkpoint[:6]}"
         return labels
 
 
@@ -300,41 +285,46 @@ def many_objects() -> Iterator[None]:
 def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
     """A board of these measurements; `problems` are those of reading them."""
     board = Board(problems=list(problems))
-    # 1. Each measurement's column: what was measured in another way stands beside it.
+    # 1. Each measurement's column, one object for equal ones: hashing 10^5 of them is slow.
     measurements = list(measurements)
-    columns = _columns(measurements)
+    made: dict[tuple[object, ...], Column] = {}
+    read: list[tuple[Measurement, Column]] = []
+    keys = column_keys.of_rows([measurement.result for measurement in measurements])
+    for measurement, key in zip(measurements, keys, strict=True):
+        r = measurement.result
+        what = (r.task, r.dataset, r.metric, key, r.engine)
+        if what not in made:
+            made[what] = Column(r.task, r.dataset, r.metric, key.protocol, r.engine, key.split)
+        read.append((measurement, made[what]))
     # 2. One measurement for each number: of those made twice, the one recorded last.
-    counted = _recorded_last(zip(measurements, columns), board.problems)
+    counted = _recorded_last(read, board.problems)
     # 3. One cell for each (checkpoint, column), with the seeds that are there.
     parts: dict[tuple[str, Column], list[Measurement]] = {}
     for measurement, column in counted:
         parts.setdefault((measurement.result.checkpoint, column), []).append(measurement)
     for where, of_cell in parts.items():
         board.cells[where] = _cell(sorted(of_cell, key=lambda m: m.result.seed))
-    # 4. Rows, columns and facts about checkpoints; then the averages, which are made of cells.
-    board.rows = _rows(measurement for measurement, _ in counted)
+    # 4. Rows, of two names the one recorded last, columns and facts about checkpoints; then the
+    #    averages, which are made of cells.
+    newest: dict[str, Row] = {}
+    for (r, _), _ in sorted(counted, key=lambda one: one[0].recorded):
+        newest[r.checkpoint] = Row(r.checkpoint, r.name, r.method, r.arch, r.epochs)
+    board.rows = sorted(newest.values(), key=lambda row: (row.name, row.checkpoint))
     for (result, _), _ in counted:
         if way := fast.word(result.provenance):
             board.ways[result.checkpoint] = way
         recipe = result.provenance.get(fast.PRETRAINING)
         if isinstance(recipe, Mapping):
             board.recipes.setdefault(result.checkpoint, recipe)
-        for lab in _labs_of(result):
-            known = board.labs.setdefault(result.checkpoint, [])
-            if lab not in known:
-                known.append(lab)
+        for measured in (result.origin, *(result.origin.get("also") or [])):
+            if lab := measured.get("lab"):
+                # A dictionary as a set in the order of the records
+                labs = board.labs.setdefault(result.checkpoint, {})
+                labs[printable.shown(str(lab), 60)] = None
     board.costs = trunk_costs.of_results(measurement.result for measurement, _ in counted)
     board.columns = in_order({column for _, column in counted})
     _add_averages(board)
     return board
-
-
-def _labs_of(result: Result) -> list[str]:
-    """The labs that measured this number; empty where records were not merged."""
-    origin = result.origin
-    measured = [origin, *(origin.get("also") or [])]
-    labs = [one.get("lab") for one in measured if isinstance(one, dict)]
-    return [printable.shown(str(lab), 60) for lab in labs if lab]
 
 
 def in_order(columns: Iterable[Column]) -> list[Column]:
@@ -361,37 +351,14 @@ def _recorded_last(
     return [(measurement, column) for (_, column, _), measurement in counts.items()]
 
 
-def _columns(measurements: Sequence[Measurement]) -> list[Column]:
-    """The column of each measurement, one object for equal ones: hashing 10^5 of them is slow."""
-    results = [measurement.result for measurement in measurements]
-    made: dict[tuple[object, ...], Column] = {}
-    columns = []
-    for r, key in zip(results, column_keys.of_rows(results)):
-        what = (r.task, r.dataset, r.metric, key, r.engine)
-        if what not in made:
-            made[what] = Column(r.task, r.dataset, r.metric, key.protocol, r.engine, key.split)
-        columns.append(made[what])
-    return columns
-
-
-def _rows(counted: Iterable[Measurement]) -> list[Row]:
-    """One row for each checkpoint, sorted; of two names the one recorded last counts."""
-    newest: dict[str, Result] = {}
-    for result, _ in sorted(counted, key=lambda measurement: measurement.recorded):
-        newest[result.checkpoint] = result
-    rows = [Row(r.checkpoint, r.name, r.method, r.arch, r.epochs) for r in newest.values()]
-    return sorted(rows, key=lambda row: (row.name, row.checkpoint))
-
-
 def _cell(parts: list[Measurement]) -> Cell:
     """One seed as measured; several as their mean with the t-interval over seeds. The note says why
     a number is not ranked."""
-    cell = _of_seeds(parts)
-    for result, _ in parts:
-        if words := flaws.flaw(result):
-            return replace(cell, settled=False, note=joined("; ", cell.note, words))
-    remark = flaws.remark(parts[0].result)
-    return replace(cell, note=joined("; ", cell.note, remark)) if remark else cell
+    cell, results = _of_seeds(parts), [part.result for part in parts]
+    why = next(filter(None, map(flaws.flaw, results)), "")
+    cell.settled = not why
+    cell.note = joined("; ", cell.note, why or flaws.remark(results[0]))
+    return cell
 
 
 def _of_seeds(parts: list[Measurement]) -> Cell:
@@ -451,17 +418,15 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
     if len(there) < len(TWELVE):
         return None
     values = [cell.value for cell in there if cell.value is not None]
-    backed, settled = all(c.backed for c in there), all(c.settled for c in there)
     ends = [cell.ci95 for cell in there if cell.ci95 is not None]
-    known: list[float] = []
-    for cell in there:
-        if cell.ci95 is not None:
-            agree = len(set(cell.values)) == 1
-            known.append(math.inf if agree else len(cell.values) - 1)
-    # Errors on different test sets are independent.
-    ci95 = confidence.of_mean(values, ends, known) if len(ends) == len(values) else None
-    mean = sum(values) / len(values)
-    return Cell(mean, ci95, note="mean of the twelve datasets", backed=backed, settled=settled)
+    average = Cell(sum(values) / len(values), note="mean of the twelve datasets")
+    if len(ends) == len(values):
+        # Errors on different test sets are independent.
+        seeds = [len(cell.values) if len(set(cell.values)) > 1 else math.inf for cell in there]
+        average.ci95 = confidence.of_mean(values, ends, [count - 1 for count in seeds])
+    average.backed = all(cell.backed for cell in there)
+    average.settled = all(cell.settled for cell in there)
+    return average
 
 
 # ---- tests between rows
@@ -587,16 +552,8 @@ class PairedDifference(NamedTuple):
     difference: Difference
 
 
-class Comparisons(NamedTuple):
-    """Every paired test that the page shows."""
-
-    standings: list[dict[str, str]]  # of each column, as `standing` gives it
-    pairs: list[PairedDifference]
-
-
-def compare_rows(board: Board) -> Comparisons:
-    """All marks and all paired differences; above MOST_PAIRS those of each column's best row."""
-    standings = [standing(board, column) for column in board.columns]
+def compare_rows(board: Board) -> list[PairedDifference]:
+    """All paired differences; above MOST_PAIRS those of each column's best row."""
     index = board.row_index()
     # 1. In each column, the rows that kept predictions, best first
     testable: list[list[tuple[int, Cell]]] = []
@@ -611,10 +568,10 @@ def compare_rows(board: Board) -> Comparisons:
         most = max(0, len(cells) - 1) if count > MOST_PAIRS else None
         for pair in itertools.islice(itertools.combinations(cells, 2), most):
             if len(pairs) >= MOST_PAIRS:
-                return Comparisons(standings, pairs)
+                return pairs
             # Each pair once, in the order of the rows; for b - a the page turns the sign.
             (a, cell_a), (b, cell_b) = sorted(pair, key=lambda one: one[0])
             tested = difference(board, column, cell_a, cell_b)
             if tested is not None:
                 pairs.append(PairedDifference(number, a, b, tested))
-    return Comparisons(standings, pairs)
+    return pairs

@@ -1,6 +1,7 @@
 """leaderboard.csv and results.csv (docs/results.md), and the command to measure a number again."""
 
 import csv
+import dataclasses
 import functools
 import io
 import json
@@ -29,8 +30,8 @@ def write_csv(board: Board, path: Path) -> None:
     `task/dataset/metric@protocol[+engine]`, in percent; empty where not run or undefined. Costs of
     the trunks stand before them, where any row states one."""
     cost_fields = trunk_costs.FIELDS if board.costs else ()
-    lines: list[list[object]] = []
-    lines.append([*ROW_FIELDS, *cost_fields, *(column.name for column in board.columns)])
+    names = [column.name for column in board.columns]
+    lines: list[list[object]] = [[*ROW_FIELDS, *cost_fields, *names]]
     for row in board.rows:
         line = list(_of_row(board, row).values())
         cost = board.costs.get(row.checkpoint)
@@ -54,25 +55,23 @@ def write_lines(path: Path, lines: Iterable[Iterable[object]]) -> None:
 def write_tidy(board: Board, path: Path) -> None:
     """Write results.csv: one row per number that counts, with its origin."""
     text = io.StringIO()
-    cost_fields = COST_FIELDS if board.costs else ()
-    fields: tuple[str, ...] = ROW_FIELDS + COLUMN_FIELDS + VALUE_FIELDS
-    fields += cost_fields + ORIGIN_FIELDS + COMMAND_FIELDS
+    fields: list[str] = [*ROW_FIELDS, *COLUMN_FIELDS, *VALUE_FIELDS]
+    fields += [*(COST_FIELDS if board.costs else ()), *ORIGIN_FIELDS, *COMMAND_FIELDS]
     writer = csv.DictWriter(text, fields, restval="", lineterminator="\n")
     writer.writeheader()
     # The fields of a checkpoint and of a column stand on many lines: made once for all.
     of_row = {row.checkpoint: _escaped(_of_row(board, row)) for row in board.rows}
-    names = ("task", "dataset", "metric", "protocol", "engine")
     of_column: dict[Column, Line] = {}
     for column in board.columns:
-        of_column[column] = _escaped({name: getattr(column, name) for name in names})
+        split = column.split or column_keys.USUAL_SPLIT
+        of_column[column] = _escaped(dataclasses.asdict(column) | {"split": split})
     # Cells stand in the order in which they were read, so a run's lines stay together.
     for (checkpoint, column), cell in board.cells.items():
         line = {**of_row[checkpoint], **of_column[column]}
         # A measured average has no line: it is computed from numbers that have theirs.
         if line["source"] == PUBLISHED:
-            writer.writerow({**line, "value": _number(cell.value)})
+            writer.writerow({**line, "split": "", "value": _number(cell.value)})
         for measurement in cell.parts:
-            line["split"] = printable.spreadsheet(column.split or column_keys.USUAL_SPLIT)
             writer.writerow({**line, **_escaped(_of_measurement(measurement))})
     atomic.write_text(path, text.getvalue())
 
@@ -130,11 +129,8 @@ def _number(value: float | None) -> str:
 def command_again(result: Result, out: str = "runs/again") -> str | None:
     """The command that measures this number anew; None where no command was recorded."""
     command = result.facts.get("command") or result.origin.get("command")
-    if not command:
-        return None
-    if isinstance(command, list):
-        command = shlex.join(command)
-    return _with_another_out(command, out)
+    command = shlex.join(command) if isinstance(command, list) else command
+    return _with_another_out(command, out) if command else None
 
 
 @functools.lru_cache(maxsize=65536)  # a run's numbers share their command, and splitting it is slow

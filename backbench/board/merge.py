@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,8 +56,15 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"{args.out}: is there already; --out needs a new folder")
     if any(args.out.resolve().is_relative_to(lab.folder.resolve()) for lab in labs):
         raise BadInput(f"{args.out}: lies in a folder that is merged; choose another --out")
+    # Those that follow from what they kept; the others are named in `problems`
     problems: list[str] = []
-    records = [record for lab in labs for record in _records_of(lab, problems)]
+    records = []
+    for lab in labs:
+        folder = lab.folder.parent if lab.folder.is_file() else lab.folder
+        for measurement in read_verified(store.files_below(lab.folder), problems):
+            measured_by = measurement.result.origin.get("lab") or lab.name
+            below = Path(lab.name) / os.path.relpath(measurement.run, folder)
+            records.append(LabRecord(measured_by, measurement, below))
     if not records:
         raise BadInput(f"no {RESULTS_FILE} with a record that fits below {', '.join(args.folders)}")
     merged = _newest_of_each(records, problems)
@@ -75,27 +82,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _labs(given: Sequence[str]) -> list[Lab]:
     """Parses NAME=FOLDER, or a folder that has its lab's name."""
-    labs = []
+    labs: dict[str, Lab] = {}
     for text in given:
         name, equals, folder = text.partition("=")
         path = Path(folder if equals else text)
         name = name if equals else path.resolve().name
         if not _LAB.fullmatch(name):
             raise BadInput(f"'{printable.shown(name)}' is no lab's name; give NAME=FOLDER")
-        labs.append(Lab(name, path))
-    names = [lab.name for lab in labs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BadInput(f"two folders are called '{twice}'; give NAME=FOLDER")
-    return labs
-
-
-def _records_of(lab: Lab, problems: list[str]) -> Iterator[LabRecord]:
-    """The records of a lab that follow from what they kept; the others are named in `problems`."""
-    folder = lab.folder.parent if lab.folder.is_file() else lab.folder
-    for measurement in read_verified(store.files_below(lab.folder), problems):
-        measured_by = measurement.result.origin.get("lab") or lab.name
-        below = Path(os.path.relpath(measurement.run, folder))
-        yield LabRecord(measured_by, measurement, lab.name / below)
+        if name in labs:
+            raise BadInput(f"two folders are called '{name}'; give NAME=FOLDER")
+        labs[name] = Lab(name, path)
+    return list(labs.values())
 
 
 def _newest_of_each(records: Sequence[LabRecord], problems: list[str]) -> list[LabRecord]:
@@ -123,14 +120,13 @@ def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
     result = newest.measurement.result
     also = []
     for other in others:
-        if other.measurement.result == result and other.lab == newest.lab:
+        theirs = other.measurement.result
+        if theirs == result and other.lab == newest.lab:
             continue  # a copy of the line
-        if not agree(other.measurement.result, result):
-            a, b = other.measurement.result, result
-            values = f"{other.lab} measured {a.value}, {newest.lab} {b.value}"
+        if not agree(theirs, result):
+            values = f"{other.lab} measured {theirs.value}, {newest.lab} {result.value}"
             apart = f"{values}; their intervals do not hold one another. {newest.lab}'s counts"
             problems.append(f"{result.name}: {result.column}: {apart}")
-        theirs = other.measurement.result
         about = {**theirs.origin, "lab": other.lab, "value": theirs.value, "ci95": theirs.ci95}
         also.append({key: about[key] for key in ALSO_KEYS if about.get(key) is not None})
     origin: Origin = {**result.origin, "lab": newest.lab}
@@ -172,8 +168,7 @@ def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
                 shutil.copyfile(run / name, copy)
                 _copy_list(result, run, out)
             line = dataclasses.asdict(result)
-            if hide:
-                line = without_folders(line)
+            line = without_folders(line) if hide else line
             lines.append(json.dumps(line, sort_keys=True) + "\n")
         atomic.write_text(target / RESULTS_FILE, "".join(lines))
 
@@ -201,8 +196,10 @@ def without_folders(record: dict[str, object]) -> dict[str, object]:
     its last name. Commands stay, so that numbers can be measured again."""
     out: dict[str, object] = {}
     for key, value in record.items():
-        if key != "cwd":
-            out[_cut_text(key)] = _cut_command(value) if key == "command" else _cut(value)
+        if key == "command" and isinstance(value, str | list):
+            out[key] = _cut_command(value)
+        elif key != "cwd":
+            out[_cut_text(key)] = _cut(value)
     return out
 
 
@@ -210,7 +207,7 @@ def _cut(value: object) -> object:
     if isinstance(value, dict):
         return without_folders(value)
     if isinstance(value, list | tuple):
-        return [_cut(one) for one in value]
+        return list(map(_cut, value))
     return _cut_text(value) if isinstance(value, str) else value
 
 
@@ -225,19 +222,15 @@ def _last_name(path: str) -> str:
     return re.split(r"[/\\]", path.rstrip("/\\"))[-1].lstrip("~")
 
 
-def _cut_command(command: object) -> object:
+def _cut_command(command: str | list[object]) -> str | list[str]:
     """A command whose words name no absolute path: `--data /scratch/x` and `data=/scratch/x` too."""
-    if not isinstance(command, str):
-        return [_cut_word(str(word)) for word in command] if isinstance(command, list) else command
     try:
-        words = printable.of_command(command)
+        words = printable.of_command(command) if isinstance(command, str) else map(str, command)
     except ValueError:  # a quotation without an end
-        return _cut_text(command)
-    return shlex.join(map(_cut_word, words))
-
-
-def _cut_word(word: str) -> str:
-    name, equals, path = word.partition("=")
-    if equals and _WHOLE.fullmatch(path):
-        return f"{name}={_last_name(path)}"
-    return _cut_text(word)
+        return _cut_text(str(command))
+    cut = []
+    for word in words:
+        name, equals, path = word.partition("=")
+        is_path = equals and _WHOLE.fullmatch(path)
+        cut.append(f"{name}={_last_name(path)}" if is_path else _cut_text(word))
+    return shlex.join(cut) if isinstance(command, str) else cut

@@ -1,6 +1,8 @@
 """Who leads the board: named sets of columns, the rank of every checkpoint over each set
 (backbench/stats/rank_intervals.py), and the answer in one sentence."""
 
+import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,9 +49,8 @@ class Overall:
         """A row's rank and its interval, as `2 (1-4)`; empty if it has none."""
         if row not in self.rows:
             return ""
-        place = self.place(row)
-        low, high = place.interval
-        return f"{place.rank} ({low}-{high})" if low < high else f"{place.rank} ({low})"
+        ends = dict.fromkeys(map(str, self.place(row).interval))
+        return f"{self.place(row).rank} ({'-'.join(ends)})"
 
     @property
     def title(self) -> str:
@@ -81,18 +82,23 @@ def ranks_by(cell: Cell) -> bool:
 def main_columns(board: Board) -> list[Column]:
     """The main metric's column of each way of measuring that two checkpoints share."""
     main = [column for column in board.main_columns() if column.dataset != AVERAGE]
-    count: dict[Column, int] = dict.fromkeys(main, 0)
-    measured = {row.checkpoint for row in board.measured_rows}
-    for (checkpoint, column), cell in board.cells.items():
-        if column in count and ranks_by(cell) and checkpoint in measured:
-            count[column] += 1
-    return [column for column in main if count[column] > 1]
+    _, values, _ = values_of(board, main)
+    shared = (~np.isnan(values)).sum(0) > 1
+    return [column for column, by_two in zip(main, shared) if by_two]
 
 
 def column_sets(board: Board) -> dict[str, list[Column]]:
     """The named sets of columns, the widest first. A set that equals another one is left out."""
     main = main_columns(board)
-    sets = {ALL: main, OF_TWELVE: _twelve(board, main)}
+    # Linear probes on LORAC's twelve, by the protocol that has the most numbers
+    ways: dict[tuple[str, str], list[Column]] = {("", ""): []}
+    count: Counter[tuple[str, str]] = Counter()
+    for column in main:
+        if column.task == "linear" and column.dataset in TWELVE and column.split is None:
+            way = (column.protocol, column.engine or "")
+            ways.setdefault(way, []).append(column)
+            count[way] += len(board.measured(column))
+    sets = {ALL: main, OF_TWELVE: ways[max(ways, key=lambda way: (count[way], way))]}
     sets[OF_DETECTION] = [column for column in main if TASKS[column.task].detects]
     out: dict[str, list[Column]] = {}
     for name, columns in sets.items():
@@ -101,15 +107,19 @@ def column_sets(board: Board) -> dict[str, list[Column]]:
     return out
 
 
-def _twelve(board: Board, main: Sequence[Column]) -> list[Column]:
-    """The linear probes on LORAC's twelve, by the protocol that has the most numbers."""
-    ways: dict[tuple[str, str], list[Column]] = {}
-    for column in main:
-        if column.task == "linear" and column.dataset in TWELVE and column.split is None:
-            ways.setdefault((column.protocol, column.engine or ""), []).append(column)
-    count = {way: sum(len(board.measured(c)) for c in columns) for way, columns in ways.items()}
-    most = max(ways, key=lambda way: (count[way], way), default=None)
-    return [] if most is None else ways[most]
+def values_of(board: Board, columns: Sequence[Column]) -> tuple[list[Row], np.ndarray, list[str]]:
+    """The checkpoints that have a ranked value in one of the columns, the values (rows, columns),
+    nan where there is none, and the dataset of each column."""
+    measured = board.measured_rows
+    place = {row.checkpoint: n for n, row in enumerate(measured)}
+    which = {column: n for n, column in enumerate(columns)}
+    values = np.full((len(place), len(columns)), np.nan)
+    for (checkpoint, column), cell in board.cells.items():
+        if column in which and checkpoint in place and ranks_by(cell):
+            values[place[checkpoint], which[column]] = cell.value
+    there = np.flatnonzero(~np.isnan(values).all(1))
+    datasets = [f"{column.dataset}:{column.split or ''}" for column in columns]
+    return [measured[i] for i in there], values[there], datasets
 
 
 def overall(board: Board) -> list[Overall]:
@@ -121,28 +131,20 @@ def overall(board: Board) -> list[Overall]:
 
 def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     """Rank the checkpoints that have a value in one of these columns."""
-    # 1. The table of values, without the rows that have none
-    measured = board.measured_rows
-    place = {row.checkpoint: n for n, row in enumerate(measured)}
-    which = {column: n for n, column in enumerate(columns)}
-    values = np.full((len(place), len(columns)), np.nan)
-    for (checkpoint, column), cell in board.cells.items():
-        if column in which and checkpoint in place and ranks_by(cell):
-            values[place[checkpoint], which[column]] = cell.value
-    there = np.flatnonzero(~np.isnan(values).all(1))
-    rows, values = [measured[i] for i in there], values[there]
-    # 2. How values move with the images matters only if there are few datasets
-    datasets = [f"{c.dataset}:{c.split or ''}" for c in columns]
+    rows, values, datasets = values_of(board, columns)
+    # 1. How values move with the images matters only if there are few datasets
     noise, trainings = None, None
     few_datasets = len(set(datasets)) < column_comparisons.FEWEST
     if few_datasets and len(rows) <= column_comparisons.MOST_BY_IMAGES:
         noise, runs = _noise_and_runs(board, rows, columns)
         noises = [noise_of(board, column) for column in columns]
         trainings = column_comparisons.Trainings(noises, runs)
-    # 3. The best rank first
+    # 2. The best rank first
     ranking = rank_intervals.ranking(values, datasets, noise, trainings)
     order = sorted(range(len(rows)), key=lambda i: (ranking.places[i].rank, i))
-    return Overall(name, columns, [rows[i] for i in order], ranking.taken(order))
+    places, above = [ranking.places[i] for i in order], ranking.above[np.ix_(order, order)]
+    ranking = dataclasses.replace(ranking, places=places, above=above)
+    return Overall(name, columns, [rows[i] for i in order], ranking)
 
 
 def _noise_and_runs(
@@ -163,8 +165,7 @@ def _noise_and_runs(
             kept = list(predictions(cell).values())
             if ranks_by(cell) and len(kept) == len(cell.parts):
                 moved = resamples.moved(kept, column.metric)
-                if moved is not None:
-                    noise[r, c] = moved
+                noise[r, c] = np.nan if moved is None else moved
     return noise, runs
 
 
@@ -182,17 +183,24 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
         return f"{count} checkpoints are too many to rank: at most {rank_intervals.MOST_ROWS} are."
     if not sets:
         return "No two checkpoints share a measurement: nothing here can be compared."
-    labels = board.labels()
-    single = _single(board, sets[0].columns, labels)
-    clauses = [_leaders(sets[0], labels)]
-    if count == 2 and len(sets[0].leaders()) == 2 and single == NOWHERE:
+    widest, labels = sets[0], board.labels()
+    leaders, single = _leaders(widest, labels), _single(board, widest.columns, labels)
+    if count == 2 and len(widest.leaders()) == 2 and single == NOWHERE:
         # Of two checkpoints the two clauses are one
-        several = f"any of the {len(sets[0].columns)} measurements"
-        clauses = [clauses[0].replace(f"over {sets[0].title}", f"on {several}")]
-        single = ""
-    clauses += [_elsewhere(other, sets[0], labels) for other in sets[1:]]
-    clauses.append(single)
-    return "; ".join(filter(None, clauses)) + "."
+        several = f"on any of the {len(widest.columns)} measurements"
+        leaders, single = leaders.replace(f"over {widest.title}", several), ""
+    clauses = [leaders]
+    for other in sets[1:]:
+        first, over = other.leaders(), f"over {other.title}"
+        if len(first) == len(other.rows):
+            clauses.append(f"{over} {_all(first, labels)} cannot be told apart")
+        elif first == widest.leaders():
+            clauses.append(f"{over} too")
+        else:
+            clauses.append(
+                f"{over} {_names(first, labels)} {'leads' if len(first) == 1 else 'lead'}"
+            )
+    return "; ".join(filter(None, [*clauses, single])) + "."
 
 
 def _names(rows: Sequence[Row], labels: dict[str, str]) -> str:
@@ -209,18 +217,15 @@ def _leaders(of: Overall, labels: dict[str, str]) -> str:
     first, total = of.leaders(), len(of.rows)
     if len(first) == total:
         why = ", as too little was measured, trained again or kept to test it"
-        why = "" if of.standing.tested else why
+        why *= not of.standing.tested
         return f"No clear winner: {_all(first, labels)} cannot be told apart over {of.title}{why}"
     if len(first) == 1:
         alone = f"{labels[first[0].checkpoint]} leads alone over {of.title}"
         return f"{alone}: rank 1 of {total} with 95% confidence, {of.basis}"
-    ranks = []
-    for row in first[:NAMED]:
-        low, high = of.place(row).interval
-        ranks.append(str(low) if low == high else f"{low} to {high}")
+    ends = [dict.fromkeys(map(str, of.place(row).interval)) for row in first[:NAMED]]
     return (
         f"{_names(first, labels)} lead over {of.title} and cannot be told apart:"
-        f" ranks {', '.join(ranks)} of {total} with 95% confidence, {of.basis}"
+        f" ranks {', '.join(map(' to '.join, ends))} of {total} with 95% confidence, {of.basis}"
     )
 
 
@@ -228,39 +233,27 @@ def _all(rows: Sequence[Row], labels: dict[str, str]) -> str:
     return _names(rows, labels) if len(rows) <= NAMED else f"the {len(rows)} checkpoints"
 
 
-def _elsewhere(of: Overall, widest: Overall, labels: dict[str, str]) -> str:
-    """The clause of another set."""
-    first = of.leaders()
-    if len(first) == len(of.rows):
-        return f"over {of.title} {_all(first, labels)} cannot be told apart"
-    if first == widest.leaders():
-        return f"over {of.title} too"
-    verb = "leads" if len(first) == 1 else "lead"
-    return f"over {of.title} {_names(first, labels)} {verb}"
-
-
 def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> str:
     """The clause of single columns: in which a checkpoint is best by a paired test, in which it is
     best of one training each, and in how many neither is so."""
     if len(columns) < 2:
         return ""
-    marked: dict[str, dict[str, list[Column]]] = {BEST: {}, ONCE: {}}
-    for column in columns:
-        for checkpoint, mark in standing(board, column).items():
-            if mark in marked:
-                marked[mark].setdefault(checkpoint, []).append(column)
     clauses, rest = [], len(columns)
     for mark, words in ((BEST, "best by a paired test"), (ONCE, "best of one training each")):
-        of_checkpoint = marked[mark]
-        rest -= sum(map(len, of_checkpoint.values()))
+        won: dict[str, list[Column]] = {}
+        for column in columns:
+            for checkpoint, own in standing(board, column).items():
+                if own == mark:
+                    won.setdefault(checkpoint, []).append(column)
+                    rest -= 1
         winners = []
-        for checkpoint in sorted(of_checkpoint, key=lambda c: -len(of_checkpoint[c]))[:NAMED]:
-            winners.append(f"{labels[checkpoint]} in {_where(of_checkpoint[checkpoint], columns)}")
+        for checkpoint in sorted(won, key=lambda c: -len(won[c]))[:NAMED]:
+            winners.append(f"{labels[checkpoint]} in {_where(won[checkpoint], columns)}")
         if winners:
             clauses.append(f"{words}: {', '.join(winners)}")
-    if not marked[BEST]:
-        clauses.insert(0, NOWHERE)
-    elif rest:
+        elif mark == BEST:
+            clauses.append(NOWHERE)
+    if rest and NOWHERE not in clauses:
         clauses.append(f"nobody in the other {rest}")
     return "; ".join(clauses)
 

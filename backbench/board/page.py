@@ -14,24 +14,25 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from backbench.board.board import (
     MEASURED,
     Board,
     Cell,
     Column,
-    Comparisons,
     Measurement,
     PairedDifference,
+    compare_rows,
     many_objects,
     noise_of,
     noise_words,
+    standing,
 )
 from backbench.board.export import command_again
 from backbench.board.overall import Overall
+from backbench.board.page_figures import Record, collect_figures
 from backbench.results import verification
 from backbench.runs import atomic
 from backbench.tasks import TASKS
@@ -45,7 +46,6 @@ SHORTEST_TEXT = 150
 
 _IN_ORDER = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder each time
 
-Record = dict[str, object]  # its keys are those that page_*.js read
 Table = dict[str, list[object]]  # field -> its value in every record
 # The fields of the tables
 Fields = tuple[str, ...]
@@ -63,55 +63,46 @@ PARTS = ("split", "seed", "value", "low", "high", "keys", "texts")
 RANKS = ("row", "rank", "low", "high", "average", "win_rate", "columns", "group")
 
 
-class PageFigures(NamedTuple):
-    """Everything beside the table; page_figures.py collects it from run folders."""
-
-    curves: Sequence[Record] = ()
-    pictures: Sequence[Record] = ()
-    figures: Sequence[Record] = ()
-
-
 # ---- the page
 
 
 def write_page(
     board: Board,
     path: Path,
+    runs: Iterable[str | Path],
     *,
-    comparisons: Comparisons,
     answer: str,
-    sets: Sequence[Overall] = (),
+    sets: Sequence[Overall],
     judged: Sequence[Record] = (),
     claims: Sequence[str] = (),
-    figures: PageFigures | None = None,
 ) -> None:
-    """Write the page for `board`. Everything that takes reading run folders or testing is done
-    before and given: `comparisons` by board.compare_rows, `sets` and `answer` by overall.py,
-    `judged` and `claims` by papers/, `figures` by page_figures.py."""
-    figures = figures or PageFigures()
+    """Write the page for `board`; pretraining curves are looked for below `runs`. `sets` and
+    `answer` are those of overall.py, `judged` and `claims` those of papers/."""
+    pairs, figures = compare_rows(board), collect_figures(board, runs)
     with many_objects():
         numbers = sum(len(cell.parts) for cell in board.cells.values())
         origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, numbers)))
-        index = {row.checkpoint: i for i, row in enumerate(board.rows)}
         notes = {"": 0}
-        columns, cells = _columns_and_cells(board, index, comparisons, origins, notes)
+        columns, cells = _columns_and_cells(board, origins, notes)
+        # Of the newest measurement: the same records make the same page on any day
+        times = [part.recorded for cell in board.cells.values() for part in cell.parts]
+        newest = max(times, default=0.0)
+        day = time.strftime("%Y-%m-%d", time.gmtime(newest)) if 0 < newest < 1e11 else ""
         data: Record = {
             "answer": answer,
-            "sets": [_set(one, board, index) for one in sets],
+            "sets": [_set(one, board) for one in sets],
             "rows": _by_field(ROWS, _rows(board)),
             "columns": _by_field(COLUMNS, columns),
             "cells": cells,
             "notes": list(notes),
-            "pairs": _by_field(PAIRS, [_pair(one) for one in comparisons.pairs]),
+            "pairs": _by_field(PAIRS, list(map(_pair, pairs))),
             "numbers": numbers,
-            "curves": figures.curves,
-            "pictures": figures.pictures,
-            "figures": figures.figures,
+            **figures,
             "judged": judged,
             "claims": claims,
             "problems": board.problems,
             "tasks": {name: task.title for name, task in TASKS.items()},
-            "newest": _newest_day(board),
+            "newest": day,
             "version": importlib.metadata.version("backbench"),
         }
         filled = {
@@ -131,13 +122,6 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _newest_day(board: Board) -> str:
-    """The day of the newest measurement: the same records make the same page on any day."""
-    times = [part.recorded for cell in board.cells.values() for part in cell.parts]
-    newest = max(times, default=0.0)
-    return time.strftime("%Y-%m-%d", time.gmtime(newest)) if 0 < newest < 1e11 else ""
-
-
 def _by_field(fields: Sequence[str], records: Sequence[Sequence[object]]) -> Table:
     """Records as one list per field."""
     return {name: [record[i] for record in records] for i, name in enumerate(fields)}
@@ -153,16 +137,13 @@ def _ends(interval: tuple[float, float] | None) -> tuple[float | None, float | N
     return _round(low), _round(high)
 
 
-def _set(overall: Overall, board: Board, index: Mapping[str, int]) -> Record:
+def _set(overall: Overall, board: Board) -> Record:
     """The ranks over a named set of columns, best first."""
-    column_index = {column: k for k, column in enumerate(board.columns)}
-    ranks = []
+    index, ranks = board.row_index(), []
     for row, p in zip(overall.rows, overall.standing.places, strict=True):
-        average, rate = _round(p.average), round(p.win_rate, 2)
-        row_index = index[row.checkpoint]
-        ranks.append((row_index, p.rank, *p.interval, average, rate, p.columns, p.group))
-    columns = [column_index[column] for column in overall.columns]
-    ranked = _by_field(RANKS, ranks)
+        known = (index[row.checkpoint], p.rank, *p.interval, _round(p.average))
+        ranks.append((*known, round(p.win_rate, 2), p.columns, p.group))
+    columns, ranked = list(map(board.columns.index, overall.columns)), _by_field(RANKS, ranks)
     return {"title": overall.title, "basis": overall.basis, "columns": columns, "ranks": ranked}
 
 
@@ -175,41 +156,33 @@ def _rows(board: Board) -> list[Sequence[object]]:
     compared = len({cost.parameters for cost in board.costs.values()}) > 1
     rows: list[Sequence[object]] = []
     for row in board.rows:
-        cost = board.costs.get(row.checkpoint)
-        text, hardware = "", ""
-        if cost and compared:
-            text, hardware = cost.text, cost.hardware or ""
-        is_published, labs = row.source != MEASURED, board.labs.get(row.checkpoint, [])
+        cost = board.costs.get(row.checkpoint) if compared else None
         names = (row.checkpoint, row.name, row.method, row.arch, row.epochs)
-        label = labels[row.checkpoint]
-        rows.append((*names, is_published, label, labs, text, hardware))
+        also = (row.source != MEASURED, labels[row.checkpoint])
+        costs = (cost.text, cost.hardware or "") if cost else ("", "")
+        rows.append((*names, *also, list(board.labs.get(row.checkpoint, ())), *costs))
     return rows
 
 
 def _columns_and_cells(
-    board: Board,
-    index: Mapping[str, int],
-    comparisons: Comparisons,
-    origins: _Origins,
-    notes: dict[str, int],
+    board: Board, origins: _Origins, notes: dict[str, int]
 ) -> tuple[list[Sequence[object]], list[Table]]:
     """Every column, and the table of its cells. Each note of a cell goes into `notes` once."""
     # In one pass over the cells: a lookup for each field of the table takes longer.
     by_column: dict[Column, list[tuple[str, Cell]]] = {column: [] for column in board.columns}
     for (checkpoint, column), cell in board.cells.items():
         by_column[column].append((checkpoint, cell))
-    measured = {row.checkpoint for row in board.measured_rows}
+    index, measured = board.row_index(), {row.checkpoint for row in board.measured_rows}
     columns: list[Sequence[object]] = []
     tables = []
     settings: set[tuple[str, ...]] = set()  # settings seen so far: the first column is the main one
-    for (c, members), marks in zip(by_column.items(), comparisons.standings, strict=True):
-        cells, count = [], 0
+    for c, members in by_column.items():
+        marks, cells, count = standing(board, c), [], 0
         for checkpoint, cell in members:
             count += cell.value is not None and checkpoint in measured
             low, high = _ends(cell.ci95)
-            parts = [origins.add(measurement) for measurement in cell.parts]
-            mark = marks.get(checkpoint, "")
             row, note = index[checkpoint], notes.setdefault(cell.note, len(notes))
+            mark, parts = marks.get(checkpoint, ""), list(map(origins.add, cell.parts))
             cells.append((row, _round(cell.value), low, high, mark, note, parts))
         tables.append(_by_field(CELLS, cells))
         main = c.setting not in settings or not TASKS[c.task].ranked
@@ -220,8 +193,7 @@ def _columns_and_cells(
 
 
 def _pair(pair: PairedDifference) -> Sequence[object]:
-    d = pair.difference
-    where = (pair.column, pair.a, pair.b)
+    *where, d = pair
     numbers = (_round(d.value), *_ends(d.ci95), float(f"{d.p:.3g}"))
     return *where, *numbers, d.real, d.trainings_known, d.paired, d.n
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from backbench.board import ablation, predictor
 from backbench.board.board import Board, joined
-from backbench.board.page import PageFigures, Record
 from backbench.errors import BadInput
 from backbench.images.image_list import readable
 from backbench.results.result_line import Result
@@ -33,7 +32,10 @@ OVERVIEWS = {  # file in RUN/pictures -> what it shows
 }
 
 
-def collect_figures(board: Board, runs: Iterable[str | Path]) -> PageFigures:
+Record = dict[str, object]  # its keys are those that page_*.js read
+
+
+def collect_figures(board: Board, runs: Iterable[str | Path]) -> dict[str, Sequence[Record]]:
     """Everything that stands on the page beside the table; curves are looked for below `runs`."""
     figures: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +46,7 @@ def collect_figures(board: Board, runs: Iterable[str | Path]) -> PageFigures:
             box = re.search(rb'viewBox="0 0 (\d+)[\d.]* (\d+)[\d.]*"', content[:2000])
             width, height = (int(box[1]) or 4, int(box[2]) or 3) if box else (4, 3)
             figures.append({"title": title, "src": source, "width": width, "height": height})
-    return PageFigures(_curves(board, runs), _pictures(board), figures)
+    return {"curves": _curves(board, runs), "pictures": _pictures(board), "figures": figures}
 
 
 # ---- ablations, the predictor, analyses
@@ -64,11 +66,8 @@ def write_figures(board: Board, folder: Path) -> list[tuple[str, Path]]:
 
 def _analyses(board: Board) -> list[tuple[str, Path]]:
     """(title, svg) of the overviews and training curves of the board's `analyze` runs."""
-    runs: dict[Path, None] = {}  # as a set, in the board's order
-    for cell in board.cells.values():
-        for result, run in cell.parts:
-            if result.task == "analyze":
-                runs[run] = None
+    parts = itertools.chain(*(cell.parts for cell in board.cells.values()))
+    runs = dict.fromkeys(run for result, run in parts if result.task == "analyze")  # a set in order
     figures = []
     for run in list(runs)[:MOST_ANALYSES]:
         # Whatever else lies in such a file, the page goes without its figures rather than fail.
@@ -94,40 +93,29 @@ def _curves(board: Board, runs: Iterable[str | Path]) -> list[Record]:
     checkpoint has results; else the name in the checkpoint, or that of the folder."""
     labels, row_index = board.labels(), board.row_index()
     curves: list[Record] = []
-    for run in _pretrainings(runs):
+    files: dict[str, Path] = {}  # real path -> the path by which it was reached
+    for below in filter(Path.is_dir, map(Path, runs)):
+        found = [file for file in walking.files(below) if file.name == METRICS_FILE]
+        files |= {os.path.realpath(file): file for file in found}
+    for run in (file.parent for file in sorted(files.values())):
+        try:
+            is_pretraining = jsons.read(run / RUN_FILE)["verb"] == "pretrain"
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if not is_pretraining:
+            continue
         logged = [line for line in read_metrics(run) if math.isfinite(line.get("step", math.nan))]
         if len(logged) < LEAST_POINTS:
             continue
         about = header.about(run / CHECKPOINT_FILE)
-        digest = str(about.get("digest"))
-        provenance = about.get("provenance")
-        own_name = run.name
-        if isinstance(provenance, Mapping) and provenance.get("name"):
-            own_name = printable.shown(str(provenance["name"]))
+        digest, provenance = str(about.get("digest")), about.get("provenance")
+        own = provenance.get("name") if isinstance(provenance, Mapping) else None
+        name = labels.get(digest) or printable.shown(str(own or run.name))
         x, y = _thin(logged)
         if y:
-            name, row = labels.get(digest) or own_name, row_index.get(digest)
-            curves.append({"name": name, "row": row, "x": x, "y": y, "marks": _marks(run, logged)})
+            curve = {"name": name, "row": row_index.get(digest), "x": x, "y": y}
+            curves.append(curve | {"marks": _marks(run, logged)})
     return curves
-
-
-def _pretrainings(runs: Iterable[str | Path]) -> list[Path]:
-    """The folders below `runs` that hold a pretraining's metrics, each once."""
-    files: dict[str, Path] = {}  # real path -> the path by which it was reached
-    for run in map(Path, runs):
-        if run.is_dir():
-            for file in walking.files(run):
-                if file.name == METRICS_FILE:
-                    files[os.path.realpath(file)] = file
-    folders = []
-    for file in sorted(files.values()):
-        try:
-            about = jsons.read(file.parent / RUN_FILE)
-        except (OSError, ValueError):
-            continue
-        if isinstance(about, dict) and about.get("verb") == "pretrain":
-            folders.append(file.parent)
-    return folders
 
 
 def _thin(
@@ -137,12 +125,9 @@ def _thin(
     # Means of neighbours keep a curve's shape; every tenth point of it would keep its noise.
     size = math.ceil(len(logged) / CURVE_POINTS)
     bins = [logged[i : i + size] for i in range(0, len(logged), size)]
-    names: dict[str, None] = {}  # as a set; a metric may be logged now and then only
-    for line in logged:
-        names |= dict.fromkeys(line)
-    names.pop("step")
     y = {}
-    for name in sorted(names):
+    # A metric may be logged now and then only
+    for name in sorted(set().union(*logged) - {"step"}):
         means = [_mean(part, name) for part in bins]
         if len(means) - means.count(None) >= LEAST_POINTS:
             y[name] = means
@@ -151,12 +136,9 @@ def _thin(
 
 def _mean(part: Sequence[Mapping[str, float]], name: str) -> float | None:
     """The mean of a metric over some lines, to five digits; None where no line has a number."""
-    values = []
-    for line in part:
-        value = line.get(name)
-        if isinstance(value, int | float) and math.isfinite(value):
-            values.append(value)
-    mean = sum(values) / len(values) if values else math.nan
+    values = [line[name] for line in part if isinstance(line.get(name), int | float)]
+    finite = list(filter(math.isfinite, values))
+    mean = sum(finite) / len(finite) if finite else math.nan
     return float(f"{mean:.5g}") if math.isfinite(mean) else None
 
 
@@ -203,18 +185,16 @@ def _pictures(board: Board) -> list[Record]:
             small = _small_image(file)
             if small is None:
                 continue
-            source, width, height = small
-            name = labels.get(result.checkpoint, result.name)
-            task = TASKS[result.task].title
+            name, task = labels.get(result.checkpoint, result.name), TASKS[result.task].title
             how = joined(" + ", result.protocol, result.engine)
             alt = f"{task} of {name} on image {file.stem}: ground truth left, detected right"
             about = {"title": name, "note": f"{task}, {result.dataset}, {how}", "alt": alt}
-            pictures.append(about | {"src": source, "width": width, "height": height})
+            pictures.append(about | small)
     return pictures
 
 
-def _small_image(file: Path) -> tuple[str, int, int] | None:
-    """The image as a data URI, at most PICTURE_WIDTH wide, with width and height; None where it cannot be read."""
+def _small_image(file: Path) -> Record | None:
+    """The image as a data URI, at most PICTURE_WIDTH wide; None where it cannot be read."""
     from PIL import Image
 
     try:
@@ -229,4 +209,4 @@ def _small_image(file: Path) -> tuple[str, int, int] | None:
     except BadInput:
         return None
     source = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return source, width, height
+    return {"src": source, "width": width, "height": height}

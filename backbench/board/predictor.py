@@ -4,7 +4,7 @@ Intervals are over checkpoints (backbench/stats/correlation.py). With few checkp
 and they are shown for that reason.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,30 +43,25 @@ class Correlation:
 
 def correlations(board: Board) -> list[Correlation]:
     """Correlate each cheap score with each downstream column that LEAST checkpoints share."""
-    values = _measured_values(board)
-    out = []
-    for downstream in values:
-        if TASKS[downstream.task].cheap:
-            continue
-        for cheap in values:
-            # Only over what both have measured; sorted, so that equal sets are resampled alike.
-            shared = sorted(values[cheap].keys() & values[downstream].keys())
-            if TASKS[cheap.task].cheap and len(shared) >= LEAST:
-                x, y = ([values[column][c] for c in shared] for column in (cheap, downstream))
-                rho, interval = correlation.spearman(x, y)
-                out.append(Correlation(cheap, downstream, len(shared), rho, interval))
-    correlation.resampled_ranks.cache_clear()
-    return out
-
-
-def _measured_values(board: Board) -> Mapping[Column, Mapping[str, float]]:
-    """The measured values: column, in the board's order, -> checkpoint -> value."""
-    measured = {row.checkpoint for row in board.measured_rows}
     values: dict[Column, dict[str, float]] = {column: {} for column in board.columns}
+    measured = {row.checkpoint for row in board.measured_rows}
     for (checkpoint, column), cell in board.cells.items():
         if checkpoint in measured and cell.value is not None:
             values[column][checkpoint] = cell.value
-    return values
+    out = []
+    for downstream, far in values.items():
+        if TASKS[downstream.task].cheap:
+            continue
+        for cheap, near in values.items():
+            # Only over what both have measured; sorted, so that equal sets are resampled alike.
+            shared = sorted(near.keys() & far.keys())
+            if TASKS[cheap.task].cheap and len(shared) >= LEAST:
+                rho, interval = correlation.spearman(
+                    *([of[c] for c in shared] for of in (near, far))
+                )
+                out.append(Correlation(cheap, downstream, len(shared), rho, interval))
+    correlation.resampled_ranks.cache_clear()
+    return out
 
 
 def write_csv(table: Sequence[Correlation], path: Path) -> None:

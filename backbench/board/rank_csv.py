@@ -33,12 +33,12 @@ SHOWN = 50  # rows on standard output
 
 @dataclass(frozen=True)
 class ForeignTable:
-    """The table as it is ranked: higher values are better, None is missing."""
+    """The table as it is ranked: higher values are better, nan is missing."""
 
     names: list[str]
     columns: list[str]
     datasets: list[str]  # of each column
-    values: list[list[float | None]]
+    values: np.ndarray  # (rows, columns)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,12 +50,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         table = read(args.file, name=args.name, lower=args.lower)
     if len(table.names) > rank_intervals.MOST_ROWS:
-        raise BadInput(
-            f"{args.file}: {len(table.names)} rows; at most {rank_intervals.MOST_ROWS} are ranked, as every"
-            " pair of them is compared: leave the others out"
-        )
-    values = np.array([[math.nan if v is None else v for v in row] for row in table.values])
-    ranking = rank_intervals.ranking(values, table.datasets)
+        most = f"at most {rank_intervals.MOST_ROWS} are ranked, as every pair of them is compared"
+        raise BadInput(f"{args.file}: {len(table.names)} rows; {most}: leave the others out")
+    ranking = rank_intervals.ranking(table.values, table.datasets)
     order = sorted(range(len(table.names)), key=lambda i: (ranking.places[i].rank, table.names[i]))
     lines: list[tuple[object, ...]] = []
     for i in order:
@@ -65,7 +62,12 @@ def run(args: argparse.Namespace) -> int:
     said = answer(table, ranking)
     args.document = {"answer": said, "ranks": [dict(zip(HEAD, line)) for line in lines]}
     print(said)
-    _print(lines)
+    print(f"{'rank':>6} {'95%':>9} {'average':>8} {'wins %':>7} {'columns':>8}  name")
+    for rank, low, high, mean, wins, columns, _, who in lines[:SHOWN]:
+        shown = printable.shown(str(who))
+        print(f"{rank:>6} {f'{low}-{high}':>9} {mean:>8} {wins:>7} {columns:>8}  {shown}")
+    if len(lines) > SHOWN:
+        print(f"... and {len(lines) - SHOWN} more; --csv F writes all")
     if args.csv:
         write_lines(args.csv, [HEAD, *lines])
         log.info(f"wrote {args.csv}")
@@ -90,31 +92,17 @@ def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:
     return f"{', '.join(leaders[:4])}{others} {lead} {confidence}."
 
 
-def _print(lines: Sequence[tuple[object, ...]]) -> None:
-    print(f"{'rank':>6} {'95%':>9} {'average':>8} {'wins %':>7} {'columns':>8}  name")
-    for rank, low, high, average, rate, columns, _, name in lines[:SHOWN]:
-        said = printable.shown(str(name))
-        print(f"{rank:>6} {f'{low}-{high}':>9} {average:>8} {rate:>7} {columns:>8}  {said}")
-    if len(lines) > SHOWN:
-        print(f"... and {len(lines) - SHOWN} more; --csv F writes all")
-
-
 def of_runs(runs: Path) -> ForeignTable:
     """The main columns of the results below a folder; what does not follow is named and left out."""
     board = collect([runs])
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
     columns = overall.main_columns(board)
-    names, values, labels = [], [], board.labels()
-    for row in board.measured_rows:
-        cells = [board.cell(row, column) for column in columns]
-        of_row = [c.value if c is not None and overall.ranks_by(c) else None for c in cells]
-        if any(value is not None for value in of_row):
-            names.append(labels[row.checkpoint])
-            values.append(of_row)
-    if len(names) < 2:
+    rows, values, datasets = overall.values_of(board, columns)
+    if len(rows) < 2:
         raise BadInput(f"{runs}: no column where two checkpoints have numbers that can be ranked")
-    datasets = [f"{column.dataset}:{column.split or ''}" for column in columns]
+    labels = board.labels()
+    names = [labels[row.checkpoint] for row in rows]
     return ForeignTable(names, [column.name for column in columns], datasets, values)
 
 
@@ -139,21 +127,26 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
         elif column not in (name, "checkpoint") and 0 < len(others) < len(there):
             shown, other = printable.shown(column, 60), printable.shown(others[0], 60)
             log.warning(f"column '{shown}' is not ranked: '{other}' is no number")
-    numeric = _of_our_own(head, numeric)
+    # Of a leaderboard.csv of ours the main column of each measurement, which stands first
+    ours = [_OURS.fullmatch(heading) for heading in head]
+    main: dict[tuple[str, str, str], int] = {}
+    for n in numeric:
+        own = ours[n]
+        if own and own["dataset"] != AVERAGE and own["task"] != "analyze":
+            main.setdefault((own["task"], own["dataset"], own["how"]), n)
+    numeric = list(main.values()) or numeric
     text_columns = [n for n in range(len(head)) if n not in numeric and head[n] != "checkpoint"]
     named = head.index(name) if name else next(iter(text_columns), None)
     if named is None or not numeric:
         what = "column of names" if numeric else "column of numbers"
         raise BadInput(f"{file}: no {what}; name one with --name, numbers in the others")
-    values = []
-    for at, line in body:
-        row = [_value(line[n], f"{file}:{at}", head[n]) for n in numeric]
-        signs = [-1 if head[n] in lower else 1 for n in numeric]
-        values.append([None if v is None else s * v for s, v in zip(signs, row)])
     columns = [head[n] for n in numeric]
+    values = np.empty((len(body), len(numeric)))
+    for row, (at, line) in zip(values, body):
+        row[:] = [_value(line[n], f"{file}:{at}", head[n]) for n in numeric]
+    values[:, [column in lower for column in columns]] *= -1
     # Our own columns name their dataset, any other is a dataset of its own
-    ours = [_OURS.fullmatch(column) for column in columns]
-    datasets = [own["dataset"] if own else column for own, column in zip(ours, columns)]
+    datasets = [own["dataset"] if (own := ours[n]) else head[n] for n in numeric]
     return ForeignTable([line[named] for _, line in body], columns, datasets, values)
 
 
@@ -184,10 +177,10 @@ def _lines(file: Path) -> list[tuple[int, list[str]]]:
     return lines
 
 
-def _value(field: str, where: str, column: str) -> float | None:
+def _value(field: str, where: str, column: str) -> float:
     text = field.strip()
     if text.lower() in _MISSING:
-        return None
+        return math.nan
     found = _NUMBER.fullmatch(text)
     value = float(found[1]) if found else math.nan
     cell = f"'{printable.shown(text, 60)}' in column '{printable.shown(column, 120)}'"
@@ -196,14 +189,3 @@ def _value(field: str, where: str, column: str) -> float | None:
     if not 0 <= value <= 100 and _OURS.fullmatch(column):
         raise BadInput(f"{where}: {cell} is no percentage; write the table again from its results")
     return value
-
-
-def _of_our_own(head: Sequence[str], numeric: list[int]) -> list[int]:
-    """The columns that are ranked: in a leaderboard.csv of ours the main one of each measurement,
-    which stands first; in any other table all of them."""
-    main: dict[tuple[str, str, str], int] = {}
-    for n in numeric:
-        ours = _OURS.fullmatch(head[n])
-        if ours and ours["dataset"] != AVERAGE and ours["task"] != "analyze":
-            main.setdefault((ours["task"], ours["dataset"], ours["how"]), n)
-    return list(main.values()) or numeric

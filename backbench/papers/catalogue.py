@@ -6,6 +6,7 @@ there, so it cannot differ from what the jobs do.
 """
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from pathlib import Path
 from backbench.board.board import Board, collect
 from backbench.errors import BadInput, nearest
 from backbench.launch.grid import Grid, read_grid
-from backbench.papers import judge, judging_rules, printed_recipes, published
+from backbench.papers import judge, judging_rules, printed_recipes, published, timm_scores
 from backbench.papers.judge import Judged
 from backbench.papers.published import Published
 from backbench.recipes import config
-from backbench.reproduce import sources as public
-from backbench.reproduce.sources import PrintedSource
+from backbench.reproduce import selection
+from backbench.reproduce.selection import PrintedBeside
 from backbench.runs.terminal import log
 from backbench.untrusted import printable
 
@@ -27,7 +28,7 @@ PAPERS = ("lorac", "jcl", "mio", "arb", "cllr")
 UNEXPECTED = "unexpected"  # a number that could be judged, and that no recipe of its grid expects
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PrintedItem:
     """A printed table or figure: `lorac:2`, `arb:fig.7`."""
 
@@ -53,41 +54,45 @@ class PrintedItem:
         return judging_rules.reason(number) or (None if number.key in self.keys else UNEXPECTED)
 
     @property
-    def command(self) -> str:
-        """The command that measures all of it and, run again, only what is missing."""
-        return f"backbench launch run {self.grid.name}{self.lists} --data ROOT --out RUNS"
+    def in_command(self) -> str:
+        """The grid, with the argument that it needs where it trains on published lists of labels."""
+        return f"{self.grid.name} lists=lists" if self.grid.lists else self.grid.name
+
+
+@dataclass(frozen=True)
+class PrintedSource:
+    """One source of printed numbers: how many there are, can be judged, and are measured."""
+
+    name: str
+    printed: int
+    judgeable: int
+    measured: int
 
     @property
-    def lists(self) -> str:
-        """The argument that a grid needs which trains on published lists of labels."""
-        return " lists=lists" if self.grid.lists else ""
+    def words(self) -> str:
+        """timm: 9,336 printed, 9,000 judgeable, 2 measured."""
+        return f"{self.name}: {self.printed:,} printed, {self.judgeable:,} judgeable, {self.measured:,} measured"
 
 
 @functools.cache
 def items() -> tuple[PrintedItem, ...]:
     """All tables and figures: paper by paper, tables before figures."""
 
-    def order(item: PrintedItem) -> tuple[int, bool, str]:
-        paper, _, table = item.prints.partition(":")
-        return PAPERS.index(paper), table.startswith("fig."), table
-
     found = []
     for name in config.recipe_names("grids"):
-        if not name.startswith(tuple(f"{paper}_" for paper in PAPERS)):
+        paper = name.partition("_")[0]
+        if paper not in PAPERS:
             continue
         grid = read_grid(name)
         if grid.prints is None:
             raise BadInput(f"grid {name}: add `prints: PAPER:TABLE`, the table or figure it makes")
-        keys: set[str] = set()
-        points = 0
+        keys: list[list[str]] = []
         for sweep in printed_recipes.sweeps(grid):
-            for point in sweep.points():
-                points += 1
-                keys.update(printed_recipes.expected_by(sweep, point))
-        found.append(
-            PrintedItem(prints=grid.prints, grid=grid, keys=frozenset(keys), points=points)
-        )
-    return tuple(sorted(found, key=order))
+            keys += [printed_recipes.expected_by(sweep, point) for point in sweep.points()]
+        item = PrintedItem(grid.prints, grid, frozenset(itertools.chain(*keys)), len(keys))
+        table = grid.prints.partition(":")[2]
+        found.append((PAPERS.index(paper), table.startswith("fig."), table, item))
+    return tuple(item for *_, item in sorted(found, key=lambda one: one[:3]))
 
 
 def find(text: str) -> PrintedItem:
@@ -144,10 +149,36 @@ def name_of(number: Published) -> NumberName:
 
 
 def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
-    """The printed numbers by their source: the papers' tables, csv files of counts, files' pages."""
+    """The printed numbers by their source: the papers' tables, the csv files of timm and of the
+    ImageNet testbed, and public checkpoints' own pages."""
     counts = coverage()
-    papers = PrintedSource("papers", counts.total(), counts[None], len(by_number(judged)))
-    return [papers, *public.own_heads(board), public.pages(board)]
+    found = [PrintedSource("papers", counts.total(), counts[None], len(by_number(judged)))]
+    # 1. The counts of right images; measured are those of a row by the model's own classifier
+    own = set()
+    for cell in board.cells.values():
+        for result, _ in cell.parts:
+            match {"metric": result.metric, **result.provenance}:
+                case {
+                    "metric": "top1",
+                    "own_geometry": {"input_size": [*_, int(size)]},
+                    "recipe": {"rule": str(rule)},
+                }:
+                    own.add((result.name, size, result.dataset, rule))
+    for name, scores in (("timm", timm_scores.scores()), ("testbed", timm_scores.testbed())):
+        judgeable = sum(not score.unlike for score in scores.values())
+        count = sum((*key, score.printed.rule) in own for key, score in scores.items())
+        found.append(PrintedSource(name, len(scores), judgeable, count))
+    # 2. The numbers on the pages of the files in the shipped lists, with the name of the file, once:
+    #    a file may stand in several lists
+    printed: dict[tuple[str, PrintedBeside], None] = {}
+    for name in config.recipe_names(selection.KIND):
+        for checkpoint, about in selection.read_list(name).files.items():
+            printed |= dict.fromkeys((checkpoint, number) for number in about.beside)
+    names = {row.checkpoint: row.name for row in board.measured_rows}
+    there = {(names.get(digest), column) for digest, column in board.cells}
+    judgeable = sum(number.allowed is not None for _, number in printed)
+    count = sum((name, number.column) in there for name, number in printed)
+    return [*found, PrintedSource("pages", len(printed), judgeable, count)]
 
 
 # ---- docs/papers.md
@@ -191,7 +222,7 @@ def markdown(runs: Sequence[Path] = ()) -> str:
         for item in items():
             if item.prints.startswith(f"{paper}:"):
                 numbers = status(item, done).replace(", 0 measured", "")
-                line = f"- `{item.grid.name}{item.lists}` ({numbers}): {item.grid.title}"
+                line = f"- `{item.in_command}` ({numbers}): {item.grid.title}"
                 if item.grid.deviations:
                     line += f". Deviations: {'; '.join(item.grid.deviations)}"
                 lines.append(line)

@@ -59,7 +59,10 @@ def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged
     cells = {}
     pretrained_again: dict[Column, list[Cell]] = {}
     for n in itertools.chain(*columns.values()):
-        one = _verdict(n, judged)
+        # The verdict on it, one to the letter first; none if its trunk was not measured
+        own = [one for one in judged if (one.key, one.column) == (n.key, column_of(n))]
+        fit = [one for one in own if one.verdict in ("within", "outside")]
+        one = min(fit, key=lambda one: (bool(one.way), -len(one.rows)), default=None)
         cell = _cell(one, board) if one is not None else None
         if one is None or cell is None:
             continue
@@ -71,10 +74,10 @@ def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged
     # 2. Where pretrainings were repeated, theirs is the noise, also of tasks that train nothing; a
     #    probe's seeds say nothing about it
     for column, repeated in pretrained_again.items():
-        spreads = [
-            column_noise.seeds_of(c.values, list(predictions(c).values()), column.metric)
-            for c in repeated
-        ]
+        spreads = []
+        for cell in repeated:
+            files = list(predictions(cell).values())
+            spreads.append(column_noise.seeds_of(cell.values, files, column.metric))
         together.noises[column] = training_noise.pooled(spreads)
     # 3. A test for each claim that is measured
     claims: list[Claim] = []
@@ -83,14 +86,13 @@ def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged
         worse, better = sorted(pair, key=lambda n: as_measured(n).value)
         if as_measured(worse).value == as_measured(better).value:
             continue
+        claims.append(Claim(better, worse, NOT_MEASURED))
         a, b = (cells.get((n.key, n.task, n.dataset, n.metric)) for n in (better, worse))
-        if a is None or b is None or a.value is None or b.value is None:
-            claims.append(Claim(better, worse, NOT_MEASURED))
-            continue
-        gap = difference(together, column_of(better), a, b)
-        if gap is not None:
-            tested.append((len(claims), gap))
-        claims.append(Claim(better, worse, ALIKE, a.value - b.value))
+        if a is not None and b is not None and a.value is not None and b.value is not None:
+            gap = difference(together, column_of(better), a, b)
+            if gap is not None:
+                tested.append((len(claims) - 1, gap))
+            claims[-1] = Claim(better, worse, ALIKE, a.value - b.value)
     # 4. All of them are right at once with 95% confidence
     corrected = multiple_tests.holm(np.array([gap.p for _, gap in tested]))
     for (place, gap), p in zip(tested, corrected, strict=True):
@@ -98,16 +100,6 @@ def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged
             word = HOLDS if gap.value > 0 else REVERSED
             claims[place] = replace(claims[place], verdict=word)
     return claims
-
-
-def _verdict(n: Published, judged: Sequence[Judged]) -> Judged | None:
-    """The verdict on one number, one to the letter first; None if its trunk was not measured."""
-    fit = [
-        one
-        for one in judged
-        if (one.key, one.column) == (n.key, column_of(n)) and one.verdict in ("within", "outside")
-    ]
-    return min(fit, key=lambda one: (bool(one.way), -len(one.rows)), default=None)
 
 
 def _cell(one: Judged, board: Board) -> Cell | None:
@@ -118,9 +110,9 @@ def _cell(one: Judged, board: Board) -> Cell | None:
         cell = board.cells[row.checkpoint, one.column]
         if not (cell.backed and cell.settled):
             return None
-        parts += cell.parts[:1] if len(one.rows) > 1 else cell.parts
-    apart = [Measurement(replace(m.result, seed=seed), m.run) for seed, m in enumerate(parts)]
-    return Cell(one.measured, one.ci95, apart)
+        for result, run in cell.parts[:1] if len(one.rows) > 1 else cell.parts:
+            parts.append(Measurement(replace(result, seed=len(parts)), run))
+    return Cell(one.measured, one.ci95, parts)
 
 
 def counted(claims: Sequence[Claim]) -> str:

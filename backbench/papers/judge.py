@@ -117,12 +117,21 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
     """
     # 1. The results themselves: which checkpoints there are, and their keys.
     keys: dict[str, set[str]] = {}
+    commands: set[tuple[str, str]] = set()  # most numbers share theirs with others
     for cell in board.cells.values():
         for result, _ in cell.parts:
             own = published.expected_keys_in(result.provenance)
             keys.setdefault(result.checkpoint, set()).update(own)
+            command = result.origin.get("command") or ""
+            if isinstance(command, list):
+                command = shlex.join(command)
+            commands.add((result.origin.get("cwd") or ".", command))
     # 2. The checkpoint files: only headers are read, and checkpoints without results are skipped.
-    files = _checkpoints_named(board)
+    files: set[Path] = set()
+    for cwd, command in commands:
+        for word in printable.of_command(command):
+            if word.endswith(".safetensors"):
+                files.add(Path(cwd) / word)
     for run in map(Path, runs):
         if run.is_dir():
             files.update(f for f in walking.files(run) if f.suffix == ".safetensors")
@@ -139,47 +148,29 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
     return {digest: sorted(own) for digest, own in keys.items() if own}
 
 
-def _checkpoints_named(board: Board) -> set[Path]:
-    """The checkpoint files among the words of the commands that made the board's numbers."""
-    commands: set[tuple[str, str]] = set()  # most numbers share theirs with others
-    for cell in board.cells.values():
-        for result, _ in cell.parts:
-            command = result.origin.get("command") or ""
-            if isinstance(command, list):
-                command = shlex.join(command)
-            commands.add((result.origin.get("cwd") or ".", command))
-    files: set[Path] = set()
-    for cwd, command in commands:
-        for word in printable.of_command(command):
-            if word.endswith(".safetensors"):
-                files.add(Path(cwd) / word)
-    return files
-
-
 # ---- verdicts
 
 
 def _printed(
-    board: Board, expected: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Row, str, Sequence[Published] | BadInput]]:
-    """Each row with each key that it must reach, and the key's printed numbers, or the error for an
-    unknown key: a key mistyped in one recipe must not end the whole board."""
+    board: Board, expected: Mapping[str, Sequence[str]], unknown: list[str]
+) -> Iterator[tuple[Row, str, Sequence[Published]]]:
+    """Each row with each key that it must reach, and the key's printed numbers. Unknown keys go to
+    `unknown`: one that is mistyped in a recipe must not end the whole board."""
     rows = {row.checkpoint: row for row in board.measured_rows}
     for digest, keys in expected.items():
         for key in keys:
             try:
-                yield rows[digest], key, published.lookup(key)
+                numbers = published.lookup(key)
             except BadInput as error:
-                yield rows[digest], key, error
+                unknown.append(f"{rows[digest].name}: {error}")
+                continue
+            yield rows[digest], key, numbers
 
 
 def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
     """A verdict for each number with a published one by its protocol; one for all seeds."""
     judged: dict[tuple[object, ...], tuple[Published, list[Judged]]] = {}
-    for row, _, numbers in _printed(board, expected):
-        if isinstance(numbers, BadInput):
-            board.problems.append(f"{row.name}: {numbers}")
-            continue
+    for row, _, numbers in _printed(board, expected, board.problems):
         for number in numbers:
             verdict = _judge(board, row, number)
             if verdict is not None:
@@ -194,15 +185,14 @@ def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
 
 def _mean(number: Published, seeds: Sequence[Judged]) -> Judged:
     """One verdict on the mean of checkpoints that were pretrained by one recipe."""
-    if len(seeds) == 1:
-        return seeds[0]
     first = seeds[0]
-    rows = tuple(one.row for one in seeds)
+    if len(seeds) == 1:
+        return first
     values = [one.measured for one in seeds]
     return replace(
         first,
         row=replace(first.row, name=f"{first.row.name}, {len(seeds)} pretrainings"),
-        rows=rows,
+        rows=tuple(one.row for one in seeds),
         measured=sum(values) / len(values),
         ci95=confidence.of_seeds(values),
         tolerance=judging_rules.tolerance(number, len(seeds)) or 0.0,
@@ -247,43 +237,36 @@ def _trunk_differences(row: Row, cell: Cell, number: Published) -> tuple[str, ..
 def not_judged(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]:
     """One line for each thing that makes `--check` fail beside the verdicts: unknown keys, undefined
     numbers, and numbers measured in another way than their protocol's name says."""
-    lines = []
-    for row, _, numbers in _printed(board, expected):
-        if isinstance(numbers, BadInput):
-            lines.append(f"{row.name}: {numbers}")
-            continue
+    lines: list[str] = []
+    for row, _, numbers in _printed(board, expected, lines):
         for number in numbers:
             if judging_rules.tolerance(number) is not None:
                 lines += _undefined_or_unlike(board, row, number)
     return lines
 
 
-def _undefined_or_unlike(board: Board, row: Row, number: Published) -> list[str]:
+def _undefined_or_unlike(board: Board, row: Row, number: Published) -> Iterator[str]:
     """The row's cells that match this number except for recipe, split, lists or a value."""
     wanted = column_of(number)
-    lines = []
     for column in board.columns:
         cell = board.cell(row, column)
         if cell is None:
             continue
-        if column == wanted:
-            undefined = sum(result.value is None for result, _ in cell.parts)
-            if cell.value is None:
-                lines.append(f"{row.name}: {column.name} is undefined, {number.key} is not")
-            elif undefined:
-                seeds = f"{undefined} of {len(cell.parts)} seeds"
-                lines.append(f"{row.name}: {column.name} is undefined for {seeds}")
-        elif column.without_marks == wanted.without_marks:
-            lines.append(f"{row.name}: {number.key} is of {wanted.name}, not of {column.name}")
-    return lines
+        undefined = len(cell.parts) - len(cell.values)
+        if column != wanted:
+            if column.without_marks == wanted.without_marks:
+                yield f"{row.name}: {number.key} is of {wanted.name}, not of {column.name}"
+        elif cell.value is None:
+            yield f"{row.name}: {column.name} is undefined, {number.key} is not"
+        elif undefined:
+            seeds = f"{undefined} of {len(cell.parts)} seeds"
+            yield f"{row.name}: {column.name} is undefined for {seeds}"
 
 
 def not_measured(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]:
     """One line for each printed row that a checkpoint must reach and that lacks measurements."""
     lines = []
-    for row, key, numbers in _printed(board, expected):
-        if isinstance(numbers, BadInput):
-            continue  # `not_judged` says it
+    for row, key, numbers in _printed(board, expected, []):
         judged = [n for n in numbers if judging_rules.tolerance(n) is not None]
         missing = [n for n in judged if board.cell(row, column_of(n)) is None]
         if missing:

@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass
 
 from backbench.board.board import Column
-from backbench.papers.published import Published, rows, slug
+from backbench.papers.published import Published, lookup, slug
 from backbench.recipes import config, own_probe
 from backbench.results import column_keys
 from backbench.stats import confidence
@@ -101,11 +101,9 @@ def recipe(number: Published) -> str | None:
     """The recipe that scores this number; None for detection and for numbers not judged."""
     if reason(number) is not None or TASKS[number.task].detects:
         return None
-    rules = _SCORED.get((number.paper, number.table)) or _SCORED[number.paper, ""]
-    for rule in rules:
-        fits_model = number.model.startswith(rule.models)
-        fits_dataset = not rule.datasets or number.dataset in rule.datasets
-        if fits_model and fits_dataset and rule.task in ("", number.task):
+    for rule in _SCORED.get((number.paper, number.table)) or _SCORED[number.paper, ""]:
+        of_set = not rule.datasets or number.dataset in rule.datasets
+        if number.model.startswith(rule.models) and of_set and rule.task in ("", number.task):
             return rule.protocol
     raise AssertionError(f"nothing scores {number.key} on {number.dataset}")
 
@@ -120,7 +118,6 @@ def protocol_name(recipe: str) -> str:
 
 def column_of(number: Published) -> Column:
     """The leaderboard column that a printed score stands in."""
-    detects = TASKS[number.task].detects
     scored_by = recipe(number)
     if reason(number) is not None:
         # Others scored it in their own way: each such table is a protocol of its own.
@@ -131,7 +128,7 @@ def column_of(number: Published) -> Column:
         protocol = protocol_name(scored_by)
     metric = as_measured(number)
     split = metric.split or TASKS[number.task].split
-    engine = "detectron2" if detects else None
+    engine = "detectron2" if TASKS[number.task].detects else None
     other = None if split == column_keys.USUAL_SPLIT else split
     return Column(number.task, number.dataset, metric.metric, protocol, engine, other)
 
@@ -175,15 +172,8 @@ def tolerance(number: Published, trainings: int = 1) -> float | None:
     if reason(number) is not None:
         return None
     allowed = TASKS[number.task].tolerance_on(number.dataset)
-    spread = _spreads().get((number.key, number.metric))
-    if allowed is None or spread is None:
+    spread = [n.value for n in lookup(number.key) if n.metric == f"{number.metric}_std"]
+    if allowed is None or not spread:
         return allowed
-    by_chance = confidence.t_quantile(_TRIALS - 1) * spread * (1 / _TRIALS + 1 / trainings) ** 0.5
-    return max(allowed, round(by_chance, 2))
-
-
-@functools.cache
-def _spreads() -> dict[tuple[str, str], float]:
-    """(key, metric) of a number -> the standard deviation that is printed beside it."""
-    spreads = [n for n in rows() if reason(n) == SPREAD]
-    return {(n.key, n.metric.removesuffix("_std")): n.value for n in spreads}
+    by_trials = confidence.t_quantile(_TRIALS - 1) * (1 / _TRIALS + 1 / trainings) ** 0.5
+    return max(allowed, round(by_trials * spread[0], 2))

@@ -1,16 +1,19 @@
-"""The papers' tables made from the board, as LaTeX and Markdown ready to paste.
+"""The board's own table, and the papers' tables made from the board, as LaTeX and Markdown ready to
+paste.
 
-Each table has the papers' own rows first, marked, then the measured ones. Only measured values are
-ever bold, and only where a paired test puts them above every other measured value of their column.
-The caption of a table is the title of the grid that measures it (configs/grids).
+Each printed table has the papers' own rows first, marked, then the measured ones. Only measured
+values are ever bold, and only where a paired test puts them above every other measured value of
+their column. The caption of a table is the title of the grid that measures it (configs/grids).
 """
 
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from backbench.board import overall
 from backbench.board.board import (
-    AVERAGE,
     BEST,
     ONCE,
     PUBLISHED,
@@ -23,21 +26,8 @@ from backbench.board.board import (
     standing,
     text_of,
 )
-from backbench.board.markdown import (
-    BOLD,
-    ITALIC,
-    RING,
-    UNFINISHED,
-    board_page,
-    bold,
-    escaped,
-    from_to,
-    headings,
-    marked,
-    pipe_table,
-)
+from backbench.board.markdown import escaped, from_to, pipe_table
 from backbench.board.overall import Overall
-from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.papers import judging_rules, published
 from backbench.papers.judge import Judged
 from backbench.papers.judging_rules import column_of
@@ -46,6 +36,66 @@ from backbench.results import column_keys
 from backbench.runs import atomic
 from backbench.tasks import TASKS
 from backbench.untrusted import printable
+
+# ---- the two formats
+
+BOLD = "Bold: above every other measured value by a paired test."
+ITALIC = "Italic: the highest, and those that no test tells from it."
+RING = "°: best of one training each."
+UNFINISHED = "†: not ranked; the fit has not converged, or the page says why."
+
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        **{char: "\\" + char for char in "&%$#_{}"},
+    }
+)
+
+
+def _latex(text: str) -> str:
+    """`text` on one line, with what LaTeX would take for a command escaped."""
+    line = printable.shown(" ".join(text.split()), 400).translate(_LATEX)
+    # After the end of a line, LaTeX would read these as an option of that line end.
+    return f"{{}}{line}" if line.startswith(("[", "*")) else line
+
+
+class Form(NamedTuple):
+    """How one of the two formats writes the cells of a table."""
+
+    escaped: Callable[[str], str]
+    marks: Mapping[str | None, str]  # of board.standing; others are written without one
+    half: str  # half of a 95% interval, behind its value
+    missing: str  # nothing was measured or printed
+    undefined: str  # measured, without a value
+
+    def number(self, value: float | None, mark: str | None) -> str:
+        return self.marks.get(mark, "{}").format(text_of(value, ".1f", missing=self.missing))
+
+
+LATEX = Form(
+    escaped=_latex,
+    marks={
+        BEST: r"\textbf{{{}}}",
+        TIED: r"\textit{{{}}}",
+        ONCE: r"{}$^\circ$",
+        UNSETTLED: r"{}$^\dagger$",
+    },
+    half=r" {{\scriptsize$\pm${:.1f}}}",
+    missing="--",
+    undefined="--",
+)
+MARKDOWN = Form(
+    escaped=escaped,
+    marks={BEST: "**{}**", TIED: "*{}*", ONCE: "{}°", UNSETTLED: "{}†"},
+    half=" ±{:.1f}",
+    missing="",
+    undefined="undefined",
+)
+
+
+# ---- the columns of a printed table
 
 
 @dataclass(frozen=True)
@@ -72,12 +122,16 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One printed table. `name` is that of the grid that measures it."""
+    """One printed table."""
 
-    name: str
     paper: str
     table: str
     columns: tuple[TableColumn, ...]
+
+    @property
+    def name(self) -> str:
+        """That of the grid that measures it."""
+        return published.grid_name(self.paper, self.table)
 
     @property
     def where(self) -> str:
@@ -93,9 +147,6 @@ class PaperTable:
         return [n for n in published.rows() if (n.paper, n.table) == (self.paper, self.table)]
 
 
-# ---- the tables: which columns each has
-
-
 def _dataset_heading(dataset: str) -> str:
     """A dataset's name as LORAC writes it."""
     if dataset.startswith(("cifar", "dtd", "stl", "sun")):
@@ -103,77 +154,38 @@ def _dataset_heading(dataset: str) -> str:
     return dataset.capitalize().replace("Caltech", "Caltech-")
 
 
-def _imagenet(group: str = "", task: str = "linear") -> list[TableColumn]:
-    tops = (("Top-1", "top1"), ("Top-5", "top5"))
-    return [TableColumn(group, heading, task, "imagenet", metric) for heading, metric in tops]
-
-
-def _twelve_and_average() -> list[TableColumn]:
-    columns = []
-    for name in TWELVE:
-        metric = DATASETS[name].metric
-        columns.append(TableColumn("", _dataset_heading(name), "linear", name, metric))
-    columns.append(TableColumn("", "Average", "linear", AVERAGE, AVERAGE))
-    return columns
-
-
-def _few_labels() -> list[TableColumn]:
-    columns = []
-    for task in TASKS.values():
-        if task.percent is not None:
-            columns += _imagenet(f"{task.percent}% labels", task.name)
-    return columns
-
-
-def _coco() -> list[TableColumn]:
-    columns = []
-    for task in TASKS.values():
-        if task.detects:
-            for ap in ("AP", "AP50", "AP75"):
-                metric = f"{task.ious[0]}_{ap}"
-                columns.append(TableColumn(task.title, ap, task.name, "coco2017", metric))
-    return columns
-
-
 _METRIC_HEADINGS = {"top1": "Top-1", "top5": "Top-5", "train_top1": "Train top-1"}
 
 
-def _as_printed(paper: str, table: str) -> list[TableColumn]:
-    """One column for each dataset and metric that the table prints, as they are measured."""
-    columns: dict[tuple[str, str, str], TableColumn] = {}
-    for n in published.rows():
-        is_score = judging_rules.reason(n) not in judging_rules.NO_SCORES
-        if (n.paper, n.table) != (paper, table) or not is_score:
-            continue
-        measured = judging_rules.as_measured(n)
-        group = joined(" ", _dataset_heading(n.dataset), "kNN" if n.task == "knn" else None)
-        heading = _METRIC_HEADINGS[measured.metric.removesuffix("_k5")]
-        column = TableColumn(group, heading, n.task, n.dataset, measured.metric, measured.split)
-        columns.setdefault(column.key, column)
-    # Datasets stand in the order of the paper, with the columns of one dataset side by side.
-    groups = list(dict.fromkeys(column.group for column in columns.values()))
-    return sorted(columns.values(), key=lambda column: groups.index(column.group))
-
-
-# (paper, table) -> columns, where the paper's layout is not one group of columns for each dataset
-_LAYOUTS = {
-    ("LORAC", "1"): _imagenet,
-    ("LORAC", "2"): _twelve_and_average,
-    ("LORAC", "3"): _few_labels,
-    ("LORAC", "4"): _coco,
-    ("JCL", "1"): _imagenet,
-    ("JCL", "2"): _coco,
-}
+def _column(n: published.Published) -> TableColumn:
+    """The column of a printed number, as it is measured, under the paper's headings."""
+    task, measured = TASKS[n.task], judging_rules.as_measured(n)
+    group = joined(" ", _dataset_heading(n.dataset), "kNN" if n.task == "knn" else None)
+    metric = measured.metric.removesuffix("_k5")
+    heading = _METRIC_HEADINGS.get(metric) or metric.rpartition("_")[2]  # AP of bbox_AP
+    if (n.paper, n.table) == ("LORAC", "2"):
+        group, heading = "", group
+    elif task.detects:
+        group = task.title
+    elif task.percent is not None:
+        group = f"{task.percent}% labels"
+    elif n.dataset == "imagenet" and n.paper in ("LORAC", "JCL"):
+        group = ""
+    return TableColumn(group, heading, n.task, n.dataset, measured.metric, measured.split)
 
 
 def tables() -> list[PaperTable]:
     """Every table that prints scores, in the order of published.csv."""
+    columns: dict[tuple[str, str], dict[TableColumn, None]] = {}  # the inner ones as sets
+    for n in published.rows():
+        if judging_rules.reason(n) not in judging_rules.NO_SCORES:
+            columns.setdefault((n.paper, n.table), {})[_column(n)] = None
     out = []
-    for paper, table in dict.fromkeys((n.paper, n.table) for n in published.rows()):
-        layout = _LAYOUTS.get((paper, table))
-        columns = _as_printed(paper, table) if layout is None else layout()
-        if columns:
-            out.append(PaperTable(published.grid_name(paper, table), paper, table, tuple(columns)))
+    for (paper, table), of in columns.items():
+        # In the order of the paper, with the columns of one group side by side
+        groups = [column.group for column in of]
+        ordered = sorted(of, key=lambda column: groups.index(column.group))
+        out.append(PaperTable(paper, table, tuple(ordered)))
     return out
 
 
@@ -185,8 +197,8 @@ class TableLine:
     """One line of a table; a value is None where nothing was measured or printed."""
 
     row: Row
-    values: tuple[float | None, ...]
-    marks: tuple[str | None, ...]  # those of board.standing
+    values: Sequence[float | None]
+    marks: Sequence[str | None]  # those of board.standing
 
 
 Columns = Sequence[Column | None]  # one for each TableColumn; None where no measured column fits
@@ -208,30 +220,26 @@ def protocol_sets(board: Board, table: PaperTable) -> list[tuple[Column | None, 
     sets: list[dict[TableColumn, Column]] = []
     for way in sorted(fitting, key=lambda way: (way not in papers_own, way[0], way[1] or "")):
         columns = fitting[way]
-        beside = None
-        if way in papers_own:
-            beside = next((one for one in sets if not one.keys() & columns), None)
-        if beside is None:
-            sets.append(dict(columns))
+        beside = [one for one in sets if way in papers_own and not one.keys() & columns]
+        if beside:
+            beside[0].update(columns)
         else:
-            beside.update(columns)
+            sets.append(columns)
     return [tuple(map(one.get, table.columns)) for one in sets]
 
 
 def measured_lines(board: Board, columns: Columns) -> list[TableLine]:
     """The measured rows that have a value in at least one of the columns, in the board's order."""
-    standings = [{} if column is None else standing(board, column) for column in columns]
-    lines = []
-    labels = board.labels()
+    lines, labels = [], board.labels()
     for row in board.measured_rows:
-        values: list[float | None] = []
-        for column in columns:
+        values: list[float | None] = [None] * len(columns)
+        marks: list[str | None] = [None] * len(columns)
+        for n, column in enumerate(columns):
             cell = None if column is None else board.cell(row, column)
-            values.append(None if cell is None else cell.value)
+            if column is not None and cell is not None:
+                values[n], marks[n] = cell.value, standing(board, column).get(row.checkpoint)
         if any(value is not None for value in values):
-            named = replace(row, name=labels[row.checkpoint])
-            marks = tuple(of_column.get(row.checkpoint) for of_column in standings)
-            lines.append(TableLine(named, tuple(values), marks))
+            lines.append(TableLine(replace(row, name=labels[row.checkpoint]), values, marks))
     return lines
 
 
@@ -250,8 +258,8 @@ def published_lines(table: PaperTable) -> list[TableLine]:
         values.setdefault(key, {})[n.task, n.dataset, measured.metric] = measured.value
     lines = []
     for key, row in rows.items():
-        line = tuple(values[key].get(column.key) for column in table.columns)
-        lines.append(TableLine(row, line, (None,) * len(line)))
+        line = [values[key].get(column.key) for column in table.columns]
+        lines.append(TableLine(row, line, [None] * len(line)))
     return lines
 
 
@@ -293,6 +301,9 @@ def write(
         atomic.write_text(markdown / "reproduction.md", reproduction_page(judged))
 
 
+# ---- the papers' tables
+
+
 def to_latex(table: PaperTable, columns: Columns, measured: Sequence[TableLine]) -> str:
     """A booktabs table. Needs \\usepackage{booktabs}."""
     width = len(table.columns)
@@ -301,22 +312,48 @@ def to_latex(table: PaperTable, columns: Columns, measured: Sequence[TableLine])
     if measured:
         caption += f" Measured by {_latex(_protocols_of(columns))}."
     caption += _legend({mark for line in measured for mark in line.marks})
-    heads = _latex_groups(table)
-    heads.append(
-        _ampersands(["Model", "Epochs", *(_latex(column.heading) for column in table.columns)])
-    )
-    body = [
-        rf"{across}{{\emph{{Published}} ({table.where.replace(' ', ', ', 1)})}} \\",
-        *map(_latex_line, published_lines(table)),
-        r"\midrule",
-        rf"{across}{{\emph{{Measured}}}} \\",
-        *map(_latex_line, measured),
-    ]
+    heads = []
+    # Columns of one group are neighbours, so a heading spans as many columns as bear its name.
+    groups = Counter(column.group for column in table.columns)
+    if any(groups):
+        above = [rf"\multicolumn{{{n}}}{{c}}{{{_latex(group)}}}" for group, n in groups.items()]
+        heads.append(" & & " + _ampersands(above))
+    names = [_latex(column.heading) for column in table.columns]
+    heads.append(_ampersands(["Model", "Epochs", *names]))
+    body = [rf"{across}{{\emph{{Published}} ({table.where.replace(' ', ', ', 1)})}} \\"]
+    body += [_ampersands([*w, *numbers]) for w, numbers in _cells(published_lines(table), LATEX)]
+    body += [r"\midrule", rf"{across}{{\emph{{Measured}}}} \\"]
+    body += [_ampersands([*w, *numbers]) for w, numbers in _cells(measured, LATEX)]
     if not measured:
         body.append(rf"{across}{{nothing measured yet}} \\")
     comment = f"% {table.where}; made by backbench leaderboard --latex"
     of = {"caption": caption, "label": table.name, "form": "ll" + "c" * width}
     return _latex_table([comment], heads, body, **of)
+
+
+def to_markdown(table: PaperTable, columns: Columns, measured: Sequence[TableLine]) -> str:
+    """A pipe table with the same lines."""
+    heads = {"Model": "---", "Epochs": "---:", "Source": "---"}
+    for column in table.columns:
+        heads[joined(": ", column.group, column.heading)] = "---:"
+    lines = [*published_lines(table), *measured]
+    rows = []
+    for line, (who, numbers) in zip(lines, _cells(lines, MARKDOWN)):
+        rows.append([*who, line.row.source, *numbers])
+    note = "Nothing measured yet."
+    if measured:
+        note = f"Measured by {escaped(_protocols_of(columns))}. {BOLD} {ITALIC} {RING}"
+        if any(UNSETTLED in line.marks for line in measured):
+            note += f" {UNFINISHED}"
+    title = f"**{table.caption}**, in %. Layout of {table.where}."
+    return "\n".join([title, "", *pipe_table(heads, rows), "", note]) + "\n"
+
+
+def _cells(lines: Sequence[TableLine], form: Form) -> Iterator[tuple[list[str], list[str]]]:
+    """(name and epochs, numbers) of each line."""
+    for line in lines:
+        epochs = text_of(line.row.epochs, "d", missing=form.missing)
+        yield [form.escaped(line.row.name), epochs], list(map(form.number, line.values, line.marks))
 
 
 def _latex_table(
@@ -329,35 +366,8 @@ def _latex_table(
     return "\n".join([*comments, *begin, *heads, r"\midrule", *body, *end]) + "\n"
 
 
-def _latex_groups(table: PaperTable) -> list[str]:
-    """The line above the headings, for a table that groups them."""
-    groups = [column.group for column in table.columns]
-    if not any(groups):
-        return []
-    heads = []
-    # Columns of one group are neighbours, so a heading spans as many columns as bear its name.
-    for group in dict.fromkeys(groups):
-        heads.append(rf"\multicolumn{{{groups.count(group)}}}{{c}}{{{_latex(group)}}}")
-    return [" & & " + _ampersands(heads)]
-
-
-def _latex_line(line: TableLine) -> str:
-    cells = [_latex(line.row.name), text_of(line.row.epochs, "d", missing="--")]
-    for value, mark in zip(line.values, line.marks):
-        cells.append(_LATEX_MARK.get(mark, "{}").format(text_of(value, ".1f", missing="--")))
-    return _ampersands(cells)
-
-
 def _ampersands(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
-
-
-_LATEX_MARK: dict[str | None, str] = {
-    BEST: r"\textbf{{{}}}",
-    TIED: r"\textit{{{}}}",
-    ONCE: r"{}$^\circ$",
-    UNSETTLED: r"{}$^\dagger$",
-}
 
 
 def _legend(marks: Container[str | None]) -> str:
@@ -367,69 +377,78 @@ def _legend(marks: Container[str | None]) -> str:
     return "".join(f" {words}" for mark, words in meanings if mark in marks)
 
 
+# ---- the board's own table: a row for each checkpoint, a column for each main metric
+
+
 def board_to_latex(board: Board) -> str:
-    """The board's own table: a row for each checkpoint, a column for each main metric, with the
-    95% interval's half and the page's marks. Needs \\usepackage{booktabs}."""
-    columns, labels = board.main_columns(), board.labels()
-    heads = []
+    """The table with the 95% intervals' halves and the page's marks. Needs \\usepackage{booktabs}."""
+    columns = board.main_columns()
+    heads = ["Checkpoint"]
     for heading in headings(columns):
         lines_of_head = r"\\".join(map(_latex, heading))
         heads.append(rf"\shortstack{{{lines_of_head}}}")
-    body, used = [], set()
-    for row in board.measured_rows:
-        cells = [_latex(labels[row.checkpoint])]
-        for column in columns:
-            cell, mark = board.cell(row, column), standing(board, column).get(row.checkpoint)
-            text = "" if cell is None else text_of(cell.value, ".1f", missing="--")
-            text = _LATEX_MARK.get(mark, "{}").format(text)
-            if cell is not None and cell.half_width is not None:
-                text += rf" {{\scriptsize$\pm${cell.half_width:.1f}}}"
-            cells.append(text)
-            used.add(mark)
-        body.append(_ampersands(cells))
+    body = list(map(_ampersands, _board_cells(board, columns, LATEX)))
     comments = ["% made by backbench leaderboard --latex"]
     comments += [f"% column {n}: {column.name}" for n, column in enumerate(columns, 1)]
+    used = {mark for column in columns for mark in standing(board, column).values()}
     caption = rf"Measured values in \%, with half of their 95\% intervals.{_legend(used)}"
     form = "l" + "c" * len(columns)
     of = {"caption": caption, "label": "board", "form": form}
-    return _latex_table(comments, [_ampersands(["Checkpoint", *heads])], body, **of)
+    return _latex_table(comments, [_ampersands(heads)], body, **of)
 
 
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        **{char: "\\" + char for char in "&%$#_{}"},
-    }
-)
+def board_page(board: Board, sets: Sequence[Overall]) -> str:
+    """The answer, the ranks over each set of columns, and the same table."""
+    columns, labels = board.main_columns(), board.labels()
+    lines = [escaped(overall.answer(board, sets), 2000), ""]
+    for of in sets:
+        ranks = []
+        for row, place in zip(of.rows, of.standing.places, strict=True):
+            low, high = place.interval
+            known = [str(place.rank), f"{low} to {high}", text_of(place.average, ".2f")]
+            name = escaped(labels[row.checkpoint])
+            known += [f"{place.win_rate:.0f}", str(place.columns)]
+            ranks.append([*known, f"**{name}**" if place.group == 1 else name])
+        numbers = ["rank", "95% interval", "average rank", "wins %", "columns"]
+        heads = {**dict.fromkeys(numbers, "---:"), "checkpoint": "---"}
+        lines += [f"Ranks over {of.title}, {of.basis}:", "", *pipe_table(heads, ranks), ""]
+    heads = {"checkpoint": "---"}
+    heads |= dict.fromkeys((escaped(" ".join(words)) for words in headings(columns)), "---:")
+    settled = all(cell.settled for cell in board.cells.values())
+    dagger = "" if settled else f" {UNFINISHED}"
+    lines += [*pipe_table(heads, _board_cells(board, columns, MARKDOWN)), ""]
+    lines += [f"{BOLD} {ITALIC} {RING}{dagger} Columns:", ""]
+    lines += [f"{n}. `{column.name}`" for n, column in enumerate(columns, 1)]
+    return "\n".join(lines) + "\n"
 
 
-def _latex(text: str) -> str:
-    """`text` on one line, with what LaTeX would take for a command escaped."""
-    line = printable.shown(" ".join(text.split()), 400).translate(_LATEX)
-    # After the end of a line, LaTeX would read these as an option of that line end.
-    return f"{{}}{line}" if line.startswith(("[", "*")) else line
+def headings(columns: Sequence[Column]) -> list[tuple[str, ...]]:
+    """Task, dataset and metric of each column, and its protocol where two have the same."""
+    out: list[tuple[str, ...]] = []
+    for column in columns:
+        dataset = joined(":", column.dataset, column.split)
+        out.append((TASKS[column.task].title, dataset, column.metric))
+    how = [joined("+", column.protocol, column.engine) for column in columns]
+    count = Counter(out)
+    return [(*head, by) if count[head] > 1 else head for head, by in zip(out, how)]
 
 
-def to_markdown(table: PaperTable, columns: Columns, measured: Sequence[TableLine]) -> str:
-    """A pipe table with the same lines."""
-    heads = {"Model": "---", "Epochs": "---:", "Source": "---"}
-    for column in table.columns:
-        heads[joined(": ", column.group, column.heading)] = "---:"
-    rows = []
-    for line in (*published_lines(table), *measured):
-        cells = [escaped(line.row.name), text_of(line.row.epochs, "d"), line.row.source]
-        for value, mark in zip(line.values, line.marks):
-            cells.append(marked(text_of(value, ".1f"), mark))
-        rows.append(cells)
-    note = "Nothing measured yet."
-    if measured:
-        note = f"Measured by {escaped(_protocols_of(columns))}. {BOLD} {ITALIC} {RING}"
-        if any(UNSETTLED in line.marks for line in measured):
-            note += f" {UNFINISHED}"
-    title = f"**{table.caption}**, in %. Layout of {table.where}."
-    return "\n".join([title, "", *pipe_table(heads, rows), "", note]) + "\n"
+def _board_cells(board: Board, columns: Sequence[Column], form: Form) -> Iterator[list[str]]:
+    """Each measured row: its name, and 71.2 ±0.8 for each column."""
+    labels = board.labels()
+    for row in board.measured_rows:
+        cells = [form.escaped(labels[row.checkpoint])]
+        for column in columns:
+            cell, mark = board.cell(row, column), standing(board, column).get(row.checkpoint)
+            if cell is None or cell.value is None:
+                cells.append("" if cell is None else form.undefined)
+                continue
+            half = "" if cell.half_width is None else form.half.format(cell.half_width)
+            cells.append(form.number(cell.value, mark) + half)
+        yield cells
+
+
+# ---- verdicts
 
 
 def reproduction_page(judged: Sequence[Judged]) -> str:
@@ -445,6 +464,6 @@ def reproduction_page(judged: Sequence[Judged]) -> str:
     for j in judged:
         names = [escaped(j.row.name), escaped(j.column.name), escaped(j.key)]
         numbers = [f"{j.published:g}", f"{j.measured:.2f}", from_to(j.ci95), f"{j.tolerance:g}"]
-        verdict = bold(j.verdict_and_way, when=not j.within)
+        verdict = j.verdict_and_way if j.within else f"**{j.verdict_and_way}**"
         rows.append([*names, *numbers, verdict, escaped(j.hardware)])
     return "\n".join(pipe_table(dict.fromkeys(heads, "---"), rows)) + "\n"

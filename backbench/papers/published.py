@@ -23,8 +23,10 @@ import csv
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from backbench.errors import BadInput, nearest
 from backbench.weights import archs
@@ -41,15 +43,16 @@ class Published:
     paper: str
     table: str
     model: str
-    arch: str
-    epochs: int | None  # None: the table does not say
-    trained_on: str | None  # the pretraining set; None: untrained
+    arch: str = ""
+    # None: the table does not say
+    epochs: int | None = Field(default=None, validation_alias="pretrain_epochs")
+    trained_on: str | None = None  # the pretraining set; None: untrained
     task: str
     dataset: str
     metric: str
     value: float
-    quoted: bool  # the table's authors took it from another paper
-    note: str
+    quoted: bool = False  # the table's authors took it from another paper
+    note: str = ""
 
     @property
     def printed_row(self) -> str:
@@ -60,26 +63,10 @@ class Published:
 @functools.cache
 def rows() -> tuple[Published, ...]:
     """Every published number, in the order of the papers' tables."""
-    numbers = []
     with FILE.open(newline="") as file:
-        for line in csv.DictReader(file):
-            number = Published(
-                key=line["key"],
-                paper=line["paper"],
-                table=line["table"],
-                model=line["model"],
-                arch=line["arch"],
-                epochs=int(line["pretrain_epochs"]) if line["pretrain_epochs"] else None,
-                trained_on=line["trained_on"] or None,
-                task=line["task"],
-                dataset=line["dataset"],
-                metric=line["metric"],
-                value=float(line["value"]),
-                quoted=line["quoted"] == "yes",
-                note=line["note"],
-            )
-            numbers.append(number)
-    return tuple(numbers)
+        # A field that is empty is at its default
+        lines = [{name: v for name, v in line.items() if v} for line in csv.DictReader(file)]
+    return tuple(TypeAdapter(list[Published]).validate_python(lines))
 
 
 @functools.cache

@@ -69,9 +69,9 @@ Scores = Mapping[tuple[str, int, str], PrintedScore]  # by (model, size, dataset
 
 def of_model(model: str, dataset: str) -> list[PrintedScore]:
     """A model's scores on a set, the smallest image size first."""
-    printed = {**scores(), **testbed()}
-    found = sorted(key for key in printed if (key[0], key[2]) == (model, dataset))
-    return [printed[key] for key in found]
+    printed = (*scores().values(), *testbed().values())
+    found = [score for score in printed if (score.model, score.dataset) == (model, dataset)]
+    return sorted(found, key=lambda score: score.size)
 
 
 @functools.cache
@@ -90,16 +90,15 @@ def _read(name: str, source: str) -> Scores:
     out = {}
     with Path(__file__).with_name(name).open(newline="") as file:
         for line in csv.DictReader(file):
-            model, size, crop_pct = line["model"], int(line["size"]), float(line["crop_pct"])
-            way = line["interpolation"]
+            model, size = line["model"], int(line["size"])
+            cropped = float(line["crop_pct"]), line["interpolation"]
             unlike = line.get("unlike", "")
             if model.startswith("fasternet_"):
                 unlike = "timm says to cut it at 0.9, and printed what it does at 1"
             for dataset, printed in {**SETS, **_TESTBED}.items():
                 if right := line.get(printed.column):
-                    out[model, size, dataset] = PrintedScore(
-                        model, size, dataset, crop_pct, way, int(right), printed, source, unlike
-                    )
+                    of = (*cropped, int(right), printed, source, unlike)
+                    out[model, size, dataset] = PrintedScore(model, size, dataset, *of)
     return out
 
 

@@ -64,28 +64,26 @@ class Manifest:
     files: dict[str, str]  # member -> sha256
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A run of a list, with all that its bundle is made from."""
-
-    listed: ReproductionList
-    covered: Covered
-    files: Mapping[str, FoundFile]
-    digests: Mapping[str, str]  # of the checkpoints made of them
-    lines: Sequence[OutcomeLine]
-
-
-def write(path: Path, measured: Measured, runs: Path) -> None:
-    """Write the bundle, completely or not at all."""
-    listed = measured.listed
+def write(
+    path: Path,
+    runs: Path,
+    *,
+    listed: ReproductionList,
+    covered: Covered,
+    files: Mapping[str, FoundFile],
+    digests: Mapping[str, str],
+    lines: Sequence[OutcomeLine],
+) -> None:
+    """Write the bundle, completely or not at all; `digests` are those of the checkpoints that were
+    made of the files."""
     members = {
         LIST: _json(config.to_dict(listed)),
-        TABLE: _json(list(map(dataclasses.asdict, measured.lines))),
-        PAGE: markdown(listed, measured.lines).encode(),
-        **_results(runs, frozenset(measured.digests.values())),
+        TABLE: _json(list(map(dataclasses.asdict, lines))),
+        PAGE: markdown(listed, lines).encode(),
+        **_results(runs, frozenset(digests.values())),
     }
     checkpoints = {}
-    for name, file in measured.files.items():
+    for name, file in files.items():
         checkpoints[name] = StatedFile(
             file=file.about.file,
             page=file.about.page,
@@ -93,14 +91,14 @@ def write(path: Path, measured: Measured, runs: Path) -> None:
             sha256=file.sha256,
             md5=file.md5,
             checked_by=file.checked_by,
-            digest=measured.digests[name],
+            digest=digests[name],
         )
     manifest = Manifest(
         format=FORMAT,
         list=listed.name,
         made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         code=store.code_revision(),
-        covered={name: tuple(sorted(what)) for name, what in measured.covered.items()},
+        covered={name: tuple(sorted(what)) for name, what in covered.items()},
         checkpoints=checkpoints,
         files={name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
     )
@@ -163,7 +161,11 @@ def _checked(path: Path) -> Checked:
     if stated.get("format") != FORMAT:
         raise BadInput(f"{path}: no bundle of `backbench reproduce` (its format is not {FORMAT})")
     manifest = config.build(Manifest, stated, where=f"{path}: {MANIFEST}")
-    _refuse_changed(path, members, manifest.files)
+    for name in sorted((members.keys() ^ manifest.files.keys()) - {MANIFEST}):
+        raise BadInput(f"{path}: {name} is not in both the bundle and its manifest")
+    for name, digest in manifest.files.items():
+        if hashlib.sha256(members[name]).hexdigest() != digest:
+            raise BadInput(f"{path}: {name} was changed after the bundle was made (its sha256)")
     given = _decoded(path, members, LIST)
     listed = config.build(ReproductionList, given, where=f"{path}: {LIST}")
     lines = _again(path, listed, manifest, members)
@@ -200,28 +202,13 @@ def _decoded(path: Path, members: Mapping[str, bytes], name: str) -> config.Reci
     return value
 
 
-def _refuse_changed(path: Path, members: Mapping[str, bytes], listed: Mapping[str, str]) -> None:
-    """Raises BadInput unless the members are exactly those of the manifest, with their digests."""
-    others = members.keys() - listed.keys() - {MANIFEST}
-    for name in (*sorted(others), *sorted(listed.keys() - members.keys())):
-        raise BadInput(f"{path}: {name} is not in both the bundle and its manifest")
-    for name, digest in listed.items():
-        if hashlib.sha256(members[name]).hexdigest() != digest:
-            raise BadInput(f"{path}: {name} was changed after the bundle was made (its sha256)")
-
-
 def _again(
-    path: Path,
-    listed: ReproductionList,
-    manifest: Manifest,
-    members: Mapping[str, bytes],
+    path: Path, listed: ReproductionList, manifest: Manifest, members: Mapping[str, bytes]
 ) -> list[OutcomeLine]:
     """The table, made again from the rows alone."""
-    covered = {}
-    for name, pairs in manifest.covered.items():
-        if name not in listed.checkpoints:
-            raise BadInput(f"{path}: {MANIFEST}: '{name}' is none of the list's checkpoints")
-        covered[name] = frozenset(pairs)
+    covered = {name: frozenset(pairs) for name, pairs in manifest.covered.items()}
+    for name in covered.keys() - listed.checkpoints.keys():
+        raise BadInput(f"{path}: {MANIFEST}: '{name}' is none of the list's checkpoints")
     digests = {name: about.digest for name, about in manifest.checkpoints.items()}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -229,7 +216,7 @@ def _again(
         for number, name in enumerate(rows):  # by number: a name in a zip may lead anywhere
             (root / str(number)).mkdir()
             (root / str(number) / RESULTS_FILE).write_bytes(members[name])
-        return outcome(listed, covered, covered, digests, [root])
+        return outcome(listed, covered, digests, [root])
 
 
 def _same(a: object, b: object) -> bool:
@@ -245,9 +232,9 @@ def _same(a: object, b: object) -> bool:
 
 def _remarks(listed: ReproductionList, checkpoints: Mapping[str, StatedFile]) -> list[str]:
     """Remarks on another list than the shipped one and on files without the printed digest."""
-    remarks = []
     if listed.name in timm_scores.LISTS:
         return []
+    remarks = []
     if listed.name not in config.recipe_names(KIND):
         remarks.append(f"the list '{listed.name}' is none that is shipped here")
     elif config.to_dict(read_list(listed.name)) != config.to_dict(listed):

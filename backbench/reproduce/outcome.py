@@ -1,7 +1,7 @@
 """The outcome of a list: every printed number of its files beside the measured one."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,26 +12,26 @@ from backbench.board.markdown import from_to, pipe_table
 from backbench.papers import judging_rules, timm_scores
 from backbench.papers.judge import Judged, judge
 from backbench.papers.judging_rules import column_of
-from backbench.papers.published import Published
 from backbench.papers.timm_scores import PrintedScore
-from backbench.reproduce.selection import PrintedBeside, PublicFile, ReproductionList, judged_rows
+from backbench.reproduce.selection import PublicFile, ReproductionList, judged_rows
 from backbench.results.store import Result
 from backbench.untrusted import printable
 
 WITHIN, OUTSIDE, ANOTHER = "within", "outside", "another"  # verdicts
 UNLIKE, MISSING, NO_FILE = "unlike", "not measured", "no file"  # reasons for no verdict
-Covered = Mapping[str, AbstractSet[tuple[str, str]]]  # checkpoint -> (task, dataset) to measure
+Wanted = AbstractSet[tuple[str, str]]  # (task, dataset) to measure
+Covered = Mapping[str, Wanted]  # by checkpoint
 
 
 @dataclass(kw_only=True)
 class OutcomeLine:
     """One printed number with its verdict, and the reason for it. Values are in percent."""
 
-    checkpoint: str  # its name in the list
+    checkpoint: str = ""  # its name in the list
     column: str
     printed: float
     source: str
-    verdict: str
+    verdict: str = ""
     measured: float | None = None
     ci95: tuple[float, float] | None = None
     tolerance: tuple[float, float] | None = None  # points below the printed number and above
@@ -39,58 +39,49 @@ class OutcomeLine:
 
 
 def outcome(
-    listed: ReproductionList,
-    names: Iterable[str],
-    covered: Covered,
-    digests: Mapping[str, str],
-    runs: Sequence[Path],
+    listed: ReproductionList, covered: Covered, digests: Mapping[str, str], runs: Sequence[Path]
 ) -> list[OutcomeLine]:
-    """The printed numbers that the list measures for each of `names`, with a verdict or the reason
-    for none. `digests` are those of the checkpoints that are there, by name."""
+    """The printed numbers that the list measures for each checkpoint of `covered`, with a verdict or
+    the reason for none. `digests` are those of the checkpoints that are there, by name."""
     board = collect(runs)
     lines: list[OutcomeLine] = []
-    for name in names:
-        about, digest = listed.files[name], digests.get(name)
-        of_papers = [n for n in judged_rows(about) if (n.task, n.dataset) in covered[name]]
-        lines += _of_papers(board, name, about, of_papers, digest)
-        for number in about.beside:
-            if (number.task, number.dataset) in covered[name]:
-                lines.append(_of_page(board, name, number, digest))
+    for name, wanted in covered.items():
+        about, digest = listed.files[name], digests.get(name, "")
+        own = [*_of_papers(board, about, wanted, digest), *_of_pages(board, about, wanted, digest)]
         for model in filter(None, (about.timm, about.testbed)):
-            for _, dataset in sorted(covered[name]):
-                lines += _of_own_heads(board, name, model, dataset, digest)
+            for _, dataset in sorted(wanted):
+                own += _of_own_heads(board, model, dataset, digest)
+        for line in own:
+            line.checkpoint = name
+            line.verdict = line.verdict or (MISSING if digest else NO_FILE)
+        lines += own
     return lines
 
 
-def _of_own_heads(
-    board: Board, name: str, model: str, dataset: str, digest: str | None
-) -> Iterator[OutcomeLine]:
+def _of_own_heads(board: Board, model: str, dataset: str, digest: str) -> Iterator[OutcomeLine]:
     """The printed counts of right images, one for each size of the model."""
     for score in timm_scores.of_model(model, dataset):
         line = OutcomeLine(
-            checkpoint=name,
             column=f"ood/{dataset}/top1@own-{score.printed.rule}, {score.size} pixels",
             printed=score.top1,
             source=f"{score.source}, {score.right:,} of {score.printed.images:,} right",
-            verdict=NO_FILE if digest is None else MISSING,
             tolerance=(score.printed.tolerance, score.printed.tolerance),
         )
         found = _measured_at(board, score, digest)
         if found is not None:
             facts: Mapping[str, Any] = found.provenance
-            geometry = facts["own_geometry"]
             line.measured, line.ci95 = found.value, found.ci95
             line.verdict, line.why = timm_scores.verdict(
                 score,
                 right=facts["right"]["top1"],
                 images=facts["images"]["test"],
-                crop_pct=geometry["crop_pct"],
-                interpolation=geometry["interpolation"],
+                crop_pct=facts["own_geometry"]["crop_pct"],
+                interpolation=facts["own_geometry"]["interpolation"],
             )
         yield line
 
 
-def _measured_at(board: Board, score: PrintedScore, digest: str | None) -> Result | None:
+def _measured_at(board: Board, score: PrintedScore, digest: str) -> Result | None:
     """The result of this checkpoint by its own classifier, at the printed size and by the rule."""
     for (checkpoint, column), cell in board.cells.items():
         if checkpoint != digest or (column.task, column.metric) != ("ood", "top1"):
@@ -106,58 +97,49 @@ def _measured_at(board: Board, score: PrintedScore, digest: str | None) -> Resul
 
 
 def _of_papers(
-    board: Board, name: str, about: PublicFile, numbers: Sequence[Published], digest: str | None
-) -> list[OutcomeLine]:
+    board: Board, about: PublicFile, wanted: Wanted, digest: str
+) -> Iterator[OutcomeLine]:
     """The numbers of the papers' tables, judged by the reproduction gate (papers/judge.py)."""
     judged: dict[tuple[str, Column], Judged] = {}
-    if any(row.checkpoint == digest for row in board.measured_rows) and digest is not None:
+    if any(row.checkpoint == digest for row in board.measured_rows):
         judged = {(one.key, one.column): one for one in judge(board, {digest: about.rows})}
-    lines = []
-    for number in numbers:
-        column, points = column_of(number), judging_rules.tolerance(number)
-        line = OutcomeLine(
-            checkpoint=name,
-            column=column.name,
-            printed=judging_rules.as_measured(number).value,
-            source=number.key,
-            verdict=NO_FILE if digest is None else MISSING,
-            tolerance=None if points is None else (points, points),
-        )
+    for number in judged_rows(about):
+        if (number.task, number.dataset) not in wanted:
+            continue
+        column, points = column_of(number), judging_rules.tolerance(number) or 0.0
+        printed = judging_rules.as_measured(number).value
+        line = OutcomeLine(column=column.name, printed=printed, source=number.key)
+        line.tolerance = (points, points)
         one = judged.get((number.key, column))
-        if one is not None:
+        if one is None:
+            _add_measured_otherwise(board, line, column, digest)
+        else:
             line.verdict, line.measured, line.ci95 = one.verdict, one.measured, one.ci95
             line.why = "; ".join((*one.other_trunk, *one.changed))
-        elif digest is not None:
-            _add_measured_otherwise(board, line, column, digest)
-        lines.append(line)
-    return lines
+        yield line
 
 
-def _of_page(board: Board, name: str, number: PrintedBeside, digest: str | None) -> OutcomeLine:
-    """A number that is printed on the file's own page."""
-    column = number.column
-    line = OutcomeLine(
-        checkpoint=name,
-        column=column.name,
-        printed=number.value,
-        source=number.source,
-        verdict=NO_FILE if digest is None else MISSING,
-        tolerance=number.allowed,
-    )
-    if digest is None:
-        return line
-    cell = board.cells.get((digest, column))
-    if cell is None or cell.value is None:
-        _add_measured_otherwise(board, line, column, digest)
-        return line
-    line.measured, line.ci95 = cell.value, cell.ci95
-    if line.tolerance is None:
-        line.verdict, line.why = UNLIKE, number.unlike or "no tolerance"
-    else:
-        below, above = line.tolerance
-        within = -below <= cell.value - number.value <= above
-        line.verdict = WITHIN if within else OUTSIDE
-    return line
+def _of_pages(
+    board: Board, about: PublicFile, wanted: Wanted, digest: str
+) -> Iterator[OutcomeLine]:
+    """The numbers that are printed on the file's own page."""
+    for number in about.beside:
+        if (number.task, number.dataset) not in wanted:
+            continue
+        line = OutcomeLine(column=number.column.name, printed=number.value, source=number.source)
+        line.tolerance = number.allowed
+        cell = board.cells.get((digest, number.column))
+        if cell is None or cell.value is None:
+            _add_measured_otherwise(board, line, number.column, digest)
+        else:
+            line.measured, line.ci95 = cell.value, cell.ci95
+            if line.tolerance is None:
+                line.verdict, line.why = UNLIKE, number.unlike or "no tolerance"
+            else:
+                below, above = line.tolerance
+                within = -below <= cell.value - number.value <= above
+                line.verdict = WITHIN if within else OUTSIDE
+        yield line
 
 
 def _add_measured_otherwise(board: Board, line: OutcomeLine, column: Column, digest: str) -> None:

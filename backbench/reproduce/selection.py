@@ -8,7 +8,7 @@ from pathlib import Path
 
 from backbench.board.board import Column
 from backbench.errors import BadInput, nearest
-from backbench.launch.grid import Evaluation, Grid, evaluations
+from backbench.launch.grid import Grid, evaluations
 from backbench.papers import judging_rules, published, timm_scores
 from backbench.papers.published import Published
 from backbench.recipes import config
@@ -185,11 +185,10 @@ def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
     for model in models:
         if model not in printed:
             raise BadInput(f"--models {model}: {nearest(model, printed)}")
-    checkpoints: dict[str, object] = {}
-    for model in sorted(models or printed):
-        about = {"timm": model}
-        if models or _built(about, model).path_below(Path(), "").exists():
-            checkpoints[model] = about
+    checkpoints = {model: {"timm": model} for model in sorted(models or printed)}
+    for model, about in () if models else tuple(checkpoints.items()):
+        if not _built(about, model).path_below(Path(), "").exists():
+            del checkpoints[model]
     if not checkpoints:
         raise BadInput(
             f"{name}: the Hub's cache on this machine holds none of timm's {len(printed)} printed"
@@ -238,33 +237,22 @@ def part_grid(
 
 def measures(content: dict[str, object]) -> set[tuple[str, str]]:
     """(task, dataset) of everything that a grid's evaluations measure."""
-    where = f"list {content['name']}"
-    kinds = by_kind("linear")
+    where, kinds = f"list {content['name']}", by_kind("linear")
     pairs: set[tuple[str, str]] = set()
     for one in evaluations(config.build(Grid, content, where=where), where):
-        pairs.update(_measured_by(one, kinds))
-    return pairs
-
-
-def _measured_by(one: Evaluation, kinds: dict[str, str]) -> Iterator[tuple[str, str]]:
-    if one.verb == "detect":
-        for task in TASKS.values():
-            if task.recipe == one.config:
-                yield task.name, "coco2017"
-    elif one.verb == "semisup":
-        for task in TASKS.values():
-            if task.percent == one.percent:
-                yield task.name, "imagenet"
-    elif one.verb == "ood":
-        for dataset in one.datasets:
-            yield "ood", dataset
-    elif one.verb == "linear":
-        task_name = "linear"
-        if one.protocol not in (None, OWN):
+        name: str = one.verb
+        if one.verb in ("detect", "semisup"):
+            for task in TASKS.values():
+                if one.verb == "detect" and task.recipe == one.config:
+                    pairs.add((task.name, "coco2017"))
+                elif one.verb == "semisup" and task.percent == one.percent:
+                    pairs.add((task.name, "imagenet"))
+        elif one.verb == "linear" and one.protocol not in (None, OWN):
             recipe = config.read_recipe(config.find_recipe(str(one.protocol), "transfer"))
-            task_name = kinds[recipe["kind"]]
-        for dataset in one.datasets:
-            yield task_name, dataset
+            name = kinds[recipe["kind"]]
+        if one.verb in ("linear", "ood"):
+            pairs.update((name, dataset) for dataset in one.datasets)
+    return pairs
 
 
 def judged_rows(about: PublicFile) -> Iterator[Published]:

@@ -45,6 +45,8 @@ def compared_pairs(
     trainings: Trainings | None = None,
 ) -> ComparedPairs:
     """Test all pairs of rows. The arguments are those of rank_intervals.ranking."""
+    from scipy.special import stdtr
+
     used = ~np.isnan(values).all(0)
     names, of_name = np.unique(np.asarray(datasets)[used], return_inverse=True)
     by_dataset = len(names) >= FEWEST
@@ -68,7 +70,10 @@ def compared_pairs(
                 noises = [of for of, is_used in zip(trainings.noises, used) if is_used]
                 counted = Trainings(noises, trainings.runs[:, used])
                 by_image, df = _with_trainings(by_image, scaled, scales, counted)
-        of_images = _p_by_images(sums / np.maximum(count, 1), by_image, df) <= ALPHA
+        p, known = np.ones(len(first)), by_image > 0
+        t = np.abs(sums / np.maximum(count, 1))[known] / np.sqrt(by_image[known])
+        p[known] = 2 * stdtr(np.minimum(df[known], 1e9), -t)
+        of_images = holm(p) <= ALPHA
         tested = bool(np.isfinite(by_image).any())
         # 3. A pair that differs over columns must differ over images, too. Of few columns nothing
         #    can be said of others.
@@ -92,20 +97,15 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         known = column[there]
         if len(known) < 2:
             continue
-        units[c] = _usual_difference(known)
+        if len(known) > MOST_BY_IMAGES:  # the unit of normal values with the same quartiles
+            low, high = np.percentile(known, [25, 75])
+            units[c] = (high - low) / 2**0.5 or 1.0
+        else:  # the median difference of two unequal values
+            first, second = np.triu_indices(len(known), 1)
+            gaps = np.abs(known[first] - known[second])
+            units[c] = np.median(gaps[gaps > 0]) if gaps.any() else 1.0
         out[there, c] = (known - np.median(known)) / units[c]
     return out, units
-
-
-def _usual_difference(known: np.ndarray) -> float:
-    """The median difference of two unequal values; 1 if all are equal. For very many values it is
-    that of normal ones with the same quartiles."""
-    if len(known) > MOST_BY_IMAGES:
-        low, high = np.percentile(known, [25, 75])
-        return float(high - low) / 2**0.5 or 1.0
-    first, second = np.triu_indices(len(known), 1)
-    gaps = np.abs(known[first] - known[second])
-    return float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
 
 
 def _differences(
@@ -164,14 +164,3 @@ def _with_trainings(
             parts = [poorly_known(min(of / variance[n], 1.0), known) for of, known in estimated]
             df[n] = 1 / sum(parts) if sum(parts) else np.inf
     return variance, df
-
-
-def _p_by_images(mean: np.ndarray, variance: np.ndarray, df: np.ndarray) -> np.ndarray:
-    """Adjusted p-values (pairs,) of the mean differences over other images; 1 if unknown."""
-    from scipy.special import stdtr
-
-    known = variance > 0
-    p = np.ones(len(mean))
-    t = np.abs(mean[known]) / np.sqrt(variance[known])
-    p[known] = 2 * stdtr(np.minimum(df[known], 1e9), -t)
-    return holm(p)

@@ -58,24 +58,16 @@ def spearman(of_x: Sequence[float], of_y: Sequence[float]) -> tuple[float | None
     if math.isnan(rho):
         return None, None
     if x.resampled is None or y.resampled is None:
-        return rho, _fisher(rho, x.whole.shape[1])
-    return rho, _percentiles((x.resampled * y.resampled).sum(1))
-
-
-def _fisher(rho: float, n: int) -> Interval:
-    """Fisher's z: atanh(rho) is nearly normal; its variance for ranks is (1 + rho^2 / 2) / (n - 3)
-    (Bonett and Wright, 2000); for Pearson's r 1 / (n - 3)."""
-    # On the scale of z the interval is symmetric; on that of rho it stays within -1 and 1.
-    z = math.atanh(max(-0.999999, min(0.999999, rho)))  # of 1 it would be infinite
-    half = NORMAL * math.sqrt((1 + rho**2 / 2) / (n - 3))
-    return math.tanh(z - half), math.tanh(z + half)
-
-
-def _percentiles(values: np.ndarray) -> Interval | None:
-    """The middle 95% of the resamples' correlations (B,)."""
+        # Fisher's z: atanh(rho) is nearly normal. Its variance for ranks is (1 + rho^2 / 2) / (n - 3)
+        # (Bonett and Wright, 2000), for Pearson's r 1 / (n - 3). On the scale of z the interval is
+        # symmetric; on that of rho it stays within -1 and 1.
+        z = math.atanh(max(-0.999999, min(0.999999, rho)))  # of 1 it would be infinite
+        half = NORMAL * math.sqrt((1 + rho**2 / 2) / (len(of_x) - 3))
+        return rho, (math.tanh(z - half), math.tanh(z + half))
     # A resample of equal values has no rho; where most are so, the others are no fair sample.
+    values = (x.resampled * y.resampled).sum(1)
     values = values[~np.isnan(values)]
     if len(values) < RESAMPLES / 2:
-        return None
+        return rho, None
     low, high = np.percentile(values, (2.5, 97.5))
-    return float(low), float(high)
+    return rho, (float(low), float(high))

@@ -44,12 +44,6 @@ class Ranking:
     above: np.ndarray
     tested: bool
 
-    def taken(self, order: Sequence[int]) -> Ranking:
-        """The same ranking with the rows in another order."""
-        above = self.above[np.ix_(order, order)]
-        places = [self.places[i] for i in order]
-        return Ranking(places, self.over, self.units, above, self.tested)
-
     @property
     def leaders(self) -> list[int]:
         """The rows that nobody is above, the best rank first."""
@@ -78,14 +72,9 @@ def ranking(
 
 def column_ranks(values: np.ndarray) -> np.ndarray:
     """Ranks (rows, columns): 1 is the highest, equals share the mean rank, nan stays nan."""
-    ranks = np.full(values.shape, np.nan)
-    for c, column in enumerate(values.T):
-        there = ~np.isnan(column)
-        known = np.sort(column[there])
-        below = np.searchsorted(known, column[there], "left")
-        equal = np.searchsorted(known, column[there], "right") - below
-        ranks[there, c] = len(known) - below - equal + (equal + 1) / 2
-    return ranks
+    from scipy.stats import rankdata
+
+    return rankdata(-values, axis=0, nan_policy="omit")
 
 
 def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -143,11 +132,9 @@ def _places(values: np.ndarray, strength: np.ndarray, above: np.ndarray) -> list
     low = np.minimum(1 + above.sum(0), rank)
     high = np.maximum(rows - above.sum(1), rank)
     # 3. The plain mean of its ranks.
-    ranks = column_ranks(values)
-    group = _groups(above)
-    out = []
-    for i in range(rows):
-        known = ranks[i][~np.isnan(ranks[i])]
+    group, out = _groups(above), []
+    for i, ranks in enumerate(column_ranks(values)):
+        known = ranks[~np.isnan(ranks)]
         mean = float(known.mean()) if len(known) else None
         interval = (int(low[i]), int(high[i]))
         out.append(RankPlace(int(rank[i]), interval, mean, float(rate[i]), len(known), group[i]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,8 +56,8 @@ def _list(runs: Sequence[Path]) -> list[dict[str, object]]:
     print(f"{counts.total()} printed numbers: {known}; {others}")
     for source in catalogue.sources(board, judged):
         print(source.words)
-        about = {"printed": source.printed, "judgeable": source.judgeable}
-        listed.append({"source": source.name, **about, "measured": source.measured})
+        about = dataclasses.asdict(source)
+        listed.append({"source": about.pop("name"), **about})
     return listed
 
 
@@ -66,21 +67,19 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
     board, judged = catalogue.measured(runs)
     numbers = number_states(item, runs, judged)
     for one in numbers:
-        n = one.number
-        verdicts = ""
+        n, said = one.number, one.state
         for j in one.judged:
-            row = printable.shown(j.row.name, 60)
-            verdicts += f"  {j.measured:.2f} {j.verdict_and_way} ({row})"
+            said += f"  {j.measured:.2f} {j.verdict_and_way} ({printable.shown(j.row.name, 60)})"
         what = f"{n.task}/{n.dataset}/{n.metric}"
-        print(f"  {n.printed_row:<56} {what:<34} {n.value:>7g}  {one.state}{verdicts}")
+        print(f"  {n.printed_row:<56} {what:<34} {n.value:>7g}  {said}")
     if not numbers:
         print(f"  no number is printed; {item.points} points")
     if not item.grid.evaluate:
         for name, speed_and_memory in _pretraining_costs(item, runs):
             print(f"  {printable.shown(name, 60):<60} {speed_and_memory}")
-    count = Counter(one.state for one in numbers)
     if numbers:
-        print(f"{len(numbers)} numbers: " + ", ".join(f"{k} {state}" for state, k in count.items()))
+        count = Counter(one.state for one in numbers).items()
+        print(f"{len(numbers)} numbers: " + ", ".join(f"{k} {state}" for state, k in count))
     made = claims.of_table(item.numbers, board, judged)
     for claim in made:
         if claim.verdict != claims.NOT_MEASURED:
@@ -88,7 +87,8 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
     if made:
         print(claims.counted(made))
     out = str(runs[0]) if runs else "RUNS"
-    print(f"what is missing: {item.command.replace('RUNS', out)} --cluster slurm")
+    command = f"{item.in_command} --data ROOT --out {out} --cluster slurm"
+    print(f"what is missing: backbench launch run {command}")
     for text in item.grid.deviations:
         print(f"deviation: {text}")
     for text in item.grid.choices:
@@ -111,9 +111,7 @@ def number_states(
     """The state of every number of a table or figure, in its order."""
     by_number = catalogue.by_number(judged)
     # Keys that pretrainings below `runs` must reach, finished or not
-    begun: set[str] = set()
-    for _, recipe in _recipes_below(runs):
-        begun.update(expected_keys_in(recipe))
+    begun = {key for _, recipe in _recipes_below(runs) for key in expected_keys_in(recipe)}
     states = []
     for n in item.numbers:
         own = by_number.get(catalogue.name_of(n), [])

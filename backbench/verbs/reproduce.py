@@ -11,7 +11,7 @@ Each step keeps what those before it left, so the same command continues.
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from backbench.datasets import availability
@@ -56,9 +56,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         listed = selection.read_list(args.list)
     names = selection.chosen(args.only, listed)
-    covered = _covered(listed, args.lists)
+    covered: dict[str, set[tuple[str, str]]] = {name: set() for name in names}
+    for number, part in enumerate(listed.parts):
+        measured = selection.measures(selection.part_grid(listed, number, args.lists))
+        for name in listed.of_part(part, names):
+            covered[name] |= measured
     # 2. The files, and the checkpoints made of them.
-    files = _find_files(args, listed, names)
+    files = public_files.find(listed, names, args.files, download=args.download)
     hours = listed.gpu_hours(list(files))
     log.info(f"about {hours:.1f} GPU-hours for {len(files)} checkpoints ({listed.estimate})")
     checkpoints = _import_files(args, files)
@@ -75,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return status
     # 4. The outcome.
-    args.document = lines = _write_outcome(args, listed, {n: covered[n] for n in names}, files)
+    args.document = lines = _write_outcome(args, listed, covered, files)
     bad = any(line.verdict in (outcome.OUTSIDE, outcome.ANOTHER) for line in lines)
     return status or (EXIT_FAILED if bad else 0)
 
@@ -92,38 +96,6 @@ def _print_lists() -> list[dict[str, object]]:
     print(f"{', '.join(timm_scores.LISTS)}: {count:,} counts of right images that timm prints of its"
           " own classifiers, for the models in the Hub's cache or --models NAME.TAG ...")  # fmt: skip
     return lists
-
-
-def _covered(listed: ReproductionList, lists: Path) -> dict[str, set[tuple[str, str]]]:
-    """Checkpoint -> (task, dataset) of everything that the list measures of it."""
-    covered: dict[str, set[tuple[str, str]]] = {name: set() for name in listed.checkpoints}
-    for number, part in enumerate(listed.parts):
-        measured = selection.measures(selection.part_grid(listed, number, lists))
-        for name in listed.of_part(part, list(listed.checkpoints)):
-            covered[name] |= measured
-    return covered
-
-
-def _find_files(
-    args: argparse.Namespace, listed: ReproductionList, names: Sequence[str]
-) -> dict[str, FoundFile]:
-    """The files of these checkpoints, after downloading where asked; missing ones are named."""
-    note = args.out / FOLDER / public_files.DIGESTS_FILE
-    if args.download:
-        public_files.fetch_missing(listed, names, args.files, note)
-    files = public_files.find(listed, names, args.files, note)
-    for name in names:
-        about = listed.files[name]
-        if name in files:
-            log.info(f"{name}: {files[name].path}, {files[name].checked_by}")
-            continue
-        how = about.by_hand or "--download fetches it"
-        log.warning(f"{name}: no {about.path_below(args.files, name)}; {about.page}: {how}")
-    if not files:
-        example = f"{names[0]}/{listed.files[names[0]].file}"
-        none = f"none of the files of '{listed.name}' is below {args.files}"
-        raise BadInput(f"{none}; add --download, or put them there as NAME/FILE ({example})")
-    return files
 
 
 def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> dict[str, Path]:
@@ -199,13 +171,15 @@ def _write_outcome(
         digest = header.digest(args.out / "checkpoints" / f"{name}.safetensors")
         if digest is not None:
             digests[name] = digest
-    lines = outcome.outcome(listed, covered, covered, digests, [args.out])
+    lines = outcome.outcome(listed, covered, digests, [args.out])
     stem = args.out / FOLDER / listed.name
     page = outcome.markdown(listed, lines)
     atomic.write_text(stem.with_suffix(".md"), page)
     atomic.write_json(stem.with_suffix(".json"), list(map(dataclasses.asdict, lines)))
     sent = stem.with_suffix(".zip")
-    bundle.write(sent, bundle.Measured(listed, covered, files, digests, lines), args.out)
+    bundle.write(
+        sent, args.out, listed=listed, covered=covered, files=files, digests=digests, lines=lines
+    )
     print(page, end="")
     log.info(f"wrote {stem}.md and .json; {sent} is what to send back (docs/reproduce.md)")
     return lines

@@ -5,17 +5,11 @@ import time
 from collections import Counter
 
 from backbench.board import export, overall
-from backbench.board.board import Board, Column, collect, compare_rows, text_of
+from backbench.board.board import Board, Column, collect, text_of
 from backbench.board.overall import Overall
 from backbench.errors import EXIT_FAILED, BadInput
-from backbench.papers.judge import (
-    Judged,
-    add_published,
-    expected_keys,
-    judge,
-    not_judged,
-    not_measured,
-)
+from backbench.papers import judge as gate
+from backbench.papers.judge import Judged
 from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
@@ -35,11 +29,11 @@ def run(args: argparse.Namespace) -> int:
         where = ", ".join(map(str, args.runs))
         raise BadInput(f"{where}: no {RESULTS_FILE} below; run an evaluation with --out there")
     # Judged before the papers' rows join the board: verdicts are about measured rows.
-    expected = expected_keys(board, args.runs)
-    judged = judge(board, expected)
-    unjudged = not_judged(board, expected) if args.check else []
+    expected = gate.expected_keys(board, args.runs)
+    judged = gate.judge(board, expected)
+    unjudged = gate.not_judged(board, expected) if args.check else []
     if args.published:
-        add_published(board)
+        gate.add_published(board)
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
     ranked = [cell for (_, column), cell in board.cells.items() if TASKS[column.task].ranked]
@@ -51,12 +45,17 @@ def run(args: argparse.Namespace) -> int:
     args.document = export.document(board, answer, judged)
     print(printable.shown(answer, 2000))
     _print(board, sets)
-    for verdict in judged:
-        log.info(_verdict_line(verdict))
+    for j in judged:
+        word = j.verdict_and_way
+        word = word if j.within else word.replace(j.verdict, j.verdict.upper(), 1)
+        interval = "" if j.ci95 is None else f" [{j.ci95[0]:.1f}, {j.ci95[1]:.1f}]"
+        said = f"{word}{';' * bool(j.changed)} {j.tolerance:g} of {j.key}: {j.row.name}"
+        numbers = f"{j.measured:.2f}{interval}, published {j.published:g}"
+        log.info("; ".join([f"{said} {j.column.name} {numbers}", *j.notes]))
     log.debug(f"took {time.perf_counter() - start:.1f} s")
     if not args.check:
         return 0
-    for line in not_measured(board, expected):
+    for line in gate.not_measured(board, expected):
         print(f"NOT MEASURED {line}")
     from backbench.papers import catalogue
 
@@ -71,10 +70,9 @@ def _checked(judged: list[Judged], unjudged: list[str]) -> int:
         print(f"NOT JUDGED {reason}")
     count = Counter(verdict.verdict for verdict in judged)
     line = f"{len(judged)} published numbers judged, {count['outside']} outside their tolerance"
-    of_ways = Counter(verdict.way for verdict in judged if verdict.way)
-    more = {"of another trunk than was printed": count["another"]}
+    more = Counter({"of another trunk than was printed": count["another"]})
     more["by a changed recipe"] = count["changed"]
-    more |= {f"not to the letter ({way})": times for way, times in of_ways.items()}
+    more.update(f"not to the letter ({verdict.way})" for verdict in judged if verdict.way)
     more["could not be judged"] = len(unjudged)
     for what, times in more.items():
         line += f", {times} {what}" if times else ""
@@ -95,19 +93,17 @@ def _write(
         log.info(f"wrote {args.tidy}: a row per number")
     if args.html:
         from backbench.board.page import write_page
-        from backbench.board.page_figures import collect_figures
         from backbench.papers import catalogue, claims
 
         by_source = [one.words for one in catalogue.sources(board, judged)] if judged else []
         write_page(
             board,
             args.html,
-            comparisons=compare_rows(board),
+            args.runs,
             answer=answer,
             sets=sets,
             judged=[verdict.on_page() for verdict in judged],
             claims=[*by_source, *claims.on_page(board, judged)],
-            figures=collect_figures(board, args.runs),
         )
         log.info(f"wrote {args.html}: the page")
     if args.latex or args.markdown:
@@ -128,21 +124,6 @@ def _write(
                 f"nothing for {args.figures}: an ablation needs a recipe with one value changed,"
                 " the early predictor cheap and dear scores of the same checkpoints"
             )
-
-
-def _verdict_line(verdict: Judged) -> str:
-    word = verdict.verdict_and_way
-    if not verdict.within:
-        word = word.replace(verdict.verdict, verdict.verdict.upper(), 1)
-    interval = ""
-    if verdict.ci95 is not None:
-        interval = f" [{verdict.ci95[0]:.1f}, {verdict.ci95[1]:.1f}]"
-    return (
-        f"{word}{';' * bool(verdict.changed)} {verdict.tolerance:g} of {verdict.key}: "
-        f"{verdict.row.name} {verdict.column.name} "
-        f"{verdict.measured:.2f}{interval}, published {verdict.published:g}"
-        + "".join(f"; {other}" for other in verdict.notes)
-    )
 
 
 def _print(board: Board, sets: list[Overall]) -> None:

@@ -287,7 +287,7 @@ def test_the_command_leaves_numbers_that_follow_from_its_counts(whole, tmp_path)
     board = collect([whole])
     (main_column,) = board.main_columns()
     assert main_column.name.startswith("segmentation/scenes/miou@seg-demo-v1")
-    pairs = compare_rows(board).pairs
+    pairs = compare_rows(board)
     assert {"resamples" in pair.difference.paired for pair in pairs} == {True} and len(pairs) == 3
     for r in rows:
         assert (whole / r.provenance["picture"]).stat().st_size > 1000

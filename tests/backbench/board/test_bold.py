@@ -43,7 +43,7 @@ def test_one_training_each_is_never_bold(tmp_path, capsys):
     page = (tmp_path / "html").read_text()
     assert '"once"' in page and "two checkpoints with `--seeds 3`" in page
     board = collect([tmp_path / "runs"])
-    pairs = compare_rows(board).pairs
+    pairs = compare_rows(board)
     tasks = {board.columns[pair.column].task: pair.difference for pair in pairs}
     assert tasks["knn"].real
     assert tasks["linear"].p < 1e-6 and not tasks["linear"].real

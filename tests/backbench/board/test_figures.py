@@ -87,6 +87,6 @@ def test_the_predictor_tells_a_good_score_from_noise(tmp_path) -> None:
     assert names == ["Which cheap score predicts what"]
     files = {"predictor.csv", "predictor.svg", "predictor.png"}
     assert {p.name for p in tmp_path.iterdir()} == files
-    page = page_figures.collect_figures(board_of(rows), []).figures
+    page = page_figures.collect_figures(board_of(rows), [])["figures"]
     assert [p["title"] for p in page] == names
     assert page[0]["src"].startswith("data:image/svg+xml;base64,")

@@ -8,9 +8,8 @@ from support import boards, records
 
 from backbench.board.board import collect
 from backbench.cli import main
-from backbench.papers import claims, published
+from backbench.papers import catalogue, claims, published
 from backbench.recipes import config
-from backbench.reproduce import sources
 from pretrain.recipe import PretrainConfig
 
 KIND = ("linear", "cifar10", "top1", "linear-lorac-v1", None)
@@ -36,7 +35,7 @@ def write_header(runs, name, recipe):
 def test_a_number_of_a_page_counts_as_measured(tmp_path):
     kind = ("knn", "imagenet", "top1_k20", "knn-dino-v1", None)
     boards.synthetic(tmp_path, ["dino_vits16", "another"], [kind])
-    assert sources.pages(collect([tmp_path])).measured == 1
+    assert catalogue.sources(collect([tmp_path]), [])[-1].measured == 1
 
 
 def said(capsys, runs):

@@ -125,7 +125,7 @@ def test_a_count_is_judged_by_its_own_measurement(tmp_path, name):
     store.append(tmp_path, [a_result(**{**row, **changes}, provenance=about)])
     listed = selection.timm_list("timm-a", ["resnet50.a1_in1k"])
     covered = {"resnet50.a1_in1k": {("ood", "imagenet-a")}}
-    lines = outcome(listed, covered, covered, {"resnet50.a1_in1k": "a" * 64}, [tmp_path])
+    lines = outcome(listed, covered, {"resnet50.a1_in1k": "a" * 64}, [tmp_path])
     values = [line.measured for line in lines]  # of 224 and 288 pixels
     assert values == {"it": [None, 100 / 7.5], "another size": [100 / 7.5, None]}.get(
         name, [None, None]

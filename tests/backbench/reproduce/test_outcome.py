@@ -12,7 +12,6 @@ from support.records import a_result
 from backbench import cli
 from backbench.recipes import config
 from backbench.reproduce import bundle, selection
-from backbench.reproduce.bundle import Measured
 from backbench.reproduce.outcome import markdown, outcome
 from backbench.reproduce.public_files import FoundFile
 from backbench.results import store
@@ -48,14 +47,12 @@ def measured_by(runs, names=("dino", "moco_v2_200", "swav_200")):
     one = selection.read_list("short")
     covered = {name: {("knn", "imagenet"), ("linear", "imagenet")} for name in names}
     digests = {"dino": DINO, "moco_v2_200": MOCO}
-    lines = outcome(one, covered, covered, digests, [runs])
+    lines = outcome(one, covered, digests, [runs])
     found = {}
     for name in digests:
         about = one.files[name]
-        found[name] = FoundFile(
-            name=name, path=runs / about.file, about=about, size=9, sha256="0" * 64, md5="1" * 32
-        )
-    return Measured(one, covered, found, digests, lines)
+        found[name] = FoundFile(runs / about.file, about, 9, "0" * 64, "1" * 32)
+    return {"listed": one, "covered": covered, "files": found, "digests": digests, "lines": lines}
 
 
 def rows():
@@ -84,7 +81,7 @@ def verdicts(lines):
 
 
 def test_every_printed_number_has_a_verdict_or_a_reason(runs):
-    lines = measured_by(runs).lines
+    lines = measured_by(runs)["lines"]
     found = verdicts(lines)
     dino = found["dino", "dino README, Pretrained models, k-nn", "knn/imagenet/top1_k20"]
     assert (dino.verdict, dino.measured, dino.printed) == ("within", 67.1, 67.5)
@@ -107,7 +104,7 @@ def test_what_was_measured_otherwise_has_no_verdict(runs):
     other = dataclasses.replace(row, provenance=fewer)
     store.append(runs / "c", [other])
     (runs / "a" / RESULTS_FILE).unlink()
-    (line,) = [one for one in measured_by(runs).lines if "k20" in one.column]
+    (line,) = [one for one in measured_by(runs)["lines"] if "k20" in one.column]
     assert line.verdict == "unlike" and line.measured == 67.1 and "imagenet:test~" in line.why
 
 
@@ -137,7 +134,7 @@ def test_a_pages_number_has_its_own_tolerance(tmp_path, of, row, value, verdict)
     name, file = of.split()
     store.append(tmp_path, [a_result(checkpoint=DINO, name=file, **DEEP, **row, value=value)])
     covered = {file: {(row["task"], row["dataset"])}}
-    (line,) = outcome(selection.read_list(name), covered, covered, {file: DINO}, [tmp_path])
+    (line,) = outcome(selection.read_list(name), covered, {file: DINO}, [tmp_path])
     assert (line.verdict, line.measured) == (verdict, value)
     assert bool(line.why) == (verdict == "unlike")
     if name == "dinov3" and verdict != "unlike":
@@ -161,7 +158,7 @@ def test_the_testbeds_counts_stand_beside_its_files(tmp_path):
         facts = {**about, "right": {"top1": right}}
         store.append(tmp_path, [a_result(**row, value=right / 75, provenance=facts)])
         covered = {file: {("ood", "imagenet-a")}}
-        (line,) = outcome(listed, covered, covered, {file: "a" * 64}, [tmp_path])
+        (line,) = outcome(listed, covered, {file: "a" * 64}, [tmp_path])
         found[file] = (line.verdict, round(line.printed, 2))
         (tmp_path / RESULTS_FILE).unlink()
     # 23 images of 7,500 are more than 0.3 points
@@ -170,7 +167,7 @@ def test_the_testbeds_counts_stand_beside_its_files(tmp_path):
 
 @pytest.fixture
 def sent(runs, tmp_path):
-    bundle.write(tmp_path / "short.zip", measured_by(runs), runs)
+    bundle.write(tmp_path / "short.zip", runs, **measured_by(runs))
     return tmp_path / "short.zip"
 
 
