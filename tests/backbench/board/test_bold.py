@@ -40,6 +40,9 @@ def test_one_training_each_is_never_bold(tmp_path, capsys):
     cells = {head.split()[0]: cell for head, cell in zip(heads, first)}
     assert "°" in cells["Linear"] and "**" not in cells["Linear"]
     assert "**" in cells["Nearest"] and "°" not in cells["Nearest"]
+    table = (tmp_path / "latex" / "board.tex").read_text()
+    assert re.search(r"^three &.*\$\^\\circ\$", table, re.MULTILINE)
+    assert "best of one training each" in table
     page = (tmp_path / "html").read_text()
     assert '"once"' in page and "two checkpoints with `--seeds 3`" in page
     board = collect([tmp_path / "runs"])
@@ -47,15 +50,6 @@ def test_one_training_each_is_never_bold(tmp_path, capsys):
     tasks = {board.columns[pair.column].task: pair.difference for pair in pairs}
     assert tasks["knn"].real
     assert tasks["linear"].p < 1e-6 and not tasks["linear"].real
-
-
-def test_latex_tables_have_the_ring_and_say_what_it_is(tmp_path):
-    kind = ("linear", "imagenet", "top1", "linear-lorac-imagenet-v1", None)
-    boards.synthetic(tmp_path / "runs", NAMES, [kind], gap=12)
-    assert cli.main(["leaderboard", str(tmp_path / "runs"), "--latex", str(tmp_path), "-q"]) == 0
-    table = (tmp_path / "lorac_table1.tex").read_text()
-    assert re.search(r"^three &.*\$\^\\circ\$", table, re.MULTILINE)
-    assert "best of one training each" in table and "textbf" not in table
 
 
 @pytest.mark.parametrize("kind", [LINEAR, SEMISUP, boards.DEMO[5]])

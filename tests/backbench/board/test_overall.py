@@ -21,7 +21,9 @@ def runs(tmp_path_factory):
 
 
 def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
-    assert cli.main(["leaderboard", str(runs), "--markdown", str(tmp_path), "-q"]) == 0
+    """And the board itself is a table to paste, with intervals and the page's marks."""
+    where = ["--latex", str(tmp_path), "--markdown", str(tmp_path)]
+    assert cli.main(["leaderboard", str(runs), *where, "-q"]) == 0
     out = capsys.readouterr().out
     said = out.splitlines()[0]
     assert said.startswith(
@@ -33,9 +35,19 @@ def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
     rows = [line.split() for line in out.splitlines()[-3:]]
     ranked = [(row[0], row[1], row[2]) for row in rows]
     assert ranked == [("lorac", "1", "(1)"), ("moco", "2", "(2)"), ("random", "3", "(3)")]
-    text = (tmp_path / "board.md").read_text()
+    text, tex = (tmp_path / "board.md").read_text(), (tmp_path / "board.tex").read_text()
     assert text.splitlines()[0] == said
     assert "| 1 | 1 to 1 | 1.00 |" in text and "**lorac** |" in text
+    board = collect([runs])
+    column = board.main_columns()[0]
+    (cell,) = (board.cell(row, column) for row in board.rows if row.name == "lorac")
+    of_md = next(line for line in text.splitlines() if line.startswith("| lorac |"))
+    of_tex = next(line for line in tex.splitlines() if line.startswith("lorac &"))
+    assert of_md.count("|") - 2 == of_tex.count("&") == len(board.main_columns()) == 19
+    assert f"{cell.value:.1f}" in of_md and f"±{cell.half_width:.1f}" in of_md
+    assert f"{cell.value:.1f}" in of_tex and rf"$\pm${cell.half_width:.1f}" in of_tex
+    assert f"% column 1: {column.name}\n" in tex
+    assert ("Bold: above every other" in tex) == ("textbf" in of_tex)
 
 
 def test_equals_are_said_to_be(tmp_path):
@@ -160,24 +172,3 @@ def test_a_column_that_is_half_numbers_is_named(tmp_path, caplog):
     assert "column 'b' is not ranked: 'zwei' is no number" in caplog.text
     with pytest.raises(BadInput, match=r"nothere\.csv: no such file$"):
         rank_csv.read(tmp_path / "nothere.csv")
-
-
-def test_the_board_itself_is_a_table_to_paste(runs, tmp_path):
-    """Rows are checkpoints, columns the main metrics, with intervals and the page's marks."""
-    where = ["--latex", str(tmp_path), "--markdown", str(tmp_path)]
-    assert cli.main(["leaderboard", str(runs), *where, "-q"]) == 0
-    board = collect([runs])
-    lines = (tmp_path / "board.tex").read_text().splitlines()
-    (lorac,) = [line for line in lines if line.startswith("lorac &")]
-    assert lorac.count("&") == len(board.main_columns()) == 19
-    column = board.main_columns()[0]
-    (row,) = [row for row in board.rows if row.name == "lorac"]
-    cell = board.cell(row, column)
-    assert rf"{cell.value:.1f}" in lorac and rf"$\pm${cell.half_width:.1f}" in lorac
-    assert f"% column 1: {column.name}" in lines
-    assert any("Bold: above every other" in line for line in lines) == ("textbf" in lorac)
-    text = (tmp_path / "board.md").read_text().splitlines()
-    heads = next(line for line in text if line.startswith("| checkpoint |"))
-    (of_lorac,) = [line for line in text if line.startswith("| lorac |")]
-    assert heads.count("|") == of_lorac.count("|") == 21
-    assert f"{cell.value:.1f}" in of_lorac and f"±{cell.half_width:.1f}" in of_lorac
