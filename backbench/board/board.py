@@ -440,8 +440,9 @@ def predictions(cell: Cell) -> dict[int, Path]:
 def noise_of(board: Board, column: Column) -> TrainingNoise:
     """How far a second training moves the numbers of a column, by all checkpoints of the column
     that were trained with several seeds."""
+    task = TASKS[column.task]
     if column not in board.noises:
-        if not TASKS[column.task].trains or column.dataset == AVERAGE:
+        if not task.trains or column.dataset == AVERAGE:
             return NOTHING_TRAINED
         seeds = []
         choices: list[float] = []  # points squared
@@ -450,16 +451,13 @@ def noise_of(board: Board, column: Column) -> TrainingNoise:
                 noise = (r.chosen or {}).get("choice_noise")  # of the metric that was chosen by
                 if isinstance(noise, int | float) and not column.metric.startswith("top5"):
                     choices.append(noise**2)
-            values = cell.values
-            if len(values) > 1:
+            if len(cell.values) > 1:
                 files = list(predictions(cell).values())
-                seeds.append(column_noise.seeds_of(values, files, column.metric))
-        split = TASKS[column.task].split
-        dataset = column.dataset if column.split == split else ""  # published for whole splits
+                seeds.append(column_noise.seeds_of(cell.values, files, column.metric))
         board.noises[column] = column_noise.measured_or_published(
             seeds,
             protocol=column.protocol,
-            dataset=dataset,
+            dataset=column.dataset if column.split == task.split else "",  # of whole splits
             metric=column.metric,
             choice=sum(choices) / len(choices) if choices else 0.0,
         )
@@ -527,20 +525,16 @@ def _tested(board: Board, column: Column) -> dict[str, str]:
     (first, top), others = ranked[0], ranked[1:]
     if not noise_of(board, column).known:
         return {first.checkpoint: ONCE}
-    tested: list[tuple[str, float]] = []  # checkpoint, p
+    tested: dict[str, float] = {}  # checkpoint -> p
     for row, cell in others:
         gap = difference(board, column, top, cell)
         if gap is not None:
-            tested.append((row.checkpoint, gap.p if gap.real and gap.value > 0 else 1.0))
-    untested = len(tested) < len(everybody) - 1
-    count = tied_with_first([p for _, p in tested])
-    tied = [checkpoint for checkpoint, _ in tested[:count]]
-    if tied:
-        return dict.fromkeys([first.checkpoint, *tied], TIED)
+            tested[row.checkpoint] = gap.p if gap.real and gap.value > 0 else 1.0
+    count = tied_with_first(list(tested.values()))
+    if count:
+        return dict.fromkeys([first.checkpoint, *list(tested)[:count]], TIED)
     # It won every test that could be made; that is "best" only where all of them could.
-    if untested:
-        return {first.checkpoint: UNTESTED}
-    return {first.checkpoint: BEST}
+    return {first.checkpoint: BEST if len(tested) == len(everybody) - 1 else UNTESTED}
 
 
 class PairedDifference(NamedTuple):

@@ -1,4 +1,5 @@
-"""leaderboard.csv and results.csv (docs/results.md), and the command to measure a number again."""
+"""leaderboard.csv and results.csv (docs/results.md), the command to measure a number again, and the
+pieces that all Markdown tables are made of."""
 
 import csv
 import dataclasses
@@ -6,7 +7,7 @@ import functools
 import io
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, standing, text_of
@@ -143,3 +144,28 @@ def _with_another_out(command: str, out: str) -> str:
         elif word.startswith("--out="):
             words[i] = f"--out={out}"
     return shlex.join(words)
+
+
+# ---- the pieces of Markdown tables
+
+_ESCAPED = str.maketrans(
+    {**{char: "\\" + char for char in "\\`*[]"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"}
+)
+
+
+def escaped(text: str, most: int = 400) -> str:
+    """`text` on one line, with what Markdown would take for a tag, a link or emphasis escaped."""
+    return printable.shown(" ".join(text.split()), most).translate(_ESCAPED)
+
+
+def from_to(interval: tuple[float, float] | None) -> str:
+    """An interval in percent; empty where there is none."""
+    return "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+
+
+def pipe_table(heads: Mapping[str, str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a pipe table; `heads` are heading -> alignment (`---` or `---:`)."""
+    lines = []
+    for cells in (list(heads), list(heads.values()), *rows):
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return lines

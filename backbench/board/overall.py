@@ -184,12 +184,7 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
     if not sets:
         return "No two checkpoints share a measurement: nothing here can be compared."
     widest, labels = sets[0], board.labels()
-    leaders, single = _leaders(widest, labels), _single(board, widest.columns, labels)
-    if count == 2 and len(widest.leaders()) == 2 and single == NOWHERE:
-        # Of two checkpoints the two clauses are one
-        several = f"on any of the {len(widest.columns)} measurements"
-        leaders, single = leaders.replace(f"over {widest.title}", several), ""
-    clauses = [leaders]
+    clauses = [_leaders(widest, labels)]
     for other in sets[1:]:
         first, over = other.leaders(), f"over {other.title}"
         if len(first) == len(other.rows):
@@ -200,7 +195,8 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
             clauses.append(
                 f"{over} {_names(first, labels)} {'leads' if len(first) == 1 else 'lead'}"
             )
-    return "; ".join(filter(None, [*clauses, single])) + "."
+    clauses.append(_single(board, widest.columns, labels))
+    return "; ".join(filter(None, clauses)) + "."
 
 
 def _names(rows: Sequence[Row], labels: dict[str, str]) -> str:

@@ -56,18 +56,17 @@ def correlations(board: Board) -> list[Correlation]:
             # Only over what both have measured; sorted, so that equal sets are resampled alike.
             shared = sorted(near.keys() & far.keys())
             if TASKS[cheap.task].cheap and len(shared) >= LEAST:
-                rho, interval = correlation.spearman(
-                    *([of[c] for c in shared] for of in (near, far))
-                )
-                out.append(Correlation(cheap, downstream, len(shared), rho, interval))
+                x, y = ([of[c] for c in shared] for of in (near, far))
+                rho = correlation.spearman(x, y)
+                out.append(Correlation(cheap, downstream, len(shared), *rho))
     correlation.resampled_ranks.cache_clear()
     return out
 
 
 def write_csv(table: Sequence[Correlation], path: Path) -> None:
     """Write a line for each pair: cheap column, downstream column, checkpoints, rho, interval."""
-    lines: list[tuple[object, ...]] = []
-    lines.append(("cheap", "downstream", "checkpoints", "spearman", "ci95_low", "ci95_high"))
+    head = ("cheap", "downstream", "checkpoints", "spearman", "ci95_low", "ci95_high")
+    lines: list[tuple[object, ...]] = [head]
     for c in table:
         low, high = c.ci95 or (None, None)
         numbers = [text_of(c.rho, ".4f"), text_of(low, ".4f"), text_of(high, ".4f")]

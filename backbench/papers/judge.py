@@ -87,21 +87,12 @@ class Judged:
 
     def on_page(self) -> dict[str, object]:
         """The fields that page_sections.js reads."""
-        low, high = self.ci95 or (None, None)
-        return {
-            "name": self.row.name,
-            "column": self.column.name,
-            "key": self.key,
-            "measured": round(self.measured, 4),
-            "published": self.published,
-            "low": None if low is None else round(low, 4),
-            "high": None if high is None else round(high, 4),
-            "tolerance": self.tolerance,
-            "verdict": self.verdict,
-            "said": self.verdict_and_way,
-            "others": self.notes,
-            "hardware": self.hardware,
-        }
+        low, high = (None, None) if self.ci95 is None else (round(end, 4) for end in self.ci95)
+        about = {"name": self.row.name, "column": self.column.name, "key": self.key}
+        numbers = {"measured": round(self.measured, 4), "published": self.published, "low": low}
+        said = {"verdict": self.verdict, "said": self.verdict_and_way, "others": self.notes}
+        numbers |= {"high": high, "tolerance": self.tolerance}
+        return {**about, **numbers, **said, "hardware": self.hardware}
 
 
 # ---- which rows a checkpoint must reach
@@ -153,9 +144,9 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
 
 def _printed(
     board: Board, expected: Mapping[str, Sequence[str]], unknown: list[str]
-) -> Iterator[tuple[Row, str, Sequence[Published]]]:
-    """Each row with each key that it must reach, and the key's printed numbers. Unknown keys go to
-    `unknown`: one that is mistyped in a recipe must not end the whole board."""
+) -> Iterator[tuple[Row, Published]]:
+    """Each row with each printed number that it must reach. Unknown keys go to `unknown`: one that
+    is mistyped in a recipe must not end the whole board."""
     rows = {row.checkpoint: row for row in board.measured_rows}
     for digest, keys in expected.items():
         for key in keys:
@@ -164,22 +155,21 @@ def _printed(
             except BadInput as error:
                 unknown.append(f"{rows[digest].name}: {error}")
                 continue
-            yield rows[digest], key, numbers
+            yield from ((rows[digest], number) for number in numbers)
 
 
 def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
     """A verdict for each number with a published one by its protocol; one for all seeds."""
     judged: dict[tuple[object, ...], tuple[Published, list[Judged]]] = {}
-    for row, _, numbers in _printed(board, expected, board.problems):
-        for number in numbers:
-            verdict = _judge(board, row, number)
-            if verdict is not None:
-                recipe = board.recipes.get(row.checkpoint)
-                # Without a recipe nobody knows that two checkpoints are seeds of one training
-                alike = recipe and printed_recipes.fingerprint(recipe)
-                what = (number.key, verdict.column, alike or row.checkpoint, verdict.way)
-                _, seeds = judged.setdefault((*what, verdict.other_trunk), (number, []))
-                seeds.append(verdict)
+    for row, number in _printed(board, expected, board.problems):
+        verdict = _judge(board, row, number)
+        if verdict is not None:
+            recipe = board.recipes.get(row.checkpoint)
+            # Without a recipe nobody knows that two checkpoints are seeds of one training
+            alike = recipe and printed_recipes.fingerprint(recipe)
+            what = (number.key, verdict.column, alike or row.checkpoint, verdict.way)
+            _, seeds = judged.setdefault((*what, verdict.other_trunk), (number, []))
+            seeds.append(verdict)
     return [_mean(number, seeds) for number, seeds in judged.values()]
 
 
@@ -238,10 +228,9 @@ def not_judged(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]
     """One line for each thing that makes `--check` fail beside the verdicts: unknown keys, undefined
     numbers, and numbers measured in another way than their protocol's name says."""
     lines: list[str] = []
-    for row, _, numbers in _printed(board, expected, lines):
-        for number in numbers:
-            if judging_rules.tolerance(number) is not None:
-                lines += _undefined_or_unlike(board, row, number)
+    for row, number in _printed(board, expected, lines):
+        if judging_rules.tolerance(number) is not None:
+            lines += _undefined_or_unlike(board, row, number)
     return lines
 
 
@@ -261,16 +250,3 @@ def _undefined_or_unlike(board: Board, row: Row, number: Published) -> Iterator[
         elif undefined:
             seeds = f"{undefined} of {len(cell.parts)} seeds"
             yield f"{row.name}: {column.name} is undefined for {seeds}"
-
-
-def not_measured(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]:
-    """One line for each printed row that a checkpoint must reach and that lacks measurements."""
-    lines = []
-    for row, key, numbers in _printed(board, expected, []):
-        judged = [n for n in numbers if judging_rules.tolerance(n) is not None]
-        missing = [n for n in judged if board.cell(row, column_of(n)) is None]
-        if missing:
-            first = column_of(missing[0]).name
-            none = f"{len(missing)} of the {len(judged)} numbers of {key} have no measurement here"
-            lines.append(f"{row.name}: {none}, first {first}")
-    return lines

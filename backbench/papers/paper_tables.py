@@ -26,7 +26,7 @@ from backbench.board.board import (
     standing,
     text_of,
 )
-from backbench.board.markdown import escaped, from_to, pipe_table
+from backbench.board.export import escaped, from_to, pipe_table
 from backbench.board.overall import Overall
 from backbench.papers import judging_rules, published
 from backbench.papers.judge import Judged

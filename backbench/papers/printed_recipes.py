@@ -4,7 +4,7 @@ A number is named by the grid of its table: its recipes, with what the grid chan
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from backbench.errors import BadInput
@@ -103,13 +103,12 @@ def changes(recipe: Mapping[str, Any], key: str) -> tuple[str, ...]:
     `key` names; from the nearest, where several reach that row."""
     own = settings(recipe)
     number = published.lookup(key)[0]
-    named = _by_key(published.grid_name(number.paper, number.table)).get(key, [])
-    return min((_unlike(own, other) for other in named), key=len, default=())
-
-
-def _unlike(a: Leaves, b: Leaves) -> tuple[str, ...]:
-    keys: Iterable[str] = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
-    if _METHOD in keys:  # another method has other keys
-        keys = [_METHOD, *(key for key in keys if not key.startswith("method."))]
-    words = ("method" if key == _METHOD else key.rpartition(".")[2] for key in keys)
-    return tuple(dict.fromkeys(words))
+    unlike = []
+    for other in _by_key(published.grid_name(number.paper, number.table)).get(key, []):
+        keys = sorted(k for k in own.keys() | other.keys() if own.get(k) != other.get(k))
+        words = dict.fromkeys(key.rpartition(".")[2] for key in keys)
+        if _METHOD in keys:  # another method has other keys
+            rest = [key.rpartition(".")[2] for key in keys if not key.startswith("method.")]
+            words = dict.fromkeys(["method", *rest])
+        unlike.append(tuple(words))
+    return min(unlike, key=len, default=())

@@ -192,14 +192,9 @@ def _read(path: Path) -> dict[str, bytes]:
 
 def _decoded(path: Path, members: Mapping[str, bytes], name: str) -> config.Recipe:
     try:
-        value = jsons.decode(members[name])
-    except KeyError:
-        raise BadInput(f"{path}: no bundle of `backbench reproduce` (no {name} in it)") from None
+        return dict(jsons.decode(members[name]))
     except ValueError as error:
         raise BadInput(f"{path}: {name}: {error}") from None
-    if not isinstance(value, dict):
-        raise BadInput(f"{path}: {name} must be a table")
-    return value
 
 
 def _again(
@@ -207,7 +202,7 @@ def _again(
 ) -> list[OutcomeLine]:
     """The table, made again from the rows alone."""
     covered = {name: frozenset(pairs) for name, pairs in manifest.covered.items()}
-    for name in covered.keys() - listed.checkpoints.keys():
+    for name in sorted(covered.keys() - listed.checkpoints.keys()):
         raise BadInput(f"{path}: {MANIFEST}: '{name}' is none of the list's checkpoints")
     digests = {name: about.digest for name, about in manifest.checkpoints.items()}
     with tempfile.TemporaryDirectory() as folder:

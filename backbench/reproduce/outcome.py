@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.board.board import Board, Column, collect
-from backbench.board.markdown import from_to, pipe_table
+from backbench.board.export import from_to, pipe_table
 from backbench.papers import judging_rules, timm_scores
 from backbench.papers.judge import Judged, judge
 from backbench.papers.judging_rules import column_of

@@ -189,6 +189,12 @@ def poorly_known(part: float, df: float) -> float:
     return part ** max(2 - trust * part, 0) / df
 
 
+def weights(n: int, classes: np.ndarray | None) -> np.ndarray:
+    """Weights (N,) that make a mean a plain sum: 1/N, or for a mean of C class means 1/(C N_c) with
+    N_c images in the image's class."""
+    return np.full(n, 1 / n) if classes is None else ClassWeights(classes).weight
+
+
 class ClassWeights:
     """The classes of a test list (N,) as strata: each weighs the same, however many images it has.
     `weight` (N,) makes a mean of class means a plain sum. `images` is the number of images of equal

@@ -45,11 +45,12 @@ def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
     no binomial: then the p-value is that of the interval.
     """
     n = len(d)
-    weight = _weights(n, classes)
+    weight = confidence.weights(n, classes)
     step = weight * d
     value = float(step.sum())
     # The variance of a sum of N independent steps: sum of squares minus N times the squared mean.
-    variance = float((step**2).sum() - value**2 / n) + _half_a_count(weight)
+    # Half an imagined image is won and half a one lost: no interval is empty.
+    variance = float((step**2).sum() - value**2 / n) + float((weight**2).mean())
     error = math.sqrt(max(variance, 0.0))
     if classes is None:
         p = mcnemar_mid_p(int((d > 0).sum()), int((d < 0).sum()))
@@ -73,13 +74,13 @@ def of_draws_and_images(d: np.ndarray, classes: np.ndarray | None = None) -> Dif
     """The mean of differences `d` (D, N) of the same images in the same draws of labels (or by the
     same seeds), for new draws and new images: a t-test (confidence.draws_and_images)."""
     n = d.shape[1]
-    weight = _weights(n, classes)
+    weight = confidence.weights(n, classes)
     mean = d.mean(0)
     by_image = n * float((weight * mean).var(ddof=1)) if n > 1 else 0.0
     variance, df = confidence.draws_and_images(d, weight, by_image)
     # The imagined images are won and lost in as many draws as those on which the two differ.
     of_differing = float((mean[mean != 0] ** 2).mean()) if mean.any() else 1.0
-    error = math.sqrt(variance + _half_a_count(weight) * of_differing)
+    error = math.sqrt(variance + float((weight**2).mean()) * of_differing)
     value = float((d @ weight).mean())
     p = confidence.t_both_tails(value / error, df)
     return _difference(value, error, p, "draws and images", n, df=df)
@@ -107,17 +108,6 @@ def _difference(
     half = (confidence.NORMAL if math.isinf(df) else confidence.t_quantile(df)) * error
     interval = (100 * (value - half), 100 * (value + half))
     return Difference(100 * value, interval, p, paired, n, (100 * error) ** 2, df)
-
-
-def _weights(n: int, classes: np.ndarray | None) -> np.ndarray:
-    """Weights (N,) that make the value a plain sum: 1/N, or for a mean of C class means 1/(C N_c)
-    with N_c images in the image's class."""
-    return np.full(n, 1 / n) if classes is None else confidence.ClassWeights(classes).weight
-
-
-def _half_a_count(weight: np.ndarray) -> float:
-    """The variance of half an imagined image won and half a one lost: no interval is empty."""
-    return float((weight**2).mean())
 
 
 def tied_with_first(p_values: Sequence[float]) -> int:

@@ -82,8 +82,7 @@ def pooled(checkpoints: Iterable[Seeds]) -> TrainingNoise:
 def by_images(hits: np.ndarray, classes: np.ndarray | None = None) -> float:
     """v of `hits` (K, N), K seeds on N images, in points^2; with `classes` (N,) of class means."""
     n = hits.shape[1]
-    weight = 1 / n if classes is None else confidence.ClassWeights(classes).weight
-    step = weight * hits
+    step = confidence.weights(n, classes) * hits
     # Half the squared difference of two seeds, in the mean over all pairs, is the variance over
     # seeds. The sum of N steps varies by their squares, less N times the squared mean step.
     squares = float(step.var(0, ddof=1).sum()) - float(step.sum(1).var(ddof=1)) / n
@@ -109,8 +108,7 @@ def of_choice(hits: np.ndarray, classes: np.ndarray | None = None) -> float:
     """
     rng = np.random.default_rng(0)
     n = hits.shape[1]
-    weight = 1 / n if classes is None else confidence.ClassWeights(classes).weight
-    step = weight * hits
+    step = confidence.weights(n, classes) * hits
     best = int(step.sum(1).argmax())
     squares = 0.0
     for _ in range(RESAMPLES):

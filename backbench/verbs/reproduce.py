@@ -104,12 +104,10 @@ def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> d
     checkpoints = {}
     for name, file in files.items():
         out = args.out / "checkpoints" / f"{name}.safetensors"
-        if args.dry_run and not out.exists():
-            checkpoints[name] = file.path
-            continue
-        checkpoints[name] = out
+        checkpoints[name] = file.path if args.dry_run and not out.exists() else out
         provenance = header.about(out).get("provenance") if out.is_file() else None
-        if isinstance(provenance, Mapping) and provenance.get("sha256") == file.sha256:
+        same = isinstance(provenance, Mapping) and provenance.get("sha256") == file.sha256
+        if same or checkpoints[name] != out:
             continue
         from backbench.weights.families.timm_model_names import PREFIX
         from backbench.weights.importing import read  # torch, for those who need it
@@ -166,11 +164,8 @@ def _write_outcome(
     files: Mapping[str, FoundFile],
 ) -> list[outcome.OutcomeLine]:
     """Writes the table, the same as JSON, and the bundle to send back; prints the table."""
-    digests = {}
-    for name in files:
-        digest = header.digest(args.out / "checkpoints" / f"{name}.safetensors")
-        if digest is not None:
-            digests[name] = digest
+    there = {n: header.digest(args.out / "checkpoints" / f"{n}.safetensors") for n in files}
+    digests = {name: digest for name, digest in there.items() if digest is not None}
     lines = outcome.outcome(listed, covered, digests, [args.out])
     stem = args.out / FOLDER / listed.name
     page = outcome.markdown(listed, lines)

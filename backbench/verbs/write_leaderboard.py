@@ -55,8 +55,6 @@ def run(args: argparse.Namespace) -> int:
     log.debug(f"took {time.perf_counter() - start:.1f} s")
     if not args.check:
         return 0
-    for line in gate.not_measured(board, expected):
-        print(f"NOT MEASURED {line}")
     from backbench.papers import catalogue
 
     for one in catalogue.sources(board, judged):
@@ -85,12 +83,11 @@ def _write(
     board: Board, judged: list[Judged], sets: list[Overall], answer: str, args: argparse.Namespace
 ) -> None:
     """Writes every file that the command asks for; modules for other files are not imported."""
-    if args.csv:
-        export.write_csv(board, args.csv)
-        log.info(f"wrote {args.csv}: a row per checkpoint")
-    if args.tidy:
-        export.write_tidy(board, args.tidy)
-        log.info(f"wrote {args.tidy}: a row per number")
+    tables = ((args.csv, export.write_csv, "checkpoint"), (args.tidy, export.write_tidy, "number"))
+    for file, write, each in tables:
+        if file:
+            write(board, file)
+            log.info(f"wrote {file}: a row per {each}")
     if args.html:
         from backbench.board.page import write_page
         from backbench.papers import catalogue, claims
@@ -110,9 +107,8 @@ def _write(
         from backbench.papers import paper_tables
 
         paper_tables.write(board, judged, sets, latex=args.latex, markdown=args.markdown)
-        for folder in (args.latex, args.markdown):
-            if folder:
-                log.info(f"wrote {folder}: the board's own table (board) and the papers'")
+        for folder in filter(None, (args.latex, args.markdown)):
+            log.info(f"wrote {folder}: the board's own table (board) and the papers'")
     if args.figures:
         from backbench.board.page_figures import write_figures
 
@@ -128,17 +124,24 @@ def _write(
 
 def _print(board: Board, sets: list[Overall]) -> None:
     """Prints a line per checkpoint, the best rank first, a column per dataset's first metric."""
-    rows, columns, labels = board.measured_rows, _first_metrics(board), board.labels()
+    rows, labels = board.measured_rows, board.labels()
+    # The first metric of each family that was measured
+    columns: dict[tuple[object, ...], Column] = {}
+    for column in board.measured_columns():
+        c, ranked = column, TASKS[column.task].ranked  # a statistic stands for itself
+        if ranked or c.metric in STATISTICS:
+            family = c.family if ranked else c.metric
+            what = (c.task, c.dataset, c.protocol, c.engine, c.split, family)
+            columns.setdefault(what, column)
     if sets:  # those of the widest set by their rank, then the others by name
-        ranked = {row.checkpoint for row in sets[0].rows}
-        rows = [*sets[0].rows, *(row for row in rows if row.checkpoint not in ranked)]
+        rows = list(dict.fromkeys([*sets[0].rows, *rows]))
     width = max((len(labels[row.checkpoint]) for row in rows), default=4)
     # Names of columns are too long for a heading: a number stands there, and is explained above.
     head = " " * width
     if sets:
         print(f"[rank] over {sets[0].title}, with its 95% interval")
         head += f"{'[rank]':>12}"
-    for n, column in enumerate(columns, 1):
+    for n, column in enumerate(columns.values(), 1):
         print(f"[{n}] {column.name}")
         head += f"{f'[{n}]':>8}"
     print(head)
@@ -146,24 +149,10 @@ def _print(board: Board, sets: list[Overall]) -> None:
         line = f"{labels[row.checkpoint]:<{width}}"
         if sets:
             line += f"{sets[0].rank_of(row):>12}"
-        for column in columns:
+        for column in columns.values():
             cell = board.cell(row, column)
             value = "" if cell is None else text_of(cell.value, ".1f", missing="-")
             line += f"{value:>8}"
         print(line)
     if len(rows) > ROWS:
         print(f"... and {len(rows) - ROWS} more")
-
-
-def _first_metrics(board: Board) -> list[Column]:
-    """The columns of the printed table: the first metric of each family that was measured."""
-    shown: dict[tuple[object, ...], Column] = {}
-    for column in board.measured_columns():
-        family = column.family
-        if not TASKS[column.task].ranked:  # each of its statistics stands for itself
-            if column.metric not in STATISTICS:
-                continue
-            family = column.metric
-        what = (column.task, column.dataset, column.protocol, column.engine, column.split, family)
-        shown.setdefault(what, column)
-    return list(shown.values())

@@ -56,7 +56,8 @@ def test_equals_are_said_to_be(tmp_path):
     sets = overall(board)
     assert [of.name for of in sets] == ["all columns"]
     assert answer(board, sets) == (
-        "No clear winner: one and two cannot be told apart on any of the 4 measurements."
+        "No clear winner: one and two cannot be told apart over all 4 measurements;"
+        " none is best on any single measurement by a paired test."
     )
     assert sets[0].standing.over == "images" and sets[0].standing.tested
 
