@@ -144,18 +144,13 @@ def check_measured(number, recipe, explicit, whole):
 
 def test_every_expected_key_maps_to_a_protocol_that_ships():
     expected = 0
-    for name in RECIPES:
-        recipe = printed_recipes.shipped(name)
-        for key in recipe.get("expected") or ():
-            for number in published.lookup(key):
-                allowed = (None, judging_rules.QUOTED, judging_rules.SPREAD)
-                assert judging_rules.reason(number) in allowed, (name, key)
-                if (protocol := judging_rules.recipe(number)) is not None:
-                    config.find_recipe(protocol, "transfer")
-                expected += 1
+    for recipe in map(printed_recipes.shipped, RECIPES):
+        for number in (n for key in recipe.get("expected") or () for n in published.lookup(key)):
+            allowed = (None, judging_rules.QUOTED, judging_rules.SPREAD)
+            assert judging_rules.reason(number) in allowed and judging_rules.column_of(number)
+            expected += 1
         for dataset, protocol in (recipe.get("probe") or {}).items():
-            config.find_recipe(protocol, "transfer")
-            assert catalog.row(dataset) is not None
+            assert config.find_recipe(protocol, "transfer") and catalog.row(dataset) is not None
     assert expected > 400
 
 
@@ -164,6 +159,9 @@ def test_the_page_is_current():
     records = ROOT / "docs" / "records"
     page = catalogue.markdown([records] if records.is_dir() else [])
     assert (ROOT / "docs" / "papers.md").read_text() == page
+
+
+STL10 = ("mio:4:mio-a:resnet50:250:stl10", "linear-mio-stl10-v1")
 
 
 def measure(runs, key, protocol, **changes):
@@ -188,9 +186,7 @@ def test_errors_on_train_and_test_are_judged_as_accuracies(tmp_path):
 
 def test_one_table_says_what_is_measured_running_and_missing(tmp_path, capsys):
     runs = tmp_path / "runs"
-    measure(
-        runs, "mio:4:mio-a:resnet50:250:stl10", "linear-mio-stl10-v1", dataset="stl10", value=58
-    )
+    measure(runs, *STL10, dataset="stl10", value=58)
     (runs / "pretrain" / "b").mkdir(parents=True)
     begun = 'name: b\nexpected: ["mio:4:mio-b:resnet50:250:cifar10"]\n'
     (runs / "pretrain" / "b" / "recipe.yaml").write_text(begun)
@@ -209,27 +205,19 @@ def test_one_table_says_what_is_measured_running_and_missing(tmp_path, capsys):
 def test_measured_numbers_are_counted_from_records(tmp_path, capsys):
     """In the list, in a table's line and on the page; records beside the page are read by itself."""
     docs = tmp_path / "docs"
-    measure(
-        docs / "records", "mio:4:mio-a:resnet50:250:stl10", "linear-mio-stl10-v1", dataset="stl10",
-        value=58,
-    )  # fmt: skip
+    measure(docs / "records", *STL10, dataset="stl10", value=58)
     assert main(["paper", "all", str(docs / "records")]) == 0
     out = capsys.readouterr().out
     assert "834 printed numbers: 574 judgeable, 1 measured; 96 spread" in out
     assert "30 judgeable, 1 measured " in next(x for x in out.splitlines() if "mio:4 " in x)
     assert "\npapers: 834 printed, 574 judgeable, 1 measured\n" in out
-    assert (
-        f"\ntimm: 9,336 printed, {9336 - FASTERNETS:,} judgeable, 0 measured\ntestbed: 28 printed"
-        in out
-    )
+    of_timm = f"\ntimm: 9,336 printed, {9336 - FASTERNETS:,} judgeable, 0 measured\n"
+    assert f"{of_timm}testbed: 28 printed" in out
     assert main(["paper"]) == 0
     assert "574 judgeable, 0 measured" in capsys.readouterr().out
     (tmp_path / "other").mkdir()
-    for runs, count in (
-        ([], 1),
-        (["all", str(tmp_path / "docs")], 1),
-        (["all", str(tmp_path / "other")], 0),
-    ):
+    given = [([], 1), (["all", str(docs)], 1), (["all", str(tmp_path / "other")], 0)]
+    for runs, count in given:
         assert main(["paper", *runs, "--markdown", str(docs / "papers.md")]) == 0
         assert "574 are judgeable" in (page := (docs / "papers.md").read_text())
         assert f"; {count} are measured" in page and ("(30 judgeable, 1 measured)" in page) == count
