@@ -192,8 +192,7 @@ def fit(
         span = torch.linalg.qr(torch.cat([x for x, _ in parts]).double().T)[0]  # (d, n)
         parts = [((x.double() @ span).to(dtype), y) for x, y in parts]
         moments = None
-    if moments is None:
-        moments = second_moments(parts, device, chunk)
+    moments = moments or second_moments(parts, device, chunk)
     if start is None:
         point = torch.zeros(classes, dim + 1, dtype=torch.float64, device=device)
     else:

@@ -141,15 +141,10 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
     are still the file's. Raises BadInput, one line, that names the first row and key that would
     train wrongly. What COCO's tools skip (outlines under three points; in training crowds, empty
     boxes) is skipped."""
-    data = _typed(text, task)
-    _refuse_ids([row["id"] for row in data["images"]], "images")
-    _refuse_ids([row["id"] for row in data["categories"]], "categories")
-    _refuse_ids([row["id"] for row in data["annotations"]], "annotations")
+    data = _lists(text, task)
     # 1. Categories get labels from 0 in the order of their ids; COCO's ids have gaps
     categories = sorted(data["categories"], key=lambda category: category["id"])
     names = tuple(category["name"] for category in categories)
-    if not categories or not data["images"]:
-        raise BadInput("'categories' is empty" if not categories else "no images")
     if len(set(names)) < len(names):
         raise BadInput(f"two categories have the name '{max(names, key=names.count)}'")
     keypoints = _keypoint_names(categories) if task.keypoints else ()
@@ -202,7 +197,8 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
     return Split(files, names, ids, in_order, keypoints, notes)
 
 
-def _typed(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
+def _lists(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
+    """The lists of a file, with all that the task reads checked."""
     kind: Any = CocoFile[CocoBox]
     if task.outlines:
         kind = CocoFile[CocoOutline]
@@ -210,21 +206,32 @@ def _typed(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
         kind = CocoFile[CocoKeypoints]
     try:
         adapter: TypeAdapter[CocoFile[CocoObject]] = TypeAdapter(kind)
-        return adapter.validate_json(text)
+        data = adapter.validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        raise _refusal(error) from None
+    _refuse_ids([row["id"] for row in data["images"]], "images")
+    _refuse_ids([row["id"] for row in data["categories"]], "categories")
+    _refuse_ids([row["id"] for row in data["annotations"]], "annotations")
+    if not data["categories"] or not data["images"]:
+        raise BadInput("no images" if data["categories"] else "'categories' is empty")
+    return data
+
+
+def _refusal(error: ValidationError) -> BadInput:
+    """The first thing that is wrong, in a line."""
+    first = error.errors(include_url=False, include_context=False)[0]
     place, said = first["loc"], first["msg"].removeprefix("Value error, ")
     value = printable.shown(repr(first["input"]), 60)
     if not place:
-        raise BadInput(f"not JSON ({printable.shown(said, 100)})")
+        return BadInput(f"not JSON ({printable.shown(said, 100)})")
     if len(place) == 1:
-        raise BadInput(f"has no '{place[0]}' list; expected COCO's format")
+        return BadInput(f"has no '{place[0]}' list; expected COCO's format")
     where = f"'{place[0]}' number {int(place[1]) + 1}"
     if len(place) == 2:
-        raise BadInput(f"{where}: {value} is not a row of `key: value`")
+        return BadInput(f"{where}: {value} is not a row of `key: value`")
     if first["type"] == "missing" and len(place) == 3:
-        raise BadInput(f"{where} has no '{place[2]}'")
-    raise BadInput(f"{where}: {place[2]} {value}: {said}")
+        return BadInput(f"{where} has no '{place[2]}'")
+    return BadInput(f"{where}: {place[2]} {value}: {said}")
 
 
 def _refuse_ids(ids: Sequence[int | str], key: str) -> None:
