@@ -1,12 +1,15 @@
-"""The tasks that can be measured, one row each. Every list of tasks in the suite comes from here.
+"""The tasks that can be measured, one row of tasks.toml each. Every list of tasks comes from here.
 
 A task is a kind of number (a linear probe, the AP of Mask R-CNN); a verb of the command line
 measures one or several of them, and a protocol (a recipe under configs/transfer or
 configs/detection) says how.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -50,132 +53,12 @@ class Task:
         return self.tolerances.get(dataset, self.tolerance)
 
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            "linear",
-            "Linear probe",
-            "linear",
-            "lorac",
-            kind="sgd",
-            tolerance=1.5,
-            tolerances={"imagenet": 0.5, "imagenet100": 1.0, "average": 0.7},
-        ),
-        Task("logreg", "Logistic regression", "linear", "logreg", kind="logreg", trains=False),
-        Task(
-            "knn",
-            "Nearest neighbours",
-            "linear",
-            "knn",
-            kind="knn",
-            cheap=True,
-            trains=False,
-            tolerance=1.5,
-        ),
-        Task(
-            "fewshot", "Few labels", "linear", "fewshot", kind="fewshot", cheap=True, trains=False
-        ),
-        # These two have no interval. Test images are queries and answers at once, so a bootstrap
-        # over queries is too narrow: in simulations it covers 72 to 92%
-        Task(
-            "class_retrieval",
-            "Retrieval within classes",
-            "linear",
-            "class_retrieval",
-            kind="class_retrieval",
-            cheap=True,
-            ranked=False,
-            trains=False,
-        ),
-        Task(
-            "cluster",
-            "Clustering",
-            "linear",
-            "cluster",
-            kind="cluster",
-            cheap=True,
-            ranked=False,
-            trains=False,
-        ),
-        Task("attentive", "Attentive probe", "linear", "attentive", kind="attentive", pooled=False),
-        Task("segmentation", "Segmentation", "linear", "seg_linear", kind="seg", pooled=False),
-        Task(
-            "seg_knn",
-            "Segmentation by neighbours",
-            "linear",
-            "seg_knn",
-            kind="seg_knn",
-            pooled=False,
-            cheap=True,
-            trains=False,
-        ),
-        Task(
-            "semi_1pct",
-            "1% of labels",
-            "semisup",
-            "semisup",
-            kind="finetune",
-            percent=1,
-            tolerances={"imagenet": 1.5},
-        ),
-        Task(
-            "semi_10pct",
-            "10% of labels",
-            "semisup",
-            "semisup",
-            kind="finetune",
-            percent=10,
-            tolerances={"imagenet": 1.0},
-        ),
-        Task("finetune", "Finetuning", "finetune", "finetune", kind="finetune"),
-        Task(
-            "faster_rcnn",
-            "Faster R-CNN",
-            "detect",
-            "faster_rcnn_R_50_FPN_1x",
-            ious=("bbox",),
-            tolerance=0.5,
-        ),
-        Task(
-            "mask_rcnn",
-            "Mask R-CNN",
-            "detect",
-            "mask_rcnn_R_50_FPN_1x",
-            ious=("segm", "bbox"),
-            tolerance=0.5,
-        ),
-        Task(
-            "keypoint_rcnn",
-            "Keypoint R-CNN",
-            "detect",
-            "keypoint_rcnn_R_50_FPN_1x",
-            ious=("keypoints", "bbox"),
-            tolerance=0.5,
-        ),
-        # Its heads were trained by chance, though not by this verb
-        Task("ood", "ImageNet's heads elsewhere", "ood", "ood", kind="ood"),
-        Task(
-            "calibration",
-            "Calibration (less is better)",
-            "calibrate",
-            "kept scores",
-            ranked=False,
-            lower=True,
-            from_scores=True,
-            trains=False,
-        ),
-        Task(
-            "analyze",
-            "Feature analysis",
-            "analyze",
-            "analyze",
-            cheap=True,
-            ranked=False,
-            trains=False,
-        ),
-    )
-}
+def _task(name: str, row: dict[str, Any]) -> Task:
+    return Task(name, **(row | {"ious": tuple(row.get("ious", ()))}))
+
+
+_ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+TASKS: dict[str, Task] = {name: _task(name, row) for name, row in _ROWS.items()}
 ORDER = {name: place for place, name in enumerate(TASKS)}
 DETECTION = tuple(name for name, task in TASKS.items() if task.detects)
 

@@ -137,7 +137,7 @@ def test_package_has_few_homes(package, homes):
 
 HOMES = [
     (r"\b0\.485\b|\b123\.675\b", "backbench/images/preprocess.py"),  # pixel statistics
-    (r'"Keypoint R-CNN"', "backbench/tasks.py"),  # what a task is called
+    (r'"Keypoint R-CNN"', "backbench/tasks.toml"),  # what a task is called: no Python file
     (r'"results\.jsonl"', "backbench/runs/folder.py"),  # the names of a run's files
     (r'"backbone\.safetensors"', "backbench/runs/folder.py"),
     (r'"__metadata__"', "backbench/weights/header.py"),  # the header of a safetensors file

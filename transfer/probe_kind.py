@@ -1,6 +1,6 @@
 """The seam for kinds of linear probes, readings of a frozen trunk.
 
-A kind is a file `transfer/probe_<kind>.py` with a `PROBE`, and a task in backbench/tasks.py with
+A kind is a file `transfer/probe_<kind>.py` with a `PROBE`, and a task in backbench/tasks.toml with
 that `kind`. Its protocol is a dataclass in `transfer/protocols.py`.
 """
 
@@ -55,6 +55,6 @@ class Probe(Generic[P]):
 
 
 def probe_of(kind: str) -> Probe[Protocol]:
-    """The probe of a `kind` that backbench/tasks.py has."""
+    """The probe of a `kind` that backbench/tasks.toml has."""
     probe: Probe[Protocol] = importlib.import_module(f"transfer.probe_{kind}").PROBE
     return probe

@@ -48,7 +48,7 @@ class Assignment(Generic[Kind_co]):
     """One thing to measure: a protocol on a dataset for some checkpoints, in a run folder."""
 
     run: Path
-    task: str  # of backbench/tasks.py
+    task: str  # of backbench/tasks.toml
     dataset: Dataset
     splits: Splits
     protocol: Kind_co
