@@ -9,6 +9,7 @@ import pytest
 from support.layouts import Trees, trunk_file
 
 from backbench.datasets import embedded
+from backbench.errors import EXIT_BAD_INPUT
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +37,17 @@ def trunk(tmp_path):
 @pytest.fixture
 def two_trunks(tmp_path):
     return [trunk_file(tmp_path / f"trunk{i}.safetensors", seed=i) for i in (1, 2)]
+
+
+@pytest.fixture
+def bad_input(capsys):
+    """bad_input(status, *words): a command has ended with 2 and these words on stderr, once."""
+
+    def check(status, *words):
+        said = capsys.readouterr().err
+        assert status == EXIT_BAD_INPUT, said
+        for word in words:
+            assert word in said
+        return said
+
+    return check

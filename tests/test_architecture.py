@@ -92,9 +92,8 @@ def test_statistics_know_nothing_of_vision():
     """backbench/stats is arithmetic on arrays: it imports itself, and errors at most."""
     for name, others in GRAPH.items():
         if name.startswith("backbench.stats"):
-            foreign = {
-                o for o in others if not o.startswith(("backbench.stats", "backbench.errors"))
-            }
+            allowed = ("backbench.stats", "backbench.errors")
+            foreign = {o for o in others if not o.startswith(allowed)}
             assert not foreign, f"{name} imports {foreign}"
 
 
@@ -119,15 +118,12 @@ def users(pattern: str) -> set[str]:
     return {path.relative_to(ROOT).as_posix() for path in found}
 
 
-@pytest.mark.parametrize(
-    ("package", "homes"),
-    [
-        ("submitit", ("backbench/launch/slurm.py",)),
-        ("detectron2", ("detection/engine_detectron2", "detection/voc_ap.py")),
-        ("hotcoco", ("detection/evaluate.py",)),
-        ("safetensors", ("backbench/weights",)),
-    ],
-)
+@pytest.mark.parametrize(("package", "homes"), [
+    ("submitit", ("backbench/launch/slurm.py",)),
+    ("detectron2", ("detection/engine_detectron2", "detection/voc_ap.py")),
+    ("hotcoco", ("detection/evaluate.py",)),
+    ("safetensors", ("backbench/weights",)),
+])  # fmt: skip
 def test_package_has_few_homes(package, homes):
     for path in SOURCES:
         if package in {name.split(".")[0] for name in imported(path)}:

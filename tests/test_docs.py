@@ -1,6 +1,6 @@
-"""The documentation: every link leads somewhere, the Python page is complete, generated pages are
-current; the site itself where mkdocs is installed."""
+"""The documentation: links, API and generated pages are current; the built site; the notebook."""
 
+import csv
 import importlib
 import importlib.util
 import inspect
@@ -50,13 +50,6 @@ def test_every_link_leads_somewhere(page):
     assert not broken
 
 
-def test_a_broken_link_is_seen(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# One heading\n[a](#one-heading) [b](#two) [c](none.md) `[d](e.md)`\n")
-    with pytest.raises(AssertionError, match=r"#two.*none\.md"):
-        test_every_link_leads_somewhere(page)
-
-
 def test_every_page_is_in_the_sites_contents():
     listed = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text())
     assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md"))
@@ -73,11 +66,8 @@ def test_the_python_page_names_everything_that_is_exported():
 def test_the_python_page_explains_every_keyword_of_evaluate():
     rows = re.findall(r"^\| (`.*?) \|", (DOCS / "python.md").read_text(), re.MULTILINE)
     explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    keywords = {
-        name
-        for name, each in inspect.signature(backbench.evaluate).parameters.items()
-        if each.kind is each.KEYWORD_ONLY
-    }
+    parameters = inspect.signature(backbench.evaluate).parameters
+    keywords = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
     assert keywords <= explained
 
 
@@ -122,3 +112,28 @@ def test_the_site_is_built_strictly(tmp_path):
     assert len(pages) == len(list(DOCS.glob("*.md"))) + 1  # and 404
     for page in pages:
         assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', page.read_text())
+
+
+NOTEBOOK = ROOT / "notebooks" / "module_to_table.ipynb"
+
+
+@pytest.mark.slow
+def test_the_notebook_goes_from_a_module_to_the_table(tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("BACKBENCH_NOTEBOOK", str(tmp_path / "work"))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    where = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=550, resources=where).execute()
+    with (tmp_path / "work" / "leaderboard.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["name"] for r in rows] == ["first", "second"]
+    values = [float(r[column]) for r in rows for column in r if "/" in column]
+    assert len(values) == 4  # two checkpoints, k 5 and 20
+    assert all(0 < v <= 100 for v in values)
+    assert (tmp_path / "work" / "leaderboard.html").stat().st_size > 20_000
+    outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
+    printed = "".join(out.get("text", "") for out in outputs)
+    assert "difference" in printed
+    assert any("text/html" in out.get("data", {}) for out in outputs)

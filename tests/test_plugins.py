@@ -1,5 +1,4 @@
-"""A lab's own package, really installed: its method trains, its dataset is probed, its checkpoint
-format imports, its trunk is what is trained."""
+"""A lab's own package, really installed, serves; one that hides a program of ours is named."""
 
 import json
 import os
@@ -77,8 +76,7 @@ for words in json.loads(sys.argv[1]):
 
 @pytest.mark.slow
 def test_all_four_in_one_life(site, data, tmp_path):
-    """The lab's trunk pretrained by the lab's method on the lab's images, another imported from the
-    lab's file, both probed on the lab's dataset."""
+    """The lab's trunk, by its own method and from its own file, is probed on the lab's dataset."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     content = {f"net.trunk.{k}": v for k, v in build_backbone("resnet18").state_dict().items()}
     torch.save({**content, "done": 7}, tmp_path / "lab.pth")
@@ -149,14 +147,11 @@ def test_two_packages_with_one_name(path):
         plugins.installed(plugins.METHODS)
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "says"),
-    [
-        ("nowhere_at_all:ROW", str, "cannot be loaded: ModuleNotFoundError"),
-        ("os:sep", Path, " is str, not Path"),
-        ("odd_rows:ROW", SimpleNamespace, " calls itself 'yours'"),
-    ],
-)
+@pytest.mark.parametrize(("value", "kind", "says"), [
+    ("nowhere_at_all:ROW", str, "cannot be loaded: ModuleNotFoundError"),
+    ("os:sep", Path, " is str, not Path"),
+    ("odd_rows:ROW", SimpleNamespace, " calls itself 'yours'"),
+])  # fmt: skip
 def test_what_cannot_be_used_names_its_package(path, value, kind, says):
     (path / "odd_rows.py").write_text("import types; ROW = types.SimpleNamespace(name='yours')")
     point(path, plugins.FORMATS, "mine", value)
@@ -175,3 +170,38 @@ def test_a_broken_package_stands_in_nobody_elses_way(path, tmp_path, capsys, cap
     assert "even 1.0: 'mine'" in caplog.text
     with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.*cannot be loaded"):
         catalog.find("mine")
+
+
+LINEAR = ("linear", "x.pth", "--datasets", "digits", "--data", ".", "--out", "run")
+
+
+@pytest.mark.parametrize(("name", "words", "status"), [
+    # A command of a program, two that start them, one that does without, and doctor
+    ("transfer", LINEAR, 2),
+    pytest.param("detection", ("launch", "status", "--out", "runs"), 2, marks=pytest.mark.slow),
+    pytest.param("transfer", ("reproduce",), 2, marks=pytest.mark.slow),
+    ("transfer", ("data", "list"), 0),
+    pytest.param("detection", ("doctor",), 1, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_verb_says_so_and_stops_where_it_needs_the_program(tmp_path, name, words, status):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    # From a folder that is none of ours, whose packages `python -m` would find first
+    command = [sys.executable, "-m", "backbench", *words]
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd="/")
+    assert done.returncode == status
+    said = f"'import {name}' gives {tmp_path / name}"
+    if words == ("doctor",):
+        lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+        for beginning in (f"hidden {name} broken {said}", f"verbs demo, pretrain broken {name}: "):
+            assert [line for line in lines if line.startswith(beginning)]
+        return
+    (line,) = done.stderr.strip().splitlines()
+    assert said in line and "uninstall" in line
+    assert status or "cifar10" in done.stdout
+
+
+def test_nothing_is_hidden_here():
+    assert plugins.hidden() == {}

@@ -53,13 +53,8 @@ def test_tasks_are_named_like_columns():
 
 
 def test_the_seed_reaches_every_verb(tmp_path):
-    for task in (
-        "linear/cifar10",
-        "semi_1pct/imagenet",
-        "finetune/dtd",
-        "analyze/dtd",
-        "mask_rcnn/coco2017",
-    ):
+    others = ("linear/cifar10", "semi_1pct/imagenet", "finetune/dtd", "analyze/dtd")
+    for task in (*others, "mask_rcnn/coco2017"):
         more = {"data": "data", "run": tmp_path / "run", "lists": "lists", "seed": 3}
         line = command_of([tmp_path / "x"], parse_task(task), **more)
         args = parser().parse_args(line)
@@ -118,9 +113,8 @@ def test_a_module_of_any_kind_is_measured_where_it_lives(tiny_root, tmp_path):
     # The file alone is no trunk elsewhere
     line = [sys.executable, "-m", "backbench", "linear", str(out / "checkpoint.safetensors")]
     line += ["--datasets", "digits", "--protocol", "knn_demo", "--data", str(tiny_root)]
-    done = subprocess.run(
-        [*line, "--out", str(tmp_path / "b")], capture_output=True, text=True, check=False
-    )
+    line += ["--out", str(tmp_path / "b")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "only the program that gives it can use it" in done.stderr
 
 
@@ -189,9 +183,8 @@ def test_a_module_goes_to_the_table(tiny_root, tmp_path):
     assert "<table>" in found._repr_html_()
     again = backbench.evaluate(saved, TASKS, data=tiny_root, out=tmp_path / "out")
     assert again == found, "recognised, not measured again"
-    more = backbench.evaluate(
-        torchvision.models.resnet18(), TASKS[0], data=tiny_root, out=tmp_path / "out"
-    )
+    model, out = torchvision.models.resnet18(), tmp_path / "out"
+    more = backbench.evaluate(model, TASKS[0], data=tiny_root, out=out)
     assert {r.checkpoint for r in more}.isdisjoint({saved.digest}), "other weights, other files"
     assert len(backbench.collect([tmp_path / "out"]).rows) == 2
     with pytest.raises(BadInput, match="digitz"):

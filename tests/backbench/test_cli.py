@@ -1,10 +1,12 @@
-"""The command line answers fast, in one line, with the promised exit statuses."""
+"""The command line answers fast, in one line, with promised statuses; `--json` is a document."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
+from support import boards
 from support.layouts import trunk_file
 
 from backbench import cli
@@ -50,29 +52,25 @@ def test_a_resnets_verbs_start_without_torchvision_and_torchs_compiler(tmp_path)
     """Each takes as long to import as torch itself."""
     root = embedded.build(tmp_path / "data", "tiny")
     words = [str(trunk_file(tmp_path / "r18.safetensors", 0)), str(root), str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, "-c", QUICK, *words], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", QUICK, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "VERB"),
-        (["lienar"], "lienar"),
-        (["pretrain", "demo_lorac"], "--data"),
-        (
-            ["pretrain", "demo_lorac", "seed=1", "--data", ".", "--out", "x", "epohcs=1"],
-            "did you mean 'epochs'",
-        ),
-        (
-            ["pretrain", "demo_lorac", "--data", ".", "--out", "x", "--epochs=1"],
-            "unrecognized arguments: --epochs=1",
-        ),
-        (["semisup", "x", "--percent", "7", "--lists", ".", "--data", ".", "--out", "."], "7"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ([], "VERB"),
+    (["lienar"], "lienar"),
+    (["pretrain", "demo_lorac"], "--data"),
+    (
+        ["pretrain", "demo_lorac", "seed=1", "--data", ".", "--out", "x", "epohcs=1"],
+        "did you mean 'epochs'",
+    ),
+    (
+        ["pretrain", "demo_lorac", "--data", ".", "--out", "x", "--epochs=1"],
+        "unrecognized arguments: --epochs=1",
+    ),
+    (["semisup", "x", "--percent", "7", "--lists", ".", "--data", ".", "--out", "."], "7"),
+])  # fmt: skip
 def test_bad_arguments_are_one_line_and_status_2(arguments, words):
     done = backbench(*arguments)
     assert done.returncode == 2
@@ -107,3 +105,71 @@ def test_a_reader_that_has_seen_enough_is_no_fault(words):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert done.returncode in (0, 141) and done.stderr == ""
+
+
+def document(capfd, *words, status=0):
+    assert cli.main([str(word) for word in words]) == status
+    return json.loads(capfd.readouterr().out)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    boards.synthetic(tmp_path / "runs", ["one", "two"], boards.DEMO[:3], gap=30)
+    return tmp_path / "runs"
+
+
+def test_a_probe_prints_its_results(tiny_root, trunk, tmp_path, capfd):
+    where = ["--data", tiny_root, "--out", tmp_path / "run", "--json"]
+    words = ["linear", trunk, "--datasets", "digits", "--protocol", "knn_demo", *where]
+    rows = document(capfd, *words)
+    assert {row["metric"] for row in rows} == {"top1_k5", "top1_k20"}
+    written = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").open()]
+    assert [row["value"] for row in rows] == [row["value"] for row in written]
+    assert rows[0].keys() == written[0].keys()
+    assert document(capfd, *words) == rows, "a finished run has the same document"
+
+
+def test_analysis_prints_its_results(tiny_root, trunk, tmp_path, capfd):
+    where = ["--data", tiny_root, "--out", tmp_path / "run", "--json"]
+    words = ["analyze", trunk, "--dataset", "digits", "--recipe", "analyze_tiny", *where]
+    assert {"rankme", "nuclear_norm"} <= {row["metric"] for row in document(capfd, *words)}
+
+
+def test_the_leaderboard_is_a_document(runs, capfd):
+    board = document(capfd, "leaderboard", runs, "--json")
+    assert {row["name"] for row in board["rows"]} == {"one", "two"}
+    assert board["answer"].endswith(".")
+    (row,) = [row for row in board["rows"] if row["name"] == "two"]
+    (cell,) = [cell for name, cell in row["cells"].items() if name.startswith("knn/")]
+    assert cell["mark"] == "best" and cell["ci95"][0] < cell["value"] < cell["ci95"][1]
+
+
+def test_ranks_are_a_document(runs, tmp_path, capfd):
+    cli.main(["leaderboard", str(runs), "--csv", str(tmp_path / "l.csv")])
+    capfd.readouterr()
+    ranked = document(capfd, "rank", tmp_path / "l.csv", "--json")
+    assert {one["name"] for one in ranked["ranks"]} == {"one", "two"}
+    assert ranked["answer"].startswith("No clear winner")
+
+
+@pytest.mark.parametrize(("words", "key", "others"), [
+    (["paper", "--json"], "status", ["papers", "timm", "testbed", "pages"]),
+    (["paper", "lorac:2", "--json"], "state", []),
+    (["reproduce", "--json"], "gpu_hours", []),
+    (["data", "list", "--json"], "on_disk", []),
+])  # fmt: skip
+def test_lists_are_documents(words, key, others, capfd):
+    listed = document(capfd, *words)
+    assert len(listed) > 1 + len(others)
+    assert [one["source"] for one in listed if key not in one] == others
+
+
+def test_a_check_of_data_says_its_problems(tiny_root, capfd):
+    checked = document(capfd, "data", "check", "digits", "--data", tiny_root, "--json")
+    assert checked == {"name": "digits", "problems": []}
+
+
+def test_an_error_prints_no_document(tmp_path, capfd):
+    assert cli.main(["leaderboard", str(tmp_path / "gone"), "--json"]) == 2
+    captured = capfd.readouterr()
+    assert captured.out == "" and "gone" in captured.err

@@ -11,9 +11,8 @@ from backbench.knn import knn_scores
 def by_hand(queries, bank, labels, *, classes, k, temperature):
     out = torch.zeros(len(queries), classes, dtype=torch.float64)
     for i, q in enumerate(queries.double()):
-        similarity = [
-            (float(q @ b / (q.norm() * b.norm())), int(y)) for b, y in zip(bank.double(), labels)
-        ]
+        scores = [float(q @ b / (q.norm() * b.norm())) for b in bank.double()]
+        similarity = list(zip(scores, map(int, labels)))
         for s, y in sorted(similarity, reverse=True)[:k]:
             out[i, y] += math.exp((s - 1) / temperature)
     return out

@@ -65,13 +65,11 @@ def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name) -> None:
             numbers = published.lookup(key)
             assert {n.epochs for n in numbers} <= {recipe.stop_after_epochs or recipe.epochs, None}
             assert {n.trained_on for n in numbers} == {recipe.data.dataset}
-    rows = [
-        Result(
-            checkpoint=f"{i}", name=r.name, method="m", arch=r.arch, epochs=1, task="linear", dataset="d", split="test",
-            metric="top1", value=50.0 + i, protocol="p",
-        )
-        for i, r in enumerate(varied)
-    ]  # fmt: skip
+    same = {"method": "m", "epochs": 1, "task": "linear", "dataset": "d", "split": "test"}
+    same |= {"metric": "top1", "protocol": "p"}
+    rows = []
+    for i, r in enumerate(varied):
+        rows.append(Result(checkpoint=f"{i}", name=r.name, arch=r.arch, value=50.0 + i, **same))
     found = ablation.find(fill(Measurement(row, Path("runs")) for row in rows))
     assert found and sum(len(a.points) for a in found) == len(varied)
     if name in POINTS:
@@ -112,10 +110,10 @@ def test_what_the_papers_vary_is_what_changes() -> None:
 @pytest.mark.parametrize("name", [g for g in GRIDS if "arb" in g or "lorac" in g])
 def test_the_methods_accept_the_points(name) -> None:
     """A point that its method would refuse fails here and not on the cluster."""
-    points = {
-        (recipe.method, recipe.batch_size, sum(crops.count for crops in recipe.views.crops))
-        for recipe in pretrainings(name)
-    }
+    points = set()
+    for recipe in pretrainings(name):
+        views = sum(crops.count for crops in recipe.views.crops)
+        points.add((recipe.method, recipe.batch_size, views))
     # Without numbers in them: filling wide layers takes longer than all the rest
     with torch.device("meta"):
         trunk = build_backbone("resnet18")
@@ -136,9 +134,8 @@ def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
     rows = [r for r in store.read(runs)[0] if r.task == "analyze" and r.metric == "nuclear_norm"]
     points = Counter(r.name for r in rows if "projector" in r.protocol)
     betas, temperatures = ("0.5", "2.0", "inf"), ("0.1", "0.2", "0.5")
-    expected = {
-        f"lorac-tiny beta={b} temperature={t}" for b, t in itertools.product(betas, temperatures)
-    }
+    pairs = itertools.product(betas, temperatures)
+    expected = {f"lorac-tiny beta={b} temperature={t}" for b, t in pairs}
     assert points == dict.fromkeys(expected, 2)
     figures = tmp_path / "figures"
     board = ["leaderboard", str(runs), "--figures", str(figures)]

@@ -64,10 +64,7 @@ def of_timm(arch, state, x):
     name, *options = arch.removeprefix("timm:").split(",")
     if arch == CONVNEXT:
         model = timm.create_model(name, features_only=True).eval()
-        named = {
-            key.replace("stages.", "stages_").replace("stem.", "stem_"): v
-            for key, v in state.items()
-        }
+        named = {k.replace("stages.", "stages_").replace("stem.", "stem_"): state[k] for k in state}
         model.load_state_dict({k: v for k, v in named.items() if not k.startswith("head.")})
         return model(x)
     keywords = {"num_classes": 0, "dynamic_img_size": True}
@@ -97,9 +94,8 @@ def test_the_trunk_arrives_whole(tiny_root, tmp_path, checkpoints, engine, arch)
     with torch.no_grad():
         reference = of_timm(arch, p.checkpoint.state_dict, seen)
     found = built_engine.stages(x)
-    assert [tuple(m.shape[-2:]) for m in found] == (
-        [(24, 32), (12, 16), (6, 8), (3, 4)] if arch == CONVNEXT else [(6, 8)]
-    )
+    sides = [(24, 32), (12, 16), (6, 8), (3, 4)] if arch == CONVNEXT else [(6, 8)]
+    assert [tuple(m.shape[-2:]) for m in found] == sides
     for mine, theirs in zip(found, reference, strict=True):
         assert float((mine - theirs).abs().max() / theirs.abs().max()) < 1e-5
     # 2. What other wrappers drop in silence
@@ -134,8 +130,7 @@ def test_a_place_of_the_image_is_its_place_on_the_map(patch):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rates_and_decay_by_layer(tiny_root, tmp_path, checkpoints, engine):
-    """ViTDet's rule: 0.75 of the rate for each layer from the heads down; none decays that is a
-    norm, a bias, a scale, a token or a position."""
+    """ViTDet's: 0.75 of the rate per layer; no norm, bias, scale, token or position decays."""
     run = run_of(tiny_root, tmp_path, checkpoints, VIT, engine=engine)
     p, e = built(run)
     said = {}
@@ -243,9 +238,8 @@ def test_other_refusals(tiny_root, tmp_path):
         given = (*random, "SOLVER.LAYER_DECAY", "0.5")
         train_net.prepare(run_of_config("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, given))
     # Positions that rotate need no rule
-    backbones.refuse_shape(
-        archs.build_trunk("timm:vit_small_patch16_dinov3_qkvb,depth=1"), backbones.SIMPLE
-    )
+    rotating = archs.build_trunk("timm:vit_small_patch16_dinov3_qkvb,depth=1")
+    backbones.refuse_shape(rotating, backbones.SIMPLE)
 
 
 @needs_detectron2

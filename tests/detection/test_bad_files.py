@@ -34,6 +34,15 @@ def points(*values):
     return lambda d: d["annotations"][0].update(keypoints=list(values))
 
 
+def crowd(size, counts):
+    return first("annotations", iscrowd=1, segmentation={"size": size, "counts": counts})
+
+
+def again(part):
+    """The first row of a list once more."""
+    return lambda d: d[part].append(d[part][0])
+
+
 def _all_ids_text(d):
     for row in d["categories"]:
         row["id"] = str(row["id"])
@@ -47,7 +56,7 @@ BAD = {
         "image_is_text": (lambda d: d["images"].insert(0, "x"), "not a row"),
         "image_id_fraction": (first("images", id=1.5), "neither a whole number nor a text"),
         "image_ids_mixed": (first("images", id="one"), "some are texts, some numbers"),
-        "image_id_twice": (lambda d: d["images"].append(d["images"][0]), "appears twice"),
+        "image_id_twice": (again("images"), "appears twice"),
         "file_name_number": (first("images", file_name=3), "file_name 3"),
         "file_of_val": (first("images", file_name="../val2017/000000000001.jpg"), "is outside of"),
         "file_missing": (first("images", file_name="none.jpg"), "are missing, first none.jpg"),
@@ -59,15 +68,9 @@ BAD = {
         "size_of_another": (first("images", height=64), "annotations say"),
         "category_id_text": (_all_ids_text, "id '1': Input should be a valid integer"),
         "categories_empty": (replaced("categories", []), "'categories' is empty"),
-        "category_of_another_name": (
-            first("categories", name="zero"),
-            "its categories are not those of .* 1 '",
-        ),
+        "category_of_another_name": (first("categories", name="zero"), "are not those of .* 1 '"),
         "category_name_twice": (first("categories", name="1"), "two categories have the name '1'"),
-        "annotation_id_twice": (
-            lambda d: d["annotations"].append(d["annotations"][0]),
-            "its id appears twice",
-        ),
+        "annotation_id_twice": (again("annotations"), "its id appears twice"),
         "image_of_none": (first("annotations", image_id=999), "image 999 is not in"),
         "category_of_none": (first("annotations", category_id=77), "category 77 is not among"),
         "image_id_list": (first("annotations", image_id=[1]), r"image_id \[1\]"),
@@ -86,18 +89,9 @@ BAD = {
         "no_outline": (without("annotations", "segmentation"), "no 'segmentation'"),
         "outline_of_numbers": (first("annotations", segmentation=[1, 2, 3]), "segmentation"),
         "outline_nan": (first("annotations", segmentation=[[1, 2, 3, 4, 5, NAN]]), "segmentation"),
-        "crowd_of_another_size": (
-            first("annotations", iscrowd=1, segmentation={"size": [3, 3], "counts": [9]}),
-            "is not the image's",
-        ),
-        "crowd_too_short": (
-            first("annotations", iscrowd=1, segmentation={"size": [128, 128], "counts": [9]}),
-            "do not fill",
-        ),
-        "crowd_garbage": (
-            first("annotations", iscrowd=1, segmentation={"size": [128, 128], "counts": "~~é"}),
-            "do not fill",
-        ),
+        "crowd_of_another_size": (crowd([3, 3], [9]), "is not the image's"),
+        "crowd_too_short": (crowd([128, 128], [9]), "do not fill"),
+        "crowd_garbage": (crowd([128, 128], "~~é"), "do not fill"),
     },
     "keypoint": {
         "keypoints_short": (points(1, 2, 2), "3 keypoint values instead of 15"),

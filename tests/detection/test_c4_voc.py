@@ -28,9 +28,8 @@ def voc(tmp_path):
         (root / "ImageSets/Main/trainval.txt").write_text("\n".join(names[:3]))
         (root / "ImageSets/Main/test.txt").write_text("\n".join(names[3:]))
         for i, name in enumerate(names):
-            Image.fromarray(rng.integers(0, 255, (80, 100, 3), dtype=np.uint8)).save(
-                root / f"JPEGImages/{name}.jpg"
-            )
+            pixels = rng.integers(0, 255, (80, 100, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / f"JPEGImages/{name}.jpg")
             objects = "".join(
                 f"<object><name>{c}</name><pose>x</pose><truncated>0</truncated><difficult>{d}</difficult><bndbox>"
                 f"<xmin>{10 + i}</xmin><ymin>{1}</ymin><xmax>{60 + i}</xmax><ymax>{50}</ymax></bndbox></object>"
@@ -81,8 +80,7 @@ def test_perfect_and_missing_detections(voc):
 
 @pytest.mark.parametrize("year", [2007, 2012])
 def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
-    """Every image once is its AP, in both of VOC's kinds; the interval is around it; a draw of no
-    image has AP 0."""
+    """Every image once gives the AP of both of VOC's kinds; a draw of no image gives 0."""
     import torch
 
     from detection import evaluate
@@ -128,9 +126,8 @@ def test_voc_config(voc, tmp_path):
 @pytest.mark.parametrize("what", ["a fraction", "no number", "an empty line"])
 def test_what_only_vocs_evaluator_would_stumble_over(voc, tmp_path, what):
     """Boxes of fractions, as VOC 2012 has some, train; where they are scored they are refused."""
-    p = train_net.prepare(
-        run_of_config("faster_rcnn_R_50_C4_VOC", voc, tmp_path / "run", engine="detectron2")
-    )
+    run = run_of_config("faster_rcnn_R_50_C4_VOC", voc, tmp_path / "run", engine="detectron2")
+    p = train_net.prepare(run)
     file = voc / "VOC2007/Annotations/200704.xml"
     names = voc / "VOC2007/ImageSets/Main/test.txt"
     if what == "a fraction":

@@ -1,11 +1,16 @@
-"""Both engines keep the promises of engine.py."""
+"""Both engines keep the promises of engine.py, in mixed precision and on a pretended GPU, too."""
 
 import pytest
 import torch
-from support.detection_runs import ENGINES, built, run_of_config
+from support.detection_loop import OneNumber, normalised_in_bfloat16
+from support.detection_runs import ENGINES, built, needs_detectron2, run_of_config
+from support.pretended_gpu import PretendedGpu
 
-from backbench.errors import BadInput
+from backbench.errors import BadInput, Preempted
 from backbench.runs import seeding
+from backbench.runs.state import StopFlag, load_state
+from backbench.runs.step_metrics import read_metrics
+from detection import process_group, train_net
 from detection.data.split import training_records
 
 
@@ -78,3 +83,109 @@ def test_images_read_by_workers_have_the_same_detections(engine):
     assert next(found) == expected[0]
     with pytest.raises(BadInput, match=r"\.gone"):
         next(found)
+
+
+PLAIN = ("MODEL.WEIGHTS", "random", "TEST.PRECISE_BN.ENABLED", "False")
+
+
+def prepared(root, out, engine, precision, *more):
+    words = () if precision == "fp32" else ("SOLVER.AMP.ENABLED", "True")
+    words += () if precision == "fp32" else ("SOLVER.AMP.PRECISION", precision)
+    name = "tiny_mask_rcnn_R_18_FPN"
+    run = run_of_config(name, root, out, (*PLAIN, *words, *more), engine=engine)
+    return run, *built(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_near_to_float32(tiny_root, tmp_path, engine):
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        run, p, network = prepared(tiny_root, tmp_path / precision, engine, precision)
+        run.out.mkdir()
+        train_net.train(run, p, network, 0, StopFlag())
+        losses[precision] = [row["loss"] for row in read_metrics(run.out)]
+        weights = network.model.state_dict()
+        assert {v.dtype for v in weights.values()} <= {torch.float32, torch.int64}
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.1)
+
+
+@pytest.mark.slow
+@needs_detectron2
+def test_batch_norm_of_two_ranks_is_summed_in_float32(tiny_root, tmp_path):
+    run = run_of_config("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, PLAIN, world=2)
+    process_group.spawn(normalised_in_bfloat16, run)
+
+
+def in_float16(root, out):
+    """A run of one number whose loss is scaled."""
+    words = (*PLAIN, "SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")
+    run = run_of_config("tiny_faster_rcnn_R_18_FPN", root, out, words)
+    p = train_net.prepare(run)
+    p.cfg.SOLVER.AMP.ENABLED = True
+    return run, p, OneNumber(p)
+
+
+def test_the_scale_is_saved_and_goes_on(tiny_root, tmp_path):
+    numbers = []
+    for stops in (False, True):
+        run, p, engine = in_float16(tiny_root, tmp_path / str(stops))
+        run.out.mkdir()
+        if stops:
+            stop = StopFlag()
+            stop.requested = "SIGTERM"
+            with pytest.raises(Preempted):
+                train_net.train(run, p, engine, 0, stop)
+            assert load_state(run.out / "state.pt")["scaler"]["_growth_tracker"] == 1
+            _, p, engine = in_float16(tiny_root, run.out)
+        train_net.train(run, p, engine, 0, StopFlag())
+        numbers.append((engine.model.weight.item(), engine.amp.scaler.state_dict()))
+    assert numbers[0] == numbers[1]
+    assert numbers[0][1]["_growth_tracker"] == 6
+
+
+def test_an_overflow_is_no_step(tiny_root, tmp_path):
+    _, _, engine = in_float16(tiny_root, tmp_path)
+    engine.amp.descend(engine.model.weight.sum() * 1e306, engine.optimizer)
+    assert engine.model.weight.item() == 0
+    assert engine.amp.scaler.get_scale() == 2.0**15
+    engine.amp.descend(engine.model.weight.sum(), engine.optimizer)
+    assert engine.model.weight.item() == pytest.approx(-0.02)
+
+
+def test_another_precision_is_refused(tiny_root, tmp_path):
+    with pytest.raises(BadInput, match=r"SOLVER.AMP.PRECISION fp8: fp16 or bf16"):
+        prepared(tiny_root, tmp_path, "torchvision", "fp8")
+    with pytest.raises(BadInput, match="a CPU takes a hundred times as long"):
+        prepared(tiny_root, tmp_path, "torchvision", "fp16", "MODEL.DEVICE", "cpu")
+
+
+IMAGES = 4
+# NMS and, in torchvision, a constant for it: once an image. Once a batch: what is drawn of anchors
+# and of proposals, boxes that are not empty, levels of two pools, positive ones (twice), masks or
+# keypoints (twice), and four constants of torchvision's box coder
+WAITS = 2 * IMAGES + 1 + 2 + 2 + 2 + 2 + 4
+
+
+@pytest.mark.parametrize("task", ["mask", pytest.param("keypoint", marks=pytest.mark.slow)])
+def test_a_step_waits_for_what_it_must(task, tiny_root, tmp_path):
+    words = ("MODEL.WEIGHTS", "random", "SOLVER.IMS_PER_BATCH", str(IMAGES))
+    words = (*words, "INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MAX_SIZE_TRAIN", "64")
+    run = run_of_config(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path, words)
+    losses = []
+    with PretendedGpu() as gpu:
+        for device in ("cpu", "cuda"):
+            prepared, engine = built(run, device)
+            engine.start(training_records(prepared.train, prepared.task), 0, 2)
+            engine.model.train()
+            for number in range(2):
+                seeding.seed_everything(0, "iteration", number)
+                gpu.take()
+                terms = engine.step()
+                waits = gpu.take()
+            losses.append({name: getattr(v, "host", v) for name, v in terms.items()})
+    assert 0 < len(waits) <= WAITS, "\n".join(waits)
+    assert losses[0].keys() == losses[1].keys()
+    for name, value in losses[0].items():
+        torch.testing.assert_close(losses[1][name], value, rtol=1e-5, atol=1e-6, msg=name)

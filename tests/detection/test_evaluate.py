@@ -29,9 +29,8 @@ def make(root, task, *, images=25, empty=(), seed=0):
     rng = np.random.default_rng(seed)
     (root / "coco" / "val2017").mkdir(parents=True)
     size = 260
-    people = task.keypoints
     categories = [{"id": i, "name": f"c{i}"} for i in (2, 5, 9)]
-    if people:
+    if task.keypoints:
         categories = [{"id": 1, "name": "p", "keypoints": list("abcde")}]
     data = {"images": [], "annotations": [], "categories": categories}
     found = []
@@ -48,43 +47,30 @@ def make(root, task, *, images=25, empty=(), seed=0):
             outline = mask.frPyObjects([polygon], size, size)[0]
             if crowd:
                 outline = {"size": [size, size], "counts": outline["counts"].decode()}
-            points = np.stack(
-                [rng.uniform(x, x + w, 5), rng.uniform(y, y + h, 5), rng.integers(0, 3, 5)], 1
-            )
+            marks = rng.uniform(x, x + w, 5), rng.uniform(y, y + h, 5), rng.integers(0, 3, 5)
+            points = np.stack(marks, 1)
             points[points[:, 2] == 0] = 0
-            data["annotations"].append(
-                {
-                    "id": len(data["annotations"]) + 1,
-                    "image_id": image,
-                    "category_id": category,
-                    "bbox": [x, y, w, h],
-                    "area": w * h * 0.8,
-                    "iscrowd": crowd,
-                    "segmentation": outline if crowd else [polygon],
-                    "keypoints": points.flatten().tolist(),
-                    "num_keypoints": int((points[:, 2] > 0).sum()),
-                }
-            )
+            truth = {"id": len(data["annotations"]) + 1, "image_id": image, "category_id": category}
+            truth |= {"bbox": [x, y, w, h], "area": w * h * 0.8, "iscrowd": crowd}
+            truth |= {"segmentation": outline if crowd else [polygon]}
+            truth |= {"keypoints": points.flatten().tolist()}
+            truth |= {"num_keypoints": int((points[:, 2] > 0).sum())}
+            data["annotations"].append(truth)
             for _ in range(int(rng.integers(0, 4))):
                 bx = np.array([x, y, w, h]) + rng.normal(0, 3, 4)
                 bx[2:] = bx[2:].clip(2)
                 rle = mask.frPyObjects([corners(*bx)], size, size)[0]
+                rle = {"size": [size, size], "counts": rle["counts"].decode()}
                 moved = points.copy()
                 moved[:, :2] += rng.normal(0, 3, (5, 2))
-                found.append(
-                    {
-                        "image_id": image,
-                        "category_id": category if rng.random() < 0.8 else categories[0]["id"],
-                        "bbox": bx.tolist(),
-                        "score": float(np.round(rng.random(), 2)),  # ties on purpose
-                        "segmentation": {"size": [size, size], "counts": rle["counts"].decode()},
-                        "keypoints": moved.flatten().tolist(),
-                    }
-                )
-    kind = "person_keypoints" if people else "instances"
+                said = category if rng.random() < 0.8 else categories[0]["id"]
+                score = float(np.round(rng.random(), 2))  # ties on purpose
+                one = {"image_id": image, "category_id": said, "bbox": bx.tolist(), "score": score}
+                found.append({**one, "segmentation": rle, "keypoints": moved.flatten().tolist()})
+    kind = "person_keypoints" if task.keypoints else "instances"
     (root / "coco" / "annotations").mkdir()
     (root / "coco" / "annotations" / f"{kind}_val2017.json").write_text(json.dumps(data))
-    name = "keypoints_coco_2017_val" if people else "coco_2017_val"
+    name = "keypoints_coco_2017_val" if task.keypoints else "coco_2017_val"
     return reading.read(reading.find(name, root), task), found
 
 

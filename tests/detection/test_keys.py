@@ -1,5 +1,4 @@
-"""Every key of Detectron2's config: changed, it changes what runs, or it is refused by name, or it
-is one of the few that decide nothing."""
+"""Every key of Detectron2's config changes what runs, is refused by name, or decides nothing."""
 
 from pathlib import Path
 
@@ -38,12 +37,9 @@ def another(value):
             return [another(value[0]), *value[1:]] if value else ["other"]
 
 
-def test_every_key_is_in_one_table(capsys):
+def test_every_key_is_in_one_table():
     assert set(LEAVES) >= NEUTRAL | set(HONOURED)
     assert not NEUTRAL & set(HONOURED)
-    with capsys.disabled():
-        counts = len(HONOURED), len(REFUSED), len(NEUTRAL)
-        print("\nkeys honoured {}, refused {}, neutral {}".format(*counts))
 
 
 @pytest.mark.parametrize("key", REFUSED)
@@ -68,47 +64,38 @@ def test_neutral_keys_name_no_protocol():
         value = "cpu" if key == "MODEL.DEVICE" else str(another(LEAVES[key]))
         assert protocol(dialect.read("mask_rcnn_R_50_FPN_1x", [key, value])) == "detection-1x-v1"
     with pytest.raises(BadInput, match="VERSION 1"):
-        engine_detectron2.Detectron2Engine.read_config(
-            dialect.read("mask_rcnn_R_50_FPN_1x", ["VERSION", "1"])
-        )
+        other = dialect.read("mask_rcnn_R_50_FPN_1x", ["VERSION", "1"])
+        engine_detectron2.Detectron2Engine.read_config(other)
 
 
 # Where the general other value says nothing: another, and what must be set for the key to matter
 CLIP = ("SOLVER.CLIP_GRADIENTS.ENABLED", "True")
 COSINE = ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.MAX_ITER", "9")
 TRUNK = ("MODEL.TRUNK.ARCH", "timm:test_convnext")
-CASCADE = (
-    *("MODEL.ROI_HEADS.NAME", "CascadeROIHeads"),
-    *("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", "True"),
-)
-SPECIAL = {
+CASCADE = ("MODEL.ROI_HEADS.NAME", "CascadeROIHeads")
+CASCADE += ("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", "True")
+WEIGHTS = "((10.0,10.0,5.0,5.0),(20.0,20.0,10.0,10.0),(3.0,3.0,1.0,1.0))"
+TOPK = [f"MODEL.RPN.{a}_NMS_TOPK_{b}" for a in ("PRE", "POST") for b in ("TRAIN", "TEST")]
+SAMPLERS = ("MODEL.RPN", "MODEL.ROI_HEADS")
+SPECIAL = dict.fromkeys(TOPK, ("5",))
+SPECIAL |= {f"{sampler}.POSITIVE_FRACTION": ("0.1",) for sampler in SAMPLERS}
+SPECIAL |= {f"{sampler}.BATCH_SIZE_PER_IMAGE": ("8",) for sampler in SAMPLERS}
+SPECIAL |= {
+    f"INPUT.{side}": ("64",) for side in ("MAX_SIZE_TRAIN", "MIN_SIZE_TEST", "MAX_SIZE_TEST")
+}
+SPECIAL |= {f"MODEL.{part}.NORM": ("BN",) for part in ("RESNETS", "FPN")}
+SPECIAL |= {
     "MODEL.RPN.BOUNDARY_THRESH": ("0",),
     "MODEL.RPN.IOU_LABELS": ("[0, 0, 1]",),
-    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": ("5",),
-    "MODEL.RPN.POST_NMS_TOPK_TRAIN": ("5",),
-    "MODEL.RPN.PRE_NMS_TOPK_TEST": ("5",),
-    "MODEL.RPN.POST_NMS_TOPK_TEST": ("5",),
     "MODEL.RPN.NMS_THRESH": ("0.1",),
-    "MODEL.RPN.POSITIVE_FRACTION": ("0.1",),
-    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": ("8",),
-    "MODEL.ROI_HEADS.POSITIVE_FRACTION": ("0.1",),
-    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": ("8",),
     "MODEL.ROI_HEADS.NMS_THRESH_TEST": ("0.01",),
     "MODEL.PROPOSAL_GENERATOR.MIN_SIZE": ("40",),
     "MODEL.ROI_BOX_HEAD.CONV_DIM": ("8", "MODEL.ROI_BOX_HEAD.NUM_CONV", "1"),
     "MODEL.ROI_BOX_HEAD.NORM": ("GN", "MODEL.ROI_BOX_HEAD.NUM_CONV", "1"),
     "MODEL.ROI_BOX_CASCADE_HEAD.IOUS": ("(0.3, 0.6, 0.7)", *CASCADE),
-    "MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS": (
-        "((10.0,10.0,5.0,5.0),(20.0,20.0,10.0,10.0),(3.0,3.0,1.0,1.0))",
-        *CASCADE,
-    ),
+    "MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS": (WEIGHTS, *CASCADE),
     "MODEL.FPN.FUSE_TYPE": ("avg",),
-    "MODEL.RESNETS.NORM": ("BN",),
-    "MODEL.FPN.NORM": ("BN",),
     "INPUT.MIN_SIZE_TRAIN": ("(96,)",),
-    "INPUT.MAX_SIZE_TRAIN": ("64",),
-    "INPUT.MIN_SIZE_TEST": ("64",),
-    "INPUT.MAX_SIZE_TEST": ("64",),
     "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("range", "INPUT.MIN_SIZE_TRAIN", "(64,128)"),
     "INPUT.RANDOM_FLIP": ("vertical",),
     "INPUT.MASK_FORMAT": ("bitmask",),

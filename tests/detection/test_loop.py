@@ -1,4 +1,4 @@
-"""The training loop with an engine of a single number: rates, states, stops, without a detector."""
+"""The training loop with an engine of a single number: rates, order, states, stops."""
 
 import dataclasses
 import multiprocessing
@@ -17,6 +17,7 @@ from backbench.results import store
 from backbench.runs.state import StopFlag, load_state
 from backbench.runs.step_metrics import read_metrics
 from detection import measure, process_group, train_net
+from detection.data.order import ImageOrder, Slots
 
 SHORT = ("SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.ENABLED", "False")
 
@@ -86,7 +87,6 @@ def test_stopped_and_continued_is_the_same_run(prepared):
     rows = read_metrics(run.out)
     train_net.load_final(run.out / "model_final.pth")
     (run.out / "model_final.pth").unlink()
-
     for last in (3, 7):
         stop, at = stop_in(last)
         with pytest.raises(Preempted, match=f"stopped by SIGTERM after iteration {last + 1}"):
@@ -138,8 +138,7 @@ def test_no_rank_is_killed_while_another_saves(prepared):
 
 
 def test_a_stop_comes_before_a_look_on_the_way(prepared, monkeypatch):
-    """Looking takes minutes: a run that is told to stop saves first, and looks when it continues;
-    so does one that was killed while it looked."""
+    """Looking takes minutes: a stopped run saves first, and looks when it continues."""
     run, p = prepared("TEST.EVAL_PERIOD", "4")
     looked = []
 
@@ -162,8 +161,7 @@ def test_a_stop_comes_before_a_look_on_the_way(prepared, monkeypatch):
 
 @pytest.mark.slow
 def test_ranks_wait_as_long_as_scoring_takes(prepared):
-    """Scoring on the way and at the end takes longer than a collective waits; what a killed run had
-    found is not taken for this one's."""
+    """Scoring takes longer than a collective waits; a killed run's findings are not taken."""
     run, _ = prepared("SOLVER.IMS_PER_BATCH", "2", "TEST.EVAL_PERIOD", "6")
     run = dataclasses.replace(run, world=2)
     for rank in (1, 2):  # it had three ranks
@@ -194,3 +192,19 @@ def test_a_signal_while_the_ranks_import(prepared, capfd, to_ranks, after_s):
     assert ended.value.code == 75
     said = capfd.readouterr().err
     assert "stopped by SIGTERM; the same command continues" in said and "Traceback" not in said
+
+
+def test_order_is_a_function_of_its_position():
+    records = [{"width": 2 if i % 3 else 1, "height": 1 + i % 3 % 2} for i in range(23)]
+    order = ImageOrder(records, 8, seed=4)
+    stream = order.batches()
+    whole = [next(stream) for _ in range(20)]
+    later = order.batches(13)
+    assert [next(later) for _ in range(7)] == whole[13:]
+    for batch in whole:
+        for group in (batch[:4], batch[4:]):
+            assert len({order.wide[i] for i in group}) == 1
+    seen = [i for batch in whole for i in batch]
+    assert set(seen[:46]) == set(range(23))
+    shares = [list(Slots(order, first=3, last=6, rank=r, world=2)) for r in range(2)]
+    assert [[i for _, _, i in a + b] for a, b in zip(*shares)] == whole[3:6]

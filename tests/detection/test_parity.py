@@ -72,10 +72,8 @@ def to_detectron2_names_of(values):
 def head_name(parts, v):
     match parts[1:]:
         case ["box_head", layer, last]:
-            return (
-                f"roi_heads.box_head.{layer.replace('fc6', 'fc1').replace('fc7', 'fc2')}.{last}",
-                v,
-            )
+            fc = {"fc6": "fc1", "fc7": "fc2"}.get(layer, layer)
+            return f"roi_heads.box_head.{fc}.{last}", v
         case ["box_predictor", "cls_score", last]:
             return f"roi_heads.box_predictor.cls_score.{last}", torch.cat([v[1:], v[:1]])
         case ["box_predictor", "bbox_pred", last]:
@@ -120,9 +118,8 @@ def pair(request, tiny_root, tmp_path_factory):
     with torch.no_grad():
         for key, value in ours.model.named_parameters():
             if key.startswith(("rpn", "roi_heads")) and value.dim() > 1:
-                value.copy_(
-                    torch.randn(value.shape, generator=generator) * (1 / value[0].numel()) ** 0.5
-                )
+                drawn = torch.randn(value.shape, generator=generator)
+                value.copy_(drawn * (1 / value[0].numel()) ** 0.5)
         if request.param in TRUNKS:  # scales, tokens and positions begin at next to nothing
             for value in ours.model.backbone.body.parameters():
                 if value.dim() != 4 and min(value.shape) in (1, max(value.shape)):
@@ -167,16 +164,14 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
         for a, b in zip(features.values(), reference.values(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
         torch.testing.assert_close(anchors[0], Boxes.cat(anchors2).tensor, rtol=0, atol=1e-5)
-        torch.testing.assert_close(
-            proposals[0], proposals2[0].proposal_boxes.tensor, rtol=1e-5, atol=1e-3
-        )
+        boxes = proposals2[0].proposal_boxes.tensor
+        torch.testing.assert_close(proposals[0], boxes, rtol=1e-5, atol=1e-3)
         a = ours.predict(record)
         b = theirs.predict(record)
         assert len(a) == len(b) > 0
         assert [x["category_id"] for x in a] == [x["category_id"] for x in b]
-        np.testing.assert_allclose(
-            [x["score"] for x in a], [x["score"] for x in b], rtol=1e-5, atol=1e-6
-        )
+        scores = [[x["score"] for x in found] for found in (a, b)]
+        np.testing.assert_allclose(*scores, rtol=1e-5, atol=1e-6)
         boxes = [[x["bbox"] for x in found] for found in (a, b)]
         np.testing.assert_allclose(*boxes, rtol=1e-5, atol=1e-3)
         if task.outlines:
@@ -196,14 +191,9 @@ def test_losses_from_the_same_images(pair, monkeypatch):
     records = training_records(split, task)[:2]
     order = [targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task) for r in records]
     images = [to_uint8(load_image(r)) for r in records]
-    mapper = DatasetMapper(
-        is_train=True,
-        augmentations=[],
-        image_format="RGB",
-        use_instance_mask=task.outlines,
-        use_keypoint=task.keypoints,
-        keypoint_hflip_indices=np.array(split.flip) if split.flip else None,
-    )
+    how = {"use_instance_mask": task.outlines, "use_keypoint": task.keypoints}
+    how["keypoint_hflip_indices"] = np.array(split.flip) if split.flip else None
+    mapper = DatasetMapper(is_train=True, augmentations=[], image_format="RGB", **how)
     mapped = [mapper(engine_detectron2.standard_dict(record)) for record in records]
     for target, theirs_mapped in zip(order, mapped):
         instances = theirs_mapped["instances"]
@@ -218,9 +208,8 @@ def test_losses_from_the_same_images(pair, monkeypatch):
     # Rounded alike, or a ReLU at zero falls on either side and its gradient is another
     batch = ours.model.batch(images)
     pixels = ImageList(batch.tensors, batch.image_sizes)
-    torch.testing.assert_close(
-        theirs.model.preprocess_image(mapped).tensor, pixels.tensor, rtol=0, atol=1e-6
-    )
+    theirs_pixels = theirs.model.preprocess_image(mapped).tensor
+    torch.testing.assert_close(theirs_pixels, pixels.tensor, rtol=0, atol=1e-6)
     torch.manual_seed(5)
     mine = ours.model(images, order)
     torch.manual_seed(5)
@@ -238,42 +227,34 @@ def test_losses_from_the_same_images(pair, monkeypatch):
         if not parameter.requires_grad:  # no map depends on it
             assert parameter.grad is None and gradients[key] is None
             continue
-        difference = float(
-            (gradients[key] - parameter.grad).norm() / parameter.grad.norm().clamp(min=1e-4)
-        )
+        norm = parameter.grad.norm().clamp(min=1e-4)
+        difference = float((gradients[key] - parameter.grad).norm() / norm)
         assert difference < 2e-4, (key, difference)
 
 
 def test_training_images_are_the_same(pair):
     """The filter of Detectron2's loader, and its mapper under flips, against ours."""
-    from detectron2.data.build import (
-        filter_images_with_few_keypoints,
-        filter_images_with_only_crowd_annotations,
-    )
+    from detectron2.data import transforms as moving
+    from detectron2.data.build import filter_images_with_few_keypoints as with_keypoints
+    from detectron2.data.build import filter_images_with_only_crowd_annotations as without_crowds
     from detectron2.data.detection_utils import transform_instance_annotations
-    from detectron2.data.transforms import (
-        HFlipTransform,
-        NoOpTransform,
-        ResizeTransform,
-        TransformList,
-    )
 
     _, _, split, task = pair
-    kept = filter_images_with_only_crowd_annotations(split.records)
+    kept = without_crowds(split.records)
     if task.keypoints:
-        kept = filter_images_with_few_keypoints(kept, 1)
+        kept = with_keypoints(kept, 1)
     assert [r["image_id"] for r in kept] == [r["image_id"] for r in training_records(split, task)]
     height, width = 160, 200
     for mirrored in (False, True):
-        flip = HFlipTransform(width) if mirrored else NoOpTransform()
-        moves = TransformList([ResizeTransform(128, 128, height, width), flip])
+        flip = moving.HFlipTransform(width) if mirrored else moving.NoOpTransform()
+        resize = moving.ResizeTransform(128, 128, height, width)
+        moves = moving.TransformList([resize, flip])
         for record in split.records[:4]:
             mine = targets(record, height, width, mirrored=mirrored, flip_map=split.flip, task=task)
             theirs = engine_detectron2.standard_dict(record)["annotations"]
             for n, a in enumerate(theirs):
-                b = transform_instance_annotations(
-                    dict(a), moves, (height, width), keypoint_hflip_indices=split.flip or None
-                )
+                how = {"keypoint_hflip_indices": split.flip or None}
+                b = transform_instance_annotations(dict(a), moves, (height, width), **how)
                 np.testing.assert_allclose(mine["boxes"][n], b["bbox"], rtol=1e-6)
                 if task.outlines:
                     for p, q in zip(mine["polygons"][n], b["segmentation"], strict=True):
@@ -288,9 +269,8 @@ def test_resized_sizes():
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
         h, w = torch.randint(40, 2000, (2,), generator=generator).tolist()
-        assert shortest_edge(h, w, 800, 1333) == tuple(
-            ResizeShortestEdge.get_output_shape(h, w, 800, 1333)
-        )
+        theirs = ResizeShortestEdge.get_output_shape(h, w, 800, 1333)
+        assert shortest_edge(h, w, 800, 1333) == tuple(theirs)
 
 
 def solver(**values):
@@ -300,21 +280,18 @@ def solver(**values):
     return words
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        solver(STEPS="(100,300)", WARMUP_ITERS=500, MAX_ITER=1000),
-        solver(STEPS="(100,)", WARMUP_ITERS=100, MAX_ITER=1000),
-        solver(STEPS="()", WARMUP_ITERS=1000, MAX_ITER=300),
-        solver(STEPS="(50,)", WARMUP_ITERS=1000, MAX_ITER=300),
-        solver(STEPS="(60,900)", WARMUP_ITERS=10, MAX_ITER=300),
-        solver(WARMUP_METHOD="constant", WARMUP_FACTOR=0.3, WARMUP_ITERS=40, MAX_ITER=300),
-        solver(LR_SCHEDULER_NAME="WarmupCosineLR", BASE_LR_END=0.001, MAX_ITER=2000),
-        solver(LR_SCHEDULER_NAME="WarmupCosineLR", WARMUP_ITERS=3000, MAX_ITER=2000),
-        solver(BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, MAX_ITER=300, STEPS="(200,)"),
-    ],
-)
+@pytest.mark.parametrize("words", [
+    [],
+    solver(STEPS="(100,300)", WARMUP_ITERS=500, MAX_ITER=1000),
+    solver(STEPS="(100,)", WARMUP_ITERS=100, MAX_ITER=1000),
+    solver(STEPS="()", WARMUP_ITERS=1000, MAX_ITER=300),
+    solver(STEPS="(50,)", WARMUP_ITERS=1000, MAX_ITER=300),
+    solver(STEPS="(60,900)", WARMUP_ITERS=10, MAX_ITER=300),
+    solver(WARMUP_METHOD="constant", WARMUP_FACTOR=0.3, WARMUP_ITERS=40, MAX_ITER=300),
+    solver(LR_SCHEDULER_NAME="WarmupCosineLR", BASE_LR_END=0.001, MAX_ITER=2000),
+    solver(LR_SCHEDULER_NAME="WarmupCosineLR", WARMUP_ITERS=3000, MAX_ITER=2000),
+    solver(BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, MAX_ITER=300, STEPS="(200,)"),
+])  # fmt: skip
 def test_rates_are_detectron2s(words):
     """Every iteration's rate of every group, the edges of warm-up and steps included, exactly."""
     from detectron2.solver import build_lr_scheduler, build_optimizer
@@ -352,11 +329,8 @@ def test_initial_weights_are_drawn_alike(pair):
     fresh = Detector(ours.cfg, ours.checkpoint.backbone(), ours.model.pixels)
     reference = engine_detectron2.build_model(theirs.cfg).state_dict()
     for key, value in to_detectron2_names(fresh.state_dict()).items():
-        if (
-            key.startswith(("backbone.bottom_up", "backbone.net"))
-            or value.numel() < 500
-            or not value.is_floating_point()
-        ):
+        small = value.numel() < 500 or not value.is_floating_point()
+        if small or key.startswith(("backbone.bottom_up", "backbone.net")):
             continue
         theirs_std = float(reference[key].std())
         assert float(value.std()) == pytest.approx(theirs_std, rel=0.2, abs=1e-9), key

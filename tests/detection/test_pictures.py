@@ -1,12 +1,15 @@
-"""Pictures for people: which side is the truth, and what the labels say."""
+"""Pictures for people, and masks pasted straight to run lengths, against bitmaps."""
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from pycocotools import mask
 
 from backbench.datasets import embedded
 from detection import pictures
 from detection.data import reading
+from detection.data.masks import encode, paste
 from detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN
 
 
@@ -59,3 +62,72 @@ def test_a_label_is_dark_on_the_ground_of_its_colour(root, tmp_path):
     outline = 2 * 2 * 2.5 * sum(best[0]["bbox"][2:])
     assert ground > outline + 300, "a patch, beside the lines of the box"
     assert (right.sum(2) < 90).sum() > 40, "and letters on it"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_part_of_an_image_in_run_lengths(seed):
+    """Those of pycocotools for the whole bitmap, also where a run goes on in the next column."""
+    rng = np.random.default_rng(seed)
+    height, width = (int(v) for v in rng.integers(1, 12, 2))
+    h, w = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
+    top, left = int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1))
+    for part in (rng.random((h, w)) < 0.7, np.ones((h, w), bool), np.zeros((h, w), bool)):
+        image = np.zeros((height, width), np.uint8)
+        image[top : top + h, left : left + w] = part
+        whole = mask.encode(np.asfortranarray(image))
+        found = encode(part, left, top, (height, width))
+        assert found == {"size": [height, width], "counts": whole["counts"].decode()}
+
+
+def test_pasted_as_detectron2_does():
+    pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    from detectron2.layers.mask_ops import paste_masks_in_image
+    from detectron2.structures import Boxes
+
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(20, 28, 28, generator=generator)
+    corners = torch.rand(20, 2, generator=generator) * torch.tensor([70.0, 50.0])
+    sides = 1 + torch.rand(20, 2, generator=generator) * 60
+    boxes = torch.cat([corners, corners + sides], 1).clamp(max=torch.tensor([90.0, 70, 90, 70]))
+    theirs = paste_masks_in_image(masks, Boxes(boxes), (70, 90)).numpy()
+    for ours, reference in zip(paste(masks, boxes, 70, 90), theirs, strict=True):
+        # A value at a half may fall on either side.
+        assert (mask.decode(ours).astype(bool) != reference).sum() <= 2
+
+
+ODD = {
+    "beside the image": [-30.0, -40.0, -5.0, -4.0],
+    "behind the image": [200.0, 5.0, 230.0, 9.0],
+    "over all edges": [-7.5, -3.2, 130.0, 99.0],
+    "one pixel": [3.0, 4.0, 4.0, 5.0],
+    "the last pixel": [89.0, 69.0, 90.0, 70.0],
+    "less than a pixel": [10.2, 10.3, 10.6, 10.9],
+    "a hair": [20.0, 0.0, 20.01, 70.0],
+    "without width": [5.5, 5.0, 5.5, 9.0],
+    "without height": [5.0, 5.5, 9.0, 5.5],
+    "the whole image": [0.0, 0.0, 90.0, 70.0],
+}
+
+
+@pytest.mark.parametrize("box", ODD.values(), ids=ODD)
+def test_odd_boxes_have_the_codes_of_whole_images(box):
+    """The box's own pixels alone give the codes of sampling every pixel of the image."""
+    generator = torch.Generator().manual_seed(1)
+    masks = torch.rand(4, 28, 28, generator=generator)
+    masks[0] = 1
+    found = paste(masks, torch.tensor([box] * 4), 70, 90)
+    for code, one in zip(found, masks, strict=True):
+        bitmap = np.zeros((70, 90), np.uint8)
+        if box[2] > box[0] and box[3] > box[1]:
+            x1, y1, x2, y2 = torch.tensor(box).tolist()
+            gx = (torch.arange(90) + 0.5 - x1) / (x2 - x1) * 2 - 1
+            gy = (torch.arange(70) + 0.5 - y1) / (y2 - y1) * 2 - 1
+            grid = torch.stack(torch.meshgrid(gx, gy, indexing="xy"), -1)
+            sampled = torch.nn.functional.grid_sample(
+                one[None, None], grid[None], align_corners=False
+            )[0, 0]
+            # So that no machine's last bit decides
+            assert ((sampled - 0.5).abs() > 1e-6).all()
+            bitmap = (sampled >= 0.5).numpy().astype(np.uint8)
+        whole = mask.encode(np.asfortranarray(bitmap))
+        assert code == {"size": [70, 90], "counts": whole["counts"].decode()}

@@ -19,10 +19,8 @@ def test_protocol_names():
         return protocol(dialect.read(recipe, opts))
 
     assert name("faster_rcnn_R_50_FPN_1x") == "detection-1x-v1"
-    assert (
-        name("keypoint_rcnn_R_50_FPN_1x", "SEED", "3", "SOLVER.CHECKPOINT_PERIOD", "7")
-        == "detection-1x-v1"
-    )
+    words = ("SEED", "3", "SOLVER.CHECKPOINT_PERIOD", "7")
+    assert name("keypoint_rcnn_R_50_FPN_1x", *words) == "detection-1x-v1"
     assert name("demo_mask_rcnn_R_18_FPN") == "detection-demo-v1"
     assert name(TINY) == "detection-tiny-v1"
     # A frozen trunk under the same recipe has a name that says so; another trunk is another row
@@ -34,13 +32,9 @@ def test_protocol_names():
     assert name("mask_rcnn_R_50_FPN_1x", on[0], "False") == "detection-1x-v1"
     half = (*on, "SOLVER.AMP.PRECISION", "bf16")
     assert name(vit, *frozen, *half) == "detection-vit-b-1x-frozen-bf16-v1"
-    for other in (
-        ("MODEL.TRUNK.DROP_PATH", "0.1"),
-        ("MODEL.TRUNK.MAP_NORM", "True"),
-        ("SOLVER.LAYER_DECAY", "0.9"),
-        ("SOLVER.OPTIMIZER", "SGD"),
-        ("MODEL.BACKBONE.NAME", "build_trunk_fpn_backbone"),
-    ):
+    others = {"MODEL.TRUNK.DROP_PATH": "0.1", "MODEL.TRUNK.MAP_NORM": "True"}
+    others |= {"SOLVER.LAYER_DECAY": "0.9", "SOLVER.OPTIMIZER": "SGD"}
+    for other in {**others, "MODEL.BACKBONE.NAME": "build_trunk_fpn_backbone"}.items():
         assert "1x" not in name(vit, *other)
     changed = name("mask_rcnn_R_50_FPN_1x", "SOLVER.BASE_LR", "0.01")
     assert changed.startswith("detection-") and "1x" not in changed

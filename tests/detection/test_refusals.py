@@ -50,24 +50,21 @@ def edit(data, change, kind="instances", part="val"):
     file.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize(
-    ("opts", "words"),
-    [
-        (("MODEL.RESNETS.STRIDE_IN_1X1", "True"), "STRIDE_IN_1X1"),
-        (("INPUT.FORMAT", "BGR"), "INPUT.FORMAT is BGR"),
-        (("MODEL.PIXEL_MEAN", "[103.53,116.28,123.675]"), "PIXEL_MEAN"),
-        (("MODEL.PIXEL_STD", "[1.0,1.0,1.0]"), "PIXEL_STD"),
-        (("MODEL.RESNETS.DEPTH", "50"), "DEPTH is 50 but .* resnet18"),
-        (("MODEL.ROI_HEADS.NUM_CLASSES", "80"), "10 categories.*NUM_CLASSES is 80"),
-        (("MODEL.BACKBONE.FREEZE_AT", "2"), "FREEZE_AT is 2"),
-        (("MODEL.ROI_BOX_HEAD.NORM", "SyncBN"), "ROI_BOX_HEAD.NORM"),
-        (("MODEL.RPN.NMS_TRESH", "0.5"), "NMS_TRESH'; did you mean 'MODEL.RPN.NMS_THRESH'"),
-        (("SOLVER.BASE_LR", "fast"), "SOLVER.BASE_LR"),
-        (("SOLVER.BASE_LR",), "'SOLVER.BASE_LR' has no value"),
-        (("DATASETS.TRAIN", "('scenes_trian',)"), "did you mean 'scenes_train'"),
-        (("DATASETS.TEST", "('scenes_train',)"), "share 12 images"),
-    ],
-)
+@pytest.mark.parametrize(("opts", "words"), [
+    (("MODEL.RESNETS.STRIDE_IN_1X1", "True"), "STRIDE_IN_1X1"),
+    (("INPUT.FORMAT", "BGR"), "INPUT.FORMAT is BGR"),
+    (("MODEL.PIXEL_MEAN", "[103.53,116.28,123.675]"), "PIXEL_MEAN"),
+    (("MODEL.PIXEL_STD", "[1.0,1.0,1.0]"), "PIXEL_STD"),
+    (("MODEL.RESNETS.DEPTH", "50"), "DEPTH is 50 but .* resnet18"),
+    (("MODEL.ROI_HEADS.NUM_CLASSES", "80"), "10 categories.*NUM_CLASSES is 80"),
+    (("MODEL.BACKBONE.FREEZE_AT", "2"), "FREEZE_AT is 2"),
+    (("MODEL.ROI_BOX_HEAD.NORM", "SyncBN"), "ROI_BOX_HEAD.NORM"),
+    (("MODEL.RPN.NMS_TRESH", "0.5"), "NMS_TRESH'; did you mean 'MODEL.RPN.NMS_THRESH'"),
+    (("SOLVER.BASE_LR", "fast"), "SOLVER.BASE_LR"),
+    (("SOLVER.BASE_LR",), "'SOLVER.BASE_LR' has no value"),
+    (("DATASETS.TRAIN", "('scenes_trian',)"), "did you mean 'scenes_train'"),
+    (("DATASETS.TEST", "('scenes_train',)"), "share 12 images"),
+])  # fmt: skip
 def test_config_against_checkpoint_and_data(tiny_root, tmp_path, trunk, opts, words):
     with pytest.raises(BadInput, match=words):
         prepare(tiny_root, tmp_path, trunk, *opts)
@@ -128,9 +125,8 @@ def test_files_that_are_not_there_or_not_json(data, tmp_path, trunk):
 
 def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
     name = "tiny_keypoint_rcnn_R_18_FPN"
-    edit(
-        data, lambda d: [a.pop("keypoints") for a in d["annotations"]], "person_keypoints", "train"
-    )
+    no_points = lambda d: [a.pop("keypoints") for a in d["annotations"]]  # noqa: E731
+    edit(data, no_points, "person_keypoints", "train")
     with pytest.raises(BadInput, match="no annotation has keypoints"):
         prepare(data, tmp_path, trunk, name=name)
     edit(data, lambda d: d["categories"][0].pop("keypoints"), "person_keypoints", "train")

@@ -3,20 +3,26 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
+import tarfile
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from support.detection_ranks import OTHER_TRUNKS
-from support.detection_runs import ENGINES, needs_detectron2, run_of_config
+from support.detection_runs import ENGINES, needs_detectron2, numbers, run_of_config, weights
+from support.slurm_cluster import free_ports
 
 from backbench import cli
+from backbench.errors import BadInput
+from backbench.images import contents
 from backbench.results import store
+from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
@@ -86,16 +92,6 @@ def interrupted(number, rows, config, data, out, *more):
     process.wait(60)
     assert not (Path(out) / "model_final.pth").exists(), "the run ended before the signal"
     return process.returncode
-
-
-def weights(out):
-    return torch.load(Path(out) / "model_final.pth", weights_only=True)["model"]
-
-
-def numbers(out):
-    rows, problems = store.read(Path(out) / "results.jsonl")
-    assert not problems
-    return {r.column: (r.value, r.ci95) for r in rows}
 
 
 def assert_same_run(a, b):
@@ -223,8 +219,7 @@ def test_seeds_are_runs_of_their_own(tiny_root, x, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_trained_detector_is_scored_again(tiny_root, x, tmp_path):
-    """On another val file, and on a corrected one after its scoring has failed: rows of their own;
-    a detector of another training is refused."""
+    """On another val file and on a corrected one; a detector of another training is refused."""
     import shutil
 
     config = "tiny_faster_rcnn_R_18_FPN"
@@ -256,12 +251,6 @@ def test_a_trained_detector_is_scored_again(tiny_root, x, tmp_path):
     assert done.returncode == 2 and "SOLVER.BASE_LR" in done.stderr
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def on_two_nodes(config, root, out, ways, *more):
     """One command on two machines, both this one; `ways`: the words and environment of each."""
     words = ["--config-file", config, "--data", root, "--out", out, *more]
@@ -282,12 +271,12 @@ def test_two_nodes_by_hand_and_by_slurm_are_two_processes(tiny_root, x, tmp_path
     more = ("--engine", engine, "--checkpoint", x, "INPUT.MIN_SIZE_TRAIN", "(64,)",
             "INPUT.MIN_SIZE_TEST", "64", "MODEL.DEVICE", "cpu")  # fmt: skip
     assert detect(config, tiny_root, tmp_path / "one", "--num-gpus", "2", *more).returncode == 0
-    port = free_port()
+    port = free_ports()[0]
     hand = []
     for rank in "01":
         words = ["--num-machines", "2", "--machine-rank", rank]
         hand.append(([*words, "--dist-url", f"tcp://127.0.0.1:{port}"], {}))
-    port = free_port()
+    port = free_ports()[0]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURM_NTASKS": "2"}
     slurm = [
         (["--num-machines", "2"], {**meet, "SLURM_PROCID": r, "SLURM_LOCALID": "0"}) for r in "01"
@@ -304,14 +293,11 @@ def test_two_nodes_by_hand_and_by_slurm_are_two_processes(tiny_root, x, tmp_path
     assert [status for _, status in again] == [0, 0] and "already finished" in again[0][0]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--num-machines", "2"], "--dist-url tcp://HOST:PORT"),
-        (["--num-machines", "2", "--machine-rank", "2"], "from 0 to --num-machines 2 - 1"),
-        (["--dist-url", "auto"], "give tcp://HOST:PORT"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["--num-machines", "2"], "--dist-url tcp://HOST:PORT"),
+    (["--num-machines", "2", "--machine-rank", "2"], "from 0 to --num-machines 2 - 1"),
+    (["--dist-url", "auto"], "give tcp://HOST:PORT"),
+])  # fmt: skip
 def test_flags_of_several_machines_are_checked(tiny_root, x, tmp_path, capsys, *, words, said):
     status = detect_here("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, "--checkpoint", x, *words)
     assert status == 2 and said in capsys.readouterr().err
@@ -367,3 +353,56 @@ def test_the_converter_and_the_detector_give_a_row_that_the_judge_takes(tiny_roo
     measured = {dataclasses.replace(c, dataset="coco2017", protocol="detection-1x-v1", split=w.split)
                 for c in board.columns for w in wanted}  # fmt: skip
     assert wanted <= measured, "but for the set and the schedule it is the judge's column"
+
+
+CONFIG = "tiny_faster_rcnn_R_18_FPN"
+
+
+@pytest.fixture
+def packed(tiny_root, tmp_path):
+    """The scenes with train in a zip file and val in a tar file."""
+    base = tmp_path / "packed" / "scenes"
+    shutil.copytree(tiny_root / "scenes" / "annotations", base / "annotations")
+    with zipfile.ZipFile(base / "train2017.zip", "w") as out:
+        for file in (tiny_root / "scenes" / "train2017").iterdir():
+            out.write(file, f"train2017/{file.name}")
+    with tarfile.open(base / "val2017.tar", "w") as out:
+        out.add(tiny_root / "scenes" / "val2017", "val2017")
+    return tmp_path / "packed"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_detector_does_not_see_where_its_images_lie(tiny_root, packed, tmp_path, engine):
+    rows, metrics = [], []
+    for root in (tiny_root, packed):
+        out = tmp_path / f"of {root.name}"
+        words = ["--config-file", CONFIG, "--engine", engine, "--data", root, "--out", out]
+        short = ["MODEL.WEIGHTS", "random", "SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()"]
+        assert cli.main(["detect", *map(str, words), *short]) == 0
+        metrics.append((out / "metrics.jsonl").read_text())
+        found, problems = store.read(out / RESULTS_FILE)
+        assert found and not problems
+        for row in found:
+            held = row.provenance.pop("container", {})
+            kinds = {split: about["kind"] for split, about in held.items()}
+            assert kinds == ({} if root == tiny_root else {"train": "zip", "val": "tar"})
+        rows.append([dataclasses.replace(row, origin={}) for row in found])
+    assert metrics[0] == metrics[1] and rows[0] == rows[1]
+
+
+def test_what_names_the_images_is_the_same(tiny_root, packed, tmp_path, capsys):
+    runs = [run_of_config(CONFIG, root, tmp_path / "x") for root in (tiny_root, packed)]
+    folder, archive = map(train_net.prepare, runs)
+    for a, b in ((folder.train, archive.train), (folder.val, archive.val)):
+        assert (a.fingerprint, a.contents) == (b.fingerprint, b.contents)
+        assert contents.whole(a.images) == contents.whole(b.images)
+    (packed / "coco").symlink_to(packed / "scenes")
+    assert cli.main(["data", "check", "coco", "--data", str(packed)]) == 0
+    file = packed / "scenes" / "annotations" / "instances_val2017.json"
+    about = json.loads(file.read_text())
+    about["images"][0]["file_name"] = "../train2017/1.jpg"
+    file.write_text(json.dumps(about))
+    with pytest.raises(BadInput, match=r"val2017\.tar: 1 of \d+ images are missing, first \.\./"):
+        train_net.prepare(run_of_config(CONFIG, packed, tmp_path / "y"))
+    assert cli.main(["data", "check", "coco", "--data", str(packed)]) == 1
+    assert "1 of" in capsys.readouterr().out

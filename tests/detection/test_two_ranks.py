@@ -3,8 +3,8 @@
 import pytest
 import torch
 from support.detection_ranks import CONFIGS, all_runs
+from support.detection_runs import numbers, weights
 
-from backbench.results import store
 from backbench.runs.step_metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -32,16 +32,6 @@ def losses(out):
     terms = ("rpn_cls", "rpn_loc", "cls", "box_reg", "mask", "keypoint")
     keys = ["loss", *(f"loss_{term}" for term in terms)]
     return [[row[key] for key in keys if key in row] for row in read_metrics(out)]
-
-
-def weights(out):
-    return torch.load(out / "model_final.pth", weights_only=True)["model"]
-
-
-def numbers(out):
-    rows, problems = store.read(out / "results.jsonl")
-    assert not problems
-    return {r.column: (r.value, r.ci95) for r in rows}
 
 
 @pytest.mark.parametrize("name", CONFIGS["detectron2"])
@@ -76,8 +66,7 @@ def test_near_to_one_process(runs, name, kind):
 @pytest.mark.parametrize("name", CONFIGS["torchvision"])
 @pytest.mark.parametrize("kind", ["two", "two_two", "two_one", "one_two"])
 def test_two_processes_are_one(precise_runs, name, kind):
-    """torchvision's engine normalises over the global batch and draws for each image: two ranks
-    make the same detector, up to a rounding."""
+    """The loss is over the global batch, draws are per image: two ranks make one's detector."""
     one, other = precise_runs / "one" / name, precise_runs / kind / name
     a, b = weights(one), weights(other)
     assert a.keys() == b.keys()

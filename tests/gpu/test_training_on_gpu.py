@@ -1,10 +1,11 @@
-"""Training on a real GPU against the CPU: every method, and whole runs of the loop."""
+"""Training on a real GPU against the CPU: methods, ranks, kept losses, whole runs of the loop."""
 
 import contextlib
 import signal
 
 import pytest
 import torch
+from support import gpu_ranks, traces
 from support.gpu import DEVICE, REAL, on_gpu
 from support.methods import CASES, train
 
@@ -108,3 +109,40 @@ def test_more_devices_than_there_are(tiny_root, trunk, tmp_path, capsys):
     words += ["--out", tmp_path / "x", "--accelerator", "cuda", "--devices", many]
     assert cli.main(list(map(str, words))) == 2
     assert "this machine has" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return gpu_ranks.all_cases(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.xdist_group("ranks")  # one process has them, however many run the tests
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_equal_one_process(made, name):
+    precision.use("fp32")
+    expected = train(CASES[name], device=DEVICE)
+    for rank in made:
+        assert rank[name].keys() == expected.keys()
+        for key, value in expected.items():
+            found = rank[name][key]
+            torch.testing.assert_close(found, value.cpu(), rtol=1e-7, atol=1e-8, msg=key)
+
+
+@pytest.mark.parametrize("dtype", traces.DTYPES)
+@pytest.mark.parametrize("paper", traces.PAPERS)
+def test_losses_are_those_of_the_cpu(paper, dtype):
+    found = traces.trace(paper, dtype, DEVICE)
+    assert traces.far(found, traces.kept("cpu")[paper][dtype]) < traces.TOLERANCE[dtype]
+
+
+@pytest.mark.skipif(
+    not REAL, reason="the CPU's file is looked at by tests/pretrain/test_methods.py"
+)
+def test_losses_are_those_of_the_file():
+    if not traces.file_of(DEVICE).exists():
+        traces.write(DEVICE)
+        pytest.skip(f"{traces.file_of(DEVICE)} is written for the first time: commit it")
+    kept = traces.kept(DEVICE)
+    for paper in traces.PAPERS:
+        for dtype, tolerance in traces.TOLERANCE.items():
+            assert traces.far(traces.trace(paper, dtype, DEVICE), kept[paper][dtype]) < tolerance

@@ -1,8 +1,5 @@
-"""2,400 files by strangers, generated from a seed: whatever is in them, a door answers with
-exit 0 or one line and exit 2, at once, and runs, reads and changes nothing else.
-
-`make test` opens the first of each kind; all of them are slow.
-"""
+"""2,400 files by strangers from a seed: a door answers with exit 0, or with one line and exit 2, at
+once, and runs, reads and changes nothing else. `make test` opens the first of each kind."""
 
 import csv
 import functools
@@ -263,9 +260,8 @@ class Campaign:
             for name, content in members.items():
                 content["files"] = {"list.json": "0" * 64} if name == "manifest.json" else {}
                 archive.writestr(name, json.dumps(mutated(content, rng)))
-            archive.writestr(
-                rng.choice(["../called", "runs/results.jsonl", "x" * 300]), bytes(10**7)
-            )
+            name = rng.choice(["../called", "runs/results.jsonl", "x" * 300])
+            archive.writestr(name, bytes(10**7))
         file = self.root / "x.zip"
         data = buffer.getvalue()
         file.write_bytes(damaged(data, rng) if rng.random() < 0.6 else data)

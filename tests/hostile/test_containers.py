@@ -1,5 +1,4 @@
-"""Containers with bytes changed, cut and exchanged at places that a seed chooses: a line, or images;
-never the end of this process, and nothing is executed."""
+"""Containers changed, cut and exchanged at seeded places: a line, or images; nothing is run."""
 
 import random
 import resource
@@ -12,17 +11,9 @@ from backbench.errors import BadInput
 from backbench.images import containers, spans
 
 # Layout -> how many files in the fast suite, and in the whole one
-CASES = {
-    "tar": (8, 30),
-    "wds": (6, 30),
-    "zip": (6, 30),
-    "deflated": (6, 30),
-    "parquet of 2023": (3, 30),
-    "parquet of 2025": (3, 20),
-    "parquet of 2026": (3, 20),
-    "arrow": (3, 30),
-    "lmdb": (3, 80),
-}
+CASES = {"tar": (8, 30), "wds": (6, 30), "zip": (6, 30), "deflated": (6, 30)}
+CASES |= {"parquet of 2023": (3, 30), "parquet of 2025": (3, 20), "parquet of 2026": (3, 20)}
+CASES |= {"arrow": (3, 30), "lmdb": (3, 80)}
 
 
 def mutated(data, draw):
@@ -36,9 +27,8 @@ def mutated(data, draw):
         if way < 3:
             data[at] = draw.choice([0, 1, 127, 128, 255, draw.randrange(256)])
         elif way == 3:
-            data[at : at + 8] = (1 << draw.randrange(64)).to_bytes(
-                8, draw.choice(["little", "big"])
-            )
+            order = draw.choice(["little", "big"])
+            data[at : at + 8] = (1 << draw.randrange(64)).to_bytes(8, order)
         elif way == 4:
             other, size = draw.randrange(len(data)), draw.choice([1, 8, 512])
             data[at : at + size] = data[other : other + size]
@@ -63,16 +53,13 @@ def look(base):
     return True
 
 
-@pytest.mark.parametrize(
-    ("layout", "first", "last"),
-    [
-        *((layout, 0, fast) for layout, (fast, _) in CASES.items()),
-        *(
-            pytest.param(layout, fast, whole, marks=pytest.mark.slow)
-            for layout, (fast, whole) in CASES.items()
-        ),
-    ],
-)
+@pytest.mark.parametrize(("layout", "first", "last"), [
+    *((layout, 0, fast) for layout, (fast, _) in CASES.items()),
+    *(
+        pytest.param(layout, fast, whole, marks=pytest.mark.slow)
+        for layout, (fast, whole) in CASES.items()
+    ),
+])  # fmt: skip
 def test_a_mutated_container_is_a_line_or_images(tmp_path, layout, first, last):
     class_folder(tmp_path / "own", per=6)
     base = tmp_path / "packed"

@@ -1,5 +1,4 @@
-"""Data sets that are not as their owner's archives unpack, and damaged containers: one line each,
-with the file and what is wrong or what to do."""
+"""Data sets in other layouts than their owner's, damaged containers: one line with what to do."""
 
 import gzip
 import shutil

@@ -1,21 +1,30 @@
-"""Images and annotations by strangers: no file of a data set runs a program, hangs a run, or takes
-more memory than an image has."""
+"""Images, annotations and what beside them is read, by strangers: no program, no hang, no room."""
 
 import io
 import json
 import os
+import pickle
 import struct
 import tarfile
+import time
 import zlib
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
+from support.containers import add
 from support.layouts import class_folder
-from support.strangers import Said, door, refused, write_cifar10
+from support.strangers import Calls, Pointers, Said, cut_record, door, refused, write_cifar10
+from support.strangers import opened as opened_apart
 
+from backbench.board import rank_csv
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.images import image_list
+from backbench.untrusted import opening
+from backbench.weights.families.resnet_trunk import build_backbone
+from transfer.feature_cache import FeatureCache, PartFiles
 
 
 def own(root):
@@ -120,9 +129,7 @@ def shard(root, *members):
     folder.mkdir(parents=True)
     with tarfile.open(folder / "0.tar", "w") as tar:
         for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+            add(tar, name, data)
     return folder / "0.tar"
 
 
@@ -240,3 +247,125 @@ def test_annotations_that_are_a_fifo(tmp_path):
     os.mkfifo(file)
     refused(door("data", "check", "scenes", "--data", tmp_path), file)
     refused(detect(tmp_path, tmp_path / "run"), file)
+
+
+def test_a_stop_behind_fdopen_is_no_bad_descriptor(tmp_path, monkeypatch):
+    (tmp_path / "results.jsonl").write_text("{}\n")
+    real = os.fdopen
+
+    def interrupted(descriptor, mode):
+        real(descriptor, mode).close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fdopen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opening.open_regular(tmp_path / "results.jsonl")
+
+
+@pytest.mark.parametrize(("text", "match"), [
+    ("name,a\nx,1\ny," + "9" * 100_000 + "x\n", "a field of 100001 characters"),
+    ("name," + "a" * 200_000 + "\nx,1\ny,2\n", "not read as CSV|a field of"),
+    ("name,\x1b[31mok,\x1b[31mok\nx,1,1\ny,2,2\n", "two columns are called"),
+    ("name,\x1b[31ma\nx,1\ny,2\nz,1e999\n", "is no number"),
+])  # fmt: skip
+def test_a_hostile_table_is_refused_soon_and_nothing_is_printed_raw(tmp_path, text, match):
+    file = tmp_path / "table.csv"
+    file.write_text(text)
+    start = time.process_time()
+    with pytest.raises(BadInput, match=match) as error:
+        rank_csv.read(file)
+    assert "\x1b" not in str(error.value) and time.process_time() - start < 5
+
+
+ABOUT = {"checkpoint": "a"}
+
+
+def made(cache, value):
+    """The entry of ABOUT, all `value`."""
+    seen = np.zeros((3, 3), np.int64)
+    parts = PartFiles(cache, [ABOUT], [4], 3, keep=[], seen=seen, still=lambda _: True)
+    parts.rows[0][:] = value
+    parts.finish()
+
+
+TORN = {
+    "empty": b"",
+    "cut": b'{"description": {"check',
+    "zeros": bytes(300),
+    "list": b"[1]",
+    "deep": b"[" * 100000,
+    "types": b'{"description": 5, "shape": [3, 4], "sha256": "x"}',
+    "shape": b'{"description": {}, "shape": "x", "sha256": "x"}',
+    "keys": b"{}",
+}
+
+
+@pytest.mark.parametrize("case", TORN)
+def test_a_torn_entry_is_named_and_made_anew(tmp_path, caplog, case):
+    cache = FeatureCache(tmp_path / "features", 10**6)
+    with cache.try_lock([ABOUT]):
+        made(cache, 1)
+        about = cache.path(ABOUT).with_suffix(".json")
+        about.write_bytes(TORN[case])
+        assert cache.open(ABOUT) is None
+        assert f"{about}: torn; its features are made anew" in caplog.text
+        made(cache, 2)
+        assert cache.open(ABOUT).sum() == 24
+
+
+def test_an_entry_without_rows_is_none(tmp_path):
+    cache = FeatureCache(tmp_path / "features", 10**6)
+    with cache.try_lock([ABOUT]):
+        made(cache, 1)
+        cache.path(ABOUT).unlink()
+        assert cache.open(ABOUT) is None
+
+
+@pytest.mark.parametrize("case", [b"", b"[1]", b'{"rows": 2}', b'{"rows": [], "parts": 1}'])
+def test_a_torn_marker_vouches_for_nothing(tmp_path, case):
+    cache = FeatureCache(tmp_path / "features", 10**6)
+    with cache.try_lock([ABOUT]):
+        cache.path(ABOUT).with_suffix(".rows.json").write_bytes(case)
+        made(cache, 1)
+        assert cache.open(ABOUT).sum() == 12
+
+
+def state_dict():
+    torch.manual_seed(0)
+    return dict(build_backbone("resnet18").state_dict())
+
+
+def test_cifar_batch_with_pointers_of_its_own(tmp_path):
+    folder = write_cifar10(tmp_path)
+    content = {"data": np.zeros((4, 3072), np.uint8), "labels": Pointers()}
+    (folder / "data_batch_3").write_bytes(pickle.dumps(content, protocol=2))
+    refused(opened_apart(tmp_path, "cifar10", "train"), "data_batch_3")
+
+
+def test_cifar_batch_that_calls(tmp_path):
+    folder = write_cifar10(tmp_path)
+    call = Calls(os.system, f"touch {tmp_path}/called")
+    (folder / "data_batch_3").write_bytes(pickle.dumps({"data": call}))
+    refused(opened_apart(tmp_path, "cifar10", "train"), "posix.system")
+    assert not (tmp_path / "called").exists()
+
+
+def test_zip_record_shorter_than_its_tensor(tmp_path):
+    torch.save(state_dict(), tmp_path / "whole.pth")
+    cut_record(tmp_path / "whole.pth", tmp_path / "cut.pth", "data/3", 10)
+    refused(door("import", tmp_path / "cut.pth", "--out", tmp_path / "x.safetensors"), "data/3")
+    assert not (tmp_path / "x.safetensors").exists()
+    said = door("import", tmp_path / "whole.pth", "--out", tmp_path / "x.safetensors")
+    assert said.status == 0, said.err
+
+
+def test_hash_without_end(tmp_path):
+    """Tuples of tuples: as a key, two to the power of forty of them would be hashed."""
+    pair: tuple = ()
+    for _ in range(40):
+        pair = (pair, pair)
+    folder = write_cifar10(tmp_path)
+    # Pickled as a value first, so that making the file does not hash it: then `{}[pair] = 1`
+    start = pickle.dumps(pair, protocol=2)[:-1]
+    (folder / "data_batch_3").write_bytes(start[:2] + b"}" + start[2:] + b"K\x01s.")
+    refused(opened_apart(tmp_path, "cifar10", "train", limit_s=20), "refused")

@@ -39,9 +39,8 @@ def record(runs, **changes):
     out = str(runs / "x" / "knn")
     argv = ("linear", "x.safetensors", "--datasets", "digits", "--data", str(runs), "--out", out)
     job = Job(name="x/knn", argv=argv, like="linear", cells=("x/knn",))
-    base = Submission(
-        uid="abc123", grid="g", cluster="", cluster_overrides=(), kind="local", time=1.0, jobs=()
-    )
+    about = {"uid": "abc123", "grid": "g", "cluster": "", "kind": "local", "time": 1.0}
+    base = Submission(**about, cluster_overrides=(), jobs=())
     data = dataclasses.asdict(base)
     data["cluster"] = str(config.configs_dir() / "clusters" / "local.yaml")
     data["jobs"] = [dataclasses.asdict(job) | changes.pop("job", {})]
@@ -78,18 +77,15 @@ IMPORT = ["import", "x.pth"]
 DETECT = ["detect", "--config-file", "demo_faster_rcnn_R_18_FPN"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        ([*IMPORT, "--out", "{0}/elsewhere"], "outside"),
-        ([*IMPORT, "--out", "{0}/runs/y/knn"], "outside of its own folder"),
-        ([*IMPORT, "--out", "{0}/runs/.launch/submitit"], "outside of its own folder"),
-        ([*IMPORT, "--out", "{0}/runs/x/knn", "--out", "{0}/elsewhere"], "2 x --out"),
-        ([*IMPORT, "--out", "{0}/runs/x/knn", "--out={0}/elsewhere"], "--out=/"),
-        ([*DETECT, "--out", "{0}/runs/x/knn", "OUTPUT_DIR", "{0}/elsewhere"], "OUTPUT_DIR"),
-        (DETECT, "0 x --out"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "said"), [
+    ([*IMPORT, "--out", "{0}/elsewhere"], "outside"),
+    ([*IMPORT, "--out", "{0}/runs/y/knn"], "outside of its own folder"),
+    ([*IMPORT, "--out", "{0}/runs/.launch/submitit"], "outside of its own folder"),
+    ([*IMPORT, "--out", "{0}/runs/x/knn", "--out", "{0}/elsewhere"], "2 x --out"),
+    ([*IMPORT, "--out", "{0}/runs/x/knn", "--out={0}/elsewhere"], "--out=/"),
+    ([*DETECT, "--out", "{0}/runs/x/knn", "OUTPUT_DIR", "{0}/elsewhere"], "OUTPUT_DIR"),
+    (DETECT, "0 x --out"),
+])  # fmt: skip
 def test_a_stored_command_writes_to_its_own_folder(tmp_path, argv, said):
     argv = [word.format(tmp_path) for word in argv]
     runs = record(tmp_path / "runs", job={"argv": argv})
@@ -105,13 +101,10 @@ def test_the_demos_jobs_are_continued_by_the_demo(tmp_path):
     refused(said, f"`backbench demo --out {runs}`, with its --size, continues them")
 
 
-@pytest.mark.parametrize(
-    ("host", "says"),
-    [
-        (socket.gethostname(), "does not run it"),
-        ("elsewhere", "runs on elsewhere: cancel it there"),
-    ],
-)
+@pytest.mark.parametrize(("host", "says"), [
+    (socket.gethostname(), "does not run it"),
+    ("elsewhere", "runs on elsewhere: cancel it there"),
+])  # fmt: skip
 def test_a_stored_process_is_not_ended_by_its_number(tmp_path, host, says):
     """`launch cancel` ends the process that runs the job, and no other that a status names."""
     runs = record(tmp_path / "runs")
@@ -131,15 +124,12 @@ def test_a_stored_process_is_not_ended_by_its_number(tmp_path, host, says):
 DIGITS = "1" + "0" * 4000
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *(("time", value) for value in (DIGITS, "null", "[]")),
-        *(("eta_s", value) for value in (DIGITS, "[]", "NaN")),
-        ("done", DIGITS),
-        ("total", DIGITS),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [
+    *(("time", value) for value in (DIGITS, "null", "[]")),
+    *(("eta_s", value) for value in (DIGITS, "[]", "NaN")),
+    ("done", DIGITS),
+    ("total", DIGITS),
+])  # fmt: skip
 def test_the_progress_of_a_stranger(tmp_path, some_trunk, key, value):
     """Of a job that seems to run; a grid asks for its cost."""
     runs = record(tmp_path / "runs", job={"argv": ["pretrain", "x", "--out", "y"]})
@@ -201,19 +191,16 @@ def test_a_submission_that_is_none(tmp_path, text):
     assert "zzz.json: left out" in said.err
 
 
-@pytest.mark.parametrize(
-    "status",
-    [
-        *("[", "[]", "5", "[" * 100000, "\x00"),
-        {"name": "x/knn", "state": "odd", "attempts": []},
-        {"name": "x/knn", "state": "running", "attempts": [{"start": "x"}]},
-        {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": -1}]},
-        {"state": "done"},
-        {"name": "x/knn", "state": "running", "attempts": [{"start": 10**4000}]},
-        {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "end": 10**400}]},
-        {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": 10**30}]},
-    ],
-)
+@pytest.mark.parametrize("status", [
+    *("[", "[]", "5", "[" * 100000, "\x00"),
+    {"name": "x/knn", "state": "odd", "attempts": []},
+    {"name": "x/knn", "state": "running", "attempts": [{"start": "x"}]},
+    {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": -1}]},
+    {"state": "done"},
+    {"name": "x/knn", "state": "running", "attempts": [{"start": 10**4000}]},
+    {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "end": 10**400}]},
+    {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": 10**30}]},
+])  # fmt: skip
 def test_a_status_that_no_attempt_wrote(tmp_path, status):
     runs = record(tmp_path / "runs")
     for file in (runs / ".launch" / "status").glob("*.json"):

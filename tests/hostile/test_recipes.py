@@ -1,15 +1,13 @@
-"""Recipes, protocols and detection configs by strangers: plain values, in a time that their length
-allows, of nothing but the file itself."""
+"""Recipes, protocols and configs by strangers are plain values, read as fast as they are long."""
 
 import pytest
 from support.strangers import door, refused
 
 from backbench.recipes import config
 
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
-    for before, name in zip("abcdefg", "bcdefgh")
-)
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n"
+for before, name in zip("abcdefg", "bcdefgh"):
+    BOMB += f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
 DEEP = "a: " + "[" * 3000 + "]" * 3000
 LONG = "a: 1" + ":1" * 200_000  # a number in base 60
 

@@ -223,7 +223,6 @@ def test_a_name_is_no_formula(runs, before, tmp_path, name):
     _, rows = board(runs, tmp_path)
     assert name not in rows and f"'{name}" in rows
     assert {key: rows[key] for key in before} == before
-
     with (tmp_path / "t.csv").open(newline="") as file:
         cells = [cell for row in csv.reader(file) for cell in row]
     assert not [cell for cell in cells if cell[:1] in ("=", "+", "@")]
@@ -253,9 +252,8 @@ def test_a_name_is_no_latex_and_no_formula_of_a_chart(runs, before, tmp_path):
 def test_protocol_and_engine_stay_apart(runs, tmp_path):
     kind = {"protocol": "p+e", "value": 10.0, "ci95": None}
     stranger(runs, name="one", **kind)
-    other = json.loads((runs / "bad" / "results.jsonl").read_text()) | {
-        "protocol": "p", "engine": "e", "value": 20.0,
-    }  # fmt: skip
+    other = json.loads((runs / "bad" / "results.jsonl").read_text())
+    other |= {"protocol": "p", "engine": "e", "value": 20.0}
     (runs / "other").mkdir()
     (runs / "other" / "results.jsonl").write_text(json.dumps(other) + "\n")
     said, rows = board(runs, tmp_path)

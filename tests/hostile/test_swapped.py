@@ -1,5 +1,4 @@
-"""Training images swapped between a stop and its continuation, names, sizes and times kept: every
-verb that continues refuses, and no number of the two is recorded."""
+"""Training images swapped between a stop and its continuation: every verb that continues refuses."""
 
 import contextlib
 import os
@@ -21,8 +20,7 @@ CONTINUED = ("pretrain", "linear", "finetune", "semisup", "analyze", "detect")
 
 
 def noise(root, seed, split):
-    """Every image of the splits called so as noise of its own: as PNG without compression, whatever
-    its name says, so that two of one shape have one size. Times stay as they were."""
+    """Every image of these splits as noise, as PNGs of one size under their names and times."""
     rng = np.random.default_rng(seed)
     files = [p for p in sorted(root.rglob("*.[pj][np]g")) if split in str(p.relative_to(root))]
     assert len(files) > 30

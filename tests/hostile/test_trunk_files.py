@@ -18,24 +18,21 @@ HUB = {"model_type": "clip"}
 HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"architecture": "hf-hub:nobody/nothing"}, "no model 'hf-hub:nobody/nothing'"),
-        ({"architecture": "../../etc/passwd"}, "no model"),
-        ({"architecture": {"a": 1}}, "no model"),
-        (TIMM | {"model_args": {"depth": 9999}}, "from 1 to 200"),
-        (TIMM | {"model_args": {"img_size": 10**30}}, "whole number"),
-        (TIMM | {"model_args": {"norm_layer": "os.system"}}, "norm_layer=os.system"),
-        (TIMM | {"model_args": 3}, "not a configuration that is known"),
-        (TIMM | {"pretrained_cfg": {"mean": [0.5] * 3, "std": [0, 1, 1]}}, "above 0"),
-        (TIMM | {"pretrained_cfg": {"mean": "abc", "std": [1, 1, 1]}}, "finite numbers"),
-        (TIMM | {"pretrained_cfg": [1]}, "not a configuration that is known"),
-        (HUB | {"vision_config": {"num_attention_heads": "many"}}, "not a configuration"),
-        (HUB | {"vision_config": {"hidden_act": "__import__"}}, "hidden_act '__import__'"),
-        ([1, 2], "expected an object"),
-    ],
-)
+@pytest.mark.parametrize(("config", "said"), [
+    ({"architecture": "hf-hub:nobody/nothing"}, "no model 'hf-hub:nobody/nothing'"),
+    ({"architecture": "../../etc/passwd"}, "no model"),
+    ({"architecture": {"a": 1}}, "no model"),
+    (TIMM | {"model_args": {"depth": 9999}}, "from 1 to 200"),
+    (TIMM | {"model_args": {"img_size": 10**30}}, "whole number"),
+    (TIMM | {"model_args": {"norm_layer": "os.system"}}, "norm_layer=os.system"),
+    (TIMM | {"model_args": 3}, "not a configuration that is known"),
+    (TIMM | {"pretrained_cfg": {"mean": [0.5] * 3, "std": [0, 1, 1]}}, "above 0"),
+    (TIMM | {"pretrained_cfg": {"mean": "abc", "std": [1, 1, 1]}}, "finite numbers"),
+    (TIMM | {"pretrained_cfg": [1]}, "not a configuration that is known"),
+    (HUB | {"vision_config": {"num_attention_heads": "many"}}, "not a configuration"),
+    (HUB | {"vision_config": {"hidden_act": "__import__"}}, "hidden_act '__import__'"),
+    ([1, 2], "expected an object"),
+])  # fmt: skip
 def test_configuration_beside_a_file(config, said, tmp_path):
     from safetensors.torch import save_file
 

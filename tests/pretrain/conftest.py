@@ -28,8 +28,7 @@ def shapes(tmp_path_factory):
 
 @pytest.fixture
 def kill_at_step(monkeypatch):
-    """kill_at_step(n, signal): this process gets the signal while the loop is after step n (not
-    what is looked through before it)."""
+    """kill_at_step(n, signal): this process gets the signal when the loop has made step n."""
 
     def arm(step, number):
         def advance(self, count=1, **info):

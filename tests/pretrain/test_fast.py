@@ -53,28 +53,22 @@ def test_the_switch_sets_four_keys_and_no_other(name):
     assert letter.keys() == quick.keys()
 
 
-@pytest.mark.parametrize(
-    ("by_hand", "key", "value"),
-    [
-        ("precision=fp32", "precision", "fp32"),
-        ("views={pipeline: reference}", "views.pipeline", "reference"),
-        ("compile=false", "compile", False),
-    ],
-)
+@pytest.mark.parametrize(("by_hand", "key", "value"), [
+    ("precision=fp32", "precision", "fp32"),
+    ("views={pipeline: reference}", "views.pipeline", "reference"),
+    ("compile=false", "compile", False),
+])  # fmt: skip
 def test_what_is_given_by_hand_wins(by_hand, key, value):
     both = recipe_of("demo_simclr", by_hand, "--fast")
     assert {k: both[k] for k in fast.KEYS} == {**fast.KEYS, key: value}
 
 
-@pytest.mark.parametrize(
-    ("words", "devices"),
-    [
-        (("--fast",), {"cuda"}),
-        (("compile=true",), {"cuda", "cpu"}),
-        (("compile=false", "--fast"), set()),
-        ((), set()),
-    ],
-)
+@pytest.mark.parametrize(("words", "devices"), [
+    (("--fast",), {"cuda"}),
+    (("compile=true",), {"cuda", "cpu"}),
+    (("compile=false", "--fast"), set()),
+    ((), set()),
+])  # fmt: skip
 def test_the_devices_that_a_recipe_compiles_on(words, devices):
     args = arguments("demo_simclr", *words)
     recipe = config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
@@ -146,17 +140,14 @@ def test_a_run_goes_on_only_as_it_began(pretrain, kill_at_step, tmp_path, monkey
     assert fast.word(fast.of_trunk(provenance)) == "fast"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "word"),
-    [
-        ({"views": {"pipeline": "fast"}, "precision": "bf16", "compile": "cuda"}, "fast"),
-        ({"views": {"pipeline": "reference"}, "precision": "fp32", "compile": True}, ""),
-        ({"views": {"pipeline": "reference"}, "precision": "bf16"}, "precision=bf16"),
-        ({"views": {"pipeline": "fast"}, "precision": "fp32"}, "views.pipeline=fast"),
-        ({"views": ["<script>"], "precision": "<script>"}, ""),
-        ("<script>", ""),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "word"), [
+    ({"views": {"pipeline": "fast"}, "precision": "bf16", "compile": "cuda"}, "fast"),
+    ({"views": {"pipeline": "reference"}, "precision": "fp32", "compile": True}, ""),
+    ({"views": {"pipeline": "reference"}, "precision": "bf16"}, "precision=bf16"),
+    ({"views": {"pipeline": "fast"}, "precision": "fp32"}, "views.pipeline=fast"),
+    ({"views": ["<script>"], "precision": "<script>"}, ""),
+    ("<script>", ""),
+])  # fmt: skip
 def test_the_word_beside_a_verdict(recipe, word):
     kept = json.loads(json.dumps(fast.of_trunk({"recipe": recipe})))  # as a row holds it
     assert fast.word(kept) == word

@@ -1,5 +1,4 @@
-"""The rules of a method: each is broken once, and told before a second step is made. In one
-process, and under DDP on two ranks."""
+"""Each rule of a method, broken once, is told before a second step, in one process and on ranks."""
 
 import json
 import re
@@ -20,8 +19,7 @@ from pretrain.method import Batch, Method
 
 
 class Good(Method):
-    """Keeps every rule: a queue in a buffer, keys in an attribute until `after_step`, a head that
-    stands still with gradient zero, a copy that is never trained."""
+    """Keeps every rule, with a queue in a buffer, keys until `after_step`, and a still head."""
 
     def __init__(self):
         super().__init__()

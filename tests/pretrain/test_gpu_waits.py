@@ -1,5 +1,4 @@
-"""Every method on a GPU that is only pretended: nothing mixes the places, the numbers are the CPU's,
-and between two rows of the log no step waits for the device."""
+"""Every method on a pretended GPU: the CPU's numbers, and no step between two rows waits for it."""
 
 import pytest
 import torch
@@ -38,9 +37,8 @@ def test_no_step_waits(name):
 @pytest.mark.parametrize("pipeline", ["reference", "fast"])
 def test_views_are_finished_without_a_wait(pipeline, shapes, gpu):
     """With `fast` colour and blur are the device's."""
-    recipe = tiny_pretraining.config(
-        views=ViewsConfig(pipeline=pipeline, crops=(Crops(count=2, size=16),))
-    )
+    views = ViewsConfig(pipeline=pipeline, crops=(Crops(count=2, size=16),))
+    recipe = tiny_pretraining.config(views=views)
     found = catalog.open_split(shapes(8), "shapes", "train")
     batches = data.ViewBatches(found, recipe, cache_bytes=0, device_colour=pipeline == "fast")
     loaded = batches.__getitems__([(0, i) for i in range(8)])

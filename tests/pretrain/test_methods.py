@@ -1,4 +1,4 @@
-"""What methods refuse, what their options change, and the state they keep."""
+"""What methods refuse, what options change, the state they keep, and fifty steps of each."""
 
 import math
 from dataclasses import replace
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import traces
 from support.methods import CASES, TinyTrunk
 from support.methods import build as small_build
 from torch import nn
@@ -46,33 +47,30 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
     return Batch(views=views, labels=labels, index=torch.arange(BATCH), **when)
 
 
-@pytest.mark.parametrize(
-    ("settings", "views", "message"),
-    [
-        ({"name": "moco", **KEYS}, 3, "takes 2 views"),
-        ({"name": "moco", **KEYS, "queue": 30}, 2, "no multiple of the batch size"),
-        ({"name": "moco", **KEYS, "queue": 0}, 2, "no multiple of the batch size"),
-        ({"name": "moco", **KEYS, "groups": 5}, 2, "groups do not divide"),
-        ({"name": "moco", **KEYS, "groups": 0}, 2, "groups do not divide"),
-        ({"name": "moco", **KEYS, "queue_per_view": True}, 2, "set method.symmetric too"),
-        ({"name": "lorac", **KEYS}, 2, "2 keys need more views"),
-        ({"name": "jcl", **KEYS}, 1, "at least one key view"),
-        ({"name": "simclr", "head": HEAD}, 1, "takes 2 views"),
-        ({"name": "arb", "head": HEAD, "groups": 4}, 2, "groups do not divide 6"),
-        ({"name": "arb", "head": HEAD, "groups": 0}, 2, "groups do not divide 6"),
-        ({"name": "w_mse", "head": HEAD, "size": 8}, 2, "whitens slices of 8"),
-        ({"name": "w_mse", "head": HEAD, "size": 0}, 2, "whitens slices of 0"),
-        ({"name": "cmc", "head": HEAD}, 2, "takes one view"),
-        ({"name": "cmc", "head": HEAD}, 1, "set arch to lab:resnet50,width=0.5"),
-        ({"name": "supervised"}, 2, "takes one view"),
-        ({"name": "co2", **KEYS, "symmetric": True}, 2, "not symmetric"),
-        ({"name": "ressl", **KEYS, "symmetric": True}, 2, "not symmetric"),
-        ({"name": "cllr", "inner": {"name": "swav"}}, 2, "cllr works on"),
-        ({**CLLR, "kept": 9}, 2, "set method.kept from 1 to 8"),
-        ({**CLLR, "reconstruction": "released"}, 2, "must be none"),
-        ({"name": "simclr", "head": {"layers": 0}}, 2, "must be greater than or equal to 1, not 0"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "views", "message"), [
+    ({"name": "moco", **KEYS}, 3, "takes 2 views"),
+    ({"name": "moco", **KEYS, "queue": 30}, 2, "no multiple of the batch size"),
+    ({"name": "moco", **KEYS, "queue": 0}, 2, "no multiple of the batch size"),
+    ({"name": "moco", **KEYS, "groups": 5}, 2, "groups do not divide"),
+    ({"name": "moco", **KEYS, "groups": 0}, 2, "groups do not divide"),
+    ({"name": "moco", **KEYS, "queue_per_view": True}, 2, "set method.symmetric too"),
+    ({"name": "lorac", **KEYS}, 2, "2 keys need more views"),
+    ({"name": "jcl", **KEYS}, 1, "at least one key view"),
+    ({"name": "simclr", "head": HEAD}, 1, "takes 2 views"),
+    ({"name": "arb", "head": HEAD, "groups": 4}, 2, "groups do not divide 6"),
+    ({"name": "arb", "head": HEAD, "groups": 0}, 2, "groups do not divide 6"),
+    ({"name": "w_mse", "head": HEAD, "size": 8}, 2, "whitens slices of 8"),
+    ({"name": "w_mse", "head": HEAD, "size": 0}, 2, "whitens slices of 0"),
+    ({"name": "cmc", "head": HEAD}, 2, "takes one view"),
+    ({"name": "cmc", "head": HEAD}, 1, "set arch to lab:resnet50,width=0.5"),
+    ({"name": "supervised"}, 2, "takes one view"),
+    ({"name": "co2", **KEYS, "symmetric": True}, 2, "not symmetric"),
+    ({"name": "ressl", **KEYS, "symmetric": True}, 2, "not symmetric"),
+    ({"name": "cllr", "inner": {"name": "swav"}}, 2, "cllr works on"),
+    ({**CLLR, "kept": 9}, 2, "set method.kept from 1 to 8"),
+    ({**CLLR, "reconstruction": "released"}, 2, "must be none"),
+    ({"name": "simclr", "head": {"layers": 0}}, 2, "must be greater than or equal to 1, not 0"),
+])  # fmt: skip
 def test_refusals_are_one_line(settings, views, message):
     with pytest.raises(BadInput, match=message) as caught:
         build(views, **settings)
@@ -163,8 +161,7 @@ def test_key_encoder_is_the_moving_average_of_the_parameters_only():
 
 
 def test_a_queue_for_each_view_holds_that_views_negatives():
-    """Value and gradient against a loop in float64: the query of one view meets the other view's
-    key, and that view's earlier keys; after the step each queue has its own view's keys."""
+    """Against a loop: a view's query meets the other view's key and that view's earlier keys."""
     case = {**CASES["moco two queues"], "groups": 1, "query_batchnorm": "sync", "temperature": 0.3}
     method, _ = small_build(case)
     given = batch([8, 8])
@@ -173,7 +170,6 @@ def test_a_queue_for_each_view_holds_that_views_negatives():
     loss = method(replace(given, views=views))["loss"]
     loss.backward()
     found = [p.grad.clone() for p in method.projector.parameters()]
-
     again, _ = small_build(case)
     with torch.no_grad():
         k = [nn.functional.normalize(again.key_encoder.encoder(view), dim=1) for view in views]
@@ -229,16 +225,14 @@ def test_cllr_projection_gets_the_regularizers_gradient():
     terms = method(batch([8, 8]))
     terms["loss"].backward()
     assert method.projection.grad.abs().max() > 0
-    assert float(terms["loss"]) == pytest.approx(
-        float(terms["contrastive"] + 0.1 * terms["regularizer"]), rel=1e-5
-    )
+    total = float(terms["contrastive"] + 0.1 * terms["regularizer"])
+    assert float(terms["loss"]) == pytest.approx(total, rel=1e-5)
     assert float(terms["rank_L"]) == pytest.approx(4.0, rel=1e-4)
     assert "cllr.projection" in method.heads()
 
 
 def test_cllr_keeps_columns_of_L():
-    """L phi of the kept columns: as many coordinates as were asked for, lengths and angles as they
-    are with the other columns at 0, and the longest, independent columns are the kept ones."""
+    """L phi of the kept columns has the lengths and angles of L phi without the others."""
     from pretrain.methods.cllr import kept_projection
 
     generator = torch.Generator().manual_seed(0)
@@ -296,14 +290,11 @@ def test_cllr_as_released_starts_at_randn_and_passes_views_one_by_one():
     assert method.heads()["lphi.0.weight"].shape == (4, 8)
 
 
-@pytest.mark.parametrize(
-    ("one_by_one", "passes"),
-    [
-        ({"name": "swav", "head": HEAD, "prototypes": 10}, [BATCH] * 2),
-        ({"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9}, [BATCH] * 4),
-        ({"name": "simclr", "head": HEAD}, [BATCH] * 2),
-    ],
-)
+@pytest.mark.parametrize(("one_by_one", "passes"), [
+    ({"name": "swav", "head": HEAD, "prototypes": 10}, [BATCH] * 2),
+    ({"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9}, [BATCH] * 4),
+    ({"name": "simclr", "head": HEAD}, [BATCH] * 2),
+])  # fmt: skip
 def test_views_one_by_one_have_statistics_of_their_own(one_by_one, passes):
     """As solo-learn passes them, the teacher's too; together, two views are one batch."""
     whole, apart = build(2, **one_by_one), build(2, **one_by_one, together=False)
@@ -317,8 +308,7 @@ def test_views_one_by_one_have_statistics_of_their_own(one_by_one, passes):
 
 
 def test_cmc_finds_each_sense_in_the_memory_of_the_other():
-    """Against a loop in float64: the positive is the image's other sense, the negatives those drawn
-    from it; after the step both memories move by their own."""
+    """Against a loop: the positive is the image's other sense, negatives are drawn from it."""
     method, _ = small_build({**CASES["cmc"], "temperature": 0.2, "momentum": 0.25})
     given = batch([8])
     given = replace(given, views=[given.views[0].double()], index=torch.arange(BATCH) + 3)
@@ -354,3 +344,10 @@ def test_random_learns_nothing():
     method = build(2, name="random")
     method(batch([8, 8]))["loss"].backward()
     assert all(float(p.grad.abs().max()) == 0 for p in method.parameters())
+
+
+@pytest.mark.parametrize("dtype", traces.DTYPES)
+@pytest.mark.parametrize("paper", traces.PAPERS)
+def test_losses_are_those_of_the_file(paper, dtype):
+    found = traces.trace(paper, dtype)
+    assert traces.far(found, traces.kept("cpu")[paper][dtype]) < traces.TOLERANCE[dtype]

@@ -1,7 +1,5 @@
-"""Every method, three steps in float64: gloo ranks with a part of the batch each equal one process
-with the whole batch, in loss, gradients, weights and state (queues and running statistics). Two
-ranks for every method; four and eight for those with batch norm in groups. Two ranks with a
-pretended GPU each have the CPU's numbers, too, and no step waits."""
+"""Every method's three steps in float64: ranks with a part of the batch each, on CPUs and pretended
+GPUs, equal one process in loss, gradients, weights and state (queues, running statistics)."""
 
 import functools
 import os
@@ -30,17 +28,14 @@ PLANS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """made(PLAN) -> a folder with RANKS-RANK.pt, what each rank saved. A child imports torch once,
-    and forks."""
+    """made(PLAN) -> a folder with RANKS-RANK.pt of each rank; a child imports torch and forks."""
 
     @functools.cache
     def run(plan: str) -> Path:
         folder = tmp_path_factory.mktemp("ranks")
         home = Path(__file__).parents[2]
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": f"{home}:{home / 'tests'}",
-        }
+        path = f"{home}:{home / 'tests'}"
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         command = [sys.executable, __file__, str(folder), plan]
         subprocess.run(command, env=environment, check=True, timeout=500)
         return folder
@@ -72,9 +67,8 @@ def test_ranks_equal_one_process(made, plan, name, ranks):
         assert not waits, "\n".join(waits)
         assert found.keys() == expected.keys()
         for key, value in expected.items():
-            torch.testing.assert_close(
-                found[key], value, rtol=1e-7, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}"
-            )
+            said = {"msg": lambda m, k=key: f"{k}: {m}"}
+            torch.testing.assert_close(found[key], value, rtol=1e-7, atol=1e-8, **said)
             if "queue" in key or "memory" in key or "center" in key:
                 assert torch.equal(found[key], saved[0][key]), f"{key} differs between the ranks"
     of_trunk = [v for k, v in expected.items() if "grad " in k and "backbone" in k]

@@ -13,9 +13,8 @@ from pretrain.recipe import Optim
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 5)
-    )
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 5)
+    return nn.Sequential(*layers)
 
 
 def gradients(module, step):
@@ -92,15 +91,12 @@ def test_a_group_with_its_own_peak_follows_the_same_curve():
 
 @pytest.mark.parametrize("inside", [False, True], ids=["simsiam", "cllr on simsiam"])
 def test_a_part_of_constant_rate_keeps_its_peak(inside):
-    """SimSiam's --fix-pred-lr: the predictor steps by the peak from the first step to the last, in
-    warm-up too; all else follows the schedule. Also where CLLR has it inside."""
+    """SimSiam's --fix-pred-lr: the predictor has the peak in every step, inside CLLR, too."""
     module = nn.ModuleDict({"backbone": nn.Linear(3, 2), "predictor": nn.Linear(2, 2)})
     if inside:
         module = nn.ModuleDict({"inner": module})
-    rates = rates_of(
-        module, lr=0.05, reference_batch=256, momentum=0.0, weight_decay=0.0, warmup_epochs=2,
-        constant_lr=("predictor",),
-    )  # fmt: skip
+    how = {"momentum": 0.0, "weight_decay": 0.0, "warmup_epochs": 2}
+    rates = rates_of(module, lr=0.05, reference_batch=256, constant_lr=("predictor",), **how)
     for step, share in ((0, 0.0), (10, 0.5), (20, 1.0), (110, 0.5), (200, 0.0)):
         assert rates.set(step) == pytest.approx(0.1 * share)
         before = {name: p.detach().clone() for name, p in module.named_parameters()}
@@ -134,16 +130,13 @@ def shares(**settings):
     return [rates.share(step) for step in range(200)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"schedule": "cosine", "final_lr": 0.01}, {0: 1.0, 100: 0.505, 199: 0.01006}),
-        ({"warmup_epochs": 2, "warmup_lr": 0.1}, {0: 0.1, 10: 0.55, 20: 1.0, 110: 0.5}),
-        ({"schedule": "cosine_epoch"}, {0: 1.0, 9: 1.0, 10: 0.99384, 109: 0.5}),
-        ({"schedule": "step", "milestones": (12, 16)}, {0: 1, 119: 1, 120: 0.1, 160: 0.01}),
-        ({"schedule": "constant"}, {0: 1.0, 199: 1.0}),
-    ],
-)
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({"schedule": "cosine", "final_lr": 0.01}, {0: 1.0, 100: 0.505, 199: 0.01006}),
+    ({"warmup_epochs": 2, "warmup_lr": 0.1}, {0: 0.1, 10: 0.55, 20: 1.0, 110: 0.5}),
+    ({"schedule": "cosine_epoch"}, {0: 1.0, 9: 1.0, 10: 0.99384, 109: 0.5}),
+    ({"schedule": "step", "milestones": (12, 16)}, {0: 1, 119: 1, 120: 0.1, 160: 0.01}),
+    ({"schedule": "constant"}, {0: 1.0, 199: 1.0}),
+])  # fmt: skip
 def test_the_course_of_the_rates(settings, expected):
     have = shares(**settings)
     assert {step: have[step] for step in expected} == pytest.approx(expected, abs=1e-5)

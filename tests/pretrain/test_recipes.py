@@ -1,7 +1,5 @@
-"""Every shipped recipe: read, its method and optimiser built (on the meta device: shapes without
-numbers), the published numbers that it names there; and one step made through the command line, on
-smaller networks and pictures: method, views, optimiser and schedule are the recipe's own. Those that
-are then the same to the last setting, but for names and for which pictures, make one step."""
+"""Every shipped recipe: it builds (on the meta device), names published numbers, and makes one step
+by the command line with smaller networks and pictures; recipes that are then alike make one."""
 
 import dataclasses
 import functools
@@ -115,14 +113,11 @@ def test_every_recipe_runs_on_so_many_processes(processes):
             division.check_nesting(method.groups, processes)
 
 
-@pytest.mark.parametrize(
-    ("name", "images", "trained"),
-    [
-        ("mio/mio_d_cifar10", 50_000, 50_000),
-        ("mio/mio_a_cifar100_code", 50_000, 40_000),
-        ("mio/mio_best_stl10_code", 5_000, 4_500),
-    ],
-)
+@pytest.mark.parametrize(("name", "images", "trained"), [
+    ("mio/mio_d_cifar10", 50_000, 50_000),
+    ("mio/mio_a_cifar100_code", 50_000, 40_000),
+    ("mio/mio_best_stl10_code", 5_000, 4_500),
+])  # fmt: skip
 def test_mio_as_released_holds_a_part_out(name, images, trained):
     paths = tuple(f"{i:05}" for i in range(images))
     found = ImageList(Path("cifar"), paths, (0,) * images, ("a", "b"))
@@ -132,11 +127,8 @@ def test_mio_as_released_holds_a_part_out(name, images, trained):
 
 
 # One step of each
-
-
 def smaller(recipe):
-    """Overrides that make a step affordable, and keep what the recipe has: how many views of how
-    many sizes, groups where they fit the batch, layers and norms."""
+    """Overrides that make a step affordable and keep views, sizes, groups, layers and norms."""
     sizes = sorted({crops.size for crops in recipe.views.crops}, reverse=True)
     tiny = dict(zip(sizes, (16, 12)))
     crops = [{**dataclasses.asdict(c), "size": tiny[c.size]} for c in recipe.views.crops]
@@ -156,17 +148,8 @@ def method_overrides(at, method):
     for head in ("head", "predictor"):
         if head in method:
             out |= {f"{at}.{head}.hidden": 32, f"{at}.{head}.dim": columns}
-    for key, value in {
-        "queue": 2 * BATCH,
-        "prototypes": 12,
-        "negatives": 8,
-        "size": BATCH,
-        "hidden": 32,
-        "bottleneck": 8,
-        "dim": 24,
-        "kept": 5,
-        "rows": 7,
-    }.items():
+    sizes = {"queue": 2 * BATCH, "prototypes": 12, "negatives": 8, "size": BATCH, "hidden": 32}
+    for key, value in {**sizes, "bottleneck": 8, "dim": 24, "kept": 5, "rows": 7}.items():
         if method.get(key):
             out[f"{at}.{key}"] = value
     if "inner" in method:

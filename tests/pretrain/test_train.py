@@ -54,6 +54,14 @@ def weights(out):
     return Checkpoint.load(out / CHECKPOINT_FILE).state_dict
 
 
+def refused(answer, *parts):
+    """It ended with bad input and with these parts in what it said."""
+    status, said = answer
+    assert status == EXIT_BAD_INPUT
+    assert all(part in said for part in parts), said
+    return said
+
+
 def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
     out = tmp_path / "run"
     status, said = pretrain(out, "knn_every=1")
@@ -78,7 +86,6 @@ def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
     assert json.loads((out / "progress.json").read_text())["done"] == 6
     assert "6/6 steps" in said
     assert "img/s" in said
-
     before = {p.name: p.stat().st_mtime_ns for p in out.iterdir()}
     status, said = pretrain(out, "knn_every=1")
     assert status == 0
@@ -90,19 +97,14 @@ def test_a_checkpoint_that_no_run_made_is_not_its_result(pretrain, trunk, tmp_pa
     out = tmp_path / "x"
     out.mkdir()
     shutil.copy(trunk, out / CHECKPOINT_FILE)
-    status, said = pretrain(out)
-    assert status == EXIT_BAD_INPUT
-    assert "has no run.json; choose another --out" in said
+    refused(pretrain(out), "has no run.json; choose another --out")
     assert [file.name for file in out.iterdir()] == [CHECKPOINT_FILE]
 
 
 def test_no_epochs_save_the_trunk_that_every_method_starts_from(pretrain, tmp_path, root):
     (root / "without.yaml").write_text(tiny_pretraining.recipe(method=None))
-    for name, overrides in {
-        "random": ["method={name: random}"],
-        "moco": MOCO,
-        "other": ["method={name: random}", "seed=1"],
-    }.items():
+    random = ["method={name: random}"]
+    for name, overrides in {"random": random, "moco": MOCO, "other": [*random, "seed=1"]}.items():
         out = tmp_path / name
         assert pretrain(out, *overrides, "epochs=0", recipe="without.yaml")[0] == 0
     assert digest(tmp_path / "random") == digest(tmp_path / "moco")
@@ -138,41 +140,32 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
     assert [row["step"] for row in numbers(out)] == [3, 5]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            [*MOCO, "method.groups=4", "accumulate=4"],
-            "4 batch norm groups do not divide the 2 images that a forward pass",
-        ),
-        (["batch_size=32"], "24 images are fewer than one batch of 32; set batch_size to at most"),
-        ([*MOCO, "method.queue=60"], "a queue of 60 keys is no multiple of the batch size 8"),
-        (["accumulate=3"], "batch_size 8 does not divide over 1 processes x 3 accumulation steps"),
-        (["--devices=3"], "batch_size 8 does not divide over 3 processes"),
-        (
-            [*MOCO, "method.groups=4", "method.queue=72", "batch_size=12", "--devices=3"],
-            "do not nest",
-        ),
-        (
-            ["accumulate=2"],
-            "accumulate 2: the loss of 'simclr' compares the samples of the whole batch",
-        ),
-        (["method.name=simclrr"], "did you mean 'simclr'"),
-        (["arch=resnet19"], "did you mean 'resnet18'"),
-        (["data.dataset=shape"], "did you mean 'shapes'"),
-        (["batch_size=0"], "'batch_size' must be greater than or equal to 1, not 0"),
-        (["stop_after_epochs=0"], "'stop_after_epochs' must be greater than or equal to 1, not 0"),
-        (["optim.reference_batch=0"], "'optim.reference_batch' must be greater than or equal to 1"),
-        (["epochs=-1"], "'epochs' must be greater than or equal to 0, not -1"),
-        (["optim.lr=-1"], "'optim.lr' must be greater than or equal to 0, not -1"),
-        (["data.workers=-1"], "'data.workers' must be greater than or equal to 0, not -1"),
-        (["--workers=-1"], "--workers -1: 0 (in this process) or more"),
-    ],
-)
+TWELVE = ["method.groups=4", "method.queue=72", "batch_size=12"]
+WHOLE = "accumulate 2: the loss of 'simclr' compares the samples of the whole batch"
+REFUSED = [
+    ([*MOCO, "method.groups=4", "accumulate=4"], "4 batch norm groups do not divide the 2 images"),
+    (["batch_size=32"], "24 images are fewer than one batch of 32; set batch_size to at most"),
+    ([*MOCO, "method.queue=60"], "a queue of 60 keys is no multiple of the batch size 8"),
+    (["accumulate=3"], "batch_size 8 does not divide over 1 processes x 3 accumulation steps"),
+    (["--devices=3"], "batch_size 8 does not divide over 3 processes"),
+    ([*MOCO, *TWELVE, "--devices=3"], "do not nest"),
+    (["accumulate=2"], WHOLE),
+    (["method.name=simclrr"], "did you mean 'simclr'"),
+    (["arch=resnet19"], "did you mean 'resnet18'"),
+    (["data.dataset=shape"], "did you mean 'shapes'"),
+    (["batch_size=0"], "'batch_size' must be greater than or equal to 1, not 0"),
+    (["stop_after_epochs=0"], "'stop_after_epochs' must be greater than or equal to 1, not 0"),
+    (["optim.reference_batch=0"], "'optim.reference_batch' must be greater than or equal to 1"),
+    (["epochs=-1"], "'epochs' must be greater than or equal to 0, not -1"),
+    (["optim.lr=-1"], "'optim.lr' must be greater than or equal to 0, not -1"),
+    (["data.workers=-1"], "'data.workers' must be greater than or equal to 0, not -1"),
+    (["--workers=-1"], "--workers -1: 0 (in this process) or more"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED)
 def test_what_cannot_work_is_refused_before_anything_starts(pretrain, tmp_path, overrides, message):
-    status, said = pretrain(tmp_path / "run", *overrides)
-    assert status == EXIT_BAD_INPUT
-    assert message in said
+    said = refused(pretrain(tmp_path / "run", *overrides), message)
     assert len(said.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
@@ -180,36 +173,26 @@ def test_what_cannot_work_is_refused_before_anything_starts(pretrain, tmp_path, 
 def test_more_gpus_than_there_are_or_no_processes(pretrain, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    status, said = pretrain(tmp_path / "run", options=["--accelerator", "cuda"])
-    assert status == EXIT_BAD_INPUT
-    assert "this machine has 0 GPUs" in said
-    assert not (tmp_path / "run").exists()
-    status, said = pretrain(tmp_path / "run", options=["--devices", "0"])
-    assert status == EXIT_BAD_INPUT
-    assert "--devices and --nodes must be at least 1" in said
+    out = tmp_path / "run"
+    refused(pretrain(out, options=["--accelerator", "cuda"]), "this machine has 0 GPUs")
+    said = "--devices and --nodes must be at least 1"
+    refused(pretrain(out, options=["--devices", "0"]), said)
+    assert not out.exists()
 
 
 def test_another_runs_folder_is_refused_and_a_damaged_state_named(pretrain, kill_at_step, tmp_path):
-    out = tmp_path / "run"
+    out, other = tmp_path / "run", tmp_path / "other"
     kill_at_step(2, signal.SIGTERM)
     assert pretrain(out)[0] == EXIT_PREEMPTED
-    status, said = pretrain(out, "optim.lr=0.07")
-    assert status == EXIT_BAD_INPUT
-    assert "recipe.optim.lr (0.05 there, 0.07 now)" in said
+    refused(pretrain(out, "optim.lr=0.07"), "recipe.optim.lr (0.05 there, 0.07 now)")
     state = out / STATE_FILE
-    other = tmp_path / "other"
     assert pretrain(other, "optim.lr=0.07", "epochs=1", "stop_after_epochs=1")[0] == 0
-    mine = state.read_bytes()
+    data = bytearray(state.read_bytes())
     shutil.copy(other / STATE_FILE, state)
-    status, said = pretrain(out)
-    assert status == EXIT_BAD_INPUT
-    assert f"{state}: the state of another recipe" in said
-    data = bytearray(mine)
+    refused(pretrain(out), f"{state}: the state of another recipe")
     data[len(data) // 2] ^= 255
     state.write_bytes(data)
-    status, said = pretrain(out)
-    assert status == EXIT_BAD_INPUT
-    assert f"{state}: the state is damaged" in said
+    refused(pretrain(out), f"{state}: the state is damaged")
     assert not (out / CHECKPOINT_FILE).exists()
 
 
@@ -244,12 +227,9 @@ def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp
     shutil.copytree(root / "shapes", copy / "shapes")
     bad = copy / "shapes" / "train" / "b" / "01.png"
     bad.write_bytes(bad.read_bytes()[:50])
-    status, said = pretrain(tmp_path / "run", options=["--data", str(copy)])
-    assert status == EXIT_BAD_INPUT
-    assert str(bad) in said
-    status, said = pretrain(
-        tmp_path / "skip", "data.skip_corrupt=true", options=["--data", str(copy), "--workers", "1"]
-    )
+    options = ["--data", str(copy), "--workers", "1"]
+    refused(pretrain(tmp_path / "run", options=options[:2]), str(bad))
+    status, said = pretrain(tmp_path / "skip", "data.skip_corrupt=true", options=options)
     assert status == 0
     assert said.count(f"left out: {bad}") == 1
 
@@ -281,8 +261,7 @@ def test_every_way_to_train_continues_exactly(pretrain, kill_at_step, tmp_path, 
 
 @pytest.mark.slow
 def test_micro_batches_add_up_to_the_batch(pretrain, tmp_path):
-    """A queue loss with batch norm in groups of four: one batch of eight in two groups is two
-    micro-batches of four, but for the shuffle of the keys."""
+    """One batch of 8 in two groups is two micro-batches of 4, but for the shuffle of the keys."""
     optim = "optim={name: sgd, lr: 0.05, momentum: 0.0, weight_decay: 0.0}"
     common = [*MOCO, optim, "epochs=1"]
     assert pretrain(tmp_path / "a", *common, "method.groups=2")[0] == 0
@@ -302,9 +281,8 @@ def test_feature_statistics_know_collapse(caplog):
     line = monitor.feature_statistics(torch.ones(64, 128) + 0.1 * along)
     assert constant["feature_std"] < 1e-5
     assert line["effective_rank"] < 1.5
-    rank_five = monitor.feature_statistics(
-        torch.randn(512, 5) @ torch.linalg.qr(torch.randn(64, 5))[0].T
-    )
+    basis = torch.linalg.qr(torch.randn(64, 5))[0]
+    rank_five = monitor.feature_statistics(torch.randn(512, 5) @ basis.T)
     assert rank_five["effective_rank"] == pytest.approx(5, abs=0.1)
     with caplog.at_level("WARNING", logger="backbench"):
         monitor.warn_if_collapsed(healthy, 1)
@@ -333,9 +311,8 @@ def test_the_knn_score_leaves_the_backbone_alone(root):
     assert 0 <= score <= 100
     assert backbone.training
     assert all(torch.equal(before[k], v) for k, v in backbone.state_dict().items())
-    broken = type(found)(
-        found.root, (found.paths[0] + ".gone", *found.paths[1:]), found.labels, found.classes
-    )
+    paths = (found.paths[0] + ".gone", *found.paths[1:])
+    broken = type(found)(found.root, paths, found.labels, found.classes)
     assert score_on(broken) is not None
     unlabelled = type(found)(found.root, found.paths, (-1,) * 24, ())
     assert score_on(unlabelled) is None

@@ -1,6 +1,7 @@
-"""One global batch in one process and in two or four: the same weights, one story told once."""
+"""One batch in one process and in several: the same weights; kill -9 and signals at any step."""
 
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import tiny_pretraining
+from support.tiny_pretraining import HEAD, SIMCLR, crops, digest, recipe
 
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
 from backbench.runs.step_metrics import read_metrics
@@ -128,3 +130,82 @@ def test_an_unreadable_image_on_the_second_process_is_told_by_the_first(root, tm
     assert status == EXIT_BAD_INPUT, said
     assert said.count("corrupt image") == 1
     assert "Traceback" not in said
+
+
+METHODS = {
+    "lorac": {"name": "lorac", "queue": 64, "head": HEAD, "prior_from": 0.5, "beta": 2.0},
+    "jcl": {"name": "jcl", "queue": 64, "head": HEAD},
+    "mio": {"name": "mio", "head": HEAD, "l2_weight": 1.0},
+    "arb": {"name": "arb", "head": HEAD, "groups": 2},
+    "cllr": {"name": "cllr", "rows": 16, "inner": SIMCLR},
+    "simclr": SIMCLR,
+}
+LONGER = {"optim": {"name": "sgd", "lr": 0.02}, "epochs": 6, "save_minutes": 0.0}
+
+
+@pytest.fixture(scope="module")
+def recipes(shapes):
+    root = shapes()
+    for name, method in METHODS.items():
+        views = crops(count=3 if name in ("lorac", "jcl") else 2)
+        (root / f"{name}.yaml").write_text(recipe(method=method, views=views, **LONGER))
+    return root
+
+
+def finish(process):
+    said = process.communicate(timeout=500)[1]
+    return process.returncode, said
+
+
+def rows(out):
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for(condition, process):
+    """Poll until `condition()`; its value. Fails when the process ends before."""
+    while not (value := condition()):
+        if process.poll() is not None:
+            pytest.fail(f"the run ended before it could be interrupted: {finish(process)}")
+        time.sleep(0.001)
+    return value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_killed_and_continued_equals_left_alone(recipes, tmp_path, name):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    alone = tiny_pretraining.start(recipes, whole, f"{name}.yaml")
+    process = tiny_pretraining.start(recipes, parts, f"{name}.yaml")  # kill -9 at a random step
+    step = random.Random(name).randint(2, 5)
+    wait_for(lambda: rows(parts) >= step, process)
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL
+    # kill -9 while the state is half written
+    process = tiny_pretraining.start(recipes, parts, f"{name}.yaml", "--workers", "2")
+    before = rows(parts)
+    wait_for(lambda: rows(parts) > before and list(parts.glob(".state.pt.*.tmp")), process)
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL
+    assert (parts / "state.pt").exists()
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        workers = ("--workers", str(number % 2))
+        process = tiny_pretraining.start(recipes, parts, f"{name}.yaml", *workers)
+        before = rows(parts)
+        wait_for(lambda: rows(parts) > before, process)  # noqa: B023 - used at once
+        asked = time.monotonic()
+        process.send_signal(number)
+        status, said = finish(process)
+        assert time.monotonic() - asked < 60
+        if status == 0:
+            break  # the last step was already being made
+        assert status == EXIT_PREEMPTED, said
+        assert "state saved" in said
+    process = tiny_pretraining.start(recipes, parts, f"{name}.yaml")
+    status, said = finish(process)
+    assert status == 0, said
+    assert finish(alone)[0] == 0
+    assert digest(parts) == digest(whole)
+    left = {p.name for p in parts.iterdir()}
+    assert left == {p.name for p in whole.iterdir()}  # no old states, no temporary files
+    assert sum(name.startswith("state") for name in left) == 1

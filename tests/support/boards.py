@@ -58,12 +58,8 @@ def synthetic(
     root: Path, names: list[str], kinds: list[Kind], *, seed: int = 0, images: int = 720,
     gap: float = 2.0, kept: bool = True, seeds: int = 1, trainings: float = 0.0,
 ) -> None:  # fmt: skip
-    """Runs below `root` in which each next name is `gap` points better than the one before, with
-    kept predictions. Trainings with other seeds spread by `trainings` points.
-
-    Images have a difficulty that all checkpoints share, as real ones do; 60 classes where the
-    metric is a class mean.
-    """
+    """Runs in which each next name is `gap` points better, with kept predictions and difficulties
+    that all share, as real images have; trainings with other seeds spread by `trainings` points."""
     for kind in kinds:
         task, dataset, metric, *_ = kind
         rng = generator(f"{seed} {dataset} {task} {metric}")
@@ -175,18 +171,11 @@ def one_of_many(i: int, c: int, values: np.ndarray) -> Result:
     dataset, protocol, value = f"set{c // 2:02}", f"linear-v{c % 3}", float(values[c])
     scores = {str(n): float(v) for n, v in enumerate(values[:7])}
     lr = max(scores, key=scores.__getitem__)
-    return records.a_result(
-        checkpoint=digest_of(str(i)),
-        name=f"checkpoint-{i}",
-        arch="resnet50",
-        method=("moco_v2", "lorac", "simclr")[i % 3],
-        epochs=200,
-        dataset=dataset,
-        metric=("top1", "top5")[c % 2],
-        value=value,
-        ci95=(value - 1, value + 1),
-        protocol=protocol,
-        chosen={"lr": float(lr), "on": "val", "scores": scores},
-        provenance={"manifest": digest_of(dataset), "recipe": {"protocol": protocol}},
-        origin={"command": command("linear", str(i), dataset, Path(f"runs/{i}"))},
-    )
+    who = {"checkpoint": digest_of(str(i)), "name": f"checkpoint-{i}", "arch": "resnet50"}
+    who |= {"method": ("moco_v2", "lorac", "simclr")[i % 3], "epochs": 200}
+    what = {"dataset": dataset, "metric": ("top1", "top5")[c % 2], "protocol": protocol}
+    what |= {"value": value, "ci95": (value - 1, value + 1)}
+    what |= {"chosen": {"lr": float(lr), "on": "val", "scores": scores}}
+    what |= {"provenance": {"manifest": digest_of(dataset), "recipe": {"protocol": protocol}}}
+    origin = {"command": command("linear", str(i), dataset, Path(f"runs/{i}"))}
+    return records.a_result(**who, **what, origin=origin)

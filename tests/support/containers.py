@@ -14,7 +14,7 @@ def images_of(folder):
             yield f"{name}/{file.name}", label, file.read_bytes()
 
 
-def _add(tar, name, data):
+def add(tar, name, data):
     info = tarfile.TarInfo(name)
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))
@@ -41,7 +41,7 @@ def tar_of_tars(source, base, split):
             with tarfile.open(fileobj=inner, mode="w") as below:
                 for file in folder.iterdir():
                     below.add(file, file.name)
-            _add(out, f"{folder.name}.tar", inner.getvalue())
+            add(out, f"{folder.name}.tar", inner.getvalue())
 
 
 def webdataset(source, base, split):
@@ -52,12 +52,11 @@ def webdataset(source, base, split):
         with tarfile.open(base / f"own-{word}-{shard:04}.tar", "w") as out:
             for n, (path, label, data) in enumerate(rows[shard::3][::-1]):
                 key = path.partition(".")[0]
-                _add(out, path, data)
+                add(out, path, data)
                 kind = "cls" if n % 2 else "json"
-                _add(
-                    out, f"{key}.{kind}", json.dumps(label if n % 2 else {"label": label}).encode()
-                )
-                _add(out, f"{key}.txt", b"a caption")
+                stated = label if n % 2 else {"label": label}
+                add(out, f"{key}.{kind}", json.dumps(stated).encode())
+                add(out, f"{key}.txt", b"a caption")
 
 
 def zip_stored(source, base, split, method=zipfile.ZIP_STORED):
@@ -94,19 +93,11 @@ def rows_of(source, first=0, step=1):
 
 
 # How the library `datasets` wrote Parquet, by year
+CHUNKING = {"min_chunk_size": 2000, "max_chunk_size": 9000, "norm_level": 0}
+INDEXED = {"write_page_index": True, "dictionary_pagesize_limit": 4000, "write_batch_size": 2}
 ERAS = {
     "2023": {"row_group_size": 5, "compression": "snappy"},
-    "2025": {
-        "compression": "snappy",
-        "use_content_defined_chunking": {
-            "min_chunk_size": 2000,
-            "max_chunk_size": 9000,
-            "norm_level": 0,
-        },
-        "write_page_index": True,
-        "dictionary_pagesize_limit": 4000,
-        "write_batch_size": 2,
-    },
+    "2025": {"compression": "snappy", "use_content_defined_chunking": CHUNKING, **INDEXED},
     "2026": {"compression": "none", "use_dictionary": False, "write_page_index": True},
     "zstd, pages of 2": {"compression": "zstd", "data_page_version": "2.0", "data_page_size": 2000},
 }
@@ -147,27 +138,16 @@ def arrow_file(source, base, split):
 def lmdb_file(source, base, split):
     import lmdb
 
-    with (
-        lmdb.open(str(base / f"{split}.lmdb"), map_size=1 << 24) as env,
-        env.begin(write=True) as out,
-    ):
+    file = str(base / f"{split}.lmdb")
+    with lmdb.open(file, map_size=1 << 24) as env, env.begin(write=True) as out:
         for path, _, data in images_of(source):
             out.put(path.encode(), data)
 
 
-LAYOUTS = {
-    "tar": tar,
-    "tar_of_tars": tar_of_tars,
-    "per_class": per_class,
-    "wds": webdataset,
-    "zip": zip_stored,
-    "deflated": zip_deflated,
-    "whole": zip_whole,
-    **{f"parquet of {era}": parquet(era) for era in ERAS},
-    "arrow": arrow,
-    "arrow file": arrow_file,
-    "lmdb": lmdb_file,
-}
+LAYOUTS = {"tar": tar, "tar_of_tars": tar_of_tars, "per_class": per_class, "wds": webdataset}
+LAYOUTS |= {"zip": zip_stored, "deflated": zip_deflated, "whole": zip_whole}
+LAYOUTS |= {f"parquet of {era}": parquet(era) for era in ERAS}
+LAYOUTS |= {"arrow": arrow, "arrow file": arrow_file, "lmdb": lmdb_file}
 
 
 def packed(root, name, layout):

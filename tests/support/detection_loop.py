@@ -105,8 +105,7 @@ def long_scored(run, seat):
 
 
 def normalised_in_bfloat16(run, seat):
-    """For ranks.spawn: Detectron2's batch norm over two ranks on a bfloat16 batch whose mean is far
-    from 0; 0 where it is that of float32."""
+    """For ranks.spawn: Detectron2's batch norm in bfloat16 far from 0; 0 where it is float32's."""
     from detection.engine_detectron2 import WideSyncBatchNorm
 
     torch.manual_seed(seat.rank)

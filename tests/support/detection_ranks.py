@@ -1,5 +1,4 @@
-"""Both engines over two ranks, all configs of one in one pair of processes: starting a pair costs
-more than three iterations."""
+"""Both engines over two ranks; all configs of one share a pair of processes, whose start costs."""
 
 import contextlib
 import shutil
@@ -16,37 +15,24 @@ from detection.engine import DetectionEngine
 from detection.run import DetectionRun, Prepared
 from support.detection_runs import built, run_of_config
 
-OTHERS = ("tiny_faster_rcnn_ConvNeXt_FPN", "tiny_faster_rcnn_ViT_SFP")
-CONFIGS = {
-    "detectron2": (
-        "tiny_faster_rcnn_R_18_FPN",
-        "tiny_mask_rcnn_R_18_FPN",
-        "tiny_keypoint_rcnn_R_18_FPN",
-        "tiny_faster_rcnn_R_50_C4",
-        *OTHERS,
-    ),
-    "torchvision": ("tiny_mask_rcnn_R_18_FPN", *OTHERS),
-}
-# Of configs for trunks of any kind
-OTHER_TRUNKS = {
-    "tiny_faster_rcnn_ConvNeXt_FPN": "timm:test_convnext",
-    "tiny_faster_rcnn_ViT_SFP": "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,img_size=56,"
-    "num_heads=2,patch_size=14,pos=aa",
-}
+VIT = "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,img_size=56,num_heads=2,patch_size=14,pos=aa"
+# Configs for trunks of any kind
+OTHER_TRUNKS = {"tiny_faster_rcnn_ConvNeXt_FPN": "timm:test_convnext"}
+OTHER_TRUNKS["tiny_faster_rcnn_ViT_SFP"] = VIT
+R_18 = tuple(f"tiny_{task}_rcnn_R_18_FPN" for task in ("faster", "mask", "keypoint"))
+CONFIGS = {"detectron2": (*R_18, "tiny_faster_rcnn_R_50_C4", *OTHER_TRUNKS)}
+CONFIGS["torchvision"] = ("tiny_mask_rcnn_R_18_FPN", *OTHER_TRUNKS)
 # Every anchor and every proposal is taken, so that nothing is drawn; small, as are the images
-EVERY = (
-    *("MODEL.RPN.BATCH_SIZE_PER_IMAGE", "20000", "MODEL.RPN.POSITIVE_FRACTION", "1.0"),
-    *("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "200", "MODEL.ROI_HEADS.POSITIVE_FRACTION", "1.0"),
-    *("MODEL.RPN.POST_NMS_TOPK_TRAIN", "8", "INPUT.MIN_SIZE_TRAIN", "(64,)"),
-    *("INPUT.MIN_SIZE_TEST", "64"),
-)
+EVERY = "MODEL.RPN.BATCH_SIZE_PER_IMAGE 20000 MODEL.RPN.POSITIVE_FRACTION 1.0"
+EVERY += " INPUT.MIN_SIZE_TEST 64 MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE 200"
+EVERY += " MODEL.ROI_HEADS.POSITIVE_FRACTION 1.0 MODEL.RPN.POST_NMS_TOPK_TRAIN 8 INPUT.MIN_SIZE_TRAIN (64,)"
 
 
 def run_of(engine: str, name: str, root: Path, out: Path, world: int) -> DetectionRun:
     out.mkdir(parents=True, exist_ok=True)
     words = ("MODEL.WEIGHTS", "random")
     if engine == "detectron2":  # whose losses are per process
-        words += EVERY
+        words += tuple(EVERY.split())
     if "C4" in name:  # it sends every box through a stage of its trunk
         words += ("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4")
     if name in OTHER_TRUNKS:
@@ -99,10 +85,9 @@ def two_ranks(run: DetectionRun, seat: process_group.Seat) -> int:
     torch.use_deterministic_algorithms(True)
     with process_group.joined(run, seat), precise(run.engine):
         for name in CONFIGS[run.engine]:
-            two, two_two, one_two = (
-                run_of(run.engine, name, run.root, run.out / kind / name, 2)
-                for kind in ("two", "two_two", "one_two")
-            )
+            outs = [run.out / kind / name for kind in ("two", "two_two", "one_two")]
+            runs = [run_of(run.engine, name, run.root, out, 2) for out in outs]
+            two, two_two, one_two = runs
             whole(two, seat.rank)
             stopped(two_two, seat.rank)
             if seat.rank == 0:
@@ -114,8 +99,7 @@ def two_ranks(run: DetectionRun, seat: process_group.Seat) -> int:
 
 
 def all_runs(engine: str, root: Path, out: Path) -> None:
-    """Make one/<config> and the part of one process of one_two/ and two_one/ here, and the rest by
-    two ranks."""
+    """Make what takes one process of one/, one_two/ and two_one/<config>; two ranks the rest."""
     torch.use_deterministic_algorithms(True)
     with precise(engine):
         for name in CONFIGS[engine]:

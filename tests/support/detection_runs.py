@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from backbench.results import store
 from detection import backbones, dialect, train_net, trunk_weights
 from detection.engine import DetectionEngine
 from detection.run import DetectionRun, Prepared
@@ -19,15 +20,9 @@ ENGINES = ["torchvision", pytest.param("detectron2", marks=needs_detectron2)]
 
 
 def run_of_config(
-    name: str,
-    root: Path,
-    out: Path,
-    opts: Sequence[str] = ("MODEL.WEIGHTS", "random"),
-    *,
-    engine: str = "torchvision",
-    checkpoint: Path | None = None,
-    world: int = 1,
-) -> DetectionRun:
+    name: str, root: Path, out: Path, opts: Sequence[str] = ("MODEL.WEIGHTS", "random"), *,
+    engine: str = "torchvision", checkpoint: Path | None = None, world: int = 1,
+) -> DetectionRun:  # fmt: skip
     given = dialect.read(name, opts)
     run = train_net.new_run(given, engine=engine, checkpoint=checkpoint, root=root, out=out)
     return replace(run, world=world)
@@ -37,6 +32,18 @@ def built(run: DetectionRun, device: str = "cpu") -> tuple[Prepared, DetectionEn
     """The prepared run, and its engine on the device."""
     prepared = train_net.prepare(run)
     return prepared, train_net.build_engine(run, prepared, torch.device(device))
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    """What a run has trained."""
+    return torch.load(out / "model_final.pth", weights_only=True)["model"]
+
+
+def numbers(out: Path) -> dict[str, tuple[float | None, tuple[float, float] | None]]:
+    """Column -> its value and interval."""
+    rows, problems = store.read(out / "results.jsonl")
+    assert not problems
+    return {r.column: (r.value, r.ci95) for r in rows}
 
 
 def rates_and_decays(engine: DetectionEngine) -> dict[str, tuple[float, float] | None]:

@@ -31,6 +31,5 @@ def checkpoint(seed=0, arch="resnet18", **about):
 def extractor(cache, *checkpoints, precision="fp32", workers=0, stop=None):
     trunks = [FrozenTrunk.build(c, device=CPU, precision=precision) for c in checkpoints]
     machine = Machine(CPU, rank=0, world=1, workers=workers)
-    return Extractor(
-        trunks=trunks, geometry=GEOMETRY, cache=cache, machine=machine, batch=4, stop=stop
-    )
+    how = {"geometry": GEOMETRY, "cache": cache, "machine": machine, "batch": 4, "stop": stop}
+    return Extractor(trunks=trunks, **how)

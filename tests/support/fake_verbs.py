@@ -1,12 +1,8 @@
-"""A stand-in for `python -m backbench` whose verbs take as long, fail as often and resume as
-exactly as a test says.
-
-Called as `python fake_verbs.py VERB ...`. ROOT/<dataset>.json says how: {"steps", "step_s",
+"""A stand-in for `python -m backbench`: `python fake_verbs.py VERB ...`, with run folders, stop flag
+and results of the suite, and no science. ROOT/<dataset>.json says how it goes: {"steps", "step_s",
 "save_every", "fault": ..., "times": N, "die_at": the steps after which it is killed, one an
 attempt, "tell": an environment variable to write down, "fault_rank": the task that breaks at once,
-"rows": of each checkpoint, "until": a file without which the last step is not made}.
-It uses the suite's own run folders, stop flag and results; only the science is missing.
-"""
+"rows": of each checkpoint, "until": a file without which the last step is not made}."""
 
 import argparse
 import hashlib
@@ -37,8 +33,7 @@ def behaviour(root: Path, name: str) -> dict:
 
 
 def work(out: Path, plan: dict, start: str) -> str:
-    """`steps` steps of a hash chain, saved when asked to stop. However often it was stopped and
-    continued, it ends with the same word."""
+    """`steps` steps of a hash chain: however often it was stopped, it ends with one word."""
     steps, step_s = plan.get("steps", 1), plan.get("step_s", 0.0)
     state_file = out / "state.json"
     state = {"step": 0, "word": start}
@@ -101,26 +96,17 @@ def linear(args: argparse.Namespace) -> None:
         metrics = [f"top{i}" for i in range(1, 1 + plan.get("rows", 1))]
         store.owe(out, len(files) * len(metrics))
         word = work(out, plan, f"{digests} {args.datasets} {args.protocol} {args.seed}")
+        same = {"method": "fake", "arch": "resnet18", "epochs": 1, "task": "linear"}
+        same |= {"dataset": args.datasets, "split": "test", "seed": args.seed}
+        same |= {"protocol": f"{args.protocol}-fake-v1"}
         rows = []
         for file, digest in zip(files, digests):
             for metric in metrics:
                 # The number depends on the whole walk and on the checkpoint, and on nothing else
                 end = hashlib.sha256(f"{word} {digest} {metric}".encode()).hexdigest()
-                row = store.Result(
-                    checkpoint=digest,
-                    name=file.parent.name,
-                    method="fake",
-                    arch="resnet18",
-                    epochs=1,
-                    task="linear",
-                    dataset=args.datasets,
-                    split="test",
-                    metric=metric,
-                    value=int(end[:6], 16) / 0xFFFFFF * 100,
-                    protocol=f"{args.protocol}-fake-v1",
-                    seed=args.seed,
-                )
-                rows.append(row)
+                value = int(end[:6], 16) / 0xFFFFFF * 100
+                who = {"checkpoint": digest, "name": file.parent.name}
+                rows.append(store.Result(**who, metric=metric, value=value, **same))
         store.append(out, rows, skip_known=True)
 
 

@@ -1,10 +1,5 @@
-"""One file of each published format, made from a trunk with known weights by building the modules
-its code builds.
-
-Each maker takes our trunk (a torchvision ResNet) and returns what that project's training script
-saves. Where a file holds a second trunk, its weights differ in the first convolution and in one
-statistic only, so that files stay small.
-"""
+"""A maker of each published format: what that project's script saves of a torchvision ResNet, made
+by its modules. A second trunk differs in its first convolution and one statistic, to stay small."""
 
 import argparse
 import copy
@@ -29,9 +24,8 @@ def known_resnet(arch, seed=0):
     for index, tensor in enumerate(model.state_dict().values()):
         if tensor.is_floating_point():
             vector = tensor.dim() == 1
-            tensor.copy_(
-                torch.rand_like(tensor) + 0.5 if vector else torch.randn_like(tensor) * 0.02
-            )
+            drawn = torch.rand_like(tensor) + 0.5 if vector else torch.randn_like(tensor) * 0.02
+            tensor.copy_(drawn)
         else:
             tensor.fill_(index)
     return model
@@ -76,10 +70,8 @@ def head(model, *sizes):
 
 
 def sgd_state(count=3):
-    return {
-        "state": {i: {"momentum_buffer": torch.randn(4)} for i in range(count)},
-        "param_groups": [{"lr": 0.1}],
-    }
+    state = {i: {"momentum_buffer": torch.randn(4)} for i in range(count)}
+    return {"state": state, "param_groups": [{"lr": 0.1}]}
 
 
 def with_fc(model, fc):
@@ -95,9 +87,8 @@ def moco(model, queue=(16, 32)):
 
 
 def lorac(model):
-    return moco(model, queue=(2, 16, 32)) | {
-        "amp": {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 3}}
-    }
+    amp = {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 3}}
+    return moco(model, queue=(2, 16, 32)) | {"amp": amp}
 
 
 def moco_v3(model):
@@ -138,19 +129,15 @@ def simsiam(model):
     return {"epoch": 100, "arch": "resnet50", "state_dict": ddp(state), "optimizer": sgd_state()}
 
 
+def vicreg(model, **more):
+    model.fc = nn.Identity()
+    modules = {"backbone": model, "projector": head(model, 8), **more}
+    state = nn.ModuleDict(modules).state_dict()
+    return {"epoch": 1000, "model": ddp(state), "optimizer": sgd_state()}
+
+
 def barlow_twins(model):
-    model.fc = nn.Identity()
-    modules = {"backbone": model, "projector": head(model, 8)}
-    modules["bn"] = nn.BatchNorm1d(8, affine=False)
-    state = nn.ModuleDict(modules).state_dict()
-    return {"epoch": 1000, "model": ddp(state), "optimizer": sgd_state()}
-
-
-def vicreg(model):
-    model.fc = nn.Identity()
-    modules = {"backbone": model, "projector": head(model, 8)}
-    state = nn.ModuleDict(modules).state_dict()
-    return {"epoch": 1000, "model": ddp(state), "optimizer": sgd_state()}
+    return vicreg(model, bn=nn.BatchNorm1d(8, affine=False))
 
 
 def plain(model):
@@ -211,10 +198,8 @@ def solo_learn(model):
     modules["projector"] = head(model, 8)
     state = prefixed("backbone.", model) | prefixed("momentum_backbone.", second(model))
     state |= nn.ModuleDict(modules).state_dict()
-    return lightning(
-        state,
-        hyper_parameters=OmegaConf.create({"method": "byol", "data": {"dataset": "imagenet100"}}),
-    )
+    about = OmegaConf.create({"method": "byol", "data": {"dataset": "imagenet100"}})
+    return lightning(state, hyper_parameters=about)
 
 
 def solo_learn_cifar(model):
@@ -241,13 +226,10 @@ def lightly_benchmark(model):
 
 def mmselfsup_09(model):
     model.fc = nn.Identity()
-    query = nn.Sequential(model, head(model, 8))
-    state = prefixed("encoder_q.", query) | prefixed(
-        "encoder_k.", nn.Sequential(second(model), head(model, 8))
-    )
-    state |= (
-        prefixed("backbone.", query[0]) | prefixed("neck.", query[1]) | {"queue": torch.randn(4, 8)}
-    )
+    query, key = nn.Sequential(model, head(model, 8)), nn.Sequential(second(model), head(model, 8))
+    state = prefixed("encoder_q.", query) | prefixed("encoder_k.", key)
+    state |= prefixed("backbone.", query[0]) | prefixed("neck.", query[1])
+    state["queue"] = torch.randn(4, 8)
     return {"meta": {"epoch": 200, "iter": 5000, "config": "model = dict()"}, "state_dict": state}
 
 
@@ -278,9 +260,8 @@ def byol_sthalles(model):
 
 def byol_yaox12(model):
     def network(net):
-        return nn.ModuleDict(
-            {"encoder": nn.Sequential(*list(net.children())[:-1]), "projetion": head(net, 8)}
-        )
+        encoder = nn.Sequential(*list(net.children())[:-1])
+        return nn.ModuleDict({"encoder": encoder, "projetion": head(net, 8)})
 
     modules = {"online_network": network(model), "target_network": network(second(model))}
     modules["predictor"] = nn.Linear(4, 4)
@@ -297,10 +278,8 @@ def byol_lucidrains(model):
 
 def byol_deepmind(model):
     model.fc = nn.Identity()
-    return {
-        "online_backbone": ddp(model.state_dict()),
-        "target_backbone": ddp(second(model).state_dict()),
-    }
+    online, target = ddp(model.state_dict()), ddp(second(model).state_dict())
+    return {"online_backbone": online, "target_backbone": target}
 
 
 def torchvision(model):
@@ -346,10 +325,8 @@ def detectron2_trained(model):
     trunk = {f"backbone.bottom_up.{k}": v for k, v in detectron2_names(model.state_dict()).items()}
     # FrozenBatchNorm2d has none
     trunk = {k: v for k, v in trunk.items() if not k.endswith("num_batches_tracked")}
-    fpn = {
-        "backbone.fpn_lateral2.weight": torch.randn(2, 3),
-        "proposal_generator.rpn_head.conv.weight": torch.ones(2),
-    }
+    fpn = {"backbone.fpn_lateral2.weight": torch.randn(2, 3)}
+    fpn["proposal_generator.rpn_head.conv.weight"] = torch.ones(2)
     return {"model": trunk | fpn, "optimizer": sgd_state(), "iteration": 89999}
 
 

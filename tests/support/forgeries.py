@@ -1,5 +1,4 @@
-"""Forgeries of the demo's records (docs/demo/records): each edits one line or one file of
-predictions of a copy of one run, and leaves the rest as it was measured."""
+"""Forgeries of docs/demo/records: each edits a line or a file of predictions in a copy of a run."""
 
 import json
 import shutil

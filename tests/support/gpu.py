@@ -1,5 +1,4 @@
-"""Where the tests of tests/gpu run: on the first GPU. BACKBENCH_GPU_TESTS=cpu runs them on the CPU,
-which shows that they would run, and nothing else."""
+"""Where tests of tests/gpu run: the first GPU, or, to try them, BACKBENCH_GPU_TESTS=cpu."""
 
 import os
 

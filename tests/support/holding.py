@@ -1,5 +1,4 @@
-"""`python holding.py FOLDER`: at work in FOLDER until standard input ends, with a child that was
-forked, as loader workers are."""
+"""`python holding.py FOLDER`: at work, with a forked child, until standard input ends."""
 
 import os
 import subprocess

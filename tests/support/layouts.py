@@ -81,25 +81,20 @@ class Trees:
         self._lines(folder / "test_images.txt", ["path"])
 
     def caltech101(self, base, classes=("BACKGROUND_Google", "Faces", "accordion"), per=32):
+        folder = base / "caltech101" / "101_ObjectCategories"
         for name in classes:
             for i in range(per):
                 mode = "L" if i % 8 == 0 else "RGB"  # the real set has gray images
-                self._picture(
-                    base / "caltech101" / "101_ObjectCategories" / name / f"image_{i + 1:04d}.jpg",
-                    mode=mode,
-                )
+                self._picture(folder / name / f"image_{i + 1:04d}.jpg", mode=mode)
 
     def cars(self, base):
         classes = ("AM General Hummer SUV 2000", "Acura RL Sedan 2012")
         folder = base / "stanford_cars"
         (folder / "devkit").mkdir(parents=True)
-        scipy.io.savemat(
-            folder / "devkit" / "cars_meta.mat", {"class_names": np.array(classes, dtype=object)}
-        )
-        for split, file in (
-            ("train", "devkit/cars_train_annos.mat"),
-            ("test", "cars_test_annos_withlabels.mat"),
-        ):
+        names = {"class_names": np.array(classes, dtype=object)}
+        scipy.io.savemat(folder / "devkit" / "cars_meta.mat", names)
+        annotations = ("devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat")
+        for split, file in zip(("train", "test"), annotations):
             kinds = [("bbox_x1", "O"), ("class", "O"), ("fname", "O")]
             rows = np.empty((3 * len(classes),), dtype=kinds)
             for i in range(len(rows)):
@@ -281,28 +276,22 @@ class Trees:
         (val.parent / "real.json").write_text(labels.read_text())
 
     def objectnet(self, base, lines=None):
-        """Three classes, one of two ImageNet names, and one that ImageNet has not. Line l of the
-        list in ILSVRC's own order is class l - 7."""
+        """Three classes: one name, two, none of ImageNet's. Line l of its list is class l - 7."""
         base = base / "objectnet-1.0"
         labels = {"mug": "Mug", "alarm_clock": "Alarm clock", "air": "Air", "bib": "Bib"}
         names = {"Mug": "coffee mug", "Alarm clock": "analog clock; digital clock", "Bib": "bib"}
         order = [f"name {i}" for i in range(1000)]
-        order[504 + 7], order[409 + 7] = "coffee mug", "analog clock"
-        order[530 + 7], order[443 + 7] = "digital clock", "bib"
+        places = {504: "coffee mug", 409: "analog clock", 530: "digital clock", 443: "bib"}
+        for place, name in places.items():
+            order[place + 7] = name
         for name in labels:
             for i in range(2):
                 self._picture(base / "images" / name / f"{i}{name}.png", size=(30, 24))
-        (base / "mappings").mkdir()
-        texts = {
-            "folder_to_objectnet_label.json": json.dumps(labels),
-            "objectnet_to_imagenet_1k.json": json.dumps(names),
-            "pytorch_to_imagenet_2012_id.json": json.dumps(
-                {str(i): (i + 7) % 1000 for i in range(1000)}
-            ),
-            "imagenet_to_label_2012_v2": "".join(f"{line}\n" for line in order),
-        }
-        for name, text in texts.items():
-            (base / "mappings" / name).write_text(text)
+        self._lines(base / "mappings" / "imagenet_to_label_2012_v2", order)
+        shifted = {str(i): (i + 7) % 1000 for i in range(1000)}
+        texts = {"folder_to_objectnet_label": labels, "objectnet_to_imagenet_1k": names}
+        for name, content in {**texts, "pytorch_to_imagenet_2012_id": shifted}.items():
+            (base / "mappings" / f"{name}.json").write_text(json.dumps(content))
 
     def _jpeg(self):
         """Other bytes each time, encoded once: a comment after the picture's end."""
@@ -353,9 +342,8 @@ class Trees:
                 image = folder / "images" / part / f"{stem}.jpg"
                 self._pair(image, folder / "annotations" / part / f"{stem}.png", (0, 1, 150))
 
-    def cityscapes(
-        self, base, towns=(("train", "aachen"), ("train", "bochum"), ("val", "munster"))
-    ):
+    def cityscapes(self, base):
+        towns = (("train", "aachen"), ("train", "bochum"), ("val", "munster"))
         for part, town in towns:
             for n in range(2):
                 stem = f"{part}/{town}/{town}_{n:06d}_000019"

@@ -114,19 +114,14 @@ def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
 
 
 def train(
-    case: dict[str, Any],
-    *,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float64,
+    case: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype = torch.float64,
     around: Callable[[int], AbstractContextManager[object]] = lambda step: nullcontext(),
-    skips: bool = False,
-    wrapped: bool = True,
-) -> dict[str, torch.Tensor]:
-    """Three steps; what was returned, the gradients, and all state at the end.
+    skips: bool = False, wrapped: bool = True,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Three steps, each in `around(step)`; what was returned, the gradients, all state at the end.
 
-    Each step is made in `around(step)`; in the first the rules look at values. With `skips` one
-    whose gradients overflow is left out, as the loop's scaler leaves it out in half precision. Ranks
-    exchange gradients by DDP, or one after the other where it is not `wrapped`.
+    `skips` leaves out a step whose gradients overflow, as the loop's scaler does in half precision.
+    Ranks exchange gradients by DDP, or one after the other where it is not `wrapped`.
     """
     method, sizes = build(case)
     method.to(device, dtype)
@@ -138,10 +133,9 @@ def train(
     out: dict[str, torch.Tensor] = {}
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
-        views = [
-            torch.randn(BATCH, 3, s, s, dtype=torch.float64, generator=generator).to(dtype)
-            for s in sizes
-        ]
+        shapes = [(BATCH, 3, s, s) for s in sizes]
+        drawn = [torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes]
+        views = [view.to(dtype) for view in drawn]
         labels = torch.randint(5, (BATCH,), generator=generator)
         index = torch.randperm(40, generator=generator)[:BATCH]
         when = {"step": step, "epoch": step, "epochs": 3, "progress": step / 3}
@@ -171,14 +165,13 @@ def train(
 
 def moved(batch: Batch, device: str) -> Batch:
     """On the device, as the loop sends it there."""
-
     assert batch.labels is not None
-    return replace(
-        batch,
-        views=[view.to(device, non_blocking=True) for view in batch.views],
-        labels=batch.labels.to(device, non_blocking=True),
-        index=batch.index.to(device, non_blocking=True),
-    )
+
+    def moved(x):
+        return x.to(device, non_blocking=True)
+
+    views = [moved(view) for view in batch.views]
+    return replace(batch, views=views, labels=moved(batch.labels), index=moved(batch.index))
 
 
 def train_on_pretended_gpu(

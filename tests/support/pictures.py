@@ -1,10 +1,11 @@
 """Small smooth pictures, always the same, and tar shards of an image list."""
 
-import io
 import tarfile
 
 import numpy as np
 from PIL import Image
+
+from support.containers import add
 
 
 def picture(n, size=32):
@@ -23,19 +24,14 @@ def write_pictures(root):
 
 
 def write_shards(folder, found, *, suffix=".tar", mode="w"):
-    """FOLDER/part-000000.tar and part-000001.tar with the images of `found` in turns, in
-    WebDataset's layout: image, label and a caption."""
+    """FOLDER/part-00000{0,1}.tar with images, labels and captions in WebDataset's layout."""
     folder.mkdir(parents=True)
     for shard in range(2):
         with tarfile.open(folder / f"part-{shard:06}{suffix}", mode) as tar:
             for i in range(shard, len(found), 2):
                 key = f"sub/{i:05}"
                 extension = found.file(i).suffix
-                for name, content in (
-                    (f"{key}{extension}", found.file(i).read_bytes()),
-                    (f"{key}.cls", str(found.labels[i]).encode()),
-                    (f"{key}.txt", b"a caption"),
-                ):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
+                image, label = found.file(i).read_bytes(), str(found.labels[i]).encode()
+                members = {extension: image, ".cls": label, ".txt": b"a caption"}
+                for kind, content in members.items():
+                    add(tar, f"{key}{kind}", content)

@@ -46,8 +46,6 @@ INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
 # Synchronised batch norm, which torch has for GPUs alone
-
-
 def _rows(x: Tensor) -> Tensor:
     return x.movedim(1, -1).flatten(0, -2)
 
@@ -265,9 +263,8 @@ class PretendedGpu(TorchDispatchMode):
     @staticmethod
     def _behind(packet: Any, args: Any, kwargs: Any) -> bool:
         """Is the copy `non_blocking`?"""
-        place = 2 if packet is aten.copy_ else None
-        if place is not None and len(args) > place:
-            return bool(args[place])
+        if packet is aten.copy_ and len(args) > 2:
+            return bool(args[2])
         return bool(kwargs.get("non_blocking", False))
 
     def _indexed(self, func: Any, args: Any) -> None:

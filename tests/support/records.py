@@ -33,8 +33,7 @@ def a_result(**changes):
 
 
 def held(task, dataset, protocol):
-    """What a real row holds of its recipe and its lists: the shipped recipe of that name, or one
-    that is the lab's own; all images that the dataset has."""
+    """What a real row holds of its recipe and lists: the shipped one of that name, or a lab's."""
     recipe = recipe_of(protocol, task)
     if TASKS[task].detects:
         counts = DETECTION_SIZES.get(dataset, (40, 20))
@@ -48,15 +47,14 @@ def held(task, dataset, protocol):
         train = recipe["parts"][str(TASKS[task].percent)]["list"] or {}
         train = train.get("lines")
     images = {"train": 1000 if train is None else train, "val": val or 0, "test": test or 200}
-    return {
-        "recipe": recipe,
-        "manifests": {split: digest_of(f"{dataset} {split}") for split in images},
-        "images": images,
-        "val": "official" if val else "held out of train",
-        "labelled": digest_of(f"{dataset} train val"),
-        "image_contents": None,
-        "pixels": {},
-    }
+    manifests = {split: digest_of(f"{dataset} {split}") for split in images}
+    row = {"recipe": recipe, "manifests": manifests, "images": images, "image_contents": None}
+    row |= {"val": "official" if val else "held out of train", "pixels": {}}
+    return row | {"labelled": digest_of(f"{dataset} train val")}
+
+
+def rows_of(folder):
+    return [row for file in store.files_below(folder) for row in store.read_file(file)]
 
 
 def edit_lines(folder, edit):
@@ -83,10 +81,9 @@ def digest_of(text):
 
 @functools.cache
 def recipe_of(protocol, task):
-    return shipped_recipes().get((protocol, TASKS[task].kind or task)) or {
-        "kind": TASKS[task].kind,
-        "protocol": protocol,
-    }
+    kind = TASKS[task].kind
+    shipped = shipped_recipes().get((protocol, kind or task))
+    return shipped or {"kind": kind, "protocol": protocol}
 
 
 @functools.cache

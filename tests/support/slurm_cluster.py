@@ -73,7 +73,7 @@ def _path() -> str:
     return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
-def _free_ports(count: int = 1) -> range:
+def free_ports(count: int = 1) -> range:
     """So many free ports in a row."""
     while True:
         with contextlib.ExitStack() as stack:
@@ -92,8 +92,7 @@ def _free_ports(count: int = 1) -> range:
 def running_slurm(
     nodes: int = 1, *, max_jobs: int = 20000, min_job_age: int = 300
 ) -> Iterator[Path]:
-    """Start the daemons; SLURM_CONF points at them inside the block. Gives their folder. The nodes
-    n1, n2, ... are this machine, each with a slurmd of its own. Skips where it cannot be."""
+    """Daemons with nodes n1, n2, ... on this machine; their folder, with SLURM_CONF set inside."""
     if reason := why_not():
         pytest.skip(f"no Slurm here: {reason}")
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
@@ -128,7 +127,7 @@ def _configure(folder: Path, nodes: int, **settings: int) -> list[list[str]]:
         (folder / f"fakegpu{i}").touch()
     (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/fakegpu[0-1]\n")
     conf = folder / "slurm.conf"
-    ctld, ports = _free_ports()[0], _free_ports(nodes)
+    ctld, ports = free_ports()[0], free_ports(nodes)
     names = [f"n{i}" for i in range(1, 1 + nodes)]
     for name in names:
         (folder / "spool" / name).mkdir()
@@ -138,11 +137,8 @@ def _configure(folder: Path, nodes: int, **settings: int) -> list[list[str]]:
     munged = ["munged", "--foreground", "--force", f"--key-file={key}"]
     munged += [f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid"]
     munged += [f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"]
-    return [
-        munged,
-        ["slurmctld", "-D", "-c", "-f", str(conf)],
-        *(["slurmd", "-D", "-c", "-N", name, "-f", str(conf)] for name in names),
-    ]
+    daemons = [["slurmd", "-D", "-c", "-N", name, "-f", str(conf)] for name in names]
+    return [munged, ["slurmctld", "-D", "-c", "-f", str(conf)], *daemons]
 
 
 @contextlib.contextmanager

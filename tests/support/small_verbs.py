@@ -1,8 +1,5 @@
-"""The suite's own verbs on small images: `python small_verbs.py VERB ...`.
-
-Probes read at 32 pixels, in two steps; files of data sets are not held to their owners' md5, which
-those of `layouts` do not have.
-"""
+"""`python small_verbs.py VERB ...`: the verbs at 32 pixels, in two steps, on files of `layouts`,
+which are not held to their owners' md5."""
 
 from backbench import cli
 from backbench.recipes import config
@@ -11,11 +8,8 @@ from backbench.recipes import config
 def smaller(recipe):
     """An evaluation's recipe on images of 32 pixels, in two steps, with two of its rates."""
     out = dict(recipe)
-    for name, sizes in (
-        ("geometry", {"resize": 32, "crop": 32}),
-        ("augment", {"size": 32}),
-        ("crops", {"size": 32}),
-    ):
+    small = {"resize": 32, "crop": 32}
+    for name, sizes in (("geometry", small), ("augment", {"size": 32}), ("crops", {"size": 32})):
         if out.get(name):
             out[name] = {**out[name], **sizes}
     if out.get("protocol") == "knn-v1":  # a tiny set has no 20 neighbours

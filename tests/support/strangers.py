@@ -100,8 +100,6 @@ def refused(said: Said, *words) -> None:
 
 
 # --- pickles ---
-
-
 class Calls:
     """Pickled, it calls a function of the reader's with these arguments."""
 

@@ -1,14 +1,13 @@
-"""One file of each published format of vision transformers and ConvNeXts, from a timm model's state
-dict.
-
-The names are those that each project's code gives its modules, written down once more here: from
-timm's to theirs, by substitution. Each maker returns what the project saves.
-"""
+"""A maker of each published format of ViTs and ConvNeXts: what that project saves of a timm model's
+state dict. The names of the project's modules are written once more here, by substitution."""
 
 import argparse
 import re
 
+import timm
 import torch
+from huggingface_hub import constants
+from safetensors.torch import save_file
 
 from backbench.weights import archs
 
@@ -18,8 +17,7 @@ SMALL_NEXT = ",depths=1-1-2-1,dims=8-16-24-32"
 
 
 def known(arch, seed=0):
-    """Every tensor of the trunk with random values of its own; scales between 0.5 and 1.5: a
-    LayerScale at its start would hide whatever comes before it."""
+    """Every tensor drawn, scales from 0.5 to 1.5: a small LayerScale hides what is before it."""
     generator = torch.Generator().manual_seed(seed)
     out = {}
     for name, blank in archs.tensors(arch).items():
@@ -34,6 +32,19 @@ def known(arch, seed=0):
 def shaped(arch):
     """The same tensors without memory, for what is told from shapes alone."""
     return {name: torch.ones(1).expand(blank.shape) for name, blank in archs.tensors(arch).items()}
+
+
+def put_in_hub(monkeypatch, hub, model, state):
+    """The weights of timm's `model` as the Hub's local cache has them; the snapshot's folder."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
+    repository = timm.models.get_pretrained_cfg(model).hf_hub_id
+    folder = hub / f"models--{repository.replace('/', '--')}"
+    snapshot = folder / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("a" * 40)
+    save_file({key: value.clone() for key, value in state.items()}, snapshot / "model.safetensors")
+    return snapshot
 
 
 def renamed(state, *pairs):
@@ -68,8 +79,6 @@ def other(state):
 
 
 # --- the authors' own files ---
-
-
 def dino(state):
     return dict(state)
 
@@ -187,17 +196,12 @@ def dinov3_convnext(state):
 
 
 def _convnext(state):
-    made = renamed(
-        state,
+    made = renamed(state,
         (r"^stem\.", "downsample_layers.0."),
-        (r"^stages\.(\d)\.downsample", r"downsample_layers.\1"),
-        (r"\.blocks\.", "."),
-        ("conv_dw", "dwconv"),
-        (r"mlp\.fc", "pwconv"),
-        (r"mlp\.grn\.weight", "grn.gamma"),
-        (r"mlp\.grn\.bias", "grn.beta"),
-        (r"^head\.norm", "norm"),
-    )
+        (r"^stages\.(\d)\.downsample", r"downsample_layers.\1"), (r"\.blocks\.", "."),
+        ("conv_dw", "dwconv"), (r"mlp\.fc", "pwconv"), (r"mlp\.grn\.weight", "grn.gamma"),
+        (r"mlp\.grn\.bias", "grn.beta"), (r"^head\.norm", "norm"),
+    )  # fmt: skip
     return _linears(made, "grn.")
 
 
@@ -212,34 +216,21 @@ def _linears(made, grn):
 
 
 def clip(state):
-    made = renamed(
-        state,
-        (r"^patch_embed\.proj", "conv1"),
-        (r"^blocks", "transformer.resblocks"),
-        (r"^norm_pre", "ln_pre"),
-        (r"^norm\.", "ln_post."),
-        (r"\.norm([12])", r".ln_\1"),
-        (r"attn\.qkv\.", "attn.in_proj_"),
-        (r"attn\.proj", "attn.out_proj"),
-        (r"mlp\.fc1", "mlp.c_fc"),
-        (r"mlp\.fc2", "mlp.c_proj"),
-        ("^cls_token", "class_embedding"),
+    made = renamed(state,
+        (r"^patch_embed\.proj", "conv1"), (r"^blocks", "transformer.resblocks"),
+        (r"^norm_pre", "ln_pre"), (r"^norm\.", "ln_post."), (r"\.norm([12])", r".ln_\1"),
+        (r"attn\.qkv\.", "attn.in_proj_"), (r"attn\.proj", "attn.out_proj"),
+        (r"mlp\.fc1", "mlp.c_fc"), (r"mlp\.fc2", "mlp.c_proj"), ("^cls_token", "class_embedding"),
         ("^pos_embed", "positional_embedding"),
-    )
+    )  # fmt: skip
     made["class_embedding"] = made["class_embedding"][0, 0]
     made["positional_embedding"] = made["positional_embedding"][0]
-    text = {
-        f"transformer.resblocks.0.ln_{i}.{p}": torch.ones(4)
-        for i in (1, 2)
-        for p in ("weight", "bias")
-    }
-    text |= {"token_embedding.weight": torch.ones(9, 4), "ln_final.weight": torch.ones(4)}
+    text = {"token_embedding.weight": torch.ones(9, 4), "ln_final.weight": torch.ones(4)}
+    for name in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"):
+        text[f"transformer.resblocks.0.{name}"] = torch.ones(4)
     text |= {f"transformer.resblocks.{i}.mlp.c_fc.weight": torch.ones(4, 4) for i in range(12)}
-    return (
-        prefixed("visual.", made | {"proj": torch.ones(32, 8)})
-        | text
-        | {"logit_scale": torch.ones(())}
-    )
+    tower = prefixed("visual.", made | {"proj": torch.ones(32, 8)})
+    return tower | text | {"logit_scale": torch.ones(())}
 
 
 def siglip_openclip(state):
@@ -247,24 +238,16 @@ def siglip_openclip(state):
 
 
 # --- the Hub's ---
-
-
 def hub_vit(state):
     made = split(state, r"attn\.qkv", "attn.query", "attn.key", "attn.value")
-    return renamed(
-        made,
+    return renamed(made,
         (r"attn\.(query|key|value)", r"attention.attention.\1"),
-        (r"attn\.proj", "attention.output.dense"),
-        (r"^blocks", "encoder.layer"),
-        (r"mlp\.fc1", "intermediate.dense"),
-        (r"mlp\.fc2", "output.dense"),
-        ("norm1", "layernorm_before"),
-        ("norm2", "layernorm_after"),
-        (r"^norm\.", "layernorm."),
+        (r"attn\.proj", "attention.output.dense"), (r"^blocks", "encoder.layer"),
+        (r"mlp\.fc1", "intermediate.dense"), (r"mlp\.fc2", "output.dense"),
+        ("norm1", "layernorm_before"), ("norm2", "layernorm_after"), (r"^norm\.", "layernorm."),
         (r"^patch_embed\.proj", "embeddings.patch_embeddings.projection"),
-        ("^cls_token", "embeddings.cls_token"),
-        ("^pos_embed", "embeddings.position_embeddings"),
-    )
+        ("^cls_token", "embeddings.cls_token"), ("^pos_embed", "embeddings.position_embeddings"),
+    )  # fmt: skip
 
 
 def hub_mae(state):
@@ -305,15 +288,11 @@ def hub_dinov3(state):
 
 def _hub_towers(state):
     made = split(state, r"attn\.qkv", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    made = renamed(
-        made,
-        (r"^(blocks.*)attn\.proj", r"\1self_attn.out_proj"),
-        (r"^blocks", "encoder.layers"),
-        (r"(\d)\.norm([12])", r"\1.layer_norm\2"),
-        (r"^norm_pre", "pre_layrnorm"),
-        (r"^norm\.", "post_layernorm."),
-        (r"^patch_embed\.proj", "embeddings.patch_embedding"),
-    )
+    made = renamed(made,
+        (r"^(blocks.*)attn\.proj", r"\1self_attn.out_proj"), (r"^blocks", "encoder.layers"),
+        (r"(\d)\.norm([12])", r"\1.layer_norm\2"), (r"^norm_pre", "pre_layrnorm"),
+        (r"^norm\.", "post_layernorm."), (r"^patch_embed\.proj", "embeddings.patch_embedding"),
+    )  # fmt: skip
     made["embeddings.position_embedding.weight"] = made.pop("pos_embed")[0]
     return made
 
@@ -341,97 +320,80 @@ def hub_siglip(state):
     for part in ("weight", "bias"):
         thirds = [state[f"attn_pool.{each}.{part}"] for each in ("q", "kv")]
         made[f"head.attention.in_proj_{part}"] = _below(thirds)
-    made = renamed(
-        made,
-        (r"^attn_pool\.latent", "head.probe"),
-        (r"^attn_pool\.proj", "head.attention.out_proj"),
-        (r"^attn_pool\.norm", "head.layernorm"),
-        (r"^attn_pool\.mlp", "head.mlp"),
-    )
+    made = renamed(made,
+        (r"^attn_pool\.latent", "head.probe"), (r"^attn_pool\.proj", "head.attention.out_proj"),
+        (r"^attn_pool\.norm", "head.layernorm"), (r"^attn_pool\.mlp", "head.mlp"),
+    )  # fmt: skip
     return prefixed("vision_model.", made) | {"text_model.head.bias": torch.ones(4)}
 
 
 def hub_convnext(state):
-    made = renamed(
-        state,
-        (r"^stem\.0", "embeddings.patch_embeddings"),
-        (r"^stem\.1", "embeddings.layernorm"),
+    made = renamed(state,
+        (r"^stem\.0", "embeddings.patch_embeddings"), (r"^stem\.1", "embeddings.layernorm"),
         (r"^stages\.(\d)\.downsample", r"encoder.stages.\1.downsampling_layer"),
-        (r"^stages\.(\d)\.blocks", r"encoder.stages.\1.layers"),
-        ("conv_dw", "dwconv"),
-        (r"mlp\.fc", "pwconv"),
-        (r"mlp\.grn", "grn"),
-        ("gamma$", "layer_scale_parameter"),
-        (r"^head\.norm", "layernorm"),
-        (r"layers\.(\d+)\.norm", r"layers.\1.layernorm"),
-    )
+        (r"^stages\.(\d)\.blocks", r"encoder.stages.\1.layers"), ("conv_dw", "dwconv"),
+        (r"mlp\.fc", "pwconv"), (r"mlp\.grn", "grn"), ("gamma$", "layer_scale_parameter"),
+        (r"^head\.norm", "layernorm"), (r"layers\.(\d+)\.norm", r"layers.\1.layernorm"),
+    )  # fmt: skip
     made = prefixed("convnext.", _linears(made, ".grn."))
     return made | {"classifier.weight": torch.ones(3, 32)}
 
 
 def hub_dinov3_convnext(state):
-    made = renamed(
-        state,
-        (r"^stem", "stages.0.downsample_layers"),
-        (r"\.downsample\.", ".downsample_layers."),
-        (r"\.blocks\.", ".layers."),
-        ("conv_dw", "depthwise_conv"),
-        (r"mlp\.fc", "pwconv"),
-        (r"(layers\.\d+)\.norm", r"\1.layer_norm"),
-        (r"^head\.norm", "layer_norm"),
-    )
+    made = renamed(state,
+        (r"^stem", "stages.0.downsample_layers"), (r"\.downsample\.", ".downsample_layers."),
+        (r"\.blocks\.", ".layers."), ("conv_dw", "depthwise_conv"), (r"mlp\.fc", "pwconv"),
+        (r"(layers\.\d+)\.norm", r"\1.layer_norm"), (r"^head\.norm", "layer_norm"),
+    )  # fmt: skip
     return renamed(_linears(made, ".grn."), ("pwconv", "pointwise_conv"))
 
 
-# maker -> (format, small model, published model, options of import, reading, mean of red pixels)
-_V, _N = SMALL_VIT, SMALL_NEXT
-S, IN = "timm:vit_small_patch16_224", 0.485
-# fmt: off
+IN = 0.485
+
+
+def _case(form, small, published="", *, options=None, reading="cls", red=IN, more=SMALL_VIT):
+    """(format, small model, published model, options of import, reading, mean of red pixels)"""
+    small, published = (name and f"timm:{name}" for name in (small + more, published))
+    return form, small, published, options or {}, reading, red
+
+
+S, B = "vit_small_patch16_224", "vit_base_patch16_224"
+D2, R2, D3 = (
+    "vit_small_patch14_dinov2",
+    "vit_base_patch14_reg4_dinov2",
+    "vit_small_patch16_dinov3_qkvb",
+)
+G2, D3PLUS = "vit_giant_patch14_dinov2", "vit_small_plus_patch16_dinov3_qkvb"
+QUICK, SIGLIP = (
+    "vit_base_patch16_clip_quickgelu_224",
+    "vit_base_patch16_siglip_224,act_layer=gelu_tanh",
+)
+CLS_MEAN, FREE = {"reading": "cls+mean"}, {"more": SMALL_VIT.replace(",img_size=32", "")}
+NEXT = {"reading": "pooled", "more": SMALL_NEXT}
+MAP = {"reading": "map", "red": 0.5}
 CASES = {
-    dino: ("dino vit", S + _V, S, {"method": "dino"}, "cls@4", IN),
-    dino_training: ("dino vit", S + _V, S, {}, "cls@4", IN),
-    ibot: ("ibot, released", S + _V, S, {"method": "ibot"}, "cls@4", IN),
-    ibot_training: ("ibot", S + _V, S, {}, "cls@4", IN),
-    moco_v3: ("moco-v3 vit", S + _V, f"{S},num_heads=12", {}, "cls", IN),
-    mae: ("mae", S + _V, "timm:vit_base_patch16_224", {}, "cls", IN),
-    dinov2: (
-        "dinov2", f"timm:vit_small_patch14_dinov2{_V}", "timm:vit_small_patch14_dinov2", {},
-        "cls+mean", IN),
-    dinov2_registers: (
-        "dinov2", f"timm:vit_small_patch14_reg4_dinov2{_V}", "timm:vit_base_patch14_reg4_dinov2",
-        {}, "cls+mean", IN),
-    dinov2_chunked: ("dinov2", f"timm:vit_small_patch14_dinov2{_V}", "", {}, "cls+mean", IN),
-    dinov2_giant: (
-        "dinov2", f"timm:vit_giant_patch14_dinov2{_V}", "timm:vit_giant_patch14_dinov2", {},
-        "cls+mean", IN),
-    dinov3: (
-        "dinov3", f"timm:vit_small_plus_patch16_dinov3_qkvb{_V.replace(',img_size=32', '')}",
-        "timm:vit_small_patch16_dinov3_qkvb", {}, "cls+mean", IN),
-    dinov3_convnext: (
-        "dinov3 convnext", f"timm:convnext_tiny{_N}", "timm:convnext_small", {}, "pooled", IN),
-    convnext: ("convnext", f"timm:convnextv2_tiny{_N}", "timm:convnextv2_atto", {}, "pooled", IN),
-    torchvision_convnext: (
-        "convnext, torchvision", f"timm:convnext_tiny{_N}", "timm:convnext_small", {}, "pooled", IN),
-    clip: ("clip", f"timm:vit_base_patch16_clip_quickgelu_224{_V}", "", {}, "cls", 0.48145466),
-    siglip_openclip: (
-        "siglip, openclip", f"timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh{_V}",
-        "timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh", {}, "map", 0.5),
-    hub_vit: ("vit, hub", S + _V, "", {"pixels": "half"}, "cls", 0.5),
-    hub_mae: ("mae, hub", S + _V, "timm:vit_base_patch16_224", {}, "cls", IN),
-    hub_dinov2: (
-        "dinov2, hub", f"timm:vit_small_patch14_dinov2{_V}", "timm:vit_large_patch14_dinov2", {},
-        "cls+mean", IN),
-    hub_dinov3: (
-        "dinov3, hub", f"timm:vit_small_patch16_dinov3_qkvb{_V.replace(',img_size=32', '')}",
-        "timm:vit_small_plus_patch16_dinov3_qkvb", {}, "cls+mean", IN),
-    hub_clip: (
-        "clip, hub", f"timm:vit_base_patch16_clip_quickgelu_224{_V}", "", {}, "cls", 0.48145466),
-    hub_siglip: (
-        "siglip", f"timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh{_V}",
-        "timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh", {}, "map", 0.5),
-    hub_convnext: (
-        "convnext, hub", f"timm:convnextv2_tiny{_N}", "timm:convnext_tiny", {}, "pooled", IN),
-    hub_dinov3_convnext: (
-        "dinov3 convnext, hub", f"timm:convnext_tiny{_N}", "timm:convnext_base", {}, "pooled", IN),
+    dino: _case("dino vit", S, S, options={"method": "dino"}, reading="cls@4"),
+    dino_training: _case("dino vit", S, S, reading="cls@4"),
+    ibot: _case("ibot, released", S, S, options={"method": "ibot"}, reading="cls@4"),
+    ibot_training: _case("ibot", S, S, reading="cls@4"),
+    moco_v3: _case("moco-v3 vit", S, f"{S},num_heads=12"),
+    mae: _case("mae", S, B),
+    dinov2: _case("dinov2", D2, D2, **CLS_MEAN),
+    dinov2_registers: _case("dinov2", R2.replace("base", "small"), R2, **CLS_MEAN),
+    dinov2_chunked: _case("dinov2", D2, **CLS_MEAN),
+    dinov2_giant: _case("dinov2", G2, G2, **CLS_MEAN),
+    dinov3: _case("dinov3", D3PLUS, D3, **CLS_MEAN, **FREE),
+    dinov3_convnext: _case("dinov3 convnext", "convnext_tiny", "convnext_small", **NEXT),
+    convnext: _case("convnext", "convnextv2_tiny", "convnextv2_atto", **NEXT),
+    torchvision_convnext: _case("convnext, torchvision", "convnext_tiny", "convnext_small", **NEXT),
+    clip: _case("clip", QUICK, red=0.48145466),
+    siglip_openclip: _case("siglip, openclip", SIGLIP, SIGLIP, **MAP),
+    hub_vit: _case("vit, hub", S, options={"pixels": "half"}, red=0.5),
+    hub_mae: _case("mae, hub", S, B),
+    hub_dinov2: _case("dinov2, hub", D2, D2.replace("small", "large"), **CLS_MEAN),
+    hub_dinov3: _case("dinov3, hub", D3, D3PLUS, **CLS_MEAN, **FREE),
+    hub_clip: _case("clip, hub", QUICK, red=0.48145466),
+    hub_siglip: _case("siglip", SIGLIP, SIGLIP, **MAP),
+    hub_convnext: _case("convnext, hub", "convnextv2_tiny", "convnext_tiny", **NEXT),
+    hub_dinov3_convnext: _case("dinov3 convnext, hub", "convnext_tiny", "convnext_base", **NEXT),
 }
-# fmt: on

@@ -1,11 +1,8 @@
-"""Fifty steps of each paper's method by its own recipe, in small: the losses, as a file that later
-versions are held to.
+"""Fifty steps of each paper's method by its recipe, in small: losses to hold later versions to.
 
     PYTHONPATH=.:tests .venv/bin/python -m support.traces cpu    (or cuda: `make gpu` does it)
 
-writes tests/traces/<device>.json anew. What a number of it depends on is the method, its optimiser,
-the schedules of rates and momenta and the seeds; whoever changes one on purpose writes the files
-again and says so.
+writes tests/traces/<device>.json anew: who changes a method, schedule or seed on purpose does it.
 """
 
 import json
@@ -25,7 +22,6 @@ from support.methods import TinyTrunk, moved
 
 FOLDER = Path(__file__).parents[1] / "traces"
 STEPS, EPOCHS, BATCH, IMAGES = 50, 10, 16, 80
-SMALL_QUEUE = ("method.queue=64", "method.head.hidden=12", "method.head.dim=6")
 
 
 class Traced(NamedTuple):
@@ -34,20 +30,15 @@ class Traced(NamedTuple):
     sizes: tuple[int, ...]  # of the views
 
 
+WIDTHS = ("method.head.hidden=12", "method.head.dim=6")
+GROUPS = ("method.head.hidden=12", "method.head.dim=12", "method.groups=2")
+INNER = ("method.inner.head.hidden=12", "method.inner.head.dim=6", "method.kept=6")
 PAPERS = {
-    "lorac": Traced("lorac/lorac_imagenet", SMALL_QUEUE, (8, 8, 8, 6, 6)),
-    "jcl": Traced("jcl/jcl_imagenet", SMALL_QUEUE, (8, 8, 8, 8, 8, 8)),
-    "mio": Traced("mio/mio_a_cifar10", ("method.head.hidden=12", "method.head.dim=6"), (8, 8)),
-    "arb": Traced(
-        "arb/arb_imagenet_2048",
-        ("method.head.hidden=12", "method.head.dim=12", "method.groups=2"),
-        (8, 8),
-    ),
-    "cllr": Traced(
-        "cllr/cllr_nuclear_cifar10_256_400ep",
-        ("method.inner.head.hidden=12", "method.inner.head.dim=6", "method.kept=6"),
-        (8, 8),
-    ),
+    "lorac": Traced("lorac/lorac_imagenet", ("method.queue=64", *WIDTHS), (8, 8, 8, 6, 6)),
+    "jcl": Traced("jcl/jcl_imagenet", ("method.queue=64", *WIDTHS), (8, 8, 8, 8, 8, 8)),
+    "mio": Traced("mio/mio_a_cifar10", WIDTHS, (8, 8)),
+    "arb": Traced("arb/arb_imagenet_2048", GROUPS, (8, 8)),
+    "cllr": Traced("cllr/cllr_nuclear_cifar10_256_400ep", INNER, (8, 8)),
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # Relative to a trace's largest loss. What is left between two machines is rounding, and what fifty

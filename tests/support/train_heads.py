@@ -1,8 +1,5 @@
-"""One rank of a training of linear heads, for test_linear.py: train_heads.py ROOT TRUNK OUT RANK
-WORLD PORT.
-
-Rank r writes OUT/r.pt: the heads, and what it hears of a signal that only the last rank gets.
-"""
+"""train_heads.py ROOT TRUNK OUT RANK WORLD PORT: one rank of a training of linear heads writes
+OUT/<rank>.pt: the heads, and what it hears of a signal that only the last rank gets."""
 
 import os
 import sys
@@ -22,17 +19,10 @@ from transfer.protocols import CropAugment, Geometry, Length, Sgd
 from transfer.scoring import Assignment
 
 RATES = (0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0)
-PROTOCOL = Sgd(
-    kind="sgd",
-    protocol="linear-test-v1",
-    lr=RATES,
-    batch_size=8,
-    reference_batch=256,
-    length={"default": Length(iterations=15)},
-    augment=CropAugment(size=32, scale=(0.5, 1.0)),
-    geometry=Geometry(resize=32, crop=32),
-    weight_decay=0.001,
-)
+SIZES = {"augment": CropAugment(size=32, scale=(0.5, 1.0))}
+SIZES |= {"geometry": Geometry(resize=32, crop=32), "length": {"default": Length(iterations=15)}}
+RATED = {"lr": RATES, "batch_size": 8, "reference_batch": 256, "weight_decay": 0.001}
+PROTOCOL = Sgd(kind="sgd", protocol="linear-test-v1", **RATED, **SIZES)
 
 
 def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):

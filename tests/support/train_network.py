@@ -1,5 +1,4 @@
-"""One rank of a full finetuning, for test_finetune.py: train_network.py ROOT TRUNK OUT RANK WORLD
-PORT."""
+"""train_network.py ROOT TRUNK OUT RANK WORLD PORT: one rank of a full finetuning."""
 
 import os
 import sys
@@ -22,21 +21,15 @@ from transfer.protocols import CropAugment, Finetune, Geometry, Length, Part, Ra
 from transfer.scoring import Assignment
 
 LR, BATCH = 0.02, 8
-PROTOCOL = Finetune(
-    kind="finetune",
-    protocol="finetune-test-v1",
-    head_lr=(LR,),
-    batch_size=BATCH,
-    reference_batch=BATCH,
-    schedule=RateSchedule(name="step", milestones=(0.6, 0.8), gamma=0.2),
-    augment=CropAugment(size=32, scale=(0.5, 1.0)),
-    geometry=Geometry(resize=32, crop=32),
-)
+SIZES = {"augment": CropAugment(size=32, scale=(0.5, 1.0))}
+SIZES |= {"geometry": Geometry(resize=32, crop=32)}
+RATED = {"head_lr": (LR,), "batch_size": BATCH, "reference_batch": BATCH}
+RATED |= {"schedule": RateSchedule(name="step", milestones=(0.6, 0.8), gamma=0.2)}
+PROTOCOL = Finetune(kind="finetune", protocol="finetune-test-v1", **RATED, **SIZES)
 
 
 class DoubleNetwork(Network):
-    """In float64: batch norm over eight images at 1x1 amplifies the rounding of float32 a
-    thousandfold and more."""
+    """In float64: batch norm over eight images at 1x1 amplifies float32's rounding 1000 times."""
 
     def __init__(self, *about):
         super().__init__(*about)
@@ -69,14 +62,12 @@ def plain(root, trunk, *, iterations, ratio):
     groups = [{"params": backbone.parameters(), "lr": LR / ratio}]
     groups.append({"params": head.parameters(), "lr": LR})
     optimizer = torch.optim.SGD(groups, momentum=0.9)
-    decay = torch.optim.lr_scheduler.MultiStepLR(
-        optimizer, [round(0.6 * iterations), round(0.8 * iterations)], 0.2
-    )
+    steps = [round(0.6 * iterations), round(0.8 * iterations)]
+    decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, steps, 0.2)
     view = CropFlip(PROTOCOL.augment, 0)
     for batch in global_batches(0, len(images), BATCH, 0, iterations):
-        pixels = torch.stack(
-            [to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch]
-        )
+        crops = [view(images.open(i), (epoch, i)) for epoch, i in batch]
+        pixels = torch.stack([to_input(crop, checkpoint.pixels) for crop in crops])
         labels = torch.tensor([images.labels[i] for _, i in batch])
         loss = F.cross_entropy(head(backbone(pixels)), labels)
         optimizer.zero_grad()

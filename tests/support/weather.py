@@ -1,9 +1,5 @@
-"""Many runs of real verbs by one warm process: what is heavy is imported once, and each run is a
-fork of it, in a process group of its own.
-
-`with warm(folder) as runs: run = runs.start(argv)`, then signals to `run.pid` or its group, then
-`run.wait()`.
-"""
+"""Many runs of real verbs, each a fork of one warm process, in a process group of its own:
+`with warm(folder) as runs: run = runs.start(argv)`, signals to `run.pid`, then `run.wait()`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The verb `analyze` on real files: one decode per image, numbers by hand, known answers, kill and
-continue."""
+"""`analyze` on real files: one decode per image, numbers by hand, known answers, stops."""
 
 import json
 import subprocess
@@ -35,23 +34,13 @@ draws: 3
 """
 
 
-def save(
-    path: Path,
-    seed: int,
-    name: str,
-    *,
-    heads: dict[str, torch.Tensor] | None = None,
-    constant: bool = False,
-) -> Path:
+def save(path, seed, name, *, heads=None, constant=False):
+    """PATH/<name>.safetensors; a constant one gives every image the same features."""
     seeding.seed_everything("test", seed)
-    trunk = build_backbone("resnet18")
-    state = trunk.state_dict()
+    state = build_backbone("resnet18").state_dict()
     if constant:  # the first block of the last stage gives 1 everywhere, the second adds nothing
-        for key, value in (
-            ("layer4.0.bn2", 0.0),
-            ("layer4.0.downsample.1", 1.0),
-            ("layer4.1.bn2", 0.0),
-        ):
+        scales = {"layer4.0.bn2": 0.0, "layer4.0.downsample.1": 1.0, "layer4.1.bn2": 0.0}
+        for key, value in scales.items():
             state[f"{key}.weight"].zero_()
             state[f"{key}.bias"].fill_(value)
     file = path / f"{name}.safetensors"
@@ -61,32 +50,31 @@ def save(
     return file
 
 
-def recipe(path: Path, count: int) -> Path:
+def recipe(path, count):
     base = Path(__file__).parents[2] / "configs" / "transfer" / "analyze_demo.yaml"
     file = path / "analyze_small.yaml"
     file.write_text(SMALL.format(base=base, images=count))
     return file
 
 
-def command(files: list[Path], root: Path, out: Path, file: Path) -> list[str]:
+def command(files, root, out, file):
     words = ["analyze", *files, "--dataset", "digits", "--data", root, "--out", out]
     return [*map(str, words), "--recipe", str(file), "--workers", "0", "-q"]
 
 
-def run(files: list[Path], root: Path, out: Path, file: Path, *more: str) -> int:
+def run(files, root, out, file, *more):
     return cli.main([*command(files, root, out, file), *more])
 
 
-def values(out: Path) -> dict[tuple[str, str, str], float | None]:
+def values(out):
     rows, problems = store.read(out)
     assert not problems
     return {(r.name, r.protocol, r.metric): r.value for r in rows}
 
 
 @pytest.mark.slow
-def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
-    tiny_root, tmp_path, decoder, monkeypatch
-) -> None:
+def test_one_pass_serves_all_checkpoints(tiny_root, tmp_path, decoder, monkeypatch) -> None:
+    """Their numbers are those by hand."""
     monkeypatch.setattr(stats, "ALPHA_RANKS", (2, 9))  # thirty images do not have fifty ranks
     head = _heads.build_head(_heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512)
     heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
@@ -102,18 +90,15 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     trunk, projector = "analyze-trunk-test-v1", "analyze-projector-test-v1"
     wanted = {("plain", trunk), ("headed", trunk), ("flat", trunk), ("headed", projector)}
     assert {key[:2] for key in found} == wanted
-
     # Features that do not differ.
     assert found["flat", trunk, "nuclear_norm"] == pytest.approx(6**0.5, rel=1e-6)
     assert found["flat", trunk, "view_cosine"] == pytest.approx(1.0)
     assert found["flat", trunk, "collapse"] == 2 and found["flat", trunk, "live_directions"] == 0
-    assert found["flat", trunk, "min_max_contrast"] is None and found[
-        "flat", trunk, "class_overlap"
-    ] == pytest.approx(100)
+    assert found["flat", trunk, "min_max_contrast"] is None
+    assert found["flat", trunk, "class_overlap"] == pytest.approx(100)
     # A random trunk keeps what is in the pixels: neither collapsed nor blind to the class.
     assert found["plain", trunk, "collapse"] == 0 and found["plain", trunk, "knn"] > 20
     assert 6**0.5 < found["plain", trunk, "nuclear_norm"] < 6
-
     # By hand: the same views through the trunk as torchvision has it, singular values by numpy.
     config = load_analysis(str(small), None)
     everything = catalog.load("digits", tiny_root).test
@@ -140,7 +125,6 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
         eigenvalues = np.linalg.eigvalsh(np.cov(torch.stack(outputs)[:, 0].T.numpy()))
         alpha = stats.alpha_req(torch.from_numpy(eigenvalues).flip(0))
         assert found[*key, "alpha_req_2_9"] == pytest.approx(alpha, rel=1e-4)
-
     names = {p.name for p in (tmp_path / "out" / "pictures").iterdir()}
     panels = ["kept-overview", "trunk-overview", "kept-nuclear_norm", "kept-distances"]
     panels.append("kept-spectrum")
@@ -224,13 +208,10 @@ def test_heads_of_another_form_are_left_alone() -> None:
     assert build_projector(linear, 32) is not None
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--augmentations", "1"], "'augmentations' must be greater than or equal to 2"),
-        (["--devices", "2"], "analyze runs in one process"),
-    ],
-)
+@pytest.mark.parametrize("words, message", [
+    (["--augmentations", "1"], "'augmentations' must be greater than or equal to 2"),
+    (["--devices", "2"], "analyze runs in one process"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_said_in_one_line(tiny_root, tmp_path, capsys, words, message):
     files = [save(tmp_path, 0, "plain")]
     assert run(files, tiny_root, tmp_path / "out", recipe(tmp_path, 8), *words) == 2
@@ -260,9 +241,8 @@ def test_memory_does_not_grow_with_the_images(tmp_path) -> None:
     peaks = []
     for count in (64, 700):
         words = command([file], root, tmp_path / f"out{count}", recipe(tmp_path, count))
-        done = subprocess.run(
-            [sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True
-        )
+        line = [sys.executable, "-c", PEAK, *words]
+        done = subprocess.run(line, capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout.split()[-1]) / 1024)
     print(f"peak memory: 64 images {peaks[0]:.0f} MiB, 700 images {peaks[1]:.0f} MiB")
     assert peaks[1] < peaks[0] + 15

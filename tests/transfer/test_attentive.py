@@ -1,5 +1,4 @@
-"""Attentive probes: the folded computation against attention itself, each head as if alone, and the
-whole command."""
+"""Attentive probes: folded against attention itself, each head as if alone, the whole command."""
 
 import dataclasses
 from pathlib import Path
@@ -22,9 +21,8 @@ from transfer.protocols import PROTOCOLS, load_protocol
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 CAPI = load_protocol("attentive_demo", PROTOCOLS)
-EP = dataclasses.replace(
-    load_protocol("attentive_ep", PROTOCOLS), lr=(0.1, 0.5), batch_size=8, reference_batch=8
-)
+EP = load_protocol("attentive_ep", PROTOCOLS)
+EP = dataclasses.replace(EP, lr=(0.1, 0.5), batch_size=8, reference_batch=8)
 MEAN = load_protocol("attentive_mean_demo", PROTOCOLS)
 POOLS = pytest.mark.parametrize("p", [CAPI, EP], ids=["capi", "ep"])
 
@@ -70,9 +68,8 @@ def test_the_folded_heads_are_attention_in_value_and_gradient(p):
         weight = torch.randn_like(direct)
         names = list(head)
         wanted = torch.autograd.grad((direct * weight).sum(), [head[name] for name in names])
-        found = torch.autograd.grad(
-            (folded[:, index] * weight).sum(), [head[name] for name in names], retain_graph=True
-        )
+        score, leaves = (folded[:, index] * weight).sum(), [head[name] for name in names]
+        found = torch.autograd.grad(score, leaves, retain_graph=True)
         for name, a, b in zip(names, found, wanted):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
 
@@ -179,8 +176,6 @@ def test_tokens_that_do_not_divide_are_refused():
 
 
 # The whole command
-
-
 def command(root, out, *more, protocol="attentive_demo"):
     files = [str(root / f"{seed}.safetensors") for seed in range(2)]
     words = ["--datasets", "classes", "--protocol", protocol, *more, "save_minutes=0"]
@@ -274,19 +269,16 @@ def test_the_mean_of_tokens_is_read_by_a_linear_layer():
 
 def test_two_protocols_that_name_their_rows_alike_are_refused(tmp_path, capsys):
     own = tmp_path / "own.yaml"
-    own.write_text(
-        yaml.safe_dump(config.read_recipe(config.find_recipe("attentive_demo", "transfer")))
-    )
+    text = config.read_recipe(config.find_recipe("attentive_demo", "transfer"))
+    own.write_text(yaml.safe_dump(text))
     for again in ("attentive_demo", str(own)):
         names = f"attentive_mean_demo,attentive_demo,{again}"
         assert command(tmp_path, tmp_path / "run", protocol=names) == EXIT_BAD_INPUT
-        assert (
-            f"{again} gives rows named attentive-demo-v1, as one before" in capsys.readouterr().err
-        )
+        said = f"{again} gives rows named attentive-demo-v1, as one before"
+        assert said in capsys.readouterr().err
 
 
-def test_a_protocol_of_other_keys_is_refused(tmp_path, capsys):
+def test_a_protocol_of_other_keys_is_refused(tmp_path, bad_input):
     (tmp_path / "0.safetensors").write_bytes(b"")
     (tmp_path / "1.safetensors").write_bytes(b"")
-    assert command(tmp_path, tmp_path / "run", "augment=null") == EXIT_BAD_INPUT
-    assert "give `augment`" in capsys.readouterr().err
+    bad_input(command(tmp_path, tmp_path / "run", "augment=null"), "give `augment`")

@@ -18,22 +18,19 @@ from backbench.runs.folder import RESULTS_FILE, cache_folder
 SMALL = {"resize": 32, "crop": 32}
 AUGMENT = {"size": 32, "scale": [0.5, 1.0], "flip": 0.5}
 TRAINED = {"geometry": SMALL, "augment": AUGMENT, "batch_size": 4, "reference_batch": 4}
+
+
+def tuned(part):
+    parts = {part: {"length": {"iterations": 3}, "head_over_trunk": 1}}
+    return {"kind": "finetune", "head_lr": [0.1], "parts": parts, **TRAINED}
+
+
 RECIPES = {
     "knn": {"kind": "knn", "k": [1, 3], "geometry": SMALL},
     "fewshot": {"kind": "fewshot", "shots": 2, "draws": 3, "geometry": SMALL},
     "linear": {"kind": "sgd", "lr": [1.0], "length": {"default": {"iterations": 4}}, **TRAINED},
-    "finetune": {
-        "kind": "finetune",
-        "head_lr": [0.1],
-        "parts": {"100": {"length": {"iterations": 3}, "head_over_trunk": 1}},
-        **TRAINED,
-    },
-    "semisup": {
-        "kind": "finetune",
-        "head_lr": [0.1],
-        "parts": {"10": {"length": {"iterations": 3}, "head_over_trunk": 1}},
-        **TRAINED,
-    },
+    "finetune": tuned("100"),
+    "semisup": tuned("10"),
     "analyze": {"base": "analyze_demo", "images": 6, "split": "train", "augmentations": 2},
 }
 WORDS = {

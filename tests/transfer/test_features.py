@@ -1,19 +1,25 @@
-"""Frozen trunks are exact, and the cache gives back what was asked for or refuses."""
+"""Frozen trunks are exact; the cache gives what was asked for, by contents, or refuses."""
 
 import dataclasses
 import fcntl
 import json
+import os
 import shutil
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.extraction import CPU, GEOMETRY, checkpoint, extractor
 from support.interruptions import Killed, kill
 
 from backbench.errors import BadInput, Preempted
-from backbench.images import contents
+from backbench.images import contents, image_list
+from backbench.images.image_list import ImageList, scan_folder
 from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels, eval_geometry, to_input
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
@@ -48,9 +54,8 @@ def test_features_are_those_of_the_plain_trunk(images, cache):
     found = extractor(cache, *points, workers=2)(images)
     geometry = eval_geometry(resize=40, crop=32)
     for point, rows in zip(points, found):
-        pixels = torch.stack(
-            [to_input(geometry(images.open(i)), point.pixels) for i in range(len(images))]
-        )
+        cut = [geometry(images.open(i)) for i in range(len(images))]
+        pixels = torch.stack([to_input(image, point.pixels) for image in cut])
         with torch.no_grad():
             expected = point.backbone().eval()(pixels)
         torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)
@@ -92,9 +97,8 @@ def test_another_preprocessing_under_this_name_is_refused(images, cache):
     text = json.loads(about.read_text())
     text["description"]["geometry"]["interpolation"] = "bicubic"
     about.write_text(json.dumps(text))
-    with pytest.raises(
-        BadInput, match="features of another geometry than asked for; remove the file"
-    ):
+    said = "features of another geometry than asked for; remove the file"
+    with pytest.raises(BadInput, match=said):
         make(images)
 
 
@@ -190,16 +194,13 @@ def test_stopped_at_a_batch_and_continued(images, cache, decoder):
     assert len(decoder.paths) == 4
     continued = extractor(cache, checkpoint())(images)[0]
     assert len(decoder.paths) == 10, "the first batch is not computed again"
-    elsewhere = FeatureCache(cache.folder.parent / "other", 10**8)
-    whole = extractor(elsewhere, checkpoint())(images)[0]
-    assert torch.equal(continued, whole)
+    assert torch.equal(continued, fresh(images, cache.folder.parent))
     left = {p.suffix for p in cache.folder.iterdir()}
     assert left == {".npy", ".json", ".files", ".lock"}, "no part and no marker stays behind"
 
 
 def test_a_marker_that_is_left_over_vouches_for_nothing(images, cache, decoder):
-    """Saved at image 4; one of two parts vanishes, so both are begun anew; that run is killed
-    before it saves."""
+    """Saved at image 4, then a part vanishes, so both begin anew, and that is killed unsaved."""
     points = [checkpoint(seed) for seed in range(2)]
     stop = StopFlag()
     stop.requested = "SIGTERM"
@@ -229,3 +230,108 @@ def test_rows_of_several_parts_are_one_table(sizes):
     assert set(parts) == {whole.untyped_storage().data_ptr()}, "views"
     with pytest.raises(IndexError):
         rows.take(torch.tensor([7]))
+
+
+def blackened(file):
+    """Another picture of the same size in bytes, its time of change kept."""
+    before = file.stat()
+    Image.fromarray(np.zeros((50, 45, 3), np.uint8)).save(file)
+    with file.open("ab") as end:
+        end.write(bytes(before.st_size - file.stat().st_size))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_the_whole_list_is_read_once_and_tells_two_exchanged_pictures(images, monkeypatch):
+    monkeypatch.setattr(contents, "SAMPLE", 2)
+    unseen = [i for i in range(10) if i not in contents.chosen(10, 2)]
+    a, b = (images.file(i) for i in unseen[:2])
+    before, sampled = contents.whole(images), contents.sample(images)
+    monkeypatch.setattr(ImageList, "read", None)  # nothing is read again
+    assert contents.whole(images) == before
+    monkeypatch.undo()
+    first, second = a.read_bytes(), b.read_bytes()
+    a.write_bytes(second)
+    b.write_bytes(first)
+    monkeypatch.setattr(contents, "SAMPLE", 2)
+    assert contents.whole(images) != before and contents.sample(images) == sampled
+
+
+def fresh(images, tmp_path):
+    return extractor(FeatureCache(tmp_path / "fresh", 10**8), checkpoint())(images)[0]
+
+
+def test_another_folder_with_equal_names_sizes_and_times(images, cache, tmp_path):
+    first = extractor(cache, checkpoint())(images)[0]
+    shutil.copytree(tmp_path / "data", tmp_path / "other")
+    other = scan_folder(tmp_path / "other")
+    blackened(other.file(3))
+    found = extractor(cache, checkpoint())(other)[0]
+    assert (found == fresh(other, tmp_path)).all() and not (found == first).all()
+
+
+def test_a_file_outside_of_the_sample_overwritten(images, cache, tmp_path, monkeypatch, caplog):
+    """Its size and time are kept; the inode's time of change cannot be."""
+    monkeypatch.setattr(contents, "SAMPLE", 2)
+    index = next(i for i in range(10) if i not in contents.chosen(10, 2))
+    first = extractor(cache, checkpoint())(images)[0]
+    name = contents.named(images).digest
+    blackened(images.file(index))
+    assert contents.named(images).digest == name, "what names the list does not see it"
+    found = extractor(cache, checkpoint())(images)[0]
+    assert (found == fresh(images, tmp_path)).all() and not (found == first).all()
+    assert f"{images.file(index)}: not what it was" in caplog.text
+
+
+def test_a_copy_on_another_disk_is_recognised(images, cache, tmp_path, decoder):
+    first = extractor(cache, checkpoint())(images)[0]
+    (tmp_path / "disk").mkdir()
+    for folder in "ab":
+        there = tmp_path / "disk" / folder
+        shutil.copytree(tmp_path / "data" / folder, there, copy_function=shutil.copyfile)
+    found = extractor(cache, checkpoint())(scan_folder(tmp_path / "disk"))[0]
+    assert (found == first).all() and len(decoder.paths) == 10
+
+
+def test_what_a_hit_reads(tmp_path, monkeypatch):
+    """In place the sample, moved 2% of the files more; one stat a file."""
+    for i in range(2000):
+        (tmp_path / "data" / "a").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / "a" / f"{i}.png").write_bytes(i.to_bytes(4, "little"))
+    images = scan_folder(tmp_path / "data")
+    monkeypatch.setattr(contents, "SAMPLE", 5)
+    counts = {"read": 0, "stat": 0}
+    read = ImageList.read
+    counted = lambda *a: counts.update(read=counts["read"] + 1) or read(*a)  # noqa: E731
+    monkeypatch.setattr(ImageList, "read", counted)
+
+    def counted_stat(file):
+        counts["stat"] += 1
+        return Path(file).stat()
+
+    monkeypatch.setattr(image_list, "os", SimpleNamespace(**{**vars(os), "stat": counted_stat}))
+    named = contents.named(images)
+    assert counts == {"read": 5, "stat": 2000}
+    seen = feature_cache.not_yet_seen(named)
+    seen[:, 2] = [feature_cache.file_hash(images, i) for i in range(2000)]
+    counts["read"] = 0
+    assert feature_cache.changed_file(images, named, seen) is None and counts["read"] == 0
+    seen[:, 0] += 1
+    assert feature_cache.changed_file(images, named, seen) is None and counts["read"] == 40
+    assert counts["stat"] == 2000
+    seen[:, 2] += 1
+    assert feature_cache.changed_file(images, named, seen) is not None
+
+
+def test_swapped_between_a_stop_and_its_continuation(images, cache, tmp_path, monkeypatch):
+    """Rows of the old pictures and of the new ones never stand in one entry."""
+    monkeypatch.setattr(contents, "SAMPLE", 0)
+    stop = StopFlag()
+    stop.requested = "SIGTERM"
+    with pytest.raises(Preempted):
+        extractor(cache, checkpoint(), stop=stop)(images)
+    monkeypatch.setattr(contents, "SAMPLE", 10)  # of those that a moved list reads
+    for i in range(3):
+        blackened(images.file(i))
+    monkeypatch.setattr(contents, "sample", lambda _: "")
+    found = extractor(cache, checkpoint())(images)[0]
+    assert (found == fresh(images, tmp_path)).all()

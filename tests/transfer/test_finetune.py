@@ -1,8 +1,6 @@
-"""Finetuning: the lists, the two rates, the choice, the refit, and that no kill changes a
-number."""
+"""Finetuning: the lists, two rates, the choice, the refit, and that no kill changes a number."""
 
 import json
-import socket
 import subprocess
 import sys
 
@@ -11,6 +9,8 @@ import pytest
 import torch
 from support import train_network
 from support.interruptions import kill, until_done
+from support.records import rows_of
+from support.slurm_cluster import free_ports
 
 from backbench.cli import main
 from backbench.datasets import catalog
@@ -28,27 +28,13 @@ from transfer.protocols import Finetune, load_protocol
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 
 
-def rows_of(run):
-    return [r for file in store.files_below(run) for r in store.read_file(file)]
-
-
 def protocol_file(folder, **changes):
-    text = {
-        "kind": "finetune",
-        "protocol": "semisup-test-demo-v1",
-        "dataset": "classes",
-        "head_lr": [0.03, 0.1],
-        "batch_size": 4,
-        "reference_batch": 4,
-        "parts": {
-            "10": {"length": {"iterations": 5}, "head_over_trunk": 20},
-            "100": {"length": {"iterations": 4}, "head_over_trunk": 1},
-        },
-        "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.5},
-        "geometry": {"resize": 32, "crop": 32},
-        "save_minutes": 0.0,
-        **changes,
-    }
+    text = {"kind": "finetune", "protocol": "semisup-test-demo-v1", "dataset": "classes"}
+    text |= {"head_lr": [0.03, 0.1], "batch_size": 4, "reference_batch": 4, "save_minutes": 0.0}
+    lengths = {"10": {"length": {"iterations": 5}, "head_over_trunk": 20}}
+    lengths["100"] = {"length": {"iterations": 4}, "head_over_trunk": 1}
+    text |= {"parts": lengths, "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.5}}
+    text |= {"geometry": {"resize": 32, "crop": 32}, **changes}
     file = folder / "semi.yaml"
     file.write_text(json.dumps(text))
     return file
@@ -76,10 +62,9 @@ def semisup(root, trunk, out, tmp_path, **changes):
     return [*args, "--protocol", str(protocol_file(tmp_path, **changes)), "--workers", "0"]
 
 
-def test_another_list_than_the_published_is_refused(trees, trunk, tmp_path, capsys):
+def test_another_list_than_the_published_is_refused(trees, trunk, tmp_path, bad_input):
     root, lists = trees("classes"), listed(tmp_path / "lists")
-    assert main(semisup_on(root, lists, trunk, tmp_path / "run")) == EXIT_BAD_INPUT
-    assert "not the published list" in capsys.readouterr().err
+    bad_input(main(semisup_on(root, lists, trunk, tmp_path / "run")), "not the published list")
     assert not (tmp_path / "run").exists()
 
 
@@ -97,13 +82,10 @@ def test_lists_use_their_own_labels_only(trees):
 
 
 def test_two_rates_and_every_layer_trains(trees, trunk, tmp_path):
-    """The trunk steps with the head's rate / head_over_trunk: after one step its change is that
-    much smaller."""
+    """The trunk's step is the head's rate / head_over_trunk: its change is so much smaller."""
     root = trees("classes")
-    networks = [
-        train_network.train(root, trunk, tmp_path / str(r), ONE, iterations=1, ratio=r)
-        for r in (1.0, 10.0)
-    ]
+    how, runs = {"machine": ONE, "iterations": 1}, {r: tmp_path / str(r) for r in (1.0, 10.0)}
+    networks = [train_network.train(root, trunk, runs[r], ratio=r, **how) for r in runs]
     start = Checkpoint.load(trunk).backbone().state_dict()
     moved = [{n: v - start[n] for n, v in network[0].named_parameters()} for network in networks]
     for name, change in moved[0].items():
@@ -122,9 +104,7 @@ def test_training_is_torchs_sgd(trees, trunk, tmp_path):
 @pytest.mark.slow
 def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
     root = trees("classes")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_ports()[0]
     out = tmp_path / "two" / "network.pt"
     out.parent.mkdir()
     command = [sys.executable, train_network.__file__, str(root), str(trunk), str(out)]
@@ -164,7 +144,7 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
 
 
 @pytest.mark.slow
-def test_seeds_are_runs_of_their_own_and_continue(trees, trunk, tmp_path, decoder, capsys):
+def test_seeds_are_runs_of_their_own_and_continue(trees, trunk, tmp_path, decoder, bad_input):
     root, out = trees("classes"), tmp_path / "run"
     words = [*semisup(root, trunk, out, tmp_path, head_lr=[0.03]), "--seeds", "3"]
     decoder.at[40] = kill  # in the second of them
@@ -176,15 +156,13 @@ def test_seeds_are_runs_of_their_own_and_continue(trees, trunk, tmp_path, decode
     assert main(words) == 0 and len(decoder.paths) == seen, "nothing is left to do"
     alone = [*semisup(root, trunk, out / "s1", tmp_path, head_lr=[0.03]), "--seed", "1"]
     assert main(alone) == 0 and len(decoder.paths) == seen, "the same run as by --seed"
-    assert main([*words[:-1], "0"]) == EXIT_BAD_INPUT
-    assert "--seeds 0: 1 or more" in capsys.readouterr().err
+    bad_input(main([*words[:-1], "0"]), "--seeds 0: 1 or more")
 
 
-def test_seeds_of_what_is_not_trained_are_refused(trunk, tmp_path, capsys):
+def test_seeds_of_what_is_not_trained_are_refused(trunk, tmp_path, bad_input):
     words = ["linear", str(trunk), "--datasets", "digits", "--data", str(tmp_path)]
     words += ["--out", str(tmp_path / "run"), "--protocol", "knn", "--seeds", "3"]
-    assert main(words) == EXIT_BAD_INPUT
-    assert "--seeds 3: knn trains nothing by chance" in capsys.readouterr().err
+    bad_input(main(words), "--seeds 3: knn trains nothing by chance")
 
 
 @pytest.mark.slow
@@ -200,10 +178,8 @@ def test_hold_out_is_refitted_on_the_whole_list(trees, trunk, tmp_path):
 @pytest.mark.slow
 def test_finetune_verb_learns(trees, trunk, tmp_path, monkeypatch):
     root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
-    changes = {
-        "parts": {"100": {"length": {"iterations": 12}, "head_over_trunk": 1}},
-        "batch_size": 8,
-    }
+    parts = {"100": {"length": {"iterations": 12}, "head_over_trunk": 1}}
+    changes = {"parts": parts, "batch_size": 8}
     file = protocol_file(tmp_path, head_lr=[1e-4, 0.003], **changes)
     predict, hits = finetune.Finetuning.predict, []
 

@@ -82,13 +82,10 @@ def test_extraction_copies_a_batch_down_while_the_next_one_is_made(gpu, tiny_roo
     found = catalog.open_split(tiny_root, "digits", "val")
     rows, size = [], 8
     for number, device in enumerate((CPU, CUDA)):
-        extract = Extractor(
-            trunks=[FrozenTrunk.build(checkpoint(0), device=device)],
-            geometry=GEOMETRY,
-            cache=FeatureCache(tmp_path / str(number), limit=1 << 30),
-            machine=Machine(device, rank=0, world=1, workers=0),
-            batch=size,
-        )
+        machine = Machine(device, rank=0, world=1, workers=0)
+        cache = FeatureCache(tmp_path / str(number), limit=1 << 30)
+        how = {"geometry": GEOMETRY, "cache": cache, "machine": machine, "batch": size}
+        extract = Extractor(trunks=[FrozenTrunk.build(checkpoint(0), device=device)], **how)
         gpu.take()
         rows.append(extract(found)[0])
     waits, batches = gpu.take(), -(-len(found) // size)
@@ -104,9 +101,8 @@ def test_logistic_regression_sends_its_features_once(gpu, monkeypatch, room):
     here = logreg.fit([(x, y)], classes=3, l2=1.0, device=CPU, chunk=16)
     points = []
     plain = logreg.Objective.__call__
-    monkeypatch.setattr(
-        logreg.Objective, "__call__", lambda self, flat: points.append(1) or plain(self, flat)
-    )
+    counted = lambda self, flat: points.append(1) or plain(self, flat)  # noqa: E731
+    monkeypatch.setattr(logreg.Objective, "__call__", counted)
     gpu.take()
     there = logreg.fit([(x, y)], classes=3, l2=1.0, device=CUDA, chunk=16)
     waits = gpu.take()

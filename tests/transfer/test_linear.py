@@ -1,11 +1,9 @@
-"""The one-pass probe equals separate runs, at one and two processes, and through any
-interruption."""
+"""The one-pass probe equals separate runs, over processes, and through any interruption."""
 
 import csv
 import itertools
 import json
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -15,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from support import train_heads
 from support.interruptions import Killed, kill, until_done
+from support.records import rows_of
+from support.slurm_cluster import free_ports
 from torch import nn
 
 from backbench.board.board import collect
@@ -40,15 +40,8 @@ ONE = Machine(torch.device("cpu"), 0, 1, 0)
 RATES = train_heads.RATES
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def separate_run(root, trunk, lr):
-    """One rate by itself with torch's own modules: nn.Linear, cross_entropy, SGD, an unfolded trunk
-    in eval()."""
+    """One rate by itself, with torch's own modules and an unfolded trunk in eval()."""
     protocol = train_heads.PROTOCOL
     images = catalog.load("classes", root).train
     checkpoint = Checkpoint.load(trunk)
@@ -59,16 +52,14 @@ def separate_run(root, trunk, lr):
     with torch.no_grad():
         head.weight.copy_(start)
         head.bias.zero_()
-    optimizer = torch.optim.SGD(
-        head.parameters(), lr=0.0, momentum=0.9, weight_decay=protocol.weight_decay
-    )
+    how = {"momentum": 0.9, "weight_decay": protocol.weight_decay}
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.0, **how)
     view = CropFlip(protocol.augment, 0)
     total = protocol.length["default"].iterations
     batches = global_batches(0, len(images), protocol.batch_size, 0, total)
     for step, batch in enumerate(batches):
-        pixels = torch.stack(
-            [to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch]
-        )
+        crops = [view(images.open(i), (epoch, i)) for epoch, i in batch]
+        pixels = torch.stack([to_input(crop, checkpoint.pixels) for crop in crops])
         with torch.no_grad():
             features = backbone(pixels)
         loss = F.cross_entropy(head(features), torch.tensor([images.labels[i] for _, i in batch]))
@@ -96,22 +87,19 @@ def test_one_pass_over_seven_rates_is_seven_separate_runs(trees, trunk, tmp_path
     assert relative(weights[0], weights[6]) > 0.5, "the rates differ"
 
 
-@pytest.mark.parametrize(
-    ("kind", "decay"), [(LinearHeads, 0.0), (LinearHeads, 0.2), (AdamHeads, 0.2)]
-)
-def test_a_step_is_torchs(kind, decay):
-    """Two heads at two rates, 12 steps, against torch's optimizer on each alone; a state in between
-    continues."""
+@pytest.mark.parametrize("kind", [LinearHeads, AdamHeads])
+def test_a_step_is_torchs(kind):
+    """Two heads at two rates, 12 steps and a restored state, against torch's optimizer on each."""
     heads = kind(2, 3, 5, std=0.1, seed=0, device=torch.device("cpu"))
     alone = []
     for lr in (0.01, 0.1):
         head = torch.nn.Linear(5, 3)
         head.load_state_dict({"weight": heads.weight[:3].clone(), "bias": torch.zeros(3)})
+        how = {"lr": lr, "weight_decay": 0.2}
         if kind is AdamHeads:
-            optimizer = torch.optim.Adam(head.parameters(), lr=lr, weight_decay=decay)
+            alone.append((head, torch.optim.Adam(head.parameters(), **how)))
         else:
-            optimizer = torch.optim.SGD(head.parameters(), lr=lr, momentum=0.9, weight_decay=decay)
-        alone.append((head, optimizer))
+            alone.append((head, torch.optim.SGD(head.parameters(), momentum=0.9, **how)))
     draws = torch.Generator().manual_seed(1)
     for step in range(12):
         features, labels = torch.randn(6, 5, generator=draws), torch.arange(6) % 3
@@ -119,8 +107,7 @@ def test_a_step_is_torchs(kind, decay):
             optimizer.zero_grad()
             F.cross_entropy(head(features), labels).backward()
             optimizer.step()
-        rates = torch.tensor([0.01, 0.1])
-        heads.step(features, labels, rates, momentum=0.9, decay=decay, batch=6)
+        heads.step(features, labels, torch.tensor([0.01, 0.1]), momentum=0.9, decay=0.2, batch=6)
         if step == 5:
             state, heads = heads.state(), kind(2, 3, 5, std=1, seed=9, device=heads.weight.device)
             heads.load(state)
@@ -143,7 +130,7 @@ def test_a_confident_head_has_no_subnormal_gradient():
 
 
 def test_two_processes_give_the_weights_of_one_and_hear_each_others_signals(trees, trunk, tmp_path):
-    root, port = trees("classes", classes=("a", "b", "c")), str(free_port())
+    root, port = trees("classes", classes=("a", "b", "c")), str(free_ports()[0])
     out = tmp_path / "two"
     out.mkdir()
     command = [sys.executable, train_heads.__file__, str(root), str(trunk), str(out)]
@@ -160,8 +147,7 @@ def test_two_processes_give_the_weights_of_one_and_hear_each_others_signals(tree
 
 
 def test_a_head_that_gave_up_stays_as_it_was_best():
-    """Patience 2: the second head is best in epoch 1 and must not come back with a lower loss in
-    epoch 4."""
+    """Patience 2: the second head is best in epoch 1; its loss in epoch 4 comes too late."""
     heads = LinearHeads(2, 3, 4, std=0.1, seed=0, device=torch.device("cpu"))
     best = BestHeads(heads)
     losses = {1: (3.0, 1.0), 2: (2.0, 1.5), 3: (2.5, 1.5), 4: (1.0, 0.5), 5: (1.5, 0.5)}
@@ -181,10 +167,8 @@ def test_batches_are_permutations_in_a_row_and_shares_cover_them():
     assert [epoch for epoch, _ in stream] == [0] * 10 + [1] * 10
     assert sorted(i for epoch, i in stream if epoch == 0) == list(range(10))
     assert list(global_batches(0, 10, 4, 3, 5)) == list(global_batches(0, 10, 4, 0, 5))[3:]
-    shares = [
-        list(rank_batches(0, 10, 4, 0, 5, machine=Machine(ONE.device, rank, 3, 0)))
-        for rank in range(3)
-    ]
+    machines = [Machine(ONE.device, rank, 3, 0) for rank in range(3)]
+    shares = [list(rank_batches(0, 10, 4, 0, 5, machine=machine)) for machine in machines]
     together = [item for parts in zip(*shares) for part in parts for item in part]
     assert together == stream
 
@@ -207,25 +191,11 @@ def test_views_depend_on_epoch_and_image_only(trees):
 
 
 # Interruption
-
-
-def rows_of(run):
-    return [r for file in store.files_below(run) for r in store.read_file(file)]
-
-
 def protocol_file(folder, name="live", **changes):
-    text = {
-        "kind": "sgd",
-        "protocol": "linear-live-demo-v1",
-        "lr": [0.1, 1.0, 10.0],
-        "batch_size": 8,
-        "reference_batch": 8,
-        "length": {"default": {"iterations": 10}},
-        "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.5},
-        "geometry": {"resize": 32, "crop": 32},
-        "save_minutes": 0.0,
-        **changes,
-    }
+    text = {"kind": "sgd", "protocol": "linear-live-demo-v1", "lr": [0.1, 1.0, 10.0]}
+    text |= {"batch_size": 8, "reference_batch": 8, "length": {"default": {"iterations": 10}}}
+    text |= {"augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.5}, "save_minutes": 0.0}
+    text |= {"geometry": {"resize": 32, "crop": 32}, **changes}
     file = folder / f"{name}.yaml"
     file.write_text(json.dumps(text))  # JSON is YAML
     return file
@@ -259,11 +229,11 @@ def test_killed_behind_its_rows_a_protocol_leaves_its_choice_to_no_other(
     trees, trunk, tmp_path, monkeypatch
 ):
     root, one = trees("classes"), {"length": {"default": {"iterations": 2}}}
-    files = [
-        protocol_file(tmp_path, name, protocol=f"linear-{name}-v1", lr=rates, **one)
-        for name, rates in (("up", [1e-9, 1.0]), ("down", [1.0, 1e-9]))
-    ]
-    both = ",".join(map(str, files))
+    files = []
+    for name, rates in (("up", [1e-9, 1.0]), ("down", [1.0, 1e-9])):
+        about = {"protocol": f"linear-{name}-v1", "lr": rates, **one}
+        files.append(str(protocol_file(tmp_path, name, **about)))
+    both = ",".join(files)
     assert main(command(root, [trunk], tmp_path / "whole", both)) == 0
     killed, write = command(root, [trunk], tmp_path / "killed", both), scoring.write
 
@@ -292,8 +262,6 @@ def test_signal_saves_and_the_same_command_continues(trees, trunk, tmp_path):
 
 
 # Rows and what lies beside them
-
-
 def test_rows_carry_what_was_chosen_and_how(trees, trunk, tmp_path, caplog):
     root, out = trees("classes"), tmp_path / "run"
     file = protocol_file(tmp_path, lr=[0.1, 1.0], reference_batch=256)
@@ -373,10 +341,8 @@ def test_a_dataset_of_train_only_keeps_val_out_of_its_head(trees, trunk, tmp_pat
         file = protocol_file(tmp_path, lr=lr, train_only=names)
         assert main(command(root, [trunk], out, file)) == 0
         (row,) = rows_of(out)
-        assert ("scores" in row.chosen, row.chosen["on"]) == (
-            len(lr) > 1,
-            "val" if lr[1:] else None,
-        )
+        on = "val" if lr[1:] else None
+        assert ("scores" in row.chosen, row.chosen["on"]) == (len(lr) > 1, on)
         steps.append(row.chosen["trained_on"])
     sizes = {part: len(list((root / "classes" / part).rglob("*.png"))) for part in ("train", "val")}
     chosen = [sizes["train"]] * (len(lr) - 1)
@@ -413,8 +379,7 @@ def test_selecting_on_test_needs_a_name_that_says_so(trees, trunk, tmp_path, cap
 
 
 def test_early_stop_keeps_the_best_epoch(trees, trunk, tmp_path):
-    """MIO's: a hopeless rate makes the validation loss worse at once, and the first epoch's weights
-    are kept."""
+    """MIO's: a hopeless rate makes val worse at once, and the first epoch's weights stay."""
     root = trees("classes")
     changes = {"lr": [50.0], "patience": 2, "length": {"default": {"epochs": 40}}, "batch_size": 4}
     assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path, **changes))) == 0
@@ -427,11 +392,10 @@ def test_early_stop_keeps_the_best_epoch(trees, trunk, tmp_path):
 
 def test_features_once_or_live_learn_the_same_task(trees, trunk, tmp_path):
     root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
-    live = protocol_file(tmp_path, "a", length={"default": {"iterations": 40}})
-    once = protocol_file(tmp_path, "b", length={"default": {"iterations": 40}}, augment=None)
-    for file in (live, once):
-        assert main(command(root, [trunk], tmp_path / file.stem, file)) == 0
-        assert rows_of(tmp_path / file.stem)[0].value == 100.0, "bright and dark pictures"
+    for name, how in (("live", {}), ("once", {"augment": None})):
+        file = protocol_file(tmp_path, name, length={"default": {"iterations": 40}}, **how)
+        assert main(command(root, [trunk], tmp_path / name, file)) == 0
+        assert rows_of(tmp_path / name)[0].value == 100.0, "bright and dark pictures"
 
 
 def test_a_trunk_that_moves_is_a_failure(trunk):
@@ -520,8 +484,6 @@ def test_one_set_of_weights_with_two_stems_or_pixel_statistics_is_two_checkpoint
 
 
 # Protocols
-
-
 def test_every_shipped_protocol_loads_and_has_its_own_name():
     names = {}
     for recipe in config.recipe_names("transfer"):

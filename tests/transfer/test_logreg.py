@@ -1,5 +1,4 @@
-"""Logistic regression agrees with scikit-learn at the same objective, in pieces and warm-started
-too."""
+"""Logistic regression agrees with scikit-learn's objective, in pieces and warm-started too."""
 
 import numpy as np
 import pytest
@@ -32,9 +31,8 @@ def objective(weight, bias, x, y, l2):
 def test_agrees_with_scikit_learn(l2, dtype):
     x, y = problem()
     ours = logreg.fit([(x, y)], classes=5, l2=l2, dtype=dtype, tolerance=1e-7)
-    theirs = LogisticRegression(C=1 / l2, max_iter=5000, tol=1e-8).fit(
-        x.double().numpy(), y.numpy()
-    )
+    theirs = LogisticRegression(C=1 / l2, max_iter=5000, tol=1e-8)
+    theirs.fit(x.double().numpy(), y.numpy())
     reference = objective(torch.tensor(theirs.coef_), torch.tensor(theirs.intercept_), x, y, l2)
     assert objective(ours.weight, ours.bias, x, y, l2) == pytest.approx(reference, rel=1e-4)
     assert ours.loss == pytest.approx(reference, rel=1e-4)
@@ -50,9 +48,8 @@ def test_agrees_with_scikit_learn(l2, dtype):
 def test_parts_and_chunks_are_one_problem():
     x, y = problem()
     whole = logreg.fit([(x, y)], classes=5, l2=1.0, dtype=torch.float64)
-    parts = logreg.fit(
-        [(x[:150], y[:150]), (x[150:], y[150:])], classes=5, l2=1.0, dtype=torch.float64, chunk=64
-    )
+    halves = [(x[:150], y[:150]), (x[150:], y[150:])]
+    parts = logreg.fit(halves, classes=5, l2=1.0, dtype=torch.float64, chunk=64)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-7)
     torch.testing.assert_close(parts.weight, whole.weight, rtol=1e-3, atol=1e-4)
 
@@ -115,8 +112,7 @@ def test_working_memory_does_not_grow_with_the_number_of_rows(tmp_path):
 
 
 def transformer_like(n=900, d=48, classes=6, seed=0):
-    """Features as those of a transformer: a large common part, scales from 1e-3 to 10, and
-    dimensions that move together."""
+    """As a transformer's: a large common part, scales from 1e-3 to 10, correlated dimensions."""
     draw = np.random.Generator(np.random.PCG64(seed))
     y = draw.integers(0, classes, n)
     inner = draw.normal(size=(classes, d))[y] + 2 * draw.normal(size=(n, d))

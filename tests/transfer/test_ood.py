@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from support.layouts import picture
+from support.timm_fixtures import put_in_hub
 from torchmetrics.functional.classification import multiclass_accuracy
 
 import backbench
@@ -17,7 +19,7 @@ from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.datasets.readers import class_list
 from backbench.datasets.splits import InImageNet
-from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
+from backbench.errors import EXIT_FAILED, BadInput
 from backbench.images.preprocess import Pixels, to_input
 from backbench.reproduce import selection
 from backbench.results import kept_scores, store
@@ -35,13 +37,17 @@ SLOW = pytest.mark.slow
 GEOMETRY = {"resize": 24, "crop": 20}
 
 
+def ood(model, name, root, out, protocol, *more):
+    """The exit status of the command on one model and one set."""
+    words = ["ood", model, "--datasets", name, "--data", root, "--out", out]
+    return main([*map(str, words), "--workers", "0", "--protocol", protocol, *more])
+
+
 def info(name):
     return (importlib.resources.files("timm.data") / "_info" / name).read_text()
 
 
 # --- the sets ---
-
-
 def test_labels_of_a_and_r_are_timms_lists():
     for short in "ar":
         indices = list(map(int, info(f"imagenet_{short}_indices.txt").split()))
@@ -102,27 +108,23 @@ def test_objectnets_list_is_in_ilsvrcs_order(trees):
     assert found.imagenet.ids == ((409, 530), (443,), (504,))
 
 
-def test_what_is_damaged_is_refused_in_one_line(trees, trunk, tmp_path, capsys):
+def test_what_is_damaged_is_refused_in_one_line(trees, trunk, tmp_path, bad_input, capsys):
     root = trees("imagenet-a")
-    words = ["--data", str(root), "--out", str(tmp_path / "o"), "--datasets", "imagenet-a"]
-    assert main(["linear", str(trunk), *words]) == EXIT_BAD_INPUT
-    assert "`backbench ood` tests ImageNet's heads on it" in capsys.readouterr().err
-    assert main(["ood", str(trunk), *words, "--protocol", "ood", "rule=any"]) == EXIT_BAD_INPUT
-    assert "no rule 'any'; write rule=subset or rule=all" in capsys.readouterr().err
-    assert main(["ood", str(trunk), *words]) == EXIT_BAD_INPUT
-    assert "no heads.safetensors in it" in capsys.readouterr().err
-    assert main(["ood", str(trunk), *words, "--protocol", "ood_own"]) == EXIT_BAD_INPUT
-    assert "has no head of its own that is known" in capsys.readouterr().err
+    words = [str(trunk), "--data", str(root), "--out", str(tmp_path / "o")]
+    words += ["--datasets", "imagenet-a"]
+    own = ["ood", *words, "--protocol", "ood_own"]
+    bad_input(main(["linear", *words]), "`backbench ood` tests ImageNet's heads on it")
+    status = main(["ood", *words, "--protocol", "ood", "rule=any"])
+    bad_input(status, "no rule 'any'; write rule=subset or rule=all")
+    bad_input(main(["ood", *words]), "no heads.safetensors in it")
+    bad_input(main(own), "has no head of its own that is known")
+    bad_input(main([*own, "--seed", "1"]), "has one own head; leave it out")
     assert not (tmp_path / "o").exists()
-    assert main(["ood", str(trunk), *words, "--protocol", "ood_own", "--seed", "1"]) == 2
-    assert "has one own head; leave it out" in capsys.readouterr().err
     assert main(["data", "check", "imagenet-a", "--data", str(root)]) == 1
     assert "imagenet-a: 1 problems" in capsys.readouterr().out  # 200 images, not 7500
 
 
 # --- the rules ---
-
-
 def random_set(seed):
     """Logits with ties over 1000 classes, and a set whose classes have one, two or several ids."""
     draw = np.random.default_rng(seed)
@@ -147,9 +149,8 @@ def test_rules_are_numpys(first, sets):
         for rule in ("all", "subset", "any", "official"):
             of = InImageNet(tuple(ids), tuple(answers) if rule == "any" else None)
             ruled = Ruled(rule, tuple(map(int, label)), of)
-            ranking = torch.cat(
-                [ruled.ranking(torch.tensor(logits[b : b + 7]), b) for b in (0, 7, 14)]
-            )
+            blocks = [torch.tensor(logits[b : b + 7]) for b in (0, 7, 14)]
+            ranking = torch.cat([ruled.ranking(x, 7 * i) for i, x in enumerate(blocks)])
             for i, z in enumerate(logits):
                 if rule == "subset":
                     scores = [max(z[k] for k in several) for several in ids]
@@ -173,15 +174,12 @@ def test_the_subset_rule_is_torchmetrics_on_the_restricted_logits():
     ranking = ruled.ranking(logits, 0)
     for k in (1, 5):
         ours = (ranking[:, :k] == label[:, None]).any(1).double().mean()
-        theirs = multiclass_accuracy(
-            logits[:, indices], label, num_classes=200, top_k=k, average="micro"
-        )
+        how = {"num_classes": 200, "top_k": k, "average": "micro"}
+        theirs = multiclass_accuracy(logits[:, indices], label, **how)
         assert float(ours) == pytest.approx(float(theirs), abs=1e-6)
 
 
 # --- kept heads ---
-
-
 def keep_head(trunk, run, weight=None):
     """A head of 1000 classes as `linear` on ImageNet would keep it."""
     checkpoint = Checkpoint.load(trunk)
@@ -203,14 +201,13 @@ def recipe(tmp_path, **changes):
     return str(file)
 
 
-def logits_of(checkpoint, head, images, trim=0):
+def features_of(checkpoint, images, trim=0, **how):
     frozen = FrozenTrunk.build(checkpoint, device=torch.device("cpu"))
     pixels = []
     for opened in map(images.open, range(len(images))):
         inside = opened.crop((trim, trim, opened.width - trim, opened.height - trim))
         pixels.append(to_input(Geometry(**GEOMETRY).transform()(inside), Pixels(RAW, UNIT)))
-    pixels = (255 * torch.stack(pixels)).round().to(torch.uint8)
-    return forward_all([frozen], pixels)[0] @ head.weight.T + head.bias
+    return forward_all([frozen], (255 * torch.stack(pixels)).round().to(torch.uint8), **how)[0]
 
 
 @pytest.mark.parametrize("name", ["imagenet-a", "imagenet-real", "objectnet"])
@@ -218,14 +215,13 @@ def test_a_kept_head_answers(name, trees, trunk, tmp_path, capsys):
     root = trees(name)
     checkpoint, head = keep_head(trunk, tmp_path / "runs" / "linear")
     out = tmp_path / "runs" / "ood"
-    words = ["ood", str(trunk), "--datasets", name, "--data", str(root), "--workers", "0"]
-    assert main([*words, "--out", str(out), "--protocol", recipe(tmp_path)]) == 0
+    assert ood(trunk, name, root, out, recipe(tmp_path)) == 0
     rows = [r for r in store.read_file(out / "results.jsonl") if r.metric == "top1"]
-    assert [r.protocol.removeprefix("linear-grid-v1-") for r in rows] == list(
-        catalog.DATASETS[name].rules
-    )
+    rules = [r.protocol.removeprefix("linear-grid-v1-") for r in rows]
+    assert rules == list(catalog.DATASETS[name].rules)
     found = catalog.load(name, root)
-    logits = logits_of(checkpoint, head, found.test, trim=2 if name == "objectnet" else 0)
+    features = features_of(checkpoint, found.test, trim=2 if name == "objectnet" else 0)
+    logits = features @ head.weight.T + head.bias
     for row in rows:
         rule = row.protocol.rpartition("-")[2]
         ruled = Ruled(rule, found.test.labels, found.imagenet)
@@ -250,7 +246,7 @@ def test_a_kept_head_answers(name, trees, trunk, tmp_path, capsys):
     assert f"ood/{name}" in head_line
 
 
-def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, capsys):
+def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, bad_input):
     root, checkpoint = trees("imagenet-a"), Checkpoint.load(trunk)
     draw = torch.Generator().manual_seed(5)
     shapes = {"weight": (1000, 512), "bias": (1000,), "query": (8, 512), "value": (512, 512)}
@@ -261,19 +257,13 @@ def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, capsys):
     run.mkdir(parents=True)
     kept_heads.keep(run / "heads.safetensors", "attentive/imagenet/x", head, bound)
     out = tmp_path / "runs" / "ood"
-    words = ["ood", str(trunk), "--datasets", "imagenet-a", "--data", str(root), "--workers", "0"]
-    words += ["--out", str(out), "--protocol"]
+    what, how = (trunk, "imagenet-a", root, out), {"of": "attentive-v1"}
     # 1. It reads tokens, and pooled features have as many numbers
-    assert main([*words, recipe(tmp_path, of="attentive-v1")]) == EXIT_BAD_INPUT
-    assert "has another space" in capsys.readouterr().err
+    bad_input(ood(*what, recipe(tmp_path, **how)), "has another space")
     # 2. Its answers are those that its formula gives, computed apart from the run
-    assert main([*words, recipe(tmp_path, of="attentive-v1", reads="tokens")]) == 0
+    assert ood(*what, recipe(tmp_path, **how, reads="tokens")) == 0
     found = catalog.load("imagenet-a", root)
-    frozen = FrozenTrunk.build(checkpoint, device=torch.device("cpu"))
-    transform = Geometry(**GEOMETRY).transform()
-    pictures = [to_input(transform(found.test.open(i)), Pixels(RAW, UNIT)) for i in range(200)]
-    pixels = (255 * torch.stack(pictures)).round().to(torch.uint8)
-    tokens = forward_all([frozen], pixels, tokens=True)[0].flatten(1, 2)
+    tokens = features_of(checkpoint, found.test, tokens=True).flatten(1, 2)
     values = tokens @ head.value.T
     weights = (tokens @ head.query.T).softmax(1)  # (n, T, Q)
     slices = [weights[:, :, j][:, None] @ values[:, :, 64 * j : 64 * j + 64] for j in range(8)]
@@ -290,18 +280,16 @@ def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, capsys):
     assert main(["verify", str(out)]) == 0
 
 
-def test_a_run_goes_on_with_its_own_heads_alone(trees, trunk, tmp_path, capsys):
+def test_a_run_goes_on_with_its_own_heads_alone(trees, trunk, tmp_path, bad_input, capsys):
     root, out = trees("imagenet-a"), tmp_path / "runs" / "ood"
     _, head = keep_head(trunk, tmp_path / "runs" / "linear")
-    words = ["ood", str(trunk), "--datasets", "imagenet-a", "--data", str(root), "--workers", "0"]
-    words += ["--out", str(out), "--protocol", recipe(tmp_path)]
-    assert main(words) == 0
+    line = (trunk, "imagenet-a", root, out, recipe(tmp_path))
+    assert ood(*line) == 0
     before = (out / "results.jsonl").read_text()
     # Trained again: all that a head is bound to is the same, and its numbers are others
     keep_head(trunk, tmp_path / "again", weight=-head.weight)
-    assert main([*words, "--heads", str(tmp_path / "again")]) == EXIT_BAD_INPUT
-    assert "differs in heads" in capsys.readouterr().err
-    assert main(words) == 0 and (out / "results.jsonl").read_text() == before
+    bad_input(ood(*line, "--heads", str(tmp_path / "again")), "differs in heads")
+    assert ood(*line) == 0 and (out / "results.jsonl").read_text() == before
     # Two rules, one head: files of scores that were exchanged give no number
     of_all, subset = sorted((out / "scores").glob("*.npz"))
     kept = subset.read_bytes()
@@ -315,18 +303,15 @@ def test_a_run_goes_on_with_its_own_heads_alone(trees, trunk, tmp_path, capsys):
 
 
 def test_of_two_heads_that_fit_none_is_taken_nor_one_of_another_reading(
-    trees, trunk, tmp_path, capsys
+    trees, trunk, tmp_path, bad_input
 ):
     root = trees("imagenet-a")
     for n in range(2):
         keep_head(trunk, tmp_path / "runs" / str(n), torch.full((1000, 512), 0.1 * n))
-    words = ["--datasets", "imagenet-a", "--data", str(root), "--out", str(tmp_path / "runs" / "o")]
-    line = ["ood", str(trunk), *words, "--protocol", recipe(tmp_path)]
-    assert main(line) == EXIT_BAD_INPUT
-    assert "2 heads fit" in capsys.readouterr().err
+    line = (trunk, "imagenet-a", root, tmp_path / "runs" / "o", recipe(tmp_path))
+    bad_input(ood(*line), "2 heads fit")
     for name, change in (("geometry", "geometry.crop=16"), ("precision", "precision=bf16")):
-        assert main([*line, change]) == EXIT_BAD_INPUT
-        assert f"has another {name}; needed" in capsys.readouterr().err
+        bad_input(ood(*line, change), f"has another {name}; needed")
 
 
 def test_evaluate_takes_the_heads_that_lie_in_its_folder(trees, trunk, tmp_path):
@@ -334,9 +319,8 @@ def test_evaluate_takes_the_heads_that_lie_in_its_folder(trees, trunk, tmp_path)
     out = tmp_path / "runs"
     keep_head(trunk, out / "linear")
     task = f"ood/imagenet-a@{recipe(tmp_path)} rule=subset"
-    found = backbench.evaluate(
-        trunk, [task, "calibration/imagenet-a"], data=root, out=out, here=True
-    )
+    tasks = [task, "calibration/imagenet-a"]
+    found = backbench.evaluate(trunk, tasks, data=root, out=out, here=True)
     assert {r.task for r in found} == {"ood", "calibration"}
     assert {r.protocol for r in found} == {"linear-grid-v1-subset"}
 
@@ -355,23 +339,11 @@ MODELS = {
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """Put a model with random weights into the Hub's local cache."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
     def put(name):
-        import timm
-        from safetensors.torch import save_file
-
         torch.manual_seed(3)
         model = timm.create_model(name).eval()
-        repository = model.pretrained_cfg["hf_hub_id"].replace("/", "--")
-        folder = tmp_path / "hub" / f"models--{repository}"
-        (folder / "snapshots" / ("a" * 40)).mkdir(parents=True)
-        (folder / "refs").mkdir()
-        (folder / "refs" / "main").write_text("a" * 40)
-        state = {k: v.clone() for k, v in model.state_dict().items()}
-        save_file(state, folder / "snapshots" / ("a" * 40) / "model.safetensors")
+        put_in_hub(monkeypatch, tmp_path / "hub", name, model.state_dict())
         return model
 
     return put
@@ -387,16 +359,13 @@ def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
     # The door keeps the head in a checkpoint of ours, as `evaluate` does
     checkpoint = importing.read(f"timm:{name}")
     checkpoint.save(tmp_path / "own.safetensors")
-    out = tmp_path / "ood"
-    words = ["ood", str(tmp_path / "own.safetensors"), "--datasets", "imagenet-real"]
-    words += ["--data", str(root), "--out", str(out), "--workers", "0", "--protocol", "ood_own"]
-    assert main(words) == 0
+    file, out = tmp_path / "own.safetensors", tmp_path / "ood"
+    assert ood(file, "imagenet-real", root, out, "ood_own") == 0
     (top1, _) = store.read_file(out / "results.jsonl")
     config = resolve_data_config({}, model=model, use_test_size=True)
     said = top1.provenance["own_geometry"]
-    assert {k: said[k] for k in ("crop_pct", "crop_mode", "interpolation")} == {
-        k: config[k] for k in ("crop_pct", "crop_mode", "interpolation")
-    }
+    for key in ("crop_pct", "crop_mode", "interpolation"):
+        assert said[key] == config[key]
     assert list(said["input_size"]) == list(config["input_size"])
     # timm's own pass over the same images
     images: ImageList = catalog.load("imagenet-real", root).test
@@ -427,17 +396,13 @@ def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatc
     torch.save({"epoch": 100, "state_dict": own}, "swav_800ep_eval_linear.pth.tar")
     about = selection.read_list("heads").files["resnet50_swav"]
     exec(about.by_hand.partition('python -c "')[2].rpartition('"')[0])
-    words = ["ood", about.file, "--datasets", "imagenet-real", "--data", str(root)]
-    words += ["--workers", "0"]
-    assert main([*words, "--out", "o", "--protocol", "ood_own"]) == 0
+    assert ood(about.file, "imagenet-real", root, "o", "ood_own") == 0
     cut = v2.Compose([v2.Resize(256), v2.CenterCrop(224), v2.PILToTensor()])
     images = catalog.load("imagenet-real", root).test
     pixels = torch.stack([cut(images.open(i)) for i in range(len(images))]) / 255
-    normed = (pixels - torch.tensor(Pixels().mean)[:, None, None]) / torch.tensor(Pixels().std)[
-        :, None, None
-    ]
+    mean, std = (torch.tensor(each)[:, None, None] for each in (Pixels().mean, Pixels().std))
     with torch.no_grad():
-        theirs = model(normed)
+        theirs = model((pixels - mean) / std)
     (rows,) = [np.load(f) for f in Path("cache").rglob("*.npy")]
     np.testing.assert_allclose(rows, theirs, atol=1e-5 * float(theirs.abs().max()))
     (top1, _) = store.read_file(Path("o/results.jsonl"))
@@ -450,8 +415,7 @@ def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatc
     "name", ["imagenet-v2-matched", "imagenet-a", "imagenet-r", "imagenet-sketch"]
 )
 def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeypatch):
-    """Eight images of each set, read, cut and normalised as timm's validate.py does; every second
-    has the model's own answer for its label."""
+    """Eight images of each set as timm's validate.py reads them; half have the model's answer."""
     from timm.data import create_dataset, create_loader, resolve_data_config
 
     model, root = hub("test_resnet.r160_in1k"), trees(name)
@@ -477,9 +441,8 @@ def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeyp
     test = dataclasses.replace(whole.test, paths=paths, labels=tuple(labels.tolist()))
     monkeypatch.setattr(catalog, "load", lambda *_, **__: dataclasses.replace(whole, test=test))
     rule = "subset" if len(whole.imagenet.ids) == 200 else "all"
-    words = ["ood", "timm:test_resnet.r160_in1k", "--datasets", name, "--data", str(root)]
-    words += ["--out", str(tmp_path / "o"), "--workers", "0", "--protocol", "ood_own"]
-    assert main([*words, f"rule={rule}"]) == 0
+    how = ("ood_own", f"rule={rule}")
+    assert ood("timm:test_resnet.r160_in1k", name, root, tmp_path / "o", *how) == 0
     (rows,) = [np.load(f) for f in (tmp_path / "cache").rglob("*.npy")]
     np.testing.assert_allclose(rows, theirs, atol=1e-6 * float(theirs.abs().max()))
     (top1, _) = store.read_file(tmp_path / "o" / "results.jsonl")
@@ -487,39 +450,30 @@ def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeyp
     # A head in another order of classes has another count; other pixels are refused
     own, file = importing.read("timm:test_resnet.r160_in1k"), str(tmp_path / "own.safetensors")
     own.replace(heads={key: tensor.roll(7, 0) for key, tensor in own.heads.items()}).save(file)
-    words[1], words[words.index("--out") + 1] = file, str(tmp_path / "rolled")
-    assert main([*words, f"rule={rule}"]) == 0
+    assert ood(file, name, root, tmp_path / "rolled", *how) == 0
     (top1, _) = store.read_file(tmp_path / "rolled" / "results.jsonl")
     assert top1.provenance["right"]["top1"] != 4
     with pytest.raises(BadInput, match=r"has other pixels than timm's test_resnet\.r160_in1k"):
         timm_classifier.classifier(own.replace(pixels=Pixels((0.5,) * 3)))
 
 
-def test_a_head_that_is_not_imagenets_is_refused(hub, trees, tmp_path, capsys):
-    import timm
-
-    name = next(
-        n
-        for n in timm.list_pretrained("convnext_nano*")
-        if timm.get_pretrained_cfg(n).num_classes == 11821
-    )
+def test_a_head_that_is_not_imagenets_is_refused(hub, trees, tmp_path, bad_input):
+    names = timm.list_pretrained("convnext_nano*")
+    name = next(n for n in names if timm.get_pretrained_cfg(n).num_classes == 11821)
     hub(name)
-    words = ["--datasets", "imagenet-real", "--data", str(trees("imagenet-real")), "--workers", "0"]
-    line = ["ood", f"timm:{name}", *words, "--out", str(tmp_path / "o"), "--protocol", "ood_own"]
-    assert main(line) == EXIT_BAD_INPUT
-    assert "its own head has 11821 classes" in capsys.readouterr().err
+    root = trees("imagenet-real")
+    status = ood(f"timm:{name}", "imagenet-real", root, tmp_path / "o", "ood_own")
+    bad_input(status, "its own head has 11821 classes")
 
 
 @SLOW
-def test_reproduce_holds_cached_models_to_timms_counts(hub, trees, tmp_path, capsys):
+def test_reproduce_holds_cached_models_to_timms_counts(hub, trees, tmp_path, bad_input, capsys):
     """`reproduce timm-a` measures what lies in the Hub's cache, and its bundle holds together."""
     root = trees("imagenet-a")
     words = ["reproduce", "timm-a", "--data", str(root), "--out", str(tmp_path / "runs")]
-    assert main(words) == EXIT_BAD_INPUT
-    assert "cache on this machine holds none" in capsys.readouterr().err
+    bad_input(main(words), "cache on this machine holds none")
     hub("resnet18.tv_in1k")
-    assert main([*words, "--models", "resnet18.tv_in1"]) == EXIT_BAD_INPUT
-    assert "did you mean 'resnet18.tv_in1k'" in capsys.readouterr().err
+    bad_input(main([*words, "--models", "resnet18.tv_in1"]), "did you mean 'resnet18.tv_in1k'")
     assert main([*words]) == 0
     table = (tmp_path / "runs/reproduce/timm-a.md").read_text()
     assert "1 printed numbers: 1 unlike." in table

@@ -1,12 +1,16 @@
-"""What a run says before it starts, what the rest will cost once it is timed, and the protocols
-that there are to choose from."""
+"""What a run says before it starts, its price, the protocols that there are, `--protocol own`."""
 
+import dataclasses
 import json
 import re
 
 import pytest
 
-from backbench import cli
+from backbench import Checkpoint, cli
+from backbench.cli import main
+from backbench.errors import BadInput
+from backbench.recipes import own_probe
+from backbench.results import store
 from backbench.runs import price
 
 TINY = {"resize": 32, "crop": 32}
@@ -55,11 +59,9 @@ def written(folder, recipe):
 def test_a_probe_says_its_plan_and_its_price(says, timed_at_once):
     said = says("linear", "TRUNK", "--datasets", "digits", "--protocol", "sgd-test-v1")
     plan = next(i for i, line in enumerate(said) if line.startswith("linear on digits: "))
-    assert re.fullmatch(
-        r"linear on digits: sgd-test-v1 \(best of 2 learning rates by val, 16 images a step\);"
-        r" 1 checkpoint; 60 steps, [\d,]+ images",
-        said[plan],
-    )
+    about = r"linear on digits: sgd-test-v1 \(best of 2 learning rates by val, 16 images a step\)"
+    steps = r" 1 checkpoint; 60 steps, [\d,]+ images"
+    assert re.fullmatch(f"{about};{steps}", said[plan])
     # Both trainings are one price: 60 steps less those that were timed
     priced = [line for line in said[plan + 1 :] if "more steps" in line]
     (line,) = priced
@@ -122,14 +124,11 @@ def test_a_price_is_spelled_for_people():
     assert price.spelled(899 * 3600) == "899 hours"
 
 
-@pytest.mark.parametrize(
-    ("verb", "default", "listed", "others"),
-    [
-        ("linear", "lorac", {"lorac", "knn", "logreg", "fewshot"}, "finetune"),
-        ("finetune", "finetune", {"finetune", "finetune_vit"}, "semisup"),
-        ("semisup", "semisup", {"semisup", "semisup_demo"}, "finetune"),
-    ],
-)
+@pytest.mark.parametrize(("verb", "default", "listed", "others"), [
+    ("linear", "lorac", {"lorac", "knn", "logreg", "fewshot"}, "finetune"),
+    ("finetune", "finetune", {"finetune", "finetune_vit"}, "semisup"),
+    ("semisup", "semisup", {"semisup", "semisup_demo"}, "finetune"),
+])  # fmt: skip
 def test_the_protocols_are_listed(capsys, verb, default, listed, others):
     with pytest.raises(SystemExit) as ended:
         cli.main([verb, "--protocol", "list"])
@@ -141,3 +140,66 @@ def test_the_protocols_are_listed(capsys, verb, default, listed, others):
     with pytest.raises(SystemExit):
         cli.main([verb, "--help"])
     assert f"(default: {default})" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_recipe_says_its_probe_and_of_others_the_method_tells():
+    jcl = {"method": {"name": "jcl"}, "data": {"dataset": "imagenet100"}}
+    assert own_probe.of_recipe(jcl, "imagenet100") == "imagenet100_jcl"
+    assert own_probe.of_recipe({**jcl, "probe": {"imagenet100": "mine"}}, "imagenet100") == "mine"
+    assert own_probe.of_checkpoint("x", "moco", {}, "imagenet") == "imagenet_moco"
+    assert own_probe.of_checkpoint("x", "lorac", {}, "imagenet") == "imagenet_lorac"
+    assert own_probe.of_checkpoint("x", "unknown", {}, "imagenet") == "imagenet_grid"
+    assert own_probe.of_checkpoint("x", "moco", {"recipe": jcl}, "imagenet100") == "imagenet100_jcl"
+    with pytest.raises(BadInput, match="x: neither its recipe nor its method 'moco' has a probe"):
+        own_probe.of_checkpoint("x", "moco", {}, "cars")
+
+
+def own(trunk, path, protocol, name):
+    """The trunk's file as one whose recipe probes `classes` by the file `protocol`."""
+    known = Checkpoint.load(trunk)
+    recipe = {"probe": {"classes": str(protocol)}, "data": {"dataset": "imagenet"}}
+    about = {"trained_on": ["stl10:test"]} if name == "second" else {}
+    state = {key: value + 0.01 if value.is_floating_point() else value
+             for key, value in known.state_dict.items()} if name == "second" else known.state_dict  # fmt: skip
+    changed = known.replace(state_dict=state, provenance={"name": name, "recipe": recipe, **about})
+    changed.save(path)
+    return path
+
+
+def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, capsys):
+    root = trees("classes")
+    fast = tmp_path / "fast.yaml"
+    geometry = "geometry: {resize: 32, crop: 32}"
+    fast.write_text(f"{{kind: knn, protocol: knn-fast-demo-v1, k: [1], {geometry}}}")
+    slow = tmp_path / "slow.yaml"
+    about = "kind: sgd, protocol: linear-slow-demo-v1, lr: [0.1], batch_size: 4, augment: null"
+    slow.write_text(f"{{{about}, length: {{default: {{iterations: 2}}}}, {geometry}}}")
+    probes = {"first": fast, "second": slow}
+    files = [own(trunk, tmp_path / f"{n}.safetensors", probes[n], n) for n in probes]
+    out = tmp_path / "run"
+    command = ["linear", *map(str, files), "--datasets", "classes", "--protocol", "own"]
+    command += ["--data", str(root), "--out", str(out), "--workers", "0"]
+    assert main(command) == 0
+    rows, _ = store.read(out)
+    found = {(r.name, r.task, r.protocol) for r in rows}
+    first = ("first", "knn", "knn-fast-demo-v1")
+    assert found == {first, ("second", "linear", "linear-slow-demo-v1")}
+    for row in rows:
+        recipe = {"data.dataset": "imagenet", "probe.classes": str(probes[row.name])}
+        assert row.provenance["pretraining"] == recipe
+        # What a file says of its images goes before its recipe
+        seen = ["imagenet"] if row.name == "first" else ["stl10:test"]
+        assert row.provenance["trained_on"] == seen
+    assert main(command) == 0 and len(store.read(out)[0]) == len(rows), "the same run continued"
+    slow.write_text(slow.read_text().replace("0.1", "0.2"))
+    assert main(command) == 2 and "recipe" in capsys.readouterr().err
+
+
+def test_a_recipes_probe_decides_no_training():
+    from backbench.recipes import config
+    from pretrain.recipe import PretrainConfig
+    from pretrain.train import what_decides
+
+    recipe = config.load(PretrainConfig, "lorac/lorac_imagenet", kind="pretrain")
+    assert recipe.probe == {"imagenet": "imagenet_lorac"}
+    assert what_decides(recipe) == what_decides(dataclasses.replace(recipe, probe={}))

@@ -31,8 +31,6 @@ LINEAR = load_protocol("seg_linear", PROTOCOLS)
 
 
 # The heads
-
-
 @pytest.mark.parametrize(("average", "dropout"), [("all", 0.0), ("labelled", 0.0), ("all", 0.3)])
 def test_each_head_is_what_torchs_modules_train_alone(average, dropout):
     """Rates in one pass against nn.BatchNorm2d, nn.Conv2d, cross_entropy and AdamW, one by one."""
@@ -66,15 +64,11 @@ def test_each_head_is_what_torchs_modules_train_alone(average, dropout):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        weight, bias, scale, shift = ours.heads[index].values()
-        for mine, theirs in (
-            (weight, alone[1].weight[:, :, 0, 0]),
-            (bias, alone[1].bias),
-            (scale, alone[0].weight),
-            (shift, alone[0].bias),
-            (ours.norm.running_var, alone[0].running_var),
-        ):
-            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+        norm, convolution = alone
+        theirs = (convolution.weight[:, :, 0, 0], convolution.bias, norm.weight, norm.bias)
+        for mine, wanted in zip(ours.heads[index].values(), theirs, strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours.norm.running_var, norm.running_var, rtol=0, atol=1e-5)
 
 
 def test_a_map_is_scored_alone_as_among_others():
@@ -94,8 +88,6 @@ def test_the_rates_follow_dinov3s_schedule():
 
 
 # Maps
-
-
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
 @pytest.mark.parametrize("stride", [16, 8])
 def test_dilation_adds_places_and_changes_none(arch, stride):
@@ -111,19 +103,14 @@ def test_dilation_adds_places_and_changes_none(arch, stride):
 
 
 # Views and windows
-
-
-@pytest.mark.parametrize(
-    ("length", "expected"),
-    [
-        (400, [0]),
-        (512, [0]),
-        (513, [0, 1]),
-        (853, [0, 341]),
-        (854, [0, 341, 342]),
-        (2217, [0, 341, 682, 1023, 1364, 1705]),
-    ],
-)
+@pytest.mark.parametrize(("length", "expected"), [
+    (400, [0]),
+    (512, [0]),
+    (513, [0, 1]),
+    (853, [0, 341]),
+    (854, [0, 341, 342]),
+    (2217, [0, 341, 682, 1023, 1364, 1705]),
+])  # fmt: skip
 def test_windows_begin_where_a_hand_puts_them(length, expected):
     assert starts(length, 512, 341) == expected
 
@@ -184,9 +171,8 @@ class OneHot(nn.Module):
 
 def test_a_trunk_that_knows_the_label_scores_100(tmp_path, monkeypatch):
     monkeypatch.setattr(probe_seg, "forward_all", OneHot())
-    p = dataclasses.replace(
-        DEMO, lr=(1.0,), stride=32, geometry=dataclasses.replace(DEMO.geometry, resize=96)
-    )
+    geometry = dataclasses.replace(DEMO.geometry, resize=96)
+    p = dataclasses.replace(DEMO, lr=(1.0,), stride=32, geometry=geometry)
     heads = DenseHeads(p, 3, 3, seed=0, machine=ONE)
     with torch.no_grad():
         heads.heads[0]["weight"].copy_(torch.eye(3))
@@ -207,9 +193,8 @@ def test_a_trunk_that_knows_the_label_scores_100(tmp_path, monkeypatch):
 def test_the_pictures_of_one_of_two_ranks_are_of_its_own_images(tmp_path, monkeypatch):
     monkeypatch.setattr(probe_seg, "forward_all", OneHot())
     heads, images = DenseHeads(DEMO, 3, 3, seed=0, machine=ONE), blocks(tmp_path, 6)
-    task = SimpleNamespace(
-        protocol=DEMO, dataset=SimpleNamespace(name="x"), run=tmp_path, splits={"test": images}
-    )
+    about = {"dataset": SimpleNamespace(name="x"), "splits": {"test": images}}
+    task = SimpleNamespace(protocol=DEMO, run=tmp_path, **about)
     windows = probe_seg.Windows(task, [None], [heads], Machine(ONE.device, 0, 2, 0), None)
     ((counts,),), (shown,) = windows.count("test", [[0]])
     assert list(shown) == [0, 2, 4] == np.flatnonzero(counts.any((1, 2))).tolist()
@@ -219,8 +204,6 @@ def test_the_pictures_of_one_of_two_ranks_are_of_its_own_images(tmp_path, monkey
 
 
 # Scores
-
-
 def test_scores_are_sklearns_on_1000_random_maps():
     draw = np.random.default_rng(0)
     for _ in range(1000):
@@ -245,8 +228,6 @@ def test_the_mean_is_over_classes_of_all_images_and_not_per_image():
 
 
 # The whole command
-
-
 def command(made, out, *more, protocol="seg_demo"):
     root, trunks = made
     files = list(map(str, trunks))
@@ -298,15 +279,12 @@ def test_the_command_leaves_numbers_that_follow_from_its_counts(whole, tmp_path)
     assert "segmentation" in (tmp_path / "board.tex").read_text().lower()
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"intersection": 5}, "more pixels are right"),
-        ({"predicted": 5}, "other numbers of pixels"),
-        ({"both": 5}, "its counts of pixels give"),
-        ({"images": 1}, "its list has"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    ({"intersection": 5}, "more pixels are right"),
+    ({"predicted": 5}, "other numbers of pixels"),
+    ({"both": 5}, "its counts of pixels give"),
+    ({"images": 1}, "its list has"),
+])  # fmt: skip
 def test_forged_counts_do_not_pass(whole, tmp_path, change, says, caplog):
     import shutil
 
@@ -336,14 +314,11 @@ def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decod
     assert numbers(out) == numbers(whole)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["geometry.resize=60"], "resize"),
-        (["stride=100"], "stride at most"),
-        (["optimizer=sgd"], "optimizer: adamw"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), [
+    (["geometry.resize=60"], "resize"),
+    (["stride=100"], "stride at most"),
+    (["optimizer=sgd"], "optimizer: adamw"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused_before_anything_is_read(made, tmp_path, capsys, words, says):
     assert command(made, tmp_path / "run", *words) == EXIT_BAD_INPUT
     assert says in capsys.readouterr().err and not (tmp_path / "run").exists()
@@ -352,9 +327,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(made, tmp_path, ca
 def test_evaluate_measures_it_beside_other_tasks(made, tmp_path):
     root, trunks = made
     words = ["evaluate", str(trunks[0]), "segmentation/scenes@seg_demo length.default.iterations=2"]
-    assert (
-        main([*words, "--data", str(root), "--out", str(tmp_path / "runs"), "--workers", "0"]) == 0
-    )
+    words += ["--data", str(root), "--out", str(tmp_path / "runs"), "--workers", "0"]
+    assert main(words) == 0
     assert "segmentation/scenes/miou" in (tmp_path / "runs" / "leaderboard.csv").read_text()
 
 

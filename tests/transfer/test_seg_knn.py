@@ -33,12 +33,10 @@ WAYS = [(k, by) for k in (1, 3, 10) for by in ("cosine", "l2")]
 
 
 def seen(tmp_path, grid, train, classes=3):
-    task = SimpleNamespace(
-        protocol=dataclasses.replace(DEMO, k=(1, 3, 10), feature_batch=3),
-        dataset=SimpleNamespace(name="x"),
-        run=tmp_path,
-        splits=SimpleNamespace(train=SimpleNamespace(classes=tuple(range(classes)))),
-    )
+    p = dataclasses.replace(DEMO, k=(1, 3, 10), feature_batch=3)
+    splits = SimpleNamespace(train=SimpleNamespace(classes=tuple(range(classes))))
+    about = {"dataset": SimpleNamespace(name="x"), "splits": splits}
+    task = SimpleNamespace(protocol=p, run=tmp_path, **about)
     return Neighbours(task, grid, train, ONE, None)
 
 
@@ -94,10 +92,8 @@ def test_every_pixel_is_as_a_loop_has_it(tmp_path, monkeypatch, seed):
     one = seen(tmp_path, grid, features[0])
     scaler = StandardScaler().fit(features[0].reshape(-1, dim).double().numpy())
     train, val, test = (scaler.transform(f.reshape(-1, dim).double().numpy()) for f in features)
-    for parts, bank, labels in (
-        (1, train, maps[0]),
-        (2, np.concatenate((train, val)), np.concatenate(maps[:2])),
-    ):
+    all_maps = np.concatenate(maps[:2])
+    for parts, bank, labels in ((1, train, maps[0]), (2, np.concatenate((train, val)), all_maps)):
         one.learn(features[:parts], torch.tensor(labels))
         counted, shown = one.count(features[2], torch.tensor(maps[2]), WAYS)
         patches, truth = cut(labels, height, width), cut(maps[2], height, width).reshape(4, -1)
@@ -124,8 +120,6 @@ def test_both_distances_are_sklearns():
 
 
 # The whole command
-
-
 def command(made, out, *more, datasets="scenes"):
     root, trunks = made
     words = ["--datasets", datasets, "--protocol", "seg_knn_demo", *more, "--data", str(root)]
@@ -220,35 +214,30 @@ def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decod
         command(made, out)
     assert command(made, out) == 0
     one, other = (list(store.read(run)[0]) for run in (whole, out))
-    assert [(r.metric, r.value, r.ci95, r.chosen) for r in one] == [
-        (r.metric, r.value, r.ci95, r.chosen) for r in other
-    ]
+    said = [[(r.metric, r.value, r.ci95, r.chosen) for r in rows] for rows in (one, other)]
+    assert said[0] == said[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["geometry.square=false"], "whole images are read"),
-        (["geometry.crop=64"], "resize as crop"),
-        (["distances=l1"], "distances"),
-        (["k=0"], "k"),
-        (["geometry.resize=100", "geometry.crop=100"], "7 x 7 tokens do not divide 100 pixels"),
-        (["k=1,5000"], "k = 5000 neighbours of"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), [
+    (["geometry.square=false"], "whole images are read"),
+    (["geometry.crop=64"], "resize as crop"),
+    (["distances=l1"], "distances"),
+    (["k=0"], "k"),
+    (["geometry.resize=100", "geometry.crop=100"], "7 x 7 tokens do not divide 100 pixels"),
+    (["k=1,5000"], "k = 5000 neighbours of"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused_in_one_line(made, tmp_path, capsys, words, says):
     assert command(made, tmp_path / "run", *words) == EXIT_BAD_INPUT
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert says in line and "Traceback" not in line
 
 
-def test_wrong_layouts_are_one_line(made, tmp_path, monkeypatch, capsys):
+def test_wrong_layouts_are_one_line(made, tmp_path, monkeypatch, bad_input, capsys):
     from PIL import Image
 
     root = Trees(tmp_path, monkeypatch)("classes")
     trunks = made[1]
-    assert command((root, trunks), tmp_path / "run", datasets="classes") == EXIT_BAD_INPUT
-    assert "images of classes" in capsys.readouterr().err
+    bad_input(command((root, trunks), tmp_path / "run", datasets="classes"), "images of classes")
     embedded.build(tmp_path / "broken", "tiny")
     (file, *_) = sorted((tmp_path / "broken/scenes/maps/train2017").glob("*.png"))
     Image.open(file).crop((0, 0, 60, 128)).save(file)

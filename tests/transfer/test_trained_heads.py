@@ -1,4 +1,4 @@
-"""Heads and scores that runs of `linear` keep: what they are bound to, and what they give."""
+"""Heads and scores that runs keep, what they are bound to; a checkpoint's own head."""
 
 import dataclasses
 import json
@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from support.interruptions import kill, until_done
+from support.layouts import trunk_file
 
 from backbench.cli import main
 from backbench.datasets import catalog
@@ -104,9 +105,8 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
     right = bound(checkpoint, run)
     kept_heads.load(run, right, 512, 3)
     geometry = right["geometry"]
-    other = checkpoint.replace(
-        state_dict={k: v + 1e-7 * v.is_floating_point() for k, v in checkpoint.state_dict.items()}
-    )
+    moved = {k: v + 1e-7 * v.is_floating_point() for k, v in checkpoint.state_dict.items()}
+    other = checkpoint.replace(state_dict=moved)
     bgr = checkpoint.replace(pixels=dataclasses.replace(checkpoint.pixels, mean=(0.5, 0.5, 0.5)))
     wrong = [
         {"checkpoint": other.digest},
@@ -148,12 +148,8 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
             kept_heads.load(run, right, 512, 3)
     # ... and others that it does speak of, which no head can have
     (name,) = (key for key in metadata if metadata[key].startswith("{"))
-    for query, value in (
-        ((9, 512), (512, 512)),
-        ((8, 512), (7, 512)),
-        ((), (512, 512)),
-        ((8, 512), None),
-    ):
+    shapes = (((9, 512), (512, 512)), ((8, 512), (7, 512)), ((), (512, 512)), ((8, 512), None))
+    for query, value in shapes:
         odd = kept_heads.KeptHead(whole, tensors[f"{name}/bias"], query=torch.ones(query))
         if value is not None:
             odd = dataclasses.replace(odd, value=torch.ones(value))
@@ -198,20 +194,15 @@ def test_old_runs_are_calibrated_verified_and_merged(run, tmp_path, capsys):
     assert main(["verify", str(tmp_path / "all")]) == 0
     assert " 0 level 1" in capsys.readouterr().out
     # Forgeries: a smaller number; scores of another head, of another list, of other labels
-    (run / "results.jsonl").write_text(
-        after.replace(f'"value": {rows[0].value!r}', '"value": 0.01')
-    )
+    lowered = after.replace(f'"value": {rows[0].value!r}', '"value": 0.01')
+    (run / "results.jsonl").write_text(lowered)
     assert main(["verify", str(run)]) == EXIT_FAILED
     (run / "results.jsonl").write_text(after)
     scores = run / rows[0].facts["scores"]
     whole = dict(np.load(scores))
-    for changes in (
-        {"checkpoint": "0" * 64},
-        {"head": "0" * 64},
-        {"manifest": "0" * 64},
-        {"label": whole["label"][::-1]},
-        {"label_logit": whole["label_logit"] - 1},
-    ):
+    wrong = [{key: "0" * 64} for key in ("checkpoint", "head", "manifest")]
+    wrong += [{"label": whole["label"][::-1]}, {"label_logit": whole["label_logit"] - 1}]
+    for changes in wrong:
         np.savez(scores, **{**whole, **changes})
         assert main(["verify", str(run)]) == EXIT_FAILED, changes
     # What is no file of scores proves nothing
@@ -220,14 +211,13 @@ def test_old_runs_are_calibrated_verified_and_merged(run, tmp_path, capsys):
         assert kept_scores.load(scores) is None
 
 
-def test_a_run_without_scores_says_what_keeps_them(trees, trunk, tmp_path, capsys):
+def test_a_run_without_scores_says_what_keeps_them(trees, trunk, tmp_path, bad_input):
     root = trees("classes")
     words = ["--datasets", "classes", "--data", str(root), "--out", str(tmp_path / "knn")]
     recipe = tmp_path / "k.yaml"
     recipe.write_text(json.dumps({"kind": "knn", "protocol": "k", "k": [1], "geometry": GEOMETRY}))
     assert main(["linear", str(trunk), "--protocol", str(recipe), *words, "--workers", "0"]) == 0
-    assert main(["calibrate", str(tmp_path / "knn")]) == EXIT_BAD_INPUT
-    assert "no run with scores" in capsys.readouterr().err
+    bad_input(main(["calibrate", str(tmp_path / "knn")]), "no run with scores")
 
 
 @pytest.mark.parametrize("kind", RECIPES)
@@ -246,10 +236,8 @@ def test_a_kill_changes_neither_head_nor_scores(kind, trees, trunk, tmp_path, de
     for name in names:
         a, b = (dict(np.load(run / "scores" / name)) for run in (whole, killed))
         assert all((a[key] == b[key]).all() for key in a)
-    with (
-        safe_open(whole / "heads.safetensors", framework="pt") as a,
-        safe_open(killed / "heads.safetensors", framework="pt") as b,
-    ):
+    one, other = (f"{run}/heads.safetensors" for run in (whole, killed))
+    with safe_open(one, framework="pt") as a, safe_open(other, framework="pt") as b:
         assert a.metadata() == b.metadata()
         assert all(torch.equal(a.get_tensor(key), b.get_tensor(key)) for key in a.keys())  # noqa: SIM118
 
@@ -277,3 +265,50 @@ def test_a_head_is_kept_whatever_its_layout_in_memory(tmp_path):
     about = {"checkpoint": "0" * 64, "protocol": "logreg-mine-v1"}
     kept_heads.keep(tmp_path / kept_heads.HEADS_FILE, "head", head, about)
     assert torch.equal(kept_heads.load(tmp_path, about, 8, 3).weight, head.weight)
+
+
+@pytest.fixture
+def cllr(tmp_path):
+    """A checkpoint with the head `lphi`, which is blind to all but three directions of phi."""
+    head = torch.randn(3, 512, generator=torch.Generator().manual_seed(1))
+    return trunk_file(tmp_path / "cllr.safetensors", heads={"lphi.0.weight": head})
+
+
+def probe(trunk, root, tmp_path, **protocol):
+    name = "lphi" if "head" in protocol else "phi"
+    file = tmp_path / f"{name}.yaml"
+    recipe = {"kind": "knn", "protocol": "knn-v1", "k": [1], "geometry": GEOMETRY, **protocol}
+    file.write_text(json.dumps(recipe))
+    words = ["linear", str(trunk), "--datasets", "classes", "--protocol", str(file)]
+    words += ["--data", str(root), "--out", str(tmp_path / name), "--accelerator", "cpu"]
+    return main([*words, "--workers", "0"]), tmp_path / name
+
+
+def test_phi_and_l_phi_are_columns_apart(cllr, trees, tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "cache"))
+    root = trees("classes", classes=("a", "b"))
+    rows = []
+    for protocol in ({}, {"head": "lphi"}):
+        status, out = probe(cllr, root, tmp_path, **protocol)
+        assert status == 0
+        rows += store.read_file(out / "results.jsonl")
+    assert [row.protocol for row in rows] == ["knn-v1", "knn-v1-lphi"]
+    assert rows[0].checkpoint == rows[1].checkpoint
+    # Neither took the other's features out of the cache
+    assert len(list((tmp_path / "cache").rglob("*.npy"))) == 2 * 3
+
+
+def test_features_are_the_heads_output(cllr):
+    checkpoint = Checkpoint.load(cllr)
+    cpu = torch.device("cpu")
+    phi, l_phi = (FrozenTrunk.build(checkpoint, device=cpu, head=h) for h in (None, "lphi"))
+    images = torch.randn(2, 3, 32, 32)
+    assert l_phi.dim == 3
+    torch.testing.assert_close(l_phi(images), phi(images) @ checkpoint.heads["lphi.0.weight"].T)
+
+
+def test_a_checkpoint_without_the_head_is_refused(trees, tmp_path, capsys):
+    plain = trunk_file(tmp_path / "plain.safetensors")
+    status, out = probe(plain, trees("classes"), tmp_path, head="lphi")
+    assert status == EXIT_BAD_INPUT and not out.exists()
+    assert "'random0' has no head 'lphi' (it keeps: none)" in capsys.readouterr().err

@@ -1,5 +1,4 @@
-"""Full, read-only and forbidden disks under --out, the cache and the temporary files: a plain line
-with the path and the next step, and the same command continues once there is room."""
+"""Full, read-only and forbidden disks: a plain line with path and next step; then it continues."""
 
 import errno
 import os
@@ -37,14 +36,11 @@ def test_what_is_no_disks_doing_stays_a_fault(capsys):
     assert FAULT in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: ... })",
-        "[enforce fail at inline_container.cc:626] . PytorchStreamWriter failed writing file data/0",
-        "I/O error: No space left on device (os error 28)",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: ... })",
+    "[enforce fail at inline_container.cc:626] . PytorchStreamWriter failed writing file data/0",
+    "I/O error: No space left on device (os error 28)",
+])  # fmt: skip
 def test_libraries_that_write_by_themselves_are_understood(tmp_path, text):
     with pytest.raises(OSError) as found, atomic.atomic_path(tmp_path / "x.safetensors"):
         raise RuntimeError(text)
@@ -84,10 +80,8 @@ def test_the_cache_takes_its_place_before_it_is_written_to(tmp_path):
     rows = {"checkpoint": "a"}
     with disk(tmp_path / "small") as small:
         cache = FeatureCache(small / "features", 10**12)
-        with (
-            cache.try_lock([rows]),
-            pytest.raises(Failed, match=r"the disk is full; .*or set BACKBENCH_CACHE"),
-        ):
+        said = r"the disk is full; .*or set BACKBENCH_CACHE"
+        with cache.try_lock([rows]), pytest.raises(Failed, match=said):
             PartFiles(cache, [rows], [512], 5000, **unseen(5000))  # 10 MB
         assert not list(cache.folder.glob("*.part"))
         with cache.try_lock([rows]):  # once it fits
@@ -103,16 +97,11 @@ def test_the_cache_takes_its_place_before_it_is_written_to(tmp_path):
 def test_a_cache_that_cannot_be_written_to(tmp_path):
     with disk(tmp_path / "small", options="ro") as small:
         cache = FeatureCache(small / "features", 10**12)
-        with (
-            pytest.raises(BadInput, match=r"read-only.*or set BACKBENCH_CACHE"),
-            cache.try_lock([{"checkpoint": "a"}]),
-        ):
-            pass
+        with pytest.raises(BadInput, match=r"read-only.*or set BACKBENCH_CACHE"):
+            cache.try_lock([{"checkpoint": "a"}])
 
 
 # Every verb, for real
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     with warm(tmp_path_factory.mktemp("warm")) as runs:

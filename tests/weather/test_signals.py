@@ -1,9 +1,5 @@
-"""Signals at random times, to the process and to its group, over all verbs that run for long: each
-run ends with 75 (or by kill -9), never with a traceback or a fault of backbench, and the numbers
-that were put together are those of the run that was left alone.
-
-BACKBENCH_SIGNALS is how many in all; they are drawn from a seed. Before and behind a verb its
-process is looked at by itself, from a cold start."""
+"""BACKBENCH_SIGNALS signals (from a seed) at random times over all long verbs: a run ends with 75,
+or by kill -9, without a traceback, and what was put together are the numbers of one left alone."""
 
 import contextlib
 import os
@@ -66,8 +62,6 @@ def test_any_signal_at_any_time(verb, tiny_root, trunk, tmp_path):
 
 
 # Before a verb and behind it: a process of its own
-
-
 def listening(process):
     """Wait until Python is through with its own start and the first line of backbench has run."""
     status = Path(f"/proc/{process.pid}/status")
@@ -82,9 +76,8 @@ def listening(process):
 @pytest.mark.parametrize("program", ["-m backbench detect", "detection/train_net.py"])
 def test_a_signal_during_the_imports(name, program, tmp_path):
     command = [sys.executable, *program.split(), "--config-file", "tiny_faster_rcnn_R_18_FPN"]
-    process = subprocess.Popen(
-        [*command, "--out", tmp_path], stderr=subprocess.PIPE, text=True, cwd=HOME
-    )
+    command = [*command, "--out", tmp_path]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=HOME)
     listening(process)
     time.sleep(random.Random(name + program).uniform(0, 0.3))
     process.send_signal(signal.Signals[name])
@@ -125,8 +118,7 @@ def test_a_signal_in_a_destructor_is_not_lost(name):
 @pytest.mark.parametrize("name", STOP_SIGNALS)
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_signal_outside_the_loops(name, hidden, capsys):
-    """Compiled code may make another error of it, as torch does in the middle of torch.tensor, and
-    safetensors of that again."""
+    """Compiled code may make another error of it, as torch.tensor and safetensors do."""
 
     def reading():
         try:

@@ -1,5 +1,4 @@
-"""The mistakes of a first day, each with what is said of it. The line is the last one on stderr;
-what stands in brackets is what must be in it."""
+"""The mistakes of a first day, each with what must be in the last line of stderr."""
 
 import io
 import json
@@ -56,8 +55,6 @@ def refused(answer, *parts):
 
 
 # Images
-
-
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_truncated_image(shapes, trunk, tmp_path, said, workers):
     (tmp_path / "near.yaml").write_text(KNN)
@@ -121,51 +118,39 @@ def test_all_datasets_where_nine_are_missing(trees, trunk, tmp_path, said):
     for name in ("cifar10", "flowers", "pets"):
         trees(name)
     where = ("--data", trees.root, "--out", tmp_path / "run")
-    refused(
-        said("linear", trunk, "--datasets", "all", *where),
-        "9 of 12 datasets are missing: aircraft, birdsnap, caltech101, cars, cifar100, dtd, food,"
-        " places365, sun397",
-        "--datasets cifar10,flowers,pets",
-    )
+    names = "aircraft, birdsnap, caltech101, cars, cifar100, dtd, food, places365, sun397"
+    parts = (f"9 of 12 datasets are missing: {names}", "--datasets cifar10,flowers,pets")
+    refused(said("linear", trunk, "--datasets", "all", *where), *parts)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (KNN.replace("[1]", "[0]"), "'k[0]' must be greater than or equal to 1, not 0"),
-        (KNN.replace("[1]", "[]"), "'k' must be a list that is not empty"),
-        (KNN.replace("near-test-v1", "''"), "'protocol' must be text that is not empty"),
-        ("kind: logreg\nprotocol: l-v1\nl2: [-1.0, 10, 3]\n", "l2 is the smallest and the"),
-        (SGD.format("[.inf]", 1), "'lr[0]' must be less than inf"),
-        (SGD.format("[1]", 0), "'length.default.epochs' must be greater than 0"),
-        (KNN.replace("resize: 16, ", "resize: -16, "), "'geometry.resize' must be"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    (KNN.replace("[1]", "[0]"), "'k[0]' must be greater than or equal to 1, not 0"),
+    (KNN.replace("[1]", "[]"), "'k' must be a list that is not empty"),
+    (KNN.replace("near-test-v1", "''"), "'protocol' must be text that is not empty"),
+    ("kind: logreg\nprotocol: l-v1\nl2: [-1.0, 10, 3]\n", "l2 is the smallest and the"),
+    (SGD.format("[.inf]", 1), "'lr[0]' must be less than inf"),
+    (SGD.format("[1]", 0), "'length.default.epochs' must be greater than 0"),
+    (KNN.replace("resize: 16, ", "resize: -16, "), "'geometry.resize' must be"),
+])  # fmt: skip
 def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
     (tmp_path / "mine.yaml").write_text(text)
     command = ["linear", "x.pth", "--datasets", "shapes", "--protocol", tmp_path / "mine.yaml"]
     refused(said(*command, "--data", tmp_path, "--out", tmp_path / "run"), "mine.yaml", words)
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["leaderboard", ".", "--csv", "folder"], ["folder: a folder is there; choose a file"]),
-        (["leaderboard", ".", "--tidy", "notes.txt/x.csv"], ["notes.txt: a file is there"]),
-        (["leaderboard", ".", "--latex", "notes.txt"], ["notes.txt: a file is there; choose"]),
-        (["paper", "--markdown", "folder"], ["folder: a folder is there"]),
-        (["launch", "run", "notes.txt"], ["notes.txt: recipes are .yaml files; give one"]),
-        (
-            ["launch", "run", "table2", "pack=0"],
-            ["table2.yaml: 'pack' must be greater than or equal"],
-        ),
-        (["launch", "run", "table2", "checkpoints=x.pth"], ["'checkpoints' must be a list, not"]),
-        (["launch", "run", "table2", "--watch", "--interval", "-1"], ["--interval -1: seconds"]),
-        (["pretrain", "demo_simclr", "views.crops=3", "--data", ".", "--out", "run"], ["a list"]),
-        (["paper", "lorac:99"], ["no table or figure 'lorac:99'; did you mean"]),
-        (["clean", "notes.txt"], ["notes.txt: no such folder; give one or more run folders"]),
-    ],
-)
+@pytest.mark.parametrize(("words", "parts"), [
+    (["leaderboard", ".", "--csv", "folder"], ["folder: a folder is there; choose a file"]),
+    (["leaderboard", ".", "--tidy", "notes.txt/x.csv"], ["notes.txt: a file is there"]),
+    (["leaderboard", ".", "--latex", "notes.txt"], ["notes.txt: a file is there; choose"]),
+    (["paper", "--markdown", "folder"], ["folder: a folder is there"]),
+    (["launch", "run", "notes.txt"], ["notes.txt: recipes are .yaml files; give one"]),
+    (["launch", "run", "table2", "pack=0"], ["table2.yaml: 'pack' must be greater than or equal"]),
+    (["launch", "run", "table2", "checkpoints=x.pth"], ["'checkpoints' must be a list, not"]),
+    (["launch", "run", "table2", "--watch", "--interval", "-1"], ["--interval -1: seconds"]),
+    (["pretrain", "demo_simclr", "views.crops=3", "--data", ".", "--out", "run"], ["a list"]),
+    (["paper", "lorac:99"], ["no table or figure 'lorac:99'; did you mean"]),
+    (["clean", "notes.txt"], ["notes.txt: no such folder; give one or more run folders"]),
+])  # fmt: skip
 def test_paths_and_values_of_the_wrong_kind(words, parts, tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
@@ -175,8 +160,6 @@ def test_paths_and_values_of_the_wrong_kind(words, parts, tmp_path, monkeypatch,
 
 
 # data check
-
-
 def test_classes_that_differ_are_named(shapes, said):
     (shapes / "shapes" / "test" / "b").rename(shapes / "shapes" / "test" / "c")
     refused(said("data", "check", "shapes", "--data", shapes), "only in test: c; only in train: b")
@@ -223,8 +206,6 @@ def test_the_leaderboard_names_what_it_wrote_or_why_not(tmp_path, caplog):
 
 
 # What is said meanwhile
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -239,9 +220,8 @@ def test_the_live_line_fits_and_messages_have_their_own(monkeypatch):
     progress = Progress(None, 3, "a name that is rather long for it", unit="image")
     progress.advance(loss=1.0, and_more=2.0)
     assert len(terminal.getvalue().removeprefix("\r\x1b[K")) < 40
-    terminal_output._Handler(terminal).handle(
-        terminal_output.log.makeRecord("x", 30, "", 0, "a word", (), None)
-    )
+    record = terminal_output.log.makeRecord("x", 30, "", 0, "a word", (), None)
+    terminal_output._Handler(terminal).handle(record)
     assert "\na word\n" in terminal.getvalue()
     progress.advance()
     terminal_output.end_live_line()
@@ -258,16 +238,13 @@ def test_a_second_ctrl_c_says_that_the_same_command_continues(capsys):
     assert "stopped by SIGINT; the same command continues" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "a loader worker was killed"),
-        ("DataLoader worker (pid(s) 7) exited unexpectedly", "try fewer loader workers"),
-        ("DataLoader worker (pid 7) is killed by signal: Bus error.", "make /dev/shm larger"),
-        ("DataLoader worker (pid 7) is killed by signal: Bus error.", "DATALOADER.NUM_WORKERS"),
-        ("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1", "is gone"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("DataLoader worker (pid 7) is killed by signal: Killed. ", "a loader worker was killed"),
+    ("DataLoader worker (pid(s) 7) exited unexpectedly", "try fewer loader workers"),
+    ("DataLoader worker (pid 7) is killed by signal: Bus error.", "make /dev/shm larger"),
+    ("DataLoader worker (pid 7) is killed by signal: Bus error.", "DATALOADER.NUM_WORKERS"),
+    ("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1", "is gone"),
+])  # fmt: skip
 def test_killed_workers_and_neighbours(text, words, capsys):
     def loading():
         raise RuntimeError(text)
@@ -312,8 +289,7 @@ def test_a_grid_whose_data_are_elsewhere(shapes, tmp_path, said, caplog):
 
 def test_no_epochs_are_known_epochs(tmp_path, said, trunk):
     torch.save(Checkpoint.load(trunk).state_dict, tmp_path / "weights.pt")
-    status, line, out = said(
-        "import", tmp_path / "weights.pt", "--out", tmp_path / "x.safetensors", "--epochs", "0"
-    )
+    words = ["import", tmp_path / "weights.pt", "--out", tmp_path / "x.safetensors"]
+    status, line, out = said(*words, "--epochs", "0")
     assert status == 0, line
     assert "epochs 0;" in " ".join((out + line).split())

@@ -1,5 +1,4 @@
-"""kill -9 of a loader worker, as the machine does that has no memory left: the run ends with one
-plain line and exit 1, or goes on; its state is kept, and the same command gives the same numbers."""
+"""kill -9 of a loader worker: one plain line and exit 1, or it goes on; then the same numbers."""
 
 import multiprocessing
 import os
@@ -92,8 +91,6 @@ def test_it_is_raised_where_a_batch_is_asked_for_and_nowhere_else(tmp_path):
 
 
 # Every verb, for real
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     with warm(tmp_path_factory.mktemp("warm")) as runs:

@@ -65,7 +65,6 @@ def test_other_label_maps_of_the_same_images_are_other_data(trees):
 
 
 def test_classes_of_images_are_no_label_maps(trees):
-    with pytest.raises(
-        BadInput, match=r"classes: has images of classes.*voc2012, voc2012aug, ade20k"
-    ):
+    said = r"classes: has images of classes.*voc2012, voc2012aug, ade20k"
+    with pytest.raises(BadInput, match=said):
         catalog.load("classes", trees("classes"), dense=True)

@@ -1,5 +1,4 @@
-"""The embedded data is what it says: real layouts, disjoint splits, annotations that pycocotools
-accepts."""
+"""The embedded data: real layouts, disjoint splits, annotations that pycocotools accepts."""
 
 import json
 
@@ -27,9 +26,8 @@ def test_digits_are_a_class_folder_with_disjoint_splits(full_root):
         for path, _ in folder.samples:
             image = Image.open(path)
             assert image.mode == "RGB" and image.size == (32, 32)
-            assert seen.setdefault(image.tobytes(), split) == split, (
-                f"{path} is in another split, too"
-            )
+            other = seen.setdefault(image.tobytes(), split)
+            assert other == split, f"{path} is in {other}, too"
     assert sum(sizes.values()) == 1797
     assert sizes["test"] >= 700
 

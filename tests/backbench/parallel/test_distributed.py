@@ -1,4 +1,4 @@
-"""Two gloo ranks against one process, in float64: every exchange, its gradient, and batch norm."""
+"""Two gloo ranks against one process, in float64: exchanges, batch norm; and slow bfloat16."""
 
 import copy
 import json
@@ -17,17 +17,14 @@ from backbench.runs import seeding
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return (
-        torch.randn(8, 3, 5, 5, dtype=torch.float64, generator=generator) * 3 + 100,
-        torch.randn(8, 4, dtype=torch.float64, generator=generator),
-    )
+    pixels = torch.randn(8, 3, 5, 5, dtype=torch.float64, generator=generator) * 3 + 100
+    return pixels, torch.randn(8, 4, dtype=torch.float64, generator=generator)
 
 
 def network() -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 4)
-    ).double()
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 4)
+    return nn.Sequential(*layers).double()
 
 
 def pairwise(z: torch.Tensor) -> torch.Tensor:
@@ -105,9 +102,8 @@ def test_two_ranks_equal_one_process(ranks, part):
     for rank in ranks:
         assert rank[part].keys() == alone.keys()
         for name, expected in alone.items():
-            torch.testing.assert_close(
-                rank[part][name], expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: n + m
-            )
+            said = {"msg": lambda m, n=name: n + m}
+            torch.testing.assert_close(rank[part][name], expected, rtol=1e-9, atol=1e-9, **said)
 
 
 def test_what_one_rank_finds_all_ranks_know(folder):
@@ -165,3 +161,23 @@ if __name__ == "__main__":
     torch.save(everything(), folder / f"{rank}.pt")
     (folder / f"votes-{rank}.json").write_text(json.dumps(votes()))
     dist.destroy_process_group()
+
+
+CODE = """
+from backbench.parallel import precision
+print(precision.bf16_is_quick("cpu"), precision.bf16_is_quick("cuda"))
+precision.warn_if_slow("cpu"), precision.warn_if_slow("cpu")
+"""
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_a_cpu_without_bf16_is_told(bf16, monkeypatch):
+    import torch
+
+    if bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no bf16")
+    if not bf16:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [str(bf16), "True"]
+    assert ran.stderr.count("no bf16 instructions") == (not bf16)

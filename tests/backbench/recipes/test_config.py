@@ -64,9 +64,8 @@ def load(path, *overrides):
 
 
 def test_bases_merge_from_low_to_high(tmp_path):
-    write(
-        tmp_path, "low", "name: low\nlr: 1e-4\npet: {name: dog, tricks: [sit]}\ntable: {a: 1, b: 2}"
-    )
+    text = "name: low\nlr: 1e-4\npet: {name: dog, tricks: [sit]}\ntable: {a: 1, b: 2}"
+    write(tmp_path, "low", text)
     write(tmp_path, "side", "lr: 0.5\nheads: [{width: 1}, {norm: true}]")
     top = write(tmp_path, "top", "base: [low, side]\nname: top\ntable: {b: 3}")
     found = load(top)
@@ -91,39 +90,32 @@ def test_overrides_reach_into_groups_and_the_last_one_wins(tmp_path):
     assert load(path, "heads=[{width: 2}]", "table.x=1").table == {"x": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "overrides", "message"),
-    [
-        ("name: r\nlrr: 1", [], "unknown key 'lrr'; did you mean 'lr'"),
-        ("lr: 1", [], "key 'name' is missing"),
-        ("name: r\nlr: fast", [], "'lr' must be a number, not 'fast'"),
-        ("name: r\nlr: true", [], "'lr' must be a number"),
-        ("name: r\nlimit: 1.5", [], "'limit' must be"),
-        ("name: r\nmode: plian", [], "did you mean 'plain'"),
-        ("name: r\npair: [1]", [], "'pair' must be"),
-        ("name: r\nheads: [{width: x}]", [], r"'heads\[0\].width' must be a whole number"),
-        ("name: r\npet: {name: cow}", [], "allowed: cat, dog"),
-        ("name: r\npet: {name: dog, lives: 3}", [], "unknown key 'pet.lives'; allowed: name, tr"),
-        (
-            "name: r\nheads: [{widht: 1}]",
-            [],
-            r"unknown key 'heads\[0\].widht'; did you mean 'width'",
-        ),
-        ("name: r\ncompile: 2", [], "'compile' must be true or false or 'cuda', not 2"),
-        ("name: r\npair: [1, 2, 3]", [], "'pair' must be a shorter list"),
-        ("name: r\nlimit: 2020-01-01", [], "'limit' must be a whole number, not '2020-01-01'"),
-        ("name: r\nname: s", [], "the key 'name' stands twice"),
-        ("name: !!binary aGk=", [], "could not determine a constructor"),
-        ("name: r\nlr: -1", [], "lr must not be negative"),
-        ("name: r", ["lr"], "override 'lr': expected key=value"),
-        ("name: r", ["pet.nmae=cat"], "allowed: cat, dog"),
-        ("name: [r", [], "not readable as YAML"),
-        ("- a\n- b", [], "expected `key: value` lines"),
-        ("name: r\nbase: 7", [], "must be a name or a list"),
-        ("name: r\nbase: nobody", [], "base 'nobody' is not there"),
-        ("name: r\nbase: recipe", [], "goes in a circle"),
-    ],
-)
+@pytest.mark.parametrize(("text", "overrides", "message"), [
+    ("name: r\nlrr: 1", [], "unknown key 'lrr'; did you mean 'lr'"),
+    ("lr: 1", [], "key 'name' is missing"),
+    ("name: r\nlr: fast", [], "'lr' must be a number, not 'fast'"),
+    ("name: r\nlr: true", [], "'lr' must be a number"),
+    ("name: r\nlimit: 1.5", [], "'limit' must be"),
+    ("name: r\nmode: plian", [], "did you mean 'plain'"),
+    ("name: r\npair: [1]", [], "'pair' must be"),
+    ("name: r\nheads: [{width: x}]", [], r"'heads\[0\].width' must be a whole number"),
+    ("name: r\npet: {name: cow}", [], "allowed: cat, dog"),
+    ("name: r\npet: {name: dog, lives: 3}", [], "unknown key 'pet.lives'; allowed: name, tr"),
+    ("name: r\nheads: [{widht: 1}]", [], r"unknown key 'heads\[0\].widht'; did you mean 'width'"),
+    ("name: r\ncompile: 2", [], "'compile' must be true or false or 'cuda', not 2"),
+    ("name: r\npair: [1, 2, 3]", [], "'pair' must be a shorter list"),
+    ("name: r\nlimit: 2020-01-01", [], "'limit' must be a whole number, not '2020-01-01'"),
+    ("name: r\nname: s", [], "the key 'name' stands twice"),
+    ("name: !!binary aGk=", [], "could not determine a constructor"),
+    ("name: r\nlr: -1", [], "lr must not be negative"),
+    ("name: r", ["lr"], "override 'lr': expected key=value"),
+    ("name: r", ["pet.nmae=cat"], "allowed: cat, dog"),
+    ("name: [r", [], "not readable as YAML"),
+    ("- a\n- b", [], "expected `key: value` lines"),
+    ("name: r\nbase: 7", [], "must be a name or a list"),
+    ("name: r\nbase: nobody", [], "base 'nobody' is not there"),
+    ("name: r\nbase: recipe", [], "goes in a circle"),
+])  # fmt: skip
 def test_every_mistake_is_one_line_with_the_file(tmp_path, text, overrides, message):
     path = write(tmp_path, "recipe", text)
     with pytest.raises(BadInput, match=message) as caught:
@@ -161,15 +153,12 @@ def test_a_family_holds_several_recipes(tmp_path):
     assert load(other) == dataclasses.replace(old, name="other")
 
 
-@pytest.mark.parametrize(
-    ("text", "variant", "message"),
-    [
-        ("variants:\n  rex: {name: r}", "rx", "family.yaml: no variant 'rx'; did you mean 'rex'"),
-        ("a: 1\nvariants: [rex]", "rex", "family.yaml: `variants:` must map each name to its keys"),
-        ("variants:\n  rex: {base: rex}", "rex", "family.yaml/rex: `base:` goes in a circle"),
-        ("variants:\n  rex: {name: r, lr: x}", "rex", "family.yaml/rex: 'lr' must be a number"),
-    ],
-)
+@pytest.mark.parametrize(("text", "variant", "message"), [
+    ("variants:\n  rex: {name: r}", "rx", "family.yaml: no variant 'rx'; did you mean 'rex'"),
+    ("a: 1\nvariants: [rex]", "rex", "family.yaml: `variants:` must map each name to its keys"),
+    ("variants:\n  rex: {base: rex}", "rex", "family.yaml/rex: `base:` goes in a circle"),
+    ("variants:\n  rex: {name: r, lr: x}", "rex", "family.yaml/rex: 'lr' must be a number"),
+])  # fmt: skip
 def test_a_mistake_in_a_family_names_the_variant(tmp_path, text, variant, message):
     family = write(tmp_path, "family", f"name: all\n{text}")
     with pytest.raises(BadInput, match=message):

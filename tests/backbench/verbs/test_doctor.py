@@ -13,19 +13,16 @@ from backbench.verbs import doctor
 from backbench.verbs.doctor import BROKEN, MISSING, OK, Finding
 
 
-@pytest.mark.parametrize(
-    ("version", "wanted", "fits"),
-    [
-        ("2.15.0+cu130", ">=2.11,<2.16", True),
-        ("2.16.0", ">=2.11,<2.16", False),
-        ("0.1.10", ">=0.1.7,<0.1.10", False),
-        ("0.1.5.post20221221", ">=0.1.5.post20221221", True),
-        ("3.0", "", True),
-        ("2.11.0a0+eb1f9c3", ">=2.11,<2.16", True),
-        ("2.15.0-custom", ">=2.11", True),
-        ("2.15.0.nv25.1", ">=2.11,<2.15", False),
-    ],
-)
+@pytest.mark.parametrize(("version", "wanted", "fits"), [
+    ("2.15.0+cu130", ">=2.11,<2.16", True),
+    ("2.16.0", ">=2.11,<2.16", False),
+    ("0.1.10", ">=0.1.7,<0.1.10", False),
+    ("0.1.5.post20221221", ">=0.1.5.post20221221", True),
+    ("3.0", "", True),
+    ("2.11.0a0+eb1f9c3", ">=2.11,<2.16", True),
+    ("2.15.0-custom", ">=2.11", True),
+    ("2.15.0.nv25.1", ">=2.11,<2.15", False),
+])  # fmt: skip
 def test_version_ranges(version, wanted, fits):
     assert doctor.within(version, wanted) is fits
 
@@ -48,9 +45,8 @@ def quick():
 def states(capsys, root, status=0):
     """Name -> (state, what is said of it)."""
     assert cli.main(["doctor", "--data", str(root), "--json"]) == status
-    return {
-        row["name"]: (row["state"], row["about"]) for row in json.loads(capsys.readouterr().out)
-    }
+    rows = json.loads(capsys.readouterr().out)
+    return {row["name"]: (row["state"], row["about"]) for row in rows}
 
 
 def test_doctor_here(tiny_root, capsys):
@@ -88,10 +84,8 @@ def test_nothing_is_there_that_linear_refuses(trees, quick, capsys):
 
 
 def test_a_slurm_that_does_not_answer_is_broken(tmp_path, monkeypatch):
-    for name, text in (
-        ("sbatch", "exit 0"),
-        ("sinfo", "echo 'slurm_load_partitions: no controller' >&2; exit 1"),
-    ):
+    said = "echo 'slurm_load_partitions: no controller' >&2; exit 1"
+    for name, text in (("sbatch", "exit 0"), ("sinfo", said)):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -10,11 +10,12 @@ import timm
 import torch
 import torchvision
 from PIL import Image
+from support.records import rows_of
+from support.timm_fixtures import put_in_hub
 
 import backbench
 from backbench import cli
 from backbench.datasets import catalog, embedded
-from backbench.results import store
 
 SMALL = "timm:vit_tiny_patch16_224,depth=2,img_size=32,patch_size=8"
 
@@ -40,10 +41,6 @@ def home(tmp_path, monkeypatch):
     torch.manual_seed(0)
     torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "my_resnet.pth")
     return tmp_path
-
-
-def rows_below(folder):
-    return [row for file in store.files_below(folder) for row in store.read_file(file)]
 
 
 @pytest.mark.slow
@@ -75,7 +72,7 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     assert prices == ["15,360,000", "30,720,000", "1,600"]
     assert out.splitlines()[-1].endswith("page: runs/leaderboard.html")
     assert (home / "runs/leaderboard.html").stat().st_size > 10_000
-    rows = rows_below(home / "runs")
+    rows = rows_of(home / "runs")
     assert {row.task for row in rows} == {"knn", "fewshot", "logreg"}
     assert len({row.checkpoint for row in rows}) == 3
     assert all("is drawn for test" in row.provenance["notes"][0] for row in rows)
@@ -85,44 +82,31 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     # 3. The same again measures nothing; another model joins the table
     caplog.clear()
     assert cli.main(["evaluate", *models, "--data", "mine", "--out", "runs"]) == 0
-    assert len(rows_below(home / "runs")) == len(rows) and "features:" not in caplog.text
+    assert len(rows_of(home / "runs")) == len(rows) and "features:" not in caplog.text
     more = ["timm:resnet18@random", "knn", "--data", "mine", "--out", "runs"]
     assert cli.main(["evaluate", *more]) == 0
-    assert len({row.checkpoint for row in rows_below(home / "runs")}) == 4
+    assert len({row.checkpoint for row in rows_of(home / "runs")}) == 4
 
 
 @pytest.mark.slow
 def test_one_set_of_weights_has_one_number_by_every_door(home, monkeypatch):
-    """A timm ViT with mean and std 0.5: by a file beside timm's config.json, by its name from the
-    local cache, by import --arch, and as a module."""
-    from huggingface_hub import constants
-    from safetensors.torch import save_file
-
+    """A ViT with mean and std 0.5: beside config.json, by its name, by import, as a module."""
     torch.manual_seed(1)
     model = timm.create_model("test_vit", num_classes=7)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     about = model.pretrained_cfg
     assert about["mean"] == about["std"] == (0.5, 0.5, 0.5)
-    repository = "models--" + str(about["hf_hub_id"]).replace("/", "--")
-    hub = home / "hub" / repository
-    snapshot = hub / "snapshots" / ("a" * 40)
-    snapshot.mkdir(parents=True)
-    (hub / "refs").mkdir()
-    (hub / "refs" / "main").write_text("a" * 40)
-    save_file(model.state_dict(), snapshot / "model.safetensors")
+    snapshot = put_in_hub(monkeypatch, home / "hub", "test_vit", model.state_dict())
     config = {"architecture": "test_vit", "pretrained_cfg": {"num_classes": 7}}
     (snapshot / "config.json").write_text(json.dumps(config))  # without mean and std
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     torch.save(model.state_dict(), home / "bare.pth")
     words = ["--arch", "timm:test_vit", "--out", "imported.safetensors"]
     assert cli.main(["import", "bare.pth", *words]) == 0
     doors = {"file": snapshot / "model.safetensors", "name": "timm:test_vit"}
     doors |= {"import": home / "imported.safetensors", "module": model}
-    found = {
-        door: backbench.evaluate(given, "knn", data=home / "mine", out=home / door, here=True)
-        for door, given in doors.items()
-    }
+    how = {"data": home / "mine", "here": True}
+    found = {d: backbench.evaluate(m, "knn", out=home / d, **how) for d, m in doors.items()}
     for door, results in found.items():
         numbers = [(row.checkpoint, row.column, row.value) for row in results]
         assert numbers == [(row.checkpoint, row.column, row.value) for row in found["file"]], door
@@ -137,7 +121,7 @@ def test_detection_is_a_task_beside_others(home):
     tasks = ["knn/digits@knn_demo", "faster_rcnn/scenes@tiny_faster_rcnn_R_18_FPN"]
     line = ["evaluate", "my_resnet.pth", *tasks, "--data", "root", "--out", "runs"]
     assert cli.main(line) == 0
-    assert {row.task for row in rows_below(home / "runs")} == {"knn", "faster_rcnn"}
+    assert {row.task for row in rows_of(home / "runs")} == {"knn", "faster_rcnn"}
 
 
 def test_layouts_of_a_folder(tmp_path):
@@ -174,28 +158,20 @@ def test_own_folders_are_shown(tmp_path, capsys):
 @pytest.fixture
 def wrong(home):
     """Folders and files with one mistake each."""
-    (home / "packed").mkdir()
-    (home / "packed" / "photos.zip").write_bytes(b"PK")
-    (home / "flat").mkdir()
+    for empty in ("packed", "flat", "bare", "lists", "empty", "one/a", "one/b"):
+        (home / empty).mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(home / "flat" / "1.png")
-    (home / "bare").mkdir()
     folder(home / "single", per_class=3, classes=("a",))
     folder(home / "root" / "mine" / "train", per_class=3)
     folder(home / "only" / "train", per_class=3)
-    folder(home / "a,b", per_class=3)
-    folder(home / "all", per_class=3)
-    folder(home / "cifar10", per_class=3)
-    (home / "one" / "a").mkdir(parents=True)
-    (home / "one" / "b").mkdir()
-    (home / "notes.txt").write_text("no weights")
-    (home / "base.yaml").write_text("base: nobody")
-    (home / "odd.yaml").write_text("base: knn\nkk: [5]")
-    (home / "lists").mkdir()
-    (home / "lists" / "1percent.txt").write_text("cat/0.png\n\ncat/999.png\n")
-    (home / "lists" / "10percent.txt").write_text("cat/0.png\nbird/1.png\n")
-    (home / "empty").mkdir()
-    (home / "empty" / "1percent.txt").write_text("\n")
-    (home / "empty" / "10percent.txt").write_text("cat/0.png\ncat/0.png\n")
+    for name in ("a,b", "all", "cifar10"):
+        folder(home / name, per_class=3)
+    files = {"notes.txt": "no weights", "packed/photos.zip": "PK", "base.yaml": "base: nobody"}
+    files |= {"odd.yaml": "base: knn\nkk: [5]", "empty/1percent.txt": "\n"}
+    files |= {"lists/1percent.txt": "cat/0.png\n\ncat/999.png\n"}
+    files |= {"lists/10percent.txt": "cat/0.png\nbird/1.png\n"}
+    for name, text in {**files, "empty/10percent.txt": "cat/0.png\ncat/0.png\n"}.items():
+        (home / name).write_text(text)
     return home
 
 
@@ -262,7 +238,7 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(home, c
     words = ["my_resnet.pth", "--datasets", "mine", "--data", "."]
     assert cli.main(["linear", *words, "--out", "b", "--protocol", "mine.yaml"]) == 0
     assert "k [3] instead of [5, 20] of the shipped knn_demo; its columns" in caplog.text
-    a, b = (rows_below(home / run) for run in "ab")
+    a, b = (rows_of(home / run) for run in "ab")
     assert [(row.column, row.value) for row in a] == [(row.column, row.value) for row in b]
     caplog.clear()
     assert cli.main(["linear", *words, "--out", "c", "--protocol", "knn.yaml"]) == 0
@@ -273,6 +249,6 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(home, c
     semisup = ["semisup", "my_resnet.pth", "--percent", "10", "--dataset", "mine", *more]
     assert cli.main([*semisup, "--data", ".", "--out", "d"]) == 0, capsys.readouterr().err
     assert "no --lists, so 6 of 48 labels are drawn" in caplog.text
-    (row,) = rows_below(home / "d")
+    (row,) = rows_of(home / "d")
     assert row.dataset == "mine" and "6 labelled images from a list" in row.provenance["notes"][-1]
     assert row.provenance["images"] == {"train": 3, "val": 3, "test": 12}

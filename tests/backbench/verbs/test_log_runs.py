@@ -1,7 +1,4 @@
-"""`backbench log`: runs in experiment loggers, from their files, and nothing twice.
-
-TensorBoard is the real one; the others are modules that write down what they are called with.
-"""
+"""`backbench log`: runs in TensorBoard's real reader, and in stand-ins of other loggers, once."""
 
 import sys
 import types
@@ -32,15 +29,12 @@ def log(runs, to):
 
 
 def scalars(folder):
-    event_accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator"
-    )
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    event_accumulator = pytest.importorskip(module)
     read = event_accumulator.EventAccumulator(str(folder))
     read.Reload()
-    return {
-        name: [(e.step, round(e.value, 4)) for e in read.Scalars(name)]
-        for name in read.Tags()["scalars"]
-    }
+    scalars = {name: read.Scalars(name) for name in read.Tags()["scalars"]}
+    return {name: [(e.step, round(e.value, 4)) for e in es] for name, es in scalars.items()}
 
 
 def test_tensorboard_shows_steps_and_numbers_once(runs, caplog):

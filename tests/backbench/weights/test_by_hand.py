@@ -32,10 +32,8 @@ def attention(x, file, at, heads):
     n, t, width = x.shape
     qkv = x @ file[f"{at}.qkv.weight"].T + file[f"{at}.qkv.bias"]
     # Three thirds, queries first, each of whole heads
-    q, k, v = (
-        part.reshape(n, t, heads, width // heads).transpose(0, 2, 1, 3)
-        for part in np.split(qkv, 3, axis=-1)
-    )
+    parts = (part.reshape(n, t, heads, width // heads) for part in np.split(qkv, 3, axis=-1))
+    q, k, v = (part.transpose(0, 2, 1, 3) for part in parts)
     logits = q @ k.transpose(0, 1, 3, 2) / math.sqrt(width // heads)
     shares = np.exp(logits - logits.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
@@ -94,17 +92,13 @@ def drawn(arch):
 
 
 def difference(maker, of, heads, tmp_path, **said):
-    """The largest difference of features over the largest feature; the file is of the trunk `of`, and
-    `said` is what the command says of it."""
+    """The largest difference of features over the largest feature, for a file of the trunk `of`."""
     made = maker(drawn(of))
     torch.save(made, tmp_path / "file.pth")
     checkpoint = importing.read(tmp_path / "file.pth", **said)
     table, prefix, read = FILES[maker]
-    file = {
-        key.removeprefix(prefix): value.double().numpy()
-        for key, value in made[table].items()
-        if key.startswith(prefix)
-    }
+    file = {k.removeprefix(prefix): v for k, v in made[table].items() if k.startswith(prefix)}
+    file = {key: value.double().numpy() for key, value in file.items()}
     trunk = checkpoint.backbone().eval()
     images = torch.randn(2, 3, trunk.size, trunk.size, generator=torch.Generator().manual_seed(1))
     expected = read(layers(file, images.double().numpy(), heads))
@@ -119,9 +113,8 @@ SMALL = fx.VIT.replace("depth=2", "depth=4")
 
 @maker_of
 def test_features_are_those_of_the_equations(maker, tmp_path):
-    read = (
-        {"reading": "cls@4", "method": "ibot"} if maker is fx.ibot else {}
-    )  # by itself that of width 384 alone
+    # By itself that of width 384 alone
+    read = {"reading": "cls@4", "method": "ibot"} if maker is fx.ibot else {}
     assert difference(maker, SMALL, 2, tmp_path, arch=SMALL, **read) < 1e-5
     four = SMALL.replace("num_heads=2", "num_heads=4")
     assert difference(maker, SMALL, 4, tmp_path, arch=four, **read) < 1e-5

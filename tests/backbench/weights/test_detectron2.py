@@ -2,10 +2,14 @@
 
 import importlib.util
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from support import foreign_fixtures as fx
+from torchvision.models import resnet18
 
 from backbench import cli
 from backbench.errors import BadInput
@@ -92,9 +96,8 @@ def test_a_changed_file_is_noticed(tmp_path):
 
 def test_small_stems_do_not_go_out(tmp_path):
     state = fx.trunk_of(fx.small_stem(fx.known_resnet("resnet18")))
-    Checkpoint(arch="resnet18", stem="conv3", method="x", state_dict=state).save(
-        tmp_path / "x.safetensors"
-    )
+    kept = Checkpoint(arch="resnet18", stem="conv3", method="x", state_dict=state)
+    kept.save(tmp_path / "x.safetensors")
     out = tmp_path / "x.pkl"
     arguments = ["export", str(tmp_path / "x.safetensors"), "--format", "detectron2"]
     arguments += ["--out", str(out)]
@@ -144,10 +147,8 @@ def test_detectron2_computes_the_same_c2_to_c5(arch, tmp_path):
     assert all(torch.equal(loaded[k], v) for k, v in source.state_dict.items())
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        differences = [
-            float((a - b).abs().max())
-            for a, b in zip(source.backbone().eval().stages(images), stages(images))
-        ]
+        found = zip(source.backbone().eval().stages(images), stages(images), strict=True)
+        differences = [float((a - b).abs().max()) for a, b in found]
     assert differences == [0.0] * 4
     if arch == "resnet50":  # another convolution's stride loads without a word; the features tell
         wrong, _ = detectron2_stages(arch, out, stride_in_1x1=True)
@@ -173,3 +174,30 @@ def test_what_detectron2_saves_comes_back(tmp_path):
     back = importing.read(tmp_path / "model_final.pth", name="after detection")
     assert back.digest == source.digest
     assert back.provenance["format"] == "detectron2"
+
+
+TOOL = Path(__file__).parents[3] / "tools" / "convert_to_d2.py"
+
+
+def run(*arguments):
+    command = [sys.executable, str(TOOL), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.slow
+def test_converts_any_importable_file_and_refuses_others(tmp_path):
+    torch.manual_seed(0)
+    state = {f"module.encoder_q.{k}": v for k, v in resnet18().state_dict().items()}
+    torch.save({"epoch": 200, "state_dict": state}, tmp_path / "moco.pth.tar")
+    done = run(tmp_path / "moco.pth.tar", tmp_path / "out.pkl")
+    assert done.returncode == 0, done.stderr
+    assert "STRIDE_IN_1X1 False" in done.stdout
+    content = pickle.loads((tmp_path / "out.pkl").read_bytes())
+    assert len(content["model"]) == 120
+    original, back = importing.read(tmp_path / "moco.pth.tar"), importing.read(tmp_path / "out.pkl")
+    assert (back.digest, back.name, back.epochs) == (original.digest, "moco", 200)
+    torch.save({k.replace("layer4", "layer5"): v for k, v in state.items()}, tmp_path / "bad.pth")
+    done = run(tmp_path / "bad.pth", tmp_path / "bad.pkl")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "missing: module.encoder_q.layer4.0.conv1.weight" in done.stderr
+    assert not (tmp_path / "bad.pkl").exists()

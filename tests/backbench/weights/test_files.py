@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support import foreign_fixtures as fx
+from support.strangers import Calls
 
 from backbench import cli
 from backbench.errors import BadInput
@@ -21,25 +22,12 @@ from backbench.weights import importing
 from backbench.weights.weight_file import STAND_INS, Opened, open_file
 
 
-class Attack:
-    """Unpickled carelessly, this runs a shell command that leaves a file."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.marker}",)
-
-
 def refused(path, capsys, *words):
     """inspect, import and export refuse the file in one line with these words and leave nothing."""
     before = sorted(path.parent.iterdir())
     out = path.parent / "out.safetensors"
-    for command in (
-        ["inspect", str(path)],
-        ["import", str(path), "--out", str(out)],
-        ["export", str(path), "--format", "detectron2", "--out", str(out)],
-    ):
+    export = ["export", str(path), "--format", "detectron2", "--out", str(out)]
+    for command in (["inspect", str(path)], ["import", str(path), "--out", str(out)], export):
         assert cli.main(command) == 2
         line = capsys.readouterr().err
         assert line.count("\n") == 1, line
@@ -66,7 +54,8 @@ def rezipped(source, target, change):
 def test_malicious_raw_pickle(protocol, tmp_path, capsys):
     marker = tmp_path / "marker"
     path = tmp_path / "x.pkl"
-    path.write_bytes(pickle.dumps({"model": Attack(marker), "__author__": "x"}, protocol=protocol))
+    content = {"model": Calls(os.system, f"touch {marker}"), "__author__": "x"}
+    path.write_bytes(pickle.dumps(content, protocol=protocol))
     refused(path, capsys, "it names posix.system", "nothing was executed")
     assert not marker.exists()
 
@@ -74,7 +63,8 @@ def test_malicious_raw_pickle(protocol, tmp_path, capsys):
 @pytest.mark.parametrize("legacy", [False, True])
 def test_malicious_pickle_in_a_torch_file(legacy, tmp_path, capsys):
     marker = tmp_path / "marker"
-    content = {"state_dict": {"conv1.weight": torch.ones(3)}, "epoch": Attack(marker)}
+    content = {"state_dict": {"conv1.weight": torch.ones(3)}}
+    content["epoch"] = Calls(os.system, f"touch {marker}")
     path = torch_file(content, tmp_path / "x.pth", legacy=legacy)
     refused(path, capsys, "it names posix.system", "nothing was executed")
     assert not marker.exists()
@@ -84,16 +74,12 @@ def test_malicious_pickle_in_a_torch_file(legacy, tmp_path, capsys):
     "target", [eval, subprocess.Popen, torch.load, pickle.loads, torch.hub.load]
 )
 def test_any_other_global_is_refused_by_name(target, tmp_path, capsys):
-    class Call:
-        def __reduce__(self):
-            return target, ("1",)
-
     named = target.__name__  # protocol 2 writes python 2's name of the module
     for path in (tmp_path / "x.pth", tmp_path / "x.pkl"):
         if path.suffix == ".pth":
-            torch_file({"a": Call()}, path)
+            torch_file({"a": Calls(target, "1")}, path)
         else:
-            path.write_bytes(pickle.dumps({"a": Call()}))
+            path.write_bytes(pickle.dumps({"a": Calls(target, "1")}))
         refused(path, capsys, named, "not on the list of harmless names")
         path.unlink()
 
@@ -136,11 +122,8 @@ def test_zip_bombs(tmp_path, capsys):
         start = archive.start_dir
     entry_at = data.index(names[0].filename.encode(), start) - 46
     entry_end = entry_at + 46 + sum(struct.unpack_from("<HHH", data, entry_at + 28))
-    entries = (
-        data[start:entry_at]
-        + data[entry_at:entry_end] * 20
-        + data[entry_end : data.index(b"PK\x05\x06", start)]
-    )
+    after = data[entry_end : data.index(b"PK\x05\x06", start)]
+    entries = data[start:entry_at] + data[entry_at:entry_end] * 20 + after
     count = entries.count(b"PK\x01\x02")
     end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, count, count, len(entries), start, 0)
     overlapping.write_bytes(data[:start] + entries + end)
@@ -165,13 +148,11 @@ def test_deeply_nested_and_self_similar_pickles(tmp_path, capsys):
 
 
 def small_trunk(tmp_path):
-    return torch_file(
-        {"state_dict": {f"conv{i}.weight": torch.randn(4, 4) for i in range(30)}},
-        tmp_path / "whole.pth",
-    )
+    state = {f"conv{i}.weight": torch.randn(4, 4) for i in range(30)}
+    return torch_file({"state_dict": state}, tmp_path / "whole.pth")
 
 
-def test_empty_truncated_and_flipped_files(tmp_path, capsys):
+def test_empty_truncated_and_flipped_files(tmp_path, bad_input, capsys):
     whole = small_trunk(tmp_path).read_bytes()
     path = tmp_path / "x.pth"
     path.write_bytes(b"")
@@ -185,10 +166,8 @@ def test_empty_truncated_and_flipped_files(tmp_path, capsys):
     flipped[at + 5] ^= 0x10  # one bit of one weight
     path.write_bytes(flipped)
     refused(path, capsys, "damaged", "CRC")
-    assert cli.main(["inspect", str(tmp_path / "none.pth")]) == 2
-    assert "no such file" in capsys.readouterr().err
-    assert cli.main(["inspect", str(tmp_path)]) == 2
-    assert "is a folder" in capsys.readouterr().err
+    bad_input(cli.main(["inspect", str(tmp_path / "none.pth")]), "no such file")
+    bad_input(cli.main(["inspect", str(tmp_path)]), "is a folder")
 
 
 def test_checksums_that_torch_was_told_to_skip_are_no_damage(tmp_path):
@@ -222,18 +201,15 @@ def test_wrong_endian_files(tmp_path, capsys):
     refused(path, capsys, "big-endian")
 
 
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "LFS"),
-        (b"<!DOCTYPE html><html><head><title>404</title>", "web page"),
-        (b"\x1f\x8b\x08\x00aaaaaaaaaaaa", "gzip"),
-        (b"\x89HDF\r\n\x1a\n", "HDF5"),
-        (b"just some text\n" * 10, "not a readable weight file"),
-        (b"\x80\x04.", "damaged"),
-        pytest.param(np.random.default_rng(0).bytes(1000), "", id="noise"),
-    ],
-)
+@pytest.mark.parametrize(("content", "word"), [
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "LFS"),
+    (b"<!DOCTYPE html><html><head><title>404</title>", "web page"),
+    (b"\x1f\x8b\x08\x00aaaaaaaaaaaa", "gzip"),
+    (b"\x89HDF\r\n\x1a\n", "HDF5"),
+    (b"just some text\n" * 10, "not a readable weight file"),
+    (b"\x80\x04.", "damaged"),
+    pytest.param(np.random.default_rng(0).bytes(1000), "", id="noise"),
+])  # fmt: skip
 def test_other_files_are_named_for_what_they_are(content, word, tmp_path, capsys):
     path = tmp_path / "x.pth"
     path.write_bytes(content)
@@ -260,13 +236,11 @@ def test_numpy_pickles_are_read_without_numpy(protocol, layout, tmp_path):
         "0-d": np.asarray(np.int64(7)),
     }[layout]
     path = tmp_path / "x.pkl"
-    path.write_bytes(
-        pickle.dumps({"model": {"a": array}, "scalar": np.float64(0.5)}, protocol=protocol)
-    )
+    content = {"model": {"a": array}, "scalar": np.float64(0.5)}
+    path.write_bytes(pickle.dumps(content, protocol=protocol))
     tree = open_file(path).tree
-    assert torch.equal(
-        tree["model"]["a"], torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
-    )
+    expected = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    assert torch.equal(tree["model"]["a"], expected)
     assert tree["scalar"] == 0.5
 
 
@@ -380,9 +354,8 @@ def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(legacy
     for verb in ("read", "inspect"):
         command = [sys.executable, "-c", MEASURE, verb, str(small), str(file)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=300, check=True, env=environment
-        )
+        how = {"capture_output": True, "text": True, "timeout": 300, "env": environment}
+        done = subprocess.run(command, check=True, **how)
         peak, seconds = (float(word) for word in done.stdout.split())
         print(f"{verb}: peak {peak / size:.2f} of the file's size, {seconds:.2f} s of CPU")
         assert peak < 1.5 * size

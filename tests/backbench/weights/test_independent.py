@@ -1,5 +1,4 @@
-"""Features of imported files against those of transformers and open_clip, which compute them with
-their own code. Skipped where they are not installed: nothing else here needs them."""
+"""Features of imported files against those that transformers and open_clip, if there, compute."""
 
 import json
 
@@ -19,8 +18,7 @@ NEXT = ",dims=8-16-24-32,depths=1-1-2-1"
 
 
 def randomised(model):
-    """Every parameter with its own values; LayerScale and norms between 0.5 and 1.5, for at its
-    start a LayerScale hides whatever comes before it."""
+    """Every parameter drawn, scales from 0.5 to 1.5: a small LayerScale hides what is before it."""
     generator = torch.Generator().manual_seed(0)
     scales = ("lambda1", "gamma", "layer_scale_parameter")
     for name, parameter in model.named_parameters():
@@ -63,46 +61,34 @@ def of_convnext(model, images):
 
 
 DINOV2, DINOV3 = "timm:vit_small_patch14_dinov2", "timm:vit_small_patch16_dinov3_qkvb"
+DINOV2_REG = DINOV2.replace("14_", "14_reg4_")
 DINOV3_VIT = VIT.replace(",img_size=32", "")
 # name: class, its configuration, timm's model, how its own features are read
-# fmt: off
+
+S16, TINY = "timm:vit_small_patch16_224" + VIT, "timm:convnext_tiny" + NEXT
+GIANT = f"timm:vit_giant_patch14_dinov2{VIT},mlp_ratio=5.5"
+CLIP = "timm:vit_base_patch16_clip_quickgelu_224" + VIT
+SIGLIP = "timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh" + VIT
+EXACT, EXACT_NEXT = SIZE | {"layer_norm_eps": 1e-6}, STAGES | {"layer_norm_eps": 1e-6}
+MAE = {"mask_ratio": 0.0, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1}
+FOUR, GATED = SIZE | {"num_register_tokens": 4}, {"use_gated_mlp": True, "hidden_act": "silu"}
+TOWERS = {"vision_config": SIZE, "text_config": TEXT}
+PLUS = DINOV3.replace("small", "small_plus") + DINOV3_VIT
 CASES = {
-    "vit": (
-        "ViTModel", {**SIZE, "layer_norm_eps": 1e-6}, "timm:vit_small_patch16_224" + VIT,
-        class_token),
-    "mae": (
-        "ViTMAEForPreTraining",
-        {**SIZE, "layer_norm_eps": 1e-6, "mask_ratio": 0.0, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1},
-        "timm:vit_small_patch16_224" + VIT, of_encoder),
+    "vit": ("ViTModel", EXACT, S16, class_token),
+    "mae": ("ViTMAEForPreTraining", EXACT | MAE, S16, of_encoder),
     "dinov2": ("Dinov2Model", SIZE, DINOV2 + VIT, tokens(0)),
-    "dinov2 glu": (
-        "Dinov2Model", {**SIZE, "use_swiglu_ffn": True},
-        f"timm:vit_giant_patch14_dinov2{VIT},mlp_ratio=5.5", tokens(0)),
-    "dinov2 registers": (
-        "Dinov2WithRegistersModel", SIZE, "timm:vit_small_patch14_reg4_dinov2" + VIT, tokens(4)),
-    "dinov3": (
-        "DINOv3ViTModel", {**SIZE, "num_register_tokens": 4}, DINOV3 + DINOV3_VIT, tokens(4)),
-    "dinov3 plus": (
-        "DINOv3ViTModel",
-        {**SIZE, "num_register_tokens": 4, "use_gated_mlp": True, "hidden_act": "silu"},
-        DINOV3.replace("small", "small_plus") + DINOV3_VIT, tokens(4)),
-    "dinov3 convnext": ("DINOv3ConvNextModel", STAGES, "timm:convnext_tiny" + NEXT, pooled),
-    "clip": (
-        "CLIPModel", {"vision_config": SIZE, "text_config": TEXT},
-        "timm:vit_base_patch16_clip_quickgelu_224" + VIT, of_tower),
-    "clip tower": (
-        "CLIPVisionModel", SIZE, "timm:vit_base_patch16_clip_quickgelu_224" + VIT, pooled),
-    "siglip": (
-        "SiglipModel", {"vision_config": SIZE, "text_config": TEXT},
-        "timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh" + VIT, of_tower),
-    "convnext": (
-        "ConvNextForImageClassification", {**STAGES, "layer_norm_eps": 1e-6},
-        "timm:convnext_tiny" + NEXT, of_convnext),
-    "convnext v2": (
-        "ConvNextV2Model", {**STAGES, "layer_norm_eps": 1e-6}, "timm:convnextv2_tiny" + NEXT,
-        pooled),
+    "dinov2 glu": ("Dinov2Model", SIZE | {"use_swiglu_ffn": True}, GIANT, tokens(0)),
+    "dinov2 registers": ("Dinov2WithRegistersModel", SIZE, DINOV2_REG + VIT, tokens(4)),
+    "dinov3": ("DINOv3ViTModel", FOUR, DINOV3 + DINOV3_VIT, tokens(4)),
+    "dinov3 plus": ("DINOv3ViTModel", FOUR | GATED, PLUS, tokens(4)),
+    "dinov3 convnext": ("DINOv3ConvNextModel", STAGES, TINY, pooled),
+    "clip": ("CLIPModel", TOWERS, CLIP, of_tower),
+    "clip tower": ("CLIPVisionModel", SIZE, CLIP, pooled),
+    "siglip": ("SiglipModel", TOWERS, SIGLIP, of_tower),
+    "convnext": ("ConvNextForImageClassification", EXACT_NEXT, TINY, of_convnext),
+    "convnext v2": ("ConvNextV2Model", EXACT_NEXT, "timm:convnextv2_tiny" + NEXT, pooled),
 }
-# fmt: on
 
 
 def difference(checkpoint, expected, images):

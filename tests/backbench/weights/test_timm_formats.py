@@ -1,11 +1,13 @@
-"""Every format of vision transformers and ConvNeXts goes in bit-equal or is refused by name."""
+"""Formats of ViTs and ConvNeXts go in bit-equal or are refused by name; nothing is guessed."""
 
 import json
 import re
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+import torchvision
 from support import timm_fixtures as fx
 
 from backbench import cli
@@ -21,25 +23,21 @@ from backbench.weights.weight_file import Opened
 MAKERS = list(fx.CASES)
 # Told from others by one name or two; some of them build large models to look at
 ALIKE = (fx.dinov2_giant, fx.ibot_training, fx.hub_mae, fx.hub_dinov3_convnext)
-with_all_makers = pytest.mark.parametrize(
-    "maker",
-    [
-        pytest.param(maker, marks=pytest.mark.slow if maker in ALIKE else (), id=maker.__name__)
-        for maker in MAKERS
-    ],
-)
+QUICK = (fx.dino, fx.dinov2_registers, fx.convnext, fx.hub_mae)
+
+
+def some(slow, makers=MAKERS):
+    """The makers; those of which `slow` is true in the whole suite alone."""
+    marks = {True: pytest.mark.slow, False: ()}
+    return [pytest.param(m, marks=marks[slow(m)], id=m.__name__) for m in makers]
+
+
+with_all_makers = pytest.mark.parametrize("maker", some(lambda maker: maker in ALIKE))
 
 
 def opened(made, tmp_path):
     """The object as `open_file` returns it, without the file."""
     return Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})
-
-
-def refused(file, match):
-    """The file does not become a checkpoint, and the line says why."""
-    with pytest.raises(BadInput, match=match):
-        found = FileContents(file)
-        found.checkpoint(found.choose())
 
 
 def saved(made, tmp_path, name="some_run.pth"):
@@ -67,15 +65,10 @@ def test_goes_in_bit_equal(maker, tmp_path):
     assert checkpoint.arch == archs.canonical(arch, "native")[0]
 
 
-QUICK = (fx.dino, fx.dinov2_registers, fx.convnext, fx.hub_mae)
-SHAPES = [
-    pytest.param(maker, marks=() if maker in QUICK else pytest.mark.slow, id=maker.__name__)
-    for maker in MAKERS
-    if fx.CASES[maker][2]
-]
+PUBLISHED = [maker for maker in MAKERS if fx.CASES[maker][2]]
 
 
-@pytest.mark.parametrize("maker", SHAPES)
+@pytest.mark.parametrize("maker", some(lambda maker: maker not in QUICK, PUBLISHED))
 def test_the_model_is_told_from_shapes(maker, tmp_path):
     form, _, arch, options, reading, _ = fx.CASES[maker]
     metadata = TrunkMetadata(method=options.get("method", ""))
@@ -93,14 +86,15 @@ def test_every_format_has_a_fixture():
 
 @with_all_makers
 def test_damage_is_refused_by_name(maker, tmp_path):
-    """One tensor missing, misspelt or of another shape: the first, one of the last block, the last."""
+    """A tensor missing, misspelt, of another shape or too many: the first, a middle one, the last."""
     arch = fx.CASES[maker][1]
     made = maker(fx.known(arch))
     metadata = TrunkMetadata(arch=arch, method=fx.CASES[maker][3].get("method", ""))
     trunk = FileContents(opened(made, tmp_path), metadata).choose()
     keys = [key for name, key in trunk.keys.items() if "bias_mask" not in name]
     middle = keys[len(keys) // 2]
-    damages = [(keys[0], "missing"), (keys[0], "reshaped"), (middle, "renamed")]
+    norm = next(key for key in keys if re.search(r"(norm|ln_|block\.2).*weight", key))
+    damages = [(keys[0], "missing"), (keys[0], "reshaped"), (middle, "renamed"), (norm, "extra")]
     for key, damage in [*damages, (middle, "missing"), (keys[-1], "not finite")]:
         content = {k: dict(v) if isinstance(v, dict) else v for k, v in made.items()}
         table = content[trunk.table] if trunk.table else content
@@ -109,29 +103,20 @@ def test_damage_is_refused_by_name(maker, tmp_path):
             table[f"{key[:-3]}_{key[-3:]}"] = value
         elif damage == "reshaped":
             table[key] = value[..., :1]
+        elif damage == "extra":
+            table |= {key: value, f"{key}_scale": torch.ones(3)}
         elif damage == "not finite":
             table[key] = torch.full_like(value, float("nan"))
+        about = TrunkMetadata(arch=arch) if damage == "extra" else metadata
         with pytest.raises(BadInput) as error:
-            found = FileContents(opened(content, tmp_path), metadata)
+            found = FileContents(opened(content, tmp_path), about)
             found.checkpoint(found.choose())
         said = str(error.value)
         assert "\n" not in said
+        assert damage != "extra" or f"1 extra inside the trunk: {key}_scale" in said
         # A missing block of a chunk is called by its number alone
         plain = re.sub(r"blocks\.\d\.(\d\.)", r"blocks.\1", key)
         assert key in said or plain in said, said
-
-
-@with_all_makers
-def test_another_tensor_inside_is_refused(maker, tmp_path):
-    arch = fx.CASES[maker][1]
-    made = maker(fx.known(arch))
-    trunk = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch)).choose()
-    table = made[trunk.table] if trunk.table else made
-    block = next(k for k in trunk.keys.values() if re.search(r"(norm|ln_|block\.2).*weight", k))
-    table[f"{block}_scale"] = torch.ones(3)
-    found = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch))
-    with pytest.raises(BadInput, match=f"1 extra inside the trunk: {block}_scale"):
-        found.checkpoint(found.choose())
 
 
 def test_a_file_without_its_last_block_is_no_shallower_model(tmp_path):
@@ -144,18 +129,16 @@ def test_a_file_without_its_last_block_is_no_shallower_model(tmp_path):
 def test_what_dinov3_masks_and_turns_must_be_as_in_timm(tmp_path):
     arch = fx.CASES[fx.dinov3][1]
     made = fx.dinov3(fx.known(arch))
-    for key, value in (
-        ("rope_embed.periods", made["rope_embed.periods"] * 2),
-        ("blocks.0.attn.qkv.bias_mask", torch.ones(96)),
-    ):
+    periods = made["rope_embed.periods"] * 2
+    mask = torch.ones(96)
+    for key, value in (("rope_embed.periods", periods), ("blocks.0.attn.qkv.bias_mask", mask)):
         found = FileContents(opened(made | {key: value}, tmp_path), TrunkMetadata(arch=arch))
-        with pytest.raises(
-            BadInput, match=r"1 not usable: (rope_embed|blocks\.0\.attn\.qkv\.bias)"
-        ):
+        said = r"1 not usable: (rope_embed|blocks\.0\.attn\.qkv\.bias)"
+        with pytest.raises(BadInput, match=said):
             found.checkpoint(found.choose())
 
 
-def test_nothing_is_guessed(tmp_path, capsys):
+def test_nothing_is_guessed(tmp_path, bad_input):
     """Files that do not tell what they are: the line says what to say."""
     fixed = fx.known(fx.VIT)
     fixed["pos_embed"][:, 0] = 0  # MoCo-v3's and MAE's; their heads differ
@@ -177,8 +160,7 @@ def test_nothing_is_guessed(tmp_path, capsys):
     out = tmp_path / "x.safetensors"
     words = ["import", str(saved(fixed, tmp_path)), "--out", str(out), "--arch"]
     assert cli.main([*words, "resnet50"]) == 2
-    assert cli.main([*words, "timm:vit_smal_patch16_224"]) == 2
-    assert "did you mean" in capsys.readouterr().err
+    bad_input(cli.main([*words, "timm:vit_smal_patch16_224"]), "did you mean")
     assert not out.exists()
 
 
@@ -204,8 +186,6 @@ def test_position_embeddings_are_resized_on_request_only(tmp_path):
 
 
 # --- what stands beside a file ---
-
-
 def test_timm_says_it_in_its_configuration(tmp_path):
     from safetensors.torch import save_file
 
@@ -225,10 +205,8 @@ def test_timm_says_it_in_its_configuration(tmp_path):
 
 def test_the_hub_says_heads_and_activation(tmp_path):
     made = fx.hub_clip(fx.shaped("timm:vit_base_patch32_clip_224"))
-    config = {
-        "model_type": "clip",
-        "vision_config": {"hidden_act": "quick_gelu", "num_attention_heads": 6},
-    }
+    vision = {"hidden_act": "quick_gelu", "num_attention_heads": 6}
+    config = {"model_type": "clip", "vision_config": vision}
     (tmp_path / "config.json").write_text(json.dumps(config))
     held = Opened(tmp_path / "model.safetensors", "safetensors", "0" * 64, 0, made, {})
     found = FileContents(held)
@@ -237,26 +215,14 @@ def test_the_hub_says_heads_and_activation(tmp_path):
 
 
 # --- names of timm's ---
-
-
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    """Put a model of timm's with known weights into the Hub's local cache."""
 
     def put(model):
-        import timm
-        from safetensors.torch import save_file
-
-        repository = timm.models.get_pretrained_cfg(model).hf_hub_id
-        folder = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
-        snapshot = folder / "snapshots" / ("a" * 40)
-        snapshot.mkdir(parents=True)
-        (folder / "refs").mkdir()
-        (folder / "refs" / "main").write_text("a" * 40)
         state = fx.known(f"timm:{model}")
-        save_file(state | {"head.weight": torch.ones(3, 64)}, snapshot / "model.safetensors")
+        whole = state | {"head.weight": torch.ones(3, 64)}
+        fx.put_in_hub(monkeypatch, tmp_path / "hub", model, whole)
         return state
 
     return put
@@ -269,9 +235,8 @@ def test_a_name_stands_for_the_weights_in_the_cache(cache):
     assert (found.arch, found.name) == ("timm:test_vit", "test_vit.r160_in1k")
     assert found.pixels.mean == (0.5, 0.5, 0.5)  # of that tag
     assert importing.read("timm:test_vit.r160_in1k").digest == found.digest
-    with pytest.raises(
-        BadInput, match=r"`hf download timm/test_vit2\.r160_in1k`, or use timm:test_"
-    ):
+    said = r"`hf download timm/test_vit2\.r160_in1k`, or use timm:test_"
+    with pytest.raises(BadInput, match=said):
         importing.read("timm:test_vit2")
     with pytest.raises(BadInput, match="has no weights 'nope'; allowed: r160_in1k"):
         importing.read("timm:test_vit.nope")
@@ -289,9 +254,7 @@ def test_random_is_the_same_each_time_and_nobody_elses_dice():
 
 
 # --- inspect, export ---
-
-
-def test_inspect_and_export_of_a_trunk_of_timms(tmp_path, capsys):
+def test_inspect_and_export_of_a_trunk_of_timms(tmp_path, bad_input, capsys):
     out, away = tmp_path / "x.safetensors", tmp_path / "away.safetensors"
     arch = fx.CASES[fx.mae][1]
     file = saved(fx.mae(fx.known(arch)), tmp_path, "mae.pth")
@@ -309,8 +272,7 @@ def test_inspect_and_export_of_a_trunk_of_timms(tmp_path, capsys):
     assert importing.read(away).digest == importing.read(out).digest
     for form in ("torchvision", "detectron2"):
         words = ["export", str(out), "--format", form, "--out", str(tmp_path / "no")]
-        assert cli.main(words) == 2
-        assert "goes out with --format timm" in capsys.readouterr().err
+        bad_input(cli.main(words), "goes out with --format timm")
     assert inspecting.inspect("timm:test_convnext@random")["allows"]["strides"] == [4, 8, 16, 32]
 
 
@@ -318,3 +280,92 @@ def test_the_manual_names_every_format():
     manual = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
     rows = (*FORMATS, *TIMM_FORMATS, TIMM)
     assert [row.name for row in rows if f"`{row.name}`" not in manual] == []
+
+
+def headless(model, **how):
+    return timm.create_model(model, num_classes=0, **how).state_dict()
+
+
+OTHERS = ("mixer_s16_224", "pvt_v2_b0", "swin_tiny_patch4_window7_224")
+
+
+@pytest.mark.parametrize("model", OTHERS)
+def test_another_model_is_not_dinos(tmp_path, model):
+    file = saved(headless(model), tmp_path)
+    named = importing.read(file, arch=f"timm:{model}")
+    assert named.method == "unknown", "a file of this kind does not say who trained it"
+    assert named.pixels.mean == timm.get_pretrained_cfg(model).mean, "the name's pixels"
+    chosen = importing.read(file, arch=f"timm:{model}", pixels="half")
+    assert chosen.pixels.mean[0] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("table", "method"), [("", "dino"), ("state_dict", "ibot"), ("model", "mae")]
+)
+def test_a_bare_transformer_is_asked_about(tmp_path, table, method):
+    state = headless("vit_small_patch16_224" if method != "mae" else "vit_base_patch16_224")
+    file = saved({table: state} if table else state, tmp_path)
+    with pytest.raises(BadInput, match=r"--arch timm:NAME --pixels P .*--method dino, ibot or mae"):
+        importing.read(file)
+    assert importing.read(file, method=method).method == method
+
+
+DEPTHS = {"wide_resnet50_2": 50, "resnext50_32x4d": 50, "resnet50d": 50}
+
+
+@pytest.mark.parametrize("model", list(DEPTHS))
+def test_other_resnets_are_timms(tmp_path, model):
+    """Wide, grouped, deep stem: named as no trunk of ours, and loaded strictly under their name."""
+    torch.manual_seed(0)
+    theirs = timm.create_model(model)
+    file = saved(theirs.state_dict(), tmp_path)
+    with pytest.raises(BadInput, match="--arch timm:NAME"):
+        importing.read(file)
+    checkpoint = importing.read(file, arch=f"timm:{model}", pixels="imagenet")
+    x = torch.randn(1, 3, 64, 64)
+    theirs.reset_classifier(0)
+    with torch.no_grad():
+        assert torch.allclose(checkpoint.backbone().eval()(x), theirs.eval()(x), atol=1e-5)
+    state = theirs.state_dict()
+    del state["layer3.1.conv2.weight"]
+    with pytest.raises(BadInput, match=r"layer3\.1\.conv2\.weight"):
+        importing.read(saved(state, tmp_path), arch=f"timm:{model}", pixels="imagenet")
+
+
+def test_torchvisions_convnext_has_the_same_features(tmp_path):
+    theirs = torchvision.models.convnext_tiny().eval()
+    checkpoint = importing.read(saved(theirs.state_dict(), tmp_path))
+    assert checkpoint.arch == "timm:convnext_tiny" and checkpoint.method == "supervised"
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        wanted = theirs.classifier[:2](theirs.avgpool(theirs.features(x)))
+        assert torch.allclose(checkpoint.backbone().eval()(x), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["resnet18", "timm:vit_small_patch16_224"])
+def test_a_reading_that_the_trunk_lacks_is_refused_at_import(tmp_path, model):
+    timms = model.startswith("timm:")
+    state = headless(model.removeprefix("timm:"))
+    how = {"arch": model, "pixels": "half"} if timms else {}
+    with pytest.raises(BadInput, match="reading"):
+        importing.read(saved(state, tmp_path), reading="map", **how)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [("hidden_act", "relu", "act_layer=relu"), ("rope_theta", 10000.0, "'rope_theta' is 10000")],
+)
+def test_the_hubs_configuration_is_read_or_refused(tmp_path, key, value, match):
+    from support import timm_fixtures as fx
+
+    model = "timm:vit_small_patch16_224"
+    config = {"model_type": "vit", "num_attention_heads": 6, "hidden_act": "gelu", key: value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    state = fx.hub_vit(headless("vit_small_patch16_224"))
+    file = saved(state, tmp_path, "pytorch_model.bin")
+    try:
+        said = importing.read(file, pixels="half").arch
+    except BadInput as error:
+        said = str(error)
+    assert model in said or key in said
+    assert match in said

@@ -1,22 +1,34 @@
-"""Trunks of every kind: what they give, how they are named and kept, and what they refuse."""
+"""Trunks of every kind: what they give, cost and refuse, how they are named and kept."""
 
+import json
+import logging
 import math
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import torchvision
+from fvcore.nn import FlopCountAnalysis, parameter_count
+from fvcore.nn.jit_handles import get_shape
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from backbench import cli
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
+from backbench.runs.forward_clock import ForwardClock
 from backbench.weights import archs
+from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families import pair_trunk
+from backbench.weights.families.resnet_trunk import ARCHS, STEMS, build_backbone, trunk_shapes
 from backbench.weights.families.timm_trunk import resized
 from backbench.weights.family import POSITION_RULES
 from backbench.weights.modules import checkpoint_of
 from backbench.weights.trunk import ModuleTrunk
+from backbench.weights.trunk_facts import facts, of_maps
+from detection import backbones
 
 VIT = "timm:vit_tiny_patch16_224,depth=3,embed_dim=24,img_size=32,num_heads=2,patch_size=8"
 ROPE = "timm:vit_small_patch16_dinov3_qkvb,depth=2,embed_dim=32,num_heads=2"
@@ -102,9 +114,8 @@ def test_readings_are_parts_of_timms_own_tokens(arch):
         cls = tokens[:, 0]
         # The layers one by one, each through the last norm
         layers = []
-        hooks = [
-            b.register_forward_hook(lambda m, i, out: layers.append(out)) for b in model.blocks
-        ]
+        keep = lambda m, i, out: layers.append(out)  # noqa: E731
+        hooks = [b.register_forward_hook(keep) for b in model.blocks]
         model.forward_features(x)
         for hook in hooks:
             hook.remove()
@@ -162,10 +173,9 @@ def test_positions_are_resized_by_request_and_rule_only():
         for other in features[:i]:
             assert (one - other).abs().max() > 1e-4
     # timm resizes by `aa`
-    model = timm.create_model(
-        "vit_tiny_patch16_224", num_classes=0, img_size=32, patch_size=8, depth=3, embed_dim=24,
-        num_heads=2, dynamic_img_size=True,
-    ).eval()  # fmt: skip
+    size = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 24, "num_heads": 2}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, dynamic_img_size=True, **size)
+    model.eval()
     model.load_state_dict(plain.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(ruled["aa"](large), model(large))
@@ -212,28 +222,25 @@ def _cubic(x, a):
     return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
 
 
-@pytest.mark.parametrize(
-    ("arch", "message"),
-    [
-        ("timm:vit_smal_patch16_224", "has no model 'vit_smal_patch16_224'; did you mean"),
-        ("timm:hf-hub:timm/x", "has no model"),
-        ("timm:../etc", "has no model"),
-        ("timm:test_vit,colour=3", "'colour=3' is none of img_size"),
-        ("timm:test_vit,depth=0", "expected a whole number from 1 to 200"),
-        ("timm:test_vit,depth=99999999999", "expected a whole number from 1 to 200"),
-        ("timm:test_vit,depth=60000", "from 1 to 200"),
-        ("timm:test_convnext,depths=2-60000-2-2", "from 1 to 200"),
-        ("timm:test_convnext,dims=" + "-".join("8" * 40), "a number for each stage"),
-        ("timm:test_vit,pos=nearest", "expected .0.1 or aa or size"),
-        ("timm:test_convnext,pos=aa", "no position embeddings"),
-        ("timm:test_convnext,num_heads=3", "cannot be built"),
-        ("timm:test_vit,num_heads=7", "cannot be built"),
-        ("lab:vgg", "expected lab:ARCH,width=W"),
-        ("lab:resnet50,width=0.3", "expected lab:ARCH,width=W"),
-        ("python:Net", "a module that was given from Python"),
-        ("vgg", "unknown architecture 'vgg'"),
-    ],
-)
+@pytest.mark.parametrize(("arch", "message"), [
+    ("timm:vit_smal_patch16_224", "has no model 'vit_smal_patch16_224'; did you mean"),
+    ("timm:hf-hub:timm/x", "has no model"),
+    ("timm:../etc", "has no model"),
+    ("timm:test_vit,colour=3", "'colour=3' is none of img_size"),
+    ("timm:test_vit,depth=0", "expected a whole number from 1 to 200"),
+    ("timm:test_vit,depth=99999999999", "expected a whole number from 1 to 200"),
+    ("timm:test_vit,depth=60000", "from 1 to 200"),
+    ("timm:test_convnext,depths=2-60000-2-2", "from 1 to 200"),
+    ("timm:test_convnext,dims=" + "-".join("8" * 40), "a number for each stage"),
+    ("timm:test_vit,pos=nearest", "expected .0.1 or aa or size"),
+    ("timm:test_convnext,pos=aa", "no position embeddings"),
+    ("timm:test_convnext,num_heads=3", "cannot be built"),
+    ("timm:test_vit,num_heads=7", "cannot be built"),
+    ("lab:vgg", "expected lab:ARCH,width=W"),
+    ("lab:resnet50,width=0.3", "expected lab:ARCH,width=W"),
+    ("python:Net", "a module that was given from Python"),
+    ("vgg", "unknown architecture 'vgg'"),
+])  # fmt: skip
 def test_names_that_are_no_trunk_are_refused_in_one_line(arch, message):
     with pytest.raises(BadInput, match=message) as caught:
         archs.build_trunk(arch)
@@ -287,8 +294,6 @@ def test_modules_of_one_class_are_one_row_only_under_one_identity():
 
 
 # --- CMC's pair ---
-
-
 def test_lab_has_the_values_of_known_colours():
     """Of red, green, blue, white and a gray, by the CIE's formulas for sRGB under D65."""
     known = {
@@ -344,3 +349,182 @@ def test_a_pair_of_pixels_that_is_normalised_by_the_trunk_is_near_zero():
     both = torch.cat([luminance, colour], 1)
     assert both.abs().max() <= 1.001
     assert F.mse_loss(both.mean((0, 2, 3)), torch.zeros(3)) < 0.1
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_names_and_shapes_are_torchvisions(arch):
+    with torch.device("meta"):
+        theirs = getattr(torchvision.models, arch)().state_dict()
+    trunk = {k: tuple(v.shape) for k, v in theirs.items() if not k.startswith("fc.")}
+    assert trunk_shapes(arch) == trunk
+    assert len(trunk_shapes("resnet50")) == 318
+
+
+@pytest.mark.parametrize(("arch", "dim"), [("resnet18", 512), ("resnet50", 2048)])
+def test_draws_and_gradients_and_stages_are_torchvisions(arch, dim):
+    torch.manual_seed(0)
+    theirs = getattr(torchvision.models, arch)()
+    theirs.fc = nn.Identity()
+    torch.manual_seed(0)
+    ours = build_backbone(arch)
+    images = torch.randn(2, 3, 64, 64)
+    for trunk in (theirs, ours):
+        trunk(images).square().sum().backward()
+    gradients = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        assert torch.equal(parameter, gradients[name]), name
+        torch.testing.assert_close(parameter.grad, gradients[name].grad, rtol=1e-4, atol=1e-3)
+    ours.eval(), theirs.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images))
+    maps = ours.stages(images)
+    widths = [dim // 8, dim // 4, dim // 2, dim]
+    shapes = [(2, c, side, side) for c, side in zip(widths, (16, 8, 4, 2))]
+    assert [tuple(m.shape) for m in maps] == shapes
+    assert ours.feature_dim == dim
+
+
+def test_a_width_is_of_the_stages_and_part_of_the_name(tmp_path):
+    """`resnet18,width=0.25`: a quarter of each stage's channels, below the whole stem."""
+    trunk = build_trunk("resnet18,width=0.25")
+    assert trunk.widths == (16, 32, 64, 128) and trunk.feature_dim == 128
+    assert trunk.strides == (4, 8, 16, 32)
+    assert tuple(trunk.conv1.weight.shape) == (64, 3, 7, 7)
+    made = Checkpoint(arch=trunk.arch, method="random", state_dict=trunk.state_dict())
+    made.save(tmp_path / "narrow.safetensors")
+    read = Checkpoint.load(tmp_path / "narrow.safetensors").backbone()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(read.eval()(images), trunk.eval()(images))
+    with pytest.raises(BadInput, match="unknown architecture"):
+        build_trunk("resnet18,width=0.3")
+
+
+@pytest.mark.parametrize(("stem", "size"), [("conv3", 32), ("conv3_p0", 30), ("conv3_p2", 34)])
+def test_small_stems_differ_in_padding_only(stem, size):
+    trunk = build_backbone("resnet18", stem).eval()
+    weight = trunk.conv1.weight
+    assert weight.shape == (64, 3, 3, 3)
+    images = torch.randn(1, 3, 32, 32)
+    padding = {"conv3": 1, "conv3_p0": 0, "conv3_p2": 2}[stem]
+    expected = nn.functional.conv2d(images, weight, padding=padding)
+    assert torch.equal(trunk.conv1(images), expected)
+    assert trunk.stages(images)[0].shape[-1] == size  # no max-pool, no stride
+    assert trunk_shapes("resnet18", stem)["conv1.weight"] == (64, 3, 3, 3)
+
+
+def test_zero_init_residual_zeroes_the_last_norm_of_each_block():
+    trunk = build_trunk("resnet18", zero_init_residual=True)
+    assert all(bool((block.bn2.weight == 0).all()) for block in trunk.layer1)
+    assert all(bool((block.bn1.weight == 1).all()) for block in trunk.layer1)
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(BadInput, match="unknown architecture 'resnet5'; did you mean 'resnet50'"):
+        build_backbone("resnet5")
+    with pytest.raises(BadInput, match="unknown stem 'conv3p0'; did you mean 'conv3_p0'"):
+        build_backbone("resnet18", "conv3p0")
+    assert set(STEMS) == {"imagenet", "conv3", "conv3_p0", "conv3_p2"}
+
+
+SMALL_VIT = "timm:vit_tiny_patch16_224,depth=2,embed_dim=48,img_size=64,num_heads=3"
+
+
+def _attention(inputs, outputs):
+    """fvcore knows none: q k^T and its product with v, each as many multiply-adds."""
+    (*batch, rows, dim), (*_, columns, _) = get_shape(inputs[0]), get_shape(inputs[1])
+    return 2 * torch.Size(batch).numel() * rows * columns * dim
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "resnet18",
+        "resnet50,width=0.125",
+        "timm:test_convnext",
+        SMALL_VIT,
+        "lab:resnet18,width=0.125",
+    ],
+)
+def test_costs_are_those_that_fvcore_counts(arch):
+    trunk = archs.build_trunk(arch).eval()
+    logging.getLogger("fvcore").setLevel("ERROR")
+    counted = FlopCountAnalysis(trunk, torch.zeros(1, 3, 64, 64))
+    counted.set_op_handle("aten::scaled_dot_product_attention", _attention)
+    # Norms and pooling are no multiply-adds of matrices
+    skipped = ("batch_norm", "layer_norm", "adaptive_avg_pool2d")
+    theirs = sum(n for op, n in counted.by_operator().items() if op not in skipped)
+    how = {"state_dict": trunk.state_dict(), "pixels": archs.default_pixels(arch)}
+    checkpoint = Checkpoint(arch=arch, method="random", **how)
+    found = facts(checkpoint, 64)
+    assert found["parameters"] == parameter_count(trunk)[""]
+    assert found["gflops"] == pytest.approx(theirs / 1e9, rel=0.01, abs=1e-4)
+    assert (found["side"], found["reading"]) == (64, trunk.reading)
+
+
+@pytest.mark.parametrize("patch", [14, 16])
+def test_of_a_detector_the_maps_are_counted_at_the_size_that_the_trunk_sees(patch):
+    side = 8 * patch
+    arch = SMALL_VIT.replace("img_size=64", f"img_size={side}") + f",patch_size={patch},pos=aa"
+    trunk = archs.build_trunk(arch).eval()
+    kept = Checkpoint(arch=arch, method="random", state_dict=trunk.state_dict())
+    # 128 x 128 pixels of the detector are 8 x 8 patches, whatever their size
+    found = of_maps(kept, (128, 128), backbones.scaled)
+    features = facts(kept, side)
+    assert found == {k: features[k] for k in ("parameters", "gflops")} | {"sides": [128, 128]}
+    twice = of_maps(kept, (128, 256), backbones.scaled)
+    assert twice["gflops"] > 2 * found["gflops"] > 0
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("stem", ["imagenet", "conv3", "conv3_p0", "conv3_p2"])
+def test_a_resnet_knows_what_a_forward_pass_would_count(arch, stem):
+    trunk = archs.build_trunk(arch, stem=stem).eval()
+    for side in (31, 32, 65):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            trunk(torch.zeros(1, 3, side, side))
+        assert 2 * trunk.multiply_adds(side) == counter.get_total_flops()
+
+
+def test_a_module_that_cannot_be_counted_has_no_cost():
+    def reading(module, x):
+        return module(x).mean((2, 3)) * float(x.sum())  # reads an element
+
+    trunk = ModuleTrunk(torch.nn.Conv2d(3, 4, 3), feature_dim=4, features=reading)
+    wanted = {"reading": "pooled", "parameters": 112, "side": 32, "gflops": None}
+    assert facts(checkpoint_of(trunk), 32) == wanted
+
+
+def test_the_first_batch_is_not_timed(monkeypatch):
+    now = iter([0.0, 90.0, 100.0, 101.0, 200.0, 203.0])
+    monkeypatch.setattr("backbench.runs.forward_clock.time.perf_counter", lambda: next(now))
+    clock, cpu = ForwardClock(), torch.device("cpu")
+    for images in (64, 64, 32):
+        assert clock.rate("a") is None or images == 32
+        with clock.around("a", images, cpu):
+            pass
+    assert clock.rate("a") == 24.0  # 96 images in 4 seconds
+    assert clock.rate("b") is None
+
+
+def test_rows_say_what_the_trunk_costs(tiny_root, tmp_path):
+    for arch in (SMALL_VIT, "resnet18"):
+        trunk = archs.build_trunk(arch)
+        how = {"state_dict": trunk.state_dict(), "provenance": {"name": arch[:6]}}
+        kept = Checkpoint(arch=arch, method="random", **how)
+        kept.save(tmp_path / f"{arch[:6]}.safetensors")
+    protocol = tmp_path / "knn.yaml"
+    geometry = "geometry: {resize: 64, crop: 64}"
+    protocol.write_text(f"kind: knn\nprotocol: own-v1\nk: [5]\n{geometry}\nfeature_batch: 32\n")
+    files = [str(path) for path in sorted(tmp_path.glob("*.safetensors"))]
+    line = ["linear", *files, "--datasets", "digits", "--protocol", str(protocol)]
+    assert cli.main([*line, "--data", str(tiny_root), "--out", str(tmp_path / "run")]) == 0
+    rows = [json.loads(x) for x in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    by_name = {row["name"]: row for row in rows}
+    vit, resnet = by_name["timm:v"], by_name["resnet"]
+    assert vit["arch"] == f"{SMALL_VIT} cls" and resnet["arch"] == "resnet18"
+    assert vit["provenance"]["trunk"]["reading"] == "cls"
+    assert resnet["provenance"]["trunk"]["parameters"] == 11_176_512
+    for row in rows:
+        assert row["origin"]["images_per_second"] > 0 and row["origin"]["hardware"]
+        assert row["provenance"]["trunk"]["side"] == 64

@@ -17,17 +17,11 @@ def _maps(module: Any, x: Tensor) -> list[Tensor]:
 
 
 def build() -> ModuleTrunk:
-    net = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Conv2d(16, 24, 3, stride=2, padding=1),
-    )
-    return ModuleTrunk(
-        net, feature_dim=24, features=_pooled, stages=_maps, strides=(4,), widths=(24,)
-    )
+    small, large = (nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in ((3, 16), (16, 24)))
+    net = nn.Sequential(small, nn.BatchNorm2d(16), nn.ReLU(), large)
+    sizes = {"feature_dim": 24, "strides": (4,), "widths": (24,)}
+    return ModuleTrunk(net, features=_pooled, stages=_maps, **sizes)
 
 
-SQUARES = InstalledTrunk(
-    name="squares", build=build, pixels=Pixels((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-)
+PIXELS = Pixels((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+SQUARES = InstalledTrunk(name="squares", build=build, pixels=PIXELS)
