@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from backbench.papers import judging_rules, published  # noqa: E402
-from backbench.recipes import config, own_probe  # noqa: E402
+from backbench.recipes import config  # noqa: E402
 from backbench.results import protocol_fingerprints  # noqa: E402
 from backbench.runs import atomic  # noqa: E402
 
@@ -28,7 +28,7 @@ Made by `python tools/protocols_page.py` from `configs/transfer`, whose files ha
 protocols. [choices.md](choices.md) has what the papers leave open, [detection.md](detection.md) the detectors.
 
 An entry has the name for `--protocol`, the name in its rows in parentheses, what it scores, and its keys as a command
-takes them. "Over" names the protocol whose other keys it shares; every other key is at its default. C is released code.
+takes them. "Over" names the protocol whose other keys it shares; other keys are at their defaults. C is released code.
 
 Defaults everywhere: images resized to 256 (bilinear, shorter side), cropped to 224; views are crops of 224 (bilinear)
 with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5; fp32. What is trained has batch_size and reference_batch 256,
@@ -133,12 +133,10 @@ def _defaults(kind: str) -> str:
 
 
 def _used_by(name: str) -> str:
-    """The printed tables that a recipe scores, and the methods whose own probe it is."""
+    """The printed tables that a recipe scores."""
     scored = [number for number in published.rows() if judging_rules.recipe(number) == name]
     tables = dict.fromkeys(published.grid_name(number.paper, number.table) for number in scored)
-    methods = [m for m, by_dataset in own_probe.BY_METHOD.items() if name in by_dataset.values()]
-    used = f"; scores {', '.join(tables)}" if tables else ""
-    return used + (f"; own probe of {', '.join(methods)}" if methods else "")
+    return f"; scores {', '.join(tables)}" if tables else ""
 
 
 if __name__ == "__main__":
