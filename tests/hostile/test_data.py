@@ -330,11 +330,6 @@ def test_a_torn_marker_vouches_for_nothing(tmp_path, case):
         assert cache.open(ABOUT).sum() == 12
 
 
-def state_dict():
-    torch.manual_seed(0)
-    return dict(build_backbone("resnet18").state_dict())
-
-
 def test_cifar_batch_with_pointers_of_its_own(tmp_path):
     folder = write_cifar10(tmp_path)
     content = {"data": np.zeros((4, 3072), np.uint8), "labels": Pointers()}
@@ -351,7 +346,7 @@ def test_cifar_batch_that_calls(tmp_path):
 
 
 def test_zip_record_shorter_than_its_tensor(tmp_path):
-    torch.save(state_dict(), tmp_path / "whole.pth")
+    torch.save(build_backbone("resnet18").state_dict(), tmp_path / "whole.pth")
     cut_record(tmp_path / "whole.pth", tmp_path / "cut.pth", "data/3", 10)
     refused(door("import", tmp_path / "cut.pth", "--out", tmp_path / "x.safetensors"), "data/3")
     assert not (tmp_path / "x.safetensors").exists()

@@ -36,9 +36,7 @@ def start(root, out, processes, *overrides):
 
 
 def pretrain(root, out, processes, *overrides):
-    process = start(root, out, processes, *overrides)
-    said = process.communicate(timeout=500)[1]
-    return process.returncode, said
+    return finish(start(root, out, processes, *overrides))
 
 
 def apart(a, b):
@@ -72,8 +70,8 @@ def stopped_after_a_row(process, out):
         assert process.poll() is None
         time.sleep(0.002)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=500)[1]
-    assert process.returncode == EXIT_PREEMPTED, said
+    status, said = finish(process)
+    assert status == EXIT_PREEMPTED, said
     return said
 
 

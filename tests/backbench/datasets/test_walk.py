@@ -170,10 +170,10 @@ def test_a_test_image_saved_as_jpeg(root):
     assert "in another format" in line and "again.jpg" in line and "original.png" in line
 
 
-def image_list(counts, root="/data"):
+def image_list(counts):
     paths = [f"{name}/{i:03d}.png" for name, n in counts.items() for i in range(n)]
     labels = [label for label, n in enumerate(counts.values()) for _ in range(n)]
-    return ImageList(Path(root), tuple(paths), tuple(labels), tuple(counts))
+    return ImageList(Path("/data"), tuple(paths), tuple(labels), tuple(counts))
 
 
 def test_hold_out_is_a_fifth_of_each_class_rounded_half_up():
@@ -211,56 +211,37 @@ def test_draw_is_without_replacement_and_names_a_small_class():
         splits.draw(images, 32, 0)
 
 
-def make(tmp_path, part, counts, base=0):
-    images = image_list(counts, tmp_path / part)
-    for i, path in enumerate(images.paths):
-        file = images.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(f"{part} {base + i}".encode())
-    return images
-
-
-def in_three(tmp_path):
-    counts = {"a": 3, "b": 3}
-    parts = (make(tmp_path, part, counts) for part in ("train", "val", "test"))
-    return splits.Splits(*parts, False)
-
-
-def test_check_refuses_labels_outside_the_list(tmp_path):
-    found = in_three(tmp_path)
-    splits.check("x", found)
-    wrong = replace(found.test, labels=(0, 1, 2, 0, 1, 1))
-    message = r"test image a/002.png has label 2; the class list allows 0..1"
+def test_check_refuses_labels_outside_the_list(three):
+    splits.check("x", three)
+    wrong = replace(three.test, labels=(0, 1, 2, 0, 1, 1))
+    message = r"test image a/2.png has label 2; the class list allows 0..1"
     with pytest.raises(BadInput, match=message):
-        splits.check("x", replace(found, test=wrong))
+        splits.check("x", replace(three, test=wrong))
 
 
-def test_check_refuses_an_empty_split_and_other_classes(tmp_path):
-    found = in_three(tmp_path)
+def test_check_refuses_an_empty_split_and_other_classes(three):
     with pytest.raises(BadInput, match="the val split is empty"):
-        splits.check("x", replace(found, val=found.val.subset([])))
+        splits.check("x", replace(three, val=three.val.subset([])))
     with pytest.raises(BadInput, match="test and train have different class lists"):
-        splits.check("x", replace(found, test=replace(found.test, classes=("a", "c"))))
+        splits.check("x", replace(three, test=replace(three.test, classes=("a", "c"))))
 
 
-def test_manifest_and_digest(tmp_path):
-    found = in_three(tmp_path)
-    splits.write_manifests(tmp_path / "run", "x", found)
-    hashes = splits.digests(found)
+def test_manifest_and_digest(three, tmp_path):
+    splits.write_manifests(tmp_path / "run", "x", three)
+    hashes = splits.digests(three)
     text = (tmp_path / "run/manifests/x-test.tsv").read_text()
-    assert text.splitlines()[3] == "b/000.png\t1"
-    assert hashes["test"] == hashlib.sha256(text.encode()).hexdigest() == splits.digest(found.test)
+    assert text.splitlines()[3] == "b/0.png\t1"
+    assert hashes["test"] == hashlib.sha256(text.encode()).hexdigest() == splits.digest(three.test)
 
 
-def test_both_keeps_files_of_two_roots(tmp_path):
-    found = in_three(tmp_path)
-    both = found.both()
-    assert len(both) == 12 and both.labels == found.train.labels + found.val.labels
-    assert both.file(0) == found.train.file(0) and both.file(11) == found.val.file(5)
+def test_both_keeps_files_of_two_roots(three):
+    both = three.both()
+    assert len(both) == 12 and both.labels == three.train.labels + three.val.labels
+    assert both.file(0) == three.train.file(0) and both.file(11) == three.val.file(5)
 
 
 def test_lists(tmp_path):
-    images = make(tmp_path, "train", {"n04235860": 2, "n04239074": 2})
+    images = image_list({"n04235860": 2, "n04239074": 2})
     file = tmp_path / "1percent.txt"
     data = b"n04235860_14959.JPEG\nn04239074_7724.JPEG\n"
     file.write_bytes(data)

@@ -1,6 +1,5 @@
 """Out to Detectron2 and back: the same tensors, the same C2..C5, with the real Detectron2."""
 
-import importlib.util
 import pickle
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import foreign_fixtures as fx
+from support.detection_runs import needs_detectron2
 from torchvision.models import resnet18
 
 from backbench import cli
@@ -19,10 +19,6 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_names import find_trunks
 from backbench.weights.families.resnet_trunk import ARCHS, trunk_shapes
 from backbench.weights.family import TrunkMetadata
-
-needs_detectron2 = pytest.mark.skipif(
-    importlib.util.find_spec("detectron2") is None, reason="Detectron2 is not installed"
-)
 
 
 def checkpoint(arch, **changes):
