@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+from backbench.errors import EXIT_BAD_INPUT
 from backbench.weights.checkpoint import Checkpoint
 from pretrain.method_config import MethodConfig
 from pretrain.recipe import Data, Optim, PretrainConfig
@@ -39,6 +40,14 @@ def start(root, out, file, *words):
     command += ["--data", str(root), "--out", str(out), "--accelerator", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def refused(answer, *parts):
+    """It ended with bad input and with these parts in what it said."""
+    status, said = answer
+    assert status == EXIT_BAD_INPUT
+    assert all(part in said for part in parts), said
+    return said
 
 
 def digest(out):

@@ -225,9 +225,7 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_pa
     assert len(rows_of(tmp_path / "killed")) == 2 and len(decoder.paths) == 20 * 8
 
 
-def test_killed_behind_its_rows_a_protocol_leaves_its_choice_to_no_other(
-    trees, trunk, tmp_path, monkeypatch
-):
+def test_killed_behind_its_rows_a_protocol_keeps_its_choice(trees, trunk, tmp_path, monkeypatch):
     root, one = trees("classes"), {"length": {"default": {"iterations": 2}}}
     files = []
     for name, rates in (("up", [1e-9, 1.0]), ("down", [1.0, 1e-9])):

@@ -302,9 +302,7 @@ def test_a_run_goes_on_with_its_own_heads_alone(trees, trunk, tmp_path, bad_inpu
     assert "are another protocol's" in capsys.readouterr().out
 
 
-def test_of_two_heads_that_fit_none_is_taken_nor_one_of_another_reading(
-    trees, trunk, tmp_path, bad_input
-):
+def test_of_two_heads_that_fit_none_is_taken(trees, trunk, tmp_path, bad_input):
     root = trees("imagenet-a")
     for n in range(2):
         keep_head(trunk, tmp_path / "runs" / str(n), torch.full((1000, 512), 0.1 * n))

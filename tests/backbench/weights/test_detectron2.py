@@ -28,13 +28,17 @@ def checkpoint(arch, **changes):
     return Checkpoint(arch=arch, state_dict=trunk, **(fields | changes))
 
 
+def export(kept, tmp_path):
+    """The exit status of the command on a checkpoint, and the file that it is to make."""
+    kept.save(tmp_path / "x.safetensors")
+    words = ["export", tmp_path / "x.safetensors", "--format", "detectron2", "--out"]
+    return cli.main(list(map(str, [*words, tmp_path / "out.pkl"]))), tmp_path / "out.pkl"
+
+
 def exported(arch, tmp_path, **changes):
     source = checkpoint(arch, **changes)
-    source.save(tmp_path / "x.safetensors")
-    out = tmp_path / "out.pkl"
-    command = ["export", str(tmp_path / "x.safetensors"), "--format", "detectron2"]
-    command += ["--out", str(out)]
-    assert cli.main(command) == 0
+    status, out = export(source, tmp_path)
+    assert status == 0
     return source, out
 
 
@@ -93,12 +97,8 @@ def test_a_changed_file_is_noticed(tmp_path):
 def test_small_stems_do_not_go_out(tmp_path):
     state = fx.trunk_of(fx.small_stem(fx.known_resnet("resnet18")))
     kept = Checkpoint(arch="resnet18", stem="conv3", method="x", state_dict=state)
-    kept.save(tmp_path / "x.safetensors")
-    out = tmp_path / "x.pkl"
-    arguments = ["export", str(tmp_path / "x.safetensors"), "--format", "detectron2"]
-    arguments += ["--out", str(out)]
-    assert cli.main(arguments) == 2
-    assert not out.exists()
+    status, out = export(kept, tmp_path)
+    assert status == 2 and not out.exists()
 
 
 @pytest.mark.parametrize("author", ["Detectron2 Model Zoo", "Caffe2"])
