@@ -1,16 +1,22 @@
-"""Every reader on a tiny tree in the dataset's true layout; what is wrong with a tree is named."""
+"""Every reader, label maps too, on true layouts; what is wrong is named; the embedded data."""
 
 import json
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+from torchvision.datasets import ImageFolder
 
 from backbench.cli import main
-from backbench.datasets import catalog, readers, splits
+from backbench.datasets import catalog, embedded, readers, splits
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
+from backbench.images import contents
+from backbench.images.dense import IGNORED
 
 
 def test_the_twelve_are_the_papers_in_its_order():
@@ -229,3 +235,128 @@ def test_the_table_is_what_the_package_offers():
     assert backbench.datasets.DATASETS is catalog.DATASETS
     row = backbench.datasets.DATASETS["birdsnap"]
     assert (row.classes, row.sizes, row.metric) == (500, (35447, 2500, 2500), "top1")
+
+
+# Data set -> sizes of the made tree, and what the values of its first map become
+KNOWN = {
+    "voc2012": ((4, 1), {0, 15, IGNORED}),
+    "voc2012aug": ((5, 1), {0, 20}),
+    "ade20k": ((4, 2), {IGNORED, 0, 149}),
+    "cityscapes": ((4, 2), {IGNORED, 0, 18}),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_layouts_are_read_as_their_owners_unpack_them(trees, name, capsys):
+    root = trees(name)
+    found = catalog.load(name, root, dense=True)
+    (train, test), values = KNOWN[name]
+    assert (len(found.train) + len(found.val), len(found.test)) == (train, test)
+    assert len(found.val) == 1 and found.held_out
+    picture, labels = found.train.pair(0)
+    assert set(np.unique(labels)) == values and labels.shape == picture.size[::-1]
+    assert main(["data", "check", name, "--data", str(root)]) == 1  # of another size than published
+    said = capsys.readouterr().out
+    problems = [line for line in said.splitlines() if "PROBLEM" in line]
+    assert len(problems) == 2 and all("images, not" in line for line in problems)
+    with pytest.raises(BadInput, match="seg_linear"):
+        catalog.load(name, root)
+
+
+def test_every_value_of_a_map_means_what_the_owners_say(trees):
+    values = {name: catalog.load(name, trees(name), dense=True).train.values for name in KNOWN}
+    voc = {**{v: v for v in range(21)}, 255: IGNORED}
+    assert values["voc2012"] == values["voc2012aug"] == voc
+    # 0 is ignored: subtracting 1 would give 255 in uint8 alone, and turn a 255 into 254
+    assert values["ade20k"] == {0: IGNORED, **{v: v - 1 for v in range(1, 151)}}
+    scored = [v for v, label in values["cityscapes"].items() if label != IGNORED]
+    assert sorted(values["cityscapes"]) == list(range(34)) and len(scored) == 19
+    assert [values["cityscapes"][v] for v in scored] == list(range(19))
+
+
+def test_check_reads_every_map(trees, capsys):
+    root = trees("ade20k")
+    images = catalog.load("ade20k", root, dense=True).test
+    file = images.root / images.maps[0]
+    Image.open(file).resize((10, 8)).save(file)
+    assert main(["data", "check", "ade20k", "--data", str(root)]) == 1
+    assert f"PROBLEM: test: {file}: 10 x 8 pixels" in capsys.readouterr().out
+
+
+def test_other_label_maps_of_the_same_images_are_other_data(trees):
+    images = catalog.load("ade20k", trees("ade20k"), dense=True).test
+    before = contents.whole(images), contents.sample(images)
+    file = images.root / images.maps[0]
+    Image.fromarray(np.asarray(Image.open(file)) // 2).save(file)
+    assert not {contents.whole(images), contents.sample(images)} & set(before)
+
+
+def test_classes_of_images_are_no_label_maps(trees):
+    said = r"classes: has images of classes.*voc2012, voc2012aug, ade20k"
+    with pytest.raises(BadInput, match=said):
+        catalog.load("classes", trees("classes"), dense=True)
+
+
+@pytest.fixture(scope="module")
+def full_root(tmp_path_factory):
+    return embedded.build(tmp_path_factory.mktemp("full"))
+
+
+def test_digits_are_a_class_folder_with_disjoint_splits(full_root):
+    seen: dict[bytes, str] = {}
+    sizes = {}
+    for split in ("train", "val", "test"):
+        folder = ImageFolder(full_root / "digits" / split)
+        assert folder.classes == [str(d) for d in range(10)]
+        sizes[split] = len(folder)
+        for path, _ in folder.samples:
+            image = Image.open(path)
+            assert image.mode == "RGB" and image.size == (32, 32)
+            other = seen.setdefault(image.tobytes(), split)
+            assert other == split, f"{path} is in {other}, too"
+    assert sum(sizes.values()) == 1797
+    assert sizes["test"] >= 700
+
+
+def test_lists_are_nested_labelled_parts_of_train(full_root):
+    one, ten = ((full_root / "lists" / f"{p}percent.txt").read_text().split() for p in (1, 10))
+    assert set(one) < set(ten)
+    assert {line.split("/")[0] for line in one} == {str(d) for d in range(10)}
+    assert all((full_root / "digits" / "train" / line).is_file() for line in ten)
+
+
+@pytest.mark.parametrize("part", ["train2017", "val2017"])
+def test_scenes_are_coco(full_root, part):
+    coco = COCO(full_root / "scenes" / "annotations" / f"instances_{part}.json")
+    people = COCO(full_root / "scenes" / "annotations" / f"person_keypoints_{part}.json")
+    assert len(coco.getCatIds()) == 10 and len(people.getCatIds()) == 1
+    hidden = 0
+    for annotation in people.loadAnns(people.getAnnIds()):
+        info = coco.imgs[annotation["image_id"]]
+        mask = coco.annToMask(coco.anns[annotation["id"]])
+        x, y, w, h = (round(v) for v in annotation["bbox"])
+        assert mask.shape == (info["height"], info["width"])
+        outside = mask.copy()
+        outside[y : y + h, x : x + w] = 0
+        assert not outside.any(), "the mask stays in its box"
+        points = np.array(annotation["keypoints"]).reshape(5, 3)
+        assert (points[:, :2] >= 0).all() and (points[:, :2] < embedded.SCENE_SIZE).all()
+        assert points[0, 1] <= points[4, 1] <= points[1, 1]
+        assert points[2, 0] <= points[4, 0] <= points[3, 0]
+        assert annotation["num_keypoints"] == 5
+        hidden += int((points[:, 2] == 1).sum())
+    assert hidden > 0, "some keypoints are occluded"
+    images = {i["file_name"] for i in coco.imgs.values()}
+    assert images == {p.name for p in (full_root / "scenes" / part).iterdir()}
+
+
+def test_building_again_changes_nothing_and_another_size_replaces(tmp_path):
+    root = embedded.build(tmp_path, size="tiny")
+    before = {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()}
+    embedded.build(tmp_path, size="tiny")
+    assert before == {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()}
+    again = embedded.build(tmp_path / "other", size="tiny")
+    for path in before:
+        assert (again / path.relative_to(root)).read_bytes() == path.read_bytes()
+    scenes = json.loads((root / "scenes/annotations/instances_val2017.json").read_text())
+    assert len(scenes["images"]) == 4
