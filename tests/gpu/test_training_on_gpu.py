@@ -5,8 +5,8 @@ import signal
 
 import pytest
 import torch
-from support import gpu_ranks, traces
-from support.gpu import DEVICE, REAL, on_gpu
+from support import traces
+from support.gpu import DEVICE, REAL, all_cases, on_gpu
 from support.methods import CASES, train
 
 from backbench import cli
@@ -113,7 +113,7 @@ def test_more_devices_than_there_are(tiny_root, trunk, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return gpu_ranks.all_cases(tmp_path_factory.mktemp("ranks"))
+    return all_cases(tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.xdist_group("ranks")  # one process has them, however many run the tests
