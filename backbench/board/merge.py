@@ -166,21 +166,18 @@ def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
                     raise BadInput(f"{run}: '{name}' lies outside of their run")
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(run / name, copy)
-                _copy_list(result, run, out)
+                # OUT/lists/<sha256>.tsv.gz, if the row's list is in its run or its corpus
+                manifest = (facts.get("manifests") or {}).get("test") or ""
+                listed = out / verification.LISTS / f"{manifest}.tsv.gz"
+                if manifest and not listed.exists():
+                    files = verification.list_files(result, run)
+                    content = verification.list_content(manifest, files)
+                    if content is not None:
+                        atomic.write_bytes(listed, gzip.compress(content, mtime=0))
             line = dataclasses.asdict(result)
             line = without_folders(line) if hide else line
             lines.append(json.dumps(line, sort_keys=True) + "\n")
         atomic.write_text(target / RESULTS_FILE, "".join(lines))
-
-
-def _copy_list(result: Result, run: Path, out: Path) -> None:
-    """OUT/lists/<sha256>.tsv.gz, if the row's list of test images is in its run or its corpus."""
-    manifest = (result.facts.get("manifests") or {}).get("test") or ""
-    copy = out / verification.LISTS / f"{manifest}.tsv.gz"
-    if manifest and not copy.exists():
-        content = verification.list_content(manifest, verification.list_files(result, run))
-        if content is not None:
-            atomic.write_bytes(copy, gzip.compress(content, mtime=0))
 
 
 # ---- --public: records that name no folder of a machine

@@ -14,6 +14,7 @@ from backbench.papers import judging_rules, printed_recipes, published
 from backbench.papers.judging_rules import column_of
 from backbench.papers.published import Published
 from backbench.recipes import config, fast
+from backbench.results import protocol_fingerprints
 from backbench.stats import confidence
 from backbench.untrusted import printable, walking
 from backbench.weights import header
@@ -166,7 +167,7 @@ def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
         if verdict is not None:
             recipe = board.recipes.get(row.checkpoint)
             # Without a recipe nobody knows that two checkpoints are seeds of one training
-            alike = recipe and printed_recipes.fingerprint(recipe)
+            alike = recipe and protocol_fingerprints.digest(printed_recipes.settings(recipe))
             what = (number.key, verdict.column, alike or row.checkpoint, verdict.way)
             _, seeds = judged.setdefault((*what, verdict.other_trunk), (number, []))
             seeds.append(verdict)

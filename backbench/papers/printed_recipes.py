@@ -93,11 +93,6 @@ def _under(place: str, keys: Leaves) -> Leaves:
     return {f"{place}.{key}": value for key, value in keys.items()}
 
 
-def fingerprint(recipe: Mapping[str, Any]) -> str:
-    """Hex digits that are equal for the trainings of one recipe that differ in nothing but the seed."""
-    return protocol_fingerprints.digest(settings(recipe))
-
-
 def changes(recipe: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """The keys, by their last word, in which a recipe differs from the one that the published row
     `key` names; from the nearest, where several reach that row."""

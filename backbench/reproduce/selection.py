@@ -195,9 +195,12 @@ def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
             " models; fetch some by timm.create_model(NAME, pretrained=True), or name them by --models"
         )
     small = [m for m in checkpoints if len(timm_scores.of_model(m, dataset)) > 1]
-    parts = [_timm_part("ood_own", dataset, tuple(checkpoints))]
-    if small:
-        parts.append(_timm_part("ood_own_train_size", dataset, tuple(small)))
+    hours, parts = timm_scores.SETS[dataset].images / 1200 / 3600, []
+    for protocol, only in (("ood_own", list(checkpoints)), ("ood_own_train_size", small)):
+        if only:
+            how = {"verb": "ood", "protocol": protocol, "datasets": [dataset], "pack": 8}
+            part = ListPart(title=protocol, evaluate=(how,), gpu_hours=hours, only=tuple(only))
+            parts.append(part)
     return ReproductionList(
         name=name,
         title=f"timm's own classifiers on {dataset}",
@@ -205,20 +208,6 @@ def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
         checkpoints=checkpoints,
         parts=tuple(parts),
     )
-
-
-def _timm_part(protocol: str, dataset: str, only: tuple[str, ...]) -> ListPart:
-    evaluate = {"verb": "ood", "protocol": protocol, "datasets": [dataset], "pack": 8}
-    hours = timm_scores.SETS[dataset].images / 1200 / 3600
-    return ListPart(title=protocol, evaluate=(evaluate,), gpu_hours=hours, only=only)
-
-
-def chosen(names: Sequence[str], listed: ReproductionList) -> list[str]:
-    """The checkpoints that a command names; all where it names none. BadInput."""
-    for name in names:
-        if name not in listed.checkpoints:
-            raise BadInput(f"--only {name}: {nearest(name, listed.checkpoints)}")
-    return [name for name in listed.checkpoints if not names or name in names]
 
 
 def part_grid(

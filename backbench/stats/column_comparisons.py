@@ -61,15 +61,14 @@ def compared_pairs(
     if not by_dataset:
         # 2. Over other images: without predictions nothing is told apart. Other columns are trained
         #    anew, so over columns trainings vary already; of few columns they are added.
-        over, by_image = "columns", np.full(len(first), np.nan)
-        df = np.full(len(first), np.inf)
+        over, by_image, df = "columns", np.full(len(first), np.nan), np.full(len(first), np.inf)
         if noise is not None and len(values) <= MOST_BY_IMAGES:
-            moved = noise[:, used] / scales[None, :, None]
-            by_image = _variance_by_images(scaled, moved, first, second)
+            counted = None
             if trainings is not None and len(each) < FEWEST:
-                noises = [of for of, is_used in zip(trainings.noises, used) if is_used]
+                noises = list(itertools.compress(trainings.noises, used))
                 counted = Trainings(noises, trainings.runs[:, used])
-                by_image, df = _with_trainings(by_image, scaled, scales, counted)
+            moved = noise[:, used] / scales[None, :, None]
+            by_image, df = _variances(scaled, scales, moved, counted)
         p, known = np.ones(len(first)), by_image > 0
         t = np.abs(sums / np.maximum(count, 1))[known] / np.sqrt(by_image[known])
         p[known] = 2 * stdtr(np.minimum(df[known], 1e9), -t)
@@ -131,28 +130,20 @@ def _differences(
     return each, count
 
 
-def _variance_by_images(
-    scaled: np.ndarray, noise: np.ndarray, first: np.ndarray, second: np.ndarray
-) -> np.ndarray:
-    """The variance over images of each pair's mean difference (pairs,); nan if unknown."""
+def _variances(
+    scaled: np.ndarray, scales: np.ndarray, moved: np.ndarray, trainings: Trainings | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The variance of each pair's mean difference over other images, and over other trainings if
+    given, and its degrees of freedom (pairs,); nan where nobody knows."""
     there = ~np.isnan(scaled)
-    out = np.full(len(first), np.nan)
+    first, second = np.triu_indices(len(scaled), 1)
+    variance, df = np.full(len(first), np.nan), np.full(len(first), np.inf)
     for n, (a, b) in enumerate(zip(first, second)):
         both = there[a] & there[b]
         if both.any():
-            out[n] = (noise[a, both] - noise[b, both]).mean(0).var(ddof=1)
-    return out
-
-
-def _with_trainings(
-    by_image: np.ndarray, scaled: np.ndarray, scales: np.ndarray, trainings: Trainings
-) -> tuple[np.ndarray, np.ndarray]:
-    """The variance of each pair's mean difference over other images and other trainings, and its
-    degrees of freedom; nan where nobody knows how far the trainings of a column move."""
-    there = ~np.isnan(scaled)
-    variance, df = by_image.copy(), np.full(len(by_image), np.inf)
-    for n, (a, b) in enumerate(zip(*np.triu_indices(len(scaled), 1))):
-        both = there[a] & there[b]
+            variance[n] = (moved[a, both] - moved[b, both]).mean(0).var(ddof=1)
+        if trainings is None:
+            continue
         # The mean over the shared columns weighs each by its unit, and a value by its trainings
         of_each = (1 / trainings.runs[a] + 1 / trainings.runs[b])[both]
         weights = of_each / (scales[both] * both.sum()) ** 2

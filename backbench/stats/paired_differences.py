@@ -44,6 +44,8 @@ def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
     is McNemar's mid-p (Fagerland, Lydersen and Laake, 2013). If classes weigh differently, there is
     no binomial: then the p-value is that of the interval.
     """
+    from scipy.special import bdtr
+
     n = len(d)
     weight = confidence.weights(n, classes)
     step = weight * d
@@ -53,21 +55,15 @@ def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
     variance = float((step**2).sum() - value**2 / n) + float((weight**2).mean())
     error = math.sqrt(max(variance, 0.0))
     if classes is None:
-        p = mcnemar_mid_p(int((d > 0).sum()), int((d < 0).sum()))
+        # If a coin decided each image on which the two disagree: twice the smaller tail of the
+        # binomial, with half of the probability of the observed count
+        won, lost = int((d > 0).sum()), int((d < 0).sum())
+        least = min(won, lost)
+        at_most = float(bdtr(least, won + lost, 0.5))
+        p = min(1.0, at_most + float(bdtr(least - 1, won + lost, 0.5) if least else 0.0))
     else:
         p = confidence.t_both_tails(value / error, math.inf)
     return _difference(value, error, p, "images", n)
-
-
-def mcnemar_mid_p(won: int, lost: int) -> float:
-    """Two-sided p-value if a coin decided each image on which the two disagree: twice the smaller
-    tail of the binomial, with half of the probability of the observed count."""
-    from scipy.special import bdtr
-
-    least = min(won, lost)
-    at_most = float(bdtr(least, won + lost, 0.5))
-    fewer = float(bdtr(least - 1, won + lost, 0.5)) if least else 0.0
-    return min(1.0, at_most + fewer)
 
 
 def of_draws_and_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:

@@ -65,9 +65,9 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
     # 1. The steps and the numbers that are new
     steps = []
     for row in read_metrics(folder):
-        step = int(row.pop("step", -1))
+        step = row.pop("step", -1)
         if step > sent["step"]:
-            steps.append((step, row))
+            steps.append((int(step), row))
     lines = store.read_file(folder / RESULTS_FILE) if (folder / RESULTS_FILE).exists() else ()
     results = [line for line in lines if isinstance(line, Result)]
     several = len({result.checkpoint for result in results}) > 1

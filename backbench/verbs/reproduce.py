@@ -55,7 +55,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"{args.list}: {nearest(args.list, timm_scores.LISTS)}")
     else:
         listed = selection.read_list(args.list)
-    names = selection.chosen(args.only, listed)
+    for name in args.only:
+        if name not in listed.checkpoints:
+            raise BadInput(f"--only {name}: {nearest(name, listed.checkpoints)}")
+    names = [name for name in listed.checkpoints if not args.only or name in args.only]
     covered: dict[str, set[tuple[str, str]]] = {name: set() for name in names}
     for number, part in enumerate(listed.parts):
         measured = selection.measures(selection.part_grid(listed, number, args.lists))

@@ -171,10 +171,13 @@ def test_tables_of_the_papers(tmp_path):
         assert "\nlorac\\_200 &" in (tmp_path / "tex" / f"lorac_table{n}.tex").read_text()
     two = (tmp_path / "tex" / "lorac_table2.tex").read_text()
     assert "LORAC & 200 & 47.8 & 50.9" in two
-    assert "Average" in two
+    assert "Model & Epochs & Aircraft & " in two and "SUN397 & Average" in two
     markdown = (tmp_path / "md" / "lorac_table3.md").read_text()
     assert "| LORAC | 200 | published | 50.0 | 76.3 | 68.0 | 88.9 |" in markdown
     assert "| random |  | measured |" in markdown
+    assert "| Source | 1% labels: Top-1 | 1% labels: Top-5 | 10% labels: Top-1 |" in markdown
+    four = (tmp_path / "md" / "lorac_table4.md").read_text()
+    assert "| Source | Faster R-CNN: AP | Faster R-CNN: AP50 |" in four
 
 
 def test_a_table_of_several_sets_has_its_protocols_side_by_side(tmp_path):
