@@ -134,7 +134,8 @@ def evaluate(
     # A path and a module are no sequences, a text is one model
     several = isinstance(checkpoint, Sequence) and not isinstance(checkpoint, str)
     for each in checkpoint if several else [checkpoint]:  # type: ignore[union-attr]
-        one = _described(_checkpoint(each, encoder, pixels), name, method, epochs)  # type: ignore[arg-type]
+        given = _checkpoint(each, encoder, pixels)  # type: ignore[arg-type]
+        one = given.described(name or None, method, epochs)
         if found.setdefault(one.digest, one) is not one:
             log.warning(f"{each}: the same weights as {found[one.digest].name}; measured once")
     # Only this process can build a module that it alone holds
@@ -161,17 +162,6 @@ def evaluate(
                 log.warning(problem)
             results += [row for row in rows if row.seed == seed]
     return results
-
-
-def _described(
-    checkpoint: Checkpoint, name: str | None, method: str | None, epochs: int | None
-) -> Checkpoint:
-    """The checkpoint under the name, method and epochs that are given."""
-    return checkpoint.replace(
-        method=checkpoint.method if method is None else method,
-        epochs=checkpoint.epochs if epochs is None else epochs,
-        provenance={**checkpoint.provenance, **({"name": name} if name else {})},
-    )
 
 
 def _folder_of(

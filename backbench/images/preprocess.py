@@ -44,6 +44,18 @@ class Pixels:
             raise ValueError(f"order must be RGB or BGR, not {self.order!s:.20}")
 
 
+# Statistics by the names that `import --pixels` and the tables of formats give them
+PIXELS = {
+    "imagenet": Pixels(),
+    "half": Pixels(HALF, HALF),
+    "clip": Pixels(CLIP_MEAN, CLIP_STD),
+    "swav": Pixels(std=SWAV_STD),
+    "cllr": Pixels(CIFAR_MEAN, (0.2023, 0.1994, 0.2010)),
+    # What ARB's CIFAR/main.py and solo-learn's classification_dataloader.py share
+    "cifar_rounded": Pixels(CIFAR_MEAN, (0.247, 0.243, 0.261)),
+}
+
+
 def to_input(image: Image.Image | numpy.ndarray, pixels: Pixels) -> torch.Tensor:
     """uint8 RGB pixels, a PIL image or an array (H, W, 3), as the network's float32 (3, H, W)."""
     import numpy

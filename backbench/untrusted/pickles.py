@@ -25,10 +25,10 @@ DEEPEST = 20  # of nested containers
 _DTYPES = re.compile(r"([<|=]?)([fiub])([1248])$")
 
 
-def read(file: BinaryIO) -> Any:
-    """The next pickle in the file as dicts, lists, plain values and numpy arrays. BadInput or
-    UnpicklingError for what it may not name; pickle's errors for no pickle."""
-    return _materialise(load(file), {}, 0)
+def read(file: BinaryIO, *, array: Callable[[np.ndarray], object] = lambda array: array) -> Any:
+    """The next pickle in the file as dicts, lists, plain values and what `array` makes of numpy's
+    arrays. BadInput or UnpicklingError for what it may not name; pickle's errors for no pickle."""
+    return _materialise(load(file), array, {}, 0)
 
 
 def load(file: BinaryIO) -> Any:
@@ -210,7 +210,12 @@ class _Unpickler(BoundedUnpickler):
         return _NUMPY[full] if full in _NUMPY else super().find_class(module, name)
 
 
-def _materialise(value: object, done: dict[int, tuple[object, object]], depth: int) -> Any:
+def _materialise(
+    value: object,
+    array: Callable[[np.ndarray], object],
+    done: dict[int, tuple[object, object]],
+    depth: int,
+) -> Any:
     """Arrays for their descriptions; `done` (by id) visits what is shared once."""
     if depth > DEEPEST:
         raise BadInput(f"refused: nested more than {DEEPEST} levels deep")
@@ -219,11 +224,12 @@ def _materialise(value: object, done: dict[int, tuple[object, object]], depth: i
     if id(value) not in done:
         out: Any
         if isinstance(value, _Array):
-            out = value.value()
+            found = value.value()
+            out = array(found) if hasattr(found, "dtype") else found  # a scalar is no array
         elif isinstance(value, dict):
             pairs = dict.items(value)  # the file may have hung another `items` on an OrderedDict
-            out = {k: _materialise(v, done, depth + 1) for k, v in pairs}
+            out = {k: _materialise(v, array, done, depth + 1) for k, v in pairs}
         else:
-            out = [_materialise(v, done, depth + 1) for v in value]
+            out = [_materialise(v, array, done, depth + 1) for v in value]
         done[id(value)] = value, out
     return done[id(value)][1]

@@ -130,9 +130,16 @@ class Checkpoint:
         """The same with these fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def with_positions(self, rule: str) -> Checkpoint:
-        """The same tensors for images of other sizes, which makes another trunk (`--pos`)."""
-        return self.replace(arch=self.family.with_options(self.arch, {"pos": rule}))
+    def described(
+        self, name: str | None, method: str | None, epochs: int | None, **added: object
+    ) -> Checkpoint:
+        """The same under the name, method and epochs that are given, with `added` provenance."""
+        added |= {} if name is None else {"name": name}
+        return self.replace(
+            method=self.method if method is None else method,
+            epochs=self.epochs if epochs is None else epochs,
+            provenance={**self.provenance, **added},
+        )
 
     def about(self) -> dict[str, Any]:
         """Everything but the tensors as plain values, for an exported file or beside it."""

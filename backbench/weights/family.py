@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from backbench.errors import BadInput
-from backbench.images.preprocess import Pixels
+from backbench.images.preprocess import PIXELS, Pixels
 from backbench.untrusted.printable import shown
 from backbench.weights.readings import POOLED
 from backbench.weights.tensor_names import is_counter, unwrapped
@@ -229,18 +229,13 @@ class Format:
         return next(iter(self.encoders))
 
 
-def format_row(
-    name: str,
-    row: Mapping[str, Any],
-    tests: Mapping[str, FormatTest],
-    pixels: Mapping[str, Pixels],
-) -> Format:
+def format_row(name: str, row: Mapping[str, Any], tests: Mapping[str, FormatTest]) -> Format:
     """A row of a family's TOML file as a Format, with its test and its pixels by name."""
     fields: dict[str, Any] = {}
     for key, value in row.items():
         fields[key] = tuple(value) if isinstance(value, list) else value
     fields["encoders"] = {encoder: tuple(places) for encoder, places in row["encoders"].items()}
-    for key, known in (("test", tests), ("pixels", pixels), ("small_pixels", pixels)):
+    for key, known in (("test", tests), ("pixels", PIXELS), ("small_pixels", PIXELS)):
         if key in row:
             fields[key] = known[row[key]]
     return Format(name=name, **fields)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput, nearest
-from backbench.images.preprocess import CLIP_MEAN, CLIP_STD, HALF, Pixels
+from backbench.images.preprocess import PIXELS
 from backbench.runs import seeding
 from backbench.untrusted.printable import shown
 from backbench.weights import archs, formats, readings
@@ -34,8 +34,7 @@ from backbench.weights.header import FORMAT
 from backbench.weights.tensor_names import first_names, is_counter, is_statistic, unwrapped
 from backbench.weights.weight_file import Opened, open_file
 
-# The choices of --pixels
-PIXELS = {"imagenet": Pixels(), "half": Pixels(HALF, HALF), "clip": Pixels(CLIP_MEAN, CLIP_STD)}
+_PIXELS = ("imagenet", "half", "clip")  # the choices of --pixels
 DEEPEST = 20  # levels of nesting that are looked at
 # Only this verb has options for what a file does not tell; the others take what it writes
 _IN_IMPORT = "in `backbench import FILE --out X.safetensors`"
@@ -63,7 +62,7 @@ def read(
     executed.
 
     `encoder` chooses among several trunks and `stem` among the paddings of a 3x3 first convolution;
-    `arch`, `reading`, `pixels` (`PIXELS`) and `pos` say what no file of a vision transformer does;
+    `arch`, `reading`, `pixels` (`_PIXELS`) and `pos` say what no file of a vision transformer does;
     `method`, `epochs`, `name` and `published` override or add what the file tells. Raises BadInput
     that names the tensor, key or prefix for anything that is not exactly one whole trunk.
     """
@@ -87,17 +86,12 @@ def read(
             " leave it out"
         )
     # 2. Options that override what it tells
-    if name is not None:
-        added["name"] = name
     if published is not None:
         added["published"] = published if isinstance(published, str) else list(published)
-    if pos:
-        checkpoint = checkpoint.with_positions(pos)
-    return checkpoint.replace(
-        method=checkpoint.method if method is None else method,
-        epochs=checkpoint.epochs if epochs is None else epochs,
-        provenance={**checkpoint.provenance, **added},
-    )
+    if pos:  # the same tensors for images of other sizes make another trunk
+        arch = checkpoint.family.with_options(checkpoint.arch, {"pos": pos})
+        checkpoint = checkpoint.replace(arch=arch)
+    return checkpoint.described(name, method, epochs, **added)
 
 
 def _of_file(
@@ -129,7 +123,7 @@ def _metadata(
         )
     if reading and reading not in (readings.POOLED, readings.MAP):
         readings.tokens(reading)
-    for option, value, allowed in (("pixels", pixels, PIXELS), ("pos", pos, POSITION_RULES)):
+    for option, value, allowed in (("pixels", pixels, _PIXELS), ("pos", pos, POSITION_RULES)):
         if value and value not in allowed:
             raise BadInput(f"--{option} {value[:40]}: expected {', '.join(allowed)}")
     return TrunkMetadata(
@@ -276,7 +270,7 @@ class FileContents:
             if pixels is None:
                 raise BadInput(
                     "neither the file nor one beside it tells the statistics of its pixels; choose"
-                    f" --pixels {' or '.join(PIXELS)} {_IN_IMPORT}"
+                    f" --pixels {' or '.join(_PIXELS)} {_IN_IMPORT}"
                 )
         table = self.tables[trunk.table]
         tensors = trunk.assembled(table)

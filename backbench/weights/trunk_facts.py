@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -11,28 +10,12 @@ from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 
-
-class TrunkFacts(TypedDict):
-    """Costs of features: `gflops` are billions of multiply-adds for one image of `side` x `side` pixels,
-    as fvcore counts them (a ResNet-50 at 224: 4.1); None where the trunk cannot be counted."""
-
-    reading: str
-    parameters: int
-    side: int
-    gflops: float | None
+Facts = dict[str, str | int | float | list[int] | None]
 
 
-class MapFacts(TypedDict):
-    """Costs of the trunk below a detector: `gflops` are those of its maps alone, for one image of `sides`
-    = [height, width] pixels."""
-
-    parameters: int
-    sides: list[int]
-    gflops: float | None
-
-
-def facts(checkpoint: Checkpoint, side: int) -> TrunkFacts:
-    """The costs of a checkpoint's features, for images of side x side pixels."""
+def facts(checkpoint: Checkpoint, side: int) -> Facts:
+    """The costs of a checkpoint's features: `gflops` are billions of multiply-adds for one image of
+    side x side pixels, as fvcore counts them (a ResNet-50 at 224: 4.1); None if not countable."""
     return {
         "reading": checkpoint.reading,
         "parameters": checkpoint.parameters,
@@ -43,8 +26,9 @@ def facts(checkpoint: Checkpoint, side: int) -> TrunkFacts:
 
 def of_maps(
     checkpoint: Checkpoint, sides: tuple[int, int], given: Callable[[Tensor, Trunk], Tensor]
-) -> MapFacts:
-    """The costs of a trunk in a detector; `given` makes its input of the detector's images."""
+) -> Facts:
+    """The costs of a trunk in a detector: `gflops` are those of its maps alone, for one image of
+    `sides` = (height, width) pixels; `given` makes its input of the detector's images."""
     trunk = checkpoint.family.blank(checkpoint.arch, checkpoint.stem, checkpoint.reading)
     gflops = _gflops(lambda image: trunk.stages(given(image, trunk)), sides)
     return {"parameters": checkpoint.parameters, "sides": list(sides), "gflops": gflops}

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 
 from backbench.errors import BadInput
@@ -53,10 +52,6 @@ class Inert:
         pass
 
 
-def _empty_dict(*args: object) -> dict[object, object]:
-    return {}
-
-
 # Published files name these beside tensors and plain values. The names are all that is known of
 # these packages.
 _INERT = (
@@ -84,7 +79,7 @@ _DICTS = (
 STAND_INS: dict[str, Callable[..., object]] = {
     **dict.fromkeys(_INERT, Inert),
     **dict.fromkeys(_DICTS, dict),
-    "collections.defaultdict": _empty_dict,
+    "collections.defaultdict": lambda *_: {},
 }
 
 
@@ -126,7 +121,7 @@ def open_file(path: str | Path) -> Opened:
                 tree = _torch_load(path, mmap=False)
             else:
                 with opening.open_regular(path) as file:
-                    tree = _with_tensors(pickles.read(file), {})
+                    tree = pickles.read(file, array=torch.from_numpy)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return Opened(path, container, sha256, size, tree, metadata)
@@ -288,19 +283,3 @@ _ELEMENT = {
     **dict.fromkeys(("DoubleStorage", "LongStorage", "ComplexFloatStorage"), 8),
     "ComplexDoubleStorage": 16,
 }
-
-
-def _with_tensors(value: Tree, done: dict[int, tuple[Tree, Tree]]) -> Tree:
-    """The tree with tensors for numpy's arrays; `done` (by id) visits what is shared once."""
-    if not isinstance(value, dict | list | np.ndarray):
-        return value
-    if id(value) not in done:
-        out: Tree
-        if isinstance(value, np.ndarray):
-            out = torch.from_numpy(value)
-        elif isinstance(value, dict):
-            out = {k: _with_tensors(v, done) for k, v in value.items()}
-        else:
-            out = [_with_tensors(v, done) for v in value]
-        done[id(value)] = value, out
-    return done[id(value)][1]

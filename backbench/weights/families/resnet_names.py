@@ -10,12 +10,7 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
-from backbench.weights.families.resnet_tables import (
-    ARCHS,
-    SMALL_CONV1,
-    check_stem,
-    conv1_shape,
-)
+from backbench.weights.families.resnet_tables import ARCHS, SMALL_CONV1, check_stem, conv1_shape
 from backbench.weights.families.resnet_trunk import trunk_shapes
 from backbench.weights.family import Shape, Tables, TrunkInFile, TrunkMetadata, find_by_votes
 from backbench.weights.tensor_names import detectron2_name, is_counter
@@ -58,12 +53,6 @@ DIALECTS = (
 def names(dialect: Dialect, arch: str) -> dict[str, str]:
     """The dialect's name -> ours, for every tensor of the trunk."""
     return {dialect.rename(key): key for key in trunk_shapes(arch)}
-
-
-@functools.cache
-def _decisive(dialect: Dialect, arch: str) -> frozenset[str]:
-    """The names by which a trunk is recognised: all but the counters, often left out."""
-    return frozenset(name for name in names(dialect, arch) if not is_counter(name))
 
 
 @functools.cache
@@ -126,10 +115,7 @@ LONGEST = 5  # parts of the longest names: layer1.0.downsample.0.weight, res2.0.
 
 def find_trunks(tables: Tables, metadata: TrunkMetadata) -> list[ResNetInFile]:
     """All ResNets in the file of which at least half the tensors are there, in the file's order."""
-
-    def fit(table: str, prefix: str, dialect: Dialect) -> tuple[int, ResNetInFile]:
-        return _fit(table, prefix, dialect, tables[table], metadata)
-
+    fit = functools.partial(_fit, tables, metadata)
     return find_by_votes(tables, _candidates, fit, fewest=20, most=32)
 
 
@@ -147,20 +133,17 @@ def _candidates(key: str) -> list[tuple[str, Dialect]]:
 
 
 def _fit(
-    table: str,
-    prefix: str,
-    dialect: Dialect,
-    tensors: Mapping[str, Tensor],
-    metadata: TrunkMetadata,
+    tables: Tables, metadata: TrunkMetadata, table: str, prefix: str, dialect: Dialect
 ) -> tuple[int, ResNetInFile]:
     """The architecture that explains most names under the prefix; score: present minus absent."""
-    local = {key[len(prefix) :]: key for key in tensors if key.startswith(prefix)}
+    local = {key[len(prefix) :]: key for key in tables[table] if key.startswith(prefix)}
     inside = {name for name in local if re.match(dialect.inside, name)}
     decisive = {name for name in inside if not is_counter(name)}
     scores: dict[str, int] = {}
     explained: dict[str, int] = {}
     for arch in ARCHS:
-        wanted = _decisive(dialect, arch)
+        # A trunk is recognised by all names but the counters, which are often left out
+        wanted = {name for name in names(dialect, arch) if not is_counter(name)}
         scores[arch] = 2 * len(wanted & local.keys()) - len(wanted)
         explained[arch] = scores[arch] - len(decisive - wanted)
     arch = max(ARCHS, key=explained.__getitem__)
@@ -174,7 +157,7 @@ def _fit(
         arch=arch,
         keys=keys,
         extra=tuple(key for name, key in local.items() if name in inside and name not in ours),
-        conv1=conv1_shape(keys, tensors),
+        conv1=conv1_shape(keys, tables[table]),
         metadata=metadata,
     )
     return scores[arch], trunk

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput, nearest
-from backbench.images.preprocess import CIFAR_MEAN, SWAV_STD, Pixels
 from backbench.weights.family import Shape, Tables, TrunkInFile, format_row
 from backbench.weights.tensor_names import unwrapped
 
@@ -39,13 +38,6 @@ def check_stem(stem: str) -> None:
 
 # --- formats ---
 
-_PIXELS = {
-    "swav": Pixels(std=SWAV_STD),
-    "cllr": Pixels(CIFAR_MEAN, (0.2023, 0.1994, 0.2010)),
-    # What ARB's CIFAR/main.py and solo-learn's classification_dataloader.py share
-    "cifar_rounded": Pixels(CIFAR_MEAN, (0.247, 0.243, 0.261)),
-}
-
 
 def _queue_per_crop(tables: Tables, trunks: list[TrunkInFile]) -> bool:
     """LORAC and MoCo-M keep one queue for each assigned crop: (2, d, K) where MoCo has (d, K)."""
@@ -65,9 +57,5 @@ def conv1_shape(keys: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Shape
 
 
 _TESTS = {"queue_per_crop": _queue_per_crop, "small_stem": _small_stem}
-FORMATS = tuple(
-    format_row(name, row, _TESTS, _PIXELS)
-    for name, row in tomllib.loads(
-        Path(__file__).with_name("resnet_formats.toml").read_text()
-    ).items()
-)
+_ROWS = tomllib.loads(Path(__file__).with_name("resnet_formats.toml").read_text())
+FORMATS = tuple(format_row(name, row, _TESTS) for name, row in _ROWS.items())

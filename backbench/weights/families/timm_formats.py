@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backbench.images.preprocess import CLIP_MEAN, CLIP_STD, HALF, Pixels
 from backbench.weights.family import Format, FormatTest, Tables, TrunkInFile, format_row
-
-_PIXELS = {"clip": Pixels(CLIP_MEAN, CLIP_STD), "half": Pixels(HALF, HALF)}
 
 
 def _with(*ends: str, without: tuple[str, ...] = ()) -> FormatTest:
@@ -81,21 +78,9 @@ def _format(name: str, row: dict[str, Any], models: Mapping[str, Mapping[str, st
     if has or lacks:
         row["test"] = "ends"
         tests["ends"] = _with(*has, without=tuple(lacks))
-    return format_row(name, {"dialects": ["timm's"]} | row, tests, _PIXELS)
+    return format_row(name, {"dialects": ["timm's"]} | row, tests)
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 TIMM_FORMATS = tuple(_format(name, row, _FILE["models"]) for name, row in _FILE["formats"].items())
-
-# Whose model the file beside it names (`beside`), a checkpoint of timm's training, or the command
-TIMM = Format(
-    name="timm",
-    source="huggingface/pytorch-image-models: timm/models/_hub.py (config.json), timm/utils/checkpoint_saver.py",
-    also="OpenCLIP's `visual.trunk.` with its open_clip_config.json",
-    method="unknown",
-    encoders={"trunk": ("", ":visual.trunk."), "ema": ("state_dict_ema:",)},
-    dialects=("timm's", "timm's convnext"),
-    beside=("head.*", "head_dist.*", "fc.*", "classifier.*", "last_linear.*", "pre_logits.*"),
-    asks=("pixels",),
-    licence="the file's own: see the page that it is from",
-)
+TIMM = _format("timm", _FILE["timm"], {})

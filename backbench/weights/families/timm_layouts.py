@@ -96,12 +96,8 @@ def _templates(theirs: str) -> tuple[str, ...]:
     """'a.#.b|c.#.b' -> (r'a.\1.b', r'c.\1.b')"""
     out = []
     for alternative in theirs.split("|"):
-        template, number = "", 0
-        for letter in alternative:
-            if letter in _WILDCARDS:
-                number += 1
-            template += f"\\{number}" if letter in _WILDCARDS else letter
-        out.append(template)
+        first, *others = re.split(r"[#?*]", alternative)
+        out.append(first + "".join(f"\\{i}{other}" for i, other in enumerate(others, 1)))
     return tuple(out)
 
 
