@@ -27,8 +27,8 @@ HEAD = """# Protocols, one by one
 Made by `python tools/protocols_page.py` from `configs/transfer`, whose files have each value's source and the demo's
 protocols. [choices.md](choices.md) has what the papers leave open, [detection.md](detection.md) the detectors.
 
-An entry has the name for `--protocol`, the name in its rows in parentheses, what it scores, and its keys as a command
-takes them. "Over" names the protocol whose other keys it shares; other keys are at their defaults. C is released code.
+An entry has the name for `--protocol`, the name in its rows, what it scores, and its keys as a command takes them.
+"Over" names the protocol whose other keys it shares; other keys are at their defaults. C is released code.
 
 Defaults everywhere: images resized to 256 (bilinear, shorter side), cropped to 224; views are crops of 224 (bilinear)
 with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5; fp32. What is trained has batch_size and reference_batch 256,
@@ -48,7 +48,7 @@ KINDS = {  # kind -> heading, and why there is one
     "knn": ("Nearest neighbours", "Nothing is trained or chosen."),
     "fewshot": ("Few labels", "The interval is over draws of labels and test images."),
     "class_retrieval": ("Retrieval within classes", "Test images alone; nothing is chosen."),
-    "cluster": ("Clustering", "Test images alone; labels are looked at when all is clustered."),
+    "cluster": ("Clustering", "Test images alone; labels only score."),
     "attentive": ("Attentive probes", "A head that may look where it likes."),
     "seg": ("Linear segmentation", "A frozen map, read by one layer."),
     "seg_knn": ("Segmentation by neighbours", "Nothing is trained: what labels of similar patches say."),

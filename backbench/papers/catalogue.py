@@ -187,9 +187,9 @@ HEAD = """# The papers' tables and figures
 
 - `backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true`
   behind GRID: [fast.md](fast.md).
-- `backbench paper lorac:2 RUNS` shows what is measured, running and missing, whether each two numbers of a column keep
-  their printed order (paired tests, Holm), deviations, and [choices](choices.md). `changed: beta, lr` is a trunk by
-  another recipe; seeds of one recipe have one verdict, on their mean.
+- `backbench paper lorac:2 RUNS` shows what is measured, running and missing, which pairs of a column keep their printed
+  order (paired tests, Holm), deviations, and [choices](choices.md). `changed: beta, lr` is a trunk by another recipe;
+  seeds of one recipe have one verdict, on their mean.
 - `backbench leaderboard RUNS --latex DIR` prints the tables.
 
 Made by `backbench paper --markdown docs/papers.md` from the grids and the runs in docs/records, if any.

@@ -23,9 +23,9 @@ IMAGELESS, HOURS = "imageless", "hours"
 WHY = {
     SPREAD: "a standard deviation over trials, no score",
     QUOTED: "the table's authors took it from another paper",
-    IMAGELESS: "text (CLLR Table 2) and control (CLLR Table 4): no image backbone is scored",
-    HOURS: "a training time on the authors' four V100; the grid measures the ratio to the host",
-    UNBUILT: "the method is not built: WCoRD and CRCD",
+    IMAGELESS: "text and control (CLLR Tables 2 and 4)",
+    HOURS: "a training time; the grid measures the ratio to the host",
+    UNBUILT: "WCoRD and CRCD are not built",
     UNIDENTIFIED: "the row's label is lost",
 }
 NO_SCORES = (SPREAD, IMAGELESS, HOURS)  # these are no columns of a leaderboard
