@@ -192,7 +192,7 @@ HEAD = """# The papers' tables and figures
   seeds of one recipe have one verdict, on their mean.
 - `backbench leaderboard RUNS --latex DIR` prints the tables.
 
-Made by `backbench paper --markdown docs/papers.md` from the grids and the runs in docs/records, if any.
+Made by `backbench paper --markdown docs/papers.md`.
 """
 
 
