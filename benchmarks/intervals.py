@@ -30,7 +30,6 @@ DRAWS = 20
 SEEDS = 3
 OWN, SHARED_DRAW, OWN_DRAW, LEFT = 0.6, 0.2, 0.15, 0.6  # spreads beside the images' own of 1
 RESAMPLES = 500  # of a detector's images
-WINDOW = 5_000  # more normals than this at once are a window of the bank
 SEED = 2_000_000  # of simulated columns that nothing was chosen on
 
 Interval = confidence.Interval | None
@@ -41,30 +40,16 @@ class Population:
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(SEED + seed)
-        self._bank: np.ndarray | None = None
-        self._labels: dict[int, tuple[int, np.ndarray]] = {}
 
     def noise(self, *shape: int) -> np.ndarray:
-        """Standard normals. Those between draw and image are the most and matter the least: they
-        are a window of a bank, somewhere."""
-        size = int(np.prod(shape))
-        if size <= WINDOW:
-            return self.rng.standard_normal(shape, dtype=np.float32)
-        if self._bank is None:
-            self._bank = self.rng.standard_normal(1 << 22, dtype=np.float32)
-        start = int(self.rng.integers(0, len(self._bank) - size))
-        return self._bank[start : start + size].reshape(shape)
+        return self.rng.standard_normal(shape, dtype=np.float32)
 
     def labels(self, images: int) -> np.ndarray:
-        """Classes of very unequal size, each at least once; other ones after twenty columns."""
-        used, label = self._labels.get(images, (20, np.empty(0, int)))
-        if used == 20:
-            classes = CLASSES[images]
-            share = self.rng.dirichlet(np.full(classes, 3.0))
-            rest = self.rng.choice(classes, size=images - classes, p=share)
-            used, label = 0, np.concatenate((np.arange(classes), rest))
-        self._labels[images] = used + 1, label
-        return label
+        """Classes of very unequal size, each at least once."""
+        classes = CLASSES[images]
+        share = self.rng.dirichlet(np.full(classes, 3.0))
+        rest = self.rng.choice(classes, size=images - classes, p=share)
+        return np.concatenate((np.arange(classes), rest))
 
     def hits(self, trunks: int, images: int, share: float, gap: float = 0.0) -> np.ndarray:
         """(trunks, images) bool; the last trunk is better by `gap`, in expected hits."""

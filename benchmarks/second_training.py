@@ -1,6 +1,6 @@
 """Train the same trunk many times and count how often the board calls two of the trainings different.
 
-python benchmarks/second_training.py DEMO [--task linear ...] [--trainings K] [--seeded S] [--short]
+python benchmarks/second_training.py DEMO [--task linear ...] [--trainings K] [--seeded S]
 DEMO is a finished `backbench demo --out DEMO`. `benchmarks/second_training.txt` has its last output.
 
 Each training starts from the LORAC trunk with its weights moved by 1e-7, so all are equally good. S
@@ -10,8 +10,6 @@ trainings differ; its pairs are counted for every choice of the two.
 
 import argparse
 import itertools
-import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,37 +30,18 @@ from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.weights.checkpoint import Checkpoint
 
 MOVED = 1e-7  # of each weight
-FINETUNE = {  # finetune_demo, 15 steps long
-    "kind": "finetune",
-    "protocol": "finetune-short-v1",
-    "head_lr": [0.01, 0.1],
-    "reference_batch": 32,
-    "batch_size": 32,
-    "schedule": {"name": "cosine"},
-    "parts": {"100": {"length": {"iterations": 15}}},
-    "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.0},
-    "geometry": {"resize": 32, "crop": 32},
-}
-DETECTOR = ("SOLVER.MAX_ITER", "60", "SOLVER.STEPS", "(50,)")
 METRICS = {"top1": "top-1", "bbox_AP": "box AP", "bbox_AP50": "box AP50"}
 
 
-def commands(demo: Path, out: Path, *, short: bool) -> dict[str, list[str]]:
-    """Task -> its verb and options, without a checkpoint: the demo's protocols, or all but the
-    linear probe's cut to a few steps."""
+def commands(demo: Path) -> dict[str, list[str]]:
+    """Task -> its verb and options by the demo's protocols, without a checkpoint."""
     data = ["--data", str(demo / "data")]
     semisup = ["--percent", "10", "--lists", str(demo / "data" / "lists")]
-    semisup += ["--protocol", "semisup_tiny" if short else "semisup_demo"]
-    finetune = "finetune_demo"
-    if short:
-        finetune = str(out / "finetune_short.yaml")
-        Path(finetune).write_text(json.dumps(FINETUNE))
-    detect = ["--config-file", "demo_faster_rcnn_frozen", "--resume", *data]
     return {
         "linear": ["linear", "--datasets", "digits", "--protocol", "linear_demo", *data],
-        "semisup": ["semisup", *semisup, *data],
-        "finetune": ["finetune", "--dataset", "digits", "--protocol", finetune, *data],
-        "detect": ["detect", *detect],
+        "semisup": ["semisup", *semisup, "--protocol", "semisup_demo", *data],
+        "finetune": ["finetune", "--dataset", "digits", "--protocol", "finetune_demo", *data],
+        "detect": ["detect", "--config-file", "demo_faster_rcnn_frozen", "--resume", *data],
     }
 
 
@@ -84,18 +63,15 @@ def moved_trunks(demo: Path, out: Path, count: int) -> list[Path]:
     return files
 
 
-def train(
-    words: list[str], files: list[Path], out: Path, *, seeded: int, keys: Sequence[str] = ()
-) -> Board:
-    """All trainings of a task; those that are there already are not made again. `keys` are changes
-    to a detector's config."""
+def train(words: list[str], files: list[Path], out: Path, *, seeded: int) -> Board:
+    """All trainings of a task; those that are there already are not made again."""
     verb, *options = words
     for n, file in enumerate(files):
         where = ["--out", str(out / str(n) / "s0")]
         if n < seeded:
             where = ["--out", str(out / str(n)), "--seeds", "3"]
         trunk = ["--checkpoint", str(file)] if verb == "detect" else [str(file)]
-        status = cli.main([verb, *trunk, *options, "-q", *where, *keys])
+        status = cli.main([verb, *trunk, *options, "-q", *where])
         if status:
             raise SystemExit(status)
     return collect([out])
@@ -143,7 +119,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/second_training"))
     parser.add_argument("--trainings", type=int, default=8)
     parser.add_argument("--seeded", type=int, default=2)
-    parser.add_argument("--short", action="store_true", help="a few steps a training")
     parser.add_argument("--task", nargs="+", default=["linear", "semisup", "finetune", "detect"])
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -155,9 +130,7 @@ def main() -> None:
     heads = ["first seed", "images", "the board", "deviation", "boards"]
     print(f"{'':20}{heads[0]:>16}{heads[1]:>13}{heads[2]:>13}{heads[3]:>12}{heads[4]:>10}")
     for task in args.task:
-        words = commands(args.demo, args.out, short=args.short)[task]
-        keys = DETECTOR if args.short and task == "detect" else ()
-        board = train(words, files, args.out / task, seeded=args.seeded, keys=keys)
+        board = train(commands(args.demo)[task], files, args.out / task, seeded=args.seeded)
         report(task, board, args.seeded)
 
 
