@@ -1,8 +1,5 @@
 """One attempt at a job: its command as a child process, with its status, its log and signals.
 
-Everything that is known about a job lies in RUNS/.launch, written by whoever runs it: whoever
-watches, retries or comes after a crash needs no live process to ask.
-
 This is a job's life, as its status file tells it. `_begin` makes the first step of an attempt and
 `_conclude` the last; between them run the child and `_meaning`, which reads its exit status.
 
@@ -51,9 +48,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 Outcome = Literal["done", "failed", "again", "stopped", "cancelled"]
 
-# How the attempt's own process (`main`) tells its outcome to the pool above it
-EXITS: dict[Outcome, int] = {"done": 0, "failed": EXIT_FAILED, "cancelled": EXIT_STOPPED}
-EXITS |= {"again": EXIT_PREEMPTED, "stopped": EXIT_PREEMPTED}
+# How the attempt's own process (`main`) tells its outcome to the pool above it; others EXIT_PREEMPTED
+EXITS = {"done": 0, "failed": EXIT_FAILED, "cancelled": EXIT_STOPPED}
 
 
 class Ending(NamedTuple):
@@ -90,7 +86,6 @@ class Attempt:
         self._stop: tuple[str, float] | None = None  # why the child was asked to stop, and when
         self._sibling: Ending | None = None  # how another task of the job failed
         self._status: Status = {"name": self.job.name, "state": "new", "attempts": []}
-        self._outcome: Outcome | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -113,16 +108,13 @@ class Attempt:
     def run(self) -> Outcome:
         """Make the whole attempt: lock, child, status."""
         with self.ledger.alone(self.job) as lock:
-            self._begin()
-            if self._outcome is None:
-                try:
-                    self._start_child(lock)
-                except OSError as error:
-                    self._conclude(Ending("failed", f"not started: {error}"))
-                else:
-                    self._conclude(self._meaning(self._wait()))
-            assert self._outcome is not None
-            return self._outcome
+            if (over := self._begin()) is not None:
+                return over
+            try:
+                self._start_child(lock)
+            except OSError as error:
+                return self._conclude(Ending("failed", f"not started: {error}"))
+            return self._conclude(self._meaning(self._wait()))
 
     def ask_to_stop(self, why: str, number: signal.Signals = signal.SIGUSR2) -> None:
         """Hand a signal to the child; it saves its state and exits 75. The first reason counts."""
@@ -134,8 +126,8 @@ class Attempt:
 
     # 1. Before the child
 
-    def _begin(self) -> None:
-        """Note the end of an attempt that was killed, and begin this one if there is need."""
+    def _begin(self) -> Outcome | None:
+        """Note the end of an attempt that was killed; begin this one, or return why there is no need."""
         status = self._status = self.ledger.status(self.job)
         attempts = status["attempts"]
         if attempts and attempts[-1].get("end") is None:
@@ -143,31 +135,27 @@ class Attempt:
             # progress note is the nearest to its end
             progress = read_progress(self.ledger.runs / self.job.name)
             start = attempts[-1]["start"]
-            end, at = max(start, progress["time"]) if progress else start, self._position()
-            attempts[-1] |= {
-                "end": end,
-                "how": "killed",
-                "reason": "ended without a word",
-                "at": at,
-            }
+            end = max(start, progress["time"]) if progress else start
+            attempts[-1] |= {"end": end, "how": "killed", "reason": "ended without a word"}
+            attempts[-1]["at"] = self._position()
         if self.ledger.cancelled(self.job):
-            self._outcome = "cancelled"
             self.ledger.write_status(self.job, {**status, "state": "cancelled"})
-        elif status["state"] == "done" and finished(self.job, self.ledger.runs):
-            self._outcome = "done"  # requeued by Slurm although it had ended well
-        else:
-            note: AttemptNote = {
-                "start": time.time(),
-                "end": None,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "place": self.place,
-                "gpus": self.gpus,
-                "machine": " ".join(self.machine),
-                "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
-            }
-            attempts.append(note)
-            self.ledger.write_status(self.job, {**status, "state": "running", "reason": None})
+            return "cancelled"
+        if status["state"] == "done" and finished(self.job, self.ledger.runs):
+            return "done"  # requeued by Slurm although it had ended well
+        note: AttemptNote = {
+            "start": time.time(),
+            "end": None,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "place": self.place,
+            "gpus": self.gpus,
+            "machine": " ".join(self.machine),
+            "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
+        }
+        attempts.append(note)
+        self.ledger.write_status(self.job, {**status, "state": "running", "reason": None})
+        return None
 
     # 2. The child
 
@@ -266,7 +254,7 @@ class Attempt:
             time.sleep(0.1)
         return None
 
-    def _conclude(self, ending: Ending) -> None:
+    def _conclude(self, ending: Ending) -> Outcome:
         """Decide what follows (`decide`) and write it down."""
         how, reason = ending
         status = self._status
@@ -278,8 +266,7 @@ class Attempt:
         state: StatusName = "queued" if outcome == "again" else outcome
         noted = self.ledger.write_status(self.job, {**status, "state": state, "reason": reason})
         # A failure that is on no record would be tried again without end
-        uncounted = outcome == "again" and how == "failed" and not noted
-        self._outcome = "failed" if uncounted else outcome
+        return "failed" if outcome == "again" and how == "failed" and not noted else outcome
 
     def _position(self) -> str | None:
         """Return where the run is, as far as its progress file tells."""
@@ -370,7 +357,7 @@ def main() -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: attempt.ask_to_stop("preempted"))
     try:
-        return EXITS[attempt.run()]
+        return EXITS.get(attempt.run(), EXIT_PREEMPTED)
     except Failed as error:
         print(f"backbench: {error}", file=sys.stderr)
         return EXIT_FAILED

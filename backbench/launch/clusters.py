@@ -63,13 +63,7 @@ class Resources:
     @property
     def devices(self) -> int:
         """The number of processes per node: Slurm's tasks, or those that the verb starts."""
-        if self.tasks_per_node > 1:
-            return self.tasks_per_node
-        return max(1, self.gpus)
-
-    @property
-    def tasks(self) -> int:
-        return self.nodes * self.tasks_per_node
+        return self.tasks_per_node if self.tasks_per_node > 1 else max(1, self.gpus)
 
     @property
     def cpus_per_node(self) -> int:
@@ -201,28 +195,31 @@ def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
     """Refuse what could never start: BadInput with the job, what it asks for and what there is."""
     wanted: dict[Resources, str] = {}
     for job in jobs:
-        wanted.setdefault(cluster.resources_for(job), job.like)
-    if cluster.kind != "slurm":
-        for resources, like in wanted.items():
-            where = f"{cluster.file}: {like}"
-            if resources.nodes > 1:
-                raise BadInput(
-                    f"{where} asks for {resources.nodes} nodes; '{cluster.name}' is one machine"
-                )
-            if cluster.gpus and resources.gpus > cluster.gpus:
-                raise BadInput(
-                    f"{where} asks for {resources.gpus} GPUs; this machine has {cluster.gpus}"
-                )
-        return
-    offered = nodes()
-    for resources, like in wanted.items():
-        _check_partition(resources, offered, where=f"{cluster.file}: {like}")
+        wanted.setdefault(cluster.resources_for(job), f"{cluster.file}: {job.like}")
+    offered = nodes() if cluster.kind == "slurm" else []
+    for resources, where in wanted.items():
+        if cluster.kind == "slurm":
+            _check_partition(resources, offered, where=where)
+        elif resources.nodes > 1:
+            one = f"'{cluster.name}' is one machine"
+            raise BadInput(f"{where} asks for {resources.nodes} nodes; {one}")
+        elif cluster.gpus and resources.gpus > cluster.gpus:
+            there = f"this machine has {cluster.gpus}"
+            raise BadInput(f"{where} asks for {resources.gpus} GPUs; {there}")
 
 
 def _check_partition(resources: Resources, offered: Sequence[Node], *, where: str) -> None:
     if resources.hours is None:
         raise BadInput(f"{where} has no `hours`; write them down in resources.default")
-    rows = _partition(resources, offered, where=where)
+    # The nodes of the partition that is asked for, or of Slurm's default
+    asked = resources.partition
+    rows = [n for n in offered if (n.default if asked is None else n.partition == asked)]
+    if not rows:
+        names = sorted({n.partition for n in offered})
+        if asked is not None:
+            raise BadInput(f"{where} asks for partition '{asked}'; {nearest(asked, names)}")
+        allowed = f"allowed: {', '.join(names)}"
+        raise BadInput(f"{where} names no partition and Slurm has no default; {allowed}")
     name = rows[0].partition
     # A constraint of one word; expressions (`a100|h100`) are left for Slurm to judge
     feature = resources.constraint
@@ -236,36 +233,18 @@ def _check_partition(resources: Resources, offered: Sequence[Node], *, where: st
     if resources.hours > longest:
         raise BadInput(f"{where} asks for {resources.hours:g} hours; '{name}' allows {longest:g}")
     # On one node all of it: the GPUs of one and the memory of another do not add up
-    gpus, cpus = resources.gpus, resources.cpus_per_node
-    memory_mb = (resources.memory_gb or 0) * 1024
+    wanted = (resources.gpus, resources.cpus_per_node, (resources.memory_gb or 0) * 1024)
     fit = 0
     for node in rows:
-        large = node.gpus >= gpus and node.cpus >= cpus and node.memory_mb >= memory_mb
+        large = all(there >= each for there, each in zip(node.sizes, wanted))
         fit += large and (feature is None or feature in node.features)
     if fit < resources.nodes:
-        gpus_there = max(node.gpus for node in rows)
-        cpus_there = max(node.cpus for node in rows)
-        mb_there = max(node.memory_mb for node in rows)
+        most = [max(sizes) for sizes in zip(*(node.sizes for node in rows))]
         raise BadInput(
-            f"{where} asks for {resources.nodes} node(s) with {gpus} GPUs, {cpus} CPUs and"
-            f" {memory_mb:g} MB each; of the {len(rows)} of partition '{name}', {fit} have all"
-            f" (at most {gpus_there} GPUs, {cpus_there} CPUs, {mb_there} MB)"
+            f"{where} asks for {resources.nodes} node(s) with {_sizes(wanted)} each; of the"
+            f" {len(rows)} of partition '{name}', {fit} have all (at most {_sizes(most)})"
         )
 
 
-def _partition(resources: Resources, offered: Sequence[Node], *, where: str) -> list[Node]:
-    """Return the nodes of the partition that is asked for, or of Slurm's default."""
-    names = {n.partition for n in offered}
-    if resources.partition is None:
-        rows = [n for n in offered if n.default]
-        if not rows:
-            allowed = ", ".join(sorted(names))
-            raise BadInput(
-                f"{where} names no partition and Slurm has no default; allowed: {allowed}"
-            )
-        return rows
-    if resources.partition not in names:
-        raise BadInput(
-            f"{where} asks for partition '{resources.partition}'; {nearest(resources.partition, names)}"
-        )
-    return [n for n in offered if n.partition == resources.partition]
+def _sizes(sizes: Sequence[float]) -> str:
+    return f"{sizes[0]} GPUs, {sizes[1]} CPUs, {sizes[2]:g} MB"

@@ -14,7 +14,7 @@ from pathlib import Path
 from backbench.errors import BadInput
 from backbench.launch.grid import AGAIN, Evaluation, Grid, evaluations
 from backbench.launch.job import Job
-from backbench.launch.subjects import GridFolders, Subject, Subjects, folder_name
+from backbench.launch.subjects import Subject, Subjects, folder_name
 from backbench.recipes import config, own_probe
 from backbench.tasks import TASKS, by_kind
 
@@ -39,17 +39,13 @@ def expand(
     """Return all jobs of the grid, `needs` and `after` before what follows them; each cell once.
     `claimed` (cell -> job name) are the cells of earlier submissions; those that a pack delivers
     stay with it. With `watching`, a glob may still match nothing."""
-    folder = data
-    if folder is None and grid.data:
-        folder = Path(grid.data).expanduser()
-    if folder is not None and not folder.is_dir():
-        raise BadInput(f"{where}: data folder {folder} is not there; give --data ROOT")
-    folders = GridFolders(where, runs.resolve(), str(folder.resolve()) if folder else None)
     # 1. What makes a checkpoint: pretrainings, then imports of foreign files
-    subjects = Subjects(grid, folders, claimed=claimed or {}, watching=watching)
+    subjects = Subjects(
+        grid, runs, where=where, data=data, claimed=claimed or {}, watching=watching
+    )
     jobs = dict(subjects.jobs)
     # 2. What is measured on all of them, once where two entries of the grid name it
-    measuring = _Measuring(folders, claimed or {})
+    measuring = _Measuring(subjects)
     again: set[str] = set()
     for evaluation in evaluations(grid, where):
         alike = _by_dataset_and_protocol(evaluation, subjects.by_label.values(), where)
@@ -98,8 +94,8 @@ def _by_dataset_and_protocol(
 class _Measuring:
     """Makes the jobs of evaluations, and remembers which of them fill the cache of features."""
 
-    def __init__(self, folders: GridFolders, claimed: Mapping[str, str]) -> None:
-        self.folders, self.claimed = folders, claimed
+    def __init__(self, subjects: Subjects) -> None:
+        self.subjects = subjects
         self.packed: dict[str, None] = {}
         # (checkpoint's label, dataset, image geometry) -> job that puts those features in the cache
         self.features: dict[tuple[str, str, str], str] = {}
@@ -115,13 +111,13 @@ class _Measuring:
         together: list[Subject] = []
         for subject in group:
             cell = f"{subject.label}/{slug}"
-            owner = self.claimed.get(cell)
+            owner = self.subjects.claimed.get(cell)
             if owner is not None and owner != cell:  # a pack that was submitted before
                 self.packed[owner] = None
             elif (
                 evaluation.pack == 1
                 or owner == cell  # submitted alone, or run alone by hand
-                or (self.folders.runs / cell).is_dir()
+                or (self.subjects.runs / cell).is_dir()
                 or subject.maker is not None  # a pack would wait for the slowest maker
             ):
                 alone.append(subject)
@@ -142,7 +138,6 @@ class _Measuring:
         name = cells[0]
         if len(pack) > 1:
             name = f"packs/{slug}-{len(pack)}x-{config.fingerprint(sorted(labels))[:8]}"
-        end = ("--data", self.folders.root, "--out", str(self.folders.runs / name))
         # The jobs that leave this one's features in the cache: the first ones to need them
         first: set[str] = set()
         geometry = _geometry(evaluation.protocol) if evaluation.verb == "linear" else None
@@ -151,7 +146,7 @@ class _Measuring:
             first = {self.features.setdefault(key, name) for key in keys}
         return Job(
             name=name,
-            argv=_argv(evaluation, [subject.file for subject in pack], seed, end),
+            argv=_argv(evaluation, [s.file for s in pack], seed, self.subjects.folders(name)),
             like=_kind(evaluation),
             cells=cells,
             needs=tuple(subject.maker for subject in pack if subject.maker is not None),

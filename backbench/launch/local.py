@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, Failed
-from backbench.launch.attempt import EXIT_STOPPED, Attempt
+from backbench.launch.attempt import EXIT_STOPPED, EXITS, Attempt
 from backbench.launch.clusters import Cluster, Target
 from backbench.launch.job import Job
 from backbench.launch.records import Ledger, Submission
@@ -30,26 +30,6 @@ from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 
 PATIENCE_S = 60.0  # for running jobs to save when the pool is stopped
-
-
-class _Adopted:
-    """A job that a launcher left running when it was killed: waited for, and left alone."""
-
-    def __init__(self, attempt: Attempt) -> None:
-        self.job, self.ledger = attempt.job, attempt.ledger
-
-    def poll(self) -> int | None:
-        """Return how the attempt's own process would have exited: nobody can ask a stranger."""
-        if self.ledger.running(self.job):
-            return None
-        exits = {"done": 0, "failed": EXIT_FAILED, "cancelled": EXIT_STOPPED}
-        return exits.get(self.ledger.status(self.job)["state"], EXIT_PREEMPTED)
-
-    def send_signal(self, sig: int, /) -> None:
-        pass
-
-    def wait(self, timeout: float | None = None) -> int:
-        return 0
 
 
 class JobPool:
@@ -64,7 +44,8 @@ class JobPool:
     def __init__(self, runs: str | Path, *, at_once: int, gpus: int = 0) -> None:
         self.ledger = Ledger(runs)
         self.at_once = at_once
-        self.running: dict[str, subprocess.Popen[bytes] | _Adopted] = {}
+        # None: a launcher left it running when it was killed; it is waited for, and left alone
+        self.running: dict[str, subprocess.Popen[bytes] | None] = {}
         self.outcomes: dict[str, Literal["done", "failed", "cancelled", "blocked"]] = {}
         self._waiting: dict[str, Attempt] = {}
         self._attempts: dict[str, Attempt] = {}
@@ -81,13 +62,12 @@ class JobPool:
         if not self.ledger.running(job):
             return False
         # It still uses the GPUs that its own launcher handed out: nobody else gets them meanwhile
-        given: set[int] = set()
-        for attempt_note in self.ledger.status(job)["attempts"][-1:]:
-            ids = attempt_note.get("gpu_ids", "")
-            # GPUs that the cluster's `env` names by UUID are not among those handed out here
-            given.update(int(word) for word in ids.split(",") if word.isdecimal())
+        attempts = self.ledger.status(job)["attempts"]
+        ids = attempts[-1].get("gpu_ids", "") if attempts else ""
+        # GPUs that the cluster's `env` names by UUID are not among those handed out here
+        given = {int(word) for word in ids.split(",") if word.isdecimal()}
         self._attempts[job.name] = attempt
-        self._begin(job.name, _Adopted(attempt), given & self._free_gpus)
+        self._begin(job.name, None, given & self._free_gpus)
         log.info(f"runs already: {job.name}")
         return True
 
@@ -112,13 +92,18 @@ class JobPool:
     def _collect(self) -> None:
         """Note the outcome of every attempt that has ended."""
         for name, process in list(self.running.items()):
-            exit_status = process.poll()
-            if exit_status is None:
+            if process is not None and process.poll() is None:
+                continue
+            attempt = self._attempts[name]
+            if process is None and self.ledger.running(attempt.job):
                 continue
             del self.running[name]
             self._free_gpus |= self._held_gpus.pop(name)
-            attempt = self._attempts[name]
             status = self.ledger.status(attempt.job)
+            # How its own process exited, or would have: nobody can ask a stranger
+            exit_status = EXITS.get(status["state"], EXIT_PREEMPTED)
+            if process is not None:
+                exit_status = process.returncode
             if exit_status == EXIT_PREEMPTED:
                 # Failed and may try again, or preempted: behind those that wait already
                 why = status.get("reason") or status["attempts"][-1].get("how")
@@ -170,7 +155,7 @@ class JobPool:
         self._begin(attempt.job.name, process, gpus)
         log.info(f"start  {attempt.job.name}")
 
-    def _begin(self, name: str, child: subprocess.Popen[bytes] | _Adopted, gpus: set[int]) -> None:
+    def _begin(self, name: str, child: subprocess.Popen[bytes] | None, gpus: set[int]) -> None:
         self._waiting.pop(name, None)
         self.running[name] = child
         self._held_gpus[name] = gpus
@@ -179,10 +164,11 @@ class JobPool:
     def _end(self) -> None:
         """Ask all that run to save and stop; those that take too long end by themselves."""
         # All are asked before any is waited for, so that they save side by side
-        for process in self.running.values():
+        children = [process for process in self.running.values() if process is not None]
+        for process in children:
             process.send_signal(signal.SIGTERM)
         limit = time.monotonic() + PATIENCE_S
-        for process in self.running.values():
+        for process in children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, limit - time.monotonic()))
         self.running.clear()
@@ -250,13 +236,11 @@ def run_here(
 def _run_in_front(ledger: Ledger, cluster: Cluster, jobs: Sequence[Job], stop: StopFlag) -> int:
     """Run one job after the other with its output on the terminal; the first failure ends it."""
     for job in jobs:
-        outcome = "stopped"
-        if not stop.requested:
-            log.info(f"start  {job.name}")
-            attempt = Attempt.on(cluster, job, ledger)
-            attempt.show = True
-            with stop.told_to(partial(attempt.ask_to_stop, "stopped", signal.SIGTERM)):
-                outcome = attempt.run()
+        attempt = Attempt.on(cluster, job, ledger)
+        attempt.show = True
+        stop.tell = partial(attempt.ask_to_stop, "stopped", signal.SIGTERM)
+        log.info(f"start  {job.name}")
+        outcome = "stopped" if stop.requested else attempt.run()
         if stop.requested and outcome != "done":
             log.info(f"stopped by {stop.requested}; the same command continues")
             return EXIT_PREEMPTED

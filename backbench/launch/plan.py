@@ -80,21 +80,15 @@ def make_plan(
         # and gone in spite of one where somebody wants the number anew
         missing = state.name == "done" and not finished(job, runs)
         if missing or state.name in AGAIN:
-            blocked = _blocked(job, new, states)
-            if blocked is None:
+            # It stays where one that it needs failed and is not submitted again
+            over = {n: states[n].name for n in job.needs if n not in new and n in states}
+            failed = [f"{n} {was}" for n, was in over.items() if was in ("failed", "blocked")]
+            if not failed:
                 new[job.name] = job
                 continue
-            state = blocked
+            state = State("blocked", failed[0])
         known[job.name] = states[job.name] = state
     return Plan(without_done(list(new.values()), states), known, wanted.waiting, wanted.again)
-
-
-def _blocked(job: Job, new: Mapping[str, Job], states: Mapping[str, State]) -> State | None:
-    """Return the state of a job whose need failed and is not submitted again."""
-    for name in job.needs:
-        if name not in new and name in states and states[name].name in ("failed", "blocked"):
-            return State("blocked", f"{name} {states[name].name}")
-    return None
 
 
 def without_done(new: Sequence[Job], states: Mapping[str, State]) -> list[Job]:

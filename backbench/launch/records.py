@@ -125,11 +125,7 @@ class Ledger:
     def write_submission(self, submission: Submission) -> None:
         # One line of JSON: with thousands of jobs, indenting would cost more than all the rest
         text = json.dumps(dataclasses.asdict(submission))
-        atomic.write_text(self._submission(submission.uid), text + "\n")
-
-    def drop_submission(self, submission: Submission) -> None:
-        """Remove the record: Slurm refused the array."""
-        self._submission(submission.uid).unlink(missing_ok=True)
+        atomic.write_text(self.submission_file(submission), text + "\n")
 
     def records(self) -> dict[str, Record]:
         """Return job name -> its latest submission."""
@@ -146,17 +142,15 @@ class Ledger:
                 out[job.name] = Record(job, submission, number)
         return out
 
-    def _submission(self, uid: str) -> Path:
-        return self.root / "submissions" / f"{uid}.json"
+    def submission_file(self, submission: Submission) -> Path:
+        return self.root / "submissions" / f"{submission.uid}.json"
 
     # How a job stands
 
     def status(self, job: Job) -> Status:
         """Return its status; state "new" for a job that never started."""
-        status = _read(self._file("status", job, ".json"), _parse_status)
-        if status is None:
-            return {"name": job.name, "state": "new", "attempts": []}
-        return status
+        new: Status = {"name": job.name, "state": "new", "attempts": []}
+        return _read(self._file("status", job, ".json"), _parse_status) or new
 
     def statuses(self) -> dict[str, Status]:
         """Return job name -> status, for every job that ever started."""
@@ -180,7 +174,7 @@ class Ledger:
     def forgive(self, job: Job) -> None:
         """Before a retry: earlier failures no longer count, and a cancellation is over."""
         # They stay on record all the same: `forgiven` is how many of them lie behind
-        self.mark_cancelled(job, on=False)
+        self._file("cancel", job).unlink(missing_ok=True)
         status = self.status(job)
         if status["state"] != "new":
             status |= {"state": "queued", "reason": None, "forgiven": len(status["attempts"])}
@@ -189,13 +183,10 @@ class Ledger:
     def cancelled(self, job: Job) -> bool:
         return self._file("cancel", job).exists()
 
-    def mark_cancelled(self, job: Job, *, on: bool) -> None:
+    def mark_cancelled(self, job: Job) -> None:
         file = self._file("cancel", job)
-        if on:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
-        else:
-            file.unlink(missing_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
 
     def log(self, job: Job, rank: int = 0) -> Path:
         return self._file("logs", job, f".{rank}.log" if rank else ".log")
@@ -246,23 +237,20 @@ class Ledger:
     def alone(self, job: Job, patience_s: float = 90.0) -> Iterator[int]:
         """Hold the job's lock, given as a file descriptor. Two processes never run one job, even
         requeued early. A child that inherits the descriptor holds it on."""
-        file = self._file("locks", job)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as handle:
-            if not _patiently(lambda: _lock(handle, without=True), patience_s, pause_s=0.2):
-                raise Failed(f"{job.name}: another process has run it for {patience_s:.0f} s")
-            yield handle.fileno()
+        refusal = Failed(f"{job.name}: another process has run it for {patience_s:.0f} s")
+        with _hold(self._file("locks", job), refusal, patience_s, without=True) as descriptor:
+            yield descriptor
 
-    def submitting(self) -> contextlib.AbstractContextManager[None]:
+    def submitting(self) -> contextlib.AbstractContextManager[int]:
         """Hold the lock of whoever submits: two launchers would submit the same jobs."""
-        refusal = f"{self.runs}: another launcher is submitting; wait for it"
-        return _hold(self.root / "launcher.lock", "", refusal)
+        refusal = BadInput(f"{self.runs}: another launcher is submitting; wait for it")
+        return _hold(self.root / "launcher.lock", refusal)
 
-    def running_pool(self, number: str) -> contextlib.AbstractContextManager[None]:
+    def running_pool(self, number: str) -> contextlib.AbstractContextManager[int]:
         """Hold the lock of this machine's pool; its number is for whoever looks (`pool`)."""
         wait = "wait for it or choose another --out"
-        refusal = f"{self.runs}: another launcher is running jobs here; {wait}"
-        return _hold(self.root / "pool.lock", number, refusal)
+        refusal = BadInput(f"{self.runs}: another launcher is running jobs here; {wait}")
+        return _hold(self.root / "pool.lock", refusal, text=number)
 
     def pool(self) -> str | None:
         """Return the number of the pool that runs jobs here: its submissions' uids begin with it."""
@@ -290,27 +278,27 @@ def _holder(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _hold(path: Path, text: str, refusal: str) -> Iterator[None]:
-    """Hold a lock and write `text` into it; BadInput where another process has it."""
+def _hold(
+    path: Path,
+    refusal: Exception,
+    patience_s: float = LOOK_S,
+    *,
+    text: str = "",
+    without: bool = False,
+) -> Iterator[int]:
+    """Hold a lock and write `text` into it; raises `refusal` where another process keeps it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + patience_s
     # The lock is the truth, the text only says whose it is: a killed launcher leaves it behind
     with path.open("a+") as handle:
-        if not _patiently(lambda: _lock(handle, without=False), LOOK_S, pause_s=0.02):
-            raise BadInput(refusal)
+        while not _lock(handle, without=without):
+            if time.monotonic() > end:
+                raise refusal
+            time.sleep(0.02)
         handle.truncate(0)
         handle.write(text)
         handle.flush()
-        yield
-
-
-def _patiently(condition: Callable[[], bool], patience_s: float, *, pause_s: float) -> bool:
-    """Wait until the condition holds; False where it does not within `patience_s`."""
-    end = time.monotonic() + patience_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(pause_s)
-    return True
+        yield handle.fileno()
 
 
 def _last_lines(path: Path) -> Iterator[str]:

@@ -6,20 +6,15 @@ How a killed job continues, from the signal to the next start:
 
 1. Slurm sends SIGUSR2 (the time is nearly up, or preemption) or SIGTERM (the grace before a
    preemption, scancel). `SlurmTask._listen` hands it to the command, which saves and exits 75.
-2. `Attempt._meaning` reads the exit status, `attempt.decide` says what follows: "again", "stopped"
-   or "cancelled". It is written to the job's status file.
-3. "again": `SlurmTask._requeue` sends the job back to the queue under its number, so what waits for
-   it goes on waiting. "stopped": `_await_end` first learns from Slurm what it has in mind.
-   Without scontrol, Slurm's own kill requeues the job, or the next attempt begins in it.
-4. A lost node or `scontrol requeue` give no word. Slurm starts the job anew by itself (`requeue`
-   in `_parameters`); `Attempt._begin` notes that the attempt before was killed. A kill -9 of the
-   command is a failure, which `decide` tries again.
-5. The job starts: the same pickle, the same command, the same folder. `Attempt.run` counts the
-   attempts by the status file. The command reads its own state (`runs/state.py`) and draws what it
-   would have drawn: every random number is a function of seed, epoch and step (`runs/seeding.py`).
-6. Nothing started it. After a time limit on a node without scontrol the job is `stopped`: the next
-   `launch run` or look of --watch submits it again. After a kill -9 of this process it is `lost`:
-   the next `launch run` or `retry` does.
+2. `attempt.decide` says what follows. "again": `SlurmTask._requeue` sends the job back to the queue
+   under its number, so what waits for it goes on waiting. "stopped": `_await_end` first learns from
+   Slurm what it has in mind. Without scontrol, Slurm's own kill requeues the job, or the next
+   attempt begins in it.
+3. A lost node or `scontrol requeue` give no word. Slurm starts the job anew by itself (`requeue`
+   in `_parameters`); `Attempt._begin` notes that the attempt before was killed.
+4. The job starts: the same pickle, the same command, the same folder, whose state it continues.
+5. Nothing started it: it is `stopped` after a time limit on a node without scontrol, `lost` after a
+   kill -9 of this process. The next `launch run` submits it again.
 """
 
 from __future__ import annotations
@@ -75,18 +70,12 @@ EARLY_SIGNAL = (
 
 @dataclass
 class SlurmTask(Attempt):
-    """One task of a Slurm job, run by submitit. Task 0 keeps the status; the others run their rank.
+    """One task of a Slurm job, run by submitit. Task 0 keeps the status; the others run their rank,
+    save at a signal and end.
 
-    These signals reach task 0 from outside:
-
-        SIGUSR2   the time is nearly up (`signal_s` before it), or preemption where Slurm sends the
-                  user's signal. The child saves, the outcome is "again".
-        SIGTERM   the start of a grace before preemption, scancel, a node that is shut down. The
-                  child saves, the outcome is "stopped", or "cancelled" under our mark. Slurm says
-                  itself which it is (`_await_end`). We never end the job: Slurm would call it
-                  failed and block what waits for it.
-
-    The other tasks save at a signal and end.
+    After SIGUSR2 the outcome is "again". After SIGTERM it is "stopped", or "cancelled" under our
+    mark; what is meant Slurm says itself (`_await_end`). We never end the job: Slurm would call it
+    failed and block what waits for it.
     """
 
     limit_s: float | None = None  # Slurm keeps it
@@ -98,7 +87,7 @@ class SlurmTask(Attempt):
     def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
         task = super().on(cluster, job, ledger)
         resources = cluster.resources_for(job)
-        task.tasks, task.limit_s = resources.tasks, resources.limit_s
+        task.tasks, task.limit_s = resources.nodes * resources.tasks_per_node, resources.limit_s
         return task
 
     def __call__(self) -> str:
@@ -108,10 +97,10 @@ class SlurmTask(Attempt):
         self._began = time.monotonic()
         environment = submitit.JobEnvironment()
         self.place = f"slurm:{environment.job_id}"
-        self._rank = environment.global_rank if self.tasks > 1 else 0
         self._listen()
         # Several tasks: the first finds a port, and alone keeps the status; the others follow
         if self.tasks > 1:
+            self._rank = environment.global_rank
             self._meet()
         if self._rank:
             return self._follow()
@@ -126,9 +115,9 @@ class SlurmTask(Attempt):
     def _listen(self) -> None:
         signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop("stopped", signal.SIGTERM))
         # Instead of submitit's handler, which needs scontrol and ends the job without it
-        signal.signal(signal.SIGUSR2, self._on_users_signal)
+        signal.signal(signal.SIGUSR2, lambda *_: self._wanted_back())
 
-    def _on_users_signal(self, *_: object) -> None:
+    def _wanted_back(self) -> None:
         self._got_usr2 = True
         self.ask_to_stop("time limit" if self._late() else "preempted")
 
@@ -175,11 +164,10 @@ class SlurmTask(Attempt):
         """
         began = time.monotonic()
         while True:
-            now = slurm_client.standing(slurm_client.own_number())
-            if now is not None and not now.running:
+            now = slurm_client.own_standing()
+            if now == "ending":
                 return True
-            wanted = self._got_usr2 or (now is not None and now.preempted)
-            if wanted and self._requeue():
+            if (self._got_usr2 or now == "preempted") and self._requeue():
                 return True
             # Without an answer, wait for as long as a grace may be
             if time.monotonic() - began > (GRACE_S if now is None else LOOK_S):
@@ -191,7 +179,7 @@ class SlurmTask(Attempt):
         # Nothing is left to save, and a job that lingers beyond its requeue drains the node. So
         # the SIGTERM that the requeue brings ends this process at once
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if not slurm_client.requeue(slurm_client.own_number()):
+        if not slurm_client.requeue_this():
             return False
         time.sleep(60)
         return True
@@ -212,44 +200,36 @@ class SlurmTask(Attempt):
             with socket.socket() as probe:
                 probe.bind(("", 0))
                 port = probe.getsockname()[1]
-            address = {"host": "127.0.0.1" if one_node else socket.gethostname(), "port": port}
-            atomic.write_json(file, address)
-        else:
-            end = time.monotonic() + MEET_S
-            while not file.exists():
-                if time.monotonic() > end:
-                    raise Failed(f"rank {self._rank}: task 0 did not come up within {MEET_S:.0f} s")
-                time.sleep(0.1)
-            address = json.loads(file.read_text())
-        self.env |= {"MASTER_ADDR": str(address["host"]), "MASTER_PORT": str(address["port"])}
+            host = "127.0.0.1" if one_node else socket.gethostname()
+            atomic.write_json(file, {"MASTER_ADDR": host, "MASTER_PORT": str(port)})
+        end = time.monotonic() + MEET_S
+        while not file.exists():
+            if time.monotonic() > end:
+                raise Failed(f"rank {self._rank}: task 0 did not come up within {MEET_S:.0f} s")
+            time.sleep(0.1)
+        self.env |= json.loads(file.read_text())
 
     def _environment(self) -> dict[str, str]:
         """Add Slurm's variables for the ranks of one job: they tell each its rank."""
         environment = super()._environment()
-        if self.tasks > 1:
-            for key, value in os.environ.items():
-                if key.startswith("SLURM"):
-                    environment[key] = value
-        return environment
+        ranks = os.environ if self.tasks > 1 else {}
+        return environment | {key: ranks[key] for key in ranks if key.startswith("SLURM")}
 
     def _follow(self) -> str:
         """Run a rank but the first: without status or retries; task 0 finds its failure in a file."""
         self._start_child()
         code = self._wait()
-        if code not in (0, EXIT_PREEMPTED):
-            how, reason = self._meaning(code)
-            if how in ("failed", "bad input"):
-                failure = {"how": how, "reason": f"rank {self._rank}: {reason}"}
-                atomic.write_json(self._folder() / f"failed-{self._rank}", failure)
+        how, reason = self._meaning(code) if code not in (0, EXIT_PREEMPTED) else ("", "")
+        if how in ("failed", "bad input"):
+            failure = Ending(how, f"rank {self._rank}: {reason}")
+            atomic.write_json(self._folder() / f"failed-{self._rank}", failure)
         return f"rank {self._rank}: exit {code}"
 
     def _sibling_failure(self) -> Ending | None:
         if self.tasks == 1 or self._rank:
             return None
-        for file in self._folder().glob("failed-*"):
-            failure = json.loads(file.read_text())
-            return Ending(failure["how"], failure["reason"])
-        return None
+        file = next(self._folder().glob("failed-*"), None)
+        return None if file is None else Ending(*json.loads(file.read_text()))
 
 
 # --- submission --------------------------------------------------------------------------------
@@ -344,7 +324,7 @@ def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency
     # The record stays where nobody can tell yet: the next launcher finds the array by its comment,
     # or submits its jobs again
     if not snapshot.trouble and not _UNSURE.search(words):
-        ledger.drop_submission(submission)
+        ledger.submission_file(submission).unlink(missing_ok=True)
     raise Failed(f"sbatch refused {submission.jobs[0].like}: {words}")
 
 

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from backbench.errors import BadInput, Failed
 
@@ -60,18 +60,8 @@ def limits() -> tuple[int, int] | None:
         answer = slurm("scontrol", "show", "config")
     except (BadInput, Failed):
         return None
-    array = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, re.MULTILINE)
-    jobs = re.search(r"^MaxJobCount\s*=\s*(\d+)", answer, re.MULTILINE)
-    if array is None or jobs is None:
-        return None
-    return int(array[1]) - 1, int(jobs[1])
-
-
-class Standing(NamedTuple):
-    """How a job stands, seen from within it."""
-
-    running: bool  # False: it ends, or goes back to the queue
-    preempted: bool  # it was given a grace, after which it is killed
+    said = dict(re.findall(r"^(MaxArraySize|MaxJobCount)\s*=\s*(\d+)", answer, re.MULTILINE))
+    return (int(said["MaxArraySize"]) - 1, int(said["MaxJobCount"])) if len(said) == 2 else None
 
 
 def own_number() -> str:
@@ -82,24 +72,23 @@ def own_number() -> str:
     return f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
 
 
-def standing(number: str) -> Standing | None:
-    """Ask Slurm how a job stands; None where this node has no scontrol, or gets no answer."""
+def own_standing() -> Literal["running", "preempted", "ending"] | None:
+    """Ask Slurm how this job stands: preempted, it was given a grace, after which it is killed; it
+    may also end by going back to the queue. None where this node has no scontrol or answer."""
     try:
-        answer = slurm("scontrol", "show", "job", number)
+        answer = slurm("scontrol", "show", "job", own_number())
     except (BadInput, Failed):
         return None
-    state = re.search(r"JobState=(\w+)", answer)
+    if not re.search(r"JobState=RUNNING\b", answer):
+        return "ending"
     since = re.search(r"PreemptTime=(\S+)", answer)
-    return Standing(
-        running=state is not None and state[1] == "RUNNING",
-        preempted=since is not None and since[1] not in ("None", "Unknown"),
-    )
+    return "preempted" if since and since[1] not in ("None", "Unknown") else "running"
 
 
-def requeue(number: str) -> bool:
-    """Send a job back to the queue, under its number; False where that cannot be done from here."""
+def requeue_this() -> bool:
+    """Send this job back to the queue, under its number; False where that cannot be done from here."""
     try:
-        slurm("scontrol", "requeue", number, timeout_s=60.0)
+        slurm("scontrol", "requeue", own_number(), timeout_s=60.0)
     except (BadInput, Failed) as error:
         # From inside the job its requeue ends scontrol as well, perhaps before this process
         cause = error.__cause__
@@ -119,9 +108,7 @@ class Node(NamedTuple):
     partition: str
     default: bool  # whether its partition is where jobs go that name none
     limit_s: float
-    cpus: int
-    memory_mb: int
-    gpus: int
+    sizes: tuple[int, int, int]  # GPUs, CPUs, MB of memory
     features: frozenset[str]
 
 
@@ -131,25 +118,16 @@ def nodes() -> list[Node]:
     lines = slurm("sinfo", "-h", "-N", "-o", "%P|%l|%c|%m|%G|%f").splitlines()
     out = []
     for line in lines:
-        name, limit, cpus, memory, gres, features = line.strip().split("|")
+        name, limit, cpus, memory, gres, words = line.strip().split("|")
         # gres: "gpu:a100:4(S:0-1),gpu:2"; counts of other resources are passed over
-        gpus = re.findall(r"gpu(?::[^:,()\s]+)?:(\d+)", gres)
-        node = Node(
-            partition=name.rstrip("*"),  # sinfo marks the default partition with a star
-            default=name.endswith("*"),
-            limit_s=_slurm_time(limit),
-            cpus=_number(cpus),
-            memory_mb=_number(memory),
-            gpus=sum(map(int, gpus)),
-            features=frozenset(features.split(",")) - {"(null)"},
-        )
+        gpus = sum(int(count) for count in re.findall(r"gpu(?::[^:,()\s]+)?:(\d+)", gres))
+        # `64+` where the nodes of one line differ
+        sizes = (gpus, int(cpus.rstrip("+")), int(memory.rstrip("+")))
+        features = frozenset(words.split(",")) - {"(null)"}
+        # sinfo marks the default partition with a star
+        node = Node(name.rstrip("*"), name.endswith("*"), _slurm_time(limit), sizes, features)
         out.append(node)
     return out
-
-
-def _number(text: str) -> int:
-    """Read `64+` (nodes of one line differ) as 64."""
-    return int(re.sub(r"\D", "", text) or 0)
 
 
 def _slurm_time(text: str) -> float:

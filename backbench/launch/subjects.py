@@ -35,39 +35,46 @@ class Subject:
     recipe: Mapping[str, object] | None = None  # of its pretraining; None where nobody knows it
 
 
-@dataclass(frozen=True)
-class GridFolders:
-    """Where a grid's jobs read and write; `where` is what messages call the grid."""
-
-    where: str
-    runs: Path  # resolved
-    data: str | None  # None where nobody gave a folder, which only some jobs need
-
-    @property
-    def root(self) -> str:
-        if self.data is None:
-            raise BadInput(f"{self.where}: no data folder; add `data: ROOT` to it or --data ROOT")
-        return self.data
-
-
 class Subjects:
     """All checkpoints of a grid, `by_label`, and the `jobs` that make those that are not there."""
 
     def __init__(
-        self, grid: Grid, folders: GridFolders, *, claimed: Mapping[str, str], watching: bool
+        self,
+        grid: Grid,
+        runs: Path,
+        *,
+        where: str,  # what messages call the grid
+        data: Path | None,
+        claimed: Mapping[str, str],
+        watching: bool,
     ) -> None:
-        self.folders, self.claimed, self.watching = folders, claimed, watching
+        self.runs, self.where, self.claimed, self.watching = (
+            runs.resolve(),
+            where,
+            claimed,
+            watching,
+        )
+        data = data or (Path(grid.data).expanduser() if grid.data else None)
+        if data is not None and not data.is_dir():
+            raise BadInput(f"{where}: data folder {data} is not there; give --data ROOT")
+        self._root = str(data.resolve()) if data else None
         self.jobs: dict[str, Job] = {}
         self.by_label: dict[str, Subject] = {}
         self.waiting: list[str] = []  # pretrainings that have not written their checkpoint yet
         # Pretrainings come first: a checkpoint that the grid names may be the folder of one of them
-        for sweep in sweeps(grid, folders.where):
+        for sweep in sweeps(grid, where):
             self._add_pretrainings(sweep)
-        seen: set[str] = set()
+        self._seen: set[str] = set()  # contents and labels of what the grid names
         for i, entry in enumerate(grid.checkpoints):
-            where = f"{folders.where}: checkpoints[{i}]"
             keys = {"path": entry} if isinstance(entry, str) else entry
-            self._add_named(config.build(Source, keys, where=where), where, seen)
+            here = f"{where}: checkpoints[{i}]"
+            self._add_named(config.build(Source, keys, where=here), here)
+
+    def folders(self, name: str) -> tuple[str, ...]:
+        """Return the options of a job that tell it where it reads and writes."""
+        if self._root is None:
+            raise BadInput(f"{self.where}: no data folder; add `data: ROOT` to it or --data ROOT")
+        return ("--data", self._root, "--out", str(self.runs / name))
 
     # Pretrainings
 
@@ -99,10 +106,9 @@ class Subjects:
             name = f"pretrain/{label}"
             # 3. The job, and the checkpoint that it will write
             switch = (fast.SWITCH,) if sweep.fast else ()
-            end = ("--data", self.folders.root, "--out", str(self.folders.runs / name))
             job = Job(
                 name=name,
-                argv=("pretrain", file, *overrides, *switch, *end),
+                argv=("pretrain", file, *overrides, *switch, *self.folders(name)),
                 like=f"pretrain-{path.stem}",
                 cells=(name,),
                 makes=f"{name}/{CHECKPOINT_FILE}",
@@ -111,36 +117,32 @@ class Subjects:
                 units=float(identity.get("epochs", 0)),
             )
             self.jobs.setdefault(name, job)
-            made = str(self.folders.runs / name / CHECKPOINT_FILE)
+            made = str(self.runs / name / CHECKPOINT_FILE)
             self.by_label[label] = Subject(
                 label=label, file=made, maker=name, arch=job.arch, recipe=whole
             )
 
     # Checkpoints
 
-    def _add_named(self, source: Source, where: str, seen: set[str]) -> None:
+    def _add_named(self, source: Source, where: str) -> None:
         """Add the files of an entry of `checkpoints`, each content once; foreign ones by import."""
         if archs.is_name(source.path):
             if source.encoder is not None:
                 raise BadInput(f"{where}: {source.path} names one trunk; leave out encoder")
             stem = source.name or source.path.replace("@", "-")
             label = f"{_short(stem)}-{config.fingerprint(source.path)[:8]}"
-            if label not in seen:
-                seen.add(label)
-                self._add(label, source, source.path, ours=True)
+            self._add(label, source, source.path, digest=label)
             return
         for path in self._files(source, where):
             if path.is_dir():
-                self._add_run(path, where, seen, skip=glob.has_magic(source.path))
+                self._add_run(path, where, skip=glob.has_magic(source.path))
                 continue
             # One of ours is known by its digest, so the same weights in two files are one
             # checkpoint; a foreign file by part of its content
             digest = header.digest(path)
             stem = source.name or path.name.removesuffix(path.suffix)
             label = f"{_short(stem)}-{(digest or content_digest(path))[:8]}"
-            if (digest or label) not in seen:
-                seen.add(digest or label)
-                self._add(label, source, str(path), ours=digest is not None)
+            self._add(label, source, str(path), digest=digest)
 
     def _files(self, source: Source, where: str) -> Iterator[Path]:
         """Yield the checkpoint files and the folders of pretrainings that an entry names."""
@@ -162,39 +164,41 @@ class Subjects:
             in_run = path.name == CHECKPOINT_FILE and (path.parent / RUN_FILE).is_file()
             yield path.parent if in_run else path
 
-    def _add_run(self, run: Path, where: str, seen: set[str], *, skip: bool) -> None:
+    def _add_run(self, run: Path, where: str, *, skip: bool) -> None:
         """Add a pretraining's folder: its checkpoint, or the job that will write it."""
         label = _run_label(run, where, skip=skip)
-        if label is None or label in seen:
+        if label is None or label in self._seen:
             return
         file = run / CHECKPOINT_FILE
         maker = None
         if not file.is_file():
-            inside = ""
-            if run.is_relative_to(self.folders.runs):
-                inside = run.relative_to(self.folders.runs).as_posix()
+            below = run.is_relative_to(self.runs)
+            inside = run.relative_to(self.runs).as_posix() if below else ""
             if inside not in self.claimed and inside not in self.jobs:
                 self.waiting.append(str(run))  # nobody here makes it: something to wait for
                 return
             maker = self.claimed.get(inside, inside)  # submitted earlier, or a job of this grid
-        seen.add(label)
+        self._seen.add(label)
         subject = Subject(label=label, file=str(file), maker=maker, recipe=_recipe_of(file))
         self.by_label.setdefault(label, subject)
 
-    def _add(self, label: str, source: Source, file: str, *, ours: bool) -> None:
-        """Add a file (or timm:NAME) as it is if it is one of ours and its entry has no options for
-        an import; else by an import."""
+    def _add(self, label: str, source: Source, file: str, *, digest: str | None) -> None:
+        """Add a file (or timm:NAME), each content once: as it is if it is one of ours, which has a
+        digest, and its entry has no options for an import; else by an import."""
+        if (digest or label) in self._seen:
+            return
+        self._seen.add(digest or label)
         options: list[str] = []
         for option in ("name", "method", "encoder", "epochs"):
             value = getattr(source, option)
             if value is not None:
                 options += [f"--{option}", str(value)]
-        if ours and not options:
+        if digest is not None and not options:
             recipe = None if archs.is_name(file) else _recipe_of(Path(file))
             self.by_label.setdefault(label, Subject(label=label, file=file, recipe=recipe))
             return
         name, makes = f"imported/{label}", f"imported/{label}/{CHECKPOINT_FILE}"
-        made = str(self.folders.runs / makes)
+        made = str(self.runs / makes)
         argv = ("import", file, *options, "--out", made)
         job = Job(name=name, argv=argv, like="import", cells=(name,), makes=makes)
         self.jobs.setdefault(name, job)

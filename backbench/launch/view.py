@@ -29,13 +29,8 @@ _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 
 
 # Slurm's state of a job that ended without a word of its own -> State.cause
-_CAUSES = {
-    "OUT_OF_MEMORY": "out of memory",
-    "TIMEOUT": "out of time",
-    "DEADLINE": "out of time",
-    "NODE_FAIL": "node failed",
-    "BOOT_FAIL": "node failed",
-}
+_CAUSES = {"OUT_OF_MEMORY": "out of memory", "TIMEOUT": "out of time", "DEADLINE": "out of time"}
+_CAUSES |= {"NODE_FAIL": "node failed", "BOOT_FAIL": "node failed"}
 
 
 @dataclass(frozen=True)
@@ -75,8 +70,9 @@ class Snapshot:
         for submission in open_arrays.values():
             if not submission.ids:
                 self._recognise(submission)
-        self._known: dict[str, State] = {}
-        self.states = {name: self._state(name) for name in self.records}
+        self.states: dict[str, State] = {}
+        for name in self.records:
+            self._state(name)
 
     def active_ids(self) -> dict[str, str]:
         """Return job name -> Slurm's number, of the jobs that are on Slurm now."""
@@ -114,13 +110,13 @@ class Snapshot:
 
     def _state(self, name: str) -> State:
         """Return the state of one job; those that it needs are looked at first, each once."""
-        if name not in self._known:
-            self._known[name] = State("waiting")  # a circle cannot be, but must not hang
+        if name not in self.states:
+            self.states[name] = State("waiting")  # a circle cannot be, but must not hang
             state = self._by_rules(self.records[name])
             if state.name == "running" and not state.detail:
                 state = State("running", _progress(self.ledger.runs / name))
-            self._known[name] = state
-        return self._known[name]
+            self.states[name] = state
+        return self.states[name]
 
     def _by_rules(self, record: Record) -> State:
         """Return the state of one job. The first rule that applies decides. There are three
@@ -179,10 +175,10 @@ class Snapshot:
         ended = was in ("failed", "cancelled")
         queued = self.queue.get(record.id or "")
         if queued is None or not self.on_slurm(record):
-            if record.submission.kind == "slurm" and self.trouble and not ended:
-                name: StateName = "running" if was == "running" else "queued"
-                return State(name, "squeue does not answer")  # better than taking it for lost
-            return None
+            if record.submission.kind != "slurm" or not self.trouble or ended:
+                return None
+            # Better than taking it for lost
+            return State("running" if was == "running" else "queued", "squeue does not answer")
         if queued.state in _PENDING:
             if "Dependency" in queued.reason:
                 return State("waiting", self._waits_for(record.job))
@@ -205,9 +201,8 @@ class Snapshot:
         for name in (*job.needs, *job.after):
             if name in self.records and self._state(name).name in ACTIVE:
                 names.append(name)
-        if len(names) > 1:
-            return f"for {names[0]} and {len(names) - 1} more"
-        return f"for {names[0]}" if names else ""
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return f"for {names[0]}{more}" if names else ""
 
     def root_cause(self, name: str) -> str:
         """Return the job at the root of why this one is blocked: it failed by itself."""
@@ -225,10 +220,9 @@ class Snapshot:
 
 def _progress(run: Path) -> str:
     """Show RUN/progress.json, if the run wrote one."""
-    note = read_progress(run)
+    note, ends = read_progress(run), ""
     if note is None:
         return ""
-    ends = ""
     if note["eta_s"] is not None and note["done"] < note["total"]:
         silent = time.time() - note["time"]
         left = note["eta_s"] - silent
@@ -244,9 +238,6 @@ def counted(counts: Counter[str]) -> list[str]:
     return [f"{count} {name}" for name, count in sorted(counts.items())]
 
 
-# `launch status` shows every job of these states with its detail, and the others by kind
-ONE_BY_ONE: tuple[StateName, ...] = ("running", "failed", "lost", "cancelled")
-BY_KIND: tuple[StateName, ...] = ("waiting", "queued", "stopped")
 MOST_ROWS = 40  # of one state
 MOST_KINDS = 20
 SILENT_S = 30.0  # a run writes its progress once a second
@@ -254,16 +245,15 @@ SILENT_S = 30.0  # a run writes its progress once a second
 
 def status_text(snapshot: Snapshot, width: int = 160) -> str:
     """Show the counts, every running and failed job, and one line per kind of the rest."""
-    order: tuple[StateName, ...] = ("running", "failed", "blocked", "lost", "cancelled")
-    order += ("stopped", "waiting", "queued", "done")
-    jobs: dict[StateName, list[str]] = {name: [] for name in order}
+    order = ("running", "failed", "blocked", "lost", "cancelled", "stopped", "waiting", "queued")
+    jobs: dict[str, list[str]] = {name: [] for name in (*order, "done")}
     for job, state in snapshot.states.items():
         jobs[state.name].append(job)
-    counts = [f"{len(jobs[name])} {name}" for name in order if jobs[name]]
+    counts = [f"{len(those)} {name}" for name, those in jobs.items() if those]
     lines = ["  ".join(counts) or "no jobs were submitted here"]
     if snapshot.trouble:
         lines.append(f"! {snapshot.trouble}")
-    for name in ONE_BY_ONE:
+    for name in ("running", "failed", "lost", "cancelled"):
         for job in jobs[name][:MOST_ROWS]:
             cause = snapshot.states[job].cause
             word = f"{name:9} {cause + ':':15}" if cause else f"{name:9}"
@@ -273,7 +263,7 @@ def status_text(snapshot: Snapshot, width: int = 160) -> str:
     roots = Counter(snapshot.root_cause(job) for job in jobs["blocked"])
     for root, count in roots.most_common(MOST_ROWS):
         lines.append(f"blocked   {count} behind {root}  {snapshot.states[root].name}"[:width])
-    for name in BY_KIND:
+    for name in ("waiting", "queued", "stopped"):
         kinds = Counter(snapshot.records[job].job.like for job in jobs[name])
         for like, count in kinds.most_common(MOST_KINDS):
             lines.append(f"{name:9} {count} x {like}")

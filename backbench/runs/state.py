@@ -60,26 +60,14 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.requested: str | None = None
-        self._tell: Callable[[], None] | None = None
+        # Called at a signal, too: for a loop that waits on another process, which must hear of it
+        self.tell: Callable[[], object] = lambda: None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.requested:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number).name
-        if self._tell is not None:
-            self._tell()
-
-    @contextlib.contextmanager
-    def told_to(self, tell: Callable[[], None]) -> Iterator[None]:
-        """A signal also calls `tell` inside: for a loop that waits on another process, which must
-        hear of it. A signal that came before is told at once."""
-        self._tell = tell
-        try:
-            if self.requested:
-                tell()
-            yield
-        finally:
-            self._tell = None
+        self.tell()
 
     def end_here(self, where: str) -> None:
         """Raise Preempted where a signal came; for loops whose steps are not worth saving."""

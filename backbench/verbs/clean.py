@@ -22,66 +22,56 @@ from backbench.weights import header
 STILL_WRITTEN_S = 3600  # a temporary file younger than this may have a living writer
 
 
-@dataclass
+@dataclass(eq=False)
 class Held:
-    """A run folder: its bytes in all, and the files that can go."""
+    """A run folder: its bytes in all, and the files that can go. Without a verb what stands beside
+    runs, of which only what can go is counted."""
 
     run: Path
-    verb: str
-    finished: bool
+    verb: str = ""
+    finished: bool = True
     size: int = 0
     removable: list[tuple[Path, int, str]] = field(default_factory=list)  # file, bytes, reason
 
-    def add(self, file: Path, *, is_run: bool) -> None:
+    def add(self, file: Path) -> None:
         """Count a file, and note it where it can go."""
         try:
             stat = file.lstat()
         except OSError:
             return  # removed while we looked
         size = stat.st_blocks * 512  # on disk: files with holes say more in st_size
-        if is_run:
-            self.size += size
         temporary = file.name.startswith(".") and file.name.endswith(".tmp")
         # A state is the way to a number until the number is there
-        unneeded = is_run and self.finished and self.verb in ("pretrain", "detect")
+        unneeded = self.finished and self.verb in ("pretrain", "detect")
+        reason = ""
         if temporary and time.time() - stat.st_mtime > STILL_WRITTEN_S:
             reason = "left by a writer that died"
         elif unneeded and file == self.run / STATE_FILE:
             reason = "training state of a finished run"
-        else:
-            return
-        self.removable.append((file, size, reason))
-        if not is_run:
+        if reason:
+            self.removable.append((file, size, reason))
+        if reason or self.verb:
             self.size += size
 
 
 def held(runs: Iterable[str | Path]) -> list[Held]:
     """Every run folder (one with run.json) at or below `runs`, by path; links are not followed."""
-    found: dict[Path, Held] = {}
-    loose: list[Held] = []  # for each of `runs` what belongs to no run
-    seen: set[Path] = set()  # two of `runs` may overlap
+    owners: dict[Path, Held] = {}  # folder -> whose its files are
     for top in map(Path, runs):
         if not top.is_dir():
             raise BadInput(f"{top}: no such folder; give one or more run folders")
-        beside = Held(top, "-", finished=True)
-        loose.append(beside)
-        owner: dict[Path, Held] = {}  # folder -> the run that it belongs to
+        beside = Held(top)
         # os.walk comes to a folder before it comes to what is below
         for name, _, files in os.walk(top):
             folder = Path(name)
-            if RUN_FILE in files:
-                run = found.get(folder) or _open(folder)
-                found[folder] = run
-            else:
-                run = owner.get(folder.parent, beside)
-            if run is not beside:
-                owner[folder] = run
-            if folder not in seen:
-                seen.add(folder)
-                for file in files:
-                    run.add(folder / file, is_run=run is not beside)
-    runs_found = sorted(found.values(), key=lambda each: each.run)
-    return [*runs_found, *(each for each in loose if each.removable)]
+            if folder in owners:  # two of `runs` overlap
+                continue
+            owner = owners.get(folder.parent, beside)
+            owners[folder] = owner = _open(folder) if RUN_FILE in files else owner
+            for file in files:
+                owner.add(folder / file)
+    shown = [each for each in dict.fromkeys(owners.values()) if each.verb or each.removable]
+    return sorted(shown, key=lambda each: (not each.verb, each.run))
 
 
 def _open(folder: Path) -> Held:
@@ -109,15 +99,14 @@ def run(args: argparse.Namespace) -> int:
         free = sum(size for _, size, _ in each.removable)
         state = "finished" if each.finished else "unfinished"
         sizes = f"{_size(each.size):>9}  {_size(free) if free else '':>9}"
-        print(f"{each.run!s:<{width}}  {each.verb:<11} {state:<10} {sizes}")
-    total = sum(each.size for each in all_held)
+        print(f"{each.run!s:<{width}}  {each.verb or '-':<11} {state:<10} {sizes}")
     free = sum(size for _, size, _ in removable)
-    print(f"{len(all_held)} folders hold {_size(total)}; {_size(free)} can go")
+    total = _size(sum(each.size for each in all_held))
+    print(f"{len(all_held)} folders hold {total}; {_size(free)} can go")
     for file, size, reason in removable:
         if args.yes:
             file.unlink(missing_ok=True)
-        done = "removed" if args.yes else "can go "
-        print(f"{done} {file}  {_size(size)}, {reason}")
+        print(f"{'removed' if args.yes else 'can go '} {file}  {_size(size)}, {reason}")
     if free and not args.yes:
         print("nothing was removed; --yes removes what can go")
     return 0
@@ -125,8 +114,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _size(value: float) -> str:
     """1536 -> 1.5 KiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
         value /= 1024
-    return f"{value:.1f} TiB"
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -51,20 +51,16 @@ def examine(data: Path) -> list[Finding]:
     needed = [*packages(), device()]
     needed += [Finding("hidden", name, BROKEN, why) for name, why in plugins.hidden().items()]
     more = [detectron2(), slurm(), *datasets(data), lists(data), coco(data)]
-    trunks = []
+    trunks = dict.fromkeys(plugins.installed(plugins.TRUNKS), "installed")
     for family in archs.FAMILIES:
-        trunks += [
-            Finding("trunk", name, OK, "in the local cache") for name in family.cached_names()
-        ]
-    for name in plugins.installed(plugins.TRUNKS):
-        trunks.append(Finding("trunk", name, OK, "installed"))
-    return [machine(), *needed, *more, *trunks, *verbs(needed, more)]
+        trunks |= dict.fromkeys(family.cached_names(), "in the local cache")
+    found = [Finding("trunk", name, OK, about) for name, about in trunks.items()]
+    return [machine(), *needed, *more, *found, *verbs(needed, more)]
 
 
 def machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    has_affinity = hasattr(os, "sched_getaffinity")  # Linux
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     disk = shutil.disk_usage(Path.cwd()).free
     advice = "not set (with several processes on few cores: 1)"
     threads = os.environ.get("OMP_NUM_THREADS", advice)
@@ -88,11 +84,12 @@ def packages() -> list[Finding]:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            parts.append(Finding("package", requirement.name, MISSING, f"not installed; {wanted}"))
-            continue
-        fits = within(version, wanted)
-        about = version if fits else f"{version}; tested with {wanted}"
-        parts.append(Finding("package", requirement.name, OK if fits else OUTSIDE, about))
+            state, about = MISSING, f"not installed; {wanted}"
+        else:
+            fits = within(version, wanted)
+            state = OK if fits else OUTSIDE
+            about = version if fits else f"{version}; tested with {wanted}"
+        parts.append(Finding("package", requirement.name, state, about))
     return parts
 
 
@@ -154,9 +151,8 @@ def datasets(data: Path) -> list[Finding]:
     also reads the images."""
     parts = []
     for row in availability.listed(data):
-        name = str(row["name"])
+        name, state = str(row["name"]), OK if row["on_disk"] == availability.FOUND else BROKEN
         if row["on_disk"] != availability.MISSING or (data / name).is_dir():
-            state = OK if row["on_disk"] == availability.FOUND else BROKEN
             parts.append(Finding("data", name, state, str(row["wrong"] or "")))
     return parts
 
@@ -180,28 +176,21 @@ def coco(data: Path) -> Finding:
 def verbs(needed: list[Finding], more: list[Finding]) -> list[Finding]:
     """Each group of verbs: whether it can run here, and what it lacks."""
     lacking = [one for one in needed if one.state in (MISSING, BROKEN)]
-    ready = Finding("", "", OK)
-    if lacking:
-        ready = Finding("", "", lacking[0].state, f"{lacking[0].name}: {lacking[0].about}")
     by_name = {one.name: one for one in more if one.kind != "data"}
-    usable = [
-        one
-        for one in more
-        if (one.kind, one.state) == ("data", OK) and not catalog.find(one.name).rules
-    ]
+    data = [one for one in more if (one.kind, one.state) == ("data", OK)]
     advice = "none; `backbench data list` says where each belongs"
-    images = usable[0] if usable else Finding("data", "datasets", MISSING, advice)
+    images = [one for one in data if not catalog.find(one.name).rules]
     needs = {
-        "demo, pretrain": ready,
-        "launch on this machine": ready,
-        "linear, finetune, semisup": images,
-        "detect (torchvision)": by_name["coco"],
-        "detect (detectron2)": by_name["detectron2"],
-        "launch --cluster slurm": by_name["slurm"],
+        "demo, pretrain": [],
+        "launch on this machine": [],
+        "linear, finetune, semisup": images or [Finding("data", "datasets", MISSING, advice)],
+        "detect (torchvision)": [by_name["coco"]],
+        "detect (detectron2)": [by_name["detectron2"]],
+        "launch --cluster slurm": [by_name["slurm"]],
     }
     parts = []
     for name, need in needs.items():
-        worst = need if ready.state == OK else ready
-        about = f"{worst.name}: {worst.about}".lstrip(": ") if worst.state != OK else ""
-        parts.append(Finding("verbs", name, worst.state, about))
+        wrong = next((one for one in [*lacking, *need[:1]] if one.state != OK), None)
+        about = "" if wrong is None else f"{wrong.name}: {wrong.about}"
+        parts.append(Finding("verbs", name, OK if wrong is None else wrong.state, about))
     return parts

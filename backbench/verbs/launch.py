@@ -6,6 +6,7 @@
 
 import argparse
 import contextlib
+import itertools
 import math
 import os
 import signal
@@ -15,7 +16,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
@@ -44,37 +44,15 @@ def run(args: argparse.Namespace) -> int:
 # --- run ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Request:
-    """The arguments of `launch run`, read: a grid, where it runs, and the folder of its runs."""
-
-    ledger: Ledger
-    grid: Grid
-    target: Target
-    where: str  # the grid, in messages
-    data: Path | None
-    interval: float | None  # seconds between looks of --watch
-    commands: CommandCheck
-
-    def plan(self, snapshot: Snapshot, *, watching: bool) -> Plan:
-        """Find what is missing; BadInput where the cluster cannot run it."""
-        plan = make_plan(self.grid, snapshot, where=self.where, data=self.data, watching=watching)
-        check_resources(self.target.cluster, plan.new)
-        if self.target.cluster.command is None:  # another program knows its own words
-            self.commands.refuse(plan.new, self.where)
-        return plan
-
-
 def run_grid(args: argparse.Namespace) -> int:
     if not 0 < args.interval < math.inf:
         raise BadInput(f"--interval {args.interval:g}: seconds between two looks, above 0")
     # cluster.a.b=c changes a key of the cluster's file, a.b=c one of the grid's
     of_cluster, of_grid = _split_overrides(args.overrides)
-    ledger = Ledger(args.out)
     grid = read_grid(args.grid, of_grid)
     cluster = read_cluster(args.cluster, of_cluster)
-    request = Request(
-        ledger=ledger,
+    grid_run = GridRun(
+        ledger=Ledger(args.out),
         grid=grid,
         target=Target(cluster, tuple(of_cluster), grid.name),
         where=f"grid {args.grid}",
@@ -83,13 +61,15 @@ def run_grid(args: argparse.Namespace) -> int:
         commands=CommandCheck(args.parsed, args.check),
     )
     if args.dry_run:
-        snapshot = Snapshot(ledger)
-        plan = request.plan(snapshot, watching=True)  # also shows what --watch would wait for
+        snapshot = Snapshot(grid_run.ledger)
+        plan = grid_run.plan(snapshot, watching=True)  # also shows what --watch would wait for
         if not (plan.new or plan.known or plan.waiting):
-            request.plan(snapshot, watching=False)  # says which of its names match nothing
+            grid_run.plan(snapshot, watching=False)  # says which of its names match nothing
         sys.stdout.write(plan_text(plan, cluster, snapshot))
         return 0
-    return _run_on_slurm(request) if cluster.kind == "slurm" else _run_here(request)
+    if cluster.kind == "slurm":
+        return grid_run.on_slurm()
+    return run_here(grid_run.ledger, grid_run.target, grid_run.missing, interval=grid_run.interval)
 
 
 def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -104,102 +84,108 @@ def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return of_cluster, others
 
 
-def _run_here(request: Request) -> int:
-    cluster = request.target.cluster
-    watching = request.interval is not None
+@dataclass
+class GridRun:
+    """One `launch run`: a grid, where it runs, the folder of its runs, and what it saw there."""
 
-    def missing() -> tuple[list[Job], bool]:
-        """Return the jobs to run, and whether there will be more."""
-        snapshot = catch_up(request.ledger, request.target)
-        plan = request.plan(snapshot, watching=watching)
+    ledger: Ledger
+    grid: Grid
+    target: Target
+    where: str  # the grid, in messages
+    data: Path | None
+    interval: float | None  # seconds between looks of --watch
+    commands: CommandCheck
+    # The jobs that this launcher saw on Slurm: cancelled or lost since, they stay so
+    seen: set[str] = field(default_factory=set)
+    # Those that waited for a job that was submitted again since: Slurm cancels them, nobody else
+    orphans: set[str] = field(default_factory=set)
+
+    def plan(self, snapshot: Snapshot, *, watching: bool) -> Plan:
+        """Find what is missing; BadInput where the cluster cannot run it."""
+        plan = make_plan(self.grid, snapshot, where=self.where, data=self.data, watching=watching)
+        check_resources(self.target.cluster, plan.new)
+        if self.target.cluster.command is None:  # another program knows its own words
+            self.commands.refuse(plan.new, self.where)
+        return plan
+
+    def missing(self) -> tuple[list[Job], bool]:
+        """Return the jobs to run on this machine, and whether there will be more."""
+        watching = self.interval is not None
+        plan = self.plan(catch_up(self.ledger, self.target), watching=watching)
         if plan.new or not watching:  # a watcher that finds nothing says nothing
+            cluster = self.target.cluster
             at_once = f"{cluster.jobs} at a time" if cluster.kind == "local" else "one by one"
             _say(plan, f"to run, {at_once}")
         return plan.new, bool(plan.waiting) or not (plan.new or plan.known)
 
-    return run_here(request.ledger, request.target, missing, interval=request.interval)
+    def on_slurm(self) -> int:
+        if self.interval is None:
+            self.submit_missing()
+            return 0
+        with StopFlag() as stop:
+            exit_code = self.look(first=True)
+            while exit_code is None:
+                if _sleep(stop, self.interval):
+                    log.info("stopped watching; the jobs go on")
+                    return 0
+                exit_code = self.look(first=False)
+        return exit_code
 
-
-def _run_on_slurm(request: Request) -> int:
-    seen = SeenJobs()
-    if request.interval is None:
-        _submit_missing(request, seen)
-        return 0
-    with StopFlag() as stop:
-        exit_code = _look(request, seen, first=True)
-        while exit_code is None:
-            if _sleep(stop, request.interval):
-                log.info("stopped watching; the jobs go on")
-                return 0
-            exit_code = _look(request, seen, first=False)
-    return exit_code
-
-
-@dataclass
-class SeenJobs:
-    """The jobs that this launcher saw on Slurm (`names`): cancelled or lost since, they stay so.
-    `orphans` waited for a job that was submitted again since: Slurm cancels them, nobody else."""
-
-    names: set[str] = field(default_factory=set)
-    orphans: set[str] = field(default_factory=set)
-
-
-def _look(request: Request, seen: SeenJobs, *, first: bool) -> int | None:
-    """Look once for --watch; return the exit status where nothing is left to happen."""
-    plan: Plan | None = None
-    try:
-        plan = _submit_missing(request, seen)
-    except (Failed, BadInput) as error:
-        # Slurm does not answer or takes no more now, or another launcher submits. What is wrong
-        # at the first look is wrong with the command.
-        if isinstance(error, BadInput) and first:
-            raise
-        log.warning("%s; looking again in %.0f s", error, request.interval)
-    snapshot = Snapshot(request.ledger)
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {status_text(snapshot)}", flush=True)
-    if plan is None or plan.new or plan.waiting or snapshot.trouble:
-        return None
-    names = {state.name for state in snapshot.states.values()}
-    if not names or not names.isdisjoint(ACTIVE):
-        return None
-    log.info("all is done" if names == {"done"} else "nothing is left to happen by itself")
-    return 0 if names == {"done"} else EXIT_FAILED
-
-
-def _submit_missing(request: Request, seen: SeenJobs) -> Plan:
-    """Submit to Slurm what is missing, without the seen jobs that somebody cancelled."""
-    ledger = request.ledger
-    with ledger.submitting():
-        snapshot = catch_up(ledger, request.target)
-        plan = request.plan(snapshot, watching=request.interval is not None)
-        # 1. A stopped job only ran out of time on a node that could not requeue it: it goes on
-        now_stopped = {n for n, state in snapshot.states.items() if state.name == "stopped"}
-        stopped = seen.names & now_stopped
-        # 2. So does what waited for such a job, and was cancelled by Slurm for that
-        new: dict[str, Job] = {}
-        for job in plan.new:  # needs come earlier in the list
-            behind = any(need in seen.names and need in new for need in job.needs)
-            unseen = job.name not in seen.names or job.name in seen.orphans
-            if unseen or job.name in stopped or behind:
-                new[job.name] = job
-        plan.new = list(new.values())
-        # 3. What waits still, for the number that such a job had, Slurm will cancel soon
-        goes_on = new.keys() & seen.names
-        seen.orphans -= new.keys()
-        for name, state in plan.known.items():
-            if state.name == "waiting" and goes_on.intersection(snapshot.records[name].job.needs):
-                seen.orphans.add(name)
-        # 4. A clean slate for what is submitted by a wish, not for what goes on by itself
-        for name in new.keys() - stopped:
-            ledger.forgive(new[name])
+    def look(self, *, first: bool) -> int | None:
+        """Look once for --watch; return the exit status where nothing is left to happen."""
+        plan: Plan | None = None
         try:
-            count = submit(ledger, request.target, plan.new, snapshot.active_ids())
-        finally:
-            for name, record in ledger.records().items():
-                if record.id:
-                    seen.names.add(name)
-    _say(plan, f"submitted in {count} arrays")
-    return plan
+            plan = self.submit_missing()
+        except (Failed, BadInput) as error:
+            # Slurm does not answer or takes no more now, or another launcher submits. What is
+            # wrong at the first look is wrong with the command.
+            if isinstance(error, BadInput) and first:
+                raise
+            log.warning("%s; looking again in %.0f s", error, self.interval)
+        snapshot = Snapshot(self.ledger)
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {status_text(snapshot)}", flush=True)
+        if plan is None or plan.new or plan.waiting or snapshot.trouble:
+            return None
+        names = {state.name for state in snapshot.states.values()}
+        if not names or not names.isdisjoint(ACTIVE):
+            return None
+        log.info("all is done" if names == {"done"} else "nothing is left to happen by itself")
+        return 0 if names == {"done"} else EXIT_FAILED
+
+    def submit_missing(self) -> Plan:
+        """Submit to Slurm what is missing, without the seen jobs that somebody cancelled."""
+        ledger = self.ledger
+        with ledger.submitting():
+            snapshot = catch_up(ledger, self.target)
+            plan = self.plan(snapshot, watching=self.interval is not None)
+            # 1. A stopped job only ran out of time on a node that could not requeue it: it goes on
+            stopped = {
+                n for n, state in snapshot.states.items() if state.name == "stopped"
+            } & self.seen
+            # 2. So does what waited for such a job, and was cancelled by Slurm for that
+            new: dict[str, Job] = {}
+            for job in plan.new:  # needs come earlier in the list
+                behind = any(need in self.seen and need in new for need in job.needs)
+                unseen = job.name not in self.seen or job.name in self.orphans
+                if unseen or job.name in stopped or behind:
+                    new[job.name] = job
+            plan.new = list(new.values())
+            # 3. What waits still, for the number that such a job had, Slurm will cancel soon
+            goes_on = new.keys() & self.seen
+            self.orphans -= new.keys()
+            for name, state in plan.known.items():
+                needs = snapshot.records[name].job.needs if state.name == "waiting" else ()
+                if goes_on.intersection(needs):
+                    self.orphans.add(name)
+            # 4. A clean slate for what is submitted by a wish, not for what goes on by itself
+            for name in new.keys() - stopped:
+                ledger.forgive(new[name])
+            try:
+                count = submit(ledger, self.target, plan.new, snapshot.active_ids())
+            finally:
+                self.seen |= {name for name, record in ledger.records().items() if record.id}
+        _say(plan, f"submitted in {count} arrays")
+        return plan
 
 
 def _say(plan: Plan, what: str) -> None:
@@ -266,7 +252,7 @@ def retry(args: argparse.Namespace) -> int:
     commands are the recorded ones, checked; the cluster is ours or the command line's."""
     ledger = Ledger(args.out)
     given, patterns = _named_cluster(args)
-    here: list[partial[int]] = []
+    here: list[tuple[Target, list[Job]]] = []
     with ledger.submitting():
         snapshot = catch_up(ledger, given)
         chosen = _chosen(snapshot, patterns, (*UNSUCCESSFUL, "stopped"))
@@ -281,29 +267,24 @@ def retry(args: argparse.Namespace) -> int:
             by_place[was.cluster, was.cluster_overrides, was.grid].append(job)
         for (file, overrides, grid), jobs in by_place.items():
             target = recorded_target(file, overrides, grid, given)
-            cluster = target.cluster
-            check_resources(cluster, jobs)
+            check_resources(target.cluster, jobs)
             left = without_done(jobs, snapshot.states)
-            if cluster.kind == "slurm":
+            if target.cluster.kind == "slurm":
                 for job in jobs:
                     ledger.forgive(job)
                 count = submit(ledger, target, left, snapshot.active_ids())
                 log.info(f"{len(jobs)} jobs submitted again in {count} arrays")
             else:  # below: they take as long as they take, and others may submit meanwhile
-                here.append(partial(run_here, ledger, target, partial(_no_others, left)))
+                here.append((target, left))
     if not chosen:
         log.info("no job failed, was lost or was cancelled")
     status = 0
-    for run_jobs in here:
-        status = max(status, run_jobs())
+    for target, jobs in here:
+        found = itertools.repeat((jobs, False))  # these, and no more to wait for
+        status = max(status, run_here(ledger, target, found.__next__))
         if status == EXIT_PREEMPTED:
             break
     return status
-
-
-def _no_others(jobs: list[Job]) -> tuple[list[Job], bool]:
-    """Give `run_here` these jobs, and no more to wait for."""
-    return jobs, False
 
 
 def cancel(args: argparse.Namespace) -> int:
@@ -317,14 +298,14 @@ def cancel(args: argparse.Namespace) -> int:
     for name in chosen:
         # The mark first: a job that starts or ends meanwhile finds it and ends as cancelled
         record = snapshot.records[name]
-        ledger.mark_cancelled(record.job, on=True)
+        ledger.mark_cancelled(record.job)
         if record.submission.kind == "slurm" and record.id:
             # A number alone may be anybody's job by now, or what somebody wrote into the record
             if snapshot.on_slurm(record):
                 ids.add(record.id)
         elif ledger.running(record.job):
             left += not _end_here(snapshot, name)
-    slurm_client.end(_whole_arrays(ids, snapshot))
+    slurm_client.end(sorted(ids))
     if snapshot.trouble:
         raise Failed(f"{snapshot.trouble}; {len(chosen)} jobs are marked: run this again later")
     note = f", {left} marked only: their processes go on (see above)" if left else ""
@@ -346,16 +327,3 @@ def _end_here(snapshot: Snapshot, name: str) -> bool:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(attempt["pid"], signal.SIGTERM)
     return True
-
-
-def _whole_arrays(ids: set[str], snapshot: Snapshot) -> list[str]:
-    """Return what scancel is given: an array's number where all of its jobs are among `ids`."""
-    mixed = set()
-    for record in snapshot.records.values():
-        if record.id and record.id not in ids:
-            mixed.add(record.id.split("_")[0])
-    out = set()
-    for number in ids:
-        array = number.split("_")[0]
-        out.add(number if array in mixed else array)
-    return sorted(out)

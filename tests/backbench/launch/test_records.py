@@ -42,7 +42,7 @@ def test_retry_forgets_failures_and_keeps_them_on_record(tmp_path):
     attempts = [{"start": 0.0, "end": 1.0, "how": "failed", "reason": "why"}]
     failed = {"name": "x/y", "state": "failed", "reason": "why", "attempts": attempts}
     ledger.write_status(job(), failed)
-    ledger.mark_cancelled(job(), on=True)
+    ledger.mark_cancelled(job())
     ledger.forgive(job())
     assert not ledger.cancelled(job())
     again = {**failed, "state": "queued", "reason": None, "forgiven": 1}

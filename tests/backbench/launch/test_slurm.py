@@ -89,7 +89,7 @@ def test_cancel_and_blocked(lab):
     [
         ({"partition": "mian"}, r"partition 'mian'; did you mean 'main'"),
         ({"gpus": 3}, r"with 3 GPUs, .* 0 have all \(at most 2 GPUs, 4 CPUs, 8000 MB\)"),
-        ({"cpus": 64}, r" 64 CPUs and 512 MB each; .* 0 have all"),
+        ({"cpus": 64}, r" 64 CPUs, 512 MB each; .* 0 have all"),
         ({"memory_gb": 100}, r" 102400 MB each; .* 0 have all"),
         ({"hours": 3}, r"3 hours; 'main' allows 2"),
         ({"constraint": "lop"}, r"constraint 'lop' in partition 'main'; did you mean 'loop'"),

@@ -108,9 +108,8 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
     cluster = read_cluster(lab.slurm())
     ledger = Ledger(lab.root / "runs")
     target, commands = Target(cluster, (), "lab"), CommandCheck(None, None)
-    request = launch.Request(ledger, read_grid(path), target, "grid", None, 1.0, commands)
-    seen = launch.SeenJobs()
-    launch._submit_missing(request, seen)
+    watcher = launch.GridRun(ledger, read_grid(path), target, "grid", None, 1.0, commands)
+    watcher.submit_missing()
     pretraining, probe = (ledger.records()[name] for name in sorted(ledger.records(), reverse=True))
     assert pretraining.job.verb == "pretrain" and len(stand_in_slurm.called("sbatch")) == 2
 
@@ -121,17 +120,17 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
     status = {"name": pretraining.job.name, "state": "queued", "attempts": attempts}
     ledger.write_status(pretraining.job, status)
     stand_in_slurm.queue(standing(probe, "PENDING", "Dependency"))
-    launch._submit_missing(request, seen)
+    watcher.submit_missing()
     assert len(stand_in_slurm.called("sbatch")) == 3, "the pretraining goes on"
     again = ledger.records()[pretraining.job.name]
     for state in ("PENDING", "CANCELLED"):  # Slurm takes its time
         stand_in_slurm.queue(standing(again, "RUNNING"), standing(probe, state, "Dependency"))
-        launch._submit_missing(request, seen)
+        watcher.submit_missing()
     assert len(stand_in_slurm.called("sbatch")) == 4, "and so does its probe"
     once_more = ledger.records()[probe.job.name]
     assert waits_for(stand_in_slurm, 4) == f"afterok:{again.id}"
     stand_in_slurm.queue(standing(again, "RUNNING"), standing(once_more, "CANCELLED"))
-    launch._submit_missing(request, seen)
+    watcher.submit_missing()
     assert len(stand_in_slurm.called("sbatch")) == 4, "somebody cancelled it"
 
 

@@ -131,7 +131,7 @@ def test_state_of_a_job_of_this_machine(tmp_path):
     write_status(ledger, left, "running")
     with ledger.alone(runs):
         with ledger.running_pool("pool"):
-            ledger.mark_cancelled(left, on=True)
+            ledger.mark_cancelled(left)
             assert shown(ledger) == {
                 "x/runs": ("running", ""),
                 "x/behind": ("waiting", "for x/runs"),
