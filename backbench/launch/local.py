@@ -15,14 +15,14 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.launch.attempt import EXIT_STOPPED, EXITS, Attempt
-from backbench.launch.clusters import Cluster, Target
+from backbench.launch.clusters import Target
 from backbench.launch.job import Job
 from backbench.launch.records import Ledger, Submission
 from backbench.launch.view import Snapshot, counted
@@ -30,6 +30,13 @@ from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 
 PATIENCE_S = 60.0  # for running jobs to save when the pool is stopped
+
+
+class Running(NamedTuple):
+    attempt: Attempt
+    # None: a launcher left it running when it was killed; it is waited for, and left alone
+    process: subprocess.Popen[bytes] | None
+    gpus: set[int]
 
 
 class JobPool:
@@ -44,17 +51,14 @@ class JobPool:
     def __init__(self, runs: str | Path, *, at_once: int, gpus: int = 0) -> None:
         self.ledger = Ledger(runs)
         self.at_once = at_once
-        # None: a launcher left it running when it was killed; it is waited for, and left alone
-        self.running: dict[str, subprocess.Popen[bytes] | None] = {}
+        self.running: dict[str, Running] = {}
         self.outcomes: dict[str, Literal["done", "failed", "cancelled", "blocked"]] = {}
         self._waiting: dict[str, Attempt] = {}
-        self._attempts: dict[str, Attempt] = {}
         self._gpus = gpus
         self._free_gpus = set(range(gpus))
-        self._held_gpus: dict[str, set[int]] = {}
 
     def add(self, attempt: Attempt) -> None:
-        self._attempts[attempt.job.name] = self._waiting[attempt.job.name] = attempt
+        self._waiting[attempt.job.name] = attempt
 
     def adopt(self, attempt: Attempt) -> bool:
         """Wait for a job that runs already, on the GPUs it was given; False where it does not."""
@@ -66,8 +70,7 @@ class JobPool:
         ids = attempts[-1].get("gpu_ids", "") if attempts else ""
         # GPUs that the cluster's `env` names by UUID are not among those handed out here
         given = {int(word) for word in ids.split(",") if word.isdecimal()}
-        self._attempts[job.name] = attempt
-        self._begin(job.name, None, given & self._free_gpus)
+        self._begin(Running(attempt, None, given & self._free_gpus))
         log.info(f"runs already: {job.name}")
         return True
 
@@ -89,16 +92,30 @@ class JobPool:
             time.sleep(0.05)
         return True
 
+    def run_in_front(self, stop: StopFlag) -> int:
+        """Run one job after the other with its output on the terminal; the first failure ends it."""
+        for name, attempt in self._waiting.items():
+            attempt.show = True
+            stop.tell = partial(attempt.ask_to_stop, "stopped", signal.SIGTERM)
+            log.info(f"start  {name}")
+            outcome = "stopped" if stop.requested else attempt.run()
+            if stop.requested and outcome != "done":
+                log.info(f"stopped by {stop.requested}; the same command continues")
+                return EXIT_PREEMPTED
+            if outcome != "done":
+                reason = self.ledger.status(attempt.job).get("reason")
+                raise Failed(f"{name}: {outcome}: {reason}")
+        return 0
+
     def _collect(self) -> None:
         """Note the outcome of every attempt that has ended."""
-        for name, process in list(self.running.items()):
+        for name, (attempt, process, gpus) in list(self.running.items()):
             if process is not None and process.poll() is None:
                 continue
-            attempt = self._attempts[name]
             if process is None and self.ledger.running(attempt.job):
                 continue
             del self.running[name]
-            self._free_gpus |= self._held_gpus.pop(name)
+            self._free_gpus |= gpus
             status = self.ledger.status(attempt.job)
             # How its own process exited, or would have: nobody can ask a stranger
             exit_status = EXITS.get(status["state"], EXIT_PREEMPTED)
@@ -152,19 +169,19 @@ class JobPool:
         assert process.stdin is not None
         pickle.dump(attempt, process.stdin)
         process.stdin.close()
-        self._begin(attempt.job.name, process, gpus)
+        self._begin(Running(attempt, process, gpus))
         log.info(f"start  {attempt.job.name}")
 
-    def _begin(self, name: str, child: subprocess.Popen[bytes] | None, gpus: set[int]) -> None:
+    def _begin(self, running: Running) -> None:
+        name = running.attempt.job.name
         self._waiting.pop(name, None)
-        self.running[name] = child
-        self._held_gpus[name] = gpus
-        self._free_gpus -= gpus
+        self.running[name] = running
+        self._free_gpus -= running.gpus
 
     def _end(self) -> None:
         """Ask all that run to save and stop; those that take too long end by themselves."""
         # All are asked before any is waited for, so that they save side by side
-        children = [process for process in self.running.values() if process is not None]
+        children = [each.process for each in self.running.values() if each.process is not None]
         for process in children:
             process.send_signal(signal.SIGTERM)
         limit = time.monotonic() + PATIENCE_S
@@ -195,23 +212,18 @@ def run_here(
     more_to_come = True
     next_look = -math.inf
 
-    def missing() -> list[Job]:
-        """Find the jobs that this pool does not know; on record they go with a clean slate."""
-        nonlocal more_to_come
-        found, more_to_come = find()
-        known = pool.outcomes.keys() | pool.running.keys()
-        jobs = [job for job in found if job.name not in known]
-        if jobs:
-            ledger.write_submission(Submission.to(target, f"{number}-{next(looks)}", jobs))
-        for job in jobs:
-            ledger.forgive(job)
-        return jobs
-
     def refill() -> bool:
-        nonlocal next_look
+        """Add the jobs that this pool does not know; on record they go with a clean slate."""
+        nonlocal more_to_come, next_look
         if time.monotonic() > next_look:
             next_look = math.inf if interval is None else time.monotonic() + interval
-            for job in missing():
+            found, more_to_come = find()
+            known = pool.outcomes.keys() | pool.running.keys()
+            jobs = [job for job in found if job.name not in known]
+            if jobs:
+                ledger.write_submission(Submission.to(target, f"{number}-{next(looks)}", jobs))
+            for job in jobs:
+                ledger.forgive(job)
                 pool.add(Attempt.on(cluster, job, ledger))
         watch(pool)
         return interval is not None and more_to_come
@@ -224,26 +236,11 @@ def run_here(
                 job = dataclasses.replace(record.job, needs=(), after=())  # it has started already
                 pool.adopt(Attempt.on(cluster, job, ledger))
         if cluster.kind == "debug":
-            return _run_in_front(ledger, cluster, missing(), stop)
+            refill()
+            return pool.run_in_front(stop)
         if not pool.run(stopped=lambda: bool(stop.requested), refill=refill):
             log.info(f"stopped by {stop.requested}: running jobs saved; the same command continues")
             return EXIT_PREEMPTED
         outcomes: Counter[str] = Counter(pool.outcomes.values())
         log.info(", ".join(counted(outcomes)) or "nothing to do")
         return EXIT_FAILED if outcomes.keys() - {"done"} else 0
-
-
-def _run_in_front(ledger: Ledger, cluster: Cluster, jobs: Sequence[Job], stop: StopFlag) -> int:
-    """Run one job after the other with its output on the terminal; the first failure ends it."""
-    for job in jobs:
-        attempt = Attempt.on(cluster, job, ledger)
-        attempt.show = True
-        stop.tell = partial(attempt.ask_to_stop, "stopped", signal.SIGTERM)
-        log.info(f"start  {job.name}")
-        outcome = "stopped" if stop.requested else attempt.run()
-        if stop.requested and outcome != "done":
-            log.info(f"stopped by {stop.requested}; the same command continues")
-            return EXIT_PREEMPTED
-        if outcome != "done":
-            raise Failed(f"{job.name}: {outcome}: {ledger.status(job).get('reason')}")
-    return 0

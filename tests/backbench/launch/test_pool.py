@@ -61,7 +61,8 @@ def test_a_stopped_pool_waits_and_leaves_the_deaf_to_end_by_themselves(monkeypat
     command = ["sh", "-c", "trap '' TERM; echo; exec sleep 60"]
     deaf = subprocess.Popen(command, stdout=subprocess.PIPE)
     deaf.stdout.readline()
-    pool.running = {"polite": polite, "deaf": deaf}
+    for name, process in (("polite", polite), ("deaf", deaf)):
+        pool.running[name] = local.Running(None, process, set())
     assert not pool.run(stopped=lambda: True)
     assert not pool.running and polite.poll() is not None and deaf.poll() is None
     deaf.kill()
