@@ -71,8 +71,16 @@ def _switch(p: argparse.ArgumentParser, flag: str, help: str) -> None:
     p.add_argument(flag, action="store_true", help=help)
 
 
+def _word(p: argparse.ArgumentParser, name: str, metavar: str, help: str, **how: Any) -> None:
+    p.add_argument(name, metavar=metavar, help=help, **how)
+
+
 def _path(p: argparse.ArgumentParser, name: str, metavar: str, help: str, **how: Any) -> None:
     p.add_argument(name, type=Path, metavar=metavar, help=help, **how)
+
+
+def _count(p: argparse.ArgumentParser, name: str, help: str, default: int | None = None) -> None:
+    p.add_argument(name, type=int, metavar="N", help=help, default=default)
 
 
 def _json(p: argparse.ArgumentParser) -> None:
@@ -88,17 +96,19 @@ def _run_on_data(p: argparse.ArgumentParser) -> None:
     """Where the data is, where the run goes, and which processes do it."""
     _data(p)
     _path(p, "--out", "RUN", "run folder; the same command continues it", required=True)
-    help = "processes on this node (GPUs, or CPU ranks)"
-    p.add_argument("--devices", type=int, default=1, metavar="N", help=help)
-    help = "nodes; under Slurm start one task per device"
-    p.add_argument("--nodes", type=int, default=1, metavar="N", help=help)
+    _count(p, "--devices", "processes on this node (GPUs, or CPU ranks)", 1)
+    _count(p, "--nodes", "nodes; under Slurm start one task per device", 1)
+    _accelerator_and_workers(p)
+
+
+def _accelerator_and_workers(p: argparse.ArgumentParser) -> None:
     p.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto")
-    p.add_argument("--workers", type=int, metavar="N", help="loader workers per process")
+    _count(p, "--workers", "loader workers per process")
 
 
 def _checkpoints(p: argparse.ArgumentParser) -> None:
     help = "checkpoint file(s), published formats too; timm:NAME from the local cache"
-    p.add_argument("checkpoints", metavar="X", nargs="+", type=Path, help=help)
+    _path(p, "checkpoints", "X", help, nargs="+")
 
 
 class _Protocol(argparse.Action):
@@ -118,7 +128,7 @@ def _protocol_and_seed(p: argparse.ArgumentParser, default: str, also: str = "")
     help = (
         f"a recipe's name or file{also} (default: {default}); see `list`; k=5 after it changes it"
     )
-    p.add_argument("--protocol", default=default, action=_Protocol, metavar="NAME", help=help)
+    _word(p, "--protocol", "NAME", help, default=default, action=_Protocol)
     p.set_defaults(overrides=[])
     p.add_argument("--seed", type=int, default=0)
     _seeds(p)
@@ -127,7 +137,7 @@ def _protocol_and_seed(p: argparse.ArgumentParser, default: str, also: str = "")
 
 def _seeds(p: argparse.ArgumentParser) -> None:
     help = "train again with the next seeds, N runs in RUN/s0, RUN/s1, ...: bold needs them"
-    p.add_argument("--seeds", type=int, default=1, metavar="N", help=help)
+    _count(p, "--seeds", help, 1)
 
 
 def each_seed(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
@@ -163,8 +173,7 @@ def _pretrain(p: argparse.ArgumentParser) -> None:
     """Train a backbone by a recipe."""
     p.add_argument("recipe", metavar="RECIPE", help="a YAML file, or a name under configs/pretrain")
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="changes to the recipe")
-    help = f"{' '.join(fast.spelled())}; what is given by hand wins (docs/fast.md)"
-    p.add_argument(fast.SWITCH, action="store_true", help=help)
+    _switch(p, fast.SWITCH, f"{' '.join(fast.spelled())}; given by hand wins (docs/fast.md)")
     _run_on_data(p)
 
 
@@ -184,12 +193,11 @@ def _evaluate(p: argparse.ArgumentParser) -> None:
         "the images as FOLDER/<class>/, or in FOLDER/{train,val,test}/<class>/, or a tar or zip file;"
         " or ROOT, with TASK/DATASET"
     )
-    p.add_argument("--data", metavar="FOLDER", type=Path, required=True, help=help)
+    _path(p, "--data", "FOLDER", help, required=True)
     help = "folder of runs, page and table; the same command continues"
-    p.add_argument("--out", metavar="RUNS", type=Path, required=True, help=help)
+    _path(p, "--out", "RUNS", help, required=True)
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto")
-    p.add_argument("--workers", type=int, metavar="N", help="loader workers")
+    _accelerator_and_workers(p)
     _json(p)
 
 
@@ -216,22 +224,17 @@ def _import(p: argparse.ArgumentParser) -> None:
         (
             "--arch",
             "timm:NAME[,k=v]",
-            "which model a ViT or ConvNeXt is, where its format does not tell",
+            "which ViT or ConvNeXt it is, where its format does not tell",
         ),
         ("--reading", "R", "what is read of a ViT: cls, mean, cls+mean, cls@4, cls@4+mean, map"),
         ("--pixels", "NAME", "imagenet, half (mean and std 0.5) or clip"),
-        (
-            "--pos",
-            "RULE",
-            "take images of any size; a ViT's position embeddings are resized by +0.1, aa or size",
-        ),
+        ("--pos", "RULE", "take any size of image: resize position embeddings by +0.1, aa or size"),
         ("--method", "NAME", "the method's name, where the file does not tell it"),
     ):
-        p.add_argument(flag, metavar=metavar, help=help)
-    help = "pretraining epochs, where the file does not tell them"
-    p.add_argument("--epochs", type=int, metavar="N", help=help)
+        _word(p, flag, metavar, help)
+    _count(p, "--epochs", "pretraining epochs, where the file does not tell them")
     help = "what it was trained on; numbers on images that it has seen are marked"
-    p.add_argument("--trained-on", nargs="+", metavar="DATASET[:SPLIT]", help=help)
+    _word(p, "--trained-on", "DATASET[:SPLIT]", help, nargs="+")
     _switch(p, "--allow-missing-statistics", "accept batch norm without running statistics")
 
 
@@ -250,8 +253,7 @@ PROTOCOL = "transfer.protocols:check"
 def _linear(p: argparse.ArgumentParser) -> None:
     """Train frozen-backbone probes; attentive ones, retrieval, clusters and segmentation too."""
     _checkpoints(p)
-    help = "all = the 12 of LORAC's Table 2"
-    p.add_argument("--datasets", metavar="NAME,...|all", required=True, help=help)
+    _word(p, "--datasets", "NAME,...|all", "all = the 12 of LORAC's Table 2", required=True)
     _protocol_and_seed(p, "lorac", ", or several NAME,NAME, or `own`: each checkpoint's own probe")
     _run_on_data(p)
 
@@ -260,9 +262,8 @@ def _linear(p: argparse.ArgumentParser) -> None:
 def _ood(p: argparse.ArgumentParser) -> None:
     """Try ImageNet's heads on other pictures: V2, A, R, Sketch, ReaL, ObjectNet."""
     _checkpoints(p)
-    p.add_argument("--datasets", metavar="NAME,...", required=True, help="see `data list`")
-    help = "run folders in which kept heads are looked for (default: those beside RUN)"
-    p.add_argument("--heads", metavar="RUNS", type=Path, help=help)
+    _word(p, "--datasets", "NAME,...", "see `data list`", required=True)
+    _path(p, "--heads", "RUNS", "where kept heads are looked for (default: the runs beside RUN)")
     _protocol_and_seed(p, "ood")
     _run_on_data(p)
 
@@ -272,10 +273,9 @@ def _semisup(p: argparse.ArgumentParser) -> None:
     """Finetune on 1% or 10% of the labels."""
     p.add_argument("checkpoint", metavar="X", type=Path)
     p.add_argument("--percent", type=int, choices=(1, 10), required=True)
-    help = "any dataset below ROOT (default: the protocol's, ImageNet)"
-    p.add_argument("--dataset", metavar="NAME", help=help)
+    _word(p, "--dataset", "NAME", "any dataset below ROOT (default: the protocol's, ImageNet)")
     help = "folder with 1percent.txt / 10percent.txt; without: drawn (docs/datasets.md)"
-    p.add_argument("--lists", metavar="DIR", type=Path, help=help)
+    _path(p, "--lists", "DIR", help)
     _protocol_and_seed(p, "semisup")
     _run_on_data(p)
 
@@ -294,9 +294,8 @@ def _analyze(p: argparse.ArgumentParser) -> None:
     """Show what the features look like: the papers' figures."""
     _checkpoints(p)
     p.add_argument("--dataset", required=True, metavar="NAME")
-    help = "views of each image (default: the recipe's, 32)"
-    p.add_argument("--augmentations", type=int, metavar="N", help=help)
-    p.add_argument("--recipe", default="analyze", metavar="NAME", help="how the views are made")
+    _count(p, "--augmentations", "views of each image (default: the recipe's, 32)")
+    _word(p, "--recipe", "NAME", "how the views are made", default="analyze")
     _json(p)
     p.add_argument("--seed", type=int, default=0)
     _run_on_data(p)
@@ -305,8 +304,7 @@ def _analyze(p: argparse.ArgumentParser) -> None:
 @verb("detect", "detection.train_net:run", check="detection.dialect:check")
 def _detect(p: argparse.ArgumentParser) -> None:
     """Train Faster, Mask or Keypoint R-CNN on COCO."""
-    help = "a file or a name under configs/detection"
-    p.add_argument("--config-file", required=True, metavar="YAML", help=help)
+    _word(p, "--config-file", "YAML", "a file or a name under configs/detection", required=True)
     help = "auto: detectron2 where it is installed"
     engines = ("auto", "detectron2", "torchvision")
     p.add_argument("--engine", choices=engines, default="auto", help=help)
@@ -316,16 +314,13 @@ def _detect(p: argparse.ArgumentParser) -> None:
     _switch(p, "--resume", "continue the run that RUN holds")
     _json(p)
     p.add_argument("--eval-only", action="store_true")
-    help = "processes on this machine (CPU ranks without a GPU)"
-    p.add_argument("--num-gpus", type=int, default=1, metavar="N", help=help)
-    help = "machines of the run; the same command on each, with its --machine-rank"
-    p.add_argument("--num-machines", type=int, default=1, metavar="N", help=help)
+    _count(p, "--num-gpus", "processes on this machine (CPU ranks without a GPU)", 1)
+    _count(p, "--num-machines", "machines; the same command on each, with its --machine-rank", 1)
     p.add_argument("--machine-rank", type=int, default=0, metavar="R", help="from 0")
     p.add_argument("--dist-url", default="", metavar="URL", help="tcp://HOST:PORT of machine 0")
     p.add_argument("--seed", type=int, metavar="S", help="in place of the config's SEED")
     _seeds(p)
-    help = "changes to the config"
-    p.add_argument("opts", nargs=argparse.REMAINDER, metavar="KEY VALUE", help=help)
+    _word(p, "opts", "KEY VALUE", "changes to the config", nargs=argparse.REMAINDER)
 
 
 @verb("launch", "backbench.verbs.launch:run")
@@ -336,12 +331,11 @@ def _launch(p: argparse.ArgumentParser) -> None:
     run.set_defaults(parsed=parsed, check=check)  # for the commands that it makes
     run.add_argument("grid", metavar="GRID", help="a YAML file, or a name under configs/grids")
     run.add_argument("overrides", nargs="*", metavar="a.b=c")
-    help = "or a name under configs/clusters"
-    run.add_argument("--cluster", default="local", metavar="slurm|local|debug", help=help)
+    places = "slurm|local|debug"
+    _word(run, "--cluster", places, "or a name under configs/clusters", default="local")
     _switch(run, "--dry-run", "print the jobs and their cost, submit nothing")
     _switch(run, "--watch", "stay, show the status, pick up new checkpoints")
-    help = "seconds between looks of --watch"
-    run.add_argument("--interval", type=float, default=30.0, metavar="S", help=help)
+    _word(run, "--interval", "S", "seconds between looks of --watch", type=float, default=30.0)
     status = actions.add_parser("status", help="a table of the jobs")
     _switch(status, "--once", "print it once, also on a terminal")
     _json(status)
@@ -350,10 +344,8 @@ def _launch(p: argparse.ArgumentParser) -> None:
         ("cancel", "stop queued and running jobs"),
     ):
         action = actions.add_parser(name, help=text)
-        help = "only jobs whose name holds this"
-        action.add_argument("names", nargs="*", metavar="NAME", help=help)
-        help = "where the jobs went, if it is a file of your own"
-        action.add_argument("--cluster", metavar="FILE", help=help)
+        _word(action, "names", "NAME", "only jobs whose name holds this", nargs="*")
+        _word(action, "--cluster", "FILE", "where the jobs went, if it is a file of your own")
     for action in actions.choices.values():
         _path(action, "--out", "RUNS", "folder of all runs", default=Path("runs"))
         _data(action, required=False)
@@ -371,7 +363,7 @@ def _leaderboard(p: argparse.ArgumentParser) -> None:
         ("--latex", "DIR", "the board's own table (board.tex) and the papers', ready to paste"),
         ("--markdown", "DIR", "the same in Markdown"),
     ):
-        p.add_argument(flag, type=Path, metavar=metavar, help=help)
+        _path(p, flag, metavar, help)
     _switch(p, "--published", "the papers' own rows beside the measured ones")
     _json(p)
     _switch(p, "--check", "exit 1 when a measured value misses its published number")
@@ -394,10 +386,10 @@ def _calibrate(p: argparse.ArgumentParser) -> None:
 def _rank(p: argparse.ArgumentParser) -> None:
     """Say who leads any CSV of results, and how surely."""
     help = "a row for each competitor; or a folder of runs, which is verified"
-    p.add_argument("file", metavar="FILE.csv|RUNS", type=Path, help=help)
-    p.add_argument("--name", metavar="COLUMN", help="which column names them (default: the first)")
+    _path(p, "file", "FILE.csv|RUNS", help)
+    _word(p, "--name", "COLUMN", "which column names them (default: the first)")
     help = "in this column less is better; may be repeated"
-    p.add_argument("--lower", metavar="COLUMN", action="append", default=[], help=help)
+    _word(p, "--lower", "COLUMN", help, action="append", default=[])
     _path(p, "--csv", "F", "the ranks as CSV")
     _json(p)
 
@@ -406,17 +398,18 @@ def _rank(p: argparse.ArgumentParser) -> None:
 def _merge(p: argparse.ArgumentParser) -> None:
     """Put the records of several labs into one folder."""
     help = "run folders of each lab; without LAB= the folder's name is the lab's"
-    p.add_argument("folders", nargs="+", metavar="[LAB=]RUNS", help=help)
+    _word(p, "folders", "[LAB=]RUNS", help, nargs="+")
     _path(p, "--out", "C", "a new folder of runs", required=True)
-    help = "leave out the machine's folders: a corpus to publish (one RUNS is enough)"
-    p.add_argument("--public", action="store_true", help=help)
+    _switch(
+        p, "--public", "leave out the machine's folders: a corpus to publish (one RUNS will do)"
+    )
 
 
 @verb("paper", "backbench.verbs.paper:run", alone=True)
 def _paper(p: argparse.ArgumentParser) -> None:
     """Show the papers' tables: measured, running, missing."""
     help = "lorac:2, arb:fig.7; all, or nothing: every table in a line"
-    p.add_argument("item", nargs="?", metavar="PAPER:TABLE", help=help)
+    _word(p, "item", "PAPER:TABLE", help, nargs="?")
     _json(p)
     _path(p, "runs", "RUNS", "run folders, for what is measured there", nargs="*")
     _path(p, "--markdown", "F", "all of them as docs/papers.md (RUNS: records beside F)")
@@ -427,16 +420,15 @@ def _reproduce(p: argparse.ArgumentParser) -> None:
     """Re-measure public checkpoints and compare with published results."""
     p.set_defaults(command=command)  # for the jobs that it launches
     help = "short, full, vits, heads, timm-v2, a YAML file ...; without: which there are"
-    p.add_argument("list", nargs="?", metavar="LIST", help=help)
+    _word(p, "list", "LIST", help, nargs="?")
     p.add_argument("overrides", nargs="*", metavar="cluster.a=b")
     _data(p, required=False)
     help = "the public files, as DIR/NAME/FILE (default: checkpoints)"
-    p.add_argument("--files", metavar="DIR", type=Path, default=Path("checkpoints"), help=help)
+    _path(p, "--files", "DIR", help, default=Path("checkpoints"))
     _switch(p, "--download", "fetch what is not there; else no network is used")
-    help = "some of the list's checkpoints"
-    p.add_argument("--only", nargs="+", default=[], metavar="NAME", help=help)
+    _word(p, "--only", "NAME", "some of the list's checkpoints", nargs="+", default=[])
     help = "timm's models of a list timm-... (default: those in the Hub's cache)"
-    p.add_argument("--models", nargs="+", default=[], metavar="NAME.TAG", help=help)
+    _word(p, "--models", "NAME.TAG", help, nargs="+", default=[])
     _path(p, "--lists", "DIR", "folder with 1percent.txt and 10percent.txt", default=Path("lists"))
     p.add_argument("--cluster", default="local", metavar="slurm|local|debug")
     p.add_argument("--out", type=Path, default=Path("runs/reproduce"), metavar="RUNS")

@@ -41,17 +41,13 @@ def hidden() -> dict[str, str]:
     for name in PROGRAMS:
         # The folder that Python would import it from, also one without an __init__.py, or the file
         spec = importlib.util.find_spec(name)
-        places = (
-            [] if spec is None else list(spec.submodule_search_locations or [spec.origin or ""])
-        )
-        where = Path(places[0]).resolve() if places else None
-        if where is None:
+        if spec is None:
             found[name] = f"'{name}' is not installed beside backbench: install it again"
-        elif where != home / name:
-            found[name] = (
-                f"'import {name}' gives {where}, which is not backbench's: rename or uninstall"
-                " that, or give backbench an environment of its own"
-            )
+            continue
+        place = next(iter(spec.submodule_search_locations or [spec.origin or ""]))
+        if (where := Path(place).resolve()) != home / name:
+            remedy = "rename or uninstall that, or give backbench an environment of its own"
+            found[name] = f"'import {name}' gives {where}, which is not backbench's: {remedy}"
     return found
 
 
@@ -62,9 +58,8 @@ def installed(group: str) -> dict[str, EntryPoint]:
     for point in entry_points(group=group):
         known = found.get(point.name)
         if known is not None and known.value != point.value:
-            raise BadInput(
-                f"'{point.name}' ({group}) comes from {origin(known)} and from {origin(point)}; uninstall one"
-            )
+            both = f"{origin(known)} and from {origin(point)}"
+            raise BadInput(f"'{point.name}' ({group}) comes from {both}; uninstall one")
         found[point.name] = point
     return found
 
@@ -74,29 +69,25 @@ def names(group: str, shipped: Collection[str]) -> list[str]:
     added = installed(group)
     for name in shipped:
         if name in added:
-            raise BadInput(
-                f"{origin(added[name])} calls something '{name}' ({group}), as backbench does; it needs another name"
-            )
+            same = f"calls something '{name}' ({group}), as backbench does"
+            raise BadInput(f"{origin(added[name])} {same}; it needs another name")
     return sorted(added)
 
 
 def load(group: str, name: str, kind: type[T]) -> T:
     """The object behind an installed name. BadInput names a package whose object is no `kind`."""
     point = installed(group)[name]
+    where = f"{origin(point)}: '{name}' ({group})"
     try:
         value = point.load()
     except Exception as error:  # whatever a stranger's module does when it is imported
-        what = " ".join(str(error).split())
-        raise BadInput(
-            f"{origin(point)}: '{name}' ({group}) cannot be loaded: {type(error).__name__}: {what}"
-        ) from error
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise BadInput(f"{where} cannot be loaded: {what}") from error
     if not isinstance(value, kind):
-        raise BadInput(
-            f"{origin(point)}: '{name}' ({group}) is {type(value).__name__}, not {kind.__name__}"
-        )
+        raise BadInput(f"{where} is {type(value).__name__}, not {kind.__name__}")
     own = getattr(value, "name", name)
     if own != name:  # its results would be under another name than the one that asks for it
-        raise BadInput(f"{origin(point)}: '{name}' ({group}) calls itself '{own}'")
+        raise BadInput(f"{where} calls itself '{own}'")
     return value
 
 

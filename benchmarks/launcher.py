@@ -23,7 +23,7 @@ from machine import print_ratios
 from support import fake_verbs, slurm_cluster
 
 from backbench import cli
-from backbench.launch.expansion import expand
+from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
 from backbench.launch.records import Ledger
 from backbench.launch.view import Snapshot
@@ -81,7 +81,7 @@ def on_slurm(root: Path, jobs: int) -> None:
             subprocess.run(single, check=True, capture_output=True)
 
     # Each checkpoint is named twice in the grid
-    assert len(expand(read_grid(grid), runs, where="grid").jobs) == jobs
+    assert len(Expansion(read_grid(grid), runs, where="grid").jobs) == jobs
     found = {"an sbatch for each": seconds(submit_singly) * jobs / 20}
     found["--dry-run"] = seconds(lambda: quiet(*run, "--dry-run"))
     found["run, as arrays of 1000"] = seconds(lambda: quiet(*run))

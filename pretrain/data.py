@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from backbench.errors import BadInput
 from backbench.images import augmentations
@@ -268,14 +268,4 @@ def loader(
         device_colour=on_gpu and config.views.pipeline == "fast",
     )
     order = BatchOrder(len(found), config, first=first, last=last, rank=rank, ranks=ranks)
-    return loading.started(
-        DataLoader(
-            dataset,
-            batch_sampler=order,
-            num_workers=workers,
-            collate_fn=loading.whole,
-            pin_memory=on_gpu,
-            worker_init_fn=loading.one_thread,
-            multiprocessing_context=loading.forked(workers),
-        )
-    )
+    return loading.started(dataset, order, workers=workers, pin=on_gpu)

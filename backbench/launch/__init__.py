@@ -1,7 +1,7 @@
 """Grids of jobs: what is missing, where it runs, how it stands.
 
 grid                   the grid's file
-subjects, expansion    its checkpoints and what makes them; all its jobs
+expansion              its checkpoints and what makes them; all its jobs
 job                    one command, and how one sees that it is done
 records                RUNS/.launch: submissions, statuses, logs, locks
 attempt                the core: one attempt at a job, and the rules for what follows it

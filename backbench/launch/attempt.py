@@ -70,7 +70,7 @@ class Attempt:
     """
 
     job: Job
-    runs: str
+    ledger: Ledger
     command: tuple[str, ...] = ()
     machine: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
@@ -87,17 +87,13 @@ class Attempt:
         self._sibling: Ending | None = None  # how another task of the job failed
         self._status: Status = {"name": self.job.name, "state": "new", "attempts": []}
 
-    @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.runs)
-
     @classmethod
     def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
         """Make the attempt at a job as this cluster runs it."""
         resources = cluster.resources_for(job)
         return cls(
             job=job,
-            runs=str(ledger.runs),
+            ledger=ledger,
             command=tuple(shlex.split(cluster.command or "")),
             machine=resources.options(job.verb),
             env=dict(cluster.env),
@@ -276,9 +272,6 @@ class Attempt:
         return f"{note['what']} {note['done']}/{note['total']}"
 
 
-# --- what follows an attempt --------------------------------------------------------------------
-
-
 def decide(
     ending: Ending, attempts: Sequence[AttemptNote], *, cancelled: bool
 ) -> tuple[Outcome, str | None]:
@@ -342,9 +335,6 @@ def _often_enough(ending: Ending, attempts: Sequence[AttemptNote]) -> str | None
         at = attempts[-1].get("at")
         return f"{len(same)} time limits ended at the same point ({at}): give it more hours"
     return None
-
-
-# --- the attempt's own process ------------------------------------------------------------------
 
 
 def main() -> int:

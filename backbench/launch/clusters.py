@@ -182,10 +182,8 @@ def recorded_target(file: str, overrides: Sequence[str], grid: str, given: Targe
         if key in given_keys:
             continue
         if key.split(".")[0] not in HARMLESS:
-            key, again = printable.shown(key, 80), printable.shown(text, 200)
-            raise BadInput(
-                f"these jobs had cluster.{key} changed; {never}: say it again, cluster.{again}"
-            )
+            again = f"{never}: say it again, cluster.{printable.shown(text, 200)}"
+            raise BadInput(f"these jobs had cluster.{printable.shown(key, 80)} changed; {again}")
         kept.append(text)
     kept += said_again
     return Target(read_cluster(path, kept), tuple(kept), grid)

@@ -94,10 +94,8 @@ class Sweep:
             try:
                 rows.append(template.format(**point.labels))
             except (KeyError, ValueError, IndexError, AttributeError) as error:
-                labels = ", ".join(point.labels) or "nothing here"
-                raise BadInput(
-                    f"expected '{template}': {error}; in braces may stand {labels}"
-                ) from None
+                may = f"in braces may stand {', '.join(point.labels) or 'nothing here'}"
+                raise BadInput(f"expected '{template}': {error}; {may}") from None
         return rows
 
 
@@ -143,9 +141,8 @@ class Grid:
     the single evaluations."""
 
     name: str
-    evaluate: tuple[
-        config.Value, ...
-    ] = ()  # names (table2, table3, table4, imagenet, all) or Evaluations
+    # Names (table2, table3, table4, imagenet, all) or Evaluations
+    evaluate: tuple[config.Value, ...] = ()
     checkpoints: tuple[config.Value, ...] = ()  # paths, globs, folders, or Sources
     recipes: tuple[config.Value, ...] = ()  # names, files, or Sweeps
     seeds: tuple[int, ...] = ()  # of recipes that have none of their own here; (): the recipe's
@@ -190,10 +187,8 @@ def evaluations(grid: Grid, where: str) -> list[Evaluation]:
     for i, entry in enumerate(grid.evaluate):
         if isinstance(entry, str):
             if entry not in tables:
-                known = nearest(entry, tables)
-                raise BadInput(
-                    f"{where}: unknown evaluation '{entry}'; {known}, or a `verb:` with options"
-                )
+                known = f"{nearest(entry, tables)}, or a `verb:` with options"
+                raise BadInput(f"{where}: unknown evaluation '{entry}'; {known}")
             wanted = tables[entry]
         elif isinstance(entry, Mapping):
             wanted = _one_per_dataset(entry, where=f"{where}: evaluate[{i}]")
@@ -242,9 +237,8 @@ def _checked(evaluation: Evaluation, grid: Grid, where: str) -> Evaluation:
     """Give the evaluation the grid's `lists` if it has none; refuse files that are not there."""
     if evaluation.verb == "semisup" and not evaluation.lists:
         if not grid.lists:
-            raise BadInput(
-                f"{where}: semisup needs `lists: DIR` with 1percent.txt and 10percent.txt"
-            )
+            needed = "`lists: DIR` with 1percent.txt and 10percent.txt"
+            raise BadInput(f"{where}: semisup needs {needed}")
         evaluation = dataclasses.replace(evaluation, lists=grid.lists)
     if evaluation.lists:
         file = Path(evaluation.lists) / f"{evaluation.percent}percent.txt"

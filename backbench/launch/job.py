@@ -3,12 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Interval
 
 from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.results import store
 from backbench.untrusted import printable
 
+LARGEST = 1e12  # of a number in a record: far beyond any time or count
+Amount = Annotated[float, Interval(ge=-LARGEST, le=LARGEST)]  # which nan is not
 # Options of a command that change neither what it computes for how long nor whether it is refused
 _FREE_OPTIONS = ("--seed", "--out", "--checkpoint")
 
@@ -33,7 +38,7 @@ class Job:
     makes: str | None = None
     resources: Mapping[str, object] = field(default_factory=dict)  # over the cluster's for its verb
     arch: str | None = None
-    units: float = 1.0
+    units: Amount = 1.0
 
     @property
     def verb(self) -> str:

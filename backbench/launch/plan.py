@@ -20,7 +20,7 @@ from typing import NamedTuple
 from backbench.datasets import availability
 from backbench.errors import BadInput
 from backbench.launch.clusters import Cluster, Resources
-from backbench.launch.expansion import expand
+from backbench.launch.expansion import Expansion
 from backbench.launch.grid import Grid
 from backbench.launch.job import Job, command_kind, finished
 from backbench.launch.records import Status
@@ -48,9 +48,6 @@ _NO_MATTER = re.compile(
 )
 
 
-# --- what is missing ---------------------------------------------------------------------------
-
-
 @dataclass
 class Plan:
     """The jobs of a grid: those to submit, and the others with how they stand."""
@@ -68,7 +65,7 @@ def make_plan(
     claimed: dict[str, str] = {}  # cell -> name of the job that was submitted for it
     for name, record in snapshot.records.items():
         claimed.update(dict.fromkeys(record.job.cells, name))
-    wanted = expand(grid, runs, where=where, data=data, claimed=claimed, watching=watching)
+    wanted = Expansion(grid, runs, where=where, data=data, claimed=claimed, watching=watching)
     # Packs that were submitted before go again as they were, with the checkpoints of then
     packs = [snapshot.records[name].job for name in wanted.packed]
     states = dict(snapshot.states)  # of this grid's jobs and of all earlier ones
@@ -134,9 +131,6 @@ class CommandCheck:
                     log.warning("%s and jobs like it would stop here: %s", job.name, error)
 
 
-# --- arrays ------------------------------------------------------------------------------------
-
-
 class JobArray(NamedTuple):
     """Jobs that go to Slurm as one array: one set of resources and of dependencies."""
 
@@ -179,9 +173,6 @@ def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[JobArray]:
                 yield group._replace(jobs=part)
 
 
-# --- the plan as text, with costs --------------------------------------------------------------
-
-
 def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
     """Show every array with its jobs and their cost by past runs, what is skipped, and the sums."""
     estimates = Estimates(snapshot)
@@ -215,18 +206,15 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
                 continue
             hours += cost / 3600
             gpu_hours += cost / 3600 * resources.gpus * resources.nodes
-    done = 0
-    for name, state in plan.known.items():
-        lines.append(f"skipped ({state.name}): {name}")
-        done += state.name == "done"
-    for path in plan.waiting:
-        lines.append(f"waiting for a checkpoint: {path}")
+    lines += [f"skipped ({state.name}): {name}" for name, state in plan.known.items()]
+    lines += [f"waiting for a checkpoint: {path}" for path in plan.waiting]
     repeated = sum(job.name in plan.again for job in plan.new)
     if repeated:
         lines.append(
             f"{repeated} of them train two checkpoints again with seeds 1 and 2, without which no"
             " number can be bold; `again=0` leaves them out"
         )
+    done = sum(state.name == "done" for state in plan.known.values())
     others = len(plan.known) - done
     lines.append(f"{len(plan.new)} jobs, {done} skipped as done, {others} others")
     if unknown.total() < len(plan.new) or not plan.new:

@@ -28,20 +28,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, NotRequired, Required, Self, TypeVar
+from typing import IO, Annotated, Any, Literal, NotRequired, Required, Self, TypeVar
 
+from annotated_types import Interval
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from backbench.errors import BadInput, Failed
 from backbench.launch.clusters import ROWS, Kind, Target
-from backbench.launch.job import Job
+from backbench.launch.job import LARGEST, Amount, Job
 from backbench.runs import atomic
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
 
 OURS = ".launch"  # below RUNS
 LONGEST_NAME = 2000  # bytes of a job's name, which is a folder's
-LARGEST = 1e12  # of a number in a record: far beyond any time or count
 T = TypeVar("T")
 LOOK_S = 0.5  # a look holds a lock for microseconds: whoever wants it tries for so long
 
@@ -54,10 +54,11 @@ StatusName = Literal["new", "queued", "running", "done", "failed", "stopped", "c
 class AttemptNote(TypedDict, total=False):
     """One attempt, as it stands in a status file. `end` None: not over."""
 
-    start: Required[float]  # seconds since 1970
-    end: float | None
+    start: Required[Amount]  # seconds since 1970
+    end: Amount | None
     host: str
-    pid: int  # of the process above the command
+    # Of the process above the command: 0 and -1 are many processes, 1 is all of them
+    pid: Annotated[int, Interval(ge=2, le=LARGEST)]
     place: str  # slurm:12_3, local
     gpus: int
     machine: str  # the options by which the verb was told of it
@@ -86,7 +87,7 @@ class Submission:
     cluster: str  # file of the cluster
     cluster_overrides: tuple[str, ...]
     kind: Kind
-    time: float
+    time: Amount
     jobs: tuple[Job, ...]
     ids: tuple[str, ...] = ()  # Slurm's, one per job
 
@@ -129,11 +130,8 @@ class Ledger:
 
     def records(self) -> dict[str, Record]:
         """Return job name -> its latest submission."""
-        submissions = []
-        for path in (self.root / "submissions").glob("*.json"):
-            submission = _read(path, _parse_submission)
-            if submission is not None:
-                submissions.append(submission)
+        files = (self.root / "submissions").glob("*.json")
+        submissions = filter(None, (_read(path, _parse_submission) for path in files))
         # In order of time, so that of a job's submissions the last one stays
         out: dict[str, Record] = {}
         for submission in sorted(submissions, key=lambda s: s.time):
@@ -154,12 +152,9 @@ class Ledger:
 
     def statuses(self) -> dict[str, Status]:
         """Return job name -> status, for every job that ever started."""
-        out = {}
-        for path in (self.root / "status").glob("*.json"):
-            status = _read(path, _parse_status)
-            if status is not None:
-                out[status["name"]] = status
-        return out
+        files = (self.root / "status").glob("*.json")
+        statuses = filter(None, (_read(path, _parse_status) for path in files))
+        return {status["name"]: status for status in statuses}
 
     def write_status(self, job: Job, status: Status) -> bool:
         """Write it; False for a status that cannot be written (a full disk), which ends no job that
@@ -194,10 +189,8 @@ class Ledger:
     def last_line(self, job: Job, rank: int = 0) -> str | None:
         """Return the last line of its log that says something."""
         # `$ ` begins the command, which is the first line of every attempt
-        for line in _last_lines(self.log(job, rank)):
-            if not line.startswith("$ "):
-                return line[:300]
-        return None
+        lines = _last_lines(self.log(job, rank))
+        return next((line[:300] for line in lines if not line.startswith("$ ")), None)
 
     def submitit(self, submission: Submission) -> Path:
         """Return the folder of submitit's files, one per submission: another cluster would number
@@ -207,7 +200,7 @@ class Ledger:
     def wrapper_line(self, record: Record) -> str | None:
         """Return the last line that Slurm's script printed around the job; None where it is empty.
         srun and Slurm only repeat that something ended: what was said before counts."""
-        lines = list(_last_lines(self.submitit(record.submission) / f"{record.id}_0_log.out"))
+        lines = _last_lines(self.submitit(record.submission) / f"{record.id}_0_log.out")
         own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd: "))]
         return next(iter(own or lines), None)
 
@@ -233,13 +226,11 @@ class Ledger:
                         return True
         return False
 
-    @contextlib.contextmanager
-    def alone(self, job: Job, patience_s: float = 90.0) -> Iterator[int]:
+    def alone(self, job: Job, patience_s: float = 90.0) -> contextlib.AbstractContextManager[int]:
         """Hold the job's lock, given as a file descriptor. Two processes never run one job, even
         requeued early. A child that inherits the descriptor holds it on."""
         refusal = Failed(f"{job.name}: another process has run it for {patience_s:.0f} s")
-        with _hold(self._file("locks", job), refusal, patience_s, without=True) as descriptor:
-            yield descriptor
+        return _hold(self._file("locks", job), refusal, patience_s, without=True)
 
     def submitting(self) -> contextlib.AbstractContextManager[int]:
         """Hold the lock of whoever submits: two launchers would submit the same jobs."""
@@ -301,18 +292,17 @@ def _hold(
         yield handle.fileno()
 
 
-def _last_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a log that say something, the last one first, from its last 4 KiB."""
+def _last_lines(path: Path) -> list[str]:
+    """Return the lines of a log that say something, the last one first, from its last 4 KiB."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
             text = file.read().decode(errors="replace")
     except OSError:
-        return
+        return []
     # A progress line ends in a carriage return
-    for line in reversed(re.split(r"[\r\n]+", text)):
-        if line.strip():
-            yield line.strip()
+    lines = (line.strip() for line in reversed(re.split(r"[\r\n]+", text)))
+    return [line for line in lines if line]
 
 
 # Parsing: what is no record of ours is named and left out
@@ -356,11 +346,9 @@ def _parse_submission(data: object, path: Path) -> Submission:
         raise ValueError("'ids' are not Slurm's numbers")
     if len(submission.ids) not in (0, len(submission.jobs)):
         raise ValueError("'ids' are not one for each job")
-    _check_number("time", submission.time)
     for job in submission.jobs:
         if not job.argv or job.verb not in ROWS[1:]:
             raise ValueError(f"'{job.argv[:1]}' is no verb of a grid")
-        _check_number("units", job.units)
         _check_below_runs(job.name)
         if job.makes is not None:
             _check_below_runs(job.makes)
@@ -369,19 +357,9 @@ def _parse_submission(data: object, path: Path) -> Submission:
 
 def _parse_status(data: object, path: Path) -> Status:
     status: Status = _typed(Status)(data)
-    for attempt in status["attempts"]:
-        _check_number("start", attempt["start"])
-        _check_number("end", attempt.get("end") or 0.0)
-        # 0 and -1 are many processes, 1 is all of them
-        _check_number("pid", attempt.get("pid", 2), least=2)
     if status.get("reason"):
         status["reason"] = printable.shown(str(status["reason"]), 1000)
     return status
-
-
-def _check_number(key: str, value: float, least: float = -LARGEST) -> None:
-    if not least <= value <= LARGEST:  # which nan is not
-        raise ValueError(f"'{key}' is {value:g}")
 
 
 def _check_below_runs(name: str) -> None:

@@ -260,9 +260,8 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
         except Failed as error:
             if not went and "limit" not in str(error).lower():
                 raise
-            raise Failed(
-                f"{error}; {went} of {sum(sizes)} jobs went: run this again later for the others"
-            ) from None
+            later = "run this again later for the others"
+            raise Failed(f"{error}; {went} of {sum(sizes)} jobs went: {later}") from None
         ledger.write_submission(replace(submission, ids=tuple(numbers)))
         went += len(part)
         ids |= {job.name: number for job, number in zip(part, numbers)}

@@ -21,9 +21,8 @@ def slurm(*command: str, timeout_s: float = 30.0) -> str:
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
     except FileNotFoundError:
-        raise BadInput(
-            f"no '{command[0]}' here: Slurm is not installed on this machine; use --cluster local"
-        ) from None
+        missing = "Slurm is not installed on this machine; use --cluster local"
+        raise BadInput(f"no '{command[0]}' here: {missing}") from None
     except subprocess.TimeoutExpired:
         raise Failed(f"{command[0]}: no answer in {timeout_s:.0f} s; is slurmctld up?") from None
     except subprocess.CalledProcessError as error:

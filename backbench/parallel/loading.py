@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext, ForkContext
+from multiprocessing.context import ForkContext
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
@@ -22,17 +22,12 @@ from backbench.runs.state import signals_blocked
 T = TypeVar("T")
 
 
-def cores(devices: int = 1) -> int:
-    """Count the CPU cores for each of `devices` processes."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, devices))
-
-
 def default_workers(devices: int = 1) -> int:
-    """Loader processes per device: the cores that are left, at most 12."""
-    return min(12, max(1, cores(devices) - 1))
+    """Loader processes per device: its share of the cores but one, at most 12."""
+    return min(12, max(1, len(os.sched_getaffinity(0)) // max(1, devices) - 1))
 
 
-def one_thread(_: int) -> None:
+def _one_thread(_: int) -> None:
     """Give a loader's worker one thread: the workers are the parallelism. That the main process or
     a killed worker hangs up is no news of this one."""
     torch.set_num_threads(1)
@@ -65,13 +60,26 @@ class _Forked(ForkContext):
         return _Flag()
 
 
-def forked(workers: int) -> BaseContext | None:
-    """How a loader starts its workers: what it holds is theirs without being pickled."""
-    return _Forked() if workers else None
-
-
-def started(loader: DataLoader[T]) -> Iterator[T]:
-    """The batches of `loader`, whose workers start now."""
+def started(
+    dataset: Dataset[T],
+    keys: Iterable[Sequence[object]],
+    *,
+    workers: int,
+    pin: bool = False,
+    prefetch: int | None = None,
+) -> Iterator[T]:
+    """The batches that `dataset` gives for each list of `keys`. Its workers start now, forked: what
+    it holds is theirs without being pickled."""
+    loader = DataLoader(
+        dataset,
+        batch_sampler=cast(Iterable[list[object]], keys),
+        num_workers=workers,
+        pin_memory=pin,
+        prefetch_factor=prefetch if workers else None,
+        collate_fn=_whole,
+        multiprocessing_context=_Forked() if workers else None,
+        worker_init_fn=_one_thread,
+    )
     with signals_blocked(), warnings.catch_warnings():
         # More workers than cores are slow and no mistake, where somebody has asked for them
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -125,7 +133,7 @@ class WholeBatches(Dataset[T | Unreadable]):
             return Unreadable(str(error))
 
 
-def whole(batch: T) -> T:
+def _whole(batch: T) -> T:
     """The collation of what is a batch already."""
     return batch
 
@@ -140,14 +148,5 @@ def batches(
     collate: Callable[[list[Any]], T] = default_collate,
 ) -> Iterator[T | Unreadable]:
     """`items` at each list of `keys`, collated; Unreadable where one of them raised BadInput."""
-    loader = DataLoader(
-        WholeBatches(items, collate),
-        batch_sampler=cast(Iterable[list[object]], keys),
-        num_workers=workers,
-        pin_memory=pin,
-        prefetch_factor=prefetch if workers else None,
-        collate_fn=whole,
-        multiprocessing_context=forked(workers),
-        worker_init_fn=one_thread,
-    )
-    return started(loader)
+    whole = WholeBatches(items, collate)
+    return started(whole, keys, workers=workers, pin=pin, prefetch=prefetch)

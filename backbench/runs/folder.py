@@ -76,9 +76,8 @@ def recognise(out: Path, *, verb: str, identity: Identity) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"{file}: damaged; remove {out} or choose another --out") from None
     if there.get("verb") != verb:
-        raise BadInput(
-            f"{out}: holds a run of '{there.get('verb')}', not '{verb}'; choose another --out"
-        )
+        held = f"holds a run of '{there.get('verb')}', not '{verb}'"
+        raise BadInput(f"{out}: {held}; choose another --out")
     # Through JSON, so that tuples and numbers compare as they will when they are read
     now = json.loads(json.dumps(identity))
     differing = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
@@ -87,10 +86,8 @@ def recognise(out: Path, *, verb: str, identity: Identity) -> bool:
         named = [_difference(differing[0], before, now), *differing[1:]]
         kept = out / RECIPE_FILE
         same = f", or continue it with its own recipe, {kept}" if kept.exists() else ""
-        keys = ", ".join(named)
-        raise BadInput(
-            f"{out}: holds another run's state (differs in {keys}); choose another --out{same}"
-        )
+        held = f"holds another run's state (differs in {', '.join(named)})"
+        raise BadInput(f"{out}: {held}; choose another --out{same}")
     return True
 
 

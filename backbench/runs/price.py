@@ -7,6 +7,7 @@ such a unit works them off.
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from backbench.runs.terminal import log
 
@@ -15,14 +16,12 @@ LONG, DEAR = 60.0, 3600.0  # seconds: less is not worth a word; above, a cheaper
 UNITS, SECONDS, ENOUGH_SECONDS = 10, 5.0, 30.0
 
 
+@dataclass
 class _Announced:
     """The work of this process's run that is left, by unit, and what would cost less."""
 
-    left: dict[str, float]
-    cheaper: str
-
-    def __init__(self) -> None:
-        self.left, self.cheaper = {}, ""
+    left: dict[str, float] = field(default_factory=dict)
+    cheaper: str = ""
 
 
 _run = _Announced()

@@ -41,9 +41,6 @@ def run(args: argparse.Namespace) -> int:
     return actions[args.action](args)
 
 
-# --- run ---------------------------------------------------------------------------------------
-
-
 def run_grid(args: argparse.Namespace) -> int:
     if not 0 < args.interval < math.inf:
         raise BadInput(f"--interval {args.interval:g}: seconds between two looks, above 0")
@@ -204,9 +201,6 @@ def _sleep(stop: StopFlag, seconds: float) -> bool:
     while time.monotonic() < end and not stop.requested:
         time.sleep(0.1)
     return bool(stop.requested)
-
-
-# --- status, retry, cancel ---------------------------------------------------------------------
 
 
 def show_status(args: argparse.Namespace) -> int:

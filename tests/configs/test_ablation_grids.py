@@ -17,7 +17,7 @@ import torch
 from backbench.board import ablation
 from backbench.board.board import Measurement, collect, fill
 from backbench.datasets import embedded
-from backbench.launch.expansion import expand
+from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
 from backbench.papers import published
 from backbench.recipes import config, own_probe
@@ -49,7 +49,7 @@ def pretrainings(name: str) -> dict[PretrainConfig, int]:
     """The recipes of the grid's pretraining jobs, by their commands, and their counts of seeds."""
     here = Path(__file__).parent
     grid = dataclasses.replace(read_grid(name), evaluate=())
-    found = expand(grid, here, where=name, data=here)
+    found = Expansion(grid, here, where=name, data=here)
     commands = [j.argv[1 : j.argv.index("--data")] for j in found.jobs if j.verb == "pretrain"]
     seeds = Counter(tuple(w for w in words if not w.startswith("seed=")) for words in commands)
     return {config.load(PretrainConfig, w[0], w[1:], kind="pretrain"): n for w, n in seeds.items()}

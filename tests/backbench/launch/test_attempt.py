@@ -8,7 +8,7 @@ from support.weather import disk
 
 from backbench.errors import EXIT_PREEMPTED
 from backbench.launch.attempt import Attempt, Ending, decide
-from backbench.launch.expansion import expand
+from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
 from backbench.launch.records import Ledger
 
@@ -109,8 +109,8 @@ def test_a_failure_that_cannot_be_noted_is_not_tried_again(lab, monkeypatch, exi
     tried again as often as it takes."""
     lab.dataset("d1", steps=1, fault="broken")
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
-    (job,) = expand(read_grid(grid), lab.root / "runs", where="grid").jobs
-    attempt = Attempt(job=job, runs=str(lab.root / "runs"), command=tuple(lab.command))
+    (job,) = Expansion(read_grid(grid), lab.root / "runs", where="grid").jobs
+    attempt = Attempt(job=job, ledger=Ledger(lab.root / "runs"), command=tuple(lab.command))
     monkeypatch.setattr(Ledger, "write_status", lambda *_: False)
     monkeypatch.setattr(
         Attempt, "_meaning", lambda self, _, of=Attempt._meaning: of(self, exit_code)

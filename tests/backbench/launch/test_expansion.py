@@ -6,14 +6,14 @@ import re
 import pytest
 
 from backbench.errors import BadInput
-from backbench.launch.expansion import expand
+from backbench.launch.expansion import Expansion
 from backbench.launch.grid import TABLE2, read_grid
 from backbench.launch.job import command_kind
 from backbench.recipes import config
 
 
 def jobs_of(lab, grid, **options):
-    return expand(read_grid(grid), lab.root / "runs", where="grid", **options).jobs
+    return Expansion(read_grid(grid), lab.root / "runs", where="grid", **options).jobs
 
 
 def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
@@ -93,8 +93,8 @@ def test_packs_share_a_pass_and_new_checkpoints_do_not_repack_old_ones(lab):
     assert sum(arg.endswith(".safetensors") for arg in first[0].argv) == 2
     claimed = {cell: job.name for job in first for cell in job.cells}
     lab.checkpoints("a", "b", "c", "d", "e", "f")
-    expansion = expand(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed)
-    assert expansion.packed == [first[0].name]
+    expansion = Expansion(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed)
+    assert list(expansion.packed) == [first[0].name]
     again = {j.name: [c[0] for c in j.cells] for j in expansion.jobs}
     assert again.pop(first[1].name) == ["c"]
     assert sorted(again.values()) == [["d", "e"], ["f"]]
@@ -158,12 +158,12 @@ def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
         )
     grid = lab.grid(checkpoints=[str(f) for f in folders], evaluate=lab.linear("d1"))
     claimed = {pretraining.name: pretraining.name}
-    expansion = expand(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed)
+    expansion = Expansion(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed)
     assert expansion.waiting == [str(folders[1])]
     (probe,) = expansion.jobs
     assert probe.needs == (pretraining.name,)
     (folders[0] / "backbone.safetensors").touch()
-    (after,) = expand(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed).jobs
+    (after,) = Expansion(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed).jobs
     assert after.name == probe.name and after.needs == ()
 
 

@@ -5,7 +5,7 @@ import re
 import time
 
 from backbench.launch.clusters import Target, read_cluster
-from backbench.launch.expansion import expand
+from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
 from backbench.launch.job import Job
 from backbench.launch.plan import CommandCheck, arrays
@@ -14,7 +14,7 @@ from backbench.launch.records import Ledger, Submission
 
 def test_arrays_have_one_set_of_resources_and_dependencies(lab):
     grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=["table2", "table4"], pack=1)
-    jobs = expand(read_grid(grid), lab.root / "runs", where="grid").jobs
+    jobs = Expansion(read_grid(grid), lab.root / "runs", where="grid").jobs
     cluster = read_cluster(lab.cluster("slurm", max_array=10, resources={"detect": {"gpus": 2}}))
     made = list(arrays(cluster, jobs))
     packed = [job.name for array in made for job in array.jobs]
@@ -69,7 +69,7 @@ def cost(lab, capsys, grid, cluster):
 def was_run(lab, grid, cluster, state, seconds):
     """On record as a job that ran for so long."""
     ledger, place = Ledger(lab.root / "runs"), read_cluster(cluster)
-    (job,) = expand(read_grid(grid), ledger.runs, where="grid").jobs
+    (job,) = Expansion(read_grid(grid), ledger.runs, where="grid").jobs
     ledger.write_submission(Submission.to(Target(place, (), "lab"), "u1", [job]))
     end = time.time()
     note = {"start": end - seconds, "end": end, "how": state, "gpus": 0, "machine": ""}

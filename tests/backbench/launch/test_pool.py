@@ -46,7 +46,7 @@ def test_order_of_jobs(lab):
         probe("bad", "bad"),
         probe("good"),
     ):
-        pool.add(Attempt(job=job, runs=str(runs), command=tuple(lab.command)))
+        pool.add(Attempt(job=job, ledger=pool.ledger, command=tuple(lab.command)))
     assert pool.run()
     users = dict.fromkeys(("user", "user's user", "nobody's user"), "blocked")
     assert pool.outcomes == {**users, "bad": "failed", "good": "done", "last": "done"}
