@@ -110,6 +110,7 @@ class Cluster:
     sbatch: dict[str, object] = field(default_factory=dict)  # further sbatch options, as they are
     resources: dict[str, dict[str, object] | None] = field(default_factory=dict)
     file: str = ""
+    overrides: tuple[str, ...] = ()  # of the command line
     _known: dict[tuple[str, str], Resources] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +142,8 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
     path = config.find_recipe(name, "clusters")
     recipe = config.read_recipe(path, trusted=True)  # its set-up may have several lines
     data = {"name": path.stem, **config.apply_overrides(recipe, overrides)}
-    cluster = config.build(Cluster, {**data, "file": str(path)}, where=str(path))
+    data |= {"file": str(path), "overrides": tuple(overrides)}
+    cluster = config.build(Cluster, data, where=str(path))
     for row, values in cluster.resources.items():
         if row not in ROWS:
             raise BadInput(f"{path}: unknown key 'resources.{row}'; {nearest(row, ROWS)}")
@@ -154,21 +156,12 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
     return cluster
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where jobs are submitted, and for which grid: a record of them tells the next launcher."""
-
-    cluster: Cluster
-    overrides: tuple[str, ...]  # of the cluster
-    grid: str  # its name
-
-
-def recorded_target(file: str, overrides: Sequence[str], grid: str, given: Target | None) -> Target:
-    """Return the cluster that recorded jobs were submitted to, with its overrides. BadInput where
-    only the record says so: it must be a shipped cluster, or the one `given` on the command line,
-    and its overrides may only change numbers and sizes."""
+def recorded_cluster(file: str, overrides: Sequence[str], given: Cluster | None) -> Cluster:
+    """Return the cluster that recorded jobs were submitted to. BadInput where only the record says
+    so: it must be a shipped cluster, or the one `given` on the command line, and its overrides may
+    only change numbers and sizes."""
     path = Path(file)
-    named = given is not None and Path(given.cluster.file).resolve() == path.resolve()
+    named = given is not None and Path(given.file).resolve() == path.resolve()
     shipped = path.resolve().parent == (config.configs_dir() / "clusters").resolve()
     never = "what a record in RUNS says never becomes a command"
     if not (named or shipped):
@@ -186,7 +179,7 @@ def recorded_target(file: str, overrides: Sequence[str], grid: str, given: Targe
             raise BadInput(f"these jobs had cluster.{printable.shown(key, 80)} changed; {again}")
         kept.append(text)
     kept += said_again
-    return Target(read_cluster(path, kept), tuple(kept), grid)
+    return read_cluster(path, kept)
 
 
 def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:

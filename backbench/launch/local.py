@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.launch.attempt import EXIT_STOPPED, EXITS, Attempt
-from backbench.launch.clusters import Target
+from backbench.launch.clusters import Cluster
 from backbench.launch.job import Job
 from backbench.launch.records import Ledger, Submission
 from backbench.launch.view import Snapshot, counted
@@ -193,7 +193,8 @@ class JobPool:
 
 def run_here(
     ledger: Ledger,
-    target: Target,
+    cluster: Cluster,
+    grid: str,
     find: Callable[[], tuple[list[Job], bool]],
     *,
     interval: float | None = None,
@@ -205,7 +206,6 @@ def run_here(
     gives the jobs to run, and whether there are more to wait for; with an `interval` it is asked
     again and again, until there are not and all are over. `watch` is called after every step.
     """
-    cluster = target.cluster
     number = uuid.uuid4().hex[:12]  # the pool's, as its lock tells it to others
     looks = itertools.count()
     pool = JobPool(ledger.runs, at_once=cluster.jobs, gpus=cluster.gpus)
@@ -221,7 +221,9 @@ def run_here(
             known = pool.outcomes.keys() | pool.running.keys()
             jobs = [job for job in found if job.name not in known]
             if jobs:
-                ledger.write_submission(Submission.to(target, f"{number}-{next(looks)}", jobs))
+                ledger.write_submission(
+                    Submission.to(cluster, grid, f"{number}-{next(looks)}", jobs)
+                )
             for job in jobs:
                 ledger.forgive(job)
                 pool.add(Attempt.on(cluster, job, ledger))

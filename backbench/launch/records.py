@@ -34,7 +34,7 @@ from annotated_types import Interval
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from backbench.errors import BadInput, Failed
-from backbench.launch.clusters import ROWS, Kind, Target
+from backbench.launch.clusters import ROWS, Cluster, Kind
 from backbench.launch.job import LARGEST, Amount, Job
 from backbench.runs import atomic
 from backbench.runs.terminal import log
@@ -92,14 +92,14 @@ class Submission:
     ids: tuple[str, ...] = ()  # Slurm's, one per job
 
     @classmethod
-    def to(cls, target: Target, uid: str, jobs: Sequence[Job]) -> Self:
+    def to(cls, cluster: Cluster, grid: str, uid: str, jobs: Sequence[Job]) -> Self:
         """Make the record of jobs that are about to be submitted."""
         return cls(
             uid=uid,
-            grid=target.grid,
-            cluster=target.cluster.file,
-            cluster_overrides=target.overrides,
-            kind=target.cluster.kind,
+            grid=grid,
+            cluster=cluster.file,
+            cluster_overrides=cluster.overrides,
+            kind=cluster.kind,
             time=time.time(),
             jobs=tuple(jobs),
         )

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Self
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
 from backbench.launch.attempt import Attempt, Ending
-from backbench.launch.clusters import Cluster, Target, recorded_target
+from backbench.launch.clusters import Cluster, recorded_cluster
 from backbench.launch.job import Job
 from backbench.launch.plan import arrays
 from backbench.launch.records import Ledger, Submission
@@ -235,20 +235,22 @@ class SlurmTask(Attempt):
 # --- submission --------------------------------------------------------------------------------
 
 
-def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[str, str]) -> int:
-    """Submit the jobs as arrays; returns how many arrays. `active`: name -> number of the jobs that
-    are on Slurm already. Failed where Slurm takes only some: those run."""
+def submit(
+    ledger: Ledger, cluster: Cluster, grid: str, jobs: Sequence[Job], active: Mapping[str, str]
+) -> int:
+    """Submit the jobs of a grid as arrays; returns how many. `active`: name -> number of the jobs
+    that are on Slurm already. Failed where Slurm takes only some: those run."""
     # For every array: on record, to Slurm, its numbers on record. A launcher that dies in between
     # leaves an array that the next one recognises (`Snapshot`) and completes (`adopt`).
     ids = dict(active)
     array_ids: list[str] = []
     went = 0  # jobs that Slurm has taken
-    planned = list(arrays(target.cluster, _reachable(jobs, active)))
+    planned = list(arrays(cluster, _reachable(jobs, active)))
     sizes = [len(array.jobs) for array in planned]
-    room = _room(target.cluster, sizes)
+    room = _room(cluster, sizes)
     for _, part, needs, after in planned:
         uid = uuid.uuid4().hex[:12]
-        submission = Submission.to(target, uid, part)
+        submission = Submission.to(cluster, grid, uid, part)
         # Single jobs that must succeed; whole arrays that should be over, well or not
         wait_for = [f"afterok:{ids[name]}" for name in needs if name in ids]
         wait_for += [f"afterany:{array_ids[earlier]}" for earlier in after]
@@ -256,7 +258,7 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
             if went + len(part) > room:
                 raise Failed(f"Slurm's limit MaxJobCount leaves room for {room - went:.0f} jobs")
             ledger.write_submission(submission)
-            numbers = _sbatch(ledger, target.cluster, submission, ",".join(wait_for))
+            numbers = _sbatch(ledger, cluster, submission, ",".join(wait_for))
         except Failed as error:
             if not went and "limit" not in str(error).lower():
                 raise
@@ -358,18 +360,17 @@ def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> di
 # --- records that only a launcher that acts writes ---------------------------------------------
 
 
-def catch_up(ledger: Ledger, given: Target | None = None) -> Snapshot:
+def catch_up(ledger: Ledger, given: Cluster | None = None) -> Snapshot:
     """Take a snapshot, and write down what Slurm will have forgotten in some minutes. `given` is
     the cluster of the command line."""
     snapshot = Snapshot(ledger)
     for submission in snapshot.unnumbered:
-        file, overrides = submission.cluster, submission.cluster_overrides
         try:
-            target = recorded_target(file, overrides, submission.grid, given)
+            cluster = recorded_cluster(submission.cluster, submission.cluster_overrides, given)
         except BadInput as error:
             log.warning(f"array {submission.ids[0]}: {error}")
         else:
-            adopt(ledger, submission, target.cluster)
+            adopt(ledger, submission, cluster)
     # Who was cancelled: squeue shows it for some minutes only
     for name, record in snapshot.records.items():
         status = snapshot.status(name)

@@ -22,9 +22,14 @@ from backbench.runs.state import signals_blocked
 T = TypeVar("T")
 
 
+def cores(devices: int = 1) -> int:
+    """Count the CPU cores for each of `devices` processes."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, devices))
+
+
 def default_workers(devices: int = 1) -> int:
-    """Loader processes per device: its share of the cores but one, at most 12."""
-    return min(12, max(1, len(os.sched_getaffinity(0)) // max(1, devices) - 1))
+    """Loader processes per device: the cores that are left, at most 12."""
+    return min(12, max(1, cores(devices) - 1))
 
 
 def _one_thread(_: int) -> None:

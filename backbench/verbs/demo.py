@@ -21,7 +21,7 @@ from pathlib import Path
 
 from backbench.datasets import embedded
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
-from backbench.launch.clusters import Target, read_cluster
+from backbench.launch.clusters import read_cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.local import JobPool, run_here
 from backbench.launch.plan import spent_seconds
@@ -167,8 +167,7 @@ def _run_jobs(out: Path, size: str) -> int:
     if len(missing) < len(steps):
         log.info(f"{len(steps) - len(missing)} finished steps recognised and skipped")
     progress = _Progress(ledger, missing, total=len(steps))
-    target = Target(cluster, (), "demo")
-    exit_code = run_here(ledger, target, lambda: (jobs, False), watch=progress)
+    exit_code = run_here(ledger, cluster, "demo", lambda: (jobs, False), watch=progress)
     if exit_code not in (0, EXIT_PREEMPTED):
         for job in jobs:
             status = ledger.status(job)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
-from backbench.launch.clusters import Target, check_resources, read_cluster, recorded_target
+from backbench.launch.clusters import Cluster, check_resources, read_cluster, recorded_cluster
 from backbench.launch.grid import Grid, read_grid
 from backbench.launch.job import Job, check_recorded_command
 from backbench.launch.local import run_here
@@ -51,7 +51,7 @@ def run_grid(args: argparse.Namespace) -> int:
     grid_run = GridRun(
         ledger=Ledger(args.out),
         grid=grid,
-        target=Target(cluster, tuple(of_cluster), grid.name),
+        cluster=cluster,
         where=f"grid {args.grid}",
         data=args.data,
         interval=args.interval if args.watch else None,
@@ -66,7 +66,8 @@ def run_grid(args: argparse.Namespace) -> int:
         return 0
     if cluster.kind == "slurm":
         return grid_run.on_slurm()
-    return run_here(grid_run.ledger, grid_run.target, grid_run.missing, interval=grid_run.interval)
+    find, interval = grid_run.missing, grid_run.interval
+    return run_here(grid_run.ledger, cluster, grid.name, find, interval=interval)
 
 
 def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -87,7 +88,7 @@ class GridRun:
 
     ledger: Ledger
     grid: Grid
-    target: Target
+    cluster: Cluster
     where: str  # the grid, in messages
     data: Path | None
     interval: float | None  # seconds between looks of --watch
@@ -100,19 +101,18 @@ class GridRun:
     def plan(self, snapshot: Snapshot, *, watching: bool) -> Plan:
         """Find what is missing; BadInput where the cluster cannot run it."""
         plan = make_plan(self.grid, snapshot, where=self.where, data=self.data, watching=watching)
-        check_resources(self.target.cluster, plan.new)
-        if self.target.cluster.command is None:  # another program knows its own words
+        check_resources(self.cluster, plan.new)
+        if self.cluster.command is None:  # another program knows its own words
             self.commands.refuse(plan.new, self.where)
         return plan
 
     def missing(self) -> tuple[list[Job], bool]:
         """Return the jobs to run on this machine, and whether there will be more."""
         watching = self.interval is not None
-        plan = self.plan(catch_up(self.ledger, self.target), watching=watching)
+        plan = self.plan(catch_up(self.ledger, self.cluster), watching=watching)
         if plan.new or not watching:  # a watcher that finds nothing says nothing
-            cluster = self.target.cluster
-            at_once = f"{cluster.jobs} at a time" if cluster.kind == "local" else "one by one"
-            _say(plan, f"to run, {at_once}")
+            local = self.cluster.kind == "local"
+            _say(plan, f"to run, {f'{self.cluster.jobs} at a time' if local else 'one by one'}")
         return plan.new, bool(plan.waiting) or not (plan.new or plan.known)
 
     def on_slurm(self) -> int:
@@ -153,7 +153,7 @@ class GridRun:
         """Submit to Slurm what is missing, without the seen jobs that somebody cancelled."""
         ledger = self.ledger
         with ledger.submitting():
-            snapshot = catch_up(ledger, self.target)
+            snapshot = catch_up(ledger, self.cluster)
             plan = self.plan(snapshot, watching=self.interval is not None)
             # 1. A stopped job only ran out of time on a node that could not requeue it: it goes on
             stopped = {
@@ -178,7 +178,8 @@ class GridRun:
             for name in new.keys() - stopped:
                 ledger.forgive(new[name])
             try:
-                count = submit(ledger, self.target, plan.new, snapshot.active_ids())
+                active = snapshot.active_ids()
+                count = submit(ledger, self.cluster, self.grid.name, plan.new, active)
             finally:
                 self.seen |= {name for name, record in ledger.records().items() if record.id}
         _say(plan, f"submitted in {count} arrays")
@@ -222,12 +223,10 @@ def show_status(args: argparse.Namespace) -> int:
                 return 0
 
 
-def _named_cluster(args: argparse.Namespace) -> tuple[Target | None, list[str]]:
+def _named_cluster(args: argparse.Namespace) -> tuple[Cluster | None, list[str]]:
     """Return the cluster of the command line, if there is one, and the patterns of jobs' names."""
     overrides, patterns = _split_overrides(args.names)
-    if args.cluster is None:
-        return None, patterns
-    return Target(read_cluster(args.cluster, overrides), tuple(overrides), grid=""), patterns
+    return args.cluster and read_cluster(args.cluster, overrides), patterns
 
 
 def _chosen(snapshot: Snapshot, patterns: Sequence[str], states: Container[str]) -> list[str]:
@@ -246,7 +245,7 @@ def retry(args: argparse.Namespace) -> int:
     commands are the recorded ones, checked; the cluster is ours or the command line's."""
     ledger = Ledger(args.out)
     given, patterns = _named_cluster(args)
-    here: list[tuple[Target, list[Job]]] = []
+    here: list[tuple[Cluster, str, list[Job]]] = []
     with ledger.submitting():
         snapshot = catch_up(ledger, given)
         chosen = _chosen(snapshot, patterns, (*UNSUCCESSFUL, "stopped"))
@@ -260,22 +259,22 @@ def retry(args: argparse.Namespace) -> int:
             check_recorded_command(job, ledger.runs)
             by_place[was.cluster, was.cluster_overrides, was.grid].append(job)
         for (file, overrides, grid), jobs in by_place.items():
-            target = recorded_target(file, overrides, grid, given)
-            check_resources(target.cluster, jobs)
+            cluster = recorded_cluster(file, overrides, given)
+            check_resources(cluster, jobs)
             left = without_done(jobs, snapshot.states)
-            if target.cluster.kind == "slurm":
+            if cluster.kind == "slurm":
                 for job in jobs:
                     ledger.forgive(job)
-                count = submit(ledger, target, left, snapshot.active_ids())
+                count = submit(ledger, cluster, grid, left, snapshot.active_ids())
                 log.info(f"{len(jobs)} jobs submitted again in {count} arrays")
             else:  # below: they take as long as they take, and others may submit meanwhile
-                here.append((target, left))
+                here.append((cluster, grid, left))
     if not chosen:
         log.info("no job failed, was lost or was cancelled")
     status = 0
-    for target, jobs in here:
+    for cluster, grid, jobs in here:
         found = itertools.repeat((jobs, False))  # these, and no more to wait for
-        status = max(status, run_here(ledger, target, found.__next__))
+        status = max(status, run_here(ledger, cluster, grid, found.__next__))
         if status == EXIT_PREEMPTED:
             break
     return status

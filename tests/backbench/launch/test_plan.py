@@ -4,7 +4,7 @@ import argparse
 import re
 import time
 
-from backbench.launch.clusters import Target, read_cluster
+from backbench.launch.clusters import read_cluster
 from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
 from backbench.launch.job import Job
@@ -70,7 +70,7 @@ def was_run(lab, grid, cluster, state, seconds):
     """On record as a job that ran for so long."""
     ledger, place = Ledger(lab.root / "runs"), read_cluster(cluster)
     (job,) = Expansion(read_grid(grid), ledger.runs, where="grid").jobs
-    ledger.write_submission(Submission.to(Target(place, (), "lab"), "u1", [job]))
+    ledger.write_submission(Submission.to(place, "lab", "u1", [job]))
     end = time.time()
     note = {"start": end - seconds, "end": end, "how": state, "gpus": 0, "machine": ""}
     ledger.write_status(job, {"name": job.name, "state": state, "attempts": [note]})

@@ -5,7 +5,7 @@ import re
 import pytest
 from support import slurm_cluster
 
-from backbench.launch.clusters import Target, read_cluster
+from backbench.launch.clusters import read_cluster
 from backbench.launch.grid import read_grid
 from backbench.launch.plan import CommandCheck
 from backbench.launch.records import Ledger
@@ -107,8 +107,8 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
     path = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1"))
     cluster = read_cluster(lab.slurm())
     ledger = Ledger(lab.root / "runs")
-    target, commands = Target(cluster, (), "lab"), CommandCheck(None, None)
-    watcher = launch.GridRun(ledger, read_grid(path), target, "grid", None, 1.0, commands)
+    commands = CommandCheck(None, None)
+    watcher = launch.GridRun(ledger, read_grid(path), cluster, "grid", None, 1.0, commands)
     watcher.submit_missing()
     pretraining, probe = (ledger.records()[name] for name in sorted(ledger.records(), reverse=True))
     assert pretraining.job.verb == "pretrain" and len(stand_in_slurm.called("sbatch")) == 2

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from backbench import cli
-from backbench.launch.clusters import Target, read_cluster
+from backbench.launch.clusters import read_cluster
 from backbench.launch.job import Job
 from backbench.launch.records import Ledger, Submission
 from backbench.launch.slurm import catch_up
@@ -318,7 +318,7 @@ def test_whoever_acts_writes_down_what_slurm_forgets(lab, stand_in_slurm):
     both = ["slurm/pends", "slurm/vanished"]
     assert cli.main(["launch", "cancel", *both, "--out", str(ledger.runs)]) == 0
     assert stand_in_slurm.called("scancel") == ["7_1"], "the other number may be anybody's"
-    catch_up(ledger, Target(read_cluster(cluster), (), "lab"))  # as `run` and `retry` are told
+    catch_up(ledger, read_cluster(cluster))  # as `run` and `retry` are told
     records = ledger.records()
     assert [records[f"unnumbered/{i}"].id for i in range(2)] == ["8_0", "8_1"]
     pickles = (ledger.root / "submitit" / "u2").glob("*_submitted.pkl")
