@@ -267,9 +267,7 @@ class Attempt:
     def _position(self) -> str | None:
         """Return where the run is, as far as its progress file tells."""
         note = read_progress(self.ledger.runs / self.job.name)
-        if note is None:
-            return None
-        return f"{note['what']} {note['done']}/{note['total']}"
+        return None if note is None else f"{note['what']} {note['done']}/{note['total']}"
 
 
 def decide(

@@ -75,21 +75,18 @@ class Resources:
 
     def options(self, verb: str) -> tuple[str, ...]:
         """Return the options that tell the verb what it has been given."""
-        if verb in ("import", "export"):
-            return ()
+        told: dict[str, int | str | None] = {}
         if verb == "detect":
-            gpus = ("--num-gpus", str(self.devices)) if self.devices > 1 else ()
-            return (*gpus, "--num-machines", str(self.nodes)) if self.nodes > 1 else gpus
+            told = {"--num-gpus": self.devices, "--num-machines": self.nodes}
+        elif verb not in ("import", "export"):
+            if verb != "analyze":  # which runs in one process
+                told = {"--devices": self.devices, "--nodes": self.nodes}
+            told |= {"--accelerator": self.accelerator, "--workers": self.workers}
         # Only what differs from the verb's own defaults: commands stay as short as by hand
         out: list[str] = []
-        if self.devices != 1 and verb != "analyze":  # which runs in one process
-            out += ["--devices", str(self.devices)]
-        if self.nodes != 1 and verb != "analyze":
-            out += ["--nodes", str(self.nodes)]
-        if self.accelerator:
-            out += ["--accelerator", self.accelerator]
-        if self.workers is not None:
-            out += ["--workers", str(self.workers)]
+        for option, value in told.items():
+            if value is not None and (value != 1 or option == "--workers"):
+                out += [option, str(value)]
         return tuple(out)
 
 

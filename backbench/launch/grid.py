@@ -228,18 +228,16 @@ def _one_per_dataset(entry: Mapping[str, object], where: str) -> list[Evaluation
             options[key] = [options[key]]
     one = config.build(Evaluation, options, where=where)
     datasets = TABLE2 if "all" in one.datasets else one.datasets
-    if not datasets:
-        return [one]
-    return [dataclasses.replace(one, datasets=(name,)) for name in datasets]
+    return [dataclasses.replace(one, datasets=(name,)) for name in datasets] or [one]
 
 
 def _checked(evaluation: Evaluation, grid: Grid, where: str) -> Evaluation:
     """Give the evaluation the grid's `lists` if it has none; refuse files that are not there."""
     if evaluation.verb == "semisup" and not evaluation.lists:
+        evaluation = dataclasses.replace(evaluation, lists=grid.lists)
         if not grid.lists:
             needed = "`lists: DIR` with 1percent.txt and 10percent.txt"
             raise BadInput(f"{where}: semisup needs {needed}")
-        evaluation = dataclasses.replace(evaluation, lists=grid.lists)
     if evaluation.lists:
         file = Path(evaluation.lists) / f"{evaluation.percent}percent.txt"
         if not file.is_file():

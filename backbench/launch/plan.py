@@ -253,9 +253,7 @@ class Estimates:
         gpus = min(resources.gpus, cluster.gpus) if cluster.kind == "local" else resources.gpus
         kind = _kind(job, (cluster.file, gpus, " ".join(resources.options(job.verb))))
         per_unit = self._per_unit.get(kind) if kind is not None else None
-        if not per_unit:
-            return None
-        return statistics.median(per_unit) * job.units
+        return statistics.median(per_unit) * job.units if per_unit else None
 
 
 def _kind(job: Job, machine: CostKind) -> CostKind | None:
@@ -269,18 +267,14 @@ def _kind(job: Job, machine: CostKind) -> CostKind | None:
         arch = header.about(Path(file)).get("arch") if file is not None else None
         if not isinstance(arch, str):
             return None
-    if job.units <= 0:
-        return None
     words = [word for word in command_kind(job.argv) if not _NO_MATTER.fullmatch(word)]
-    return (*words, arch, *machine)
+    return (*words, arch, *machine) if job.units > 0 else None
 
 
 def spent_seconds(status: Status) -> float:
     """Return the seconds of all attempts; of one that goes on, until now."""
+    now = time.time() if status["state"] == "running" else 0.0
     spent = 0.0
     for attempt in status["attempts"]:
-        end = attempt.get("end")
-        if end is None:
-            end = time.time() if status["state"] == "running" else attempt["start"]
-        spent += end - attempt["start"]
+        spent += (attempt.get("end") or max(now, attempt["start"])) - attempt["start"]
     return spent

@@ -52,7 +52,8 @@ class GroupBatchNorm(_BatchNorm):
         out: list[Tensor] = []
         for part in input.chunk(groups):
             # Each group moves a copy of the same old statistics, as if it were the only one
-            mean, variance = _copy(self.running_mean), _copy(self.running_var)
+            kept = (self.running_mean, self.running_var)
+            mean, variance = (None if old is None else old.clone() for old in kept)
             out.append(
                 F.batch_norm(part, mean, variance, self.weight, self.bias, True, momentum, self.eps)
             )
@@ -66,10 +67,6 @@ class GroupBatchNorm(_BatchNorm):
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         return torch.cat(out)
-
-
-def _copy(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.clone()
 
 
 class SyncBatchNorm(_BatchNorm):

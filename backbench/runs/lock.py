@@ -78,14 +78,12 @@ def held(folder: Path) -> Iterator[None]:
 def _take(file: Path) -> int:
     """The descriptor of `file`, locked, with this process's name in it."""
     while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
+        with contextlib.ExitStack() as stack:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            stack.callback(os.close, descriptor)
             if _claim(descriptor, file):
+                stack.pop_all()
                 return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
 
 
 def _claim(descriptor: int, file: Path) -> bool:
@@ -149,22 +147,17 @@ def _refuse_living(file: Path, holder: Holder | None, locked: bool | None) -> No
 
 def _beats(file: Path) -> bool:
     """True if the file's time of change moves within QUIET_SECONDS."""
-    first = _time_of(file)
+    times: set[int | None] = set()
     deadline = time.monotonic() + QUIET_SECONDS
-    while time.monotonic() < deadline:
+    while len(times) < 2 and time.monotonic() < deadline:
+        # Opened anew each time: that is when NFS asks the server
+        try:
+            with file.open("rb") as opened:
+                times.add(os.fstat(opened.fileno()).st_mtime_ns)
+        except FileNotFoundError:
+            times.add(None)
         time.sleep(min(1.0, QUIET_SECONDS / 4))
-        if _time_of(file) != first:
-            return True
-    return False
-
-
-def _time_of(file: Path) -> int | None:
-    # Opened anew each time: that is when NFS asks the server
-    try:
-        with file.open("rb") as opened:
-            return os.fstat(opened.fileno()).st_mtime_ns
-    except FileNotFoundError:
-        return None
+    return len(times) > 1
 
 
 def _beat(descriptor: int, ended: threading.Event) -> None:

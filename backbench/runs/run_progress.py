@@ -63,8 +63,7 @@ class Progress:
             self._shown = now
             self._print(info, last)
         if self.run is not None and (last or now - self._written > FILE_SECONDS):
-            self._written = now
-            eta = self.eta
+            self._written, eta = now, self.eta
             note = ProgressNote(
                 what=self.what,
                 done=self.done,

@@ -142,8 +142,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_folder(out: Path, size: str) -> None:
     """Refuse a folder that is no demo's, or another size's, before anything is written."""
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"{out}: is a file; --out needs a folder")
     out.mkdir(parents=True, exist_ok=True)
     about = out / DEMO_FILE
     if about.exists() and (was := json.loads(about.read_text())["size"]) != size:
@@ -161,9 +159,8 @@ def _run_jobs(out: Path, size: str) -> int:
     chain = shlex.join([sys.executable, "-m", "backbench", "demo", "--chain"])
     cluster = dataclasses.replace(read_cluster("local"), command=chain)
     jobs = chained(missing)
-    log.info(
-        f"demo ({size}) in {out}: {len(steps)} steps, in {len(jobs)} jobs, {cluster.jobs} at a time"
-    )
+    at_once = f"in {len(jobs)} jobs, {cluster.jobs} at a time"
+    log.info(f"demo ({size}) in {out}: {len(steps)} steps, {at_once}")
     if len(missing) < len(steps):
         log.info(f"{len(steps) - len(missing)} finished steps recognised and skipped")
     progress = _Progress(ledger, missing, total=len(steps))
