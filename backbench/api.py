@@ -26,10 +26,10 @@ from backbench.board.board import Board, Measurement, fill
 from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
 from backbench.images import containers
-from backbench.parallel.parent import die_with_parent
 from backbench.recipes import config
 from backbench.results import store
 from backbench.results.store import Result
+from backbench.runs.state import die_with_parent
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.weights import header

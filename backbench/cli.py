@@ -125,9 +125,7 @@ class _Protocol(argparse.Action):
 
 
 def _protocol_and_seed(p: argparse.ArgumentParser, default: str, also: str = "") -> None:
-    help = (
-        f"a recipe's name or file{also} (default: {default}); see `list`; k=5 after it changes it"
-    )
+    help = f"a recipe's name or file{also} (default: {default}); see `list`; k=5 behind changes it"
     _word(p, "--protocol", "NAME", help, default=default, action=_Protocol)
     p.set_defaults(overrides=[])
     p.add_argument("--seed", type=int, default=0)

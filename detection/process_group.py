@@ -21,9 +21,8 @@ import torch.multiprocessing as mp
 
 from backbench.__main__ import NUMBERS, listen
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
-from backbench.parallel.parent import die_with_parent
 from backbench.runs import atomic
-from backbench.runs.state import StopFlag, signals_blocked
+from backbench.runs.state import StopFlag, die_with_parent, signals_blocked
 from backbench.runs.terminal import log
 from detection.data.split import Split
 from detection.dialect import DEVICE_KEY, Given

@@ -24,7 +24,7 @@ from backbench.errors import BadInput
 from backbench.images.image_list import is_image
 from backbench.images.parquet_pages import chunk_of, spans_of
 from backbench.images.spans import Row, Table, mark_of, read_span
-from backbench.parallel.parent import die_with_parent
+from backbench.runs.state import die_with_parent
 from backbench.untrusted import jsons, opening, pickles, printable
 
 MEMORY = 4 * opening.GIGABYTE  # of address space, beside the mapped file

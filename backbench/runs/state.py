@@ -7,6 +7,7 @@ moment and continue.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import io
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 from backbench.errors import STOP_SIGNALS, BadInput, Preempted, Stopped
 from backbench.runs.atomic import atomic_path
 
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 # A state file is one line, the magic and the sha256 of what follows, and then torch's own bytes
 _STATE_MAGIC = b"backbench-state-v1 "
 
@@ -134,3 +136,10 @@ def signals_blocked() -> Iterator[None]:
     finally:
         for number in came:
             signal.raise_signal(number)
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """From here on this process gets signal `number` when its parent ends; on Linux, elsewhere
+    nothing happens. Where the parent has ended before this line, it is another by now."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from backbench.parallel.parent import die_with_parent
+from backbench.runs.state import die_with_parent
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo", "scancel")
 
