@@ -38,4 +38,4 @@ def test_multi_node_options_and_resources():
     assert " ".join(asked.options("pretrain")) == said
     assert Resources(gpus=4).options("detect") == ("--num-gpus", "4")
     assert Resources(gpus=4).options("export") == ()
-    assert Resources(gpus=4, workers=2).options("analyze") == ("--workers", "2")  # one process
+    assert Resources(gpus=4, workers=1).options("analyze") == ("--workers", "1")  # one process

@@ -26,6 +26,14 @@ def test_a_submission_is_read_as_it_was_written(tmp_path):
     assert records["x/two"].submission == submission
 
 
+@pytest.mark.parametrize("note", [{"pid": 1}, {"pid": -1}, {"start": -1e13}, {"end": 1e13}])
+def test_a_record_with_an_impossible_number_is_left_out(tmp_path, note):
+    """Whoever may write to RUNS could otherwise name any process as a job's."""
+    ledger, attempts = Ledger(tmp_path), [{"start": 0.0, **note}]
+    ledger.write_status(job(), {"name": "x/y", "state": "running", "attempts": attempts})
+    assert ledger.statuses() == {}
+
+
 def test_latest_submission_of_a_job_counts(tmp_path):
     ledger = Ledger(tmp_path)
     about = {"grid": "g", "cluster": "c", "cluster_overrides": (), "kind": "slurm"}

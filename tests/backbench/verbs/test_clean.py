@@ -38,7 +38,8 @@ def runs(tmp_path):
     probe = a_run(tmp_path / "runs" / "probe", "linear")  # may hold the state of its next dataset
     store.append(probe, store.read(detector)[0])
     old, new = done / ".state.pt.abc.tmp", done / ".state.pt.def.tmp"
-    for file in (old, new):
+    (done / "predictions").mkdir()
+    for file in (old, new, done / "predictions" / "p.npz"):
         file.write_bytes(b"t" * 9000)
     os.utime(old, (time.time() - 7200,) * 2)
     return tmp_path / "runs"
@@ -69,10 +70,12 @@ def test_what_goes_and_what_stays(runs, capsys):
 
 
 def test_sizes_and_states(runs):
-    held = {h.run.name: h for h in clean.held([runs, runs / "done"])}
+    inside = runs / "done" / "predictions"
+    held = {h.run.name: h for h in clean.held([runs, runs / "done", inside])}
     finished = {name for name, each in held.items() if each.finished}
     assert finished == {"detector", "done", "probe"} == held.keys() - {"going", "torn"}
-    assert held["done"].size > 40_000_000
+    files = [file for file in held["done"].run.rglob("*") if file.is_file()]
+    assert held["done"].size == sum(file.stat().st_blocks * 512 for file in files) > 40_000_000
     alone = {h.run.name: h.size for h in clean.held([runs])}
     assert alone == {name: h.size for name, h in held.items()}, "a folder named twice counts once"
 
