@@ -78,12 +78,15 @@ def make_plan(
         missing = state.name == "done" and not finished(job, runs)
         if missing or state.name in AGAIN:
             # It stays where one that it needs failed and is not submitted again
-            over = {n: states[n].name for n in job.needs if n not in new and n in states}
-            failed = [f"{n} {was}" for n, was in over.items() if was in ("failed", "blocked")]
+            failed = ""
+            for need in job.needs:
+                was = states[need].name if need in states and need not in new else ""
+                if was in ("failed", "blocked"):
+                    failed = failed or f"{need} {was}"
             if not failed:
                 new[job.name] = job
                 continue
-            state = State("blocked", failed[0])
+            state = State("blocked", failed)
         known[job.name] = states[job.name] = state
     return Plan(without_done(list(new.values()), states), known, wanted.waiting, wanted.again)
 

@@ -152,9 +152,12 @@ class Ledger:
 
     def statuses(self) -> dict[str, Status]:
         """Return job name -> status, for every job that ever started."""
-        files = (self.root / "status").glob("*.json")
-        statuses = filter(None, (_read(path, _parse_status) for path in files))
-        return {status["name"]: status for status in statuses}
+        out = {}
+        for path in (self.root / "status").glob("*.json"):
+            status = _read(path, _parse_status)
+            if status is not None:
+                out[status["name"]] = status
+        return out
 
     def write_status(self, job: Job, status: Status) -> bool:
         """Write it; False for a status that cannot be written (a full disk), which ends no job that
@@ -301,8 +304,7 @@ def _last_lines(path: Path) -> list[str]:
     except OSError:
         return []
     # A progress line ends in a carriage return
-    lines = (line.strip() for line in reversed(re.split(r"[\r\n]+", text)))
-    return [line for line in lines if line]
+    return list(filter(None, map(str.strip, reversed(re.split(r"[\r\n]+", text)))))
 
 
 # Parsing: what is no record of ours is named and left out

@@ -212,8 +212,11 @@ class SlurmTask(Attempt):
     def _environment(self) -> dict[str, str]:
         """Add Slurm's variables for the ranks of one job: they tell each its rank."""
         environment = super()._environment()
-        ranks = os.environ if self.tasks > 1 else {}
-        return environment | {key: ranks[key] for key in ranks if key.startswith("SLURM")}
+        if self.tasks > 1:
+            for key, value in os.environ.items():
+                if key.startswith("SLURM"):
+                    environment[key] = value
+        return environment
 
     def _follow(self) -> str:
         """Run a rank but the first: without status or retries; task 0 finds its failure in a file."""

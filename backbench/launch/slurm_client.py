@@ -60,7 +60,9 @@ def limits() -> tuple[int, int] | None:
     except (BadInput, Failed):
         return None
     said = dict(re.findall(r"^(MaxArraySize|MaxJobCount)\s*=\s*(\d+)", answer, re.MULTILINE))
-    return (int(said["MaxArraySize"]) - 1, int(said["MaxJobCount"])) if len(said) == 2 else None
+    if len(said) != 2:
+        return None
+    return int(said["MaxArraySize"]) - 1, int(said["MaxJobCount"])
 
 
 def own_number() -> str:
