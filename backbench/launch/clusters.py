@@ -227,7 +227,7 @@ def _check_partition(resources: Resources, offered: Sequence[Node], *, where: st
         large = all(there >= each for there, each in zip(node.sizes, wanted))
         fit += large and (feature is None or feature in node.features)
     if fit < resources.nodes:
-        most = [max(sizes) for sizes in zip(*(node.sizes for node in rows))]
+        most = list(map(max, zip(*(node.sizes for node in rows))))
         raise BadInput(
             f"{where} asks for {resources.nodes} node(s) with {_sizes(wanted)} each; of the"
             f" {len(rows)} of partition '{name}', {fit} have all (at most {_sizes(most)})"

@@ -264,7 +264,7 @@ class Expansion:
         for name in ("pack", "resources", "seeds", "again", "lists", "pretrained_on"):
             del options[name]
         slug = f"{_kind(evaluation)}-s{seed}-{config.fingerprint(options)[:6]}"
-        alone: list[Subject] = []
+        groups: list[list[Subject]] = []
         together: list[Subject] = []
         for subject in group:
             cell = f"{subject.label}/{slug}"
@@ -277,10 +277,9 @@ class Expansion:
                 or (self._runs / cell).is_dir()
                 or subject.maker is not None  # a pack would wait for the slowest maker
             ):
-                alone.append(subject)
+                groups.append([subject])
             else:
                 together.append(subject)
-        groups = [[subject] for subject in alone]
         for start in range(0, len(together), evaluation.pack):
             groups.append(together[start : start + evaluation.pack])
         before = set(self._jobs)
