@@ -97,8 +97,10 @@ class JobPool:
         for name, attempt in self._waiting.items():
             attempt.show = True
             stop.tell = partial(attempt.ask_to_stop, "stopped", signal.SIGTERM)
-            log.info(f"start  {name}")
-            outcome = "stopped" if stop.requested else attempt.run()
+            outcome = "stopped"
+            if not stop.requested:
+                log.info(f"start  {name}")
+                outcome = attempt.run()
             if stop.requested and outcome != "done":
                 log.info(f"stopped by {stop.requested}; the same command continues")
                 return EXIT_PREEMPTED

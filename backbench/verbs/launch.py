@@ -156,9 +156,8 @@ class GridRun:
             snapshot = catch_up(ledger, self.cluster)
             plan = self.plan(snapshot, watching=self.interval is not None)
             # 1. A stopped job only ran out of time on a node that could not requeue it: it goes on
-            stopped = {
-                n for n, state in snapshot.states.items() if state.name == "stopped"
-            } & self.seen
+            states = snapshot.states
+            stopped = {n for n in self.seen & states.keys() if states[n].name == "stopped"}
             # 2. So does what waited for such a job, and was cancelled by Slurm for that
             new: dict[str, Job] = {}
             for job in plan.new:  # needs come earlier in the list
