@@ -49,7 +49,7 @@ KINDS = {  # kind -> heading, and why there is one
     "fewshot": ("Few labels", "The interval is over draws of labels and test images."),
     "class_retrieval": ("Retrieval within classes", "Test images alone; nothing is chosen."),
     "cluster": ("Clustering", "Test images alone; labels only score."),
-    "attentive": ("Attentive probes", "A head that may look where it likes."),
+    "attentive": ("Attentive probes", "A head pools the patch tokens."),
     "seg": ("Linear segmentation", "A frozen map, read by one layer."),
     "seg_knn": ("Segmentation by neighbours", "Nothing is trained: what labels of similar patches say."),
     "ood": ("ImageNet's heads elsewhere", "Nothing is trained or chosen; each rule is a column."),
