@@ -18,6 +18,7 @@ from pathlib import Path
 from machine import SEEN, Ratio, describe
 
 NAMES = ("losses", "probe", "views", "step", "start", "launcher", "leaderboard")
+COMMANDS = NAMES[4:]  # functions of commands.py; each other one is a file
 FILE = Path(__file__).parent / "ratios.csv"
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- ratios.csv -->\n", "<!-- end -->\n"
@@ -41,7 +42,8 @@ def main() -> None:
     print(describe(), flush=True)
     for name in args.names or NAMES:
         del SEEN[:]
-        importlib.import_module(name).run(args.quick)
+        module = importlib.import_module("commands" if name in COMMANDS else name)
+        getattr(module, name if name in COMMANDS else "run")(args.quick)
         if args.save:
             save(name, SEEN)
             write_page(read())

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from backbench import cli
-from backbench.board.board import Board, Column, Row, collect, difference, standing
+from backbench.board.board import Board, Cell, Column, Row, collect, difference, standing
 from backbench.datasets import embedded
 from backbench.verbs import demo
 
@@ -100,7 +100,8 @@ def run_one(out: Path, number: int) -> int:
 
 def show(boards: list[Board], threads: set[int]) -> None:
     """Print for each comparison in how many runs it holds."""
-    processors = {cpu for board in boards for cpu in processors_of(board)}
+    parts = [part for board in boards for cell in board.cells.values() for part in cell.parts]
+    processors = {str((result.origin or {})["hardware"]) for result, _ in parts}
     print(f"{len(boards)} runs of the demo on {' and '.join(sorted(processors))}, each with")
     counts = " or ".join(map(str, sorted(threads)))
     print(
@@ -108,18 +109,17 @@ def show(boards: list[Board], threads: set[int]) -> None:
     )
     print(f"{'':80}{'runs':>8}{'by a paired test':>18}   points: least, median, most")
     for prefix in PREFIXES:
-        margins = [margins_of(board, prefix) for board in boards]
-        if len(margins[0]) > 1:
-            least = [min(points.values()) for points in margins]
+        runs = [against_control(board, prefix) for board in boards]
+        if len(runs[0]) > 1:
+            least = [min(points for points, _ in run.values()) for run in runs]
             print(_comparison("every pretrained", prefix, least))
-        for name in margins[0]:
-            points = [each[name] for each in margins]
-            shown = sum(test_shows(board, prefix, name) for board in boards)
-            print(_comparison(name, prefix, points, shown))
-    for title, leader in (("highest of the row", highest), ("bold on the page", bold)):
+        for name in runs[0]:
+            points = [run[name][0] for run in runs]
+            print(_comparison(name, prefix, points, sum(run[name][1] for run in runs)))
+    for title, bold in (("highest of the row", False), ("bold on the page", True)):
         print(f"\n{title:80}runs")
         for prefix in PREFIXES:
-            best = [leader(board, prefix) for board in boards]
+            best = [leader(board, prefix, bold=bold) for board in boards]
             counts = [f"{name} {best.count(name)}" for name in demo.CHECKPOINTS if name in best]
             print(f"{prefix.removesuffix('@'):80}{', '.join(counts) or 'none'}")
 
@@ -132,55 +132,38 @@ def _comparison(name: str, prefix: str, points: list[float], shown: int | None =
     return f"{title:80}{above:>8}{by_test:>18}   {spread}"
 
 
-def processors_of(board: Board) -> set[str]:
-    """Return what the runs' records say of their machine."""
-    parts = [part for cell in board.cells.values() for part in cell.parts]
-    return {str((result.origin or {})["hardware"]) for result, _ in parts}
+def measured(board: Board, prefix: str) -> tuple[Column, dict[str, tuple[Row, Cell]]]:
+    """The column of this prefix, and its cells by the demo's names, the best first."""
+    column = next(column for column in board.columns if column.name.startswith(prefix))
+    cells = {}
+    for row, cell in board.measured(column):
+        cells[row.name.removesuffix("-demo").replace("-", "_")] = (row, cell)
+    return column, cells
 
 
-def margins_of(board: Board, prefix: str) -> dict[str, float]:
-    """Return each pretrained checkpoint's points above the random trunk's in a column."""
-    values = values_of(board, prefix)
-    control = values.pop(CONTROL)
-    return {name: values[name] - control for name in demo.CHECKPOINTS if name in values}
+def against_control(board: Board, prefix: str) -> dict[str, tuple[float, bool]]:
+    """Each pretrained checkpoint's points above the random trunk's, and whether a paired test says
+    that it is above."""
+    column, cells = measured(board, prefix)
+    _, control = cells.pop(CONTROL)
+    found = {}
+    for name in demo.CHECKPOINTS:
+        if name in cells:
+            _, its = cells[name]
+            tested = difference(board, column, its, control)
+            above = tested is not None and tested.real and tested.value > 0
+            found[name] = (its.values[0] - control.values[0], above)
+    return found
 
 
-def test_shows(board: Board, prefix: str, name: str) -> bool:
-    """Say whether a paired test puts a checkpoint above the random trunk."""
-    rows, column = rows_of(board), column_of(board, prefix)
-    its, other = board.cell(rows[name], column), board.cell(rows[CONTROL], column)
-    if its is None or other is None:
-        return False
-    tested = difference(board, column, its, other)
-    return tested is not None and tested.real and tested.value > 0
-
-
-def highest(board: Board, prefix: str) -> str:
-    values = values_of(board, prefix)
-    return max(values, key=lambda name: values[name])
-
-
-def bold(board: Board, prefix: str) -> str | None:
-    marks = standing(board, column_of(board, prefix))
-    names = [name for name, row in rows_of(board).items() if marks.get(row.checkpoint) == "best"]
-    return names[0] if names else None
-
-
-def values_of(board: Board, prefix: str) -> dict[str, float]:
-    values = {}
-    for name, row in rows_of(board).items():
-        cell = board.cell(row, column_of(board, prefix))
-        if cell is not None and cell.value is not None:
-            values[name] = cell.value
-    return values
-
-
-def rows_of(board: Board) -> dict[str, Row]:
-    return {row.name.removesuffix("-demo").replace("-", "_"): row for row in board.rows}
-
-
-def column_of(board: Board, prefix: str) -> Column:
-    return next(column for column in board.columns if column.name.startswith(prefix))
+def leader(board: Board, prefix: str, *, bold: bool) -> str | None:
+    """The highest of a column, or the one that is bold there."""
+    column, cells = measured(board, prefix)
+    marks = standing(board, column)
+    for name, (row, _) in cells.items():
+        if not bold or marks.get(row.checkpoint) == "best":
+            return name
+    return None
 
 
 if __name__ == "__main__":

@@ -63,16 +63,6 @@ def board(rng: np.random.Generator, shape: Shape, truth: Sequence[float]) -> np.
     return values
 
 
-def true_ranks(truth: Sequence[float]) -> np.ndarray:
-    """(rows, 2): the first and the last of the ranks that a row and its equals share."""
-    true = np.asarray(truth)
-    return np.array([(1 + (true > t).sum(), len(true) - (true < t).sum()) for t in true])
-
-
-def covered(intervals: np.ndarray, true: np.ndarray) -> float:
-    return float(((intervals[:, 0] <= true[:, 0]) & (intervals[:, 1] >= true[:, 1])).mean())
-
-
 class Seen(NamedTuple):
     """Shares over many boards, in percent."""
 
@@ -84,15 +74,18 @@ class Seen(NamedTuple):
 
 
 def _seen_of(
-    ranking: rank_intervals.Ranking, values: np.ndarray, true: np.ndarray
+    ranking: rank_intervals.Ranking, values: np.ndarray, truth: Sequence[float]
 ) -> tuple[float, ...]:
     """The fields of Seen for one board, whose last row is the best."""
-    last = len(values) - 1
+    last, true = len(values) - 1, np.asarray(truth)
     mean = np.nanmean(rank_intervals.column_ranks(values), axis=1)
-    alone, first = ranking.leaders == [last], mean.argmin() == last
-    intervals = np.array([place.interval for place in ranking.places])
-    together = not ranking.above.any()
-    return covered(intervals, true), together, alone, ranking.above[-1, :-1].mean(), first
+    alone, plain = ranking.leaders == [last], mean.argmin() == last
+    # The first and the last of the ranks that a row and its equals share
+    first = 1 + (true > true[:, None]).sum(1)
+    end = len(true) - (true < true[:, None]).sum(1)
+    low, high = np.array([place.interval for place in ranking.places]).T
+    covered = ((low <= first) & (high >= end)).mean()
+    return covered, not ranking.above.any(), alone, ranking.above[-1, :-1].mean(), plain
 
 
 def _shares(seen: Sequence[tuple[float, ...]]) -> Seen:
@@ -102,20 +95,19 @@ def _shares(seen: Sequence[tuple[float, ...]]) -> Seen:
 def look(shape: Shape, truth: Sequence[float], repeats: int) -> Seen:
     kind = [shape.rows, shape.columns, shape.heavy, int(100 * shape.missing), shape.uneven]
     rng = np.random.default_rng([SEED, *kind, int(10 * max(truth))])
-    true = true_ranks(truth)
     datasets = [str(c) for c in range(shape.columns)]
     seen = []
     for _ in range(repeats):
         values = board(rng, shape, truth)
         ranking = rank_intervals.ranking(values, datasets)
-        seen.append(_seen_of(ranking, values, true))
+        seen.append(_seen_of(ranking, values, truth))
     return _shares(seen)
 
 
 def of_images(rows: int, columns: int, gap: float, repeats: int) -> Seen:
     """Simulate few columns on the same 1,000 images: their ranks on other images, by predictions."""
     rng = np.random.default_rng([SEED, rows, columns, int(10 * gap)])
-    true = true_ranks([0.0] * (rows - 1) + [gap])
+    truth = [0.0] * (rows - 1) + [gap]
     label = np.zeros(1000, int)
     seen = []
     for n in range(repeats):
@@ -136,7 +128,7 @@ def of_images(rows: int, columns: int, gap: float, repeats: int) -> Seen:
                 moved[r, c] = values - values.mean()
         values = 100 * right.mean(2)
         ranking = rank_intervals.ranking(values, ["one"] * columns, moved)
-        seen.append(_seen_of(ranking, values, true))
+        seen.append(_seen_of(ranking, values, truth))
     return _shares(seen)
 
 

@@ -33,7 +33,7 @@ print(sorted(heavy & set(sys.modules)))
 
 
 def test_help_imports_nothing_heavy():
-    """Imports make --help slow, so they are pinned; benchmarks/start.py measures the time."""
+    """Imports make --help slow, so they are pinned; benchmarks/commands.py measures the time."""
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

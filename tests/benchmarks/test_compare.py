@@ -22,9 +22,9 @@ def test_the_page_is_what_the_ratios_say_and_others_machines_keep_theirs(tmp_pat
     for name in ("benchmarks", "docs"):
         shutil.copytree(HOME / name, tmp_path / name, ignore=shutil.ignore_patterns("demo"))
     # A script of one line in place of the one that submits ten thousand jobs
-    (tmp_path / "benchmarks" / "launcher.py").write_text(
+    (tmp_path / "benchmarks" / "commands.py").write_text(
         "from machine import print_ratios\n"
-        "def run(quick):\n"
+        "def launcher(quick):\n"
         "    print_ratios('work', {'naive': 3.0, 'ours': 1.5, 'limit: least': 1.0}, note='a note')\n"
     )
     page = tmp_path / "docs" / "benchmarks.md"
