@@ -31,7 +31,7 @@ from backbench import cli
 from backbench.board.board import collect, read_verified
 from backbench.board.export import write_csv
 from backbench.board.overall import overall
-from backbench.launch.expansion import expand
+from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
 from backbench.launch.records import Ledger
 from backbench.launch.view import Snapshot
@@ -100,7 +100,7 @@ def on_slurm(root: Path, jobs: int) -> None:
             single = ["sbatch", "--hold", "--wrap", "true", "-o", "/dev/null"]
             subprocess.run(single, check=True, capture_output=True)
 
-    assert len(expand(read_grid(grid), runs, where="grid").jobs) == jobs
+    assert len(Expansion(read_grid(grid), runs, where="grid").jobs) == jobs
     found = {"an sbatch for each": seconds(submit_singly) * jobs / 20}
     found["--dry-run"] = seconds(partial(launch, *run, "--dry-run"))
     found["run, as arrays of 1000"] = seconds(partial(launch, *run))
