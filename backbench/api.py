@@ -134,8 +134,7 @@ def evaluate(
     # A path and a module are no sequences, a text is one model
     several = isinstance(checkpoint, Sequence) and not isinstance(checkpoint, str)
     for each in checkpoint if several else [checkpoint]:  # type: ignore[union-attr]
-        given = _checkpoint(each, encoder, pixels)  # type: ignore[arg-type]
-        one = given.described(name or None, method, epochs)
+        one = _checkpoint(each, encoder, pixels).described(name or None, method, epochs)  # type: ignore[arg-type]
         if found.setdefault(one.digest, one) is not one:
             log.warning(f"{each}: the same weights as {found[one.digest].name}; measured once")
     # Only this process can build a module that it alone holds
@@ -319,7 +318,7 @@ def _checkpoint(
     """Turn a Checkpoint, a file or a module into a Checkpoint."""
     import torch
 
-    from backbench.weights import importing, modules
+    from backbench.weights import importing
     from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint
 
     if isinstance(given, Checkpoint):
@@ -327,7 +326,7 @@ def _checkpoint(
     elif isinstance(given, str | Path):
         found = importing.read(Path(given), encoder=encoder)
     elif isinstance(given, torch.nn.Module):
-        found = modules.checkpoint_of(given, pixels) or _of_module(given, encoder)
+        found = importing.checkpoint_of(given, pixels) or _of_module(given, encoder)
     else:
         raise BadInput(f"expected a Checkpoint, torch module or path, not {type(given).__name__}")
     if pixels is None:

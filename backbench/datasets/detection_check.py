@@ -12,7 +12,6 @@ from pathlib import Path
 
 from backbench.errors import BadInput
 from backbench.images import containers
-from backbench.images.image_list import ImageList
 from backbench.untrusted import opening, printable
 
 LARGEST = 8 * opening.GIGABYTE  # bytes of an annotation file; COCO's have half of one
@@ -57,14 +56,12 @@ def _coco(base: Path) -> Iterator[tuple[str, str]]:
 
 def _missing_images(folder: Path, names: list[str]) -> str:
     """The images that are neither in the folder nor in its archive."""
-    archive = containers.archive_of(folder)
-    if archive is None:
-        return _missing([folder / name for name in names])
     try:
-        containers.held(ImageList(folder, tuple(names), (), ()), archive, names, [folder.name])
+        if containers.archived(folder, names) is not None:
+            return ""
     except BadInput as error:
         return f"; {error}"
-    return ""
+    return _missing([folder / name for name in names])
 
 
 def _voc(base: Path) -> Iterator[tuple[str, str]]:

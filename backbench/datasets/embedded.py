@@ -16,7 +16,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 from PIL import Image
@@ -93,11 +92,7 @@ def _write_digits(root: Path, images: np.ndarray, splits: dict[str, list[Member]
             folder = root / split / str(label)
             folder.mkdir(parents=True, exist_ok=True)
             rgb = np.repeat(images[index][..., None], 3, axis=2)
-            Image.fromarray(rgb).save(folder / _file(index))
-
-
-def _file(index: int) -> str:
-    return f"{index:04d}.png"
+            Image.fromarray(rgb).save(folder / f"{index:04d}.png")
 
 
 def _write_lists(root: Path, train: Sequence[Member]) -> None:
@@ -108,21 +103,11 @@ def _write_lists(root: Path, train: Sequence[Member]) -> None:
         for label in range(10):
             members = [index for index, other in train if other == label]
             count = max(1, round(len(members) * percent / 100))
-            lines += [f"{label}/{_file(index)}" for index in members[:count]]
+            lines += [f"{label}/{index:04d}.png" for index in members[:count]]
         atomic.write_text(root / f"{percent}percent.txt", "\n".join(lines) + "\n")
 
 
 # Scenes
-
-
-class SceneObject(TypedDict):
-    """COCO's keys of one annotation, and the digit's label."""
-
-    label: int
-    bbox: list[float]  # left, top, width, height of what can be seen
-    area: float
-    segmentation: list[list[float]]
-    keypoints: list[int]  # x, y, visibility of each of KEYPOINTS
 
 
 Json = dict[str, object]
@@ -153,19 +138,11 @@ def _write_scenes(
         Image.fromarray(canvas).save(root / part / name, quality=95)
         files.append({"id": number, "file_name": name, "height": SCENE_SIZE, "width": SCENE_SIZE})
         # 3. Every object twice, by one id: an instance of its digit, and a thing with keypoints.
-        for item in objects:
-            common: Json = {
-                "id": len(instances) + 1,
-                "image_id": number,
-                "iscrowd": 0,
-                "bbox": item["bbox"],
-                "area": item["area"],
-                "segmentation": item["segmentation"],
-            }
-            visible = sum(v > 0 for v in item["keypoints"][2::3])
-            instances.append({**common, "category_id": item["label"] + 1})
-            keypoints = {"keypoints": item["keypoints"], "num_keypoints": visible}
-            people.append({**common, "category_id": 1, **keypoints})
+        for label, shape, keypoints in objects:
+            common = {"id": len(instances) + 1, "image_id": number, "iscrowd": 0, **shape}
+            instances.append({**common, "category_id": label + 1})
+            points = {"keypoints": keypoints, "num_keypoints": sum(v > 0 for v in keypoints[2::3])}
+            people.append({**common, "category_id": 1, **points})
     ten = [{"id": d + 1, "name": str(d), "supercategory": "digit"} for d in range(10)]
     one = {"id": 1, "name": "digit", "supercategory": "digit", "keypoints": list(KEYPOINTS)}
     one["skeleton"] = [[1, 5], [2, 5], [3, 5], [4, 5]]
@@ -179,9 +156,9 @@ def _write_scenes(
 
 def _scene(
     images: np.ndarray, members: Sequence[Member], rng: np.random.Generator
-) -> tuple[np.ndarray, list[SceneObject], np.ndarray]:
-    """A (128, 128, 3) uint8 scene, its objects, and its label map (128, 128); later digits are
-    painted over earlier ones."""
+) -> tuple[np.ndarray, list[tuple[int, Json, list[int]]], np.ndarray]:
+    """A (128, 128, 3) uint8 scene, its objects (label, and as `_object`), and its label map
+    (128, 128); later digits are painted over earlier ones."""
     # 1. A background that gets brighter in some direction, with noise.
     ramp = np.linspace(0, 1, SCENE_SIZE)
     slope = rng.uniform(-40, 40, size=2)
@@ -212,7 +189,7 @@ def _scene(
         is_object = bool(polygons and visible.sum() >= 0.4 * whole.sum())
         labels[visible] = label + 1 if is_object else 255
         if is_object:
-            objects.append(_object(label, whole, visible, polygons))
+            objects.append((label, *_object(whole, visible, polygons)))
     return canvas.clip(0, 255).astype(np.uint8), objects, labels
 
 
@@ -245,9 +222,10 @@ def _polygons(mask: np.ndarray) -> list[list[float]]:
 
 
 def _object(
-    label: int, whole: np.ndarray, visible: np.ndarray, polygons: list[list[float]]
-) -> SceneObject:
-    """Box and area of the visible part, and the five keypoints of the whole stroke."""
+    whole: np.ndarray, visible: np.ndarray, polygons: list[list[float]]
+) -> tuple[Json, list[int]]:
+    """COCO's box (left, top, width, height), area and outlines of the visible part, and x, y,
+    visibility of the whole stroke's five KEYPOINTS."""
     rows, columns = np.nonzero(visible)
     left, top = int(columns.min()), int(rows.min())
     box = [left, top, int(columns.max()) - left + 1, int(rows.max()) - top + 1]
@@ -258,10 +236,5 @@ def _object(
     keypoints: list[int] = []
     for i in (ys.argmin(), ys.argmax(), xs.argmin(), xs.argmax(), middle):
         keypoints += [int(xs[i]), int(ys[i]), 2 if visible[ys[i], xs[i]] else 1]
-    return {
-        "label": label,
-        "bbox": list(map(float, box)),
-        "area": float(visible.sum()),
-        "segmentation": polygons,
-        "keypoints": keypoints,
-    }
+    area = float(visible.sum())
+    return {"bbox": list(map(float, box)), "area": area, "segmentation": polygons}, keypoints

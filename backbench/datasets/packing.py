@@ -11,7 +11,7 @@ from pathlib import Path
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
 from backbench.images import containers, contents
-from backbench.images.image_list import ImageList, scan_folder
+from backbench.images.image_list import ImageList
 from backbench.runs import atomic
 from backbench.runs.run_progress import Progress
 from backbench.untrusted import opening
@@ -36,7 +36,7 @@ def pack(name: str, root: Path, kind: str, out: Path) -> None:
         else:
             _write_archives(out, word, images, kind)
     for split, images in parts.items():
-        written = _read(out, split)
+        written = containers.read_split(out, split)
         # OUT may hold what was packed from an older state of the images
         same = splits.digest(written) == splits.digest(images)
         if not same or contents.named(written).digest != contents.named(images).digest:
@@ -55,14 +55,7 @@ def _sources(name: str, root: Path) -> Iterator[tuple[str, ImageList]]:
     for split in there:
         yield split, catalog.open_split(root, name, split)
     if not there:
-        yield "", _read(base, "")
-
-
-def _read(base: Path, split: str) -> ImageList:
-    if split:
-        return containers.read_split(base, split)
-    container = containers.whole(base)
-    return scan_folder(base) if container is None else containers.read(container, base)
+        yield "", containers.read_split(base, "")
 
 
 def _write_folder(folder: Path, images: ImageList) -> None:

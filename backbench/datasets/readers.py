@@ -329,27 +329,25 @@ def _dense(
     return splits.with_hold_out(*lists, seed=seed, share=DENSE_HOLDOUT)
 
 
-def _voc(base: Path, train_list: str, train_maps: str, seed: int) -> Splits:
-    folder = base / "VOCdevkit" / "VOC2012"
+def _voc(train_list: str, train_maps: str) -> Reader:
+    """The reader of a train list and the official val; 255, the border of objects, is ignored."""
 
-    def pairs(name: str, maps: str) -> list[tuple[str, str]]:
-        stems = _lines(folder / "ImageSets" / "Segmentation" / f"{name}.txt")
-        return [(f"JPEGImages/{stem}.jpg", f"{maps}/{stem}.png") for stem in stems]
+    def read(base: Path, seed: int) -> Splits:
+        folder = base / "VOCdevkit" / "VOC2012"
+        parts = []
+        for name, maps in ((train_list, train_maps), ("val", "SegmentationClass")):
+            stems = _lines(folder / "ImageSets" / "Segmentation" / f"{name}.txt")
+            parts.append([(f"JPEGImages/{stem}.jpg", f"{maps}/{stem}.png") for stem in stems])
+        values = {value: value for value in (*range(len(VOC_CLASSES)), IGNORED)}
+        return _dense(folder, VOC_CLASSES, values, parts, seed)
 
-    values = {value: value for value in (*range(len(VOC_CLASSES)), IGNORED)}
-    train, test = pairs(train_list, train_maps), pairs("val", "SegmentationClass")
-    return _dense(folder, VOC_CLASSES, values, [train, test], seed)
-
-
-def voc2012(base: Path, seed: int) -> Splits:
-    """The official train and val; 255, the border of objects, is ignored."""
-    return _voc(base, "train", "SegmentationClass", seed)
+    return read
 
 
-def voc2012aug(base: Path, seed: int) -> Splits:
-    """VOC's and SBD's train without VOC's val. 1,103 images of that val are in SBD, so a list that
-    was not cleaned is refused."""
-    return _voc(base, "trainaug", "SegmentationClassAug", seed)
+voc2012 = _voc("train", "SegmentationClass")
+# VOC's and SBD's train without VOC's val: 1,103 images of it are in SBD, so `_dense` refuses a list
+# that was not cleaned
+voc2012aug = _voc("trainaug", "SegmentationClassAug")
 
 
 def ade20k(base: Path, seed: int) -> Splits:

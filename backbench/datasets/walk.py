@@ -73,8 +73,8 @@ def shared_content(
     for mine, others in alike.values():
         # 2. The first and last 4 KiB tell nearly all pictures apart, and 3. the whole content
         #    decides. Each file is read once for each, however many have its size.
-        for near, far in _alike(a, mine, b, others, _ends):
-            for same, partners in _alike(a, near, b, far, _digest):
+        for near, far in _alike(a, mine, b, others, lambda images, i: images.ends(i)):
+            for same, partners in _alike(a, near, b, far, lambda images, i: images.read(i)):
                 out += [(i, partners[0]) for i in same]  # one partner is enough
         progress.advance(len(mine) + len(others))
     return [(a.paths[i], b.paths[j]) for i, j in sorted(out)]
@@ -85,20 +85,12 @@ def _alike(
     mine: list[int],
     b: ImageList,
     others: list[int],
-    key: Callable[[ImageList, int], bytes],
+    part: Callable[[ImageList, int], bytes],
 ) -> list[Sides]:
-    """`mine` of a and `others` of b in groups of files with one key, where both sides have some."""
+    """`mine` of a and `others` of b in groups of files with one `part`, where both sides have some."""
     groups: dict[bytes, Sides] = defaultdict(lambda: ([], []))
     for i in mine:
-        groups[key(a, i)][0].append(i)
+        groups[hashlib.sha256(part(a, i)).digest()][0].append(i)
     for j in others:
-        groups[key(b, j)][1].append(j)
+        groups[hashlib.sha256(part(b, j)).digest()][1].append(j)
     return [group for group in groups.values() if all(group)]
-
-
-def _ends(images: ImageList, index: int) -> bytes:
-    return hashlib.sha256(images.ends(index)).digest()
-
-
-def _digest(images: ImageList, index: int) -> bytes:
-    return hashlib.sha256(images.read(index)).digest()

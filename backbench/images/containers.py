@@ -222,11 +222,12 @@ def provenance(splits: Iterable[tuple[str, ImageList]]) -> dict[str, dict[str, d
 def read_split(
     base: Path, split: str, *, classes: Sequence[str] | None = None, every: Sequence[str] = ()
 ) -> ImageList:
-    """The images of a split, from its class folder BASE/<split> or its container.
+    """The images of a split, from its class folder BASE/<split> or its container; of no name where
+    the dataset is not divided.
 
     With `classes` given, these are the classes, in label order, and others are ignored; `every` is
     the class list that numbers in a container refer to."""
-    container = find(base, split)
+    container = find(base, split) if split else whole(base)
     if container is not None:
         return read(container, base, split, classes=classes, every=every)
     if not (base / split).is_dir() and (why := refusal(base, split)):
@@ -289,12 +290,12 @@ def read(
     )
 
 
-def archive_of(folder: Path) -> Path | None:
-    """FOLDER.zip or FOLDER.tar, where the folder itself is not there."""
+def archived(folder: Path, names: Sequence[str]) -> SpanList | None:
+    """The images of FOLDER in FOLDER.zip or FOLDER.tar; None where there is the folder, or neither."""
     for kind in ("zip", "tar") if not folder.is_dir() else ():
         file = Path(f"{folder}.{kind}")
         if file.is_file():
-            return file
+            return held(ImageList(folder, tuple(names), (), ()), file, names, [folder.name])
     return None
 
 

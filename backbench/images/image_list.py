@@ -156,7 +156,7 @@ class ImageList:
 
     def open(self, index: int) -> Image.Image:
         """Image `index` as PIL RGB."""
-        return decode(self.file(index))
+        return decode(self.file(index), data=self.read(index))
 
     def array(self, index: int) -> np.ndarray:
         """Image `index` as uint8 RGB (H, W, 3), the fast way."""

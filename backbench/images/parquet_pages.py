@@ -8,7 +8,6 @@ blocks that it lies in and not its whole page.
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from backbench.images.spans import CODECS, LARGEST_IMAGE, Span
@@ -136,30 +135,22 @@ def snappy_blocks(data: bytes) -> tuple[list[int], int]:
     return (starts if alone else [first]), size
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A binary column in one row group, as pyarrow's metadata describes it."""
-
-    begin: int
-    size: int
-    codec: str
-    levels: int  # the largest definition level: below it a value is null
-
-
-def chunk_of(about: Any, levels: int) -> Chunk:
-    """The chunk of pyarrow's ColumnChunkMetaData."""
-    begin = about.data_page_offset
-    if about.has_dictionary_page and about.dictionary_page_offset:
-        begin = min(begin, about.dictionary_page_offset)
-    codec = {"uncompressed": "bare"}.get(about.compression.lower(), about.compression.lower())
+def codec_of(about: Any) -> str:
+    """The one of CODECS that pyarrow's ColumnChunkMetaData names; ValueError for any other."""
+    codec = about.compression.lower().replace("uncompressed", "bare")
     if codec not in CODECS:
         raise ValueError(f"compressed with {codec}")
-    return Chunk(begin, about.total_compressed_size, codec, levels)
+    return codec
 
 
-def spans_of(descriptor: int, chunk: Chunk) -> Iterator[Span]:
-    """Yield the span of every value of a chunk. ValueError for nulls and other encodings."""
-    at, end = chunk.begin, chunk.begin + chunk.size
+def spans_of(descriptor: int, about: Any, levels: int) -> Iterator[Span]:
+    """Yield the span of every value of a binary column in one row group, which pyarrow's
+    ColumnChunkMetaData describes. A value below the definition level `levels` is null. ValueError
+    for nulls and other encodings."""
+    at, codec = about.data_page_offset, codec_of(about)
+    if about.has_dictionary_page and about.dictionary_page_offset:
+        at = min(at, about.dictionary_page_offset)
+    end = at + about.total_compressed_size
     entries: list[Span] = []
     while at < end:
         reader = _Thrift(os.pread(descriptor, min(HEADER, end - at), at))
@@ -168,20 +159,18 @@ def spans_of(descriptor: int, chunk: Chunk) -> Iterator[Span]:
         at += reader.at
         if not (0 <= packed <= end - at and 0 <= unpacked <= LARGEST_IMAGE):
             raise ValueError("a page that is not inside its chunk")
-        about = header.get({DATA: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, -1))
-        if about is not None:
-            page = _Page(descriptor, at, packed, unpacked, chunk.codec)
-            encoding = about[4 if kind == DATA_V2 else 2]
-            skip = 0
-            if kind != DICTIONARY:
-                skip = page.levels(kind, about, chunk.levels)
+        fields = header.get({DATA: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, -1))
+        if fields is not None:
+            page = _Page(descriptor, at, packed, unpacked, codec)
+            encoding = fields[4 if kind == DATA_V2 else 2]
+            skip = page.levels(kind, fields, levels) if kind != DICTIONARY else 0
             if kind == DICTIONARY:
-                entries = list(page.values(0, about[1]))
+                entries = list(page.values(0, fields[1]))
             elif encoding == PLAIN:
-                yield from page.values(skip, about[1])
+                yield from page.values(skip, fields[1])
             elif encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
                 packed_indices = page.content[skip:]
-                for index in hybrid(packed_indices[1:], packed_indices[0], about[1]):
+                for index in hybrid(packed_indices[1:], packed_indices[0], fields[1]):
                     yield entries[index]
             else:
                 raise ValueError(f"images in Parquet's encoding {encoding}")

@@ -22,7 +22,7 @@ import numpy as np
 
 from backbench.errors import BadInput
 from backbench.images.image_list import is_image
-from backbench.images.parquet_pages import chunk_of, spans_of
+from backbench.images.parquet_pages import codec_of, spans_of
 from backbench.images.spans import Row, Table, mark_of, read_span
 from backbench.runs.state import die_with_parent
 from backbench.untrusted import jsons, opening, pickles, printable
@@ -74,12 +74,11 @@ def main(kind: str, folder: str, files: Sequence[str]) -> None:
         try:
             table = scan_file(Path(file))
             (Path(folder) / f"{number}.npz").write_bytes(table.dumped())
-        except ImportError:
-            said = f"the package {PACKAGES[kind]} is missing: pip install 'backbench[containers]'"
-            (Path(folder) / f"{number}.txt").write_text(said)
-            return
         except Exception as error:
             said = printable.shown(" ".join(str(error).split()) or type(error).__name__, 250)
+            if isinstance(error, ImportError):
+                package = PACKAGES[kind]
+                said = f"the package {package} is missing: pip install 'backbench[containers]'"
             (Path(folder) / f"{number}.txt").write_text(said)
             return
 
@@ -139,9 +138,9 @@ def scan_parquet(file: Path) -> Table:
         meta = about.metadata
         codec = ""
         for group in range(meta.num_row_groups):
-            chunk = chunk_of(meta.row_group(group).column(index), levels)
-            codec = chunk.codec
-            spans = list(spans_of(raw.fileno(), chunk))
+            chunk = meta.row_group(group).column(index)
+            codec = codec_of(chunk)
+            spans = list(spans_of(raw.fileno(), chunk, levels))
             texts = about.read_row_group(group, columns=wanted).to_pylist() if wanted else []
             if wanted and len(texts) != len(spans):
                 raise ValueError(f"{len(spans)} images in {len(texts)} rows")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from backbench.errors import BadInput, Failed
-from backbench.images.image_list import ImageList, Stamp, decode
+from backbench.images.image_list import ImageList, Stamp
 from backbench.runs import atomic
 from backbench.runs.folder import cache_folder
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
@@ -33,7 +33,6 @@ from backbench.untrusted import jsons, opening, printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from PIL import Image
 
 VERSION = 1  # of the scanners: another one makes all tables anew
 DESCRIPTORS = 64  # open containers of a process; timm's ImageNet has 1,088 shards
@@ -58,8 +57,8 @@ Row = tuple[str, int, Span]  # an image's name in its container, label or -1, sp
 Mark = tuple[int, int, int]  # size, inode and ctime of a container
 
 
-def mark_of(file: str | Path) -> Mark:
-    """The file's size, inode and ctime (which no program can set)."""
+def mark_of(file: str | Path | int) -> Mark:
+    """The size, inode and ctime (which no program can set) of a file, by name or descriptor."""
     about = os.stat(file)  # noqa: PTH116
     return about.st_size, about.st_ino, about.st_ctime_ns
 
@@ -75,8 +74,7 @@ class _Container:
             self.file = opening.open_regular(path)
         except OSError as error:
             raise BadInput(f"{path}: not readable ({error.strerror})") from None
-        about = os.fstat(self.file.fileno())
-        if (about.st_size, about.st_ino, about.st_ctime_ns) != mark:
+        if mark_of(self.file.fileno()) != mark:
             self.file.close()
             raise BadInput(
                 f"{path}: has changed since this run looked into it; run the command again"
@@ -156,9 +154,6 @@ class SpanList(ImageList):
     def read(self, index: int) -> bytes:
         file, *span = self.spans[index].item()
         return read_span(self.containers[file], self.marks[file], span, self.file(index))
-
-    def open(self, index: int) -> Image.Image:
-        return decode(self.file(index), data=self.read(index))
 
     def ends(self, index: int, size: int = 4096) -> bytes:
         data = self.read(index)

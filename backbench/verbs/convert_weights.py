@@ -45,7 +45,7 @@ def _print_report(report: Report) -> None:
         console.print(remark)
     for left in report["leftovers"]:
         size = f"{left['tensors']} tensors, {left['elements']} elements"
-        console.print(f"beside    {left['group']}: {size} ({shown(left['example'])})")
+        console.print(f"beside    {left['group']}: {size} ({shown(str(left['example']))})")
     if not report["importable"]:
         console.print(f"cannot be imported as it is: {report['why_not']}")
         return
@@ -142,7 +142,7 @@ def run_export(args: argparse.Namespace) -> int:
         std = ",".join(f"{value:.3f}" for value in units["pixel_std"])
         print(
             f"--engine detectron2 MODEL.WEIGHTS {out} MODEL.PIXEL_MEAN [{mean}] MODEL.PIXEL_STD [{std}]"
-            f" INPUT.FORMAT {units['input_format']} {load}"
+            f" INPUT.FORMAT {checkpoint.pixels.order} {load}"
         )
         return 0
     exporting.write_state_dict(checkpoint, out)

@@ -286,15 +286,17 @@ def fit_to_trunk(
             value = state_dict[key].to(blank[key].dtype)
         else:
             value = state_dict[key].to(torch.float32)
-            why = ""
-            if not finite(value):
-                why = "float32 cannot hold it" if finite(state_dict[key]) else "it is not finite"
-            elif key.endswith("running_var") and bool((value < 0).any()):
-                why = "a negative variance"
-            if why:
+            if why := unusable(key, state_dict[key]):
                 raise BadInput(f"'{key}' cannot be used: {why}; damaged or diverged weights")
         out[key] = value.detach().cpu().contiguous()
     return out
+
+
+def unusable(name: str, tensor: Tensor) -> str:
+    """Why a tensor's numbers cannot be those of `name` in a trunk; empty where they can."""
+    if not finite(tensor.to(torch.float32)):
+        return "beyond float32" if finite(tensor) else "not finite"
+    return "negative" if name.endswith("running_var") and bool((tensor < 0).any()) else ""
 
 
 def finite(tensor: Tensor) -> bool:

@@ -1,12 +1,9 @@
 """Checkpoint -> files of other libraries, and our own Detectron2 files back again."""
 
-import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,20 +27,10 @@ def write_state_dict(checkpoint: Checkpoint, out: Path) -> None:
             torch.save(dict(checkpoint.state_dict), temporary)
 
 
-class Detectron2Pixels(TypedDict):
-    """Pixel statistics in Detectron2's units: 0..255, in the order of INPUT.FORMAT."""
-
-    input_format: str
-    pixel_mean: list[float]
-    pixel_std: list[float]
-
-
-def detectron2_pixels(pixels: Pixels) -> Detectron2Pixels:
-    return {
-        "input_format": pixels.order,
-        "pixel_mean": [255 * v for v in pixels.mean],
-        "pixel_std": [255 * v for v in pixels.std],
-    }
+def detectron2_pixels(pixels: Pixels) -> dict[str, list[float]]:
+    """Pixel statistics in Detectron2's units, 0..255."""
+    mean, std = ([255 * value for value in values] for values in (pixels.mean, pixels.std))
+    return {"pixel_mean": mean, "pixel_std": std}
 
 
 def to_detectron2(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -58,15 +45,16 @@ def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
             f"Detectron2's ResNet has the imagenet stem; '{checkpoint.name}' has '{checkpoint.stem}'"
         )
     header = checkpoint.about()
-    header["pixels"] |= detectron2_pixels(checkpoint.pixels)
+    pixels = checkpoint.pixels
+    header["pixels"] |= {"input_format": pixels.order, **detectron2_pixels(pixels)}
     model = to_detectron2(checkpoint.state_dict)
     content = {
-        "model": {name: np.asarray(tensor.numpy()) for name, tensor in model.items()},
+        "model": {name: tensor.numpy() for name, tensor in model.items()},
         # With `model`, this makes detectron2/checkpoint/detection_checkpoint.py read the file as is,
         # and find backbone.bottom_up.* by the ends of the names
         "__author__": "backbench",
         "matching_heuristics": True,
-        "backbench": json.loads(json.dumps(header)),
+        "backbench": header,
     }
     with atomic.atomic_path(out) as temporary, temporary.open("wb") as file:
         pickle.dump(content, file, protocol=4)

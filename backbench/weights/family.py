@@ -131,12 +131,6 @@ class TrunkInFile(ABC):
         """The reading that was asked for, or its authors' own; empty for the default."""
         return ""
 
-    @property
-    def pixels_are_assumed(self) -> bool:
-        """True where neither the command, the file, its format nor a file beside it has pixels."""
-        knows = self.form is not None and self.form.method != "unknown"
-        return self.metadata.pixels is None and not knows
-
     def provenance(self) -> dict[str, str]:
         """Decisions about this trunk that are not in the file."""
         return {}

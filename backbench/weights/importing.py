@@ -1,4 +1,4 @@
-"""Published checkpoint files, and names of weights -> Checkpoint.
+"""Published checkpoint files, names of weights, and a program's modules -> Checkpoint.
 
 A file is imported completely or not at all: every tensor of the trunk must be there, of the right
 shape, under the names of one known format, and nothing inside the trunk may be left over.
@@ -9,19 +9,19 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from backbench.errors import BadInput, nearest
-from backbench.images.preprocess import PIXELS
+from backbench.images.preprocess import PIXELS, Pixels
 from backbench.runs import seeding
 from backbench.untrusted.printable import shown
 from backbench.weights import archs, formats, readings
-from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint, assumed_pixels, finite
+from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint, assumed_pixels, unusable
 from backbench.weights.exporting import own_detectron2
 from backbench.weights.family import (
+    NATIVE,
     POSITION_RULES,
     Format,
     NamedWeights,
@@ -32,6 +32,7 @@ from backbench.weights.family import (
 )
 from backbench.weights.header import FORMAT
 from backbench.weights.tensor_names import first_names, is_counter, is_statistic, unwrapped
+from backbench.weights.trunk import Trunk
 from backbench.weights.weight_file import Opened, open_file
 
 _PIXELS = ("imagenet", "half", "clip")  # the choices of --pixels
@@ -147,13 +148,41 @@ def drawn(name: str, metadata: TrunkMetadata) -> Checkpoint:
     )
 
 
-class Leftover(TypedDict):
-    """Tensors outside the trunks that belong together."""
-
-    group: str
-    tensors: int
-    elements: int
-    example: str
+def checkpoint_of(module: nn.Module, pixels: Pixels | None = None) -> Checkpoint | None:
+    """The checkpoint of a module that some family of trunks knows; None for any other module.
+    `pixels` are the statistics that it takes, where they are not the family's own."""
+    kind, reading, stem = type(module).__name__, "", "imagenet"  # a family without stems knows it
+    given: tuple[str, Pixels] | None = None
+    if isinstance(module, Trunk):
+        kind = type(getattr(module, "model", module)).__name__
+        try:  # a trunk that its name builds
+            arch, stem = archs.canonical(
+                getattr(module, "arch", ""), getattr(module, "stem", NATIVE)
+            )
+            given, reading = (arch, archs.default_pixels(arch)), module.reading
+        except BadInput:
+            pass  # its family gives it one
+    for family in archs.FAMILIES:
+        given = given or family.of_module(module)
+    if given is None:
+        return None
+    arch, own_pixels = given
+    name, state_dict = kind, module.state_dict()
+    if not isinstance(module, Trunk):  # timm's, whose classifier is not part of the trunk
+        name, inside = arch.rpartition(":")[2], archs.tensors(arch, stem)
+        state_dict = {key: tensor for key, tensor in state_dict.items() if key in inside}
+    provenance = {"name": name, "source": f"module {kind}"}
+    if pixels is None and not archs.family_of(arch).elsewhere:  # no name has this one's
+        provenance[PIXELS_FROM] = assumed_pixels(arch, own_pixels, "the module")
+    return Checkpoint(
+        arch=arch,
+        stem=stem,
+        reading=reading,
+        method="module",
+        state_dict=state_dict,
+        pixels=pixels or own_pixels,
+        provenance=provenance,
+    )
 
 
 class FileContents:
@@ -290,7 +319,8 @@ class FileContents:
             for key, shape in trunk.shapes().items():
                 if is_statistic(key):
                     tensors[key] = torch.full(shape, 1.0 if key.endswith("var") else 0.0)
-        if trunk.pixels_are_assumed:
+        format_is_known = self.form is not None and self.form.method != "unknown"
+        if trunk.metadata.pixels is None and not format_is_known:
             provenance[PIXELS_FROM] = assumed_pixels(trunk.arch, pixels, "the file")
         own = self._at_top("backbench")
         if isinstance(own, Mapping) and self.form is not None and self.form.name == "detectron2":
@@ -341,7 +371,7 @@ class FileContents:
             close = difflib.get_close_matches(problems["missing"][0], free[:5000], 1, cutoff=0.8)
             near = f" (is '{shown(close[0])}' meant?)" if close else ""
         form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
-        advice = trunk.if_misshaped if self.problems(trunk)["of the wrong shape"] else ""
+        advice = trunk.if_misshaped if problems["of the wrong shape"] else ""
         raise BadInput(
             f"'{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}{advice}"
         )
@@ -391,17 +421,18 @@ class FileContents:
 
     # --- the rest of the file ---
 
-    def leftovers(self) -> list[Leftover]:
-        """Tensors outside the trunks, by what they are for."""
-        groups: dict[str, Leftover] = {}
+    def leftovers(self) -> list[dict[str, str | int]]:
+        """Tensors outside the trunks, by what they are for, with the first of each group."""
+        groups: dict[str, list[tuple[str, int]]] = {}
         for table, key in self._free():
-            name = _group(table, key)
-            if name not in groups:
-                example = f"{table}: {key}" if table else key
-                groups[name] = {"group": name, "tensors": 0, "elements": 0, "example": example}
-            groups[name]["tensors"] += 1
-            groups[name]["elements"] += self.tables[table][key].numel()
-        return [groups[name] for name in sorted(groups)]
+            name = f"{table}: {key}" if table else key
+            elements = self.tables[table][key].numel()
+            groups.setdefault(_group(table, key), []).append((name, elements))
+        out: list[dict[str, str | int]] = []
+        for group, some in sorted(groups.items()):
+            about = {"tensors": len(some), "elements": sum(count for _, count in some)}
+            out.append({"group": group, **about, "example": some[0][0]})
+        return out
 
     def _free(self) -> list[tuple[str, str]]:
         """(table, key) of every tensor that belongs to no trunk."""
@@ -442,11 +473,7 @@ def _unusable(name: str, tensor: Tensor) -> str:
         return ""
     if not tensor.is_floating_point():
         return str(tensor.dtype).removeprefix("torch.")
-    if not finite(tensor):
-        return "not finite"
-    if not finite(tensor.to(torch.float32)):
-        return "beyond float32"
-    return "negative" if name.endswith("running_var") and bool((tensor < 0).any()) else ""
+    return unusable(name, tensor)
 
 
 def in_file(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ from backbench.weights import archs, importing
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.family import TrunkMetadata
 from backbench.weights.header import FORMAT
-from backbench.weights.importing import FileContents, Leftover, in_file
+from backbench.weights.importing import FileContents, in_file
 from backbench.weights.tensor_names import is_counter
 from backbench.weights.weight_file import open_file
 
@@ -57,7 +57,7 @@ class Report(TypedDict, total=False):
     source: str | None
     also: str | None
     encoders: list[EncoderReport]
-    leftovers: list[Leftover]
+    leftovers: list[dict[str, str | int]]
     importable: bool
     why_not: str
     digest: str

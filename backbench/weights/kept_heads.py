@@ -55,9 +55,7 @@ class KeptHead:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Those that it has, by their names."""
-        named = ("weight", self.weight), ("bias", self.bias)
-        of_tokens = ("query", self.query), ("value", self.value)
-        return {name: tensor for name, tensor in (*named, *of_tokens) if tensor is not None}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     @property
     def digest(self) -> str:

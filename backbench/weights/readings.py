@@ -26,11 +26,6 @@ class TokenReading(NamedTuple):
     layers: int
     mean: bool
 
-    @property
-    def parts(self) -> int:
-        """How many vectors of the trunk's width make the feature."""
-        return self.layers + self.mean
-
 
 def tokens(reading: str) -> TokenReading:
     """'cls@4+mean' -> (4, True); BadInput for what is no reading of tokens."""

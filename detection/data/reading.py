@@ -10,7 +10,6 @@ from fvcore.common.config import CfgNode
 from backbench.datasets.detection_check import LARGEST as LARGEST_FILE
 from backbench.errors import BadInput, nearest
 from backbench.images import containers
-from backbench.images.image_list import ImageList
 from backbench.images.spans import spelled
 from backbench.untrusted import opening, printable
 from detection.data import coco, voc
@@ -75,11 +74,8 @@ def find_images(split: Split) -> None:
     path outside of the dataset's folder, whose image may be another split's, and for images that
     are not there."""
     folder, records = split.folder, split.records
-    archive = containers.archive_of(folder)
-    if archive is not None:
-        names = tuple(record["file_name"] for record in records)
-        images = ImageList(folder, names, (), ())
-        found = containers.held(images, archive, names, [folder.name])
+    found = containers.archived(folder, [record["file_name"] for record in records])
+    if found is not None:
         for index, record in enumerate(records):
             record["file_name"] = spelled(found, index)
         return

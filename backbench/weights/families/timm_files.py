@@ -102,6 +102,8 @@ class TimmInFile(TrunkInFile):
 
     def contradictions(self, tensors: Tensors) -> list[str]:
         out = []
+        # Biases of which the model takes the queries' and the values' third alone
+        in_thirds = {p.key for parts in self.sources.values() for p in parts if p.parts == 3}
         for name, key in self.local.items():
             if not name.endswith(_LOOKED_INTO) and not name.startswith("norms.3."):
                 continue
@@ -109,7 +111,7 @@ class TimmInFile(TrunkInFile):
                 out.append(f"{key} ({tensors[key].numel()} elements)")
             elif name.endswith("rope_embed.periods") and not _usual_periods(tensors[key]):
                 out.append(f"{key} (not 100 ** (i / n), the periods of timm's model)")
-            elif name.endswith("attn.qkv.bias") and self._takes_two_thirds(name):
+            elif name.endswith("attn.qkv.bias") and name in in_thirds:
                 if not _masked(tensors[key], tensors.get(f"{key}_mask")):
                     out.append(f"{key} (not its keys' third alone is masked)")
             elif name.startswith("norms.3."):
@@ -117,11 +119,6 @@ class TimmInFile(TrunkInFile):
                 if twin is not None and not torch.equal(tensors[key], tensors[twin]):
                     out.append(f"{key} (differs from {twin}, whose copy it should be)")
         return out
-
-    def _takes_two_thirds(self, name: str) -> bool:
-        """True where the model takes the queries' and the values' third of this bias alone."""
-        parts = [each for parts in self.sources.values() for each in parts]
-        return any(each.key == name and each.parts == 3 for each in parts)
 
     def pixels(self) -> Pixels | None:
         if self.metadata.pixels is not None:
@@ -203,10 +200,10 @@ def find(
                 return [(key.removesuffix(name), plain)]
         return []
 
-    def by_names(table: str, prefix: str, layout: Layout) -> tuple[int, TimmInFile]:
-        return 1, trunk_below(table, prefix, layout)
-
-    return find_by_votes(tables, prefix_of, by_names, fewest=(len(names) + 1) // 2, most=MOST)
+    half = (len(names) + 1) // 2
+    return find_by_votes(
+        tables, prefix_of, lambda *place: (1, trunk_below(*place)), fewest=half, most=MOST
+    )
 
 
 def _block_prefixes(key: str) -> list[tuple[str, Layout]]:

@@ -224,7 +224,7 @@ class TimmTrunk(WrappedTrunk):
             raise BadInput(f"{self.arch} has no class token to read by '{self.reading}'")
         if self.read.layers > len(model.blocks):
             raise BadInput(f"{self.arch}: {len(model.blocks)} layers, '{self.reading}' reads more")
-        self.feature_dim = width * self.read.parts
+        self.feature_dim = width * (self.read.layers + self.read.mean)
 
     def _describe_pyramid(self, name: TimmName) -> None:
         model = self.model

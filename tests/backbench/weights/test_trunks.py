@@ -25,7 +25,7 @@ from backbench.weights.families import pair_trunk
 from backbench.weights.families.resnet_trunk import ARCHS, STEMS, build_backbone, trunk_shapes
 from backbench.weights.families.timm_trunk import resized
 from backbench.weights.family import POSITION_RULES
-from backbench.weights.modules import checkpoint_of
+from backbench.weights.importing import checkpoint_of
 from backbench.weights.trunk import ModuleTrunk
 from backbench.weights.trunk_facts import facts, of_maps
 from detection import backbones
