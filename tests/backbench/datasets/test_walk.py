@@ -91,13 +91,13 @@ def test_a_copied_test_image_is_found(three):
 def test_files_of_one_size_are_read_once_and_only_they(three, monkeypatch):
     """Of 18 files of one size the ends are read once each, however many partners each has."""
     read = Counter()
-    ends = walk._ends
+    ends = ImageList.ends
 
     def counted(images, index):
         read[images.file(index)] += 1
         return ends(images, index)
 
-    monkeypatch.setattr(walk, "_ends", counted)
+    monkeypatch.setattr(ImageList, "ends", counted)
     three.train.file(0).write_bytes(b"of another size")
     sizes = walk.look("x", three)
     assert not walk.shared_content(three.test, sizes["test"], three.train, sizes["train"])
