@@ -51,50 +51,32 @@ def to_train_on(found: ImageList, hold_out: float) -> ImageList:
     return found.subset(sorted(order[round(hold_out * len(found)) :]))
 
 
-class BatchOrder:
+def batch_order(
+    count: int, config: PretrainConfig, *, first: int, last: int, rank: int = 0, ranks: int = 1
+) -> Iterator[list[tuple[int, int]]]:
     """The batches of this rank from step `first` to step `last`, as lists of (epoch, image), for
     all micro-batches.
 
     Each epoch is a permutation of the images, cut into whole global batches; what is left over is
     not used. A micro-batch is rank-major: rank r has its r-th contiguous slice.
     """
-
-    def __init__(
-        self,
-        count: int,
-        config: PretrainConfig,
-        *,
-        first: int,
-        last: int,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        self.count, self.config = count, config
-        self.first, self.last = first, last
-        self.rank, self.ranks = rank, ranks
-
-    def __len__(self) -> int:
-        return (self.last - self.first) * self.config.accumulate
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        # An epoch's order is cut into global batches (the rest is left out), a global batch into
-        # micro-batches, a micro-batch into the ranks' shares: who holds an image depends on the
-        # number of ranks, which images make a micro-batch does not.
-        batch_size = self.config.batch_size
-        per_epoch = self.count // batch_size
-        micro = batch_size // self.config.accumulate
-        share = micro // self.ranks
-        order: list[int] = []
-        for step in range(self.first, self.last):
-            epoch, position = divmod(step, per_epoch)
-            # A run that continues in the middle of an epoch draws that epoch's order again
-            if not order or position == 0:
-                generator = seeding.generator(self.config.seed, "order", epoch)
-                order = torch.randperm(self.count, generator=generator).tolist()
-            start = position * batch_size + self.rank * share
-            for _ in range(self.config.accumulate):
-                yield [(epoch, i) for i in order[start : start + share]]
-                start += micro
+    # An epoch's order is cut into global batches (the rest is left out), a global batch into
+    # micro-batches, a micro-batch into the ranks' shares: who holds an image depends on the
+    # number of ranks, which images make a micro-batch does not.
+    per_epoch = count // config.batch_size
+    micro = config.batch_size // config.accumulate
+    share = micro // ranks
+    order: list[int] = []
+    for step in range(first, last):
+        epoch, position = divmod(step, per_epoch)
+        # A run that continues in the middle of an epoch draws that epoch's order again
+        if not order or position == 0:
+            generator = seeding.generator(config.seed, "order", epoch)
+            order = torch.randperm(count, generator=generator).tolist()
+        start = position * config.batch_size + rank * share
+        for _ in range(config.accumulate):
+            yield [(epoch, i) for i in order[start : start + share]]
+            start += micro
 
 
 @dataclass(frozen=True)
@@ -164,21 +146,13 @@ class ViewBatches(Dataset[LoadedBatch]):
     """
 
     def __init__(
-        self,
-        found: ImageList,
-        config: PretrainConfig,
-        *,
-        cache_bytes: int,
-        device_colour: bool,
+        self, found: ImageList, config: PretrainConfig, *, cache_bytes: int, device_colour: bool
     ) -> None:
         self.found, self.recipe, self.seed = found, config.views, config.seed
         self.skip_corrupt = config.data.skip_corrupt
         self.cache: dict[int, np.ndarray] = {}
         self.cache_left = cache_bytes
         self.device_colour = device_colour
-
-    def __len__(self) -> int:
-        return len(self.found)
 
     def pixels(self, index: int) -> np.ndarray:
         """Image `index`, uint8 (H, W, 3)."""
@@ -267,5 +241,5 @@ def loader(
         cache_bytes=CACHE_BYTES // max(1, workers),
         device_colour=on_gpu and config.views.pipeline == "fast",
     )
-    order = BatchOrder(len(found), config, first=first, last=last, rank=rank, ranks=ranks)
+    order = batch_order(len(found), config, first=first, last=last, rank=rank, ranks=ranks)
     return loading.started(dataset, order, workers=workers, pin=on_gpu)

@@ -204,13 +204,9 @@ def warn_if_collapsed(row: dict[str, float], step: int) -> None:
     """Warn of features that are nearly equal, or on one line; the same of CLLR's L."""
     rank_l, kept = row.get("rank_L"), row.get("kept_L")
     if rank_l is not None and kept is not None and (rank_l < COLLAPSED_RANK or kept < DEAD):
-        log.warning(
-            "step %d: CLLR's L collapses (effective rank %.3g, gives %.2g of phi back); "
-            "method.alpha is too large for these features",
-            step,
-            rank_l,
-            kept,
-        )
+        text = "step %d: CLLR's L collapses (effective rank %.3g, gives %.2g of phi back); "
+        text += "method.alpha is too large for these features"
+        log.warning(text, step, rank_l, kept)
     std, rank = row.get("feature_std"), row.get("effective_rank")
     if std is not None and rank is not None and (std < COLLAPSED_STD or rank < COLLAPSED_RANK):
         text = "step %d: the representation collapses (feature std %.2g, effective rank %.3g)"

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import platform
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +22,15 @@ from backbench.parallel import batchnorm, distributed, division, loading, precis
 from backbench.recipes import config as recipes
 from backbench.results import store
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE, open_run, recognise
-from backbench.runs.state import StopFlag
+from backbench.runs.folder import (
+    CHECKPOINT_FILE,
+    RECIPE_FILE,
+    RUN_FILE,
+    STATE_FILE,
+    open_run,
+    recognise,
+)
+from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
@@ -31,7 +39,6 @@ from pretrain import data, monitor, optim
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.recipe import PretrainConfig, overrides_of
-from pretrain.resume import SavedState
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 T = TypeVar("T")
+EPOCH_END_SECONDS = 30  # a state younger than this is not written again at the end of an epoch
 # Fabric's names of the precisions that autocast; fp32 and fp64 are the method's own dtype
 AUTOCAST: dict[str, Literal["bf16-mixed", "16-mixed"]] = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
@@ -174,6 +182,77 @@ def build(config: PretrainConfig, found: ImageList) -> Method:
     return build_method(config.method, backbone, setup)
 
 
+@dataclass
+class SavedState:
+    """RUN/state.pt: everything that decides the steps to come, written by rank 0 and read by all.
+
+    recipe (the fingerprint of what decides a run's numbers), step (how many are made), recent (the
+    terms since the last row of metrics.jsonl), method (parameters and buffers), optimizer,
+    precision (fp16's gradient scale). Nothing random is in it: draws are functions of the step.
+    """
+
+    run: Path
+    recipe: str
+    fabric: Fabric
+    method: Method
+    optimizer: torch.optim.Optimizer
+
+    def __post_init__(self) -> None:
+        self.file = self.run / STATE_FILE
+        self.saved = time.monotonic()
+
+    def resume(self, last: int) -> tuple[int, monitor.RecentTerms]:
+        """The step to continue at, of `last`, and the terms before it. 0 and none where nothing was
+        saved. BadInput for a damaged state, or one of another recipe."""
+        if not self.file.exists():
+            return 0, monitor.RecentTerms()
+        state = load_state(self.file)
+        if state.get("recipe") != self.recipe:
+            raise BadInput(
+                f"{self.file}: the state of another recipe; move it away, or use another --out"
+            )
+        # The terms lie on the run's device, whatever the machine that saved them had
+        step, recent = state["step"], monitor.RecentTerms()
+        for row in state["recent"]:
+            recent.rows.append({name: x.to(self.fabric.device) for name, x in row.items()})
+        self.method.load_state_dict(state["method"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.fabric.strategy.precision.load_state_dict(state["precision"])
+        log.info("%s: continuing at step %d of %d", self.file.parent, step, last)
+        return step, recent
+
+    def ages(self, save_minutes: float) -> tuple[bool, bool]:
+        """Is the last state too old at any step, and at the end of an epoch? Asked on rank 0, whose
+        clock decides for all ranks; no on the others."""
+        if self.fabric.global_rank:
+            return False, False
+        old = time.monotonic() - self.saved
+        return old > 60 * save_minutes, old > EPOCH_END_SECONDS
+
+    def save(self, step: int, recent: monitor.RecentTerms) -> None:
+        """The state after `step` steps, by rank 0. Weights that are not finite never replace a good
+        state. On all ranks, whose weights are alike, so that all fail or none."""
+        # A norm is finite only where all elements are, and one read answers for all: parameters,
+        # queues, running statistics
+        held = [x for x in self.method.state_dict().values() if x.is_floating_point()]
+        norms = torch._foreach_norm(held)
+        if not torch.stack(norms).isfinite().all():
+            what = "the weights, or queues and statistics beside them, are not finite"
+            raise Failed(f"after step {step} {what}; {self.last_good()}")
+        if self.fabric.global_rank == 0:
+            state = {"recipe": self.recipe, "step": step, "recent": recent.rows}
+            state["precision"] = self.fabric.strategy.precision.state_dict()
+            state |= {"method": self.method.state_dict(), "optimizer": self.optimizer.state_dict()}
+            save_state(self.file, state)
+        self.saved = time.monotonic()
+
+    def last_good(self) -> str:
+        """Where a run that went wrong can be taken up."""
+        if not self.file.exists():
+            return "no state was saved before"
+        return f"the last good state is {self.file}, at step {load_state(self.file)['step']}"
+
+
 class Verdict(NamedTuple):
     """All ranks act upon these in this step, because one of them has found them."""
 
@@ -219,8 +298,7 @@ class Training:
                     module.compile()
         self.model, self.stepper = fabric.setup(method, optimizer)
         # 3. The state, the log and the batches from its step on
-        save = config.save_minutes
-        self.state = SavedState(self.run, self.recipe, fabric, method, optimizer, save_minutes=save)
+        self.state = SavedState(self.run, self.recipe, fabric, method, optimizer)
         self.step, self.recent = self.state.resume(self.last)
         self.record = monitor.RunLog(self.run, config, rank, self.step, self.last)
         self.rules = FirstStep(method, config.method.name)  # checked once, then silent
@@ -337,10 +415,25 @@ class Training:
         on_gpu = self.fabric.device.type == "cuda"
         bad = self.recent.first_not_finite() if row_due or not on_gpu else None
         signalled = stop.requested is not None
-        verdict = Verdict(*self.agree.any(signalled, bad is not None, *self.state.ages()))
+        verdict = Verdict(
+            *self.agree.any(signalled, bad is not None, *self.state.ages(self.config.save_minutes))
+        )
         if verdict.failed:
-            raise loss_failure(self.recent, bad, self.step, self.rates, self.state)
+            raise self.loss_failure(bad)
         return verdict
+
+    def loss_failure(self, bad: int | None) -> Failed:
+        """The error for a loss that is not finite, with its value, its step and what may help. `bad`
+        is its place among the recent terms, or None if only other ranks have found one, now."""
+        value, step = float("nan"), self.step
+        if bad is not None:
+            value = float(self.recent.rows[bad]["loss"])
+            step -= len(self.recent) - 1 - bad  # the last of the recent terms are this step's
+        return Failed(
+            f"the loss is {value} at step {step} (lr {self.rates.at(step):.4g});"
+            f" {self.state.last_good()}; a lower optim.lr, a longer optim.warmup_epochs or"
+            " precision=fp32 may help"
+        )
 
     def update(self) -> None:
         """The optimiser's step, then the method's own. fp16's scaler skips one whose gradients
@@ -367,25 +460,6 @@ class Training:
                 knn = monitor.KnnScore(self.found, views, device, self.workers)
                 score = knn(self.method.backbone, stop)
             self.record.knn(score, done=self.step, epoch=epoch)
-
-
-def loss_failure(
-    recent: monitor.RecentTerms,
-    bad: int | None,
-    step: int,
-    rates: optim.LearningRates,
-    state: SavedState,
-) -> Failed:
-    """The error for a loss that is not finite, with its value, its step and what may help. `bad` is
-    its place among the recent terms, or None if only other ranks have found one, in `step`."""
-    value = float("nan")
-    if bad is not None:
-        value = float(recent.rows[bad]["loss"])
-        step -= len(recent) - 1 - bad  # the last of the recent terms are this step's
-    return Failed(
-        f"the loss is {value} at step {step} (lr {rates.at(step):.4g}); {state.last_good()}; "
-        "a lower optim.lr, a longer optim.warmup_epochs or precision=fp32 may help"
-    )
 
 
 def provenance(

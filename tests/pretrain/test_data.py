@@ -48,23 +48,23 @@ def same(a, b):
 
 
 def test_epochs_are_permutations_cut_into_whole_batches(found):
-    order = list(data.BatchOrder(21, recipe(), first=0, last=6))
+    order = list(data.batch_order(21, recipe(), first=0, last=6))
     assert [len(b) for b in order] == [8] * 6
     for epoch in range(3):
         pairs = order[2 * epoch] + order[2 * epoch + 1]
         assert {e for e, _ in pairs} == {epoch}
         assert len({i for _, i in pairs}) == 16
     assert [i for _, i in order[0]] != [i for _, i in order[2]]
-    assert list(data.BatchOrder(21, recipe(seed=1), first=0, last=6)) != order
+    assert list(data.batch_order(21, recipe(seed=1), first=0, last=6)) != order
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_share_one_global_batch_in_order(ranks, accumulate):
-    whole = list(data.BatchOrder(21, recipe(), first=0, last=6))
+    whole = list(data.batch_order(21, recipe(), first=0, last=6))
     config = recipe(accumulate=accumulate)
     how = {"first": 0, "last": 6, "ranks": ranks}
-    parts = [list(data.BatchOrder(21, config, rank=r, **how)) for r in range(ranks)]
+    parts = [list(data.batch_order(21, config, rank=r, **how)) for r in range(ranks)]
     # Whatever the number of ranks, a micro-batch is the same images in the same order
     micro = [pair for together in zip(*parts, strict=True) for share in together for pair in share]
     assert micro == [pair for batch in whole for pair in batch]

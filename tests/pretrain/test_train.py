@@ -21,8 +21,7 @@ from pretrain import monitor
 from pretrain.methods import simclr
 from pretrain.monitor import RecentTerms
 from pretrain.recipe import ViewsConfig
-from pretrain.resume import SavedState
-from pretrain.train import loss_failure
+from pretrain.train import SavedState, Training
 
 MOCO = [tiny_pretraining.MOCO]
 LARGER = ["views.crops=[{count: 2, size: 32}]"]
@@ -316,8 +315,9 @@ def test_a_loss_that_is_read_late_is_named_by_the_step_that_had_it():
     recent = RecentTerms()
     for loss in (1.0, torch.inf, torch.nan):
         recent.add([{"loss": torch.tensor(loss)}], torch.device("cpu"))
-    rates, state = SimpleNamespace(at=float), SimpleNamespace(last_good=lambda: "nothing is kept")
-    error = loss_failure(recent, recent.first_not_finite(), 9, rates, state)
+    training = SimpleNamespace(recent=recent, step=9, rates=SimpleNamespace(at=float))
+    training.state = SimpleNamespace(last_good=lambda: "nothing is kept")
+    error = Training.loss_failure(training, recent.first_not_finite())
     assert "the loss is inf at step 8 (lr 8); nothing is kept" in str(error)
 
 
@@ -327,7 +327,7 @@ def test_a_queue_that_is_not_finite_replaces_no_state(tmp_path):
     strategy = SimpleNamespace(precision=SimpleNamespace(state_dict=dict))
     fabric = SimpleNamespace(global_rank=0, strategy=strategy)
     optimizer = torch.optim.SGD(method.parameters(), 0.1)
-    state = SavedState(tmp_path, "recipe", fabric, method, optimizer, save_minutes=1)
+    state = SavedState(tmp_path, "recipe", fabric, method, optimizer)
     state.save(1, RecentTerms())
     method.queue[1, 1] = torch.nan
     with pytest.raises(Failed, match=r"after step 2 .* not finite; the last good state .* step 1"):
