@@ -39,7 +39,7 @@ from backbench.weights.checkpoint import Checkpoint
 from transfer import analyze_pictures, probe_fewshot
 from transfer import feature_statistics as stats
 from transfer.analyze_pictures import PROJECTOR, TRUNK, SpaceCurves, Summary, training_curves
-from transfer.devices import Machine, preempted, read_checkpoints, start_for
+from transfer.devices import Machine, read_checkpoints, start_for
 from transfer.feature_statistics import finite
 from transfer.features import FeatureRows
 from transfer.frozen import FrozenTrunk, build_projector, forward_all, output_dim
@@ -329,8 +329,7 @@ def accumulate(
             if done < len(images) and (stop.requested or due):
                 save(done)
                 saved = time.monotonic()
-                if stop.requested:
-                    raise preempted(stop.requested, f"after {done} images")
+                stop.end_here(f"after {done} images")
     for trunk in trunks:
         trunk.verify()
     save(len(images))  # what follows takes minutes too

@@ -49,10 +49,10 @@ class Machine:
         (anyone,) = self.agreement.any(asked is not None)
         return (asked or "a signal") if anyone else None
 
-    def preempt(self, stop: StopFlag | None, at: str) -> None:
+    def preempt(self, stop: StopFlag | None, where: str) -> None:
         """Raises Preempted on all ranks as soon as one has a signal."""
         if stopping := self.stopping(stop):
-            raise preempted(stopping, f"at {at}")
+            raise preempted(stopping, where)
 
     def readable(self, batch: T | Unreadable) -> T:
         """The batch; BadInput on all ranks where one of them could not read its own. All must ask

@@ -145,8 +145,7 @@ class Extractor:
             if self.machine.main and not waiting:
                 log.info(f"{self.cache.folder}: waiting for another run that computes them")
                 waiting = True
-            if stopping := self.machine.stopping(self.stop):
-                raise preempted(stopping, "while another run computed the features")
+            self.machine.preempt(self.stop, "while another run computed the features")
             time.sleep(WAIT_SECONDS)
 
     def _compute(

@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -302,7 +302,11 @@ class Finetuning:
         peaks = {"trunk": p.used(lr) / self.part.head_over_trunk, "head": p.used(lr)}
         network.module.train()
         saved = time.monotonic()
-        for step, (pixels, index) in zip(range(first, steps), self._batches(images, first, steps)):
+        # This rank's share of each global batch
+        seed = task.seed
+        shares = batches.rank_batches(seed, len(images), batch, first, steps, machine=machine)
+        found = batches.training_pictures(images, p.augment, shares, seed=seed, machine=machine)
+        for step, (pixels, index) in zip(range(first, steps), found):
             # 1. The rates of this step.
             factor = p.factor(step, steps, len(images) / batch)
             for group in network.optimizer.param_groups:
@@ -327,16 +331,6 @@ class Finetuning:
                 saved = time.monotonic()
             if stopping and step + 1 < steps:
                 raise preempted(stopping, f"at step {step + 1} of {steps}")
-
-    def _batches(
-        self, images: ImageList, first: int, steps: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's share of each global batch: augmented pixels and the images' indices."""
-        p, machine, seed = self.task.protocol, self.machine, self.task.seed
-        shares = batches.rank_batches(
-            seed, len(images), p.batch_size, first, steps, machine=machine
-        )
-        return batches.training_pictures(images, p.augment, shares, seed=seed, machine=machine)
 
     def _save(self, network: Network, key: str, step: int) -> None:
         if self.machine.main:
@@ -372,8 +366,7 @@ class Finetuning:
             logits = distributed.gather_without_gradient(mine)
             real = min(size, count - begin)  # the rest is padding
             out.append(scoring.rank_classes(logits[:real]))
-            if stopping := machine.stopping(self.stop):
-                raise preempted(stopping, "while scoring")
+            machine.preempt(self.stop, "while scoring")
         ranking = torch.cat(out)
         if bool((ranking < 0).all()):
             log.warning(f"{images.root}: the network's scores are not finite; this rate diverged")

@@ -374,7 +374,7 @@ class TokenLogits:
                 logits.append(distributed.gather_without_gradient(own.scores(maps))[:size])
             yield begin, logits
             progress.advance(size)
-            machine.preempt(self.stop, what)
+            machine.preempt(self.stop, f"at {what}")
 
 
 def _work(p: Attentive, name: str, found: Splits, _: int) -> dict[str, int]:

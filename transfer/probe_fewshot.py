@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from backbench.datasets import splits
-from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.images.image_list import ImageList
 from backbench.results.store import Result
@@ -24,10 +23,6 @@ from transfer.features import Extractor, FeatureRows
 from transfer.probe_kind import Probe
 from transfer.protocols import FewShot
 from transfer.scoring import Assignment
-
-
-def metric_names(p: FewShot, dataset: Dataset) -> list[str]:
-    return [dataset.metric]
 
 
 def refuse(p: FewShot, name: str, found: Splits) -> None:
@@ -108,7 +103,7 @@ def predictions(
 
 PROBE = Probe(
     measure=measure,
-    metrics=metric_names,
+    metrics=lambda p, dataset: [dataset.metric],
     refuse=refuse,
     words=lambda p: f"{p.draws} draws of {p.shots} labels per class",
 )

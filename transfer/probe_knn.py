@@ -2,7 +2,6 @@
 
 import torch
 
-from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.knn import knn_scores
@@ -14,14 +13,6 @@ from transfer.features import Extractor
 from transfer.probe_kind import Probe
 from transfer.protocols import Knn
 from transfer.scoring import Assignment, CheckpointPredictions
-
-
-def metric_names(p: Knn, dataset: Dataset) -> list[str]:
-    """Every metric of the dataset for every k: top1_k5, top1_k20, ..."""
-    names = []
-    for k in p.k:
-        names += [f"{metric}_k{k}" for metric in dataset.metrics]
-    return names
 
 
 def refuse(p: Knn, name: str, splits: Splits) -> None:
@@ -65,7 +56,8 @@ def measure(
 
 PROBE = Probe(
     measure=measure,
-    metrics=metric_names,
+    # For every k: top1_k5, top1_k20, ...
+    metrics=lambda p, dataset: [f"{metric}_k{k}" for k in p.k for metric in dataset.metrics],
     refuse=refuse,
     words=lambda p: f"k = {', '.join(map(str, p.k))}",
 )

@@ -241,7 +241,7 @@ class Windows:
                     if k == 0 and machine.main and len(shown[t]) < SHOWN:
                         shown[t][int(index)] = best
             progress.advance(machine.world)
-            machine.preempt(self.stop, what)
+            machine.preempt(self.stop, f"at {what}")
         out = []
         for of_trunk in counted:
             out.append([gathered(counts, machine) for counts in of_trunk])

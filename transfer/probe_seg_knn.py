@@ -103,7 +103,7 @@ def _maps(task: Assignment[SegKnn], machine: Machine, stop: StopFlag) -> list[Te
         for maps in pairs(items, equal_shares(0, len(images), 64, 0, 1), machine):
             read += maps
             progress.advance(len(maps))
-            machine.preempt(stop, what)
+            machine.preempt(stop, f"at {what}")
         out.append(torch.stack(read))
     return out
 
@@ -206,7 +206,7 @@ class Neighbours:
                         blocks = best.view(self.height, self.width, -1, maps.shape[2] // self.width)
                         shown[index] = blocks.transpose(1, 2).reshape(maps.shape[1:]).numpy()
             progress.advance(len(some) * machine.world)
-            machine.preempt(self.stop, what)
+            machine.preempt(self.stop, f"at {what}")
         return [gathered(counts, machine) for counts in counted], shown
 
 

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.images.image_list import ImageList
 from backbench.parallel.distributed import sent
@@ -323,10 +322,6 @@ def chosen_rate(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> 
     return choice
 
 
-def metric_names(p: Sgd, dataset: Dataset) -> list[str]:
-    return [*dataset.metrics, *([TRAIN_SCORE] if p.train_score else [])]
-
-
 # The training pass: heads of several trunks and rates, one stream of images
 
 
@@ -515,4 +510,10 @@ def _work(p: Sgd, name: str, splits: Splits, _: int) -> dict[str, int]:
     return {"step": steps, "image": test + (val if chooses or p.patience is not None else 0)}
 
 
-PROBE = Probe(measure=measure, metrics=metric_names, together=True, words=_words, work=_work)
+PROBE = Probe(
+    measure=measure,
+    metrics=lambda p, dataset: [*dataset.metrics, *([TRAIN_SCORE] if p.train_score else [])],
+    together=True,
+    words=_words,
+    work=_work,
+)
