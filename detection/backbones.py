@@ -21,6 +21,7 @@ trunk of another patch size p is given the image scaled by p / 16. Patch 14: 896
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +32,7 @@ from torchvision.models.convnext import LayerNorm2d
 from backbench.errors import BadInput
 from backbench.parallel import batchnorm
 from backbench.runs import seeding
-from backbench.weights import archs
+from backbench.weights import archs, importing
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 from detection import dialect
@@ -41,6 +42,8 @@ from detection.dialect import Given, Value
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
+    from detection.engine import DetectionEngine
+
 FPN, SIMPLE = "build_trunk_fpn_backbone", "build_trunk_simple_fpn_backbone"
 RESNET_FPN = "build_resnet_fpn_backbone"
 STRIDES = (4, 8, 16, 32)  # of the maps that an FPN stands on
@@ -48,9 +51,10 @@ STRIDE = STRIDES[-1]  # levels only add up where an image is a multiple of it
 PLAIN_STRIDE = 16  # of a plain trunk's map, in pixels of the image
 PROBE_SIDE = 64  # of the noise that tells which parameters a map depends on: 4 x 4 patches
 PIXEL_TOLERANCE = 0.01  # of 255; converters round the statistics
-SYNC_NORMS = ("SyncBN", "naiveSyncBN")
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 OPTIMIZERS = ("SGD", "ADAMW")
+TOLERANCE = 1e-5  # of a map's size: the operations are the same in the same order
+RANDOM = "random"  # MODEL.WEIGHTS of the random row
 
 
 # Detectron2's keys for its own ResNet, and the values that go with every trunk that is whole
@@ -138,22 +142,6 @@ def _refuse_trunk(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
         said = "MODEL.FPN.NORM '': the simple feature pyramid needs one, LN"
     if said:
         raise BadInput(f"{given.path}: {said}")
-
-
-def departures(cfg: CfgNode) -> list[str]:
-    """Warnings, one for each norm that is not the published protocol's; our backbones have none."""
-    out: list[str] = []
-    if not is_resnet(cfg):
-        return out
-    trunk, fpn = cfg.MODEL.RESNETS.NORM, cfg.MODEL.FPN.NORM
-    if trunk not in SYNC_NORMS:
-        out.append(f"RESNETS.NORM {trunk!r}: the protocol has SyncBN in the trunk")
-    if has_fpn(cfg) and fpn not in SYNC_NORMS:
-        why = "without it keypoint training does not converge"
-        out.append(f"FPN.NORM {fpn!r}: the protocol has SyncBN; {why}")
-    if not cfg.TEST.PRECISE_BN.ENABLED:
-        out.append("TEST.PRECISE_BN off: the protocol re-estimates batch norm before testing")
-    return out
 
 
 def has_fpn(cfg: CfgNode) -> bool:
@@ -331,3 +319,62 @@ def parameter_groups(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> list[di
         members = groups[depth, bias, norm]
         out.append({"params": members, "lr": solver.BASE_LR * factor, "weight_decay": decay})
     return out
+
+
+# The checkpoint that a detector starts from, and the proof that it arrived: equal maps
+
+
+def read_trunk(checkpoint: Path | None, model_weights: str, arch: str, seed: int) -> Checkpoint:
+    """The trunk to start from: --checkpoint X, MODEL.WEIGHTS FILE, or MODEL.WEIGHTS random for the
+    random row, a fresh trunk of the architecture `arch`. No weights at all is refused: a detector
+    that trains from scratch by mistake only looks a bit low."""
+    if checkpoint is not None and model_weights:
+        raise BadInput(f"--checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one")
+    if model_weights == RANDOM:
+        if not arch:
+            raise BadInput(f"MODEL.WEIGHTS {RANDOM}: which trunk? say MODEL.TRUNK.ARCH timm:NAME")
+        seeding.seed_everything(seed, "random row")
+        return Checkpoint(
+            arch=arch,
+            method=RANDOM,
+            state_dict=archs.build_trunk(arch).state_dict(),
+            pixels=archs.default_pixels(arch),
+            provenance={"name": "random"},
+        )
+    if "://" in model_weights:
+        raise BadInput(f"MODEL.WEIGHTS {model_weights}: a run downloads nothing; give a local file")
+    file = checkpoint or (Path(model_weights) if model_weights else None)
+    if file is None:
+        raise BadInput(
+            f"no weights: give --checkpoint X, MODEL.WEIGHTS OUT.pkl or MODEL.WEIGHTS {RANDOM}"
+        )
+    return importing.read(file)
+
+
+def check_features(
+    checkpoint: Checkpoint, trunk: Trunk, engine: DetectionEngine, sides: tuple[int, int]
+) -> float:
+    """The largest relative difference between the maps of the checkpoint's own `trunk` and those of
+    the loaded detector, on the detector's device, for images of (height, width) `sides`. Raises
+    BadInput above the tolerance: half of the names matched, or another convolution strides."""
+    # The noise is what the trunk sees after normalisation; how the engine normalises is not looked
+    # at here. At the size of testing, where position embeddings are resized.
+    noise = torch.randn(2, 3, *sides, generator=seeding.generator(0, "feature check"))
+    x = noise.to(engine.device)
+    with torch.no_grad():
+        own = trunk.eval().to(engine.device).stages(scaled(x, trunk))
+    trunk.cpu()
+    worst = 0.0
+    names = ("C2", "C3", "C4", "C5") if len(own) > 1 else ("map",)
+    for name, a, b in zip(names, own, engine.stages(x), strict=True):
+        if a.shape != b.shape:
+            shapes = f"{tuple(b.shape)}, the checkpoint's {tuple(a.shape)}"
+            raise BadInput(f"{engine.name}: {name} of the detector is {shapes}")
+        difference = float((a - b).abs().max() / a.abs().max().clamp(min=1e-12))
+        if not difference <= TOLERANCE:  # not `>`: NaN is refused too
+            raise BadInput(
+                f"{engine.name}: the loaded {name} is off from {checkpoint.name}'s by "
+                f"{difference:.2g} of its size; weights or stride did not arrive, nothing was trained"
+            )
+        worst = max(worst, difference)
+    return worst

@@ -30,11 +30,6 @@ class RankedDetections:
     truths: np.ndarray  # (N,) float64: objects to be found in each image
 
 
-def in_blocks(weights: Tensor) -> list[np.ndarray]:
-    """Split weights (draws, N) into blocks (N, BLOCK), a row for each image."""
-    return [part.T.contiguous().numpy() for part in weights.split(BLOCK)]
-
-
 def aps(ranked: RankedDetections, blocks: Sequence[np.ndarray]) -> Tensor:
     """One category's AP, from 0 to 1, for each draw and threshold: (draws, T). `blocks` (N, b) say
     how often a draw has each image. Where a draw has no object to find the AP has no meaning."""

@@ -20,6 +20,7 @@ from backbench.recipes.config import Value, flat, read_detector
 KIND = "detection"
 BASE = "_base_rcnn_fpn.yaml"
 DEVICE_KEY = "MODEL.DEVICE"
+AMP_ENABLED, AMP_PRECISION = "SOLVER.AMP.ENABLED", "SOLVER.AMP.PRECISION"
 
 # Keys that any config may leave out. The checkpoint owns those of the pixels and the trunk's name,
 # each here with a value of its type; the device is where it runs.
@@ -45,8 +46,8 @@ DEFAULTS: dict[str, Value] = {
     "SOLVER.WARMUP_METHOD": "linear",
     "SOLVER.BASE_LR_END": 0.0,
     "SOLVER.BIAS_LR_FACTOR": 1.0,
-    "SOLVER.AMP.ENABLED": False,
-    "SOLVER.AMP.PRECISION": "fp16",
+    AMP_ENABLED: False,
+    AMP_PRECISION: "fp16",
     "TEST.EVAL_PERIOD": 0,
     **OURS,
 }
@@ -89,11 +90,6 @@ def check(args: argparse.Namespace) -> None:
     """Refuse a wrong config, override or checkpoint of `detect` before torch is imported."""
     read(args.config_file, args.opts)
     availability.weight_files(args)
-
-
-def shipped(path: Path) -> Given:
-    """Read a config file without overrides."""
-    return Given(path, read_detector(path))
 
 
 def embedded(given: Given) -> CfgNode:

@@ -9,6 +9,9 @@ from the iteration's own: the caller seeds them before each step.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,18 +21,52 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from backbench.errors import BadInput
-from backbench.parallel import distributed, loading
+from backbench.parallel import distributed, loading, precision
 from backbench.parallel.loading import Unreadable
 from backbench.runs import seeding
 from backbench.runs.forward_clock import ForwardClock
-from detection.amp import MixedPrecision
 from detection.data.dataset_dicts import Detection, ImageRecord
 from detection.data.order import ImageOrder, Slots
-from detection.dialect import Given
+from detection.dialect import AMP_PRECISION, Given
 from detection.run import Prepared
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
+
+
+PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}  # SOLVER.AMP.PRECISION
+
+
+class MixedPrecision:
+    """Autocast and loss scaling for training steps, the same in both engines: off, bfloat16, or
+    float16 with a scaled loss. `dtype` is None where it is off; the step is then the ordinary one.
+
+    Forward and backward of a training step run in it; evaluation and the re-estimation of batch
+    norm do not, as in Detectron2 (engine/train_loop.py::AMPTrainer, and its PreciseBN hook).
+    """
+
+    def __init__(self, cfg: CfgNode, device: torch.device) -> None:
+        amp = cfg.SOLVER.AMP
+        if amp.PRECISION not in PRECISIONS:
+            raise BadInput(f"{AMP_PRECISION} {amp.PRECISION}: {' or '.join(PRECISIONS)}")
+        self.device = device.type
+        self.dtype = PRECISIONS[amp.PRECISION] if amp.ENABLED else None
+        if self.dtype is torch.bfloat16:
+            precision.warn_if_slow(device.type)
+        # bfloat16 reaches as far as float32: only float16's gradients would vanish.
+        self.scaler = torch.amp.GradScaler(self.device, enabled=self.dtype is torch.float16)
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device, self.dtype)
+
+    def descend(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Take an optimiser step on this loss alone; skip it if float16 overflowed."""
+        optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(optimizer)
+        self.scaler.update()
 
 
 class DetectionEngine(ABC):
@@ -141,3 +178,35 @@ class ToDetect(Dataset[Any]):
 
     def __getitem__(self, place: int) -> Any:
         return self.engine.read(self.records[place])
+
+
+def reestimate_batch_norm(
+    engine: DetectionEngine, records: Sequence[ImageRecord], *, batches: int, after: int
+) -> None:
+    """Detectron2's PreciseBN hook: batch norm's statistics become true averages at the final
+    weights, over the training batches of iterations `after`, `after + 1`..."""
+    with warnings.catch_warnings():
+        # fvcore.nn scripts its losses on import, which torch calls deprecated.
+        warnings.simplefilter("ignore")
+        from fvcore.nn.precise_bn import update_bn_stats
+
+    engine.start(records, after, after + batches)
+    logger = logging.getLogger("fvcore")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with torch.no_grad():
+        update_bn_stats(_Forward(engine).train(), range(after, after + batches), batches)
+    logger.setLevel(level)
+
+
+class _Forward(torch.nn.Module):
+    """update_bn_stats calls this with each iteration's number; the engine has the batch."""
+
+    def __init__(self, engine: DetectionEngine) -> None:
+        super().__init__()
+        self.model = engine.model  # whose batch norms update_bn_stats finds
+        self.engine = engine
+
+    def forward(self, iteration: int) -> None:
+        seeding.seed_everything(self.engine.seed, "precise batch norm", iteration)
+        self.engine.losses()

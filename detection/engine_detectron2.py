@@ -24,11 +24,10 @@ from backbench.images.spans import PREFIX, plain_name, read_spelled
 from backbench.parallel import distributed, loading
 from backbench.runs import seeding
 from backbench.runs.state import signals_blocked
-from detection import amp, detectron2_keys, dialect
-from detection.amp import MixedPrecision
+from detection import detectron2_keys, dialect
 from detection.data.dataset_dicts import Detection, ImageRecord
 from detection.data.order import Slots
-from detection.engine import DetectionEngine
+from detection.engine import DetectionEngine, MixedPrecision
 
 try:
     with warnings.catch_warnings():
@@ -82,7 +81,7 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
 def defaults() -> CfgNode:
     """Detectron2's, and the keys that are ours."""
     cfg = get_cfg()
-    cfg.SOLVER.AMP.PRECISION = dialect.DEFAULTS[amp.PRECISION]
+    cfg.SOLVER.AMP.PRECISION = dialect.DEFAULTS[dialect.AMP_PRECISION]
     cfg.MODEL.TRUNK = CfgNode({"ARCH": ""})
     for key, value in dialect.OURS.items():
         group, last = key.rsplit(".", 1)

@@ -114,7 +114,12 @@ class TorchvisionEngine(DetectionEngine):
         images, targets, slots = [], [], []
         for sample in batch:
             images.append(sample["image"])
-            targets.append(on_device(sample["target"], self.device))
+            target: TrainTarget = {**sample["target"]}  # polygons stay where they are rasterised
+            target["boxes"] = distributed.sent(target["boxes"], self.device)
+            target["labels"] = distributed.sent(target["labels"], self.device)
+            if "keypoints" in target:
+                target["keypoints"] = distributed.sent(target["keypoints"], self.device)
+            targets.append(target)
             slots.append((sample["iteration"], sample["slot"]))
         # An image's anchors and proposals are drawn by its place in the run, whichever rank it is
         # on.
@@ -147,16 +152,6 @@ class TorchvisionEngine(DetectionEngine):
         self.model.eval()
         height, width = image.shape[-2:]
         return to_coco(self.model([image])[0], record, height, width)
-
-
-def on_device(target: TrainTarget, device: torch.device) -> TrainTarget:
-    """Its tensors there; polygons stay where they are rasterised, on the CPU."""
-    out: TrainTarget = {**target}
-    out["boxes"] = distributed.sent(target["boxes"], device)
-    out["labels"] = distributed.sent(target["labels"], device)
-    if "keypoints" in target:
-        out["keypoints"] = distributed.sent(target["keypoints"], device)
-    return out
 
 
 def to_coco(

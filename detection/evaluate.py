@@ -247,7 +247,7 @@ def weighted_ap(
     """
     total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
     counted = torch.zeros(len(weights), 1, dtype=torch.float64)
-    blocks = coco_ap.in_blocks(weights)
+    blocks = [part.T.contiguous().numpy() for part in weights.split(coco_ap.BLOCK)]
     image = np.array([row["image_id"] for row in rows])
     label = np.array([row["category_id"] for row in rows])
     score = np.array([row["score"] for row in rows])

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
 from backbench.runs.terminal import log
-from detection import amp, backbones, evaluate, process_group, voc_ap
+from detection import backbones, evaluate, process_group, voc_ap
 from detection.data import images, voc
 from detection.data.split import Split, training_records
-from detection.dialect import Given
+from detection.dialect import AMP_PRECISION, Given
 from detection.run import DetectionRun, Prepared
 from detection.task_rows import DetectionTask
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
+SYNC_NORMS = ("SyncBN", "naiveSyncBN")
 # Learning rate at this many images per batch
 REFERENCES = {"SGD": (0.02, 16), "ADAMW": (0.0001, 16)}
 
@@ -36,7 +37,7 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
         raise BadInput(f"{given.path}: SOLVER.IMS_PER_BATCH, MAX_ITER and BASE_LR must be positive")
     half = solver.AMP.ENABLED and solver.AMP.PRECISION == "fp16"
     if half and not process_group.gpus(given):
-        raise BadInput(f"{amp.PRECISION} fp16: a CPU takes a hundred times as long; bf16, or a GPU")
+        raise BadInput(f"{AMP_PRECISION} fp16: a CPU takes a hundred times as long; bf16, or a GPU")
     for departure in departures(cfg, run.task, train, val):
         log.warning(f"{given.path.name}: {departure}")
 
@@ -98,7 +99,14 @@ def departures(cfg: CfgNode, task: DetectionTask, train: Split, val: Split) -> l
         out.append(f"FREEZE_AT {m.BACKBONE.FREEZE_AT}: the protocol trains all layers (0)")
     if any(m[head].get("NORM") for head in task.heads):
         out.append("norm in the heads: the protocol has it in trunk and FPN only")
-    out += backbones.departures(cfg)
+    if backbones.is_resnet(cfg):
+        if m.RESNETS.NORM not in SYNC_NORMS:
+            out.append(f"RESNETS.NORM {m.RESNETS.NORM!r}: the protocol has SyncBN in the trunk")
+        if backbones.has_fpn(cfg) and m.FPN.NORM not in SYNC_NORMS:
+            why = "without it keypoint training does not converge"
+            out.append(f"FPN.NORM {m.FPN.NORM!r}: the protocol has SyncBN; {why}")
+        if not cfg.TEST.PRECISE_BN.ENABLED:
+            out.append("TEST.PRECISE_BN off: the protocol re-estimates batch norm before testing")
     # 2. The rate for the batch. C4 has other rates; the embedded scenes are no protocol's
     rate, images = REFERENCES[cfg.SOLVER.OPTIMIZER]
     lr, batch = cfg.SOLVER.BASE_LR, cfg.SOLVER.IMS_PER_BATCH

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbench.errors import BadInput
 from backbench.images import containers, contents
 from backbench.parallel import loading
 from backbench.recipes import fast
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic
-from backbench.runs.folder import PICTURES, RESULTS_FILE
+from backbench.runs.folder import PICTURES, RESULTS_FILE, RUN_FILE
 from backbench.runs.run_progress import Progress
 from backbench.runs.terminal import log
 from backbench.weights import trunk_facts
@@ -26,6 +29,7 @@ from detection.protocol import decisive, protocol
 from detection.run import (
     DETECTIONS_FILE,
     EVALUATIONS_FILE,
+    FINAL_FILE,
     PER_CATEGORY_FILE,
     DetectionRun,
     Prepared,
@@ -34,6 +38,10 @@ from detection.run import (
 if TYPE_CHECKING:
     import numpy as np
 
+EVALUATIONS_FOLDER = "evaluations"
+SCORING = ("DATASETS.TEST", "TEST.")  # how the keys begin that only scoring reads
+IMAGES = ("train_images", "val_images")  # of an identity: what the images hold
+TRAINING = "TEST.PRECISE_BN."  # of those, what belongs to the training
 SHARE = ".predictions.{}.json"  # a rank's detections, until they are scored
 
 
@@ -210,3 +218,40 @@ def report(out: Path) -> list[Result]:
         value = "undefined" if r.value is None else f"{r.value:.2f}"
         log.info(f"{r.metric:16} {value}{interval}")
     return rows
+
+
+def evaluation(run: DetectionRun, identity: Mapping[str, object]) -> DetectionRun:
+    """Choose the folder of --eval-only: the trained run's own if nothing differs, else a folder
+    below it. Raises BadInput if there is no detector, or another training's."""
+    # What only scoring reads -- the file that is scored on, sizes and thresholds of testing -- may
+    # be another than in the training: that is a run of its own, both are on the board.
+    file = run.out / FINAL_FILE
+    if not file.exists():
+        raise BadInput(f"{file}: no trained detector to evaluate; run without --eval-only first")
+    now = json.loads(json.dumps(identity))
+    then = _trained(run.out)
+    if then is None or then == now or _training(then) != _training(now):
+        return run  # and the folder says what differs, if anything does
+    named = {key: value for key, value in now.items() if key not in IMAGES}
+    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+    name = f"{str(now['val']).split(':')[0]}-{digest[:8]}"
+    return replace(run, out=run.out / EVALUATIONS_FOLDER / name, trained=run.out)
+
+
+def _trained(out: Path) -> dict[str, object] | None:
+    """The identity of the run that made the detector; None where its folder does not say."""
+    try:
+        return dict(json.loads((out / RUN_FILE).read_text())["identity"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _training(identity: Mapping[str, object]) -> dict[str, object]:
+    """The part of an identity that decides the detector itself."""
+    out = {k: v for k, v in identity.items() if k not in ("config", "val", "val_images")}
+    config, keys = identity.get("config"), {}
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        scoring = key.startswith(SCORING) and not key.startswith(TRAINING)
+        if not scoring and not key.endswith("_TEST"):
+            keys[key] = value
+    return out | {"config": keys}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backbench.errors import Failed
 from backbench.recipes import config as recipes
-from detection import amp, dialect
+from detection import dialect
 from detection.dialect import Given, Value
 
 STATED = "# protocol: "
@@ -47,7 +47,11 @@ def protocol(given: Given) -> str:
     """The shipped protocol's name if every decisive key has its value, else a fingerprint. Mixed
     precision turns detection-1x-v1 into detection-1x-bf16-v1; a frozen trunk adds -frozen."""
     mine = decisive(given)
-    plain = {k: v for k, v in mine.items() if k not in (amp.ENABLED, amp.PRECISION, FROZEN)}
+    plain = {
+        k: v
+        for k, v in mine.items()
+        if k not in (dialect.AMP_ENABLED, dialect.AMP_PRECISION, FROZEN)
+    }
     shipped = _shipped(recipes.configs_dir() / dialect.KIND)
     for name, theirs in shipped:
         if theirs == mine:  # the demo's are frozen by their own configs
@@ -58,8 +62,10 @@ def protocol(given: Given) -> str:
             parts = [stem]
             if given.get(FROZEN):
                 parts.append("frozen")
-            if given.get(amp.ENABLED):
-                parts.append(given.get(amp.PRECISION, dialect.DEFAULTS[amp.PRECISION]))
+            if given.get(dialect.AMP_ENABLED):
+                parts.append(
+                    given.get(dialect.AMP_PRECISION, dialect.DEFAULTS[dialect.AMP_PRECISION])
+                )
             return "-".join([*parts, version])
     return f"detection-{recipes.fingerprint(mine)}"
 
@@ -73,6 +79,6 @@ def _shipped(folder: Path) -> list[tuple[str, dict[str, Value]]]:
         names = [line for line in path.read_text().splitlines() if line.startswith(STATED)]
         if not names:
             raise Failed(f"{path}: does not state its protocol; add a line `{STATED}NAME-v1`")
-        keys = decisive(dialect.shipped(path))
+        keys = decisive(Given(path, recipes.read_detector(path)))
         out.append((names[0].removeprefix(STATED).strip(), keys))
     return out

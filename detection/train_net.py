@@ -27,7 +27,6 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -41,25 +40,13 @@ from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.step_metrics import Metrics
 from backbench.runs.terminal import log
-from detection import (
-    backbones,
-    dialect,
-    lint,
-    measure,
-    precise_bn,
-    process_group,
-    rescore,
-    trunk_weights,
-)
+from detection import backbones, dialect, lint, measure, process_group
 from detection.data import reading
 from detection.data.split import training_records
+from detection.engine import DetectionEngine, reestimate_batch_norm
 from detection.protocol import decisive, stated
-from detection.run import DetectionRun, Prepared
-from detection.schedule import SolverSchedule
+from detection.run import DetectionRun, Prepared, SolverSchedule
 from detection.task_rows import task_of
-
-if TYPE_CHECKING:
-    from detection.engine import DetectionEngine
 
 SAVE_SECONDS = 300
 LOGGED = 4500  # rows of metrics.jsonl in a long run
@@ -75,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             start_ranks(run, prepared)
         return 0
     if run.eval_only:
-        run = rescore.evaluation(run, who)
+        run = measure.evaluation(run, who)
     # The weights are proven before the folder is made; a finished run needs no engine.
     finished = store.complete(run.out)
     if not finished and not (run.out / STATE_FILE).exists():
@@ -176,7 +163,7 @@ def prepare(run: DetectionRun) -> Prepared:
     cfg, seed = run.cfg.clone(), max(int(run.cfg.SEED), 0)
     # 1. The trunk, and whether it goes with the config
     named = str(run.given.get("MODEL.WEIGHTS") or "")
-    checkpoint = trunk_weights.read(run.checkpoint, named, backbones.arch_of(cfg), seed)
+    checkpoint = backbones.read_trunk(run.checkpoint, named, backbones.arch_of(cfg), seed)
     trunk = checkpoint.backbone()
     backbones.refuse(cfg, run.given, checkpoint, trunk)
     # 2. Its pixels, which are the checkpoint's to say
@@ -202,7 +189,7 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
     engine = build_engine(run, p, device)
     if not run.final.exists():
         sides = backbones.padded_test_size(p.cfg)
-        worst = trunk_weights.check_features(p.checkpoint, p.trunk, engine, sides)
+        worst = backbones.check_features(p.checkpoint, p.trunk, engine, sides)
         log.info(f"{run.engine}: the maps equal those of {p.checkpoint.name} to {worst:.1e}")
     return engine
 
@@ -299,7 +286,7 @@ def train(
             measure.on_the_way(run, p, engine, rank, iteration + 1)
     # 5. The end
     if schedule.precise_bn is not None:
-        precise_bn.reestimate(engine, records, batches=schedule.precise_bn, after=last)
+        reestimate_batch_norm(engine, records, batches=schedule.precise_bn, after=last)
     if rank == 0:
         keep_final(run, p, engine)
 

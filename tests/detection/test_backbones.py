@@ -18,7 +18,7 @@ from backbench.recipes import config as recipes
 from backbench.tasks import DETECTION
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
-from detection import backbones, dialect, train_net, trunk_weights
+from detection import backbones, dialect, train_net
 from detection.evaluate import AP_KINDS
 from detection.protocol import STATED, protocol
 from detection.task_rows import DETECTION_TASKS, task_of
@@ -91,7 +91,7 @@ def test_the_trunk_arrives_whole(tiny_root, tmp_path, checkpoints, engine, arch)
     """Its maps at detection's size are timm's own; a tensor that did not arrive is found."""
     run = run_of(tiny_root, tmp_path, checkpoints, arch, engine=engine)
     p, built_engine = built(run)
-    assert near_its_checkpoint(p, built_engine) <= trunk_weights.TOLERANCE
+    assert near_its_checkpoint(p, built_engine) <= backbones.TOLERANCE
     # 1. Against timm: of patch 14, 96 x 128 pixels are 84 x 112
     x = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(1))
     seen = x
@@ -185,7 +185,7 @@ def test_masks_and_keypoints_too(tiny_root, tmp_path, checkpoints, engine, of):
     name = f"tiny_{task}_rcnn_R_18_FPN"
     run = run_of(tiny_root, tmp_path, checkpoints, arch, *words, name=name, engine=engine)
     p, e = built(run)
-    assert near_its_checkpoint(p, e) <= trunk_weights.TOLERANCE
+    assert near_its_checkpoint(p, e) <= backbones.TOLERANCE
     before = {key: value.clone() for key, value in e.model.named_parameters()}
     e.start(p.train.records, 0, 1)
     e.model.train()

@@ -16,7 +16,7 @@ from detection import dialect, engine_detectron2
 from detection.data.images import load_image, shortest_edge, targets, to_uint8
 from detection.data.split import training_records
 from detection.rcnn.detector import Detector
-from detection.schedule import SolverSchedule
+from detection.run import SolverSchedule
 from detection.task_rows import DETECTION_TASKS
 
 

@@ -12,7 +12,7 @@ from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
-from detection import dialect, train_net, trunk_weights
+from detection import backbones, dialect, train_net
 from detection.data import images
 from detection.data.split import training_records
 
@@ -81,10 +81,10 @@ def test_weights_must_be_named(tiny_root, tmp_path, trunk):
     with pytest.raises(BadInput, match="no weights: give --checkpoint"):
         train_net.prepare(run_of_config(FASTER, tiny_root, tmp_path, ()))
     with pytest.raises(BadInput, match="downloads nothing"):
-        trunk_weights.read(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", "resnet50", 0)
+        backbones.read_trunk(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", "resnet50", 0)
     with pytest.raises(BadInput, match="give one"):
-        trunk_weights.read(tmp_path / "x", "y.pkl", "resnet18", 0)
-    drawn = [trunk_weights.read(None, "random", "resnet18", 0).digest for _ in range(2)]
+        backbones.read_trunk(tmp_path / "x", "y.pkl", "resnet18", 0)
+    drawn = [backbones.read_trunk(None, "random", "resnet18", 0).digest for _ in range(2)]
     assert drawn[0] == drawn[1]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backbench.results import store
-from detection import backbones, dialect, train_net, trunk_weights
+from detection import backbones, dialect, train_net
 from detection.engine import DetectionEngine
 from detection.run import DetectionRun, Prepared
 
@@ -58,4 +58,4 @@ def rates_and_decays(engine: DetectionEngine) -> dict[str, tuple[float, float] |
 def near_its_checkpoint(p: Prepared, engine: DetectionEngine) -> float:
     """How far the detector's maps are from the checkpoint's, as the command measures it."""
     sides = backbones.padded_test_size(p.cfg)
-    return trunk_weights.check_features(p.checkpoint, p.trunk, engine, sides)
+    return backbones.check_features(p.checkpoint, p.trunk, engine, sides)
