@@ -22,10 +22,10 @@ class WatchedDecoder:
     def __init__(self, decode):
         self.decode, self.paths, self.at = decode, [], {}
 
-    def __call__(self, path):
+    def __call__(self, path, **how):
         self.at.pop(len(self.paths) + 1, lambda: None)()
         self.paths.append(path)
-        return self.decode(path)
+        return self.decode(path, **how)
 
 
 def until_done(run, deaths):
