@@ -92,6 +92,11 @@ def check(args: argparse.Namespace) -> None:
     availability.weight_files(args)
 
 
+def shipped(path: Path) -> Given:
+    """Read a config file without overrides."""
+    return Given(path, read_detector(path))
+
+
 def embedded(given: Given) -> CfgNode:
     """The config for the torchvision engine; BadInput for an unknown, missing or mistyped key."""
     # The keys that the engine takes, each with a value of its type
