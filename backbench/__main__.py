@@ -1,10 +1,9 @@
-"""The program `backbench` (and `python -m backbench`): the process around `cli.main`, which handles
-a stop signal from its first line to its last.
+"""The program `backbench` (also `python -m backbench`) runs `cli.main` and handles stop signals
+from the first line to the last.
 
-    imports     -- a signal -->  one line, exit 75: nothing was begun
-    the verb    -- a signal -->  what `cli.guarded` and the verb's own loops make of it
-    behind it   -- a signal -->  not heard: the status is known, and only the interpreter is at work,
-                                 which would say where it stood
+    during imports   one line, exit 75: nothing was begun
+    in the verb      `cli.guarded` and the verb's own loops act
+    after the verb   ignored: the status is known, and Python would only print where it stood
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""The suite from Python: it takes a checkpoint or any torch module and returns results.
-
-Each task runs as a verb in a process of its own. A trunk that only this process holds
-(`ModuleTrunk`) is measured here.
-"""
+"""The suite from Python: `evaluate` measures checkpoints and torch modules. Each task runs as a
+verb in its own process; a trunk that only this process holds (`ModuleTrunk`) is measured here."""
 
 from __future__ import annotations
 
@@ -198,8 +195,8 @@ def _saved(checkpoint: Checkpoint, out: Path, *, alone: bool) -> Path:
 def place_tasks(
     tasks: str | Iterable[str] | None, data: Path, out: Path
 ) -> tuple[Path, list[WantedTask]]:
-    """(ROOT, the tasks with their datasets): `data` is ROOT where the tasks name datasets, else the
-    folder of one dataset. BadInput for a folder that is none."""
+    """Return ROOT and the tasks with their datasets. `data` is ROOT if the tasks name datasets,
+    else the folder of one dataset. BadInput if it is no such folder."""
     names = [tasks] if isinstance(tasks, str) else list(DEFAULT_TASKS if tasks is None else tasks)
     if not names:
         raise BadInput("no tasks given; a task is task/dataset[@recipe], as in linear/cifar10")
@@ -235,9 +232,8 @@ def place_tasks(
 def _groups(
     wanted: WantedTask, checkpoints: list[Checkpoint], root: Path, seed: int
 ) -> list[tuple[WantedTask, list[Checkpoint]]]:
-    """The runs of a task: checkpoints of one input size together where its verb can, else alone. A
-    cheap reading by the recipe of its name is fitted to the data (no more neighbours or shots than
-    there are) and to the size that the trunks take."""
+    """Split a task into runs: checkpoints of one input size together if its verb can, else alone.
+    Cheap readings by their default recipe are fitted to the data and the input size."""
     groups: dict[WantedTask, list[Checkpoint]] = {wanted: checkpoints}
     of_its_name = wanted.task in DEFAULT_TASKS and wanted.recipe == TASKS[wanted.task].recipe
     if of_its_name and wanted.dataset != "all":

@@ -1,7 +1,4 @@
-"""Charts as svg and png files: one look, the same bytes for the same numbers.
-
-matplotlib without pyplot's state.
-"""
+"""Charts as svg and png: one look, the same bytes for the same numbers, without pyplot's state."""
 
 from __future__ import annotations
 

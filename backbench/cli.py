@@ -1,5 +1,4 @@
-"""The command line `backbench VERB ...`: arguments are declared here, and the verb's module is
-imported only when it runs."""
+"""The command line `backbench VERB ...`; a verb's module is imported only when it runs."""
 
 import argparse
 import contextlib
@@ -650,8 +649,7 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
 
 
 def _pipe_is_closed() -> bool:
-    """True if nobody reads standard output or error any more, as behind `| head`. What is still to
-    be written goes nowhere, so that the interpreter does not complain at its end."""
+    """True if nobody reads our output, as behind `| head`; the rest of it is then discarded."""
     import select
 
     closed = False

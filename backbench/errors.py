@@ -29,8 +29,7 @@ class Failed(Exception):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """The end of an error message about an unknown `name`: the nearest allowed name, or all of
-    them. The folder of a name may be forgotten: lorac_imagenet is lorac/lorac_imagenet."""
+    """End an error message: the nearest allowed name (its folder may be left out), or all names."""
     names = sorted(allowed)
     by_end: dict[str, str] = {}
     for each in names:

@@ -22,12 +22,9 @@ def knn_scores(
     rows: int = 1024,
     columns: int = 65536,
 ) -> dict[int, Tensor]:
-    """Per k the class votes (N, classes) of `queries` (N, d) by a bank with `labels` (M,).
-
-    `bank` is (M, d), or its parts. Cosine similarity; a neighbour of similarity s votes
-    exp(s / temperature). At most `rows` x `columns` similarities are held at a time. Raises
-    ValueError when some k exceeds M.
-    """
+    """Per k the class votes (N, classes) of `queries` (N, d) by a bank with `labels` (M,). `bank`
+    is (M, d), or its parts. A neighbour of cosine similarity s votes exp(s / temperature). At most
+    `rows` x `columns` similarities are held at a time. ValueError if some k exceeds M."""
     parts = [bank] if isinstance(bank, Tensor) else list(bank)
     if max(k) > (count := sum(len(part) for part in parts)):
         raise ValueError(f"k = {max(k)} neighbours of {count} images")
@@ -58,9 +55,8 @@ def nearest(
     rows: int = 1024,
     distance: Literal["cosine", "l2"] = "cosine",
 ) -> tuple[Tensor, Tensor]:
-    """The `most` nearest of a bank, given block by block, to each of `queries` (N, d): their
-    similarities (N, most), best first, and their places. For `l2` a similarity is q b - b b / 2,
-    which falls as the distance rises."""
+    """The `most` nearest in a bank of blocks to `queries` (N, d): similarities (N, most), best
+    first, and places. For `l2` a similarity is q b - b b / 2, which falls as the distance rises."""
     cosine = distance == "cosine"
     queries = F.normalize(queries.float(), dim=1) if cosine else queries.float()
     # Invariant: after each block, `near` and `index` are right for what was seen of the bank so far.

@@ -1,9 +1,6 @@
-"""The tasks that can be measured, one row of tasks.toml each. Every list of tasks comes from here.
-
-A task is a kind of number (a linear probe, the AP of Mask R-CNN); a verb of the command line
-measures one or several of them, and a protocol (a recipe under configs/transfer or
-configs/detection) says how.
-"""
+"""The tasks that can be measured, one row of tasks.toml each; every list of tasks is made here. A
+task is a kind of number (a linear probe, the AP of Mask R-CNN), measured by a verb. A protocol (a
+recipe under configs/transfer or configs/detection) says how."""
 
 import tomllib
 from collections.abc import Mapping

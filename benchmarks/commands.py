@@ -1,5 +1,4 @@
-"""The commands: seconds until they answer, the launcher with 10,000 jobs, the leaderboard of 10^5
-results.
+"""Time the commands: their start, the launcher with 10,000 jobs, the leaderboard of 10^5 results.
 
 start: against `import torch, torchvision`, by the clock. launcher: against an sbatch for every job,
 measured on 20 of them; with Debian's Slurm installed (and as root), the jobs are really submitted to

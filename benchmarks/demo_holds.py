@@ -142,8 +142,7 @@ def measured(board: Board, prefix: str) -> tuple[Column, dict[str, tuple[Row, Ce
 
 
 def against_control(board: Board, prefix: str) -> dict[str, tuple[float, bool]]:
-    """Each pretrained checkpoint's points above the random trunk's, and whether a paired test says
-    that it is above."""
+    """Each pretrained checkpoint's points above the random trunk's, and if a test says so."""
     column, cells = measured(board, prefix)
     _, control = cells.pop(CONTROL)
     found = {}

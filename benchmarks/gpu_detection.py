@@ -1,10 +1,7 @@
-"""Seconds of a training iteration of Faster, Mask and Keypoint R-CNN at 800 pixels: both engines of
-the suite beside plain Detectron2's. A part of gpu.py.
-
-The images are the embedded scenes, enlarged to the recipes' sizes; each engine decodes and resizes
-its own, as it does in training, so its loader workers take part. detectors.txt has Mask R-CNN on a
-CPU, evaluated images and pasted masks.
-"""
+"""Seconds of a training iteration of Faster, Mask and Keypoint R-CNN at 800 pixels: both engines
+beside plain Detectron2's. A part of gpu.py. The images are the embedded scenes, enlarged to the
+recipes' sizes; each engine decodes and resizes its own, so its loader workers take part.
+detectors.txt has Mask R-CNN on a CPU, evaluated images and pasted masks."""
 
 import gc
 import importlib.util

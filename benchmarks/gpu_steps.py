@@ -113,8 +113,7 @@ def stepper(method: Method, config: PretrainConfig, way: str, scale: Scale) -> W
 
 
 def bare(config: PretrainConfig, way: str, scale: Scale) -> Work:
-    """No method can do with less: torchvision's ResNet-50 forward and backward on the views that
-    take a gradient, forward on the keys, and SGD."""
+    """No method can do with less: ResNet-50 forward and backward, forward on the keys, and SGD."""
     from torchvision.models import resnet18, resnet50
 
     torch.manual_seed(0)

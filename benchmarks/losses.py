@@ -1,8 +1,6 @@
-"""The losses against the code that their papers released: time, extra memory and accuracy.
-
-Each pair is timed forward + backward. Accuracy is the largest gradient error relative to the largest
-float64 gradient. Extra memory is the growth of the resident peak in one step.
-"""
+"""The losses against the code that their papers released, each timed forward + backward. Accuracy
+is the largest gradient error relative to the largest float64 gradient. Extra memory is the growth
+of the resident peak in one step."""
 
 import ctypes
 import gc

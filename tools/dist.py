@@ -1,8 +1,5 @@
-"""python tools/dist.py OUT: the sdist and, from it alone, the wheel.
-
-So what is missing in the sdist is missing in the wheel, and a test notices. setuptools must be
-installed; nothing is fetched.
-"""
+"""python tools/dist.py OUT: the sdist and, from it alone, the wheel, so a test of the wheel notices
+what the sdist lacks. It needs setuptools; nothing is fetched."""
 
 import contextlib
 import subprocess

@@ -1,8 +1,6 @@
-"""python tools/protocols_page.py writes docs/protocols.md from configs/transfer.
-
-Each protocol is a row: the keys that it states, over another protocol where it shares the rest with
-that. Their sources stand in the files, beside the values. A test holds the page current.
-"""
+"""python tools/protocols_page.py writes docs/protocols.md from configs/transfer. A protocol's row
+has the keys that it states, over another protocol if it shares the rest. Their sources stand in the
+files. A test holds the page current."""
 
 import re
 import sys

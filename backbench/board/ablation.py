@@ -1,8 +1,6 @@
-"""Ablations among the results, drawn as curves with error bars over seeds.
-
-A grid's `vary` names its checkpoints `NAME key=value [key=value]`, and all seeds of one point
-alike. Only that name is read here, so any rows with such names are an ablation, whoever made them.
-"""
+"""This file finds ablations among the results and draws them with error bars over seeds. A grid's
+`vary` names its checkpoints `NAME key=value [key=value]`, all seeds of a point alike. Any rows with
+such names are an ablation, whoever made them."""
 
 from __future__ import annotations
 
@@ -30,8 +28,7 @@ TICK = 12  # letters under an axis
 
 
 class Setting(NamedTuple):
-    """One point of an ablation: the name before the keys, and a value for each key. The first key
-    runs along the axis, so a setting without its first value names a curve."""
+    """One point of an ablation. The first key is the axis; the other values name a curve."""
 
     name: str
     values: tuple[str, ...]
@@ -61,8 +58,7 @@ def parse(name: str) -> tuple[str, dict[str, str]] | None:
 
 
 def find(board: Board) -> list[Ablation]:
-    """The ablations of two points or more among the measured rows, one for each set of keys: names
-    with the same keys are lines of one figure, the seeds of a setting one point."""
+    """Find the ablations of two points or more: one per set of keys, a point with all its seeds."""
     by_keys: dict[tuple[str, ...], Ablation] = {}
     for row in board.measured_rows:
         parsed = parse(row.name)
@@ -113,12 +109,9 @@ def columns(ablation: Ablation, board: Board) -> list[Column]:
 
 
 def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
-    """Write STEM.svg, .png and .csv: each column over the first key, with a line for each name and
-    each value of the other keys.
-
-    Error bars are one standard deviation over seeds, dots the single seeds. With a nuclear norm
-    there, the last panel shows the first accuracy over it (LORAC Fig. 3c).
-    """
+    """Write STEM.svg, .png and .csv: each column over the first key, a line per name and other
+    values. Error bars are one standard deviation over seeds, dots the single seeds. If a nuclear
+    norm was measured, the last panel shows the first accuracy over it (LORAC Fig. 3c)."""
     # 1. At most PANELS - 1 columns, so that one panel is left for the norm: accuracies, and two of
     #    the feature statistics at least if there are any
     every = columns(ablation, board)

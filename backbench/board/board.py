@@ -1,10 +1,9 @@
 """The board: results found below some folders as rows, columns and cells, and tests between rows.
 
 A row is a checkpoint. A column is `task/dataset[:split]/metric@protocol[~fingerprint][+engine]`, so
-numbers that were measured differently stand in different columns
-(backbench/results/column_keys.py). Published rows (backbench/papers/judge.py) stand beside the
-measured ones and are marked; they are never averaged or ranked with them. The files beside this one
-write a board in some form, and none of them is imported here.
+numbers that were measured differently stand in different columns (results/column_keys.py).
+Published rows (papers/judge.py) are marked, and never averaged or ranked with measured ones. The
+files beside this one write a board; none of them is imported here.
 """
 
 import contextlib
@@ -60,8 +59,7 @@ def _order_among(name: str, known: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Column:
-    """One way of measuring: a column of the board. `protocol` and `split` may carry marks
-    (backbench/results/column_keys.py); `split` is None for the test split."""
+    """One way of measuring. `protocol` and `split` may carry marks (results/column_keys.py)."""
 
     task: str
     dataset: str
@@ -141,9 +139,8 @@ class Measurement(NamedTuple):
 
 @dataclass
 class Cell:
-    """A number in the table, in percent. `parts` are the measurements it is made of: one per seed,
-    none where the number is published or an average. `backed` is False where nothing was kept that
-    one of them follows from: such a number stands apart, and leads nothing."""
+    """A number in percent. `parts` has one measurement per seed, none if published or an average.
+    `backed` is False if nothing was kept to verify one of them: such a number never leads."""
 
     value: float | None
     ci95: tuple[float, float] | None = None
@@ -253,8 +250,7 @@ def collect(runs: Iterable[str | Path]) -> Board:
 
 
 def read_verified(files: Iterable[Path], problems: list[str]) -> list[Measurement]:
-    """The results in these files that follow from what was kept beside them; the others, and lines
-    that cannot be read, are named in `problems`."""
+    """Read the results that verification accepts; name others and bad lines in `problems`."""
     measurements: list[Measurement] = []
     for file in files:
         lines = list(store.read_file(file))
@@ -352,8 +348,7 @@ def _recorded_last(
 
 
 def _cell(parts: list[Measurement]) -> Cell:
-    """One seed as measured; several as their mean with the t-interval over seeds. The note says why
-    a number is not ranked."""
+    """One seed as measured, or the mean of several; the note says why it is not ranked."""
     cell, results = _of_seeds(parts), [part.result for part in parts]
     why = next(filter(None, map(flaws.flaw, results)), "")
     cell.settled = not why
@@ -438,8 +433,7 @@ def predictions(cell: Cell) -> dict[int, Path]:
 
 
 def noise_of(board: Board, column: Column) -> TrainingNoise:
-    """How far a second training moves the numbers of a column, by all checkpoints of the column
-    that were trained with several seeds."""
+    """Return how far a second training moves a column, from checkpoints with several seeds."""
     task = TASKS[column.task]
     if column not in board.noises:
         if not task.trains or column.dataset == AVERAGE:
@@ -475,12 +469,10 @@ def noise_words(noise: TrainingNoise) -> str:
 
 
 def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | None:
-    """The paired difference a - b in a column; None where no predictions were kept or the test
-    lists differ.
+    """The paired difference a - b; None without predictions or if the test lists differ.
 
-    Where something is trained, all trainings of both are compared, over other images and other
-    trainings. If nobody knows how far those move a number, the test is over images alone, and says
-    that this is not all.
+    Trained rows are compared over all trainings of both, for other images and trainings. If nobody
+    knows how far trainings move a number, the test is over images alone and says so.
     """
     files_a, files_b = predictions(a), predictions(b)
     noise = noise_of(board, column)
@@ -494,15 +486,12 @@ def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | N
 
 
 def standing(board: Board, column: Column) -> dict[str, str]:
-    """Checkpoint -> its mark among the measured ones in this column.
-
-    `best`: a paired test puts it above every other row. Where no row is best, `tied` marks the
-    highest value and all rows that no test tells from it. `untested`: the highest value, where
-    predictions to test it with are missing. `once`: the highest value, where something was trained
-    and nobody knows how far a second training would move it. `unbacked`: nothing was kept that the
-    value follows from, so it takes no part. `unsettled`: not ranked (results/flaws.py), which leaves
-    nobody else `best`. Rows without a mark are behind.
-    """
+    """Checkpoint -> its mark among the measured ones in this column. Rows without a mark are
+    behind. `best`: a paired test puts it above every other row. If no row is best, `tied` marks the
+    highest value and all rows that no test tells from it. `untested`: the highest value, without
+    predictions to test it. `once`: the highest value, if nobody knows how far a second training
+    would move it. `unbacked`: nothing was kept to verify it, so it takes no part. `unsettled`: not
+    ranked (results/flaws.py), so nobody else is `best`."""
     if column not in board.standings:
         marks = _tested(board, column)
         if TASKS[column.task].ranked:

@@ -27,9 +27,8 @@ Line = dict[str, object]  # field -> value; fields that are left out stay empty
 
 
 def write_csv(board: Board, path: Path) -> None:
-    """Write leaderboard.csv: one row per checkpoint, one column per
-    `task/dataset/metric@protocol[+engine]`, in percent; empty where not run or undefined. Costs of
-    the trunks stand before them, where any row states one."""
+    """Write leaderboard.csv: one row per checkpoint, one column per `Column.name`, in percent;
+    empty if not run or undefined. Costs of the trunks come first, if any row states one."""
     cost_fields = trunk_costs.FIELDS if board.costs else ()
     names = [column.name for column in board.columns]
     lines: list[list[object]] = [[*ROW_FIELDS, *cost_fields, *names]]

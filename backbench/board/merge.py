@@ -1,11 +1,10 @@
 """`backbench merge A B --out C`: the records of several labs as one folder of runs.
 
-C/<lab>/<run>/results.jsonl has the lines that count, each with `lab` in its origin. A number that
-was measured twice is one line, of the measurement recorded last, with the others under `also`.
-Every record is verified (backbench/results/verification.py); one that does not follow from what it
-kept is named and left out. C/lists/<sha256>.tsv.gz has each list of test images once, paths and
-labels, so that the labels beside the predictions can be checked without trusting a sender. With
---public, which is useful for one lab's records too, the lines name no folder of a machine.
+C/<lab>/<run>/results.jsonl has the lines that count, with `lab` in their origin. A number that was
+measured twice is one line: the last recorded, with the others under `also`. Records that fail
+verification (results/verification.py) are named and left out. C/lists/<sha256>.tsv.gz has each list
+of test images once, paths and labels, so labels beside predictions can be checked without trusting
+a sender. With --public, useful for one lab too, the lines name no folder of a machine.
 """
 
 import argparse
@@ -189,8 +188,7 @@ _WHOLE = re.compile(rf"(?:file://)?{_DRIVE}(?:~[^/\\]*)?[/\\].*", re.DOTALL)
 
 
 def without_folders(record: dict[str, object]) -> dict[str, object]:
-    """The record without the folders that its commands ran in, and with every absolute path cut to
-    its last name. Commands stay, so that numbers can be measured again."""
+    """Remove the commands' folders and cut absolute paths to their last name; commands stay."""
     out: dict[str, object] = {}
     for key, value in record.items():
         if key == "command" and isinstance(value, str | list):

@@ -108,8 +108,7 @@ def column_sets(board: Board) -> dict[str, list[Column]]:
 
 
 def values_of(board: Board, columns: Sequence[Column]) -> tuple[list[Row], np.ndarray, list[str]]:
-    """The checkpoints that have a ranked value in one of the columns, the values (rows, columns),
-    nan where there is none, and the dataset of each column."""
+    """Return checkpoints with a ranked value, values (rows, columns; nan: none), and datasets."""
     measured = board.measured_rows
     place = {row.checkpoint: n for n, row in enumerate(measured)}
     which = {column: n for n, column in enumerate(columns)}
@@ -230,8 +229,7 @@ def _all(rows: Sequence[Row], labels: dict[str, str]) -> str:
 
 
 def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> str:
-    """The clause of single columns: in which a checkpoint is best by a paired test, in which it is
-    best of one training each, and in how many neither is so."""
+    """Name the columns in which a checkpoint is best, or best of one training; count the others."""
     if len(columns) < 2:
         return ""
     clauses, rest = [], len(columns)

@@ -1,10 +1,8 @@
 """leaderboard.html: one self-contained file with the table, the charts and every number's origin.
 
-The page is page.html beside this file with page.css, the scripts page_*.js and its data filled in.
-It asks the network for nothing. Its data are two blocks of JSON: `data`, which is drawn at once, and
-`origins`, which says where the numbers come from; this is most of the page and is read when the
-first number is opened. A table is written as one list per field, so that each field's name is
-written once, and page_data.js reads it by those names.
+page.html is filled with page.css, the scripts page_*.js and two blocks of JSON; the page asks the
+network for nothing. `data` is drawn at once; `origins`, most of the page, is read when the first
+number is opened. A table is one list per field, so each field's name is written once.
 """
 
 from __future__ import annotations
@@ -202,8 +200,7 @@ def _pair(pair: PairedDifference) -> Sequence[object]:
 
 
 class _Origins:
-    """The provenance of all numbers, with every distinct text and every list of keys once. Texts
-    longer than `longest` are cut, since the run folder has them whole."""
+    """The provenance of all numbers, each distinct text once, cut after `longest` characters."""
 
     def __init__(self, longest: int) -> None:
         self._longest = longest

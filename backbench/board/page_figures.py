@@ -1,5 +1,4 @@
-"""The figures on the page beside the table, all read from run folders: pretraining curves, pictures
-of detections, ablations, the early predictor, and the figures of `analyze` runs."""
+"""The page's figures come from run folders: curves, pictures, ablations, predictor, `analyze`."""
 
 import base64
 import io
@@ -89,8 +88,7 @@ def _analyses(board: Board) -> list[tuple[str, Path]]:
 
 def _curves(board: Board, runs: Iterable[str | Path]) -> list[Record]:
     """RUN/metrics.jsonl of every pretraining below `runs`, thinned to means of CURVE_POINTS bins. A
-    pretraining is a run whose run.json says so. Its curve takes the name of its row, where its
-    checkpoint has results; else the name in the checkpoint, or that of the folder."""
+    curve is named after its row, else after its checkpoint, else after its folder."""
     labels, row_index = board.labels(), board.row_index()
     curves: list[Record] = []
     files: dict[str, Path] = {}  # real path -> the path by which it was reached
@@ -161,8 +159,7 @@ def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[Record]:
 
 
 def _pictures(board: Board) -> list[Record]:
-    """RUN/pictures/* of the detection runs behind the board, and the pictures that rows of label
-    maps name, as small images inside the page."""
+    """RUN/pictures/* of detection runs and the pictures of label maps, as small images."""
     labels = board.labels()
     # A detector's run has pictures of one checkpoint and one task
     runs: dict[Path, Result] = {}  # folder, or picture -> any result of it

@@ -1,8 +1,5 @@
-"""The early predictor: the rank correlation of each cheap score with each downstream column.
-
-Intervals are over checkpoints (backbench/stats/correlation.py). With few checkpoints they are wide,
-and they are shown for that reason.
-"""
+"""The early predictor: the rank correlation of each cheap score with each downstream column, with
+its interval over checkpoints (stats/correlation.py), which is wide if there are few."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

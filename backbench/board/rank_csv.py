@@ -107,9 +107,8 @@ def of_runs(runs: Path) -> ForeignTable:
 
 
 def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> ForeignTable:
-    """Read a CSV with a row for each competitor. The column `name`, or else the first column of
-    text, names them; columns of numbers are ranked, and less is better in those that `lower` names.
-    BadInput if nothing can be ranked."""
+    """Read a CSV with a row for each competitor, named by column `name` or the first column of
+    text. Columns of numbers are ranked; less is better in `lower`. BadInput if there are none."""
     (_, first), *body = _lines(file)
     head = [heading.strip() for heading in first]
     for given in (*lower, *([name] if name else [])):
@@ -151,8 +150,7 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
 
 
 def _lines(file: Path) -> list[tuple[int, list[str]]]:
-    """The lines that are not empty, three at least, as long as the heading: each one's number in
-    the file, and its fields."""
+    """Return non-empty lines, at least three and of equal length: number and fields of each."""
     try:
         text = opening.read_bytes(file, most=MOST_BYTES).decode("utf-8-sig")
         reader = csv.reader(io.StringIO(text))

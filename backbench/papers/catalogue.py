@@ -1,8 +1,7 @@
 """The catalogue of printed tables and figures that grids make, and docs/papers.md made from it.
 
-A grid under configs/grids names the table that it measures (`prints: lorac:2`) and its deviations;
-its recipes name the rows that they must reach (`expected`). The catalogue reads all of it from
-there, so it cannot differ from what the jobs do.
+A grid names the table that it measures (`prints: lorac:2`) and its deviations; its recipes name the
+rows that they must reach (`expected`). The catalogue reads both, so it agrees with the jobs.
 """
 
 import functools
@@ -149,8 +148,7 @@ def name_of(number: Published) -> NumberName:
 
 
 def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
-    """The printed numbers by their source: the papers' tables, the csv files of timm and of the
-    ImageNet testbed, and public checkpoints' own pages."""
+    """Group printed numbers by source: papers' tables, csv files, pages of public checkpoints."""
     counts = coverage()
     found = [PrintedSource("papers", counts.total(), counts[None], len(by_number(judged)))]
     # 1. The counts of right images; measured are those of a row by the model's own classifier

@@ -48,8 +48,8 @@ class Claim:
 
 
 def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged]) -> list[Claim]:
-    """The claims of a table's numbers; equal ones claim nothing. A trunk that is not the printed one
-    by its verdict in `judged` proves nothing about it."""
+    """Return the claims of a table; equal numbers claim nothing. A trunk that is not the printed
+    one by its verdict in `judged` proves nothing about it."""
     columns: dict[tuple[str, str, str], list[Published]] = {}
     for n in numbers:
         if judging_rules.reason(n) is None:

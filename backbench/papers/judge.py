@@ -1,7 +1,4 @@
-"""The reproduction gate: which published numbers checkpoints must reach, and whether they do.
-
-Also the papers' own rows on the board (`add_published`).
-"""
+"""The reproduction gate: published numbers that checkpoints must reach, and the verdicts."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,9 +37,8 @@ def add_published(board: Board) -> None:
 
 @dataclass(frozen=True)
 class Judged:
-    """A measured number beside the published one that its checkpoint must reproduce, in percent.
-    Checkpoints of one recipe that differ in their seed are one number, their mean: `row` is the
-    first of `rows`, with their count in its name."""
+    """A measured number in percent and the published one to reproduce. Seeds of one recipe are one
+    number, their mean: `row` is the first of `rows`, with their count in its name."""
 
     row: Row
     column: Column
@@ -73,8 +69,7 @@ class Judged:
 
     @property
     def verdict_and_way(self) -> str:
-        """The verdict with the changed keys (changed: beta, lr), and with the way of pretraining
-        beside it: within (fast)."""
+        """The verdict with changed keys (changed: beta, lr) and way of pretraining (fast)."""
         said = self.verdict
         if said == "changed":
             said += f": {', '.join(self.changed)}"
@@ -100,13 +95,9 @@ class Judged:
 
 
 def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[str]]:
-    """Checkpoint digest -> keys of the published rows it must reproduce; digests without a key are
-    left out.
-
-    The keys are read from the results' provenance, from checkpoint files below `runs`, and from
-    those that the commands name. The files also say how they were pretrained, which goes to
-    `Board.ways` and `Board.recipes`.
-    """
+    """Checkpoint digest -> keys of the published rows it must reach, if any. Keys are in
+    provenance, in checkpoint files below `runs`, and in files that commands name. The files also
+    say how they were pretrained, which goes to `Board.ways` and `Board.recipes`."""
     # 1. The results themselves: which checkpoints there are, and their keys.
     keys: dict[str, set[str]] = {}
     commands: set[tuple[str, str]] = set()  # most numbers share theirs with others
@@ -146,8 +137,8 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
 def _printed(
     board: Board, expected: Mapping[str, Sequence[str]], unknown: list[str]
 ) -> Iterator[tuple[Row, Published]]:
-    """Each row with each printed number that it must reach. Unknown keys go to `unknown`: one that
-    is mistyped in a recipe must not end the whole board."""
+    """Yield each row with each number it must reach. Unknown keys go to `unknown`: a typing error
+    in a recipe must not end the whole board."""
     rows = {row.checkpoint: row for row in board.measured_rows}
     for digest, keys in expected.items():
         for key in keys:
@@ -226,8 +217,7 @@ def _trunk_differences(row: Row, cell: Cell, number: Published) -> tuple[str, ..
 
 
 def not_judged(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]:
-    """One line for each thing that makes `--check` fail beside the verdicts: unknown keys, undefined
-    numbers, and numbers measured in another way than their protocol's name says."""
+    """Return why `--check` fails beside the verdicts: unknown keys, undefined or unlike numbers."""
     lines: list[str] = []
     for row, number in _printed(board, expected, lines):
         if judging_rules.tolerance(number) is not None:

@@ -1,11 +1,9 @@
 """The rules that say which printed numbers are judged, by which protocol, and as which metric.
 
-A number can be judged where its table's authors scored the row themselves, by a protocol that this
-suite ships, with a method that this suite has. `WHY` has one word for each reason not to judge a
-number. Which recipe must reach a number is said by that recipe (`expected:`), not here.
-
-Quoted is, by one rule, what the table's authors took from another paper: in LORAC Table 1 what
-lacks their mark of an own measurement, in JCL Table 1 what has the mark of another paper or none.
+A number can be judged if its table's authors scored the row themselves, by a protocol and a method
+that this suite has. `WHY` has a word for each reason not to. A recipe's `expected:` says which
+numbers it must reach. Numbers quoted from another paper are known by one rule: in LORAC Table 1
+they lack the mark of an own measurement, in JCL Table 1 they have another paper's mark or none.
 """
 
 import functools
@@ -162,12 +160,10 @@ _TRIALS = 5  # behind a printed spread: CLLR Section 4.1, whose Table 0.6 does n
 
 
 def tolerance(number: Published, trainings: int = 1) -> float | None:
-    """The allowed distance in points of the mean over `trainings`; None for a number that is not
-    judged.
+    """The allowed distance in points of the mean over `trainings`; None if it is not judged.
 
-    Where the paper prints the spread s of its trials, their mean and ours differ by chance alone:
-    95% of all differences are within t s sqrt(1 / trials + 1 / trainings). The larger of this and
-    the task's tolerance counts.
+    If the paper prints the spread s of its trials, 95% of all differences by chance alone are
+    within t s sqrt(1 / trials + 1 / trainings). The larger of this and the task's tolerance counts.
     """
     if reason(number) is not None:
         return None

@@ -1,9 +1,8 @@
-"""The board's own table, and the papers' tables made from the board, as LaTeX and Markdown ready to
-paste.
+"""The board's own table and the papers' tables made from the board, as LaTeX and Markdown.
 
-Each printed table has the papers' own rows first, marked, then the measured ones. Only measured
-values are ever bold, and only where a paired test puts them above every other measured value of
-their column. The caption of a table is the title of the grid that measures it (configs/grids).
+Printed tables have the papers' own rows first, marked. Only measured values are ever bold, and only
+if a paired test puts them above every other measured value of their column. A table's caption is
+the title of the grid that measures it (configs/grids).
 """
 
 from collections import Counter
@@ -205,9 +204,8 @@ Columns = Sequence[Column | None]  # one for each TableColumn; None where no mea
 
 
 def protocol_sets(board: Board, table: PaperTable) -> list[tuple[Column | None, ...]]:
-    """The measured columns of a table, one list per (protocol, engine): unlike protocols never
-    share a table's column. The protocols that the paper used come first. A protocol that fills
-    nothing of the table gives no list."""
+    """The measured columns of a table, one list per (protocol, engine), the paper's first. Unlike
+    protocols never share a column, and a protocol that fills none gives no list."""
     fitting: dict[tuple[str, str | None], dict[TableColumn, Column]] = {}
     for column in board.measured_columns():
         for wanted in table.columns:

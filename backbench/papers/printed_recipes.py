@@ -1,7 +1,5 @@
-"""The pretraining recipes that a printed number names, and how a measured trunk's differs from them.
-
-A number is named by the grid of its table: its recipes, with what the grid changes in each point.
-"""
+"""This file finds the pretraining recipes that a printed number names, by the grid of its table,
+and how the recipe of a measured trunk differs from them."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -94,8 +92,8 @@ def _under(place: str, keys: Leaves) -> Leaves:
 
 
 def changes(recipe: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The keys, by their last word, in which a recipe differs from the one that the published row
-    `key` names; from the nearest, where several reach that row."""
+    """Return the keys, by their last word, in which `recipe` differs from the one that published
+    row `key` names; if several reach that row, from the nearest."""
     own = settings(recipe)
     number = published.lookup(key)[0]
     unlike = []

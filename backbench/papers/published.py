@@ -1,22 +1,18 @@
 """The numbers that the five papers print: what a recipe must reach, and rows to compare with.
 
-published.csv holds every number of the papers' tables, one line per number; text, control, times
-and spreads are counted, too, and never judged. Its `key` names
-one row of one printed table, so that (key, task, dataset, metric) names one number:
+published.csv has one line per number of the papers' tables; text, control, times and spreads are
+never judged. Its `key` names one row of one printed table, so that (key, task, dataset, metric)
+names one number:
 
     paper:table:model:arch:epochs[:variant][:set]
     lorac:1:lorac:resnet50:200    arb:2:arb:resnet50:100:projector-dim-256
     mio:4:mio-a:resnet50:250:stl10
 
-Each part is in lower case, with every run of characters other than letters, digits and . + =
-written as one dash; a part that the table does not give is a single dash. `variant` stands only
-where a table prints several rows under one name: it is the first statement of the note that is
-neither a spread ("std ...") nor a location ("in text"). `set` is the pretraining set, written where
-a printed row has models trained on several sets: a model trained on CIFAR-10 does not answer for
-the number of STL-10. Keys are stored, not computed, so a key never changes when rows are added;
-a test makes them again by this rule.
-
-judging_rules.py says which of the numbers are judged, and by which protocol.
+Parts are in lower case, every run of characters other than letters, digits and . + = is one dash,
+and so is a part that the table lacks. `variant` is written if a table prints several rows under one
+name: the first statement of the note that is neither a spread ("std ...") nor a location ("in
+text"). `set` is the pretraining set, written if a printed row has models of several sets: a
+CIFAR-10 model does not answer for STL-10. Keys are stored: adding rows changes none.
 """
 
 import csv

@@ -74,8 +74,7 @@ def write(
     digests: Mapping[str, str],
     lines: Sequence[OutcomeLine],
 ) -> None:
-    """Write the bundle, completely or not at all; `digests` are those of the checkpoints that were
-    made of the files."""
+    """Write the bundle, completely or not at all; `digests` are of the imported checkpoints."""
     members = {
         LIST: _json(config.to_dict(listed)),
         TABLE: _json(list(map(dataclasses.asdict, lines))),

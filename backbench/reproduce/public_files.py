@@ -1,7 +1,6 @@
-"""The public files of a list: found on this disk, compared with the printed digests, and fetched
-where `--download` asks for it.
+"""The public files of a list: found on this disk, checked by digest, fetched with `--download`.
 
-DIR/NAME/FILE             a complete file, of the published digest where one is printed
+DIR/NAME/FILE             a complete file, of the published digest if one is printed
 DIR/NAME/FILE.part        a download that was cut off
 DIR/NAME/FILE.part.json   which version of which file it is: address and tag
 """

@@ -22,9 +22,8 @@ _NAME = re.compile(r"\w[\w.+-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedBeside:
-    """A number printed elsewhere than in the five papers' tables, such as on the file's page.
-    `protocol` is the recipe under configs/transfer that is nearest to the authors' evaluation;
-    `unlike` says what still differs, and then there is no verdict."""
+    """A number printed outside the five papers' tables, such as on the file's page. `protocol` is
+    the nearest recipe of ours; if `unlike` says what still differs, there is no verdict."""
 
     task: str
     dataset: str
@@ -100,8 +99,7 @@ class PublicFile:
         return tuple(config.build(PrintedBeside, each, where="numbers") for each in self.numbers)
 
     def path_below(self, files: Path, name: str) -> Path:
-        """DIR/NAME/FILE: two files are called resnet50.pth, so each has a folder of its own. For a
-        model of timm's the file in the Hub's cache, if it is there."""
+        """DIR/NAME/FILE, as file names repeat; for a timm model, its file in the Hub's cache."""
         from huggingface_hub import try_to_load_from_cache
 
         if self.timm is not None:
@@ -178,7 +176,7 @@ def read_list(name: str | Path) -> ReproductionList:
 
 
 def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
-    """A set of timm's printed counts as a list: these models, or all that the Hub's cache holds.
+    """Return timm's printed counts as a list: of `models`, or of all that the Hub's cache holds.
     BadInput for a model that is not printed."""
     dataset = timm_scores.LISTS[name]
     printed = {model for model, _, of in timm_scores.scores() if of == dataset}

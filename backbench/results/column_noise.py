@@ -1,5 +1,4 @@
-"""How far a second training moves the numbers of a column: from the seeds measured in it, or from
-what others published (noise.yaml)."""
+"""Noise of a column's trainings: from seeds measured in it, or published (noise.yaml)."""
 
 import functools
 from collections.abc import Iterable, Sequence

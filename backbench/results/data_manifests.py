@@ -1,9 +1,8 @@
 """The lists of images that a row was trained and scored on, as its manifests tell them.
 
-The lists are the lab's own: no committed file says what they must be. Two rows are of one kind of
-data where everything that does not depend on the seed is equal (the test list, official splits,
-numbers of images), and where everything that does (a hold-out, a choice of images) is equal for
-equal seeds.
+No committed file says what a lab's lists must be. Two rows have one kind of data if all that does
+not depend on the seed is equal (the test list, official splits, numbers of images), and all that
+does (a hold-out, a choice of images) is equal for equal seeds.
 """
 
 from collections import defaultdict
@@ -106,8 +105,7 @@ def _of_detector(dataset: str, train: str, val: str, manner: Mapping[str, object
 
 
 def _unusual_size(row: Result, counts: Sequence[int | None], official_val: bool) -> str:
-    """ "n40000+10000" (labelled and test images) where the dataset, or the published list of labels,
-    has other numbers; empty where they agree or are not said."""
+    """Return "n40000+10000" (labelled, test images) if the dataset has other numbers, else ""."""
     dataset = DATASETS.get(row.dataset)
     train, val, test = counts
     if dataset is None or train is None or val is None or test is None:

@@ -33,8 +33,7 @@ def flaw(result: Result) -> str:
 
 
 def remark(result: Result) -> str:
-    """A word on a number that is ranked: its trunk was trained on a collection that this dataset's
-    images came from (related.yaml)."""
+    """Note a trunk trained on a collection that this dataset's images came from (related.yaml)."""
     related = _related().get(result.dataset, {})
     for name in _trained_on(result):
         if source := related.get(name.partition(":")[0]):

@@ -72,8 +72,7 @@ def _refuse(arrays: Arrays) -> None:
 
 
 def owner(x: Arrays, r: Result) -> str:
-    """Name the first of checkpoint, head and protocol by which kept scores belong to another number
-    than the row; empty where they are its own."""
+    """Name the first of checkpoint, head and protocol that differs from the row's; else ""."""
     protocol = str(x["protocol"]).partition("~")[0]  # a changed recipe's has its fingerprint, too
     kept = {"checkpoint": str(x["checkpoint"]), "head": str(x["head"]), "protocol": protocol}
     said = {"checkpoint": r.checkpoint, "head": r.facts.get("head_sha256"), "protocol": r.protocol}

@@ -1,7 +1,4 @@
-"""Two checkpoints compared by the predictions that they kept (docs/results.md).
-
-This file reads the predictions and pairs them; backbench/stats/paired_differences.py tests them.
-"""
+"""Two checkpoints compared by kept predictions; stats/paired_differences.py has the tests."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,11 +46,10 @@ def classes_of(x: Arrays, metric: str) -> np.ndarray | None:
 def compare(
     a: Sequence[Path], b: Sequence[Path], metric: str, noise: TrainingNoise | None = None
 ) -> Difference | None:
-    """a - b on `metric`, from the predictions that the seeds of each kept; None if they do not pair.
+    """Compare a - b on `metric` by the kept predictions of their seeds; None if they do not pair.
 
-    With the `noise` of trainings, means over all seeds are compared, for other images and other
-    trainings. Without it both have the same seeds in the same order: hits of several seeds and of
-    several draws of labels stand side by side, the seeds vary and so do the images.
+    With `noise`, means over all seeds are compared, for other images and other trainings. Without
+    it both need the same seeds in the same order, and seeds count like draws of labels.
     """
     # 1. The same images, scored in the same way
     x, y = of_seeds(a, metric), of_seeds(b, metric)

@@ -1,5 +1,4 @@
-"""Reading kept predictions: one file of arrays for each number. `store.keep_predictions` writes
-them and says what is in them."""
+"""Reads kept predictions, one file of arrays per number (see `store.keep_predictions`)."""
 
 import zipfile
 from collections import OrderedDict
@@ -18,8 +17,7 @@ Arrays = Mapping[str, np.ndarray]  # of one file
 
 
 class _Latest:
-    """A cache of the files of predictions that were read last, up to BYTES of arrays. A file of
-    ImageNet's 50,000 test images has 1 MB, one of a thousand bootstrap draws more."""
+    """A cache of the files read last, up to BYTES of arrays; ImageNet's have 1 MB or more."""
 
     BYTES = 1 << 30
 

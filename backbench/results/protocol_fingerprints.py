@@ -1,10 +1,9 @@
 """Fingerprints of protocols: a row's protocol is its resolved recipe, not its name.
 
-A copy of a shipped recipe with another crop can keep the name, so the name alone decides nothing.
-The *fingerprint* decides: 12 hex digits of the recipe that a row holds, without its name, without
-keys that change no number (`FREE`), and without keys at their defaults, so that a new key with a
-default changes no fingerprint. `shipped.json` binds the name of each shipped protocol to its
-fingerprint; tools/bind_protocols.py writes it, and a test keeps it current.
+A copy of a shipped recipe with another crop can keep the name, so the *fingerprint* decides: 12 hex
+digits of a row's recipe, without its name, keys that change no number (`FREE`), and keys at their
+defaults, so a new key with a default changes none. `shipped.json` binds shipped names to their
+fingerprints; tools/bind_protocols.py writes it, and a test keeps it current.
 """
 
 import functools
@@ -115,9 +114,8 @@ def digest(value: object) -> str:
 def of_recipe(
     task: str, name: str, recipe: Mapping[str, Any] | None, chosen_on: object
 ) -> str | None:
-    """The fingerprint that must stand behind a protocol's name in a column. None where `recipe`, as
-    a row holds it, is the shipped one of that name; UNKNOWN where the row holds none. `chosen_on`
-    is the split that hyper-parameters were chosen on."""
+    """The fingerprint to show behind a protocol's name: None if `recipe` is the shipped one of that
+    name, UNKNOWN if the row has none. `chosen_on` is the split that chose hyper-parameters."""
     own_name = _NAMED_BY_FINGERPRINT.fullmatch(name)
     if not recipe:
         return None if own_name else UNKNOWN

@@ -1,7 +1,4 @@
-"""Kept predictions scored on resamples of their test list (backbench/stats/resampling.py).
-
-All rows and all columns of one list are scored on the same resamples, so what they share is kept.
-"""
+"""Kept predictions scored on resamples of their test list: the same for all rows and columns."""
 
 import functools
 from collections.abc import Sequence

@@ -1,8 +1,5 @@
-"""Result: one measured number, and the one door where a stranger's line becomes one.
-
-A line of results.jsonl may come from anybody. `parse` checks it once, by pydantic and the types
-below, and names the key that is wrong; behind it the types are trusted.
-"""
+"""Result: one measured number. A line of results.jsonl may come from anybody: only `parse` makes a
+Result of it. Pydantic names the key that is wrong; afterwards the types are trusted."""
 
 import functools
 import math

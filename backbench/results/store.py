@@ -1,8 +1,5 @@
-"""RUN/results.jsonl: one line per measured number, appended once and never edited.
-
-Predictions are kept beside the numbers (`keep_predictions`), so that two checkpoints can be
-compared image by image. docs/results.md describes both files.
-"""
+"""RUN/results.jsonl: one line per measured number, appended once and never edited. Predictions are
+kept beside it, to compare checkpoints image by image. docs/results.md describes both."""
 
 from __future__ import annotations
 
@@ -34,9 +31,8 @@ LARGEST_FILE = 4 * opening.GIGABYTE  # of results: a million of them
 
 
 def append(run: str | Path, results: Iterable[Result], *, skip_known: bool = False) -> None:
-    """Append to RUN/results.jsonl by one locked, synced write, so that many jobs may share the
-    file. With `skip_known`, numbers that the file has already are not written again: a run that was
-    killed between two rows completes them."""
+    """Append to RUN/results.jsonl by one locked, synced write: many jobs may share the file. With
+    `skip_known`, known numbers are skipped: a killed run adds the missing ones."""
     run = Path(run)
     origin = _origin(run)
     lines: list[tuple[NumberKey, str]] = []

@@ -53,8 +53,7 @@ def of_result(result: Result) -> TrunkCost | None:
 
 
 def of_results(results: Iterable[Result]) -> dict[str, TrunkCost]:
-    """Checkpoint -> its cost. The speed is that of the last row that has one. Costs below a detector
-    count where there are no others: its images have a size of their own."""
+    """Checkpoint -> cost and last speed; costs below a detector only if there is no other."""
     costs: dict[str, TrunkCost] = {}
     for result in sorted(results, key=lambda result: result.origin.get("recorded") or 0.0):
         new, known = of_result(result), costs.get(result.checkpoint)

@@ -1,9 +1,6 @@
-"""Verifies records: every number is computed again from what was kept beside it.
-
-`of_run` gives each row of a results.jsonl a verdict: a level, or the reason why it does not stand.
-Only arithmetic on what lies in the folder is used, no torch and no images. A forgery that agrees
-with itself (predictions, value and interval made up together) cannot be seen here.
-"""
+"""Verifies records: every number is computed again from what was kept beside it. `of_run` gives
+each row of a results.jsonl a level, or why it fails. It reads only the folder: no torch, no images.
+A forgery that agrees with itself (predictions, value and interval) is not seen."""
 
 import csv
 import functools
@@ -230,8 +227,7 @@ def _contradictions(
 
 @functools.lru_cache(maxsize=1024)
 def _never_less(metric: str) -> tuple[str, float]:
-    """The metric that is at least as high as this one, and by how much it may be lower all the same;
-    an empty name where there is none."""
+    """The metric that must be at least as high, or "", and by how much it may still be lower."""
     if metric.startswith("top1"):
         return metric.replace("top1", "top5", 1), _ALIKE
     kind, _, name = metric.rpartition("_")

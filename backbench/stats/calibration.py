@@ -35,8 +35,7 @@ def _gap_of_bins(conf: np.ndarray, right: np.ndarray, bins: np.ndarray) -> float
 
 
 def aurc(conf: np.ndarray, right: np.ndarray) -> float:
-    """The area under the risk-coverage curve: the mean over i = 1..N of the share of errors among
-    the i most confident images."""
+    """Area under the risk-coverage curve: mean error of the i most confident images, i = 1..N."""
     return _area(errors_by_confidence(conf, right))
 
 
@@ -46,8 +45,7 @@ def eaurc(conf: np.ndarray, right: np.ndarray) -> float:
 
 
 def errors_by_confidence(conf: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Errors (N,), the most confident image first. Equally confident images share their mean error,
-    so the order of the images does not matter."""
+    """Errors (N,), most confident first; equally confident images share their mean error."""
     _, group, size = np.unique(-conf, return_inverse=True, return_counts=True)
     mean = np.bincount(group, ~right.astype(bool)) / size
     return np.repeat(mean, size)

@@ -80,8 +80,7 @@ def of_share(share: float, variance: float, images: float, df: float = math.inf)
 
 
 def of_hits(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
-    """The interval of the share of right images (N,) for new images of the same kind. With `label`
-    (N,) it is that of the mean of the classes' shares."""
+    """The interval of the share of hits (N,), for new images; with `label` (N,), of class means."""
     if label is None:
         share = float(hits.mean())
         return of_share(share, share * (1 - share) / len(hits), len(hits))
@@ -190,15 +189,13 @@ def poorly_known(part: float, df: float) -> float:
 
 
 def weights(n: int, classes: np.ndarray | None) -> np.ndarray:
-    """Weights (N,) that make a mean a plain sum: 1/N, or for a mean of C class means 1/(C N_c) with
-    N_c images in the image's class."""
+    """Weights (N,) that make a mean a sum: 1/N, or 1/(C N_c) for the mean of C class means."""
     return np.full(n, 1 / n) if classes is None else ClassWeights(classes).weight
 
 
 class ClassWeights:
-    """The classes of a test list (N,) as strata: each weighs the same, however many images it has.
-    `weight` (N,) makes a mean of class means a plain sum. `images` is the number of images of equal
-    weight that would do as well."""
+    """The classes of a test list (N,) as strata of equal weight. `weight` (N,) makes a mean of
+    class means a plain sum; `images` is the effective number of images of equal weight."""
 
     def __init__(self, label: np.ndarray) -> None:
         _, self.of, self.size = np.unique(label, return_inverse=True, return_counts=True)

@@ -1,8 +1,5 @@
-"""Spearman's rank correlation with its 95% interval.
-
-The interval is that of the percentile bootstrap over the values' pairs. Above MANY pairs, where
-that takes long and adds nothing, it is Fisher's z with the variance of Bonett and Wright (2000).
-"""
+"""Spearman's rank correlation with its 95% interval: the percentile bootstrap over pairs, or above
+MANY pairs, for speed, Fisher's z with the variance of Bonett and Wright (2000)."""
 
 import functools
 import math
@@ -26,8 +23,7 @@ class UnitRanks(NamedTuple):
 
 @functools.cache  # a column meets many others, mostly over the same checkpoints
 def resampled_ranks(values: tuple[float, ...]) -> UnitRanks:
-    """Rank `values` and their resamples. The resamples depend on the number of values alone: two
-    columns over the same checkpoints are resampled alike, as pairs must be."""
+    """Rank `values` and resamples that depend on their number alone: columns stay paired."""
     array, n = np.asarray(values, float), len(values)
     whole = _unit_ranks(array[None])
     if n > MANY:
@@ -50,8 +46,7 @@ def _unit_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def spearman(of_x: Sequence[float], of_y: Sequence[float]) -> tuple[float | None, Interval | None]:
-    """rho and its interval. rho is None if all of x or all of y are equal; the interval is None if
-    that holds for most resamples."""
+    """rho, None if x or y is constant, and its interval, None if most resamples are constant."""
     x, y = resampled_ranks(tuple(of_x)), resampled_ranks(tuple(of_y))
     # Pearson's r is the product of centred unit vectors.
     rho = float((x.whole * y.whole).sum())

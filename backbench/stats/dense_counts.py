@@ -12,8 +12,7 @@ COVERED = ("miou", "pixel_acc")
 
 
 def count(prediction: np.ndarray, label: np.ndarray, classes: int) -> np.ndarray:
-    """The counts of one map, (3, classes) in the order of NAMES; labels of `classes` and above are
-    ignored, whatever is predicted there."""
+    """Count one map: (3, classes) in the order of NAMES; labels >= `classes` are ignored."""
     known = label < classes
     prediction, label = prediction[known], label[known]
     parts = (label[label == prediction], prediction, label)
@@ -23,9 +22,8 @@ def count(prediction: np.ndarray, label: np.ndarray, classes: int) -> np.ndarray
 def scores(
     intersection: np.ndarray, predicted: np.ndarray, labelled: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """METRICS of counts (..., classes), in 0 to 1, each (...): the mean intersection over union of
-    the classes that are anywhere, the share of right pixels, and its mean over the classes that
-    there are."""
+    """METRICS of counts (..., classes), each (...) in 0 to 1: mean IoU of the classes labelled or
+    predicted, the share of right pixels, and its mean over labelled classes."""
     union = predicted + labelled - intersection
     with np.errstate(invalid="ignore", divide="ignore"):
         iou, recall = intersection / union, intersection / labelled

@@ -1,8 +1,6 @@
-"""The difference of two rows that were scored on the same images: its interval and its p-value.
-
-Two checkpoints scored on the same test list share its hard and its easy images, so their difference
-is far better known than either value. Nothing here compares the intervals of two values.
-"""
+"""The difference of two rows scored on the same images: its interval and its p-value. The rows
+share hard and easy images, so it is far better known than either value. Nothing here compares the
+intervals of two values."""
 
 import math
 from collections.abc import Sequence
@@ -37,12 +35,11 @@ class Difference:
 
 
 def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
-    """The mean of per-image differences `d` (N,), each -1, 0 or 1; with `classes` (N,) the mean of
-    the class means.
+    """The mean of differences `d` (N,), each -1, 0 or 1; with `classes` (N,) of class means.
 
     The interval is normal, with half a count added to either side (Agresti and Min, 2005). The test
-    is McNemar's mid-p (Fagerland, Lydersen and Laake, 2013). If classes weigh differently, there is
-    no binomial: then the p-value is that of the interval.
+    is McNemar's mid-p (Fagerland, Lydersen and Laake, 2013). Class means have no binomial: their
+    p-value is that of the interval.
     """
     from scipy.special import bdtr
 

@@ -1,12 +1,10 @@
 """Ranks of rows over many columns, and how well they are known.
 
-Three questions are answered apart. *Win rate* and *average rank* describe the table as it is. A
-*rank interval* says which ranks a row may have on other columns of the same kind: only those rows
-are surely before (or after) it that a test of all pairs of rows together puts above (or below) it
-(column_comparisons.py; Mogstad, Romano, Shaikh and Wilhelm, 2023). *Leaders* are the rows that
-nobody is above.
-
-Nothing is imputed: two rows are compared on the columns that both have.
+*Win rate* and *average rank* describe the table as it is. A *rank interval* says which ranks a row
+may have on other columns of the same kind: only rows that a test of all pairs together puts above
+(or below) it are surely before (or after) it (column_comparisons.py; Mogstad, Romano, Shaikh and
+Wilhelm, 2023). Nobody is above the *leaders*. Two rows are compared on the columns that both have;
+nothing is imputed.
 """
 
 from __future__ import annotations
@@ -58,12 +56,9 @@ def ranking(
     trainings: Trainings | None = None,
 ) -> Ranking:
     """Rank the rows of `values` (rows, columns): higher is better, nan is missing. `datasets` names
-    the dataset of each column.
-
-    `noise` (rows, columns, resamples) is how the values move on resamples of the test images, the
-    same images for all columns of one dataset; nan if a row kept no predictions. `trainings` is
-    what the values were trained with; None if nothing was.
-    """
+    each column's dataset. `noise` (rows, columns, resamples) is how values move on resamples of the
+    test images, the same for a dataset's columns; nan without predictions. `trainings` is what the
+    values were trained with, None if nothing was."""
     values = np.asarray(values, float)
     compared = compared_pairs(values, datasets, noise, trainings)
     places = _places(values, _strengths(*_wins(values)), compared.above)

@@ -8,8 +8,7 @@ _ENTRIES = 200_000  # resampled images at once
 
 
 def image_counts(seed: int, images: int) -> np.ndarray:
-    """How often each image is in each resample: (COUNT, images). Whoever passes the same seed
-    scores on the same resamples, so what two rows share is kept."""
+    """Images' counts in each resample (COUNT, images); the same seed gives the same resamples."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(images, np.full(images, 1 / images), size=COUNT).astype(np.uint16)
 

@@ -1,7 +1,5 @@
-"""`backbench calibrate`: calibration and selective prediction of heads that were measured before.
-
-No image is read: every number follows from RUN/scores, and is a row of the run it was kept in.
-"""
+"""`backbench calibrate`: calibration and selective prediction of measured heads. No image is read:
+numbers follow from RUN/scores, and are rows of that run."""
 
 import argparse
 import dataclasses

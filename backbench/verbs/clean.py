@@ -1,9 +1,8 @@
 """`backbench clean`: lists what runs hold on disk, and removes what no number depends on.
 
-What can go: the training state of a pretraining whose checkpoint is written and reads whole, the
-state of a detection run whose results are there, and temporary files of writers that died.
-Everything else stays: checkpoints, results, predictions, metrics, pictures, logs, and every state
-of a run that is not finished.
+It removes the training state of a pretraining whose checkpoint reads whole, that of a detection run
+with results, and temporary files of writers that died. The rest stays: checkpoints, results,
+predictions, metrics, pictures, logs, and every state of an unfinished run.
 """
 
 import argparse
@@ -24,8 +23,8 @@ STILL_WRITTEN_S = 3600  # a temporary file younger than this may have a living w
 
 @dataclass(eq=False)
 class Held:
-    """A run folder: its bytes in all, and the files that can go. Without a verb what stands beside
-    runs, of which only what can go is counted."""
+    """A run folder: all its bytes, and the files that can go. If `verb` is empty, it holds what
+    stands beside runs, and only files that can go are counted."""
 
     run: Path
     verb: str = ""

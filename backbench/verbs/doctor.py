@@ -1,7 +1,5 @@
-"""`backbench doctor`: reports what is installed here, what the machine has, and what that allows.
-
-Nothing is installed or changed. Exit status 1 where the suite itself cannot run.
-"""
+"""`backbench doctor`: reports what is installed, what the machine has, and what that allows. It
+changes nothing. Exit status 1 if the suite itself cannot run."""
 
 import argparse
 import importlib.metadata
@@ -69,8 +67,7 @@ def machine() -> Finding:
 
 
 def packages() -> list[Finding]:
-    """Each package that backbench requires here, without its extras: its version, and whether that is
-    within the stated range."""
+    """List each required package (no extras): its version, and if that is in the stated range."""
     try:
         from packaging.requirements import Requirement
     except ImportError:  # it reads the ranges, and is one of the packages that are looked for
@@ -114,8 +111,7 @@ for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
 
 
 def device() -> Finding:
-    """The GPUs that torch sees. A process of its own asks it, so that a broken installation is
-    reported and not raised."""
+    """Report the GPUs that torch sees, from its own process: a broken torch raises nothing here."""
     seen = _asked("device", "torch", sys.executable, "-c", _PROBE)
     return seen if seen.about else Finding("device", "torch", OK, "the CPU: demo and small data")
 
@@ -147,8 +143,7 @@ def _asked(kind: str, name: str, *command: str) -> Finding:
 
 
 def datasets(data: Path) -> list[Finding]:
-    """The datasets below ROOT, and why some cannot be evaluated on. `backbench data check NAME`
-    also reads the images."""
+    """The datasets below ROOT, and why some are unusable; `data check NAME` also reads images."""
     parts = []
     for row in availability.listed(data):
         name, state = str(row["name"]), OK if row["on_disk"] == availability.FOUND else BROKEN

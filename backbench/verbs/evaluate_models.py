@@ -1,8 +1,5 @@
-"""`backbench evaluate`: one's own models on one's own images, to the table.
-
-The measuring is `backbench.evaluate`'s. This verb says what will be done, prints the table, writes
-the page, and names the commands for what takes hours.
-"""
+"""`backbench evaluate`: one's own models on one's own images, to the table. `backbench.evaluate`
+measures; this verb shows the plan, the table and the page, and commands for what takes hours."""
 
 import argparse
 from pathlib import Path
@@ -107,8 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_table(board: Board) -> None:
-    """A line per column and model: value and 95% interval, `*` where the board sets bold, `°` for
-    the best of one training each."""
+    """Print each column's values with 95% intervals: `*` means best, `°` best of one training."""
     labels = board.labels()
     width = max((len(labels[row.checkpoint]) for row in board.measured_rows), default=0)
     for column in board.measured_columns():

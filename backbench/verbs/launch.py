@@ -1,8 +1,5 @@
-"""`backbench launch`: the jobs of a grid that are missing, on Slurm or on this machine.
-
-`run`, `retry` and `cancel` act: they submit, and write down what they see (`slurm.catch_up`).
-`status` and `run --dry-run` look, and write nothing.
-"""
+"""`backbench launch`: the missing jobs of a grid, on Slurm or on this machine. `run`, `retry` and
+`cancel` submit and record (`slurm.catch_up`); `status` and `run --dry-run` write nothing."""
 
 import argparse
 import contextlib
@@ -306,8 +303,7 @@ def cancel(args: argparse.Namespace) -> int:
 
 
 def _end_here(snapshot: Snapshot, name: str) -> bool:
-    """Tell the process above a job's command to end it, and return whether that was possible; a
-    process id means nothing elsewhere."""
+    """Tell the process above a job to end; False if it cannot be told, as on another machine."""
     attempt = snapshot.status(name)["attempts"][-1]
     host = attempt.get("host")
     if host != socket.gethostname():

@@ -1,8 +1,5 @@
-"""`backbench log RUNS --to NAME`: finished or running runs as those of an experiment logger, from
-their files, so that the machines that compute need no network.
-
-RUN/logged.json notes what was sent to whom; a second call sends only what is new since then.
-"""
+"""`backbench log RUNS --to NAME`: sends runs, also unfinished ones, to an experiment logger, from
+their files: machines that compute need no network. RUN/logged.json notes what was sent to whom."""
 
 import argparse
 import contextlib

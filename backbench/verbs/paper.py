@@ -121,8 +121,7 @@ def number_states(
 
 
 def _pretraining_costs(item: PrintedItem, runs: Sequence[Path]) -> list[tuple[str, str]]:
-    """(name, median speed and peak memory) of the pretrainings of a grid that measures nothing
-    else, by name; from their metrics.jsonl."""
+    """(name, median speed, peak memory) of a grid's pretrainings, from their metrics.jsonl."""
     overrides = [text for sweep in printed_recipes.sweeps(item.grid) for text in sweep.overrides]
     names = tuple(f"{t.removeprefix('name=')} " for t in overrides if t.startswith("name="))
     costs = []

@@ -102,8 +102,7 @@ def _print_lists() -> list[dict[str, object]]:
 
 
 def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> dict[str, Path]:
-    """Each file as a checkpoint of ours; checkpoints that are there already are left as they are. A
-    cached model of timm's that cannot be imported is left out with a line."""
+    """Import files not imported yet. Cached timm models that cannot be imported are left out."""
     checkpoints = {}
     for name, file in files.items():
         out = args.out / "checkpoints" / f"{name}.safetensors"

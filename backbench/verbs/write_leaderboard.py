@@ -21,8 +21,7 @@ STATISTICS = ("nuclear_norm", "rankme", "ece", "nll_t")
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `leaderboard`. Exit status 1 where --check finds a number outside its
-    tolerance, one that cannot be judged, or none at all."""
+    """Return 1 if --check finds a number outside its tolerance, one not judged, or none at all."""
     start = time.perf_counter()
     board = collect(args.runs)
     if not board.rows and not board.problems:
