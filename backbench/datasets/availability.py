@@ -18,8 +18,7 @@ FOUND, MISSING, UNUSABLE = "found", "missing", "unusable"
 
 
 def refuse(args: argparse.Namespace) -> None:
-    """BadInput for a folder, file or dataset on the command line of a verb that reads images that is
-    not there."""
+    """Raise BadInput if a folder, file or dataset that a verb would read images from is missing."""
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise BadInput(f"{args.out}: is a file; --out needs a folder")
     weight_files(args)

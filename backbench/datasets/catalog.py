@@ -1,8 +1,5 @@
-"""The datasets: one row each, and what is done with a row: found, read, checked, recorded.
-
-torchvision's root is ROOT/<name>; ROOT itself is looked at too. Nothing here downloads images.
-Whoever only wants the table imports neither numpy nor torch with it.
-"""
+"""Finds, reads, checks and records the datasets; each is a row. torchvision's root is ROOT/<name>,
+but ROOT is tried, too. No images are downloaded; the table alone imports no numpy and no torch."""
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 
 
 def class_folder(name: str) -> Dataset:
-    """The row of a class folder ROOT/<name>/{train,val,test}/<class>/<image>, without val, without
-    test (val is scored then), or ROOT/<name>/<class>/<image> (a test split is drawn)."""
+    """Return the row of a class folder ROOT/<name>/{train,val,test}/<class>/<image>, without val,
+    without test (val is scored then), or ROOT/<name>/<class>/<image> (a test split is drawn)."""
 
     def read(root: Path, seed: int) -> Splits:
         base = _class_folder_base(name, root)
@@ -73,8 +70,7 @@ def _folders_in(base: Path) -> list[str]:
 
 
 def _splits_of(base: Path) -> list[str]:
-    """The split folders of a class folder; none where there is no split. `train` with images and
-    no class folders in it is a class of that name."""
+    """List a class folder's splits. A `train` with images but no class folders is a class."""
     held = containers.splits_of(base)
     there = [split for split in SPLIT_FOLDERS if split in held or (base / split).is_dir()]
     return there if held or any(_folders_in(base / split) for split in there) else []
@@ -139,8 +135,7 @@ def _instead_of_classes(base: Path, folders: list[str]) -> str:
 
 
 def own_folders(root: Path) -> dict[str, str]:
-    """The class folders below ROOT that are no known datasets, each with what is wrong with it
-    (empty: nothing that its layout tells)."""
+    """Return each unknown class folder below ROOT -> what its layout shows to be wrong, or ''."""
     out: dict[str, str] = {}
     known_too = {*known(), "coco", "scenes"}
     names = set(_folders_in(root)) if root.is_dir() else set()
@@ -202,8 +197,7 @@ def known() -> list[str]:
 
 
 def row(name: str) -> Dataset | None:
-    """The row of that name, None where there is none. Of installed packages only that one is
-    loaded, so that what is wrong with another does not matter here."""
+    """Return that row, or None. Other installed packages may be broken, so they are not loaded."""
     if name in DATASETS:
         return DATASETS[name]
     if name in plugins.installed(plugins.DATASETS):
@@ -229,8 +223,7 @@ def present(name: str, root: Path) -> None:
 
 
 def open_split(root: Path, name: str, split: str) -> ImageList:
-    """ROOT/<name>/<split> as pretraining takes it: all its images, labelled or not. Raises BadInput
-    that names what is missing."""
+    """Read ROOT/<name>/<split> for pretraining, labelled or not. BadInput names what is missing."""
     found = row(name)
     with _layout_of(root / name):
         if found is not None and found.read_split is not None:
@@ -239,9 +232,8 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
 
 
 def load(name: str, root: Path, *, seed: int = 0, dense: bool = False) -> Splits:
-    """A dataset's splits, read and checked. Raises BadInput for what cannot be evaluated on. A
-    split of another size than the row's is used with a warning; every result's notes say so.
-    `dense` asks for images with label maps."""
+    """Read and check a dataset's splits; `dense`: images with label maps. BadInput if it is
+    unusable. A split of another size than the row's gives a warning, and a note in every result."""
     # 1. Labels and lists, then the files, and only then what is in them: each costs more.
     dataset = find(name)
     if dataset.dense != dense:
@@ -268,8 +260,8 @@ def load(name: str, root: Path, *, seed: int = 0, dense: bool = False) -> Splits
 
 
 def read_lists(dataset: Dataset, root: Path, seed: int = 0) -> Splits:
-    """A dataset's splits with all their files there; what is in these is not looked at. Raises
-    BadInput for what has another layout, labels or fewer files."""
+    """Read a dataset's splits and check that their files are there; what is in these is not looked
+    at. BadInput for another layout, other labels or fewer files."""
     return _looked_at(dataset, root, seed)[0]
 
 
@@ -283,8 +275,7 @@ def _looked_at(dataset: Dataset, root: Path, seed: int) -> tuple[Splits, walk.Si
 
 @contextlib.contextmanager
 def _layout_of(base: Path) -> Iterator[None]:
-    """Whatever a list, a table or a name that nobody foresaw brings about is BadInput that names
-    the folder."""
+    """Turn any error of an unforeseen list, table or name into BadInput that names the folder."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:

@@ -1,5 +1,4 @@
-"""Images that two splits share: by their pixels, and, where a file was written again in another
-format that loses some, by their looks."""
+"""Finds images that two splits share: by pixels, or by looks where a lossy format changed those."""
 
 from __future__ import annotations
 
@@ -47,8 +46,8 @@ def look_at(pixels: NDArray[np.uint8]) -> Look:
 def rewritten(
     a: ImageList, looks_a: Sequence[Look | None], b: ImageList, looks_b: Sequence[Look | None]
 ) -> list[tuple[str, str]]:
-    """Pairs (path in a, path in b) of files of unlike formats that show the same picture, without
-    those whose pixels are equal. `looks_x[i]` is of image i; None where it cannot be read."""
+    """Return pairs (path in a, path in b) of files in unlike formats that show the same picture
+    with unequal pixels. `looks_x[i]` is of image i; None where it cannot be read."""
     from scipy.spatial import cKDTree
 
     there = [(j, look) for j, look in enumerate(looks_b) if look is not None]

@@ -1,7 +1,4 @@
-"""`backbench data check coco`, and of VOC: whether what the annotations list is there.
-
-What is in the annotations is checked when `backbench detect` reads them.
-"""
+"""Checks COCO and VOC for `data check`: are all listed images there? `detect` checks the rest."""
 
 from __future__ import annotations
 

@@ -3,13 +3,11 @@
 ROOT/digits/{train,val,test}/<0..9>/*.png   1,797 handwritten digits (UCI), 32x32 RGB, class folders
 ROOT/lists/{1percent,10percent}.txt         labelled parts of digits/train, one `class/file` a line
 ROOT/scenes/{train2017,val2017}/*.jpg       scenes composed of those digits, in COCO's layout, with
-ROOT/scenes/annotations/*.json              boxes and masks of ten classes, and five keypoints of
-                                            one class `digit`
+ROOT/scenes/annotations/*.json              boxes, masks of ten classes, five keypoints of `digit`
 ROOT/scenes/maps/{train2017,val2017}/*.png  label maps: 0 background, 1..10 the digits 0..9, 255 what
                                             is left of a digit that others hide
 
-Equal drawings never land in two splits, and val scenes are made of test digits, train scenes of
-train digits.
+Equal drawings never land in two splits; val scenes show test digits, train scenes train digits.
 """
 
 import json
@@ -157,7 +155,7 @@ def _write_scenes(
 def _scene(
     images: np.ndarray, members: Sequence[Member], rng: np.random.Generator
 ) -> tuple[np.ndarray, list[tuple[int, Json, list[int]]], np.ndarray]:
-    """A (128, 128, 3) uint8 scene, its objects (label, and as `_object`), and its label map
+    """Return a (128, 128, 3) uint8 scene, its objects (label, and as `_object`), and its label map
     (128, 128); later digits are painted over earlier ones."""
     # 1. A background that gets brighter in some direction, with noise.
     ramp = np.linspace(0, 1, SCENE_SIZE)
@@ -224,8 +222,8 @@ def _polygons(mask: np.ndarray) -> list[list[float]]:
 def _object(
     whole: np.ndarray, visible: np.ndarray, polygons: list[list[float]]
 ) -> tuple[Json, list[int]]:
-    """COCO's box (left, top, width, height), area and outlines of the visible part, and x, y,
-    visibility of the whole stroke's five KEYPOINTS."""
+    """Return COCO's box (left, top, width, height), area and outlines of the visible part, and x,
+    y, visibility of the whole stroke's five KEYPOINTS."""
     rows, columns = np.nonzero(visible)
     left, top = int(columns.min()), int(rows.min())
     box = [left, top, int(columns.max()) - left + 1, int(rows.max()) - top + 1]

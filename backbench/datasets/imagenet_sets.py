@@ -1,8 +1,5 @@
-"""Pictures that ImageNet's classifiers are tested on and nothing is trained or chosen on.
-
-Their labels are places in lists of their own; `Splits.imagenet` says which of ImageNet's 1000
-classes they mean.
-"""
+"""Reads test sets for ImageNet's classifiers; nothing is trained or chosen on them. Labels are
+places in their own lists; `Splits.imagenet` says which of ImageNet's 1000 classes they mean."""
 
 from __future__ import annotations
 
@@ -75,8 +72,8 @@ def _of_synsets(folder: str, name: str) -> Reader:
 
 
 def _real(base: Path, seed: int) -> Splits:
-    """ImageNet's val by the labels of real.json, which counts the files ILSVRC2012_val_%08d from 1.
-    An image may have several; those without any are left out."""
+    """Read ImageNet's val with the labels of real.json, which counts the files ILSVRC2012_val_%08d
+    from 1. An image may have several; those without any are left out."""
     file = base / "real.json"
     answers = jsons.read(file)
     if hashlib.sha256(json.dumps(answers).encode()).hexdigest() != REAL:

@@ -20,8 +20,8 @@ LARGEST_FILE = opening.GIGABYTE  # bytes of images in one archive
 
 
 def pack(name: str, root: Path, kind: str, out: Path) -> None:
-    """Write each split and compare its list with the source's. The same command goes on after a
-    kill, at the first file that is not whole."""
+    """Write each split and compare its list with the source's. After a kill, the same command goes
+    on at the first file that is not whole."""
     parts = dict(_sources(name, root))
     if not parts:
         raise BadInput(

@@ -1,11 +1,7 @@
-"""How each dataset is read: (the folder that holds it, the hold-out's seed) -> its splits.
-
-torchvision's classes read what they read rightly; the others have readers of their own: CIFAR and
-STL-10 (nothing is unpickled), Caltech101 (gray images, no split, no background class), SUN397 (no
-split, unsorted), Birdsnap (none), ImageNet (its devkit is not needed).
-
-Whatever is heavy is imported by the readers that need it: the table of datasets is cheap to import.
-"""
+"""Reads each dataset: (its folder, the hold-out's seed) -> its splits. torchvision's classes do it
+where they are right. Own readers: CIFAR and STL-10 (nothing is unpickled), Caltech101 (gray images,
+no split, no background class), SUN397 (no split, unsorted), Birdsnap (none), ImageNet (needs no
+devkit). Heavy imports stay in the readers: the table of datasets is cheap to import."""
 
 from __future__ import annotations
 
@@ -64,8 +60,8 @@ _THREE = {"train": "train", "val": "val", "test": "test"}
 def _official(
     kind: str, parts: Mapping[str, str], *, files: str = "_image_files", **options: object
 ) -> Reader:
-    """The reader of a data set that torchvision's class `kind` lists: `parts` has its words for our
-    splits, `files` is its attribute with the images, or with pairs of image and label."""
+    """Return the reader of a data set that torchvision's class `kind` lists: `parts` has its words
+    for our splits, `files` is its attribute with the images, or with pairs of image and label."""
 
     def read(base: Path, seed: int) -> Splits:
         from torchvision import datasets
@@ -119,8 +115,7 @@ stl10 = _of_arrays("STL10", archives.read_stl10)
 
 
 def places365(base: Path, seed: int) -> Splits:
-    """Places365-Standard, in folders or in its owner's tar files; the official val is the test split.
-    The 256-pixel images where they are there."""
+    """Read Places365-Standard from folders or tars, at 256 pixels if there; its val is our test."""
     from torchvision.datasets import Places365
 
     def tar(size: str) -> Path:
@@ -217,9 +212,8 @@ def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def caltech101(base: Path, seed: int) -> Splits:
-    """30 images per class drawn for training, the rest is test; the seed decides which of the 30
-    are held out. BACKGROUND_Google is a class, as sizes 3,060 + 6,084 say. Gray images become RGB
-    like all others when they are decoded."""
+    """Draw 30 images per class for training, the rest is test; the seed picks the hold-out of the
+    30. BACKGROUND_Google is a class, as sizes 3,060 + 6,084 say. Gray images are decoded as RGB."""
     # torchvision's class would drop the background, and has no split.
     everything = scan_folder(base / "caltech101" / "101_ObjectCategories")
     train, test = splits.draw(everything, 30, _DRAWN_ONCE, what="caltech101's training split")
@@ -312,8 +306,7 @@ def _dense(
     parts: Sequence[Sequence[tuple[str, str]]],
     seed: int,
 ) -> Splits:
-    """Splits of train's and test's (image, label map) pairs below BASE. Refuses a missing map, and an image that is in
-    train and test."""
+    """Make splits of (image, label map) pairs; refuse a missing map, or an image in both parts."""
     shared = {image for image, _ in parts[0]} & {image for image, _ in parts[1]}
     if shared:
         clash = f"{len(shared)} images of train are test images, {min(shared)} first"

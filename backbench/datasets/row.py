@@ -51,8 +51,7 @@ class Dataset:
         return (self.metric, "top5") if self.top5 else (self.metric,)
 
     def base(self, root: Path) -> Path:
-        """The folder that holds all of `needs`. Raises BadInput that says how to get the
-        missing."""
+        """Return the folder that holds all of `needs`. BadInput says how to get the missing."""
         if not self.needs:
             return root
         folders = [root / folder for folder in self.folders or (self.name, ".")]

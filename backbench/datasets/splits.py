@@ -1,9 +1,6 @@
-"""Splits as pure functions of sorted relative paths, labels and a seed; their hashes and checks.
-
-Nothing here draws from a random generator whose stream could change between
-versions: an image's rank within its class is the sha256 of (seed, relative path).
-Everyone who has the same files derives the same split.
-"""
+"""Splits are pure functions of sorted relative paths, labels and a seed. An image's rank within its
+class is the sha256 of (seed, relative path), not a random stream, which could change between
+versions. Everyone who has the same files derives the same split."""
 
 from __future__ import annotations
 
@@ -102,8 +99,8 @@ def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
 def draw(
     images: ImageList, per_class: int, seed: int, *, what: str = "draw"
 ) -> tuple[list[int], list[int]]:
-    """(`per_class` indices of each class, the rest), both in the list's order. A class with fewer
-    images is refused."""
+    """Return (`per_class` indices of each class, the rest), both in the list's order. Refuse a
+    class with fewer images."""
     chosen: set[int] = set()
     for label, indices in ranked(images, seed).items():
         if len(indices) < per_class:
@@ -125,9 +122,8 @@ def others(images: ImageList, chosen: set[int]) -> list[int]:
 def hold_out(
     images: ImageList, seed: int = 0, *, share: float = HOLDOUT
 ) -> tuple[list[int], list[int]]:
-    """(train, val) indices, val with the classes in train's proportions. Of a class with n images
-    floor(n * share + 1/2) go to val, at least one of two or more; a class with one image stays in
-    train."""
+    """Return (train, val) indices. Of a class with n images, floor(n * share + 1/2) go to val, at
+    least one of two or more; a single image stays in train."""
     val: set[int] = set()
     for indices in ranked(images, seed).values():
         if len(indices) < 2:
@@ -190,8 +186,7 @@ def write_manifests(run: Path, dataset: str, splits: Splits) -> None:
 
 
 def check(dataset: str, splits: Splits) -> None:
-    """Refuse an empty split, a label outside the class list, and other class lists than train's, by
-    name; no file is looked at."""
+    """Refuse an empty split, labels outside the classes or classes unlike train's; read no file."""
     for name, images in splits.items():
         if splits.imagenet is not None and name != "test":
             continue
@@ -241,7 +236,7 @@ def refuse_untrainable(dataset: str, splits: Splits) -> None:
 
 
 def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None) -> dict[str, int]:
-    """The images of a local list, verified, each with the number of its line. SimCLR's
+    """Read and verify a local list: each image with the number of its line. A name is SimCLR's
     `n04235860_14959.JPEG`, or `class/file`."""
     try:
         data = path.read_bytes()
@@ -270,9 +265,8 @@ def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None
 
 
 def drawn_list(images: ImageList, percent: float, seed: int) -> dict[str, int]:
-    """A list drawn for `images`, as `read_list` gives one: of a class with n images the first
-    floor(n * percent / 100 + 1/2) by sha256 of 'seed path', at least two (one learns, one
-    chooses)."""
+    """Draw a list as `read_list` gives it. Of a class with n images, take the first floor(n *
+    percent / 100 + 1/2) by sha256 of 'seed path', at least two (one learns, one chooses)."""
     chosen: list[int] = []
     for indices in ranked(images, seed).values():
         chosen += indices[: max(2, int(len(indices) * percent / 100 + 0.5))]
@@ -280,7 +274,7 @@ def drawn_list(images: ImageList, percent: float, seed: int) -> dict[str, int]:
 
 
 def select(images: ImageList, names: Mapping[str, int], *, where: str) -> list[int]:
-    """Indices of the listed images (name -> its line in `where`), in the list's order.
+    """Return the indices of the listed images (name -> its line in `where`), in the list's order.
     `n04235860_14959.JPEG` is in class folder n04235860."""
     index = {path: i for i, path in enumerate(images.paths)}
     folders = {path.split("/")[0] for path in images.paths}

@@ -1,5 +1,4 @@
-"""Checks a dataset's files before any is decoded: all are there, and no two splits share one, by name
-or by content. Each file costs one system call."""
+"""Checks, by one system call per file, that all exist and no two splits share a name or content."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Image sets that are not files: CIFAR's pickles, STL-10's binary files, lists behind one another.
-
-Nothing is executed.
-"""
+"""Reads image sets that are not files: CIFAR's pickles (none executed), STL-10, joined lists."""
 
 from __future__ import annotations
 
@@ -37,8 +34,7 @@ def _read_pickle(path: Path) -> dict[str, Any]:
 
 
 def read_cifar(folder: Path, split: str) -> ArrayList:
-    """The folder `cifar-10-batches-py` or `cifar-100-python` of an archive, by its name; split is
-    train or test."""
+    """Read an archive's folder cifar-10-batches-py or cifar-100-python; split: train or test."""
     import numpy as np
 
     if folder.name == "cifar-100-python":
@@ -79,8 +75,7 @@ def _array_list(
 
 
 def read_stl10(folder: Path, split: str) -> ImageList:
-    """The folder `stl10_binary`. Unlabelled images have label -1. Pixels are read from disk when
-    they are needed."""
+    """Read the folder `stl10_binary`, pixels only when needed; unlabelled images have label -1."""
     if split not in STL10_SPLITS:
         raise BadInput(f"{folder}: no split '{split}'; {nearest(split, STL10_SPLITS)}")
     parts = [_read_stl10(folder, name) for name in split.split("+")]

@@ -1,12 +1,10 @@
-"""Every training augmentation of the project.
+"""Makes every training augmentation of the project.
 
-A view is decided first (`draw`: a few random numbers) and made afterwards, on PIL images with the
-pixels of torchvision's functions (`reference`) or by OpenCV and torch on arrays (`fast`). Both make
-the same decisions from the same generator, so the crops of the two pipelines are equal, and their
-colours differ by rounding and by one linear step in place of torchvision's hue.
-
-A fast view is made in one place, by `render_fast`, or in two: `render_geometry` where the image was
-decoded, and `apply_colour` on the device, from the batch's DeviceColour.
+A view is decided first (`draw`: a few random numbers), then made on PIL images with the pixels of
+torchvision's functions (`reference`), or by OpenCV and torch on arrays (`fast`). Both take the same
+decisions from the same generator: crops are equal, and colours differ by rounding and by one linear
+step in place of torchvision's hue. `render_fast` makes a whole fast view. Or `render_geometry`
+works where the image was decoded, then `apply_colour` on the device, from the batch's DeviceColour.
 """
 
 from __future__ import annotations
@@ -113,8 +111,7 @@ def draw(generator: torch.Generator, height: int, width: int, crops: Crops) -> D
 
 
 def render_reference(image: Image.Image, view: DrawnView, crops: Crops) -> np.ndarray:
-    """PIL RGB -> uint8 (size, size, 3), with the pixels of torchvision's functions on PIL images,
-    which the papers' code uses."""
+    """Render PIL RGB as uint8 (size, size, 3): torchvision's pixels, which the papers' code has."""
     from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
     top, left, height, width = view.box
@@ -170,7 +167,7 @@ def _blur_by_kernel(image: Image.Image, size: int, sigma: float) -> Image.Image:
 
 
 def render_geometry(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
-    """uint8 (H, W, 3) -> uint8 (size, size, 3): crop, resize, flip. OpenCV where the crop grows;
+    """Crop, resize, flip: uint8 (H, W, 3) -> uint8 (size, size, 3). OpenCV where the crop grows;
     where it shrinks torch's antialiased resize, which follows PIL's filter (OpenCV's linear one
     aliases, and its area one is slower than PIL)."""
     top, left, height, width = view.box
@@ -188,13 +185,10 @@ def render_geometry(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndar
 
 
 def colour_matrix(view: DrawnView, mean: Sequence[float]) -> np.ndarray:
-    """The view's jitter and graying as one (3, 4) matrix on RGB in 0..255.
-
-    Contrast pivots on the mean luma at its place in the chain, which follows from the crop's `mean`
-    RGB because every step is affine. PIL clips and truncates after each blend: the clipping is left
-    to the end here, the truncation is half a level on average. torchvision's hue goes through HSV,
-    here it is a rotation around the gray axis.
-    """
+    """Return the view's jitter and graying as one (3, 4) matrix on RGB in 0..255. Contrast pivots
+    on the mean luma at its place in the chain, known from the crop's `mean` RGB as each step is
+    affine. PIL clips and truncates after each blend: here clipping comes last, and truncation is
+    half a level on average. torchvision's hue goes through HSV, ours rotates around gray."""
     # x -> A x + b as (A | b). Each operation is a blend f x + (1 - f) y of the pixel x with
     # something y, applied to what the operations before it made
     matrix = np.eye(3, 4)
@@ -243,9 +237,8 @@ def render_fast(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DeviceColour:
-    """Finishes N fast views of one crop group, which only have their geometry, on the device.
-    matrix (N, 3, 4) float32, `colour_matrix` of each; sigma (N,) float32, the blur's in pixels, 0
-    for none; solarize (N,) bool. A loader worker makes it, `apply_colour` uses it."""
+    """This completes N fast views in `apply_colour`: matrix (N, 3, 4) float32 (`colour_matrix`),
+    sigma (N,) float32 in pixels (0: no blur), solarize (N,) bool. A loader worker makes it."""
 
     matrix: torch.Tensor
     sigma: torch.Tensor
@@ -274,9 +267,8 @@ class DeviceColour:
 
 
 def apply_colour(pixels: torch.Tensor, colour: DeviceColour, crops: Crops) -> torch.Tensor:
-    """uint8 (N, 3, h, w) -> float32 in 0..255: colour, blur and solarization of a batch. On the
-    pixels' device, where `colour` is too. The same decisions as `render_fast`, without its rounding
-    to whole levels in between."""
+    """Colour, blur and solarize a batch on its device: uint8 (N, 3, h, w) -> float32 in 0..255.
+    Unlike `render_fast`, it does not round to whole levels in between."""
     linear, offset = colour.matrix[:, :, :3], colour.matrix[:, :, 3, None, None]
     out = torch.einsum("nij,njhw->nihw", linear, pixels.float()) + offset
     out = out.clamp_(0, 255)

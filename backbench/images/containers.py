@@ -1,8 +1,5 @@
-"""Finds the container that holds a split, and names its images as a class folder would.
-
-A list's digest, the hold-out and the key of cached features come from names, labels, sizes and
-contents. As every container gives the names of the class folder, they do not depend on it.
-"""
+"""Finds the container that holds a split and names its images as a class folder would. So a list's
+digest, its hold-out and the key of its cached features do not depend on the container."""
 
 from __future__ import annotations
 
@@ -100,8 +97,8 @@ class Container:
 
 
 def find(base: Path, split: str) -> Container | None:
-    """The container of a split of the dataset in BASE (or in BASE.zip, BASE.tar); None where there
-    is none, or a class folder. BadInput for a split that is there twice."""
+    """Return the container of a split of the dataset in BASE (or in BASE.zip, BASE.tar); None where
+    there is none, or a class folder. BadInput for a split that is there twice."""
     found: list[tuple[str, str, list[Path]]] = []
     for kind, pattern, files in _files_of(base, split):
         if files not in [others for _, _, others in found]:
@@ -222,11 +219,9 @@ def provenance(splits: Iterable[tuple[str, ImageList]]) -> dict[str, dict[str, d
 def read_split(
     base: Path, split: str, *, classes: Sequence[str] | None = None, every: Sequence[str] = ()
 ) -> ImageList:
-    """The images of a split, from its class folder BASE/<split> or its container; of no name where
-    the dataset is not divided.
-
-    With `classes` given, these are the classes, in label order, and others are ignored; `every` is
-    the class list that numbers in a container refer to."""
+    """Read a split from its class folder BASE/<split> or its container; an empty `split` means an
+    undivided dataset. `classes` are taken in this label order, and others ignored; `every` is the
+    class list that numbers in a container refer to."""
     container = find(base, split) if split else whole(base)
     if container is not None:
         return read(container, base, split, classes=classes, every=every)
@@ -300,8 +295,8 @@ def archived(folder: Path, names: Sequence[str]) -> SpanList | None:
 
 
 def held(images: ImageList, file: Path, names: Sequence[str], words: Iterable[str]) -> SpanList:
-    """The images as members of an archive: `names` are theirs there, below folders of `words`.
-    BadInput where one is missing."""
+    """Return the images as members of an archive; `names` are theirs there, below folders of
+    `words`. BadInput where one is missing."""
     from backbench.images.spans import SpanList
 
     kind = file.suffix[1:]
@@ -389,8 +384,8 @@ def _common(names: Sequence[str], words: Iterable[str], own: str = "") -> int:
 
 @functools.lru_cache(maxsize=64)  # a dataset's container is looked for ten times
 def _splits_inside(container: Container, marks: tuple[Mark, ...]) -> dict[str, str]:
-    """Split -> its folder in a container that holds several; empty where it is not divided. `marks`
-    tell a file from another one of its name."""
+    """Return split -> its folder in a container that holds several; empty where it is not divided.
+    `marks` tell a file from another one of its name."""
     rows = _Rows(container, _tables(container)[0], "", {})
     tops = {name.partition("/")[0] for name in rows.names}
     if not tops <= SPLIT_OF.keys():
@@ -464,8 +459,7 @@ def _listed_labels(base: Path, split: str) -> dict[str, int]:
 def _class_of_label(
     rows: _Rows, stated: Sequence[str], every: Sequence[str] | None
 ) -> Mapping[int, str]:
-    """The class that each label stands for, by the class names that the container states and the
-    list of `every` class that numbers refer to; None for classes of its own."""
+    """Return label -> class by the container's `stated` names and the `every` list, if any."""
     labels = set(rows.labels) - {-1}
     if not labels:
         return {}

@@ -1,9 +1,6 @@
-"""Names a list of images by its contents, without reading all of it each time.
-
-A name for the list costs one stat per file and the reading of SAMPLE files. It sees another number,
-order, path or size of files, and other contents of a share f of them with probability
-1 - (1 - f)^SAMPLE: of one half always, of 5% in 96 of 100 cases.
-"""
+"""Names a list of images by its contents, at the cost of one stat per file and of reading SAMPLE
+files. It sees another number, order, path or size of files, and other contents in a share f of them
+with probability 1 - (1 - f)^SAMPLE: one half always, 5% in 96 of 100 cases."""
 
 from __future__ import annotations
 
@@ -62,9 +59,8 @@ def sample(images: ImageList) -> str:
 
 
 def whole(images: ImageList) -> str:
-    """16 hex digits of the contents of all images, in their order. Every file is read once. The
-    outcome is kept in the cache, under the paths, sizes, inodes and times of change of the files
-    (ctime, which no program can set)."""
+    """Return 16 hex digits of all images' contents, in order. Every file is read once; the result
+    is cached by paths, sizes, inodes and ctime (which no program can set)."""
     if isinstance(images, ArrayList):
         return hashlib.sha256(images.pixels.tobytes()).hexdigest()[:16]
     images = images.files

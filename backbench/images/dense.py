@@ -19,9 +19,8 @@ IGNORED = 255  # in a label map as the suite uses it: pixels that are neither tr
 
 @dataclass(frozen=True)
 class DenseList(ImageList):
-    """Images whose labels are maps: `maps` are PNG files below `root`, one for each image. `values`
-    is what a pixel's value in the file means: a class, or IGNORED; any value that it lacks is
-    refused. `labels` are 0 throughout."""
+    """Images whose labels are maps: `maps` are PNG files below `root`, one per image. `values`:
+    pixel value -> class or IGNORED, any other is refused. `labels` are all 0."""
 
     maps: tuple[str, ...]
     values: Mapping[int, int]
@@ -35,8 +34,7 @@ class DenseList(ImageList):
         return ImageList(self.root, both, (0,) * len(both), self.classes)
 
     def label_map(self, index: int) -> np.ndarray:
-        """The classes of image `index`, uint8 (H, W), IGNORED where there is none. BadInput for a
-        file that is no map of indices, or that holds an unknown value."""
+        """Return uint8 (H, W): a class or IGNORED. BadInput for a bad file or unknown value."""
         import numpy as np
         from PIL import Image
 

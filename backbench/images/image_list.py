@@ -31,8 +31,7 @@ LARGEST = opening.GIGABYTE  # bytes of a file
 
 @contextlib.contextmanager
 def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
-    """The image file, open, or its `data`; whatever its decoder stumbles over in the block is
-    BadInput that names it."""
+    """Open the image file or `data`; any decoder's error in the block is BadInput that names it."""
     try:
         with opening.open_regular(path, most=LARGEST) if data is None else io.BytesIO(data) as file:
             yield file
@@ -51,8 +50,7 @@ def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
 
 
 def decode(path: str | Path, *, upright: bool = False, data: bytes | None = None) -> Image.Image:
-    """An image file as PIL RGB, or its `data`, turned as its EXIF orientation says where `upright`.
-    Raises BadInput that names a missing, empty or corrupt file."""
+    """Decode a file, or its `data`, as PIL RGB; `upright` obeys EXIF. BadInput names a bad file."""
     from PIL import Image, ImageOps
 
     with readable(path, data) as file:
@@ -61,9 +59,8 @@ def decode(path: str | Path, *, upright: bool = False, data: bytes | None = None
 
 
 def decode_array(data: bytes, name: str | Path) -> np.ndarray:
-    """The bytes of an image file as uint8 RGB (H, W, 3), by OpenCV where it can and PIL where it
-    cannot. The pixels are PIL's (both use libjpeg-turbo; EXIF orientation is ignored by both).
-    Raises BadInput that names a corrupt or truncated image."""
+    """Decode an image's bytes as uint8 RGB (H, W, 3), by OpenCV or else PIL, with PIL's pixels
+    (both use libjpeg-turbo and ignore EXIF). BadInput names a corrupt or truncated image."""
     import cv2
     import numpy as np
 
@@ -90,8 +87,7 @@ def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
 
 
 class Names(Sequence[str]):
-    """Texts as one block of bytes: a third of the memory of a tuple of them, and what a forked
-    worker reads of it stays shared."""
+    """Texts as one block of bytes: a third of a tuple's memory, and shared with forked workers."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         block, ends = bytearray(), array("I", [0])
@@ -136,8 +132,7 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageList:
-    """Files and labels in a fixed order. `label` -1 means unlabelled; `classes` are names in label
-    order."""
+    """Files and labels in a fixed order; label -1: unlabelled; `classes`: names in label order."""
 
     root: Path
     paths: Sequence[str]  # relative to root, '/' between parts; kept as Names
@@ -231,12 +226,9 @@ class ArrayList(ImageList):
 
 
 def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> ImageList:
-    """A class folder ROOT/<class>/**/<image>, sorted by class and path: the same order everywhere.
-
-    With `classes` given, those folders must be there, in that label order, and others are ignored.
-    Images directly in ROOT with no class folder at all are an unlabelled set. Raises BadInput for a
-    missing or empty folder, by name.
-    """
+    """Read a class folder ROOT/<class>/**/<image>, sorted by class and path: the same order
+    everywhere. `classes`, in label order, must be there; other folders are ignored. Images directly
+    in ROOT, without class folders, are unlabelled. BadInput names a missing or empty folder."""
     root = Path(root)
     if not root.is_dir():
         raise BadInput(f"{root}: no such folder; expected images as {root}/<class>/<image>")
@@ -281,8 +273,7 @@ def missing_classes(root: Path, missing: Sequence[str], count: int) -> str:
 
 
 def ignored(root: Path) -> list[str]:
-    """Files below `root` that `scan_folder` passes over: of no known kind, or beside the class
-    folders."""
+    """List files that `scan_folder` passes over: of unknown kind, or beside the class folders."""
     folders = any(p.is_dir() for p in root.iterdir())
     out = []
     for path in sorted(root.rglob("*")):

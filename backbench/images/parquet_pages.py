@@ -1,9 +1,6 @@
-"""Where the values of a Parquet file's binary column lie, page by page. pyarrow does not say it.
-
-Page headers are Thrift's compact protocol (parquet-format: parquet.thrift). Snappy's encoder works in
-independent blocks of 64 KiB of output (snappy: format_description.txt), so that an image costs the
-blocks that it lies in and not its whole page.
-"""
+"""Finds where a Parquet file's binary column has its values, which pyarrow does not say. Page
+headers are Thrift's compact protocol (parquet-format: parquet.thrift). Snappy's blocks of 64 KiB of
+output are independent (snappy: format_description.txt), so an image costs only its blocks."""
 
 import os
 import struct
@@ -103,8 +100,7 @@ def hybrid(data: bytes, width: int, count: int) -> list[int]:
 
 
 def snappy_blocks(data: bytes) -> tuple[list[int], int]:
-    """(where each block of output begins in `data`, bytes of output); one block where they depend
-    on one another."""
+    """Return (each block's start in `data`, bytes of output); one block where blocks are linked."""
     reader = _Thrift(data)
     size = reader.varint()
     first = at = reader.at
@@ -144,9 +140,8 @@ def codec_of(about: Any) -> str:
 
 
 def spans_of(descriptor: int, about: Any, levels: int) -> Iterator[Span]:
-    """Yield the span of every value of a binary column in one row group, which pyarrow's
-    ColumnChunkMetaData describes. A value below the definition level `levels` is null. ValueError
-    for nulls and other encodings."""
+    """Yield the span of each value of a binary column in one row group; `about` is pyarrow's. Below
+    definition level `levels` a value is null. ValueError for nulls and other encodings."""
     at, codec = about.data_page_offset, codec_of(about)
     if about.has_dictionary_page and about.dictionary_page_offset:
         at = min(at, about.dictionary_page_offset)

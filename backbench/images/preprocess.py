@@ -1,5 +1,4 @@
-"""How pixels reach a network: channel statistics, which the checkpoint owns, and resize and crop,
-which the protocol owns."""
+"""Prepares pixels by the checkpoint's channel statistics and the protocol's resize and crop."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ def _statistics(pixels: Pixels, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _look_up(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
-    """`normalise` of pixels that lie channels last in memory, as decoders leave them: the same
-    numbers, 3x as fast."""
+    """Do `normalise` on channels-last pixels, as decoders leave them: same numbers, 3x as fast."""
     import cv2
     import torch
 
@@ -113,8 +111,7 @@ def eval_geometry(
     interpolation: Literal["bilinear", "bicubic"] = "bilinear",
     square: bool = False,
 ) -> Callable[[Image.Image], Image.Image]:
-    """PIL image -> PIL image: shorter side to `resize` (both sides when `square`), then the centre
-    `crop` pixels, as torchvision's Resize and CenterCrop give them."""
+    """Return torchvision's Resize of the shorter side (both if `square`), then CenterCrop."""
     from PIL import Image
 
     mode = Image.Resampling[interpolation.upper()]

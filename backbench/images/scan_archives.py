@@ -1,5 +1,4 @@
-"""Finds the images inside tar files (plain, tar of tars, WebDataset) and zip files. Only headers are
-read; nothing is unpacked, and nothing but labels is decoded."""
+"""Finds images in tar files (also nested, WebDataset) and zips, reading headers and labels only."""
 
 import struct
 import tarfile
@@ -23,8 +22,8 @@ def bare(start: int, size: int) -> Span:
 
 
 def scan_tars(files: Sequence[Path]) -> Iterator[Table]:
-    """The tables of uncompressed tar files. Tar files inside are looked into; a member `<key>.cls`
-    (a number) or `<key>.json` ({"label": number}) labels the image `<key>.<extension>`."""
+    """Yield the tables of uncompressed tar files, and of tars inside. A member `<key>.cls` (a
+    number) or `<key>.json` ({"label": number}) labels the image `<key>.<extension>`."""
     for file in files:
         try:
             with opening.open_regular(file) as raw:
@@ -44,8 +43,7 @@ def _said(passed: Counter[str]) -> list[str]:
 def _members(
     raw: IO[bytes], file: Path, begin: int = 0, above: str = ""
 ) -> tuple[list[Row], Counter[str]]:
-    """The images of a tar file that begins at byte `begin` of `file`; `above` is the folder that
-    the tar file inside a tar file stands for."""
+    """List a tar's images, from byte `begin` of `file`; `above` is the folder of a nested tar."""
     found: list[tuple[str, int, int]] = []
     labels: dict[str, tuple[str, int, int]] = {}  # key of a sample -> its label's kind and place
     rows: list[Row] = []
@@ -103,8 +101,7 @@ def _label(raw: IO[bytes], stated: tuple[str, int, int], file: Path, image: str)
 
 
 def scan_zips(files: Sequence[Path]) -> Iterator[Table]:
-    """The tables of zip files: the central directory says what there is, each member's own header
-    where it begins."""
+    """Yield the tables of zip files, by the central directory and each member's own header."""
     for file in files:
         try:
             with opening.open_regular(file) as raw, zipfile.ZipFile(raw) as archive:

@@ -1,8 +1,5 @@
-"""Finds the images inside Parquet, Arrow and LMDB files, in a process of its own.
-
-The libraries that know these formats may die of a crafted file, so they scan and never read: this
-program writes the table of each file, and who started it takes that for a stranger's, too.
-"""
+"""Finds the images in Parquet, Arrow and LMDB files, in its own process: a crafted file may kill
+the libraries that know them. They scan and never read; the caller distrusts their tables."""
 
 import contextlib
 import io
@@ -84,8 +81,8 @@ def main(kind: str, folder: str, files: Sequence[str]) -> None:
 
 
 def _columns(schema: Any) -> tuple[str, bool, str | None, list[str]]:
-    """(column of images, whether it is a struct of bytes and path, column of labels, class names)
-    by the schema and the Hub's description in it."""
+    """Return (column of images, whether it is a struct of bytes and path, column of labels, class
+    names) by the schema and the Hub's description in it."""
     import pyarrow as pa
 
     images, numbers = [], []
@@ -241,8 +238,8 @@ def scan_lmdb(file: Path) -> Table:
 
 
 def _pickled(data: bytes) -> tuple[int, int, int]:
-    """(first byte, number of bytes, label) of a pickled (bytes, int), which is never unpickled again.
-    ValueError for anything else."""
+    """Return (first byte, number of bytes, label) of a pickled (bytes, int), which is never
+    unpickled again. ValueError for anything else."""
     pair = pickles.read(io.BytesIO(data))
     if not (isinstance(pair, tuple | list) and [type(x) for x in pair] == [bytes, int]):
         raise ValueError("a pickled value that is not (bytes of an image, label)")

@@ -1,9 +1,6 @@
-"""Images inside containers (tar, zip, Parquet, Arrow, LMDB), read in place.
-
-Every image is a span: a container file, the first of its bytes there, and how many. A scanner finds
-the spans once; the table of a container file is kept in $BACKBENCH_CACHE/containers under the file's
-name, size, inode and ctime. Reading an image is one `pread`. No library's handle is kept.
-"""
+"""Reads images inside containers (tar, zip, Parquet, Arrow, LMDB) in place: one `pread` for each.
+An image is a span: container file, first byte, length. A scanner finds the spans once; the file's
+table is kept in $BACKBENCH_CACHE/containers by its name, size, inode and ctime."""
 
 from __future__ import annotations
 
@@ -247,8 +244,7 @@ class Table:
     def of(
         cls, rows: Sequence[Row], classes: Sequence[str] = (), notes: Sequence[str] = ()
     ) -> Table:
-        """A table of (name, label, span without its file) rows. ValueError for a name or a span
-        that no container has."""
+        """Make a table of (name, label, span without file) rows. ValueError for impossible ones."""
         table = cls(
             [name for name, _, _ in rows],
             np.array([label for _, label, _ in rows], np.int64),
@@ -298,8 +294,7 @@ class Table:
 
     @staticmethod
     def loaded(file: Path, size: int) -> Table:
-        """The table of a container of `size` bytes. OSError, ValueError or KeyError for what is
-        none."""
+        """Load the table of a container of `size` bytes. OSError, ValueError or KeyError if bad."""
         with np.load(io.BytesIO(opening.read_bytes(file, most=LARGEST_TABLE))) as columns:
             names = columns["names"].tobytes().decode()
             about: dict[str, Any] = jsons.decode(columns["about"].tobytes())

@@ -11,11 +11,9 @@ This is a job's life, as its status file tells it. `_begin` makes the first step
     running -> failed                  bad input, or `decide` says that it failed often enough
     running -> stopped                 told to save by its launcher, or by Slurm, which ends
     running -> cancelled               it ended under a mark
-    failed, stopped, cancelled -> queued    submitted again, by `retry` or (not failed) by `run`:
-                                       `Ledger.forgive`
+    failed, stopped, cancelled -> queued    `Ledger.forgive`: by `retry` or (not failed) by `run`
 
-A process that is killed leaves `running` behind; whoever looks sees that nobody holds the lock, and
-the next attempt notes that the one before it was killed.
+A killed process leaves `running` behind, with nobody at the lock; the next attempt notes that.
 """
 
 import contextlib
@@ -61,13 +59,10 @@ class Ending(NamedTuple):
 
 @dataclass
 class Attempt:
-    """Runs a job's command as a child process, once, and writes down how it went.
-
-    It can be pickled before it starts. A signal to this process is handed to the child, which saves
-    and exits 75. `command` is what stands before the verb, `machine` the options that fit it to the
-    place (--devices). `grace_s` is how long a child may take to save before it is killed (what it had
-    saved earlier stays).
-    """
+    """Runs a job's command as a child process, once, and writes down how it went. It can be pickled
+    before it starts. A signal to this process is handed to the child, which saves and exits 75.
+    `command` stands before the verb, `machine` are options for the place (--devices). After
+    `grace_s` a child that has not saved is killed (earlier saves stay)."""
 
     job: Job
     ledger: Ledger
@@ -178,8 +173,8 @@ class Attempt:
             self.ask_to_stop(self._stop[0])
 
     def _environment(self) -> dict[str, str]:
-        """Return the command's environment, without Slurm's variables. With them its processes
-        would count as Slurm's tasks. SLURM_CONF stays, for Slurm's clients."""
+        """Return the environment without Slurm's variables, with which processes would count as
+        Slurm's tasks. SLURM_CONF stays, for Slurm's clients."""
         out = {}
         for key, value in os.environ.items():
             if key == "SLURM_CONF" or not key.startswith(("SUBMITIT_", "SLURM", "PMI_")):
@@ -241,8 +236,7 @@ class Attempt:
         return Ending("bad input" if code == EXIT_BAD_INPUT else "failed", reason)
 
     def _peers_words(self) -> Ending | None:
-        """Wait for the words of the task whose loss this one has felt. None where no task of this
-        job says anything: then its node is gone, and that is no failure of the job."""
+        """Wait for the lost task's reason. None: its node is gone, and the job is not to blame."""
         end = time.monotonic() + PEER_S
         while time.monotonic() < end:
             if (sibling := self._sibling_failure()) is not None:
@@ -295,9 +289,8 @@ def decide(
 
 
 def since_progress(attempts: Sequence[AttemptNote]) -> Sequence[AttemptNote]:
-    """Return the last attempt that got farther than all before it, and those after it. Earlier
-    failures no longer count: three kills in three places are three accidents, three at one place
-    are a defect of the job."""
+    """Return the last attempt that got farther than all before it, and those after it. Three kills
+    in three places are accidents, three at one place are a defect of the job."""
     farthest: dict[str, int] = {}  # of each part of the run: the most steps that were done
     first = 0
     for number, attempt in enumerate(attempts):
@@ -337,8 +330,7 @@ def _often_enough(ending: Ending, attempts: Sequence[AttemptNote]) -> str | None
 
 def main() -> int:
     """Make the attempt that `JobPool` pickled to stdin: `python -m backbench.launch.attempt`.
-    SIGTERM and SIGINT: its launcher stops, so the job is left as `stopped`. SIGUSR1 and SIGUSR2:
-    somebody wants the place back; it counts as preempted."""
+    SIGTERM and SIGINT leave the job `stopped`; SIGUSR1 and SIGUSR2 count as preempted."""
     attempt = pickle.load(sys.stdin.buffer)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: attempt.ask_to_stop("stopped", signal.SIGTERM))

@@ -127,8 +127,7 @@ class Cluster:
         return self._known[key]
 
     def grace_s(self, resources: Resources) -> float:
-        """Return the seconds from the signal to the end: at most half of a short job's time. A local
-        pool keeps no time limit."""
+        """Return seconds from signal to end, at most half the time limit (a pool keeps none)."""
         if resources.limit_s is None or self.kind != "slurm":
             return float(self.signal_s)
         return min(float(self.signal_s), resources.limit_s / 2)
@@ -154,9 +153,8 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
 
 
 def recorded_cluster(file: str, overrides: Sequence[str], given: Cluster | None) -> Cluster:
-    """Return the cluster that recorded jobs were submitted to. BadInput where only the record says
-    so: it must be a shipped cluster, or the one `given` on the command line, and its overrides may
-    only change numbers and sizes."""
+    """Return the cluster that recorded jobs were submitted to: a shipped one, or the one `given` on
+    the command line, else BadInput. Recorded overrides may only change numbers and sizes."""
     path = Path(file)
     named = given is not None and Path(given.file).resolve() == path.resolve()
     shipped = path.resolve().parent == (config.configs_dir() / "clusters").resolve()

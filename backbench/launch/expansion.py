@@ -1,10 +1,7 @@
-"""This turns a grid into jobs: recipes and checkpoints x evaluations. Nothing here starts anything.
-
-A job is one command, `backbench VERB ...`, with a run folder whose name is a pure function of what
-decides its numbers. So the same grid always names the same folders, and what a folder already holds
-need not run again. A pretraining is a job, and so is the import of a foreign file; one of our own
-files is a checkpoint as it is.
-"""
+"""Turns a grid into jobs: recipes and checkpoints x evaluations. Nothing here starts anything. A
+job is one command, `backbench VERB ...`; its run folder's name is a pure function of what decides
+its numbers. So a grid always names the same folders, and what a folder holds need not run again.
+Pretrainings are jobs, and imports of foreign files; our own files are checkpoints as they are."""
 
 import dataclasses
 import functools
@@ -232,8 +229,7 @@ class Expansion:
     def _by_dataset_and_protocol(
         self, evaluation: Evaluation
     ) -> list[tuple[Evaluation, list[Subject]]]:
-        """Fill in `own`: return the evaluations that it stands for, each with its checkpoints. A
-        foreign file has no recipe here: its own protocol is looked up when it is measured."""
+        """Fill in `own`, by checkpoint; a foreign file's protocol is found when it is measured."""
         alike: dict[tuple[str | None, str | None], list[Subject]] = {}
         for subject in self._subjects.values():
             trained_on = own_probe.pretrained_on(subject.recipe)
@@ -343,8 +339,8 @@ def _recipe_of(file: Path) -> Mapping[str, object] | None:
 
 
 def _run_label(path: Path, where: str, *, skip: bool) -> str | None:
-    """The label of a pretraining's folder: the same before and after it ends. With `skip`, None for
-    a folder that is no pretraining (a glob found it, nobody named it)."""
+    """Return the label of a pretraining's folder: the same before and after it ends. With `skip`,
+    None for a folder that is no pretraining (a glob found it, nobody named it)."""
     # A grid's own folder has its fingerprint in its name already. Another one's label gets one of
     # all that run.json says, for two folders of one name may lie in two places.
     try:
@@ -411,8 +407,7 @@ def _kind(evaluation: Evaluation) -> str:
 
 @functools.cache
 def _geometry(protocol: str | None) -> str | None:
-    """A fingerprint of the image geometry, which decides a linear protocol's features. None where
-    augmentation makes them anew for every epoch, or where nobody knows it yet."""
+    """Fingerprint the geometry behind a linear protocol's features. None: augmented, or unknown."""
     if protocol == own_probe.OWN:
         return None
     recipe = config.read_recipe(config.find_recipe(protocol or "lorac", "transfer"))

@@ -1,7 +1,4 @@
-"""A grid is a file under configs/grids: recipes and checkpoints, and what is measured on them.
-
-Here it is read and checked; `expansion` makes its jobs.
-"""
+"""Reads and checks configs/grids: recipes and checkpoints, and what is measured on them."""
 
 import dataclasses
 import itertools
@@ -27,8 +24,7 @@ TABLE4 = tuple(TASKS[name].recipe for name in DETECTION)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An entry of `checkpoints`: a file, a glob, timm:NAME, or a pretraining's folder, finished or
-    not. The other keys are options of its import."""
+    """An entry of `checkpoints`: file, glob, timm:NAME or pretraining folder; import options."""
 
     path: str
     name: str | None = None
@@ -137,8 +133,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The keys of configs/grids/*.yaml. `data` may also come from the command line, `lists` from
-    the single evaluations."""
+    """The keys of configs/grids/*.yaml. The command line may give `data`, evaluations `lists`."""
 
     name: str
     # Names (table2, table3, table4, imagenet, all) or Evaluations

@@ -20,14 +20,11 @@ _FREE_OPTIONS = ("--seed", "--out", "--checkpoint")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One command of the suite. `name` is unique and is its run folder below RUNS.
-
-    `cells` are the (checkpoint, evaluation) pairs that it delivers: one run may serve several
-    checkpoints. It is done when the file `makes` exists, or else when its results.jsonl has all
-    rows that the run owes. `needs` must have succeeded before it starts, `after` should be over
-    (they fill a cache). `like` names its kind for people.
-    `arch` and `units` (epochs, or checkpoints of an evaluation) are for the estimate of its cost.
-    """
+    """One command of the suite. `name` is unique and is its run folder below RUNS. `cells` are the
+    (checkpoint, evaluation) pairs that it delivers. It is done when the file `makes` exists, or
+    else when its results.jsonl has all rows that the run owes. `needs` must have succeeded before
+    it starts, `after` should be over (they fill a cache). `like` names its kind for people; `arch`
+    and `units` (epochs, or checkpoints of an evaluation) serve the estimate of its cost."""
 
     name: str
     argv: tuple[str, ...]
@@ -75,9 +72,8 @@ def command_kind(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_recorded_command(job: Job, runs: Path) -> None:
-    """Refuse a recorded command that does not write to its job's own folder, named once, plainly.
-    Its verb was checked when the record was read; what stands before the verb, the environment and
-    the resources come from the cluster. It may read no more than what a grid may name."""
+    """Refuse a recorded command that writes beside its job's own folder, or reads more than a grid
+    may name. Its verb is checked earlier; what stands before the verb comes from the cluster."""
     again = "`backbench launch run` with its grid makes it anew"
     folders = [value for word, value in zip(job.argv, job.argv[1:]) if word == "--out"]
     # argparse takes the last of several, and Detectron2's own key stands for it too

@@ -1,8 +1,5 @@
-"""Jobs of this machine: processes side by side, in order of their dependencies.
-
-`JobPool` runs attempts at jobs, with their GPUs, their retries, and the jobs that a killed launcher
-left running. `run_here` is `launch run` on this machine.
-"""
+"""Runs jobs of this machine side by side, in order of their dependencies: `JobPool`, with GPUs,
+retries, and the jobs that a killed launcher left. `run_here` is `launch run` on this machine."""
 
 import contextlib
 import dataclasses
@@ -40,13 +37,10 @@ class Running(NamedTuple):
 
 
 class JobPool:
-    """Runs jobs as processes of this machine, at most `at_once`, in the order of their adding.
-
-    A job is waiting -> running -> over (`outcomes`), or again waiting where its attempt says so.
-    Each attempt is a small process of its own, so a killed pool leaves running jobs to finish, and
-    the next pool waits for them instead of starting a second copy. `gpus` are handed out by
-    CUDA_VISIBLE_DEVICES.
-    """
+    """Runs jobs as processes of this machine, at most `at_once`, in the order of their adding. A
+    job is waiting -> running -> over (`outcomes`), or again waiting where its attempt says so. Each
+    attempt is a process of its own: a killed pool leaves jobs to finish, and the next pool waits
+    for them and starts no second copy. `gpus` are handed out by CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, runs: str | Path, *, at_once: int, gpus: int = 0) -> None:
         self.ledger = Ledger(runs)
@@ -202,12 +196,10 @@ def run_here(
     interval: float | None = None,
     watch: Callable[[JobPool], None] = lambda pool: None,
 ) -> int:
-    """Run jobs on this machine and return the exit status.
-
-    kind local: N processes at a time; kind debug: one job after the other, on the terminal. `find`
-    gives the jobs to run, and whether there are more to wait for; with an `interval` it is asked
-    again and again, until there are not and all are over. `watch` is called after every step.
-    """
+    """Run jobs on this machine and return the exit status. kind local: N processes at a time; kind
+    debug: one job after the other, on the terminal. `find` gives the jobs, and whether there are
+    more to wait for: then it is asked every `interval` until there are not and all are over.
+    `watch` is called after every step."""
     number = uuid.uuid4().hex[:12]  # the pool's, as its lock tells it to others
     looks = itertools.count()
     pool = JobPool(ledger.runs, at_once=cluster.jobs, gpus=cluster.gpus)

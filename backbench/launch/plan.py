@@ -1,9 +1,6 @@
-"""The plan of a grid: the jobs that are missing, their arrays on Slurm, and what they will cost.
-
-A cost is the time of jobs of the same command that ended here. The same command means: the same
-recipe, options and data on the same kind of trunk, cluster and machine. Where none has run nothing
-is guessed, for across recipes a guess is off by any factor.
-"""
+"""Plans a grid: the jobs that are missing, their arrays on Slurm, and what they will cost. A cost
+is the time of ended jobs of the same command: the same recipe, options and data on the same kind of
+trunk, cluster and machine. Nothing else is guessed: across recipes a guess is off by any factor."""
 
 import argparse
 import dataclasses
@@ -106,16 +103,14 @@ def without_done(new: Sequence[Job], states: Mapping[str, State]) -> list[Job]:
 
 @dataclass(frozen=True)
 class CommandCheck:
-    """Checks the commands of a grid's jobs before they are submitted, each kind of them once. An
-    unknown key or a missing dataset would otherwise fail in the queue, job by job."""
+    """Checks a grid's commands before they are submitted, as errors would else fail job by job."""
 
     parsed: Callable[[Sequence[str]], argparse.Namespace]  # the command line's parser
     check: Callable[[argparse.Namespace], None]
     seen: set[tuple[str, ...]] = field(default_factory=set)  # kinds of commands, and warnings
 
     def refuse(self, jobs: Iterable[Job], where: str) -> None:
-        """Raise BadInput with the job's name for a recipe or key that does not exist. A missing
-        dataset is only a warning: it may be where the jobs run."""
+        """Raise BadInput for an unknown recipe or key; warn of a dataset that is not here."""
         for job in jobs:
             kind = command_kind(job.argv)
             if job.verb not in CHECKED or kind in self.seen:
@@ -144,8 +139,7 @@ class JobArray(NamedTuple):
 
 
 def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[JobArray]:
-    """Pack jobs into as few arrays as their resources and dependencies allow. `needs` stay exact,
-    `after` is widened to whole arrays."""
+    """Pack jobs into as few arrays as possible; `needs` stay exact, `after` become whole arrays."""
     # 1. Level of a job: 0 without dependencies in the list, else one more than the highest of
     #    theirs. So an array depends on arrays of lower levels only, which have their numbers.
     level: dict[str, int] = {}

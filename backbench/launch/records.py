@@ -8,11 +8,9 @@
     launcher.lock pool.lock  held by whoever submits to Slurm, or runs jobs on this machine
 
 A launcher that dies leaves all of this; the next one reads it, asks squeue, and goes on. Reading
-writes nothing and creates nothing.
-
-Whoever can write to RUNS can write a record. So a record is parsed once, into the types below, and
-is left out with a warning where no launcher can have written it. Nothing that it says becomes a
-command, a set-up or an environment: those come from a cluster's file (`clusters.recorded_target`).
+writes nothing. Whoever can write to RUNS can write a record, so each is parsed into the types
+below, or left out with a warning. Nothing in it becomes a command, a set-up or an environment:
+those come from a cluster's file (`clusters.recorded_cluster`).
 """
 
 import contextlib
@@ -160,8 +158,7 @@ class Ledger:
         return out
 
     def write_status(self, job: Job, status: Status) -> bool:
-        """Write it; False for a status that cannot be written (a full disk), which ends no job that
-        may yet succeed."""
+        """Write it, or return False (a full disk), which ends no job that may yet succeed."""
         try:
             atomic.write_json(self._file("status", job, ".json"), status)
         except OSError as error:
@@ -196,8 +193,7 @@ class Ledger:
         return next((line[:300] for line in lines if not line.startswith("$ ")), None)
 
     def submitit(self, submission: Submission) -> Path:
-        """Return the folder of submitit's files, one per submission: another cluster would number
-        its jobs from 1 again, and find this one's results."""
+        """Return submitit's folder for one submission: other clusters count jobs from 1, too."""
         return self.root / "submitit" / submission.uid
 
     def wrapper_line(self, record: Record) -> str | None:
@@ -230,8 +226,7 @@ class Ledger:
         return False
 
     def alone(self, job: Job, patience_s: float = 90.0) -> contextlib.AbstractContextManager[int]:
-        """Hold the job's lock, given as a file descriptor. Two processes never run one job, even
-        requeued early. A child that inherits the descriptor holds it on."""
+        """Hold the job's lock, given as a file descriptor; a child that inherits it holds it on."""
         refusal = Failed(f"{job.name}: another process has run it for {patience_s:.0f} s")
         return _hold(self._file("locks", job), refusal, patience_s, without=True)
 

@@ -1,15 +1,12 @@
-"""The launcher on Slurm, through submitit: what a job runs there, and how arrays are submitted.
-
-The only file that imports submitit.
+"""Runs jobs on Slurm and submits arrays; no other file imports submitit.
 
 How a killed job continues, from the signal to the next start:
 
 1. Slurm sends SIGUSR2 (the time is nearly up, or preemption) or SIGTERM (the grace before a
    preemption, scancel). `SlurmTask._listen` hands it to the command, which saves and exits 75.
 2. `attempt.decide` says what follows. "again": `SlurmTask._requeue` sends the job back to the queue
-   under its number, so what waits for it goes on waiting. "stopped": `_await_end` first learns from
-   Slurm what it has in mind. Without scontrol, Slurm's own kill requeues the job, or the next
-   attempt begins in it.
+   under its number, so what waits for it goes on waiting. "stopped": `_await_end` first asks Slurm.
+   Without scontrol, Slurm's own kill requeues the job, or the next attempt begins in it.
 3. A lost node or `scontrol requeue` give no word. Slurm starts the job anew by itself (`requeue`
    in `_parameters`); `Attempt._begin` notes that the attempt before was killed.
 4. The job starts: the same pickle, the same command, the same folder, whose state it continues.
@@ -71,12 +68,9 @@ EARLY_SIGNAL = (
 @dataclass
 class SlurmTask(Attempt):
     """One task of a Slurm job, run by submitit. Task 0 keeps the status; the others run their rank,
-    save at a signal and end.
-
-    After SIGUSR2 the outcome is "again". After SIGTERM it is "stopped", or "cancelled" under our
-    mark; what is meant Slurm says itself (`_await_end`). We never end the job: Slurm would call it
-    failed and block what waits for it.
-    """
+    save at a signal and end. The outcome is "again" after SIGUSR2; after SIGTERM "stopped", or
+    "cancelled" under our mark (`_await_end` asks Slurm what is meant). We never end the job: Slurm
+    would call it failed and block what waits for it."""
 
     limit_s: float | None = None  # Slurm keeps it
 
@@ -155,13 +149,10 @@ class SlurmTask(Attempt):
         return not late
 
     def _await_end(self) -> bool:
-        """Wait until Slurm kills this process, or ends or requeues the job (True).
-
-        After scancel, a requeue or a node failure the job is COMPLETING, and lingering beyond its
-        new start would drain the node: this process ends. In a grace before preemption the job is
-        RUNNING with a PreemptTime: it is requeued at once, which ends the grace early. False where
-        neither comes.
-        """
+        """Wait until Slurm kills this process, ends or requeues the job (True), or does neither
+        (False). After scancel, a requeue or a node failure it is COMPLETING: this process ends, as
+        lingering beyond the new start would drain the node. In a grace before preemption it is
+        RUNNING with a PreemptTime: it is requeued at once, which ends the grace early."""
         began = time.monotonic()
         while True:
             now = slurm_client.own_standing()
@@ -241,8 +232,8 @@ class SlurmTask(Attempt):
 def submit(
     ledger: Ledger, cluster: Cluster, grid: str, jobs: Sequence[Job], active: Mapping[str, str]
 ) -> int:
-    """Submit the jobs of a grid as arrays; returns how many. `active`: name -> number of the jobs
-    that are on Slurm already. Failed where Slurm takes only some: those run."""
+    """Submit a grid's jobs as arrays; return how many. `active`: job name -> number of those on
+    Slurm already. Failed where Slurm takes only some; those run."""
     # For every array: on record, to Slurm, its numbers on record. A launcher that dies in between
     # leaves an array that the next one recognises (`Snapshot`) and completes (`adopt`).
     ids = dict(active)
@@ -364,8 +355,7 @@ def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> di
 
 
 def catch_up(ledger: Ledger, given: Cluster | None = None) -> Snapshot:
-    """Take a snapshot, and write down what Slurm will have forgotten in some minutes. `given` is
-    the cluster of the command line."""
+    """Take a snapshot and record what Slurm soon forgets. `given`: the command line's cluster."""
     snapshot = Snapshot(ledger)
     for submission in snapshot.unnumbered:
         try:
@@ -383,13 +373,10 @@ def catch_up(ledger: Ledger, given: Cluster | None = None) -> Snapshot:
 
 
 def adopt(ledger: Ledger, submission: Submission, cluster: Cluster) -> None:
-    """Complete the record of an array whose launcher died during sbatch.
-
-    1. Slurm has the array, the record has no numbers: the snapshot found them by the comment.
-    2. submitit moves its pickles to the jobs' numbers only after sbatch: where it did not come to
-       that, the jobs wait for them, and get them made anew.
-    3. Then the record is completed; a launcher that dies before that has lost nothing either.
-    """
+    """Complete the record of an array whose launcher died during sbatch; the snapshot found its
+    numbers by the comment. submitit moves its pickles to the jobs' numbers only after sbatch: jobs
+    wait for those that are missing, so they are made anew. The record comes last: a launcher that
+    dies before loses nothing."""
     import submitit
 
     folder = ledger.submitit(submission)

@@ -1,8 +1,6 @@
-"""Slurm's client commands (sinfo, squeue, scancel, scontrol) and what they say, as values.
-
-squeue, not sacct: a cluster need not have slurmdbd. What squeue no longer lists (minutes after a
-job's end, Slurm's MinJobAge) is forgotten, so whoever acts writes it down (`slurm.catch_up`).
-"""
+"""Runs Slurm's client commands (sinfo, squeue, scancel, scontrol) and returns what they say as
+values. squeue, not sacct: a cluster need not have slurmdbd. What squeue no longer lists (minutes
+after a job's end, MinJobAge) is forgotten, so whoever acts records it (`slurm.catch_up`)."""
 
 import math
 import os
@@ -66,9 +64,8 @@ def limits() -> tuple[int, int] | None:
 
 
 def own_number() -> str:
-    """Return the number of the job that this process belongs to; 12_3 for a job of an array. The
-    last job of an array has the array's own SLURM_JOB_ID, 12, by which Slurm means all of its jobs:
-    a requeue of that number would stop its neighbours."""
+    """Return this process's job number, 12_3 in an array. The last job of an array has SLURM_JOB_ID
+    12, by which Slurm means all its jobs: a requeue of that would stop its neighbours."""
     array, place = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
     return f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
 

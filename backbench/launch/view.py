@@ -1,8 +1,5 @@
-"""A snapshot of how every job stands, by the records, Slurm's queue and live processes.
-
-It writes nothing. `slurm.catch_up` takes one for the commands that act, and writes down what Slurm
-will forget.
-"""
+"""Shows how every job stands, by the records, Slurm's queue and live processes. It writes nothing:
+`slurm.catch_up` takes a snapshot and writes down what Slurm will forget."""
 
 import dataclasses
 import time
@@ -35,7 +32,7 @@ _CAUSES |= {"NODE_FAIL": "node failed", "BOOT_FAIL": "node failed"}
 
 @dataclass(frozen=True)
 class State:
-    """How a job stands now. It is `waiting` for another job, or `blocked` by one that failed.
+    """This says how a job stands: `waiting` for another job, or `blocked` by one that failed.
     `cause` says why a job is lost: not submitted, never started, killed, out of memory, out of
     time, node failed, failed, forgotten."""
 
@@ -83,8 +80,7 @@ class Snapshot:
         return out
 
     def on_slurm(self, record: Record) -> bool:
-        """Say whether Slurm's queue shows the job's number with our comment: another cluster, or a
-        reinstalled one, counts from 1 again."""
+        """Say if the queue has this number with our comment; other clusters count from 1, too."""
         queued = self.queue.get(record.id or "")
         return queued is not None and queued.uid == record.submission.uid
 
@@ -92,9 +88,8 @@ class Snapshot:
         return self.statuses.get(name, {"name": name, "state": "new", "attempts": []})
 
     def _recognise(self, submission: Submission) -> None:
-        """Number an array that reached Slurm although its launcher died before it knew the numbers.
-        Slurm shows the submission's uid as the comment of every job of the array. The records get
-        their numbers here, in memory; `slurm.adopt` writes them down."""
+        """Number, in memory, an array whose launcher died before it knew the numbers (`slurm.adopt`
+        writes them). Slurm shows the submission's uid as the comment of every job."""
         mine = [job_id for job_id, queued in self.queue.items() if queued.uid == submission.uid]
         if not mine:
             return
@@ -119,9 +114,8 @@ class Snapshot:
         return self.states[name]
 
     def _by_rules(self, record: Record) -> State:
-        """Return the state of one job. The first rule that applies decides. There are three
-        witnesses: the status file, which the job wrote; Slurm's queue; and, for processes of this
-        machine, locks and marks. The rules stand in the order of their weight."""
+        """Return a job's state by the first rule that applies, in order of weight. Witnesses: the
+        status file, which the job wrote; Slurm's queue; and, on this machine, locks and marks."""
         job, status = record.job, self.status(record.job.name)
         was, reason = status["state"], status.get("reason") or ""
         # Submitted again with a clean slate, and not begun since

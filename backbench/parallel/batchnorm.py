@@ -14,14 +14,11 @@ from backbench.parallel import distributed, division
 
 
 class GroupBatchNorm(_BatchNorm):
-    """Batch norm over `groups` contiguous groups of the global batch, as if each group sat on a GPU
-    of its own, whatever the number of ranks.
-
-    groups = None is one group per rank: ordinary local batch norm. With G groups and W ranks, a
-    rank holds G / W groups, or W / G ranks share one; either must be whole. The running statistics
-    are the mean of what each group would keep (the update is linear); `average_batchnorm` averages
-    them over ranks too.
-    """
+    """Batch norm over `groups` contiguous groups of the global batch, as if each sat on its own
+    GPU, on any number of ranks. None is one group per rank: ordinary local batch norm. With G
+    groups and W ranks, G / W or W / G must be whole: a rank holds several groups, or ranks share
+    one. The running statistics are the mean of what each group would keep (the update is linear);
+    `average_batchnorm` averages them over ranks too."""
 
     groups: int | None = None
 
@@ -70,8 +67,7 @@ class GroupBatchNorm(_BatchNorm):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm with the statistics of all ranks, which must bring equally many samples. Not a
-    torch.nn.SyncBatchNorm, because DDP refuses to wrap that on a CPU."""
+    """Batch norm over all ranks, with equal counts; DDP refuses torch.nn.SyncBatchNorm on a CPU."""
 
     _check_input_dim = GroupBatchNorm._check_input_dim
 
@@ -82,8 +78,8 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _over_ranks(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """A layer in training, its statistics over all samples of these ranks, with gradient. On a GPU
-    torch's kernels; on a CPU mean and then centred variance are summed over ranks."""
+    """Run a layer in training, its statistics over all samples of these ranks, with gradient. On a
+    GPU torch's kernels; on a CPU mean and then centred variance are summed over ranks."""
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
     return _on_gpu(layer, input, ranks) if input.is_cuda else _on_cpu(layer, input, ranks)
@@ -184,11 +180,8 @@ def _replace_batchnorm(module: nn.Module, cls: type[_BatchNorm]) -> nn.Module:
 
 def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
     """Replace every batch norm below `module` by SyncBatchNorm, in place; parameters are shared.
-
-    Submodules with `local_batchnorm = True` (MoCo's key encoder) and GroupBatchNorm layers stay as
-    they are. A `module` that is itself a batch norm cannot be replaced in place: use what is
-    returned.
-    """
+    GroupBatchNorm and submodules with `local_batchnorm = True` (MoCo's key encoder) stay. A
+    `module` that is itself a batch norm cannot change in place: use what is returned."""
     return _replace_batchnorm(module, SyncBatchNorm)
 
 

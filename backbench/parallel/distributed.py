@@ -63,8 +63,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """y_s = x_0 + ... + x_{W-1} on every rank s: a symmetric map, which is its own transpose. Over
-    the ranks of `among`, of which every rank is in one."""
+    """y_s = x_0 + ... + x_{W-1} on every rank of `among`: symmetric, so its own transpose."""
 
     among: dist.ProcessGroup
 
@@ -149,9 +148,8 @@ def local_slice(x: Tensor) -> Tensor:
 
 
 def shuffle(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """ShuffleBN's first exchange (MoCo): (n, ...) -> (n, ...), the order of the global batch. The
-    first is this rank's share of the permuted batch of all ranks, (W n, ...). `generator` must be
-    seeded alike on all ranks. No gradient passes."""
+    """Shuffle the global batch (MoCo's ShuffleBN), without gradient: return this rank's share (n,
+    ...) and the order (W n,). `generator` must be seeded alike on all ranks."""
     everything = gather_without_gradient(x)
     order = sent(torch.randperm(len(everything), generator=generator), x.device)
     # Place p of the permuted batch holds sample order[p]; rank r takes the r-th slice of the places
@@ -190,13 +188,9 @@ class OnTheirWay:
 
 
 class Agreement:
-    """Shares what one rank finds, so that all act upon it in the same step: a signal, an unreadable
-    image, a bad loss.
-
-    Every rank must make it at the same point, and call `any` and `first` equally often and in the
-    same order. The exchange runs on the CPU over gloo, so that it never waits for a GPU. One
-    process exchanges nothing.
-    """
+    """Shares what one rank finds (a signal, an unreadable image, a bad loss), so that all act in
+    the same step. Every rank must make it at the same point, and call `any` and `first` equally
+    often, in the same order. It runs over gloo on the CPU, so it never waits for a GPU."""
 
     def __init__(self) -> None:
         self.group: dist.ProcessGroup | None = None

@@ -1,10 +1,7 @@
-"""Divides a global batch into micro-batches, then ranks, with groups of batch norm across them.
-
-One step is `accumulate` micro-batches, each an equal and contiguous part of the global batch; a
-micro-batch is spread over the ranks in the same way. So the images that meet in a batch norm or in
-a queue are the same on any number of ranks. What does not divide is refused here, before anything
-starts.
-"""
+"""Divides a global batch into micro-batches, then ranks, with groups of batch norm across them. A
+step is `accumulate` micro-batches, equal contiguous parts of the global batch, each spread over the
+ranks likewise. So the images that meet in a batch norm or a queue are the same on any number of
+ranks. What does not divide is refused before anything starts."""
 
 from backbench.errors import BadInput
 
@@ -34,8 +31,7 @@ def check_nesting(groups: int, ranks: int) -> None:
 
 
 def check_groups(groups: int | None, images: int) -> None:
-    """BadInput unless `images`, what one forward pass of all ranks holds, divide into the groups.
-    None, one group per rank, always does."""
+    """Raise BadInput unless a forward pass's `images`, over all ranks, divide into the groups."""
     if groups is not None and (groups < 1 or images % groups):
         whole = f"the {images} images that a forward pass of all processes holds"
         change = "change method.groups, batch_size or accumulate"

@@ -33,8 +33,7 @@ def default_workers(devices: int = 1) -> int:
 
 
 def _one_thread(_: int) -> None:
-    """Give a loader's worker one thread: the workers are the parallelism. That the main process or
-    a killed worker hangs up is no news of this one."""
+    """Give a worker one thread (workers are the parallelism), and no traceback at a hang-up."""
     torch.set_num_threads(1)
     sys.excepthook = _unless_hung_up
 
@@ -47,8 +46,7 @@ def _unless_hung_up(
 
 
 class _Flag:
-    """A lock-free stand-in for multiprocessing.Event: a killed worker cannot leave it locked, for
-    which the loader's end would wait for ever."""
+    """A lock-free stand-in for multiprocessing.Event: a killed worker cannot leave it locked."""
 
     def __init__(self) -> None:
         self.byte = multiprocessing.RawValue("b", 0)  # in memory that all processes share
@@ -73,8 +71,7 @@ def started(
     pin: bool = False,
     prefetch: int | None = None,
 ) -> Iterator[T]:
-    """The batches that `dataset` gives for each list of `keys`. Its workers start now, forked: what
-    it holds is theirs without being pickled."""
+    """Return `dataset`'s batches for `keys`. Workers start now, forked: nothing is pickled."""
     loader = DataLoader(
         dataset,
         batch_sampler=cast(Iterable[list[object]], keys),
@@ -92,9 +89,8 @@ def started(
 
 
 class WatchedBatches(Iterator[T]):
-    """The batches of a loader; that a worker was killed is raised where the next one is asked for.
-    torch's own handler of SIGCHLD would raise it wherever this process happens to be: in a
-    destructor, in a log record, in a file that is half read, which then is called damaged."""
+    """A loader's batches; asking for the next one raises if a worker was killed. torch's own
+    SIGCHLD handler would raise anywhere, as in a half-read file, which is then called damaged."""
 
     def __init__(self, batches: Iterator[T]) -> None:
         self.batches = batches
@@ -125,8 +121,8 @@ class Unreadable:
 
 
 class WholeBatches(Dataset[T | Unreadable]):
-    """Lists of items -> batches, or Unreadable. An error is a value: raised in a worker it would be
-    a traceback's text, and other ranks would wait."""
+    """Turns lists of items into batches, or Unreadable. An error is a value: raised in a worker it
+    would be a traceback's text, and other ranks would wait."""
 
     def __init__(self, items: Dataset[object], collate: Callable[[list[Any]], T]) -> None:
         self.items, self.collate = items, collate

@@ -11,8 +11,8 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 
 def use(precision: Precision) -> None:
-    """For the whole process, from here on. Left alone, torch runs convolutions in TF32 wherever a
-    GPU has it: features then move by 4e-4 to 8e-4 of their size, under the name of fp32."""
+    """Set it for the whole process, from here on. Left alone, torch runs convolutions in TF32 where
+    a GPU has it: features then move by 4e-4 to 8e-4 of their size, under the name of fp32."""
     import torch
 
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -20,8 +20,7 @@ def use(precision: Precision) -> None:
 
 
 def bf16_is_quick(device: str) -> bool:
-    """A CPU is, if it has instructions for bfloat16 (AVX-512 BF16, AMX); another takes six times as
-    long as in float32. A GPU is left to the user."""
+    """True for a GPU, and a CPU with AVX-512 BF16 or AMX; another is 6x slower than in float32."""
     import torch
 
     return device != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,9 +1,5 @@
-"""Recipes: small YAML files with `base:` inheritance and `a.b=c` overrides, read into frozen
-dataclasses by pydantic.
-
-Every mistake is a BadInput in one line that names the file or override, the key, its value and what
-is allowed.
-"""
+"""Reads recipes (small YAML files with `base:` inheritance) and `a.b=c` overrides into frozen
+dataclasses by pydantic. A mistake is a one-line BadInput: where, key, value, what is allowed."""
 
 from __future__ import annotations
 
@@ -43,8 +39,7 @@ def configs_dir() -> Path:
 
 
 def find_recipe(name: str | Path, kind: str) -> Path:
-    """Return a recipe's path; `name` is a path, or a name under configs/<kind> (.yaml or not). The
-    path of a variant is that of its family's file and its name: FILE.yaml/NAME."""
+    """Find a recipe by path or by name under configs/<kind>; a variant's path is FILE.yaml/NAME."""
     path = Path(name)
     is_yaml = path.suffix in (".yaml", ".yml")
     if (is_yaml and path.is_file()) or (path.parent.suffix == ".yaml" and path.parent.is_file()):
@@ -71,8 +66,7 @@ def recipe_names(kind: str) -> list[str]:
 
 
 def first_sentence(recipe: Path) -> str:
-    """The first sentence of the comment above a recipe: at the start of its file, or above the name
-    of a variant; empty where there is none."""
+    """Return the first sentence above a recipe (file's start, or a variant's comment), or ''."""
     file, variant = (recipe, None) if recipe.is_file() else (recipe.parent, recipe.name)
     comment: list[str] = []
     for line in file.read_text().splitlines():
@@ -123,8 +117,7 @@ def _variants(file: Path, *, trusted: bool) -> dict[str, Recipe]:
 
 
 def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
-    """One YAML file as a plain dict (1e-4 is a number here, unlike in plain PyYAML). Only a
-    `trusted` file (a cluster's set-up) may have control characters in its text."""
+    """Read YAML as a dict (1e-4 is a number); only `trusted` files may hold control characters."""
     try:
         data = yamls.read(path)
     except FileNotFoundError:
@@ -140,13 +133,10 @@ def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
 
 
 def read_recipe(path: Path, *, trusted: bool = False, base_key: str = "base") -> Recipe:
-    """Read a recipe with its bases below it.
-
-    `base:` is one name or a list, relative to the file, later over earlier. A file with `variants:`
-    is a family: each variant is a recipe over what stands beside `variants:`. A base is a
-    variant of the same family, a file, or a variant of another family in the file's folder, or in
-    configs/transfer.
-    """
+    """Read a recipe over its bases. `base:` is one name or a list, relative to the file, later over
+    earlier. A file with `variants:` is a family: each is a recipe over what stands beside
+    `variants:`. A base is a variant of the same family, a file, or a variant of another family in
+    the file's folder or in configs/transfer."""
     return _Bases(base_key, trusted).whole(path.resolve(), ())
 
 

@@ -1,9 +1,7 @@
-"""The keys of a recipe that `pretrain --fast` sets, and the mark of a trunk that was trained so.
-
-The papers' recipes have `reference` views and fp32, as their authors' code has. With `--fast` the
-same crops of the same images come in the same order, and they and the network are computed in less
-time (docs/fast.md). Only the recipe of a run tells whether it was fast.
-"""
+"""Lists the keys that `pretrain --fast` sets, and marks trunks trained so. The papers' recipes have
+`reference` views and fp32, as their authors' code has. With `--fast` the same crops of the same
+images come in the same order; views and network are computed in less time (docs/fast.md). Only the
+recipe of a run tells whether it was fast."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,8 +32,8 @@ def spelled() -> list[str]:
 
 
 def overrides(recipe: Mapping[str, object], by_hand: Sequence[str], where: str) -> list[str]:
-    """The overrides of `--fast`, then those `by_hand`, which win. BadInput for a recipe that itself
-    demands another precision, unless one was given by hand."""
+    """Return the overrides of `--fast`, then those `by_hand`, which win. BadInput for a recipe that
+    itself demands another precision, unless one was given by hand."""
     from backbench.recipes import config  # the command line's --help needs the keys alone
 
     demanded = recipe.get("precision")
@@ -48,8 +46,7 @@ def overrides(recipe: Mapping[str, object], by_hand: Sequence[str], where: str) 
 
 
 def of_trunk(provenance: Mapping[str, object]) -> dict[str, object]:
-    """For a result of this checkpoint: "pretraining", its recipe on one level, and "trained_on", the
-    datasets as NAME or NAME:SPLIT; without what nobody knows."""
+    """Return what is known of "pretraining" (a flat recipe) and "trained_on" (NAME, NAME:SPLIT)."""
     from backbench.recipes import config, own_probe
 
     recipe = provenance.get("recipe")
@@ -62,8 +59,8 @@ def of_trunk(provenance: Mapping[str, object]) -> dict[str, object]:
 
 
 def word(provenance: Mapping[str, object]) -> str:
-    """The mark beside a verdict on a trunk, by a provenance with `of_trunk`: "fast"; other keys in
-    which its recipe differs from the papers (precision=fp16); "" where none does or none is known."""
+    """Return the mark beside a verdict, by a provenance with `of_trunk`: "fast"; or the keys in
+    which the recipe differs from the papers (precision=fp16); or "", also where none is known."""
     keys = provenance.get(PRETRAINING)
     if not isinstance(keys, Mapping):
         return ""

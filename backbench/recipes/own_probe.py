@@ -1,9 +1,7 @@
-"""The linear probe that belongs to a checkpoint's method: `--protocol own`.
-
-The methods' own learning rates differ by three orders of magnitude (LORAC 1.2, MoCo and JCL 30), so
-one protocol for all of them would measure the protocol. A pretraining recipe names its own
-(`probe:`, dataset -> recipe under configs/transfer); for other checkpoints the method decides.
-"""
+"""Finds the linear probe that belongs to a checkpoint's method: `--protocol own`. The methods' own
+learning rates differ by three orders of magnitude (LORAC 1.2, MoCo and JCL 30): one protocol for
+all would measure the protocol. A pretraining recipe names its own (`probe:`, dataset -> recipe
+under configs/transfer); for other checkpoints the method decides."""
 
 from collections.abc import Mapping
 

@@ -1,5 +1,4 @@
-"""One plain line for each way in which the machine fails a run: full and forbidden disks, killed
-workers, lost neighbours. Any other error is a fault of backbench."""
+"""States each failure of the machine (disk, worker, neighbour) in a line; other errors are bugs."""
 
 import contextlib
 import errno

@@ -43,11 +43,8 @@ def cache_folder() -> Path:
 @contextlib.contextmanager
 def open_run(out: str | Path, *, verb: str, identity: Identity) -> Iterator[Path]:
     """`with open_run(...) as run`: make the run folder, or recognise it, and work in it alone.
-
-    `identity` is whatever decides the numbers (recipe, checkpoint digests, data fingerprint),
-    JSON-able. A folder that holds a run of another verb or identity is refused, naming what
-    differs; so is one where another process is at work.
-    """
+    `identity` (JSON-able) is all that decides the numbers: recipe, checkpoint digests, data
+    fingerprint. A busy folder is refused, and one of another verb or identity, by what differs."""
     out = Path(out)
     if not recognise(out, verb=verb, identity=identity):
         out.mkdir(parents=True, exist_ok=True)

@@ -9,8 +9,8 @@ import torch
 
 
 class ForwardClock:
-    """How many images a second each trunk of this process has passed, by its digest. The first
-    batch, which pays for the set-up, is not counted. On a GPU nothing waits but `rate`."""
+    """Measures images per second of each trunk, by its digest. The first batch, which pays for the
+    set-up, is not counted. On a GPU nothing waits but `rate`."""
 
     KEPT = 50  # batches
 

@@ -3,8 +3,7 @@
 Two things hold it, because neither is enough:
 
     a kernel lock    on the file, released by the kernel when the process ends; between machines
-                     only where the file system carries such locks (NFS does, some clusters mount
-                     it without)
+                     only where the file system carries such locks (some mount NFS without)
     a heartbeat      the file's time of change, moved every few seconds while the process lives;
                      it crosses machines on every file system
 
@@ -12,13 +11,11 @@ Who wants the folder decides by the name in the file:
 
     nobody                       -> it is ours
     a process of this machine    -> the kernel knows: refused where it lives, ours where not
-    one of another machine       -> refused as soon as a beat is seen; ours when none came for
-                                    QUIET_SECONDS
+    one of another machine       -> refused at the first beat; ours after QUIET_SECONDS without one
 
-Beats are compared with each other and never with a clock of this machine, which may be wrong.
-
-filelock, which torch brings, is not used: its flock is inherited by forked loader workers and
-outlives a parent that was killed; it knows no other machine, and names no holder.
+Beats are compared with each other, never with this machine's clock, which may be wrong. filelock,
+which torch brings, is not used: forked loader workers inherit its flock, which outlives a killed
+parent; it knows no other machine and names no holder.
 """
 
 import contextlib

@@ -1,9 +1,5 @@
-"""The price of a run: what it will do, said before it starts, and what that will cost on this
-machine, said once after a few timed steps and before anything long.
-
-A verb announces the units of work that are left (steps, images, fits); every Progress that counts
-such a unit works them off.
-"""
+"""Says what a run will do before it starts, and after a few timed steps what that costs here. A
+verb announces the units of work left (steps, images, fits); Progress works them off."""
 
 import time
 from collections.abc import Mapping
@@ -28,8 +24,7 @@ _run = _Announced()
 
 
 def announce(what: str, *parts: str, work: Mapping[str, float], cheaper: str = "") -> None:
-    """Say in one line what will be done. `work` is how many of each unit there are in all;
-    `cheaper` names a way that costs less, for runs on a CPU."""
+    """Log what will be done. `work`: each unit's count; `cheaper`: a cheaper way on a CPU."""
     counts = [plural(count, unit) for unit, count in work.items() if count]
     log.info(f"{what}: {'; '.join(filter(None, (*parts, ', '.join(counts))))}")
     _run.left, _run.cheaper = dict(work), cheaper

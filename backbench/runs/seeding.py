@@ -1,7 +1,5 @@
-"""Random generators: each decision has its own, a pure function of the seed and its purpose.
-
-No generator is ever saved, so a run that continues decides as one that was never stopped.
-"""
+"""Each random decision has its own generator, a pure function of the seed and its purpose. None is
+ever saved, so a run that continues decides as one that was never stopped."""
 
 from __future__ import annotations
 

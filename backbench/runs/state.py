@@ -1,8 +1,5 @@
-"""State files, written with their own digest, and the flag by which a signal ends a loop.
-
-With `atomic` (whole files) and `seeding` (decisions that repeat) they let a run be killed at any
-moment and continue.
-"""
+"""Writes state files with their own digest, and holds the flag by which a signal ends a loop. With
+`atomic` (whole files) and `seeding` (repeatable decisions) a killed run can always continue."""
 
 from __future__ import annotations
 
@@ -53,12 +50,9 @@ def load_state(path: str | Path) -> dict[str, Any]:
 
 
 class StopFlag:
-    """`with StopFlag() as stop:` -- SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C set `stop.requested`
-    instead of killing.
-
-    The loop asks between steps, saves and raises `Preempted`. A second Ctrl-C interrupts at once.
-    Handlers can only be set in the main thread; elsewhere the flag stays None.
-    """
+    """`with StopFlag() as stop:` sets `stop.requested` at SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C. The
+    loop asks between steps, saves and raises `Preempted`; a second Ctrl-C interrupts at once.
+    Handlers need the main thread: elsewhere the flag stays None."""
 
     def __init__(self) -> None:
         self.requested: str | None = None
@@ -102,12 +96,9 @@ def _stop_signals_to(handle: Callable[[int, FrameType | None], None]) -> Iterato
 
 @contextlib.contextmanager
 def stops_at_once() -> Iterator[list[str]]:
-    """A stop signal raises Stopped inside; a StopFlag within takes the signals over.
-
-    It is for the code around the loops: importing, reading, scoring. Only whole files are written
-    there, so it may end anywhere. Yields the names of the signals that came: compiled code may turn
-    the exception into another one.
-    """
+    """Raise Stopped inside at a stop signal; a StopFlag within takes the signals over. This is for
+    code around the loops (importing, reading, scoring): it writes only whole files, so it may end
+    anywhere. Yields the signals' names, as compiled code may turn the exception into another."""
     raised: list[str] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -139,7 +130,6 @@ def signals_blocked() -> Iterator[None]:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """From here on this process gets signal `number` when its parent ends; on Linux, elsewhere
-    nothing happens. Where the parent has ended before this line, it is another by now."""
+    """Signal this process when its parent ends, on Linux only; a parent already gone is missed."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

@@ -9,8 +9,7 @@ from backbench.untrusted import jsons, opening
 
 
 class Metrics:
-    """The writer of RUN/metrics.jsonl. Opening it at a step drops the rows from that step on: a run
-    that died after its last saved state makes those steps again."""
+    """Writes RUN/metrics.jsonl, without old rows from `from_step` on, which are made again."""
 
     def __init__(self, run: Path, *, from_step: int = 0) -> None:
         self.path = Path(run) / METRICS_FILE

@@ -1,10 +1,7 @@
-"""The reader of pickles that torch has not written: CIFAR's batches, Detectron2's model files.
-
-It returns plain values and numpy arrays and executes nothing: every class that a file may name is
-one of the descriptions below, which check the file's words before anything is allocated. numpy's
-own classes are not among them: a `numpy.ndarray` whose state a file sets would take its memory from
-where the file says.
-"""
+"""Reads pickles that torch has not written: CIFAR's batches, Detectron2's model files. It returns
+plain values and numpy arrays and executes nothing: a file may name only the descriptions below,
+which check its words before anything is allocated. numpy's own classes are not among them: with a
+state set by a file, `numpy.ndarray` would take its memory from where the file says."""
 
 from __future__ import annotations
 
@@ -26,14 +23,13 @@ _DTYPES = re.compile(r"([<|=]?)([fiub])([1248])$")
 
 
 def read(file: BinaryIO, *, array: Callable[[np.ndarray], object] = lambda array: array) -> Any:
-    """The next pickle in the file as dicts, lists, plain values and what `array` makes of numpy's
-    arrays. BadInput or UnpicklingError for what it may not name; pickle's errors for no pickle."""
+    """Read the next pickle as dicts, lists, plain values and what `array` makes of numpy's arrays.
+    BadInput or UnpicklingError for what it may not name; pickle's errors for no pickle."""
     return _materialise(load(file), array, {}, 0)
 
 
 def load(file: BinaryIO) -> Any:
-    """As `read`, with arrays still as their descriptions. A first pass checks that every length the
-    pickle claims is really there."""
+    """Do as `read`, arrays as descriptions; a first pass checks that claimed lengths are there."""
     start = file.tell()
     for _ in pickletools.genops(file):
         pass
@@ -127,8 +123,7 @@ def _array(data: object, dtype: object, shape: object, order: str) -> np.ndarray
 
 
 def _text(value: object) -> str:
-    """A short text of the file's. Nothing else is turned into one: the text of lists of lists of
-    lists would have no end."""
+    """Return a short text; others are refused, as the text of nested lists has no end."""
     if isinstance(value, bytes):
         value = value.decode("latin1")
     if not isinstance(value, str):
@@ -155,9 +150,8 @@ _ACTIONS: dict[int, Callable[..., None]] = dict(pickle._Unpickler.dispatch)  # b
 
 
 class BoundedUnpickler(pickle._Unpickler):
-    """Python's own reader in Python, which looks at keys before they are hashed: the hash of a
-    tuple of tuples of tuples has no end. A subclass's `find_class` says what a file may name;
-    storage outside the file is refused."""
+    """Python's own reader, in Python, checks keys before hashing: nested tuples have an endless
+    hash. A subclass's `find_class` says what a file may name; storage outside it is refused."""
 
     stack: list[object]
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_ACTIONS)

@@ -63,7 +63,7 @@ def of_command(line: str) -> list[str]:
 
 
 def spreadsheet(value: object) -> object:
-    """A value for a cell of a csv file: text that a spreadsheet would take for a formula gets an
+    """Return a value for a csv cell: text that a spreadsheet would take for a formula gets an
     apostrophe before it; numbers stay numbers."""
     if not isinstance(value, str) or not value:
         return value
@@ -75,6 +75,5 @@ def spreadsheet(value: object) -> object:
 
 
 def part(text: str) -> str:
-    """`text` as one part of a column's name: what divides the parts is written as %2F and the
-    like, so that protocol `p+e` and protocol `p` with engine `e` differ."""
+    """Escape `text` as a part of a column's name (%2F, ...): `p+e` is not `p` with engine `e`."""
     return text.translate(_DIVIDERS)

@@ -16,12 +16,9 @@ def names(
     follow: bool = False,
     never_folders: Callable[[str], bool] = lambda _: False,
 ) -> Iterator[str]:
-    """Every file below `root`, its name beginning with that; folders that cannot be listed are
-    passed over. One of a name that is `never_folders`'s is given too, for its reader to refuse.
-
-    Links to folders are taken only with `follow`, and then each real folder once: neither a loop of
-    links nor two ways to one folder give a file twice.
-    """
+    """Yield every file below `root`, its name beginning with that; folders that cannot be listed
+    are passed over. A folder whose name `never_folders` accepts is given too, for its reader to
+    refuse. Links to folders are taken only with `follow`, and then each real folder once."""
     # A stack of our own: a path may have thousands of parts, more than Python goes deep
     left = [str(root)]
     seen: set[str] = set()

@@ -1,9 +1,7 @@
-"""YAML from elsewhere: bounded before it is built, and plain values only.
-
-A few bytes of YAML can stand for gigabytes (aliases of aliases) or for minutes (a number of a
-million digits). Here a text is first looked at as events, which costs what its length costs; then
-it is built of mappings, lists, text, numbers, true, false and null, and no other tag is known.
-"""
+"""Reads YAML from elsewhere as plain values, bounded before it is built. A few bytes can stand for
+gigabytes (aliases of aliases) or minutes (a number of a million digits), so a text is first read as
+events, which costs what its length costs. Then mappings, lists, text, numbers, true, false and null
+are built; no other tag is known."""
 
 from __future__ import annotations
 

@@ -34,13 +34,10 @@ PIXELS_FROM = "pixels_from"  # in the provenance: why nobody but the trunk's nam
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A trunk's weights with all that is needed to use them and to know where they come from.
-
-    `state_dict` has torchvision's names without fc (318 tensors for a ResNet-50), float32, counters
-    int64; counters that a format does not keep become 0, the only leniency. `heads` (projector and
-    the like) are kept but never loaded into a trunk. Construction checks everything and raises
-    BadInput naming the first keys that do not fit.
-    """
+    """A Checkpoint holds a trunk's weights, how to use them, and where they come from. `state_dict`
+    is float32 with int64 counters, under torchvision's names without fc (318 for a ResNet-50); a
+    missing counter becomes 0, and nothing else may be missing. `heads` (projectors and the like)
+    are kept, but never loaded into a trunk. BadInput names the first keys that do not fit."""
 
     arch: str
     stem: str = "imagenet"
@@ -84,15 +81,12 @@ class Checkpoint:
 
     @functools.cached_property
     def digest(self) -> str:
-        """64 hex: sha256 over the sorted names, shapes and bytes of the trunk's float tensors.
+        """This is sha256, 64 hex, over the sorted names, shapes and bytes of the float tensors.
 
-        Whatever else a forward pass depends on is in it, too: the same tensors with another number
-        of heads, read otherwise, or given other pixels have other features, so they are another
-        row. Of a trunk that is no ResNet these are its name and reading; of any trunk a stem that
-        the tensors do not tell, and the statistics and order of its pixels. ImageNet's statistics
-        are left out, as most trunks have them: such a digest is of the tensors alone, and whoever
-        has the file can compute it. Computed once: a checkpoint is a value, which nobody trains
-        further.
+        All else that changes the features is hashed too: the name and reading of a trunk that is no
+        ResNet, a stem that the tensors do not tell, and the statistics and order of the pixels.
+        ImageNet's statistics are left out, as most trunks have them: such a digest is of the
+        tensors alone, so whoever has the file can compute it. Computed once, as it never changes.
         """
         return self._digest_of_tensors()
 
@@ -211,8 +205,7 @@ def from_about(
     state_dict: Mapping[str, Tensor],
     heads: Mapping[str, Tensor] | None = None,
 ) -> Checkpoint:
-    """A Checkpoint from tensors and what the file says of them. BadInput names the file, and what is
-    missing, wrong or not what was written."""
+    """Make a Checkpoint from tensors and `about`. BadInput names the file and what is wrong."""
     try:
         pixels = about["pixels"]
         checkpoint = Checkpoint(
@@ -263,8 +256,7 @@ def _check_texts(checkpoint: Checkpoint) -> None:
 def fit_to_trunk(
     state_dict: Mapping[str, Tensor], blank: Mapping[str, Tensor], trunk: str
 ) -> dict[str, Tensor]:
-    """The tensors as a complete state dict like `blank` (names and shapes), or BadInput that names
-    what is missing, extra or misshaped in `trunk`."""
+    """Return a complete state dict, shaped like `blank`. BadInput names `trunk` and the misfits."""
     wanted = {name: tuple(tensor.shape) for name, tensor in blank.items()}
     counters = {k for k in wanted if is_counter(k)}
     missing = sorted(wanted.keys() - state_dict.keys() - counters)

@@ -15,8 +15,7 @@ from backbench.weights.tensor_names import detectron2_name
 
 
 def write_state_dict(checkpoint: Checkpoint, out: Path) -> None:
-    """For torchvision and timm, which share names. Neither has a place for pixel statistics, so
-    those lie beside the weights, in OUT.json."""
+    """Write a file for torchvision and timm; they keep no pixel statistics, so OUT.json does."""
     atomic.write_json(out.with_name(out.name + ".json"), checkpoint.about())
     with atomic.atomic_path(out) as temporary:
         if out.suffix == ".safetensors":

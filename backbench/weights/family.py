@@ -1,9 +1,6 @@
-"""A kind of trunk as one typed object: everything that the suite asks about it.
-
-`families/` has a file for each kind and `archs.FAMILIES` lists them; no other file tests what kind
-a trunk is. A family's own file imports no torch, so that planning and `--help` stay fast; its
-network stands in a second file.
-"""
+"""A family is one typed object that knows everything the suite asks about a kind of trunk.
+`families/` has a file for each, listed in `archs.FAMILIES`; no other file tests a trunk's kind.
+That file imports no torch, so planning and `--help` stay fast; the network is in a second file."""
 
 from __future__ import annotations
 
@@ -41,8 +38,8 @@ POSITION_RULES = ("+0.1", "aa", "size")
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkMetadata:
-    """Knowledge about a file's trunk besides its tensors: from the command line, or from a small
-    file beside the weights. `arch` is a trunk's whole name; `options` change the format's name."""
+    """This says what a file's tensors do not: from the command line, or a small file beside the
+    weights. `arch` is a trunk's whole name; `options` change the format's name."""
 
     arch: str = ""
     reading: str = ""
@@ -63,8 +60,8 @@ class TrunkMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkInFile(ABC):
-    """A trunk under one prefix of one table of a file; each family has its own subclass. `keys`:
-    name of a tensor -> the file's key. `extra`: keys inside it that its architecture lacks.
+    """A trunk found under one prefix of one table of a file; each family has its own subclass.
+    `keys`: name of a tensor -> the file's key. `extra`: keys inside it that its architecture lacks.
     `if_misshaped` ends the refusal of tensors of other shapes with advice."""
 
     if_misshaped: ClassVar[str] = ""
@@ -148,13 +145,9 @@ def find_by_votes(
     fewest: int,
     most: int,
 ) -> list[InFile]:
-    """The trunks of a file, in its order.
-
-    Each key votes for the prefixes that may stand before a trunk's names, and whose names these
-    are (`candidates`). The `most` pairs with at least `fewest` votes are looked at: a file may have
-    been made to delay. Of those with one prefix the trunk with the largest score above 0 counts
-    (`fit` of table, prefix and naming).
-    """
+    """Find the trunks of a file, in its order. Each key votes for the prefixes and namings that it
+    may have (`candidates`). Only the `most` pairs with at least `fewest` votes are tried, as a file
+    may be made to delay. For each prefix the trunk with the largest `fit` above 0 counts."""
     out: list[InFile] = []
     for table, tensors in tables.items():
         votes: Counter[tuple[str, Naming]] = Counter()
@@ -181,15 +174,11 @@ FormatTest = Callable[[Tables, list[TrunkInFile]], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A published checkpoint format: one row of a family's table.
-
-    `encoders`: name -> places 'table:prefix' of that trunk, the default first; several places are
-    the same weights written twice. A place without a table stands for the usual ones
-    (`formats.USUAL_TABLES`). `needs`: patterns of other keys, or of '@key' at the file's top, that
-    must be there. `refines`: more general formats that this one's files would also fit.
-
-    The fields from `timm` on are for vision transformers and ConvNeXts: no file holds them.
-    """
+    """A published checkpoint format is one row of a family's table. `encoders`: name -> places
+    'table:prefix' that hold the same weights, the default encoder first; a place without a table
+    means the usual ones (`formats.USUAL_TABLES`). `needs`: patterns of other keys that must be
+    there, or of '@key' at the file's top. `refines`: more general formats that its files also fit.
+    No file holds the fields from `timm` on: they are for vision transformers and ConvNeXts."""
 
     name: str
     source: str  # repository: file that builds the modules, file that saves them
@@ -239,8 +228,7 @@ def format_row(name: str, row: Mapping[str, Any], tests: Mapping[str, FormatTest
 
 
 class NamedWeights(NamedTuple):
-    """Weights that a name stands for: a file of a local cache, or without one a trunk to be drawn
-    anew (`metadata.arch`)."""
+    """Weights that a name stands for: a cached file, or else a fresh trunk (`metadata.arch`)."""
 
     name: str  # of its row
     metadata: TrunkMetadata
@@ -248,13 +236,10 @@ class NamedWeights(NamedTuple):
 
 
 class TrunkFamily(ABC):
-    """One kind of trunk. Names and stems that its methods are given are canonical ones.
-
-    `prefix` begins the names of its trunks. `tensors_say_all`: the digest of a checkpoint is over
-    its tensors alone, and there is but one reading. `named_for_files`: `import --arch` may name a
-    trunk of this family. `elsewhere`: other processes can build its trunks, too. `reads_memory`: a
-    trunk cannot be built on the meta device.
-    """
+    """One kind of trunk; its methods get canonical names and stems. `prefix` begins its trunks'
+    names. `tensors_say_all`: a digest is over the tensors alone, and there is only one reading.
+    `named_for_files`: `import --arch` may name such a trunk. `elsewhere`: other processes can build
+    it, too. `reads_memory`: it cannot be built on the meta device."""
 
     prefix: str = ""
     tensors_say_all: bool = False
@@ -301,8 +286,7 @@ class TrunkFamily(ABC):
 
     @abstractmethod
     def build(self, arch: str, stem: str, reading: str) -> Trunk:
-        """A trunk with fresh weights, read by `reading` or the default where that is empty.
-        BadInput for a reading that it does not have."""
+        """Return a fresh trunk, read by `reading` (empty: its default). BadInput if unknown."""
 
     def default_reading(self, arch: str) -> str:
         """The reading of its features where nobody says otherwise."""
@@ -351,8 +335,7 @@ class TrunkFamily(ABC):
         return None
 
     def loaded_by(self, arch: str, library: str) -> str | None:
-        """The words that load an exported file in torchvision, timm or Detectron2; None where the
-        library has no such trunk."""
+        """Return how torchvision, timm or Detectron2 loads an exported file; None if it cannot."""
         return None
 
 

@@ -1,8 +1,5 @@
-"""Which published format a file has.
-
-`recognise` says which format accounts for every trunk in a file. Where two fit, one of them must say
-that it is a special case of the other (`refines`), or the file is refused.
-"""
+"""Recognises a file's published format, which must account for every trunk in it. If two formats
+fit, one must be a special case of the other (`refines`), or the file is refused."""
 
 import difflib
 import fnmatch
@@ -22,8 +19,7 @@ USUAL_TABLES = ("", "state_dict", "model", "model_state_dict", "net")
 
 
 def all_formats() -> dict[str, Format]:
-    """The shipped rows and those of installed packages (plugins.py), by name. A package that cannot
-    be loaded is named and left out: the shipped formats do not need it."""
+    """Return shipped and installed formats by name, and warn of a package that does not load."""
     rows = {row.name: row for family in FAMILIES for row in family.formats}
     for name in plugins.names(plugins.FORMATS, rows):
         try:
@@ -34,8 +30,7 @@ def all_formats() -> dict[str, Format]:
 
 
 def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Format | None:
-    """The format that accounts for every trunk in the file; None where there is none. Raises
-    BadInput where several do and none of them is a special case of the others."""
+    """Return the format of all trunks, or None. BadInput if several fit and none refines others."""
     # 1. The file's other marks: the names of all tensors, and `@` of all entries.
     marks = {unwrapped(key) for tensors in tables.values() for key in tensors}
     if isinstance(tree, Mapping):

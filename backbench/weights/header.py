@@ -1,9 +1,6 @@
-"""Reads the header of a safetensors file, without its tensors.
-
-Layout: 8 bytes little-endian length, that many bytes of JSON (tensor -> dtype, shape, data_offsets;
-`__metadata__` -> texts), then the tensors. A Checkpoint keeps its own description in the metadata,
-under `about`.
-"""
+"""Reads the header of a safetensors file, without its tensors. Layout: 8 bytes little-endian
+length, that many bytes of JSON (tensor -> dtype, shape, data_offsets; `__metadata__` -> texts),
+then the tensors. A Checkpoint describes itself in the metadata, under `about`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

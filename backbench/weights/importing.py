@@ -1,8 +1,6 @@
-"""Published checkpoint files, names of weights, and a program's modules -> Checkpoint.
-
-A file is imported completely or not at all: every tensor of the trunk must be there, of the right
-shape, under the names of one known format, and nothing inside the trunk may be left over.
-"""
+"""Turns published checkpoint files, names of weights, and a program's modules into Checkpoints. A
+file is imported completely or not at all: every tensor of the trunk must be there, of the right
+shape, under one known format's names, and nothing inside the trunk may be left over."""
 
 import contextlib
 import dataclasses
@@ -59,13 +57,12 @@ def read(
     pixels: str | None = None,
     pos: str | None = None,
 ) -> Checkpoint:
-    """Open a Checkpoint file or any published format (docs/checkpoints.md). Nothing in the file is
-    executed.
+    """Open a Checkpoint file or any published format (docs/checkpoints.md), executing none of it.
 
     `encoder` chooses among several trunks and `stem` among the paddings of a 3x3 first convolution;
     `arch`, `reading`, `pixels` (`_PIXELS`) and `pos` say what no file of a vision transformer does;
-    `method`, `epochs`, `name` and `published` override or add what the file tells. Raises BadInput
-    that names the tensor, key or prefix for anything that is not exactly one whole trunk.
+    `method`, `epochs`, `name` and `published` override or add to the file. BadInput names the
+    tensor, key or prefix for anything that is not exactly one whole trunk.
     """
     metadata = dataclasses.replace(_metadata(arch, reading, pixels, pos), method=method or "")
     # 1. The trunk: of a name, of a published format, or of one of our own files
@@ -149,8 +146,7 @@ def drawn(name: str, metadata: TrunkMetadata) -> Checkpoint:
 
 
 def checkpoint_of(module: nn.Module, pixels: Pixels | None = None) -> Checkpoint | None:
-    """The checkpoint of a module that some family of trunks knows; None for any other module.
-    `pixels` are the statistics that it takes, where they are not the family's own."""
+    """Return the checkpoint of a known family's module, or None. `pixels` override the family's."""
     kind, reading, stem = type(module).__name__, "", "imagenet"  # a family without stems knows it
     given: tuple[str, Pixels] | None = None
     if isinstance(module, Trunk):
@@ -285,8 +281,8 @@ class FileContents:
         *,
         copy: bool = True,
     ) -> Checkpoint:
-        """The whole trunk as a Checkpoint, or BadInput that names the first tensors that do not
-        fit. With `copy` False the tensors may still be the file's own memory."""
+        """Return the whole trunk as a Checkpoint. BadInput names the first tensors that do not fit.
+        With `copy` False the tensors may still be the file's own memory."""
         with _naming(self.path):
             self._refuse_unless_whole(trunk, allow_missing_statistics)
             stem, pixels = trunk.stem(stem), trunk.pixels()

@@ -1,9 +1,6 @@
-"""RUN/heads.safetensors: trained heads, each bound to all that its logits mean something for.
-
-A head is worth nothing on another trunk, another reading of it, images of another geometry, or
-under another list of classes, and nothing in its tensors shows that. So `load` is asked for one by
-all of them (`transfer.scoring.bound_to`), and refuses every other.
-"""
+"""RUN/heads.safetensors keeps trained heads. A head's logits mean nothing on another trunk,
+reading, image geometry or list of classes, and its tensors show none of these: so `load` asks for a
+head by all of them (`transfer.scoring.bound_to`) and refuses every other."""
 
 import hashlib
 import json
@@ -24,8 +21,8 @@ from backbench.weights.weight_file import safetensors_of
 
 @dataclass(frozen=True)
 class KeptHead:
-    """A linear head: logits = features W^T + b. One of tokens pools them first: Q queries are over
-    the tokens, and query j reads slice j of the values; without queries it takes their mean."""
+    """A linear head computes logits = features W^T + b. Tokens are pooled first: Q queries are over
+    the tokens, and query j reads slice j of the values; without queries their mean is taken."""
 
     weight: Tensor  # (C, D) float32
     bias: Tensor  # (C,)
@@ -37,8 +34,7 @@ class KeptHead:
     value: Tensor | None = None  # (D, D)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Features (n, D), or tokens (n, T, D) -> (n, C) in float32, also where the trunk ran in
-        bfloat16."""
+        """Map features (n, D) or tokens (n, T, D) to (n, C) float32, even of a bfloat16 trunk."""
         device, features = features.device, features.float()
         if features.ndim == 3:
             features = self._pooled(features)
@@ -90,8 +86,7 @@ def keep(file: Path, name: str, head: KeptHead, about: Mapping[str, object]) -> 
 
 
 def load(folder: Path, asked: Mapping[str, object], width: int, classes: int) -> KeptHead:
-    """The one head in or below `folder` that is bound to all of `asked` (checkpoint, protocol, ...),
-    with `classes` rows of `width` numbers. BadInput names what differs."""
+    """Return the head in or below `folder` bound to all of `asked`. BadInput names what differs."""
     files = [folder] if folder.is_file() else []
     if folder.is_dir():
         files = [file for file in walking.files(folder, follow=True) if file.name == HEADS_FILE]

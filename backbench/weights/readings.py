@@ -1,4 +1,5 @@
-"""Readings: the part of a trunk's output that is the feature. Every result row names its reading.
+"""A reading is the part of a trunk's output that is the feature; every result row names its
+reading. Convolutional trunks have `pooled` alone.
 
     pooled       the network's own pooling: the mean of the last map, normed where it has a norm
     cls          the class token after the last norm
@@ -7,8 +8,6 @@
     cls@4        the class tokens of the last four layers, each normed (DINO's linear probe)
     cls@4+mean   these, then the mean of the last layer's patches (DINOv2's linear probe)
     map          attention pooling by the trunk's own learned query (SigLIP)
-
-Convolutional trunks have `pooled` alone.
 """
 
 import re

@@ -13,14 +13,11 @@ from backbench.images.preprocess import Pixels
 
 
 class Trunk(nn.Module, ABC):
-    """An image encoder without a head.
-
-    `arch` and `stem` name it in recipes and checkpoints; its state dict holds these names and
-    nothing else. `reading` names the part of its output that is the feature (`readings`), and `feature_dim`
-    is that feature's width. `strides` and `widths` are those of the maps that `stages` gives; both
-    are empty where it gives none. `size` is the only side of an image that it takes, in pixels
-    (None: any), and both sides must be multiples of `divisor`.
-    """
+    """An image encoder without a head. `arch` and `stem` name it in recipes and checkpoints; its
+    state dict holds these names and nothing else. `reading` is the part of its output that is the
+    feature (`readings`), `feature_dim` that feature's width. `strides` and `widths` describe the
+    maps of `stages` (empty: none). `size` is the only image side that it takes, in pixels (None:
+    any); both sides must be multiples of `divisor`."""
 
     arch: str
     stem: str
@@ -41,9 +38,8 @@ class Trunk(nn.Module, ABC):
 
     @abstractmethod
     def stages(self, x: Tensor) -> list[Tensor]:
-        """Images (N, 3, H, W) -> its maps, each (N, widths[i], H / strides[i], W / strides[i]).
-        C2..C5 of a hierarchical trunk, at strides 4, 8, 16 and 32; the one map of a plain vision
-        transformer, its patch tokens in their grid."""
+        """Map images (N, 3, H, W) to maps (N, widths[i], H / strides[i], W / strides[i]): C2..C5 at
+        strides 4, 8, 16, 32, or the one grid of patch tokens of a plain vision transformer."""
 
     def tokens(self, x: Tensor) -> Tensor:
         """Images (N, 3, H, W) -> (N, h, w, C): the last map, a token for each of its places."""
@@ -55,8 +51,8 @@ class Trunk(nn.Module, ABC):
         return self.widths[-1] if self.widths else self.feature_dim
 
     def multiply_adds(self, side: int) -> int | None:
-        """Those of the features of an image of `side` x `side` pixels; None: they are counted in a
-        forward pass without elements, for which torch loads its compiler, a second."""
+        """Return those of the features of a `side` x `side` image. None: they are counted in a
+        forward pass without elements, for which torch loads its compiler (a second)."""
         return None
 
     def zero_residuals(self) -> None:
@@ -70,13 +66,13 @@ class Trunk(nn.Module, ABC):
         strides, which adds places and changes none."""
 
     def depths(self) -> dict[str, int]:
-        """Parameter -> which layer it is of, counted from the input: for rates that decay with
-        depth (BEiT, arXiv:2106.08254, appendix)."""
+        """Return parameter -> its layer, counted from the input, for rates that decay with depth
+        (BEiT, arXiv:2106.08254, appendix)."""
         raise BadInput(f"{self.arch} does not say which layers its parameters are of")
 
     def undecayed(self) -> set[str]:
-        """Parameters that weight decay leaves alone by convention: norms, biases, scales, tokens
-        and position embeddings."""
+        """Return the parameters that weight decay skips by convention: norms, biases, scales,
+        tokens and position embeddings."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
 
     def refuse_size(self, height: int, width: int) -> None:
@@ -121,13 +117,10 @@ def _with_prefix(module: nn.Module, state: dict[str, object], prefix: str, *othe
 
 
 class ModuleTrunk(WrappedTrunk):
-    """Any torch module as a trunk.
-
-    `features(module, images)` gives (N, feature_dim), by default what the module gives; `stages`
-    the maps, where there are any, with their `strides` and `widths`. `identity` is your own name for
-    all that it computes beside its weights ("mean of the last two layers, v1"): under it features
-    are kept and numbers share a row, also in another process. Without it neither is done.
-    """
+    """Any torch module as a trunk. `features(module, images)` gives (N, feature_dim), by default
+    the module's output; `stages` gives its maps, if any, with their `strides` and `widths`.
+    `identity` names all that it computes beside its weights ("mean of the last two layers, v1").
+    Only under it are features kept and do numbers share a row, also across processes."""
 
     def __init__(
         self,
@@ -165,8 +158,7 @@ class ModuleTrunk(WrappedTrunk):
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledTrunk:
-    """A trunk that an installed package adds (`plugins`): `build` draws one with fresh weights.
-    `pixels` are those that it was trained with."""
+    """A plugin's trunk: `build` draws fresh weights; `pixels` are those it was trained with."""
 
     name: str
     build: Callable[[], Trunk]

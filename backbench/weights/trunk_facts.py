@@ -14,8 +14,8 @@ Facts = dict[str, str | int | float | list[int] | None]
 
 
 def facts(checkpoint: Checkpoint, side: int) -> Facts:
-    """The costs of a checkpoint's features: `gflops` are billions of multiply-adds for one image of
-    side x side pixels, as fvcore counts them (a ResNet-50 at 224: 4.1); None if not countable."""
+    """Return a checkpoint's costs. `gflops`: billions of multiply-adds for the features of one side
+    x side image, as fvcore counts them (a ResNet-50 at 224: 4.1); None if not countable."""
     return {
         "reading": checkpoint.reading,
         "parameters": checkpoint.parameters,
@@ -27,8 +27,8 @@ def facts(checkpoint: Checkpoint, side: int) -> Facts:
 def of_maps(
     checkpoint: Checkpoint, sides: tuple[int, int], given: Callable[[Tensor, Trunk], Tensor]
 ) -> Facts:
-    """The costs of a trunk in a detector: `gflops` are those of its maps alone, for one image of
-    `sides` = (height, width) pixels; `given` makes its input of the detector's images."""
+    """Return the costs of a trunk in a detector: `gflops` are those of its maps alone, for one
+    image of `sides` = (height, width) pixels; `given` makes its input of the detector's images."""
     trunk = checkpoint.family.blank(checkpoint.arch, checkpoint.stem, checkpoint.reading)
     gflops = _gflops(lambda image: trunk.stages(given(image, trunk)), sides)
     return {"parameters": checkpoint.parameters, "sides": list(sides), "gflops": gflops}

@@ -1,10 +1,7 @@
-"""Opens a weight file that somebody else wrote: torch zip, legacy torch, pickle or safetensors, as
-plain values.
-
-Nothing in the file is executed. torch files go through torch's `weights_only` unpickler, other
-pickles through the restricted one below; both know the classes in `STAND_INS` by name only and
-replace them by inert values. Every way in which a file can be broken is a BadInput of one line.
-"""
+"""Opens a weight file from elsewhere (torch zip, legacy torch, pickle, safetensors) as plain
+values. Nothing in it is executed: torch's `weights_only` unpickler reads torch files, the
+restricted one below other pickles. Both replace the classes in `STAND_INS`, known by name only, by
+inert values. Every way in which a file can be broken is a BadInput of one line."""
 
 from __future__ import annotations
 
@@ -236,8 +233,7 @@ def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
 
 
 class _Storages(pickles.BoundedUnpickler):
-    """Collects the storages that a data.pkl names, as (key, bytes); everything else in it is left
-    inert. Torch's own reader decides afterwards what the file may name at all."""
+    """Collects a data.pkl's storages as (key, bytes); torch's own reader judges the rest later."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, encoding="utf-8")
