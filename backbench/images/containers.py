@@ -459,7 +459,8 @@ def _listed_labels(base: Path, split: str) -> dict[str, int]:
 def _class_of_label(
     rows: _Rows, stated: Sequence[str], every: Sequence[str] | None
 ) -> Mapping[int, str]:
-    """Return label -> class by the container's `stated` names and the `every` list, if any."""
+    """Return the class that each label stands for, by the class names that the container states and
+    the list `every` that its numbers refer to; `every` is None for classes of its own."""
     labels = set(rows.labels) - {-1}
     if not labels:
         return {}

@@ -140,8 +140,9 @@ def codec_of(about: Any) -> str:
 
 
 def spans_of(descriptor: int, about: Any, levels: int) -> Iterator[Span]:
-    """Yield the span of each value of a binary column in one row group; `about` is pyarrow's. Below
-    definition level `levels` a value is null. ValueError for nulls and other encodings."""
+    """Yield the span of every value of a binary column in one row group; `about` is pyarrow's
+    ColumnChunkMetaData. A value below the definition level `levels` is null. ValueError for nulls
+    and other encodings."""
     at, codec = about.data_page_offset, codec_of(about)
     if about.has_dictionary_page and about.dictionary_page_offset:
         at = min(at, about.dictionary_page_offset)

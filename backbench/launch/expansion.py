@@ -229,7 +229,8 @@ class Expansion:
     def _by_dataset_and_protocol(
         self, evaluation: Evaluation
     ) -> list[tuple[Evaluation, list[Subject]]]:
-        """Fill in `own`, by checkpoint; a foreign file's protocol is found when it is measured."""
+        """Return the evaluations that `own` stands for, each with its checkpoints. A foreign file
+        has no recipe here: its own protocol is looked up when it is measured."""
         alike: dict[tuple[str | None, str | None], list[Subject]] = {}
         for subject in self._subjects.values():
             trained_on = own_probe.pretrained_on(subject.recipe)
@@ -407,7 +408,8 @@ def _kind(evaluation: Evaluation) -> str:
 
 @functools.cache
 def _geometry(protocol: str | None) -> str | None:
-    """Fingerprint the geometry behind a linear protocol's features. None: augmented, or unknown."""
+    """Return a fingerprint of the image geometry, which decides a linear protocol's features. None
+    where augmentation makes them anew for every epoch, or where nobody knows it yet."""
     if protocol == own_probe.OWN:
         return None
     recipe = config.read_recipe(config.find_recipe(protocol or "lorac", "transfer"))

@@ -24,7 +24,8 @@ TABLE4 = tuple(TASKS[name].recipe for name in DETECTION)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An entry of `checkpoints`: file, glob, timm:NAME or pretraining folder; import options."""
+    """An entry of `checkpoints`: a file, a glob, timm:NAME, or a pretraining's folder, finished or
+    not. The other keys are options of its import."""
 
     path: str
     name: str | None = None
@@ -133,7 +134,8 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The keys of configs/grids/*.yaml. The command line may give `data`, evaluations `lists`."""
+    """These are the keys of configs/grids/*.yaml. `data` may also come from the command line,
+    `lists` from the single evaluations."""
 
     name: str
     # Names (table2, table3, table4, imagenet, all) or Evaluations

@@ -67,7 +67,8 @@ class GroupBatchNorm(_BatchNorm):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm over all ranks, with equal counts; DDP refuses torch.nn.SyncBatchNorm on a CPU."""
+    """Batch norm with the statistics of all ranks, which must bring equally many samples. Its own
+    class, because DDP refuses to wrap a torch.nn.SyncBatchNorm on a CPU."""
 
     _check_input_dim = GroupBatchNorm._check_input_dim
 

@@ -12,7 +12,8 @@ GIGABYTE = 1 << 30
 
 
 def open_regular(path: str | Path, *, most: int | None = None) -> BinaryIO:
-    """Open a regular file to read; OSError for others (a FIFO waits) or above `most` bytes."""
+    """Open a file for reading. OSError, as from `open`, also for what is no regular file (opening a
+    FIFO would wait for its writer) and for more than `most` bytes."""
     # Asked before it is opened, since a device may act on that; and again of what was opened, which
     # nobody can exchange any more
     _refuse(os.stat(path), path, most)  # noqa: PTH116 - thousands: twice as fast
