@@ -1,4 +1,4 @@
-"""The trunk below a detector: one path for all of them, in both engines.
+"""The trunk below a detector has one path for all kinds of trunks, in both engines.
 
 MODEL.BACKBONE.NAME says what stands on the trunk, and by whose rules it is trained:
 
@@ -8,14 +8,12 @@ MODEL.BACKBONE.NAME says what stands on the trunk, and by whose rules it is trai
     build_trunk_simple_fpn_backbone   a plain vision transformer under the simple feature pyramid of
                                       ViTDet (arXiv:2203.16527), attention global in every block
 
-The trunk is the `Trunk` that probes and finetuning use. Nothing of it is built again, so nothing of
-it can be lost on the way (Detectron2's own ViT has neither LayerScale nor registers nor a last
-norm). The one exception is a ResNet under Detectron2's engine, which builds its own: that engine is
-the reference of the published numbers (engine_detectron2_backbones.py).
+The trunk is the `Trunk` that probes and finetuning use, not built again, so nothing of it is lost
+(Detectron2's own ViT has neither LayerScale nor registers nor a last norm). Only a ResNet under
+Detectron2's engine is built by that engine, the reference of the published numbers.
 
-A plain trunk's map must have stride 16 in pixels of the image: the pyramid makes 4 to 32 of it. A
-trunk of another patch size p is given the image scaled by p / 16. Patch 14: 896 pixels become 784,
-56 x 56 patches; its weights are as they were.
+A plain trunk's map must have stride 16: the pyramid makes 4 to 32 of it. For another patch size p
+the image is scaled by p / 16 (patch 14: 896 pixels become 784, 56 x 56 patches), not the weights.
 """
 
 from __future__ import annotations
@@ -192,8 +190,7 @@ def refuse_pixels(given: Given, checkpoint: Checkpoint) -> None:
 
 
 def scaled(x: Tensor, trunk: Trunk) -> Tensor:
-    """The detector's images (N, 3, H, W), both sides multiples of 32, as the trunk takes them: a
-    plain trunk of patch size p takes them scaled by p / 16, all others as they are."""
+    """Scale (N, 3, H, W), sides multiples of 32, by p / 16 for a plain trunk with patch size p."""
     if not is_plain(trunk) or trunk.strides[0] == PLAIN_STRIDE:
         return x
     patch = trunk.strides[0]
@@ -209,8 +206,8 @@ def padded_test_size(cfg: CfgNode) -> tuple[int, int]:
 
 
 class TrunkMaps(nn.Module):
-    """The trunk inside a detector, as MODEL.TRUNK says: frozen or trained, with stochastic depth,
-    with a layer norm on each of its maps."""
+    """Holds the trunk inside a detector, as MODEL.TRUNK says: frozen or trained, with stochastic
+    depth, with a layer norm on each of its maps."""
 
     def __init__(self, trunk: Trunk, cfg: CfgNode) -> None:
         super().__init__()
@@ -246,8 +243,7 @@ class TrunkMaps(nn.Module):
 
 
 def set_drop_paths(trunk: Trunk, last: float) -> None:
-    """Give the blocks stochastic depth: 0 in the first, rising evenly to `last` in the last, as
-    timm's models have it of `drop_path_rate`."""
+    """Let the blocks' stochastic depth rise evenly from 0 to `last`, as timm's drop_path_rate."""
     from timm.layers import DropPath
 
     names = ("drop_path", "drop_path1", "drop_path2")
@@ -286,13 +282,11 @@ def optimizer(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> torch.optim.Op
 
 
 def parameter_groups(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> list[dict[str, object]]:
-    """A group for each rate and decay, the trunk's deepest layers last.
-
-    The rate of layer d of a trunk whose last is D is LAYER_DECAY ** (D + 1 - d) of the heads': BEiT
-    (arXiv:2106.08254) and ViTDet have it so. Norms have WEIGHT_DECAY_NORM. Under our backbones biases,
-    scales, tokens and position embeddings have it, too; by Detectron2's get_default_optimizer_params
-    biases have WEIGHT_DECAY and a factor on their rate, BIAS_LR_FACTOR.
-    """
+    """Group parameters by rate and decay, the trunk's deepest layers last. The rate of layer d of D
+    is LAYER_DECAY ** (D + 1 - d) of the heads', as in BEiT (arXiv:2106.08254) and ViTDet. Norms
+    have WEIGHT_DECAY_NORM; so have, under our backbones, biases, scales, tokens and position
+    embeddings. By Detectron2's get_default_optimizer_params biases have WEIGHT_DECAY, and
+    BIAS_LR_FACTOR on the rate."""
     solver, trunk = cfg.SOLVER, body.trunk
     depths: Mapping[str, int] = {}
     if solver.LAYER_DECAY != 1 and not body.frozen:
@@ -325,9 +319,8 @@ def parameter_groups(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> list[di
 
 
 def read_trunk(checkpoint: Path | None, model_weights: str, arch: str, seed: int) -> Checkpoint:
-    """The trunk to start from: --checkpoint X, MODEL.WEIGHTS FILE, or MODEL.WEIGHTS random for the
-    random row, a fresh trunk of the architecture `arch`. No weights at all is refused: a detector
-    that trains from scratch by mistake only looks a bit low."""
+    """Read --checkpoint X or MODEL.WEIGHTS FILE; MODEL.WEIGHTS random is a fresh trunk of `arch`.
+    Without weights it refuses: a detector trained from scratch by mistake only looks a bit low."""
     if checkpoint is not None and model_weights:
         raise BadInput(f"--checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one")
     if model_weights == RANDOM:
@@ -354,9 +347,9 @@ def read_trunk(checkpoint: Path | None, model_weights: str, arch: str, seed: int
 def check_features(
     checkpoint: Checkpoint, trunk: Trunk, engine: DetectionEngine, sides: tuple[int, int]
 ) -> float:
-    """The largest relative difference between the maps of the checkpoint's own `trunk` and those of
-    the loaded detector, on the detector's device, for images of (height, width) `sides`. Raises
-    BadInput above the tolerance: half of the names matched, or another convolution strides."""
+    """Return the largest relative difference between the maps of `trunk` and of the loaded
+    detector, for images of (height, width) `sides`. BadInput above the tolerance: half of the names
+    matched, or another convolution strides."""
     # The noise is what the trunk sees after normalisation; how the engine normalises is not looked
     # at here. At the size of testing, where position embeddings are resized.
     noise = torch.randn(2, 3, *sides, generator=seeding.generator(0, "feature check"))

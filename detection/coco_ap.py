@@ -1,10 +1,9 @@
-"""Intervals for COCO's AP: the images drawn anew, many times.
+"""Computes intervals for COCO's AP: the images are drawn anew, many times.
 
-Matching is per image, so a draw only counts an image's detections as often as it has the image.
-What is looked at is a category's hits alone, a few in a hundred of what was found: precision rises
-at a hit and falls between two. A draw's counts are whole numbers, which float64 adds without
-rounding in any order, so the AP of a draw is, bit by bit, what COCOeval.accumulate would make of
-all detections (benchmarks/ap_intervals.txt).
+Matching is per image, so a draw counts an image's detections as often as it has the image. Only
+hits matter, a few in a hundred detections: precision rises at a hit and falls between two. Counts
+are whole numbers, which float64 adds without rounding in any order, so a draw's AP is, bit by bit,
+what COCOeval.accumulate would make of all detections (benchmarks/ap_intervals.txt).
 """
 
 from collections.abc import Sequence
@@ -31,8 +30,8 @@ class RankedDetections:
 
 
 def aps(ranked: RankedDetections, blocks: Sequence[np.ndarray]) -> Tensor:
-    """One category's AP, from 0 to 1, for each draw and threshold: (draws, T). `blocks` (N, b) say
-    how often a draw has each image. Where a draw has no object to find the AP has no meaning."""
+    """Compute one category's AP, from 0 to 1, for each draw and threshold: (draws, T). `blocks` (N,
+    b) say how often a draw has each image. Where a draw has no object the AP has no meaning."""
     needed = [_needed(ranked.truths @ weight) for weight in blocks]
     out = []
     for hit, miss in zip(ranked.hit, ranked.miss, strict=True):
@@ -41,8 +40,8 @@ def aps(ranked: RankedDetections, blocks: Sequence[np.ndarray]) -> Tensor:
 
 
 def _needed(positives: np.ndarray) -> np.ndarray:
-    """(b,) objects -> (b, 101): the least hits whose share of them, a rounded quotient, reaches each
-    recall; 1 for a recall of 0."""
+    """(b,) objects -> (b, 101): the least number of hits whose share of them, a rounded quotient,
+    reaches each recall; 1 for a recall of 0."""
     of = np.maximum(positives, 1)[:, None]
     least = np.floor(RECALLS * of)
     least += least / of < RECALLS
@@ -81,8 +80,8 @@ def _average_precision(
 
 
 def _nth_hits(times: np.ndarray, nth: np.ndarray) -> np.ndarray:
-    """Each of (h, b) hits counts so many `times` in b draws; which of them is a draw's n-th, for
-    (b, R) n from 1: (b, R). It is h where a draw has fewer."""
+    """Find each draw's n-th hit, for (b, R) n from 1: (b, R) indices of hits, h where there are
+    fewer. Each of h hits counts `times` (h, b) in b draws."""
     h, b = times.shape
     counts = times.T.astype(np.intp, order="C")
     # 1. All draws' hits in one row, one draw's behind another's, each as often as it counts; and h

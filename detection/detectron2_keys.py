@@ -1,9 +1,8 @@
-"""The keys of Detectron2's config, and what its engine makes of each.
+"""Lists the keys of Detectron2's config, and what its engine makes of each.
 
 A key that is accepted and then ignored would stand in a protocol without having decided anything.
-So with an honoured key another value changes what runs; a neutral one (protocol.NEUTRAL) may differ
-between two runs of one protocol; every other key, those of a newer Detectron2 among them, is an
-error with any value but Detectron2's own. A test changes every key and holds it to its table.
+So an honoured key changes what runs; a neutral one (protocol.NEUTRAL) may differ between two runs
+of one protocol; any other must have Detectron2's own value. A test changes every key.
 
 The torchvision engine needs no such table: it reads what configs/detection/_base_rcnn_fpn.yaml
 states and dialect.DEFAULTS holds, and refuses everything else.
@@ -59,8 +58,7 @@ for _word in _HONOURED.split():
 
 
 def check(given: Given, defaults: Mapping[str, Value]) -> None:
-    """Raise BadInput for a key that is neither honoured nor neutral and has another value than in
-    `defaults`, Detectron2's whole config, flat."""
+    """Raise BadInput for a key, neither honoured nor neutral, that differs from `defaults`."""
     for key, value in given.values.items():
         if key in HONOURED or key in NEUTRAL or key not in defaults:
             continue  # a key that Detectron2 has not is refused where it is merged

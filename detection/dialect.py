@@ -1,9 +1,7 @@
-"""Detectron2's dialect: YAML with `_BASE_`, `KEY VALUE` overrides, read with fvcore's CfgNode.
-
-There is no copy of Detectron2's defaults here. configs/detection/_base_rcnn_fpn.yaml states every
-key that the torchvision engine reads; a config that has others, or leaves one out, is refused by
-name. The Detectron2 engine merges the same files over its own defaults.
-"""
+"""Reads Detectron2's YAML, with `_BASE_` and `KEY VALUE` overrides, by fvcore's CfgNode. There is
+no copy of Detectron2's defaults: configs/detection/_base_rcnn_fpn.yaml states every key that the
+torchvision engine reads; a config that has others, or leaves one out, is refused by name. The
+Detectron2 engine merges the same files over its own defaults."""
 
 import argparse
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,8 @@
-"""The interface of an engine: all that the program knows of a detector, torchvision's or
-Detectron2's.
+"""Defines an engine's interface: all that the program knows of a detector.
 
-An iteration is a pure function of the weights, the optimiser's state, the seed and its number: not
-of what ran before it in this process, nor of the number of workers. That is what makes a continued
-run equal to one that was never stopped. What draws from torch's and numpy's global generators draws
-from the iteration's own: the caller seeds them before each step.
+An iteration is a pure function of the weights, the optimiser's state, the seed and its number, not
+of what ran before it or the number of workers. So a continued run equals one never stopped. The
+caller seeds torch's and numpy's global generators for each step.
 """
 
 from __future__ import annotations
@@ -38,12 +36,9 @@ PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}  # SOLVER.AMP.PRECI
 
 
 class MixedPrecision:
-    """Autocast and loss scaling for training steps, the same in both engines: off, bfloat16, or
-    float16 with a scaled loss. `dtype` is None where it is off; the step is then the ordinary one.
-
-    Forward and backward of a training step run in it; evaluation and the re-estimation of batch
-    norm do not, as in Detectron2 (engine/train_loop.py::AMPTrainer, and its PreciseBN hook).
-    """
+    """Autocast and loss scaling for training steps in both engines: off (`dtype` is None),
+    bfloat16, or float16 with a scaled loss. Evaluation and the re-estimation of batch norm run
+    without it, as in Detectron2 (engine/train_loop.py::AMPTrainer, and its PreciseBN hook)."""
 
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         amp = cfg.SOLVER.AMP
@@ -91,8 +86,7 @@ class DetectionEngine(ABC):
     @staticmethod
     @abstractmethod
     def read_config(given: Given) -> CfgNode:
-        """The engine's defaults with the given values over them. Raises BadInput for a key or a
-        value that this engine does not have."""
+        """Put the given values over the engine's defaults; BadInput for an unknown key or value."""
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -136,8 +130,7 @@ class DetectionEngine(ABC):
 
     @abstractmethod
     def read(self, record: ImageRecord) -> Any:
-        """One image as `detect` takes it: what can be done of it without the network. Raises
-        BadInput for an image that cannot be read or has another size than stated."""
+        """Read one image as `detect` takes it; BadInput if unreadable or not of the stated size."""
 
     @abstractmethod
     def detect(self, image: Any, record: ImageRecord) -> list[Detection]:

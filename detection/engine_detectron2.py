@@ -1,12 +1,10 @@
-"""The reference: Detectron2's model, mapper, data loader, optimiser and trainer, with an exact
-resume around them.
+"""Runs the reference, Detectron2's model, mapper, loader, optimiser and trainer, with exact resume.
 
 This file and engine_detectron2_backbones.py import detectron2, which is on no package index (`make
-detectron2` installs it); voc_ap.py uses its VOC evaluator. What is ours here: strict loading
-(Detectron2 only logs what did not match), the order of images, one seed per iteration and per
-image, and the loop that calls its trainer, so that a killed run continues as if it had not been.
-Its evaluator's own function turns predictions into COCO's format; AP comes from evaluate.py, for
-both engines.
+detectron2` installs it); voc_ap.py uses its VOC evaluator. What is ours: strict loading (Detectron2
+only logs what did not match), the order of images, one seed per iteration and per image, and the
+loop that calls its trainer, so that a killed run continues as if it had not been. Its evaluator
+only turns predictions into COCO's format; AP comes from evaluate.py, for both engines.
 """
 
 import io

@@ -1,7 +1,5 @@
-"""The trunk inside Detectron2's models: its own ResNet, or a trunk of ours under its own pyramids.
-
-`trunk_of` is the one place that tells them apart; the engine asks it for everything else.
-"""
+"""Builds the trunk inside Detectron2's models: its own ResNet, or a trunk of ours under its
+pyramids. `trunk_of` is the one place that tells them apart."""
 
 from __future__ import annotations
 
@@ -103,8 +101,7 @@ class TrunkBackbone(TrunkMaps, Backbone):
 
 
 class PaddedSimplePyramid(SimpleFeaturePyramid):
-    """Detectron2's says what images are padded to under a misspelt key, so that they are not
-    (facebookresearch/detectron2#4676)."""
+    """Pads images; Detectron2's does not, by a misspelt key (facebookresearch/detectron2#4676)."""
 
     @property
     def size_divisibility(self) -> int:

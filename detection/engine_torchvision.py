@@ -1,15 +1,14 @@
-"""Faster, Mask and Keypoint R-CNN with FPN from torchvision's parts, made to be Detectron2's.
+"""Makes Faster, Mask and Keypoint R-CNN with FPN from torchvision's parts, equal to Detectron2's.
 
-What is equal, with the weights copied across: FPN features, anchors, proposals, boxes, scores,
-targets and losses (see tests/detection/test_parity.py and the table in docs/detection.md).
-torchvision's own defaults differ in base anchors (rounded), RoIAlign (not aligned), FPN (no norm),
-losses (smooth L1, beta 1/9), mask targets (resampled bitmaps), head initialisation, top-k and input
-resize; here each is Detectron2's. rcnn/, data/images.py and data/masks.py say so at the lines.
+With the weights copied across, equal are FPN features, anchors, proposals, boxes, scores, targets
+and losses (tests/detection/test_parity.py, and the table in docs/detection.md). torchvision's own
+defaults differ in base anchors (rounded), RoIAlign (not aligned), FPN (no norm), losses (smooth L1,
+beta 1/9), mask targets (resampled bitmaps), head initialisation, top-k and input resize; here each
+is Detectron2's. rcnn/, data/images.py and data/masks.py say so at the lines.
 
 What differs on purpose or by nature:
 - images are padded to the largest of the global batch, not of one GPU's share, and losses are
-  normalised over the global batch, so that a run does not depend on the number of processes
-  (Detectron2 normalises per GPU);
+  normalised over the global batch, so that a run does not depend on the number of processes;
 - all images of a batch are drawn in groups of four of one orientation, Detectron2 groups per loader
   worker;
 - fg/bg sampling draws from a generator per image, Detectron2 from the global one;
@@ -157,9 +156,8 @@ class TorchvisionEngine(DetectionEngine):
 def to_coco(
     detections: Mapping[str, Tensor], record: ImageRecord, height: int, width: int
 ) -> list[Detection]:
-    """Detections on the (height, width) image (RCNNHeads says which tensors) as COCO results on the
-    original one; empty boxes are left out:
-    detectron2/modeling/postprocessing.py::detector_postprocess."""
+    """Turn detections on the (height, width) image (tensors: RCNNHeads) into COCO results on the
+    original, without empty boxes: detectron2/modeling/postprocessing.py::detector_postprocess."""
     detections = {k: v.cpu() for k, v in detections.items()}
     # 1. Boxes in pixels of the file
     sx, sy = record["width"] / width, record["height"] / height

@@ -56,7 +56,7 @@ class Scores:
 
 
 class ImageMatches(TypedDict):
-    """COCOeval's matching of one image's d detections and g objects of one category, for one range
+    """COCOeval's matching of an image's d detections and g objects of one category, for one range
     of areas, at T thresholds of overlap. A match is the object's id, 0 is none; what is ignored
     counts neither as hit nor as miss."""
 
@@ -77,7 +77,7 @@ def score(
     *,
     manifest: str | None,
 ) -> Scores:
-    """AP of detections in COCO's format on a split. `kind` is one of AP_KINDS; `sigmas` of
+    """Return the AP of detections in COCO's format. `kind` is one of AP_KINDS; `sigmas` of
     keypoints default to COCO's; `manifest` decides the bootstrap's draws (None: none)."""
     stats = AP_KINDS[kind].stats
     if not detections:
@@ -121,8 +121,7 @@ def matched(
 
 
 def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
-    """Score some objects of the split as if they had been found. Raises BadInput where its
-    annotations cannot be scored, which would otherwise be learnt after the training."""
+    """Score some objects as if found: BadInput here, not after training, if that is impossible."""
     truth = ground_truth(split, kind)
     shape = AP_KINDS[kind].shape
     rows = []
@@ -158,8 +157,7 @@ def image_numbers(split: Split) -> dict[int | str, int]:
 
 
 def rows_of(detections: Sequence[Detection], split: Split, kind: str) -> list[dict[str, object]]:
-    """Detections as scoring numbers them, with the fields alone that `kind` is scored by: COCO's
-    loader would take a mask's area from its box."""
+    """List detections with `kind`'s fields alone: COCO would take a mask's area from its box."""
     place, label = image_numbers(split), {id: i for i, id in enumerate(split.ids, 1)}
     shape = AP_KINDS[kind].shape
     out = []
@@ -172,8 +170,7 @@ def rows_of(detections: Sequence[Detection], split: Split, kind: str) -> list[di
 
 
 def ground_truth(split: Split, kind: str) -> dict[str, object]:
-    """The objects of the annotation file in COCO's format, crowds included, with what `kind` is
-    scored by. Objects without `area` or `iscrowd` get the box's and 0."""
+    """List objects, crowds included, in COCO's format; absent `area` is the box's, `iscrowd` 0."""
     place, label = image_numbers(split), {id: i for i, id in enumerate(split.ids, 1)}
     objects: list[dict[str, object]] = []
     for a in json.loads(split.file.read_text())["annotations"]:
@@ -208,8 +205,8 @@ def _percent(value: float) -> float | None:
 
 
 def drawn(images: int, manifest: str) -> Tensor:
-    """How often each of AP_COUNT draws with replacement has each image: (draws, images). They
-    depend on the list of images alone, so two checkpoints are compared draw by draw."""
+    """Draw AP_COUNT times with replacement: how often each draw has each image, (draws, images). It
+    depends on the list of images alone, so two checkpoints are compared draw by draw."""
     generator = seeding.generator(manifest, "bootstrap")
     draws = torch.randint(images, (AP_COUNT, images), generator=generator)
     weights = torch.zeros(AP_COUNT, images, dtype=torch.float64)
@@ -225,8 +222,7 @@ def summarised(aps: Tensor) -> dict[str, np.ndarray]:
 def intervals_of(
     values: Mapping[str, float | None], samples: Mapping[str, np.ndarray], images: int
 ) -> dict[str, tuple[float, float] | None]:
-    """The 95% interval of each value in percent from its values (B,) on resamples of so many
-    images; none of a value that is not defined."""
+    """Return the 95% interval of each value in percent, by resamples (B,); None if undefined."""
     intervals: dict[str, tuple[float, float] | None] = {}
     for name, draws in samples.items():
         value = values[name]
@@ -240,11 +236,8 @@ def weighted_ap(
     ev: hotcoco.COCOeval, rows: Sequence[Mapping[str, object]], categories: int, weights: Tensor
 ) -> Tensor:
     """(draws, images) multiplicities -> (draws, thresholds) AP, the mean over the categories 1, 2,
-    ... that have ground truth.
-
-    COCOeval.accumulate for one area range (all) and most detections, with each image counted
-    `weight` times. It leaves `ev` matched for that range and the last category alone.
-    """
+    ... with ground truth: COCOeval.accumulate for one area range (all) and most detections, each
+    image counted `weight` times. `ev` stays matched for that range and the last category."""
     total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
     counted = torch.zeros(len(weights), 1, dtype=torch.float64)
     blocks = [part.T.contiguous().numpy() for part in weights.split(coco_ap.BLOCK)]
@@ -269,8 +262,7 @@ def weighted_ap(
 def ranked_detections(
     ev: hotcoco.COCOeval, category: int, image: np.ndarray, score: np.ndarray, images: int
 ) -> coco_ap.RankedDetections:
-    """One category's detections, `image` (D,) and `score` (D,), matched and ranked; images are
-    numbered from 1 to `images`."""
+    """Match and rank one category's detections: `image` (D,), numbered from 1, and `score` (D,)."""
     thresholds = len(ev.params.iou_thrs)
     # 1. In images with objects of the category, as COCOeval matches them
     there = ev.coco_gt.get_img_ids(cat_ids=[category])

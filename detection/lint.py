@@ -1,5 +1,4 @@
-"""Mistakes that would go unnoticed until the numbers are wrong: each is refused, or warned about, in
-one line before anything is trained."""
+"""Refuses, or warns of, mistakes that would go unnoticed until the numbers are wrong."""
 
 from __future__ import annotations
 
@@ -43,9 +42,8 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
 
 
 def files(p: Prepared) -> None:
-    """Find what would end a training in its middle, or its scoring: images that are cut off or of
-    another size, objects that the evaluation cannot read. Takes minutes for COCO on a network disk,
-    so it runs once, before a run's first iteration."""
+    """Find images (cut off, of another size) and objects that would end training or scoring. It
+    takes minutes for COCO on a network disk, so it runs once, before the first iteration."""
     trained = training_records(p.train, p.task)
     log.info(f"checking {len(trained)} + {len(p.val.records)} images")
     images.check_files(trained)
@@ -90,8 +88,8 @@ def check_ground_truth(
 
 
 def departures(cfg: CfgNode, task: DetectionTask, train: Split, val: Split) -> list[str]:
-    """Differences from the protocol of LORAC's Table 4 and JCL's Table 2, in words; the numbers then
-    carry another protocol's name. And what the data lacks."""
+    """List in words what differs from the protocol of LORAC's Table 4 and JCL's Table 2 (the
+    numbers then carry another protocol's name), and what the data lacks."""
     out = []
     m = cfg.MODEL
     # 1. Batch norm is trained over all GPUs in trunk and FPN, re-estimated at the end; heads have none

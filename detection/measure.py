@@ -46,8 +46,7 @@ SHARE = ".predictions.{}.json"  # a rank's detections, until they are scored
 
 
 def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) -> list[Detection]:
-    """All images' detections in the order of the split on rank 0, none on the others. Their
-    category ids are the file's own."""
+    """Gather all detections, in the split's order, on rank 0; category ids are the file's own."""
     mine = p.val.records[rank :: run.world]
     progress = Progress(run.out, len(mine), "evaluate", unit="image") if rank == 0 else None
     by_image: list[list[Detection]] = []  # of each image
@@ -65,8 +64,8 @@ def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) 
 def _gather(
     run: DetectionRun, mine: list[list[Detection]], rank: int, *, images: int
 ) -> list[list[Detection]]:
-    """Every rank's images on rank 0, through files: masks of 5,000 images are no tensor. They lie
-    there until rank 0 is through with them: see `scored`."""
+    """Bring every rank's images to rank 0, through files: masks of 5,000 images are no tensor. They
+    lie there until rank 0 is through with them: see `scored`."""
     if rank:
         atomic.write_text(run.out / SHARE.format(rank), json.dumps(mine))
         return []
@@ -97,8 +96,8 @@ def scored(run: DetectionRun, rank: int) -> None:
 def record(
     run: DetectionRun, p: Prepared, detections: list[Detection], speed: float | None
 ) -> None:
-    """AP with intervals, AP per category, pictures; all numbers appended in one write, once.
-    `speed` is how many images a second the detector took on this rank."""
+    """Write AP with intervals, AP per category and pictures; all numbers appended in one write,
+    once. `speed` is how many images a second the detector took on this rank."""
     from detection import pictures
 
     # 1. What was found
@@ -126,8 +125,8 @@ def record(
 def on_the_way(
     run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int, step: int
 ) -> None:
-    """AP after `step` iterations, to look at: a line of EVALUATIONS_FILE. The training goes on as
-    if it had not been, and no row of results is made of it."""
+    """Append AP after `step` iterations to EVALUATIONS_FILE, to look at: no row of results is made,
+    and the training goes on as if it had not been."""
     detections = predict(run, p, engine, rank)
     if rank == 0:
         values: dict[str, float | None] = {}

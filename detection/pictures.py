@@ -31,8 +31,8 @@ COLOURS = (
 
 
 def write(folder: Path, split: Split, detections: Sequence[Detection]) -> list[Path]:
-    """FOLDER/<image>.png: ground truth on the left; on the right as many of the best detections as
-    there are objects, at least three. Which is which stands above them."""
+    """Draw FOLDER/<image>.png: ground truth on the left; on the right as many of the best
+    detections as there are objects, at least three. Which is which stands above them."""
     by_image: dict[int | str, list[Detection]] = {}
     for d in detections:
         by_image.setdefault(d["image_id"], []).append(d)
@@ -87,8 +87,8 @@ def _side_by_side(record: ImageRecord, best: Sequence[Detection], split: Split) 
 def _draw(
     draw: ImageDraw, item: Annotation | Detection, label: int, *, scale: float, shift: float
 ) -> None:
-    """Outline, box and keypoints. `shift` is where a pixel's middle is: at .5 in annotations. An
-    annotation's keypoint without visibility is not drawn; a detection's last value is its score."""
+    """Draw outline, box and keypoints. `shift` is where a pixel's middle is: at .5 in annotations.
+    An annotation's unmarked keypoint is left out; a detection's last value is its score."""
     colour = COLOURS[label % len(COLOURS)]
     for polygon in outlines(item.get("segmentation")):
         draw.polygon([v * scale for v in polygon], outline=colour)

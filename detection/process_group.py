@@ -64,8 +64,8 @@ def device_of(given: Given, rank: int) -> torch.device:
 
 
 def over_machines(run: DetectionRun, machines: int, machine: int, url: str) -> DetectionRun:
-    """The run over several machines, by Detectron2's flags; or as one of Slurm's tasks, one for
-    each rank, as `backbench launch` starts them."""
+    """Spread the run over several machines by Detectron2's flags, or make it one of Slurm's tasks,
+    one for each rank, as `backbench launch` starts them."""
     if not 0 <= machine < machines:
         raise BadInput(f"--machine-rank {machine}: from 0 to --num-machines {machines} - 1")
     if url and not re.fullmatch(r"tcp://[^/]+:\d+", url):
@@ -96,9 +96,8 @@ def seat_of_task(run: DetectionRun) -> Seat:
 
 
 def spawn(body: Body, run: DetectionRun) -> None:
-    """Run `body` in this machine's share of `run.world` processes. Signals to this process reach
-    all of them; its death ends them. Raises SystemExit with their status where it is not 0. `body`
-    must be importable by its name: a child starts as a fresh interpreter."""
+    """Run `body` in this machine's share of `run.world` processes, which get our signals and end
+    with us; SystemExit with their status if not 0. `body` must be importable by name."""
     url = run.dist_url
     if not url:
         with socket.socket() as free:
@@ -126,13 +125,13 @@ def spawn(body: Body, run: DetectionRun) -> None:
 
 
 def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:
-    """Until all have ended. From state to state:
+    """Wait until all have ended. From state to state:
 
     running          -- a signal to this process -->   signalled: each rank stops after its iteration
     running, signalled    -- a rank ends badly -->     the others get GRACE_SECONDS, are then killed
 
-    A rank that was signalled ends with the status of a stopped run, so nothing changes. One
-    whose neighbour died would wait for it in a collective.
+    A signalled rank ends with the status of a stopped run, so nothing changes. One whose neighbour
+    died would wait for it in a collective.
     """
     signalled = False
     while alive := [child for child in children if child.is_alive()]:
@@ -189,8 +188,8 @@ def joined(run: DetectionRun, seat: Seat) -> Iterator[None]:
 
 @contextlib.contextmanager
 def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[None]:
-    """Inside, the splits are in a file of the run's folder: ranks load that instead of parsing the
-    annotations again. A process that has seen a GPU cannot fork."""
+    """Keep the splits in a file of the run's folder while inside: ranks load that instead of
+    parsing the annotations again. A process that has seen a GPU cannot fork."""
     run.out.mkdir(parents=True, exist_ok=True)
     file = _splits_file(run)
     atomic.write_bytes(file, pickle.dumps((train, val), protocol=pickle.HIGHEST_PROTOCOL))
@@ -218,9 +217,8 @@ def barrier() -> None:
 
 
 def wait_until(there: Callable[[], bool]) -> None:
-    """Wait for work that one rank does alone for as long as it takes, such as scoring COCO's val
-    set. A collective would end the run after JOIN_MINUTES; this wait ends with a signal, with the
-    parent (see _watch), or with rank 0, which holds the place where all have met."""
+    """Wait for one rank's long work, such as COCO's scoring: a collective would end the run after
+    JOIN_MINUTES. This wait ends with a signal, with the parent (see _watch), or with rank 0."""
     while not there():
         for store in _meeting:
             try:

@@ -1,8 +1,5 @@
-"""The name that a run's numbers carry, and what decides it.
-
-A changed learning rate or size never lands in the column of a published protocol: a config has a
-shipped protocol's name only where every key that can change the numbers has that config's value.
-"""
+"""Names the protocol of a run's numbers. A config has a shipped protocol's name only where every
+key that can change the numbers agrees, so a changed rate never lands in a published column."""
 
 import functools
 from pathlib import Path
@@ -25,8 +22,7 @@ FREE = (NEUTRAL - {LOOKING}) | TRUNK_SIZE | dialect.OPTIONAL.keys()
 
 
 def decisive(given: Given) -> dict[str, Value]:
-    """Every key that decides the protocol, sorted, as plain values. A key stated with the value
-    that it has anyway is left out, like one that is not stated."""
+    """Return the deciding keys, sorted, as plain values, without those stated at their default."""
     out = stated(given)
     for key, value in dialect.DEFAULTS.items():
         if key == LOOKING or (key in out and out[key] == value):
@@ -44,8 +40,8 @@ def stated(given: Given) -> dict[str, Value]:
 
 
 def protocol(given: Given) -> str:
-    """The shipped protocol's name if every decisive key has its value, else a fingerprint. Mixed
-    precision turns detection-1x-v1 into detection-1x-bf16-v1; a frozen trunk adds -frozen."""
+    """Return the shipped protocol's name if every decisive key has its value, else a fingerprint.
+    Mixed precision turns detection-1x-v1 into detection-1x-bf16-v1; a frozen trunk adds -frozen."""
     mine = decisive(given)
     plain = {
         k: v
@@ -72,7 +68,7 @@ def protocol(given: Given) -> str:
 
 @functools.cache
 def _shipped(folder: Path) -> list[tuple[str, dict[str, Value]]]:
-    """The protocol of every shipped config that is no base, and the keys that decide it. Its name
+    """List the protocol of every shipped config that is no base, and its deciding keys. The name
     stands in a comment: Detectron2 alone reads the same files and refuses other keys."""
     out = []
     for path in sorted(folder.glob("[!_]*.yaml")):

@@ -1,5 +1,4 @@
-"""A detection run as data: its command, the weights and data that it reads, and the files that it
-leaves beside those of every run (backbench.runs.folder names them)."""
+"""Holds a detection run as data: its command, the weights and data it reads, and its files."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ class Prepared:
 @dataclass(frozen=True)
 class SolverSchedule:
     """SOLVER as the loop reads it: how long, at what rate, how often saved and scored. The rate is
-    Detectron2's build_lr_scheduler, of the same parts of fvcore: at every iteration, edges
-    included, the same number."""
+    that of Detectron2's build_lr_scheduler at every iteration, edges included."""
 
     iterations: int
     factors: ParamScheduler  # of the base rate, by the part of the run that is behind

@@ -1,9 +1,6 @@
-"""One row for each detection task: what it needs beyond boxes. Its title, table and tolerance are in
-backbench.tasks.
-
-A new task is a row there and a row here, plus what is really new: its head in each engine, and a
-reader of an annotation field that no task has read before.
-"""
+"""A row says what a detection task needs beyond boxes; backbench.tasks has its title, table and
+tolerance. A new task is a row in both, plus what is really new: its head in each engine, and a
+reader of an annotation field that no task has read before."""
 
 from dataclasses import dataclass
 

@@ -1,13 +1,11 @@
-"""Faster, Mask and Keypoint R-CNN on COCO, trained from a Checkpoint and scored; two engines behind
-one loop.
+"""Trains Faster, Mask and Keypoint R-CNN from a Checkpoint on COCO and scores them, by two engines.
 
     python detection/train_net.py --config-file configs/detection/mask_rcnn_R_50_FPN_1x.yaml \
         --checkpoint X --data ROOT --out RUN [--engine torchvision] [--num-gpus 4] \
         [--num-machines 2 --machine-rank 0 --dist-url tcp://HOST:PORT] [--resume] [--eval-only] \
         [KEY VALUE ...]
 
-From top to bottom: `run` (the command), `prepare` (what is read and checked), `work` (one process),
-`train` (the loop).
+Top down: `run` (the command), `prepare` (reads and checks), `work` (one process), `train` (loop).
 """
 
 from __future__ import annotations
@@ -158,8 +156,7 @@ def identity(run: DetectionRun, p: Prepared) -> dict[str, object]:
 
 
 def prepare(run: DetectionRun) -> Prepared:
-    """Read the weights and the data and check that they fit the config: everything that can be
-    wrong is found here, before a folder is made or a process started."""
+    """Read and check weights, data and config: all errors come before any folder or process."""
     cfg, seed = run.cfg.clone(), max(int(run.cfg.SEED), 0)
     # 1. The trunk, and whether it goes with the config
     named = str(run.given.get("MODEL.WEIGHTS") or "")
@@ -200,7 +197,7 @@ def build_engine(run: DetectionRun, p: Prepared, device: torch.device) -> Detect
 
 
 def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
-    """The process of one rank, started by process_group.spawn. Its errors are one line, from rank 0
+    """Run one rank's process, started by process_group.spawn. Its errors are one line, from rank 0
     or from the rank that fails."""
     from backbench.cli import guarded
 

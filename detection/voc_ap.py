@@ -1,9 +1,8 @@
-"""AP by VOC's rules, with its interval.
+"""Computes AP by VOC's rules, with its interval.
 
 The numbers are those of Detectron2's evaluator: 11-point AP for 2007, the area for later years. It
-keeps no account of which detection matched what, so for the interval's draws of images the
-detections are matched once more, by its rules, each image apart. A test holds the AP of every image
-once to the evaluator's own.
+does not tell which detection matched what, so for the interval's draws each image is matched again
+by its rules. A test holds the AP of every image once to the evaluator's own.
 """
 
 import tempfile
@@ -42,8 +41,7 @@ class VocDetections:
 
 
 def score(split: Split, detections: Sequence[Detection], manifest: str | None) -> evaluate.Scores:
-    """AP, AP50 and AP75 of detections in COCO's format. `manifest` decides the draws of the
-    intervals; None leaves them out."""
+    """Return AP, AP50 and AP75 of COCO-format detections, with intervals if `manifest` is given."""
     aps = np.zeros((len(THRESHOLDS), len(split.categories)))
     lines = lines_by_label(detections)
     with tempfile.TemporaryDirectory() as folder:
@@ -63,8 +61,7 @@ def score(split: Split, detections: Sequence[Detection], manifest: str | None) -
 
 
 def rehearse(split: Split) -> None:
-    """Score nothing found. Raises BadInput where the evaluator cannot read what it scores by, which
-    would otherwise fail after the training."""
+    """Score nothing found, to raise BadInput before the training if the evaluator cannot read."""
     with tempfile.TemporaryDirectory() as folder:
         name = split.categories[0]
         Path(folder, f"{name}.txt").touch()
@@ -138,9 +135,8 @@ def _objects_by_label(split: Split) -> list[dict[int, VocObjects]]:
 def aps(
     ranked: VocDetections, objects: Mapping[int, VocObjects], weights: Tensor, *, elevens: bool
 ) -> Tensor:
-    """One category's AP, from 0 to 1, for each draw and threshold: (draws, thresholds). `weights`
-    (draws, images) says how often a draw has each image; `objects` are those of each image that has
-    any. A draw without an object has AP 0, as the evaluator has it."""
+    """Compute one category's AP, from 0 to 1: (draws, thresholds). `weights` (draws, images) says
+    how often a draw has each image. A draw without an object has AP 0, as in the evaluator."""
     ranking = np.argsort(-ranked.scores)  # the evaluator's own call, its ties included
     image = torch.from_numpy(ranked.image[ranking])
     truths = torch.zeros(weights.shape[1], dtype=weights.dtype)

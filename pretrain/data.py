@@ -1,8 +1,8 @@
 """Feeds a training step: which images, in which order, made into which views.
 
-All of it is a pure function of (recipe, dataset): the order of (seed, epoch), each image's views of
-(seed, epoch, image). A batch is made in two places: a loader worker decodes, crops and resizes
-(`ViewBatches` -> LoadedBatch), the device brings to a network's numbers (`finish_views`).
+All is a pure function of recipe and dataset: the order of (seed, epoch), each image's views of
+(seed, epoch, image). A loader worker decodes, crops and resizes (`ViewBatches` -> LoadedBatch),
+then the device brings views to a network's numbers (`finish_views`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CACHE_BYTES = 512 << 20  # decoded images kept in memory, over all loader worker
 
 
 def dataset_fingerprint(found: ImageList) -> str:
-    """12 hex digits over all names and labels and the pixels of some 16 images. Another set, or
-    another order, is another data set."""
+    """Return 12 hex digits over all names and labels and the pixels of some 16 images. Another set,
+    or another order, is another data set."""
     sha = hashlib.sha256()
     for i in range(0, len(found), max(1, len(found) // 16)):
         with contextlib.suppress(BadInput):  # a corrupt image is reported when its turn comes
@@ -54,12 +54,9 @@ def to_train_on(found: ImageList, hold_out: float) -> ImageList:
 def batch_order(
     count: int, config: PretrainConfig, *, first: int, last: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[list[tuple[int, int]]]:
-    """The batches of this rank from step `first` to step `last`, as lists of (epoch, image), for
-    all micro-batches.
-
-    Each epoch is a permutation of the images, cut into whole global batches; what is left over is
-    not used. A micro-batch is rank-major: rank r has its r-th contiguous slice.
-    """
+    """Yield this rank's batches from step `first` to step `last`, as lists of (epoch, image), for
+    all micro-batches. Each epoch is a permutation of the images, cut into whole global batches; the
+    rest is not used. A micro-batch is rank-major: rank r has its r-th contiguous slice."""
     # An epoch's order is cut into global batches (the rest is left out), a global batch into
     # micro-batches, a micro-batch into the ranks' shares: who holds an image depends on the
     # number of ranks, which images make a micro-batch does not.
@@ -81,13 +78,11 @@ def batch_order(
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """One micro-batch of N images as a loader worker leaves it, on the CPU.
-
-    views: V tensors (N, size, size, 3) uint8, in the order of `ViewsConfig.per_view`; colour: as
-    many, where the device is to do what comes after the geometry, else none; index (N,) positions
-    in the dataset, labels (N,). `skipped` are images that were replaced and why; with an `error`,
-    an image that may not be replaced, there is nothing else.
-    """
+    """One micro-batch of N images as a loader worker leaves it, on the CPU. views: V tensors (N,
+    size, size, 3) uint8, in the order of `ViewsConfig.per_view`; colour: as many, where the device
+    is to do what comes after the geometry, else none; index (N,) positions in the dataset, labels
+    (N,). `skipped` are images that were replaced and why; with an `error`, an image that may not be
+    replaced, there is nothing else."""
 
     views: tuple[Tensor, ...]
     colour: tuple[DeviceColour, ...]
@@ -97,7 +92,7 @@ class LoadedBatch:
     error: str | None = None
 
     def pin_memory(self) -> LoadedBatch:
-        """The same in page-locked memory, from which a GPU copies while the CPU goes on. The
+        """Move it to page-locked memory, from which a GPU copies while the CPU goes on. The
         DataLoader calls it by this name on a type that it does not know."""
         return replace(
             self,
@@ -137,13 +132,10 @@ def finish_views(loaded: LoadedBatch, recipe: ViewsConfig, form: InputFormat) ->
 
 
 class ViewBatches(Dataset[LoadedBatch]):
-    """(epoch, image) pairs -> LoadedBatch.
-
-    Images are decoded once for all their views, and kept decoded while the memory budget lasts.
-    With `device_colour` only crop, resize and flip happen here, and what colour and blur need goes
-    along. A corrupt image is an error, or with `skip_corrupt` replaced by the next readable one in
-    the list.
-    """
+    """(epoch, image) pairs -> LoadedBatch. Images are decoded once for all their views, and kept
+    while the memory budget lasts. With `device_colour` only crop, resize and flip happen here, and
+    what colour and blur need goes along. A corrupt image is an error, or with `skip_corrupt`
+    replaced by the next readable one in the list."""
 
     def __init__(
         self, found: ImageList, config: PretrainConfig, *, cache_bytes: int, device_colour: bool

@@ -1,5 +1,4 @@
-"""Checks the rules of method.py in the first step of a run: a method that breaks one is told which,
-before hours are spent on it."""
+"""Checks the rules of method.py in a run's first step, before hours are spent on a bad method."""
 
 from collections.abc import Iterator, Mapping
 
@@ -16,9 +15,8 @@ Plain = int | float | str | None
 
 
 class FirstStep:
-    """Its three checks follow the loop: `terms` after forward, `gradients` after backward, `state`
-    after `after_step`, which ends it. From then on they do nothing. It changes no number and draws
-    none; with several ranks one float is exchanged."""
+    """Checks `terms` after forward, `gradients` after backward and `state` after `after_step`, then
+    nothing more. It changes no number and draws none; several ranks exchange one float."""
 
     def __init__(self, method: Method, name: str) -> None:
         self.method, self.name = method, name

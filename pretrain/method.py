@@ -50,12 +50,10 @@ __all__ += ["choose_config", "method_names"]
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of a global batch, or a micro-batch of it.
-
-    views: V tensors (N, 3, h, w), in the order of the recipe's crop groups; labels (N,) or None;
-    index (N,) positions in the dataset. `step` counts optimiser steps from 0, `progress` is step /
-    total steps, in [0, 1); `epoch` is progress in whole epochs of `epochs`.
-    """
+    """One rank's share of a global batch, or a micro-batch of it. views: V tensors (N, 3, h, w), in
+    the order of the recipe's crop groups; labels (N,) or None; index (N,) positions in the dataset.
+    `step` counts optimiser steps from 0, `progress` is step / total steps, in [0, 1); `epoch` is
+    progress in whole epochs of `epochs`."""
 
     views: Sequence[Tensor]
     labels: Tensor | None
@@ -68,9 +66,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Setup:
-    """Tells a method about the run that it is built for. `batch_size` is the global one, over all
-    ranks and the `accumulate` micro-batches of a step; `seed` is the recipe's; `views` is the
-    number of views per image; `images` the dataset's length; `classes` its class count."""
+    """Tells a method about its run. `batch_size` is the global one, over all ranks and the
+    `accumulate` micro-batches of a step; `seed` is the recipe's; `views` is the number of views per
+    image; `images` the dataset's length; `classes` its class count."""
 
     batch_size: int
     views: int

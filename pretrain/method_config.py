@@ -1,5 +1,5 @@
-"""The part of a recipe under `method:`, and which methods there are. Without torch: a recipe is
-checked before it is imported, but for the keys that a method's own file knows."""
+"""Declares the part of a recipe under `method:`, and lists the methods. Without torch: a recipe is
+checked before that is imported, but for the keys that a method's own file knows."""
 
 import importlib
 import pkgutil

@@ -1,6 +1,4 @@
-"""Watches a pretraining: the terms of its loss, rows of metrics.jsonl, the progress line; whether the
-features are alive (`feature_statistics`), what they are worth (`knn_score`), and the curves.
-"""
+"""Watches a pretraining: loss terms, metrics.jsonl, progress, features, kNN score, and curves."""
 
 from __future__ import annotations
 
@@ -42,9 +40,8 @@ Terms = Mapping[str, Tensor]  # "loss" and what else a method logs, 0-dim
 
 
 class RecentTerms:
-    """The terms of the steps since the last row of metrics.jsonl, which will be their mean. They
-    stay on the device, because reading one waits for all that was asked of it before. Part of the
-    saved state, so that a row may span a restart."""
+    """Keeps the terms since the last row of metrics.jsonl, which will be their mean. They stay on
+    the device, as reading one waits for it. They are saved, so that a row may span a restart."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Tensor]] = []
@@ -76,9 +73,8 @@ class RecentTerms:
 
 
 class RunLog:
-    """Rows and progress, where `rank` is 0; on other ranks nothing is written. A row is the mean of
-    the terms since the last one, the features' statistics, and of the time since then images per
-    second and the share that was spent waiting for batches."""
+    """Writes rows and progress, on rank 0 only. A row has the mean of the terms since the last one,
+    the features' statistics, images per second, and the share of time spent waiting for batches."""
 
     def __init__(self, run: Path, config: PretrainConfig, rank: int, step: int, last: int) -> None:
         self.metrics: Metrics | None = None
@@ -133,8 +129,7 @@ class RunLog:
         lr: float,
         row_due: bool,
     ) -> None:
-        """Count a step: `done` are made, the last of them in `epoch` and at `lr`. A due row is
-        written, and the terms start anew."""
+        """Count a step: `done` are made, the last in `epoch` at `lr`. A due row resets terms."""
         self.made += 1
         if row_due and self.metrics is not None:
             # 1. What the steps came to: the only place that waits for the device.
@@ -183,10 +178,9 @@ class Features:
 
 @torch.no_grad()
 def feature_statistics(features: Tensor) -> dict[str, float]:
-    """(N, d) -> feature_std: per-dimension standard deviation of the unit features, times sqrt(d),
-    so that isotropic features have 1 and equal ones 0; effective_rank: exp of the entropy of the
-    normalised singular values of the centred features (Roy and Vetterli, 2007), at most
-    min(N - 1, d)."""
+    """(N, d) -> feature_std: per-dimension standard deviation of the unit features, times sqrt(d)
+    (1: isotropic, 0: all equal); effective_rank: exp of the entropy of the normalised singular
+    values of the centred features (Roy and Vetterli, 2007), at most min(N - 1, d)."""
     z = torch.nn.functional.normalize(features.double(), dim=1)
     centred = z - z.mean(0)
     std = centred.square().mean(0).sqrt().mean() * z.shape[1] ** 0.5
@@ -215,11 +209,8 @@ def warn_if_collapsed(row: dict[str, float], step: int) -> None:
 
 class KnnScore(Dataset[tuple[int, Tensor | None]]):
     """Classifies every second labelled training image by its 20 neighbours among the others: the
-    percentage of right ones (Wu et al. 2018).
-
-    The images are evenly spaced. Item i is (i, centre crop of the first view's size), or (i, None)
-    where image i cannot be read, which leaves it out.
-    """
+    percentage of right ones (Wu et al. 2018). The images are evenly spaced. Item i is (i, centre
+    crop of the first view's size), or (i, None) where image i cannot be read, and is left out."""
 
     def __init__(
         self, found: ImageList, views: ViewsConfig, device: torch.device, workers: int = 0
@@ -260,8 +251,7 @@ class KnnScore(Dataset[tuple[int, Tensor | None]]):
         return 100 * float((votes.argmax(1) == labels[1::2]).double().mean())
 
     def _encode(self, backbone: nn.Module, stop: StopFlag | None) -> tuple[list[Tensor], list[int]]:
-        """Features (n, d) of each batch of images that can be read, and which images they are;
-        nothing once a stop is requested."""
+        """Return features (n, d) by batch, and whose they are; nothing once a stop is requested."""
         dtype = next(backbone.parameters()).dtype
         features: list[Tensor] = []
         read: list[int] = []

@@ -1,7 +1,4 @@
-"""Optimisers, parameter groups and schedules.
-
-Recipes speak epochs; from here on everything is counted in steps.
-"""
+"""Builds optimisers, parameter groups and schedules. Recipes count epochs, this file steps."""
 
 import math
 from collections.abc import Iterable
@@ -24,10 +21,8 @@ class LARS(torch.optim.Optimizer):
     + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which LORAC uses: where |p| or |g| is
     zero the gradient stays as it is, without weight decay. Elsewhere it is g + wd p. Momentum is
     torch's: buffer = m buffer + gradient; p -= lr buffer. With `clip` the layer's rate is at most
-    lr, min(trust |p| / ..., lr), as in LARC's default and in solo-learn.
-
-    fused: all tensors in a handful of kernels, so that nothing waits for the device; by default on
-    a GPU.
+    lr, min(trust |p| / ..., lr), as in LARC's default and in solo-learn. fused: all tensors in a
+    handful of kernels, so that nothing waits for the device; by default on a GPU.
     """
 
     def __init__(
@@ -109,13 +104,10 @@ class LARS(torch.optim.Optimizer):
 
 
 def parameter_groups(module: nn.Module, o: Optim, scale: float = 1.0) -> list[Group]:
-    """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest
-    (biases, norms, and what else a trunk leaves undecayed: tokens, position embeddings).
-
-    Each group keeps what is special about it: `weight_decay`, `adapt` (LARS) and `peak`, its own
-    highest learning rate, None where that is the recipe's. The parts named in `constant_lr`
-    (predictor) are groups of their own, whose rate is `constant`.
-    """
+    """Group the trainable parameters: tensors of two or more dimensions, and the rest (biases,
+    norms, and what else a trunk leaves undecayed: tokens, position embeddings). A group has
+    `weight_decay`, `adapt` (LARS) and `peak`, its own highest rate, None for the recipe's. The
+    parts named in `constant_lr` (predictor) are groups of their own, whose rate is `constant`."""
     # The names of what a trunk leaves undecayed, wherever it stands in the module
     special = set()
     for prefix, inner in module.named_modules():
@@ -170,14 +162,11 @@ def _scale(config: PretrainConfig) -> float:
 
 
 class LearningRates:
-    """Each parameter group at the schedule's share of its peak: its own (`lr_1d`), or the
-    recipe's. Groups of `constant_lr` stay at their peak, from the first step to the last.
-
-    The schedule: cosine, from 1 at the end of warm-up to `final_lr` at the last step, per step;
-    cosine_epoch, the same curve, held during each epoch (JCL, MIO); step, times `gamma` at each
-    milestone; constant. Warm-up is linear from `warmup_lr`, per step, or per epoch with
-    cosine_epoch.
-    """
+    """Sets each group to the schedule's share of its peak: its own (`lr_1d`), or the recipe's.
+    Groups of `constant_lr` stay at their peak. The schedule: cosine, from 1 at the end of warm-up
+    to `final_lr` at the last step, per step; cosine_epoch, the same curve, held during each epoch
+    (JCL, MIO); step, times `gamma` at each milestone; constant. Warm-up is linear from `warmup_lr`,
+    per step, or per epoch with cosine_epoch."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, config: PretrainConfig, steps_per_epoch: int

@@ -1,7 +1,4 @@
-"""A pretraining recipe as a typed value.
-
-Defaults are the field's customs; the papers' numbers are in the recipes.
-"""
+"""Declares a pretraining recipe. Defaults are the field's customs; recipes hold papers' numbers."""
 
 import argparse
 import math
@@ -133,8 +130,7 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
 
 
 def check(args: argparse.Namespace) -> None:
-    """BadInput for the recipe of `backbench pretrain`, whatever needs no torch to be found: all but
-    the keys of its method."""
+    """Raise BadInput for a bad pretraining recipe, but for its method's keys: those need torch."""
     path = config.find_recipe(args.recipe, "pretrain")
     data = config.apply_overrides(config.read_recipe(path), overrides_of(args))
     if "method" in data:

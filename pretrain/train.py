@@ -107,7 +107,7 @@ class Autocast(MixedPrecision):
 
 
 def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
-    """This process as one of devices x nodes, all of them started. Under Slurm or torchrun the
+    """Make this process one of devices x nodes, all of them started. Under Slurm or torchrun the
     processes are there already; otherwise Fabric starts this command once a device."""
     accelerator = args.accelerator
     if accelerator == "auto":
@@ -185,11 +185,9 @@ def build(config: PretrainConfig, found: ImageList) -> Method:
 @dataclass
 class SavedState:
     """RUN/state.pt: everything that decides the steps to come, written by rank 0 and read by all.
-
     recipe (the fingerprint of what decides a run's numbers), step (how many are made), recent (the
     terms since the last row of metrics.jsonl), method (parameters and buffers), optimizer,
-    precision (fp16's gradient scale). Nothing random is in it: draws are functions of the step.
-    """
+    precision (fp16's gradient scale). Nothing random is in it: draws are functions of the step."""
 
     run: Path
     recipe: str
@@ -202,8 +200,8 @@ class SavedState:
         self.saved = time.monotonic()
 
     def resume(self, last: int) -> tuple[int, monitor.RecentTerms]:
-        """The step to continue at, of `last`, and the terms before it. 0 and none where nothing was
-        saved. BadInput for a damaged state, or one of another recipe."""
+        """Return the step to continue at, of `last`, and the terms before it; 0 and none where
+        nothing was saved. BadInput for a damaged state, or one of another recipe."""
         if not self.file.exists():
             return 0, monitor.RecentTerms()
         state = load_state(self.file)
@@ -222,16 +220,16 @@ class SavedState:
         return step, recent
 
     def ages(self, save_minutes: float) -> tuple[bool, bool]:
-        """Is the last state too old at any step, and at the end of an epoch? Asked on rank 0, whose
-        clock decides for all ranks; no on the others."""
+        """Say if the last state is too old at any step, and at the end of an epoch. Rank 0's clock
+        decides for all ranks; the others answer no."""
         if self.fabric.global_rank:
             return False, False
         old = time.monotonic() - self.saved
         return old > 60 * save_minutes, old > EPOCH_END_SECONDS
 
     def save(self, step: int, recent: monitor.RecentTerms) -> None:
-        """The state after `step` steps, by rank 0. Weights that are not finite never replace a good
-        state. On all ranks, whose weights are alike, so that all fail or none."""
+        """Save the state after `step` steps, on rank 0. Weights that are not finite never replace a
+        good state: all ranks call it, whose weights are alike, so that all fail or none."""
         # A norm is finite only where all elements are, and one read answers for all: parameters,
         # queues, running statistics
         held = [x for x in self.method.state_dict().values() if x.is_floating_point()]
@@ -264,8 +262,8 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Training:
-    """A run of the loop: what is trained, fed, watched and saved, and how far it is. `recipe` is
-    the fingerprint that the state in RUN must have to continue."""
+    """A run of the loop knows what is trained, fed, watched and saved, and how far it is. `recipe`
+    is the fingerprint that the state in RUN must have to continue."""
 
     fabric: Fabric
     config: PretrainConfig
@@ -423,8 +421,8 @@ class Training:
         return verdict
 
     def loss_failure(self, bad: int | None) -> Failed:
-        """The error for a loss that is not finite, with its value, its step and what may help. `bad`
-        is its place among the recent terms, or None if only other ranks have found one, now."""
+        """Make the error for a loss that is not finite: its value, its step and what may help.
+        `bad` is its place among the recent terms, None if only other ranks have found one."""
         value, step = float("nan"), self.step
         if bad is not None:
             value = float(self.recent.rows[bad]["loss"])
@@ -436,8 +434,8 @@ class Training:
         )
 
     def update(self) -> None:
-        """The optimiser's step, then the method's own. fp16's scaler skips one whose gradients
-        overflowed; elsewhere `SavedState.save` refuses what is not finite."""
+        """Step the optimiser, then the method. fp16's scaler skips gradients that overflowed;
+        elsewhere `SavedState.save` refuses what is not finite."""
         norm = self.config.optim.clip_norm
         if norm is not None:
             self.fabric.clip_gradients(
@@ -450,8 +448,7 @@ class Training:
         self.rules.state()
 
     def score_neighbours(self, epoch: int, stop: StopFlag) -> None:
-        """The kNN score at the end of an epoch, where it is due: by rank 0, while the other ranks
-        wait in their next exchange."""
+        """Score by kNN at an epoch's end, if due; only rank 0 works, the others wait for it."""
         every = self.config.knn_every
         due = every > 0 and (self.step == self.last or (epoch + 1) % every == 0)
         if due and self.fabric.global_rank == 0:

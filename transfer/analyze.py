@@ -1,10 +1,9 @@
-"""`backbench analyze`: what checkpoints do to features, in the papers' figures and numbers.
+"""`backbench analyze` measures and draws what checkpoints do to features, as the papers do.
 
-One pass over the images (`accumulate`): each is decoded once and seen by every checkpoint in 1 + N
-views. The pass keeps sums, histograms and the plain features of a bounded sample of images, so
-memory does not grow with the dataset. From these come the numbers (`summarise`) and the pictures
-(`analyze_pictures`). Every statistic is taken on the trunk's features and, where the checkpoint has
-kept it, on its projector's.
+One pass over the images (`accumulate`) decodes each once and shows it to every checkpoint in 1 + N
+views. It keeps sums, histograms and the plain features of a bounded sample of images, so memory
+does not grow with the dataset. Every statistic is taken on the trunk's features and, where the
+checkpoint has kept it, on its projector's.
 """
 
 from __future__ import annotations
@@ -210,8 +209,8 @@ def show(rows: Sequence[Result], out: Path) -> None:
 
 
 class AnalyzedViews(Dataset[tuple[Tensor, int]]):
-    """Item i is (uint8 (1 + N, 3, s, s), i): image i's plain view, then N augmented ones. The views
-    are a function of the seed and of the image's path alone."""
+    """Item i is (uint8 (1 + N, 3, s, s), i): image i's plain view, then N augmented ones, a
+    function of the seed and of the image's path alone."""
 
     def __init__(self, images: ImageList, recipe: AnalyzeConfig, seed: int) -> None:
         self.images, self.recipe, self.seed = images, recipe, seed

@@ -1,8 +1,7 @@
-"""RUN/analysis.json as types, and the papers' figures that are drawn from it: svg and png, all
-checkpoints in each figure.
+"""Reads RUN/analysis.json as typed values and draws the papers' figures from it, as svg and png.
 
-`kept-*` shows those checkpoints whose projector was kept, in its output, where the loss was at work,
-each panel also alone; `trunk-overview` shows all of them in the trunk's. The two spaces have other
+`kept-*` shows the checkpoints whose projector was kept, in its output, where the loss was at work,
+each panel also alone; `trunk-overview` shows all, in the trunk's output. The two spaces have other
 dimensions and scales, so no panel has both.
 """
 
@@ -253,8 +252,8 @@ PANELS: dict[str, Panel] = {
 
 
 def training_curves(files: Sequence[Path], names: Mapping[str, str]) -> list[TrainingCurve]:
-    """metrics.jsonl beside each checkpoint file, where it is still in its pretraining's folder.
-    `names` are those of the analyzed checkpoints, by digest; each has one curve at most."""
+    """Read metrics.jsonl beside each checkpoint file, where it is still in its pretraining's
+    folder. `names` are those of the analyzed checkpoints, by digest; each has one curve at most."""
     out: list[TrainingCurve] = []
     wanted = set(names)
     for file in files:
@@ -290,8 +289,7 @@ def _bin_means(bins: Sequence[Sequence[Mapping[str, object]]], name: str) -> lis
 
 
 def _training(curves: Sequence[TrainingCurve], order: Mapping[str, int], folder: Path) -> Path:
-    """Each term of metrics.jsonl over the steps (ARB Fig. 3). `order` are the checkpoints' numbers,
-    which decide their colours in the other figures."""
+    """Draw each term of metrics.jsonl over the steps (ARB Fig. 3); `order` decides the colours."""
     # The terms that the papers draw come first, the rest by name.
     first = ("loss", "embedding_distance", "base_distance", "variance")
     there: set[str] = set()

@@ -1,8 +1,7 @@
-"""From a list of images to batches of pixels: which images a step sees, where, in which view.
+"""Turns a list of images into batches of pixels: which images a step sees, where, in which view.
 
-Nothing here keeps a position or draws from a global generator: a batch is a pure function of the
-seed and the step, so a continued run sees what an uninterrupted one sees, whatever the numbers of
-processes and workers.
+A batch is a pure function of the seed and the step, so a continued run sees what an uninterrupted
+one sees, whatever the numbers of processes and workers.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def rank_batches(
 def equal_shares(
     first: int, count: int, batch: int, rank: int, world: int
 ) -> list[list[EpochIndex]]:
-    """This rank's part of each batch of images first..count-1 in order, as (0, index) lists.
+    """Return this rank's part of each batch of images first..count-1 in order, as (0, index) lists.
     All ranks get equally many, as gathering needs: the last shares are padded with the last image.
     After a gather the first `batch` rows (or as many as are left) are the images in order."""
     shares = []
@@ -133,7 +132,7 @@ def training_pictures(
 def loader(
     pictures: Pictures, batches: Iterable[list[EpochIndex]], *, machine: Machine
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of (uint8 (N, 3, H, W), indices (N,)); `batches` yields lists of (epoch, index).
+    """Load (uint8 (N, 3, H, W), indices (N,)) for each of `batches`, lists of (epoch, index).
     BadInput, on all ranks, for an image that one of them cannot read."""
     found = loading.batches(
         pictures, batches, workers=machine.workers, pin=machine.device.type == "cuda", prefetch=4

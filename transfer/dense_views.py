@@ -63,8 +63,7 @@ class TrainingPairs(torch.utils.data.Dataset[tuple[Tensor, Tensor, Tensor]]):
         return image, classes, inside
 
     def _place(self, labels: np.ndarray, drawn: list[list[float]]) -> tuple[int, int]:
-        """The left and upper edge of the first crop of `drawn` that has two classes, none of them
-        too large; the last one, if none has."""
+        """Find left and top of the first crop with two classes, none too large, else the last."""
         crop = self.p.geometry.crop
         height, width = labels.shape
         left = top = 0
@@ -102,8 +101,7 @@ def distorted(pixels: np.ndarray, u: list[float], hue: float) -> np.ndarray:
 
 
 class TestPairs(torch.utils.data.Dataset[tuple[Tensor, Tensor, int]]):
-    """Item (0, index) -> the image with the shorter side `side`, uint8 (3, h, w), its labels at
-    their own size, uint8 (H, W), and the index."""
+    """Item (0, index) -> image uint8 (3, h, w), shorter side `side`; labels uint8 (H, W); index."""
 
     def __init__(self, images: DenseList, side: int) -> None:
         self.images, self.side = images, side
@@ -131,8 +129,7 @@ def pairs(
     batches: Iterable[list[EpochIndex]],
     machine: Machine,
 ) -> Iterator[tuple[Tensor, ...]]:
-    """The items at each list of keys, collated; BadInput, on all ranks, for a pair that one of them
-    cannot read."""
+    """Collate the items at each list of keys; BadInput on all ranks if one cannot read a pair."""
     pin = machine.device.type == "cuda"
     for batch in loading.batches(items, batches, workers=machine.workers, pin=pin):
         yield tuple(machine.readable(batch))
@@ -154,9 +151,8 @@ def bilinear(before: int, after: int) -> Tensor:
 
 
 def best_classes(logits: Tensor, height: int, width: int, rows: int = 64) -> Tensor:
-    """Logits (C, h, w) brought to (height, width) by bilinear interpolation -> the best class of
-    each pixel, uint8 (height, width); of equal ones the smallest. In strips, since all logits at
-    the size of a photograph would be gigabytes."""
+    """Logits (C, h, w), resized bilinearly -> each pixel's best class, uint8 (height, width); of
+    equal ones the smallest. It works in strips: all logits of a photograph would be gigabytes."""
     down = bilinear(logits.shape[1], height).to(logits.device)
     across = bilinear(logits.shape[2], width).to(logits.device).T
     out = torch.empty(height, width, dtype=torch.uint8)

@@ -55,8 +55,8 @@ class Machine:
             raise preempted(stopping, where)
 
     def readable(self, batch: T | Unreadable) -> T:
-        """The batch; BadInput on all ranks where one of them could not read its own. All must ask
-        in the same step."""
+        """Return the batch; BadInput on all ranks if one of them could not read its own. All must
+        ask in the same step."""
         mine = batch.error if isinstance(batch, Unreadable) else None
         error = self.agreement.first(mine)
         if error is not None or isinstance(batch, Unreadable):

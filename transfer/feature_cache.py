@@ -1,9 +1,8 @@
-"""Features on disk, under names that say exactly what they are features of.
+"""Keeps features on disk, under names that say exactly what they are features of.
 
 The cache is $BACKBENCH_CACHE (default ~/.cache/backbench), at most $BACKBENCH_CACHE_GB (default 50)
 large; the least recently used entries go first. An entry is named by the hash of a description of
-all that decides its content, carries that description beside it, and is refused when the two
-disagree. Its files, by suffix:
+all that decides its content, and refused if the description beside it is another. Files by suffix:
 
     .npy         the rows, float32 (N, dim), in the order of the image list
     .json        description, shape and sha256 of the rows, and the file that was last hashed;
@@ -14,9 +13,8 @@ disagree. Its files, by suffix:
     .rows.json   how many rows of the .part files hold; beside the first of them
     .files.part  inodes, ctimes and hashes of the images so far; beside the first of them
 
-The contents of the images decide whether an entry is theirs, and no list is read twice for it: the
-description names the list by paths, sizes and a few files' contents (`contents.named`), and on a
-hit only files that have moved since are hashed again (`changed_file`).
+The description names an image list by paths, sizes and a few files' contents (`contents.named`). On
+a hit only files that have moved since are hashed again (`changed_file`).
 """
 
 from __future__ import annotations
@@ -93,10 +91,9 @@ def not_yet_seen(named: contents.Named) -> Seen:
 
 
 def changed_file(images: ImageList, named: contents.Named, seen: Seen) -> str | None:
-    """The first file that holds something else than `seen` says, or None. A file whose inode and
-    ctime (which no program can set) are as they were is the same; of the others all are hashed
-    where they are few, and where they are many, as on another disk, a seeded 2%. Rows of `seen`
-    without a hash are left out, and it may be shorter than the list."""
+    """Return the first file that no longer holds what `seen` says, or None. The same inode and
+    ctime (which no program can set) mean the same file. The others are hashed: all if few, a seeded
+    2% if many, as on another disk. `seen` may lack hashes, and be shorter than the list."""
     if isinstance(images, ArrayList):
         return None
     now = not_yet_seen(named)[: len(seen), :2]
@@ -206,8 +203,7 @@ class FeatureCache:
         return None
 
     def open(self, description: Description) -> Tensor | None:
-        """The rows, mapped from disk, or None when they are not there. Raises BadInput for an entry
-        of something else, and for damaged rows."""
+        """Map the rows from disk; None if absent, BadInput if damaged or those of another entry."""
         path = self.path(description)
         about = self._about(path)
         if about is None:
@@ -244,9 +240,8 @@ class FeatureCache:
         atomic.write_json(path.with_suffix(".json"), {**about, "file": _stamp(path)})
 
     def make_room(self, size: int, keep: set[Path]) -> None:
-        """Remove the least recently used entries, and what killed runs left of others, until `size`
-        more bytes fit. Those of `keep`, those that a run is at work on and those that one has
-        mapped stay, even where the rest does not make room enough."""
+        """Remove the least recently used entries, and what killed runs left, until `size` more
+        bytes fit. Those of `keep`, and those that a run computes or has mapped, always stay."""
         if size > self.limit:
             need, have = f"{size / 1e9:.1f}", f"{self.limit / 1e9:.1f}"
             raise BadInput(
@@ -299,15 +294,13 @@ def _taken(file: IO[str] | IO[bytes]) -> bool:
 
 
 def _stamp(path: Path) -> list[int]:
-    """Inode, size and time of change (ctime, which no program can set) in ns. While they stay, the
-    file holds what it held."""
+    """Return inode, size and ctime (ns): while they stay, the file holds what it held."""
     about = path.stat()
     return [about.st_ino, about.st_size, about.st_ctime_ns]
 
 
 def _verified(path: Path, about: About) -> bool:
-    """True if the rows at `path` are those of `about`. A file is hashed once; a copy of the cache
-    is another file."""
+    """True if `path` holds the rows of `about`. A file is hashed once; a copy is another file."""
     now = _stamp(path)
     if about.get("file") == now:
         return True
@@ -333,9 +326,8 @@ class PartFiles:
         saved at n   the same, and n grows
         all written  `finish` makes the parts entries, then removes the marker    -> finished
 
-    A kill leaves one of these states. The next run goes on at row n where it finds a marker and all
-    the parts that it names, and `still` says that the images before n are what they were; it
-    computes the rows behind it again. Otherwise it begins anew.
+    A kill leaves one of these states. The next run continues at row n if it finds a marker and all
+    the parts that it names, and `still` accepts the images before n. Otherwise it begins anew.
     """
 
     def __init__(
@@ -373,8 +365,7 @@ class PartFiles:
         self._allocate()
 
     def _allocate(self) -> None:
-        """Reserve the parts' place on the disk. A row that finds none when it is written through
-        the map would end the process by SIGBUS, without a word."""
+        """Reserve disk for the parts: a full disk would end a write by SIGBUS, without a word."""
         try:
             for part in self.parts:
                 with self.cache.elsewhere(), failures.naming(part), part.open("r+b") as file:

@@ -1,8 +1,7 @@
-"""The statistics of features behind the papers' figures, in float64.
+"""Computes the statistics of features behind the papers' figures, in float64.
 
-Statistics over all images are sums, cross-products and histograms of fixed size (`ViewStatistics`,
-`Moments`); statistics over pairs of images are taken on a sample of bounded size. So memory does
-not grow with the number of images. Rows are made unit vectors first, except for the spectra.
+All images enter sums, cross-products and histograms of fixed size (`ViewStatistics`, `Moments`), a
+bounded sample the pairs: memory stays bounded. Rows are unit vectors, except for the spectra.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ def unit(features: Tensor) -> Tensor:
 
 
 def nuclear_norm(views: Tensor) -> Tensor:
-    """Sum of the singular values of each image's A x d matrix (LORAC Fig. 3b, 3c, 4c). A unit rows
-    give squares of singular values that sum to A: the norm is sqrt(A) where all views are alike
-    (one value) and sqrt(A r) where they spread evenly over r directions."""
+    """Sum the singular values of each image's A x d matrix (LORAC Fig. 3b, 3c, 4c): for unit rows
+    sqrt(A) if all views are alike, sqrt(A r) if they spread evenly over r directions."""
     return torch.linalg.svdvals(views).sum(-1)
 
 
@@ -192,9 +190,8 @@ class Moments:
 
 
 def entropy_rank(values: Tensor) -> float:
-    """exp of the entropy of non-negative `values` scaled to sum 1; nan where all are 0. Of singular
-    values it is the effective rank (Roy and Vetterli 2007), of those of the raw feature matrix
-    RankMe (Garrido et al. 2023)."""
+    """exp of the entropy of `values` >= 0 scaled to sum 1; nan where all are 0. On singular values
+    it is effective rank (Roy and Vetterli 2007), on raw features' RankMe (Garrido et al. 2023)."""
     total = float(values.sum())
     if not total > 0:
         return math.nan
@@ -208,8 +205,8 @@ ALPHA_RANKS = (11, 50)  # of the eigenvalues that the power law is fitted to
 
 
 class Groups:
-    """Cross-products of the means of each image's A views, and of the views around them: all that
-    LiDAR needs. Views come image by image, so no order of loading can mix two images."""
+    """Collects what LiDAR needs: cross-products of the means of each image's A views, and of the
+    views around them. Views come image by image, so no order of loading can mix two images."""
 
     def __init__(self, dim: int) -> None:
         self.means, self.around = Moments(dim), Moments(dim)
@@ -227,8 +224,7 @@ class Groups:
 
     def lidar(self) -> float:
         """LiDAR (Thilak et al., arXiv:2312.04000; galilai-group/stable-pretraining at d15ec96,
-        callbacks/lidar.py): the exp of the entropy of the eigenvalues of Sw^-1/2 Sb Sw^-1/2, the
-        discriminant analysis that tells n images apart by q views each; nan below two images."""
+        callbacks/lidar.py): exp of the entropy of eig(Sw^-1/2 Sb Sw^-1/2); nan below two images."""
         n = self.means.count
         if n < 2:
             return math.nan
@@ -310,8 +306,7 @@ def _squared_distances(anchors: Tensor, sample: Tensor) -> Tensor:
 
 
 def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
-    """Over all pairs i < j of the sample (n, d); labels (n,), -1 unlabelled: in neither histogram.
-    `chunk` anchors at a time, against themselves and all rows after them."""
+    """Measure all pairs i < j of the sample (n, d); label -1 (unlabelled) is in no histogram."""
     x = unit(features)
     n = len(x)
     of_classes, totals = (Histogram(0.0, 2.0), Histogram(0.0, 2.0)), [0.0, 0.0]  # of unit vectors
@@ -341,18 +336,16 @@ def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
 
 
 class MinMaxSummary(TypedDict):
-    """The contrast (D_max - D_min) / D_min of the distances D from an anchor to all others, its mean
-    over anchors (CLLR, Eq. 5), for each number H of dimensions; None where no anchor has a positive
-    least distance."""
+    """The mean over anchors of (D_max - D_min) / D_min, D the distances to all others (CLLR, Eq.
+    5), for each number H of dimensions; None where no anchor has a positive least distance."""
 
     dims: list[int]
     contrast: list[float | None]
 
 
 def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMaxSummary:
-    """CLLR Theorem 1 on a sample (n, d): distances between rows in the first H of d coordinates.
-    `order` is a permutation of the d coordinates. The paper's distance is divided by H, which no
-    ratio here notices. `chunk` anchors at a time."""
+    """CLLR Theorem 1 on a sample (n, d): distances in the first H coordinates of the permutation
+    `order`. The paper divides them by H, which cancels in the ratio."""
     x = unit(features)[:, order]
     n, dim = len(x), x.shape[1]
     dims = [2**i for i in range(1, dim.bit_length()) if 2**i < dim] + [dim]  # 2, 4, 8, ..., d

@@ -1,8 +1,5 @@
-"""Images -> features of frozen trunks: from the cache, or computed in one pass for all trunks.
-
-Images are decoded once for any number of trunks. Features are float32 rows in the order of the
-image list.
-"""
+"""Gives the features of frozen trunks, from the cache or computed in one pass for all of them:
+float32 rows in the order of the image list."""
 
 import contextlib
 import time
@@ -39,8 +36,7 @@ WAIT_SECONDS = 1.0  # between two looks at whether another run has finished
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """Features in several files as one table (N, D): the rows of the first part, then of the
-    second. Never copied as a whole: ImageNet's train and val would be 10 GB again."""
+    """Joins feature files as one table (N, D) without a copy: ImageNet's would be 10 GB again."""
 
     parts: Sequence[Tensor]
 
@@ -70,8 +66,7 @@ class FeatureRows:
 
 
 class HashedPictures(Pictures):
-    """Item (epoch, index) -> (uint8 (3, H, W), the file's hash). Rows of an array have no hash, as
-    their pixels name the entry."""
+    """Item (epoch, index) -> (uint8 (3, H, W), the file's hash; none for rows of an array)."""
 
     def __getitem__(self, key: EpochIndex) -> tuple[Tensor, int]:
         picture, index = super().__getitem__(key)
@@ -83,8 +78,8 @@ class HashedPictures(Pictures):
 
 @dataclass(frozen=True, kw_only=True)
 class Extractor:
-    """Features of image lists by several trunks at once. Every rank of `machine` calls it, with the
-    same lists in the same order; rank 0 alone locks, writes and reports."""
+    """Computes features by several trunks at once. All ranks call it with the same lists, in the
+    same order; rank 0 alone locks, writes and reports."""
 
     trunks: Sequence[FrozenTrunk]
     geometry: Geometry
@@ -134,8 +129,8 @@ class Extractor:
         return train, val, test
 
     def _locked(self, described: Sequence[Description]) -> AbstractContextManager[object]:
-        """Lock these entries for this run alone, and wait while another run computes one of them.
-        It waits a second at a time: no rank is in a collective for long, and all hear a signal."""
+        """Lock these entries for this run alone. While another run computes one, wait a second at a
+        time: no rank is in a collective for long, and all hear a signal."""
         waiting = False
         while True:
             locks = self.cache.try_lock(described) if self.machine.main else None
@@ -156,8 +151,7 @@ class Extractor:
         named: Named,
         what: str,
     ) -> None:
-        """The entries that are not `there`, from where a stopped run left them. Rank 0 has their
-        files; `PartFiles` says which states these may be in."""
+        """Compute the entries not `there`, from where a stopped run left them (see `PartFiles`)."""
         machine, count = self.machine, len(images)
         trunks, wanted = [], []
         for trunk, description, yes in zip(self.trunks, described, there):

@@ -1,9 +1,8 @@
-"""`backbench semisup` and `finetune`: all layers trained, on 1%, 10% or all of the labels.
+"""`backbench semisup` and `finetune` train all layers, on 1%, 10% or all of the labels.
 
-For every head rate of the grid the network is trained on the training part; the best rate is chosen
-on validation images, and the final network scores the test split once. The trunk's rate is the
-head's divided by `head_over_trunk`. Batch norm is trained with the statistics of the global batch,
-so the result does not depend on the number of processes.
+Each head rate of the grid trains the network; validation images choose the best, and the final
+network scores the test split once. The trunk's rate is the head's divided by `head_over_trunk`.
+Batch norm uses the global batch's statistics, so the number of processes changes nothing.
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def labelled_part(images: Splits, listed: Mapping[str, int], where: str, seed: int) -> Splits:
-    """The labels of the list `where` (image -> line) only: never more labels than the list has are
-    used, also for the choice."""
+    """Keep only the labels that the list `where` (image -> line) has, for the choice as well."""
     # Without an official val a fifth of the list is given up for the choice of the rate. An
     # official one chooses, and trains nothing.
     train = images.both() if images.held_out else images.train
@@ -209,9 +207,9 @@ class TriedRates:
 
 @dataclass(frozen=True)
 class Finetuning:
-    """The trainings of one checkpoint on one part of the labels; each can be stopped at any step.
+    """Trains one checkpoint on one part of the labels; each training can be stopped at any step.
     RUN/state holds two files: `tried_file` the part of the grid that is done, `training_file` the
-    training in progress. That one names its rate and images, so that no other continues from it."""
+    training in progress, with its rate and images, so that no other continues from it."""
 
     task: Assignment[Finetune]
     part: Part
@@ -426,12 +424,9 @@ class Network:
 
 
 def parameter_groups(trunk: Trunk, head: nn.Linear, p: Finetune) -> list[dict[str, Any]]:
-    """The optimiser's groups: for the trunk one for each rate and each weight decay; for the head.
-
-    `of` names the part whose rate a group has, `scale` is a factor on it.
-    SGD decays everything alike. AdamW, as vision transformers are finetuned, leaves alone the
-    parameters that the trunk names (norms, biases, tokens, positions) and the head's bias.
-    """
+    """Group the trunk's parameters by rate and weight decay, then the head's. `of` names the part
+    whose rate a group has, `scale` is a factor on it. SGD decays everything alike. AdamW spares the
+    parameters that the trunk names (norms, biases, tokens, positions) and the head's bias."""
     deepest, depths = 0, {}
     if p.layer_decay < 1:
         depths = trunk.depths()

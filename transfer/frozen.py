@@ -1,5 +1,4 @@
-"""Frozen trunks, which only give features: eval(), batch norm folded into the convolutions, no
-gradients, and a guard; and the heads that checkpoints have kept."""
+"""Runs frozen trunks, which only give features, and the heads that checkpoints have kept."""
 
 from __future__ import annotations
 
@@ -45,8 +44,8 @@ class TokenFeature:
 
 @dataclass(frozen=True)
 class FrozenTrunk:
-    """A trunk for inference: eval(), batch norm folded, channels last, no gradients; `verify` shows
-    that it has not changed."""
+    """A trunk in eval(), batch norm folded into the convolutions, channels last, without gradients;
+    `verify` shows that it has not changed."""
 
     checkpoint: Checkpoint
     module: Trunk
@@ -137,8 +136,8 @@ def forward_all(
     tokens: bool = False,
     inside: Tensor | None = None,
 ) -> list[Tensor]:
-    """uint8 RGB (N, 3, H, W) -> features, or `tokens`, per trunk; trunks with equal statistics of
-    their pixels share the normalised images. These are 0 where `inside` (N, 1, H, W) is."""
+    """uint8 RGB (N, 3, H, W) -> features, or `tokens`, per trunk. Trunks with equal pixel
+    statistics share the normalised images, which are 0 where `inside` (N, 1, H, W) is."""
     ready: dict[Pixels, Tensor] = {}
     out = []
     for trunk in trunks:
@@ -155,12 +154,9 @@ def forward_all(
 def build_projector(
     heads: Mapping[str, Tensor], width: int, names: Sequence[str] = NAMES
 ) -> nn.Sequential | None:
-    """The head NAME.0.weight, NAME.1..., on features (N, width), in eval mode; None if there is none.
-
-    It is a chain: two-dimensional weights are linear maps, running statistics batch norms, and a
-    missing position is a ReLU, the only module without tensors in these heads. Heads with anything
-    else under their name (DINO's) are left alone.
-    """
+    """Build the head NAME.0.weight, NAME.1... on features (N, width), in eval mode; None if there
+    is none. Two-dimensional weights are linear maps, running statistics batch norms, and a missing
+    position is a ReLU, the only module without tensors. Other heads (DINO's) are left alone."""
     chains: dict[str, Layers] = {}
     for key, tensor in heads.items():
         match = _KEY.fullmatch(key)

@@ -19,7 +19,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 def compact(
     logits: Iterable[Tensor], labels: Sequence[int], temperature: float | None
 ) -> Scores | None:
-    """The arrays of one file of scores, from chunks of logits (n, C) whose columns the labels
+    """Make the arrays of one file of scores from chunks of logits (n, C) whose columns the labels
     count; None where the head has diverged."""
     parts: dict[str, list[Tensor]] = {}
     begin = 0
@@ -68,7 +68,7 @@ def _sums(shifted: Tensor, suffix: str) -> dict[str, Tensor]:
 
 
 def fit_temperature(logits: Iterable[Tensor], labels: Sequence[int]) -> float | None:
-    """The T that minimises the mean cross-entropy of logits / T, by golden section on log T in
+    """Find the T that minimises the mean cross-entropy of logits / T, by golden section on log T in
     float64; None where the head has diverged. The labels must not have trained the head."""
     held = []
     for z in logits:

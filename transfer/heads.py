@@ -17,12 +17,9 @@ LEAST_LOG_P = -70.0
 
 
 class LinearHeads:
-    """H linear heads with C classes on one trunk's D features, trained as torch.optim.SGD does.
-
-    The weights of all heads are one (H C, D) matrix, and the gradient of the cross-entropy is
-    written down instead of traced. Each head's numbers are those that it would have alone; one that
-    diverges to nan does not touch the others.
-    """
+    """Trains H linear heads with C classes on one trunk's D features, as torch.optim.SGD does. All
+    weights are one (H C, D) matrix, and the gradient of the cross-entropy is written down instead
+    of traced. Each head trains as it would alone; a nan in one does not touch the others."""
 
     named: tuple[str, ...] = ("weight", "bias", "weight_momentum", "bias_momentum")  # of a state
 
@@ -61,8 +58,7 @@ class LinearHeads:
         decay: float,
         batch: int,
     ) -> Tensor:
-        """One step on this rank's share (n, D) of a batch of `batch` images, with `rates` (H,).
-        Returns the summed losses (H,) of the share."""
+        """Step on this share (n, D) of `batch` images, `rates` (H,); return its summed losses."""
         # 1. The loss of head h on image i is -log p[i, h, y_i].
         log_p, true_class = self.log_probability(features, labels)
         losses = -log_p.gather(2, true_class).sum((0, 2))
@@ -79,8 +75,8 @@ class LinearHeads:
     def _update(
         self, gradient: Tensor, features: Tensor, rates: Tensor, *, momentum: float, decay: float
     ) -> None:
-        """One step of torch.optim.SGD, by the gradient (n, H C) of this rank's logits:
-        v <- m v + (gradient + decay * w), then w <- w - rate * v."""
+        """Step as torch.optim.SGD does, by the gradient (n, H C) of this rank's logits: v <- m v +
+        (gradient + decay * w), then w <- w - rate * v."""
         # logits = F W^T + b, so by W the gradient is G^T F, and by b the sum of G's rows; those of
         # all ranks add up. A matrix of 1,000 classes is larger than a cache, so what counts beside
         # the product is how often the weights and the momentum are gone through.

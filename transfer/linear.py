@@ -1,9 +1,6 @@
-"""`backbench linear`: what frozen features are worth to a linear head, neighbours or a few labels;
-and `backbench ood`: what heads on them are worth on other pictures.
-
-All checkpoints see the same decoded images, in one pass per dataset. How a number is made stands in
-the file of its probe, `transfer/probe_<kind>.py`.
-"""
+"""`backbench linear` scores frozen features by linear heads, neighbours or a few labels; `backbench
+ood` scores heads on other pictures. All checkpoints see the same decoded images, in one pass per
+dataset. How a number is made stands in the file of its probe, `transfer/probe_<kind>.py`."""
 
 from __future__ import annotations
 
@@ -219,8 +216,7 @@ def _announce(passes: Sequence[Sequence[Work]], on_cpu: bool) -> None:
 
 
 def measure(works: Sequence[Work], machine: Machine, stop: StopFlag) -> list[Result]:
-    """The rows of the checkpoints of one group, or of several that are measured in one pass; in
-    their order, those that were done among them."""
+    """Return the rows of groups that share one pass, in order, with those that were done before."""
     first, groups = works[0], [work.group for work in works]
     made: list[list[Result]] = [[] for _ in works]
     if first.pending:

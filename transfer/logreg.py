@@ -1,12 +1,11 @@
-"""Multinomial logistic regression by L-BFGS on cached features, in stated memory, warm-started.
+"""Fits multinomial logistic regression on cached features by warm-started L-BFGS, in stated memory.
 
-Objective (scikit-learn's with C = 1 / l2): sum_i CE(W x_i + b, y_i) + l2 / 2 ||W||^2; the
-bias is not penalised. Features are read in chunks of rows, so beside the mapped files the
-working memory is two chunks, about 25 copies of the weights (L-BFGS keeps ten pairs) and two
-matrices of d x d: 1.8M x 2048 features with 365 classes need about 1 GB on the CPU. A GPU with
-room for the features keeps them.
+Objective (scikit-learn's with C = 1 / l2): sum_i CE(W x_i + b, y_i) + l2 / 2 ||W||^2; the bias is
+not penalised. Features are read in chunks of rows, so memory is two chunks, about 25 copies of the
+weights (L-BFGS keeps ten pairs) and two matrices of d x d: about 1 GB on the CPU for 1.8M x 2048
+features and 365 classes. A GPU with room for the features keeps them.
 
-L-BFGS by itself needs thousands of iterations where features differ in scale or move together, as a
+L-BFGS alone needs thousands of iterations where features differ in scale or move together, as a
 transformer's do. So it works on U = T L, with T = (W | b) and L L^T the Hessian for equal
 probabilities: the objective is the same, and its level lines are nearly round.
 """
@@ -119,8 +118,8 @@ class Objective:
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """Second moments of features: the mean of z z^T, where z is (x | 1). If the features are `alike`
-    in scale and independent, L-BFGS is quick with them as they are."""
+    """Second moments of features: the mean of z z^T, where z is (x | 1). If the features are
+    `alike` in scale and independent, L-BFGS is quick with them as they are."""
 
     mean: Tensor  # (d + 1, d + 1), float64; float32 if they are alike
     alike: bool
@@ -155,8 +154,7 @@ def _alike(factor: Tensor) -> bool:
 def resident(
     blocks: list[LabelledFeatures], device: torch.device, dtype: torch.dtype
 ) -> list[LabelledFeatures]:
-    """The blocks on a GPU that has room for them, where each evaluation would send them anew;
-    elsewhere as they are."""
+    """Move the blocks to a GPU that has room: otherwise each evaluation would send them anew."""
     if device.type != "cuda":
         return blocks
     need = sum(features.numel() for features, _ in blocks) * dtype.itemsize
@@ -181,9 +179,8 @@ def fit(
     tolerance: float = 1e-5,
     between: Callable[[], None] = lambda: None,
 ) -> Fit:
-    """Minimise over all `parts`, to `tolerance` on `Fit.gradient`. `moments`: the `second_moments`
-    of these or of similar features, where a path of penalties has them. `between` is called after
-    each iteration; what it raises ends the fit."""
+    """Minimise over all `parts`, to `tolerance` on `Fit.gradient`. A path of penalties passes the
+    `moments` of these or similar features. `between`, called each iteration, may raise to stop."""
     device = device or torch.device("cpu")
     dim, count = parts[0][0].shape[1], sum(len(labels) for _, labels in parts)
     if count < dim:
@@ -230,8 +227,8 @@ def fit(
 
 
 def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | None:
-    """L with L L^T the Hessian per sample: `spread`, the mean p (1 - p), times the moments of z, and
-    the penalty on W. None where features are alike in scale and independent, and need none."""
+    """Return L, with L L^T the Hessian per sample: `spread` (the mean p (1 - p)) times the moments
+    of z, plus the penalty on W. None where features are alike in scale and independent."""
     hessian = moments * spread
     diagonal = hessian.diagonal()
     diagonal[:-1] += penalty
@@ -243,8 +240,7 @@ def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | N
 def minimised(
     objective: Objective, point: Tensor, most: int, tolerance: float, between: Callable[[], None]
 ) -> tuple[Tensor, int]:
-    """(W | b) after L-BFGS from `point`, in at most `most` iterations, and their number; what was
-    evaluated there is the objective's last."""
+    """Return (W | b) and the iterations, at most `most`, of L-BFGS; the objective is left there."""
     from scipy.optimize import minimize
 
     # L-BFGS's first step has length 1. In units of the gradient that is a Newton step; the

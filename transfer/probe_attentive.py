@@ -1,9 +1,9 @@
-"""Attentive probes: learned queries that pool a frozen trunk's tokens, and a linear layer on that.
+"""Attentive probes pool a frozen trunk's tokens by learned queries, followed by a linear layer.
 
-Tokens of ImageNet would be 385 GB, so all heads train on the stream, in one pass. A head never makes
-keys and values of all tokens x_t. Scores need K x_t only in q . K x_t = (K^T q) . x_t, where a bias
-of K is the same for all t and cancels in the softmax; and a sum of values V x_t + b with weights a_t
-is V (sum of a_t x_t) + b. So a head is a few query vectors u over the tokens.
+Tokens of ImageNet would be 385 GB, so all heads train on the stream, in one pass, without making
+keys and values of tokens x_t. A score q . K x_t is (K^T q) . x_t (a bias of K cancels in the
+softmax); values V x_t + b with weights a_t sum to V (sum of a_t x_t) + b. So a head is a few query
+vectors u over the tokens.
 """
 
 from __future__ import annotations
@@ -44,14 +44,12 @@ PIECE = 2**26  # numbers that are pooled at a time: 256 MB
 
 
 class QueryPoolHeads(TokenHeads):
-    """H heads with C classes on one trunk's tokens of D channels, each trained as alone.
-
-    `pool: capi` has Q = D / 64 queries of 64 numbers, a key and a value matrix with biases
-    (facebookresearch/capi, eval_classification.py, AttnPoolClassifier); `pool: ep` has Q = 32
+    """Trains H heads with C classes on one trunk's tokens of D channels, each as alone. `pool:
+    capi` has Q = D / 64 queries of 64 numbers, a key and a value matrix with biases
+    (facebookresearch/capi, eval_classification.py, AttnPoolClassifier). `pool: ep` has Q = 32
     queries of D numbers, a value matrix, and a batch norm before the linear layer
-    (billpsomas/efficient-probing, poolings/ep.py). Query j reads slice j of the values.
-    `pool: mean` is a linear layer on the mean of the tokens.
-    """
+    (billpsomas/efficient-probing, poolings/ep.py). Query j reads slice j of the values. `pool:
+    mean` is a linear layer on the mean token."""
 
     def __init__(
         self, p: Attentive, classes: int, dim: int, *, seed: int, machine: Machine
@@ -113,8 +111,7 @@ class QueryPoolHeads(TokenHeads):
 
     @torch.no_grad()
     def kept(self, index: int) -> KeptHead:
-        """One head as it is kept: what its keys, its values' bias and the batch norm do is folded
-        into its queries and its linear layer."""
+        """Fold one head's keys, value bias and batch norm into its queries and linear layer."""
         head = {name: tensor.detach().cpu() for name, tensor in self.heads[index].items()}
         weight, bias, query = head["weight"], head["bias"], None
         if self.p.pool != "mean":
@@ -141,8 +138,7 @@ class QueryPoolHeads(TokenHeads):
     def step(
         self, tokens: Tensor, labels: Tensor, rates: Tensor, *, batch: int, **_: float
     ) -> Tensor:
-        """One step on this rank's share of a batch: maps (n, h, w, D), labels (n,). Returns the
-        summed losses (H,) of the share."""
+        """Step on this share: maps (n, h, w, D), labels (n,); return its summed losses (H,)."""
         # 1. The gradients of pieces add up; a batch norm must see the whole batch.
         pieces = self._pieces(tokens)
         if self.norm is not None:
@@ -243,8 +239,7 @@ def measure(
 def measure_several(
     tasks: Sequence[Assignment[Attentive]], extractor: Extractor, machine: Machine, stop: StopFlag
 ) -> list[list[Result]]:
-    """The rows of all trunks by each of the protocols, on rank 0; the other ranks take part until
-    the end, and have none. The protocols have one stream of images, so one pass trains them all."""
+    """Return, on rank 0, the rows of all trunks by each protocol; one stream serves them all."""
     task, trunks = tasks[0], extractor.trunks
     p = task.protocol
     if p.batch_size % machine.world and any(t.protocol.pool == "ep" for t in tasks):

@@ -1,9 +1,9 @@
-"""Retrieval within classes: each test image looks for the others of its class among all test images.
+"""Each test image looks for the others of its class among all test images; nothing is trained.
 
-Nothing is trained or chosen, and no label of train is used. `r1` is the share of queries whose
-nearest image is of their class. `map_r` is the mean of MAP@R (Musgrave et al., arXiv:2003.08505):
-with R other images of the query's class, the sum of the precision at those ranks up to R that hold
-one of them, over R. An image that is alone in its class is no query, but the others may find it.
+`r1` is the share of queries whose nearest image is of their class. `map_r` is the mean of MAP@R
+(Musgrave et al., arXiv:2003.08505): with R other images of the query's class, the sum of the
+precision at those ranks up to R that hold one of them, over R. An image that is alone in its class
+is no query, but the others may find it.
 """
 
 import numpy as np
@@ -31,9 +31,8 @@ def refuse(p: ClassRetrieval, name: str, splits: Splits) -> None:
 
 @torch.no_grad()
 def retrieve(features: Tensor, labels: Tensor, rows: int = 512) -> tuple[Tensor, Tensor]:
-    """Features (N, d), labels (N,) -> of each image (N,) whether the nearest other one is of its
-    class, and its average precision at R; nan where it is alone in its class. By cosine similarity
-    in float64; of equally similar images the first comes first."""
+    """Features (N, d), labels (N,) -> per image (N,): is the nearest other one of its class, and
+    its average precision at R (nan if alone). Cosine in float64; ties go to the first."""
     unit = F.normalize(features.double(), dim=1)
     others = torch.bincount(labels)[labels] - 1  # R of each image
     rank = torch.arange(1, int(others.max()) + 1, device=labels.device, dtype=torch.float64)

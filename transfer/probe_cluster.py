@@ -1,9 +1,8 @@
-"""Clustering: k-means on the test images' features, held to their classes. Nothing is trained.
+"""K-means clusters the test images' unit features, to be compared with their classes.
 
-Features are made unit vectors; there are as many clusters as classes with test images. Of several
-starts the one of least inertia counts, whatever its labels say. `nmi` is the mutual information over
-the arithmetic mean of both entropies, `ari` the adjusted Rand index, `cluster_acc` the share of right
-images when each cluster is given to a class of its own, in the best way.
+There are as many clusters as classes with test images; of several starts the one of least inertia
+counts. `nmi` is the mutual information over the arithmetic mean of both entropies, `ari` the
+adjusted Rand index, `cluster_acc` the accuracy with the best one-to-one match to classes.
 """
 
 import numpy as np

@@ -1,7 +1,5 @@
-"""The few-label probe: k labels per class, a logistic regression on each of many seeded draws.
-
-Features are made unit vectors. The row is the mean over the draws.
-"""
+"""The few-label probe fits a logistic regression on k labels per class, in each of many seeded
+draws of unit features. The row is the mean over the draws."""
 
 from collections.abc import Sequence
 
@@ -77,9 +75,9 @@ def predictions(
     p: FewShot,
     stop: StopFlag | None = None,
 ) -> tuple[NDArray[np.int64], float]:
-    """(draws, M): the class of each row of `test` (M, d), in each draw, and the largest gradient
-    that a fit was left with. A draw is a list of indices of `bank` (N, d) and `labels`. All is in
-    float64: few labels leave nearly equal scores, whose order single precision would decide."""
+    """Predict (draws, M): the class of each row of `test` (M, d) by each draw, a list of indices of
+    `bank` (N, d); and the largest gradient that a fit was left with. All is in float64, because few
+    labels leave nearly equal scores, whose order single precision would decide."""
     known = torch.as_tensor(labels)
     queries = F.normalize(test.double(), dim=1)
     predicted, gradient = [], 0.0

@@ -1,8 +1,5 @@
-"""The seam for kinds of linear probes, readings of a frozen trunk.
-
-A kind is a file `transfer/probe_<kind>.py` with a `PROBE`, and a task in backbench/tasks.toml with
-that `kind`. Its protocol is a dataclass in `transfer/protocols.py`.
-"""
+"""A kind of linear probe is a file `transfer/probe_<kind>.py` with a `PROBE`, a task of that `kind`
+in backbench/tasks.toml, and a protocol, a dataclass in `transfer/protocols.py`."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,6 @@
-"""ImageNet's classifiers on other pictures: a kept head of `linear`, or a timm model's own.
+"""Scores ImageNet's classifiers on other pictures: a kept head of `linear`, or a timm model's own.
 
-Nothing is trained or chosen. A rule says when an answer is right, and is a part of the protocol's
-name, so two rules never share a column:
+Nothing is trained. A rule says when an answer is right; it is part of the protocol's name:
 
     all       the best of ImageNet's 1000 classes is the label
     subset    the best of the set's own classes is, each with the largest of its logits
@@ -65,8 +64,8 @@ class Ruled:
         return torch.stack(columns, dim=1)
 
     def ranking(self, logits: Tensor, begin: int) -> Tensor:
-        """The five best answers (n, 5) as labels, for images from `begin` on; of equal logits the
-        smaller class is better, and -1 is none of the set's."""
+        """Return the five best answers (n, 5) as labels, for images from `begin` on; of equal
+        logits the smaller class is better, and -1 is none of the set's."""
         competing = self.scores(logits)
         best = competing.sort(dim=1, descending=True, stable=True).indices[:, :BEST].cpu()
         broken = ~torch.isfinite(competing).all(1).cpu()
@@ -103,8 +102,8 @@ def refuse(p: Ood, name: str, splits: Splits) -> None:
 
 
 def heads_of(task: Assignment[Ood]) -> dict[str, KeptHead]:
-    """The kept head of each checkpoint, by its digest; none where each brings its own. BadInput for
-    a checkpoint without one."""
+    """Return the kept head of each checkpoint, by its digest; none where each brings its own.
+    BadInput for a checkpoint without one."""
     p, heads = task.protocol, {}
     where, classes = task.heads or task.run.parent, class_list("imagenet")
     for checkpoint in task.checkpoints:
@@ -208,8 +207,8 @@ class _WholeModel(torch.nn.Module):
 
 
 def own_classifier(trunk: FrozenTrunk) -> FrozenTrunk:
-    """The whole model of a trunk's checkpoint: its forward pass, not a product with pooled
-    features, as some heads have two classifiers, convolutions or a norm."""
+    """Return the whole model of a trunk's checkpoint. Its forward pass, not a product with pooled
+    features, gives logits: some heads have two classifiers, convolutions or a norm."""
     model, head = timm_classifier.classifier(trunk.checkpoint)
     whole: Any = _WholeModel(model, trunk.module.memory_format).to(trunk.device).eval()
     parts = torch.nn.ParameterDict({k.replace(".", "/"): v for k, v in head.items()})

@@ -1,8 +1,7 @@
-"""Linear segmentation: a batch norm and a 1 x 1 convolution on a frozen trunk's last map.
+"""Linear segmentation trains a batch norm and a 1 x 1 convolution on a frozen trunk's last map.
 
-All rates train in one pass. They share the trunk's map and its normalisation, which have no
-parameters that train, and the images are cut once for all checkpoints. Of a grid the held-out part
-of train chooses a rate, whose last iterate is scored on test, without another training.
+All rates train in one pass, and images are cut once for all checkpoints. Of a grid a held-out part
+of train chooses a rate, whose last iterate is scored on test without another training.
 """
 
 import io
@@ -47,12 +46,9 @@ Shown = dict[int, np.ndarray]  # test image -> its predicted label map
 
 
 class DenseHeads(TokenHeads):
-    """H heads with C classes on one trunk's maps of D channels, each as nn.BatchNorm2d and a 1 x 1
-    nn.Conv2d trained by torch.optim.AdamW would be alone.
-
-    The normalised map x is one for all of them: head h gives W (scale x + shift) + bias, which is
-    computed as (W scale) x + (W shift + bias).
-    """
+    """Trains H heads with C classes on one trunk's maps of D channels, each as nn.BatchNorm2d and a
+    1 x 1 nn.Conv2d would be alone under torch.optim.AdamW. The normalised map x is shared: W (scale
+    x + shift) + bias is computed as (W scale) x + (W shift + bias)."""
 
     norm: SyncBatchNorm
 
@@ -84,8 +80,7 @@ class DenseHeads(TokenHeads):
     def step(
         self, maps: Tensor, labels: Tensor, rates: Tensor, *, batch: int, **_: float
     ) -> Tensor:
-        """One step on this rank's share of a batch: maps (n, h, w, D), labels (n, c, c). Returns
-        the losses (H,), times the images of the share."""
+        """Step on this share: maps (n, h, w, D), labels (n, c, c); return losses (H,) x images."""
         # 1. What all heads share
         with torch.no_grad():
             x = maps.permute(0, 3, 1, 2)
@@ -111,8 +106,7 @@ class DenseHeads(TokenHeads):
         return torch.stack(losses)
 
     def _kept(self, batch: int, mine: int) -> Tensor:
-        """Dropout's factors for the channels of this rank's share: (mine, D, 1, 1), drawn for the
-        whole batch, so that they do not depend on the number of ranks."""
+        """Draw dropout's factors (mine, D, 1, 1) for the whole batch, so ranks do not matter."""
         made = self.optimizer.state.get(self.heads[0]["weight"], {}).get("step", 0)
         generator = seeding.generator(self.seed, "dropout", int(made))
         drawn = torch.rand(batch, self.norm.num_features, generator=generator)
@@ -193,22 +187,20 @@ def score(counts: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def own_images(n: int, machine: Machine) -> list[int]:
-    """Those of n images that this rank counts: as many on every rank, since each takes part in every
-    vote about a stop."""
+    """Pick the images that this rank counts: equally many on each, as all vote about a stop."""
     return [min(i, n - 1) for i in range(machine.rank, n + machine.rank, machine.world)]
 
 
 def gathered(counts: Tensor, machine: Machine) -> np.ndarray:
-    """The counts (N, 3, C) of all ranks; of images that two ranks have seen, at the end of the list,
-    the first one's count."""
+    """Gather the counts (N, 3, C) of all ranks; an image counted twice, at the end, enters once."""
     own = torch.arange(len(counts)) % machine.world == machine.rank
     return _summed((counts * own[:, None, None]).to(machine.device)).cpu().numpy()
 
 
 @dataclass
 class Windows:
-    """Counts pixels on a split: each image in windows through every trunk, their logits averaged
-    where they overlap and brought to the size of the labels."""
+    """Counts pixels on a split. Each image goes in windows through every trunk; logits are averaged
+    where windows overlap and brought to the size of the labels."""
 
     task: Assignment[Seg]
     trunks: Sequence[FrozenTrunk]
@@ -219,7 +211,7 @@ class Windows:
     def count(
         self, split: str, indices: Sequence[Sequence[int]]
     ) -> tuple[list[list[np.ndarray]], list[Shown]]:
-        """Per trunk, for each of the heads at its `indices`, the counts (N, 3, C); and the first
+        """Return per trunk, for each head at its `indices`, the counts (N, 3, C); and the first
         head's label maps of the first images of rank 0."""
         p, machine, name = self.task.protocol, self.machine, self.task.dataset.name
         images = cast(DenseList, dict(self.task.splits.items())[split])

@@ -1,10 +1,9 @@
-"""Segmentation by neighbours: each patch takes, pixel by pixel, the labels of patches that look alike.
+"""Each patch takes, pixel by pixel, the labels of patches that look alike. Nothing is trained.
 
-Nothing is trained. Images are squared, their tokens standardised, and label maps cut into a patch
-for each token (facebookresearch/capi, eval_segmentation.py). As there, a patch whose most frequent
-label is the ignored one is nobody's neighbour. Unlike there, only classes are predicted: an ignored
-pixel of a neighbour has no vote, and where no neighbour has one the nearest patch's most frequent
-class stands.
+Images are squared, their tokens standardised, and label maps cut into a patch for each token
+(facebookresearch/capi, eval_segmentation.py). As there, a patch whose most frequent label is the
+ignored one is nobody's neighbour. Unlike there, an ignored pixel of a neighbour has no vote; where
+no neighbour has one, the nearest patch's most frequent class stands.
 """
 
 import dataclasses
@@ -183,8 +182,8 @@ class Neighbours:
     def count(
         self, features: Tensor, maps: Tensor, ways: Sequence[Way]
     ) -> tuple[list[np.ndarray], Shown]:
-        """For each of the ways the counts (N, 3, C) of images with these features and label maps;
-        and the first way's label maps of the first images of rank 0."""
+        """Return, for each of the ways, the counts (N, 3, C) of images with these features and
+        label maps; and the first way's label maps of the first images of rank 0."""
         n, machine, what = len(maps), self.machine, f"{self.task.dataset.name} neighbours"
         counted = [torch.zeros(n, 3, self.classes).long() for _ in ways]
         shown: Shown = {}

@@ -1,13 +1,12 @@
-"""The SGD probe: linear heads on a frozen trunk, all rates in one pass, the best scored on test.
+"""The SGD probe trains linear heads on a frozen trunk, all rates in one pass, and scores the best.
 
 A protocol decides by its rates and its `select` in which of three ways a head is found:
 
     one rate             it trains on train + val
     a grid, select val   every rate trains on train, val chooses one, which trains again on
                          train + val
-    a grid, select test  every rate trains on train + val, and the best on test is reported: what
-                         some papers did, comparable with nothing else, and only under a protocol
-                         of that name
+    a grid, select test  every rate trains on train + val, and the best on test is reported, as in
+                         some papers: comparable with nothing else, and under a name of its own
 
 Where `patience` stops a training early, val is what it watches, so val trains nothing; nor does it
 on the datasets of `train_only`.
@@ -188,8 +187,7 @@ class SgdProbe:
         return best_heads(self.task.protocol, trained, self._scores(trained, "test").values())
 
     def _temperatures(self, heads: Sequence[FinalHead]) -> list[float | None]:
-        """The temperature of each trunk's head, which val did not train; what the heads say of val
-        is kept. On rank 0, the others have none."""
+        """Fit each head's temperature on val, which did not train it; keep its scores (rank 0)."""
         task, val = self.task, self.task.splits.val
         features = self.extractor(val, f"{task.dataset.name} val features")
         if not self.machine.main:
@@ -208,8 +206,7 @@ class SgdProbe:
     def train_rows(
         self, finals: Sequence[FinalHead], trained: Sequence[FeatureRows]
     ) -> list[Result]:
-        """Append top-1 of each final head on the images that it was trained on, with features
-        `trained`."""
+        """Append each final head's top-1 on the images that it was trained on (`trained`)."""
         task, splits = self.task, self.task.splits
         label = np.asarray(splits.train.labels + splits.val.labels)
         rows = []

@@ -1,7 +1,5 @@
-"""Evaluation protocols as typed values: one dataclass for each kind of recipe in configs/transfer.
-
-Each has a versioned name; a number under another name is another column.
-"""
+"""Declares evaluation protocols: one dataclass for each kind of recipe in configs/transfer. Each
+has a versioned name; a number under another name is another column."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ Rates = Annotated[tuple[NotNegative, ...], Field(min_length=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Evaluation brings an image's shorter side (both, if `square`) to `resize`, then takes the
-    centre `crop`."""
+    """Brings the shorter side (both, if `square`) to `resize`, then takes the centre `crop`."""
 
     resize: Count = 256
     crop: Count = 224
@@ -115,8 +112,8 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True)
 class RateSchedule:
-    """The factor on the peak rate, in steps. cosine: half a cosine to 0; step: x `gamma` at each of
-    `milestones`; epoch_decay: x `gamma` after each epoch; dinov3: as its segmentation code has it
+    """The factor on the peak rate, by step: `cosine` half a cosine to 0; `step` x `gamma` at each
+    of `milestones`; `epoch_decay` x `gamma` after each epoch; `dinov3` as its segmentation code
     (eval/segmentation/schedulers.py, _compute_lr_momentum)."""
 
     name: Literal["cosine", "step", "epoch_decay", "constant", "dinov3"] = "cosine"
@@ -186,12 +183,9 @@ class ScaledRates(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Sgd(ScaledRates):
-    """Linear heads trained by SGD on a frozen trunk, all rates of `lr` in one pass.
-
-    Without `augment` the heads train on features computed once. With one rate nothing is chosen and
-    nothing held out, unless `patience` (epochs without a better validation loss) stops the training
-    early.
-    """
+    """Linear heads trained by SGD on a frozen trunk, all rates of `lr` in one pass; without
+    `augment` on features computed once. With one rate nothing is chosen or held out, unless
+    `patience` (epochs without a better validation loss) stops the training early."""
 
     lr: Rates
     # adam: torch's, whose first beta is `momentum`
@@ -239,11 +233,8 @@ class Sgd(ScaledRates):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenProbe(Sgd):
-    """Base of protocols whose heads train on the tokens of a frozen trunk, all rates in one pass.
-
-    One rate trains on all of train; of a grid a held-out part of train chooses, and the head is
-    scored as it is.
-    """
+    """Base of protocols whose heads train on a frozen trunk's tokens, all rates in one pass. One
+    rate trains on all of train; of a grid a held-out part chooses. The head is scored as it is."""
 
     optimizer: Literal["sgd", "adam", "adamw", "lars"] = "adamw"
 
@@ -285,8 +276,7 @@ class Attentive(TokenProbe):
         return [(lr, decay) for lr in self.lr for decay in decays]
 
     def stream(self) -> str:
-        """All that decides which tokens the heads meet in which step. Protocols that have it in
-        common are measured in one pass."""
+        """Name all that decides which tokens a step sees; protocols of one stream share a pass."""
         alone = {"protocol", "pool", "optimizer", "lr", "weight_decay", "weight_decays"}
         alone |= {"momentum", "beta2"}
         keys = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in alone}
@@ -295,11 +285,8 @@ class Attentive(TokenProbe):
 
 @dataclass(frozen=True, kw_only=True)
 class Seg(TokenProbe):
-    """A batch norm and a 1 x 1 convolution on the last map.
-
-    `geometry` has the shorter side of an image, and the side of a crop in training and of a window
-    in the test; `stride` is from one window to the next.
-    """
+    """A batch norm and a 1 x 1 convolution on the last map. `geometry` has an image's shorter side,
+    and the side of a training crop and test window; `stride` is from one window to the next."""
 
     augment: CropAugment | None = None  # pairs are cut by the keys below
     stride: Count
@@ -571,8 +558,8 @@ def check(args: argparse.Namespace) -> None:
 
 
 def changes(protocol: Protocol) -> str:
-    """The keys in which a protocol differs from the shipped one of its name; empty where it is that
-    one, or has a name of its own."""
+    """List the keys in which a protocol differs from the shipped one of its name; empty where it is
+    that one, or has a name of its own."""
     known = protocol_fingerprints.shipped()
     bound = known["fingerprints"].get(protocol.protocol, {})
     recipe = config.to_dict(protocol)
@@ -594,8 +581,8 @@ def changes(protocol: Protocol) -> str:
 
 
 def load_protocol(name: str, recipes: Mapping[str, type[P]], overrides: Sequence[str] = ()) -> P:
-    """A protocol by path or by its name under configs/transfer, of one of the kinds `recipes`, with
-    `key=value` over it; a list may be written k=5,20."""
+    """Load a protocol, of one of the kinds `recipes`, by path or by its name under
+    configs/transfer, with `key=value` over it; a list may be written k=5,20."""
     path = config.find_recipe(name, "transfer")
     data = config.read_recipe(path)
     kind = str(data.get("kind"))
@@ -618,8 +605,7 @@ def load_protocol(name: str, recipes: Mapping[str, type[P]], overrides: Sequence
 
 
 def load_analysis(name: str, augmentations: int | None) -> AnalyzeConfig:
-    """The recipe; another number of augmentations than its own becomes part of the protocol's
-    name."""
+    """Load the recipe; a changed number of augmentations becomes part of the protocol's name."""
     recipe = config.load(AnalyzeConfig, name, kind="transfer")
     if augmentations is None or augmentations == recipe.augmentations:
         return recipe

@@ -1,8 +1,5 @@
-"""Predictions of a checkpoint on the test split -> numbers in percent, kept files, Result rows.
-
-An `Assignment` says what is measured. `write` makes the rows of all probes that predict one class
-per image, and of finetuning.
-"""
+"""Turns a checkpoint's predictions on test into numbers in percent, kept files and Result rows.
+`write` makes the rows of finetuning and of all probes that predict one class per image."""
 
 from __future__ import annotations
 
@@ -238,8 +235,7 @@ def write_plain(
     ci95: tuple[float, float] | None = None,
     chosen: Mapping[str, object] | None = None,
 ) -> list[Result]:
-    """Append a row for each metric of a checkpoint, by its value and its provenance; `arrays` and
-    the test images' labels are kept beside them."""
+    """Append a row per metric (value, provenance); keep `arrays` and the test images' labels."""
     label, manifest = np.asarray(task.splits.test.labels), task.hashes["test"]
     stem = task.stem(checkpoint)
     kept = store.keep_predictions(task.run, stem, manifest=manifest, label=label, **arrays)
@@ -257,8 +253,8 @@ def write_plain(
 def keep_said(
     task: Assignment[Protocol], checkpoint: Checkpoint, head: KeptHead | str, scores: Scores | None
 ) -> dict[str, str]:
-    """Write what a head, or a classifier of this digest, said of each test image; returns what the
-    rows say of both."""
+    """Write the scores of a head, or of a classifier of this digest, on the test images; return
+    what the rows say of both."""
     about = {"head_sha256": head if isinstance(head, str) else head.digest}
     if isinstance(head, KeptHead) and head.temperature_from is not None:
         about["temperature_from"] = head.temperature_from
@@ -270,8 +266,7 @@ def keep_said(
 def keep_scores(
     task: Assignment[Protocol], checkpoint: Checkpoint, head: str, scores: Scores, split: str
 ) -> str:
-    """Write the scores that the head of a digest gives a split; returns the file's path in the
-    run."""
+    """Write the scores that the head of a digest gives a split; return their path in the run."""
     return kept_scores.keep(
         task.run,
         task.stem(checkpoint) + ("" if split == "test" else f"-{split}"),
@@ -293,8 +288,7 @@ def print_of(task: str, protocol: Protocol, chosen_on: object) -> str:
 def bound_to(
     checkpoint: Checkpoint, protocol: str, reads: Protocol, classes: Sequence[str], seed: int
 ) -> dict[str, object]:
-    """All that a head must be bound to: a checkpoint, the print of a protocol, how features are
-    read, the classes, and the seed of its training."""
+    """Name what binds a head: checkpoint, protocol's print, reading, classes, training's seed."""
     return {
         "seed": seed,
         "checkpoint": checkpoint.digest,
@@ -314,8 +308,7 @@ def keep_trained(
     scores: Scores | None,
     chosen: Mapping[str, object],
 ) -> dict[str, str]:
-    """Add a head that was trained to RUN/heads.safetensors, unless it has diverged; the rest as
-    `keep_said`."""
+    """Add a trained head to RUN/heads.safetensors unless diverged; the rest is `keep_said`'s."""
     if scores is not None:
         protocol = print_of(task.task, task.protocol, chosen.get("on"))
         place = f"s{task.seed}-{checkpoint.digest[:12]}"
@@ -342,8 +335,7 @@ def per_class_table(
 
 
 def confusion_picture(matrix: NDArray[np.int64], names: Sequence[str], title: str) -> bytes:
-    """A png of row-normalised confusion; class names are written where there are at most 60, counts
-    where there are at most 20."""
+    """Draw row-normalised confusion as png, with names up to 60 classes and counts up to 20."""
     # Pillow draws it in milliseconds, where matplotlib took half of a cached evaluation.
     import cv2
     from PIL import Image, ImageDraw, ImageFont
@@ -452,8 +444,7 @@ def show(rows: Iterable[Result]) -> None:
 
 
 def best_of(scores: Sequence[float]) -> int:
-    """The index of the best score; of equal ones the first, which is the smallest rate or the
-    strongest penalty."""
+    """Return the index of the best score; a tie goes to the smallest rate or strongest penalty."""
     return max(range(len(scores)), key=lambda i: scores[i])
 
 

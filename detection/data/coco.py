@@ -1,8 +1,5 @@
-"""COCO's annotation files as records.
-
-Annotation files come from strangers. They are checked here, once, before a run: what training or
-scoring would fail on is refused in one line, in both engines alike.
-"""
+"""Reads COCO's annotation files as records. They come from strangers, so they are checked here,
+once, before a run: what training or scoring would fail on is refused in one line."""
 
 import math
 from collections.abc import Sequence
@@ -137,10 +134,9 @@ class CocoFile(TypedDict, Generic[Checked]):
 
 
 def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
-    """Check the contents of an annotation file and sort its objects to their images, whose names
-    are still the file's. Raises BadInput, one line, that names the first row and key that would
-    train wrongly. What COCO's tools skip (outlines under three points; in training crowds, empty
-    boxes) is skipped."""
+    """Check an annotation file and sort its objects to their images, whose names are still the
+    file's. BadInput, one line, names the first row and key that would train wrongly. What COCO's
+    tools skip (outlines under three points; in training crowds, empty boxes) is skipped."""
     data = _lists(text, task)
     # 1. Categories get labels from 0 in the order of their ids; COCO's ids have gaps
     categories = sorted(data["categories"], key=lambda category: category["id"])
@@ -291,9 +287,9 @@ def _polygons(
 
 
 def _uncompressed(text: str) -> list[int] | None:
-    """COCO's compressed run lengths as numbers; None if the text is damaged. A character holds 5
-    bits from chr(48) on; its sixth says that more follow. From the third number on each is a
-    difference to the one before last (pycocotools' maskApi.c, rleFrString)."""
+    """Return COCO's compressed run lengths as numbers; None if the text is damaged. A character
+    holds 5 bits from chr(48) on; its sixth says that more follow. From the third number on each is
+    a difference to the one before last (pycocotools' maskApi.c, rleFrString)."""
     out: list[int] = []
     at = 0
     while at < len(text):

@@ -1,5 +1,5 @@
-"""The rows that go into an engine and come out of it. Both engines are fed Detectron2's "standard
-dataset dicts" and give COCO's results to one evaluator."""
+"""Declares the rows that go into an engine, Detectron2's "standard dataset dicts", and those that
+come out of it, COCO's results for one evaluator."""
 
 from typing import NotRequired, TypeAlias, TypedDict
 

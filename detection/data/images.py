@@ -48,7 +48,7 @@ class TrainSample(TypedDict):
 
 
 def shortest_edge(height: int, width: int, size: int, limit: int) -> tuple[int, int]:
-    """New (height, width) with the shorter side `size`, unless the longer would pass `limit`:
+    """Return (height, width) with the shorter side `size`, unless the longer would pass `limit`:
     Detectron2's ResizeShortestEdge, its rounding included."""
     # Its operations in its order, rounded once at the end: sizes must agree to the pixel.
     scale = size / min(height, width)
@@ -60,7 +60,7 @@ def shortest_edge(height: int, width: int, size: int, limit: int) -> tuple[int, 
 
 
 def load_image(record: ImageRecord) -> Image.Image:
-    """The PIL image, turned as its EXIF orientation says; BadInput where its size is not the
+    """Load the image, turned as its EXIF orientation says; BadInput if its size is not the
     annotation file's: detectron2/data/detection_utils.py::read_image and check_image_size."""
     name = record["file_name"]
     image = decode(plain_name(name), upright=True, data=read_spelled(name))
@@ -77,8 +77,7 @@ def _check_size(record: ImageRecord, size: tuple[int, int]) -> None:
 
 
 def check_file(record: ImageRecord) -> None:
-    """Raise BadInput for an image that would end a training: of another size than stated, cut off,
-    or no image. Only its head and its tail are read."""
+    """Raise BadInput for a wrong size, a cut-off file or no image; only head and tail are read."""
     from PIL import Image
 
     path = plain_name(record["file_name"])
@@ -95,8 +94,7 @@ def check_file(record: ImageRecord) -> None:
 
 
 def check_files(records: Sequence[ImageRecord]) -> None:
-    """Run `check_file` on all; the first error in their order is raised. Threads, because each look
-    waits on a network disk."""
+    """Run `check_file` on all, in threads for network disks; raise the first error in order."""
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(check_file, records):
             pass
@@ -108,8 +106,8 @@ def to_uint8(image: Image.Image) -> Tensor:
 
 
 def resized(image: Image.Image, height: int, width: int) -> Image.Image:
-    """PIL's antialiased bilinear on uint8, as Detectron2 does it; torchvision's detectors resize
-    floats without antialiasing."""
+    """Resize by PIL's antialiased bilinear on uint8, as Detectron2 does; torchvision's detectors
+    resize floats without antialiasing."""
     from PIL import Image
 
     if image.size == (width, height):
@@ -119,7 +117,7 @@ def resized(image: Image.Image, height: int, width: int) -> Image.Image:
 
 @dataclass(frozen=True)
 class ResizeAndFlip:
-    """The whole augmentation: the shorter side is one of `sizes` ("choice") or between its two
+    """Does the whole augmentation: the shorter side is one of `sizes` ("choice") or between its two
     ("range"), the longer at most `limit`; half of the images are mirrored where `flip`."""
 
     sizes: tuple[int, ...]
@@ -186,8 +184,8 @@ def targets(
     flip_map: Sequence[int],
     task: DetectionTask,
 ) -> TrainTarget:
-    """The record's objects on the image resized to (height, width) and perhaps mirrored. Crowds and
-    objects whose box is empty after clipping are left out, as in Detectron2's mapper."""
+    """Put the record's objects on the image resized to (height, width) and perhaps mirrored. Crowds
+    and boxes that are empty after clipping are left out, as in Detectron2's mapper."""
     sx, sy = width / record["width"], height / record["height"]
     mirror = width if mirrored else None
     boxes, labels, polygons, keypoints = [], [], [], []

@@ -1,5 +1,5 @@
-"""Outlines in their four forms: polygons (what is trained on), a small grid on a box (what a head
-sees and says), a bitmap of the image, and COCO's run lengths (what is stored)."""
+"""Converts outlines between four forms: polygons (trained on), a small grid on a box (what a head
+sees and says), a bitmap of the image, and COCO's run lengths (stored)."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from detection.data.dataset_dicts import Outline, Polygon, RunLength
 
 
 def rasterise(polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int) -> Tensor:
-    """Each object's polygons on the size x size grid of its box, boxes (n, 4): (n, size, size)
+    """Draw each object's polygons on the size x size grid of its box, boxes (n, 4): (n, size, size)
     float in {0, 1}. detectron2/structures/masks.py::rasterize_polygons_within_box, where
     torchvision's project_masks_on_boxes resamples bitmaps of the whole image with RoIAlign."""
     from pycocotools import mask
@@ -33,13 +33,10 @@ def rasterise(polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int
 
 
 def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> list[RunLength]:
-    """(n, M, M) probabilities on their boxes (n, 4) -> COCO's compressed run lengths of the image:
-    sampled at pixel centres, cut at a half, as detectron2/layers/mask_ops.py::paste_masks_in_image
-    does. torchvision's paste_masks_in_image rounds the boxes to whole pixels.
-
-    Only a box's own pixels are looked at: a bitmap of the image for each of 100 masks, made and
-    read again, costs more than the masks (benchmarks/detectors.txt).
-    """
+    """(n, M, M) probabilities on boxes (n, 4) -> COCO's compressed run lengths, sampled at pixel
+    centres and cut at a half: detectron2/layers/mask_ops.py::paste_masks_in_image (torchvision's
+    rounds boxes to whole pixels). Only a box's own pixels are looked at: whole bitmaps for 100
+    masks, made and read again, cost more than the masks (benchmarks/detectors.txt)."""
     out: list[RunLength] = []
     for mask, box in zip(masks.cpu(), boxes.cpu()):
         x1, y1, x2, y2 = box.tolist()
@@ -59,8 +56,8 @@ def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> list[RunLeng
 
 
 def encode(part: np.ndarray, left: int, top: int, size: tuple[int, int]) -> RunLength:
-    """A (h, w) bool part of an otherwise empty image of (height, width) `size` as COCO's compressed
-    run lengths, which count pixels down the columns, zeros first."""
+    """Encode a (h, w) bool part of an otherwise empty image of (height, width) `size` as COCO's
+    compressed run lengths, which count pixels down the columns, zeros first."""
     from pycocotools import mask
 
     height, width = size

@@ -11,13 +11,10 @@ from detection.data.dataset_dicts import ImageRecord
 
 
 class ImageOrder:
-    """An endless stream of shuffled passes, cut into groups of like orientation.
-
-    A pure function of (records, batch, seed): iteration i's batch does not depend on ranks, workers
-    or restarts. Groups of gcd(4, batch) images, the papers' share of a GPU, are all wide or all
-    tall, so little is padded. A group that is incomplete at the end of a pass is filled in the
-    next.
-    """
+    """An endless stream of shuffled passes, cut into groups of like orientation. It is a pure
+    function of (records, batch, seed): no batch depends on ranks, workers or restarts. Groups of
+    gcd(4, batch) images, the papers' share of a GPU, are all wide or all tall, so little is padded.
+    A group that is incomplete at the end of a pass is filled in the next."""
 
     def __init__(
         self,

@@ -1,6 +1,4 @@
-"""Reads the datasets of a config: found by Detectron2's names, parsed by `coco` or `voc`, and each of
-their images found.
-"""
+"""Reads a config's datasets: found by Detectron2's names, parsed, and each image found."""
 
 import os
 from pathlib import Path
@@ -71,8 +69,7 @@ def read(files: DatasetFiles, task: DetectionTask) -> Split:
 
 def find_images(split: Split) -> None:
     """Give each record its image's path, or its place in FOLDER.zip or FOLDER.tar. BadInput for a
-    path outside of the dataset's folder, whose image may be another split's, and for images that
-    are not there."""
+    path outside the dataset's folder (maybe another split's image), and for missing images."""
     folder, records = split.folder, split.records
     found = containers.archived(folder, [record["file_name"] for record in records])
     if found is not None:

@@ -30,8 +30,8 @@ class DatasetFiles:
 
 @dataclass(frozen=True)
 class Split:
-    """The images of a dataset, or of several joined, with their objects. `categories` are names by
-    contiguous label; `ids` are the file's own, in the same order."""
+    """Holds the images of a dataset, or of several joined, with their objects. `categories` are
+    names by contiguous label; `ids` are the file's own, in the same order."""
 
     files: DatasetFiles
     categories: tuple[str, ...]
@@ -118,8 +118,8 @@ def join(splits: Sequence[Split]) -> Split:
 
 
 def training_records(split: Split, task: DetectionTask) -> list[ImageRecord]:
-    """The images to train on: those with at least one object that is no crowd, and for keypoints at
-    least one marked keypoint. These are the filters of detectron2/data/build.py."""
+    """Keep the images with at least one object that is no crowd, and for keypoints at least one
+    marked keypoint. These are the filters of detectron2/data/build.py."""
     kept = []
     for record in split.records:
         objects = [a for a in record["annotations"] if not a["iscrowd"]]

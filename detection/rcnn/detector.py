@@ -63,8 +63,8 @@ class TrunkPyramid(nn.Module):
 
 
 class SimplePyramid(nn.Module):
-    """ViTDet's (arXiv:2203.16527, Section 3): strides 4, 8, 16 and 32 from the one map of stride
-    16, each by itself, as Detectron2's SimpleFeaturePyramid has it."""
+    """Makes strides 4, 8, 16 and 32 from the one map of stride 16, each by itself (ViTDet,
+    arXiv:2203.16527, Section 3), as Detectron2's SimpleFeaturePyramid does."""
 
     def __init__(self, width: int, channels: int, norm: Layer) -> None:
         super().__init__()

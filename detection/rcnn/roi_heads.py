@@ -1,9 +1,5 @@
-"""The heads of the torchvision engine: torchvision's modules, pooled, taught and read as
-Detectron2's are.
-
-Where Detectron2 divides a loss by what one GPU's share holds, this divides by the global batch's
-mean share: see `per_rank`.
-"""
+"""Makes torchvision's heads pool, learn and predict as Detectron2's. Losses are divided by the
+global batch's mean share (see `per_rank`), not by what one GPU's share holds."""
 
 from __future__ import annotations
 
@@ -39,12 +35,9 @@ def per_rank(count: int, device: torch.device) -> Tensor:
 
 
 class LevelPool(nn.Module):
-    """Detectron2's ROIPooler: aligned RoIAlign with adaptive sampling, each box from the level of
-    its size.
-
-    Features P2..P5 (N, C, H, W), boxes per image (n, 4) -> (sum n, C, size, size). torchvision's
-    MultiScaleRoIAlign is not aligned: it is off by half a pixel of the feature map.
-    """
+    """Detectron2's ROIPooler: aligned RoIAlign, adaptive sampling, each box from the level of its
+    size. Features P2..P5 (N, C, H, W), boxes per image (n, 4) -> (sum n, C, size, size).
+    torchvision's MultiScaleRoIAlign is not aligned: it is off by half a pixel of the map."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -161,8 +154,8 @@ class RCNNHeads(RoIHeads):
     def _detect(
         self, features: dict[str, Tensor], proposals: list[Tensor], shapes: list[tuple[int, int]]
     ) -> list[dict[str, Tensor]]:
-        """Each image's n detections: boxes (n, 4), scores (n,), labels (n,) from 1; masks (n, M,
-        M), probabilities on the detection's own box; keypoints (n, K, 3)."""
+        """Return each image's n detections: boxes (n, 4), scores (n,), labels (n,) from 1; masks
+        (n, M, M), probabilities on the detection's own box; keypoints (n, K, 3)."""
         logits, deltas = self._boxes(features, proposals)
         boxes, scores, labels = self.postprocess_detections(logits, deltas, proposals, shapes)
         out = [{"boxes": b, "scores": s, "labels": c} for b, s, c in zip(boxes, scores, labels)]
@@ -184,9 +177,8 @@ class RCNNHeads(RoIHeads):
 def box_losses(
     logits: Tensor, deltas: Tensor, labels: Tensor, regression: Tensor, beta: float
 ) -> dict[str, Tensor]:
-    """logits (R, 1 + C), deltas (R, 4 + 4 C), labels (R,), 0 the background, regression (R, 4).
-    FastRCNNOutputLayers.losses: the boxes' loss, too, is divided by all proposals, not by the
-    positive ones."""
+    """logits (R, 1 + C), deltas (R, 4 + 4 C), labels (R,), 0 the background, regression (R, 4). As
+    in FastRCNNOutputLayers.losses, the boxes' loss, too, is divided by all proposals."""
     count = per_rank(len(labels), logits.device)
     positive = torch.where(labels > 0)[0]
     chosen = deltas.reshape(len(deltas), -1, 4)[positive, labels[positive]]

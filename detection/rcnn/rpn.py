@@ -31,12 +31,9 @@ class Drawn(NamedTuple):
 
 
 class BalancedSampler:
-    """At most `size` anchors or proposals per image, up to `fraction` of them positive, drawn
-    without replacement: detectron2/modeling/sampling.py::subsample_labels.
-
-    `generators` holds one per image of the batch, so that an image's draws depend on nothing else;
-    None draws from torch's global generator, in Detectron2's order.
-    """
+    """Draws at most `size` anchors or proposals per image without replacement, up to `fraction`
+    positive: detectron2/modeling/sampling.py::subsample_labels. `generators`, one per image, make
+    its draws independent of all else; None draws from torch's global one, in Detectron2's order."""
 
     def __init__(self, size: int, fraction: float) -> None:
         self.size, self.fraction = size, fraction
@@ -60,8 +57,7 @@ class BalancedSampler:
 
 
 def _draw(mask: Tensor, count: int, n: int, generator: torch.Generator | None) -> Tensor:
-    """Draw `n` of the `count` indices where the mask is true, in rising order. The draw is made on
-    the CPU, so that a GPU's run draws alike."""
+    """Draw `n` of the mask's `count` indices, rising; on the CPU, so that a GPU draws alike."""
     chosen = torch.randperm(count, generator=generator)[:n].sort().values
     return _nth_true(distributed.sent(chosen, mask.device), mask)
 
@@ -120,12 +116,10 @@ class RPN(RegionProposalNetwork):
         image_shapes: list[tuple[int, int]],
         num_anchors_per_level: list[int],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Proposals (N, A, 4) and logits (N A, 1) -> boxes (n, 4) and logits (n,) of each image,
-        the surest first: find_top_rpn_proposals of
-        detectron2/modeling/proposal_generator/proposal_utils.py.
-
-        Ranked by logits, where torchvision ranks by their sigmoids: those of sure boxes are all 1.
-        """
+        """Proposals (N, A, 4), logits (N A, 1) -> boxes (n, 4), logits (n,) of each image, the
+        surest first, as find_top_rpn_proposals of
+        detectron2/modeling/proposal_generator/proposal_utils.py. Ranked by logits: torchvision
+        ranks by their sigmoids, and those of sure boxes are all 1."""
         # 1. The best of each level
         logits = objectness.detach().reshape(len(proposals), -1)
         best = self._get_top_n_idx(logits, num_anchors_per_level)
@@ -204,8 +198,8 @@ def build_rpn(cfg: CfgNode) -> RPN:
 
 
 def base_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Tensor:
-    """(sizes x ratios, 4), centred on 0: DefaultAnchorGenerator.generate_cell_anchors of
-    detectron2/modeling/anchor_generator.py."""
+    """Make (sizes x ratios, 4), centred on 0, as generate_cell_anchors of DefaultAnchorGenerator in
+    detectron2/modeling/anchor_generator.py does."""
     rows = []
     for size in sizes:
         for ratio in ratios:

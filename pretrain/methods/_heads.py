@@ -11,12 +11,10 @@ from pretrain.recipe import Count
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """`layers` linear maps with ReLU between them; hidden: null is the input's width.
-
-    batchnorm: after every hidden layer; last_batchnorm: after the last one as well (without affine
-    parameters where last_affine is false). A linear map followed by batch norm has no bias;
-    last_bias is the last one's, where no norm follows.
-    """
+    """`layers` linear maps with ReLU between them; hidden: null is the input's width. batchnorm:
+    after every hidden layer; last_batchnorm: after the last one as well (without affine parameters
+    where last_affine is false). A linear map followed by batch norm has no bias; last_bias is the
+    last one's, where no norm follows."""
 
     layers: Count = 2
     hidden: int | None = None

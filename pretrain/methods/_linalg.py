@@ -1,8 +1,6 @@
-"""Decompositions for a GPU that nobody waits for.
-
+"""Decomposes matrices on a GPU without waiting for it, by a number of products known beforehand.
 `torch.linalg.eigh` and `svd` look on the host whether they have succeeded, and take a batch of
-small matrices one by one. What is here runs a number of products that is known beforehand.
-"""
+small matrices one by one."""
 
 import math
 
@@ -14,12 +12,9 @@ LEAST_RIDGE = 1e-8  # of `inverse_root`
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:
-    """X (B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n), with X = U S V^T.
-
-    Newton and Schulz's iteration with the steps of Chen and Chow (2014). Directions whose singular
-    value is below 1e-11 ||X||_F fade out, and those at zero are left out: the subgradient of least
-    norm.
-    """
+    """X (B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n), with X = U S V^T, by
+    Newton and Schulz's iteration with the steps of Chen and Chow (2014). Directions with a singular
+    value below 1e-11 ||X||_F fade out; zero ones are left out: the subgradient of least norm."""
     # 1. Singular values into [0, 1]. A matrix of zeros stays one
     length = torch.linalg.matrix_norm(x, keepdim=True)
     factor = x / torch.where(length > 0, length, 1.0)

@@ -39,12 +39,9 @@ def momentum_at(progress: float, start: float, final: float) -> float:
 
 class KeyEncoder(nn.Module):
     """MoCo's key encoder: the query encoder's moving average, its batch norm local, its images
-    shuffled over ranks (unless `shuffled` is false).
-
-    groups: batch norm's statistics are taken over this many groups of the global batch (the papers'
-    number of GPUs); None: one per rank. Only the parameters follow the query encoder; batch norm's
-    running statistics are its own.
-    """
+    shuffled over ranks (unless `shuffled` is false). `groups`: batch norm's statistics are taken
+    over this many groups of the global batch (the papers' number of GPUs); None: one per rank. Only
+    the parameters follow the query encoder; running statistics are its own."""
 
     def __init__(self, encoder: nn.Module, *, groups: int | None, shuffled: bool = True) -> None:
         super().__init__()
@@ -73,7 +70,7 @@ class KeyEncoder(nn.Module):
 
 
 class Queue(nn.Module):
-    """C queues of the last `length` keys each, (C, length, d), oldest overwritten first. Each
+    """Holds C queues of the last `length` keys each, (C, length, d), oldest overwritten first. Each
     starts with random directions, drawn by its name; whole batches replace whole batches."""
 
     keys: Tensor
@@ -119,9 +116,9 @@ C = TypeVar("C", bound=ContrastConfig)
 
 
 class MomentumContrast(method.Method, Generic[C]):
-    """A query encoder, its momentum copy and a queue; a subclass's `forward` makes the loss.
-    `forward` leaves what the queue shall hold after the step, (N, C, d), in `new_keys`.
-    `local_queries`: the query encoder has local batch norm as well, in the same groups."""
+    """Holds a query encoder, its momentum copy and a queue; a subclass's `forward` makes the loss
+    and leaves what the queue shall hold after the step, (N, C, d), in `new_keys`. `local_queries`:
+    the query encoder has local batch norm as well, in the same groups."""
 
     accumulates = True
 

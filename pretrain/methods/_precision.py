@@ -1,10 +1,6 @@
-"""Losses run in full precision, whatever the network around them runs in, and three of them with a
-gradient of their own.
-
-Those three (the queue's log-sum-exp, the nuclear norm, MIO's pairs) know their gradient once they
-know their value: forward saves it, and backward only scales it. Nothing of the intermediate size,
-(N, K) or (2N, 2N), outlives forward.
-"""
+"""Runs losses in full precision, whatever the network runs in. Three of them (the queue's
+log-sum-exp, the nuclear norm, MIO's pairs) know their gradient with their value: forward saves it,
+backward only scales it. Nothing of the intermediate size, (N, K) or (2N, 2N), is kept."""
 
 import functools
 from collections.abc import Callable

@@ -31,8 +31,8 @@ def standardise(z: Tensor) -> Tensor:
 
 
 def _well_conditioned(gram: Tensor, *, centred: bool) -> bool:
-    """Are all eigenvalues of G (p, n, n) above a thousandth of its Frobenius norm? With `centred`
-    the constant direction, which is always zero, is left out."""
+    """True if all eigenvalues of G (p, n, n) are above a thousandth of its Frobenius norm. With
+    `centred` the constant direction, which is always zero, is left out."""
     # 1. G = Z Z^T of centred columns has the eigenvector 1 = (1, ..., 1) with eigenvalue 0. Adding
     #    c / n in every entry makes that c, here the mean of the diagonal, and leaves the others
     n = gram.shape[-1]
@@ -46,12 +46,10 @@ def _well_conditioned(gram: Tensor, *, centred: bool) -> bool:
 
 @torch.no_grad()
 def nearest_base(z: Tensor, ridge: float) -> Tensor:
-    """(p, N, d) standardised -> B = Z (Z^T Z + ridge I)^(-1/2), Eq. 9, without gradient.
-
-    B is the orthonormal matrix nearest to Z where Z has full column rank (Theorem 1, Eq. 2), and
-    its ridged form where it has not. Where the Gram matrix is badly conditioned, as in a collapse,
-    its small eigenvalues are lost in float32 (errors of 10% were seen): float64 there.
-    """
+    """(p, N, d) standardised -> B = Z (Z^T Z + ridge I)^(-1/2), Eq. 9, without gradient: the
+    orthonormal matrix nearest to Z if Z has full column rank (Theorem 1, Eq. 2), else its ridged
+    form. A badly conditioned Gram matrix, as in a collapse, loses its small eigenvalues in float32
+    (errors of 10% were seen): float64 there."""
     # 1. The Gram matrix of the smaller side: Z f(Z^T Z) = f(Z Z^T) Z, since Z (Z^T Z)^k = (Z Z^T)^k
     #    Z
     wide = z.shape[-2] <= z.shape[-1]
@@ -101,18 +99,15 @@ def arb_loss(
     off_diagonal_weight: float = 0.0051,
     over: Over = "features",
 ) -> Tensor:
-    """Eq. 8, diagonal only: sum_i (1 - <z^A_i, b^B_i>)^2 + (1 - <z^B_i, b^A_i>)^2 over the d
-    columns.
+    """Eq. 8, diagonal only: sum_i (1 - <z^A_i, b^B_i>)^2 + (1 - <z^B_i, b^A_i>)^2 over d columns.
 
-    z (N, d) raw, standardised inside; the base takes no gradient. With `groups` the columns, after
-    `permutation` (d,), fall into that many neighbouring groups with a base each. d must be a
-    multiple of groups.
+    z (N, d) raw, standardised inside; the base takes no gradient. With `groups`, a divisor of d,
+    the columns, after `permutation` (d,), fall into that many neighbouring groups with a base each.
 
-    The other arguments make the variants that the paper compares it with. align `direct`: each view
-    with the other instead of with its base (Table 3), both with gradient. loss `mse`: the sum of
-    squared distances of unit columns; `off_diagonal`: Barlow Twins' second term is added, within the
-    groups (Table 4). over `instances`: samples take the place of features (Table 5); there is no
-    permutation then.
+    The other arguments make the paper's variants. align `direct`: each view with the other instead
+    of with its base (Table 3), both with gradient. loss `mse`: the sum of squared distances of unit
+    columns; `off_diagonal`: Barlow Twins' second term is added, within the groups (Table 4). over
+    `instances`: samples take the place of features (Table 5), without permutation.
     """
     if over == "instances":
         z_a, z_b, permutation = z_a.T, z_b.T, None
@@ -140,11 +135,10 @@ def arb_loss(
 
 @torch.no_grad()
 def tracks(z_a: Tensor, z_b: Tensor, *, ridge: float) -> dict[str, Tensor]:
-    """The curves of Fig. 3: distance of the views' standardised embeddings and of their bases, each
-    divided by sqrt(2 d), the distance of orthogonal unit columns (bases of more than N - 1 columns
-    are shorter: orthogonal ones are at sqrt((N - 1) / d)), and the variance of unit embeddings (0:
-    all are equal, 1: they fill the sphere).
-    """
+    """Compute Fig. 3's curves: the distance of the views' standardised embeddings, and of their
+    bases, each divided by sqrt(2 d), the distance of orthogonal unit columns (bases of more than N
+    - 1 columns are shorter: orthogonal ones are at sqrt((N - 1) / d)), and the variance of unit
+    embeddings (0: all are equal, 1: they fill the sphere)."""
     a, b = standardise(z_a.float()), standardise(z_b.float())
     scale = (2 * z_a.shape[1]) ** 0.5
     bases = nearest_base(torch.stack([a, b]), ridge)

@@ -1,9 +1,6 @@
-"""Barlow Twins (arXiv:2103.03230); the loss is lightly's, on the outputs of all ranks.
-
-lightly's own `gather_distributed` averages correlations of columns standardised on each rank;
-gathering first makes the statistics those of the global batch, as the released code's synchronised
-last batch norm does.
-"""
+"""Barlow Twins (arXiv:2103.03230); the loss is lightly's, on the outputs of all ranks, which makes
+the statistics the global batch's, as the released code's synchronised last batch norm does.
+lightly's own `gather_distributed` averages correlations of columns standardised on each rank."""
 
 from dataclasses import dataclass
 

@@ -29,11 +29,8 @@ def cllr_regularizer(
     norm: Literal["nuclear", "l21", "none"] = "nuclear",
 ) -> Tensor:
     """mean_i ||L^T L phi_i - phi_i||^2 + alpha ||L||: the regulariser of Eq. 8, without its lambda.
-
-    phi (N, H) raw, L (H', H); gradient to both. `nuclear` the sum of singular values (Eq. 7) |
-    `l21` the sum of column norms (Eq. 6; a column is a feature, one that is 0 gets no gradient) |
-    `none` 0.
-    """
+    phi (N, H) raw, L (H', H); gradient to both. `nuclear`: the sum of singular values (Eq. 7);
+    `l21`: of column norms (Eq. 6; a column is a feature, a zero one has no gradient); `none`: 0."""
     rebuilt = phi @ projection.T @ projection  # rows are samples: (L^T L phi)^T = phi^T L^T L
     loss = (rebuilt - phi).square().sum(1).mean()
     if norm == "nuclear":
@@ -45,8 +42,8 @@ def cllr_regularizer(
 
 @full_precision
 def released_reconstruction(phi: Tensor, projection: Tensor) -> Tensor:
-    """The released code's term for one view: ||unit(phi) - unit(L^T L phi)||_F / N, without square
-    and blind to the scale of L, so that a penalty on ||L|| beside it would shrink L for free."""
+    """Compute the released code's term for one view: ||unit(phi) - unit(L^T L phi)||_F / N. Without
+    square and blind to the scale of L, it lets a penalty on ||L|| shrink L for free."""
     rebuilt = F.normalize(phi @ projection.T @ projection, dim=1)
     return (F.normalize(phi, dim=1) - rebuilt).norm() / len(phi)
 
@@ -71,13 +68,10 @@ def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]
 @torch.no_grad()
 def kept_projection(projection: Tensor, kept: int) -> Tensor:
     """L (H', H) -> (kept, H): L phi with all but `kept` columns of L set to 0 (Section 2.2), in
-    coordinates of the space that these columns span.
-
-    The columns are the pivots of a QR decomposition: of those left, always the one that is longest
-    beside the space of those taken. So the taken ones are linearly independent (the paper's maximal
-    set, Eq. 7) as far as L's rank goes, and long (Eq. 6). Fewer than `kept` coordinates are other
-    than 0 where L's rank is lower.
-    """
+    coordinates of the space that these span. They are the pivots of a QR decomposition: each is the
+    one that is longest beside the space of those before. So they are linearly independent (the
+    paper's maximal set, Eq. 7) as far as L's rank goes, and long (Eq. 6). Fewer than `kept`
+    coordinates are other than 0 where L's rank is lower."""
     # 1. L P = Q R with the pivots in the order of P
     from scipy.linalg import qr
 

@@ -1,8 +1,6 @@
 """CMC: contrastive multiview coding (arXiv:1906.05849) of luminance and colour, with a memory bank.
-
-Each sense has an encoder of its own, and both are the trunk that is handed on: `arch: lab:ARCH`
-(`backbench.weights.families.pair`), whose feature is that of luminance, then that of colour.
-"""
+The trunk that is handed on, `arch: lab:ARCH` (`backbench.weights.families.pair`), has an encoder
+for each; its feature is that of luminance, then that of colour."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
-"""CO2: consistent contrast (arXiv:2010.02217), MoCo with a consistency term.
-
-lightly's regulariser has no gradient.
-"""
+"""CO2: consistent contrast (arXiv:2010.02217), MoCo with a consistency term. lightly's regulariser
+has no gradient."""
 
 from dataclasses import dataclass
 

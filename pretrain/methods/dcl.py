@@ -1,7 +1,5 @@
-"""DCL: debiased contrastive learning (arXiv:2007.00224), CLLR's baseline.
-
-The same function as HCL, all negatives alike (Eq. 8, M = 1). lightly's DCL is the decoupled loss.
-"""
+"""DCL: debiased contrastive learning (arXiv:2007.00224), CLLR's baseline. It is HCL with all
+negatives alike (Eq. 8, M = 1); lightly's DCL is the decoupled loss."""
 
 from dataclasses import dataclass
 

@@ -52,12 +52,9 @@ def dino_loss(
     student_temperature: float,
     teacher_temperature: float,
 ) -> Tensor:
-    """Algorithm 1: mean cross-entropy of student view s and teacher view t over all pairs s != t.
-
-    student (S, N, D) and teacher (T, N, D) scores, T <= S, the first T views the same; center (D,).
-    Gradient to the student only. lightly's DINOLoss gives the same value, but moves the centre
-    inside each forward.
-    """
+    """Algorithm 1: mean cross-entropy of student view s and teacher view t over all pairs s != t,
+    for scores student (S, N, D) and teacher (T, N, D), T <= S, the first T views the same; center
+    (D,). Gradient to the student only. lightly's DINOLoss moves the centre inside each forward."""
     # The centre keeps one output from winning everywhere, the low temperature all from being alike
     targets = F.softmax((teacher.detach() - center) / teacher_temperature, dim=-1)
     logs = F.log_softmax(student / student_temperature, dim=-1)

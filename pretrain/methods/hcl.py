@@ -1,7 +1,4 @@
-"""HCL: contrastive learning with hard negative samples (arXiv:2010.04592).
-
-lightly has no such loss.
-"""
+"""HCL: contrastive learning with hard negative samples (arXiv:2010.04592); lightly has none."""
 
 import math
 from dataclasses import dataclass
@@ -18,12 +15,9 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig, pair_similarities
 def hcl_loss(
     z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float, beta: float
 ) -> Tensor:
-    """Eq. 4-5: negatives weighted by their hardness exp(beta sim / t), and the share tau_plus of
-    false ones removed.
-
-    z (N, d), N at least 2, normalised inside. beta = 0 weighs all alike: the debiased loss. The
-    negatives' estimate is kept above its least possible value, (2N - 2) exp(-1 / t).
-    """
+    """Eq. 4-5: negatives weighted by their hardness exp(beta sim / t), the share tau_plus of false
+    ones removed. z (N, d), N at least 2, normalised inside. beta = 0 is the debiased loss. The
+    negatives' estimate is kept above its least possible value, (2N - 2) exp(-1 / t)."""
     positive, negative = pair_similarities(z_a, z_b, temperature)
     count = negative.shape[1] - 2
     # 1. The weighted mean of e^n: sum_j w_j e^(n_j) / sum_j w_j with w = e^(beta n), in logarithms.

@@ -1,8 +1,7 @@
-"""LORAC: low-rank promoting prior for unsupervised contrastive learning (the paper's equation
-numbers).
+"""LORAC: low-rank promoting prior for unsupervised contrastive learning (equations: the paper's).
 
-One momentum key meets every other view of the image; the matrix Q of an image's views is pushed
-towards low rank by its nuclear norm, subtracted from the positive logit inside the temperature.
+One momentum key meets every other view of the image. The nuclear norm of the matrix Q of an image's
+views is subtracted from the positive logit, inside the temperature, which pushes Q to low rank.
 """
 
 import math
@@ -104,8 +103,7 @@ def lorac_loss(
     c0: float | None = None,
     margin: float = 3.0,
 ) -> Tensor:
-    """Eq. 12: InfoNCE of V queries (V, N, d) with one key (N, d), the prior's penalty inside the
-    temperature.
+    """Eq. 12: InfoNCE of V queries (V, N, d) with one key (N, d), the penalty in the temperature.
 
     rows (M, N, d) are the rows of Q, by default the queries and the key; norms (N,) are ||Q||_*
     where they are known already. Subtracted from each positive: `laplace` ||Q||_*/(M beta) |
@@ -139,9 +137,9 @@ def lorac_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ContrastConfig):
-    """Views 0 .. keys-1 are keys. Each key meets every other view. The first crops (as large as
-    view 0) and the keys are the rows of Q: 3 + 2 in multi-crop. beta is the paper's; the released
-    code's --lorac_beta is M beta."""
+    """Views 0 .. keys-1 are keys; each meets every other view. The first crops (as large as view 0)
+    and the keys are the rows of Q: 3 + 2 in multi-crop. beta is the paper's; the released code's
+    --lorac_beta is M beta."""
 
     keys: int = 2
     prior: Prior = "laplace"

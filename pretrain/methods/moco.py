@@ -21,13 +21,9 @@ LEAST_KEYS = 512
 
 
 class _LogSumExp(torch.autograd.Function):
-    """L_n = log sum_j exp(s_nj), s_nj = q_n.k_j / t, over a long queue in chunks, and its gradient
-
-        dL_n/dq_n = sum_j softmax(s_n)_j k_j / t
-
-    in the same pass, so that forward and backward together are two matrix products (online softmax,
-    Milakov and Gimelshein, arXiv:1805.02867).
-    """
+    """L_n = log sum_j exp(s_nj), s_nj = q_n.k_j / t, over a long queue in chunks, and in the same
+    pass its gradient dL_n/dq_n = sum_j softmax(s_n)_j k_j / t: forward and backward together are
+    two matrix products (online softmax, Milakov and Gimelshein, arXiv:1805.02867)."""
 
     @staticmethod
     def forward(ctx: GradientContext, q: Tensor, queue: Tensor, temperature: float) -> Tensor:

@@ -1,10 +1,6 @@
-"""MoCo-M: MoCo with multi-crop, LORAC's baseline.
-
-The same function and the same pairs as LORAC, without its prior.
-
-(In the released MoCo-M code the second key is trained against its own view and never against the
-first view's; here each key meets every other view.)
-"""
+"""MoCo-M: MoCo with multi-crop, LORAC's baseline. It is LORAC's function and pairs without the
+prior. (In the released MoCo-M code the second key is trained against its own view and never against
+the first view's; here each key meets every other view.)"""
 
 from dataclasses import dataclass
 

@@ -46,8 +46,7 @@ C = TypeVar("C", bound=TwoViewsConfig)
 
 
 class TwoViews(method.Method, Generic[C]):
-    """Backbone and projector on two views. `together`: both views go through the network in one
-    batch and share batch norm's statistics."""
+    """Encodes two views, `together` in one batch that shares batch norm's statistics."""
 
     views = 2
     together = True

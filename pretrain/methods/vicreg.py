@@ -1,8 +1,5 @@
-"""VICReg (arXiv:2105.04906), on the outputs of all ranks.
-
-lightly's loss picks the covariances off the diagonal by a mask, which at 8192 outputs takes 1 GB a
-view and makes the host wait for a GPU.
-"""
+"""VICReg (arXiv:2105.04906), on the outputs of all ranks. lightly's loss picks covariances off the
+diagonal by a mask: at 8192 outputs it takes 1 GB a view and makes the host wait for a GPU."""
 
 from dataclasses import dataclass
 

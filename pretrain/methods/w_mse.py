@@ -1,8 +1,5 @@
-"""W-MSE: whitening for self-supervised representation learning (arXiv:2007.06346).
-
-lightly's W-MSE draws from the global generator and whitens each rank's samples alone; this one
-whitens slices of the global batch.
-"""
+"""W-MSE: whitening for self-supervised representation learning (arXiv:2007.06346), on slices of the
+global batch. lightly's draws from the global generator and whitens each rank's samples alone."""
 
 from dataclasses import dataclass
 
@@ -35,12 +32,9 @@ def whiten(x: Tensor, ridge: float) -> Tensor:
 
 @full_precision
 def w_mse_loss(z_a: Tensor, z_b: Tensor, order: Tensor, *, size: int, ridge: float = 0.0) -> Tensor:
-    """Eq. 6: mean over pairs of the distance 2 - 2 cos between whitened views.
-
-    z (N, d); order (N,) is a permutation of the samples, whose neighbours form slices of `size`
-    that are whitened together, each view by itself. size must exceed d, or the covariance has no
-    inverse (then only ridge > 0 helps).
-    """
+    """Eq. 6: mean over pairs of the distance 2 - 2 cos between whitened views. z (N, d); order (N,)
+    is a permutation of the samples, whose neighbours form slices of `size`, whitened together, each
+    view by itself. size must exceed d, or the covariance has no inverse (unless ridge > 0)."""
     a, b = (whiten(z[order].view(-1, size, z.shape[1]), ridge) for z in (z_a, z_b))
     return 2 - 2 * F.cosine_similarity(a, b, dim=2).mean()
 
