@@ -155,7 +155,7 @@ def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
     own = set()
     for cell in board.cells.values():
         for result, _ in cell.parts:
-            match {"metric": result.metric, **result.provenance}:
+            match {**result.provenance, "metric": result.metric}:
                 case {
                     "metric": "top1",
                     "own_geometry": {"input_size": [*_, int(size)]},

@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from backbench.errors import BadInput, nearest
@@ -31,7 +31,7 @@ FILE = Path(__file__).parent / "published.csv"
 _NOT_IN_KEYS = re.compile(r"[^a-z0-9.+=]+")  # a key has a dash instead
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(populate_by_name=True))
 class Published:
     """One printed number, in percent (but for CLLR's scores on control and its hours)."""
 

@@ -190,10 +190,15 @@ def _read(path: Path) -> dict[str, bytes]:
 
 
 def _decoded(path: Path, members: Mapping[str, bytes], name: str) -> config.Recipe:
+    if name not in members:
+        raise BadInput(f"{path}: no bundle of `backbench reproduce` (no {name} in it)")
     try:
-        return dict(jsons.decode(members[name]))
+        value = jsons.decode(members[name])
     except ValueError as error:
         raise BadInput(f"{path}: {name}: {error}") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{path}: {name} must be a table")
+    return value
 
 
 def _again(

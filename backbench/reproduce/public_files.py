@@ -8,6 +8,7 @@ DIR/NAME/FILE.part.json   which version of which file it is: address and tag
 import contextlib
 import hashlib
 import http.client
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -48,8 +49,11 @@ class FoundFile:
         return "no printed digest"
 
 
+DIGESTS_FILE = "files.json"  # of a run, beside its bundle
+
+
 def find(
-    listed: ReproductionList, names: Sequence[str], files: Path, *, download: bool
+    listed: ReproductionList, names: Sequence[str], files: Path, *, note: Path, download: bool
 ) -> dict[str, FoundFile]:
     """Those of `names` that are below `files`, after a download where asked; the others are named.
     BadInput for one that is not the published file; if it was downloaded, it is removed again."""
@@ -64,12 +68,7 @@ def find(
             how = about.by_hand or "--download fetches it"
             log.warning(f"{name}: no {path}; {about.page}: {how}")
             continue
-        sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-        with opening.open_regular(path) as file:
-            while piece := file.read(PIECE):
-                sha256.update(piece)
-                md5.update(piece)
-        digests = (sha256.hexdigest(), md5.hexdigest())
+        digests = _digests(path, note)
         found = FoundFile(path, about, path.stat().st_size, *digests)
         if wrong := unlike(about, *digests):
             if fetched:
@@ -85,6 +84,27 @@ def find(
         none = f"none of the files of '{listed.name}' is below {files}"
         raise BadInput(f"{none}; add --download, or put them there as NAME/FILE ({example})")
     return there
+
+
+def _digests(path: Path, note: Path) -> tuple[str, str]:
+    """sha256 and md5 of a file. `note` keeps them: a file that nobody wrote to since (size, inode
+    and ctime, which no program can set) is not read again."""
+    known: dict[str, list[object]] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        known = dict(jsons.read(note))
+    with opening.open_regular(path) as file:
+        about = os.fstat(file.fileno())
+        state = [about.st_size, about.st_ino, about.st_ctime_ns]
+        match known.get(key := str(path.resolve())):
+            case [[*noted], str(sha256), str(md5)] if noted == state:
+                return sha256, md5
+        digests = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+        while piece := file.read(PIECE):
+            for digest in digests:
+                digest.update(piece)
+    sha256, md5 = (digest.hexdigest() for digest in digests)
+    atomic.write_json(note, {**known, key: [state, sha256, md5]})
+    return sha256, md5
 
 
 def unlike(about: PublicFile, sha256: str, md5: str) -> str | None:
@@ -134,9 +154,11 @@ def _continue(url: str, part: Path, version: Path) -> None:
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        # Nothing after the last byte: killed before it was renamed, or a shorter version; all anew
+        # Nothing after the last byte of the part; a shorter version is fetched anew
         if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
+        if error.headers.get("Content-Range") == f"bytes */{have}":
+            return  # the part is whole: killed before it was renamed
         version.unlink(missing_ok=True)
         _continue(url, part, version)
         return

@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         for name in listed.of_part(part, names):
             covered[name] |= measured
     # 2. The files, and the checkpoints made of them.
-    files = public_files.find(listed, names, args.files, download=args.download)
+    note = args.out / FOLDER / public_files.DIGESTS_FILE
+    files = public_files.find(listed, names, args.files, note=note, download=args.download)
     hours = listed.gpu_hours(list(files))
     log.info(f"about {hours:.1f} GPU-hours for {len(files)} checkpoints ({listed.estimate})")
     checkpoints = _import_files(args, files)

@@ -286,9 +286,10 @@ def fit_to_trunk(
 
 def unusable(name: str, tensor: Tensor) -> str:
     """Why a tensor's numbers cannot be those of `name` in a trunk; empty where they can."""
-    if not finite(tensor.to(torch.float32)):
-        return "beyond float32" if finite(tensor) else "not finite"
-    return "negative" if name.endswith("running_var") and bool((tensor < 0).any()) else ""
+    value = tensor.to(torch.float32)  # what torch can sum and compare, unlike float8
+    if not finite(value):
+        return "beyond float32" if finite(tensor.to(torch.float64)) else "not finite"
+    return "negative" if name.endswith("running_var") and bool((value < 0).any()) else ""
 
 
 def finite(tensor: Tensor) -> bool:

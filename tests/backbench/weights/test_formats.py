@@ -261,6 +261,8 @@ def test_other_floats_become_float32_and_absent_counters_zero(dtype, tmp_path):
     ("layer1.0.conv1.weight", lambda t: t.fill_(float("nan")), "not finite"),
     ("bn1.running_mean", lambda t: t.fill_(float("inf")), "not finite"),
     ("bn1.running_var", lambda t: t.neg_(), "negative"),
+    ("bn1.running_var", lambda t: t.neg_().to(torch.float8_e4m3fn), "negative"),
+    ("conv1.weight", lambda t: t.fill_(float("nan")).to(torch.float8_e4m3fn), "not finite"),
     ("conv1.weight", lambda t: torch.full(t.shape, 1e300, dtype=torch.float64), "float32"),
     ("conv1.weight", lambda t: (t * 100).to(torch.int8), "int8"),
     ("layer4.0.conv1.weight", lambda t: torch.zeros(1).expand(t.shape), "not all in the file"),
