@@ -141,14 +141,16 @@ def second_moments(
                 total.addmm_(z.T, z)
                 count += len(rows)
         factor, failed = torch.linalg.cholesky_ex(total)
-        if alike := not failed and _alike(factor):
+        if alike := not failed and _alike(total, factor):
             break
     return SecondMoments(total / count, alike)
 
 
-def _alike(factor: Tensor) -> bool:
-    scales = factor.diagonal()[:-1].square()
-    return bool(scales.max() < ALIKE * scales.min())
+def _alike(moments: Tensor, factor: Tensor) -> bool:
+    """Returns True if no feature is much larger than what those before it leave of another: then
+    none is under any penalty, which adds to both."""
+    left = factor.diagonal()[:-1].square()
+    return bool(moments.diagonal()[:-1].max() < ALIKE * left.min())
 
 
 def resident(
@@ -234,7 +236,7 @@ def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | N
     diagonal[:-1] += penalty
     diagonal += 1e-12 * diagonal.mean()
     factor: Tensor = torch.linalg.cholesky(hessian)
-    return None if _alike(factor) else factor
+    return None if _alike(hessian, factor) else factor
 
 
 def minimised(

@@ -137,6 +137,8 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
     """Read a cluster by path or by name."""
     path = config.find_recipe(name, "clusters")
     recipe = config.read_recipe(path, trusted=True)  # its set-up may have several lines
+    for key in {"file", "overrides"} & recipe.keys():
+        raise BadInput(f"{path}: unknown key '{key}'")
     data = {"name": path.stem, **config.apply_overrides(recipe, overrides)}
     data |= {"file": str(path), "overrides": tuple(overrides)}
     cluster = config.build(Cluster, data, where=str(path))
@@ -233,4 +235,4 @@ def _check_partition(resources: Resources, offered: Sequence[Node], *, where: st
 
 
 def _sizes(sizes: Sequence[float]) -> str:
-    return f"{sizes[0]} GPUs, {sizes[1]} CPUs, {sizes[2]:g} MB"
+    return f"{sizes[0]} GPUs, {sizes[1]} CPUs, {sizes[2]:.0f} MB"

@@ -88,7 +88,11 @@ class JobPool:
 
     def run_in_front(self, stop: StopFlag) -> int:
         """Run one job after the other with its output on the terminal; the first failure ends it."""
-        for name, attempt in self._waiting.items():
+        while self._waiting:
+            name = next(iter(self._waiting))
+            attempt = self._waiting.pop(
+                name
+            )  # one that has ended is let go, and its process reaped
             attempt.show = True
             stop.tell = partial(attempt.ask_to_stop, "stopped", signal.SIGTERM)
             outcome = "stopped"

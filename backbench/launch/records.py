@@ -283,7 +283,7 @@ def _hold(
         while not _lock(handle, without=without):
             if time.monotonic() > end:
                 raise refusal
-            time.sleep(0.02)
+            time.sleep(min(0.2, patience_s / 25))
         handle.truncate(0)
         handle.write(text)
         handle.flush()

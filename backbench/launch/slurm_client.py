@@ -95,7 +95,7 @@ def requeue_this() -> bool:
 
 
 def end(ids: Sequence[str]) -> None:
-    """Cancel jobs (12 or 12_3) or whole arrays (12)."""
+    """Cancel jobs (12 or 12_3), those given first first."""
     for start in range(0, len(ids), SCANCEL_AT_ONCE):
         slurm("scancel", *ids[start : start + SCANCEL_AT_ONCE])
 
@@ -119,13 +119,18 @@ def nodes() -> list[Node]:
         name, limit, cpus, memory, gres, words = line.strip().split("|")
         # gres: "gpu:a100:4(S:0-1),gpu:2"; counts of other resources are passed over
         gpus = sum(int(count) for count in re.findall(r"gpu(?::[^:,()\s]+)?:(\d+)", gres))
-        # `64+` where the nodes of one line differ
-        sizes = (gpus, int(cpus.rstrip("+")), int(memory.rstrip("+")))
+        sizes = (gpus, _count(cpus), _count(memory))
         features = frozenset(words.split(",")) - {"(null)"}
         # sinfo marks the default partition with a star
         node = Node(name.rstrip("*"), name.endswith("*"), _slurm_time(limit), sizes, features)
         out.append(node)
     return out
+
+
+def _count(text: str) -> int:
+    """Read 64, `64+` (nodes of one line differ) and 1.50K as a number; anything else is 0."""
+    match = re.match(r"(\d+(?:\.\d+)?)(K?)", text)
+    return round(float(match[1]) * (1024 if match[2] else 1)) if match else 0
 
 
 def _slurm_time(text: str) -> float:

@@ -222,7 +222,8 @@ def show_status(args: argparse.Namespace) -> int:
 def _named_cluster(args: argparse.Namespace) -> tuple[Cluster | None, list[str]]:
     """Return the cluster of the command line, if there is one, and the patterns of jobs' names."""
     overrides, patterns = _split_overrides(args.names)
-    return args.cluster and read_cluster(args.cluster, overrides), patterns
+    named = args.cluster is not None
+    return read_cluster(args.cluster, overrides) if named else None, patterns
 
 
 def _chosen(snapshot: Snapshot, patterns: Sequence[str], states: Container[str]) -> list[str]:
@@ -294,7 +295,8 @@ def cancel(args: argparse.Namespace) -> int:
                 ids.add(record.id)
         elif ledger.running(record.job):
             left += not _end_here(snapshot, name)
-    slurm_client.end(sorted(ids))
+    # Those that run go last: a place that they leave would be taken by one that still waits
+    slurm_client.end(sorted(ids, key=lambda id: (snapshot.queue[id].state == "RUNNING", id)))
     if snapshot.trouble:
         raise Failed(f"{snapshot.trouble}; {len(chosen)} jobs are marked: run this again later")
     note = f", {left} marked only: their processes go on (see above)" if left else ""

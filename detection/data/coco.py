@@ -17,7 +17,7 @@ from pydantic import (
 from typing_extensions import NotRequired, TypedDict  # noqa: UP035 - the only one pydantic takes
 
 from backbench.errors import BadInput
-from backbench.untrusted import printable
+from backbench.untrusted import opening, printable
 from detection.data.dataset_dicts import (
     LARGEST,
     XYWH,
@@ -29,6 +29,7 @@ from detection.data.dataset_dicts import (
 from detection.data.split import DatasetFiles, Split, is_marked
 from detection.task_rows import DetectionTask
 
+LARGEST_FILE = 8 * opening.GIGABYTE  # COCO's have half of one
 LAYOUT = "COCO is ROOT/coco/{annotations,train2017,val2017}"
 # Folder below ROOT -> how its datasets' names begin: Detectron2's, and the embedded scenes'
 STEMS = {"coco": "coco_2017", "scenes": "scenes"}

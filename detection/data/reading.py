@@ -5,7 +5,6 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from backbench.datasets.detection_check import LARGEST as LARGEST_FILE
 from backbench.errors import BadInput, nearest
 from backbench.images import containers
 from backbench.images.spans import spelled
@@ -54,10 +53,12 @@ def find(name: str, root: Path) -> DatasetFiles:
 def read(files: DatasetFiles, task: DetectionTask) -> Split:
     """Read and check a dataset. Raises BadInput, one line, for what would train wrongly."""
     kind = voc if files.name in voc.DATASETS else coco
+    if kind is voc and (task.outlines or task.keypoints):
+        raise BadInput(f"{files.name}: VOC has boxes only; the {task.name} task needs COCO")
     file = files.file
     try:
-        split = kind.parse(opening.read_bytes(file, most=LARGEST_FILE), files, task)
-    except FileNotFoundError:
+        split = kind.parse(opening.read_bytes(file, most=kind.LARGEST_FILE), files, task)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise BadInput(f"{file}: no such file; {kind.LAYOUT}") from None
     except OSError as error:
         raise BadInput(f"{file}: {printable.shown(str(error), 100)}") from None
@@ -78,17 +79,17 @@ def find_images(split: Split) -> None:
         return
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such image folder (dataset {split.name})")
-    root = os.path.normpath(folder)
+    root = str(folder)  # as it is: `link/..` may be another folder than no link at all
     # One listing, and a look-up only for what is not in it (below a subfolder, say): 118,000
     # look-ups take long on a network disk.
     there = {str(path) for path in Path(root).iterdir()}
     missing = []
     for record in records:
         name = record["file_name"]
-        path = os.path.normpath(Path(root) / name)
-        if not path.startswith(root + os.sep):
+        below = os.path.normpath(os.path.relpath(name, root) if name.startswith("/") else name)
+        if below in (".", "..") or below.startswith("../"):
             raise BadInput(f"{split.file}: file_name '{name}' is outside of {folder}")
-        record["file_name"] = path
+        path = record["file_name"] = f"{root}/{below}"
         if path not in there and not os.path.isfile(path):  # noqa: PTH113 - any name at all
             missing.append(name)
     if missing:

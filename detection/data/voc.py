@@ -16,6 +16,7 @@ VOC_CLASSES = (
     "tvmonitor",
 )
 # fmt: on
+LARGEST_FILE = opening.GIGABYTE  # of a list of images
 LAYOUT = "VOC is ROOT/VOC2007/{ImageSets,Annotations,JPEGImages}"
 # Detectron2's names -> (list of images, folder of the images) below ROOT
 DATASETS = {
@@ -28,8 +29,6 @@ DATASETS = {
 def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
     """Read a list of images and, beside it, ROOT/VOC2007/Annotations. Objects marked difficult are
     trained on and, as VOC has it, neither hit nor miss when scored."""
-    if task.outlines or task.keypoints:
-        raise BadInput(f"{files.name}: VOC has boxes only; the {task.name} task needs COCO")
     try:
         names = text.decode().split()
     except ValueError as error:
@@ -46,7 +45,10 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
                 raise ValueError(f"{width} x {height} pixels")
             objects = [_object(node) for node in tree.iter("object")]
         except (OSError, ET.ParseError, ValueError, LookupError) as error:
-            where, said = printable.shown(str(path), 300), printable.shown(str(error), 100)
+            where, said = (
+                printable.shown(f"{path.parent.name}/{path.name}"),
+                printable.shown(str(error), 100),
+            )
             raise BadInput(f"{where}: not a VOC annotation file ({said})") from None
         records.append(
             {

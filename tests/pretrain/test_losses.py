@@ -615,6 +615,16 @@ def test_nuclear_norm_of_unit_rows_is_between_sqrt_m_and_m(m):
     assert float(nuclear_norm(torch.eye(8)[None, :m])) == pytest.approx(m)
 
 
+def test_lorac_with_infinite_beta_is_moco_m():
+    queries, key, queue = unit(7, 4, 8), unit(4, 8, seed=1), unit(20, 8, seed=2)
+    without = lorac_loss(queries, key, queue, temperature=0.2, beta=4.0, prior="none")
+    for prior in ("laplace", "batch"):
+        infinite = lorac_loss(queries, key, queue, temperature=0.2, beta=math.inf, prior=prior)
+        assert float(infinite) == float(without)
+    pairs = [infonce_loss(q, key, queue, temperature=0.2) for q in queries]
+    assert float(without) == pytest.approx(float(torch.stack(pairs).mean()), rel=1e-12)
+
+
 def test_half_precision_inputs_are_raised():
     q, key, queue = unit(4, 8).half(), unit(4, 8, seed=1).half(), unit(9, 8, seed=2).half()
     how = {"temperature": 0.2, "beta": 2.0}

@@ -141,6 +141,20 @@ def test_ill_conditioned_features_converge(l2):
     assert objective(ours.weight, ours.bias, x, y, l2) == pytest.approx(ours.loss, abs=1e-4)
 
 
+@pytest.mark.parametrize("size", [100, 300])
+def test_large_features_that_others_explain_are_not_alike(size):
+    """Each alone differs little from what the features before it say, so its Cholesky pivot is small."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(500, 60)), draw.integers(0, 5, 500)
+    for j in (30, 45, 59):
+        x[:, j] += x[:, :j] @ (size * draw.normal(size=j) / j**0.5)
+    fitted = None
+    for l2 in (1e3, 1e2, 10.0, 1.0):
+        parts = [(torch.tensor(x, dtype=torch.float32), torch.tensor(y))]
+        fitted = logreg.fit(parts, classes=5, l2=l2, start=fitted)
+        assert fitted.converged and fitted.iterations < 60
+
+
 def test_features_of_another_scale_are_the_same_problem():
     """A thousandth of the features with a millionth of the penalty has the same minimum."""
     x, y = transformer_like()
