@@ -63,7 +63,8 @@ class TrainingPairs(torch.utils.data.Dataset[tuple[Tensor, Tensor, Tensor]]):
         return image, classes, inside
 
     def _place(self, labels: np.ndarray, drawn: list[list[float]]) -> tuple[int, int]:
-        """Find left and top of the first crop with two classes, none too large, else the last."""
+        """Find the left and upper edge of the first crop of `drawn` that has two classes, none of
+        them too large; of the last one if none has."""
         crop = self.p.geometry.crop
         height, width = labels.shape
         left = top = 0
@@ -101,7 +102,8 @@ def distorted(pixels: np.ndarray, u: list[float], hue: float) -> np.ndarray:
 
 
 class TestPairs(torch.utils.data.Dataset[tuple[Tensor, Tensor, int]]):
-    """Item (0, index) -> image uint8 (3, h, w), shorter side `side`; labels uint8 (H, W); index."""
+    """Item (0, index) -> the image, uint8 (3, h, w), with the shorter side `side`; its labels at
+    their own size, uint8 (H, W); and the index."""
 
     def __init__(self, images: DenseList, side: int) -> None:
         self.images, self.side = images, side

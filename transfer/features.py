@@ -66,7 +66,8 @@ class FeatureRows:
 
 
 class HashedPictures(Pictures):
-    """Item (epoch, index) -> (uint8 (3, H, W), the file's hash; none for rows of an array)."""
+    """Item (epoch, index) -> (uint8 (3, H, W), the file's hash). Rows of an array have no hash, as
+    their pixels name the entry."""
 
     def __getitem__(self, key: EpochIndex) -> tuple[Tensor, int]:
         picture, index = super().__getitem__(key)

@@ -58,7 +58,8 @@ class LinearHeads:
         decay: float,
         batch: int,
     ) -> Tensor:
-        """Step on this share (n, D) of `batch` images, `rates` (H,); return its summed losses."""
+        """Take one step with `rates` (H,) on this rank's share (n, D) of a batch of `batch` images.
+        Returns the summed losses (H,) of the share."""
         # 1. The loss of head h on image i is -log p[i, h, y_i].
         log_p, true_class = self.log_probability(features, labels)
         losses = -log_p.gather(2, true_class).sum((0, 2))

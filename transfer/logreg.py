@@ -242,7 +242,8 @@ def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | N
 def minimised(
     objective: Objective, point: Tensor, most: int, tolerance: float, between: Callable[[], None]
 ) -> tuple[Tensor, int]:
-    """Return (W | b) and the iterations, at most `most`, of L-BFGS; the objective is left there."""
+    """Return (W | b) after L-BFGS from `point`, in at most `most` iterations, and their number. The
+    objective was last evaluated there."""
     from scipy.optimize import minimize
 
     # L-BFGS's first step has length 1. In units of the gradient that is a Newton step; the

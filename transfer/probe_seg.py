@@ -80,7 +80,8 @@ class DenseHeads(TokenHeads):
     def step(
         self, maps: Tensor, labels: Tensor, rates: Tensor, *, batch: int, **_: float
     ) -> Tensor:
-        """Step on this share: maps (n, h, w, D), labels (n, c, c); return losses (H,) x images."""
+        """Take one step on this rank's share of a batch: maps (n, h, w, D), labels (n, c, c).
+        Returns the losses (H,), times the images of the share."""
         # 1. What all heads share
         with torch.no_grad():
             x = maps.permute(0, 3, 1, 2)
@@ -192,7 +193,8 @@ def own_images(n: int, machine: Machine) -> list[int]:
 
 
 def gathered(counts: Tensor, machine: Machine) -> np.ndarray:
-    """Gather the counts (N, 3, C) of all ranks; an image counted twice, at the end, enters once."""
+    """Gather the counts (N, 3, C) of all ranks. Two ranks may have seen an image at the end of the
+    list: the first one's count is used."""
     own = torch.arange(len(counts)) % machine.world == machine.rank
     return _summed((counts * own[:, None, None]).to(machine.device)).cpu().numpy()
 

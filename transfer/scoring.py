@@ -235,7 +235,8 @@ def write_plain(
     ci95: tuple[float, float] | None = None,
     chosen: Mapping[str, object] | None = None,
 ) -> list[Result]:
-    """Append a row per metric (value, provenance); keep `arrays` and the test images' labels."""
+    """Append a row for each metric of a checkpoint, from its value and its provenance; keep
+    `arrays` and the test images' labels beside the rows."""
     label, manifest = np.asarray(task.splits.test.labels), task.hashes["test"]
     stem = task.stem(checkpoint)
     kept = store.keep_predictions(task.run, stem, manifest=manifest, label=label, **arrays)
@@ -288,7 +289,8 @@ def print_of(task: str, protocol: Protocol, chosen_on: object) -> str:
 def bound_to(
     checkpoint: Checkpoint, protocol: str, reads: Protocol, classes: Sequence[str], seed: int
 ) -> dict[str, object]:
-    """Name what binds a head: checkpoint, protocol's print, reading, classes, training's seed."""
+    """Return all that a head is bound to: a checkpoint, a protocol's fingerprint, how features are
+    read, the classes, and the seed of its training."""
     return {
         "seed": seed,
         "checkpoint": checkpoint.digest,

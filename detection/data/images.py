@@ -77,7 +77,8 @@ def _check_size(record: ImageRecord, size: tuple[int, int]) -> None:
 
 
 def check_file(record: ImageRecord) -> None:
-    """Raise BadInput for a wrong size, a cut-off file or no image; only head and tail are read."""
+    """Raise BadInput for an image that would end a training: of another size than stated, cut off,
+    or no image. Only its head and its tail are read."""
     from PIL import Image
 
     path = plain_name(record["file_name"])

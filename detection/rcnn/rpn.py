@@ -57,7 +57,8 @@ class BalancedSampler:
 
 
 def _draw(mask: Tensor, count: int, n: int, generator: torch.Generator | None) -> Tensor:
-    """Draw `n` of the mask's `count` indices, rising; on the CPU, so that a GPU draws alike."""
+    """Draw `n` of the `count` indices where the mask is true, in rising order. It draws on the CPU,
+    so that a run on a GPU draws alike."""
     chosen = torch.randperm(count, generator=generator)[:n].sort().values
     return _nth_true(distributed.sent(chosen, mask.device), mask)
 
