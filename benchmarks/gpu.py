@@ -3,14 +3,17 @@
     python benchmarks/gpu.py [--only steps,loop] [--small] [--keep]
 
 steps: pretraining by the papers' recipes at ResNet-50 and 224 px, beside the encoders alone; peers:
-MoCo beside lightly's; loop: the whole loop with its loader; probe: extraction, and seven rates on
-three checkpoints; detection: an iteration of both engines beside plain Detectron2's.
+MoCo beside lightly's; losses: their time beside the two matrix products that nothing can do
+without; loop: the whole loop with its loader; cores: how many feed each recipe; probe: extraction,
+and seven rates on three checkpoints; detection: an iteration of both engines beside plain
+Detectron2 and torchvision.
 
 With --small each line runs at sizes for a CPU, or for a GPU in half a minute: the figures then mean
 nothing. With --keep, as `make gpu` asks for it, the output is kept in gpu-<hardware>.txt.
 
 No GPU has run it yet. By estimate (calls of a fifth of a second, five rounds, 2,000 images/s) it
-takes six minutes on one H200 with 12 cores; `make gpu`, with the tests before it, under nine.
+takes six minutes on one H200 with 12 cores, compiling 90 s of them and detection 75 s, and the tests
+before it under two with six workers: `make gpu` under nine.
 """
 
 import argparse
@@ -21,28 +24,45 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import gpu_detection
 import torch
 import views as fed
-from gpu_steps import RECIPES, Scale, beside_lightly, steps
-from machine import describe
+from gpu_steps import RECIPES, Scale, beside_lightly, losses, steps
+from machine import Work, describe
 from probe import checkpoint
 
 from backbench import cli
 from backbench.parallel import precision
+from backbench.recipes import config as recipes
 from backbench.recipes import fast
 from backbench.runs import atomic
 from backbench.runs.step_metrics import read_metrics
+from pretrain.recipe import PretrainConfig
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import LinearHeads
 
+TABLES = ("steps", "peers", "losses", "loop", "cores", "probe", "detection")
 RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])
 
 
 # The whole loop
+
+
+def cores_needed(scale: Scale, steps_of: dict[str, float]) -> None:
+    """Cores that make views as fast as the GPU takes them in bf16: by the reference pipeline, by
+    the fast one, and by the fast one with colour on the GPU."""
+    jpegs = fed.photographs(2 if scale.small else 16)
+    print("\ncores that feed one GPU (bf16): reference, fast, fast with colour on the GPU")
+    for name, recipe in RECIPES.items():
+        config = recipes.load(PretrainConfig, recipe, [], kind="pretrain")
+        ways = fed.ways(config.views.crops)
+        ways = {way: ways[way] for way in ways if way.startswith(("reference", "fast"))}
+        seconds = fed.measure(ways, jpegs, 1 if scale.small else 2)
+        of_image = [each / len(jpegs) for each in seconds.values()]
+        rate = scale.batch / steps_of[name] if name in steps_of else float("nan")
+        print(f"  {name:26}" + "".join(f"{rate * each:9.1f}" for each in of_image), flush=True)
 
 
 def loop(scale: Scale) -> None:
@@ -106,15 +126,6 @@ def probe(scale: Scale) -> None:
             print(f"  {name:26}{way:8}{rate:9.0f}{scale.peak_gib():8.1f}", flush=True)
 
 
-TABLES: dict[str, Callable[[Scale], None]] = {
-    "steps": steps,
-    "peers": beside_lightly,
-    "loop": loop,
-    "probe": probe,
-    "detection": gpu_detection.table,
-}
-
-
 class Both(io.StringIO):
     """A stream that also keeps all that is printed."""
 
@@ -127,11 +138,21 @@ class Both(io.StringIO):
 def run(names: list[str], scale: Scale) -> int:
     """One table after the other; a failure of one does not cost the others."""
     print(describe() + ("; --small: these figures mean nothing" if scale.small else ""))
+    steps_of: dict[str, float] = {}
+    parts: dict[str, Work] = {
+        "steps": lambda: steps_of.update(steps(scale)),
+        "peers": lambda: beside_lightly(scale),
+        "losses": lambda: losses(scale, steps_of),
+        "loop": lambda: loop(scale),
+        "cores": lambda: cores_needed(scale, steps_of),
+        "probe": lambda: probe(scale),
+        "detection": lambda: gpu_detection.table(scale),
+    }
     failed = []
     for name in names:
         began = time.perf_counter()
         try:
-            TABLES[name](scale)
+            parts[name]()
         except Exception:
             traceback.print_exc()
             failed.append(name)

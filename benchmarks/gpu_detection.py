@@ -1,7 +1,7 @@
 """Seconds of a training iteration of Faster, Mask and Keypoint R-CNN at 800 pixels: both engines
-beside plain Detectron2's. A part of gpu.py. The images are the embedded scenes, enlarged to the
-recipes' sizes; each engine decodes and resizes its own, so its loader workers take part.
-detectors.txt has Mask R-CNN on a CPU, evaluated images and pasted masks."""
+beside plain Detectron2 and torchvision. A part of gpu.py. The images are the embedded scenes,
+enlarged to the recipes' sizes; each engine decodes and resizes its own, so its loader workers take
+part; plain torchvision is given tensors. detectors.txt has Mask R-CNN on a CPU."""
 
 import gc
 import importlib.util
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from gpu_steps import Scale
 from machine import Work
+from torch import nn
 
 from backbench.datasets import embedded
 from backbench.runs import seeding
@@ -104,6 +105,49 @@ def plain_detectron2(p: Prepared, network: DetectionEngine) -> Work:
     return iteration
 
 
+def plain_torchvision(task: str, device: str, *, bf16: bool, small: bool) -> Work:
+    """torchvision's own detector on images of one size that are there already."""
+    from torchvision.models import detection as theirs
+
+    make = {
+        "faster": theirs.fasterrcnn_resnet50_fpn,
+        "mask": theirs.maskrcnn_resnet50_fpn,
+        "keypoint": theirs.keypointrcnn_resnet50_fpn,
+    }[task]
+    side = 64 if small else 800
+    count = 1 if small else IMAGES
+    model = make(
+        weights=None,
+        weights_backbone=None,
+        num_classes=2 if task == "keypoint" else 11,
+        trainable_backbone_layers=5,
+        norm_layer=nn.BatchNorm2d,  # trained, as in the papers' recipes
+        min_size=side,
+        max_size=side,
+        box_batch_size_per_image=16 if small else 512,
+    ).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    images = [torch.rand(3, side, side, device=device) for _ in range(count)]
+    box = torch.tensor([[0.1, 0.1, 0.6, 0.6], [0.4, 0.3, 0.9, 0.8]], device=device) * side
+    target = {"boxes": box, "labels": torch.ones(2, dtype=torch.int64, device=device)}
+    if task == "mask":
+        target["masks"] = torch.ones(2, side, side, dtype=torch.uint8, device=device)
+    if task == "keypoint":
+        middle = (box[:, None, :2] + box[:, None, 2:]) / 2
+        seen = torch.ones(2, 17, 1, device=device)
+        target["keypoints"] = torch.cat([middle.expand(2, 17, 2), seen], 2)
+
+    def iteration() -> None:
+        model.train()
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+            losses = model(images, [dict(target) for _ in images])
+        torch.stack([loss.float() for loss in losses.values()]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return iteration
+
+
 def table(scale: Scale) -> None:
     warnings.simplefilter("ignore")
     engines = ["torchvision"]
@@ -122,6 +166,9 @@ def table(scale: Scale) -> None:
                 for engine in engines:
                     p, network = built(root, engine, name, words, scale.device)
                     timed[f"backbench, {engine}"] = ours(network)
+                if not (scale.small and bf16):
+                    plain = plain_torchvision(task, scale.device, bf16=bf16, small=scale.small)
+                    timed["plain torchvision"] = plain
                 # Its recipe has masks; its trainer computes in float32
                 if "detectron2" in engines and task == "mask" and not bf16:
                     timed["plain Detectron2"] = plain_detectron2(p, network)

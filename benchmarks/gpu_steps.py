@@ -1,5 +1,5 @@
-"""Pretraining on a GPU: steps of the papers' recipes beside the encoders alone, and MoCo beside
-lightly's and solo-learn's. A part of gpu.py."""
+"""Pretraining on a GPU: steps of the papers' recipes beside the encoders alone, MoCo beside
+lightly's and solo-learn's, and what the losses cost. A part of gpu.py."""
 
 import contextlib
 import gc
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import losses as compared
 import step as peers
 import torch
 from machine import Work, least
@@ -18,6 +19,10 @@ from backbench.weights.families.resnet_trunk import build_backbone
 from backbench.weights.trunk import Trunk
 from pretrain import optim
 from pretrain.method import Method, Setup, build_method
+from pretrain.methods.arb import arb_loss
+from pretrain.methods.cllr import cllr_regularizer
+from pretrain.methods.lorac import lorac_loss, nuclear_norm
+from pretrain.methods.simclr import nt_xent_loss
 from pretrain.recipe import PretrainConfig
 
 RECIPES = {
@@ -146,8 +151,10 @@ def _passes(config: PretrainConfig) -> tuple[list[int], list[int]]:
     return views, []
 
 
-def steps(scale: Scale) -> None:
+def steps(scale: Scale) -> dict[str, float]:
+    """Seconds of each recipe's step in bf16."""
     print(f"\npretraining steps, batch {scale.batch}: images/s, of the encoders alone, peak GiB")
+    seconds = {}
     for name, recipe in RECIPES.items():
         config = scale.recipe(recipe)
         for way in PRECISIONS:
@@ -165,11 +172,14 @@ def steps(scale: Scale) -> None:
             del method
             gc.collect()
             floor = scale.least({"": bare(config, way, scale)})[""]
+            if way == "bf16":
+                seconds[name] = ours
             print(
                 f"  {name:26}{way:16}{scale.batch / ours:9.0f} images/s"
                 f"{floor / ours:8.1%}{memory:8.1f}",
                 flush=True,
             )
+    return seconds
 
 
 def beside_lightly(scale: Scale) -> None:
@@ -191,3 +201,57 @@ def beside_lightly(scale: Scale) -> None:
                 f"  {f'{name}, {way}':36}{sizes.batch / each:9.0f} images/s{ratio:7.2f}x",
                 flush=True,
             )
+
+
+# Losses
+
+
+def _lorac(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
+    rows = torch.cat([queries[:3], keys])
+    norms = nuclear_norm(rows.transpose(0, 1))
+    settings = {"temperature": 0.2, "beta": 4.0, "rows": rows, "norms": norms}
+    met = (queries[1:], queries[:-1])
+    parts = [lorac_loss(q, key, queue, **settings) for q, key in zip(met, keys)]
+    return torch.stack(parts).mean()
+
+
+def _lorac_products(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
+    return compared.two_products(torch.cat([queries[1:], queries[:-1]]), keys, queue)
+
+
+def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss | None]]:
+    """By the recipe whose step they are part of: the loss, and what it cannot do without."""
+    n, k, d = scale.batch, scale.queue, 128
+    wide = 64 if scale.small else 2048
+    products = compared.two_products
+
+    def case(ours: compared.Loss, *shapes: compared.Shape, gradients: int = 1) -> compared.LossCase:
+        # `naive` is never called: only `ours` is timed
+        return compared.LossCase("", ours, ours, shapes, gradients=gradients)
+
+    nt_xent = partial(nt_xent_loss, temperature=0.1)
+    arb = partial(arb_loss, ridge=1e-4, groups=8, permutation=None)
+    cllr = partial(cllr_regularizer, alpha=10.0, norm="nuclear")
+    return {
+        "SimCLR": (case(nt_xent, (n, d), (n, d), gradients=2), None),
+        "MoCo v2": (case(compared.ours_infonce, (n, d), (n, d), (k, d)), products),
+        "LORAC, 3 x 224 + 5 x 96": (case(_lorac, (8, n, d), (2, n, d), (k, d)), _lorac_products),
+        "JCL, 5 keys": (case(compared.ours_jcl, (n, d), (5, n, d), (k, d)), products),
+        "ARB": (case(arb, (n, wide), (n, wide), gradients=2), None),
+        "CLLR's regulariser": (case(cllr, (n, wide), (wide, wide), gradients=2), None),
+    }
+
+
+def losses(scale: Scale, steps_of: dict[str, float]) -> None:
+    print(
+        "\nlosses, forward and backward: ms, two products' share, of the step in bf16 (goal: < 3%)"
+    )
+    for name, (case, products) in loss_cases(scale).items():
+        inputs = tuple(x.to(scale.device) for x in case.inputs())
+        timed = {"ours": partial(compared.run_once, case.ours, inputs, case.gradients)}
+        if products is not None:
+            timed["limit"] = partial(compared.run_once, products, inputs, case.gradients)
+        found = scale.least(timed)
+        share = f"{found['limit'] / found['ours']:8.0%}" if products else f"{'-':>8}"
+        of_step = f"{found['ours'] / steps_of[name]:8.1%}" if name in steps_of else f"{'-':>8}"
+        print(f"  {name:26}{1000 * found['ours']:9.2f}{share}{of_step}", flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HOME = Path(__file__).parents[2]
-TABLES = {"steps": 16, "peers": 8, "loop": 1, "probe": 6}
+TABLES = {"steps": 16, "peers": 8, "losses": 6, "loop": 1, "cores": 5, "probe": 6}
 
 
 def told(*words):
