@@ -41,8 +41,7 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative import; write it out"
             below = {f"{node.module}.{alias.name}" for alias in node.names}
-            # `from package import module` names the module; `from module import name` the module
-            # too
+            # `from package import module` names the module, `from module import name` does too
             names |= {name for name in below if name in MODULES} or {str(node.module)}
     return names
 

@@ -61,14 +61,10 @@ def test_a_resnets_verbs_start_without_torchvision_and_torchs_compiler(tmp_path)
     ([], "VERB"),
     (["lienar"], "lienar"),
     (["pretrain", "demo_lorac"], "--data"),
-    (
-        ["pretrain", "demo_lorac", "seed=1", "--data", ".", "--out", "x", "epohcs=1"],
-        "did you mean 'epochs'",
-    ),
-    (
-        ["pretrain", "demo_lorac", "--data", ".", "--out", "x", "--epochs=1"],
-        "unrecognized arguments: --epochs=1",
-    ),
+    (["pretrain", "demo_lorac", "seed=1", "--data", ".", "--out", "x", "epohcs=1"],
+     "did you mean 'epochs'"),
+    (["pretrain", "demo_lorac", "--data", ".", "--out", "x", "--epochs=1"],
+     "unrecognized arguments: --epochs=1"),
     (["semisup", "x", "--percent", "7", "--lists", ".", "--data", ".", "--out", "."], "7"),
 ])  # fmt: skip
 def test_bad_arguments_are_one_line_and_status_2(arguments, words):

@@ -29,7 +29,6 @@ from pretrain.recipe import PretrainConfig
 from transfer.protocols import load_analysis, load_protocol, of_verb
 
 FILES = sorted((config.configs_dir() / "grids").glob("*.yaml"))
-# An ablation is drawn of those that vary something
 GRIDS = [p.stem for p in FILES if "vary:" in p.read_text()]
 POINTS = {  # of each ablation: distinct points, and what the paper varies
     "lorac_fig3": [(6, ("beta",))],

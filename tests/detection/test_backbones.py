@@ -64,8 +64,7 @@ def body_of(engine):
     return next(m for m in engine.model.modules() if isinstance(m, backbones.TrunkMaps))
 
 
-# What timm itself makes of the same weights: its transformers resize position embeddings by `aa`,
-# its pyramids give maps by `features_only`
+# timm's maps: its transformers resize position embeddings by `aa`, pyramids are `features_only`
 def of_timm(arch, state, x):
     name, *options = arch.removeprefix("timm:").split(",")
     if arch == CONVNEXT:

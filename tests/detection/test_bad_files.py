@@ -155,7 +155,6 @@ def test_images_are_looked_at_before_training(tiny_root, tmp_path, engine, what)
 
 
 def test_what_only_scoring_would_stumble_over(tiny_root, tmp_path, monkeypatch):
-    """Whatever COCO's evaluation refuses in the file is said before the training."""
     truth = evaluate.ground_truth
 
     def broken(split, kind):
@@ -200,7 +199,6 @@ def test_exif_turns_an_image_as_detectron2_does(tmp_path, orientation):
 
 @pytest.mark.parametrize("ids", ["texts", "negative", "huge", "from 0"])
 def test_ids_decide_nothing(tiny_root, tmp_path, ids):
-    """AP and its interval are the same whatever images and objects are called."""
     new = {
         "texts": str,
         "negative": lambda i: i - 10**6,

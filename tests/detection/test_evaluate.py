@@ -104,9 +104,7 @@ def test_equals_pycocotools(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_interval_is_of_the_same_ap(tmp_path, monkeypatch, kind):
-    """A draw of some images once is pycocotools' AP of those images, also where one of them has no
-    object of a class, or no object at all, or more was found than AP counts; with repeats it is
-    that of the images written out as often."""
+    """A draw's AP is pycocotools' AP of its images, also where they repeat or have no objects."""
     split, found = make(tmp_path, TASKS[kind], images=60, empty=(3,))
     rng = np.random.default_rng(2)
     for image in (3, 11):

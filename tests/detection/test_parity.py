@@ -186,7 +186,6 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
 
 
 def test_losses_from_the_same_images(pair, monkeypatch):
-    """The same batch, anchors and proposals: every loss term and all gradients."""
     ours, theirs, split, task = pair
     records = training_records(split, task)[:2]
     order = [targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task) for r in records]
@@ -293,7 +292,6 @@ def solver(**values):
     solver(BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, MAX_ITER=300, STEPS="(200,)"),
 ])  # fmt: skip
 def test_rates_are_detectron2s(words):
-    """Every iteration's rate of every group, the edges of warm-up and steps included, exactly."""
     from detectron2.solver import build_lr_scheduler, build_optimizer
 
     given = dialect.read("faster_rcnn_R_50_FPN_1x", words)
@@ -312,7 +310,6 @@ def test_rates_are_detectron2s(words):
 
 
 def test_biases_have_a_rate_of_their_own(tiny_root, tmp_path):
-    """The same rate and decay for every parameter in both engines."""
     words = ("MODEL.WEIGHTS", "random", "SOLVER.BIAS_LR_FACTOR", "2.0")
     tables = []
     for name in ("torchvision", "detectron2"):
@@ -324,7 +321,6 @@ def test_biases_have_a_rate_of_their_own(tiny_root, tmp_path):
 
 
 def test_initial_weights_are_drawn_alike(pair):
-    """Fresh heads of both engines: the same spread, tensor by tensor."""
     ours, theirs, _, _ = pair
     fresh = Detector(ours.cfg, ours.checkpoint.backbone(), ours.model.pixels)
     reference = engine_detectron2.build_model(theirs.cfg).state_dict()

@@ -96,7 +96,6 @@ def test_small_image_stem_is_refused(tiny_root, tmp_path):
 
 
 def test_feature_check(tiny_root, tmp_path, trunk):
-    """Refused: half of the weights, swapped channels, a stride elsewhere."""
     file = tmp_path / "x.safetensors"
     trunk.save(file)
     p, engine = built(run_of_config(FASTER, tiny_root, tmp_path, (), checkpoint=file))

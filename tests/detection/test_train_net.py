@@ -148,7 +148,6 @@ VIT = "tiny_faster_rcnn_ViT_SFP"  # AdamW's state, a rate for each layer
     "config", [f"tiny_{t}_rcnn_R_18_FPN" for t in ("mask", "keypoint")] + [VIT]
 )
 def test_killed_and_resumed(tiny_root, x, others, tmp_path, *, config, engine):
-    """Uninterrupted, against stopped by SIGTERM, later killed -9, and resumed."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     file = others.get(config, x)
     more = ("--engine", engine, "--checkpoint", file, "--resume", *SIX)
@@ -190,7 +189,6 @@ def test_two_processes(tiny_root, x, tmp_path, engine):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_losses_fall_and_ap_rises(tmp_path, engine):
-    """The keypoint demo learns: its loss halves and AP is well above 0 within 60 iterations."""
     from backbench.datasets import embedded
 
     data = embedded.build(tmp_path / "data")
@@ -219,7 +217,6 @@ def test_seeds_are_runs_of_their_own(tiny_root, x, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_trained_detector_is_scored_again(tiny_root, x, tmp_path):
-    """On another val file and on a corrected one; a detector of another training is refused."""
     import shutil
 
     config = "tiny_faster_rcnn_R_18_FPN"

@@ -46,14 +46,12 @@ def test_stopped_and_continued_by_two_is_the_same_run(runs, name):
 @pytest.mark.parametrize("name", CONFIGS["detectron2"])
 @pytest.mark.parametrize("kind", ["two", "two_one", "one_two"])
 def test_near_to_one_process(runs, name, kind):
-    """Losses of the heads are per process, of as many boxes as it has: near, not equal. The first
-    iteration's, of as many, are equal, and one that continues another begins as that did."""
+    """Each process divides the heads' losses by its own count of boxes: near, but not equal."""
     one, other = runs / "one" / name, runs / kind / name
     mine, theirs = losses(one), losses(other)
     assert len(mine) == len(theirs) == 3
     assert theirs[0][1:5] == pytest.approx(mine[0][1:5], rel=1e-4)
-    # Detectron2 divides the keypoints' loss by the visible ones of the process, of which two
-    # processes have not quite as many
+    # Detectron2 divides the keypoints' loss by the visible ones of its process: not quite as many
     assert theirs[0] == pytest.approx(mine[0], rel=2e-3 if "keypoint" in name else 1e-4)
     # One update later; after another at the full rate, C4's few boxes have gone their own ways
     assert theirs[1][0] == pytest.approx(mine[1][0], rel=0.05)

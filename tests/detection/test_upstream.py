@@ -27,8 +27,7 @@ SMALL = (
     *("INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64"),
     *("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "4"),
     *("MODEL.RPN.POST_NMS_TOPK_TEST", "8", "MODEL.RPN.POST_NMS_TOPK_TRAIN", "8"),
-    # At the tiny recipe's rate, 20 iterations of batches this small leave features a thousand times
-    # too large, and no proposal
+    # At the tiny recipe's rate, batches this small end with too large features and no proposal
     *("SOLVER.BASE_LR", "0.0005"),
 )
 

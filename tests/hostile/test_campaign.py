@@ -1,5 +1,5 @@
-"""2,400 files by strangers from a seed: a door answers with exit 0, or with one line and exit 2, at
-once, and runs, reads and changes nothing else. `make test` opens the first of each kind."""
+"""2,400 files by strangers, from a seed (`make test`: one of each kind): a door ends with exit 0,
+or with one line and exit 2, at once, and runs, reads and changes nothing else."""
 
 import csv
 import functools
@@ -123,8 +123,6 @@ class Campaign:
             assert len(told) == 1 and said.last == told[0], said.err
             assert said.last.isprintable() or SECRET not in said.last
         assert not list(self.root.rglob("called")) and not os.path.lexists("called")
-
-    # --- one case of each kind ---
 
     def results(self, rng):
         file = rng.choice(sorted(self.good.rglob("results.jsonl")))

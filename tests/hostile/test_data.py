@@ -422,11 +422,9 @@ def mutated(table, dice):
     return kind
 
 
-@pytest.mark.parametrize(
-    "maker",
-    [fx.dinov2_registers, fx.dinov3, fx.hub_clip, fx.hub_siglip, fx.convnext, fx.mae],
-    ids=lambda maker: maker.__name__,
-)
+@pytest.mark.parametrize("maker", [
+    fx.dinov2_registers, fx.dinov3, fx.hub_clip, fx.hub_siglip, fx.convnext, fx.mae,
+], ids=lambda maker: maker.__name__)  # fmt: skip
 def test_mutated_files_are_whole_or_refused(maker, tmp_path):
     """Whatever is changed: refused in one line, or every weight is what it was."""
     arch, state = fx.CASES[maker][1], fx.known(fx.CASES[maker][1])

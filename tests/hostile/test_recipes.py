@@ -49,7 +49,6 @@ def test_control_characters(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["recipe", "config"])
 def test_bases_of_bases(tmp_path, kind):
-    """Twenty-four small files, of which each names the next one twice."""
     key, end = {"recipe": ("base", ""), "config": ("_BASE_", ".yaml")}[kind]
     for i in range(24):
         (tmp_path / f"b{i}.yaml").write_text(f"{key}: [b{i + 1}{end}, b{i + 1}{end}]\n")

@@ -85,7 +85,6 @@ def test_views_and_labels_depend_on_neither_workers_nor_ranks_nor_restarts(found
     again = {int(i): v for b in whole[2:4] for i, v in zip(b.index, b.views[0])}
     for i, label in zip(whole[0].index, whole[0].labels):
         assert found.paths[i].startswith("abc"[label])
-    # Another epoch
     assert any(not torch.equal(by_image[i], again[i]) for i in by_image.keys() & again.keys())
 
 

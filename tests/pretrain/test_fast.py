@@ -17,8 +17,7 @@ from pretrain import train
 from pretrain.recipe import PretrainConfig, check, overrides_of
 
 PAPERS = ["lorac/lorac_imagenet", "cllr/cllr_nuclear_imagenet100_512"]
-# 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before it is
-# 1 x 1
+# 32 px: torch's bf16 convolution on a CPU can leave its gradient unset behind a 1 x 1 map
 VIEWS = tiny_pretraining.crops(32) | {"pipeline": "reference"}
 TINY = tiny_pretraining.recipe(views=VIEWS, epochs=1)
 

@@ -358,8 +358,7 @@ def test_lorac(kind, prior):
     assert gradient.isfinite().all()
     if not near and not (kind == "equal" and prior == "batch") and kind != "flat":
         torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-3, atol=1e-3)
-    # what float32 rounding leaves of the views is itself a matrix: the gradient is exact for that
-    # matrix
+    # Views rounded to float32 are a matrix too, for which the gradient is exact
     rounded = queries.float().double()
     oracle = functools.partial(oracle, key=key.float().double())
     _, (exact,) = value_and_gradients(oracle, rounded)
@@ -606,7 +605,6 @@ def test_w_mse_of_what_has_no_whitening_is_not_a_number():
     assert w_mse_loss(equal, equal, torch.arange(12), size=6).isnan()
 
 
-# Bounds and identities
 @pytest.mark.parametrize("m", [1, 2, 5, 8])
 def test_nuclear_norm_of_unit_rows_is_between_sqrt_m_and_m(m):
     norms = nuclear_norm(unit(200, m, 8))

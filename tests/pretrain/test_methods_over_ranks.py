@@ -1,5 +1,4 @@
-"""Every method's three steps in float64: ranks with a part of the batch each, on CPUs and pretended
-GPUs, equal one process in loss, gradients, weights and state (queues, running statistics)."""
+"""Every method over ranks, on CPUs and pretended GPUs, equals one process after three steps."""
 
 import functools
 import os
@@ -58,7 +57,6 @@ EVERY = [*FAST, *(pytest.param(*place, marks=pytest.mark.slow) for place in SLOW
 
 @pytest.mark.parametrize(("plan", "name", "ranks"), EVERY)
 def test_ranks_equal_one_process(made, plan, name, ranks):
-    """Loss, gradients, weights, queues and running statistics after three steps, to 1e-7."""
     expected = alone(name)
     assert expected["0 loss"].dtype == torch.float64
     saved = [torch.load(made(plan) / f"{ranks}-{rank}.pt")[name] for rank in range(ranks)]

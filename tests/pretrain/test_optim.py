@@ -24,8 +24,8 @@ def gradients(module, step):
 
 
 def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip, vectors):
-    """LARC around torch's SGD, one tensor at a time; clip=False as LORAC's code runs it. Without
-    `vectors` those are neither scaled nor decayed."""
+    """LARC around torch's SGD, one tensor at a time; LORAC's code runs it with clip=False. Without
+    `vectors`, tensors of one dimension are neither scaled nor decayed."""
     for p, buffer in zip(params, buffers):
         size, slope = p.norm(), p.grad.norm()
         g = p.grad
@@ -37,10 +37,9 @@ def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip, vector
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["loop", "fused"])
-@pytest.mark.parametrize(
-    ("lr", "trust", "clip", "vectors"),
-    [(1.8, 0.001, False, True), (0.01, 0.02, True, True), (1.8, 0.02, True, False)],
-)
+@pytest.mark.parametrize(("lr", "trust", "clip", "vectors"), [
+    (1.8, 0.001, False, True), (0.01, 0.02, True, True), (1.8, 0.02, True, False),
+])  # fmt: skip
 def test_lars_is_larc(fused, lr, trust, clip, vectors):
     """The batch norm bias starts at 0: its first step is raw, as the paper's code does it."""
     module, other = network(), network()

@@ -1,5 +1,4 @@
-"""Every shipped recipe: it builds (on the meta device), names published numbers, and makes one step
-by the command line with smaller networks and pictures; recipes that are then alike make one."""
+"""Every shipped recipe builds, names published numbers, and makes one step in small."""
 
 import dataclasses
 import functools
@@ -126,7 +125,6 @@ def test_mio_as_released_holds_a_part_out(name, images, trained):
     assert list(used.paths) == sorted(used.paths) and set(used.paths) <= set(paths)
 
 
-# One step of each
 def smaller(recipe):
     """Overrides that make a step affordable and keep views, sizes, groups, layers and norms."""
     sizes = sorted({crops.size for crops in recipe.views.crops}, reverse=True)
@@ -191,8 +189,7 @@ def roots(shapes):
 
 def step(name, roots, tmp_path, monkeypatch):
     recipe = load(name)
-    # CIFAR and STL-10 lie in files of their own; what is read is not what is tested here, nor is
-    # the picture of a curve of one point, which takes longer than the step
+    # Not tested here: reading CIFAR's and STL-10's own files, and the picture of a one-point curve
     monkeypatch.setattr(catalog, "row", lambda name: None)
     monkeypatch.setattr(monitor, "plot_curves", lambda *_: None)
     root = roots(recipe.data.dataset, recipe.data.split)

@@ -224,20 +224,15 @@ def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before
-        # it is 1 x 1
-        [*MOCO, "accumulate=2", "precision=bf16", *LARGER],
-        ["precision=fp16", "optim.clip_norm=1.0", *LARGER],
-        ["channels_last=false", "views.pipeline=reference"],
-        ["optim={name: lars, lr: 1.8, decay_1d: false, adapt_1d: false, warmup_epochs: 1}"],
-        ["compile=true", "optim={name: adamw, lr: 0.001, reference_batch: 256}"],
-        ["stop_after_epochs=1"],
-    ],
-    ids=lambda overrides: overrides[0],
-)
+@pytest.mark.parametrize("overrides", [
+    # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset behind a 1 x 1 map
+    [*MOCO, "accumulate=2", "precision=bf16", *LARGER],
+    ["precision=fp16", "optim.clip_norm=1.0", *LARGER],
+    ["channels_last=false", "views.pipeline=reference"],
+    ["optim={name: lars, lr: 1.8, decay_1d: false, adapt_1d: false, warmup_epochs: 1}"],
+    ["compile=true", "optim={name: adamw, lr: 0.001, reference_batch: 256}"],
+    ["stop_after_epochs=1"],
+], ids=lambda overrides: overrides[0])  # fmt: skip
 def test_every_way_to_train_continues_exactly(pretrain, kill_at_step, tmp_path, overrides):
     assert pretrain(tmp_path / "whole", *overrides)[0] == 0
     kill_at_step(1, signal.SIGTERM)

@@ -52,8 +52,7 @@ def apart(a, b):
     "overrides", [[], [MOCO]], ids=["synchronised batch norm", "batch norm in groups"]
 )
 def test_two_processes_make_the_weights_of_one(root, tmp_path, overrides):
-    # In float32 the rounding of a fresh ResNet-18 at 32 pixels (1x1 maps, batch 8) grows to 1%
-    # within four steps
+    # In float32 a fresh ResNet-18's rounding at 32 pixels grows to 1% within four steps
     for n in (1, 2):
         status, said = pretrain(root, tmp_path / str(n), n, "precision=fp64", *overrides)
         assert status == 0, said

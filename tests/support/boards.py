@@ -58,8 +58,8 @@ def synthetic(
     root: Path, names: list[str], kinds: list[Kind], *, seed: int = 0, images: int = 720,
     gap: float = 2.0, kept: bool = True, seeds: int = 1, trainings: float = 0.0,
 ) -> None:  # fmt: skip
-    """Runs in which each next name is `gap` points better, with kept predictions and difficulties
-    that all share, as real images have; trainings with other seeds spread by `trainings` points."""
+    """Runs with kept predictions in which each next name is `gap` points better. All share the
+    images' difficulties; trainings with other seeds spread by `trainings` points."""
     for kind in kinds:
         task, dataset, metric, *_ = kind
         rng = generator(f"{seed} {dataset} {task} {metric}")

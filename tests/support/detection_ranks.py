@@ -42,8 +42,7 @@ def run_of(engine: str, name: str, root: Path, out: Path, world: int) -> Detecti
 
 @contextlib.contextmanager
 def precise(engine: str) -> Iterator[None]:
-    """Inside, torchvision's engine computes in float64. Two ranks round otherwise than one process,
-    and each make of CPU in its own way; in float32 that is enough to swap two proposals."""
+    """torchvision's engine in float64: in float32, rounding on two ranks may swap two proposals."""
     if engine == "detectron2":
         yield
         return
@@ -80,8 +79,7 @@ def stopped(run: DetectionRun, rank: int = 0) -> None:
 
 
 def two_ranks(run: DetectionRun, seat: process_group.Seat) -> int:
-    """For process_group.spawn: makes two/<config>, never stopped; two_two/<config>, stopped and
-    continued; two_one/<config>, stopped; and continues one_two/<config>, below `run.out`."""
+    """Make two/, two_two/ (stopped and continued) and two_one/ (stopped); continue one_two/."""
     torch.use_deterministic_algorithms(True)
     with process_group.joined(run, seat), precise(run.engine):
         for name in CONFIGS[run.engine]:

@@ -1,8 +1,8 @@
-"""A stand-in for `python -m backbench`: `python fake_verbs.py VERB ...`, with run folders, stop flag
-and results of the suite, and no science. ROOT/<dataset>.json says how it goes: {"steps", "step_s",
-"save_every", "fault": ..., "times": N, "die_at": the steps after which it is killed, one an
-attempt, "tell": an environment variable to write down, "fault_rank": the task that breaks at once,
-"rows": of each checkpoint, "until": a file without which the last step is not made}."""
+"""A stand-in for `python -m backbench VERB`: run folders, stop flag, results, and no science.
+ROOT/<dataset>.json may hold {"steps", "step_s", "save_every", "fault", "times", "rows": per
+checkpoint, "die_at": the steps after which it is killed, one an attempt, "tell": an environment
+variable to write down, "fault_rank": the task that breaks, "until": a file without which the last
+step is not made}."""
 
 import argparse
 import hashlib

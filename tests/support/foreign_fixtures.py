@@ -1,5 +1,4 @@
-"""A maker of each published format: what that project's script saves of a torchvision ResNet, made
-by its modules. A second trunk differs in its first convolution and one statistic, to stay small."""
+"""A maker of each published format: what its project saves of a torchvision ResNet."""
 
 import argparse
 import copy

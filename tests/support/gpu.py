@@ -1,5 +1,4 @@
-"""Where tests of tests/gpu run: the first GPU, or, to try them, BACKBENCH_GPU_TESTS=cpu; and two
-ranks on it, over gloo: three steps of every method."""
+"""Where tests/gpu runs: the first GPU, or BACKBENCH_GPU_TESTS=cpu; two ranks on it, over gloo."""
 
 import os
 from pathlib import Path

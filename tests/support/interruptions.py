@@ -16,8 +16,8 @@ def terminate():
 
 
 class WatchedDecoder:
-    """`backbench.images.image_list.decode`, with the paths that it was asked for; `at[n]` is called
-    before image n, from 1. Only what this process decodes is seen, so runs have --workers 0."""
+    """`image_list.decode` that notes its paths and calls `at[n]` before image n, from 1. It sees
+    only what this process decodes, so runs have --workers 0."""
 
     def __init__(self, decode):
         self.decode, self.paths, self.at = decode, [], {}

@@ -120,8 +120,7 @@ def train(
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Three steps, each in `around(step)`; what was returned, the gradients, all state at the end.
 
-    `skips` leaves out a step whose gradients overflow, as the loop's scaler does in half precision.
-    Ranks exchange gradients by DDP, or one after the other where it is not `wrapped`.
+    `skips`: leave out a step whose gradients overflow, as in half precision; `wrapped`: in DDP.
     """
     method, sizes = build(case)
     method.to(device, dtype)

@@ -5,11 +5,10 @@
         ...
         gpu.take()  # what has waited for the device since: [] where nothing has
 
-As on the device, tensors of the two places do not mix (0-dim ones on the CPU may), and whatever the
-host cannot know before the device is through is a wait: a value that is read, a result whose shape
-depends on values, a copy down, a copy up that is not `non_blocking`, a decomposition that looks
-whether it succeeded. These are the operations that `torch.cuda.set_sync_debug_mode` warns of. What
-it does not show: kernels, streams, memory, precision, `torch.compile`.
+Tensors of the two places do not mix (0-dim ones on the CPU may). A wait is what
+`torch.cuda.set_sync_debug_mode` warns of: a value that is read, a result whose shape depends on
+values, a copy down, a copy up that is not `non_blocking`, a decomposition that looks whether it
+succeeded. Not shown: kernels, streams, memory, precision, `torch.compile`.
 
 Below, such a tensor is one of torch's device `meta`, for which autograd needs no driver; each
 operation runs on the CPU tensor that it wraps.

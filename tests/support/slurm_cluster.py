@@ -114,9 +114,8 @@ def running_slurm(
 
 
 def _configure(folder: Path, nodes: int, **settings: int) -> list[list[str]]:
-    """Write what the daemons read; their commands, in the order of start. A requeued job starts
-    again after cred_expire seconds: more than KillWait, or the node meets the job's last processes,
-    calls it "Duplicate jobid" and is drained."""
+    """Write what the daemons read; their commands, in order. cred_expire must exceed KillWait, or a
+    requeued job meets its last processes, is called "Duplicate jobid" and drains the node."""
     host = socket.gethostname().split(".")[0]
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
@@ -156,15 +155,10 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def _daemon(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    # A killed test run leaves no daemons behind; preexec_fn is safe while there is one thread
+    how = {"preexec_fn": partial(die_with_parent, signal.SIGTERM), "start_new_session": True}
     with log.open("ab") as file:
-        return subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-            # A killed test run leaves no daemons behind
-            preexec_fn=partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509 - one thread yet
-        )
+        return subprocess.Popen(command, stdout=file, stderr=file, **how)
 
 
 def _stop(daemons: list[subprocess.Popen[bytes]]) -> None:

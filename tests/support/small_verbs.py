@@ -1,5 +1,4 @@
-"""`python small_verbs.py VERB ...`: the verbs at 32 pixels, in two steps, on files of `layouts`,
-which are not held to their owners' md5."""
+"""`small_verbs.py VERB ...`: the verbs at 32 pixels, in two steps, on files with any md5."""
 
 from backbench import cli
 from backbench.recipes import config

@@ -1,5 +1,4 @@
-"""A page in headless Chromium under real input: keys, clicks, any window size, and what it asks the
-network for. It is driven over the browser's own pipe (DevTools protocol), so it takes no package."""
+"""A page in headless Chromium, driven over DevTools: keys, clicks, window size, requests."""
 
 import contextlib
 import json

@@ -1,5 +1,4 @@
-"""A maker of each published format of ViTs and ConvNeXts: what that project saves of a timm model's
-state dict. The names of the project's modules are written once more here, by substitution."""
+"""A maker of each published format of ViTs and ConvNeXts: what its project saves."""
 
 import argparse
 import re
@@ -358,16 +357,11 @@ def _case(form, small, published="", *, options=None, reading="cls", red=IN, mor
 
 
 S, B = "vit_small_patch16_224", "vit_base_patch16_224"
-D2, R2, D3 = (
-    "vit_small_patch14_dinov2",
-    "vit_base_patch14_reg4_dinov2",
-    "vit_small_patch16_dinov3_qkvb",
-)
+D2, R2 = "vit_small_patch14_dinov2", "vit_base_patch14_reg4_dinov2"
+D3 = "vit_small_patch16_dinov3_qkvb"
 G2, D3PLUS = "vit_giant_patch14_dinov2", "vit_small_plus_patch16_dinov3_qkvb"
-QUICK, SIGLIP = (
-    "vit_base_patch16_clip_quickgelu_224",
-    "vit_base_patch16_siglip_224,act_layer=gelu_tanh",
-)
+QUICK = "vit_base_patch16_clip_quickgelu_224"
+SIGLIP = "vit_base_patch16_siglip_224,act_layer=gelu_tanh"
 CLS_MEAN, FREE = {"reading": "cls+mean"}, {"more": SMALL_VIT.replace(",img_size=32", "")}
 NEXT = {"reading": "pooled", "more": SMALL_NEXT}
 MAP = {"reading": "map", "red": 0.5}

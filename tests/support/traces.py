@@ -1,8 +1,7 @@
 """Fifty steps of each paper's method by its recipe, in small: losses to hold later versions to.
 
-    PYTHONPATH=.:tests .venv/bin/python -m support.traces cpu    (or cuda: `make gpu` does it)
-
-writes tests/traces/<device>.json anew: who changes a method, schedule or seed on purpose does it.
+PYTHONPATH=.:tests .venv/bin/python -m support.traces cpu (or cuda: `make gpu`) writes
+tests/traces/<device>.json anew: whoever changes a method, schedule or seed on purpose does it.
 """
 
 import json

@@ -175,7 +175,6 @@ def test_tokens_that_do_not_divide_are_refused():
         QueryPoolHeads(CAPI, 5, 100, seed=0, machine=ONE)
 
 
-# The whole command
 def command(root, out, *more, protocol="attentive_demo"):
     files = [str(root / f"{seed}.safetensors") for seed in range(2)]
     words = ["--datasets", "classes", "--protocol", protocol, *more, "save_minutes=0"]

@@ -33,11 +33,8 @@ RECIPES = {
     "semisup": tuned("10"),
     "analyze": {"base": "analyze_demo", "images": 6, "split": "train", "augmentations": 2},
 }
-WORDS = {
-    "finetune": ["finetune", "--dataset"],
-    "semisup": ["semisup", "--percent", "10", "--dataset"],
-    "analyze": ["analyze", "--dataset"],
-}
+WORDS = {"finetune": ["finetune", "--dataset"], "analyze": ["analyze", "--dataset"]}
+WORDS["semisup"] = ["semisup", "--percent", "10", "--dataset"]
 FAST = ("tar", "wds", "deflated", "parquet of 2023", "arrow")
 
 

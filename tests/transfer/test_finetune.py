@@ -127,9 +127,8 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
     assert expected.task == "semi_10pct" and expected.chosen["on"] == "val"
     assert expected.chosen["choice_noise"] == 0  # both rates say the same of each image
     assert expected.chosen["trunk_lr_used"] == pytest.approx(expected.chosen["lr_used"] / 20)
-    # Per rate five steps of 4 images and the 6 of val, then the 8 of test. The state is saved at
-    # every step; the deaths come before the third step, between the last step and val, and before
-    # the second rate's fourth step.
+    # Five steps of 4 images and the 6 of val per rate, then the 8 of test. It dies before the third
+    # step, between the last step and val, and before the second rate's fourth step.
     whole, rate = len(decoder.paths), 5 * 4 + 6
     assert whole == 2 * rate + 8
     decoder.paths.clear()
@@ -204,8 +203,6 @@ def test_wrong_protocol_for_the_verb(trees, trunk, tmp_path, capsys):
     assert main([*args, "--protocol", "finetune"]) == EXIT_BAD_INPUT
     assert "names no dataset; use a semi-supervised protocol" in capsys.readouterr().err
 
-
-# --- layers at rates of their own ---
 
 VIT = "timm:vit_tiny_patch16_224,depth=3,embed_dim=24,img_size=32,num_heads=2,patch_size=8"
 

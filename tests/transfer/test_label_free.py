@@ -21,8 +21,6 @@ from transfer.probe_class_retrieval import retrieve
 from transfer.probe_cluster import clusterings
 from transfer.protocols import KMeansClusters
 
-# Retrieval within classes
-
 
 def loop_retrieval(features, labels):
     """(nearest, average precision) of each image that is a query, else nan, by the definition."""
@@ -58,7 +56,6 @@ def test_retrieval_is_the_loop_on_1000_random_cases():
             np.testing.assert_allclose(ours.numpy(), loop, rtol=0, atol=1e-9)
 
 
-# Clustering
 def loop_agreement(label, cluster):
     n, classes, clusters = len(label), sorted(set(label)), sorted(set(cluster))
     count = {(a, b): 0 for a in classes for b in clusters}
@@ -124,7 +121,6 @@ def test_the_start_of_least_inertia_counts_whatever_labels_say():
     assert [one for one, _ in again] == pytest.approx([one for one, _ in starts], rel=1e-5)
 
 
-# LiDAR and alpha-ReQ
 def lidar(views):
     groups = fs.Groups(views.shape[2])
     for part in views.split(3):
@@ -175,7 +171,6 @@ def test_alpha_req_is_the_power_of_a_power_law():
     assert math.isnan(fs.alpha_req(rank[:49])) and math.isnan(fs.alpha_req(0 * rank))
 
 
-# The commands
 def probe(kind, root, trunks, out, **changes):
     recipe = {"kind": kind, "protocol": "mine", "geometry": {"resize": 32, "crop": 32}, **changes}
     (root / f"{kind}.yaml").write_text(json.dumps(recipe))
@@ -320,7 +315,6 @@ def test_spectra_equal_loops() -> None:
     assert fs.entropy_rank(moments.singular_values()) == pytest.approx(rank, rel=1e-8)
 
 
-# Known answers
 def test_equal_features() -> None:
     same = torch.ones(6, 32, 16)
     views = fs.ViewStatistics(32, 16)
@@ -347,8 +341,7 @@ def test_isotropic_gaussians() -> None:
     moments.add(x)
     assert fs.entropy_rank(moments.singular_values()) > 63.5  # all 64 directions alike
     assert fs.collapse(moments) == fs.Collapse(64, 64, fs.FULL)
-    # On the sphere E ||u - v||^2 = 2, and E exp(-2 ||u - v||^2) = e^-4 E exp(4 u.v), about e^(-4 +
-    # 8/d).
+    # On the sphere E ||u - v||^2 = 2, and E exp(-2 ||u - v||^2) is about e^(-4 + 8/d)
     found = fs.pairs(x[:1024], torch.arange(1024) % 10)
     assert found.uniformity == pytest.approx(-4 + 8 / 64, abs=0.02)
     assert found.between_mean == pytest.approx(math.sqrt(2), abs=0.01)

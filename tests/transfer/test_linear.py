@@ -192,7 +192,6 @@ def test_views_depend_on_epoch_and_image_only(trees):
     assert (a == b).all() and (a != c).any()
 
 
-# Interruption
 def protocol_file(folder, name="live", **changes):
     text = {"kind": "sgd", "protocol": "linear-live-demo-v1", "lr": [0.1, 1.0, 10.0]}
     text |= {"batch_size": 8, "reference_batch": 8, "length": {"default": {"iterations": 10}}}
@@ -214,9 +213,8 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_pa
     assert main(command(root, two_trunks, tmp_path / "whole", file)) == 0
     expected = rows_of(tmp_path / "whole")
     assert len(expected) == 2 and expected[0].chosen["on"] == "val"
-    # Ten steps of 8 images choose, ten train again; the features of val and test are in the cache
-    # by now. The state is saved at every step, and each death comes before the first image of the
-    # next one.
+    # Ten steps of 8 images choose, ten train again; val's and test's features are in the cache.
+    # Each step saves the state, and each death comes before the first image of the next one.
     decoder.paths.clear()
     decoder.at = dict.fromkeys((3 * 8 + 1, 8 * 8 + 1, 12 * 8 + 1, 17 * 8 + 1), kill)
     killed = command(root, two_trunks, tmp_path / "killed", file)
@@ -261,7 +259,6 @@ def test_signal_saves_and_the_same_command_continues(trees, trunk, tmp_path):
     assert torch.equal(continued.weight, whole.weight)
 
 
-# Rows and what lies beside them
 def test_rows_carry_what_was_chosen_and_how(trees, trunk, tmp_path, caplog):
     root, out = trees("classes"), tmp_path / "run"
     file = protocol_file(tmp_path, lr=[0.1, 1.0], reference_batch=256)
@@ -483,7 +480,6 @@ def test_one_set_of_weights_with_two_stems_or_pixel_statistics_is_two_checkpoint
     assert plain.replace(pixels=Pixels(order="BGR")).digest not in (one.digest, two.digest)
 
 
-# Protocols
 def test_every_shipped_protocol_loads_and_has_its_own_name():
     names = {}
     for recipe in config.recipe_names("transfer"):

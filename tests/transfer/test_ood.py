@@ -54,10 +54,9 @@ def test_labels_of_a_and_r_are_timms_lists():
         assert [class_list("imagenet")[i] for i in indices] == class_list(f"imagenet_{short}")
 
 
-@pytest.mark.parametrize(
-    ("name", "classes", "images"),
-    [("imagenet-a", 200, 200), ("imagenet-r", 200, 200), ("imagenet-sketch", 1000, 1000)],
-)
+@pytest.mark.parametrize(("name", "classes", "images"), [
+    ("imagenet-a", 200, 200), ("imagenet-r", 200, 200), ("imagenet-sketch", 1000, 1000),
+])  # fmt: skip
 def test_labels_are_places_in_imagenet(trees, name, classes, images):
     found = catalog.load(name, trees(name))
     assert [len(each) for _, each in found.items()] == [0, 0, images]

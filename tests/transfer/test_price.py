@@ -84,33 +84,20 @@ def test_a_short_run_has_a_plan_and_no_price(says):
     assert not any(line.startswith("about") for line in said)
 
 
-@pytest.mark.parametrize(
-    ("words", "plan", "cheaper"),
-    [
-        (
-            "finetune TRUNK --dataset digits --protocol tuned-test-v1",
-            r"finetune on digits: tuned-test-v1 \(all layers, 3 trainings, 4 images a step\);.*; 9 steps",
-            "linear --protocol logreg",
-        ),
-        (
-            "analyze TRUNK --dataset digits --recipe analyze_tiny",
-            r"analyze on digits: analyze_tiny \(\d+ views of each image\); 1 checkpoint; \d+ images",
-            "--augmentations",
-        ),
-        (
-            "pretrain demo_simclr epochs=4",
-            r"pretrain .*: 4 epochs, \d+ images a step; \d+ steps",
-            "--fast",
-        ),
-        (
-            "detect --checkpoint TRUNK --config-file tiny_faster_rcnn_R_18_FPN"
-            " SOLVER.MAX_ITER 4 SOLVER.STEPS (3,)",
-            r"faster_rcnn by \w+: \d+ images to train on, \d+ a step; 4 iterations, \d+ images",
-            "SOLVER.MAX_ITER",
-        ),
-    ],
-    ids=["finetune", "analyze", "pretrain", "detect"],
-)
+@pytest.mark.parametrize(("words", "plan", "cheaper"), [
+    ("finetune TRUNK --dataset digits --protocol tuned-test-v1",
+     r"finetune on digits: tuned-test-v1 \(all layers, 3 trainings, 4 images a step\);.*; 9 steps",
+     "linear --protocol logreg"),
+    ("analyze TRUNK --dataset digits --recipe analyze_tiny",
+     r"analyze on digits: analyze_tiny \(\d+ views of each image\); 1 checkpoint; \d+ images",
+     "--augmentations"),
+    ("pretrain demo_simclr epochs=4",
+     r"pretrain .*: 4 epochs, \d+ images a step; \d+ steps", "--fast"),
+    ("detect --checkpoint TRUNK --config-file tiny_faster_rcnn_R_18_FPN"
+     " SOLVER.MAX_ITER 4 SOLVER.STEPS (3,)",
+     r"faster_rcnn by \w+: \d+ images to train on, \d+ a step; 4 iterations, \d+ images",
+     "SOLVER.MAX_ITER"),
+], ids=["finetune", "analyze", "pretrain", "detect"])  # fmt: skip
 @pytest.mark.usefixtures("timed_at_once")
 def test_every_verb_says_its_plan_and_its_price(says, words, plan, cheaper):
     said = says(*words.split())

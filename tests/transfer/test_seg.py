@@ -30,7 +30,6 @@ DEMO = load_protocol("seg_demo", PROTOCOLS)
 LINEAR = load_protocol("seg_linear", PROTOCOLS)
 
 
-# The heads
 @pytest.mark.parametrize(("average", "dropout"), [("all", 0.0), ("labelled", 0.0), ("all", 0.3)])
 def test_each_head_is_what_torchs_modules_train_alone(average, dropout):
     """Rates in one pass against nn.BatchNorm2d, nn.Conv2d, cross_entropy and AdamW, one by one."""
@@ -87,7 +86,6 @@ def test_the_rates_follow_dinov3s_schedule():
     assert p.factor(39999, total, 1.0) == pytest.approx(0)
 
 
-# Maps
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
 @pytest.mark.parametrize("stride", [16, 8])
 def test_dilation_adds_places_and_changes_none(arch, stride):
@@ -102,7 +100,6 @@ def test_dilation_adds_places_and_changes_none(arch, stride):
     torch.testing.assert_close(after[:, ::more, ::more], before, rtol=0, atol=1e-12)
 
 
-# Views and windows
 @pytest.mark.parametrize(("length", "expected"), [
     (400, [0]),
     (512, [0]),
@@ -203,7 +200,6 @@ def test_the_pictures_of_one_of_two_ranks_are_of_its_own_images(tmp_path, monkey
         np.testing.assert_array_equal(again, counts[index])
 
 
-# Scores
 def test_scores_are_sklearns_on_1000_random_maps():
     draw = np.random.default_rng(0)
     for _ in range(1000):
@@ -227,7 +223,6 @@ def test_the_mean_is_over_classes_of_all_images_and_not_per_image():
     assert dense_counts.scores(*counts.sum(0))["miou"] == pytest.approx((4 / 7 + 1 / 4) / 2)
 
 
-# The whole command
 def command(made, out, *more, protocol="seg_demo"):
     root, trunks = made
     files = list(map(str, trunks))

@@ -120,7 +120,6 @@ def test_both_distances_are_sklearns():
         np.testing.assert_array_equal(index.numpy(), expected)
 
 
-# The whole command
 def command(made, out, *more, datasets="scenes"):
     root, trunks = made
     words = ["--datasets", datasets, "--protocol", "seg_knn_demo", *more, "--data", str(root)]

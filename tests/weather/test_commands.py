@@ -1,6 +1,5 @@
-"""Every command line of the README and docs: the real parser takes it, the recipes that it names
-are read, and what takes seconds is run; behind them, in the whole suite, what takes hours or the
-network, on tiny data in one process (eight have a test of their own)."""
+"""Every command line of the README and docs is parsed, and run where that takes seconds; the whole
+suite also runs, on tiny data in one process, what takes hours or the network."""
 
 import contextlib
 import hashlib
@@ -148,8 +147,6 @@ def test_fetch_splits(line, tmp_path, monkeypatch, capsys):
     found = {file.name: file.read_bytes() for file in out.iterdir()}
     assert found == {f"{percent}percent.txt": data for percent, data in served.items()}
 
-
-# From top to bottom
 
 SMALL_PRETRAINING = ("arch=resnet18", "views.crops=[{count: 3, size: 32}, {count: 5, size: 24}]")
 SMALL_PRETRAINING += ("batch_size=16", "method.queue=64", "method.groups=1", "epochs=1")

@@ -101,7 +101,6 @@ def test_a_cache_that_cannot_be_written_to(tmp_path):
             cache.try_lock([{"checkpoint": "a"}])
 
 
-# Every verb, for real
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     with warm(tmp_path_factory.mktemp("warm")) as runs:

@@ -1,5 +1,4 @@
-"""BACKBENCH_SIGNALS signals (from a seed) at random times over all long verbs: a run ends with 75,
-or by kill -9, without a traceback, and what was put together are the numbers of one left alone."""
+"""BACKBENCH_SIGNALS random signals over all long verbs: exit 75 or death, then the same numbers."""
 
 import contextlib
 import os

@@ -54,7 +54,6 @@ def refused(answer, *parts):
         assert str(part) in line, f"'{part}' is not in: {line}"
 
 
-# Images
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_truncated_image(shapes, trunk, tmp_path, said, workers):
     (tmp_path / "near.yaml").write_text(KNN)
@@ -64,9 +63,6 @@ def test_a_truncated_image(shapes, trunk, tmp_path, said, workers):
     answer = said(*words, "--data", shapes, "--out", tmp_path / "run", "--workers", workers)
     refused(answer, f"backbench: {victim}: corrupt image")
     assert len(answer[1]) < 300
-
-
-# Names
 
 
 # Words of a command in a folder with data/shapes -> what is said of them
@@ -159,7 +155,6 @@ def test_paths_and_values_of_the_wrong_kind(words, parts, tmp_path, monkeypatch,
     refused(said(*words), *parts)
 
 
-# data check
 def test_classes_that_differ_are_named(shapes, said):
     (shapes / "shapes" / "test" / "b").rename(shapes / "shapes" / "test" / "c")
     refused(said("data", "check", "shapes", "--data", shapes), "only in test: c; only in train: b")
@@ -205,7 +200,6 @@ def test_the_leaderboard_names_what_it_wrote_or_why_not(tmp_path, caplog):
     assert not (tmp_path / "figures").exists()
 
 
-# What is said meanwhile
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -253,9 +247,6 @@ def test_killed_workers_and_neighbours(text, words, capsys):
     line = capsys.readouterr().err
     assert words in line and "the same command continues" in line
     assert "fault of backbench" not in line
-
-
-# The rest
 
 
 GRID = """

@@ -90,7 +90,6 @@ def test_it_is_raised_where_a_batch_is_asked_for_and_nowhere_else(tmp_path):
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
 
-# Every verb, for real
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     with warm(tmp_path_factory.mktemp("warm")) as runs:

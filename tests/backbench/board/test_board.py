@@ -216,17 +216,14 @@ FAST = config.apply_overrides(PRINTED, fast.spelled())
 REFERENCE = config.apply_overrides(PRINTED, ["precision=fp32"])
 
 
-@pytest.mark.parametrize(
-    ("recipe", "value", "said"),
-    [
-        (FAST, 91.9, "within (fast)"),
-        (FAST, 89.9, "OUTSIDE (fast)"),
-        ({**FAST, "precision": "fp32"}, 91.9, "within (views.pipeline=fast)"),
-        (REFERENCE, 91.9, "within 1.5"),
-        (None, 91.9, "within 1.5"),
-        (None, 89.9, "OUTSIDE 1.5"),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "value", "said"), [
+    (FAST, 91.9, "within (fast)"),
+    (FAST, 89.9, "OUTSIDE (fast)"),
+    ({**FAST, "precision": "fp32"}, 91.9, "within (views.pipeline=fast)"),
+    (REFERENCE, 91.9, "within 1.5"),
+    (None, 91.9, "within 1.5"),
+    (None, 89.9, "OUTSIDE 1.5"),
+])  # fmt: skip
 @pytest.mark.parametrize("old_rows", [False, True])
 def test_the_reproduction_gate_and_the_word_for_fast_pretraining(
     tmp_path, capsys, caplog, *, recipe, value, said, old_rows
@@ -276,18 +273,15 @@ LORAC_KEY = "lorac:2:lorac:resnet50:200"
 WITHIN = a_result(value=91.9)
 
 
-@pytest.mark.parametrize(
-    ("key", "rows", "said"),
-    [
-        ("lorac:2:lorak:resnet50:200", [WITHIN], "no published row 'lorac:2:lorak"),
-        (LORAC_KEY, [], "a check that judges nothing fails"),
-        (LORAC_KEY, [a_result(value=float("nan"), ci95=None)], "is undefined"),
-        (LORAC_KEY, [a_result(value=91.9, arch="resnet18")], "1 of another trunk"),
-        (LORAC_KEY, [a_result(value=91.9, epochs=1)], "1 of another trunk"),
-        (LORAC_KEY, [a_result(value=91.9, epochs=None)], "1 of another trunk"),
-        (LORAC_KEY, [a_result(value=91.9, split="val")], "cifar10:val"),
-    ],
-)
+@pytest.mark.parametrize(("key", "rows", "said"), [
+    ("lorac:2:lorak:resnet50:200", [WITHIN], "no published row 'lorac:2:lorak"),
+    (LORAC_KEY, [], "a check that judges nothing fails"),
+    (LORAC_KEY, [a_result(value=float("nan"), ci95=None)], "is undefined"),
+    (LORAC_KEY, [a_result(value=91.9, arch="resnet18")], "1 of another trunk"),
+    (LORAC_KEY, [a_result(value=91.9, epochs=1)], "1 of another trunk"),
+    (LORAC_KEY, [a_result(value=91.9, epochs=None)], "1 of another trunk"),
+    (LORAC_KEY, [a_result(value=91.9, split="val")], "cifar10:val"),
+])  # fmt: skip
 def test_what_cannot_be_judged_fails_the_check(tmp_path, capsys, key, rows, said):
     other = a_result(dataset="digits", protocol="linear-demo-v1")
     store.append(tmp_path / "runs", [*rows, other])
@@ -362,7 +356,6 @@ def test_nothing_to_show_is_a_mistake(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_hundred_thousand_results_in_a_few_times_their_decoding(tmp_path, capsys):
-    """About five seconds where decoding their JSON takes one and a half."""
     boards.many(tmp_path / "runs", 1000, 100)
     start = time.process_time()  # of this process: other work on the machine is not counted
     for file in store.files_below(tmp_path / "runs"):
@@ -382,7 +375,6 @@ def test_a_hundred_thousand_results_in_a_few_times_their_decoding(tmp_path, caps
 
 @pytest.mark.parametrize("highest", ["two", "three"])
 def test_a_fit_that_has_not_converged_never_leads(tmp_path, highest):
-    """It is marked, and nobody is best while it stands in the column."""
     kind = ("logreg", "digits", "top1", "logreg-demo-v1", None)
     boards.synthetic(tmp_path / "runs", ["one", "two", "three"], [kind], gap=12)
     stopped = {"chosen": {"converged": False, "gradient": 3e-3, "l2": 1.0}}

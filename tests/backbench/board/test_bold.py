@@ -129,7 +129,6 @@ def test_seeds_that_kept_nothing_tell_nothing_of_trainings(tmp_path):
 
 
 def test_ranks_over_few_columns_count_trainings(tmp_path):
-    """Two columns: their order on other images and other trainings."""
     kinds = [LINEAR, SEMISUP]
     said = {}
     ways = (("once", {}), ("calm", {"seeds": 3}), ("wild", {"seeds": 3, "trainings": 12.0}))
@@ -157,14 +156,11 @@ NARROW = ({"value": 60.0, "ci95": (59.0, 61.0)}, {"value": 80.0, "ci95": (79.0, 
 ALIKE = {"value": 70.0, "ci95": (57.4, 80.1)}
 
 
-@pytest.mark.parametrize(
-    ("rows", "ends", "said"),
-    [
-        ([{**NEIGHBOURS, **ALIKE}] * 2, (57.4, 80.1), "one measurement"),
-        ([ALIKE] * 3, (57.4, 80.1), "mean of 3 seeds"),  # no surer than the images
-        (NARROW, (-57.06, 197.06), "mean of 2 seeds"),  # t's quantile of one degree of freedom
-    ],
-)
+@pytest.mark.parametrize(("rows", "ends", "said"), [
+    ([{**NEIGHBOURS, **ALIKE}] * 2, (57.4, 80.1), "one measurement"),
+    ([ALIKE] * 3, (57.4, 80.1), "mean of 3 seeds"),  # no surer than the images
+    (NARROW, (-57.06, 197.06), "mean of 2 seeds"),  # t's quantile of one degree of freedom
+])  # fmt: skip
 def test_seeds_that_agree_and_seeds_that_differ(tmp_path, rows, ends, said):
     cell = cell_of(tmp_path, *rows)
     assert cell.value == 70.0 and cell.ci95 == pytest.approx(ends, abs=0.01) and said in cell.note

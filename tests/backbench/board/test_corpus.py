@@ -74,16 +74,13 @@ def test_records_to_publish_name_no_folder_of_the_machine():
         assert not re.findall(r'[" ](?:/|~/|file:)(?:home|root|tmp|work|scratch|data)\b', text)
 
 
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
-        ("a --data /scratch/me/x --out runs/y", "a --data x --out runs/y"),
-        ("a --out='/home/me/my runs/y' b=/z/q.pth", "a --out=y b=q.pth"),
-        ("a ~/k/x.pth ~me/y ./b/c ../d https://e.f/g h/i:j", "a x.pth y ./b/c ../d https://e.f/g h/i:j"),
-        ("a '/an end/is missing", "a 'an end/is missing"),
-        (["a", "/b/c", "--d=/e/f"], ["a", "c", "--d=f"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "shown"), [
+    ("a --data /scratch/me/x --out runs/y", "a --data x --out runs/y"),
+    ("a --out='/home/me/my runs/y' b=/z/q.pth", "a --out=y b=q.pth"),
+    ("a ~/k/x.pth ~me/y ./b/c ../d https://e.f/g h/i:j", "a x.pth y ./b/c ../d https://e.f/g h/i:j"),
+    ("a '/an end/is missing", "a 'an end/is missing"),
+    (["a", "/b/c", "--d=/e/f"], ["a", "c", "--d=f"]),
+])  # fmt: skip
 def test_commands_keep_the_names_of_paths(given, shown):
     record = {"origin": {"command": given, "cwd": "/home/me", "code": "abc"}}
     assert without_folders(record) == {"origin": {"command": shown, "code": "abc"}}

@@ -78,16 +78,13 @@ def test_what_a_detector_says_counts_where_nothing_else_does(tmp_path):
     assert texts["b"] == "0.0M parameters · 33 GFLOPs at 800 px · 3 images/s"
 
 
-@pytest.mark.parametrize(
-    "trunk",
-    [
-        "resnet", [1], {"parameters": "many", "side": 224}, {"parameters": 5, "side": 0},
-        {"parameters": -1, "side": 3}, {"parameters": True, "side": 3},
-        {"parameters": 5, "side": 224, "gflops": float("nan")},
-        {"parameters": 5, "side": 224, "gflops": "=1+1"}, {"parameters": 5, "sides": [8, "="]},
-        {"parameters": 5, "sides": [True, 9]}, {"parameters": 5, "sides": "224"},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("trunk", [
+    "resnet", [1], {"parameters": "many", "side": 224}, {"parameters": 5, "side": 0},
+    {"parameters": -1, "side": 3}, {"parameters": True, "side": 3},
+    {"parameters": 5, "side": 224, "gflops": float("nan")},
+    {"parameters": 5, "side": 224, "gflops": "=1+1"}, {"parameters": 5, "sides": [8, "="]},
+    {"parameters": 5, "sides": [True, 9]}, {"parameters": 5, "sides": "224"},
+])  # fmt: skip
 def test_a_line_with_nonsense_about_its_trunk_is_named_and_left_out(tmp_path, trunk):
     store.append(tmp_path, [row("a", trunk), row("b", VIT)])
     board = collect([tmp_path])

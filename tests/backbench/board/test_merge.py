@@ -77,14 +77,11 @@ def test_labs_that_disagree_are_named(labs, capsys, caplog):
     assert line.startswith("shared: linear/digits/top1") and "do not hold one another" in line
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"checkpoint": "abc"}, "checkpoint 'abc' is no digest"),
-        ({"provenance": {"manifests": {"test": "f" * 64}}}, "a column apart"),
-        ({"protocol": "linear-other-v1"}, "a column apart"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"checkpoint": "abc"}, "checkpoint 'abc' is no digest"),
+    ({"provenance": {"manifests": {"test": "f" * 64}}}, "a column apart"),
+    ({"protocol": "linear-other-v1"}, "a column apart"),
+])  # fmt: skip
 def test_digests_and_prints_that_do_not_fit_are_named(labs, capsys, caplog, changes, said):
     change(labs / "south", "theirs", **changes)
     _, problems = merge(labs, capsys, caplog, labs / "north", labs / "south")

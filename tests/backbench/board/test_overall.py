@@ -21,7 +21,6 @@ def runs(tmp_path_factory):
 
 
 def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
-    """And the board itself is a table to paste, with intervals and the page's marks."""
     where = ["--latex", str(tmp_path), "--markdown", str(tmp_path)]
     assert cli.main(["leaderboard", str(runs), *where, "-q"]) == 0
     out = capsys.readouterr().out
@@ -120,19 +119,16 @@ def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):
     assert "for other datasets like these 14" in said[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("name,a\nx,1\n", "two rows at least"),
-        ("name,a\nx,1\ny,2,3\n", "3 fields, the heading has 2"),
-        ("name,a,a\nx,1,2\ny,2,3\n", "two columns are called 'a'"),
-        ("name,a\nx,one\ny,two\n", "no column of numbers"),
-        ("a,b\n1,2\n3,4\n", "no column of names"),
-        ("name,a\nx,1\ny,2\nz,?!\n", "'?!' in column 'a' is no number"),
-        ("name,a\nx,1\ny,1e999\n", "is no number"),
-        ("name,source,a\n\nx,published,1\ny,measured,2\nz,measured,1e999\n", "x.csv:5: "),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("name,a\nx,1\n", "two rows at least"),
+    ("name,a\nx,1\ny,2,3\n", "3 fields, the heading has 2"),
+    ("name,a,a\nx,1,2\ny,2,3\n", "two columns are called 'a'"),
+    ("name,a\nx,one\ny,two\n", "no column of numbers"),
+    ("a,b\n1,2\n3,4\n", "no column of names"),
+    ("name,a\nx,1\ny,2\nz,?!\n", "'?!' in column 'a' is no number"),
+    ("name,a\nx,1\ny,1e999\n", "is no number"),
+    ("name,source,a\n\nx,published,1\ny,measured,2\nz,measured,1e999\n", "x.csv:5: "),
+])  # fmt: skip
 def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
     file = tmp_path / "x.csv"
     file.write_text(text)
@@ -154,10 +150,8 @@ def test_very_many_are_not_ranked(tmp_path, capsys, monkeypatch):
     lines = [f"m{n},{n}" for n in range(rank_intervals.MOST_ROWS + 1)]
     file.write_text("\n".join(["name,a", *lines]))
     assert cli.main(["rank", str(file)]) == 2
-    assert (
-        f"{rank_intervals.MOST_ROWS + 1} rows; at most {rank_intervals.MOST_ROWS}"
-        in capsys.readouterr().err
-    )
+    most = rank_intervals.MOST_ROWS
+    assert f"{most + 1} rows; at most {most}" in capsys.readouterr().err
     boards.synthetic(tmp_path / "runs", ["one", "two"], boards.DEMO[:1], images=50)
     monkeypatch.setattr(rank_intervals, "MOST_ROWS", 1)
     board = collect([tmp_path / "runs"])

@@ -153,10 +153,8 @@ def test_the_verdict_is_the_gates_own(tmp_path):
 
 def test_an_undefined_number_and_problems_are_shown(tmp_path):
     detected = {"task": "faster_rcnn", "metric": "bbox_AP", "engine": "torchvision"}
-    rows = [
-        a_result(checkpoint="a" * 64, value=None, ci95=None, **detected),
-        a_result(checkpoint="b" * 64, value=3.0, **detected),
-    ]
+    rows = [a_result(checkpoint="a" * 64, value=None, ci95=None, **detected)]
+    rows.append(a_result(checkpoint="b" * 64, value=3.0, **detected))
     store.append(tmp_path / "runs", rows)
     with (tmp_path / "runs" / "results.jsonl").open("a") as file:
         file.write("torn")

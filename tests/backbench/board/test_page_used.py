@@ -34,13 +34,9 @@ def top(browser, name):
 def overlapping(browser, which):
     """How many boxes there are, and which of them cover another one."""
     found = browser.see(BOXES.format(which=json.dumps(which)))
-    hit = [
-        (a, b)
-        for n, a in enumerate(found)
-        for b in found[:n]
-        if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-    ]
-    return len(found), hit
+    pairs = [(a, b) for n, a in enumerate(found) for b in found[:n]]
+    beside = [(a, b) for a, b in pairs if a[0] < b[2] and b[0] < a[2]]
+    return len(found), [(a, b) for a, b in beside if a[1] < b[3] and b[1] < a[3]]
 
 
 def tab_to(browser, which, most=60):
@@ -177,7 +173,6 @@ def crowded(tmp_path_factory):
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_what_is_said_in_charts_can_be_read(browser, tmp_path, crowded, page, width):
-    """Points that lie close together, and priors that begin at one step."""
     browser.open(crowded, width)
     count, hit = overlapping(browser, "#transfer-chart text.name")
     assert count >= 8

@@ -162,7 +162,6 @@ def test_the_table_of_datasets_is_cheap_to_import():
     assert not heavy & set(done.stdout.split())
 
 
-# backbench data
 def test_check_finds_nothing_wrong_then_what_is_wrong(trees, capsys):
     root = trees("classes")
     args = ["data", "check", "classes", "--data", str(root)]
@@ -199,7 +198,6 @@ def test_list_says_what_is_there(trees, capsys):
 
 
 def test_a_layout_that_nobody_foresaw_is_a_line_in_every_verb(trees, capsys):
-    """It hides no other dataset: the list goes on, and so does the doctor."""
     root = trees("birdsnap")
     trees("pets")  # beside it
     species = root / "birdsnap" / "birdsnap" / "species.txt"

@@ -89,7 +89,6 @@ def test_a_copied_test_image_is_found(three):
 
 
 def test_files_of_one_size_are_read_once_and_only_they(three, monkeypatch):
-    """Of 18 files of one size the ends are read once each, however many partners each has."""
     read = Counter()
     ends = ImageList.ends
 

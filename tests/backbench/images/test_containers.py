@@ -561,7 +561,6 @@ def test_snappys_blocks_are_used_only_where_they_stand_alone():
 
 
 def test_folders_in_an_archive_that_are_no_classes(tmp_path):
-    """What lies beside the splits is no class, and a folder around all classes is none either."""
     names = [f"{split}/{c}/{n}.jpg" for split in ("train", "test") for c in "ab" for n in range(3)]
     zipped(tmp_path / "own.zip", *names, "unlabeled/1.jpg", "preview.jpg")
     assert containers.splits_of(tmp_path / "own") == ["train", "test"]
@@ -648,7 +647,6 @@ def test_tar_files_that_all_hold_one_folder_have_no_classes(root, tmp_path):
 
 
 def test_an_image_of_no_bytes_is_corrupt_and_not_missing(tmp_path):
-    """As a container may hold one; its name is that of no file."""
     with pytest.raises(BadInput, match="corrupt image"):
         decode(tmp_path / "x.jpg", data=b"")
 

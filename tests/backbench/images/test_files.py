@@ -126,8 +126,7 @@ def test_decoding_is_pils(root, found):
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
-    """libjpeg where OpenCV can ask it (from 4.11 on), OpenCV where it cannot: PIL's pixels. Of CMYK,
-    which no set of photographs is in, PIL's differ by rounding."""
+    """Pixels are PIL's with and without OpenCV's own RGB (from 4.11 on); CMYK's up to rounding."""
     import cv2
 
     how = [{"quality": 90}, {"subsampling": 0}, {"subsampling": 1}, {"progressive": True}]
@@ -148,7 +147,6 @@ def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
 
 @pytest.mark.parametrize(("name", "per", "train"), [("cifar10", 10, 50), ("cifar100", 2, 200)])
 def test_cifar_for_pretraining(trees, name, per, train):
-    """The same pixels and labels as torchvision's own reader gives."""
     from torchvision import datasets
 
     root = trees(name, per=per)

@@ -104,14 +104,11 @@ def test_reference_views_are_torchvisions_functions_bit_for_bit(kernel, interpol
         assert np.array_equal(render_reference(image, view, crops), np.asarray(want)), view
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"resize": 256, "crop": 224}, {"resize": 31, "crop": 40}, {"resize": 30, "crop": 41},
-        {"resize": 65, "crop": 64, "interpolation": "bicubic"},
-        {"resize": 48, "crop": 48, "square": True},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("how", [
+    {"resize": 256, "crop": 224}, {"resize": 31, "crop": 40}, {"resize": 30, "crop": 41},
+    {"resize": 65, "crop": 64, "interpolation": "bicubic"},
+    {"resize": 48, "crop": 48, "square": True},
+])  # fmt: skip
 def test_the_evaluations_view_is_torchvisions_bit_for_bit(how):
     """Sides that are odd, even, tiny, and smaller than the crop, which is then framed in black."""
     size = [how["resize"]] * (2 if how.get("square") else 1)
@@ -171,8 +168,6 @@ def colour_statistics(images):
     "strength", [(0.4, 0.4, 0.4, 0.1), (0.8, 0.8, 0.8, 0.2)], ids=["MoCo v2", "SwAV"]
 )
 def test_colour_jitter_is_torchvisions_in_distribution(strength):
-    """500 jittered photographs each: the mean over views of every statistic within 3 standard
-    errors and 2 levels or 5 % of torchvision's ColorJitter, their spread within 12 %."""
     crops = replace(PLAIN, size=48, jitter=strength, jitter_p=1, flip=0)
     drawn = [draw(generator(n), *image.shape[:2], crops) for n, image in enumerate(PHOTOS)]
     small = [render_geometry(image, view, crops) for image, view in zip(PHOTOS, drawn)]
@@ -206,10 +201,9 @@ def test_the_hue_keeps_the_lightness_and_moves_the_colours():
     assert (render_fast(gray, draw(generator(1), 48, 48, crops), crops) == 77).all()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"blur_kernel": 9}, {"jitter_p": 0, "gray_p": 0, "blur_p": 0, "solarize_p": 0.5}],
-)
+@pytest.mark.parametrize("changes", [
+    {}, {"blur_kernel": 9}, {"jitter_p": 0, "gray_p": 0, "blur_p": 0, "solarize_p": 0.5},
+])  # fmt: skip
 def test_views_are_finished_on_the_device(changes):
     crops = Crops(size=64, **changes)
     pixels = np.empty((12, 64, 64, 3), np.uint8)

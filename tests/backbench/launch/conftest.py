@@ -84,10 +84,8 @@ class Lab:
 
     def attempts(self, out: str) -> dict[str, list[str]]:
         """Job name -> how each of its attempts ended."""
-        return {
-            name: [attempt.get("how") for attempt in status["attempts"]]
-            for name, status in self.statuses(out).items()
-        }
+        attempts = {name: status["attempts"] for name, status in self.statuses(out).items()}
+        return {name: [attempt.get("how") for attempt in made] for name, made in attempts.items()}
 
     def most_at_once(self, out: str) -> int:
         """The largest number of attempts that overlap in time."""
@@ -189,8 +187,7 @@ def slurm():
 
 @pytest.fixture(scope="module")
 def three_nodes():
-    """A Slurm of three nodes; partition `grace` gives 20 s before a preemption, `main` none, and
-    what is in `urgent` preempts both."""
+    """A Slurm of three nodes; before partition `urgent` preempts, `grace` has 20 s, `main` none."""
     with slurm_cluster.running_slurm(nodes=3) as folder:
         yield folder
 

@@ -64,34 +64,31 @@ def attempt(how, at=None, reason="broken"):
     return {"start": 0.0, "end": 1.0, "how": how, "reason": reason, "at": at}
 
 
-@pytest.mark.parametrize(
-    ("attempts", "outcome"),
-    [
-        # At one place: a fault of the job
-        ([attempt("failed", "walk 9/40")] * 3, "failed"),
-        ([attempt("failed")] * 3, "failed"),
-        # Farther each time; and what came before the progress counts no more
-        ([attempt("failed", f"walk {step}/40") for step in (9, 16, 25, 26, 27, 28, 29)], "again"),
-        ([attempt("failed", "walk 9/40")] * 2 + [attempt("failed", "walk 10/40")] * 2, "again"),
-        ([attempt("failed", "walk 9/40")] * 2 + [attempt("failed", "walk 10/40")] * 3, "failed"),
-        # Another part of the run is farther, too; the start of one that was begun before is not
-        ([attempt("failed", "rate 9/40")] * 2 + [attempt("failed", "final 1/40")] * 2, "again"),
-        ([attempt("failed", f"walk {step}/40") for step in (9, 1, 3)], "failed"),
-        # For other reasons each time, six in one place
-        ([attempt("failed", "walk 9/40", reason) for reason in ("abcdef")], "failed"),
-        ([attempt("failed", "walk 9/40", reason) for reason in ("abcde")], "again"),
-        # Preemptions between them are neither failures nor progress
-        ([attempt("failed"), attempt("preempted")] * 2 + [attempt("failed")], "failed"),
-        ([attempt("preempted", "walk 9/40")] * 20, "again"),
-        ([attempt("time limit", "walk 9/40")] * 3, "failed"),
-        ([attempt("time limit", f"walk {step}/40") for step in (9, 10, 11)], "again"),
-        # A lost peer is no failure of the job, unless they never find each other
-        ([attempt("lost peer", "walk 9/40")] * 3 + [attempt("failed", "walk 9/40")] * 2, "again"),
-        ([attempt("lost peer", "walk 9/40")] * 5, "again"),
-        ([attempt("lost peer")] * 6, "failed"),
-        ([attempt("lost peer", f"walk {step}/40") for step in range(1, 9)], "again"),
-    ],
-)
+@pytest.mark.parametrize(("attempts", "outcome"), [
+    # At one place: a fault of the job
+    ([attempt("failed", "walk 9/40")] * 3, "failed"),
+    ([attempt("failed")] * 3, "failed"),
+    # Farther each time; and what came before the progress counts no more
+    ([attempt("failed", f"walk {step}/40") for step in (9, 16, 25, 26, 27, 28, 29)], "again"),
+    ([attempt("failed", "walk 9/40")] * 2 + [attempt("failed", "walk 10/40")] * 2, "again"),
+    ([attempt("failed", "walk 9/40")] * 2 + [attempt("failed", "walk 10/40")] * 3, "failed"),
+    # Another part of the run is farther, too; the start of one that was begun before is not
+    ([attempt("failed", "rate 9/40")] * 2 + [attempt("failed", "final 1/40")] * 2, "again"),
+    ([attempt("failed", f"walk {step}/40") for step in (9, 1, 3)], "failed"),
+    # For other reasons each time, six in one place
+    ([attempt("failed", "walk 9/40", reason) for reason in ("abcdef")], "failed"),
+    ([attempt("failed", "walk 9/40", reason) for reason in ("abcde")], "again"),
+    # Preemptions between them are neither failures nor progress
+    ([attempt("failed"), attempt("preempted")] * 2 + [attempt("failed")], "failed"),
+    ([attempt("preempted", "walk 9/40")] * 20, "again"),
+    ([attempt("time limit", "walk 9/40")] * 3, "failed"),
+    ([attempt("time limit", f"walk {step}/40") for step in (9, 10, 11)], "again"),
+    # A lost peer is no failure of the job, unless they never find each other
+    ([attempt("lost peer", "walk 9/40")] * 3 + [attempt("failed", "walk 9/40")] * 2, "again"),
+    ([attempt("lost peer", "walk 9/40")] * 5, "again"),
+    ([attempt("lost peer")] * 6, "failed"),
+    ([attempt("lost peer", f"walk {step}/40") for step in range(1, 9)], "again"),
+])  # fmt: skip
 def test_what_follows_from_how_the_attempts_ended(attempts, outcome):
     last = Ending(attempts[-1]["how"], attempts[-1]["reason"])
     assert decide(last, attempts, cancelled=False)[0] == outcome
@@ -105,8 +102,7 @@ def test_too_short_a_time_is_said():
 
 @pytest.mark.parametrize(("exit_code", "outcome"), [(1, "failed"), (EXIT_PREEMPTED, "again")])
 def test_a_failure_that_cannot_be_noted_is_not_tried_again(lab, monkeypatch, exit_code, outcome):
-    """No record of an attempt can be written: counting to three would never end. Preempted jobs are
-    tried again as often as it takes."""
+    """Without a record, counting to three would never end; preemptions are not counted anyway."""
     lab.dataset("d1", steps=1, fault="broken")
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     (job,) = Expansion(read_grid(grid), lab.root / "runs", where="grid").jobs
@@ -120,7 +116,6 @@ def test_a_failure_that_cannot_be_noted_is_not_tried_again(lab, monkeypatch, exi
 
 @pytest.mark.slow
 def test_full_disk_loses_no_result(lab):
-    """A small disk: jobs fail in the system's words; room makes the rest finish."""
     with disk(lab.root / "runs", "256k") as small:
         grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
         assert lab.run(grid, lab.cluster("local"), "runs") == 0

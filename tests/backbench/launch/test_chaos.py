@@ -1,7 +1,6 @@
-"""Chaos: 60 faults, drawn by a seed, over a grid of 40 jobs on a real Slurm of three nodes.
+"""Chaos: 60 faults, drawn by a seed (CHAOS_SEED), over a grid of 40 jobs on a Slurm of three nodes.
 
-Afterwards the grid is launched once more, and must come to the numbers of a run that nothing
-disturbed, each of them once. CHAOS_SEED chooses another course.
+The grid, launched once more, must come to the numbers of an undisturbed run, each of them once.
 """
 
 import os
@@ -193,7 +192,6 @@ def test_sixty_faults_over_forty_jobs(lab):
         chaos.launcher.wait()
     before = Counter(lab.states("runs").values())
     slurm_cluster.why_drained()
-    # Once more, and not twice
     assert chaos.launch().wait(120) == 0, (lab.root / "launcher.log").read_text()
     lab.until_done("runs", LONG)
     got = lab.values("runs")  # fails where a number is there twice

@@ -9,19 +9,16 @@ from backbench.launch.job import Job
 from backbench.recipes import config
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ({"kind": "slrum"}, "'kind' is 'slrum'; did you mean 'slurm'"),
-        ({"resources": {"linaer": {}}}, "unknown key 'resources.linaer'; did you mean 'linear'"),
-        ({"resources": {"linear": {"gpu": 1}}}, "unknown key 'gpu'; did you mean 'gpus'"),
-        ({"resources": {"default": {"nodes": 2, "gpus": 4}}}, "task per GPU: tasks_per_node 4"),
-        ({"gpus": 1, "resources": {"linear": {"gpus": 2}}}, "asks for 2 GPUs; this machine has 1"),
-        ({"overrides": ["jobs=1"]}, "unknown key 'overrides'"),
-        ({"sbatch": {"comment": "mine"}}, "'sbatch.comment' is set by the launcher itself"),
-        ({"sbatch": {"ntasks_per_node": 2}}, "'sbatch.ntasks-per-node' is set by the launcher"),
-    ],
-)
+@pytest.mark.parametrize(("content", "says"), [
+    ({"kind": "slrum"}, "'kind' is 'slrum'; did you mean 'slurm'"),
+    ({"resources": {"linaer": {}}}, "unknown key 'resources.linaer'; did you mean 'linear'"),
+    ({"resources": {"linear": {"gpu": 1}}}, "unknown key 'gpu'; did you mean 'gpus'"),
+    ({"resources": {"default": {"nodes": 2, "gpus": 4}}}, "task per GPU: tasks_per_node 4"),
+    ({"gpus": 1, "resources": {"linear": {"gpus": 2}}}, "asks for 2 GPUs; this machine has 1"),
+    ({"overrides": ["jobs=1"]}, "unknown key 'overrides'"),
+    ({"sbatch": {"comment": "mine"}}, "'sbatch.comment' is set by the launcher itself"),
+    ({"sbatch": {"ntasks_per_node": 2}}, "'sbatch.ntasks-per-node' is set by the launcher"),
+])  # fmt: skip
 def test_bad_clusters(lab, capsys, content, says):
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     assert lab.run(grid, lab.cluster("local", **content), "runs") == 2

@@ -168,8 +168,6 @@ def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
 
 
 def test_points_of_a_sweep(lab):
-    """Every value of a named axis changes several keys, times the values of a key by itself, times
-    the seeds; a probe of each."""
     sizes = {"16": {"batch_size": 16, "epochs": 1}, "32": {"batch_size": 32, "epochs": 2}}
     vary = {"batch": sizes, "method.temperature": [0.1, 0.5]}
     expected = ["paper:1:simclr:batch-{batch}-tau-{temperature}"]

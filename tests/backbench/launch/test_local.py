@@ -70,13 +70,10 @@ def test_pretraining_import_and_probes_in_order(lab):
     assert lab.values("runs") == lab.reference(grid)
 
 
-@pytest.mark.parametrize(
-    ("kind", "number", "states"),
-    [
-        ("local", "SIGINT", ["stopped", "stopped"]),
-        ("debug", "SIGTERM", ["lost", "stopped"]),  # the second never started
-    ],
-)
+@pytest.mark.parametrize(("kind", "number", "states"), [
+    ("local", "SIGINT", ["stopped", "stopped"]),
+    ("debug", "SIGTERM", ["lost", "stopped"]),  # the second never started
+])  # fmt: skip
 def test_stops_cleanly_and_continues(lab, kind, number, states):
     for name in ("d1", "d2"):
         lab.dataset(name, steps=100, step_s=0.05)
@@ -156,7 +153,6 @@ def test_watch_picks_up_new_checkpoints_and_running_pretrainings(lab):
 
 @pytest.mark.slow
 def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
-    """A published checkpoint through everything a grid can ask for, with no stand-in."""
     from support import foreign_fixtures
 
     published = lab.root / "published.pth"

@@ -52,7 +52,6 @@ def test_dry_run_prints_jobs_cost_and_what_is_done(lab, capsys):
 
 
 def pretraining(lab, *overrides):
-    """A grid of one pretraining."""
     return lab.grid(recipes=[{"recipe": "demo_simclr", "overrides": list(overrides)}])
 
 

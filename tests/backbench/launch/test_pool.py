@@ -14,7 +14,6 @@ def test_gpus_asked_for_where_none_are_handed_out(lab):
 
 
 def test_gpus_are_handed_out(lab):
-    """Two GPUs, jobs of one GPU each, four places: two at a time, each with a GPU of its own."""
     for name in ("d1", "d2", "d3"):
         lab.dataset(name, steps=3, step_s=0.1, tell="CUDA_VISIBLE_DEVICES")
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2", "d3"))
@@ -25,8 +24,7 @@ def test_gpus_are_handed_out(lab):
 
 
 def test_order_of_jobs(lab):
-    """Another program's list of jobs: added first, started first; needs must end well, after must
-    be over; the blocked say so."""
+    """First added, first started; what `needs` names must end well, what `after` names must end."""
     runs = lab.root / "runs"
     lab.dataset("bad", fault="bad")
 

@@ -84,19 +84,16 @@ def test_cancel_and_blocked(lab):
     assert lab.values("runs") == lab.reference(grid)
 
 
-@pytest.mark.parametrize(
-    ("resources", "says"),
-    [
-        ({"partition": "mian"}, r"partition 'mian'; did you mean 'main'"),
-        ({"gpus": 3}, r"with 3 GPUs, .* 0 have all \(at most 2 GPUs, 4 CPUs, 8000 MB\)"),
-        ({"cpus": 64}, r" 64 CPUs, 512 MB each; .* 0 have all"),
-        ({"memory_gb": 100}, r" 102400 MB each; .* 0 have all"),
-        ({"hours": 3}, r"3 hours; 'main' allows 2"),
-        ({"constraint": "lop"}, r"constraint 'lop' in partition 'main'; did you mean 'loop'"),
-        ({"nodes": 2}, r"2 node\(s\) .* of the 1 of partition 'main', 1 have all"),
-        ({"hours": None}, r"has no `hours`"),
-    ],
-)
+@pytest.mark.parametrize(("resources", "says"), [
+    ({"partition": "mian"}, r"partition 'mian'; did you mean 'main'"),
+    ({"gpus": 3}, r"with 3 GPUs, .* 0 have all \(at most 2 GPUs, 4 CPUs, 8000 MB\)"),
+    ({"cpus": 64}, r" 64 CPUs, 512 MB each; .* 0 have all"),
+    ({"memory_gb": 100}, r" 102400 MB each; .* 0 have all"),
+    ({"hours": 3}, r"3 hours; 'main' allows 2"),
+    ({"constraint": "lop"}, r"constraint 'lop' in partition 'main'; did you mean 'loop'"),
+    ({"nodes": 2}, r"2 node\(s\) .* of the 1 of partition 'main', 1 have all"),
+    ({"hours": None}, r"has no `hours`"),
+])  # fmt: skip
 def test_resources_that_no_partition_has_are_refused(lab, capsys, resources, says):
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     before = queue()
@@ -125,12 +122,9 @@ def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
-    """Two ranks as two tasks of one job, over gloo, preempted on the way: one process's weights. In
-    float64: in float32 a fresh ResNet-18's gradient at 32 pixels is 0.1% off."""
-    recipe = {
-        "recipe": "tiny_simclr",
-        "overrides": ["optim.name=sgd", "optim.lr=0.01", "epochs=4", "precision=fp64"],
-    }
+    """In float64: in float32 a fresh ResNet-18's gradient at 32 pixels is 0.1% off."""
+    overrides = ["optim.name=sgd", "optim.lr=0.01", "epochs=4", "precision=fp64"]
+    recipe = {"recipe": "tiny_simclr", "overrides": overrides}
     grid = lab.grid(recipes=[recipe], data=str(tiny_root), evaluate=[])
     cluster = lab.slurm(fake=False, tasks_per_node=2, accelerator="cpu", hours=0.5)
     assert lab.run(grid, cluster, "runs") == 0
@@ -143,13 +137,10 @@ def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
     addresses = [f.read_text() for f in lab.root.glob("runs/.launch/meet/*/address.json")]
     assert len(addresses) == len(set(addresses)) == 2, "a port of its own for each start"
     assert lab.run(grid, lab.cluster("debug", fake=False), "whole") == 0
-    two, one = (
-        Checkpoint.load(next((lab.root / out).glob("pretrain/*/backbone.safetensors"))).state_dict
-        for out in ("runs", "whole")
-    )
+    folders = (lab.root / "runs", lab.root / "whole")
+    files = [next(out.glob("pretrain/*/backbone.safetensors")) for out in folders]
+    two, one = (Checkpoint.load(file).state_dict for file in files)
     floats = [key for key in one if one[key].is_floating_point()]
-    apart, size = (
-        torch.cat([x.flatten().double() for x in parts]).norm()
-        for parts in ([two[k] - one[k] for k in floats], [one[k] for k in floats])
-    )
+    vectors = [two[k] - one[k] for k in floats], [one[k] for k in floats]
+    apart, size = (torch.cat([x.flatten().double() for x in v]).norm() for v in vectors)
     assert float(apart / size) < 1e-5

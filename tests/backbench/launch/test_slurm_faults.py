@@ -1,8 +1,7 @@
-"""Faults that a cluster does to jobs, on a real Slurm of three nodes: preemption with and without a grace,
-scancel, requeue, a lost node, the time limit; on one node, on two, and where there is no scontrol.
+"""Faults that a cluster does to jobs, on a real Slurm of three nodes.
 
-A pretraining meets the fault and a probe waits for it. Both must end, with the numbers of a run that
-nothing disturbed, and Slurm must not have called anything failed.
+A pretraining meets the fault and a probe waits for it. Both must end, with the numbers of a run
+that nothing disturbed, and Slurm must not have called anything failed.
 """
 
 import os
@@ -61,10 +60,8 @@ class Trial:
         """Somebody with priority wants every CPU of its nodes for a moment."""
         nodes = self.nodes()
         count = len(self.shell(f"scontrol show hostnames {nodes}").split())
-        self.shell(
-            f"sbatch -p urgent -w {nodes} -N {count} --ntasks-per-node 1 -c 4 -o /dev/null"
-            " --wrap 'sleep 1'"
-        )
+        where = f"-p urgent -w {nodes} -N {count} --ntasks-per-node 1 -c 4"
+        self.shell(f"sbatch {where} -o /dev/null --wrap 'sleep 1'")
 
     def ends_well(self, attempts: int = 2) -> list[str]:
         """How the attempts at the pretraining ended."""

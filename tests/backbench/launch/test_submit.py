@@ -74,14 +74,11 @@ def test_refused_partway_says_how_many_went(lab, stand_in_slurm, capsys):
     assert "0 of 2 jobs went: run this again" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("MaxArraySize = 1001\nMaxJobCount = 1", "at most 1 (MaxJobCount); lower max_array", 2),
-        ("MaxArraySize = 2\nMaxJobCount = 9", "at most 1 (MaxArraySize); lower max_array", 2),
-        ("MaxArraySize = 1001\nMaxJobCount = 4", "room for 1 jobs; 0 of 2 jobs went: run this", 1),
-    ],
-)
+@pytest.mark.parametrize("case", [
+    ("MaxArraySize = 1001\nMaxJobCount = 1", "at most 1 (MaxJobCount); lower max_array", 2),
+    ("MaxArraySize = 2\nMaxJobCount = 9", "at most 1 (MaxArraySize); lower max_array", 2),
+    ("MaxArraySize = 1001\nMaxJobCount = 4", "room for 1 jobs; 0 of 2 jobs went: run this", 1),
+])  # fmt: skip
 def test_an_array_that_slurm_cannot_hold_is_said_at_once(lab, stand_in_slurm, two, capsys, case):
     limits, says, status = case
     stand_in_slurm.says("scontrol", limits)
@@ -101,8 +98,7 @@ def waits_for(slurm, number):
 
 
 def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_slurm):
-    """The pretraining ran out of time where it could not be requeued. Slurm cancels the probe that
-    waited for it, at once or after the next look; somebody else's scancel stays."""
+    """The pretraining ran out of time; Slurm cancels its probe at once or after the next look."""
     stand_in_slurm.sbatch(SEVERAL)
     path = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1"))
     cluster = read_cluster(lab.slurm())
@@ -136,7 +132,6 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
 
 @pytest.mark.slow
 def test_watch_lives_on_where_slurm_is_full_and_ends_when_all_is_done(lab):
-    """Six jobs in a Slurm that remembers four."""
     grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2", "d3"))
     with slurm_cluster.running_slurm(max_jobs=4, min_job_age=2):
         cluster = lab.cluster(

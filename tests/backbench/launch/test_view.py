@@ -39,27 +39,24 @@ def shown(ledger):
     return {name: (s.name, s.detail) for name, s in Snapshot(ledger).states.items()}
 
 
-@pytest.mark.parametrize(
-    ("queued", "was", "state"),
-    [
-        (("PENDING", "Resources"), None, ("queued", "Resources")),
-        (("PENDING", "Dependency"), None, ("waiting", "")),
-        (("PENDING", "BeginTime"), "failed", ("queued", "BeginTime")),  # submitted again
-        (("RUNNING", "None"), None, ("running", "")),
-        (("COMPLETING", "None"), "running", ("running", "")),
-        (("RUNNING", "None"), "failed", ("failed", "why")),  # its last process is on the way out
-        (("RUNNING", "None"), "done", ("done", "")),
-        (("CANCELLED", "None"), "running", ("cancelled", "")),
-        (("CANCELLED", "None"), "stopped", ("cancelled", "")),
-        (("NODE_FAIL", "None"), "running", ("lost", "Slurm says node_fail")),
-        (("COMPLETED", "None"), "running", ("lost", "started, not there any more")),
-        (None, "running", ("lost", "started, not there any more")),
-        (None, "stopped", ("stopped", "started, not there any more")),
-        (None, "queued", ("stopped", "started, not there any more")),
-        (None, "cancelled", ("cancelled", "")),
-        (None, None, ("lost", "Slurm knows it no longer and it wrote nothing")),
-    ],
-)
+@pytest.mark.parametrize(("queued", "was", "state"), [
+    (("PENDING", "Resources"), None, ("queued", "Resources")),
+    (("PENDING", "Dependency"), None, ("waiting", "")),
+    (("PENDING", "BeginTime"), "failed", ("queued", "BeginTime")),  # submitted again
+    (("RUNNING", "None"), None, ("running", "")),
+    (("COMPLETING", "None"), "running", ("running", "")),
+    (("RUNNING", "None"), "failed", ("failed", "why")),  # its last process is on the way out
+    (("RUNNING", "None"), "done", ("done", "")),
+    (("CANCELLED", "None"), "running", ("cancelled", "")),
+    (("CANCELLED", "None"), "stopped", ("cancelled", "")),
+    (("NODE_FAIL", "None"), "running", ("lost", "Slurm says node_fail")),
+    (("COMPLETED", "None"), "running", ("lost", "started, not there any more")),
+    (None, "running", ("lost", "started, not there any more")),
+    (None, "stopped", ("stopped", "started, not there any more")),
+    (None, "queued", ("stopped", "started, not there any more")),
+    (None, "cancelled", ("cancelled", "")),
+    (None, None, ("lost", "Slurm knows it no longer and it wrote nothing")),
+])  # fmt: skip
 def test_state_of_a_job_on_slurm(tmp_path, stand_in_slurm, queued, was, state):
     ledger, one = Ledger(tmp_path / "runs"), job("x/one")
     submit(ledger, one, job("x/two"), ids=("7_0", "7_1"))
@@ -85,18 +82,14 @@ def test_files_that_are_there_count_more_than_what_became_of_the_job(tmp_path, s
 
 
 def test_jobs_behind_others(tmp_path, stand_in_slurm):
-    """They wait while those run; they are blocked when those come to nothing, however far back."""
     ledger = Ledger(tmp_path / "runs")
     first, second = job("first"), job("second", needs=("first",))
     third = job("third", needs=("second", "first"))
     submit(ledger, first, second, third, ids=("7_0", "7_1", "7_2"))
     pending = [(f"7_{i}", "PENDING", "Dependency", "u1") for i in (1, 2)]
     stand_in_slurm.queue(("7_0", "RUNNING", "None", "u1"), *pending)
-    assert shown(ledger) == {
-        "first": ("running", ""),
-        "second": ("waiting", "for first"),
-        "third": ("waiting", "for second and 1 more"),
-    }
+    behind = {"second": ("waiting", "for first"), "third": ("waiting", "for second and 1 more")}
+    assert shown(ledger) == {"first": ("running", ""), **behind}
     write_status(ledger, first, "failed", "why")
     stand_in_slurm.queue(*((f"7_{i}", "CANCELLED", "Dependency", "u1") for i in (1, 2)))
     behind = {"second": ("blocked", "first failed"), "third": ("blocked", "second blocked")}
@@ -113,11 +106,8 @@ def test_slurm_that_does_not_answer_loses_nothing(tmp_path, stand_in_slurm):
     write_status(ledger, jobs[2], "failed", "why")
     stand_in_slurm.says("squeue", "", status=1)
     silent = "squeue does not answer"
-    assert shown(ledger) == {
-        "x/running": ("running", silent),
-        "x/queued": ("queued", silent),
-        "x/failed": ("failed", "why"),
-    }
+    alive = {"x/running": ("running", silent), "x/queued": ("queued", silent)}
+    assert shown(ledger) == {**alive, "x/failed": ("failed", "why")}
     assert status_text(Snapshot(ledger)).splitlines()[1] == "! squeue: exit 1"
 
 
@@ -132,40 +122,27 @@ def test_state_of_a_job_of_this_machine(tmp_path):
     with ledger.alone(runs):
         with ledger.running_pool("pool"):
             ledger.mark_cancelled(left)
-            assert shown(ledger) == {
-                "x/runs": ("running", ""),
-                "x/behind": ("waiting", "for x/runs"),
-                "x/next": ("queued", ""),
-                "x/left": ("cancelled", ""),
-            }
+            others = {"x/behind": ("waiting", "for x/runs"), "x/next": ("queued", "")}
+            others |= {"x/left": ("cancelled", "")}
+            assert shown(ledger) == {"x/runs": ("running", ""), **others}
         assert shown(ledger)["x/runs"][0] == "running", "its launcher was killed, it was not"
         assert shown(ledger)["x/next"] == ("lost", "its launcher ended first")
     assert shown(ledger)["x/runs"] == ("lost", "started, not there any more")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("OUT_OF_MEMORY", "running", "", "out of memory:  x  Slurm says out_of_memory | loss 3.2"),
-        ("NODE_FAIL", "running", "", "node failed:    x  Slurm says node_fail | loss 3.2"),
-        ("TIMEOUT", "running", "", "out of time:    x  Slurm says timeout | loss 3.2"),
-        (None, "running", "", "killed:         x  started, not there any more | loss 3.2"),
-        (
-            "FAILED",
-            None,
-            "script: line 9: module: command not found\nsrun: error: n1: task 0: Exited with 1\n",
-            "never started:  x  Slurm says failed | script: line 9: module: command not found",
-        ),
-        (
-            None,
-            None,
-            "srun: error: n1: no python\n",
-            "never started:  x  srun: error: n1: no python",
-        ),
-        (None, None, None, "forgotten:      x  Slurm knows it no longer and it wrote nothing"),
-        (None, None, "", "not submitted:  x  sbatch was not done with it, or failed"),
-    ],
-)
+@pytest.mark.parametrize("case", [
+    ("OUT_OF_MEMORY", "running", "", "out of memory:  x  Slurm says out_of_memory | loss 3.2"),
+    ("NODE_FAIL", "running", "", "node failed:    x  Slurm says node_fail | loss 3.2"),
+    ("TIMEOUT", "running", "", "out of time:    x  Slurm says timeout | loss 3.2"),
+    (None, "running", "", "killed:         x  started, not there any more | loss 3.2"),
+    ("FAILED", None,
+     "script: line 9: module: command not found\nsrun: error: n1: task 0: Exited with 1\n",
+     "never started:  x  Slurm says failed | script: line 9: module: command not found"),
+    (None, None,
+     "srun: error: n1: no python\n", "never started:  x  srun: error: n1: no python"),
+    (None, None, None, "forgotten:      x  Slurm knows it no longer and it wrote nothing"),
+    (None, None, "", "not submitted:  x  sbatch was not done with it, or failed"),
+])  # fmt: skip
 def test_a_lost_job_has_its_cause_in_a_word_and_the_last_line_said(tmp_path, stand_in_slurm, case):
     queued, was, wrapper, row = case
     ledger, one = Ledger(tmp_path / "runs"), job("x")
@@ -201,16 +178,13 @@ def test_what_is_blocked_is_told_by_its_root_in_one_line(tmp_path, stand_in_slur
     ]
 
 
-@pytest.mark.parametrize(
-    ("done", "eta_s", "age", "ends"),
-    [
-        (30, 100.0, 25, ", ETA 1:15"),
-        (30, 100.0, 110, ", no news for 1:50"),
-        (30, 5.0, 6, ""),  # a moment late is no news
-        (100, 0.0, 5, ""),  # this part of the run is over
-        (0, None, 5, ""),
-    ],
-)
+@pytest.mark.parametrize(("done", "eta_s", "age", "ends"), [
+    (30, 100.0, 25, ", ETA 1:15"),
+    (30, 100.0, 110, ", no news for 1:50"),
+    (30, 5.0, 6, ""),  # a moment late is no news
+    (100, 0.0, 5, ""),  # this part of the run is over
+    (0, None, 5, ""),
+])  # fmt: skip
 def test_no_time_is_told_that_is_not_known(tmp_path, done, eta_s, age, ends):
     ledger, one = Ledger(tmp_path / "runs"), job("x")
     submit(ledger, one, uid="pool-0", kind="local", cluster="local")

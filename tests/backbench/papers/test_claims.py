@@ -89,7 +89,6 @@ def test_a_changed_recipe_and_missing_trunks_prove_nothing(tmp_path, capsys):
 
 @pytest.mark.parametrize("how", ["unbacked", "unsettled"])
 def test_what_cannot_be_tested_is_not_measured(tmp_path, capsys, how):
-    """Numbers that nothing was kept for, and a fit that has not converged."""
     measured(tmp_path, NAMES, kept=how == "unsettled")
     if how == "unsettled":
         (file,) = tmp_path.rglob("lorac/results.jsonl")

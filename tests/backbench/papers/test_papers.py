@@ -20,8 +20,8 @@ FASTERNETS = 6 * 6  # counts of six models on six sets, printed for another crop
 
 
 def test_how_many_of_the_numbers_are_judgeable():
-    """All that the tables print is counted: 692 scores and spreads of images, CLLR's 30 on text, 36
-    on control with as many spreads, 16 spreads of its Table 0.6 and 24 hours of its Table 0.3."""
+    """The tables print 692 scores and spreads of images; CLLR's print 30 on text, 36 on control with
+    as many spreads, 16 spreads (Table 0.6) and 24 hours (Table 0.3)."""
     assert catalogue.coverage() == {
         None: 574,
         judging_rules.SPREAD: 44 + 16 + 36,
@@ -103,7 +103,6 @@ def test_every_grid_of_a_table_covers_that_tables_own_rows():
 
 @pytest.mark.parametrize("item", catalogue.items(), ids=lambda item: item.prints)
 def test_what_is_expected_is_measured_by_the_grid(item):
-    """Each number by the protocol that scores it, on a dataset that the recipe's probe has."""
     explicit = {
         (entry["protocol"], dataset)
         for entry in item.grid.evaluate
@@ -203,7 +202,6 @@ def test_one_table_says_what_is_measured_running_and_missing(tmp_path, capsys):
 
 
 def test_measured_numbers_are_counted_from_records(tmp_path, capsys):
-    """In the list, in a table's line and on the page; records beside the page are read by itself."""
     docs = tmp_path / "docs"
     measure(docs / "records", *STL10, dataset="stl10", value=58)
     assert main(["paper", "all", str(docs / "records")]) == 0

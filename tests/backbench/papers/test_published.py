@@ -11,8 +11,7 @@ from backbench.tasks import TASKS
 
 
 def key_of(line, ambiguous=()):
-    """The key of one line of the file, before the pretraining set; `ambiguous` holds the keys
-    without variant that several printed rows share."""
+    """A line's key, before the pretraining set; `ambiguous`: keys that several rows share."""
     parts = [line[name] for name in ("paper", "table", "model", "arch", "pretrain_epochs")]
     key = ":".join(map(published.slug, parts))
     text = published.variant(line["note"]) if key in ambiguous else None

@@ -35,18 +35,15 @@ def test_the_counts_are_the_printed_percents():
     assert ("resnet50.tv_in1k", 224, "imagenet-a") not in scores
 
 
-@pytest.mark.parametrize(
-    ("changed", "off", "word"),
-    [
-        ({}, 0, "within"),
-        ({}, 60, "within"),
-        ({}, -61, "outside"),
-        ({"crop_pct": 0.9995}, 0, "within"),
-        ({"crop_pct": 0.998}, 0, "unlike"),
-        ({"interpolation": "bilinear"}, 0, "unlike"),
-        ({"images": 9_999}, 0, "unlike"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "off", "word"), [
+    ({}, 0, "within"),
+    ({}, 60, "within"),
+    ({}, -61, "outside"),
+    ({"crop_pct": 0.9995}, 0, "within"),
+    ({"crop_pct": 0.998}, 0, "unlike"),
+    ({"interpolation": "bilinear"}, 0, "unlike"),
+    ({"images": 9_999}, 0, "unlike"),
+])  # fmt: skip
 def test_a_count_is_judged_within_the_sets_tolerance(changed, off, word):
     score = timm_scores.scores()[MODEL]
     found, why = timm_scores.verdict(score, right=score.right + off, **{**SAME, **changed})

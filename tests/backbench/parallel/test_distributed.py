@@ -136,8 +136,7 @@ def test_sync_batchnorm_is_batch_norm_in_one_process():
 def test_groups_are_normalised_as_if_alone():
     images, _ = data()
     plain, grouped = network(), batchnorm.convert_group_batchnorm(network(), 4)
-    # The convolution runs over 8 images at once or over 2 at a time: equal up to rounding, not to
-    # the bit
+    # The convolution runs over 8 images at once or over 2 at a time: equal up to rounding
     alone = torch.cat([copy.deepcopy(plain)(part) for part in images.chunk(4)])
     torch.testing.assert_close(grouped(images), alone, rtol=1e-10, atol=1e-10)
     kept = []

@@ -166,7 +166,6 @@ def test_a_mistake_in_a_family_names_the_variant(tmp_path, text, variant, messag
 
 
 def test_every_name_is_found_once():
-    """A name is a file's or a variant's, and never two recipes in one folder have it."""
     for kind in ("pretrain", "transfer", "grids", "clusters", "reproduce"):
         names = config.recipe_names(kind)
         assert len(names) == len(set(names)) > 0

@@ -92,17 +92,13 @@ def test_a_file_comes_whole(server, tmp_path):
 REST = f"bytes={1 << 20}-"
 
 
-@pytest.mark.parametrize(
-    ("tag", "then", "asked"),
-    [
-        ('"v1"', {}, REST),
-        # Never the head of one version and the tail of the other; without a version, all anew
-        ('"v1"', {"data": DATA[::-1], "tag": '"v2"'}, REST),
-        ("", {}, None),
-        ('W/"weak"', {}, None),
-    ],
-    ids=["goes on", "another file", "no tag", "weak tag"],
-)
+@pytest.mark.parametrize(("tag", "then", "asked"), [
+    ('"v1"', {}, REST),
+    # Never the head of one version and the tail of the other; without a version, all anew
+    ('"v1"', {"data": DATA[::-1], "tag": '"v2"'}, REST),
+    ("", {}, None),
+    ('W/"weak"', {}, None),
+], ids=["goes on", "another file", "no tag", "weak tag"])  # fmt: skip
 def test_what_broke_off_goes_on_where_it_is_the_same_file(server, tmp_path, tag, then, asked):
     server.tag = tag
     begin(server, tmp_path)
@@ -113,7 +109,6 @@ def test_what_broke_off_goes_on_where_it_is_the_same_file(server, tmp_path, tag,
 
 
 def test_after_a_reset_between_two_pieces_it_goes_on(server, tmp_path, monkeypatch):
-    """As after a kill there."""
     read = http.client.HTTPResponse.read
 
     def first(answer, amount):

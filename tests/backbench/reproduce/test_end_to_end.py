@@ -1,5 +1,4 @@
-"""The short list on fabricated files in the public ones' layouts, with small images: refused, killed,
-continued, and its bundle."""
+"""The short list on fabricated files with small images: refused, killed, continued, bundled."""
 
 import hashlib
 import json

@@ -23,7 +23,6 @@ DINO, MOCO = "d" * 64, "e" * 64
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_list_names_what_there_is(name, tmp_path):
-    """Every page and digest has its source, every row is printed, every part can be launched."""
     one = selection.read_list(name)
     for about in one.files.values():
         assert about.page.startswith("https://") and (about.url or about.by_hand)
@@ -114,22 +113,19 @@ EP = {"task": "attentive", "dataset": "imagenet", "protocol": "attentive-ep-v1"}
 OWN = {"task": "ood", "dataset": "imagenet-val", "protocol": "own-all"}
 
 
-@pytest.mark.parametrize(
-    ("of", "row", "value", "verdict"),
-    [
-        # The printed numbers are the best on val, so ours may be lower by more than higher
-        ("dinov3 dinov3_vit_small", SEG, 46.21, "within"),
-        ("dinov3 dinov3_vit_small", SEG, 46.19, "outside"),
-        ("dinov3 dinov3_vit_small", SEG, 47.29, "within"),
-        ("dinov3 dinov3_vit_small", SEG, 47.31, "outside"),
-        ("dinov3 dinov3_convnext_tiny", SEG, 42.7, "unlike"),
-        ("efficient_probing hiera_base", EP, 75.09, "within"),
-        ("efficient_probing hiera_base", EP, 75.99, "outside"),
-        ("efficient_probing mae_vitb16", EP, 75.46, "unlike"),
-        ("heads moco_v3_100", OWN, 68.99, "within"),
-        ("heads moco_v3_100", OWN, 69.01, "outside"),
-    ],
-)
+@pytest.mark.parametrize(("of", "row", "value", "verdict"), [
+    # The printed numbers are the best on val, so ours may be lower by more than higher
+    ("dinov3 dinov3_vit_small", SEG, 46.21, "within"),
+    ("dinov3 dinov3_vit_small", SEG, 46.19, "outside"),
+    ("dinov3 dinov3_vit_small", SEG, 47.29, "within"),
+    ("dinov3 dinov3_vit_small", SEG, 47.31, "outside"),
+    ("dinov3 dinov3_convnext_tiny", SEG, 42.7, "unlike"),
+    ("efficient_probing hiera_base", EP, 75.09, "within"),
+    ("efficient_probing hiera_base", EP, 75.99, "outside"),
+    ("efficient_probing mae_vitb16", EP, 75.46, "unlike"),
+    ("heads moco_v3_100", OWN, 68.99, "within"),
+    ("heads moco_v3_100", OWN, 69.01, "outside"),
+])  # fmt: skip
 def test_a_pages_number_has_its_own_tolerance(tmp_path, of, row, value, verdict):
     name, file = of.split()
     store.append(tmp_path, [a_result(checkpoint=DINO, name=file, **DEEP, **row, value=value)])
@@ -210,21 +206,17 @@ def resealed(members, name, data):
     members[bundle.MANIFEST] = json.dumps(manifest).encode()
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "said"),
-    [
-        (lambda m: m.update({"results/1/results.jsonl": better(m["results/1/results.jsonl"])}),
-         2, "results/1/results.jsonl was changed"),
-        (lambda m: m.pop(bundle.PAGE), 2, "table.md is not in both"),
-        (lambda m: m.update({"../evil.py": b"1"}), 2, "../evil.py is not in both"),
-        (lambda m: m.update({bundle.MANIFEST: b"{}"}), 2, "no bundle of `backbench reproduce`"),
-        (lambda m: m.update({bundle.MANIFEST: b"[" * 9999}), 2, "manifest.json"),
-        (lambda m: resealed(m, bundle.TABLE, better(m[bundle.TABLE])), 1, "does not follow"),
-        (lambda m: resealed(m, bundle.LIST, m[bundle.LIST].replace(b"67.5", b"67.0")), 1,
-         "does not follow"),
-    ],
-    ids=["row", "lost", "more", "no manifest", "nested", "table", "list"],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "status", "said"), [
+    (lambda m: m.update({"results/1/results.jsonl": better(m["results/1/results.jsonl"])}),
+     2, "results/1/results.jsonl was changed"),
+    (lambda m: m.pop(bundle.PAGE), 2, "table.md is not in both"),
+    (lambda m: m.update({"../evil.py": b"1"}), 2, "../evil.py is not in both"),
+    (lambda m: m.update({bundle.MANIFEST: b"{}"}), 2, "no bundle of `backbench reproduce`"),
+    (lambda m: m.update({bundle.MANIFEST: b"[" * 9999}), 2, "manifest.json"),
+    (lambda m: resealed(m, bundle.TABLE, better(m[bundle.TABLE])), 1, "does not follow"),
+    (lambda m: resealed(m, bundle.LIST, m[bundle.LIST].replace(b"67.5", b"67.0")), 1,
+     "does not follow"),
+], ids=["row", "lost", "more", "no manifest", "nested", "table", "list"])  # fmt: skip
 def test_a_changed_bundle_is_refused(sent, capsys, change, status, said):
     changed(sent, change)
     assert cli.main(["reproduce", "--check", str(sent)]) == status
@@ -239,17 +231,14 @@ def test_what_is_no_zip_is_refused(tmp_path, capsys, content):
     assert "not readable as a bundle" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("page: https://x.org, file: ../a.pth, url: https://x.org", "without a folder"),
-        ("page: https://x.org, file: a.pth", "by_hand"),
-        ("page: https://x.org, file: a.pth, url: https://x.org, md5: ab", "eight or more"),
-        ("page: https://x.org, file: a.pth, url: https://x.org, md5: abcdef01", "digest_page"),
-        ("page: https://x.org, file: a.pth, url: file:///etc/passwd", "https://"),
-        ("page: https://x.org, file: a.pth, url: https://x.org, rows: [lorac:9]", "lorac:9"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ("page: https://x.org, file: ../a.pth, url: https://x.org", "without a folder"),
+    ("page: https://x.org, file: a.pth", "by_hand"),
+    ("page: https://x.org, file: a.pth, url: https://x.org, md5: ab", "eight or more"),
+    ("page: https://x.org, file: a.pth, url: https://x.org, md5: abcdef01", "digest_page"),
+    ("page: https://x.org, file: a.pth, url: file:///etc/passwd", "https://"),
+    ("page: https://x.org, file: a.pth, url: https://x.org, rows: [lorac:9]", "lorac:9"),
+])  # fmt: skip
 def test_a_list_that_says_too_little_is_refused(tmp_path, capsys, change, said):
     text = f"title: t\nestimate: e\ncheckpoints: {{one: {{{change}}}}}\nparts: []\n"
     (tmp_path / "mine.yaml").write_text(text)

@@ -190,8 +190,7 @@ def columns_of(*rows):
 
 
 def test_other_images_under_the_same_names_are_a_column_apart():
-    """Most checkpoints' images are unmarked; a row that does not say its images is marked only
-    beside rows that do."""
+    """Most checkpoints' images are unmarked; unknown images are marked only beside known ones."""
     rows = []
     for n, held in enumerate(("1a2b" * 4, "1a2b" * 4, "9f" * 8, None)):
         row = changed(base("sgd"), checkpoint=str(n) * 64)

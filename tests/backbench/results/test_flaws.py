@@ -1,5 +1,4 @@
-"""A number that an erratum touches, or whose trunk has seen the test images, is named and not
-ranked."""
+"""A number is named and not ranked where an erratum touches it or the trunk saw the test images."""
 
 import dataclasses
 
@@ -23,14 +22,11 @@ def test_an_erratum_names_rows_that_lack_what_its_mending_added(entry):
     assert len(entry["what"]) > 20 and set(entry) <= {"id", "what", "tasks", "lacks"}
 
 
-@pytest.mark.parametrize(
-    ("trained_on", "mark", "words"),
-    [
-        (["imagenet"], "best", "may hold these test images"),
-        (["stl10"], "best", ""),
-        (["places365", "stl10:test"], "unsettled", "has seen the test images"),
-    ],
-)
+@pytest.mark.parametrize(("trained_on", "mark", "words"), [
+    (["imagenet"], "best", "may hold these test images"),
+    (["stl10"], "best", ""),
+    (["places365", "stl10:test"], "unsettled", "has seen the test images"),
+])  # fmt: skip
 def test_a_trunk_that_has_seen_the_test_images_is_marked(tmp_path, trained_on, mark, words):
     boards.synthetic(tmp_path, ["one", "two"], [KIND], gap=15)
     for file in store.files_below(tmp_path):

@@ -18,10 +18,8 @@ from backbench.untrusted import jsons
 
 
 def test_a_result_comes_back_as_it_was_written(tmp_path):
-    rows = [
-        a_result(chosen={"lr": 3.16, "split": "val"}),
-        a_result(value=None, ci95=None, engine="torchvision"),
-    ]
+    rows = [a_result(chosen={"lr": 3.16, "split": "val"})]
+    rows.append(a_result(value=None, ci95=None, engine="torchvision"))
     store.append(tmp_path, rows)
     read, problems = store.read(tmp_path)
     assert read == rows
@@ -85,7 +83,6 @@ def test_a_fifo_in_the_place_of_results_is_none(tmp_path):
 
 
 def test_two_writers_of_the_same_numbers_write_each_once(tmp_path):
-    """Two processes, one of them backwards."""
     rows = [a_result(metric=f"top1_k{k}") for k in range(20)]
     child = os.fork()
     if not child:
@@ -196,7 +193,6 @@ BAD += [b'{"deep": ' + b"[" * 100_000, b'"a\nb"', b"-NaN", b"9" * 5000, b""]
 
 
 def test_lines_read_fast_are_the_lines_read_slowly():
-    """Equal values of equal types; what is refused is refused in the same words."""
     for line in LINES:
         assert repr(jsons.decode_line(line)) == repr(jsons.decode(line)), line
     for line in BAD:

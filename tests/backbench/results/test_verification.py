@@ -121,7 +121,6 @@ def test_merge_keeps_each_list_once_and_what_it_wrote_is_verified(tmp_path, caps
 
 
 def test_a_list_is_read_within_bounds(tmp_path, monkeypatch):
-    """A packed list that grows without end is no list."""
     monkeypatch.setattr(verification, "_LARGEST_LIST", 1000)
     monkeypatch.setattr(verification, "_lists", {})
     record = forgeries.copied("knn", tmp_path)
@@ -129,18 +128,15 @@ def test_a_list_is_read_within_bounds(tmp_path, monkeypatch):
     assert stands.result.origin["verified"] == verification.FROM_KEPT
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        forgeries.put("chosen", "reference_batch", to=0),
-        forgeries.put("chosen", "scores", to={"1": "a", "b": None}),
-        forgeries.put("chosen", "lr", to="x"),
-        forgeries.put("provenance", "recipe", "lr", to=["x", None]),
-        forgeries.put("provenance", "recipe", to={"kind": "logreg", "l2": [1e-6, 1e5, 10**12]}),
-        forgeries.put("provenance", "draws", to=["x"]),
-        forgeries.arrays(lambda a: {"label": a["label"] + 10**17}),
-    ],
-)
+@pytest.mark.parametrize("edit", [
+    forgeries.put("chosen", "reference_batch", to=0),
+    forgeries.put("chosen", "scores", to={"1": "a", "b": None}),
+    forgeries.put("chosen", "lr", to="x"),
+    forgeries.put("provenance", "recipe", "lr", to=["x", None]),
+    forgeries.put("provenance", "recipe", to={"kind": "logreg", "l2": [1e-6, 1e5, 10**12]}),
+    forgeries.put("provenance", "draws", to=["x"]),
+    forgeries.arrays(lambda a: {"label": a["label"] + 10**17}),
+])  # fmt: skip
 def test_a_record_of_odd_values_is_named_and_costs_nothing(edit, tmp_path):
     record = forgeries.copied("linear", tmp_path)
     if "l2" not in record.line["chosen"]:

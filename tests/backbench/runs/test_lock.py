@@ -29,10 +29,8 @@ def on_another_machine(folder):
 
 def test_the_second_is_told_who_is_there_and_the_dead_hold_nothing(tmp_path):
     first = holder(tmp_path)
-    with (
-        pytest.raises(BadInput, match=f"process {first.pid} on .* is at work; wait for it"),
-        lock.held(tmp_path),
-    ):
+    told = f"process {first.pid} on .* is at work; wait for it"
+    with pytest.raises(BadInput, match=told), lock.held(tmp_path):
         pass
     first.kill()  # its forked child lives on
     first.wait()
@@ -61,10 +59,8 @@ def test_a_machine_whose_heart_beats_is_left_alone(tmp_path):
     alive = threading.Thread(target=live)
     alive.start()
     try:
-        with (
-            pytest.raises(BadInput, match=r"process 41 on n7 \(since 2026-01-02 03:04\) is at"),
-            lock.held(tmp_path),
-        ):
+        told = r"process 41 on n7 \(since 2026-01-02 03:04\) is at"
+        with pytest.raises(BadInput, match=told), lock.held(tmp_path):
             pass
     finally:
         ended.set()

@@ -136,7 +136,6 @@ def test_a_temperature_follows_the_scale_of_the_logits():
     fitted = head_scores.fit_temperature(z.split(64), label.tolist())
     scaled = head_scores.fit_temperature((3 * z).split(64), label.tolist())
     assert scaled == pytest.approx(3 * fitted, rel=1e-5)
-    # LBFGS, run to its end
     log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
     solver = torch.optim.LBFGS([log_t], max_iter=200, tolerance_grad=1e-12, tolerance_change=1e-15)
 

@@ -1,5 +1,5 @@
-"""What the intervals cover and the tests call, on simulated columns: a small part of
-`benchmarks/intervals.py`, with bounds three standard errors from what it prints."""
+"""Intervals and tests on simulated columns: a small part of `benchmarks/intervals.py`, with bounds
+three standard errors from what it prints."""
 
 import numpy as np
 import pytest
@@ -42,8 +42,7 @@ def test_top1_covers(n, share):
 )
 @pytest.mark.parametrize("part", [0.05, 0.3, 0.5, 0.8, 0.95])
 def test_few_draws_hold_the_rate_whatever_varies(draws, part, least, most):
-    """Equals are called different at the same rate, whether it is the draws that vary or the
-    images: integrated over what normal draws may look like."""
+    """Equals are called different at one rate, integrated over what normal draws may look like."""
     images, steps = 1000, 100
     weight = np.full(images, 1 / images)
     shape = np.linspace(-1, 1, draws) / np.linspace(-1, 1, draws).std(ddof=1)
@@ -92,7 +91,6 @@ def test_the_average_counts_how_little_few_seeds_tell():
 
 
 def test_one_seed_has_no_interval():
-    """The interval of several is tested on the board."""
     assert confidence.of_seeds([70.0]) is None
 
 
@@ -109,7 +107,6 @@ def test_all_right_is_no_certainty():
 
 
 def test_few_label_files_are_compared_over_draws_and_images(tmp_path):
-    """What the probe keeps is what is read."""
     label = np.arange(300) % 10
     p = simulated.Population(0)
     files = []

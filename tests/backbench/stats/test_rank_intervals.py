@@ -27,8 +27,6 @@ def test_exact_ties_share_a_rank():
 
 
 def test_nothing_is_imputed():
-    """Who was measured only where the field is strong is not behind for it, and who has nothing in
-    common with another is not told from it."""
     rng = np.random.default_rng(0)
     strong = rng.normal(80, 1, (3, 12))
     values = np.full((5, 24), NAN)

@@ -139,7 +139,6 @@ def _mentioning(text: str) -> list[Path]:
 
 
 def test_a_rows_command_measures_the_same_value(whole, tmp_path):
-    """The command that the page shows for a number gives that number."""
     for part in ("semisup/lorac", "detection/random/faster"):
         rows, _ = store.read(whole / part)
         command = command_again(rows[0], out=str(tmp_path / part))

@@ -1,5 +1,4 @@
-"""Features of the authors' own files of vision transformers against the equations that their papers
-and code state, in float64 on the file's keys, without timm.
+"""Features of the authors' ViT files against their papers' equations, in float64, without timm.
 
     tokens = [class token, patches] + positions                       arXiv:2010.11929, eq. 1
     x = x + attention(LN(x));  x = x + W2 gelu(W1 LN(x))              eq. 2, 3

@@ -351,10 +351,9 @@ def test_a_reading_that_the_trunk_lacks_is_refused_at_import(tmp_path, model):
         importing.read(saved(state, tmp_path), reading="map", **how)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "match"),
-    [("hidden_act", "relu", "act_layer=relu"), ("rope_theta", 10000.0, "'rope_theta' is 10000")],
-)
+@pytest.mark.parametrize(("key", "value", "match"), [
+    ("hidden_act", "relu", "act_layer=relu"), ("rope_theta", 10000.0, "'rope_theta' is 10000"),
+])  # fmt: skip
 def test_the_hubs_configuration_is_read_or_refused(tmp_path, key, value, match):
     from support import timm_fixtures as fx
 

@@ -97,7 +97,6 @@ def test_the_same_tensors_read_otherwise_are_another_row():
         for reading in ("cls", "mean", "cls+mean", "cls@2")
     }
     assert len(digests) == 8
-    # One way to write a name
     shuffled = "timm:vit_tiny_patch16_224,patch_size=8,num_heads=2,img_size=32,embed_dim=24,depth=3"
     kept = Checkpoint(arch=shuffled, method="random", state_dict=state)
     assert (kept.arch, kept.stem, kept.reading) == (VIT, "native", "cls")
@@ -293,7 +292,6 @@ def test_modules_of_one_class_are_one_row_only_under_one_identity():
         given(mean, identity="a\nb")
 
 
-# --- CMC's pair ---
 def test_lab_has_the_values_of_known_colours():
     """Of red, green, blue, white and a gray, by the CIE's formulas for sRGB under D65."""
     known = {
