@@ -156,7 +156,6 @@ def test_rates_and_decay_by_layer(tiny_root, tmp_path, checkpoints, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_frozen_or_trained(tiny_root, tmp_path, checkpoints, engine, frozen):
-    """A step moves everything that a map depends on, or, frozen, nothing of the trunk."""
     words = ("MODEL.TRUNK.FROZEN", str(frozen), "SOLVER.WARMUP_ITERS", "0")
     run = run_of(tiny_root, tmp_path, checkpoints, CONVNEXT, *words, engine=engine)
     p, e = built(run)
@@ -175,7 +174,6 @@ def test_frozen_or_trained(tiny_root, tmp_path, checkpoints, engine, frozen):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("of", [("mask", CONVNEXT), ("keypoint", VIT)], ids=lambda of: of[0])
 def test_masks_and_keypoints_too(tiny_root, tmp_path, checkpoints, engine, of):
-    """A step teaches every part of the detector, the task's own head among them; then it finds."""
     task, arch = of
     backbone, norm = (backbones.FPN, "") if arch == CONVNEXT else (backbones.SIMPLE, "LN")
     words = ("MODEL.BACKBONE.NAME", backbone, "MODEL.FPN.NORM", norm, "SOLVER.OPTIMIZER", "ADAMW")

@@ -80,7 +80,6 @@ def test_perfect_and_missing_detections(voc):
 
 @pytest.mark.parametrize("year", [2007, 2012])
 def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
-    """Every image once gives the AP of both of VOC's kinds; a draw of no image gives 0."""
     import torch
 
     from detection import evaluate

@@ -71,7 +71,6 @@ def test_stages_and_detections_are_those_of_the_file(engine):
 
 
 def test_images_read_by_workers_have_the_same_detections(engine):
-    """In the records' order; an unreadable image ends it in one line after the others."""
     engine, records = engine
     records = records[:3]
     expected = [engine.predict(record) for record in records]

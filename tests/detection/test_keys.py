@@ -80,9 +80,8 @@ SAMPLERS = ("MODEL.RPN", "MODEL.ROI_HEADS")
 SPECIAL = dict.fromkeys(TOPK, ("5",))
 SPECIAL |= {f"{sampler}.POSITIVE_FRACTION": ("0.1",) for sampler in SAMPLERS}
 SPECIAL |= {f"{sampler}.BATCH_SIZE_PER_IMAGE": ("8",) for sampler in SAMPLERS}
-SPECIAL |= {
-    f"INPUT.{side}": ("64",) for side in ("MAX_SIZE_TRAIN", "MIN_SIZE_TEST", "MAX_SIZE_TEST")
-}
+SIDES = ("MAX_SIZE_TRAIN", "MIN_SIZE_TEST", "MAX_SIZE_TEST")
+SPECIAL |= {f"INPUT.{side}": ("64",) for side in SIDES}
 SPECIAL |= {f"MODEL.{part}.NORM": ("BN",) for part in ("RESNETS", "FPN")}
 SPECIAL |= {
     "MODEL.RPN.BOUNDARY_THRESH": ("0",),

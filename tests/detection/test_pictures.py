@@ -66,7 +66,6 @@ def test_a_label_is_dark_on_the_ground_of_its_colour(root, tmp_path):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_part_of_an_image_in_run_lengths(seed):
-    """Those of pycocotools for the whole bitmap, also where a run goes on in the next column."""
     rng = np.random.default_rng(seed)
     height, width = (int(v) for v in rng.integers(1, 12, 2))
     h, w = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))

@@ -275,9 +275,8 @@ def test_two_nodes_by_hand_and_by_slurm_are_two_processes(tiny_root, x, tmp_path
         hand.append(([*words, "--dist-url", f"tcp://127.0.0.1:{port}"], {}))
     port = free_ports()[0]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURM_NTASKS": "2"}
-    slurm = [
-        (["--num-machines", "2"], {**meet, "SLURM_PROCID": r, "SLURM_LOCALID": "0"}) for r in "01"
-    ]
+    two = ["--num-machines", "2"]
+    slurm = [(two, {**meet, "SLURM_PROCID": r, "SLURM_LOCALID": "0"}) for r in "01"]
     for name, ways in (("hand", hand), ("slurm", slurm)):
         out = tmp_path / name
         for said, status in on_two_nodes(config, tiny_root, out, ways, *more):

@@ -86,7 +86,6 @@ def test_finetuning_and_analysis(tiny_root, trunk, tmp_path, monkeypatch):
 @pytest.mark.parametrize("task", DETECTORS)
 @pytest.mark.parametrize("engine", ["torchvision", "detectron2"])
 def test_detectors_take_steps(engine, task, amp, tiny_root, tmp_path):
-    """The trunk arrives, the first loss is the CPU's, three steps are finite, something is found."""
     if engine == "detectron2":
         pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     if amp == "fp16" and DEVICE == "cpu":

@@ -39,7 +39,6 @@ def exact():
 
 @pytest.mark.parametrize("name", CASES)
 def test_method_equals_the_cpu(name):
-    """Loss, gradients and state of three steps in float64; no step waits."""
     expected, found = train(CASES[name]), train(CASES[name], device=DEVICE, around=no_waits)
     for key, value in expected.items():
         assert found[key].device.type == DEVICE

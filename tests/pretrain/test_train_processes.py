@@ -86,7 +86,6 @@ def test_a_signal_to_one_process_stops_all_and_they_continue_exactly(root, tmp_p
 
 @pytest.mark.slow
 def test_a_run_continues_on_another_number_of_processes(root, tmp_path):
-    """Stopped on two, continued on four, with groups and micro-batches: one process's weights."""
     # Four images to a group: with two, on 1x1 maps, rounding grows a thousandfold in a step
     same = ("precision=fp64", "accumulate=2", "batch_size=16", "epochs=4", MOCO)
     assert pretrain(root, tmp_path / "whole", 1, *same)[0] == 0

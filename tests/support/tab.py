@@ -13,9 +13,8 @@ from pathlib import Path
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
 FLAGS += ["--no-default-browser-check"]
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
 LIMIT = 60.0  # seconds of any test's browser
 # Key -> its code, and the text that it types
 _KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "Backspace": (8, "")}

@@ -74,7 +74,6 @@ def values(out):
 
 @pytest.mark.slow
 def test_one_pass_serves_all_checkpoints(tiny_root, tmp_path, decoder, monkeypatch) -> None:
-    """Their numbers are those by hand."""
     monkeypatch.setattr(stats, "ALPHA_RANKS", (2, 9))  # thirty images do not have fifty ranks
     head = _heads.build_head(_heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512)
     heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
@@ -150,7 +149,6 @@ def test_one_pass_serves_all_checkpoints(tiny_root, tmp_path, decoder, monkeypat
 
 
 def test_projector_and_trunk_never_share_a_panel(tmp_path, monkeypatch) -> None:
-    """Also where only some checkpoints have kept theirs."""
     panels: list[list[tuple[str, str]]] = []
 
     def panel(ax, spaces, colors) -> None:

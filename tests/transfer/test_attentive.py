@@ -92,7 +92,6 @@ def trained(p, lrs, steps=200, **changes):
 
 @POOLS
 def test_each_head_is_what_it_would_be_alone(p, monkeypatch):
-    """200 steps of two rates in one pass, in pieces, against each rate alone, whole."""
     lrs = p.lr[:2]
     alone = [trained(p, (lr,)).heads[0] for lr in lrs]
     monkeypatch.setattr("transfer.probe_attentive.PIECE", 500)

@@ -438,7 +438,6 @@ def test_probes_on_cached_features(trees, two_trunks, tmp_path, protocol):
 
 @pytest.mark.slow
 def test_two_processes_share_the_features_and_one_goes_on_alone(trees, two_trunks, tmp_path):
-    """Also where every feature is in the cache already, and where the rows are there."""
     root, file = trees("classes"), tmp_path / "knn.yaml"
     geometry = {"resize": 32, "crop": 32}
     text = {"kind": "knn", "protocol": "knn-demo-v1", "k": [1, 5], "geometry": geometry}

@@ -80,7 +80,6 @@ def cut(maps, height, width):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_pixel_is_as_a_loop_has_it(tmp_path, monkeypatch, seed):
-    """With many ignored pixels, whole patches of them, and a bank that is looked through in pieces."""
     monkeypatch.setattr(probe_seg_knn, "PIECE", 60)
     draw = np.random.default_rng(seed)
     height, width, dim = grid = (2, 4, 5)

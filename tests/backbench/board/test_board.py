@@ -59,9 +59,8 @@ def test_the_average_appears_only_when_complete(tmp_path):
     metrics = {name: DATASETS[name].metric for name in TWELVE}
     pairs = enumerate(metrics.items())
     twelve = [a_result(dataset=d, metric=m, value=50.0 + i) for i, (d, m) in pairs]
-    eleven = [
-        a_result(checkpoint="b" * 64, name="b", dataset=d, metric=metrics[d]) for d in TWELVE[:-1]
-    ]
+    b = {"checkpoint": "b" * 64, "name": "b"}
+    eleven = [a_result(**b, dataset=d, metric=metrics[d]) for d in TWELVE[:-1]]
     board = board_of(tmp_path, *twelve, *eleven)
     average = next(c for c in board.columns if c.dataset == "average")
     assert average.name == "linear/average/average@linear-lorac-v1"
@@ -83,9 +82,8 @@ def test_the_average_adds_half_widths_in_squares(tmp_path):
     stopped = dataclasses.replace(rows[0], chosen={"converged": False})
     unsettled = board_of(tmp_path / "unsettled", stopped, *rows[1:])
     assert not unsettled.cell(unsettled.rows[0], average).settled
-    lacking = board_of(
-        tmp_path / "b", *rows[1:], a_result(dataset=TWELVE[0], metric="mean_per_class", ci95=None)
-    )
+    first = a_result(dataset=TWELVE[0], metric="mean_per_class", ci95=None)
+    lacking = board_of(tmp_path / "b", *rows[1:], first)
     cell = lacking.cell(lacking.rows[0], average)
     assert (cell.value, cell.ci95) == (pytest.approx(91.25), None)
 
@@ -152,11 +150,9 @@ def test_tables_of_the_papers(tmp_path):
     boards.synthetic(tmp_path / "runs", names, boards.PAPER, gap=12, seeds=3)
     folders = [f"--latex={tmp_path / 'tex'}", f"--markdown={tmp_path / 'md'}"]
     assert cli.main(["leaderboard", str(tmp_path / "runs"), *folders, "-q"]) == 0
-    names = {
-        item.grid.name
-        for item in catalogue.items()
-        if any(judging_rules.reason(n) not in judging_rules.NO_SCORES for n in item.numbers)
-    }
+    printed = [(item.grid.name, n) for item in catalogue.items() for n in item.numbers]
+    unscored = judging_rules.NO_SCORES
+    names = {name for name, n in printed if judging_rules.reason(n) not in unscored}
     assert {"lorac_table1", "mio_sec41", "arb_fig7", "cllr_table06"} <= names
     assert {p.stem for p in (tmp_path / "tex").iterdir()} == names | {"board"}
     for name in names:
@@ -295,9 +291,8 @@ def test_another_test_list_is_not_judged(tmp_path, capsys):
     row = a_result(value=92.0)
     few = {**row.provenance, "images": {**row.provenance["images"], "test": 50}}
     store.append(tmp_path / "runs", [a_result(value=92.0, provenance=few)])
-    records.checkpoint_header(
-        tmp_path / "runs" / "backbone.safetensors", "a" * 64, expected=[LORAC_KEY]
-    )
+    file = tmp_path / "runs" / "backbone.safetensors"
+    records.checkpoint_header(file, "a" * 64, expected=[LORAC_KEY])
     assert cli.main(["leaderboard", str(tmp_path / "runs"), "--check", "-q"]) == 1
     out = capsys.readouterr().out
     assert "not of linear/cifar10:test~n50000+50/top1@linear-lorac-v1" in out

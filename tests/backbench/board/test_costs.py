@@ -26,17 +26,15 @@ def row(checkpoint, trunk, *, dataset="cifar10", speed=None, recorded=1.0, **mor
 
 @pytest.fixture
 def runs(tmp_path):
-    store.append(
-        tmp_path,
-        [
-            row("a", R18, dataset="dtd", speed=20.0, recorded=2.0),
-            row("a", R18, dataset="pets", speed=25.0, recorded=3.0),
-            row("a", R18, dataset="food", recorded=4.0),  # its features came from the cache
-            row("a", {**R18, "side": 32, "gflops": 0.037}, speed=900.0, recorded=9.0),
-            row("b", VIT, speed=10.5),
-            row("c", None),
-        ],
-    )
+    rows = [
+        row("a", R18, dataset="dtd", speed=20.0, recorded=2.0),
+        row("a", R18, dataset="pets", speed=25.0, recorded=3.0),
+        row("a", R18, dataset="food", recorded=4.0),  # its features came from the cache
+        row("a", {**R18, "side": 32, "gflops": 0.037}, speed=900.0, recorded=9.0),
+        row("b", VIT, speed=10.5),
+        row("c", None),
+    ]
+    store.append(tmp_path, rows)
     return tmp_path
 
 

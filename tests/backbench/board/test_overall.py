@@ -25,9 +25,8 @@ def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
     assert cli.main(["leaderboard", str(runs), *where, "-q"]) == 0
     out = capsys.readouterr().out
     said = out.splitlines()[0]
-    assert said.startswith(
-        "lorac leads alone over all 18 measurements: rank 1 of 3 with 95% confidence"
-    )
+    alone = "lorac leads alone over all 18 measurements: rank 1 of 3 with 95% confidence"
+    assert said.startswith(alone)
     assert "LORAC's twelve too" in said and "over 3 measurements of detection" in said
     assert said.count(".") == 1 and said.endswith(".")
     assert "[rank] over all 18 measurements" in out

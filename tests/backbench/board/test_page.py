@@ -20,9 +20,8 @@ browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed
 
 
 def data_of(page):
-    texts = re.findall(
-        r'<script type="application/json" id="[a-z]+">(.*?)</script>', page.read_text(), re.DOTALL
-    )
+    script = r'<script type="application/json" id="[a-z]+">(.*?)</script>'
+    texts = re.findall(script, page.read_text(), re.DOTALL)
     assert len(texts) == 2
     return json.loads(texts[0]) | json.loads(texts[1])
 

@@ -89,9 +89,8 @@ def test_dark_and_light(browser, page):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_links_land_where_they_say(browser, page, width):
     browser.open(page, width)
-    sections = browser.see(
-        "[...document.querySelectorAll('#nav a')].map(a => a.getAttribute('href').slice(1))"
-    )
+    links = "[...document.querySelectorAll('#nav a')].map(a => a.getAttribute('href').slice(1))"
+    sections = browser.see(links)
     assert {"table", "overall", "compare", "curves", "detections"} <= set(sections)
     for name in sections:
         browser.see("scrollTo(0, 0)")

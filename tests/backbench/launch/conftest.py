@@ -51,9 +51,8 @@ class Lab:
         """A cluster file of this kind; with `fake` its verbs are the stand-ins."""
         path = self.root / f"{kind}{len(list(self.root.glob(f'{kind}*')))}.yaml"
         command = {"command": shlex.join(FAKE)} if fake else {}
-        path.write_text(
-            json.dumps({"name": path.stem, "kind": kind, "signal_s": 20, **command, **content})
-        )
+        text = {"name": path.stem, "kind": kind, "signal_s": 20, **command, **content}
+        path.write_text(json.dumps(text))
         return str(path)
 
     def slurm(self, *, fake: bool = True, jobs: int = 4, **resources) -> str:
@@ -61,9 +60,8 @@ class Lab:
         return self.cluster("slurm", fake=fake, jobs=jobs, resources={"default": asked})
 
     def run(self, grid: str, cluster: str, out: str, *more: str) -> int:
-        return cli.main(
-            ["launch", "run", grid, "--cluster", cluster, "--out", str(self.root / out), *more]
-        )
+        line = ["launch", "run", grid, "--cluster", cluster, "--out", str(self.root / out), *more]
+        return cli.main(line)
 
     def launch(self, action: str, out: str, *more: str) -> int:
         return cli.main(["launch", action, *more, "--out", str(self.root / out)])
@@ -195,8 +193,7 @@ def three_nodes():
 @pytest.fixture(scope="session")
 def shell():
     def run(command: str) -> str:
-        return subprocess.run(
-            shlex.split(command), capture_output=True, text=True, check=True, timeout=60
-        ).stdout
+        words = shlex.split(command)
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
 
     return run

@@ -153,9 +153,8 @@ def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
     folders = [lab.root / "runs" / pretraining.name, lab.root / "elsewhere"]
     for folder in folders:
         folder.mkdir(parents=True)
-        (folder / "run.json").write_text(
-            json.dumps({"verb": "pretrain", "identity": {}, "created": "then"})
-        )
+        about = {"verb": "pretrain", "identity": {}, "created": "then"}
+        (folder / "run.json").write_text(json.dumps(about))
     grid = lab.grid(checkpoints=[str(f) for f in folders], evaluate=lab.linear("d1"))
     claimed = {pretraining.name: pretraining.name}
     expansion = Expansion(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed)
@@ -185,9 +184,8 @@ def test_points_of_a_sweep(lab):
         label = f"batch={recipe['batch_size']} temperature={recipe['method']['temperature']}"
         assert recipe["name"] == f"simclr-demo {label}"
         assert recipe["epochs"] == recipe["batch_size"] // 16
-        assert recipe["expected"] == [
-            f"paper:1:simclr:{label}".replace("=", "-").replace(" temperature", "-tau")
-        ]
+        key = f"paper:1:simclr:{label}".replace("=", "-").replace(" temperature", "-tau")
+        assert recipe["expected"] == [key]
         # A name of ours for several keys is not in the folder's, which is told apart by all of them
         assert "temperature-" in job.name and "batch" not in job.name and "=" not in job.name
         found.add((label, recipe["seed"]))

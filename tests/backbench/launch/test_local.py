@@ -178,9 +178,8 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
             *({"verb": "detect", "config": detection, "engine": engine} for engine in engines),
         ],
     )
-    cluster = lab.cluster(
-        "local", fake=False, jobs=2, resources={"default": {"accelerator": "cpu", "cpus": 1}}
-    )
+    resources = {"default": {"accelerator": "cpu", "cpus": 1}}
+    cluster = lab.cluster("local", fake=False, jobs=2, resources=resources)
     assert lab.run(grid, cluster, "runs") == 0
     assert set(lab.states("runs").values()) == {"done"}
     verbs = Counter(record.job.verb for record in lab.look("runs").records.values())

@@ -36,14 +36,9 @@ def test_order_of_jobs(lab):
     lab.checkpoints("a")
     file = str(lab.root / "ck" / "a.safetensors")
     pool = JobPool(runs, at_once=1)
-    for job in (
-        probe("last", after=("bad", "good")),
-        probe("user", needs=("bad",)),
-        probe("user's user", needs=("user",)),
-        probe("nobody's user", needs=("nowhere",)),
-        probe("bad", "bad"),
-        probe("good"),
-    ):
+    jobs = [probe("last", after=("bad", "good")), probe("user", needs=("bad",))]
+    jobs += [probe("user's user", needs=("user",)), probe("nobody's user", needs=("nowhere",))]
+    for job in (*jobs, probe("bad", "bad"), probe("good")):
         pool.add(Attempt(job=job, ledger=pool.ledger, command=tuple(lab.command)))
     assert pool.run()
     users = dict.fromkeys(("user", "user's user", "nobody's user"), "blocked")

@@ -114,9 +114,8 @@ def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
     # Three; one more for each in which task 0 got farther than before until it was ended
     attempts = status["attempts"]
     assert {a["how"] for a in attempts} == {"failed"} and 3 <= len(attempts) <= 6
-    assert status["reason"].startswith(
-        "failed 3 times for the same reason: rank 1: backbench: this rank breaks"
-    )
+    why = "failed 3 times for the same reason: rank 1: backbench: this rank breaks"
+    assert status["reason"].startswith(why)
 
 
 @pytest.mark.slow

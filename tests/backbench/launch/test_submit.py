@@ -134,9 +134,8 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
 def test_watch_lives_on_where_slurm_is_full_and_ends_when_all_is_done(lab):
     grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2", "d3"))
     with slurm_cluster.running_slurm(max_jobs=4, min_job_age=2):
-        cluster = lab.cluster(
-            "slurm", max_array=2, resources={"default": {"cpus": 1, "memory_gb": 0.5, "hours": 0.2}}
-        )
+        resources = {"default": {"cpus": 1, "memory_gb": 0.5, "hours": 0.2}}
+        cluster = lab.cluster("slurm", max_array=2, resources=resources)
         process = lab.background(grid, cluster, "runs", "--watch", "--interval", "2")
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said

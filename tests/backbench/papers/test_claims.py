@@ -60,9 +60,8 @@ def test_the_printed_order_holds_or_is_reversed_here_and_on_the_page(tmp_path, c
     assert len(pairs) == 6 and set(pairs.values()) == {"reversed"} and "6 reversed" in count
     page = tmp_path / "l.html"
     assert main(["leaderboard", str(tmp_path / "runs"), "--html", str(page), "-q"]) == 0
-    data = re.search(
-        r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S
-    )
+    script = r'<script type="application/json" id="data">(.*?)</script>'
+    data = re.search(script, page.read_text(), re.S)
     papers, timm, testbed, pages, first, *others = json.loads(data[1])["claims"]
     assert papers.startswith("papers: 834 printed, 574 judgeable, 4 measured")
     assert all(each.endswith(" 0 measured") for each in (timm, testbed, pages))

@@ -98,9 +98,8 @@ def test_a_point_of_a_grid_is_its_own_number(tmp_path, capsys):
         keys = [*change, f'expected=["{key}"]', f"name={digest}"]
         recipe = whole("cllr/cllr_nuclear_stl10_256_100ep", *keys)
         protocol = "linear-cllr-stl10-v1-lphi"
-        trained(
-            tmp_path, recipe, value, name=digest, digest=digest, dataset="stl10", protocol=protocol
-        )
+        about = {"name": digest, "digest": digest, "dataset": "stl10", "protocol": protocol}
+        trained(tmp_path, recipe, value, **about)
         assert main(["paper", "cllr:0.1", str(tmp_path)]) == 0
         assert f"{value:.2f} {said} ({digest})" in capsys.readouterr().out
 

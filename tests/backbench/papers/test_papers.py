@@ -76,10 +76,9 @@ def method_of(recipe):
 
 
 def test_every_choice_stands_at_the_tables_that_rest_on_it():
-    everywhere, some = (
-        set(re.findall(r"^- \*\*(.+?)\*\*: .+ \*Here\*: ", part, re.MULTILINE))
-        for part in CHOICES.read_text().split("\n## Several papers\n")
-    )
+    parts = CHOICES.read_text().split("\n## Several papers\n")
+    row = r"^- \*\*(.+?)\*\*: .+ \*Here\*: "
+    everywhere, some = (set(re.findall(row, part, re.MULTILINE)) for part in parts)
     named = {choice for item in catalogue.items() for choice in item.grid.choices}
     assert named - everywhere == some, "each names a row, and each row is named"
     assert RESTS_ON.keys() <= some
@@ -103,12 +102,9 @@ def test_every_grid_of_a_table_covers_that_tables_own_rows():
 
 @pytest.mark.parametrize("item", catalogue.items(), ids=lambda item: item.prints)
 def test_what_is_expected_is_measured_by_the_grid(item):
-    explicit = {
-        (entry["protocol"], dataset)
-        for entry in item.grid.evaluate
-        if isinstance(entry, dict) and entry["verb"] == "linear"
-        for dataset in entry["datasets"]
-    }
+    entries = [entry for entry in item.grid.evaluate if isinstance(entry, dict)]
+    linear = [entry for entry in entries if entry["verb"] == "linear"]
+    explicit = {(entry["protocol"], dataset) for entry in linear for dataset in entry["datasets"]}
     whole = {entry for entry in item.grid.evaluate if isinstance(entry, str)}
     for sweep in printed_recipes.sweeps(item.grid):
         recipe = config.read_recipe(config.find_recipe(sweep.recipe, "pretrain"))
@@ -134,9 +130,8 @@ def check_measured(number, recipe, explicit, whole):
         if on == number.dataset:
             ways.add(own_probe.of_recipe(recipe, on) if protocol == own_probe.OWN else protocol)
     assert wanted in ways, (number.key, number.dataset, ways)
-    assert TASKS[number.task].kind == config.read_recipe(
-        config.find_recipe(wanted, "transfer")
-    ).get("kind"), wanted
+    shipped = config.read_recipe(config.find_recipe(wanted, "transfer"))
+    assert TASKS[number.task].kind == shipped.get("kind"), wanted
     metrics = {*catalog.find(number.dataset).metrics, "train_top1"}
     assert judging_rules.as_measured(number).metric.removesuffix("_k5") in metrics
 

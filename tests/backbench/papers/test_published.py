@@ -22,9 +22,8 @@ def test_stored_keys_follow_the_rule():
     with published.FILE.open(newline="") as file:
         lines = list(csv.DictReader(file))
     # 1. Rows that share a name get a variant: two numbers of one pretraining cannot be one row's.
-    count = collections.Counter(
-        (key_of(x), x["trained_on"], x["task"], x["dataset"], x["metric"]) for x in lines
-    )
+    kinds = [(key_of(x), x["trained_on"], x["task"], x["dataset"], x["metric"]) for x in lines]
+    count = collections.Counter(kinds)
     ambiguous = {key[0] for key, n in count.items() if n > 1}
     # 2. Models that were pretrained on several sets get the set.
     sets = collections.defaultdict(set)

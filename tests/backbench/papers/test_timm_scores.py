@@ -124,9 +124,8 @@ def test_a_count_is_judged_by_its_own_measurement(tmp_path, name):
     covered = {"resnet50.a1_in1k": {("ood", "imagenet-a")}}
     lines = outcome(listed, covered, {"resnet50.a1_in1k": "a" * 64}, [tmp_path])
     values = [line.measured for line in lines]  # of 224 and 288 pixels
-    assert values == {"it": [None, 100 / 7.5], "another size": [100 / 7.5, None]}.get(
-        name, [None, None]
-    )
+    expected = {"it": [None, 100 / 7.5], "another size": [100 / 7.5, None]}
+    assert values == expected.get(name, [None, None])
 
 
 def test_a_list_measures_models_of_two_sizes_twice():

@@ -97,7 +97,6 @@ def test_every_printed_number_has_a_verdict_or_a_reason(runs):
 
 
 def test_what_was_measured_otherwise_has_no_verdict(runs):
-    """By the protocol's name, but on other images."""
     row = rows()[0]
     fewer = {**row.provenance, "images": {"train": 5, "val": 0, "test": 1000}}
     other = dataclasses.replace(row, provenance=fewer)
@@ -139,15 +138,9 @@ def test_a_pages_number_has_its_own_tolerance(tmp_path, of, row, value, verdict)
 
 def test_the_testbeds_counts_stand_beside_its_files(tmp_path):
     listed = selection.read_list("heads")
-    about = {
-        "own_geometry": {
-            "input_size": [3, 224, 224],
-            "crop_pct": 0.875,
-            "interpolation": "bilinear",
-        },
-        "recipe": {"kind": "ood", "rule": "subset"},
-        "images": {"train": 0, "val": 0, "test": 7500},
-    }
+    geometry = {"input_size": [3, 224, 224], "crop_pct": 0.875, "interpolation": "bilinear"}
+    about = {"own_geometry": geometry, "recipe": {"kind": "ood", "rule": "subset"}}
+    about |= {"images": {"train": 0, "val": 0, "test": 7500}}
     found = {}
     for file, right in (("resnet50_swav", 391), ("resnet50_simsiam", 204)):
         row = {"task": "ood", "dataset": "imagenet-a", "protocol": "own-subset", "name": file}

@@ -251,14 +251,12 @@ def test_names_say_what_is_another():
 
     lorac = "linear/cifar10{}/top1@linear-lorac-v1{}"
     assert name(P + "images/test", 50) == lorac.format(":test~n50000+50", "")
-    assert re.fullmatch(
-        r"linear/cifar10:test~[0-9a-f]{4}/top1@linear-lorac-v1", name(P + "manifests/test", OTHER)
-    )
+    marked = r"linear/cifar10:test~[0-9a-f]{4}/top1@linear-lorac-v1"
+    assert re.fullmatch(marked, name(P + "manifests/test", OTHER))
     assert name("provenance", {}) == lorac.format("", "~unknown")
     assert name("split", "val") == lorac.format(":val", "")
-    assert columns_of(base("detect"))[0].name == (
-        "mask_rcnn/coco2017:val/segm_AP@detection-1x-v1+torchvision"
-    )
+    detected = "mask_rcnn/coco2017:val/segm_AP@detection-1x-v1+torchvision"
+    assert columns_of(base("detect"))[0].name == detected
 
 
 def test_seeds_that_hold_out_other_images_share_a_column():

@@ -117,9 +117,8 @@ def test_where_a_number_was_made_is_recorded(tmp_path):
 def test_processes_that_append_to_one_file_lose_and_tear_none(tmp_path, processes, each):
     run = tmp_path / "run"
     command = [sys.executable, records.__file__, str(run)]
-    writers = [
-        subprocess.Popen([*command, str(n), str(each)], cwd=tmp_path) for n in range(processes)
-    ]
+    lines = [[*command, str(n), str(each)] for n in range(processes)]
+    writers = [subprocess.Popen(line, cwd=tmp_path) for line in lines]
     assert [w.wait(timeout=300) for w in writers] == [0] * processes
     read, problems = store.read(run)
     assert not problems

@@ -70,9 +70,8 @@ def test_draws_that_agree_by_chance_claim_little(draws):
     x = np.zeros((draws, 300))
     for k in range(draws):
         x[k, 60 * k : 60 * (k + 1)] = 1
-    variance, df = confidence.draws_and_images(
-        x, np.full(300, 1 / 300), float(x.mean(0).var(ddof=1)) / 300
-    )
+    of_images = float(x.mean(0).var(ddof=1)) / 300
+    variance, df = confidence.draws_and_images(x, np.full(300, 1 / 300), of_images)
     assert df >= 1
     assert variance >= float(x.mean(0).var(ddof=1)) / 600
     low, high = confidence.of_draws(x > 0)
@@ -81,9 +80,8 @@ def test_draws_that_agree_by_chance_claim_little(draws):
 
 def test_the_average_counts_how_little_few_seeds_tell():
     one = (68.0, 72.0)
-    assert confidence.of_mean([70.0] * 12, [one] * 12, [np.inf] * 12) == pytest.approx(
-        (70 - 2 / 12**0.5, 70 + 2 / 12**0.5)
-    )
+    ends = (70 - 2 / 12**0.5, 70 + 2 / 12**0.5)
+    assert confidence.of_mean([70.0] * 12, [one] * 12, [np.inf] * 12) == pytest.approx(ends)
     # Three seeds: standard errors of 2 / 4.303 each; twelve of them have 48 degrees of freedom
     low, high = confidence.of_mean([70.0] * 12, [one] * 12, [2.0] * 12)
     assert (high - low) / 2 == pytest.approx(2.0106 * 2 / 4.3027 / 12**0.5, rel=1e-3)
