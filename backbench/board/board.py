@@ -302,10 +302,10 @@ def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> B
         board.cells[where] = _cell(sorted(of_cell, key=lambda m: m.result.seed))
     # 4. Rows, of two names the one recorded last, columns and facts about checkpoints; then the
     #    averages, which are made of cells.
-    newest: dict[str, Row] = {}
-    for (r, _), _ in sorted(counted, key=lambda one: one[0].recorded):
-        newest[r.checkpoint] = Row(r.checkpoint, r.name, r.method, r.arch, r.epochs)
-    board.rows = sorted(newest.values(), key=lambda row: (row.name, row.checkpoint))
+    by_time = sorted(counted, key=lambda one: one[0].recorded)
+    newest = {measurement.result.checkpoint: measurement.result for measurement, _ in by_time}
+    rows = [Row(r.checkpoint, r.name, r.method, r.arch, r.epochs) for r in newest.values()]
+    board.rows = sorted(rows, key=lambda row: (row.name, row.checkpoint))
     for (result, _), _ in counted:
         if way := fast.word(result.provenance):
             board.ways[result.checkpoint] = way
