@@ -47,24 +47,20 @@ def grid(
     return figure, axes
 
 
-def legend_below(figure: Figure, names: Sequence[tuple[str, str]]) -> None:
-    """(name, colour) of each line under all axes."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], color=color, linewidth=3) for _, color in names]
-    labels = [name for name, _ in names]
-    fitting = int(figure.get_figwidth() // 3.4) or 1  # a name takes about 3.4 inches
-    look = {"ncols": max(1, min(len(names), fitting)), "fontsize": 8, "frameon": False}
-    figure.legend(handles, labels, loc="outside lower center", **look)
-
-
-def save(figure: Figure, stem: Path) -> Path:
-    """STEM.svg and STEM.png, without a date or version in them; returns the svg."""
+def save(figure: Figure, stem: Path, legend: Sequence[tuple[str, str]] = ()) -> Path:
+    """Write STEM.svg and STEM.png, without a date or version in them; returns the svg. `legend` has
+    (name, colour) of each line, to stand under all axes."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.lines import Line2D
     from matplotlib.text import Text
 
+    if legend:
+        handles = [Line2D([], [], color=color, linewidth=3, label=name) for name, color in legend]
+        fitting = int(figure.get_figwidth() // 3.4) or 1  # a name takes about 3.4 inches
+        look = {"ncols": min(len(legend), fitting), "fontsize": 8, "frameon": False}
+        figure.legend(handles=handles, loc="outside lower center", **look)
     # A dollar in a name is a dollar, and begins no formula; on a scale's ticks it does
     for text in figure.findobj(Text):
         if "$" in text.get_text() and "\\mathdefault" not in text.get_text():

@@ -101,8 +101,7 @@ def _figure(
     if title:
         figure.suptitle(title, fontsize=11)
     names = [f"{s['name']} ({s['space']}, {s['dim']}-d)" for s in spaces]
-    charts.legend_below(figure, list(zip(names, colors)))
-    return charts.save(figure, stem)
+    return charts.save(figure, stem, list(zip(names, colors)))
 
 
 # Panels: one statistic of all checkpoints
@@ -306,5 +305,5 @@ def _training(curves: Sequence[TrainingCurve], order: Mapping[str, int], folder:
                 # None becomes nan, which is a gap in the line.
                 ax.plot(curve["step"], np.array(values, float), color=color, linewidth=1.3)
         ax.set(title=term.replace("_", " "), xlabel="step")
-    charts.legend_below(figure, [(c["name"], colors[order[c["checkpoint"]]]) for c in curves])
-    return charts.save(figure, folder / "training")
+    legend = [(c["name"], colors[order[c["checkpoint"]]]) for c in curves]
+    return charts.save(figure, folder / "training", legend)

@@ -151,9 +151,8 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
     for curve in curves:
         pairs = [f"{key}={value}" for key, value in zip(ablation.keys[1:], curve.values)]
         labels.append(" ".join([curve.name, *pairs]))
-    charts.legend_below(figure, list(zip(labels, colors.values())))
     _write_csv(ablation, board, stem.with_name(stem.name + ".csv"))
-    return charts.save(figure, stem)
+    return charts.save(figure, stem, list(zip(labels, colors.values())))
 
 
 def _draw_panel(

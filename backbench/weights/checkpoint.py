@@ -173,7 +173,6 @@ class Checkpoint:
         path = Path(path)
         if not path.is_file():
             raise BadInput(f"{path}: no such checkpoint file")
-        # 1. The file is safetensors, and ours.
         try:
             tensors, metadata = safetensors_of(path)
         except (SafetensorError, OSError, ValueError) as error:
@@ -182,20 +181,27 @@ class Checkpoint:
             kind = metadata.get("format", "safetensors")
             reader = f"`backbench import {path} --out X.safetensors` reads published formats"
             raise BadInput(f"{path}: not a backbench checkpoint ({kind}); {reader}")
-        # 2. Its header says everything, and its tensors make a whole trunk: the constructor sees to it
-        parts: dict[str, dict[str, Tensor]] = {_TRUNK: {}, _HEADS: {}}
-        for key, tensor in tensors.items():
-            for prefix, part in parts.items():
-                if key.startswith(prefix):
-                    part[key.removeprefix(prefix)] = tensor
-        try:
-            about = jsons.decode(metadata["about"])
-            schema = about["schema"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"{path}: its header is incomplete ({error!r:.100})") from None
-        if schema != SCHEMA:
-            raise BadInput(f"{path}: checkpoint schema {schema}; this version reads {SCHEMA}")
-        return from_about(path, about, state_dict=parts[_TRUNK], heads=parts[_HEADS])
+        return from_safetensors(path, tensors, metadata)
+
+
+def from_safetensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> Checkpoint:
+    """Make a Checkpoint of what one of our files holds. BadInput names the file and what is wrong."""
+    parts: dict[str, dict[str, Tensor]] = {_TRUNK: {}, _HEADS: {}}
+    for key, tensor in tensors.items():
+        for prefix, part in parts.items():
+            if key.startswith(prefix):
+                part[key.removeprefix(prefix)] = tensor
+    # The header says everything, and the tensors make a whole trunk: the constructor sees to it
+    try:
+        about = jsons.decode(metadata["about"])
+        schema = about["schema"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path}: its header is incomplete ({error!r:.100})") from None
+    if schema != SCHEMA:
+        raise BadInput(f"{path}: checkpoint schema {schema}; this version reads {SCHEMA}")
+    return from_about(path, about, state_dict=parts[_TRUNK], heads=parts[_HEADS])
 
 
 def from_about(

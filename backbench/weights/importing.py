@@ -16,7 +16,13 @@ from backbench.images.preprocess import PIXELS, Pixels
 from backbench.runs import seeding
 from backbench.untrusted.printable import shown
 from backbench.weights import archs, formats, readings
-from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint, assumed_pixels, unusable
+from backbench.weights.checkpoint import (
+    PIXELS_FROM,
+    Checkpoint,
+    assumed_pixels,
+    from_safetensors,
+    unusable,
+)
 from backbench.weights.exporting import own_detectron2
 from backbench.weights.family import (
     NATIVE,
@@ -101,13 +107,13 @@ def _of_file(
 ) -> Checkpoint:
     """The one trunk of a file, ours or somebody else's."""
     opened = open_file(path)
-    if opened.metadata.get("format") != FORMAT:
+    if opened.metadata.get("format") != FORMAT or not isinstance(opened.tree, dict):
         contents = FileContents(opened, metadata)
         return contents.checkpoint(contents.choose(encoder), stem, allow_missing_statistics)
     if encoder is not None or stem is not None or metadata.arch or metadata.pixels:
         one = "a backbench checkpoint holds one trunk"
         raise BadInput(f"{path}: {one}; leave out the choice of encoder, stem, arch and pixels")
-    own = Checkpoint.load(path)
+    own = from_safetensors(path, opened.tree, opened.metadata)
     return own.replace(reading=metadata.reading or own.reading)
 
 

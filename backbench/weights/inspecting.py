@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.weights import archs, importing
-from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.checkpoint import Checkpoint, from_safetensors
 from backbench.weights.family import TrunkMetadata
 from backbench.weights.header import FORMAT
 from backbench.weights.importing import FileContents, in_file
@@ -85,8 +85,8 @@ def inspect(path: str | Path) -> Report:
     opened = open_file(path)
     report["file"], report["container"] = str(opened.path), opened.container
     report["bytes"], report["sha256"] = opened.size, opened.sha256
-    if opened.metadata.get("format") == FORMAT:
-        own = Checkpoint.load(path)
+    if opened.metadata.get("format") == FORMAT and isinstance(opened.tree, dict):
+        own = from_safetensors(opened.path, opened.tree, opened.metadata)
         whole = _encoder("trunk", True, own.arch, own.stem, own.state_dict)
         report["format"] = "backbench"
         report["encoders"] = [{**whole, "names": own.family.dialect(own.arch)}]
