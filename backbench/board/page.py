@@ -12,7 +12,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from backbench.board.board import (
@@ -22,7 +22,6 @@ from backbench.board.board import (
     Column,
     Measurement,
     PairedDifference,
-    compare_rows,
     many_objects,
     noise_of,
     noise_words,
@@ -30,7 +29,7 @@ from backbench.board.board import (
 )
 from backbench.board.export import command_again
 from backbench.board.overall import Overall
-from backbench.board.page_figures import Record, collect_figures
+from backbench.board.page_figures import Record
 from backbench.results import verification
 from backbench.runs import atomic
 from backbench.tasks import TASKS
@@ -67,16 +66,17 @@ RANKS = ("row", "rank", "low", "high", "average", "win_rate", "columns", "group"
 def write_page(
     board: Board,
     path: Path,
-    runs: Iterable[str | Path],
     *,
+    pairs: Iterable[PairedDifference],
+    figures: Mapping[str, Sequence[Record]],
     answer: str,
     sets: Sequence[Overall],
     judged: Sequence[Record] = (),
     claims: Sequence[str] = (),
 ) -> None:
-    """Write the page for `board`; pretraining curves are looked for below `runs`. `sets` and
-    `answer` are those of overall.py, `judged` and `claims` those of papers/."""
-    pairs, figures = compare_rows(board), collect_figures(board, runs)
+    """Write the page for `board`. Whatever takes tests or reading of run folders is made before:
+    `pairs` by board.compare_rows, `figures` by page_figures.collect_figures, `sets` and `answer` by
+    overall.py, `judged` and `claims` by papers/."""
     with many_objects():
         numbers = sum(len(cell.parts) for cell in board.cells.values())
         origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, numbers)))

@@ -7,7 +7,7 @@ from pathlib import Path
 from backbench import api
 from backbench.api import WantedTask
 from backbench.board import overall
-from backbench.board.board import BEST, ONCE, Board, collect, standing, text_of
+from backbench.board.board import BEST, ONCE, Board, collect, compare_rows, standing, text_of
 from backbench.datasets import catalog
 from backbench.errors import BadInput, nearest
 from backbench.recipes import config
@@ -86,9 +86,11 @@ def run(args: argparse.Namespace) -> int:
     print(printable.shown(answer, 2000))
     from backbench.board import export
     from backbench.board.page import write_page
+    from backbench.board.page_figures import collect_figures
 
     page, table = args.out / "leaderboard.html", args.out / "leaderboard.csv"
-    write_page(board, page, [args.out], answer=answer, sets=sets)
+    pairs, figures = compare_rows(board), collect_figures(board, [args.out])
+    write_page(board, page, pairs=pairs, figures=figures, answer=answer, sets=sets)
     export.write_csv(board, table)
     # 4. What takes longer, and where all of it is
     if args.tasks is None and results:

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 
 from backbench.board import export, overall
-from backbench.board.board import Board, Column, collect, text_of
+from backbench.board.board import Board, Column, collect, compare_rows, text_of
 from backbench.board.overall import Overall
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.papers import judge as gate
@@ -89,13 +89,15 @@ def _write(
             log.info(f"wrote {file}: a row per {each}")
     if args.html:
         from backbench.board.page import write_page
+        from backbench.board.page_figures import collect_figures
         from backbench.papers import catalogue, claims
 
         by_source = [one.words for one in catalogue.sources(board, judged)] if judged else []
         write_page(
             board,
             args.html,
-            args.runs,
+            pairs=compare_rows(board),
+            figures=collect_figures(board, args.runs),
             answer=answer,
             sets=sets,
             judged=[verdict.on_page() for verdict in judged],

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from backbench.board.board import compare_rows
 from backbench.board.overall import answer, overall
 from backbench.board.page import write_page
+from backbench.board.page_figures import collect_figures
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.results import store
 from backbench.results.data_manifests import DETECTION_SIZES
@@ -154,7 +156,9 @@ def chosen_of(recipe: dict) -> dict:
 def write_whole_page(board, path: Path, *, runs=(), judged=(), sets=None) -> None:
     """The page with everything that `backbench leaderboard --html` puts on it."""
     sets = overall(board) if sets is None else sets
-    write_page(board, path, runs, answer=answer(board, sets), sets=sets, judged=judged)
+    pairs, figures = compare_rows(board), collect_figures(board, runs)
+    answers = answer(board, sets)
+    write_page(board, path, pairs=pairs, figures=figures, answer=answers, sets=sets, judged=judged)
 
 
 def many(root: Path, checkpoints: int, columns: int) -> None:
