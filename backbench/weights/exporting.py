@@ -1,4 +1,4 @@
-"""Checkpoint -> files of other libraries, and our own Detectron2 files back again."""
+"""Writes a Checkpoint as files of other libraries."""
 
 import pickle
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
-from backbench.weights.checkpoint import Checkpoint, from_about
+from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.tensor_names import detectron2_name
 
 
@@ -57,13 +57,3 @@ def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
     }
     with atomic.atomic_path(out) as temporary, temporary.open("wb") as file:
         pickle.dump(content, file, protocol=4)
-
-
-def own_detectron2(
-    path: Path, header: Mapping[str, object], arch: str, state_dict: Mapping[str, Tensor]
-) -> Checkpoint:
-    """The Checkpoint that `write_detectron2` wrote into `path`, its digest verified."""
-    if "name" not in header:
-        raise BadInput(f"{path}: its `backbench` header is incomplete (KeyError('name'))")
-    checkpoint = from_about(path, {**header, "arch": arch}, state_dict=state_dict)
-    return checkpoint.replace(provenance={**checkpoint.provenance, "name": header["name"]})

@@ -11,8 +11,7 @@ from backbench.errors import BadInput
 from backbench.weights import archs, importing
 from backbench.weights.checkpoint import Checkpoint, from_safetensors
 from backbench.weights.family import TrunkMetadata
-from backbench.weights.header import FORMAT
-from backbench.weights.importing import FileContents, in_file
+from backbench.weights.file_contents import FileContents, in_file
 from backbench.weights.tensor_names import is_counter
 from backbench.weights.weight_file import open_file
 
@@ -85,8 +84,8 @@ def inspect(path: str | Path) -> Report:
     opened = open_file(path)
     report["file"], report["container"] = str(opened.path), opened.container
     report["bytes"], report["sha256"] = opened.size, opened.sha256
-    if opened.metadata.get("format") == FORMAT and isinstance(opened.tree, dict):
-        own = from_safetensors(opened.path, opened.tree, opened.metadata)
+    if opened.own_tensors is not None:
+        own = from_safetensors(opened.path, opened.own_tensors, opened.metadata)
         whole = _encoder("trunk", True, own.arch, own.stem, own.state_dict)
         report["format"] = "backbench"
         report["encoders"] = [{**whole, "names": own.family.dialect(own.arch)}]

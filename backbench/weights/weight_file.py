@@ -22,6 +22,7 @@ import torch
 from backbench.errors import BadInput
 from backbench.untrusted import opening, pickles
 from backbench.weights.family import Tree
+from backbench.weights.header import FORMAT
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch before 1.6: its magic number, pickled
 _NOT_WEIGHTS = (
@@ -90,6 +91,13 @@ class Opened:
     size: int
     tree: Tree
     metadata: Mapping[str, str]  # safetensors only
+
+    @property
+    def own_tensors(self) -> dict[str, torch.Tensor] | None:
+        """The tensors of one of our own Checkpoint files; None for any other file."""
+        if self.metadata.get("format") != FORMAT or not isinstance(self.tree, dict):
+            return None
+        return self.tree
 
 
 def open_file(path: str | Path) -> Opened:

@@ -28,7 +28,7 @@ from backbench.untrusted import opening
 from backbench.weights import importing
 from backbench.weights.families.resnet_trunk import build_backbone
 from backbench.weights.family import TrunkMetadata
-from backbench.weights.importing import FileContents
+from backbench.weights.file_contents import FileContents
 from backbench.weights.weight_file import Opened
 from transfer.feature_cache import FeatureCache, PartFiles
 

@@ -19,6 +19,7 @@ from support.strangers import Calls
 from backbench import cli
 from backbench.errors import BadInput
 from backbench.weights import importing
+from backbench.weights.file_contents import FileContents
 from backbench.weights.weight_file import STAND_INS, Opened, open_file
 
 
@@ -372,7 +373,7 @@ def test_names_cannot_write_to_the_terminal_or_take_forever(tmp_path, capsys):
     assert len(line) < 1000
     trunk = fx.known_resnet("resnet18").state_dict()
     many = {f"net{i}.{k}": torch.zeros(1) for i in range(100) for k in trunk}
-    found = importing.FileContents(Opened(tmp_path / "many.pth", "torch zip", "", 0, many, {}))
+    found = FileContents(Opened(tmp_path / "many.pth", "torch zip", "", 0, many, {}))
     assert len(found.trunks) == 32
     with pytest.raises(BadInput, match="in no known format"):
         found.choose()

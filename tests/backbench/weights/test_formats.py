@@ -11,6 +11,7 @@ from backbench import cli
 from backbench.errors import BadInput
 from backbench.weights import importing, inspecting
 from backbench.weights.families.resnet_tables import FORMATS
+from backbench.weights.file_contents import FileContents
 from backbench.weights.weight_file import Opened, open_file
 
 MAKERS = list(fx.EXPECTED)
@@ -38,7 +39,7 @@ def opened(made, tmp_path):
 def refused(file, match):
     """The file does not become a checkpoint, and the line says why."""
     with pytest.raises(BadInput, match=match):
-        found = importing.FileContents(file)
+        found = FileContents(file)
         found.checkpoint(found.choose())
 
 
@@ -77,7 +78,7 @@ def test_every_format_has_a_fixture():
 )
 def test_the_other_encoder_can_be_chosen(maker, tmp_path):
     model = fx.known_resnet("resnet18")
-    found = importing.FileContents(opened(maker(model), tmp_path))
+    found = FileContents(opened(maker(model), tmp_path))
     trunk = fx.trunk_of(model)
     one = found.checkpoint(found.choose())
     other = found.checkpoint(found.choose(fx.EXPECTED[maker][2]), None, False)
@@ -110,7 +111,7 @@ def reshaped(tensors, key):
 @with_all_makers
 def test_damage_is_refused_by_name(maker, tmp_path):
     made = maker(fx.known_resnet("resnet18"))
-    trunk = importing.FileContents(opened(made, tmp_path)).choose()
+    trunk = FileContents(opened(made, tmp_path)).choose()
     for name in ("conv1.weight", "layer3.1.conv2.weight", "layer4.0.downsample.1.running_mean"):
         for damage in (renamed, removed, reshaped):
             content = copy_tables(made)
@@ -118,7 +119,7 @@ def test_damage_is_refused_by_name(maker, tmp_path):
             for part in trunk.table.split(".") if trunk.table else ():
                 table = table[part]
             key = damage(table, trunk.keys[name])
-            found = importing.FileContents(opened(content, tmp_path))
+            found = FileContents(opened(content, tmp_path))
             with pytest.raises(BadInput) as error:
                 found.checkpoint(found.choose())
             assert key in str(error.value), error.value
@@ -242,7 +243,7 @@ def test_missing_statistics_are_refused_unless_asked_for(tmp_path, capsys):
 def test_one_missing_statistic_is_a_missing_tensor(tmp_path):
     state = fx.known_resnet("resnet18").state_dict()
     del state["layer1.0.bn1.running_var"]
-    found = importing.FileContents(opened(state, tmp_path))
+    found = FileContents(opened(state, tmp_path))
     with pytest.raises(BadInput, match=r"1 missing: layer1\.0\.bn1\.running_var"):
         found.checkpoint(found.choose(), allow_missing_statistics=True)
 
@@ -276,7 +277,7 @@ def test_unusable_values_are_refused(key, change, word, tmp_path):
 def test_large_but_finite_weights_are_finite(tmp_path):
     state = dict(fx.known_resnet("resnet18").state_dict())
     state["layer1.0.conv1.weight"] = torch.full((64, 64, 3, 3), 3e38)  # their sum overflows float32
-    found = importing.FileContents(opened(state, tmp_path))
+    found = FileContents(opened(state, tmp_path))
     found.checkpoint(found.choose())
 
 

@@ -17,7 +17,7 @@ from backbench.weights import archs, importing, inspecting
 from backbench.weights.families.resnet_tables import FORMATS
 from backbench.weights.families.timm_formats import TIMM, TIMM_FORMATS
 from backbench.weights.family import TrunkMetadata
-from backbench.weights.importing import FileContents
+from backbench.weights.file_contents import FileContents
 from backbench.weights.weight_file import Opened
 
 MAKERS = list(fx.CASES)
