@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput, nearest
+from backbench.images.preprocess import Pixels
 from backbench.untrusted.printable import shown
 from backbench.weights import archs, formats
 from backbench.weights.checkpoint import (
@@ -139,18 +140,7 @@ class FileContents:
         # 1. Is it whole, and is all known that its tensors do not tell?
         with _naming(self.path):
             self._refuse_unless_whole(trunk, allow_missing_statistics)
-            stem, pixels = trunk.stem(stem), trunk.pixels()
-            if stem is None:
-                raise BadInput(
-                    "the first convolution is 3x3 and the file does not tell its padding; choose"
-                    " --stem conv3 (padding 1: SimCLR, CLLR), conv3_p0 (MIO) or conv3_p2 (ARB,"
-                    f" solo-learn) {_IN_IMPORT}"
-                )
-            if pixels is None:
-                raise BadInput(
-                    "neither the file nor one beside it tells the statistics of its pixels; choose"
-                    f" --pixels {' or '.join(PIXEL_CHOICES)} {_IN_IMPORT}"
-                )
+            stem, pixels = _known_of(trunk, stem)
         # 2. What is beside the trunk, and where it comes from
         epochs, heads = self.epochs(), self._heads(trunk) if copy else {}
         provenance = {
@@ -320,6 +310,23 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+
+
+def _known_of(trunk: TrunkInFile, stem: str | None) -> tuple[str, Pixels]:
+    """The trunk's stem and pixels. BadInput with the option that says them where nothing else does."""
+    stem, pixels = trunk.stem(stem), trunk.pixels()
+    if stem is None:
+        raise BadInput(
+            "the first convolution is 3x3 and the file does not tell its padding; choose --stem conv3"
+            " (padding 1: SimCLR, CLLR), conv3_p0 (MIO) or conv3_p2 (ARB, solo-learn)"
+            f" {_IN_IMPORT}"
+        )
+    if pixels is None:
+        raise BadInput(
+            "neither the file nor one beside it tells the statistics of its pixels; choose"
+            f" --pixels {' or '.join(PIXEL_CHOICES)} {_IN_IMPORT}"
+        )
+    return stem, pixels
 
 
 def _unusable(name: str, tensor: Tensor) -> str:

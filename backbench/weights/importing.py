@@ -63,9 +63,8 @@ def read(
     else:
         opened, metadata = open_file(named.file), named.metadata
         if opened.own_tensors is None:
-            contents = FileContents(opened, metadata)
-            trunk = contents.choose(encoder)
-            checkpoint = contents.checkpoint(trunk, stem, allow_missing_statistics)
+            found = FileContents(opened, metadata)
+            checkpoint = found.checkpoint(found.choose(encoder), stem, allow_missing_statistics)
         elif encoder is not None or stem is not None or metadata.arch or metadata.pixels:
             raise BadInput(
                 f"{opened.path}: a backbench checkpoint holds one trunk; leave out the choice of"
