@@ -152,10 +152,7 @@ def cases(quick: bool) -> list[LossCase]:
         what = f"nuclear norms, M {m}"
         out.append(LossCase(what, naive_nuclear, nuclear_norm, ((n, m, d),)))
     for apart in (1e-2, 1e-5):
-        what, shapes = (
-            f"nuclear norms, M 5, views {apart:g} apart",
-            ((n, 1, d), (n, 5, d)),
-        )
+        what, shapes = (f"nuclear norms, M 5, views {apart:g} apart", ((n, 1, d), (n, 5, d)))
         views = partial(nearly_equal, apart)
         out.append(LossCase(what, naive_nuclear, nuclear_norm, shapes, prepare=views))
     what, shapes = "LORAC, M 8", ((7, 64, d), (64, d), (k, d))

@@ -18,7 +18,7 @@ the image is scaled by p / 16 (patch 14: 896 pixels become 784, 56 x 56 patches)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torchvision.models.convnext import LayerNorm2d
 
 from backbench.errors import BadInput
-from backbench.parallel import batchnorm
+from backbench.parallel import batchnorm, distributed
 from backbench.runs import seeding
 from backbench.weights import archs, importing
 from backbench.weights.checkpoint import Checkpoint
@@ -242,10 +242,28 @@ class TrunkMaps(nn.Module):
         return {key: norm(m) for key, norm, m in zip(self.keys, self.norms, maps, strict=True)}
 
 
+class DropPath(nn.Module):
+    """Stochastic depth: in training it drops a branch for an image with probability `drop_prob`, and
+    scales it by 1 / (1 - drop_prob) for the others, as timm's. `generators`, one per image, make
+    its draws independent of all else; None draws from torch's global one."""
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+        self.generators: Sequence[torch.Generator] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        draws = torch.rand(len(x))
+        for i, generator in enumerate(self.generators or ()):
+            draws[i] = torch.rand((), generator=generator)
+        kept = distributed.sent(draws >= self.drop_prob, x.device).view(-1, *[1] * (x.dim() - 1))
+        return x * kept.to(x.dtype) / (1 - self.drop_prob)
+
+
 def set_drop_paths(trunk: Trunk, last: float) -> None:
     """Let the blocks' stochastic depth rise evenly from 0 to `last`, as timm's drop_path_rate."""
-    from timm.layers import DropPath
-
     names = ("drop_path", "drop_path1", "drop_path2")
     blocks = [m for m in trunk.modules() if any(hasattr(m, name) for name in names)]
     if not blocks:

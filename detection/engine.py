@@ -8,14 +8,13 @@ caller seeds torch's and numpy's global generators for each step.
 from __future__ import annotations
 
 import contextlib
-import logging
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import Dataset
 
 from backbench.errors import BadInput
@@ -173,33 +172,57 @@ class ToDetect(Dataset[Any]):
         return self.engine.read(self.records[place])
 
 
+@torch.no_grad()
 def reestimate_batch_norm(
     engine: DetectionEngine, records: Sequence[ImageRecord], *, batches: int, after: int
 ) -> None:
     """Detectron2's PreciseBN hook: batch norm's statistics become true averages at the final
-    weights, over the training batches of iterations `after`, `after + 1`..."""
-    with warnings.catch_warnings():
-        # fvcore.nn scripts its losses on import, which torch calls deprecated.
-        warnings.simplefilter("ignore")
-        from fvcore.nn.precise_bn import update_bn_stats
-
+    weights, over the training batches of iterations `after`, `after + 1`... fvcore's own function
+    knows no batch norm but torch's, and takes one rank's samples for those of all."""
     engine.start(records, after, after + batches)
-    logger = logging.getLogger("fvcore")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    with torch.no_grad():
-        update_bn_stats(_Forward(engine).train(), range(after, after + batches), batches)
-    logger.setLevel(level)
+    engine.model.train()
+    averages = []
+    for layer in engine.model.modules():
+        if isinstance(layer, _BatchNorm) and layer.training:
+            averages.append(AverageStatistics(layer))
+    for iteration in range(after, after + batches):
+        seeding.seed_everything(engine.seed, "precise batch norm", iteration)
+        engine.losses()
+        for average in averages:
+            average.add_batch()
+    for average in averages:
+        average.finish()
 
 
-class _Forward(torch.nn.Module):
-    """update_bn_stats calls this with each iteration's number; the engine has the batch."""
+class AverageStatistics:
+    """The mean and variance of all samples that a batch norm layer sees in several batches:
+    fvcore/nn/precise_bn.py::_PopulationVarianceEstimator, of the batches of all ranks."""
 
-    def __init__(self, engine: DetectionEngine) -> None:
-        super().__init__()
-        self.model = engine.model  # whose batch norms update_bn_stats finds
-        self.engine = engine
+    def __init__(self, layer: _BatchNorm) -> None:
+        self.layer, self.momentum = layer, layer.momentum
+        layer.momentum = 1.0  # the running statistics are then those of the last batch alone
+        assert layer.running_mean is not None and layer.running_var is not None
+        self.batch = self.total = 0  # samples and places
+        self.mean = torch.zeros_like(layer.running_mean)
+        self.square = torch.zeros_like(layer.running_var)
+        self.hook = layer.register_forward_pre_hook(self.count)
 
-    def forward(self, iteration: int) -> None:
-        seeding.seed_everything(self.engine.seed, "precise batch norm", iteration)
-        self.engine.losses()
+    def count(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.batch = inputs[0].numel() // inputs[0].shape[1] * distributed.world_size()
+
+    def add_batch(self) -> None:
+        """Add the last batch."""
+        mean, variance = self.layer.running_mean, self.layer.running_var
+        assert mean is not None and variance is not None
+        self.total += self.batch
+        # Running variances are unbiased. E[x^2] = mean^2 + variance (n - 1) / n
+        square = mean.square() + variance * ((self.batch - 1) / self.batch)
+        share = self.batch / self.total
+        self.mean += (mean - self.mean) * share
+        self.square += (square - self.square) * share
+
+    def finish(self) -> None:
+        self.hook.remove()
+        self.layer.momentum = self.momentum
+        self.layer.running_mean = self.mean
+        self.layer.running_var = self.square - self.mean.square()

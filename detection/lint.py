@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
 from backbench.runs.terminal import log
-from detection import backbones, evaluate, process_group, voc_ap
+from detection import backbones, dialect, evaluate, process_group, voc_ap
 from detection.data import images, voc
 from detection.data.split import Split, training_records
 from detection.dialect import AMP_PRECISION, Given
@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 SYNC_NORMS = ("SyncBN", "naiveSyncBN")
 # Learning rate at this many images per batch
 REFERENCES = {"SGD": (0.02, 16), "ADAMW": (0.0001, 16)}
+# Least values, of each number where there are several
+LEAST = {
+    "SOLVER.IMS_PER_BATCH": 1,
+    "SOLVER.MAX_ITER": 1,
+    "SOLVER.CHECKPOINT_PERIOD": 1,
+    "DATALOADER.NUM_WORKERS": 0,
+    "INPUT.MIN_SIZE_TRAIN": 1,
+    "INPUT.MAX_SIZE_TRAIN": 1,
+    "INPUT.MIN_SIZE_TEST": 1,
+    "INPUT.MAX_SIZE_TEST": 1,
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 1,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 1,
+}
+THRESHOLDS = {"MODEL.RPN.IOU_THRESHOLDS": 2, "MODEL.ROI_HEADS.IOU_THRESHOLDS": 1}  # how many
 
 
 def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
@@ -32,13 +46,30 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
     if solver.IMS_PER_BATCH % run.world:
         batch = f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH}"
         raise BadInput(f"{batch} does not divide into {run.world} processes (--num-gpus)")
-    if min(solver.IMS_PER_BATCH, solver.MAX_ITER) < 1 or solver.BASE_LR <= 0:
-        raise BadInput(f"{given.path}: SOLVER.IMS_PER_BATCH, MAX_ITER and BASE_LR must be positive")
+    check_values(cfg, given)
+    gpus = process_group.gpus(given)
     half = solver.AMP.ENABLED and solver.AMP.PRECISION == "fp16"
-    if half and not process_group.gpus(given):
+    if half and not gpus:
         raise BadInput(f"{AMP_PRECISION} fp16: a CPU takes a hundred times as long; bf16, or a GPU")
     for departure in departures(cfg, run.task, train, val):
         log.warning(f"{given.path.name}: {departure}")
+
+
+def check_values(cfg: CfgNode, given: Given) -> None:
+    """Refuse numbers with which neither engine can train or test."""
+    values = dialect.flat(cfg)
+    for key, least in LEAST.items():
+        value = values[key]
+        numbers = list(value) if isinstance(value, list | tuple) else [value]
+        if not numbers or min(numbers) < least:
+            raise BadInput(f"{given.path}: {key} {value}: at least {least}")
+    if not values["SOLVER.BASE_LR"] > 0:
+        raise BadInput(f"{given.path}: SOLVER.BASE_LR {values['SOLVER.BASE_LR']}: above 0")
+    for key, count in THRESHOLDS.items():
+        value = list(values[key])
+        if len(value) < count or value != sorted(value):
+            rising = f"{count} or more" if count == 1 else f"{count}"
+            raise BadInput(f"{given.path}: {key} {value}: {rising} overlaps, in rising order")
 
 
 def files(p: Prepared) -> None:

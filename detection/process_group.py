@@ -56,7 +56,13 @@ Body: TypeAlias = Callable[[DetectionRun, Seat], int]  # what a rank does; retur
 
 def gpus(given: Given) -> int:
     """The number of GPUs that the run may use; 0 for a run on the CPU."""
-    return 0 if given.get(DEVICE_KEY) == "cpu" else torch.cuda.device_count()
+    wanted, here = given.get(DEVICE_KEY, "auto"), torch.cuda.device_count()
+    if wanted not in ("auto", "cpu", "cuda") or (wanted == "cuda" and not here):
+        raise BadInput(
+            f"{DEVICE_KEY} {wanted}: auto, cpu or cuda, of which {here} are here;"
+            " CUDA_VISIBLE_DEVICES chooses among them"
+        )
+    return 0 if wanted == "cpu" else here
 
 
 def device_of(given: Given, rank: int) -> torch.device:
@@ -68,7 +74,8 @@ def over_machines(run: DetectionRun, machines: int, machine: int, url: str) -> D
     one for each rank, as `backbench launch` starts them."""
     if not 0 <= machine < machines:
         raise BadInput(f"--machine-rank {machine}: from 0 to --num-machines {machines} - 1")
-    if url and not re.fullmatch(r"tcp://[^/]+:\d+", url):
+    port = re.fullmatch(r"tcp://[^/]+:(\d{1,5})", url)
+    if url and not (port and 0 < int(port[1]) < 1 << 16):
         raise BadInput(f"--dist-url {url}: give tcp://HOST:PORT, a free port of the first machine")
     run = replace(run, world=machines * run.world, machines=machines, machine=machine, dist_url=url)
     host, task = os.environ.get("MASTER_ADDR"), os.environ.get("SLURM_PROCID")

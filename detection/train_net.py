@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
     run = from_arguments(args)
     prepared = prepare(run)
     who = identity(run, prepared)
+    if run.eval_only:
+        run = measure.evaluation(run, who)
     if not run.leads:  # the run folder is the first machine's to open and to lock
         if not store.complete(run.out):
             start_ranks(run, prepared)
         return 0
-    if run.eval_only:
-        run = measure.evaluation(run, who)
     # The weights are proven before the folder is made; a finished run needs no engine.
     finished = store.complete(run.out)
     if not finished and not (run.out / STATE_FILE).exists():
@@ -313,9 +313,25 @@ def logged_losses(losses: dict[str, Tensor], run: DetectionRun, step: int) -> di
 
 def save(run: DetectionRun, engine: DetectionEngine, iteration: int) -> None:
     """Save all that the next iteration depends on. Nothing random: see engine.py."""
+    refuse_not_finite(run, engine, iteration)
     state = {"iteration": iteration, "scaler": engine.amp.scaler.state_dict()}
     state |= {"model": engine.model.state_dict(), "optimizer": engine.optimizer.state_dict()}
     save_state(run.out / STATE_FILE, state)
+
+
+def refuse_not_finite(run: DetectionRun, engine: DetectionEngine, iteration: int) -> None:
+    """Failed for weights that are not finite: they never replace a good state. Most losses are not
+    read."""
+    held = [x for x in engine.model.state_dict().values() if x.is_floating_point()]
+    if torch.stack(torch._foreach_norm(held)).isfinite().all():
+        return
+    saved = f"the last good state is {run.out / STATE_FILE}"
+    if not (run.out / STATE_FILE).exists():
+        saved = "no state was saved before"
+    raise Failed(
+        f"{run.out}: the weights are not finite after iteration {iteration}; {saved}; lower"
+        " SOLVER.BASE_LR"
+    )
 
 
 def continue_from(run: DetectionRun, engine: DetectionEngine) -> int:
@@ -333,6 +349,7 @@ def continue_from(run: DetectionRun, engine: DetectionEngine) -> int:
 
 
 def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
+    refuse_not_finite(run, engine, p.schedule.iterations)
     c = p.checkpoint
     about: dict[str, object] = {"checkpoint": c.digest, "name": c.name, "method": c.method}
     about |= {"arch": c.arch, "epochs": c.epochs, "task": p.task.name, "engine": run.engine}

@@ -16,6 +16,8 @@ from pretrain.method_config import AnyMethodConfig, check_name
 # What values may be; `config.build` refuses others by the key's name
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
+Positive = Annotated[float, Field(gt=0, lt=math.inf)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class Optim:
     lr_1d: NotNegative | None = None  # its own peak for biases and norm weights (Barlow Twins, ARB)
     constant_lr: tuple[str, ...] = ()  # parts that keep the peak all the time (SimSiam's predictor)
     momentum: NotNegative = 0.9
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     weight_decay: NotNegative = 1e-4
     decay_1d: bool = True  # weight decay on biases and norms
     adapt_1d: bool = True  # LARS scaling on biases and norms
@@ -98,8 +100,8 @@ class PretrainConfig:
     batch_size: Count  # global: all ranks and accumulation steps together
     accumulate: Count = 1
     seed: int = 0
-    # fp64: to compare runs without float32's rounding
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    # tf32: a GPU's quick float32; fp64: to compare runs without float32's rounding
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64"] = "fp32"
     channels_last: bool = True
     compile: bool | Literal["cuda"] = False  # cuda: on a GPU only
     save_minutes: float = 5.0

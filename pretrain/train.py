@@ -116,6 +116,7 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
         raise BadInput(
             f"--devices {args.devices}: this machine has {torch.cuda.device_count()} GPUs"
         )
+    precision.use("tf32" if config.precision == "tf32" else "fp32")
     autocast: Autocast | None = None
     if config.precision == "bf16":
         precision.warn_if_slow(accelerator)
@@ -176,7 +177,7 @@ def build(config: PretrainConfig, found: ImageList) -> Method:
         views=len(config.views.per_view),
         seed=config.seed,
         images=len(found),
-        classes=len(found.classes),
+        classes=len(found.classes) if min(found.labels, default=0) >= 0 else 0,  # -1: unlabelled
         accumulate=config.accumulate,
     )
     return build_method(config.method, backbone, setup)

@@ -35,8 +35,10 @@ class Crops:
             raise ValueError(
                 f"scale {self.scale} and ratio {self.ratio} must be positive and increasing"
             )
-        if self.blur_kernel is not None and self.blur_kernel % 2 == 0:
-            raise ValueError(f"blur_kernel must be odd, not {self.blur_kernel}")
+        kernel = self.blur_kernel
+        if kernel is not None and (kernel % 2 == 0 or not 0 < kernel < 2 * self.size):
+            most = 2 * self.size - 1  # the picture is mirrored at its edges, once
+            raise ValueError(f"blur_kernel must be odd, not {kernel}, and from 1 to {most}")
         if min(self.jitter) < 0 or self.jitter[3] > 0.5:
             raise ValueError(
                 f"jitter {self.jitter} must not be negative, and that of the hue is at most 0.5"

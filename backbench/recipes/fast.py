@@ -22,7 +22,7 @@ PRETRAINING = "pretraining"  # in a result's provenance: its trunk's recipe, a.b
 # only change the order of sums
 _NOT_THE_LETTER: Mapping[str, Sequence[str]] = {
     "views.pipeline": ("fast",),
-    "precision": ("bf16", "fp16"),
+    "precision": ("tf32", "bf16", "fp16"),
 }
 
 

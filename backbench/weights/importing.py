@@ -11,12 +11,7 @@ from backbench.errors import BadInput
 from backbench.images.preprocess import PIXELS, Pixels
 from backbench.runs import seeding
 from backbench.weights import archs, readings
-from backbench.weights.checkpoint import (
-    PIXELS_FROM,
-    Checkpoint,
-    assumed_pixels,
-    from_safetensors,
-)
+from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint, assumed_pixels, from_safetensors
 from backbench.weights.family import NATIVE, POSITION_RULES, NamedWeights, TrunkMetadata
 from backbench.weights.file_contents import PIXEL_CHOICES, FileContents
 from backbench.weights.trunk import Trunk

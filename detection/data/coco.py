@@ -18,14 +18,7 @@ from typing_extensions import NotRequired, TypedDict  # noqa: UP035 - the only o
 
 from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
-from detection.data.dataset_dicts import (
-    LARGEST,
-    XYWH,
-    Annotation,
-    ImageRecord,
-    Polygon,
-    RunLength,
-)
+from detection.data.dataset_dicts import LARGEST, XYWH, Annotation, ImageRecord, Polygon, RunLength
 from detection.data.split import DatasetFiles, Split, is_marked
 from detection.task_rows import DetectionTask
 
@@ -35,10 +28,7 @@ LAYOUT = "COCO is ROOT/coco/{annotations,train2017,val2017}"
 STEMS = {"coco": "coco_2017", "scenes": "scenes"}
 # Dataset name -> (annotation file, folder of the images) below ROOT
 DATASETS = {
-    f"{kind}{stem}_{part}": (
-        f"{folder}/annotations/{file}_{part}2017.json",
-        f"{folder}/{part}2017",
-    )
+    f"{kind}{stem}_{part}": (f"{folder}/annotations/{file}_{part}2017.json", f"{folder}/{part}2017")
     for folder, stem in STEMS.items()
     for part in ("train", "val")
     for kind, file in (("", "instances"), ("keypoints_", "person_keypoints"))

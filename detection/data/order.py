@@ -17,12 +17,7 @@ class ImageOrder:
     A group that is incomplete at the end of a pass is filled in the next."""
 
     def __init__(
-        self,
-        records: Sequence[ImageRecord],
-        batch: int,
-        seed: int,
-        *,
-        grouped: bool = True,
+        self, records: Sequence[ImageRecord], batch: int, seed: int, *, grouped: bool = True
     ) -> None:
         self.wide = [r["width"] > r["height"] for r in records]
         self.batch, self.seed = batch, seed

@@ -17,7 +17,7 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastL
 from backbench.images.preprocess import Pixels, normalise
 from backbench.parallel import batchnorm, distributed
 from backbench.weights.trunk import Trunk
-from detection.backbones import STRIDE, TrunkMaps, is_plain
+from detection.backbones import STRIDE, DropPath, TrunkMaps, is_plain
 from detection.data.images import TrainTarget
 from detection.rcnn.roi_heads import build_heads
 from detection.rcnn.rpn import BalancedSampler, build_rpn
@@ -133,6 +133,10 @@ class Detector(nn.Module):
             **losses,
         }
 
-    def samplers(self) -> dict[str, BalancedSampler]:
+    def samplers(self) -> dict[str, BalancedSampler | DropPath]:
         """The parts that draw at random, by the name that seeds their generators."""
-        return {"rpn": self.rpn.fg_bg_sampler, "roi": self.roi_heads.fg_bg_sampler}
+        paths = [module for module in self.modules() if isinstance(module, DropPath)]
+        named: dict[str, BalancedSampler | DropPath] = {
+            f"drop path {i}": path for i, path in enumerate(paths)
+        }
+        return named | {"rpn": self.rpn.fg_bg_sampler, "roi": self.roi_heads.fg_bg_sampler}

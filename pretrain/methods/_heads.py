@@ -17,7 +17,7 @@ class Head:
     last one's, where no norm follows."""
 
     layers: Count = 2
-    hidden: int | None = None
+    hidden: Count | None = None
     dim: Count = 128
     batchnorm: bool = True
     last_batchnorm: bool = False

@@ -18,6 +18,7 @@ from pretrain import method
 from pretrain.method import MethodConfig, Setup
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
 from pretrain.methods._precision import unit
+from pretrain.recipe import Positive
 
 
 def momentum_copy(module: nn.Module) -> nn.Module:
@@ -105,7 +106,7 @@ class ContrastConfig(MethodConfig):
     """The keys that all methods with a queue share; the values are MoCo v2's."""
 
     head: Head = MOCO_HEAD
-    temperature: float = 0.2
+    temperature: Positive = 0.2
     queue: int = 65536
     momentum: float = 0.999
     # Of local batch norm over the global batch (the paper's GPUs); null: one per process

@@ -18,12 +18,13 @@ from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import CMC_HEAD, Head, build_head
 from pretrain.methods._precision import unit
 from pretrain.methods.moco import infonce_loss
+from pretrain.recipe import Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
     head: Head = CMC_HEAD
-    temperature: float = 0.07
+    temperature: Positive = 0.07
     negatives: int = 4096  # drawn from the memory in each step, the same for the whole batch
     momentum: float = 0.5  # of the memory
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pretrain.methods import moco
 from pretrain.methods._precision import full_precision
+from pretrain.recipe import Positive
 
 
 @full_precision
@@ -24,7 +25,7 @@ def consistency_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float)
 @dataclass(frozen=True, kw_only=True)
 class Config(moco.Config):
     consistency: float = 0.3  # alpha; Section 4.1
-    consistency_temperature: float = 0.04
+    consistency_temperature: Positive = 0.04
 
 
 class Method(moco.Method):

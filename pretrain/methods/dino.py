@@ -15,6 +15,7 @@ from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import forward_crops
 from pretrain.methods._momentum import momentum_at, momentum_copy, momentum_update
 from pretrain.methods._precision import full_precision
+from pretrain.recipe import Positive
 
 
 class DinoHead(nn.Module):
@@ -71,9 +72,9 @@ class Config(MethodConfig):
     dim: int = 65536
     batchnorm: bool = False
     teachers: int = 2  # views that the teacher sees: the first ones
-    student_temperature: float = 0.1
-    teacher_temperature: float = 0.04
-    warmup_teacher_temperature: float = 0.04
+    student_temperature: Positive = 0.1
+    teacher_temperature: Positive = 0.04
+    warmup_teacher_temperature: Positive = 0.04
     warmup_epochs: int = 0  # of the teacher's temperature
     center_momentum: float = 0.9
     momentum: float = 0.996  # rises to 1 by half a cosine

@@ -9,6 +9,7 @@ from torch import Tensor
 from pretrain.methods._heads import HCL_HEAD, Head
 from pretrain.methods._precision import full_precision
 from pretrain.methods.simclr import TwoViews, TwoViewsConfig, pair_similarities
+from pretrain.recipe import BelowOne, Positive
 
 
 @full_precision
@@ -35,8 +36,8 @@ def hcl_loss(
 @dataclass(frozen=True, kw_only=True)
 class Config(TwoViewsConfig):
     head: Head = HCL_HEAD
-    temperature: float = 0.5
-    tau_plus: float = 0.1
+    temperature: Positive = 0.5
+    tau_plus: BelowOne = 0.1
     beta: float = 1.0
 
 

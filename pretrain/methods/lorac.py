@@ -159,10 +159,9 @@ class Method(MomentumContrast[Config]):
             raise BadInput(
                 f"{config.name}: {config.keys} keys need more views than that, not {setup.views}"
             )
-        keys, local = config.keys, False
-        queues = [f"queue {c}" for c in range(keys)]
+        queues = [f"queue {c}" for c in range(config.keys)]
         super().__init__(
-            config, backbone, setup, local_queries=local, key_views=keys, queues=queues
+            config, backbone, setup, local_queries=False, key_views=config.keys, queues=queues
         )
         self.accumulates = config.prior != "batch"
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from pretrain.methods._heads import MIO_HEAD, Head
 from pretrain.methods._precision import GradientContext, full_precision
 from pretrain.methods.simclr import TwoViews, TwoViewsConfig
+from pretrain.recipe import Positive
 
 BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}  # similarities held at once
 
@@ -86,7 +87,7 @@ class Config(TwoViewsConfig):
     """The paper's models: A 2 layers, B 3 layers, C and D the same with l2_weight 1."""
 
     head: Head = MIO_HEAD
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     l2_weight: float = 0.0
     l2_reduction: Literal["mean", "pair_mean", "sum"] = "mean"
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pretrain.methods import moco
 from pretrain.methods._precision import full_precision
+from pretrain.recipe import Positive
 
 
 @full_precision
@@ -23,8 +24,8 @@ def ressl_loss(
 class Config(moco.Config):
     """View 0, strongly augmented, is the query; view 1, weakly augmented, the key."""
 
-    temperature: float = 0.1
-    key_temperature: float = 0.04
+    temperature: Positive = 0.1
+    key_temperature: Positive = 0.04
 
 
 class Method(moco.Method):

@@ -13,6 +13,7 @@ from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import SIMCLR_HEAD, Head, build_head
 from pretrain.methods._precision import full_precision, raised
+from pretrain.recipe import Positive
 
 
 def pair_similarities(z_a: Tensor, z_b: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -76,7 +77,7 @@ class TwoViews(method.Method, Generic[C]):
 @dataclass(frozen=True, kw_only=True)
 class Config(TwoViewsConfig):
     head: Head = SIMCLR_HEAD
-    temperature: float = 0.1
+    temperature: Positive = 0.1
     # false: a forward pass for each view, with batch norm statistics of its own (CLLR's code)
     together: bool = True
 

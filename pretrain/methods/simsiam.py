@@ -39,4 +39,5 @@ class Method(TwoViews[Config]):
         loss = simsiam_loss(self.predictor(z_a), self.predictor(z_b), z_a, z_b)
         # 1 when the projections are spread evenly, 0 when they have collapsed
         spread = F.normalize(z_a.detach().float(), dim=1).std(0).mean() * z_a.shape[1] ** 0.5
-        return {"loss": distributed.mean_over_ranks(loss), "spread": spread}
+        mean = distributed.mean_over_ranks
+        return {"loss": mean(loss), "spread": mean(spread)}

@@ -46,7 +46,8 @@ class Method(method.Method):
         logits = self.classifier(self.backbone(batch.views[0]))
         loss = cross_entropy(logits, batch.labels)
         correct = (logits.detach().argmax(1) == batch.labels).float().mean()
-        return {"loss": distributed.mean_over_ranks(loss), "accuracy": correct}
+        mean = distributed.mean_over_ranks
+        return {"loss": mean(loss), "accuracy": mean(correct)}
 
     def after_step(self, progress: float) -> None:
         batchnorm.average_batchnorm(self.backbone)

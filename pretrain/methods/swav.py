@@ -14,6 +14,7 @@ from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import SWAV_HEAD, Head, build_head, forward_crops
 from pretrain.methods._momentum import Queue
 from pretrain.methods._precision import unit
+from pretrain.recipe import Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +23,9 @@ class Config(MethodConfig):
     crops the third has none)."""
 
     head: Head = SWAV_HEAD
-    prototypes: int = 3000
-    temperature: float = 0.1
-    epsilon: float = 0.05
+    prototypes: Count = 3000
+    temperature: Positive = 0.1
+    epsilon: Positive = 0.05
     iterations: int = 3
     assigned: int = 2
     # The prototypes stand still at first (1 epoch; 313 iterations in the code)

@@ -1,5 +1,7 @@
 """Both engines keep the promises of engine.py, in mixed precision and on a pretended GPU, too."""
 
+import copy
+
 import pytest
 import torch
 from support.detection_loop import OneNumber, normalised_in_bfloat16
@@ -12,6 +14,7 @@ from backbench.runs.state import StopFlag, load_state
 from backbench.runs.step_metrics import read_metrics
 from detection import process_group, train_net
 from detection.data.split import training_records
+from detection.engine import reestimate_batch_norm
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -82,6 +85,30 @@ def test_images_read_by_workers_have_the_same_detections(engine):
     assert next(found) == expected[0]
     with pytest.raises(BadInput, match=r"\.gone"):
         next(found)
+
+
+def test_batch_norm_is_estimated_again(engine):
+    """Its statistics become those of every sample in these batches, as a loop over them finds."""
+    engine, records = engine
+    before = copy.deepcopy(engine.model.state_dict())
+    layers = [
+        m for m in engine.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)
+    ]
+    seen, hooks = {layer: [] for layer in layers}, []
+    for layer in layers:
+        keep = lambda layer, inputs: seen[layer].append(inputs[0].transpose(0, 1).flatten(1))  # noqa: E731
+        hooks.append(layer.register_forward_pre_hook(keep))
+    reestimate_batch_norm(engine, records, batches=2, after=5)
+    assert len(layers) == 28
+    for layer, batches in seen.items():
+        x = torch.cat(batches, 1).double()
+        assert len(batches) == 2 and layer.momentum == 0.1
+        mean, variance = layer.running_mean.double(), layer.running_var.double()
+        torch.testing.assert_close(mean, x.mean(1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(variance, x.var(1, correction=0), rtol=1e-3, atol=1e-5)
+    for hook in hooks:
+        hook.remove()
+    engine.model.load_state_dict(before)
 
 
 PLAIN = ("MODEL.WEIGHTS", "random", "TEST.PRECISE_BN.ENABLED", "False")

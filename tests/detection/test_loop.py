@@ -126,6 +126,22 @@ def test_a_loss_that_is_not_finite_ends_the_run(prepared):
         train_net.train(run, p, OneNumber(p, at), 0, StopFlag())
 
 
+def test_weights_that_are_not_finite_replace_no_state(prepared):
+    """Losses are read in few iterations of a long run; a save between two of them finds out."""
+    run, p = prepared("SOLVER.CHECKPOINT_PERIOD", "3")
+
+    def at(iteration):
+        if iteration == 4:
+            with torch.no_grad():
+                engine.model.weight.fill_(float("nan"))
+
+    engine = OneNumber(p, at)
+    engine.losses = lambda: {"loss_square": engine.model.weight.nan_to_num().sum()}
+    with pytest.raises(Failed, match=r"not finite after iteration 6; the last good state is .*pt;"):
+        train_net.train(run, p, engine, 0, StopFlag())
+    assert load_state(run.out / "state.pt")["iteration"] == 3
+
+
 @pytest.mark.slow
 def test_no_rank_is_killed_while_another_saves(prepared):
     """Saving takes longer than ranks get to end once another has."""

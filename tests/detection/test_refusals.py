@@ -70,6 +70,22 @@ def test_config_against_checkpoint_and_data(tiny_root, tmp_path, trunk, opts, wo
         prepare(tiny_root, tmp_path, trunk, *opts)
 
 
+@pytest.mark.parametrize("words", [
+    "SOLVER.CHECKPOINT_PERIOD 0: at least 1", "DATALOADER.NUM_WORKERS -1: at least 0",
+    "INPUT.MIN_SIZE_TRAIN (): at least 1", "INPUT.MIN_SIZE_TRAIN (64, 0): at least 1",
+    "INPUT.MIN_SIZE_TEST 0: at least 1", "SOLVER.BASE_LR 0.0: above 0",
+    "MODEL.RPN.IOU_THRESHOLDS (0.7,): 2 overlaps", "MODEL.RPN.IOU_THRESHOLDS (0.7, 0.3): 2 overlaps",
+    "MODEL.ROI_HEADS.IOU_THRESHOLDS (): 1 or more overlaps",
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE 0: at least 1", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE 0: at least",
+    "MODEL.DEVICE gpu: auto, cpu or cuda", "MODEL.DEVICE cuda:1: auto, cpu or cuda",
+])  # fmt: skip
+def test_values_that_no_detector_can_have(tiny_root, tmp_path, words):
+    key, value = words.rpartition(": ")[0].split(" ", 1)
+    with pytest.raises(BadInput) as refused:
+        prepare(tiny_root, tmp_path, None, key, value)
+    assert key in str(refused.value) and words.rpartition(": ")[2] in str(refused.value)
+
+
 def test_statistics_come_from_the_checkpoint(tiny_root, tmp_path, trunk):
     pixels = Pixels((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "BGR")
     p = prepare(tiny_root, tmp_path, trunk.replace(pixels=pixels))

@@ -287,12 +287,18 @@ def test_two_nodes_by_hand_and_by_slurm_are_two_processes(tiny_root, x, tmp_path
         assert not [*out.glob(".splits*"), *out.glob(".predictions*")]
     again = on_two_nodes(config, tiny_root, tmp_path / "hand", hand, *more)
     assert [status for _, status in again] == [0, 0] and "already finished" in again[0][0]
+    scored = (*more, "TEST.DETECTIONS_PER_IMAGE", "5")
+    flagged = [([*words, "--eval-only"], env) for words, env in hand]
+    again = on_two_nodes(config, tiny_root, tmp_path / "hand", flagged, *scored)
+    assert [status for _, status in again] == [0, 0], again
+    assert [*(tmp_path / "hand" / "evaluations").glob("*/results.jsonl")]
 
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--num-machines", "2"], "--dist-url tcp://HOST:PORT"),
     (["--num-machines", "2", "--machine-rank", "2"], "from 0 to --num-machines 2 - 1"),
     (["--dist-url", "auto"], "give tcp://HOST:PORT"),
+    (["--num-machines", "2", "--dist-url", "tcp://127.0.0.1:99999"], "give tcp://HOST:PORT"),
 ])  # fmt: skip
 def test_flags_of_several_machines_are_checked(tiny_root, x, tmp_path, capsys, *, words, said):
     status = detect_here("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, "--checkpoint", x, *words)

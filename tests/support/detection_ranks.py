@@ -37,6 +37,7 @@ def run_of(engine: str, name: str, root: Path, out: Path, world: int) -> Detecti
         words += ("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4")
     if name in OTHER_TRUNKS:
         words += ("MODEL.TRUNK.ARCH", OTHER_TRUNKS[name])
+        words += ("MODEL.TRUNK.DROP_PATH", "0.5") if engine == "torchvision" else ()
     return run_of_config(name, root, out, words, engine=engine, world=world)
 
 
