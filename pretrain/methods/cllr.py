@@ -53,16 +53,17 @@ def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]
     """Measure what is left of L: rank_L, its effective rank, and kept_L, the share of phi's squared
     length that L^T L phi gives back (1: all, 0: L is dead). `scaled`: of its best multiple."""
     rebuilt = phi @ projection.T @ projection
-    length, product = phi.square().sum().clamp_min(1e-30), (phi * rebuilt).sum()
+    sums = torch.stack([phi.square().sum(), (phi * rebuilt).sum(), rebuilt.square().sum()])
+    length, product, square = distributed.sum_over_ranks(sums).clamp_min(1e-30)
     if scaled:
-        kept = product.square() / (length * rebuilt.square().sum().clamp_min(1e-30))
+        kept = product.square() / (length * square)
     else:
-        kept = (2 * product - rebuilt.square().sum()) / length  # 1 - |rebuilt - phi|^2 / |phi|^2
+        kept = (2 * product - square) / length  # 1 - |rebuilt - phi|^2 / |phi|^2
     # (sum s^2)^2 / sum s^4 of the singular values s is k where k of them are equal and the others 0.
     # The trace of L L^T is sum s^2, its squared entries add up to sum s^4
     gram = projection @ projection.T
     rank = gram.trace().square() / gram.square().sum().clamp_min(1e-30)
-    return {"rank_L": rank, "kept_L": distributed.mean_over_ranks(kept)}
+    return {"rank_L": rank, "kept_L": kept}
 
 
 @torch.no_grad()

@@ -38,6 +38,6 @@ class Method(TwoViews[Config]):
         z_a, z_b = (self.projector(self.backbone(view)) for view in batch.views)
         loss = simsiam_loss(self.predictor(z_a), self.predictor(z_b), z_a, z_b)
         # 1 when the projections are spread evenly, 0 when they have collapsed
-        spread = F.normalize(z_a.detach().float(), dim=1).std(0).mean() * z_a.shape[1] ** 0.5
-        mean = distributed.mean_over_ranks
-        return {"loss": mean(loss), "spread": mean(spread)}
+        z = distributed.gather_without_gradient(F.normalize(z_a.float(), dim=1))
+        spread = z.std(0).mean() * z.shape[1] ** 0.5
+        return {"loss": distributed.mean_over_ranks(loss), "spread": spread}

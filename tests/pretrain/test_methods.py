@@ -76,6 +76,10 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
     ({**CLLR, "kept": 9}, 2, "set method.kept from 1 to 8"),
     ({**CLLR, "reconstruction": "released"}, 2, "must be none"),
     ({"name": "simclr", "head": {"layers": 0}}, 2, "must be greater than or equal to 1, not 0"),
+    ({"name": "simclr", "head": {"hidden": -3}}, 2, "hidden. must be greater than or equal to 1"),
+    ({"name": "simclr", "temperature": 0}, 2, "temperature. must be greater than 0"),
+    ({"name": "swav", "prototypes": 0}, 2, "prototypes. must be greater than or equal to 1"),
+    ({"name": "hcl", "tau_plus": 1}, 2, "tau_plus. must be less than 1"),
 ])  # fmt: skip
 def test_refusals_are_one_line(settings, views, message):
     with pytest.raises(BadInput, match=message) as caught:
@@ -353,7 +357,7 @@ def test_random_learns_nothing():
 
 
 @pytest.mark.parametrize("dtype", traces.DTYPES)
-@pytest.mark.parametrize("paper", traces.PAPERS)
+@pytest.mark.parametrize("paper", traces.TRACED)
 def test_losses_are_those_of_the_file(paper, dtype):
     found = traces.trace(paper, dtype)
     assert traces.far(found, traces.kept("cpu")[paper][dtype]) < traces.TOLERANCE[dtype]

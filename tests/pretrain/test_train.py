@@ -1,5 +1,6 @@
 """The loop on a tiny ResNet-18: what it leaves, what it refuses, and exact continuation."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -11,6 +12,7 @@ from support import tiny_pretraining
 from support.tiny_pretraining import digest, refused
 
 from backbench import cli
+from backbench.datasets import catalog
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.images.crops import Crops
 from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE
@@ -148,6 +150,7 @@ REFUSED = [
     (["stop_after_epochs=0"], "'stop_after_epochs' must be greater than or equal to 1, not 0"),
     (["optim.reference_batch=0"], "'optim.reference_batch' must be greater than or equal to 1"),
     (["epochs=-1"], "'epochs' must be greater than or equal to 0, not -1"),
+    (["optim.betas=[0.9, 1]"], "'optim.betas[1]' must be less than 1, not 1"),
     (["optim.lr=-1"], "'optim.lr' must be greater than or equal to 0, not -1"),
     (["data.workers=-1"], "'data.workers' must be greater than or equal to 0, not -1"),
     (["--workers=-1"], "--workers -1: 0 (in this process) or more"),
@@ -159,6 +162,22 @@ def test_what_cannot_work_is_refused_before_anything_starts(pretrain, tmp_path, 
     said = refused(pretrain(tmp_path / "run", *overrides), message)
     assert len(said.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_convolutions_of_a_gpu_round_as_the_recipe_says(pretrain, tmp_path, monkeypatch, precision):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", precision == "fp32")
+    assert pretrain(tmp_path, f"precision={precision}", "epochs=0")[0] == 0
+    assert torch.backends.cudnn.allow_tf32 is (precision == "tf32")
+
+
+def test_images_without_labels_are_no_classes(pretrain, root, tmp_path, monkeypatch):
+    """STL-10's `train+unlabeled` has ten classes, and images of none."""
+    found = catalog.open_split(root, "shapes", "train")
+    found = dataclasses.replace(found, labels=(*found.labels[:-1], -1))
+    monkeypatch.setattr(catalog, "open_split", lambda *_: found)
+    supervised = ["method={name: supervised}", "views.crops=[{count: 1, size: 16}]"]
+    refused(pretrain(tmp_path / "run", *supervised), "needs labels of at least two classes, not 0")
 
 
 def test_more_gpus_than_there_are_or_no_processes(pretrain, tmp_path):

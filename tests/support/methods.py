@@ -151,7 +151,8 @@ def train(
                     dist.all_reduce(parameter.grad)
                     parameter.grad.div_(ranks)
             rules.gradients()
-            out[f"{step} loss"] = terms["loss"].detach()
+            for name in terms.keys() - {"lambda"}:  # JCL makes it on the CPU
+                out[f"{step} {name}"] = terms[name].detach()
             for name, parameter in method.named_parameters():
                 if parameter.requires_grad:
                     out[f"{step} grad {name}"] = parameter.grad.clone()

@@ -1,4 +1,4 @@
-"""Fifty steps of each paper's method by its recipe, in small: losses to hold later versions to.
+"""Fifty steps of methods by their recipes, in small: losses to hold later versions to.
 
 PYTHONPATH=.:tests .venv/bin/python -m support.traces cpu (or cuda: `make gpu`) writes
 tests/traces/<device>.json anew: whoever changes a method, schedule or seed on purpose does it.
@@ -39,6 +39,18 @@ PAPERS = {
     "arb": Traced("arb/arb_imagenet_2048", GROUPS, (8, 8)),
     "cllr": Traced("cllr/cllr_nuclear_cifar10_256_400ep", INNER, (8, 8)),
 }
+# Those whose state moves by a schedule; only a CPU is held to them
+START = "optim.warmup_epochs=0"
+PREDICTOR = ("method.predictor.hidden=12", "method.predictor.dim=6", "method.momentum=0.9")
+DINO = ("method.hidden=12", "method.bottleneck=6", "method.dim=9", "method.warmup_epochs=5")
+BASELINES = {
+    "moco": Traced("arb/moco_v2_cifar10", ("method.queue=64", *WIDTHS, START), (8, 8)),
+    "byol": Traced("arb/byol_cifar10", (*WIDTHS, *PREDICTOR, START), (8, 8)),
+    "dino": Traced("arb/dino_cifar10", (*DINO, "method.momentum=0.9", START), (8, 8)),
+    "swav": Traced("arb/swav_cifar10", ("method.prototypes=10", *WIDTHS, START), (8, 8)),
+    "barlow_twins": Traced("arb/barlow_twins_cifar10_256", (*WIDTHS, START), (8, 8)),
+}
+TRACED = PAPERS | BASELINES
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # Relative to a trace's largest loss. What is left between two machines is rounding, and what fifty
 # steps make of it: of 1e-16 in float64, of 1e-7 in float32.
@@ -47,7 +59,7 @@ TOLERANCE = {"float64": 1e-8, "float32": 2e-3}
 
 def trace(paper: str, dtype: str, device: str = "cpu") -> list[float]:
     """The loss of each step."""
-    traced = PAPERS[paper]
+    traced = TRACED[paper]
     words = [f"epochs={EPOCHS}", f"batch_size={BATCH}", *traced.small]
     config = recipes.load(PretrainConfig, traced.recipe, words, kind="pretrain")
     torch.manual_seed(0)
@@ -100,7 +112,7 @@ def kept(device: str) -> dict[str, dict[str, list[float]]]:
 def write(device: str) -> None:
     precision.use("fp32")
     on = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    losses = {p: {dtype: trace(p, dtype, device) for dtype in DTYPES} for p in PAPERS}
+    losses = {p: {dtype: trace(p, dtype, device) for dtype in DTYPES} for p in TRACED}
     text = json.dumps({"device": on, "torch": torch.__version__, "losses": losses}, indent=1)
     file_of(device).write_text(text + "\n")
 

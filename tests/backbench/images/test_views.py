@@ -224,6 +224,7 @@ def test_views_are_finished_on_the_device(changes):
     ({"size": 0}, "at least 1"),
     ({"scale": (0.5, 0.2)}, "increasing"),
     ({"blur_kernel": 4}, "odd"),
+    ({"size": 16, "blur_kernel": 33}, "from 1 to 31"),
     ({"jitter": (0.4, 0.4, 0.4, 0.6)}, "hue"),
     ({"jitter": (-0.4, 0.4, 0.4, 0.1)}, "negative"),
     ({"flip": 1.5}, "flip is a probability"),
