@@ -176,8 +176,9 @@ def test_images_without_labels_are_no_classes(pretrain, root, tmp_path, monkeypa
     found = catalog.open_split(root, "shapes", "train")
     found = dataclasses.replace(found, labels=(*found.labels[:-1], -1))
     monkeypatch.setattr(catalog, "open_split", lambda *_: found)
-    supervised = ["method={name: supervised}", "views.crops=[{count: 1, size: 16}]"]
-    refused(pretrain(tmp_path / "run", *supervised), "needs labels of at least two classes, not 0")
+    one_view = {"method": {"name": "supervised"}, "views": tiny_pretraining.crops(count=1)}
+    (root / "one.yaml").write_text(tiny_pretraining.recipe(**one_view))
+    refused(pretrain(tmp_path / "run", recipe="one.yaml"), "needs labels of at least two classes")
 
 
 def test_more_gpus_than_there_are_or_no_processes(pretrain, tmp_path):
