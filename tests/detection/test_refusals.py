@@ -86,6 +86,18 @@ def test_values_that_no_detector_can_have(tiny_root, tmp_path, words):
     assert key in str(refused.value) and words.rpartition(": ")[2] in str(refused.value)
 
 
+@pytest.mark.parametrize(("key", "value", "words"), [
+    ("MODEL.FPN.NORM", "''", "FPN.NORM '': the protocol has SyncBN"),
+    ("MODEL.RESNETS.NORM", "BN", "RESNETS.NORM 'BN': the protocol has SyncBN"),
+    ("TEST.PRECISE_BN.ENABLED", "False", "TEST.PRECISE_BN off"),
+])  # fmt: skip
+def test_departures_from_the_protocol_are_said(tiny_root, tmp_path, caplog, *, key, value, words):
+    prepare(tiny_root, tmp_path)
+    assert words not in caplog.text
+    prepare(tiny_root, tmp_path, None, key, value)
+    assert words in caplog.text
+
+
 def test_statistics_come_from_the_checkpoint(tiny_root, tmp_path, trunk):
     pixels = Pixels((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "BGR")
     p = prepare(tiny_root, tmp_path, trunk.replace(pixels=pixels))
