@@ -133,6 +133,20 @@ class TrunkInFile(ABC):
         return {}
 
 
+def in_file(tensor: Tensor) -> bool:
+    """True for a plain CPU tensor whose elements are all in the file (strides cannot pretend to more)."""
+    import torch
+
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def identical(one: Tensor, other: Tensor) -> bool:
+    """True for two tensors of one type whose elements are in the file, and equal."""
+    return one.dtype == other.dtype and in_file(one) and in_file(other) and one.equal(other)
+
+
 Naming = TypeVar("Naming")
 InFile = TypeVar("InFile", bound=TrunkInFile)
 

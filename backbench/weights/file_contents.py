@@ -22,7 +22,7 @@ from backbench.weights.checkpoint import (
     from_about,
     unusable,
 )
-from backbench.weights.family import Format, Tables, Tree, TrunkInFile, TrunkMetadata
+from backbench.weights.family import Tables, Tree, TrunkInFile, TrunkMetadata, identical, in_file
 from backbench.weights.tensor_names import first_names, is_counter, is_statistic, unwrapped
 from backbench.weights.weight_file import Opened
 
@@ -41,7 +41,7 @@ class FileContents:
     def __init__(self, opened: Opened, metadata: TrunkMetadata = TrunkMetadata()) -> None:  # noqa: B008 - frozen
         self.opened, self.path, self.tree = opened, opened.path, opened.tree
         self.tables = tables_of(opened.tree)
-        self.form: Format | None = None
+        self.form: formats.Format | None = None
         self.encoders: dict[str, list[TrunkInFile]] = {}
         self.trunks: list[TrunkInFile] = []
         self.unknown = ""  # why a trunk is none that can be built
@@ -118,7 +118,7 @@ class FileContents:
                 table, copy = self.tables[first.table], self.tables[other.table]
                 for name, key in first.keys.items():
                     twin = other.keys.get(name)
-                    if twin is None or not torch.equal(table[key], copy[twin]):
+                    if twin is None or not identical(table[key], copy[twin]):
                         raise BadInput(
                             f"'{first.label}' and '{other.label}' should be the same trunk"
                             f" but differ in {shown(key)}"
@@ -338,13 +338,6 @@ def _unusable(name: str, tensor: Tensor) -> str:
     if not tensor.is_floating_point():
         return str(tensor.dtype).removeprefix("torch.")
     return unusable(name, tensor)
-
-
-def in_file(tensor: Tensor) -> bool:
-    """True for a plain CPU tensor whose elements are all in the file (strides cannot pretend to more)."""
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
-        return False
-    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 _GROUPS = (

@@ -10,8 +10,8 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.weights import archs, importing
 from backbench.weights.checkpoint import Checkpoint, from_safetensors
-from backbench.weights.family import TrunkMetadata
-from backbench.weights.file_contents import FileContents, in_file
+from backbench.weights.family import TrunkMetadata, in_file
+from backbench.weights.file_contents import FileContents
 from backbench.weights.tensor_names import is_counter
 from backbench.weights.weight_file import open_file
 

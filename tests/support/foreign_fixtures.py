@@ -151,7 +151,7 @@ def arb_cifar(model):
 def mio(model):
     small_stem(model).fc = nn.Identity()
     net = nn.ModuleDict({"base_encoder": model, "projector": head(model, 8)})
-    others = {"optimizer_state_dict": sgd_state(), "scheduler_state_dict": {}}
+    others = {"optimizer_state_dict": sgd_state(), "scheduler_state_dict": {}, "epoch": 9}
     return {"model_state_dict": prefixed("net.", net), **others}
 
 
@@ -224,7 +224,7 @@ def lightly_benchmark(model):
 
 
 def mmselfsup_09(model):
-    model.fc = nn.Identity()
+    small_stem(model).fc = nn.Identity()
     query, key = nn.Sequential(model, head(model, 8)), nn.Sequential(second(model), head(model, 8))
     state = prefixed("encoder_q.", query) | prefixed("encoder_k.", key)
     state |= prefixed("backbone.", query[0]) | prefixed("neck.", query[1])
@@ -356,7 +356,7 @@ EXPECTED = {
     solo_learn_cifar: ("solo-learn", "online", None, "solo_learn", 400, "conv3_p2", CIFAR),
     lightly_example: ("lightly", "online", "momentum", "lightly", 400, "imagenet", RGB),
     lightly_benchmark: ("lightly", "online", "momentum", "lightly", 400, "imagenet", RGB),
-    mmselfsup_09: ("mmselfsup", "online", "momentum", "mmselfsup", 200, "imagenet", RGB),
+    mmselfsup_09: ("mmselfsup", "online", "momentum", "mmselfsup", 200, "conv3", RGB),
     mmselfsup_10: ("mmselfsup", "online", "momentum", "mmselfsup", 300, "imagenet", RGB),
     mmselfsup_extracted: ("plain trunk", "trunk", None, "unknown", None, "imagenet", RGB),
     byol_sthalles: ("byol (sthalles)", "online", "target", "byol", None, "imagenet", RGB),

@@ -119,13 +119,11 @@ def dinov2(state):
     return state | {"mask_token": torch.ones(1, 32)}
 
 
-def dinov2_registers(state):
+def dinov2_registers(state, dialect=dinov2):
     """timm's model has the class token's position within the token."""
-    made = dinov2(state)
     position = torch.full_like(state["cls_token"], 0.25)
-    made["cls_token"] = state["cls_token"] - position
-    made["pos_embed"] = torch.cat([position, state["pos_embed"]], dim=1)
-    return made
+    positions = torch.cat([position, state["pos_embed"]], dim=1)
+    return dialect(state | {"cls_token": state["cls_token"] - position, "pos_embed": positions})
 
 
 def dinov2_chunked(state):
@@ -266,6 +264,10 @@ def hub_dinov2(state):
     return made | {"embeddings.mask_token": torch.ones(1, 32)}
 
 
+def hub_dinov2_registers(state):
+    return dinov2_registers(state, hub_dinov2)
+
+
 def hub_dinov3(state):
     made = split(state, r"attn\.qkv\.", "attn.q_proj.", "attn.k_proj.", "attn.v_proj.")
     made = renamed(
@@ -348,12 +350,21 @@ def hub_dinov3_convnext(state):
 
 
 IN = 0.485
+# By the format's name or its first word
+POSITIONS = {"dino": "+0.1", "ibot": "+0.1", "dinov2": "+0.1", "mae": "size"}
+LICENCES = {"moco-v3": "CC-BY-NC-4.0", "mae": "CC-BY-NC-4.0", "dinov3": "DINOv3 License"}
+LICENCES |= {"clip": "MIT", "convnext": "MIT (ConvNeXt V2: CC-BY-NC-4.0)", "vit": "the file's own"}
+LICENCES |= {"convnext, torchvision": "BSD-3-Clause"}
 
 
 def _case(form, small, published="", *, options=None, reading="cls", red=IN, more=SMALL_VIT):
-    """(format, small model, published model, options of import, reading, mean of red pixels)"""
+    """(format, small model, published model, options of import, reading, mean of red pixels, rule
+    by which positions are resized, how the licence begins)"""
+    word = form.split()[0].strip(",")
+    positions = "aa" if "reg4" in small else POSITIONS.get(word, "")
+    licence = LICENCES.get(form, LICENCES.get(word, "Apache-2.0"))
     small, published = (name and f"timm:{name}" for name in (small + more, published))
-    return form, small, published, options or {}, reading, red
+    return form, small, published, options or {}, reading, red, positions, licence
 
 
 S, B = "vit_small_patch16_224", "vit_base_patch16_224"
@@ -385,6 +396,7 @@ CASES = {
     hub_vit: _case("vit, hub", S, options={"pixels": "half"}, red=0.5),
     hub_mae: _case("mae, hub", S, B),
     hub_dinov2: _case("dinov2, hub", D2, D2.replace("small", "large"), **CLS_MEAN),
+    hub_dinov2_registers: _case("dinov2, hub", R2.replace("base", "small"), **CLS_MEAN),
     hub_dinov3: _case("dinov3, hub", D3, D3PLUS, **CLS_MEAN, **FREE),
     hub_clip: _case("clip, hub", QUICK, red=0.48145466),
     hub_siglip: _case("siglip", SIGLIP, SIGLIP, **MAP),

@@ -27,6 +27,8 @@ from backbench.weights.family import (
     TrunkInFile,
     TrunkMetadata,
     find_by_votes,
+    identical,
+    in_file,
 )
 from backbench.weights.tensor_names import first_names
 
@@ -75,7 +77,8 @@ class TimmInFile(TrunkInFile):
             if self.folds and ours in ("cls_token", "pos_embed"):
                 out[ours] = _folded(ours, [tensor.float() for tensor in taken])
                 continue
-            whole = taken[0] if len(taken) == 1 else torch.cat(taken)
+            # Their types may differ, and some have no common one
+            whole = taken[0] if len(taken) == 1 else torch.cat([each.float() for each in taken])
             out[ours] = whole.reshape(blank[ours].shape)
         return out
 
@@ -107,8 +110,9 @@ class TimmInFile(TrunkInFile):
         for name, key in self.local.items():
             if not name.endswith(_LOOKED_INTO) and not name.startswith("norms.3."):
                 continue
-            if tensors[key].numel() > _SMALL:  # a file may pretend to any size
-                out.append(f"{key} ({tensors[key].numel()} elements)")
+            if not in_file(tensors[key]):  # said below where it is one of the trunk's own
+                if name not in self.keys:
+                    out.append(f"{key} (its elements are not all in the file)")
             elif name.endswith("rope_embed.periods") and not _usual_periods(tensors[key]):
                 out.append(f"{key} (not 100 ** (i / n), the periods of timm's model)")
             elif name.endswith("attn.qkv.bias") and name in in_thirds:
@@ -116,7 +120,7 @@ class TimmInFile(TrunkInFile):
                     out.append(f"{key} (not its keys' third alone is masked)")
             elif name.startswith("norms.3."):
                 twin = self.local.get(name.replace("norms.3.", "norm."))
-                if twin is not None and not torch.equal(tensors[key], tensors[twin]):
+                if twin is not None and not identical(tensors[key], tensors[twin]):
                     out.append(f"{key} (differs from {twin}, whose copy it should be)")
         return out
 
@@ -351,7 +355,6 @@ def _folded(ours: str, taken: list[Tensor]) -> Tensor:
 
 
 _LOOKED_INTO = ("rope_embed.periods", "attn.qkv.bias", "attn.qkv.bias_mask")
-_SMALL = 1_000_000  # elements
 
 
 def _usual_periods(periods: Tensor) -> bool:
@@ -366,7 +369,7 @@ def _masked(bias: Tensor, mask: Tensor | None) -> bool:
     """True where all of a bias (3 * D) counts but the keys' third."""
     if mask is None:
         return not bool((bias.chunk(3)[1] != 0).any())
-    if mask.shape != bias.shape:
+    if mask.shape != bias.shape or not in_file(mask):
         return False
     queries, keys, values = mask.float().chunk(3)
     return bool((queries == 1).all() and (keys == 0).all() and (values == 1).all())

@@ -212,9 +212,11 @@ def test_other_networks_are_not_trunks(tmp_path):
 def test_two_copies_that_should_be_one_trunk_must_agree(tmp_path):
     made = fx.mmselfsup_09(fx.known_resnet("resnet18"))
     key = "encoder_q.0.layer2.0.conv1.weight"
-    made["state_dict"][key] = made["state_dict"][key] + 1
-    said = r"should be the same trunk but differ in .*layer2.0.conv1.weight"
-    refused(opened(made, tmp_path), said)
+    value = made["state_dict"][key]
+    for other in (value + 1, value.to_sparse(), value.to(torch.float8_e4m3fn)):
+        made["state_dict"][key] = other
+        said = r"should be the same trunk but differ in .*layer2.0.conv1.weight"
+        refused(opened(made, tmp_path), said)
 
 
 # --- values ---
