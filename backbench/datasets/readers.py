@@ -31,7 +31,8 @@ def _torchvision(kind: Any, base: Path, *args: object, **options: object) -> Any
         what = " ".join(str(error).split())
         what = what.replace("You can use download=True to download it", "").strip()
         raise BadInput(
-            f"{base}: not in the layout that torchvision reads ({type(error).__name__}: {what})"
+            f"{base}: not in the layout that torchvision reads"
+            f" ({type(error).__name__}: {printable.shown(what, 300)})"
         ) from None
 
 
@@ -58,14 +59,19 @@ _THREE = {"train": "train", "val": "val", "test": "test"}
 
 
 def _official(
-    kind: str, parts: Mapping[str, str], *, files: str = "_image_files", **options: object
+    kind: str, parts: Mapping[str, str], *lists: str, files: str = "_image_files", **options: object
 ) -> Reader:
     """Return the reader of a data set that torchvision's class `kind` lists: `parts` has its words
-    for our splits, `files` is its attribute with the images, or with pairs of image and label."""
+    for our splits, `lists` are patterns of the files that it opens unseen, `files` is its attribute
+    with the images, or with pairs of image and label."""
 
     def read(base: Path, seed: int) -> Splits:
         from torchvision import datasets
 
+        for pattern in lists:
+            for file in base.glob(pattern):
+                if not file.is_file():  # torchvision would wait for a FIFO's writer
+                    raise BadInput(f"{file}: not a regular file; unpack the archive again")
         found: dict[str, ImageList] = {}
         for name, official in parts.items():
             d = _torchvision(getattr(datasets, kind), base, official, **options)
@@ -77,12 +83,15 @@ def _official(
     return read
 
 
-aircraft = _official("FGVCAircraft", _THREE, annotation_level="variant")
-cars = _official("StanfordCars", _TWO, files="_samples")
-dtd = _official("DTD", _THREE, partition=1)
+_VARIANTS = "fgvc-aircraft-2013b/data/*.txt"
+_MAT = ("stanford_cars/*.mat", "stanford_cars/devkit/*.mat")
+_TRAINVAL = {"train": "trainval", "test": "test"}
+aircraft = _official("FGVCAircraft", _THREE, _VARIANTS, annotation_level="variant")
+cars = _official("StanfordCars", _TWO, *_MAT, files="_samples")
+dtd = _official("DTD", _THREE, "dtd/dtd/labels/*.txt", partition=1)
 flowers = _official("Flowers102", _THREE)
-food = _official("Food101", _TWO)
-pets = _official("OxfordIIITPet", {"train": "trainval", "test": "test"}, files="_images")
+food = _official("Food101", _TWO, "food-101/meta/*.json")
+pets = _official("OxfordIIITPet", _TRAINVAL, "oxford-iiit-pet/annotations/*.txt", files="_images")
 
 
 def _of_arrays(kind: str, read: Callable[[Path, str], ImageList]) -> Reader:

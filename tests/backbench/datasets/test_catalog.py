@@ -1,6 +1,7 @@
 """Every reader, label maps too, on true layouts; what is wrong is named; the embedded data."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from pycocotools.coco import COCO
+from support.strangers import door, refused
 from torchvision.datasets import ImageFolder
 
 from backbench.cli import main
@@ -217,6 +219,23 @@ def test_a_layout_that_nobody_foresaw_is_a_line_in_every_verb(trees, capsys):
         assert main(["data", "check", name, "--data", str(root)]) == 2
         assert "not in the layout of this data set" in capsys.readouterr().err
     assert re.search(r"^pets .* found", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["aircraft", "cars", "dtd", "food", "pets"])
+def test_a_list_that_torchvision_cannot_read_is_refused_in_a_short_line(trees, name):
+    root = trees(name)
+    check = ("data", "check", name, "--data", root)
+    for file in [f for f in root.rglob("*.*") if f.suffix in (".txt", ".mat", ".json")]:
+        whole = file.read_bytes()
+        file.write_text("1 " + "x" * 10_000)
+        said = door(*check)
+        refused(said, "not in the layout that torchvision reads")
+        assert len(said.last) < 1000
+        file.unlink()
+        os.mkfifo(file)
+        refused(door(*check), f"{file}: not a regular file")
+        file.unlink()
+        file.write_bytes(whole)
 
 
 def test_a_record_without_its_numbers_is_no_fault_of_ours(trees):
