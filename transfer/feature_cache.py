@@ -43,7 +43,7 @@ from backbench.recipes import config
 from backbench.runs import atomic, failures
 from backbench.runs.folder import cache_folder
 from backbench.runs.terminal import log
-from backbench.untrusted import jsons
+from backbench.untrusted import jsons, printable
 from transfer.frozen import FrozenTrunk, state_digest
 from transfer.protocols import Geometry
 
@@ -145,7 +145,14 @@ class FeatureCache:
 
     @staticmethod
     def default() -> FeatureCache:
-        limit = int(float(os.environ.get("BACKBENCH_CACHE_GB", "50")) * 1e9)
+        said = os.environ.get("BACKBENCH_CACHE_GB") or "50"
+        try:
+            limit = int(float(said) * 1e9)
+        except (ValueError, OverflowError):  # no number, nan, infinite
+            limit = -1
+        if limit < 0:
+            came = printable.shown(said, 40)
+            raise BadInput(f"BACKBENCH_CACHE_GB={came}: expected gigabytes, 0 or more, as 50")
         return FeatureCache(cache_folder() / "features", limit)
 
     def path(self, description: Description) -> Path:
@@ -219,10 +226,11 @@ class FeatureCache:
         # While rows are mapped, their file is locked: `make_room` spares it.
         file = path.open("rb")
         fcntl.flock(file, fcntl.LOCK_SH)
-        rows = np.load(path, mmap_mode="c")
-        rows.lock = file  # which is closed when the last tensor of these rows is gone
-        if list(rows.shape) != about["shape"] or not _verified(path, about):
+        # What is not as it was written may be no array at all
+        rows = np.load(path, mmap_mode="c") if _verified(path, about) else None
+        if rows is None or list(rows.shape) != about["shape"]:
             raise BadInput(f"{path}: the cached features are damaged; remove the file")
+        rows.lock = file  # which is closed when the last tensor of these rows is gone
         # The time of its last use; the rows' own file stays as it is, since that vouches for it
         with contextlib.suppress(FileNotFoundError):
             os.utime(path.with_suffix(".json"))

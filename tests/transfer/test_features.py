@@ -106,12 +106,13 @@ def test_damaged_rows_are_refused(images, cache):
     make = extractor(cache, checkpoint())
     make(images)
     (rows,) = cache.folder.glob("*.npy")
-    data = bytearray(rows.read_bytes())
-    data[-5] ^= 1
-    time.sleep(0.05)  # longer than a tick of the file system's clock
-    rows.write_bytes(data)
-    with pytest.raises(BadInput, match="the cached features are damaged; remove the file"):
-        make(images)
+    data = rows.read_bytes()
+    flipped = data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+    for damaged in (flipped, data[:-100], data[128:], b""):  # cut, without a header, empty
+        time.sleep(0.05)  # longer than a tick of the file system's clock
+        rows.write_bytes(damaged)
+        with pytest.raises(BadInput, match="the cached features are damaged; remove the file"):
+            make(images)
 
 
 def test_rows_are_hashed_once_for_every_file_that_they_become(images, cache, monkeypatch):
@@ -145,8 +146,20 @@ def test_the_least_recently_used_goes_first_at_the_limit(images, tmp_path):
         names.append({p.name for p in small.folder.glob("*.npy")})
     assert names[0] < names[1] == names[2] and names[0] < names[3] != names[1]
     assert sum(p.stat().st_size for p in small.folder.glob("*.npy")) <= small.limit
+    small.make_room(small.limit, keep=set(small.folder.glob("*.npy")))
+    assert {p.name for p in small.folder.glob("*.npy")} == names[3]
     with pytest.raises(BadInput, match="set BACKBENCH_CACHE_GB"):
         extractor(FeatureCache(tmp_path / "tiny", 1000), checkpoint())(images)
+
+
+def test_the_limit_is_a_number_of_gigabytes(monkeypatch):
+    for said, limit in (("", 50e9), ("0", 0), ("1.5", 1.5e9)):
+        monkeypatch.setenv("BACKBENCH_CACHE_GB", said)
+        assert FeatureCache.default().limit == limit
+    for said in ("abc", "nan", "inf", "-1"):
+        monkeypatch.setenv("BACKBENCH_CACHE_GB", said)
+        with pytest.raises(BadInput, match=f"BACKBENCH_CACHE_GB={said}: expected gigabytes"):
+            FeatureCache.default()
 
 
 def test_what_a_run_is_using_is_not_removed(images, tmp_path):
@@ -324,14 +337,12 @@ def test_what_a_hit_reads(tmp_path, monkeypatch):
 
 def test_swapped_between_a_stop_and_its_continuation(images, cache, tmp_path, monkeypatch):
     """Rows of the old pictures and of the new ones never stand in one entry."""
-    monkeypatch.setattr(contents, "SAMPLE", 0)
+    monkeypatch.setattr(contents, "sample", lambda _: "")
     stop = StopFlag()
     stop.requested = "SIGTERM"
     with pytest.raises(Preempted):
         extractor(cache, checkpoint(), stop=stop)(images)
-    monkeypatch.setattr(contents, "SAMPLE", 10)  # of those that a moved list reads
     for i in range(3):
         blackened(images.file(i))
-    monkeypatch.setattr(contents, "sample", lambda _: "")
     found = extractor(cache, checkpoint())(images)[0]
     assert (found == fresh(images, tmp_path)).all()
