@@ -60,14 +60,16 @@ def sample(images: ImageList) -> str:
 
 def whole(images: ImageList) -> str:
     """Return 16 hex digits of all images' contents, in order. Every file is read once; the result
-    is cached by paths, sizes, inodes and ctime (which no program can set)."""
+    is cached by paths, sizes, inodes, ctime (which no program can set) and places in containers."""
     if isinstance(images, ArrayList):
         return hashlib.sha256(images.pixels.tobytes()).hexdigest()[:16]
     images = images.files
     # 1. The same files as before?
     about = hashlib.sha256()
     for path, stamp in zip(images.paths, images.stamps()):
-        line = f"{path}\n{stamp.size} {stamp.inode} {stamp.changed}\n"
+        # Without the device, which has other numbers on other machines
+        place = stamp.place[1:] if isinstance(stamp.place, tuple) else ""
+        line = f"{path}\n{stamp.size} {stamp.inode} {stamp.changed}{place}\n"
         about.update(line.encode(errors="surrogateescape"))
     known = cache_folder() / "contents" / about.hexdigest()[:32]
     with contextlib.suppress(OSError):

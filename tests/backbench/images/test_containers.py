@@ -136,7 +136,7 @@ def test_a_container_that_changes_under_a_run_is_named(root, how):
 def zipped(file, *members, **about):
     with zipfile.ZipFile(file, "w") as out:
         for name in members:
-            out.writestr(name, b"\xff\xd8 not much of an image")
+            out.writestr(name, f"not much of an image: {name:40}")
     for key, (at, value) in about.items():
         data = bytearray(file.read_bytes())
         sign = b"PK\x01\x02" if key.startswith("central") else b"PK\x03\x04"
@@ -564,6 +564,8 @@ def test_folders_in_an_archive_that_are_no_classes(tmp_path):
     names = [f"{split}/{c}/{n}.jpg" for split in ("train", "test") for c in "ab" for n in range(3)]
     zipped(tmp_path / "own.zip", *names, "unlabeled/1.jpg", "preview.jpg")
     assert containers.splits_of(tmp_path / "own") == ["train", "test"]
+    train, test = (containers.read_split(tmp_path / "own", split) for split in ("train", "test"))
+    assert contents.whole(train) != contents.whole(test), "equal names and sizes in one file"
     zipped(tmp_path / "renamed.zip", "pictures/a/1.jpg", "pictures/b/2.jpg")
     with pytest.raises(BadInput, match=r"renamed\.zip: one class alone, 'pictures'; the classes"):
         catalog.load("renamed", tmp_path)
