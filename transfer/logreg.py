@@ -199,7 +199,9 @@ def fit(
     if count < dim:
         point = torch.cat([point[:, :-1] @ span.to(device), point[:, -1:]], 1)
     units = moments.mean.diagonal().double().sqrt().clamp(min=1)
-    # Without a factor only its root, at most 1/2, is compared with 1 / units
+    # `spread` enters the factor and, by its root (at most 1/2), the test of convergence. Without a
+    # factor that term is max|g| * root, and the other is at least max|g| / max(units): with units
+    # up to 2 the other always decides, so no pass over the images is needed
     if start is None or (moments.alike and units.max() <= 2):
         spread = 1 / classes - 1 / classes**2
     else:
