@@ -94,6 +94,7 @@ class Attempt:
             env=dict(cluster.env),
             gpus=resources.gpus,
             grace_s=cluster.grace_s(resources),
+            show=cluster.kind == "debug",
         )
 
     def run(self) -> Outcome:

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -86,27 +85,6 @@ class JobPool:
             time.sleep(0.05)
         return True
 
-    def run_in_front(self, stop: StopFlag) -> int:
-        """Run one job after the other with its output on the terminal; the first failure ends it."""
-        while self._waiting:
-            name = next(iter(self._waiting))
-            attempt = self._waiting.pop(
-                name
-            )  # one that has ended is let go, and its process reaped
-            attempt.show = True
-            stop.tell = partial(attempt.ask_to_stop, "stopped", signal.SIGTERM)
-            outcome = "stopped"
-            if not stop.requested:
-                log.info(f"start  {name}")
-                outcome = attempt.run()
-            if stop.requested and outcome != "done":
-                log.info(f"stopped by {stop.requested}; the same command continues")
-                return EXIT_PREEMPTED
-            if outcome != "done":
-                reason = self.ledger.status(attempt.job).get("reason")
-                raise Failed(f"{name}: {outcome}: {reason}")
-        return 0
-
     def _collect(self) -> None:
         """Note the outcome of every attempt that has ended."""
         for name, (attempt, process, gpus) in list(self.running.items()):
@@ -117,13 +95,16 @@ class JobPool:
             del self.running[name]
             self._free_gpus |= gpus
             status = self.ledger.status(attempt.job)
-            # How its own process exited, or would have: nobody can ask a stranger
+            # Nobody can ask a stranger how it exited. The state that it wrote is named as its outcome
+            # is, but for `queued`, which is "again", and `running`: it was killed
             exit_status = EXITS.get(status["state"], EXIT_PREEMPTED)
             if process is not None:
                 exit_status = process.returncode
+            if exit_status and attempt.show:  # kind debug: the first failure ends it
+                raise Failed(f"{name}: {status.get('reason') or status['state']}")
             if exit_status == EXIT_PREEMPTED:
                 # Failed and may try again, or preempted: behind those that wait already
-                why = status.get("reason") or status["attempts"][-1].get("how")
+                why = status.get("reason") or status["attempts"][-1].get("how", "killed")
                 log.info(f"again  {name}: {why}")
                 self.add(attempt)
             elif exit_status in (0, EXIT_STOPPED):
@@ -201,12 +182,13 @@ def run_here(
     watch: Callable[[JobPool], None] = lambda pool: None,
 ) -> int:
     """Run jobs on this machine and return the exit status. kind local: N processes at a time; kind
-    debug: one job after the other, on the terminal. `find` gives the jobs, and whether there are
-    more to wait for: then it is asked every `interval` until there are not and all are over.
-    `watch` is called after every step."""
+    debug: one after the other, on the terminal, until one fails. `find` gives the jobs, and whether
+    there are more to wait for: then it is asked every `interval` until there are not and all are
+    over. `watch` is called after every step."""
     number = uuid.uuid4().hex[:12]  # the pool's, as its lock tells it to others
     looks = itertools.count()
-    pool = JobPool(ledger.runs, at_once=cluster.jobs, gpus=cluster.gpus)
+    at_once = 1 if cluster.kind == "debug" else cluster.jobs
+    pool = JobPool(ledger.runs, at_once=at_once, gpus=cluster.gpus)
     more_to_come = True
     next_look = -math.inf
 
@@ -232,12 +214,9 @@ def run_here(
         # The jobs of a launcher that was killed run on, and count among `at_once`
         snapshot = Snapshot(ledger)
         for name, record in snapshot.records.items():
-            if record.submission.kind == "local" and snapshot.status(name)["state"] == "running":
+            if record.submission.kind != "slurm" and snapshot.status(name)["state"] == "running":
                 job = dataclasses.replace(record.job, needs=(), after=())  # it has started already
                 pool.adopt(Attempt.on(cluster, job, ledger))
-        if cluster.kind == "debug":
-            refill()
-            return pool.run_in_front(stop)
         if not pool.run(stopped=lambda: bool(stop.requested), refill=refill):
             log.info(f"stopped by {stop.requested}: running jobs saved; the same command continues")
             return EXIT_PREEMPTED

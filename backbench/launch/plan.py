@@ -247,7 +247,7 @@ class Estimates:
 
     def seconds(self, job: Job, resources: Resources, cluster: Cluster) -> float | None:
         """Return how long the job takes on this cluster; None where nobody knows."""
-        gpus = min(resources.gpus, cluster.gpus) if cluster.kind == "local" else resources.gpus
+        gpus = resources.gpus if cluster.kind == "slurm" else min(resources.gpus, cluster.gpus)
         kind = _kind(job, (cluster.file, gpus, " ".join(resources.options(job.verb))))
         per_unit = self._per_unit.get(kind) if kind is not None else None
         return statistics.median(per_unit) * job.units if per_unit else None

@@ -56,14 +56,11 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.requested: str | None = None
-        # Called at a signal, too: for a loop that waits on another process, which must hear of it
-        self.tell: Callable[[], object] = lambda: None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.requested:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number).name
-        self.tell()
 
     def end_here(self, where: str) -> None:
         """Raise Preempted where a signal came; for loops whose steps are not worth saving."""

@@ -97,17 +97,19 @@ def running_slurm(
         pytest.skip(f"no Slurm here: {reason}")
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     commands = _configure(folder, nodes, max_jobs=max_jobs, min_job_age=min_job_age)
-    with _environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=_path()):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        patch.setenv("PATH", _path())
         daemons: list[subprocess.Popen[bytes]] = []
         try:
             for command in commands:
                 daemons.append(_daemon(command, folder / "daemons.log"))
                 time.sleep(0.3)
-            _until(lambda: set(_output("sinfo", "-h", "-o", "%T").split()) == {"idle"}, 60, "nodes")
+            _until(lambda: set(output("sinfo", "-h", "-o", "%T").split()) == {"idle"}, 60, "nodes")
             yield folder
             # slurmstepd of a job that still runs would linger after its daemon
-            _output("scancel", "--full", "-u", "root")
-            _until(lambda: not _output("squeue", "-h", "-o", "%i").strip(), 60, "an empty queue")
+            output("scancel", "--full", "-u", "root")
+            _until(lambda: not output("squeue", "-h", "-o", "%i").strip(), 60, "an empty queue")
         finally:
             _stop(daemons)
     shutil.rmtree(folder, ignore_errors=True)
@@ -140,20 +142,6 @@ def _configure(folder: Path, nodes: int, **settings: int) -> list[list[str]]:
     return [munged, ["slurmctld", "-D", "-c", "-f", str(conf)], *daemons]
 
 
-@contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    old = {name: os.environ.get(name) for name in values}
-    os.environ |= values
-    try:
-        yield
-    finally:
-        for name, value in old.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def _daemon(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     # A killed test run leaves no daemons behind; preexec_fn is safe while there is one thread
     how = {"preexec_fn": partial(die_with_parent, signal.SIGTERM), "start_new_session": True}
@@ -172,19 +160,20 @@ def _stop(daemons: list[subprocess.Popen[bytes]]) -> None:
             daemon.kill()
 
 
-def why_drained() -> str:
+def why_drained(*, or_down: bool = False) -> str:
     """The reason why nodes take no more jobs, or nothing; they take them again afterwards."""
     reasons = []
-    for line in set(_output("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()):
+    for line in set(output("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()):
         name, state, reason = line.split("|", 2)
-        if "drain" in state:
+        if "drain" in state or (or_down and "down" in state):
             reasons.append(f"{name}: {reason}")
-            _output("scontrol", "update", f"NodeName={name}", "State=RESUME")
+            output("scontrol", "update", f"NodeName={name}", "State=RESUME")
     return "; ".join(reasons)
 
 
-def _output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+def output(*command: str) -> str:
+    """What a command of Slurm's says; its refusal is no fault."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.stdout
 
 

@@ -34,9 +34,9 @@ class Lab:
             fake_verbs.write_checkpoint(self.root / "ck" / f"{name}.safetensors", name)
         return str(self.root / "ck" / "*.safetensors")
 
-    def dataset(self, name: str, **behaviour) -> str:
-        (self.data / f"{name}.json").write_text(json.dumps(behaviour))
-        return name
+    def dataset(self, *names: str, **behaviour) -> None:
+        for name in names:
+            (self.data / f"{name}.json").write_text(json.dumps(behaviour))
 
     def grid(self, **content) -> str:
         path = self.root / f"grid{len(list(self.root.glob('grid*')))}.yaml"
@@ -132,11 +132,10 @@ class StandInSlurm:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.says("squeue", "")
+        for program in ("squeue", "scancel", "srun"):
+            self.says(program, "")
         self.says("sinfo", "main*|infinite|64|256000|gpu:8|(null)\n")
-        self.says("scancel", "")
         self.says("scontrol", "", status=1)
-        self.says("srun", "")
 
     def says(self, program: str, text: str, *, status: int = 0) -> None:
         (self.folder / f"{program}.out").write_text(text)

@@ -37,8 +37,7 @@ class Chaos:
         self.lab, self.random = lab, random.Random(seed)
         self.over = lab.root / "over"  # without it some jobs do not end: the faults find them
         walk = {"steps": 60, "step_s": 0.2, "save_every": 4, "rows": ROWS}
-        lab.dataset("pretrain", **walk)
-        lab.dataset("short", **walk)
+        lab.dataset("pretrain", "short", **walk)
         lab.dataset("long", **walk, until=str(self.over))
         grace = {"partition": "grace"}
         # 2 pretrainings, one of them on two nodes; 2 probes of each, and of 17 checkpoints
@@ -65,10 +64,6 @@ class Chaos:
     @property
     def ledger(self) -> Ledger:
         return Ledger(self.lab.root / "runs")
-
-    def slurm(self, *words: str) -> str:
-        """Run a command of Slurm's; its refusal (a job that has just ended) is no fault."""
-        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
     def running(self) -> dict[str, str]:
         """Slurm's number -> name of our jobs that run."""
@@ -104,8 +99,8 @@ class Chaos:
             return self.kill(name, command=kind == "kill the command")
         if kind == "cancel":
             return cli.main(["launch", "cancel", name, "--out", str(self.ledger.runs)]) == 0
-        nodes = self.slurm("squeue", "-h", "-j", number, "-o", "%N").strip()
-        node = self.slurm("scontrol", "show", "hostnames", nodes).split()[-1:]
+        nodes = slurm_cluster.output("squeue", "-h", "-j", number, "-o", "%N").strip()
+        node = slurm_cluster.output("scontrol", "show", "hostnames", nodes).split()[-1:]
         if kind in ("preempt", "node down") and not node:
             return False
         hog = ["-p", "urgent", "-c", "4", "-o", "/dev/null", "--wrap", "sleep 1"]
@@ -118,7 +113,7 @@ class Chaos:
             "preempt": ["sbatch", "-w", *node, *hog],
             "node down": ["scontrol", "update", f"NodeName={''.join(node)}", *down],
         }
-        self.slurm(*commands[kind])
+        slurm_cluster.output(*commands[kind])
         return True
 
     def kill(self, name: str, *, command: bool) -> bool:
@@ -129,7 +124,7 @@ class Chaos:
             return False
         pid = attempts[-1]["pid"]
         if command:
-            children = self.slurm("ps", "-o", "pid=", "--ppid", str(pid)).split()
+            children = slurm_cluster.output("ps", "-o", "pid=", "--ppid", str(pid)).split()
             if not children:
                 return False
             pid = int(children[0])
@@ -149,19 +144,12 @@ class Chaos:
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:1]))
         return True
 
-    def bring_back_nodes(self) -> None:
-        """As an administrator would: those that were down, or drained by what happened to them."""
-        for line in set(self.slurm("sinfo", "-h", "-N", "-o", "%N %T").splitlines()):
-            node, state = line.split()
-            if "down" in state or "drain" in state:
-                self.slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
-
     def until_nothing_happens(self) -> None:
         end = time.monotonic() + LONG
         active = {"RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "REQUEUED"}
         while any(q.state in active for q in queue().values()):
             assert time.monotonic() < end, (self.lab.states("runs"), queue())
-            self.bring_back_nodes()
+            slurm_cluster.why_drained(or_down=True)  # brings them back, as an administrator would
             time.sleep(1.0)
 
 
@@ -183,7 +171,7 @@ def test_sixty_faults_over_forty_jobs(lab):
         for _ in range(FAULTS):
             chaos.fault()
             time.sleep(PAUSE_S)
-            chaos.bring_back_nodes()
+            slurm_cluster.why_drained(or_down=True)
         chaos.over.touch()
         faults_s = time.monotonic() - began
         chaos.until_nothing_happens()
@@ -196,8 +184,7 @@ def test_sixty_faults_over_forty_jobs(lab):
     lab.until_done("runs", LONG)
     got = lab.values("runs")  # fails where a number is there twice
     jobs = [record.job for record in lab.look("runs").records.values()]
-    for name in ("pretrain", "short", "long"):
-        lab.dataset(name, steps=60, rows=ROWS)
+    lab.dataset("pretrain", "short", "long", steps=60, rows=ROWS)
     jobs.sort(key=lambda job: job.verb != "pretrain")
     expected = undisturbed(jobs, lab)
     print(

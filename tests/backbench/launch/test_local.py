@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import signal
 import time
@@ -15,8 +16,7 @@ from backbench.results import store
 
 
 def test_grid_runs_n_at_a_time_and_again_runs_nothing(lab):
-    for name in ("d1", "d2", "d3"):
-        lab.dataset(name, steps=3, step_s=0.1)
+    lab.dataset("d1", "d2", "d3", steps=3, step_s=0.1)
     grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2", "d3"))
     cluster = lab.cluster("local", jobs=3)
     assert lab.run(grid, cluster, "runs") == 0
@@ -75,8 +75,7 @@ def test_pretraining_import_and_probes_in_order(lab):
     ("debug", "SIGTERM", ["lost", "stopped"]),  # the second never started
 ])  # fmt: skip
 def test_stops_cleanly_and_continues(lab, kind, number, states):
-    for name in ("d1", "d2"):
-        lab.dataset(name, steps=100, step_s=0.05)
+    lab.dataset("d1", "d2", steps=100, step_s=0.05)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
     cluster, count = lab.cluster(kind), states.count("stopped")
     process = lab.background(grid, cluster, "runs")
@@ -88,34 +87,58 @@ def test_stops_cleanly_and_continues(lab, kind, number, states):
     assert list(lab.attempts("runs").values()) == [["stopped"]] * count
     assert sorted(lab.states("runs").values()) == states
     assert len(list(lab.root.glob("runs/*/*/state.json"))) == count, "what ran has saved"
-    for name in ("d1", "d2"):
-        lab.dataset(name, steps=100)
+    lab.dataset("d1", "d2", steps=100)
     assert lab.run(grid, cluster, "runs") == 0
+    assert lab.values("runs") == lab.reference(grid)
+
+
+def test_the_first_failure_ends_debug(lab):
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
+    assert lab.run(grid, lab.cluster("debug", fake=False, command="false"), "runs") == 1
+    assert list(lab.attempts("runs").values()) == [["failed"]]
+
+
+def kill_launcher(lab, grid, cluster):
+    """kill -9 for a launcher whose first job runs; it is kept, as is the pipe that both write to."""
+    process = lab.background(grid, cluster, "runs")
+    lab.until("runs", lambda s: "running" in s.values(), 30)
+    process.kill()
+    process.wait()
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("then", "at_once"), [("local", 2), ("debug", 1)])
+@pytest.mark.parametrize("first", ["local", "debug"])
+def test_killed_launcher_leaves_jobs_to_finish_and_starts_none_twice(lab, first, then, at_once):
+    """A pretraining runs: it finishes on its GPU, others run beside it, its probe comes after."""
+    lab.dataset("pretrain", steps=40, step_s=0.1)
+    lab.dataset("d1", tell="CUDA_VISIBLE_DEVICES")
+    named = [lab.checkpoints("a")]
+    grid = lab.grid(recipes=["demo_random"], checkpoints=named, evaluate=lab.linear("d1"))
+    gpus = {"gpus": 2, "resources": {"default": {"gpus": 1}}}
+    killed = kill_launcher(lab, grid, lab.cluster(first, jobs=1, **gpus))
+    assert killed.returncode < 0 and lab.run(grid, lab.cluster(then, **gpus), "runs") == 0
+    assert list(lab.attempts("runs").values()) == [["done"]] * 3
+    told = {file.read_text() for file in lab.root.glob("runs/*/*/told")}
+    assert lab.most_at_once("runs") == len(told) == at_once
     assert lab.values("runs") == lab.reference(grid)
 
 
 @pytest.mark.slow
-def test_killed_launcher_leaves_jobs_to_finish_and_starts_none_twice(lab):
-    """kill -9 while a pretraining and a probe run: they finish, and what is left comes after."""
-    lab.dataset("pretrain", steps=100, step_s=0.1)
-    lab.dataset("d1", steps=100, step_s=0.1)
-    files = lab.checkpoints("a")
-    grid = lab.grid(recipes=["demo_random"], checkpoints=[files], evaluate=lab.linear("d1", "d2"))
-    cluster = lab.cluster("local", jobs=2)
-    process = lab.background(grid, cluster, "runs")
-    lab.until("runs", lambda s: list(s.values()).count("running") == 2, 30)
-    process.kill()
-    process.wait()  # not for the jobs, which hold the same pipe
-    lab.dataset("d1", steps=100)
-    assert lab.run(grid, cluster, "runs") == 0
-    assert list(lab.attempts("runs").values()) == [["done"]] * 5
-    assert lab.values("runs") == lab.reference(grid)
+def test_a_job_that_fails_after_its_launcher_was_killed_is_said(lab, caplog):
+    caplog.set_level("INFO")
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    cluster = lab.cluster("local", fake=False, command="sh -c 'sleep 5; echo no luck; exit 2'")
+    killed = kill_launcher(lab, grid, cluster)
+    assert killed.returncode < 0 and lab.run(grid, cluster, "runs") == 1
+    assert list(lab.attempts("runs").values()) == [["bad input"]]
+    assert re.search(r"failed a-\S+: no luck", caplog.text)
 
 
 @pytest.mark.slow
 def test_cancel_then_run_again(lab):
-    lab.dataset("d1", steps=400, step_s=0.05)
-    lab.dataset("d2", steps=400, step_s=0.05)
+    lab.dataset("d1", "d2", steps=400, step_s=0.05)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
     cluster = lab.cluster("local", jobs=1)
     process = lab.background(grid, cluster, "runs")
@@ -124,8 +147,7 @@ def test_cancel_then_run_again(lab):
     process.communicate(timeout=30)
     assert process.returncode == 1
     assert set(lab.states("runs").values()) == {"cancelled"}
-    for name in ("d1", "d2"):
-        lab.dataset(name, steps=400)
+    lab.dataset("d1", "d2", steps=400)
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.values("runs") == lab.reference(grid)
 
@@ -155,8 +177,8 @@ def test_watch_picks_up_new_checkpoints_and_running_pretrainings(lab):
 def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
     from support import foreign_fixtures
 
-    published = lab.root / "published.pth"
-    torch.save(foreign_fixtures.moco(foreign_fixtures.known_resnet("resnet18")), published)
+    file = lab.root / "published.pth"
+    torch.save(foreign_fixtures.moco(foreign_fixtures.known_resnet("resnet18")), file)
     engines = ["torchvision"] + (["detectron2"] if importlib.util.find_spec("detectron2") else [])
     detection = "tiny_faster_rcnn_R_18_FPN"
     short = lab.root / "short.yaml"
@@ -166,9 +188,7 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
     )
     grid = lab.grid(
         data=str(tiny_root),
-        checkpoints=[
-            {"path": str(published), "method": "moco_v2", "epochs": 200, "name": "MoCo v2"}
-        ],
+        checkpoints=[{"path": str(file), "method": "moco_v2", "epochs": 200, "name": "MoCo v2"}],
         lists=str(tiny_root / "lists"),
         evaluate=[
             {"verb": "linear", "protocol": "linear_tiny", "datasets": ["digits"]},

@@ -14,8 +14,7 @@ def test_gpus_asked_for_where_none_are_handed_out(lab):
 
 
 def test_gpus_are_handed_out(lab):
-    for name in ("d1", "d2", "d3"):
-        lab.dataset(name, steps=3, step_s=0.1, tell="CUDA_VISIBLE_DEVICES")
+    lab.dataset("d1", "d2", "d3", steps=3, step_s=0.1, tell="CUDA_VISIBLE_DEVICES")
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2", "d3"))
     cluster = lab.cluster("local", jobs=4, gpus=2, resources={"default": {"gpus": 1}})
     assert lab.run(grid, cluster, "runs") == 0
