@@ -2,19 +2,25 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Interval
 
 from backbench.errors import BadInput, nearest
-from backbench.launch.job import Job
+from backbench.launch.job import LARGEST, Job
 from backbench.launch.slurm_client import Node, nodes
 from backbench.recipes import config
 from backbench.tasks import VERBS
 from backbench.untrusted import printable
 
 Kind = Literal["slurm", "local", "debug"]
+Count = Annotated[int, Ge(1)]
+NotNegative = Annotated[int, Ge(0)]
+Positive = Annotated[float, Interval(gt=0, le=LARGEST)]
 # Keys of a cluster that decide how many and how large, never what is run
 HARMLESS = ("jobs", "max_array", "signal_s", "gpus", "resources")
 # Options of sbatch that come from `resources`
@@ -37,14 +43,14 @@ class Resources:
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
-    gpus: int = 0
-    nodes: int = 1
-    tasks_per_node: int = 1
-    cpus: int = 1
-    memory_gb: float | None = None
-    hours: float | None = None  # the time limit, which Slurm keeps
+    gpus: NotNegative = 0
+    nodes: Count = 1
+    tasks_per_node: Count = 1
+    cpus: Count = 1
+    memory_gb: Positive | None = None
+    hours: Positive | None = None  # the time limit, which Slurm keeps
     accelerator: Literal["cpu", "cuda"] | None = None
-    workers: int | None = None
+    workers: NotNegative | None = None
 
     def __post_init__(self) -> None:
         for name in ("partition", "account", "qos", "constraint"):
@@ -52,13 +58,9 @@ class Resources:
             # Each becomes a line of the script that sbatch is given
             if value is not None and not re.fullmatch(_WORD[name == "constraint"], value):
                 raise ValueError(f"{name} must be one plain word, not {value[:40]!r}")
-        if min(self.nodes, self.tasks_per_node, self.cpus) < 1 or self.gpus < 0:
-            raise ValueError("nodes, tasks_per_node and cpus must be at least 1, gpus at least 0")
         if self.nodes > 1 and self.tasks_per_node != max(1, self.gpus):
             tasks = f"tasks_per_node {max(1, self.gpus)}"
             raise ValueError(f"several nodes need one task per GPU: {tasks}")
-        if self.hours is not None and not self.hours > 0:
-            raise ValueError(f"hours must be more than 0, not {self.hours}")
 
     @property
     def devices(self) -> int:
@@ -97,13 +99,13 @@ class Cluster:
 
     name: str
     kind: Kind
-    jobs: int = 2  # at a time: of each array on Slurm, in all on this machine
-    max_array: int = 1000
-    signal_s: int = 120  # how long before the end of its time a job is told to save
+    jobs: Count = 2  # at a time: of each array on Slurm, in all on this machine
+    max_array: Count = 1000
+    signal_s: Count = 120  # how long before the end of its time a job is told to save
     command: str | None = None
     setup: tuple[str, ...] = ()  # shell lines before the job
     env: dict[str, str] = field(default_factory=dict)
-    gpus: int = 0  # of this machine, for kind local
+    gpus: NotNegative = 0  # of this machine, for kind local
     sbatch: dict[str, object] = field(default_factory=dict)  # further sbatch options, as they are
     resources: dict[str, dict[str, object] | None] = field(default_factory=dict)
     file: str = ""
@@ -111,8 +113,10 @@ class Cluster:
     _known: dict[tuple[str, str], Resources] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.jobs < 1 or self.max_array < 1:
-            raise ValueError("jobs and max_array must be at least 1")
+        try:
+            shlex.split(self.command or "")
+        except ValueError as error:
+            raise ValueError(f"command {self.command!r:.200}: {error}") from None
         object.__setattr__(self, "_known", {})
 
     def resources_for(self, job: Job) -> Resources:
@@ -137,9 +141,9 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
     """Read a cluster by path or by name."""
     path = config.find_recipe(name, "clusters")
     recipe = config.read_recipe(path, trusted=True)  # its set-up may have several lines
-    for key in {"file", "overrides"} & recipe.keys():
-        raise BadInput(f"{path}: unknown key '{key}'")
     data = {"name": path.stem, **config.apply_overrides(recipe, overrides)}
+    for key in {"file", "overrides"} & data.keys():
+        raise BadInput(f"{path}: unknown key '{key}'")
     data |= {"file": str(path), "overrides": tuple(overrides)}
     cluster = config.build(Cluster, data, where=str(path))
     for row, values in cluster.resources.items():

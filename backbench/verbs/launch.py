@@ -222,8 +222,11 @@ def show_status(args: argparse.Namespace) -> int:
 def _named_cluster(args: argparse.Namespace) -> tuple[Cluster | None, list[str]]:
     """Return the cluster of the command line, if there is one, and the patterns of jobs' names."""
     overrides, patterns = _split_overrides(args.names)
-    named = args.cluster is not None
-    return read_cluster(args.cluster, overrides) if named else None, patterns
+    if args.cluster is not None:
+        return read_cluster(args.cluster, overrides), patterns
+    if overrides:
+        raise BadInput(f"cluster.{overrides[0]}: say of which cluster, --cluster FILE")
+    return None, patterns
 
 
 def _chosen(snapshot: Snapshot, patterns: Sequence[str], states: Container[str]) -> list[str]:

@@ -1,8 +1,9 @@
 """Clusters as files: what is refused, and what a verb is told."""
 
+import json
+
 import pytest
 
-from backbench import cli
 from backbench.launch import slurm_client
 from backbench.launch.clusters import ROWS, Resources, read_cluster
 from backbench.launch.job import Job
@@ -16,22 +17,29 @@ from backbench.recipes import config
     ({"resources": {"default": {"nodes": 2, "gpus": 4}}}, "task per GPU: tasks_per_node 4"),
     ({"gpus": 1, "resources": {"linear": {"gpus": 2}}}, "asks for 2 GPUs; this machine has 1"),
     ({"overrides": ["jobs=1"]}, "unknown key 'overrides'"),
+    ({"file": "x"}, "unknown key 'file'"),
+    ({"jobs": 0}, "'jobs' must be greater than or equal to 1, not 0"),
+    ({"signal_s": -5}, "'signal_s' must be greater than or equal to 1, not -5"),
+    ({"gpus": -3}, "'gpus' must be greater than or equal to 0, not -3"),
+    ({"command": "apptainer exec \""}, "command 'apptainer exec \"': No closing quotation"),
+    ({"resources": {"default": {"hours": "inf"}}}, "'hours' must be less than"),
+    ({"resources": {"default": {"memory_gb": -1}}}, "'memory_gb' must be greater than 0, not -1"),
+    ({"resources": {"default": {"workers": -5}}}, "'workers' must be greater than or equal to 0"),
     ({"sbatch": {"comment": "mine"}}, "'sbatch.comment' is set by the launcher itself"),
     ({"sbatch": {"ntasks_per_node": 2}}, "'sbatch.ntasks-per-node' is set by the launcher"),
 ])  # fmt: skip
-def test_bad_clusters(lab, capsys, content, says):
+def test_bad_clusters(lab, bad_input, content, says):
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
-    assert lab.run(grid, lab.cluster("local", **content), "runs") == 2
-    assert says in capsys.readouterr().err
+    said = [f"cluster.{key}={json.dumps(value)}" for key, value in content.items()]
+    for cluster, more in ((lab.cluster("local", **content), []), (lab.cluster("local"), said)):
+        bad_input(lab.run(grid, cluster, "runs", *more), says)
 
 
 @pytest.mark.parametrize("verb", ["retry", "cancel"])
-def test_an_empty_cluster_is_none(lab, capsys, verb):
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
-    assert lab.run(grid, lab.cluster("debug"), "runs") == 0
-    words = ("launch", verb, "--cluster", "", "--out", str(lab.root / "runs"))
-    assert cli.main(words) == 2
-    assert "no recipe ''" in capsys.readouterr().err
+def test_an_empty_cluster_or_none_is_said(lab, bad_input, verb):
+    bad_input(lab.launch(verb, "runs", "--cluster", ""), "no recipe ''")
+    said = "cluster.jobs=1: say of which cluster, --cluster FILE"
+    bad_input(lab.launch(verb, "runs", "cluster.jobs=1"), said)
 
 
 def test_shipped_clusters_read():
@@ -49,6 +57,17 @@ def test_nodes_are_read_however_slurm_writes_their_sizes(stand_in_slurm):
     assert (main.sizes, main.limit_s, main.default) == ((6, 64, 256000), 60, True)
     assert (big.sizes, big.features) == ((0, 1536, 1056000), {"ib", "nvme"})
     assert old.sizes == (0, 0, 0)
+
+
+def test_a_job_stands_as_slurm_says(stand_in_slurm, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert slurm_client.own_standing() is None, "no answer"
+    for time, standing in (("None", "running"), ("2026-01-02T03:04:05", "preempted")):
+        stand_in_slurm.says("scontrol", f"JobState=RUNNING PreemptTime={time}")
+        assert slurm_client.own_standing() == standing
+    stand_in_slurm.says("scontrol", "JobState=COMPLETING PreemptTime=None")
+    assert slurm_client.own_standing() == "ending"
+    assert set(stand_in_slurm.called("scontrol")) == {"show job 12"}
 
 
 def test_multi_node_options_and_resources():
