@@ -68,8 +68,12 @@ class Snapshot:
             if not submission.ids:
                 self._recognise(submission)
         self.states: dict[str, State] = {}
-        for name in self.records:
-            self._state(name)
+        try:
+            for name in self.records:
+                self._state(name)
+        except RecursionError:
+            chain = "hundreds of jobs, each before the one that it needs, which no grid writes"
+            raise BadInput(f"{ledger.root}/submissions: {chain}; remove that record") from None
 
     def active_ids(self) -> dict[str, str]:
         """Return job name -> Slurm's number, of the jobs that are on Slurm now."""

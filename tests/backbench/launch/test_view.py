@@ -98,6 +98,15 @@ def test_jobs_behind_others(tmp_path, stand_in_slurm):
     assert shown(ledger) == {"first": ("failed", "why"), **behind}
 
 
+def test_a_long_chain_ends_no_look(lab, bad_input):
+    """A list of 3,000 as a pool writes it, and backwards, as only a stranger does."""
+    chain = [job(f"x/{i}", needs=(f"x/{i - 1}",)) for i in range(3000)]
+    submit(Ledger(lab.root / "runs"), *chain, kind="local")
+    assert set(lab.states("runs").values()) == {"lost", "blocked"}
+    submit(Ledger(lab.root / "runs"), *reversed(chain), kind="local")
+    bad_input(lab.launch("status", "runs"), "hundreds of jobs, each before the one that it needs")
+
+
 def test_slurm_that_does_not_answer_loses_nothing(tmp_path, stand_in_slurm):
     ledger = Ledger(tmp_path / "runs")
     jobs = [job(f"x/{name}") for name in ("running", "queued", "failed")]
@@ -138,8 +147,7 @@ def test_state_of_a_job_of_this_machine(tmp_path):
     ("FAILED", None,
      "script: line 9: module: command not found\nsrun: error: n1: task 0: Exited with 1\n",
      "never started:  x  Slurm says failed | script: line 9: module: command not found"),
-    (None, None,
-     "srun: error: n1: no python\n", "never started:  x  srun: error: n1: no python"),
+    (None, None, "srun: error: n1: no python\n", "never started:  x  srun: error: n1: no python"),
     (None, None, None, "forgotten:      x  Slurm knows it no longer and it wrote nothing"),
     (None, None, "", "not submitted:  x  sbatch was not done with it, or failed"),
 ])  # fmt: skip
@@ -289,9 +297,10 @@ def test_a_look_at_nothing_makes_no_folder(lab, capsys):
 def test_whoever_acts_writes_down_what_slurm_forgets(lab, stand_in_slurm):
     """An array's numbers after its launcher's death; who was cancelled. Then Slurm may forget."""
     ledger, _, cluster = fill(lab, stand_in_slurm)
-    both = ["slurm/pends", "slurm/vanished"]
-    assert cli.main(["launch", "cancel", *both, "--out", str(ledger.runs)]) == 0
-    assert stand_in_slurm.called("scancel") == ["7_1"], "the other number may be anybody's"
+    named = ["slurm/runs", "slurm/pends", "slurm/vanished"]
+    assert cli.main(["launch", "cancel", *named, "--out", str(ledger.runs)]) == 0
+    # What runs goes last; the number of what vanished may be anybody's
+    assert stand_in_slurm.called("scancel") == ["7_1 7_0"]
     catch_up(ledger, read_cluster(cluster))  # as `run` and `retry` are told
     records = ledger.records()
     assert [records[f"unnumbered/{i}"].id for i in range(2)] == ["8_0", "8_1"]
