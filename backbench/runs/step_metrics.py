@@ -1,6 +1,7 @@
 """RUN/metrics.jsonl: one JSON object for each logged step."""
 
 import json
+import math
 from pathlib import Path
 
 from backbench.runs import atomic, failures
@@ -33,6 +34,7 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
             row = jsons.decode(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and isinstance(row.get("step", 0), int | float):
+        step = row.get("step", 0) if isinstance(row, dict) else None
+        if isinstance(step, int | float) and math.isfinite(step):
             rows.append(row)
     return rows

@@ -2,13 +2,11 @@
 their files: machines that compute need no network. RUN/logged.json notes what was sent to whom."""
 
 import argparse
-import contextlib
 import hashlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from backbench.errors import BadInput, Failed
 from backbench.recipes import config
@@ -55,15 +53,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _send_new(folder: Path, root: Path, to: str) -> bool:
     """Send what `to` does not have yet of a run; False where it has all."""
-    note: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        note = dict(jsons.read(folder / NOTE))
-    sent = note.get(to) or {"step": -1, "numbers": []}
+    file = folder / NOTE
+    try:
+        note = dict(jsons.read(file)) if file.exists() else {}
+        sent = note.get(to, {"step": -1, "numbers": []})
+        last, known = int(sent["step"]), set(map(str, sent["numbers"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        raise BadInput(f"{file}: damaged; remove it to send all again") from None
     # 1. The steps and the numbers that are new
     steps = []
     for row in read_metrics(folder):
         step = row.pop("step", -1)
-        if step > sent["step"]:
+        if step > last:
             steps.append((int(step), row))
     lines = store.read_file(folder / RESULTS_FILE) if (folder / RESULTS_FILE).exists() else ()
     results = [line for line in lines if isinstance(line, Result)]
@@ -71,7 +72,7 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
     numbers = {}
     for result in results:
         key = f"{result.name}/{result.column}" if several else result.column
-        if result.value is not None and key not in sent["numbers"]:
+        if result.value is not None and key not in known:
             numbers[key] = result.value
     if not steps and not numbers:
         return False
@@ -89,9 +90,9 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
         LOGGERS[to](LoggedRun(folder, name, own, recipe, steps, numbers))
     except Exception as error:  # whatever a logger raises is about its server or settings
         raise Failed(f"{folder}: {to} refused it: {error}; the same command continues") from error
-    last = steps[-1][0] if steps else sent["step"]
-    note[to] = {"step": last, "numbers": sorted({*sent["numbers"], *numbers})}
-    atomic.write_json(folder / NOTE, note)
+    last = steps[-1][0] if steps else last
+    note[to] = {"step": last, "numbers": sorted({*known, *numbers})}
+    atomic.write_json(file, note)
     log.info(f"{folder}: {len(steps)} steps and {len(numbers)} numbers")
     return True
 

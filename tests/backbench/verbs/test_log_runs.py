@@ -19,6 +19,7 @@ def runs(tmp_path):
     metrics = Metrics(run, from_step=0)
     for step in (0, 10):
         metrics.write(step, loss=4.0 - step / 10, lr=0.1)
+    metrics.write(float("inf"), loss=1.0)  # no logger is sent a step that is none
     (run / "recipe.yaml").write_text("name: mine\nepochs: 2\n")
     store.append(tmp_path / "runs" / "linear", [a_result(value=91.25)])
     return tmp_path / "runs"
@@ -83,6 +84,16 @@ def test_a_logger_that_fails_is_one_line_and_is_asked_again(runs, monkeypatch, c
     said = capfd.readouterr().err
     assert "wandb refused it" in said and "fault" not in said
     assert not list(runs.rglob("logged.json"))
+
+
+WRONG = ('"x"', '{"step": 1}', '{"step": "a", "numbers": []}', '{"step": 1e999, "numbers": []}')
+WRONG += ('{"step": 1, "numbers": 3}', "}")
+
+
+@pytest.mark.parametrize("note", ["[1]", *(f'{{"tensorboard": {each}}}' for each in WRONG)])
+def test_a_damaged_note_is_named(runs, bad_input, note):
+    (runs / "linear" / "logged.json").write_text(note)
+    bad_input(log(runs, "tensorboard"), "logged.json: damaged; remove it to send all again")
 
 
 def test_a_folder_without_runs_is_named(tmp_path, capfd):
