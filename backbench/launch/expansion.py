@@ -78,7 +78,7 @@ class Expansion:
             self._add_named(config.build(Source, keys, where=here), here)
         # 2. What is measured on all of them, once where two entries of the grid name it
         for evaluation in evaluations(grid, where):
-            alike = self._by_dataset_and_protocol(evaluation)
+            alike = self._by_protocol(evaluation)
             for seed in evaluation.seeds:
                 for one, group in alike:
                     self._measure(one, seed, group)
@@ -226,9 +226,7 @@ class Expansion:
 
     # Evaluations
 
-    def _by_dataset_and_protocol(
-        self, evaluation: Evaluation
-    ) -> list[tuple[Evaluation, list[Subject]]]:
+    def _by_protocol(self, evaluation: Evaluation) -> list[tuple[Evaluation, list[Subject]]]:
         """Return the evaluations that `own` stands for, each with its checkpoints. A foreign file
         has no recipe here: its own protocol is looked up when it is measured."""
         alike: dict[tuple[str | None, str | None], list[Subject]] = {}
@@ -244,7 +242,9 @@ class Expansion:
                 dataset = trained_on
             protocol = evaluation.protocol
             if protocol == own_probe.OWN and dataset is not None and subject.recipe is not None:
-                protocol = own_probe.of_recipe(subject.recipe, dataset) or protocol
+                # This grid's own recipes may name a file; others were read from a checkpoint
+                file = None if subject.maker in self._jobs else subject.file
+                protocol = own_probe.of_recipe(subject.recipe, dataset, file) or protocol
             alike.setdefault((dataset, protocol), []).append(subject)
         out = []
         for (dataset, protocol), group in alike.items():

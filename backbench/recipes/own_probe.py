@@ -6,6 +6,8 @@ under configs/transfer); for other checkpoints the method decides."""
 from collections.abc import Mapping
 
 from backbench.errors import BadInput
+from backbench.recipes import config
+from backbench.untrusted import printable
 
 OWN = "own"  # in place of a protocol: the checkpoint's; of a dataset: what it was pretrained on
 ANY_METHOD = {"imagenet": "imagenet_grid"}  # every rate of one grid, chosen on held-out images
@@ -34,11 +36,16 @@ BY_METHOD: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def of_recipe(recipe: Mapping[str, object], dataset: str) -> str | None:
-    """The protocol that a pretraining recipe, as plain values, has for a dataset."""
+def of_recipe(recipe: Mapping[str, object], dataset: str, file: str | None = None) -> str | None:
+    """The protocol that a pretraining recipe, as plain values, has for a dataset. One that was read
+    from the checkpoint `file` may be a stranger's: it names none of the reader's own files."""
     named = recipe.get("probe")
     if isinstance(named, Mapping) and dataset in named:
-        return str(named[dataset])
+        found = str(named[dataset])
+        if file is not None and found not in config.recipe_names("transfer"):
+            rule = "no name under configs/transfer; give a file of yours by hand, --protocol FILE"
+            raise BadInput(f"{file}: its probe, '{printable.shown(found)}', is {rule}")
+        return found
     method = recipe.get("method")
     name = method.get("name") if isinstance(method, Mapping) else None
     return _of_method(str(name), dataset)
@@ -47,8 +54,9 @@ def of_recipe(recipe: Mapping[str, object], dataset: str) -> str | None:
 def of_checkpoint(name: str, method: str, provenance: Mapping[str, object], dataset: str) -> str:
     """The protocol of a checkpoint for a dataset. BadInput where there is none."""
     recipe = provenance.get("recipe")
-    found = of_recipe(recipe, dataset) if isinstance(recipe, Mapping) else None
-    found = found or _of_method(method, dataset)
+    found = _of_method(method, dataset)
+    if isinstance(recipe, Mapping):
+        found = of_recipe(recipe, dataset, name) or found
     if found is None:
         neither = f"neither its recipe nor its method '{method}' has a probe of its own"
         raise BadInput(f"{name}: {neither} for {dataset}; give --protocol NAME")
@@ -59,7 +67,7 @@ def pretrained_on(recipe: Mapping[str, object] | None) -> str | None:
     """The dataset of a pretraining recipe, as plain values."""
     data = recipe.get("data") if recipe is not None else None
     found = data.get("dataset") if isinstance(data, Mapping) else None
-    return None if found is None else str(found)
+    return None if found is None else printable.shown(str(found))
 
 
 def _of_method(method: str, dataset: str) -> str | None:

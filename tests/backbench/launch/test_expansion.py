@@ -98,6 +98,10 @@ def test_packs_share_a_pass_and_new_checkpoints_do_not_repack_old_ones(lab):
     again = {j.name: [c[0] for c in j.cells] for j in expansion.jobs}
     assert again.pop(first[1].name) == ["c"]
     assert sorted(again.values()) == [["d", "e"], ["f"]]
+    by_hand = next(cell for job in expansion.jobs for cell in job.cells if cell.startswith("e-"))
+    (lab.root / "runs" / by_hand).mkdir(parents=True)
+    packs = [[c[0] for c in job.cells] for job in jobs_of(lab, grid, claimed=claimed)]
+    assert sorted(packs) == [["c"], ["d", "f"], ["e"]]
 
 
 def test_probes_on_the_same_features_come_after_the_first(lab):
@@ -110,6 +114,14 @@ def test_probes_on_the_same_features_come_after_the_first(lab):
     assert fewshot.after == (knn.name,), "same geometry"
     assert logreg.after == () and lorac.after == (), "other pixels; augmented"
     assert [job.after for job in dense] == [(), ()], "maps and tokens, which no cache holds"
+
+
+def test_a_recipe_of_the_grid_may_name_a_file_as_its_probe(lab):
+    file = lab.root / "mine.yaml"
+    file.write_text("base: knn_demo\n")
+    recipe = {"recipe": "demo_random", "overrides": [f"probe.d1={file}"]}
+    grid = lab.grid(recipes=[recipe], evaluate=lab.linear("d1", protocol="own"))
+    assert str(file) in jobs_of(lab, grid)[-1].argv
 
 
 def test_a_grid_goes_the_fast_way_by_one_key(lab, capsys):
@@ -138,13 +150,12 @@ def test_a_grid_goes_the_fast_way_by_one_key(lab, capsys):
         assert shown == bool(said)
 
 
-def test_a_grid_of_a_recipe_that_demands_a_precision_is_refused(lab, capsys):
+def test_a_grid_of_a_recipe_that_demands_a_precision_is_refused(lab, bad_input):
     exact = lab.root / "exact.yaml"
     exact.write_text(f"base: {config.find_recipe('demo_simclr', 'pretrain')}\nprecision: fp64\n")
     grid = lab.grid(recipes=[str(exact)], fast=True)
-    assert lab.run(grid, lab.cluster("local"), "runs", "--dry-run") == 2
-    said = capsys.readouterr().err
-    assert "the recipe demands precision fp64, and --fast computes in bf16" in said
+    said = "the recipe demands precision fp64, and --fast computes in bf16"
+    bad_input(lab.run(grid, lab.cluster("local"), "runs", "--dry-run"), said)
 
 
 def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
