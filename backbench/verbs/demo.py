@@ -11,7 +11,6 @@ ones continue, and `backbench launch status --out OUT` shows the jobs.
 import argparse
 import dataclasses
 import itertools
-import json
 import shlex
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from backbench.runs import atomic, lock
 from backbench.runs.folder import CHECKPOINT_FILE, DEMO_FILE, RESULTS_FILE
 from backbench.runs.run_progress import read_progress, seconds
 from backbench.runs.terminal import log
+from backbench.untrusted import jsons, printable
 
 CHECKPOINTS = ("random", "simclr", "moco_v2", "moco_m", "lorac")
 DETECTED = ("random", "lorac")  # the two that go through all three COCO tasks
@@ -82,7 +82,7 @@ def chained(steps: Mapping[str, Job]) -> list[Job]:
     """Return a job for each chain that has any of these steps, in the order of start."""
     jobs: list[Job] = []
     for chain, beginnings in CHAINS.items():
-        names = [name for start in beginnings for name in steps if name.startswith(start)]
+        names = tuple(name for start in beginnings for name in steps if name.startswith(start))
         if not names:
             continue
         argv = list(steps[names[0]].argv)
@@ -91,9 +91,7 @@ def chained(steps: Mapping[str, Job]) -> list[Job]:
         earlier = [job.name for job in jobs]
         needs = tuple(need for need in NEEDS.get(chain[:-2], ()) if need in earlier)
         makes = steps[names[-1]].makes or f"{names[-1]}/{RESULTS_FILE}"
-        job = Job(
-            name=chain, argv=tuple(argv), like=chain, cells=tuple(names), needs=needs, makes=makes
-        )
+        job = Job(name=chain, argv=tuple(argv), like=chain, cells=names, needs=needs, makes=makes)
         jobs.append(job)
     return jobs
 
@@ -144,8 +142,14 @@ def _check_folder(out: Path, size: str) -> None:
     """Refuse a folder that is no demo's, or another size's, before anything is written."""
     out.mkdir(parents=True, exist_ok=True)
     about = out / DEMO_FILE
-    if about.exists() and (was := json.loads(about.read_text())["size"]) != size:
-        raise BadInput(f"{out}: holds a demo of size '{was}', not '{size}'; choose another --out")
+    if about.exists():
+        try:
+            was = jsons.read(about)["size"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise BadInput(f"{about}: damaged; choose another --out") from None
+        if was != size:
+            other = f"holds a demo of size '{printable.shown(str(was), 80)}', not '{size}'"
+            raise BadInput(f"{out}: {other}; choose another --out")
     if not about.exists() and any(out.iterdir()):
         raise BadInput(f"{out}: is not empty and holds no demo; choose another --out")
     atomic.write_json(about, {"size": size})

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from support.boards import DEMO, synthetic
-from support.strangers import Calls, door, write_cifar10
+from support.strangers import Calls, door, record, write_cifar10
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
@@ -145,19 +145,10 @@ class Campaign:
                 assert now[digest].get(column, value) == value
 
     def records(self, rng):
-        out = self.root / "runs"
-        argv = ["linear", "x.safetensors", "--out", str(out / "x")]
-        job = {"name": "x", "argv": argv, "like": "l", "cells": ["x"], "needs": [], "after": []}
-        local = str(config.configs_dir() / "clusters" / "local.yaml")
-        data = {
-            "uid": "abc", "grid": "g", "cluster": local, "cluster_overrides": ["jobs=1"],
-            "kind": "local", "time": 1.0, "jobs": [job, {**job, "name": "y"}], "ids": [],
-        }  # fmt: skip
-        status = {"name": "x", "state": "done", "attempts": [{"start": 1.0, "end": 2.0}]}
-        for folder, content in (("submissions/abc", data), ("status/abc", status)):
-            file = out / ".launch" / f"{folder}.json"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(mutated(content, rng)).encode()
+        status = {"state": "done", "attempts": [{"start": 1.0, "end": 2.0}]}
+        out = record(self.root / "runs", status, cluster_overrides=["jobs=1"])
+        for file in sorted((out / ".launch").glob("s*/*.json")):
+            text = json.dumps(mutated(json.loads(file.read_text()), rng)).encode()
             file.write_bytes(damaged(text, rng) if rng.random() < 0.3 else text)
         self.judge(door("launch", "status", "--once", "--out", out))
         self.judge(door("launch", "cancel", "nothing", "--out", out))

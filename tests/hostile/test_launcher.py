@@ -1,17 +1,15 @@
 """Grids by strangers, and a folder of runs into which somebody else can write."""
 
-import dataclasses
 import json
+import re
 import socket
 import subprocess
 
 import pytest
 from support.layouts import trunk_file
-from support.strangers import door, refused
+from support.strangers import door, record, refused
 
-from backbench.launch.job import Job
-from backbench.launch.records import Ledger, Submission
-from backbench.recipes import config
+from backbench.launch.records import Ledger
 
 GRID = """
 checkpoints: [{file}]
@@ -34,43 +32,20 @@ def test_resources_are_plain_words(tmp_path, some_trunk, what, value):
     refused(door("launch", "run", grid, *where), what)
 
 
-def record(runs, **changes):
-    """A job that a launcher of this machine left behind; `changes` are a stranger's."""
-    out = str(runs / "x" / "knn")
-    argv = ("linear", "x.safetensors", "--datasets", "digits", "--data", str(runs), "--out", out)
-    job = Job(name="x/knn", argv=argv, like="linear", cells=("x/knn",))
-    about = {"uid": "abc123", "grid": "g", "cluster": "", "kind": "local", "time": 1.0}
-    base = Submission(**about, cluster_overrides=(), jobs=())
-    data = dataclasses.asdict(base)
-    data["cluster"] = str(config.configs_dir() / "clusters" / "local.yaml")
-    data["jobs"] = [dataclasses.asdict(job) | changes.pop("job", {})]
-    data |= changes
-    folder = runs / ".launch" / "submissions"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "abc123.json").write_text(json.dumps(data))
-    status = {"name": job.name, "state": "failed", "attempts": []}
-    (runs / ".launch" / "status").mkdir(exist_ok=True)
-    (runs / ".launch" / "status" / f"{job.key}.json").write_text(json.dumps(status))
-    return runs
+OVERRIDES = ["command=touch {0}", "setup=[touch {0}]", "env.PATH={0}", "sbatch.wrap=touch {0}"]
 
 
-@pytest.mark.parametrize(
-    "override", ["command=touch {0}", "setup=[touch {0}]", "env.PATH={0}", "sbatch.wrap=touch {0}"]
-)
-def test_a_stored_record_is_no_command(tmp_path, override):
-    runs = record(tmp_path / "runs", cluster_overrides=[override.format(tmp_path / "called")])
-    said = door("launch", "retry", "--out", runs)
-    assert not (tmp_path / "called").exists()
-    refused(said, "never becomes a command")
-
-
-def test_a_stored_record_names_no_cluster(tmp_path):
-    own = tmp_path / "own.yaml"
-    own.write_text(f"base: []\nkind: local\ncommand: touch {tmp_path / 'called'}\n")
-    runs = record(tmp_path / "runs", cluster=str(own))
-    said = door("launch", "retry", "--out", runs)
-    assert not (tmp_path / "called").exists()
-    refused(said, "--cluster FILE")
+@pytest.mark.parametrize("override", [None, *OVERRIDES])
+def test_a_stored_record_is_no_command_and_names_no_cluster(tmp_path, override):
+    called, own = tmp_path / "called", tmp_path / "own.yaml"
+    own.write_text(f"kind: local\ncommand: touch {called}\n")
+    changes, instead = {"cluster": str(own)}, "name it, --cluster FILE"
+    if override is not None:
+        changes = {"cluster_overrides": [override.format(called)]}
+        instead = "say it again, cluster."
+    said = door("launch", "retry", "--out", record(tmp_path / "runs", **changes))
+    assert not called.exists()
+    refused(said, "never becomes a command", instead)
 
 
 IMPORT = ["import", "x.pth"]
@@ -99,6 +74,29 @@ def test_the_demos_jobs_are_continued_by_the_demo(tmp_path):
     (runs / "demo.json").write_text('{"size": "tiny"}')
     said = door("launch", "retry", "--out", runs)
     refused(said, f"`backbench demo --out {runs}`, with its --size, continues them")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "x", '{"size": "\\u001b[2J"}'])
+def test_a_demos_folder_that_is_none(tmp_path, text):
+    (tmp_path / "demo.json").write_text(text)
+    said = door("demo", "--out", tmp_path)
+    refused(said, "choose another --out")
+    assert said.last.isprintable()
+
+
+@pytest.mark.parametrize("probe", ["x\x1b]0;owned\x07", "{0}/knn.yaml"])
+def test_a_checkpoints_own_probe_is_one_of_ours(tmp_path, tiny_root, probe):
+    (tmp_path / "knn.yaml").write_text("base: knn_demo\n")
+    recipe = {"probe": {"digits": probe.format(tmp_path)}, "data": {"dataset": "digits"}}
+    file = trunk_file(tmp_path / "x.safetensors", provenance={"name": "x", "recipe": recipe})
+    grid = tmp_path / "grid.yaml"
+    entry = "{verb: linear, datasets: [own], protocol: own}"
+    grid.write_text(f"{{checkpoints: [{file}], evaluate: [{entry}]}}")
+    linear = ("linear", file, "--datasets", "digits", "--protocol", "own")
+    for command in (linear, ("launch", "run", grid)):
+        said = door(*command, "--data", tiny_root, "--out", tmp_path / "runs")
+        refused(said, "is no name under configs/transfer", "--protocol FILE")
+        assert said.last.isprintable()
 
 
 @pytest.mark.parametrize(("host", "says"), [
@@ -151,60 +149,45 @@ def test_the_progress_of_a_stranger(tmp_path, some_trunk, key, value):
     assert said.status == 0 and "1 jobs" in said.out, said.err
 
 
-BAD = {
-    "verb": {"job": {"argv": ["sh", "-c", "touch x"]}},
-    "no-argv": {"job": {"argv": []}},
-    "name-outside": {"job": {"name": "../../x"}},
-    "makes-outside": {"job": {"makes": "/etc/passwd"}},
-    "uid": {"uid": "../../x"},
-    "ids": {"ids": ["--all"]},
-    "ids-short": {"ids": ["1_0", "1_1"]},
-    "jobs-list": {"jobs": [5]},
-    "kind": {"kind": "cloud"},
-    "newline": {"job": {"like": "a\nb"}},
-    "time-digits": {"time": 10**4000},
-    "units-digits": {"job": {"units": 10**400}},
-    "name-long": {"job": {"name": "x/" + "y" * 300}},
-    "name-records": {"job": {"name": ".launch/status"}},
-    "grid-words": {"grid": "g --output=/etc/passwd"},
-}
+TORN = ("[", "[]", "5", "[" * 100000, "\x00")
+SUBMISSIONS = (
+    {"job": {"argv": ["sh", "-c", "touch x"]}},
+    {"job": {"argv": []}},
+    {"job": {"name": "../../x"}},
+    {"job": {"name": "x/" + "y" * 300}},
+    {"job": {"name": ".launch/status"}},
+    {"job": {"makes": "/etc/passwd"}},
+    {"job": {"like": "a\nb"}},
+    {"job": {"units": 10**400}},
+    {"job": {"units": 1e13}},
+    {"uid": "../../x"},
+    {"ids": ["--all"]},
+    {"ids": ["1_0", "1_1"]},
+    {"jobs": [5]},
+    {"kind": "cloud"},
+    {"time": 10**4000},
+    {"time": 1e13},
+    {"grid": "g --output=/etc/passwd"},
+)
+NOTES = ({"start": "x"}, {"start": 10**4000}, {"start": -1e13}, {"end": 10**400}, {"end": 1e13})
+NOTES += ({"pid": 1}, {"pid": -1}, {"pid": 10**30})  # a process of anybody's, or of nobody's
+STATUSES = ('{"state": "done"}', {"state": "odd"})
+STATUSES += tuple({"attempts": [{"start": 1, **note}]} for note in NOTES)
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_record_is_named_and_left_out(tmp_path, case):
-    runs = record(tmp_path / "runs", **BAD[case])
-    good = record(tmp_path / "other") / ".launch" / "submissions" / "abc123.json"
+@pytest.mark.parametrize(("folder", "wrong"), [
+    *(("submissions", wrong) for wrong in (*TORN, *SUBMISSIONS)),
+    *(("status", wrong) for wrong in (*TORN, *STATUSES)),
+])  # fmt: skip
+def test_a_bad_record_is_named_and_left_out(tmp_path, folder, wrong):
+    good = record(tmp_path / "good") / ".launch" / "submissions" / "abc123.json"
     text = good.read_text().replace("abc123", "good1").replace("x/knn", "y/knn")
+    changes = wrong if isinstance(wrong, dict) else {}
+    runs = record(tmp_path / "runs", **({"status": changes} if folder == "status" else changes))
+    if isinstance(wrong, str):
+        next((runs / ".launch" / folder).iterdir()).write_text(wrong)
     (runs / ".launch" / "submissions" / "good1.json").write_text(text)
     said = door("launch", "status", "--once", "--out", runs)
     assert said.status == 0, said.err
-    assert "abc123.json: left out" in said.err
-    assert set(Ledger(runs).records()) == {"y/knn"}
-
-
-@pytest.mark.parametrize("text", ["[", "[]", "5", "[" * 100000, "\x00"])
-def test_a_submission_that_is_none(tmp_path, text):
-    runs = record(tmp_path / "runs")
-    (runs / ".launch" / "submissions" / "zzz.json").write_text(text)
-    said = door("launch", "status", "--once", "--out", runs)
-    assert said.status == 0 and "1 failed" in said.out, said.err
-    assert "zzz.json: left out" in said.err
-
-
-@pytest.mark.parametrize("status", [
-    *("[", "[]", "5", "[" * 100000, "\x00"),
-    {"name": "x/knn", "state": "odd", "attempts": []},
-    {"name": "x/knn", "state": "running", "attempts": [{"start": "x"}]},
-    {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": -1}]},
-    {"state": "done"},
-    {"name": "x/knn", "state": "running", "attempts": [{"start": 10**4000}]},
-    {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "end": 10**400}]},
-    {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": 10**30}]},
-])  # fmt: skip
-def test_a_status_that_no_attempt_wrote(tmp_path, status):
-    runs = record(tmp_path / "runs")
-    for file in (runs / ".launch" / "status").glob("*.json"):
-        file.write_text(status if isinstance(status, str) else json.dumps(status))
-    said = door("launch", "status", "--once", "--out", runs)
-    assert said.status == 0, said.err
-    assert "left out" in said.err
+    assert re.search(rf"/{folder}/\w+\.json: left out", said.err), said.err
+    assert "y/knn" in Ledger(runs).records()

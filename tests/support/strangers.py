@@ -1,6 +1,8 @@
 """Files as a stranger would write them, and a door opened with them: what it said, how it ended."""
 
+import dataclasses
 import io
+import json
 import logging
 import pickle
 import signal
@@ -13,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from backbench.launch.clusters import read_cluster
+from backbench.launch.job import Job
+from backbench.launch.records import Submission
 
 PATIENCE_S = 5.0  # of this process's work: no door takes longer over a file that it refuses
 WAIT_S = 120.0  # by the clock, which counts what others do on this machine
@@ -97,6 +103,23 @@ def refused(said: Said, *words) -> None:
     assert "Traceback" not in said.err
     for word in words:
         assert str(word) in said.last, f"'{word}' is not in: {said.last}"
+
+
+def record(runs, status=None, **changes):
+    """A job that a launcher of this machine left behind; `changes` are a stranger's."""
+    out = str(runs / "x" / "knn")
+    argv = ("linear", "x.safetensors", "--datasets", "digits", "--data", str(runs), "--out", out)
+    job = Job(name="x/knn", argv=argv, like="linear", cells=("x/knn",))
+    base = Submission.to(read_cluster("local"), "g", "abc123", [job])
+    data = dataclasses.asdict(base) | {"time": 1.0}
+    data["jobs"][0].update(changes.pop("job", {}))
+    data |= changes
+    status = {"name": job.name, "state": "failed", "attempts": [], **(status or {})}
+    for file, content in (("submissions/abc123", data), (f"status/{job.key}", status)):
+        path = runs / ".launch" / f"{file}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    return runs
 
 
 # --- pickles ---
