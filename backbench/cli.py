@@ -124,7 +124,8 @@ class _Protocol(argparse.Action):
 
 
 def _protocol_and_seed(p: argparse.ArgumentParser, default: str, also: str = "") -> None:
-    help = f"a recipe's name or file{also} (default: {default}); see `list`; k=5 behind changes it"
+    more = "`list` shows them; k=5 after it changes it"
+    help = f"a recipe's name or file{also} (default: {default}); {more}"
     _word(p, "--protocol", "NAME", help, default=default, action=_Protocol)
     p.set_defaults(overrides=[])
     p.add_argument("--seed", type=int, default=0)
@@ -218,11 +219,7 @@ def _import(p: argparse.ArgumentParser) -> None:
         ("--published", "KEY", "the published row that this checkpoint must reproduce"),
         ("--encoder", "NAME", "which of several encoders in the file (see `inspect`)"),
         ("--stem", "NAME", "conv3, conv3_p0 or conv3_p2: the padding of a 3x3 first convolution"),
-        (
-            "--arch",
-            "timm:NAME[,k=v]",
-            "which ViT or ConvNeXt it is, where its format does not tell",
-        ),
+        ("--arch", "timm:NAME[,k=v]", "which ViT or ConvNeXt, where its format does not tell"),
         ("--reading", "R", "what is read of a ViT: cls, mean, cls+mean, cls@4, cls@4+mean, map"),
         ("--pixels", "NAME", "imagenet, half (mean and std 0.5) or clip"),
         ("--pos", "RULE", "take any size of image: resize position embeddings by +0.1, aa or size"),
@@ -397,9 +394,7 @@ def _merge(p: argparse.ArgumentParser) -> None:
     help = "run folders of each lab; without LAB= the folder's name is the lab's"
     _word(p, "folders", "[LAB=]RUNS", help, nargs="+")
     _path(p, "--out", "C", "a new folder of runs", required=True)
-    _switch(
-        p, "--public", "leave out the machine's folders: a corpus to publish (one RUNS will do)"
-    )
+    _switch(p, "--public", "without the machine's folders: a corpus to publish (one RUNS will do)")
 
 
 @verb("paper", "backbench.verbs.paper:run", alone=True)

@@ -32,9 +32,7 @@ _DISK: dict[int | None, tuple[str, str, int]] = {
 # Libraries that write by themselves give the number in their text only
 _CODE = re.compile(r"(?:os error |\bcode: |\[Errno )(\d+)")
 _NO_ROOM = re.compile(r"No space left on device|StorageFull|PytorchStreamWriter failed writing")
-_WORKER = re.compile(
-    r"DataLoader worker \(pid.{0,80}\) (?:is killed by signal|exited unexpectedly)"
-)
+_WORKER = re.compile(r"DataLoader worker \(pid.{0,80}\) (is killed by signal|exited unexpectedly)")
 _SHARED_MEMORY = re.compile(r"shared memory|Bus error")
 _NEIGHBOUR = re.compile(
     r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|Socket closed|remote process exited"
