@@ -50,6 +50,13 @@ def test_every_link_leads_somewhere(page):
     assert not broken
 
 
+def test_a_broken_link_is_seen(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One heading\n[a](#one-heading) [b](#two) [c](none.md) `[d](e.md)`\n")
+    with pytest.raises(AssertionError, match=r"#two.*none\.md"):
+        test_every_link_leads_somewhere(page)
+
+
 def test_every_page_is_in_the_sites_contents():
     listed = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text())
     assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md"))

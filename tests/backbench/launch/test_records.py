@@ -1,7 +1,10 @@
 """RUNS/.launch as files: read as they were written, locks that a look leaves free."""
 
+import errno
+import fcntl
 import threading
 import time
+from unittest import mock
 
 import pytest
 
@@ -24,14 +27,6 @@ def test_a_submission_is_read_as_it_was_written(tmp_path):
     assert [records[one.name].job for one in jobs] == list(jobs)
     assert [records[one.name].id for one in jobs] == ["7_0", "7_1"]
     assert records["x/two"].submission == submission
-
-
-@pytest.mark.parametrize("note", [{"pid": 1}, {"pid": -1}, {"start": -1e13}, {"end": 1e13}])
-def test_a_record_with_an_impossible_number_is_left_out(tmp_path, note):
-    """Whoever may write to RUNS could otherwise name any process as a job's."""
-    ledger, attempts = Ledger(tmp_path), [{"start": 0.0, **note}]
-    ledger.write_status(job(), {"name": "x/y", "state": "running", "attempts": attempts})
-    assert ledger.statuses() == {}
 
 
 def test_latest_submission_of_a_job_counts(tmp_path):
@@ -66,6 +61,16 @@ def test_locks_tell_who_is_at_work(tmp_path):
             ledger.running_pool("p2").__enter__()
         assert ledger.pool() == "p1"
     assert ledger.pool() is None and not ledger.running(job())
+
+
+def test_where_no_lock_can_be_held_jobs_run_and_launchers_do_not(tmp_path, monkeypatch):
+    none = mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr(fcntl, "flock", none)
+    ledger = Ledger(tmp_path)
+    with ledger.alone(job(), patience_s=0.1):
+        assert not ledger.running(job())
+    with pytest.raises(BadInput, match="another launcher is submitting"), ledger.submitting():
+        pass
 
 
 def test_looking_all_the_time_keeps_no_launcher_out(tmp_path):

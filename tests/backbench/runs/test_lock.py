@@ -3,8 +3,10 @@
 import errno
 import json
 import os
-import threading
 import time
+from functools import partial
+from pathlib import Path
+from unittest import mock
 
 import pytest
 from support.holding import holder
@@ -48,23 +50,13 @@ def test_a_dead_machine_does_not_block_for_ever(tmp_path):
         assert str(os.getpid()) in (tmp_path / lock.LOCK_FILE).read_text()
 
 
-def test_a_machine_whose_heart_beats_is_left_alone(tmp_path):
+@pytest.mark.parametrize("sign", [os.utime, partial(Path.unlink, missing_ok=True)])
+def test_a_machine_whose_heart_beats_or_that_just_ends_is_left_alone(tmp_path, monkeypatch, sign):
     on_another_machine(tmp_path)
-    ended = threading.Event()
-
-    def live():
-        while not ended.wait(0.05):
-            os.utime(tmp_path / lock.LOCK_FILE)
-
-    alive = threading.Thread(target=live)
-    alive.start()
-    try:
-        told = r"process 41 on n7 \(since 2026-01-02 03:04\) is at"
-        with pytest.raises(BadInput, match=told), lock.held(tmp_path):
-            pass
-    finally:
-        ended.set()
-        alive.join()
+    monkeypatch.setattr(time, "sleep", lambda _: sign(tmp_path / lock.LOCK_FILE))
+    told = r"process 41 on n7 \(since 2026-01-02 03:04\) is at"
+    with pytest.raises(BadInput, match=told), lock.held(tmp_path):
+        pass
 
 
 def test_the_heart_beats_while_the_folder_is_held(tmp_path):
@@ -75,9 +67,7 @@ def test_the_heart_beats_while_the_folder_is_held(tmp_path):
 
 
 def test_without_locks_of_the_file_system_the_process_is_looked_for(tmp_path, monkeypatch):
-    def none(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
+    none = mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     first = holder(tmp_path)
     monkeypatch.setattr(lock.fcntl, "lockf", none)
     with pytest.raises(BadInput, match=str(first.pid)), lock.held(tmp_path):
