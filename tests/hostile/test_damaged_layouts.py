@@ -40,17 +40,11 @@ def cut(path, share=0.5):
 
 
 def moved(path, name):
-    def damage(root):
-        (root / path).rename((root / path).with_name(name))
-
-    return damage
+    return lambda root: (root / path).rename((root / path).with_name(name))
 
 
 def copied(path, name):
-    def damage(root):
-        shutil.copy(root / path, (root / path).with_name(name))
-
-    return damage
+    return lambda root: shutil.copy(root / path, (root / path).with_name(name))
 
 
 def mapped(path, change):

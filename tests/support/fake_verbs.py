@@ -23,10 +23,6 @@ from backbench.runs.state import StopFlag
 from backbench.weights import header
 
 
-def identity_of(file: Path) -> str:
-    return header.digest(file) or hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def behaviour(root: Path, name: str) -> dict:
     file = root / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else {}
@@ -86,7 +82,7 @@ def fail_as_ordered(out: Path, plan: dict) -> None:
 
 def linear(args: argparse.Namespace) -> None:
     files = [Path(f) for f in args.checkpoints]
-    digests = [identity_of(f) for f in files]
+    digests = [header.digest(f) or hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
     identity = {"x": digests, "d": args.datasets, "seed": args.seed}
     with open_run(args.out, verb="linear", identity=identity) as out:
         if store.complete(out):

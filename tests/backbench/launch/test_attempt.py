@@ -108,9 +108,7 @@ def test_a_failure_that_cannot_be_noted_is_not_tried_again(lab, monkeypatch, exi
     (job,) = Expansion(read_grid(grid), lab.root / "runs", where="grid").jobs
     attempt = Attempt(job=job, ledger=Ledger(lab.root / "runs"), command=tuple(lab.command))
     monkeypatch.setattr(Ledger, "write_status", lambda *_: False)
-    monkeypatch.setattr(
-        Attempt, "_meaning", lambda self, _, of=Attempt._meaning: of(self, exit_code)
-    )
+    monkeypatch.setattr(Attempt, "_meaning", lambda it, _, of=Attempt._meaning: of(it, exit_code))
     assert attempt.run() == outcome
 
 

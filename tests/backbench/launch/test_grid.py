@@ -30,15 +30,14 @@ from backbench.recipes import config
     ("name: a b", "name 'a b' may hold letters"),
     ("evaluat: []", "unknown key 'evaluat'; did you mean 'evaluate'"),
 ])  # fmt: skip
-def test_bad_grids_are_refused_before_anything_runs(lab, capsys, content, says):
+def test_bad_grids_are_refused_before_anything_runs(lab, bad_input, content, says):
     usual = {"checkpoints": [lab.checkpoints("a")], "evaluate": lab.linear("d1")}
     grid = lab.grid(**usual | yaml.safe_load(content.replace("DATA", str(lab.data))))
     for more in ([], ["--dry-run"]):
         if more and "matches no file" in says:
             continue  # a dry run shows what --watch would wait for
-        assert lab.run(grid, lab.cluster("local"), "runs", *more) == 2
-        message = capsys.readouterr().err
-        assert len(message.strip().splitlines()) == 1 and says in message, message
+        message = bad_input(lab.run(grid, lab.cluster("local"), "runs", *more), says)
+        assert len(message.strip().splitlines()) == 1, message
         assert not (lab.root / "runs").exists() or not list((lab.root / "runs").rglob("*.json"))
 
 

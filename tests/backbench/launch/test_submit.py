@@ -1,7 +1,5 @@
 """Arrays that sbatch takes, refuses, or takes and says that it refused."""
 
-import re
-
 import pytest
 from support import slurm_cluster
 
@@ -49,9 +47,7 @@ def test_an_array_that_shows_up_in_the_queue_later(lab, stand_in_slurm, two, cap
     assert ids(lab) == ["9_0", "9_1"] and len(stand_in_slurm.called("sbatch")) == 1
 
 
-def test_what_was_refused_leaves_no_record_and_is_told_in_one_line(
-    lab, stand_in_slurm, two, capsys
-):
+def test_what_was_refused_leaves_no_record_and_is_told_in_a_line(lab, stand_in_slurm, two, capsys):
     answer = "sbatch: error: Batch job submission failed: Invalid qos"
     stand_in_slurm.sbatch(f'echo "{answer}" >&2; exit 1')
     assert lab.run(*two, "runs") == 1
@@ -92,11 +88,6 @@ def test_an_array_that_slurm_cannot_hold_is_said_at_once(lab, stand_in_slurm, tw
 SEVERAL = 'cp "$file" sent$n; echo "Submitted batch job 1$n"'
 
 
-def waits_for(slurm, number):
-    """The dependency that the array was sent with."""
-    return re.search(r"--dependency=(\S+)", (slurm.folder / f"sent{number}").read_text())[1]
-
-
 def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_slurm):
     """The pretraining ran out of time; Slurm cancels its probe at once or after the next look."""
     stand_in_slurm.sbatch(SEVERAL)
@@ -124,7 +115,8 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
         watcher.submit_missing()
     assert len(stand_in_slurm.called("sbatch")) == 4, "and so does its probe"
     once_more = ledger.records()[probe.job.name]
-    assert waits_for(stand_in_slurm, 4) == f"afterok:{again.id}"
+    sent = (stand_in_slurm.folder / "sent4").read_text()
+    assert f"--dependency=afterok:{again.id}\n" in sent
     stand_in_slurm.queue(standing(again, "RUNNING"), standing(once_more, "CANCELLED"))
     watcher.submit_missing()
     assert len(stand_in_slurm.called("sbatch")) == 4, "somebody cancelled it"
