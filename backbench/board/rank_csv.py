@@ -18,13 +18,14 @@ from backbench.board.export import write_lines
 from backbench.errors import BadInput, nearest
 from backbench.runs.terminal import log
 from backbench.stats import column_comparisons, rank_intervals
+from backbench.tasks import TASKS
 from backbench.untrusted import opening, printable
 
 _MISSING = {"", "-", "–", "—", "nan", "n/a", "na", "none", "null", "?"}
 # A number, perhaps with % behind it, perhaps with its spread: 91.2 ± 0.3, 91.2 (0.3)
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) *%? *((±|\+-|\+/-|\().*)?", re.I)
 # task/dataset[:split]/metric@protocol[+engine], as leaderboard.csv names a column
-_OURS = re.compile(r"(?P<task>[^/]+)/(?P<dataset>[^/]+)/(?P<metric>[^/@]+)@(?P<how>[^@]+)")
+_OURS = re.compile(rf"(?P<task>{'|'.join(TASKS)})/(?P<dataset>[^/]+)/[^/@]+@(?P<how>[^@]+)")
 HEAD = ("rank", "rank_low", "rank_high", "average_rank", "win_rate", "columns", "group", "name")
 MOST_BYTES = 64 * opening.MEGABYTE  # of a table; reading takes ten times as much memory
 LONGEST = 1000  # characters of a field
@@ -126,18 +127,18 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
         elif column not in (name, "checkpoint") and 0 < len(others) < len(there):
             shown, other = printable.shown(column, 60), printable.shown(others[0], 60)
             log.warning(f"column '{shown}' is not ranked: '{other}' is no number")
-    # Of a leaderboard.csv of ours the main column of each measurement, which stands first
+    # Of a leaderboard.csv of ours the main column of each ranked measurement, which stands first
     ours = [_OURS.fullmatch(heading) for heading in head]
     main: dict[tuple[str, str, str], int] = {}
     for n in numeric:
         own = ours[n]
-        if own and own["dataset"] != AVERAGE and own["task"] != "analyze":
+        if own and own["dataset"] != AVERAGE and TASKS[own["task"]].ranked:
             main.setdefault((own["task"], own["dataset"], own["how"]), n)
-    numeric = list(main.values()) or numeric
+    numeric = list(main.values()) if any(ours) else numeric
     text_columns = [n for n in range(len(head)) if n not in numeric and head[n] != "checkpoint"]
     named = head.index(name) if name else next(iter(text_columns), None)
     if named is None or not numeric:
-        what = "column of names" if numeric else "column of numbers"
+        what = "column of names" if numeric else "column of numbers that can be ranked"
         raise BadInput(f"{file}: no {what}; name one with --name, numbers in the others")
     columns = [head[n] for n in numeric]
     values = np.empty((len(body), len(numeric)))

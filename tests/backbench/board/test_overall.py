@@ -60,12 +60,15 @@ def test_equals_are_said_to_be(tmp_path):
     assert sets[0].standing.over == "images" and sets[0].standing.tested
 
 
-def test_sets_have_one_main_column_for_each_setting(runs):
-    board = collect([runs])
-    sets = column_sets(board)
+def test_sets_have_one_main_column_for_each_setting(runs, tmp_path):
+    """Another protocol has fewer numbers; one of the twelve was measured on another list, too."""
+    others = [(*boards.PAPER[2][:3], "linear-other-v1", None), boards.PAPER[3]]
+    boards.synthetic(tmp_path, ["moco", "lorac"], others, images=200)
+    sets = column_sets(collect([runs, tmp_path]))
     assert list(sets) == ["all columns", "LORAC's twelve", "detection"]
     assert [c.metric for c in sets["detection"]] == ["bbox_AP", "segm_AP", "keypoints_AP"]
-    assert len(sets["LORAC's twelve"]) == 12
+    of_twelve = {(c.protocol, c.split) for c in sets["LORAC's twelve"]}
+    assert of_twelve == {("linear-lorac-v1", None)} and len(sets["LORAC's twelve"]) == 12
     assert not [c for c in sets["all columns"] if c.metric in ("top5", "average")]
 
 
@@ -126,15 +129,16 @@ def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):
     ("a,b\n1,2\n3,4\n", "no column of names"),
     ("name,a\nx,1\ny,2\nz,?!\n", "'?!' in column 'a' is no number"),
     ("name,a\nx,1\ny,1e999\n", "is no number"),
+    ("name,linear/a/top1@x\nx,250\ny,50\n", "250' in column 'linear/a/top1@x' is no percentage"),
+    ("name,linear/a/top1@x\nx,50\ny,-5\n", "-5' in column 'linear/a/top1@x' is no percentage"),
+    ("name,cost,calibration/a/ece@x,analyze/a/rankme@x\nx,1,2,3\ny,2,3,4\n", "no column of numbers"),
     ("name,source,a\n\nx,published,1\ny,measured,2\nz,measured,1e999\n", "x.csv:5: "),
 ])  # fmt: skip
 def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
     file = tmp_path / "x.csv"
     file.write_text(text)
     with pytest.raises(BadInput, match=said.replace("?", r"\?")) as caught:
-        from backbench.board.rank_csv import read
-
-        read(file)
+        rank_csv.read(file)
     assert "\n" not in str(caught.value)
 
 
