@@ -288,13 +288,13 @@ def _of_scores(r: Result, run: Path) -> int:
 
 
 def _refuse_other_list(r: Result, arrays: Arrays) -> None:
-    stated = [r.facts.get("manifest"), (r.facts.get("manifests") or {}).get("test")]
+    # The list that makes the row's column, and no other that it may name
+    stated = (r.facts.get("manifests") or {}).get("test") or r.facts.get("manifest")
     if TASKS[r.task].detects and "val" in r.facts:
-        stated = [hashlib.sha256(r.facts["val"].encode()).hexdigest()]
-    named = [manifest for manifest in stated if manifest]
+        stated = hashlib.sha256(r.facts["val"].encode()).hexdigest()
     kept = str(arrays["manifest"])
-    if named and kept not in named:
-        raise _Unfit(f"its predictions are of list {kept[:12]}, it says {named[0][:12]}")
+    if stated and kept != stated:
+        raise _Unfit(f"its predictions are of list {kept[:12]}, it says {stated[:12]}")
 
 
 def _of_resamples(r: Result, arrays: Arrays) -> int:

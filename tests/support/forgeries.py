@@ -32,12 +32,13 @@ class Record:
         _, *others = file.read_text().splitlines()
         file.write_text("".join(text + "\n" for text in (json.dumps(self.line), *others)))
 
-    def edit_arrays(self, edit: Callable[[Arrays], None]) -> None:
+    def edit_arrays(self, edit: Callable[[Arrays], None]) -> Arrays:
         file = self.run / self.line["provenance"]["predictions"]
         with np.load(file) as kept:
             arrays = dict(kept)
         edit(arrays)
         np.savez(file, **arrays)
+        return arrays
 
     def drop_predictions(self) -> None:
         """Nothing is left to compute any number of this run again from."""
@@ -79,19 +80,15 @@ def some_images(kept: Arrays) -> dict:
 
 def right_alone(record: Record) -> None:
     """The right images alone, and a value, an interval and a number of images that fit them."""
-    counts = []
-    record.edit_arrays(lambda kept: kept.update(some_images(kept)))
-    record.edit_arrays(lambda kept: counts.append(len(kept["label"])))
-    perfect(record, counts[0])
-    record.line["provenance"]["images"]["test"] = counts[0]
+    images = len(record.edit_arrays(lambda kept: kept.update(some_images(kept)))["label"])
+    perfect(record, images)
+    record.line["provenance"]["images"]["test"] = images
 
 
 def labels_of_predictions(record: Record) -> None:
     """Every prediction is right by labels that are the predictions, and the row fits them."""
-    counts = []
-    record.edit_arrays(lambda kept: kept.update(label=kept["prediction"]))
-    record.edit_arrays(lambda kept: counts.append(len(kept["label"])))
-    perfect(record, counts[0])
+    kept = record.edit_arrays(lambda kept: kept.update(label=kept["prediction"]))
+    perfect(record, len(kept["label"]))
 
 
 def perfect(record: Record, images: int) -> None:
@@ -155,7 +152,13 @@ def _other_than(best: str, of: dict) -> str:
     return next(key for key in of if key != best)
 
 
+def both_of(*edits: Callable[[Record], None]) -> Callable[[Record], None]:
+    return lambda record: [edit(record) for edit in edits] and None
+
+
 CHOSEN = ("semisup", "linear")
+OTHER = "f" * 64
+of_other = arrays(lambda a: {"manifest": np.array(OTHER)})
 # (kinds, name, edit): each is a forgery of every kind
 _OF_KINDS = (
     (RUNS, "value", put("value", to=lambda v: v + 100 / 719)),
@@ -170,9 +173,11 @@ _OF_KINDS = (
     (PROBES, "hit", arrays(lambda a: {"prediction": a["label"] + 0 * a["prediction"]})),
     (PROBES, "one label", arrays(lambda a: {"label": np.roll(a["label"], 1)})),
     (PROBES, "right images", arrays(some_images)),
-    (PROBES, "another list's", arrays(lambda a: {"manifest": np.array("f" * 64)})),
+    (PROBES, "another list's", of_other),
     (("knn", *CHOSEN), "right images, all fitting", right_alone),
     (("knn", *CHOSEN), "labels are predictions, all fitting", labels_of_predictions),
+    (("knn", *CHOSEN), "beside its list another, all fitting", both_of(
+        labels_of_predictions, put("provenance", "manifest", to=OTHER), of_other)),
     (CHOSEN, "choice of the worst", put("chosen", to=best_of(0))),
     (CHOSEN, "choice off the grid", put("chosen", "lr", to=0.12345)),
     (CHOSEN, "noise of 500 points", put("chosen", "choice_noise", to=500)),
@@ -215,10 +220,6 @@ def unbacked(edit: Callable[[Record], None]) -> Callable[[Record], None]:
         edit(record)
 
     return both
-
-
-def both_of(*edits: Callable[[Record], None]) -> Callable[[Record], None]:
-    return lambda record: [edit(record) for edit in edits] and None
 
 
 no_interval = put("ci95", to=None)
