@@ -9,6 +9,7 @@ No weights and no images. Rows hold the command, its folder and the machine's ha
 results.jsonl does (docs/results.md).
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -26,7 +27,7 @@ from backbench.papers import timm_scores
 from backbench.recipes import config
 from backbench.reproduce.outcome import Covered, OutcomeLine, markdown, outcome
 from backbench.reproduce.public_files import FoundFile, unlike
-from backbench.reproduce.selection import KIND, ReproductionList, read_list
+from backbench.reproduce.selection import KIND, ReproductionList, read_list, timm_list
 from backbench.results import store
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE
@@ -231,12 +232,16 @@ def _same(a: object, b: object) -> bool:
 
 def _remarks(listed: ReproductionList, checkpoints: Mapping[str, StatedFile]) -> list[str]:
     """Remarks on another list than the shipped one and on files without the printed digest."""
-    if listed.name in timm_scores.LISTS:
-        return []
+    own: ReproductionList | None = None
+    with contextlib.suppress(BadInput):  # a model that timm prints nothing of
+        if listed.name in timm_scores.LISTS:
+            own = timm_list(listed.name, list(listed.checkpoints))
+        elif listed.name in config.recipe_names(KIND):
+            own = read_list(listed.name)
     remarks = []
-    if listed.name not in config.recipe_names(KIND):
+    if own is None:
         remarks.append(f"the list '{listed.name}' is none that is shipped here")
-    elif config.to_dict(read_list(listed.name)) != config.to_dict(listed):
+    elif config.to_dict(own) != config.to_dict(listed):
         remarks.append(f"the list '{listed.name}' is not as it is shipped here")
     for name, stated in checkpoints.items():
         wrong = unlike(listed.files[name], stated.sha256, stated.md5)
