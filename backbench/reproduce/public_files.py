@@ -42,33 +42,32 @@ class FoundFile:
     @property
     def checked_by(self) -> str:
         """The printed digest that the file was compared with."""
-        if self.about.sha256 is not None:
-            return f"sha256 {self.about.sha256}"
-        if self.about.md5 is not None:
-            return f"md5 {self.about.md5}"
-        return "no printed digest"
+        printed = [f"{kind} {digits}" for kind, digits in self.about.printed.items()]
+        return printed[0] if printed else "no printed digest"
 
 
 DIGESTS_FILE = "files.json"  # of a run, beside its bundle
 
 
 def find(
-    listed: ReproductionList, names: Sequence[str], files: Path, *, note: Path, download: bool
-) -> dict[str, FoundFile]:
+    listed: ReproductionList, names: Sequence[str], files: Path, *,
+    note: Path, download: bool, dry_run: bool,
+) -> dict[str, FoundFile]:  # fmt: skip
     """Those of `names` that are below `files`, after a download where asked; the others are named.
-    BadInput for one that is not the published file; if it was downloaded, it is removed again."""
+    BadInput for one that is not the published file; if it was downloaded, it is removed again. A
+    dry run downloads and writes nothing."""
     there: dict[str, FoundFile] = {}
     for name in names:
         about = listed.files[name]
         path = about.path_below(files, name)
-        fetched = download and about.url is not None and not path.exists()
+        fetched = download and not dry_run and about.url is not None and not path.exists()
         if fetched:
             fetch(str(about.url), path)
         if not path.exists():
             how = about.by_hand or "--download fetches it"
             log.warning(f"{name}: no {path}; {about.page}: {how}")
             continue
-        digests = _digests(path, note)
+        digests = _digests(path, note, keep=not dry_run)
         found = FoundFile(path, about, path.stat().st_size, *digests)
         if wrong := unlike(about, *digests):
             if fetched:
@@ -81,14 +80,14 @@ def find(
         there[name] = found
     if not there:
         example = f"{names[0]}/{listed.files[names[0]].file}"
-        none = f"none of the files of '{listed.name}' is below {files}"
-        raise BadInput(f"{none}; add --download, or put them there as NAME/FILE ({example})")
+        none = f"none of the files of '{listed.name}' is below {files}; add --download"
+        raise BadInput(f"{none} (without --dry-run), or put them there as NAME/FILE ({example})")
     return there
 
 
-def _digests(path: Path, note: Path) -> tuple[str, str]:
-    """sha256 and md5 of a file. `note` keeps them: a file that nobody wrote to since (size, inode
-    and ctime, which no program can set) is not read again."""
+def _digests(path: Path, note: Path, *, keep: bool = True) -> tuple[str, str]:
+    """sha256 and md5 of a file. `note` has those that were kept: a file that nobody wrote to since
+    (size, inode and ctime, which no program can set) is not read again."""
     known: dict[str, list[object]] = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = dict(jsons.read(note))
@@ -103,15 +102,17 @@ def _digests(path: Path, note: Path) -> tuple[str, str]:
             for digest in digests:
                 digest.update(piece)
     sha256, md5 = (digest.hexdigest() for digest in digests)
-    atomic.write_json(note, {**known, key: [state, sha256, md5]})
+    if keep:
+        atomic.write_json(note, {**known, key: [state, sha256, md5]})
     return sha256, md5
 
 
 def unlike(about: PublicFile, sha256: str, md5: str) -> str | None:
     """The printed digest that a file does not have, and where it is printed; None where all agree."""
-    for kind, printed, has in (("sha256", about.sha256, sha256), ("md5", about.md5, md5)):
-        if printed is not None and not has.startswith(printed):
-            begins = has[: max(8, len(printed))]
+    has = {"sha256": sha256, "md5": md5}
+    for kind, printed in about.printed.items():
+        if not has[kind].startswith(printed):
+            begins = has[kind][: max(8, len(printed))]
             return f"its {kind} begins {begins}, printed is {printed} ({about.digest_page})"
     return None
 
@@ -127,7 +128,7 @@ def fetch(url: str, file: Path) -> None:
     version = part.with_name(f"{part.name}.json")
     try:
         _continue(url, part, version)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # the last of a bad address
         # The disk's errors name a file, those of a connection none
         on_disk = getattr(error, "filename", None) is not None
         if on_disk and not isinstance(error, urllib.error.URLError):

@@ -18,6 +18,8 @@ from backbench.tasks import TASKS, by_kind
 KIND = "reproduce"  # the folder under configs
 _HEX = re.compile(r"[0-9a-f]{8,}")
 _NAME = re.compile(r"\w[\w.+-]*")
+_URL = re.compile(r"https?://[a-zA-Z0-9.-]+(:\d{1,5})?(/[!-~]*)?")
+_TIMM = re.compile(r"\w{1,45}\.(?!git$)\w{1,45}", re.ASCII)  # NAME.TAG, as the Hub takes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +84,28 @@ class PublicFile:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.file):
             raise ValueError(f"file '{self.file}' must be a file's name, without a folder")
-        for what, digits in (("sha256", self.sha256), ("md5", self.md5)):
-            if digits is not None and not _HEX.fullmatch(digits):
+        for what, digits in self.printed.items():
+            if not _HEX.fullmatch(digits):
                 raise ValueError(f"{what} '{digits}' must be eight or more of 0-9 and a-f")
-            if digits is not None and self.digest_page is None:
+            if self.digest_page is None:
                 raise ValueError(f"{what}: say by `digest_page` where it is printed")
-        if self.url is not None and not self.url.startswith(("https://", "http://")):
-            raise ValueError(f"url '{self.url}' must begin with https://")
+        if self.url is not None and not _URL.fullmatch(self.url):
+            raise ValueError(f"url '{self.url}' must be https://HOST/PATH, in ASCII without spaces")
         if self.url is None and self.by_hand is None:
             raise ValueError("give its `url`, or say by `by_hand` how one comes by it")
+        if self.timm is not None and not _TIMM.fullmatch(self.timm):
+            raise ValueError(f"timm '{self.timm}' must be NAME.TAG, as in timm.list_pretrained()")
+        models = {model for model, _, _ in timm_scores.testbed()}
+        if self.testbed is not None and self.testbed not in models:
+            raise ValueError(f"testbed '{self.testbed}': {nearest(self.testbed, models)}")
         for key in self.rows:
             published.lookup(key)
+
+    @property
+    def printed(self) -> dict[str, str]:
+        """The digests that are printed of it, by their kind."""
+        both = {"sha256": self.sha256, "md5": self.md5}
+        return {kind: digits for kind, digits in both.items() if digits is not None}
 
     @cached_property
     def beside(self) -> tuple[PrintedBeside, ...]:
@@ -104,7 +117,7 @@ class PublicFile:
 
         if self.timm is not None:
             cached = try_to_load_from_cache(f"timm/{self.timm}", self.file)
-            return Path(cached) if isinstance(cached, str) else Path("no cached file")
+            return Path(cached) if isinstance(cached, str) else Path("cached file")
         return files / name / self.file
 
 
@@ -129,6 +142,8 @@ class ReproductionList:
     parts: tuple[ListPart, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        if not self.checkpoints:
+            raise ValueError("checkpoints: none; name one at least")
         for name in self.checkpoints:
             if not _NAME.fullmatch(str(name)):
                 raise ValueError(f"checkpoint '{name}': letters, digits and . _ + - only")
@@ -183,10 +198,9 @@ def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
     for model in models:
         if model not in printed:
             raise BadInput(f"--models {model}: {nearest(model, printed)}")
-    checkpoints = {model: {"timm": model} for model in sorted(models or printed)}
-    for model, about in () if models else tuple(checkpoints.items()):
-        if not _built(about, model).path_below(Path(), "").exists():
-            del checkpoints[model]
+    if not models:
+        models = [m for m in printed if _built({"timm": m}, m).path_below(Path(), "").exists()]
+    checkpoints = {model: {"timm": model} for model in sorted(models)}
     if not checkpoints:
         raise BadInput(
             f"{name}: the Hub's cache on this machine holds none of timm's {len(printed)} printed"
@@ -228,12 +242,10 @@ def measures(content: dict[str, object]) -> set[tuple[str, str]]:
     pairs: set[tuple[str, str]] = set()
     for one in evaluations(config.build(Grid, content, where=where), where):
         name: str = one.verb
-        if one.verb in ("detect", "semisup"):
-            for task in TASKS.values():
-                if one.verb == "detect" and task.recipe == one.config:
-                    pairs.add((task.name, "coco2017"))
-                elif one.verb == "semisup" and task.percent == one.percent:
-                    pairs.add((task.name, "imagenet"))
+        if one.verb == "detect":
+            pairs.update((t.name, "coco2017") for t in TASKS.values() if t.recipe == one.config)
+        elif one.verb == "semisup":
+            pairs.update((t.name, "imagenet") for t in TASKS.values() if t.percent == one.percent)
         elif one.verb == "linear" and one.protocol not in (None, OWN):
             recipe = config.read_recipe(config.find_recipe(str(one.protocol), "transfer"))
             name = kinds[recipe["kind"]]

@@ -11,6 +11,7 @@ Each step keeps what those before it left, so the same command continues.
 import argparse
 import dataclasses
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,9 +44,6 @@ def run(args: argparse.Namespace) -> int:
     if args.list is None:
         args.document = _print_lists()
         return 0
-    if args.data is None or not args.data.is_dir():
-        holds = "it holds one folder per dataset (`backbench data list`)"
-        raise BadInput(f"--data {args.data or 'ROOT'}: no such folder; {holds}")
     # 1. The list; a mistake in any part of it is refused before any part runs.
     if args.list in timm_scores.LISTS:
         listed = selection.timm_list(args.list, args.models)
@@ -58,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
     for name in args.only:
         if name not in listed.checkpoints:
             raise BadInput(f"--only {name}: {nearest(name, listed.checkpoints)}")
+    if args.data is None or not args.data.is_dir():
+        holds = "it holds one folder per dataset (`backbench data list`)"
+        raise BadInput(f"--data {args.data or 'ROOT'}: no such folder; {holds}")
     names = [name for name in listed.checkpoints if not args.only or name in args.only]
     covered: dict[str, set[tuple[str, str]]] = {name: set() for name in names}
     for number, part in enumerate(listed.parts):
@@ -66,20 +67,24 @@ def run(args: argparse.Namespace) -> int:
             covered[name] |= measured
     # 2. The files, and the checkpoints made of them.
     note = args.out / FOLDER / public_files.DIGESTS_FILE
-    files = public_files.find(listed, names, args.files, note=note, download=args.download)
+    files = public_files.find(
+        listed, names, args.files, note=note, download=args.download, dry_run=args.dry_run
+    )
     hours = listed.gpu_hours(list(files))
     log.info(f"about {hours:.1f} GPU-hours for {len(files)} checkpoints ({listed.estimate})")
     checkpoints = _import_files(args, files)
     files = {name: files[name] for name in checkpoints}
     # 3. The jobs, one grid after the other.
     status = 0
-    for grid in _write_grids(args, listed, checkpoints):
-        words = ["launch", "run", str(grid), *args.overrides, "--cluster", args.cluster]
-        words += ["--data", str(args.data), "--out", str(args.out)]
-        words += ["--dry-run"] if args.dry_run else []
-        status = max(status, int(args.command(words) or 0))
-        if status == EXIT_PREEMPTED:
-            return status
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if args.dry_run else args.out / FOLDER
+        for grid in _write_grids(args, folder, listed, checkpoints):
+            words = ["launch", "run", str(grid), *args.overrides, "--cluster", args.cluster]
+            words += ["--data", str(args.data), "--out", str(args.out)]
+            words += ["--dry-run"] if args.dry_run else []
+            status = max(status, int(args.command(words) or 0))
+            if status == EXIT_PREEMPTED:
+                return status
     if args.dry_run:
         return status
     # 4. The outcome.
@@ -103,14 +108,15 @@ def _print_lists() -> list[dict[str, object]]:
 
 
 def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> dict[str, Path]:
-    """Import files not imported yet. Cached timm models that cannot be imported are left out."""
+    """Import files not imported yet; a dry run takes them as they are. Cached timm models that
+    cannot be imported are left out."""
     checkpoints = {}
     for name, file in files.items():
         out = args.out / "checkpoints" / f"{name}.safetensors"
-        checkpoints[name] = file.path if args.dry_run and not out.exists() else out
         provenance = header.about(out).get("provenance") if out.is_file() else None
         same = isinstance(provenance, Mapping) and provenance.get("sha256") == file.sha256
-        if same or checkpoints[name] != out:
+        checkpoints[name] = out if same or not args.dry_run else file.path
+        if same or args.dry_run:
             continue
         from backbench.weights.families.timm_model_names import PREFIX
         from backbench.weights.importing import read  # torch, for those who need it
@@ -139,22 +145,21 @@ def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> d
 
 
 def _write_grids(
-    args: argparse.Namespace, listed: ReproductionList, checkpoints: Mapping[str, Path]
+    args: argparse.Namespace, folder: Path, listed: ReproductionList, files: Mapping[str, Path]
 ) -> list[Path]:
     """One grid file for `launch run` for each part that measures some of the checkpoints."""
     paths = []
     for number, part in enumerate(listed.parts):
-        names = listed.of_part(part, list(checkpoints))
+        names = listed.of_part(part, list(files))
         if not names:
             continue
-        own = [checkpoints[name] for name in names]
-        content = selection.part_grid(listed, number, args.lists, own)
+        content = selection.part_grid(listed, number, args.lists, [files[name] for name in names])
         # On a cluster, data may lie where this machine cannot see it.
         if args.cluster in ("local", "debug"):
             measured = selection.measures(content)
             probed = {dataset for task, dataset in measured if not task.endswith("_rcnn")}
             availability.all_there(sorted(probed), args.data)
-        path = args.out / FOLDER / f"{content['name']}.yaml"
+        path = folder / f"{content['name']}.yaml"
         atomic.write_text(path, json.dumps(content, indent=1) + "\n")  # JSON is YAML
         paths.append(path)
     return paths

@@ -9,6 +9,7 @@ import socket
 import threading
 
 import pytest
+from support import records
 
 from backbench import cli
 from backbench.errors import BadInput, Failed
@@ -25,7 +26,7 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self, data=DATA):
         super().__init__(("127.0.0.1", 0), Answer)
         self.data, self.tag, self.cut, self.kind = data, '"v1"', None, "any/thing"
-        self.capped, self.tag_of_parts = False, True
+        self.capped, self.tag_of_parts, self.name = False, True, "model.pth"
         self.asked = []  # the Range of each request
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -34,7 +35,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.server_port}/model.pth"
+        return f"http://127.0.0.1:{self.server_port}/{self.name}"
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -96,9 +97,10 @@ REST = f"bytes={1 << 20}-"
     ('"v1"', {}, REST),
     # Never the head of one version and the tail of the other; without a version, all anew
     ('"v1"', {"data": DATA[::-1], "tag": '"v2"'}, REST),
+    ('"v1"', {"name": "other.pth"}, None),
     ("", {}, None),
     ('W/"weak"', {}, None),
-], ids=["goes on", "another file", "no tag", "weak tag"])  # fmt: skip
+], ids=["goes on", "another file", "another address", "no tag", "weak tag"])  # fmt: skip
 def test_what_broke_off_goes_on_where_it_is_the_same_file(server, tmp_path, tag, then, asked):
     server.tag = tag
     begin(server, tmp_path)
@@ -144,18 +146,20 @@ def test_a_whole_part_is_only_renamed(server, tmp_path):
     assert server.asked == [None, f"bytes={len(DATA)}-"]
 
 
-def test_a_web_page_is_no_checkpoint(server, tmp_path):
+def test_a_web_page_is_no_checkpoint_and_a_host_may_have_no_name(server, tmp_path):
+    with pytest.raises(Failed, match=r"cannot be fetched \(.*too long"):
+        public_files.fetch(f"http://{'a' * 70}.org/model.pth", tmp_path / "model.pth")
     server.kind = "text/html; charset=utf-8"
     with pytest.raises(BadInput, match="a web page"):
         public_files.fetch(server.url, tmp_path / "model.pth")
     assert not list(tmp_path.iterdir())
 
 
-def a_list(tmp_path, url, **about):
+def a_list(tmp_path, url, *parts, **about):
     """A list of one file, and an empty ROOT."""
     (tmp_path / "ROOT").mkdir(exist_ok=True)
     keys = {"page": "https://x.org", "file": "model.pth", "url": url, **about}
-    text = f"title: t\nestimate: none\ncheckpoints: {{one: {keys}}}\nparts: []\n"
+    text = f"title: t\nestimate: none\ncheckpoints: {{one: {keys}}}\nparts: {[*parts]}\n"
     (tmp_path / "mine.yaml").write_text(text)
     where = ["--data", tmp_path / "ROOT", "--files", tmp_path / "files", "--out", tmp_path / "runs"]
     return ["reproduce", *map(str, (tmp_path / "mine.yaml", *where))]
@@ -180,6 +184,22 @@ def test_a_damaged_file_on_disk_is_refused(server, tmp_path, capsys):
     assert cli.main([*words, "--download"]) == 2
     assert f"printed is {digest}" in capsys.readouterr().err
     assert not server.asked and file.exists()
+
+
+def test_a_dry_run_writes_and_downloads_nothing(server, tmp_path, capsys):
+    knn = {"verb": "linear", "protocol": "knn", "datasets": ["cifar10"]}
+    words = a_list(tmp_path, server.url, {"title": "knn", "evaluate": [knn], "gpu_hours": 1.0})
+    (tmp_path / "small.yaml").write_text("{name: small, kind: local, jobs: 1}")
+    words += ["--cluster", str(tmp_path / "small.yaml"), "--download", "--dry-run"]
+    assert cli.main(words) == 2 and not server.asked
+    file = tmp_path / "files" / "one" / "model.pth"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(DATA)
+    imported = tmp_path / "runs" / "checkpoints" / "one.safetensors"
+    records.checkpoint_header(imported, "a" * 64, sha256="of another file")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert cli.main(words) == 0 and "/linear-knn-cifar10" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_digests_are_kept_until_the_file_is_written_again(tmp_path, monkeypatch):

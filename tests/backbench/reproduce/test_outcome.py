@@ -19,6 +19,7 @@ from backbench.runs.folder import RESULTS_FILE
 
 SHIPPED = sorted(config.recipe_names(selection.KIND))
 DINO, MOCO = "d" * 64, "e" * 64
+RESNET = "resnet18.tv_in1k"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -217,6 +218,18 @@ def test_a_changed_bundle_is_refused(sent, capsys, change, status, said):
     assert said in err and err.count("\n") == 0
 
 
+def test_a_list_is_held_against_the_shipped_one_of_its_name(runs, tmp_path):
+    """timm's own is made again for the models in the bundle."""
+    nothing = {"covered": {}, "files": {}, "digests": {}, "lines": []}
+    said = {"": 0, "title": "is not as it is shipped here", "name": "is none that is shipped here"}
+    for listed in (selection.read_list("short"), selection.timm_list("timm-v2", [RESNET])):
+        for key, words in said.items():
+            sent = dataclasses.replace(listed, **({key: "made-up"} if key else {}))
+            bundle.write(tmp_path / "x.zip", runs, listed=sent, **nothing)
+            remarks = bundle.check(tmp_path / "x.zip").remarks
+            assert len(remarks) == bool(words) and all(words in one for one in remarks)
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"no zip"])
 def test_what_is_no_zip_is_refused(tmp_path, capsys, content):
     (tmp_path / "x.zip").write_bytes(content)
@@ -224,18 +237,24 @@ def test_what_is_no_zip_is_refused(tmp_path, capsys, content):
     assert "not readable as a bundle" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ("page: https://x.org, file: ../a.pth, url: https://x.org", "without a folder"),
-    ("page: https://x.org, file: a.pth", "by_hand"),
-    ("page: https://x.org, file: a.pth, url: https://x.org, md5: ab", "eight or more"),
-    ("page: https://x.org, file: a.pth, url: https://x.org, md5: abcdef01", "digest_page"),
-    ("page: https://x.org, file: a.pth, url: file:///etc/passwd", "https://"),
-    ("page: https://x.org, file: a.pth, url: https://x.org, rows: [lorac:9]", "lorac:9"),
+@pytest.mark.parametrize(("checkpoints", "said"), [
+    ("", "name one at least"),
+    ("one: {page: https://x.org, file: ../a.pth, url: https://x.org}", "without a folder"),
+    ("one: {page: https://x.org, file: a.pth}", "by_hand"),
+    ("one: {page: https://x.org, file: a.pth, url: https://x.org, md5: ab}", "eight or more"),
+    ("one: {page: https://x.org, file: a.pth, url: https://x.org, md5: abcdef01}", "digest_page"),
+    ("one: {page: https://x.org, file: a.pth, url: file:///etc/passwd}", "https://"),
+    ("one: {page: https://x.org, file: a.pth, url: 'https://[::1/a'}", "https://HOST/PATH"),
+    ("one: {page: https://x.org, file: a.pth, url: https://x.org:1/é}", "in ASCII"),
+    ("one: {page: https://x.org, file: a.pth, url: https://x.org, rows: [lorac:9]}", "lorac:9"),
+    ("one: {page: https://x.org, file: a.pth, url: https://x.org, testbed: vit}", "'vit': allowed"),
+    ("one: {timm: ../../../etc/passwd}", "must be NAME.TAG"),
+    ("one: {timm: resnet18}", "must be NAME.TAG"),
 ])  # fmt: skip
-def test_a_list_that_says_too_little_is_refused(tmp_path, capsys, change, said):
-    text = f"title: t\nestimate: e\ncheckpoints: {{one: {{{change}}}}}\nparts: []\n"
+def test_a_list_that_says_too_little_is_refused(tmp_path, capsys, checkpoints, said):
+    text = f"title: t\nestimate: e\ncheckpoints: {{{checkpoints}}}\nparts: []\n"
     (tmp_path / "mine.yaml").write_text(text)
-    assert cli.main(["reproduce", str(tmp_path / "mine.yaml"), "--data", str(tmp_path)]) == 2
+    assert cli.main(["reproduce", str(tmp_path / "mine.yaml"), "--download"]) == 2
     err = capsys.readouterr().err.strip()
     assert said in err and err.count("\n") == 0
 
@@ -244,3 +263,6 @@ def test_what_a_later_part_lacks_is_said_before_the_first_runs(tmp_path, capsys,
     monkeypatch.chdir(tmp_path)
     assert cli.main(["reproduce", "full", "--data", str(tmp_path)]) == 2
     assert "semisup needs `lists: DIR`" in capsys.readouterr().err
+    (tmp_path / "1percent.txt").touch()
+    semisup = {"evaluate": [{"verb": "semisup", "percent": 1, "lists": str(tmp_path)}], "name": "x"}
+    assert selection.measures(semisup) == {("semi_1pct", "imagenet")}, "and no other percent"
