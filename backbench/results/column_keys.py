@@ -134,11 +134,7 @@ def _marks_of_lists(
         by_protocol[kinds[number].protocol].append((number, seed))
     marks: dict[tuple[int, int], str | None] = {}
     for members in by_protocol.values():
-        lists: dict[tuple[int, int], Lists] = {}
-        for number, seed in members:
-            own = kinds[number].lists
-            if own is not None:
-                lists[number, seed] = own
+        lists = {(n, seed): own for n, seed in members if (own := kinds[n].lists) is not None}
         digests = data_manifests.digests((own, seed) for (_, seed), own in lists.items())
         measured: dict[str, set[str]] = defaultdict(set)  # digest -> checkpoints
         for member, own in lists.items():

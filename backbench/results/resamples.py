@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from backbench.results.paired_tests import classes_of
 from backbench.results.predictions import Arrays, hits, load
 from backbench.runs import seeding
 from backbench.stats import confidence, resampling
@@ -55,10 +56,8 @@ def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
 
 def weights(x: Arrays, metric: str) -> np.ndarray:
     """The weight of each image (N,): equal, or those of a mean of class means."""
-    if metric.startswith("mean_per_class"):
-        return confidence.ClassWeights(x["label"]).weight
     n = (x["prediction"] if "prediction" in x else x["hits5"]).shape[-1]
-    return np.full(n, 1 / n)
+    return confidence.weights(n, classes_of(x, metric))
 
 
 @functools.lru_cache(maxsize=4)

@@ -214,12 +214,6 @@ def read_file(file: Path) -> Iterator[Result | str]:
 
 def read(path: str | Path) -> tuple[list[Result], list[str]]:
     """All results below `path` (file or folder), and a line about each that could not be read."""
-    results: list[Result] = []
-    problems: list[str] = []
-    for file in files_below(path):
-        for line in read_file(file):
-            if isinstance(line, Result):
-                results.append(line)
-            else:
-                problems.append(line)
-    return results, problems
+    lines = [line for file in files_below(path) for line in read_file(file)]
+    problems = [line for line in lines if isinstance(line, str)]
+    return [line for line in lines if isinstance(line, Result)], problems

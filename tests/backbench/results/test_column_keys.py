@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.records import a_result, digest_of, recipe_of
 
 from backbench.board.board import Measurement, fill
 from backbench.papers.judge import add_published
+from backbench.recipes import config
 
 _BASES = {  # task, dataset, metric, protocol
     "sgd": ("linear", "cifar10", "top1", "linear-lorac-v1"),
@@ -50,10 +52,6 @@ def base(name):
         mixed = {"SOLVER.AMP.ENABLED": True, "SOLVER.AMP.PRECISION": "bf16"}
         provenance["recipe"] = recipe | mixed
     return changed(row, provenance=provenance)
-
-
-def changed(row, **fields):
-    return type(row)(**{**row.__dict__, **fields})
 
 
 def mutated(row, where, value):
@@ -204,14 +202,10 @@ def test_other_images_under_the_same_names_are_a_column_apart():
     assert columns_of(rows[3])[0].name == plain
 
 
-def known_apart(row):
-    return changed(row, checkpoint="b" * 64)
-
-
 @pytest.mark.parametrize(("name", "where", "value"), UNLIKE)
 def test_unlike_rows_never_share_a_column(name, where, value):
     row = base(name)
-    other = mutated(known_apart(row), where, value)
+    other = mutated(changed(row, checkpoint="b" * 64), where, value)
     mine, its = columns_of(row, other)
     assert mine != its and mine.name != its.name
     assert columns_of(other, row) == [its, mine], "whichever was found first"
@@ -226,7 +220,7 @@ def test_what_decides_nothing_shares_the_column(name, where, value):
     if where.endswith("momentum"):
         assert row.provenance["recipe"].pop("momentum") == value, "a row may lack it at its default"
         where = "name"
-    other = mutated(known_apart(row), where, value if where != "name" else "x2")
+    other = mutated(changed(row, checkpoint="b" * 64), where, value if where != "name" else "x2")
     mine, its = columns_of(row, other)
     assert mine == its
     assert "~" not in mine.name.replace("~unknown", "")
@@ -247,7 +241,8 @@ def test_a_copy_of_a_shipped_recipe_meets_no_published_number():
 
 def test_names_say_what_is_another():
     def name(where, value, of="sgd"):
-        return columns_of(base(of), mutated(known_apart(base(of)), where, value))[1].name
+        other = changed(base(of), checkpoint="b" * 64)
+        return columns_of(base(of), mutated(other, where, value))[1].name
 
     lorac = "linear/cifar10{}/top1@linear-lorac-v1{}"
     assert name(P + "images/test", 50) == lorac.format(":test~n50000+50", "")
@@ -284,8 +279,6 @@ def test_rows_of_unknown_protocol_are_compared_by_all_that_they_hold():
 
 def test_a_config_that_is_its_own_name_is_not_marked_twice():
     recipe = dict(recipe_of("detection-1x-v1", "mask_rcnn")) | {"SOLVER.MAX_ITER": 7}
-    from backbench.recipes import config
-
     own = f"detection-{config.fingerprint(recipe)}"
     row = mutated(base("detect"), P + "recipe", json.loads(json.dumps(recipe)))
     assert columns_of(changed(row, protocol=own))[0].protocol == own
