@@ -6,10 +6,10 @@ import re
 import pytest
 from support import boards, records
 
-from backbench.board.board import collect
+from backbench.board.board import Board, collect
 from backbench.cli import main
 from backbench.papers import catalogue, claims, published
-from backbench.recipes import config
+from backbench.recipes import config, fast
 from pretrain.recipe import PretrainConfig
 
 KIND = ("linear", "cifar10", "top1", "linear-lorac-v1", None)
@@ -17,19 +17,25 @@ KIND = ("linear", "cifar10", "top1", "linear-lorac-v1", None)
 NAMES = {"moco-v1": "moco_v1", "moco-v2": "moco_v2", "moco-m": "moco_m", "lorac": "lorac"}
 
 
-def measured(runs, names, *overrides, gap=4.0, **more):
-    """Three probes of each trunk, the next better by `gap` points; overrides of LORAC's recipe."""
-    more = {"images": 10_000, "seeds": 3, "trainings": 0.1, **more}
-    boards.synthetic(runs, list(names), [KIND], gap=gap, **more)
+def pretrained(runs, kind, trunks, **more):
+    """Trunks t0, t1, ...: a recipe, None if unknown, a seed, overrides. Each next is `gap` better."""
+    names = [f"t{n}" for n in range(len(trunks))]
+    boards.synthetic(runs, names, [kind], images=10_000, **more)
+    for name, (recipe, seed, *own) in zip(names, trunks):
+        if recipe:
+            about = config.load(PretrainConfig, recipe, [f"seed={seed}", *own], kind="pretrain")
+            file = runs / f"{name}.safetensors"
+            digest = boards.digest_of(name)
+            records.checkpoint_header(file, digest, recipe=config.to_dict(about))
+
+
+def measured(runs, names, *overrides, **more):
+    """Three probes of each trunk; overrides of LORAC's recipe."""
+    trunks = []
     for name in names:
         own = overrides if name == "lorac" else ()
-        recipe = config.load(PretrainConfig, f"lorac/{NAMES[name]}_imagenet", own, kind="pretrain")
-        write_header(runs, name, recipe)
-
-
-def write_header(runs, name, recipe):
-    file, about = runs / f"{name}.safetensors", config.to_dict(recipe)
-    records.checkpoint_header(file, boards.digest_of(name), recipe=about)
+        trunks.append((f"lorac/{NAMES[name]}_imagenet", 0, *own))
+    pretrained(runs, KIND, trunks, **{"gap": 4.0, "seeds": 3, "trainings": 0.1, **more})
 
 
 def test_a_number_of_a_page_counts_as_measured(tmp_path):
@@ -90,15 +96,13 @@ def test_a_changed_recipe_and_missing_trunks_prove_nothing(tmp_path, capsys):
 def test_what_cannot_be_tested_is_not_measured(tmp_path, capsys, how):
     measured(tmp_path, NAMES, kept=how == "unsettled")
     if how == "unsettled":
-        (file,) = tmp_path.rglob("lorac/results.jsonl")
+        (file,) = tmp_path.rglob("t3/results.jsonl")  # LORAC's
         records.edit_lines(file, lambda row: row["chosen"].update(converged=False))
     pairs, _ = said(capsys, tmp_path)
     assert len(pairs) == (3 if how == "unsettled" else 0) and not any("lorac" in p for p in pairs)
 
 
 def test_equal_numbers_claim_nothing():
-    from backbench.board.board import Board
-
     numbers = [n for n in published.rows() if n.key.startswith("lorac:2:")]
     made = claims.of_table(numbers, Board(), [])
     columns = {}
@@ -109,20 +113,16 @@ def test_equal_numbers_claim_nothing():
     assert all(claim.better.value > claim.worse.value for claim in made)
 
 
-def pretrained(runs, kind, recipes, **more):
-    """Trunks of a recipe and a seed each, in their order; each next is `gap` points better."""
-    names = []
-    for nth, (recipe, seed) in enumerate(recipes):
-        names.append(f"t{nth}")
-        if recipe:
-            own = config.load(PretrainConfig, recipe, [f"seed={seed}"], kind="pretrain")
-            write_header(runs, names[-1], own)
-    boards.synthetic(runs, names, [kind], images=10_000, **more)
-
-
 MOCO, LORAC = "lorac/moco_m_imagenet", "lorac/lorac_imagenet"
 # Pretrainings that spread by 4 points, LORAC 6 points better in the mean
 SPREAD = [(MOCO, 0), (None, 0), (MOCO, 1), (LORAC, 0), (MOCO, 2), (LORAC, 1), (None, 0), (LORAC, 2)]
+
+
+def test_the_trunk_to_the_papers_letter_goes_before_fast_ones(tmp_path, capsys):
+    """LORAC's is worse than MoCo-M, and its three fast pretrainings are better."""
+    trunks = [(LORAC, 0), (MOCO, 0), *((LORAC, seed, *fast.spelled()) for seed in range(3))]
+    pretrained(tmp_path, KIND, trunks, gap=4.0, seeds=3, trainings=0.1)
+    assert said(capsys, tmp_path)[0] == {("lorac", "moco-m"): "reversed"}
 
 
 @pytest.mark.parametrize("probes", [1, 3])

@@ -6,8 +6,10 @@ import statistics
 import pytest
 from support.records import a_result, held
 
+from backbench.board.board import collect
 from backbench.cli import main
 from backbench.papers import printed_recipes, published
+from backbench.papers.judge import expected_keys, judge
 from backbench.recipes import config, fast
 from backbench.results import store
 from pretrain.recipe import PretrainConfig
@@ -20,13 +22,12 @@ def whole(name, *overrides):
     return config.to_dict(config.load(PretrainConfig, name, overrides, kind="pretrain"))
 
 
-def trained(runs, recipe, value, *, name="mine", digest="a", kept=None, **changes):
+def trained(runs, recipe, value, *, name="mine", digest="a", **changes):
     """A row of a trunk that was pretrained by this recipe."""
     about = {"arch": recipe["arch"], "epochs": recipe["stop_after_epochs"] or recipe["epochs"]}
     row = {"name": name, "checkpoint": digest * 64, "value": value, **about, **changes}
-    what = {key: row[key] for key in ("task", "dataset", "protocol") if key in row}
-    provenance = held(what.get("task", "linear"), what["dataset"], what["protocol"])
-    provenance |= fast.of_trunk({"recipe": recipe}) | (kept or {})
+    provenance = held(row.get("task", "linear"), row["dataset"], row["protocol"])
+    provenance |= fast.of_trunk({"recipe": recipe})
     store.append(runs, [a_result(**row, provenance=provenance)])
 
 
@@ -65,7 +66,7 @@ def test_another_method_is_named_alone(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_is_that_of_its_numbers_with_its_defaults_written_out(name):
+def test_every_recipe_is_that_of_its_numbers_with_its_defaults_written_out(name, monkeypatch):
     raw, full = printed_recipes.shipped(name), whole(name)
     assert printed_recipes.settings(raw) == printed_recipes.settings(full)
     assert printed_recipes.settings(config.flat(full)) == printed_recipes.settings(full)
@@ -73,6 +74,9 @@ def test_every_recipe_is_that_of_its_numbers_with_its_defaults_written_out(name)
         number = published.lookup(key)[0]
         assert key in printed_recipes._by_key(published.grid_name(number.paper, number.table))
         assert printed_recipes.changes(full, key) == ()
+    # Where several recipes reach a number, the nearest counts
+    several = {key: [{"epochs": 0}, printed_recipes.settings(full)] for key in full["expected"]}
+    monkeypatch.setattr(printed_recipes, "_by_key", lambda grid: several)
     other = {**full, "batch_size": full["batch_size"] + 1}
     assert all(printed_recipes.changes(other, key) == ("batch_size",) for key in full["expected"])
 
@@ -120,8 +124,12 @@ def test_seeds_are_one_verdict_on_their_mean(tmp_path, capsys, middle, said):
     assert main(["paper", "cllr:1", str(tmp_path)]) == 0
     (line,) = (x for x in capsys.readouterr().out.splitlines() if "(mine" in x)
     assert f"{statistics.mean(values):.2f} {said} (mine, 5 pretrainings)" in line
-    assert main(["leaderboard", str(tmp_path), "--check", "-q"]) == (said == "outside")
+    words = ["leaderboard", str(tmp_path), "--check", "-q", "--markdown", str(tmp_path / "md")]
+    assert main(words) == (said == "outside")
     assert "1 published numbers judged" in capsys.readouterr().out
+    # t(4) 2.776 * s / sqrt(5), of the five values
+    page = (tmp_path / "md" / "reproduction.md").read_text()
+    assert f"| {middle - 2.94:.2f} to {middle + 2.94:.2f} |" in page
     # t(4) 2.776 * s * sqrt(1/5 + 1/5)
     assert abs(middle - number) <= 2.776 * spread * (2 / 5) ** 0.5 or said == "outside"
 
@@ -135,6 +143,8 @@ def test_what_is_no_seed_of_the_same_training_stands_alone(tmp_path, capsys):
         ("d", whole("lorac/lorac_imagenet", "precision=bf16", "views.pipeline=fast"), 60.0),
     ):
         trained(tmp_path, recipe, value, digest=digest, name=digest, **LORAC)
+    other = {"arch": "resnet18", "name": "g", "digest": "0", **LORAC}
+    trained(tmp_path, whole("lorac/lorac_imagenet"), 70.0, **other)
     # Without recipes nobody knows that two trunks are two seeds
     for digest in "ef":
         row = {"checkpoint": digest * 64, "name": digest, "value": 80.0}
@@ -143,7 +153,7 @@ def test_what_is_no_seed_of_the_same_training_stands_alone(tmp_path, capsys):
         store.append(tmp_path, [a_result(**row, **LORAC, provenance=provenance)])
     assert main(["paper", "lorac:2", str(tmp_path)]) == 0
     (line,) = (x for x in capsys.readouterr().out.splitlines() if "(a, 2" in x)
-    for said in ("92.10 within (a, 2 pretrainings)", "99.00 changed: beta (c)",
+    for said in ("92.10 within (a, 2 pretrainings)", "99.00 changed: beta (c)", "70.00 another (g)",
                  "60.00 outside (fast) (d)", "80.00 outside (e)", "80.00 outside (f)"):  # fmt: skip
         assert said in line
 
@@ -163,9 +173,6 @@ def test_engines_are_columns_apart(tmp_path, capsys):
 
 
 def test_the_page_names_the_changed_keys(tmp_path):
-    from backbench.board.board import collect
-    from backbench.papers.judge import expected_keys, judge
-
     trained(tmp_path, whole("lorac/lorac_imagenet", "method.beta=2"), 91.8, **LORAC)
     board = collect([tmp_path])
     (one,) = judge(board, expected_keys(board, [tmp_path]))

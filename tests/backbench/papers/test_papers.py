@@ -223,10 +223,8 @@ def test_time_and_memory_stand_beside_the_hosts(tmp_path, capsys):
         run = tmp_path / name
         run.mkdir()
         (run / "recipe.yaml").write_text(f"name: {name} batch_size=512\nbatch_size: 512\n")
-        rows = [
-            f'{{"step": {i}, "images_per_s": {speed + i}, "memory_gib": 1.5}}' for i in (0, 1, 9)
-        ]
-        (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+        line = '{{"step": {}, "images_per_s": {}, "memory_gib": 1.5}}\n'
+        (run / "metrics.jsonl").write_text("".join(line.format(i, speed + i) for i in (0, 1, 9)))
     for name, torn in (("a", "name: [time-"), ("b", "name: time-simclr-cifar10 \n"), ("c", "x")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.yaml").write_text(torn)

@@ -55,13 +55,19 @@ def test_a_difference_of_trainings_is_wider_with_fewer_of_them():
     assert alone.ci95 == pytest.approx(d.ci95, rel=1e-6)
 
 
-@pytest.mark.parametrize(("t", "df", "apart"), [(2.5, 4, False), (2.5, 1e6, True), (10, 4, True)])
-def test_ranks_by_one_column_weigh_trainings_in_its_units(t, df, apart):
+@pytest.mark.parametrize(("t", "df", "columns", "apart"), [
+    (2.5, 4, 1, False),
+    (2.5, 1e6, 1, True),
+    (10, 4, 1, True),
+    (0.1, 4, 6, True),  # six columns were trained anew each, so they show it themselves
+])  # fmt: skip
+def test_ranks_by_few_columns_weigh_trainings_in_their_units(t, df, columns, apart):
     """A gap of 10 points is `t` standard errors of the difference of two trainings."""
-    images = np.random.default_rng(2).normal(0, 1e-3, (2, 1, 300))
+    images = np.random.default_rng(2).normal(0, 1e-3, (2, columns, 300))
     noise = TrainingNoise((10 / t) ** 2 / 2, (10 / t) ** 2 / 2, df)
-    trainings = Trainings([noise], np.ones((2, 1)))
-    pairs = compared_pairs(np.array([[60.0], [50.0]]), ["a"], images, trainings)
+    trainings = Trainings([noise] * columns, np.ones((2, columns)))
+    values = np.array([[60.0] * columns, [50.0] * columns])
+    pairs = compared_pairs(values, ["a"] * columns, images, trainings)
     assert bool(pairs.above[0, 1]) == apart
 
 
