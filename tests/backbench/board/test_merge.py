@@ -98,5 +98,6 @@ def test_predictions_of_another_list(labs, capsys, caplog):
 
 
 def test_what_cannot_be_merged(labs):
+    twice, out = [str(labs / "north")] * 2, str(labs / "C")
     with pytest.raises(BadInput, match="two folders are called"):
-        cli.main(["--debug", "merge", str(labs / "north"), str(labs / "north"), "--out", "x"])
+        cli.main(["--debug", "merge", *twice, "--out", out])
