@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import pytest
 
 from backbench import Checkpoint, cli
 from backbench.cli import main
 from backbench.errors import BadInput
-from backbench.recipes import own_probe
+from backbench.recipes import config, own_probe
 from backbench.results import store
 from backbench.runs import price
 
@@ -142,9 +143,9 @@ def test_a_recipe_says_its_probe_and_of_others_the_method_tells():
 
 
 def own(trunk, path, protocol, name):
-    """The trunk's file as one whose recipe probes `classes` by the file `protocol`."""
+    """The trunk's file as one whose recipe probes `classes` by `protocol`."""
     known = Checkpoint.load(trunk)
-    recipe = {"probe": {"classes": str(protocol)}, "data": {"dataset": "imagenet"}}
+    recipe = {"probe": {"classes": protocol}, "data": {"dataset": "imagenet"}}
     about = {"trained_on": ["stl10:test"]} if name == "second" else {}
     state = {key: value + 0.01 if value.is_floating_point() else value
              for key, value in known.state_dict.items()} if name == "second" else known.state_dict  # fmt: skip
@@ -153,15 +154,17 @@ def own(trunk, path, protocol, name):
     return path
 
 
-def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, capsys):
+def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, monkeypatch, capsys):
     root = trees("classes")
-    fast = tmp_path / "fast.yaml"
+    shipped = shutil.copytree(config.configs_dir(), tmp_path / "configs")
+    monkeypatch.setattr(config, "configs_dir", lambda: shipped)
+    fast = shipped / "transfer" / "fast.yaml"
     geometry = "geometry: {resize: 32, crop: 32}"
     fast.write_text(f"{{kind: knn, protocol: knn-fast-demo-v1, k: [1], {geometry}}}")
-    slow = tmp_path / "slow.yaml"
+    slow = shipped / "transfer" / "slow.yaml"
     about = "kind: sgd, protocol: linear-slow-demo-v1, lr: [0.1], batch_size: 4, augment: null"
     slow.write_text(f"{{{about}, length: {{default: {{iterations: 2}}}}, {geometry}}}")
-    probes = {"first": fast, "second": slow}
+    probes = {"first": "fast", "second": "slow"}
     files = [own(trunk, tmp_path / f"{n}.safetensors", probes[n], n) for n in probes]
     out = tmp_path / "run"
     command = ["linear", *map(str, files), "--datasets", "classes", "--protocol", "own"]
@@ -172,7 +175,7 @@ def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, capsys):
     first = ("first", "knn", "knn-fast-demo-v1")
     assert found == {first, ("second", "linear", "linear-slow-demo-v1")}
     for row in rows:
-        recipe = {"data.dataset": "imagenet", "probe.classes": str(probes[row.name])}
+        recipe = {"data.dataset": "imagenet", "probe.classes": probes[row.name]}
         assert row.provenance["pretraining"] == recipe
         # What a file says of its images goes before its recipe
         seen = ["imagenet"] if row.name == "first" else ["stl10:test"]
@@ -183,7 +186,6 @@ def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, capsys):
 
 
 def test_a_recipes_probe_decides_no_training():
-    from backbench.recipes import config
     from pretrain.recipe import PretrainConfig
     from pretrain.train import what_decides
 
