@@ -79,11 +79,10 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
     if projected:
         title = f"{what} (projector, where the loss works)"
         out.append(_figure(every, projected, folder / "kept-overview", title))
-    for name, panel in PANELS.items() if projected else ():
-        out.append(_figure([panel], projected, folder / f"kept-{name}"))
     out.append(_figure(every, trunk, folder / "trunk-overview", f"{what} (trunk)"))
-    for name, panel in PANELS.items() if not projected else ():
-        out.append(_figure([panel], trunk, folder / f"trunk-{name}"))
+    for name, panel in PANELS.items():
+        stem = f"kept-{name}" if projected else f"trunk-{name}"
+        out.append(_figure([panel], projected or trunk, folder / stem))
     if summary.get("training"):
         order = {s["checkpoint"]: i for i, s in enumerate(trunk)}
         out.append(_training(summary["training"], order, folder))
@@ -119,11 +118,9 @@ def _histogram(
         return
     edges = [histogram["low"] + i * width for i in range(len(sums) + 1)]
     heights = [s / total / width for s in sums]
+    ax.stairs(heights, edges, color=color, linewidth=1.4, linestyle=line)
     if line == "solid":
-        ax.stairs(heights, edges, color=color, linewidth=1.4)
         ax.stairs(heights, edges, color=color, fill=True, alpha=0.15)
-    else:
-        ax.stairs(heights, edges, color=color, linewidth=1.4, linestyle="--")
 
 
 def _per_image(name: str, title: str, xlabel: str) -> Panel:

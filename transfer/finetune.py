@@ -52,9 +52,7 @@ def run_semisup(args: argparse.Namespace) -> int:
     part = protocol.parts.get(str(args.percent))
     dataset = args.dataset or protocol.dataset
     if dataset is None or part is None:
-        what = f"has no part for {args.percent}%"
-        if dataset is None:
-            what = "names no dataset"
+        what = "names no dataset" if dataset is None else f"has no part for {args.percent}%"
         raise BadInput(
             f"--protocol {args.protocol}: {what}; use a semi-supervised protocol, as `semisup`"
         )

@@ -229,9 +229,7 @@ class BestHeads:
         heads.bias.copy_(self.bias)
 
     def state(self) -> dict[str, Tensor]:
-        named = ("loss", "epoch", "weight", "bias")
-        return {name: getattr(self, name) for name in named}
+        return dict(vars(self))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        vars(self).update(state)

@@ -8,7 +8,7 @@ no neighbour has one, the nearest patch's most frequent class stands.
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,11 +31,11 @@ from transfer.features import OWN_FEATURES, Extractor
 from transfer.frozen import FrozenTrunk, TokenFeature
 from transfer.probe_kind import Probe
 from transfer.probe_seg import SHOWN, Shown, gathered, own_images, rows_of, score
-from transfer.protocols import SegKnn
+from transfer.protocols import Distance, SegKnn
 from transfer.scoring import Assignment, best_of
 
 PIECE = 2**24  # numbers that are looked through at a time: 64 MB of float32
-Way = tuple[int, Literal["cosine", "l2"]]  # how many neighbours, and by which distance
+Way = tuple[int, Distance]  # how many neighbours, and by which distance
 
 
 def measure(

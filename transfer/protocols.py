@@ -312,16 +312,16 @@ class Seg(TokenProbe):
         return self.sides.get(dataset, self.geometry.resize)
 
 
+Distance = Literal["cosine", "l2"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SegKnn(Protocol):
     """Each pixel has the most frequent label of the neighbours of its patch; the held-out part of
     train chooses how many these are, and by which distance."""
 
     k: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 3, 10, 30)
-    distances: Annotated[tuple[Literal["cosine", "l2"], ...], Field(min_length=1)] = (
-        "cosine",
-        "l2",
-    )
+    distances: Annotated[tuple[Distance, ...], Field(min_length=1)] = ("cosine", "l2")
     output_stride: Literal[8, 16, 32] = 16  # of a ResNet, by dilation
 
     def __post_init__(self) -> None:

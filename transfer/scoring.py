@@ -194,11 +194,10 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
         title = f"{one.checkpoint.name}: {task.task} on {task.dataset.name}"
         picture = confusion_picture(confusion(prediction, label, len(names)), names, title)
         stem = task.stem(one.checkpoint, one.suffix)
-        table_file, picture_file = f"per_class/{stem}.csv", f"confusion/{stem}.png"
         kept = {
             "predictions": f"{PREDICTIONS}/{stem}.npz",
-            "per_class": table_file,
-            "confusion": picture_file,
+            "per_class": f"per_class/{stem}.csv",
+            "confusion": f"confusion/{stem}.png",
         }
         # 3. Each metric with its interval becomes a row.
         for metric in metrics:
@@ -219,8 +218,8 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
                 )
             ]
         # 4. The files. The rows come last: a run that was killed before makes all of it again.
-        atomic.write_text(task.run / table_file, table)
-        atomic.write_bytes(task.run / picture_file, picture)
+        atomic.write_text(task.run / kept["per_class"], table)
+        atomic.write_bytes(task.run / kept["confusion"], picture)
         store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
     store.append(task.run, rows, skip_known=True)
     return rows

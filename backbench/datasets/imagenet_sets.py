@@ -63,10 +63,10 @@ def _of_synsets(folder: str, name: str) -> Reader:
     def read(base: Path, seed: int) -> Splits:
         synsets, every = class_list(name), class_list("imagenet")
         if folder == "val":  # as ImageNet's own reader takes it
-            return _of_classes(
-                containers.read_split(base, "val", classes=synsets, every=every), synsets
-            )
-        return _of_classes(scan_folder(base / folder, classes=synsets), synsets)
+            images = containers.read_split(base, "val", classes=synsets, every=every)
+        else:
+            images = scan_folder(base / folder, classes=synsets)
+        return _of_classes(images, synsets)
 
     return read
 

@@ -258,12 +258,10 @@ class DeviceColour:
         )
 
     def to(self, device: torch.device) -> DeviceColour:
-        parts = (self.matrix, self.sigma, self.solarize)
-        return DeviceColour(*[part.to(device, non_blocking=True) for part in parts])
+        return DeviceColour(*[part.to(device, non_blocking=True) for part in vars(self).values()])
 
     def pin_memory(self) -> DeviceColour:
-        parts = (self.matrix, self.sigma, self.solarize)
-        return DeviceColour(*[part.pin_memory() for part in parts])
+        return DeviceColour(*[part.pin_memory() for part in vars(self).values()])
 
 
 def apply_colour(pixels: torch.Tensor, colour: DeviceColour, crops: Crops) -> torch.Tensor:

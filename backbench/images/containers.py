@@ -49,13 +49,9 @@ PATTERNS = {
     "arrow": ("{}.arrow", "{}/data-*.arrow", "*-{}.arrow", "*-{}-*-of-*.arrow"),
     "lmdb": ("{}.lmdb", "{}.lmdb/data.mdb", "{}_lmdb/data.mdb", "{}/data.mdb"),
 }
-WHOLE = {
-    "tar": (".tar",),
-    "zip": (".zip",),
-    "parquet": (".parquet",),
-    "arrow": (".arrow",),
-    "lmdb": (".lmdb", "data.mdb"),
-}  # kind -> endings of a file that holds a dataset
+# Kind -> endings of a file that holds a dataset
+WHOLE: dict[str, tuple[str, ...]] = {kind: (f".{kind}",) for kind in PATTERNS}
+WHOLE["lmdb"] = (".lmdb", "data.mdb")
 _PACKED_TAR = "a compressed tar can only be read from its beginning; unpack it, or gunzip it"
 _HDF5 = "HDF5 has no convention for images; write them as class folders or as a zip file"
 REFUSED = {

@@ -139,10 +139,7 @@ class SpanList(ImageList):
     def described(self) -> str:
         """The container in words, and what a read costs."""
         codecs = ", ".join(CODECS[codec] for codec in np.unique(self.spans["codec"]))
-        read, held = (
-            self.spans["stored"].sum(dtype=np.int64),
-            self.spans["size"].sum(dtype=np.int64),
-        )
+        read, held = (self.spans[key].sum(dtype=np.int64) for key in ("stored", "size"))
         cost = f"{read / max(1, held):.2f} bytes read for each byte of an image"
         return "; ".join(
             [f"{self.kind}, {len(self.containers)} files, {codecs}: {cost}", *self.notes]

@@ -106,7 +106,7 @@ class TrunkInFile(ABC):
 
     @abstractmethod
     def pixels(self) -> Pixels | None:
-        """The statistics of its training's pixels; None where nothing tells them."""
+        """The statistics of its training's pixels, unless `metadata` has them; None: nothing tells."""
 
     def head_keys(self, tensors: Mapping[str, Tensor], others: tuple[str, ...]) -> list[str]:
         """Keys to keep as heads; `others` are prefixes of the file's other trunks."""

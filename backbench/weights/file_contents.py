@@ -314,7 +314,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _known_of(trunk: TrunkInFile, stem: str | None) -> tuple[str, Pixels]:
     """The trunk's stem and pixels. BadInput with the option that says them where nothing else does."""
-    stem, pixels = trunk.stem(stem), trunk.pixels()
+    stem, pixels = trunk.stem(stem), trunk.metadata.pixels or trunk.pixels()
     if stem is None:
         raise BadInput(
             "the first convolution is 3x3 and the file does not tell its padding; choose --stem conv3"

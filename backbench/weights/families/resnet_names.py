@@ -96,8 +96,6 @@ class ResNetInFile(TrunkInFile):
         return self.form.conv3 if self.form else None
 
     def pixels(self) -> Pixels | None:
-        if self.metadata.pixels is not None:
-            return self.metadata.pixels
         if self.form is None:
             return Pixels()
         if self.small and self.form.small_pixels is not None:

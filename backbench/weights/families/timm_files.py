@@ -125,8 +125,6 @@ class TimmInFile(TrunkInFile):
         return out
 
     def pixels(self) -> Pixels | None:
-        if self.metadata.pixels is not None:
-            return self.metadata.pixels
         if self.form is not None and "pixels" not in self.form.asks:
             return self.form.pixels
         # The model that the command or a file beside it names has pixels of its own
