@@ -12,7 +12,7 @@ from support.interruptions import Killed, kill
 from support.layouts import Trees, trunk_file
 
 from backbench.cli import main
-from backbench.errors import EXIT_BAD_INPUT, BadInput
+from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.results import store, verification
 from transfer.devices import Machine
@@ -176,6 +176,9 @@ def test_tokens_that_do_not_divide_are_refused():
 
 def command(root, out, *more, protocol="attentive_demo"):
     files = [str(root / f"{seed}.safetensors") for seed in range(2)]
+    for seed, file in enumerate(files):
+        if not Path(file).exists():
+            trunk_file(file, seed)
     words = ["--datasets", "classes", "--protocol", protocol, *more, "save_minutes=0"]
     where = ["--data", str(root), "--out", str(out), "--workers", "0", "--accelerator", "cpu"]
     return main(["linear", *files, *words, *where])
@@ -187,8 +190,6 @@ SHORT = ("batch_size=4", "reference_batch=4", "length.default.iterations=4")
 @pytest.mark.parametrize(("protocol", "at"), [("attentive_demo", 9), ("attentive_ep", 18)])
 def test_a_killed_run_continues_to_the_same_numbers(tmp_path, monkeypatch, decoder, protocol, at):
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))
-    for seed in range(2):
-        trunk_file(root / f"{seed}.safetensors", seed)
     changes = [*SHORT, "augment.size=32", "geometry.resize=32", "geometry.crop=32"]
     if protocol == "attentive_ep":
         changes.append("length.default.epochs=null")
@@ -207,8 +208,6 @@ def test_a_killed_run_continues_to_the_same_numbers(tmp_path, monkeypatch, decod
 def test_rate_and_weight_decay_are_chosen_together(tmp_path, monkeypatch):
     """`verify` reads the choice, and refuses another one."""
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 20), ("test", 4)))
-    for seed in range(2):
-        trunk_file(root / f"{seed}.safetensors", seed)
     changes = (*SHORT, "length.default.iterations=20", "lr=0.003,0.01", "weight_decays=0.0,30.0")
     assert command(root, root / "run", *changes) == 0
     rows = list(store.read(root / "run")[0])
@@ -228,8 +227,6 @@ def test_rate_and_weight_decay_are_chosen_together(tmp_path, monkeypatch):
 def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch, decoder, caplog):
     """Each as alone, killed or not; a protocol of another stream has a pass of its own."""
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))
-    for seed in range(2):
-        trunk_file(root / f"{seed}.safetensors", seed)
     names = [f"attentive{kind}_demo" for kind in ("", "_q32", "_mean")]
     names.append(str(root / "flipped.yaml"))
     Path(names[3]).write_text("base: attentive_demo\nprotocol: flipped-v1\naugment: {flip: 0.5}\n")
@@ -265,15 +262,14 @@ def test_the_mean_of_tokens_is_read_by_a_linear_layer():
         torch.testing.assert_close(ours.logits(x)[:, n], expected)
 
 
-def test_two_protocols_that_name_their_rows_alike_are_refused(tmp_path, capsys):
+def test_two_protocols_that_name_their_rows_alike_are_refused(tmp_path, bad_input):
     own = tmp_path / "own.yaml"
     text = config.read_recipe(config.find_recipe("attentive_demo", "transfer"))
     own.write_text(yaml.safe_dump(text))
     for again in ("attentive_demo", str(own)):
         names = f"attentive_mean_demo,attentive_demo,{again}"
-        assert command(tmp_path, tmp_path / "run", protocol=names) == EXIT_BAD_INPUT
         said = f"{again} gives rows named attentive-demo-v1, as one before"
-        assert said in capsys.readouterr().err
+        bad_input(command(tmp_path, tmp_path / "run", protocol=names), said)
 
 
 def test_a_protocol_of_other_keys_is_refused(tmp_path, bad_input):

@@ -14,7 +14,6 @@ from support.slurm_cluster import free_ports
 
 from backbench.cli import main
 from backbench.datasets import catalog
-from backbench.errors import EXIT_BAD_INPUT
 from backbench.recipes import config
 from backbench.results import store
 from backbench.stats import training_noise
@@ -197,11 +196,11 @@ def test_finetune_verb_learns(trees, trunk, tmp_path, monkeypatch):
     assert len(kept["prediction"]) == 20
 
 
-def test_wrong_protocol_for_the_verb(trees, trunk, tmp_path, capsys):
+def test_wrong_protocol_for_the_verb(trees, trunk, tmp_path, bad_input):
     root, lists = trees("classes"), listed(tmp_path / "lists")
     args = semisup_on(root, lists, trunk, tmp_path / "run")
-    assert main([*args, "--protocol", "finetune"]) == EXIT_BAD_INPUT
-    assert "names no dataset; use a semi-supervised protocol" in capsys.readouterr().err
+    said = "names no dataset; use a semi-supervised protocol"
+    bad_input(main([*args, "--protocol", "finetune"]), said)
 
 
 VIT = "timm:vit_tiny_patch16_224,depth=3,embed_dim=24,img_size=32,num_heads=2,patch_size=8"

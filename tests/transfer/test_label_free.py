@@ -12,7 +12,6 @@ import torch
 from support.layouts import trunk_file
 
 from backbench.cli import main
-from backbench.errors import EXIT_BAD_INPUT
 from backbench.results import store, verification
 from backbench.runs.state import StopFlag
 from backbench.stats.partitions import agreement
@@ -72,7 +71,8 @@ def loop_agreement(label, cluster):
     # Pairs of images that are together in both, in the classes, in the clusters
     pairs = list(itertools.combinations(range(n), 2))
     same = [(label[i] == label[j], cluster[i] == cluster[j]) for i, j in pairs]
-    both, of_label, of_cluster = (sum(map(f, same)) for f in (all, min_first, min_second))
+    both = sum(map(all, same))
+    of_label, of_cluster = map(sum, zip(*same))
     expected = of_label * of_cluster / len(pairs)
     most = (of_label + of_cluster) / 2
     ari = 1.0 if most == expected else (both - expected) / (most - expected)
@@ -83,14 +83,6 @@ def loop_agreement(label, cluster):
         given = zip(small, chosen)
         best = max(best, sum(count.get((a, b), count.get((b, a), 0)) for a, b in given))
     return {"nmi": 100 * nmi, "ari": 100 * ari, "cluster_acc": 100 * best / n}
-
-
-def min_first(pair):
-    return pair[0]
-
-
-def min_second(pair):
-    return pair[1]
 
 
 def test_agreement_is_the_loop_on_1000_random_cases():
@@ -180,7 +172,7 @@ def probe(kind, root, trunks, out, **changes):
 
 
 @pytest.mark.parametrize("kind", ["class_retrieval", "cluster"])
-def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, kind, capsys):
+def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, kind):
     root = trees("classes", sizes=(("train", 4), ("val", 2), ("test", 10)))
     for _ in range(2):  # the second time it is done
         assert probe(kind, root, two_trunks, tmp_path / "run") == 0
@@ -214,11 +206,11 @@ def cached(folder):
     return (folder / "cache" / "features").glob("*.json")
 
 
-def test_what_has_nothing_to_find_is_refused(trees, tmp_path, capsys):
+def test_what_has_nothing_to_find_is_refused(trees, tmp_path, bad_input):
     trunk = trunk_file(tmp_path / "0.safetensors", 0)
     root = trees("classes", sizes=(("train", 4), ("val", 2), ("test", 1)))
-    assert probe("class_retrieval", root, [trunk], tmp_path / "run") == EXIT_BAD_INPUT
-    assert "no class has two test images" in capsys.readouterr().err
+    status = probe("class_retrieval", root, [trunk], tmp_path / "run")
+    bad_input(status, "no class has two test images")
 
 
 def _views(b: int = 5, a: int = 8, d: int = 12, seed: int = 0) -> torch.Tensor:
@@ -227,10 +219,6 @@ def _views(b: int = 5, a: int = 8, d: int = 12, seed: int = 0) -> torch.Tensor:
 
 def _rows(x: torch.Tensor) -> list[np.ndarray]:
     return [r / np.linalg.norm(r) for r in x.double().numpy()]
-
-
-def _euclid(a: np.ndarray, b: np.ndarray) -> float:
-    return math.sqrt(sum((float(p) - float(q)) ** 2 for p, q in zip(a, b)))
 
 
 def test_statistics_of_views_equal_loops() -> None:
@@ -247,7 +235,7 @@ def test_statistics_of_views_equal_loops() -> None:
         mean = sum(rows) / len(rows)
         entries = [sum((row[k] - mean[k]) ** 2 for row in rows) / len(rows) for k in range(12)]
         diagonal.append(sum(entries) / 12)
-        pairs = [_euclid(rows[i], rows[j]) ** 2 for i in range(8) for j in range(8) if i != j]
+        pairs = [math.dist(rows[i], rows[j]) ** 2 for i in range(8) for j in range(8) if i != j]
         align.append(sum(pairs) / len(pairs))
     for name, loop in zip(fs.PER_IMAGE, (nuclear, cosine, diagonal, align), strict=True):
         mean, ci95 = wide.mean(name)
@@ -268,7 +256,7 @@ def test_pairs_equal_loops() -> None:
     within, between, potential = [], [], []
     for i in range(23):
         for j in range(i + 1, 23):
-            distance = _euclid(rows[i], rows[j])
+            distance = math.dist(rows[i], rows[j])
             potential.append(math.exp(-2 * distance**2))
             if labels[i] >= 0 and labels[j] >= 0:
                 (within if labels[i] == labels[j] else between).append(distance)
@@ -291,7 +279,7 @@ def test_min_max_equals_loops() -> None:
     for i, h in enumerate(found["dims"]):
         contrast = []
         for a in range(11):
-            distances = [_euclid(rows[a][:h], rows[b][:h]) for b in range(11) if b != a]
+            distances = [math.dist(rows[a][:h], rows[b][:h]) for b in range(11) if b != a]
             contrast.append((max(distances) - min(distances)) / min(distances))
         assert found["contrast"][i] == pytest.approx(np.mean(contrast), rel=1e-7)
 

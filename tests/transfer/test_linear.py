@@ -20,7 +20,7 @@ from torch import nn
 from backbench.board.board import collect
 from backbench.cli import main
 from backbench.datasets import catalog
-from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed, Preempted
+from backbench.errors import BadInput, Failed, Preempted
 from backbench.images.preprocess import Pixels, to_input
 from backbench.recipes import config
 from backbench.results import store
@@ -311,20 +311,19 @@ def test_other_test_images_under_the_same_names_stand_apart(tiny_root, two_trunk
     assert levels == {3}, "the run holds its lists"
 
 
-def test_another_run_in_the_folder_is_refused(trees, two_trunks, tmp_path, capsys):
+def test_another_run_in_the_folder_is_refused(trees, two_trunks, tmp_path, bad_input):
     root, file = trees("classes"), protocol_file(tmp_path)
     assert main(command(root, two_trunks[:1], tmp_path / "run", file)) == 0
-    assert main(command(root, two_trunks, tmp_path / "run", file)) == EXIT_BAD_INPUT
-    assert "another run's state (differs in checkpoints" in capsys.readouterr().err
+    other = main(command(root, two_trunks, tmp_path / "run", file))
+    bad_input(other, "another run's state (differs in checkpoints")
 
 
-def test_overlap_of_train_and_test_is_refused_and_nothing_written(trees, trunk, tmp_path, capsys):
+def test_overlap_of_train_and_test_is_refused_unwritten(trees, trunk, tmp_path, bad_input):
     root = trees("classes")
     folder = root / "classes"
     (folder / "test/square/x.png").write_bytes((folder / "train/square/001.png").read_bytes())
-    assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path))) == EXIT_BAD_INPUT
     refused = "test image square/x.png is also in training data as square/001.png"
-    assert refused in capsys.readouterr().err
+    bad_input(main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path))), refused)
     assert not (tmp_path / "run").exists()
 
 
@@ -365,11 +364,10 @@ def test_train_score_is_a_row_of_the_split_that_trained(trees, trunk, tmp_path):
     assert scores[1] == 100 > scores[0]
 
 
-def test_selecting_on_test_needs_a_name_that_says_so(trees, trunk, tmp_path, capsys):
+def test_selecting_on_test_needs_a_name_that_says_so(trees, trunk, tmp_path, bad_input):
     root = trees("classes")
-    file = protocol_file(tmp_path, select="test")
-    assert main(command(root, [trunk], tmp_path / "run", file)) == EXIT_BAD_INPUT
-    assert "select: test needs a protocol name that says so" in capsys.readouterr().err
+    status = main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path, select="test")))
+    bad_input(status, "select: test needs a protocol name that says so")
     file = protocol_file(tmp_path, select="test", protocol="linear-testsel-demo-v1")
     assert main(command(root, [trunk], tmp_path / "run", file)) == 0
     assert rows_of(tmp_path / "run")[0].chosen["on"] == "test"
@@ -452,13 +450,13 @@ def test_two_processes_share_the_features_and_one_goes_on_alone(trees, two_trunk
     assert rows_of(tmp_path / "first") == rows_of(tmp_path / "cached") == expected
 
 
-def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, capsys):
+def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, bad_input):
     root = trees("classes")
     file = tmp_path / "knn.yaml"
     text = {"kind": "knn", "protocol": "x-demo-v1", "geometry": {"resize": 32, "crop": 32}}
     file.write_text(json.dumps(text))
-    assert main(command(root, [trunk], tmp_path / "run", file)) == EXIT_BAD_INPUT
-    assert "k = 200 neighbours of 18 images; write --protocol knn k=5" in capsys.readouterr().err
+    said = "k = 200 neighbours of 18 images; write --protocol knn k=5"
+    bad_input(main(command(root, [trunk], tmp_path / "run", file)), said)
     assert not (tmp_path / "run").exists()
 
 

@@ -350,8 +350,6 @@ def hub(tmp_path, monkeypatch):
 def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
     from timm.data import create_transform, resolve_data_config
 
-    from backbench.images.image_list import ImageList
-
     model, root = hub(name), trees("imagenet-real")
     # The door keeps the head in a checkpoint of ours, as `evaluate` does
     checkpoint = importing.read(f"timm:{name}")
@@ -365,7 +363,7 @@ def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
         assert said[key] == config[key]
     assert list(said["input_size"]) == list(config["input_size"])
     # timm's own pass over the same images
-    images: ImageList = catalog.load("imagenet-real", root).test
+    images = catalog.load("imagenet-real", root).test
     transform = create_transform(**config, is_training=False)
     with torch.no_grad():
         theirs = model(torch.stack([transform(images.open(i)) for i in range(len(images))]))

@@ -2,19 +2,20 @@
 
 import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from sklearn.metrics import jaccard_score, recall_score
 from support.interruptions import Killed, kill
 from torch import nn
 
 from backbench.board.board import collect, compare_rows
 from backbench.cli import main
-from backbench.errors import EXIT_BAD_INPUT
 from backbench.images.dense import IGNORED, DenseList
 from backbench.results import store, verification
 from backbench.stats import dense_counts
@@ -126,8 +127,6 @@ class Blocks(DenseList):
     """Images whose red channel is their label map, in blocks of 16 pixels."""
 
     def pair(self, index):
-        from PIL import Image
-
         draw = np.random.default_rng(index)
         labels = draw.integers(0, 3, (6, 8), dtype=np.uint8).repeat(16, 0).repeat(16, 1)
         labels[:16, :16] = IGNORED
@@ -281,8 +280,6 @@ def test_the_command_leaves_numbers_that_follow_from_its_counts(whole, tmp_path)
     ({"images": 1}, "its list has"),
 ])  # fmt: skip
 def test_forged_counts_do_not_pass(whole, tmp_path, change, says, caplog):
-    import shutil
-
     out = tmp_path / "forged"
     shutil.copytree(whole, out)
     rows = [r for r in store.read(out)[0] if r.metric == "miou"][:1]
@@ -314,9 +311,9 @@ def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decod
     (["stride=100"], "stride at most"),
     (["optimizer=sgd"], "optimizer: adamw"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused_before_anything_is_read(made, tmp_path, capsys, words, says):
-    assert command(made, tmp_path / "run", *words) == EXIT_BAD_INPUT
-    assert says in capsys.readouterr().err and not (tmp_path / "run").exists()
+def test_what_does_not_fit_is_refused_unread(made, tmp_path, bad_input, words, says):
+    bad_input(command(made, tmp_path / "run", *words), says)
+    assert not (tmp_path / "run").exists()
 
 
 def test_evaluate_measures_it_beside_other_tasks(made, tmp_path):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 from support.interruptions import Killed, kill
@@ -15,7 +16,6 @@ from support.layouts import Trees
 
 from backbench.cli import main
 from backbench.datasets import catalog, embedded
-from backbench.errors import EXIT_BAD_INPUT
 from backbench.images.dense import IGNORED
 from backbench.knn import knn_scores, nearest
 from backbench.results import store, verification
@@ -225,23 +225,20 @@ def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decod
     (["geometry.resize=100", "geometry.crop=100"], "7 x 7 tokens do not divide 100 pixels"),
     (["k=1,5000"], "k = 5000 neighbours of"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused_in_one_line(made, tmp_path, capsys, words, says):
-    assert command(made, tmp_path / "run", *words) == EXIT_BAD_INPUT
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert says in line and "Traceback" not in line
+def test_what_does_not_fit_is_refused_in_one_line(made, tmp_path, bad_input, words, says):
+    said = bad_input(command(made, tmp_path / "run", *words), says)
+    assert says in said.strip().splitlines()[-1] and "Traceback" not in said
 
 
-def test_wrong_layouts_are_one_line(made, tmp_path, monkeypatch, bad_input, capsys):
-    from PIL import Image
-
+def test_wrong_layouts_are_one_line(made, tmp_path, monkeypatch, bad_input):
     root = Trees(tmp_path, monkeypatch)("classes")
     trunks = made[1]
     bad_input(command((root, trunks), tmp_path / "run", datasets="classes"), "images of classes")
     embedded.build(tmp_path / "broken", "tiny")
     (file, *_) = sorted((tmp_path / "broken/scenes/maps/train2017").glob("*.png"))
     Image.open(file).crop((0, 0, 60, 128)).save(file)
-    assert command((tmp_path / "broken", trunks), tmp_path / "other") == EXIT_BAD_INPUT
-    assert "60 x 128 pixels, its image" in capsys.readouterr().err.strip().splitlines()[-1]
+    said = bad_input(command((tmp_path / "broken", trunks), tmp_path / "other"))
+    assert "60 x 128 pixels, its image" in said.strip().splitlines()[-1]
 
 
 def votes_by_hand(queries, bank, labels, *, classes, k, temperature):

@@ -14,7 +14,7 @@ from support.layouts import trunk_file
 
 from backbench.cli import main
 from backbench.datasets import catalog
-from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
+from backbench.errors import EXIT_FAILED, BadInput
 from backbench.recipes import config
 from backbench.results import kept_scores, store
 from backbench.weights import kept_heads
@@ -307,8 +307,8 @@ def test_features_are_the_heads_output(cllr):
     torch.testing.assert_close(l_phi(images), phi(images) @ checkpoint.heads["lphi.0.weight"].T)
 
 
-def test_a_checkpoint_without_the_head_is_refused(trees, tmp_path, capsys):
+def test_a_checkpoint_without_the_head_is_refused(trees, tmp_path, bad_input):
     plain = trunk_file(tmp_path / "plain.safetensors")
     status, out = probe(plain, trees("classes"), tmp_path, head="lphi")
-    assert status == EXIT_BAD_INPUT and not out.exists()
-    assert "'random0' has no head 'lphi' (it keeps: none)" in capsys.readouterr().err
+    bad_input(status, "'random0' has no head 'lphi' (it keeps: none)")
+    assert not out.exists()

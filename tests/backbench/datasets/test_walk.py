@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from support.pictures import picture
 from support.strangers import door
 
@@ -151,8 +152,6 @@ def test_different_pictures_are_no_copies(root):
 @pytest.mark.parametrize("suffix", ["png", "bmp", "tif", "webp"])
 @pytest.mark.parametrize("split", ["test", "val"])
 def test_a_training_image_in_another_format(root, split, suffix):
-    from PIL import Image
-
     with Image.open(root / "shapes" / "train" / "a" / "3.jpg") as image:
         image.save(root / "shapes" / split / "b" / f"copy.{suffix}")
     (line,) = problems(root)

@@ -1,6 +1,7 @@
 """Every published format goes in bit-equal or is refused by name."""
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -21,8 +22,6 @@ with_all_makers = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: mak
 def write(made, path):
     """As the format's project writes it: torch.save, or a pickle of arrays for Detectron2."""
     if isinstance(made, dict) and "__author__" in made:
-        import pickle
-
         path.write_bytes(pickle.dumps(made))
     else:
         torch.save(made, path)
@@ -131,34 +130,28 @@ def copy_tables(value):
     return {k: copy_tables(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-def test_command_line_refuses_with_one_line_and_no_file(tmp_path, capsys):
+def test_command_line_refuses_with_one_line_and_no_file(tmp_path, bad_input):
     made = fx.moco(fx.known_resnet("resnet18"))
     key = renamed(made["state_dict"], "module.encoder_q.layer1.0.conv1.weight")
     file, out = write(made, tmp_path / "damaged.pth"), tmp_path / "out" / "x.safetensors"
-    assert cli.main(["import", str(file), "--out", str(out)]) == 2
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert key in line
-    assert "is 'module.encoder_q.layer1.0.cnv1.weight' meant?" in line
-    assert not out.exists()
+    meant = "is 'module.encoder_q.layer1.0.cnv1.weight' meant?"
+    said = bad_input(cli.main(["import", str(file), "--out", str(out)]), key, meant)
+    assert said.count("\n") == 1 and not out.exists()
     words = ["export", str(file), "--format", "detectron2", "--out", str(tmp_path / "x.pkl")]
     assert cli.main(words) == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged.pth"]
 
 
-def test_unrecognised_file_with_two_trunks_is_refused(tmp_path, capsys):
+def test_unrecognised_file_with_two_trunks_is_refused(tmp_path, bad_input):
     model = fx.known_resnet("resnet18")
     made = fx.prefixed("encoder_one.", model) | fx.prefixed("encoder_two.", fx.second(model))
     file, out = write({"weights": made}, tmp_path / "x.pth"), tmp_path / "x.safetensors"
-    assert cli.main(["import", str(file), "--out", str(out)]) == 2
-    line = capsys.readouterr().err
-    assert "'weights: encoder_one.' and 'weights: encoder_two.'" in line
-    assert "nearest format: " in line
-    assert "--encoder encoder_one or encoder_two" in line
+    choice = ("nearest format: ", "--encoder encoder_one or encoder_two")
+    both = "'weights: encoder_one.' and 'weights: encoder_two.'"
+    bad_input(cli.main(["import", str(file), "--out", str(out)]), both, *choice)
     assert not out.exists()
-    assert cli.main(["export", str(file), "--format", "timm", "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert "in `backbench import FILE --out X.safetensors`" in said, "export has no --encoder"
+    away = cli.main(["export", str(file), "--format", "timm", "--out", str(out)])
+    bad_input(away, "in `backbench import FILE --out X.safetensors`")  # export has no --encoder
     assert cli.main(["import", str(file), "--out", str(out), "--encoder", "encoder_two"]) == 0
     assert torch.equal(importing.read(out).state_dict["conv1.weight"], -model.conv1.weight)
 
@@ -220,15 +213,13 @@ def test_two_copies_that_should_be_one_trunk_must_agree(tmp_path):
 
 
 # --- values ---
-def test_missing_statistics_are_refused_unless_asked_for(tmp_path, capsys):
+def test_missing_statistics_are_refused_unless_asked_for(tmp_path, capsys, bad_input):
     model = fx.known_resnet("resnet18")
     absent = ("running_mean", "running_var", "num_batches_tracked")
     state = {k: v for k, v in model.state_dict().items() if not k.endswith(absent)}
     file, out = write(state, tmp_path / "parameters.pth"), tmp_path / "x.safetensors"
-    assert cli.main(["import", str(file), "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert "no batch-norm statistics" in said
-    assert "--allow-missing-statistics in `backbench import FILE" in said
+    allow = "--allow-missing-statistics in `backbench import FILE"
+    bad_input(cli.main(["import", str(file), "--out", str(out)]), "no batch-norm statistics", allow)
     assert not out.exists()
     assert cli.main(["inspect", str(file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -284,29 +275,25 @@ def test_large_but_finite_weights_are_finite(tmp_path):
 
 
 # --- stems, features ---
-def test_padding_of_a_plain_3x3_convolution_must_be_told(tmp_path, capsys):
+def test_padding_of_a_plain_3x3_convolution_must_be_told(tmp_path, bad_input):
     model = fx.small_stem(fx.known_resnet("resnet18"))
     file, out = write(fx.plain(model), tmp_path / "x.pth"), tmp_path / "x.safetensors"
-    assert cli.main(["import", str(file), "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert "choose --stem" in said and "in `backbench import FILE" in said
-    assert cli.main(["import", str(file), "--out", str(out), "--stem", "imagenet"]) == 2
-    assert "(64, 3, 3, 3), not 'imagenet'" in capsys.readouterr().err
-    assert cli.main(["import", str(file), "--out", str(out), "--stem", "conv3_p1"]) == 2
-    assert "did you mean" in capsys.readouterr().err
-    assert cli.main(["import", str(file), "--out", str(out), "--stem", "conv3_p2"]) == 0
+    words = ["import", str(file), "--out", str(out)]
+    bad_input(cli.main(words), "choose --stem", "in `backbench import FILE")
+    bad_input(cli.main([*words, "--stem", "imagenet"]), "(64, 3, 3, 3), not 'imagenet'")
+    bad_input(cli.main([*words, "--stem", "conv3_p1"]), "did you mean")
+    assert cli.main([*words, "--stem", "conv3_p2"]) == 0
     assert importing.read(out).stem == "conv3_p2"
     with pytest.raises(BadInput, match="not 'conv3'"):
         file = write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "y.pth")
         importing.read(file, stem="conv3")
 
 
-def test_a_rule_of_positions_is_refused_for_a_resnet(tmp_path, capsys):
+def test_a_rule_of_positions_is_refused_for_a_resnet(tmp_path, bad_input):
     file, out = write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "x.pth"), tmp_path / "out"
     for rule, why in (("nope", "--pos nope: expected +0.1, aa, size"), ("aa", "leave out --pos")):
-        assert cli.main(["import", str(file), "--out", str(out), "--pos", rule]) == 2
-        said = capsys.readouterr().err
-        assert why in said and said.count("\n") == 1
+        said = bad_input(cli.main(["import", str(file), "--out", str(out), "--pos", rule]), why)
+        assert said.count("\n") == 1
     assert not out.exists()
 
 
