@@ -7,6 +7,8 @@ PIP := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pip in
 WITH_PIP := { $(PYTHON) -m venv .venv && $(BIN)/pip install -qq -e ".[dev]"; }
 # Spinning threads of several torch processes on few cores cost more than they give.
 export OMP_NUM_THREADS ?= 1
+# A file's tests share what is costly to make; tests/conftest.py puts the long files first.
+PYTEST := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-full gpu check detectron2 docs dist lock clean
 
@@ -14,10 +16,10 @@ demo: .venv/ready
 	$(BIN)/backbench demo --out runs/demo
 
 test: .venv/ready check
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest $(PYTEST) -m "not slow"
 
 test-full: .venv/ready check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(PYTEST)
 
 # What only a GPU can show: everything on it against the CPU, then what it costs, beside the peers.
 gpu: .venv/ready

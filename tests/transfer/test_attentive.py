@@ -187,7 +187,10 @@ def command(root, out, *more, protocol="attentive_demo"):
 SHORT = ("batch_size=4", "reference_batch=4", "length.default.iterations=4")
 
 
-@pytest.mark.parametrize(("protocol", "at"), [("attentive_demo", 9), ("attentive_ep", 18)])
+@pytest.mark.parametrize(
+    ("protocol", "at"),
+    [pytest.param("attentive_demo", 9, marks=pytest.mark.slow), ("attentive_ep", 18)],
+)
 def test_a_killed_run_continues_to_the_same_numbers(tmp_path, monkeypatch, decoder, protocol, at):
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))
     changes = [*SHORT, "augment.size=32", "geometry.resize=32", "geometry.crop=32"]
@@ -224,6 +227,7 @@ def test_rate_and_weight_decay_are_chosen_together(tmp_path, monkeypatch):
     assert "not the best of its scores" in verdict.why
 
 
+@pytest.mark.slow
 def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch, decoder, caplog):
     """Each as alone, killed or not; a protocol of another stream has a pass of its own."""
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))

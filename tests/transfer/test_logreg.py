@@ -128,7 +128,7 @@ def transformer_like(n=900, d=48, classes=6, seed=0):
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
 
 
-@pytest.mark.parametrize("l2", [10.0, 1e-2, 1e-5])
+@pytest.mark.parametrize("l2", [10.0, pytest.param(1e-2, marks=pytest.mark.slow), 1e-5])
 def test_ill_conditioned_features_converge(l2):
     """scikit-learn's Newton solver finds the same minimum; plain L-BFGS stopped far from it."""
     x, y = transformer_like()

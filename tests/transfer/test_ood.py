@@ -407,7 +407,11 @@ def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "name", ["imagenet-v2-matched", "imagenet-a", "imagenet-r", "imagenet-sketch"]
+    "name",
+    [
+        pytest.param("imagenet-v2-matched", marks=SLOW),
+        *("imagenet-a", "imagenet-r", "imagenet-sketch"),
+    ],
 )
 def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeypatch):
     """Eight images of each set as timm's validate.py reads them; half have the model's answer."""

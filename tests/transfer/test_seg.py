@@ -296,7 +296,8 @@ def test_forged_counts_do_not_pass(whole, tmp_path, change, says, caplog):
     assert verdict.level == verification.UNBACKED
 
 
-@pytest.mark.parametrize("at", [20, 50, 57])  # in training, at its end, in the test
+# In training, at its end, in the test
+@pytest.mark.parametrize("at", [20, 50, pytest.param(57, marks=pytest.mark.slow)])
 def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decoder, at):
     out = tmp_path / "killed"
     decoder.at[at] = kill

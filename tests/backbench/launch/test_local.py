@@ -50,6 +50,7 @@ def test_a_run_that_lost_rows_is_not_done_and_gets_them_back(lab):
     assert lab.run(grid, cluster, "runs") == 0 and lab.attempts("runs") == attempts
 
 
+@pytest.mark.slow
 def test_pretraining_import_and_probes_in_order(lab):
     """recipe x values x seeds -> pretrain; foreign file -> import; both -> probes."""
     (lab.root / "foreign.pth").write_bytes(b"somebody else's weights")
