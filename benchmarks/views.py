@@ -138,8 +138,8 @@ def measure(ways: dict[str, Way], jpegs: list[bytes], rounds: int) -> dict[str, 
 def run(quick: bool) -> None:
     jpegs = photographs(4 if quick else 24)
     of_papers = {
-        "one crop of 224 pixels": MOCO,
-        "two crops of 224 pixels (MoCo v2)": TWO,
+        "one crop": MOCO,
+        "two crops of MoCo v2": TWO,
         "3 x 224 + 5 x 96 (LORAC)": MULTI,
     }
     for name, groups in of_papers.items():

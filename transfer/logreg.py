@@ -226,8 +226,7 @@ def fit(
     weight, bias = point[:, :-1], point[:, -1]
     if count < dim:
         weight = weight @ span.to(device).T
-    converged = gradient <= tolerance
-    return Fit(weight.to(dtype), bias.to(dtype), loss, iterations, converged, gradient)
+    return Fit(weight.to(dtype), bias.to(dtype), loss, iterations, gradient <= tolerance, gradient)
 
 
 def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | None:
