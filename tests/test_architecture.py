@@ -130,21 +130,15 @@ def test_package_has_few_homes(package, homes):
             assert where.startswith((*homes, "benchmarks/")), f"{where} imports {package}"
 
 
-HOMES = [
+@pytest.mark.parametrize(("pattern", "home"), [
     (r"\b0\.485\b|\b123\.675\b", "backbench/images/preprocess.py"),  # pixel statistics
     (r'"Keypoint R-CNN"', "backbench/tasks.toml"),  # what a task is called: no Python file
     (r'"results\.jsonl"', "backbench/runs/folder.py"),  # the names of a run's files
     (r'"backbone\.safetensors"', "backbench/runs/folder.py"),
     (r'"__metadata__"', "backbench/weights/header.py"),  # the header of a safetensors file
     (r'"sun397"', "backbench/datasets"),  # the twelve datasets
-    (
-        r"class StopFlag|class Agreement",
-        ("backbench/runs", "backbench/parallel"),
-    ),  # how a run stops
-]
-
-
-@pytest.mark.parametrize(("pattern", "home"), HOMES)
+    (r"class StopFlag|class Agreement", ("backbench/runs", "backbench/parallel")),  # its stop
+])  # fmt: skip
 def test_a_fact_has_one_home(pattern, home):
     assert all(file.startswith(home) for file in users(pattern)), users(pattern)
 

@@ -121,16 +121,13 @@ def test_the_site_is_built_strictly(tmp_path):
         assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', page.read_text())
 
 
-NOTEBOOK = ROOT / "notebooks" / "module_to_table.ipynb"
-
-
 @pytest.mark.slow
 def test_the_notebook_goes_from_a_module_to_the_table(tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("BACKBENCH_NOTEBOOK", str(tmp_path / "work"))
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(ROOT / "notebooks" / "module_to_table.ipynb", as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=550, resources=where).execute()
     with (tmp_path / "work" / "leaderboard.csv").open(newline="") as file:

@@ -172,12 +172,9 @@ def test_a_broken_package_stands_in_nobody_elses_way(path, tmp_path, capsys, cap
         catalog.find("mine")
 
 
-LINEAR = ("linear", "x.pth", "--datasets", "digits", "--data", ".", "--out", "run")
-
-
 @pytest.mark.parametrize(("name", "words", "status"), [
     # A command of a program, two that start them, one that does without, and doctor
-    ("transfer", LINEAR, 2),
+    ("transfer", ("linear", "x.pth", "--datasets", "digits", "--data", ".", "--out", "run"), 2),
     pytest.param("detection", ("launch", "status", "--out", "runs"), 2, marks=pytest.mark.slow),
     pytest.param("transfer", ("reproduce",), 2, marks=pytest.mark.slow),
     ("transfer", ("data", "list"), 0),

@@ -129,7 +129,6 @@ def test_an_installed_wheel_measures(installed):
 
 
 TOOLS = ROOT / "tools"
-SOURCE = "/usr/local/src/backbench/source/"
 
 
 def of_apptainer():
@@ -146,7 +145,7 @@ def of_containerfile():
     files = set()
     for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE):
         *named, where = line.split()
-        assert where.startswith(SOURCE)
+        assert where.startswith("/usr/local/src/backbench/source/")
         files |= set(named)
     parts = re.findall(r"install\.sh ([a-z2 ]+)", text.partition("RUN ")[2])
     (environment,) = re.findall(r"^ENV (.*)$", text, re.MULTILINE)

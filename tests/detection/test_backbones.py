@@ -28,6 +28,7 @@ SMALL = "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,num_heads=2,init_values=
 VIT = f"{SMALL},img_size=64,pos=aa"
 VIT14 = f"{SMALL},img_size=56,patch_size=14,pos=aa"
 CONVNEXT = "timm:test_convnext"
+TINY = "tiny_faster_rcnn_R_18_FPN"
 
 
 def spread(arch, seed=0):
@@ -208,24 +209,18 @@ def test_stochastic_depth_in_training_alone(tiny_root, tmp_path, checkpoints):
         assert not torch.equal(body.train().stages(x)[0], body.train().stages(x)[0])
 
 
-REFUSALS = [
+@pytest.mark.parametrize(("asked_for", "words"), [
     ((f"{SMALL},img_size=64", SIMPLE, ()), "64 x 64 pixels alone.*pos=RULE"),
     ((VIT, FPN, ()), "is plain: .* must be build_trunk_simple_fpn_backbone"),
     ((CONVNEXT, SIMPLE, ()), "is hierarchical: .* must be build_trunk_fpn_backbone"),
-    (
-        (VIT, "tiny_faster_rcnn_R_18_FPN", ()),
-        "is plain: .* must be build_trunk_simple_fpn_backbone",
-    ),
+    ((VIT, TINY, ()), "is plain: .* must be build_trunk_simple_fpn_backbone"),
     ((VIT, SIMPLE, ("MODEL.TRUNK.ARCH", CONVNEXT)), "ARCH is timm:test_convnext but"),
     ((VIT, SIMPLE, ("SOLVER.BIAS_LR_FACTOR", "2.0")), "BIAS_LR_FACTOR 2.0 would decide nothing"),
     ((VIT, SIMPLE, ("MODEL.RESNETS.NORM", "")), "RESNETS.NORM is ''"),
     ((VIT, SIMPLE, ("SOLVER.OPTIMIZER", "ADAM")), "OPTIMIZER ADAM: SGD or ADAMW"),
     ((VIT, SIMPLE, ("SOLVER.LAYER_DECAY", "0.0")), "LAYER_DECAY must be above 0"),
     ((VIT, SIMPLE, ("MODEL.FPN.NORM", "")), "the simple feature pyramid needs one"),
-]
-
-
-@pytest.mark.parametrize(("asked_for", "words"), REFUSALS)
+])  # fmt: skip
 def test_refused_in_one_line(tiny_root, tmp_path, checkpoints, asked_for, words):
     arch, name, opts = asked_for
     with pytest.raises(BadInput, match=words) as caught:
@@ -239,7 +234,7 @@ def test_other_refusals(tiny_root, tmp_path):
         train_net.prepare(run_of_config(SIMPLE, tiny_root, tmp_path, random))
     with pytest.raises(BadInput, match=r"LAYER_DECAY 0.5 would decide nothing"):
         given = (*random, "SOLVER.LAYER_DECAY", "0.5")
-        train_net.prepare(run_of_config("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, given))
+        train_net.prepare(run_of_config(TINY, tiny_root, tmp_path, given))
     # Positions that rotate need no rule
     rotating = archs.build_trunk("timm:vit_small_patch16_dinov3_qkvb,depth=1")
     backbones.refuse_shape(rotating, backbones.SIMPLE)
@@ -257,9 +252,6 @@ def test_detectron2_pads_what_a_transformer_sees(tiny_root, tmp_path, checkpoint
         levels = e.model.backbone(images.tensor)
     sides = [tuple(level.shape[-2:]) for level in levels.values()]
     assert sides == [(32, 24), (16, 12), (8, 6), (4, 3), (2, 2)]
-
-
-TINY = "tiny_faster_rcnn_R_18_FPN"
 
 
 def test_protocol_names():
@@ -311,19 +303,11 @@ def test_detectron2_by_itself_reads_the_right_pixels():
         assert pytest.approx([255 * v for v in IMAGENET_STD], abs=0.01) == cfg.MODEL.PIXEL_STD
 
 
-def test_every_detection_task_has_its_row():
+def test_every_detection_task_has_its_row_and_its_switch():
     assert tuple(DETECTION_TASKS) == DETECTION
     for name, task in DETECTION_TASKS.items():
-        assert task.name == name
+        assert task.name == task_of(dialect.read(f"{name}_R_50_FPN_1x", [])).name == name
         assert set(task.aps) <= set(AP_KINDS)
-
-
-@pytest.mark.parametrize("name", DETECTION)
-def test_a_config_says_its_task_by_a_switch(name):
-    assert task_of(dialect.read(f"{name}_R_50_FPN_1x", [])).name == name
-
-
-def test_two_switches_are_refused():
     given = dialect.read("mask_rcnn_R_50_FPN_1x", ["MODEL.KEYPOINT_ON", "True"])
     with pytest.raises(BadInput, match="MASK_ON and KEYPOINT_ON together; choose one"):
         task_of(given)

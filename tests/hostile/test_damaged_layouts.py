@@ -1,6 +1,7 @@
 """Data sets in other layouts than their owner's, damaged containers: one line with what to do."""
 
 import gzip
+import operator
 import shutil
 
 import numpy as np
@@ -57,23 +58,19 @@ def mapped(path, change):
     return damage
 
 
-def of_colours(image):
-    return image.convert("RGB")
-
-
 def of_other_value(image):
     return Image.fromarray(np.full(image.size[::-1], 200, np.uint8))
 
 
-def of_other_size(image):
-    return image.resize((10, 8))
-
-
+OF_COLOURS = operator.methodcaller("convert", "RGB")
+OF_OTHER_SIZE = operator.methodcaller("resize", (10, 8))
 VOC, ADE = "voc2012/VOCdevkit/VOC2012", "ade20k/ADEChallengeData2016"
 REAL, MAPPINGS = "imagenet/val", "objectnet/objectnet-1.0/mappings"
 UNREADABLE = "not in the layout that torchvision reads"
-# Data set, or the layout in which `classes` is packed; the damage below ROOT; what is said
-CASES = [
+
+
+@pytest.mark.parametrize(("name", "damage", "said"), [
+    # Data set, or the layout in which `classes` is packed; the damage below ROOT; what is said
     ("aircraft", gone("aircraft/*/data/variants.txt"), r"variants\.txt is missing; get fgvc"),
     ("aircraft", gone("aircraft/*/data/images_variant_val.txt"), r"images_variant_val\.txt"),
     ("birdsnap", gone("birdsnap/birdsnap/species.txt"), r"species\.txt is missing; get birdsnap"),
@@ -102,30 +99,25 @@ CASES = [
     ("sun397", edited("sun397/Partitions/Testing_01.txt", b"sun", b"\x1b"), "control character"),
     ("voc2012", gone(f"{VOC}/ImageSets/*/val.txt"), r"val\.txt"),
     ("voc2012", gone(f"{VOC}/SegmentationClass/2007_000039.png"), r"\.png is missing \(1 label"),
-    ("voc2012", mapped(f"{VOC}/SegmentationClass/*", of_colours), "8-bit indices, this one is RGB"),
+    ("voc2012", mapped(f"{VOC}/SegmentationClass/*", OF_COLOURS), "8-bit indices, this one is RGB"),
     ("voc2012", mapped(f"{VOC}/SegmentationClass/*", of_other_value), "label 200 is none"),
-    ("voc2012", mapped(f"{VOC}/SegmentationClass/*", of_other_size), "10 x 8 pixels, its image"),
+    ("voc2012", mapped(f"{VOC}/SegmentationClass/*", OF_OTHER_SIZE), "10 x 8 pixels, its image"),
     ("voc2012", cut(f"{VOC}/SegmentationClass/*", 0.3), "corrupt image"),
-    (
-        "voc2012aug",
-        edited(f"voc2012aug{VOC[7:]}/*/*/trainaug.txt", b"2008_000007", b"2007_000033"),
-        "1 images of train are test images, JPEGImages/2007_000033.*take them out",
-    ),
+    ("voc2012aug", edited(f"voc2012aug{VOC[7:]}/*/*/trainaug.txt", b"2008_000007", b"2007_000033"),
+     "1 images of train are test images, JPEGImages/2007_000033.*take them out"),
     ("ade20k", gone(f"{ADE}/images/validation/*1.jpg"), r"1\.jpg is missing \(1 of 2 images"),
     ("ade20k", gone(f"{ADE}/annotations/validation"), "the test split is empty .*put images"),
     ("ade20k", mapped(f"{ADE}/annotations/training/*", of_other_value), "label 200 is none"),
     ("cityscapes", gone("cityscapes/gtFine/train/*"), "the train split is empty"),
     ("cityscapes", gone("cityscapes/leftImg8bit/val/*/*"), r"\.png is missing \(2 of 2 images"),
-    ("cityscapes", mapped("cityscapes/gtFine/val/*/*Ids.png", of_colours), "8-bit indices"),
+    ("cityscapes", mapped("cityscapes/gtFine/val/*/*Ids.png", OF_COLOURS), "8-bit indices"),
     ("imagenet-a", gone("imagenet-a/*/n01498041"), "1 of 200 class folders are missing, 'n0149"),
     ("imagenet-a", gone("imagenet-a/*/n01498041/*"), "n01498041: class folder without images"),
     ("imagenet-a", moved("imagenet-a/imagenet-a", "imagenet_a"), "200 of 200 class folders are"),
     ("imagenet-real", edited("imagenet/real.json", b"1", b"2"), "not the published labels; get"),
-    (
-        "imagenet-real",
-        copied(f"{REAL}/n15075141/ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00050001.JPEG"),
-        "no image of val, or a second copy of one; remove it",
-    ),
+    ("imagenet-real",
+     copied(f"{REAL}/n15075141/ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00050001.JPEG"),
+     "no image of val, or a second copy of one; remove it"),
     ("objectnet", gone(f"{MAPPINGS}/imagenet_to_label_2012_v2"), "2012_v2 is missing; unpack"),
     ("objectnet", written(f"{MAPPINGS}/folder_to*", b"[]"), "no mapping; unpack the archive again"),
     ("objectnet", cut(f"{MAPPINGS}/pytorch*"), "not in the layout of this data set"),
@@ -144,10 +136,7 @@ CASES = [
     ("parquet of 2023", gone("classes/data/test-00001*"), "is one of 2 files, and 1 are there"),
     ("arrow", cut("classes/own-test.arrow"), r"own-test\.arrow: not readable as arrow"),
     ("lmdb", cut("classes/test.lmdb/data.mdb", 0.2), r"data\.mdb: not readable as lmdb"),
-]
-
-
-@pytest.mark.parametrize(("name", "damage", "said"), CASES)
+])  # fmt: skip
 def test_a_damaged_layout_is_one_line(trees, name, damage, said):
     known = name in catalog.DATASETS
     root = trees(name) if known else packed(trees("classes"), "classes", name)

@@ -39,16 +39,6 @@ def own(root):
     return root / "own" / "train" / "b" / "002.jpg"
 
 
-def pretrain(root, out):
-    changes = ("data.dataset=own", "batch_size=4", "epochs=1")
-    return door("pretrain", "tiny_simclr", *changes, "--data", root, "--out", out)
-
-
-def checked(root):
-    """`data check` of ROOT/own, which has a train and a test split."""
-    return door("data", "check", "own", "--data", root)
-
-
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 def test_an_image_that_is_no_file(tmp_path, kind):
     file = own(tmp_path)
@@ -59,7 +49,8 @@ def test_an_image_that_is_no_file(tmp_path, kind):
         file.symlink_to("/dev/zero")
     else:
         file.mkdir()
-    refused(pretrain(tmp_path, tmp_path / "run"), file)
+    changes = ("data.dataset=own", "batch_size=4", "epochs=1", "--data", tmp_path)
+    refused(door("pretrain", "tiny_simclr", *changes, "--out", tmp_path / "run"), file)
 
 
 def test_an_image_is_given_to_no_other_program(tmp_path, monkeypatch):
@@ -74,7 +65,7 @@ def test_an_image_is_given_to_no_other_program(tmp_path, monkeypatch):
     from PIL import EpsImagePlugin
 
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # it looks for gs once a process
-    said = checked(tmp_path)
+    said = door("data", "check", "own", "--data", tmp_path)
     assert not (tmp_path / "called").exists()
     assert said.status == 1 and f"{file}: corrupt image" in said.out, (said.out, said.err)
 
@@ -210,6 +201,7 @@ COCO = {
     "utf": lambda data: b"\xff\xfe{",
     "fifo": lambda data: None,
 }
+SLOW = pytest.mark.slow
 BEYOND = {
     "file-long": ("images", "file_name", "x" * 3000),
     "box": ("annotations", "bbox", [1, 1, 10**4000, 1]),
@@ -221,10 +213,9 @@ def detect(root, out):
     return door("detect", *how, "--data", root, "MODEL.WEIGHTS", "random")
 
 
-SLOW = [pytest.param(c, marks=pytest.mark.slow) for c in ("rows", "number", "name", "utf")]
-
-
-@pytest.mark.parametrize("case", ["deep", "fifo", *SLOW])
+@pytest.mark.parametrize("case", [
+    "deep", "fifo", *(pytest.param(c, marks=SLOW) for c in ("rows", "number", "name", "utf")),
+])  # fmt: skip
 def test_annotations_that_are_none(tmp_path, case):
     file, data = scenes(tmp_path)
     text = COCO[case](data)
@@ -237,7 +228,7 @@ def test_annotations_that_are_none(tmp_path, case):
     refused(detect(tmp_path, tmp_path / "run"), file)
 
 
-@pytest.mark.parametrize("case", ["box", pytest.param("file-long", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", ["box", pytest.param("file-long", marks=SLOW)])
 def test_annotations_with_a_value_beyond_reason(tmp_path, case):
     file, data = scenes(tmp_path)
     name, key, value = BEYOND[case]

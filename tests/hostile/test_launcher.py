@@ -32,10 +32,9 @@ def test_resources_are_plain_words(tmp_path, some_trunk, what, value):
     refused(door("launch", "run", grid, *where), what)
 
 
-OVERRIDES = ["command=touch {0}", "setup=[touch {0}]", "env.PATH={0}", "sbatch.wrap=touch {0}"]
-
-
-@pytest.mark.parametrize("override", [None, *OVERRIDES])
+@pytest.mark.parametrize("override", [
+    None, "command=touch {0}", "setup=[touch {0}]", "env.PATH={0}", "sbatch.wrap=touch {0}",
+])  # fmt: skip
 def test_a_stored_record_is_no_command_and_names_no_cluster(tmp_path, override):
     called, own = tmp_path / "called", tmp_path / "own.yaml"
     own.write_text(f"kind: local\ncommand: touch {called}\n")

@@ -13,14 +13,12 @@ import pytest
 from support.boards import DEMO, synthetic
 from support.strangers import door
 
-GOOD = ["good-one", "good-two"]
-
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     """Runs of two checkpoints, of which one is better."""
     root = tmp_path_factory.mktemp("good")
-    synthetic(root, GOOD, DEMO[:2], images=100)
+    synthetic(root, ["good-one", "good-two"], DEMO[:2], images=100)
     return root
 
 
@@ -226,11 +224,8 @@ def test_a_name_is_no_formula(runs, before, tmp_path, name):
     assert not [cell for cell in cells if cell[:1] in ("=", "+", "@")]
 
 
-MARKUP = "a<script>alert(1)</script>[x](javascript:alert(1))`b`*c*|d&e"
-
-
 def test_a_name_is_no_markup(runs, before, tmp_path):
-    stranger(runs, name=MARKUP)
+    stranger(runs, name="a<script>alert(1)</script>[x](javascript:alert(1))`b`*c*|d&e")
     board(runs, tmp_path)
     for page in [*(tmp_path / "md").glob("*.md"), tmp_path / "x.html"]:
         assert "<script>alert" not in page.read_text()

@@ -19,6 +19,7 @@ from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE
 from backbench.runs.state import load_state
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain import monitor
 from pretrain.methods import simclr
 from pretrain.monitor import RecentTerms
@@ -133,16 +134,16 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
     assert [row["step"] for row in numbers(out)] == [3, 5]
 
 
-TWELVE = ["method.groups=4", "method.queue=72", "batch_size=12"]
-WHOLE = "accumulate 2: the loss of 'simclr' compares the samples of the whole batch"
-REFUSED = [
+@pytest.mark.parametrize(("overrides", "message"), [
     ([*MOCO, "method.groups=4", "accumulate=4"], "4 batch norm groups do not divide the 2 images"),
     (["batch_size=32"], "24 images are fewer than one batch of 32; set batch_size to at most"),
     ([*MOCO, "method.queue=60"], "a queue of 60 keys is no multiple of the batch size 8"),
     (["accumulate=3"], "batch_size 8 does not divide over 1 processes x 3 accumulation steps"),
     (["--devices=3"], "batch_size 8 does not divide over 3 processes"),
-    ([*MOCO, *TWELVE, "--devices=3"], "do not nest"),
-    (["accumulate=2"], WHOLE),
+    ([*MOCO, "method.groups=4", "method.queue=72", "batch_size=12", "--devices=3"],
+     "do not nest"),
+    (["accumulate=2"],
+     "accumulate 2: the loss of 'simclr' compares the samples of the whole batch"),
     (["method.name=simclrr"], "did you mean 'simclr'"),
     (["arch=resnet19"], "did you mean 'resnet18'"),
     (["data.dataset=shape"], "did you mean 'shapes'"),
@@ -154,10 +155,7 @@ REFUSED = [
     (["optim.lr=-1"], "'optim.lr' must be greater than or equal to 0, not -1"),
     (["data.workers=-1"], "'data.workers' must be greater than or equal to 0, not -1"),
     (["--workers=-1"], "--workers -1: 0 (in this process) or more"),
-]
-
-
-@pytest.mark.parametrize(("overrides", "message"), REFUSED)
+])  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_starts(pretrain, tmp_path, overrides, message):
     said = refused(pretrain(tmp_path / "run", *overrides), message)
     assert len(said.strip().splitlines()) == 1
@@ -299,9 +297,6 @@ def test_feature_statistics_know_collapse(caplog):
 
 
 def test_the_knn_score_leaves_the_backbone_alone(root):
-    from backbench.datasets import catalog
-    from backbench.weights.families.resnet_trunk import build_backbone
-
     found = catalog.open_split(root, "shapes", "train")
     backbone = build_backbone("resnet18")
     before = {k: v.clone() for k, v in backbone.state_dict().items()}

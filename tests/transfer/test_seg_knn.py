@@ -205,10 +205,10 @@ def test_its_rows_are_verified_and_a_forged_choice_is_not(whole, tmp_path):
     assert not list((whole / "state").rglob("*.npy"))  # tokens go when the rows are there
 
 
-SLOW = [pytest.param(at, marks=pytest.mark.slow) for at in (14, 20)]
-
-
-@pytest.mark.parametrize("at", [5, *SLOW, 30])  # in the features, and in the label maps
+# In the features, and in the label maps
+@pytest.mark.parametrize("at", [
+    5, *(pytest.param(at, marks=pytest.mark.slow) for at in (14, 20)), 30,
+])  # fmt: skip
 def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decoder, at):
     out = tmp_path / "killed"
     decoder.at[len(decoder.paths) + at] = kill

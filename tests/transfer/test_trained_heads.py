@@ -55,11 +55,6 @@ def run(request, trees, trunk, tmp_path):
     return tmp_path / request.param
 
 
-def only(folder, pattern):
-    (file,) = folder.glob(pattern)
-    return file
-
-
 def test_the_kept_head_and_scores_are_those_of_the_run(run, trunk, tmp_path):
     (row,) = store.read_file(run / "results.jsonl")
     arrays = kept_scores.load(run / row.facts["scores"])
@@ -84,7 +79,8 @@ def test_the_kept_head_and_scores_are_those_of_the_run(run, trunk, tmp_path):
         return
     # 2. A head that saw the hold-out has the temperature of its twin that did not
     assert row.provenance["temperature_from"] == head.temperature_from == "hold-out, twin"
-    held = kept_scores.load(only(run / "scores", "*-val.npz"))
+    (of_val,) = (run / "scores").glob("*-val.npz")
+    held = kept_scores.load(of_val)
     assert str(held["manifest"]) == row.facts["manifests"]["val"]
     assert float(held["temperature"]) == float(arrays["temperature"]) == head.temperature
     right = held["classes"][:, 0] == held["label"]
@@ -105,6 +101,7 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
     right = bound(checkpoint, run)
     kept_heads.load(run, right, 512, 3)
     geometry = right["geometry"]
+    others = {"resize": 33, "crop": 31, "interpolation": "bicubic", "square": True}
     moved = {k: v + 1e-7 * v.is_floating_point() for k, v in checkpoint.state_dict.items()}
     other = checkpoint.replace(state_dict=moved)
     bgr = checkpoint.replace(pixels=dataclasses.replace(checkpoint.pixels, mean=(0.5, 0.5, 0.5)))
@@ -113,7 +110,7 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
         {"checkpoint": bgr.digest},
         {"trunk": "resnet18 c4"},
         {"trunk": "resnet34"},
-        *({"geometry": {**geometry, key: value}} for key, value in OTHERS.items()),
+        *({"geometry": {**geometry, key: value}} for key, value in others.items()),
         {"precision": "bf16"},
         {"space": "lphi"},
         {"space": "trunk" if run.name == "attentive" else "tokens"},
@@ -169,9 +166,6 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
     with pytest.raises(BadInput, match=r"no heads\.safetensors in it"):
         kept_heads.load(tmp_path / "nowhere", right, 512, 3)
     assert len(wrong) + len(damaged) >= 20
-
-
-OTHERS = {"resize": 33, "crop": 31, "interpolation": "bicubic", "square": True}
 
 
 def test_old_runs_are_calibrated_verified_and_merged(run, tmp_path, capsys):

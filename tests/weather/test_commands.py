@@ -108,10 +108,9 @@ def test_there_are_commands():
     assert len(commands()) >= 19
 
 
-FETCH = [pytest.param(line, id=name) for name, line in commands() if "fetch-splits" in line]
-
-
-@pytest.mark.parametrize("line", FETCH)
+@pytest.mark.parametrize("line", [
+    pytest.param(line, id=name) for name, line in commands() if "fetch-splits" in line
+])  # fmt: skip
 def test_fetch_splits(line, tmp_path, monkeypatch, capsys):
     """From a server of this machine, with the recipe's hashes replaced by those of what it has."""
     served = {p: f"n01440764_{p}.JPEG\n".encode() for p in (1, 10)}
