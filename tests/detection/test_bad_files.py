@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 
+import numpy as np
 import pytest
 from PIL import Image
 from support.detection_runs import ENGINES, built, run_of_config
@@ -167,14 +168,9 @@ def test_what_only_scoring_would_stumble_over(tiny_root, tmp_path, monkeypatch):
         checked(tiny_root, tmp_path, "faster", "torchvision")
 
 
-ORIENTATIONS = range(1, 9)
-
-
-@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_turns_an_image_as_detectron2_does(tmp_path, orientation):
     """A wide image, and a square one whose turning no size gives away."""
-    import numpy as np
-
     rng = np.random.default_rng(orientation)
     for width, height in ((24, 16), (16, 16)):
         file = tmp_path / f"{width}.jpg"
@@ -197,14 +193,11 @@ def test_exif_turns_an_image_as_detectron2_does(tmp_path, orientation):
         np.testing.assert_array_equal(turned, read_image(str(file), "RGB"))
 
 
-@pytest.mark.parametrize("ids", ["texts", "negative", "huge", "from 0"])
-def test_ids_decide_nothing(tiny_root, tmp_path, ids):
-    new = {
-        "texts": str,
-        "negative": lambda i: i - 10**6,
-        "huge": lambda i: i + 2**70,
-        "from 0": lambda i: i - 1,
-    }[ids]
+@pytest.mark.parametrize(("ids", "new"), [
+    ("texts", str), ("negative", lambda i: i - 10**6), ("huge", lambda i: i + 2**70),
+    ("from 0", lambda i: i - 1),
+])  # fmt: skip
+def test_ids_decide_nothing(tiny_root, tmp_path, ids, new):
     scores = []
     for name in ("plain", "renamed"):
         root = tmp_path / name

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from support.detection_runs import built, near_its_checkpoint, run_of_config
 
 from backbench.errors import BadInput
-from detection import lint, train_net, voc_ap
+from detection import evaluate, lint, train_net, voc_ap
 from detection.data import reading
 from detection.data.split import join, training_records
 from detection.data.voc import VOC_CLASSES
@@ -80,10 +81,6 @@ def test_perfect_and_missing_detections(voc):
 
 @pytest.mark.parametrize("year", [2007, 2012])
 def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
-    import torch
-
-    from detection import evaluate
-
     split = reading.read(reading.find(f"voc_{year}_trainval", voc), FASTER_RCNN)
     rng = np.random.default_rng(year)
     found = []
@@ -141,8 +138,6 @@ def test_what_only_vocs_evaluator_would_stumble_over(voc, tmp_path, what):
 
 @pytest.mark.slow
 def test_c4_trunk_arrives(tiny_root, tmp_path):
-    import torch
-
     run = run_of_config("tiny_faster_rcnn_R_50_C4", tiny_root, tmp_path, engine="detectron2")
     p, engine = built(run)
     assert near_its_checkpoint(p, engine) <= 1e-5

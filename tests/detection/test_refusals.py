@@ -116,7 +116,9 @@ def test_weights_must_be_named(tiny_root, tmp_path, trunk):
     assert drawn[0] == drawn[1]
 
 
-def test_small_image_stem_is_refused(tiny_root, tmp_path):
+def test_a_small_image_stem_and_a_batch_that_does_not_divide(tiny_root, tmp_path, trunk):
+    with pytest.raises(BadInput, match="does not divide into 3"):
+        prepare(tiny_root, tmp_path, trunk, world=3)
     state = build_backbone("resnet18", "conv3").state_dict()
     small = Checkpoint(arch="resnet18", stem="conv3", method="t", state_dict=state)
     with pytest.raises(BadInput, match=r"conv3 stem.*maps of stride 1, 2, 4, 8"):
@@ -201,11 +203,6 @@ def test_a_batch_without_any_object_trains(tiny_root, tmp_path, trunk, task):
     total.backward()
     assert torch.isfinite(total)
     assert all(q.grad is not None for q in engine.model.parameters())
-
-
-def test_batch_must_divide(tiny_root, tmp_path, trunk):
-    with pytest.raises(BadInput, match="does not divide into 3"):
-        prepare(tiny_root, tmp_path, trunk, world=3)
 
 
 def test_a_config_must_state_what_the_engine_reads(tmp_path):

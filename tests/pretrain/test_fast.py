@@ -16,7 +16,6 @@ from backbench.weights.trunk import Trunk
 from pretrain import train
 from pretrain.recipe import PretrainConfig, check, overrides_of
 
-PAPERS = ["lorac/lorac_imagenet", "cllr/cllr_nuclear_imagenet100_512"]
 # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset behind a 1 x 1 map
 VIEWS = tiny_pretraining.crops(32) | {"pipeline": "reference"}
 TINY = tiny_pretraining.recipe(views=VIEWS, epochs=1)
@@ -42,7 +41,7 @@ def recipe_of(*words):
     return flat(config.to_dict(recipe))
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", ["lorac/lorac_imagenet", "cllr/cllr_nuclear_imagenet100_512"])
 def test_the_switch_sets_four_keys_and_no_other(name):
     letter, quick = recipe_of(name), recipe_of(name, "--fast")
     wanted = {"views.pipeline": "fast", "precision": "bf16", "compile": "cuda"}

@@ -29,14 +29,17 @@ from pretrain.methods.w_mse import w_mse_loss, whiten
 EPS = torch.finfo(torch.float64).eps
 
 
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
 def unit(*shape: int, seed: int = 0) -> Tensor:
-    x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return F.normalize(x, dim=-1)
+    return F.normalize(normal(*shape, seed=seed), dim=-1)
 
 
 def raw(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator) + 0.3
+    return normal(*shape, seed=seed) + 0.3
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -288,17 +291,15 @@ def value_and_gradients(function, *inputs, autocast=False):
 def check_loss(function, oracle, *inputs, exact=1e-9, single=2e-5):
     """Value and gradient to all `inputs` against the oracle, in float64, float32 and autocast."""
     expected, expected_gradients = value_and_gradients(oracle, *inputs)
-    value, gradients = value_and_gradients(function, *inputs)
-    assert value.dtype == torch.float64
-    torch.testing.assert_close(value, expected, rtol=exact, atol=exact)
-    for g, e in zip(gradients, expected_gradients):
-        torch.testing.assert_close(g, e, rtol=exact, atol=exact * (1 + float(e.abs().max())))
-    value, gradients = value_and_gradients(function, *(x.float() for x in inputs), autocast=True)
-    assert value.dtype == torch.float32
-    torch.testing.assert_close(value.double(), expected, rtol=single, atol=single)
-    for g, e in zip(gradients, expected_gradients):
-        absolute = single * (1 + float(e.abs().max()))
-        torch.testing.assert_close(g.double(), e, rtol=single, atol=absolute)
+    for dtype, near in ((torch.float64, exact), (torch.float32, single)):
+        given = [x.to(dtype) for x in inputs]
+        autocast = dtype == torch.float32
+        value, gradients = value_and_gradients(function, *given, autocast=autocast)
+        assert value.dtype == dtype
+        torch.testing.assert_close(value.double(), expected, rtol=near, atol=near)
+        for g, e in zip(gradients, expected_gradients):
+            absolute = near * (1 + float(e.abs().max()))
+            torch.testing.assert_close(g.double(), e, rtol=near, atol=absolute)
 
 
 def no_key_gradient(loop):
@@ -452,14 +453,10 @@ def test_mio_at_identical_views_and_at_low_temperature(block, monkeypatch):
 )
 def test_arb(n, d, groups):
     permutation = torch.randperm(d, generator=torch.Generator().manual_seed(3))
-    check_loss(
-        lambda a, b: arb_loss(a, b, groups=groups, permutation=permutation),
-        lambda a, b: loop_arb(a, b, groups=groups, permutation=permutation),
-        raw(n, d),
-        raw(n, d, seed=1),
-        exact=1e-7,  # rsqrt(0 + ridge) of an eigenvalue that is 0 up to 1e-16
-        single=5e-4,
-    )
+    how = {"groups": groups, "permutation": permutation}
+    ours, loop = functools.partial(arb_loss, **how), functools.partial(loop_arb, **how)
+    # rsqrt(0 + ridge) of an eigenvalue that is 0 up to 1e-16
+    check_loss(ours, loop, raw(n, d), raw(n, d, seed=1), exact=1e-7, single=5e-4)
 
 
 @pytest.mark.parametrize(
@@ -527,17 +524,11 @@ def test_cllr_at_low_rank_zero_columns_and_zero(norm):
     thin = torch.outer(raw(4), raw(6, seed=2))
     holes = raw(4, 6, seed=1)
     holes[:, 2] = 0
-    for projection in (thin, holes, torch.zeros(4, 6, dtype=torch.float64)):
-        check_loss(
-            lambda phi, p: cllr_regularizer(phi, p, alpha=0.7, norm=norm),
-            lambda phi, p: loop_cllr(phi, p, 0.7, norm),
-            raw(5, 6),
-            projection,
-            exact=1e-8,
-            single=1e-4
-            if projection is not thin
-            else 2.0,  # rounded to float32 the rank-one matrix has full rank
-        )
+    ours = functools.partial(cllr_regularizer, alpha=0.7, norm=norm)
+    loop = functools.partial(loop_cllr, alpha=0.7, norm=norm)
+    # Rounded to float32 the rank-one matrix has full rank
+    for projection, single in ((thin, 2.0), (holes, 1e-4), (torch.zeros_like(holes), 1e-4)):
+        check_loss(ours, loop, raw(5, 6), projection, exact=1e-8, single=single)
 
 
 def test_the_released_reconstruction_ignores_the_scale_of_the_projection():
@@ -632,11 +623,6 @@ def test_half_precision_inputs_are_raised():
     assert float(loss) == pytest.approx(float(exact), rel=1e-5)
 
 
-def normal(*shape):
-    generator = torch.Generator().manual_seed(shape[1])
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
 def check_polar(x):
     """Norms to 13 digits; a direction of size s is known to eps / s."""
     left, s, right = torch.linalg.svd(x, full_matrices=False)
@@ -653,7 +639,7 @@ def check_polar(x):
     "kind", ["any", "nearly equal", "two equal", "all equal", "scaled", "zero"]
 )
 def test_polar_of_the_views_of_many_images(m, kind):
-    x = torch.nn.functional.normalize(normal(64, m, 32), dim=-1)
+    x = torch.nn.functional.normalize(normal(64, m, 32, seed=m), dim=-1)
     if kind == "nearly equal" and m > 1:
         x[:, 1] = x[:, 0] + 1e-6 * x[:, 1]
     if kind == "two equal":
@@ -669,8 +655,8 @@ def test_polar_of_the_views_of_many_images(m, kind):
 @pytest.mark.parametrize("condition", [1.0, 1e6, 1e9])
 @pytest.mark.parametrize("zeros", [0, 10])
 def test_polar_of_large_matrices(shape, condition, zeros):
-    m, n = shape
-    u, v = torch.linalg.qr(normal(m, m)).Q, torch.linalg.qr(normal(n, m)).Q
+    m = shape[0]
+    u, v = (torch.linalg.qr(normal(rows, m, seed=m)).Q for rows in shape)
     s = 7 * condition ** -torch.linspace(0, 1, m, dtype=torch.float64)
     s[m - zeros :] = 0
     check_polar(((u * s) @ v.mT)[None])
@@ -679,7 +665,7 @@ def test_polar_of_large_matrices(shape, condition, zeros):
 @pytest.mark.parametrize("ridge", [1e-2, 1e-4, 1e-8])
 @pytest.mark.parametrize("kind", ["any", "two equal", "collapsed"])
 def test_inverse_root(ridge, kind):
-    z = normal(2, 48, 24)
+    z = normal(2, 48, 24, seed=48)
     if kind == "two equal":
         z[..., 1] = z[..., 0]
     if kind == "collapsed":

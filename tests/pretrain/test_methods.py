@@ -20,6 +20,9 @@ from backbench.recipes import config as recipes
 from backbench.runs import seeding
 from pretrain import data, optim
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
+from pretrain.methods import lorac
+from pretrain.methods._momentum import Queue
+from pretrain.methods.cllr import alive, kept_projection
 from pretrain.monitor import RecentTerms, warn_if_collapsed
 from pretrain.recipe import Optim, ViewsConfig
 
@@ -99,8 +102,6 @@ def test_multi_crop_makes_one_pass_per_resolution_and_14_pairs():
 
 def test_multi_crop_pairs_and_rows(monkeypatch):
     calls = []
-    from pretrain.methods import lorac
-
     real = lorac.lorac_loss
 
     def recorded(queries, key, queue, **kwargs):
@@ -136,8 +137,6 @@ def test_moco_m_is_lorac_without_prior():
 
 
 def test_queue_holds_the_last_keys_in_order_and_wraps():
-    from pretrain.methods._momentum import Queue
-
     queue = Queue(6, 2, batch_size=2, seed=0, names=["a", "b"])
     for i in range(4):
         queue.enqueue(torch.tensor([float(i), i + 10]).view(1, 2, 1).expand(2, 2, 2))
@@ -243,8 +242,6 @@ def test_cllr_projection_gets_the_regularizers_gradient():
 
 def test_cllr_keeps_columns_of_L():
     """L phi of the kept columns has the lengths and angles of L phi without the others."""
-    from pretrain.methods.cllr import kept_projection
-
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(8, 8, generator=generator, dtype=torch.float64) * 0.01
     matrix[:, [1, 4, 6]] *= 100
@@ -262,8 +259,6 @@ def test_cllr_keeps_columns_of_L():
 
 
 def test_cllr_says_how_much_of_L_is_left():
-    from pretrain.methods.cllr import alive
-
     phi = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     half = torch.diag(torch.tensor([1.0] * 4 + [0.0] * 4))
     for projection, rank, kept in ((torch.eye(8), 8, 1.0), (0 * half, 0, 0.0), (half, 4, None)):
@@ -363,9 +358,6 @@ def test_losses_are_those_of_the_file(paper, dtype):
     assert traces.far(found, traces.kept("cpu")[paper][dtype]) < traces.TOLERANCE[dtype]
 
 
-CPU = torch.device("cpu")
-
-
 @pytest.fixture
 def gpu():
     with PretendedGpu() as gpu:
@@ -392,7 +384,7 @@ def test_views_are_finished_without_a_wait(pipeline, shapes, gpu):
     batches = data.ViewBatches(found, recipe, cache_bytes=0, device_colour=pipeline == "fast")
     loaded = batches.__getitems__([(0, i) for i in range(8)])
     made = []
-    for device in (CPU, CUDA, CUDA):
+    for device in (torch.device("cpu"), CUDA, CUDA):
         gpu.take()
         form = data.InputFormat(device, torch.float32, torch.channels_last)
         made.append(data.finish_views(loaded, recipe.views, form))

@@ -183,7 +183,8 @@ def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, ki
     assert all(r.value == pytest.approx(100) for r in rows)  # bright and dark pictures
     kept = np.load(tmp_path / "run" / rows[0].provenance["predictions"])
     assert len(kept["label"]) == 20
-    names = {json.loads(file.read_text())["description"]["images"] for file in cached(tmp_path)}
+    notes = (tmp_path / "cache" / "features").glob("*.json")
+    names = {json.loads(file.read_text())["description"]["images"] for file in notes}
     assert len(names) == 1, "neither train nor val was read"
     verdicts = verification.of_run(rows, tmp_path / "run")
     assert {(v.level, v.why) for v in verdicts} == {(verification.FROM_LIST, "")}
@@ -202,10 +203,6 @@ def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, ki
     assert main(["leaderboard", str(tmp_path / "run"), "--html", str(page)]) == 0
 
 
-def cached(folder):
-    return (folder / "cache" / "features").glob("*.json")
-
-
 def test_what_has_nothing_to_find_is_refused(trees, tmp_path, bad_input):
     trunk = trunk_file(tmp_path / "0.safetensors", 0)
     root = trees("classes", sizes=(("train", 4), ("val", 2), ("test", 1)))
@@ -213,16 +210,12 @@ def test_what_has_nothing_to_find_is_refused(trees, tmp_path, bad_input):
     bad_input(status, "no class has two test images")
 
 
-def _views(b: int = 5, a: int = 8, d: int = 12, seed: int = 0) -> torch.Tensor:
-    return torch.randn(b, a, d, generator=torch.Generator().manual_seed(seed))
-
-
 def _rows(x: torch.Tensor) -> list[np.ndarray]:
     return [r / np.linalg.norm(r) for r in x.double().numpy()]
 
 
 def test_statistics_of_views_equal_loops() -> None:
-    x = _views()
+    x = torch.randn(5, 8, 12, generator=torch.Generator().manual_seed(0))
     wide = fs.ViewStatistics(8, 12)
     for part in x.split(2):
         wide.add(part)

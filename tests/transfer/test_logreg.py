@@ -1,5 +1,6 @@
 """Logistic regression is scikit-learn's, in pieces and warm; few labels per class; metrics."""
 
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,8 +101,6 @@ class LargestTensor(TorchDispatchMode):
 
 def test_working_memory_does_not_grow_with_the_number_of_rows(tmp_path):
     """Features mapped from disk: 16 times the rows, the same peak beside them."""
-    import tracemalloc
-
     peaks = []
     for n in (4096, 65536):
         path = tmp_path / f"{n}.npy"
@@ -223,21 +222,18 @@ def test_accuracy_is_chance_without_and_full_with_separation(separation):
     assert mean > 95 if separation else 15 < mean < 45
 
 
-LABEL = np.array([0, 0, 0, 0, 1, 1, 2])
-PREDICTION = np.array([0, 0, 0, 1, 1, 0, -1])
-
-
-def test_accuracies_by_hand():
-    assert scoring.score("top1", PREDICTION, LABEL, 3) == pytest.approx(100 * 4 / 7)
-    three = scoring.score("mean_per_class", PREDICTION, LABEL, 3)
+def test_accuracies_and_confusion_by_hand():
+    label, prediction = np.array([0, 0, 0, 0, 1, 1, 2]), np.array([0, 0, 0, 1, 1, 0, -1])
+    assert scoring.score("top1", prediction, label, 3) == pytest.approx(100 * 4 / 7)
+    three = scoring.score("mean_per_class", prediction, label, 3)
     assert three == pytest.approx(100 * (3 / 4 + 1 / 2 + 0) / 3)
-    assert scoring.score("mean_per_class", PREDICTION, LABEL, 5) == three
-    right, total = scoring.per_class(PREDICTION, LABEL, 3)
+    assert scoring.score("mean_per_class", prediction, label, 5) == three
+    right, total = scoring.per_class(prediction, label, 3)
     assert right.tolist() == [3, 1, 0] and total.tolist() == [4, 2, 1]
-
-
-def test_confusion_leaves_undefined_predictions_out():
-    assert scoring.confusion(PREDICTION, LABEL, 3).tolist() == [[3, 1, 0], [1, 1, 0], [0, 0, 0]]
+    # Undefined predictions are left out
+    matrix = scoring.confusion(prediction, label, 3)
+    assert matrix.tolist() == [[3, 1, 0], [1, 1, 0], [0, 0, 0]]
+    assert scoring.confusion_picture(matrix, ("a", "b", "c"), "t").startswith(b"\x89PNG")
 
 
 def test_of_equal_scores_the_first_is_chosen_and_both_ends_of_a_grid_are_edges(caplog):
@@ -247,8 +243,3 @@ def test_of_equal_scores_the_first_is_chosen_and_both_ends_of_a_grid_are_edges(c
     edges = [scoring.warn_edge(task, SimpleNamespace(name="x"), "rate", v, grid) for v in grid]
     assert edges == [True, False, True]
     assert "0.1 is the smallest" in caplog.text and "10 is the largest" in caplog.text
-
-
-def test_picture_is_a_png():
-    matrix = scoring.confusion(PREDICTION, LABEL, 3)
-    assert scoring.confusion_picture(matrix, ("a", "b", "c"), "t").startswith(b"\x89PNG")

@@ -143,16 +143,6 @@ def test_ranks_over_few_columns_count_trainings(tmp_path):
 
 
 NEIGHBOURS = {"task": "knn", "metric": "top1_k20", "protocol": "knn-demo-v1"}
-
-
-def cell_of(folder, *rows):
-    for seed, row in enumerate(rows):
-        store.append(folder / f"s{seed}", [a_result(seed=seed, **row)])
-    board = collect([folder])
-    (cell,) = [board.cell(board.rows[0], column) for column in board.columns]
-    return cell
-
-
 NARROW = ({"value": 60.0, "ci95": (59.0, 61.0)}, {"value": 80.0, "ci95": (79.0, 81.0)})
 ALIKE = {"value": 70.0, "ci95": (57.4, 80.1)}
 
@@ -163,5 +153,8 @@ ALIKE = {"value": 70.0, "ci95": (57.4, 80.1)}
     (NARROW, (-57.06, 197.06), "mean of 2 seeds"),  # t's quantile of one degree of freedom
 ])  # fmt: skip
 def test_seeds_that_agree_and_seeds_that_differ(tmp_path, rows, ends, said):
-    cell = cell_of(tmp_path, *rows)
+    for seed, row in enumerate(rows):
+        store.append(tmp_path / f"s{seed}", [a_result(seed=seed, **row)])
+    board = collect([tmp_path])
+    (cell,) = [board.cell(board.rows[0], column) for column in board.columns]
     assert cell.value == 70.0 and cell.ci95 == pytest.approx(ends, abs=0.01) and said in cell.note

@@ -81,22 +81,15 @@ def test_one_checkpoint_or_none_in_common(tmp_path):
     assert "No two checkpoints share a measurement" in answer(board, overall(board))
 
 
-TABLE = "model,size,a,b,c,d,e,f,g,loss\n"
-
-
-def write(path, *lines):
-    path.write_text(TABLE + "\n".join(lines) + "\n")
-    return path
-
-
 def test_a_csv_of_somebody_else(tmp_path, capsys):
-    file = write(
-        tmp_path / "x.csv",
+    file, out = tmp_path / "x.csv", tmp_path / "ranks.csv"
+    lines = [
+        "model,size,a,b,c,d,e,f,g,loss",
         "good,1M,90,80 ± 0.2,70%,60,50,40,30,1",
         "equal,2M,90,80,70,60,50,40,30,1",
         "bad,3M,20,19,18,-,18.5,20,19.2,9",
-    )
-    out = tmp_path / "ranks.csv"
+    ]
+    file.write_text("\n".join(lines) + "\n")
     args = ["rank", str(file), "--lower", "loss", "--csv", str(out), "-q"]
     assert cli.main(args) == 0
     said = capsys.readouterr().out.splitlines()

@@ -16,8 +16,6 @@ from backbench.board.page_figures import CURVE_POINTS
 from backbench.papers.judge import Judged
 from backbench.results import store
 
-browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-
 
 def data_of(page):
     script = r'<script type="application/json" id="[a-z]+">(.*?)</script>'
@@ -164,7 +162,7 @@ def test_an_undefined_number_and_problems_are_shown(tmp_path):
     assert "truncated line" in data["problems"][0]
 
 
-@browser
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 @pytest.mark.slow
 def test_a_hundred_thousand_results_sort_within_two_seconds(tmp_path):
     boards.many(tmp_path / "runs", 1000, 100)

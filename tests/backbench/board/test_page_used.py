@@ -27,10 +27,6 @@ def browser():
         yield opened
 
 
-def top(browser, name):
-    return browser.see(TOP.format(name=json.dumps(name)))
-
-
 def overlapping(browser, which):
     """How many boxes there are, and which of them cover another one."""
     found = browser.see(BOXES.format(which=json.dumps(which)))
@@ -99,7 +95,8 @@ def test_links_land_where_they_say(browser, page, width):
         browser.see("new Promise(done => setTimeout(done, 50))")
         # The last sections cannot come up to the top
         left = browser.see("document.documentElement.scrollHeight - innerHeight - scrollY")
-        assert 30 <= top(browser, name) <= (120 if left > 2 else 850), name
+        top = browser.see(TOP.format(name=json.dumps(name)))
+        assert 30 <= top <= (120 if left > 2 else 850), name
         assert browser.see("document.documentElement.scrollWidth") == width
         assert browser.see("location.hash") == f"#{name}"
     assert browser.asked == []

@@ -209,15 +209,12 @@ def test_draw_is_without_replacement_and_names_a_small_class():
         splits.draw(images, 32, 0)
 
 
-def test_check_refuses_labels_outside_the_list(three):
+def test_check_refuses_labels_outside_the_list_an_empty_split_and_other_classes(three):
     splits.check("x", three)
     wrong = replace(three.test, labels=(0, 1, 2, 0, 1, 1))
     message = r"test image a/2.png has label 2; the class list allows 0..1"
     with pytest.raises(BadInput, match=message):
         splits.check("x", replace(three, test=wrong))
-
-
-def test_check_refuses_an_empty_split_and_other_classes(three):
     with pytest.raises(BadInput, match="the val split is empty"):
         splits.check("x", replace(three, val=three.val.subset([])))
     with pytest.raises(BadInput, match="test and train have different class lists"):

@@ -85,12 +85,9 @@ def test_an_array_that_slurm_cannot_hold_is_said_at_once(lab, stand_in_slurm, tw
     assert not stand_in_slurm.called("sbatch") and ids(lab) == []
 
 
-SEVERAL = 'cp "$file" sent$n; echo "Submitted batch job 1$n"'
-
-
 def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_slurm):
     """The pretraining ran out of time; Slurm cancels its probe at once or after the next look."""
-    stand_in_slurm.sbatch(SEVERAL)
+    stand_in_slurm.sbatch('cp "$file" sent$n; echo "Submitted batch job 1$n"')
     path = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1"))
     cluster = read_cluster(lab.slurm())
     ledger = Ledger(lab.root / "runs")

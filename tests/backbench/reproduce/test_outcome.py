@@ -17,12 +17,10 @@ from backbench.reproduce.public_files import FoundFile
 from backbench.results import store
 from backbench.runs.folder import RESULTS_FILE
 
-SHIPPED = sorted(config.recipe_names(selection.KIND))
 DINO, MOCO = "d" * 64, "e" * 64
-RESNET = "resnet18.tv_in1k"
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", sorted(config.recipe_names(selection.KIND)))
 def test_a_shipped_list_names_what_there_is(name, tmp_path):
     one = selection.read_list(name)
     for about in one.files.values():
@@ -76,13 +74,9 @@ def runs(tmp_path):
     return tmp_path / "runs"
 
 
-def verdicts(lines):
-    return {(line.checkpoint, line.source, line.column.split("@")[0]): line for line in lines}
-
-
 def test_every_printed_number_has_a_verdict_or_a_reason(runs):
     lines = measured_by(runs)["lines"]
-    found = verdicts(lines)
+    found = {(each.checkpoint, each.source, each.column.split("@")[0]): each for each in lines}
     dino = found["dino", "dino README, Pretrained models, k-nn", "knn/imagenet/top1_k20"]
     assert (dino.verdict, dino.measured, dino.printed) == ("within", 67.1, 67.5)
     key = "lorac:1:moco-v2:resnet50:200"
@@ -222,7 +216,8 @@ def test_a_list_is_held_against_the_shipped_one_of_its_name(runs, tmp_path):
     """timm's own is made again for the models in the bundle."""
     nothing = {"covered": {}, "files": {}, "digests": {}, "lines": []}
     said = {"": 0, "title": "is not as it is shipped here", "name": "is none that is shipped here"}
-    for listed in (selection.read_list("short"), selection.timm_list("timm-v2", [RESNET])):
+    timms = selection.timm_list("timm-v2", ["resnet18.tv_in1k"])
+    for listed in (selection.read_list("short"), timms):
         for key, words in said.items():
             sent = dataclasses.replace(listed, **({key: "made-up"} if key else {}))
             bundle.write(tmp_path / "x.zip", runs, listed=sent, **nothing)

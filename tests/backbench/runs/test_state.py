@@ -49,12 +49,10 @@ def test_damaged_state_is_refused_and_named(tmp_path, where):
     data = bytearray(path.read_bytes())
     at = {"start": 3, "middle": len(data) // 2, "end": len(data) - 1}[where]
     data[at] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(BadInput, match=r"s\.pt.*remove it"):
-        load_state(path)
-    path.write_bytes(bytes(data[: len(data) // 2]))
-    with pytest.raises(BadInput, match=r"s\.pt.*remove it"):
-        load_state(path)
+    for damaged in (data, data[: len(data) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(BadInput, match=r"s\.pt.*remove it"):
+            load_state(path)
 
 
 def test_state_runs_no_code_when_read(tmp_path):

@@ -74,19 +74,17 @@ def loop_eaurc(conf, right):
     return loop_aurc(conf, right) - np.mean(best)
 
 
-LOOPS = {"ece": loop_ece, "aece": loop_aece, "aurc": loop_aurc, "eaurc": loop_eaurc}
-
-
 @pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_every_metric_is_an_independent_scorers(first, monkeypatch):
     monkeypatch.setattr(calibration, "RESAMPLES", 20)
+    loops = {"ece": loop_ece, "aece": loop_aece, "aurc": loop_aurc, "eaurc": loop_eaurc}
     for seed in range(first, first + 100):
         logits, label, t = random_case(seed)
         x = record(logits, label, t)
         onehot = np.arange(logits.shape[1])
         for suffix, p in (("", softmax(logits)), ("_t", softmax(logits / t))):
             conf, right = np.exp(-x[f"logsumexp{suffix}"]), x["classes"][:, 0] == label
-            expected = {name: 100 * loop(conf, right) for name, loop in LOOPS.items()}
+            expected = {name: 100 * loop(conf, right) for name, loop in loops.items()}
             expected["nll"] = log_loss(label, p, labels=onehot)
             # scikit-learn halves it where it is asked to: ours is from 0 to 2
             brier = brier_score_loss(label, p, labels=onehot, scale_by_half=False)

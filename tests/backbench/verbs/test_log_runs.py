@@ -70,10 +70,13 @@ def test_the_others_are_called_for_every_step_and_number(runs, monkeypatch, to):
     assert "mine" in said and "linear" in said
 
 
-def test_a_logger_that_is_not_installed_is_named(runs, monkeypatch, capfd):
+def test_a_logger_that_is_not_installed_is_named(runs, monkeypatch, bad_input):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert log(runs, "wandb") == 2
-    assert "pip install wandb" in capfd.readouterr().err
+    bad_input(log(runs, "wandb"), "pip install wandb")
+
+
+def test_a_folder_without_runs_is_named(tmp_path, bad_input):
+    bad_input(log(tmp_path, "tensorboard"), str(tmp_path))
 
 
 def test_a_logger_that_fails_is_one_line_and_is_asked_again(runs, monkeypatch, capfd):
@@ -86,16 +89,11 @@ def test_a_logger_that_fails_is_one_line_and_is_asked_again(runs, monkeypatch, c
     assert not list(runs.rglob("logged.json"))
 
 
-WRONG = ('"x"', '{"step": 1}', '{"step": "a", "numbers": []}', '{"step": 1e999, "numbers": []}')
-WRONG += ('{"step": 1, "numbers": 3}', "}")
-
-
-@pytest.mark.parametrize("note", ["[1]", *(f'{{"tensorboard": {each}}}' for each in WRONG)])
-def test_a_damaged_note_is_named(runs, bad_input, note):
+@pytest.mark.parametrize("of_tensorboard", [
+    None, '"x"', '{"step": 1}', '{"step": "a", "numbers": []}', '{"step": 1e999, "numbers": []}',
+    '{"step": 1, "numbers": 3}', "}",
+])  # fmt: skip
+def test_a_damaged_note_is_named(runs, bad_input, of_tensorboard):
+    note = f'{{"tensorboard": {of_tensorboard}}}' if of_tensorboard else "[1]"
     (runs / "linear" / "logged.json").write_text(note)
     bad_input(log(runs, "tensorboard"), "logged.json: damaged; remove it to send all again")
-
-
-def test_a_folder_without_runs_is_named(tmp_path, capfd):
-    assert log(tmp_path, "tensorboard") == 2
-    assert str(tmp_path) in capfd.readouterr().err
