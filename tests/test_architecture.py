@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from backbench.results import protocol_fingerprints
+from backbench.weights.archs import FAMILIES
+
 ROOT = Path(__file__).parent.parent
 PROGRAMS = ("pretrain", "transfer", "detection")
 FOLDERS = ("backbench", *PROGRAMS, "tools", "benchmarks")
@@ -145,8 +148,6 @@ def test_a_fact_has_one_home(pattern, home):
 
 def test_no_file_but_its_own_asks_for_a_kind_of_trunk():
     """The prefix of a family's names, and its classes, stand in backbench/weights/families."""
-    from backbench.weights.archs import FAMILIES
-
     prefixes = {family.prefix for family in FAMILIES} - {""}
     classes = {type(family).__name__ for family in FAMILIES}
     for path in SOURCES:
@@ -162,8 +163,6 @@ def test_no_file_but_its_own_asks_for_a_kind_of_trunk():
 
 def test_names_of_protocols_are_bound_to_their_recipes():
     """backbench/results/protocol_fingerprints.py: rows under a shipped name are held to what is bound here."""
-    from backbench.results import protocol_fingerprints
-
     tool = runpy.run_path(str(ROOT / "tools" / "bind_protocols.py"))
     now = tool["text_of"](tool["bound"]())
     assert protocol_fingerprints.FILE.read_text() == now, (

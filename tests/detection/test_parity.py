@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from pycocotools import mask
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
 
@@ -140,15 +141,11 @@ def test_every_weight_has_a_counterpart(pair):
     assert to_detectron2_names_of(rates_and_decays(ours)) == rates_and_decays(theirs)
 
 
-def batch_for(theirs, record):
-    mapper = DatasetMapper(is_train=False, augmentations=[], image_format="RGB")
-    return [mapper(dict(record))]
-
-
 def test_features_anchors_proposals_boxes_and_scores(pair):
     ours, theirs, split, task = pair
     ours.model.eval()
     theirs.model.eval()
+    mapper = DatasetMapper(is_train=False, augmentations=[], image_format="RGB")
     for record in split.records[:3]:
         image = to_uint8(load_image(record))
         with torch.no_grad():
@@ -156,7 +153,7 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
             features = ours.model.backbone(batch.tensors)
             anchors = ours.model.rpn.anchor_generator(batch, list(features.values()))
             proposals, _ = ours.model.rpn(batch, features)
-            images = theirs.model.preprocess_image(batch_for(theirs, record))
+            images = theirs.model.preprocess_image([mapper(dict(record))])
             reference = theirs.model.backbone(images.tensor)
             anchors2 = theirs.model.proposal_generator.anchor_generator(list(reference.values()))
             proposals2, _ = theirs.model.proposal_generator(images, reference)
@@ -175,8 +172,6 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
         boxes = [[x["bbox"] for x in found] for found in (a, b)]
         np.testing.assert_allclose(*boxes, rtol=1e-5, atol=1e-3)
         if task.outlines:
-            from pycocotools import mask
-
             for x, y in zip(a, b):
                 differing = (mask.decode(x["segmentation"]) != mask.decode(y["segmentation"])).sum()
                 assert differing <= 2

@@ -16,6 +16,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from support.boards import DEMO, synthetic
 from support.strangers import Calls, door, record, write_cifar10
 
@@ -189,8 +190,6 @@ class Campaign:
             call = Calls(os.system, "touch called") if rng.random() < 0.5 else 5
             pickle.dump({"model": model, "x": call}, buffer, protocol=rng.randint(0, 5))
         else:
-            from safetensors.torch import save
-
             buffer.write(save(state, metadata={"format": "backbench-checkpoint", "about": "{}"}))
         file = self.root / "x.pth"
         data = buffer.getvalue()

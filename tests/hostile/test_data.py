@@ -13,7 +13,8 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
+from safetensors.torch import save_file
 from support import timm_fixtures as fx
 from support.containers import add
 from support.layouts import class_folder
@@ -62,8 +63,6 @@ def test_an_image_is_given_to_no_other_program(tmp_path, monkeypatch):
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    from PIL import EpsImagePlugin
-
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # it looks for gs once a process
     said = door("data", "check", "own", "--data", tmp_path)
     assert not (tmp_path / "called").exists()
@@ -378,8 +377,6 @@ HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
     ([1, 2], "expected an object"),
 ])  # fmt: skip
 def test_configuration_beside_a_file(config, said, tmp_path):
-    from safetensors.torch import save_file
-
     save_file(fx.known("timm:test_vit"), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadInput) as error:

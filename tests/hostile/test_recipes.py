@@ -1,5 +1,7 @@
 """Recipes, protocols and configs by strangers are plain values, read as fast as they are long."""
 
+import os
+
 import pytest
 from support.strangers import door, refused
 
@@ -77,8 +79,6 @@ def test_whole_numbers_that_are_no_float(tmp_path, kind, number):
 
 @pytest.mark.parametrize("base", ["/dev/zero", "fifo"])
 def test_base_that_is_no_file(tmp_path, base):
-    import os
-
     os.mkfifo(tmp_path / "fifo")
     path = tmp_path / "x.yaml"
     path.write_text(f"_BASE_: {base}\n")

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from support import tiny_pretraining
 from support.pictures import picture, write_pictures, write_shards
+from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision.transforms.functional import resized_crop, to_tensor
 
 from backbench.datasets import catalog
@@ -174,8 +175,6 @@ def same_colour(a, b):
 
 def test_the_dataloader_pins_every_tensor_of_a_batch(found, monkeypatch):
     """As the loader's own thread does it; without a GPU, memory cannot really be pinned."""
-    from torch.utils.data._utils.pin_memory import pin_memory
-
     pinned = []
     if not torch.cuda.is_available():
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: pinned.append(x) or x.clone())

@@ -123,12 +123,6 @@ def test_biases_alone_are_trained_where_the_peak_is_zero():
         rates_of(module, lr=0.0, final_lr=0.1)
 
 
-def shares(**settings):
-    """200 steps in 20 epochs, at a peak of 1."""
-    rates = rates_of(network(), lr=1.0, **settings)
-    return [rates.share(step) for step in range(200)]
-
-
 @pytest.mark.parametrize(("settings", "expected"), [
     ({"schedule": "cosine", "final_lr": 0.01}, {0: 1.0, 100: 0.505, 199: 0.01006}),
     ({"warmup_epochs": 2, "warmup_lr": 0.1}, {0: 0.1, 10: 0.55, 20: 1.0, 110: 0.5}),
@@ -137,8 +131,8 @@ def shares(**settings):
     ({"schedule": "constant"}, {0: 1.0, 199: 1.0}),
 ])  # fmt: skip
 def test_the_course_of_the_rates(settings, expected):
-    have = shares(**settings)
-    assert {step: have[step] for step in expected} == pytest.approx(expected, abs=1e-5)
+    rates = rates_of(network(), lr=1.0, **settings)
+    assert {step: rates.share(step) for step in expected} == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_trunks_tokens_and_positions_go_with_the_biases():

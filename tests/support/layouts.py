@@ -1,6 +1,8 @@
 """Tiny trees in each dataset's true layout on disk, annotation files included, and tiny trunks."""
 
 import hashlib
+import importlib.resources
+import io
 import json
 import pickle
 
@@ -9,6 +11,7 @@ import scipy.io
 import torch
 from PIL import Image
 
+from backbench.datasets.readers import class_list
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 
@@ -232,8 +235,6 @@ class Trees:
             self._lines(base / "Partitions" / file, lines)
 
     def imagenet(self, base, classes=None, per=2):
-        from backbench.datasets.readers import class_list
-
         for name in classes or class_list("imagenet"):
             for split, count in (("train", per), ("val", 1)):
                 for i in range(count):
@@ -249,8 +250,6 @@ class Trees:
                 (folder / f"{number * 10 + i:040x}.jpeg").write_bytes(self._jpeg())
 
     def imagenet_a(self, base, name="imagenet_a", folder="imagenet-a", per=1):
-        from backbench.datasets.readers import class_list
-
         for label, synset in enumerate(class_list(name)):
             for i in range(per):
                 self._picture(base / folder / synset / f"0.{label}_{i}.jpg")
@@ -265,10 +264,6 @@ class Trees:
 
     def imagenet_real(self, base, numbers=(1, 2, 3, 293, 50000)):
         """The files of these numbers below the last class folders of val, and the real labels."""
-        import importlib.resources
-
-        from backbench.datasets.readers import class_list
-
         labels = importlib.resources.files("timm.data") / "_info" / "imagenet_real_labels.json"
         val = base.parent / "imagenet" / "val"
         for number, synset in zip(numbers, reversed(class_list("imagenet"))):
@@ -297,8 +292,6 @@ class Trees:
         """Other bytes each time, encoded once: a comment after the picture's end."""
         self.count += 1
         if not hasattr(self, "_one"):
-            import io
-
             buffer = io.BytesIO()
             Image.new("RGB", (8, 8), (90, 120, 200)).save(buffer, "JPEG")
             self._one = buffer.getvalue()

@@ -146,14 +146,11 @@ def dinov3(state):
             out[start + "qkv.bias_mask"] = torch.cat([ones, 0 * ones, ones])
         elif not key.endswith("v_bias"):
             out[key] = tensor
-    out = renamed(
-        out,
-        ("^reg_token", "storage_tokens"),
-        (r"gamma_([12])$", r"ls\1.gamma"),
-        (r"mlp\.fc1_g", "mlp.w1"),
-        (r"mlp\.fc1_x", "mlp.w2"),
+    out = renamed(out,
+        ("^reg_token", "storage_tokens"), (r"gamma_([12])$", r"ls\1.gamma"),
+        (r"mlp\.fc1_g", "mlp.w1"), (r"mlp\.fc1_x", "mlp.w2"),
         (r"mlp\.fc2", "mlp.w3") if any("fc1_g" in key for key in out) else ("^$", ""),
-    )
+    )  # fmt: skip
     width = state["cls_token"].shape[-1]
     heads = 2 if width == 32 else width // 64
     count = width // heads // 4
@@ -167,18 +164,14 @@ def convnext(state):
 
 
 def torchvision_convnext(state):
-    made = renamed(
-        state,
+    made = renamed(state,
         (r"^stem", "features.0"),
         (r"^stages\.(\d)\.downsample", lambda match: f"features.{2 * int(match[1])}"),
         (r"^stages\.(\d)\.blocks", lambda match: f"features.{2 * int(match[1]) + 1}"),
-        ("conv_dw", "block.0"),
-        (r"(\d\.\d+)\.norm", r"\1.block.2"),
-        (r"mlp\.fc1", "block.3"),
-        (r"mlp\.fc2", "block.5"),
-        ("gamma", "layer_scale"),
-        (r"^head\.norm", "classifier.0"),
-    )
+        ("conv_dw", "block.0"), (r"(\d\.\d+)\.norm", r"\1.block.2"),
+        (r"mlp\.fc1", "block.3"), (r"mlp\.fc2", "block.5"),
+        ("gamma", "layer_scale"), (r"^head\.norm", "classifier.0"),
+    )  # fmt: skip
     for key, tensor in made.items():
         if ".block.3.weight" in key or ".block.5.weight" in key:
             made[key] = tensor.reshape(tensor.shape[:2])
@@ -252,15 +245,12 @@ def hub_mae(state):
 
 
 def hub_dinov2(state):
-    made = renamed(
-        hub_vit(state),
-        ("intermediate.dense", "mlp.fc1"),
-        (r"(\d)\.output\.dense", r"\1.mlp.fc2"),
-        ("layernorm_before", "norm1"),
-        ("layernorm_after", "norm2"),
+    made = renamed(hub_vit(state),
+        ("intermediate.dense", "mlp.fc1"), (r"(\d)\.output\.dense", r"\1.mlp.fc2"),
+        ("layernorm_before", "norm1"), ("layernorm_after", "norm2"),
         (r"ls([12])\.gamma", r"layer_scale\1.lambda1"),
         ("^reg_token", "embeddings.register_tokens"),
-    )
+    )  # fmt: skip
     return made | {"embeddings.mask_token": torch.ones(1, 32)}
 
 
@@ -270,20 +260,14 @@ def hub_dinov2_registers(state):
 
 def hub_dinov3(state):
     made = split(state, r"attn\.qkv\.", "attn.q_proj.", "attn.k_proj.", "attn.v_proj.")
-    made = renamed(
-        made,
+    made = renamed(made,
         (r"attn\.([qv])_bias", r"attention.\1_proj.bias"),
-        (r"attn\.([qkv])_proj", r"attention.\1_proj"),
-        (r"attn\.proj", "attention.o_proj"),
-        (r"mlp\.fc1_g", "mlp.gate_proj"),
-        (r"mlp\.fc1(_x)?\.", "mlp.up_proj."),
-        (r"mlp\.fc2", "mlp.down_proj"),
-        (r"gamma_([12])$", r"layer_scale\1.lambda1"),
-        (r"^blocks", "layer"),
-        (r"^patch_embed\.proj", "embeddings.patch_embeddings"),
-        ("^cls_token", "embeddings.cls_token"),
-        ("^reg_token", "embeddings.register_tokens"),
-    )
+        (r"attn\.([qkv])_proj", r"attention.\1_proj"), (r"attn\.proj", "attention.o_proj"),
+        (r"mlp\.fc1_g", "mlp.gate_proj"), (r"mlp\.fc1(_x)?\.", "mlp.up_proj."),
+        (r"mlp\.fc2", "mlp.down_proj"), (r"gamma_([12])$", r"layer_scale\1.lambda1"),
+        (r"^blocks", "layer"), (r"^patch_embed\.proj", "embeddings.patch_embeddings"),
+        ("^cls_token", "embeddings.cls_token"), ("^reg_token", "embeddings.register_tokens"),
+    )  # fmt: skip
     return made | {"embeddings.mask_token": torch.ones(1, 1, 32)}
 
 

@@ -9,6 +9,7 @@ from support.layouts import trunk_file
 from backbench.datasets import embedded
 from backbench.images import image_list
 from backbench.images.image_list import scan_folder
+from backbench.results import store, verification
 from transfer.feature_cache import FeatureCache
 
 
@@ -35,6 +36,27 @@ def made(tmp_path_factory):
     """The demo's data, tiny, and two random trunks."""
     root = embedded.build(tmp_path_factory.mktemp("made"), "tiny")
     return root, [trunk_file(root / f"{seed}.safetensors", seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def whole(request, made, tmp_path_factory):
+    """A whole run of a dense probe, by the `command` of the test's own file."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert request.module.command(made, out) == 0
+    return out
+
+
+@pytest.fixture
+def dense_rows(whole):
+    """The rows of that run, which has three metrics of two trunks, all with what they come from."""
+    rows = list(store.read(whole)[0])
+    assert sorted({r.metric for r in rows}) == ["macc", "miou", "pixel_acc"] and len(rows) == 6
+    verdicts = verification.of_run(rows, whole)
+    assert {v.level for v in verdicts} == {verification.FROM_KEPT}
+    for r in rows:
+        assert (whole / r.provenance["picture"]).stat().st_size > 1000
+        assert (r.ci95 is None) == (r.metric == "macc")
+    return rows
 
 
 @pytest.fixture

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import timm
 import torch
+import torchvision
 from support.layouts import picture
 from support.timm_fixtures import put_in_hub
+from timm.data import create_dataset, create_loader, create_transform, resolve_data_config
 from torchmetrics.functional.classification import multiclass_accuracy
+from torchvision.transforms import v2
 
 import backbench
 from backbench.cli import main
@@ -324,14 +327,6 @@ def test_evaluate_takes_the_heads_that_lie_in_its_folder(trees, trunk, tmp_path)
 
 # --- timm's own heads ---
 
-MODELS = {
-    "resnet18.tv_in1k": "a ResNet, a trunk here under its own name",
-    "deit_tiny_distilled_patch16_224.fb_in1k": "the mean of two heads",
-    "convnextv2_nano.fcmae_ft_in22k_in1k_384": "squash, and a head with a norm",
-    "mobilenetv1_100.ra4_e3600_r224_in1k": "a larger size for tests",
-    "test_convnext.r160_in1k": "a ConvNeXt",
-}
-
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
@@ -346,10 +341,14 @@ def hub(tmp_path, monkeypatch):
     return put
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [
+    "resnet18.tv_in1k",  # a ResNet, a trunk here under its own name
+    "deit_tiny_distilled_patch16_224.fb_in1k",  # the mean of two heads
+    "convnextv2_nano.fcmae_ft_in22k_in1k_384",  # squash, and a head with a norm
+    "mobilenetv1_100.ra4_e3600_r224_in1k",  # a larger size for tests
+    "test_convnext.r160_in1k",  # a ConvNeXt
+])  # fmt: skip
 def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
-    from timm.data import create_transform, resolve_data_config
-
     model, root = hub(name), trees("imagenet-real")
     # The door keeps the head in a checkpoint of ours, as `evaluate` does
     checkpoint = importing.read(f"timm:{name}")
@@ -375,9 +374,6 @@ def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
 
 def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatch):
     """SwAV's two files, merged by the words of the list: the usual cut of ImageNet's probes."""
-    import torchvision
-    from torchvision.transforms import v2
-
     torch.manual_seed(2)
     model, root = torchvision.models.resnet18().eval(), trees("imagenet-real")
     trunk, own = {"module.prototypes.weight": torch.ones(2)}, {}
@@ -406,17 +402,11 @@ def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatc
     assert said.items() <= top1.provenance["own_geometry"].items()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("imagenet-v2-matched", marks=SLOW),
-        *("imagenet-a", "imagenet-r", "imagenet-sketch"),
-    ],
-)
+@pytest.mark.parametrize("name", [
+    pytest.param("imagenet-v2-matched", marks=SLOW), "imagenet-a", "imagenet-r", "imagenet-sketch",
+])  # fmt: skip
 def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeypatch):
     """Eight images of each set as timm's validate.py reads them; half have the model's answer."""
-    from timm.data import create_dataset, create_loader, resolve_data_config
-
     model, root = hub("test_resnet.r160_in1k"), trees(name)
     whole = catalog.load(name, root)
     paths = whole.test.paths[:: len(whole.test) // 8][:8]

@@ -13,6 +13,8 @@ from backbench.errors import BadInput
 from backbench.recipes import config, own_probe
 from backbench.results import store
 from backbench.runs import price
+from pretrain.recipe import PretrainConfig
+from pretrain.train import what_decides
 
 TINY = {"resize": 32, "crop": 32}
 SGD = {"kind": "sgd", "protocol": "sgd-test-v1", "lr": [0.1, 1.0], "augment": None}
@@ -36,7 +38,8 @@ def says(tiny_root, trunk, tmp_path, caplog):
     """The lines that a command logs, on the tiny data."""
     files = {"TRUNK": trunk}
     for recipe in (SGD, KNN, TUNED):
-        files[recipe["protocol"]] = written(tmp_path, recipe)
+        files[recipe["protocol"]] = tmp_path / f"{recipe['protocol']}.yaml"
+        files[recipe["protocol"]].write_text(json.dumps(recipe))
 
     def run(*words):
         words = [files.get(word, word) for word in words]
@@ -49,12 +52,6 @@ def says(tiny_root, trunk, tmp_path, caplog):
         return [record.getMessage() for record in caplog.records]
 
     return run
-
-
-def written(folder, recipe):
-    file = folder / f"{recipe['protocol']}.yaml"
-    file.write_text(json.dumps(recipe))
-    return file
 
 
 def test_a_probe_says_its_plan_and_its_price(says, timed_at_once):
@@ -186,9 +183,6 @@ def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, monkeypatc
 
 
 def test_a_recipes_probe_decides_no_training():
-    from pretrain.recipe import PretrainConfig
-    from pretrain.train import what_decides
-
     recipe = config.load(PretrainConfig, "lorac/lorac_imagenet", kind="pretrain")
     assert recipe.probe == {"imagenet": "imagenet_lorac"}
     assert what_decides(recipe) == what_decides(dataclasses.replace(recipe, probe={}))

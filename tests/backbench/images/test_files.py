@@ -4,10 +4,12 @@ import io
 import pickle
 import tracemalloc
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
 from support.pictures import picture, write_pictures
+from torchvision import datasets
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
@@ -116,8 +118,6 @@ def test_decoding_is_pils(tmp_path):
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
     """Pixels are PIL's with and without OpenCV's own RGB (from 4.11 on); CMYK's up to rounding."""
-    import cv2
-
     how = [{"quality": 90}, {"subsampling": 0}, {"subsampling": 1}, {"progressive": True}]
     files = []
     for settings in how:
@@ -136,8 +136,6 @@ def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
 
 @pytest.mark.parametrize(("name", "per", "train"), [("cifar10", 10, 50), ("cifar100", 2, 200)])
 def test_cifar_for_pretraining(trees, name, per, train):
-    from torchvision import datasets
-
     root = trees(name, per=per)
     found = catalog.open_split(root, name, "train")
     assert len(found) == train and found.classes[1] == "class 1"
