@@ -15,9 +15,6 @@ from support.weather import command, warm
 from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.runs.run_progress import read_progress
 
-# Those that keep a state of their own; what the others keep is in the cache of features
-CONTINUED = ("pretrain", "linear", "finetune", "semisup", "analyze", "detect")
-
 
 def noise(root, seed, split):
     """Every image of these splits as noise, as PNGs of one size under their names and times."""
@@ -55,9 +52,10 @@ def stopped(runs, argv, out, cache):
     return run.wait()
 
 
+# Those that keep a state of their own; what the others keep is in the cache of features
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("verb", CONTINUED)
+@pytest.mark.parametrize("verb", ["pretrain", "linear", "finetune", "semisup", "analyze", "detect"])
 def test_images_swapped_after_a_stop(verb, tiny_root, trunk, tmp_path):
     root = shutil.copytree(tiny_root, tmp_path / "data")
     split = "test" if verb == "analyze" else "train"
