@@ -179,50 +179,44 @@ def reestimate_batch_norm(
     """Detectron2's PreciseBN hook: batch norm's statistics become true averages at the final
     weights, over the training batches of iterations `after`, `after + 1`... fvcore's own function
     knows no batch norm but torch's, and takes one rank's samples for those of all."""
-    engine.start(records, after, after + batches)
     engine.model.train()
     averages = []
     for layer in engine.model.modules():
         if isinstance(layer, _BatchNorm) and layer.training:
             averages.append(AverageStatistics(layer))
+    if not averages:
+        return
+    engine.start(records, after, after + batches)
     for iteration in range(after, after + batches):
         seeding.seed_everything(engine.seed, "precise batch norm", iteration)
         engine.losses()
-        for average in averages:
-            average.add_batch()
     for average in averages:
         average.finish()
 
 
 class AverageStatistics:
-    """The mean and variance of all samples that a batch norm layer sees in several batches:
-    fvcore/nn/precise_bn.py::_PopulationVarianceEstimator, of the batches of all ranks."""
+    """The mean and variance of all samples that a batch norm layer sees in several batches of all
+    ranks: fvcore/nn/precise_bn.py::_PopulationVarianceEstimator, from sums instead of averages."""
 
     def __init__(self, layer: _BatchNorm) -> None:
-        self.layer, self.momentum = layer, layer.momentum
-        layer.momentum = 1.0  # the running statistics are then those of the last batch alone
-        assert layer.running_mean is not None and layer.running_var is not None
-        self.batch = self.total = 0  # samples and places
-        self.mean = torch.zeros_like(layer.running_mean)
-        self.square = torch.zeros_like(layer.running_var)
-        self.hook = layer.register_forward_pre_hook(self.count)
+        assert layer.running_mean is not None
+        self.layer = layer
+        # Of each channel: how many, their sum, and that of their squares
+        self.sums = layer.running_mean.new_zeros(3, layer.num_features, dtype=torch.float64)
+        self.hook = layer.register_forward_pre_hook(self.add)
 
-    def count(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.batch = inputs[0].numel() // inputs[0].shape[1] * distributed.world_size()
-
-    def add_batch(self) -> None:
-        """Add the last batch."""
-        mean, variance = self.layer.running_mean, self.layer.running_var
-        assert mean is not None and variance is not None
-        self.total += self.batch
-        # Running variances are unbiased. E[x^2] = mean^2 + variance (n - 1) / n
-        square = mean.square() + variance * ((self.batch - 1) / self.batch)
-        share = self.batch / self.total
-        self.mean += (mean - self.mean) * share
-        self.square += (square - self.square) * share
+    def add(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].detach().float().transpose(0, 1).flatten(1)
+        self.sums[0] += x.shape[1]
+        self.sums[1] += x.sum(1, dtype=torch.float64)
+        self.sums[2] += x.square().sum(1, dtype=torch.float64)
 
     def finish(self) -> None:
         self.hook.remove()
-        self.layer.momentum = self.momentum
-        self.layer.running_mean = self.mean
-        self.layer.running_var = self.square - self.mean.square()
+        count, total, square = distributed.sum_over_ranks(self.sums)
+        if count[0] == 0:  # some trunks have layers that no map of a detector uses
+            return
+        mean = total / count
+        assert self.layer.running_mean is not None and self.layer.running_var is not None
+        self.layer.running_mean.copy_(mean)
+        self.layer.running_var.copy_(square / count - mean.square())

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from backbench.errors import Preempted
+from backbench.parallel import distributed
 from backbench.runs.state import StopFlag
 from detection import process_group, train_net
-from detection.engine import DetectionEngine
+from detection.data.split import training_records
+from detection.engine import DetectionEngine, reestimate_batch_norm
 from detection.run import DetectionRun, Prepared
 from support.detection_runs import built, run_of_config
 
@@ -107,3 +109,31 @@ def all_runs(engine: str, root: Path, out: Path) -> None:
         process_group.spawn(two_ranks, run_of(engine, CONFIGS[engine][0], root, out, 2))
         for name in CONFIGS[engine]:
             whole(run_of(engine, name, root, out / "two_one" / name, 1))
+
+
+def compare_batch_norm(engine, records):
+    """Batch norm's statistics, estimated again, against a loop over the samples of all ranks; how
+    many layers saw any."""
+    layers = {}
+    for layer in engine.model.modules():
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+            layers[layer] = []
+            layer.register_forward_pre_hook(
+                lambda layer, inputs: layers[layer].append(inputs[0].transpose(0, 1).flatten(1))
+            )
+    reestimate_batch_norm(engine, records, batches=2, after=5)
+    used = {layer: torch.cat(seen, 1) for layer, seen in layers.items() if seen}
+    for layer, mine in used.items():
+        x = distributed.gather(mine.double().T)
+        mean, variance = layer.running_mean.double(), layer.running_var.double()
+        torch.testing.assert_close(mean, x.mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(variance, x.var(0, correction=0), rtol=1e-3, atol=1e-5)
+    return len(used)
+
+
+def batch_norm_of_a_rank(run, seat):
+    """For process_group.spawn."""
+    with process_group.joined(run, seat):
+        p, engine = built(run)
+        assert compare_batch_norm(engine, training_records(p.train, p.task)) > 20
+    return 0
