@@ -105,7 +105,7 @@ class Cluster:
     command: str | None = None
     setup: tuple[str, ...] = ()  # shell lines before the job
     env: dict[str, str] = field(default_factory=dict)
-    gpus: NotNegative = 0  # of this machine, for kind local
+    gpus: NotNegative = 0  # of this machine, for kinds local and debug
     sbatch: dict[str, object] = field(default_factory=dict)  # further sbatch options, as they are
     resources: dict[str, dict[str, object] | None] = field(default_factory=dict)
     file: str = ""

@@ -88,23 +88,24 @@ class JobPool:
     def _collect(self) -> None:
         """Note the outcome of every attempt that has ended."""
         for name, (attempt, process, gpus) in list(self.running.items()):
-            if process is not None and process.poll() is None:
-                continue
-            if process is None and self.ledger.running(attempt.job):
+            # A job outlives the process above it, if somebody kills that one
+            if (process and process.poll() is None) or self.ledger.running(attempt.job):
                 continue
             del self.running[name]
             self._free_gpus |= gpus
             status = self.ledger.status(attempt.job)
-            # Nobody can ask a stranger how it exited. The state that it wrote is named as its outcome
-            # is, but for `queued`, which is "again", and `running`: it was killed
+            attempts = status["attempts"]
+            how = attempts[-1].get("how", "killed") if attempts else "not started"
+            why = status.get("reason") or how
+            # Nobody can ask a stranger, or a killed one, how it exited. The state that it wrote is
+            # named as its outcome is, but for `queued`, which is "again", and `running`: it was killed
             exit_status = EXITS.get(status["state"], EXIT_PREEMPTED)
-            if process is not None:
+            if process is not None and process.returncode >= 0:
                 exit_status = process.returncode
             if exit_status and attempt.show:  # kind debug: the first failure ends it
-                raise Failed(f"{name}: {status.get('reason') or status['state']}")
+                raise Failed(f"{name}: {why}")
             if exit_status == EXIT_PREEMPTED:
                 # Failed and may try again, or preempted: behind those that wait already
-                why = status.get("reason") or status["attempts"][-1].get("how", "killed")
                 log.info(f"again  {name}: {why}")
                 self.add(attempt)
             elif exit_status in (0, EXIT_STOPPED):
@@ -112,7 +113,7 @@ class JobPool:
                 log.info(f"{self.outcomes[name]:6} {name}")
             else:
                 self.outcomes[name] = "failed"
-                log.info(f"failed {name}: {status.get('reason')}")
+                log.info(f"failed {name}: {why}")
 
     def _set_aside(self) -> None:
         """Take out what can never start: a job that it needs is neither done nor on its way."""

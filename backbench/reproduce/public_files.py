@@ -64,7 +64,8 @@ def find(
         if fetched:
             fetch(str(about.url), path)
         if not path.exists():
-            how = about.by_hand or "--download fetches it"
+            by_us = "a dry run fetches nothing" if download else "--download fetches it"
+            how = about.by_hand or by_us
             log.warning(f"{name}: no {path}; {about.page}: {how}")
             continue
         digests = _digests(path, note, keep=not dry_run)

@@ -5,6 +5,7 @@ not depend on the seed is equal (the test list, official splits, numbers of imag
 does (a hold-out, a choice of images) is equal for equal seeds.
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -60,6 +61,17 @@ def of_row(row: Result, *, has_recipe: bool) -> Lists | None:
             return Lists(digest([facts["manifest"], images, manner]))
         return Lists(digest([images, manner]), facts["manifest"])
     return Lists(digest(manner)) if manner else None
+
+
+def scored_list(row: Result) -> str | None:
+    """The digest of the test list that `of_row` takes, and no other that the row may name."""
+    facts = row.facts
+    manifests = facts.get("manifests")
+    if manifests is not None and isinstance(facts.get("images"), dict):
+        return manifests.get("test")
+    if "train" in facts and "val" in facts:
+        return hashlib.sha256(facts["val"].encode()).hexdigest()
+    return facts.get("manifest")
 
 
 def _everything_but_outcomes(row: Result) -> dict[str, object]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backbench.results import kept_scores, resamples
+from backbench.results import data_manifests, kept_scores, resamples
 from backbench.results.predictions import Arrays, hits, load
 from backbench.results.result_line import Result
 from backbench.stats import confidence, dense_counts, partitions, resampling
@@ -288,10 +288,7 @@ def _of_scores(r: Result, run: Path) -> int:
 
 
 def _refuse_other_list(r: Result, arrays: Arrays) -> None:
-    # The list that makes the row's column, and no other that it may name
-    stated = (r.facts.get("manifests") or {}).get("test") or r.facts.get("manifest")
-    if TASKS[r.task].detects and "val" in r.facts:
-        stated = hashlib.sha256(r.facts["val"].encode()).hexdigest()
+    stated = data_manifests.scored_list(r)
     kept = str(arrays["manifest"])
     if stated and kept != stated:
         raise _Unfit(f"its predictions are of list {kept[:12]}, it says {stated[:12]}")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import signal
@@ -124,6 +125,26 @@ def test_killed_launcher_leaves_jobs_to_finish_and_starts_none_twice(lab, first,
     told = {file.read_text() for file in lab.root.glob("runs/*/*/told")}
     assert lab.most_at_once("runs") == len(told) == at_once
     assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "code", "hows"), [
+    ("local", 0, [["killed", "done"], ["done"]]),
+    ("debug", 1, [[None]]),
+])  # fmt: skip
+def test_a_job_outlives_the_process_above_it(lab, kind, code, hows):
+    """kill -9 for that one: no other job starts, and the launcher does not end, before the job."""
+    lab.dataset("d1", "d2", steps=40, step_s=0.05)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
+    process = lab.background(grid, lab.cluster(kind, jobs=1), "runs")
+    lab.until("runs", lambda s: any(lab.root.glob("runs/*/*/progress.json")), 30)
+    (status,) = [status for status in lab.statuses("runs").values() if status["attempts"]]
+    os.kill(status["attempts"][-1]["pid"], signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code and re.search(r"a-\S+: killed", said)
+    assert sorted(lab.attempts("runs").values(), key=len, reverse=True) == hows
+    assert len(lab.values("runs")) == len(hows)
+    assert kind == "debug" or lab.most_at_once("runs") == 1
 
 
 @pytest.mark.slow

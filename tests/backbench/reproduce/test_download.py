@@ -186,12 +186,13 @@ def test_a_damaged_file_on_disk_is_refused(server, tmp_path, capsys):
     assert not server.asked and file.exists()
 
 
-def test_a_dry_run_writes_and_downloads_nothing(server, tmp_path, capsys):
+def test_a_dry_run_writes_and_downloads_nothing(server, tmp_path, capsys, caplog):
     knn = {"verb": "linear", "protocol": "knn", "datasets": ["cifar10"]}
     words = a_list(tmp_path, server.url, {"title": "knn", "evaluate": [knn], "gpu_hours": 1.0})
     (tmp_path / "small.yaml").write_text("{name: small, kind: local, jobs: 1}")
     words += ["--cluster", str(tmp_path / "small.yaml"), "--download", "--dry-run"]
     assert cli.main(words) == 2 and not server.asked
+    assert "a dry run fetches nothing" in caplog.text
     file = tmp_path / "files" / "one" / "model.pth"
     file.parent.mkdir(parents=True)
     file.write_bytes(DATA)

@@ -12,6 +12,7 @@ from support.records import a_result, digest_of, recipe_of
 from backbench.board.board import Measurement, fill
 from backbench.papers.judge import add_published
 from backbench.recipes import config
+from backbench.results import data_manifests
 
 _BASES = {  # task, dataset, metric, protocol
     "sgd": ("linear", "cifar10", "top1", "linear-lorac-v1"),
@@ -283,3 +284,15 @@ def test_a_config_that_is_its_own_name_is_not_marked_twice():
     row = mutated(base("detect"), P + "recipe", json.loads(json.dumps(recipe)))
     assert columns_of(changed(row, protocol=own))[0].protocol == own
     assert columns_of(row)[0].protocol.startswith("detection-1x-v1~")
+
+
+@pytest.mark.parametrize("task", ["linear", "mask_rcnn", "analyze"])
+def test_the_scored_list_is_the_one_that_makes_the_column(task):
+    """A list that the column does not tell apart is none that predictions may be of."""
+    row = a_result(task=task)
+    facts = {"manifest": "b" * 64, "manifests": {"test": "c" * 64}}
+    for more in ({"manifest": "b" * 64}, {"manifests": {"test": "c" * 64}}, facts):
+        other = changed(row, provenance={**row.provenance, **more})
+        same_column = [data_manifests.of_row(r, has_recipe=True) for r in (row, other)]
+        same_list = [data_manifests.scored_list(r) for r in (row, other)]
+        assert (same_column[0] == same_column[1]) == (same_list[0] == same_list[1])
