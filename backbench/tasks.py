@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,8 @@ class Task:
         return self.tolerances.get(dataset, self.tolerance)
 
 
-def _task(name: str, row: dict[str, Any]) -> Task:
-    return Task(name, **(row | {"ious": tuple(row.get("ious", ()))}))
-
-
 _ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-TASKS: dict[str, Task] = {name: _task(name, row) for name, row in _ROWS.items()}
+TASKS = {n: Task(n, **(row | {"ious": tuple(row.get("ious", ()))})) for n, row in _ROWS.items()}
 ORDER = {name: place for place, name in enumerate(TASKS)}
 DETECTION = tuple(name for name, task in TASKS.items() if task.detects)
 

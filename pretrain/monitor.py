@@ -79,8 +79,12 @@ class RunLog:
     def __init__(self, run: Path, config: PretrainConfig, rank: int, step: int, last: int) -> None:
         self.metrics: Metrics | None = None
         self.progress: Progress | None = None
+        self.has_knn = False  # of the step that it begins at
         if rank == 0:
             self.metrics = Metrics(run, from_step=step)
+            self.has_knn = any(
+                "knn" in row and row["step"] == step - 1 for row in read_metrics(run)
+            )
             quick = "--fast" if bf16_is_quick("cpu") else "--fast precision=fp32"
             dear = f"`{quick}` or `epochs=N` costs less"
             price.announce(

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             "more processes"
         )
     fabric = launch(config, args)
-    with distributed.rank_0_tells(watched=distributed.started_by_fabric(fabric)):
+    with distributed.rank_0_tells(watched=distributed.started_by_fabric()):
         if ranks > 1:
             method = build(config, found)  # again, now that the method can see the other ranks
         workers = min(config.data.workers, loading.cores(args.devices))
@@ -139,7 +139,7 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
         strategy=strategy,
         plugins=autocast,
     )
-    fabric.launch()
+    distributed.launch(fabric)
     if not fabric.is_global_zero:
         log.setLevel(logging.ERROR)
     return fabric
@@ -317,6 +317,8 @@ class Training:
         """The steps that are left, and the last state."""
         config, record = self.config, self.record
         with StopFlag() as stop:
+            if self.step and self.step % self.steps_per_epoch == 0 and not self.record.has_knn:
+                self.score_neighbours(stop)  # which the stop at this epoch's end has ended
             while self.step < self.last:
                 epoch = self.step // self.steps_per_epoch
                 lr = self.rates.set(self.step)
@@ -343,7 +345,7 @@ class Training:
                 record.step(self.recent, features, done=done, epoch=epoch, lr=lr, row_due=row_due)
                 epoch_ends = done % self.steps_per_epoch == 0
                 if epoch_ends:
-                    self.score_neighbours(epoch, stop)
+                    self.score_neighbours(stop)
 
                 # 6. The state
                 at_end = done == self.last or (epoch_ends and verdict.due)
@@ -448,15 +450,16 @@ class Training:
         self.method.after_step(self.step / self.total)
         self.rules.state()
 
-    def score_neighbours(self, epoch: int, stop: StopFlag) -> None:
+    def score_neighbours(self, stop: StopFlag) -> None:
         """Score by kNN at an epoch's end, if due; only rank 0 works, the others wait for it."""
-        every = self.config.knn_every
+        every, epoch = self.config.knn_every, self.step // self.steps_per_epoch - 1
         due = every > 0 and (self.step == self.last or (epoch + 1) % every == 0)
         if due and self.fabric.global_rank == 0:
             with self.record.paused():
                 views, device = self.config.views, self.fabric.device
                 knn = monitor.KnnScore(self.found, views, device, self.workers)
-                score = knn(self.method.backbone, stop)
+                # After the last step no run comes back to it
+                score = knn(self.method.backbone, stop if self.step < self.last else None)
             self.record.knn(score, done=self.step, epoch=epoch)
 
 

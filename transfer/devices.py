@@ -103,10 +103,10 @@ def start_for(args: argparse.Namespace) -> Machine:
     from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy="ddp")
-    fabric.launch()
+    distributed.launch(fabric)
     if fabric.global_rank:
         log.setLevel("ERROR")  # one process speaks
-    watched = distributed.started_by_fabric(fabric)
+    watched = distributed.started_by_fabric()
     return Machine(fabric.device, fabric.global_rank, fabric.world_size, workers, watched)
 
 

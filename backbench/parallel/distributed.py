@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
@@ -34,6 +35,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted, Stopped
+from backbench.runs.state import die_with_parent
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -244,12 +246,25 @@ class Agreement:
             yield entered
 
 
-def started_by_fabric(fabric: Fabric) -> bool:
+# Names the process that starts the others, to them. Fabric's own question, whether the environment
+# starts processes, is answered by yes as soon as it has started them
+_RANK_0 = "BACKBENCH_RANK_0"
+
+
+def launch(fabric: Fabric) -> None:
+    """Make this process one of Fabric's ranks. Those that rank 0 starts end with it: killed alone,
+    it would leave them in a collective, on GPUs that the next attempt needs."""
+    environment = getattr(fabric.strategy, "cluster_environment", None)
+    if environment is not None and not environment.creates_processes_externally:
+        os.environ[_RANK_0] = str(os.getpid())
+    fabric.launch()
+    if started_by_fabric() and fabric.local_rank > 0:
+        die_with_parent()
+
+
+def started_by_fabric() -> bool:
     """Did Fabric itself start the processes of rank 1 and up, and does it watch them?"""
-    if fabric.world_size == 1:
-        return False
-    environment = fabric.strategy.cluster_environment  # type: ignore[attr-defined]
-    return not environment.creates_processes_externally
+    return os.environ.get(_RANK_0) in (str(os.getpid()), str(os.getppid()))
 
 
 @contextlib.contextmanager

@@ -23,10 +23,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     try:
         with failures.naming(path):
             yield temporary
-        # The bytes reach the disk before the name does: a crash in between must not leave an empty
-        # file
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+            # The bytes reach the disk before the name does: a crash in between must not leave an
+            # empty file
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
         # mkstemp gives 0600, and results are shared; the mask can only be read by setting it
         umask = os.umask(0)
         os.umask(umask)

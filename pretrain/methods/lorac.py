@@ -190,7 +190,8 @@ class Method(MomentumContrast[Config]):
             others = [i for i in range(len(views)) if i + first != c]
             met, key, used_rows = _chosen(queries, others), keys[c], rows
             if prior == "batch":  # P spans the batch of all ranks
-                met, key, used_rows = (_gather_samples(x) for x in (met, key, used_rows))
+                each = (x.movedim(-2, 0) for x in (met, key, used_rows))  # images first
+                met, key, used_rows = (distributed.gather(x).movedim(0, -2) for x in each)
             losses.append(
                 lorac_loss(
                     met,
@@ -213,8 +214,3 @@ class Method(MomentumContrast[Config]):
 def _chosen(x: Tensor, places: list[int]) -> Tensor:
     """x[places]; a list as an index would be sent to the device, and waited for."""
     return torch.stack([x[i] for i in places])
-
-
-def _gather_samples(x: Tensor) -> Tensor:
-    """(..., n, d) -> (..., N, d) over ranks, with gradient."""
-    return distributed.gather(x.movedim(-2, 0)).movedim(0, -2)

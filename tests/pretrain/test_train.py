@@ -111,17 +111,18 @@ def test_no_epochs_save_the_trunk_that_every_method_starts_from(pretrain, tmp_pa
 
 
 def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at_step, tmp_path):
-    rows = "log_every=4"  # a row spans a restart
-    assert pretrain(tmp_path / "whole", rows)[0] == 0
+    rows = ("log_every=4", "knn_every=1")  # a row spans a restart, and a stop ends a score
+    assert pretrain(tmp_path / "whole", *rows)[0] == 0
     out = tmp_path / "parts"
     kill_at_step(2, signal.SIGUSR2)
-    status, said = pretrain(out, rows)
+    status, said = pretrain(out, *rows)
     assert status == EXIT_PREEMPTED
     assert "stopped by SIGUSR2 at step 3 of 6, state saved" in said
     assert not (out / CHECKPOINT_FILE).exists()
     kill_at_step(4, signal.SIGTERM)
-    assert pretrain(out, rows, options=["--workers", "1"])[0] == EXIT_PREEMPTED
-    status, said = pretrain(out, rows, "data.workers=2")
+    assert pretrain(out, *rows, options=["--workers", "1"])[0] == EXIT_PREEMPTED
+    kill_at_step(5, signal.SIGTERM)  # the last: nothing is left to stop
+    status, said = pretrain(out, *rows, "data.workers=2")
     assert status == 0
     assert "continuing at step 5 of 6" in said
     assert digest(out) == digest(tmp_path / "whole")
@@ -131,7 +132,7 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
         return [{k: v for k, v in row.items() if k not in timing} for row in read_metrics(run)]
 
     assert numbers(out) == numbers(tmp_path / "whole")
-    assert [row["step"] for row in numbers(out)] == [3, 5]
+    assert [row["step"] for row in numbers(out)] == [2, 3, 5, 5]
 
 
 @pytest.mark.parametrize(("overrides", "message"), [

@@ -85,6 +85,24 @@ def test_a_signal_to_one_process_stops_all_and_they_continue_exactly(root, tmp_p
 
 
 @pytest.mark.slow
+def test_a_killed_first_process_takes_the_others_along(root, tmp_path):
+    """Even one that hangs, as in a collective on a GPU: its memory is free for the next attempt."""
+    process = start(root, tmp_path, 2)
+    while len(read_metrics(tmp_path)) < 1:
+        assert process.poll() is None
+        time.sleep(0.002)
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 20
+    about = Path(f"/proc/{child}/stat")
+    while about.exists() and about.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
 def test_a_run_continues_on_another_number_of_processes(root, tmp_path):
     # Four images to a group: with two, on 1x1 maps, rounding grows a thousandfold in a step
     same = ("precision=fp64", "accumulate=2", "batch_size=16", "epochs=4", MOCO)
