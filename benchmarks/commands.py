@@ -61,12 +61,12 @@ def start(quick: bool) -> None:
             "--help": [],
             "linear --help": [],
         }
-        baseline = "import torch, torchvision"
+        baseline = "import torchvision"
         ways = {baseline: partial(call, [sys.executable, "-c", baseline])}
         ways["limit: import torch"] = partial(call, [sys.executable, "-c", "import torch"])
         for shown, more in commands.items():
             command = [sys.executable, "-m", "backbench", *shown.split(), *more]
-            ways[f"backbench {shown}"] = partial(call, command)
+            ways[shown] = partial(call, command)
         print_ratios("start", least(ways, 1 if quick else 3, wall=True))
 
 
@@ -100,7 +100,7 @@ def on_slurm(root: Path, jobs: int) -> None:
             subprocess.run(single, check=True, capture_output=True)
 
     assert len(Expansion(read_grid(grid), runs, where="grid").jobs) == jobs
-    found = {"an sbatch for each": seconds(submit_singly) * jobs / 20}
+    found = {"one sbatch each": seconds(submit_singly) * jobs / 20}
     found["--dry-run"] = seconds(partial(launch, *run, "--dry-run"))
     found["run, as arrays of 1000"] = seconds(partial(launch, *run))
     # Slurm really has them all, and we know of every one that it waits
@@ -110,7 +110,7 @@ def on_slurm(root: Path, jobs: int) -> None:
     found["status, all queued"] = seconds(partial(launch, "status", "--once", *out))
     found["run again, nothing to submit"] = seconds(partial(launch, *run))
     found["cancel"] = seconds(partial(launch, "cancel", *out))
-    print_ratios(f"{jobs} jobs on Slurm", found)
+    print_ratios(f"{jobs} Slurm jobs", found)
 
 
 def launch(*words: str) -> None:
@@ -150,8 +150,8 @@ def leaderboard(quick: bool) -> None:
         size = f"page of {page.stat().st_size / 1e6:.1f} MB (limit 20)"
     results = f"{checkpoints * columns} results"
     works = [
-        (f"{results} read and written as csv", 5, ""),
-        (f"{results} ranked and written as a page", 10, size),
+        (f"{results} as csv", 5, ""),
+        (f"{results} as a page", 10, size),
         ("1000 results of 10,000 images verified", 60, ""),
     ]
     for (title, limit, note), (began, ended) in zip(works, pairwise(marks)):

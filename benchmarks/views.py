@@ -118,7 +118,7 @@ def ways(groups: tuple[Crops, ...]) -> dict[str, Way]:
         "PIL, torchvision": partial(naive, pipelines=pipelines),
         "reference": partial(reference, crops=crops),
         "fast": partial(ours, crops=crops, geometry_only=False),
-        "fast, colour left to the GPU": partial(ours, crops=crops, geometry_only=True),
+        "fast, GPU's colour": partial(ours, crops=crops, geometry_only=True),
         "limit: decoding alone": lambda data, seed: decode_array(data, "benchmark"),
     }
 

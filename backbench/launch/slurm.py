@@ -9,9 +9,10 @@ How a killed job continues, from the signal to the next start:
    Without scontrol, Slurm's own kill requeues the job, or the next attempt begins in it.
 3. A lost node or `scontrol requeue` give no word. Slurm starts the job anew by itself (`requeue`
    in `_parameters`); `Attempt._begin` notes that the attempt before was killed.
-4. The job starts: the same pickle, the same command, the same folder, whose state it continues.
-5. Nothing started it: it is `stopped` after a time limit on a node without scontrol, `lost` after a
-   kill -9 of this process. The next `launch run` submits it again.
+4. The job starts: the same pickle, the same command, the same folder, whose state it continues
+   (`pretrain.train.SavedState`).
+5. Nothing started it: it is `stopped` by SIGTERM at the time limit, or after any time limit on a
+   node without scontrol; `lost` after a kill -9 of this process. `launch run` submits it again.
 """
 
 from __future__ import annotations

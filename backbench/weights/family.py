@@ -61,7 +61,7 @@ class TrunkMetadata:
 @dataclass(frozen=True, kw_only=True)
 class TrunkInFile(ABC):
     """A trunk found under one prefix of one table of a file; each family has its own subclass.
-    `keys`: name of a tensor -> the file's key. `extra`: keys inside it that its architecture lacks.
+    `keys`: name of a tensor -> the file's key. `extra`: all keys inside it that its architecture lacks.
     `if_misshaped` ends the refusal of tensors of other shapes with advice."""
 
     if_misshaped: ClassVar[str] = ""
