@@ -83,7 +83,7 @@ class RunLog:
         if rank == 0:
             self.metrics = Metrics(run, from_step=step)
             self.has_knn = any(
-                "knn" in row and row["step"] == step - 1 for row in read_metrics(run)
+                "knn" in row and row.get("step") == step - 1 for row in read_metrics(run)
             )
             quick = "--fast" if bf16_is_quick("cpu") else "--fast precision=fp32"
             dear = f"`{quick}` or `epochs=N` costs less"

@@ -88,8 +88,11 @@ class JobPool:
     def _collect(self) -> None:
         """Note the outcome of every attempt that has ended."""
         for name, (attempt, process, gpus) in list(self.running.items()):
-            # A job outlives the process above it, if somebody kills that one
-            if (process and process.poll() is None) or self.ledger.running(attempt.job):
+            if process is not None and process.poll() is None:
+                continue
+            # A job outlives a launcher, or the process above it, that somebody kills
+            orphaned = process is None or process.returncode < 0
+            if orphaned and self.ledger.running(attempt.job):
                 continue
             del self.running[name]
             self._free_gpus |= gpus
@@ -100,7 +103,7 @@ class JobPool:
             # Nobody can ask a stranger, or a killed one, how it exited. The state that it wrote is
             # named as its outcome is, but for `queued`, which is "again", and `running`: it was killed
             exit_status = EXITS.get(status["state"], EXIT_PREEMPTED)
-            if process is not None and process.returncode >= 0:
+            if process is not None and not orphaned:
                 exit_status = process.returncode
             if exit_status and attempt.show:  # kind debug: the first failure ends it
                 raise Failed(f"{name}: {why}")
