@@ -52,7 +52,8 @@ LOOK_S = 60.0
 GRACE_S = 900.0
 # Slurm looks at the clock once a minute, so its warning may come that much too early
 CLOCK_S = 60.0
-MEET_S = 120.0  # for the tasks of a job to find each other
+MEET_S = 180.0  # until task 0 begins; for half of it, it may wait for the job's lock
+ADDRESS_FILE = "address.json"  # where task 0 waits for the others; empty where it began nothing
 
 # A signal that comes while Python still starts kills it, which Slurm takes for a failed job. This
 # line of the job's script sends such a job back to the queue, if it still counts as running (after
@@ -94,17 +95,19 @@ class SlurmTask(Attempt):
         self.place = f"slurm:{environment.job_id}"
         self._listen()
         # Several tasks: the first finds a port, and alone keeps the status; the others follow
-        if self.tasks > 1:
+        if self.tasks > 1 and environment.global_rank:
             self._rank = environment.global_rank
-            self._meet()
-        if self._rank:
             return self._follow()
-        while (outcome := self.run()) != "done":
-            if not self._begins_again_here(outcome):
-                reason = self.ledger.status(self.job).get("reason")
-                raise Failed(f"{self.job.name}: {outcome}: {reason}")
-            self.__post_init__()  # as new: `run` counts the attempts by the status file
-            self._listen()
+        try:
+            while (outcome := self.run()) != "done":
+                if not self._begins_again_here(outcome):
+                    reason = self.ledger.status(self.job).get("reason")
+                    raise Failed(f"{self.job.name}: {outcome}: {reason}")
+                self.__post_init__()  # as new: `run` counts the attempts by the status file
+                self._listen()
+        finally:
+            if self.tasks > 1 and self._child is None:  # cancelled, say: the others need not wait
+                atomic.write_json(self._folder() / ADDRESS_FILE, {})
         return outcome
 
     def _listen(self) -> None:
@@ -183,23 +186,19 @@ class SlurmTask(Attempt):
         start = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
         return self.ledger.root / "meet" / f"{self.job.key}-{start}"
 
-    def _meet(self) -> None:
-        """Agree on a free port of task 0's node; a requeued job gets a new one."""
-        file = self._folder() / "address.json"
-        # The system is asked for a free port, which is given back: nobody else takes it so soon
-        if self._rank == 0:
+    def _start_child(self, lock: int | None = None) -> None:
+        """Begin; task 0 then tells the others of a free port of its node, a new one in each start."""
+        if self.tasks > 1 and self._rank == 0:
+            # The system is asked for a free port, which is given back: nobody else takes it so soon
             one_node = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
             with socket.socket() as probe:
                 probe.bind(("", 0))
                 port = probe.getsockname()[1]
             host = "127.0.0.1" if one_node else socket.gethostname()
-            atomic.write_json(file, {"MASTER_ADDR": host, "MASTER_PORT": str(port)})
-        end = time.monotonic() + MEET_S
-        while not file.exists():
-            if time.monotonic() > end:
-                raise Failed(f"rank {self._rank}: task 0 did not come up within {MEET_S:.0f} s")
-            time.sleep(0.1)
-        self.env |= json.loads(file.read_text())
+            address = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+            atomic.write_json(self._folder() / ADDRESS_FILE, address)
+            self.env |= address
+        super()._start_child(lock)
 
     def _environment(self) -> dict[str, str]:
         """Add Slurm's variables for the ranks of one job: they tell each its rank."""
@@ -212,6 +211,15 @@ class SlurmTask(Attempt):
 
     def _follow(self) -> str:
         """Run a rank but the first: without status or retries; task 0 finds its failure in a file."""
+        file = self._folder() / ADDRESS_FILE
+        end = time.monotonic() + MEET_S
+        while not file.exists():
+            if time.monotonic() > end:
+                raise Failed(f"rank {self._rank}: task 0 did not begin within {MEET_S:.0f} s")
+            time.sleep(0.1)
+        if not (address := json.loads(file.read_text())):
+            return f"rank {self._rank}: task 0 had nothing to begin"
+        self.env |= address
         self._start_child()
         code = self._wait()
         how, reason = self._meaning(code) if code not in (0, EXIT_PREEMPTED) else ("", "")

@@ -118,6 +118,17 @@ def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
 
 
 @pytest.mark.slow
+def test_where_the_first_task_has_nothing_to_begin_the_others_go_home(lab, shell):
+    blocker = shell("sbatch --parsable --cpus-per-task=4 --mem=100 --wrap 'sleep 600' -o /dev/null")
+    lab.dataset("pretrain", steps=6000, step_s=0.1)
+    assert lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs") == 0
+    (record,) = lab.look("runs").records.values()
+    Ledger(lab.root / "runs").mark_cancelled(record.job)
+    shell(f"scancel {blocker}")
+    lab.until("runs", lambda s: list(s.values()) == ["cancelled"] and not shell("squeue -h"), 60)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
     """In float64: in float32 a fresh ResNet-18's gradient at 32 pixels is 0.1% off."""
