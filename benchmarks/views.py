@@ -2,13 +2,17 @@
 
 MoCo v2's one 224 px crop, its two, and multi-crop (3 x 224, 5 x 96) as SwAV's and LORAC's loaders
 make it: the baseline decodes with PIL, once for every crop, and augments with torchvision's own
-classes on PIL images. `reference` is what the papers' recipes run, `fast` what `--fast` runs.
+classes on PIL images. `reference` is what the papers' recipes run, `fast` what `--fast` runs. Then
+`data check`, against 1.3 times the decoding.
 """
 
+import contextlib
 import io
 import itertools
 import random
+import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +23,12 @@ from machine import least, print_ratios
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
+from backbench.datasets import catalog
 from backbench.images.augmentations import draw, render_fast, render_geometry, render_reference
 from backbench.images.crops import Crops
 from backbench.images.image_list import decode_array
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
+from backbench.verbs import list_data
 from pretrain.recipe import ViewsConfig
 
 PIXELS = Pixels()
@@ -144,3 +150,22 @@ def run(quick: bool) -> None:
     }
     for name, groups in of_papers.items():
         print_ratios(name, measure(ways(groups), jpegs, 2 if quick else 7), len(jpegs))
+    data_check(8 if quick else 48)
+
+
+def data_check(count: int) -> None:
+    """What `data check` does with unlike photographs, against decoding these in as many threads."""
+
+    def decode() -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda file: Image.open(file).convert("RGB").getpixel((0, 0)), files))
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_photographs(Path(folder, "mine"), count, count)
+        files = list(Path(folder).rglob("*.jpg"))
+        found = catalog.load("mine", Path(folder))
+        with contextlib.redirect_stdout(io.StringIO()):
+            check = partial(list_data._content_problems, "mine", found)
+            taken = least({"decoding": decode, "ours": check}, 7)
+    limit = {"limit, 1.3 times PIL's decoding": 1.3 * taken["decoding"]}
+    print_ratios("data check", limit | {"ours": taken["ours"]}, count)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,33 +14,45 @@ from backbench.images.image_list import ImageList
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from PIL import Image
 
-BLOCKS = 8  # an image's looks: the gray of 8 x 8 blocks, and its mean red, green and blue
+BLOCKS = 8  # an image's looks: the mean colours of 8 x 8 blocks
 MEAN_APART = 1.5  # of 255: a JPEG keeps the mean of a picture to about half of that
-BLOCK_APART = 6.0
+BLOCK_APART = 6.0  # of a block's gray
 PIXEL_APART = 6.0  # mean over all pixels; JPEG at quality 75 loses about 3 to 5 of a photograph
 
 
-@dataclass(frozen=True)
-class Look:
-    """One image: a digest of its pixels, its size and its looks (67,) float32."""
+class Look(NamedTuple):
+    """One image: (height, width) and its looks, (8, 8, 3) bytes. Equal pixels have equal looks."""
 
-    pixels: str
     size: tuple[int, int]
-    looks: NDArray[np.float32]
+    blocks: bytes
 
 
-def look_at(pixels: NDArray[np.uint8]) -> Look:
-    """Describe an image (H, W, 3)."""
-    import cv2
+def look_at(image: Image.Image) -> Look:
+    """Describe an RGB image."""
+    width, height = image.size
+    # Pillow means whole blocks in one pass over the pixels: a rest at the right and below is left
+    across, down = max(width // BLOCKS, 1), max(height // BLOCKS, 1)
+    box = (0, 0, min(width, across * BLOCKS), min(height, down * BLOCKS))
+    blocks = image.reduce((across, down), box).resize((BLOCKS, BLOCKS), 0)  # 0: nearest
+    return Look((height, width), blocks.tobytes())
 
-    height, width = pixels.shape[:2]
-    digest = hashlib.sha256(f"{height} {width} ".encode())
-    digest.update(np.ascontiguousarray(pixels).data)
-    # INTER_AREA averages each channel over a block; OpenCV takes a tenth of numpy's time for both
-    blocks = cv2.resize(pixels.astype(np.float32), (BLOCKS, BLOCKS), interpolation=cv2.INTER_AREA)
-    looks = np.concatenate([cv2.mean(pixels)[:3], blocks.mean(2).ravel()]).astype(np.float32)
-    return Look(digest.hexdigest(), (height, width), looks)
+
+def contents(
+    seen: Mapping[str, tuple[ImageList, Sequence[Look | None]]],
+) -> dict[str, dict[str, tuple[Look, str]]]:
+    """Return, by split and path, what two images share only where all their pixels are equal.
+    Images that look like another one are read again for it."""
+    counts = Counter(look for _, looks in seen.values() for look in looks)
+    out: dict[str, dict[str, tuple[Look, str]]] = {}
+    for which, (images, looks) in seen.items():
+        out[which] = {}
+        for index, look in enumerate(looks):
+            if look is not None:
+                pixels = images.open(index).tobytes() if counts[look] > 1 else b""
+                out[which][images.paths[index]] = look, hashlib.sha256(pixels).hexdigest()
+    return out
 
 
 def rewritten(
@@ -50,27 +62,33 @@ def rewritten(
     with unequal pixels. `looks_x[i]` is of image i; None where it cannot be read."""
     from scipy.spatial import cKDTree
 
-    there = [(j, look) for j, look in enumerate(looks_b) if look is not None]
-    if not there:
+    known_a = [i for i, look in enumerate(looks_a) if look is not None]
+    known_b = [j for j, look in enumerate(looks_b) if look is not None]
+    if not known_a or not known_b or len({*map(_format, a.paths), *map(_format, b.paths)}) < 2:
         return []
     # 1. By the mean colour: three numbers find the few that may be the same among millions.
-    tree = cKDTree(np.stack([look.looks[:3] for _, look in there]))
+    blocks_a, blocks_b = _blocks(looks_a), _blocks(looks_b)
+    tree = cKDTree(blocks_b.mean(1))
     out = []
-    for i, look in enumerate(looks_a):
-        if look is None:
-            continue
-        for n in tree.query_ball_point(look.looks[:3], MEAN_APART):
-            j, other = there[n]
-            if other.pixels == look.pixels or _format(a.paths[i]) == _format(b.paths[j]):
+    for i, one in zip(known_a, blocks_a):
+        for n in tree.query_ball_point(one.mean(0), MEAN_APART):
+            j, other = known_b[n], blocks_b[n]
+            if _format(a.paths[i]) == _format(b.paths[j]):
                 continue
             # 2. By the blocks, and 3. by all pixels, read again.
-            if other.size != look.size or np.abs(other.looks - look.looks).max() > BLOCK_APART:
+            if np.abs(one.mean(1) - other.mean(1)).max() > BLOCK_APART:
                 continue
-            one, two = a.array(i).astype(np.float32), b.array(j).astype(np.float32)
-            if np.abs(one - two).mean() <= PIXEL_APART:
+            pixels, others = a.array(i).astype(np.float32), b.array(j).astype(np.float32)
+            if pixels.shape == others.shape and 0 < np.abs(pixels - others).mean() <= PIXEL_APART:
                 out.append((a.paths[i], b.paths[j]))
                 break
     return out
+
+
+def _blocks(looks: Sequence[Look | None]) -> NDArray[np.uint8]:
+    """Stack the blocks of the images that could be read, (n, 64, 3)."""
+    blocks = b"".join(look.blocks for look in looks if look is not None)
+    return np.frombuffer(blocks, np.uint8).reshape(-1, BLOCKS * BLOCKS, 3)
 
 
 def _format(path: str) -> str:

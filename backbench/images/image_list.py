@@ -54,8 +54,11 @@ def decode(path: str | Path, *, upright: bool = False, data: bytes | None = None
     from PIL import Image, ImageOps
 
     with readable(path, data) as file:
-        image = Image.open(file, formats=FORMATS)
-        return (ImageOps.exif_transpose(image) if upright else image).convert("RGB")
+        image: Image.Image = Image.open(file, formats=FORMATS)
+        if upright:
+            image = ImageOps.exif_transpose(image)
+        image.load()
+        return image if image.mode == "RGB" else image.convert("RGB")  # it would copy
 
 
 def decode_array(data: bytes, name: str | Path) -> np.ndarray:

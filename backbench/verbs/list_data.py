@@ -7,8 +7,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from backbench.datasets import availability, catalog, copies, detection_check, packing, splits
 from backbench.datasets.copies import Look
 from backbench.datasets.splits import Splits
@@ -19,6 +17,7 @@ from backbench.images.image_list import ImageList
 from backbench.images.spans import SpanList, contents_name
 from backbench.recipes import config
 from backbench.runs import atomic
+from backbench.runs.run_progress import QUIET_SECONDS, Progress
 
 
 def run(args: argparse.Namespace) -> int:
@@ -126,36 +125,32 @@ def _ignored(base: Path) -> list[str]:
 def _content_problems(name: str, found: Splits) -> list[str]:
     """Reads every image: a line per problem within a split, then of two splits together."""
     problems = []
-    by_content: dict[str, dict[str, str]] = {}  # split -> digest of an image's pixels -> its path
-    looks: dict[str, list[Look | None]] = {}
-    by_name = dict(found.items())
+    seen: dict[str, tuple[ImageList, list[Look | None]]] = {}
     for which, images in found.items():
         if found.imagenet is not None and which != "test":  # a set of test images alone
-            by_content[which], looks[which] = {}, []
+            seen[which] = images, []
             continue
         print(f"{name} {which}: {len(images)} images, sha256 of the list {splits.digest(images)}")
         if isinstance(images, SpanList):
             print(f"{name} {which}: {images.described}")
         problems += _list_problems(which, images)
-        looks[which], unreadable = _read_all(images)
-        contents = {}
-        for path, look in zip(images.paths, looks[which]):
-            if look is not None:
-                contents[path] = look.pixels
+        looks, unreadable = _read_all(f"{name} {which}", images)
+        seen[which] = images, looks
         problems += [f"{which}: unreadable {line}" for line in unreadable[:5]]
         if len(unreadable) > 5:
             problems.append(f"{which}: {len(unreadable) - 5} more unreadable images")
-        twice = len(contents) - len(set(contents.values()))
-        if twice:
+    by_content: dict[str, dict[tuple[Look, str], str]] = {}
+    for which, by_path in copies.contents(seen).items():
+        by_content[which] = {content: path for path, content in by_path.items()}
+        if twice := len(by_path) - len(by_content[which]):
             problems.append(f"{which} holds {twice} copies of other images of it")
-        by_content[which] = {content: path for path, content in contents.items()}
     # The worst first: what a model has trained on must not be what it is scored on.
     for a, b in (("train", "test"), ("val", "test"), ("train", "val")):
         shared = sorted(by_content[a].keys() & by_content[b].keys())
         if shared:
             one, other = by_content[a][shared[0]], by_content[b][shared[0]]
             problems.append(f"{a} and {b} share {len(shared)} images: {one} is {other}")
-        again = copies.rewritten(by_name[b], looks[b], by_name[a], looks[a])
+        again = copies.rewritten(*seen[b], *seen[a])
         if again:
             other, one = again[0]
             problems.append(
@@ -191,18 +186,22 @@ def _list_problems(which: str, images: ImageList) -> list[str]:
     return problems
 
 
-def _read_all(images: ImageList) -> tuple[list[Look | None], list[str]]:
+def _read_all(title: str, images: ImageList) -> tuple[list[Look | None], list[str]]:
     """The look of every image, None where it cannot be decoded, and a line for each of those."""
+    progress = Progress(None, len(images), f"{title}: reading", unit="image", after=QUIET_SECONDS)
 
     def read(index: int) -> Look | str:
         try:
             # As PIL reads it: what OpenCV fills up with gray must not pass for whole
-            return copies.look_at(np.asarray(images.open(index)))
+            return copies.look_at(images.open(index))
         except BadInput as error:
             return str(error)
 
+    rows = []
     with ThreadPoolExecutor(8) as pool:
-        rows = list(pool.map(read, range(len(images))))
+        for row in pool.map(read, range(len(images))):
+            rows.append(row)
+            progress.advance()
     looks = [row if isinstance(row, Look) else None for row in rows]
     return looks, [row for row in rows if isinstance(row, str)]
 
