@@ -53,18 +53,13 @@ def _inside_the_run(path: str) -> str:
     return path
 
 
-def _command(command: str | list[str]) -> str | list[str]:
-    if isinstance(command, str):
-        _refuse_half_a_quotation(command)
-    return command
-
-
 @functools.lru_cache(maxsize=65536)  # a run's numbers share their command
-def _refuse_half_a_quotation(command: str) -> None:
+def _command_line(command: str) -> str:
     try:
         printable.of_command(command)
     except ValueError as error:
         raise ValueError(f"it is no command line ({error})") from None
+    return command
 
 
 # Names become columns, headings and parts of files' names, which may have 255 bytes.
@@ -75,7 +70,7 @@ Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[StrictFloat, Field(ge=-LARGEST, le=LARGEST)]
 Percent = Annotated[Number | None, BeforeValidator(_finite)]
 Argument = Annotated[StrictStr, _text(1 << 20)]
-Command = Annotated[Argument | list[Argument], AfterValidator(_command)]
+Command = Annotated[Argument, AfterValidator(_command_line)] | list[Argument]
 Path = Annotated[StrictStr, _text(300), AfterValidator(_inside_the_run)]
 Group = dict[str, Any]  # nested JSON of any shape
 

@@ -118,7 +118,10 @@ def _refuse_impossible(r: Result) -> None:
             raise _Unfit(f"it says {value}, the mean of its draws is another")
     images = r.facts.get("images")
     if _COUNTS.fullmatch(r.metric) and isinstance(images, dict):
-        _refuse_share(value, _tested(r, images) * (len(draws) if isinstance(draws, list) else 1))
+        count = _tested(r, images) * (len(draws) if isinstance(draws, list) else 1)
+        right = value * count / 100
+        if count and abs(right - round(right)) > max(_ALIKE, 1e-11 * count):
+            raise _Unfit(f"{value:g} is no share of {count} images")
 
 
 def _tested(r: Result, images: Mapping[str, int | None]) -> int:
@@ -132,13 +135,6 @@ def _refuse_other_number(r: Result, what: str, images: int) -> None:
     by_split = r.facts.get("images")
     if isinstance(by_split, dict) and (listed := _tested(r, by_split)) != images:
         raise _Unfit(f"its {what} are of {images} images, its list has {listed}")
-
-
-def _refuse_share(value: float, count: int) -> None:
-    """Raises _Unfit for a percentage that is not one of so many images."""
-    right = value * count / 100
-    if count and abs(right - round(right)) > max(_ALIKE, 1e-11 * count):
-        raise _Unfit(f"{value:g} is no share of {count} images")
 
 
 def _shown(interval: tuple[float, float]) -> str:

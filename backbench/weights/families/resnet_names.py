@@ -55,12 +55,6 @@ def names(dialect: Dialect, arch: str) -> dict[str, str]:
     return {dialect.rename(key): key for key in trunk_shapes(arch)}
 
 
-@functools.cache
-def _all_names(dialect: Dialect) -> frozenset[str]:
-    # ResNet-34 has all names of basic blocks, ResNet-152 all of bottlenecks
-    return frozenset(names(dialect, "resnet34")) | frozenset(names(dialect, "resnet152"))
-
-
 # --- trunks ---
 
 
@@ -120,11 +114,12 @@ def find_trunks(tables: Tables, metadata: TrunkMetadata) -> list[ResNetInFile]:
 def _candidates(key: str) -> list[tuple[str, Dialect]]:
     """(prefix, dialect) for each dialect with a name that ends this key; the longest counts."""
     parts = key.rsplit(".", LONGEST)[-LONGEST:]
-    names = [".".join(parts[i:]) for i in range(len(parts))]
+    ends = [".".join(parts[i:]) for i in range(len(parts))]
     out = []
     for dialect in DIALECTS:
-        known = _all_names(dialect)
-        longest = next((name for name in names if name in known), None)
+        # ResNet-34 has all names of basic blocks, ResNet-152 all of bottlenecks
+        known = names(dialect, "resnet34"), names(dialect, "resnet152")
+        longest = next((end for end in ends if any(end in each for each in known)), None)
         if longest is not None:
             out.append((key.removesuffix(longest), dialect))
     return out
