@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from backbench.images.augmentations import crop_box
 from backbench.images.image_list import ImageList
@@ -133,9 +134,16 @@ def loader(
     pictures: Pictures, batches: Iterable[list[EpochIndex]], *, machine: Machine
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Load (uint8 (N, 3, H, W), indices (N,)) for each of `batches`, lists of (epoch, index).
-    BadInput, on all ranks, for an image that one of them cannot read."""
+    Pixels are channels last in memory. BadInput, on all ranks, for an unreadable image of one."""
+    pin = machine.device.type == "cuda"
     found = loading.batches(
-        pictures, batches, workers=machine.workers, pin=machine.device.type == "cuda", prefetch=4
+        pictures, batches, workers=machine.workers, pin=pin, prefetch=4, collate=_stacked
     )
     for batch in found:
         yield machine.readable(batch)
+
+
+def _stacked(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    # default_collate itself would write channel after channel
+    pixels, about = default_collate([(picture.permute(1, 2, 0), one) for picture, one in rows])
+    return pixels.permute(0, 3, 1, 2), about

@@ -384,9 +384,10 @@ class Network:
         module: nn.Module = nn.Sequential(trunk, head)
         if machine.world > 1:
             module = batchnorm.convert_sync_batchnorm(module)
-        self.module = module.to(machine.device)
-        if machine.device.type == "cuda":  # on a CPU small maps train slower with channels last
-            self.module = self.module.to(memory_format=trunk.memory_format)
+        # On a CPU small maps train slower with channels last
+        on_gpu = machine.device.type == "cuda"
+        self.layout = trunk.memory_format if on_gpu else torch.contiguous_format
+        self.module = module.to(machine.device).to(memory_format=self.layout)
         groups = parameter_groups(trunk, head, p)
         if p.optimizer == "adamw":
             self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=0.0, betas=p.betas)
@@ -399,7 +400,7 @@ class Network:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """uint8 (N, 3, H, W) -> logits (N, C) float32."""
-        images = normalise(pixels, self.pixels)
+        images = normalise(pixels, self.pixels).contiguous(memory_format=self.layout)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
             return self.module(images).float()
 
