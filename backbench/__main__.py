@@ -8,6 +8,7 @@ from the first line to the last.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -29,10 +30,22 @@ def program(argv: Sequence[str] | None = None) -> int:
     from backbench.cli import main
 
     try:
-        return main(argv)
+        status = main(argv)
     finally:
         for number in NUMBERS:
             signal.signal(number, signal.SIG_IGN)
+    if "MASTER_PORT" in os.environ:  # one of several processes
+        end(status)
+    return status
+
+
+def end(status: int) -> NoReturn:
+    """End this process before Python takes itself down: a thread of gloo that drops its last tensor
+    meanwhile would abort it, and Fabric kills rank 0 for that."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 def listen() -> None:

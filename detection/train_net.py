@@ -8,8 +8,6 @@
 Top down: `run` (the command), `prepare` (reads and checks), `work` (one process), `train` (loop).
 """
 
-from __future__ import annotations
-
 import sys
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ All is a pure function of recipe and dataset: the order of (seed, epoch), each i
 then the device brings views to a network's numbers (`finish_views`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -91,7 +89,7 @@ class LoadedBatch:
     skipped: tuple[str, ...] = ()
     error: str | None = None
 
-    def pin_memory(self) -> LoadedBatch:
+    def pin_memory(self) -> "LoadedBatch":
         """Move it to page-locked memory, from which a GPU copies while the CPU goes on. The
         DataLoader calls it by this name on a type that it does not know."""
         return replace(
@@ -112,7 +110,7 @@ class InputFormat:
     layout: torch.memory_format
 
     @staticmethod
-    def of(config: PretrainConfig, device: torch.device) -> InputFormat:
+    def of(config: PretrainConfig, device: torch.device) -> "InputFormat":
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         return InputFormat(device, dtype, layout)

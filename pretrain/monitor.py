@@ -1,7 +1,5 @@
 """Watches a pretraining: loss terms, metrics.jsonl, progress, features, kNN score, and curves."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import resource
@@ -126,7 +124,7 @@ class RunLog:
     def step(
         self,
         recent: RecentTerms,
-        features: Features,
+        features: "Features",
         *,
         done: int,
         epoch: int,

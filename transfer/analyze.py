@@ -6,8 +6,6 @@ does not grow with the dataset. Every statistic is taken on the trunk's features
 checkpoint has kept it, on its projector's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time
@@ -150,8 +148,8 @@ def analyze(
 
 
 def row(
-    space: Space,
-    number: Number,
+    space: "Space",
+    number: "Number",
     *,
     about: Mapping[str, object],
     recipe: AnalyzeConfig,

@@ -17,8 +17,6 @@ The description names an image list by paths, sizes and a few files' contents (`
 a hit only files that have moved since are hashed again (`changed_file`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl
@@ -144,7 +142,7 @@ class FeatureCache:
     limit: int  # bytes
 
     @staticmethod
-    def default() -> FeatureCache:
+    def default() -> "FeatureCache":
         said = os.environ.get("BACKBENCH_CACHE_GB") or "50"
         try:
             limit = int(float(said) * 1e9)

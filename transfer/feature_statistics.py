@@ -4,8 +4,6 @@ All images enter sums, cross-products and histograms of fixed size (`ViewStatist
 bounded sample the pairs: memory stays bounded. Rows are unit vectors, except for the spectra.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import TypedDict
@@ -78,7 +76,7 @@ class Histogram:
         index = ((values - self.low) / (self.high - self.low) * BINS).long().clamp_(0, BINS - 1)
         self.counts += torch.bincount(index.flatten().cpu(), minlength=BINS)
 
-    def overlap(self, other: Histogram) -> float:
+    def overlap(self, other: "Histogram") -> float:
         """Shared area of two normalised histograms of one range, 0 to 1; nan where one is empty."""
         totals = int(self.counts.sum()), int(other.counts.sum())
         if not all(totals):

@@ -1,7 +1,5 @@
 """Runs frozen trunks, which only give features, and the heads that checkpoints have kept."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +62,7 @@ class FrozenTrunk:
         device: torch.device,
         precision: Precision = "fp32",
         head: str | None = None,
-    ) -> FrozenTrunk:
+    ) -> "FrozenTrunk":
         """With `head`, the name of one that the checkpoint has kept, features are its output. All
         trunks of a process have one precision."""
         precisions.use(precision)

@@ -2,8 +2,6 @@
 ood` scores heads on other pictures. All checkpoints see the same decoded images, in one pass per
 dataset. How a number is made stands in the file of its probe, `transfer/probe_<kind>.py`."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from collections import Counter

@@ -10,8 +10,6 @@ transformer's do. So it works on U = T L, with T = (W | b) and L L^T the Hessian
 probabilities: the objective is the same, and its level lines are nearly round.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +37,7 @@ class Fit:
     gradient: float = 0.0
 
     @staticmethod
-    def at(weight: Tensor, bias: Tensor) -> Fit:
+    def at(weight: Tensor, bias: Tensor) -> "Fit":
         """A point to start from."""
         return Fit(weight, bias, loss=0.0, iterations=0, converged=True)
 

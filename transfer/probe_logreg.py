@@ -1,7 +1,5 @@
 """The logistic-regression probe: a path of penalties, the best on val fitted on train + val."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import TypedDict
 

@@ -8,8 +8,6 @@ Nothing is trained. A rule says when an answer is right; it is part of the proto
     official  the best of 1000 is one of those that the image's class stands for (ObjectNet)
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

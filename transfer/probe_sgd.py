@@ -12,8 +12,6 @@ Where `patience` stops a training early, val is what it watches, so val trains n
 on the datasets of `train_only`.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,6 @@
 """Turns a checkpoint's predictions on test into numbers in percent, kept files and Result rows.
 `write` makes the rows of finetuning and of all probes that predict one class per image."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import functools

@@ -329,11 +329,13 @@ def in_order(columns: Iterable[Column]) -> list[Column]:
 
 
 def _recorded_last(
-    measurements: Iterable[tuple[Measurement, Column]], problems: list[str]
+    measurements: list[tuple[Measurement, Column]], problems: list[str]
 ) -> list[tuple[Measurement, Column]]:
     """One measurement for each (checkpoint, column, seed); unequal duplicates are `problems`."""
     read = [((m.result.checkpoint, column, m.result.seed), m) for m, column in measurements]
     counts = dict(read)  # in the order in which they were read
+    if len(counts) == len(read):
+        return measurements
     known: dict[tuple[str, Column, int], Measurement] = {}
     # Among equals (copies of one file, or lines without a time) the later in the order wins.
     for key, new in sorted(read, key=lambda one: one[1].recorded):

@@ -5,8 +5,6 @@ network for nothing. `data` is drawn at once; `origins`, most of the page, is re
 number is opened. A table is one list per field, so each field's name is written once.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import math
@@ -163,7 +161,7 @@ def _rows(board: Board) -> list[Sequence[object]]:
 
 
 def _columns_and_cells(
-    board: Board, origins: _Origins, notes: dict[str, int]
+    board: Board, origins: "_Origins", notes: dict[str, int]
 ) -> tuple[list[Sequence[object]], list[Table]]:
     """Every column, and the table of its cells. Each note of a cell goes into `notes` once."""
     # In one pass over the cells: a lookup for each field of the table takes longer.

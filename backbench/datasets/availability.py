@@ -1,7 +1,5 @@
 """Checks that the files and names of a command line are there, before anything heavy is imported."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Finds, reads, checks and records the datasets; each is a row. torchvision's root is ROOT/<name>,
 but ROOT is tried, too. No images are downloaded; the table alone imports no numpy and no torch."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.resources
 import itertools

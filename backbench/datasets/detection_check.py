@@ -1,7 +1,5 @@
 """Checks COCO and VOC for `data check`: are all listed images there? `detect` checks the rest."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Reads test sets for ImageNet's classifiers; nothing is trained or chosen on them. Labels are
 places in their own lists; `Splits.imagenet` says which of ImageNet's 1000 classes they mean."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

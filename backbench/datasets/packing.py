@@ -1,7 +1,5 @@
 """Writes a dataset's images as tar files, zip files or class folders, byte for byte."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import zipfile

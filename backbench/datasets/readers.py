@@ -3,8 +3,6 @@ where they are right. Own readers: CIFAR and STL-10 (nothing is unpickled), Calt
 no split, no background class), SUN397 (no split, unsorted), Birdsnap (none), ImageNet (needs no
 devkit). Heavy imports stay in the readers: the table of datasets is cheap to import."""
 
-from __future__ import annotations
-
 import csv
 import importlib.resources
 from collections.abc import Callable, Iterable, Mapping, Sequence

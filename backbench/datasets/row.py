@@ -1,7 +1,5 @@
 """A dataset is one row: what it holds, where it lies, and how it is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

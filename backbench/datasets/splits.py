@@ -2,8 +2,6 @@
 class is the sha256 of (seed, relative path), not a random stream, which could change between
 versions. Everyone who has the same files derives the same split."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

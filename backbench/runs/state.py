@@ -1,8 +1,6 @@
 """Writes state files with their own digest, and holds the flag by which a signal ends a loop. With
 `atomic` (whole files) and `seeding` (repeatable decisions) a killed run can always continue."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib
@@ -67,7 +65,7 @@ class StopFlag:
         if self.requested:
             raise Preempted(f"stopped by {self.requested} {where}; the same command continues")
 
-    def __enter__(self) -> StopFlag:
+    def __enter__(self) -> "StopFlag":
         self._listening = _stop_signals_to(self._handle)
         self._listening.__enter__()
         return self

@@ -7,8 +7,6 @@ Wilhelm, 2023). Nobody is above the *leaders*. Two rows are compared on the colu
 nothing is imputed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

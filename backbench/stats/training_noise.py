@@ -18,8 +18,6 @@ same or not, and a few seeds may all have chosen the same. So tau^2 is at least 
 would move if other validation images chose (`of_choice`), in the mean over the column's rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +46,7 @@ class TrainingNoise:
         """True if differences between trainings can be tested."""
         return self.df >= FEWEST
 
-    def at_least(self, choice: float) -> TrainingNoise:
+    def at_least(self, choice: float) -> "TrainingNoise":
         """This noise where choosing alone moves the values by `choice`, in points squared."""
         if choice <= self.excess:
             return self

@@ -1,7 +1,5 @@
 """`backbench paper`: a printed table, its measured numbers, and the command for the rest."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import statistics
@@ -61,7 +59,7 @@ def _list(runs: Sequence[Path]) -> list[dict[str, object]]:
     return listed
 
 
-def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
+def _show(item: PrintedItem, runs: Sequence[Path]) -> "list[NumberState]":
     """Prints one table: every number with its state, what is missing, and the deviations."""
     print(f"{item.name}: {item.grid.title}")
     board, judged = catalogue.measured(runs)

@@ -1,7 +1,5 @@
 """Checkpoint: the one thing that pretraining hands on. A safetensors file, complete or refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -120,13 +118,13 @@ class Checkpoint:
         trunk.load_state_dict(dict(self.state_dict), strict=True)
         return trunk
 
-    def replace(self, **changes: Any) -> Checkpoint:
+    def replace(self, **changes: Any) -> "Checkpoint":
         """The same with these fields changed."""
         return dataclasses.replace(self, **changes)
 
     def described(
         self, name: str | None, method: str | None, epochs: int | None, **added: object
-    ) -> Checkpoint:
+    ) -> "Checkpoint":
         """The same under the name, method and epochs that are given, with `added` provenance."""
         added |= {} if name is None else {"name": name}
         return self.replace(
@@ -166,7 +164,7 @@ class Checkpoint:
             save_file(tensors, temporary, metadata=metadata)
 
     @staticmethod
-    def load(path: str | Path) -> Checkpoint:
+    def load(path: str | Path) -> "Checkpoint":
         """Read a file that `save` wrote. BadInput names the file and what is wrong."""
         from safetensors import SafetensorError
 

@@ -3,8 +3,6 @@ values. Nothing in it is executed: torch's `weights_only` unpickler reads torch 
 restricted one below other pickles. Both replace the classes in `STAND_INS`, known by name only, by
 inert values. Every way in which a file can be broken is a BadInput of one line."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import pickle
@@ -40,7 +38,7 @@ _CHUNK = 1 << 20
 class Inert:
     """Stands in for an object of a package that is not imported: takes anything, keeps nothing."""
 
-    def __new__(cls, *args: object, **kwargs: object) -> Inert:
+    def __new__(cls, *args: object, **kwargs: object) -> "Inert":
         return super().__new__(cls)
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -264,7 +262,7 @@ class _Storages(pickles.BoundedUnpickler):
 class _Anything(dict[object, object]):
     """Takes whatever a pickle does to an object of a class that is not imported."""
 
-    def __new__(cls, *args: object, **kwargs: object) -> _Anything:
+    def __new__(cls, *args: object, **kwargs: object) -> "_Anything":
         return super().__new__(cls)
 
     def __init__(self, *args: object, **kwargs: object) -> None:

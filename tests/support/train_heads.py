@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from backbench.__main__ import end
 from backbench.datasets import catalog
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
@@ -55,3 +56,4 @@ if __name__ == "__main__":
         heard += [alone.stopping(quiet), alone.stopping(None)]
     assert alone.world == 1 and not dist.is_initialized()
     torch.save({"heads": heads.state(), "heard": heard}, Path(out) / f"{rank}.pt")
+    end(0)

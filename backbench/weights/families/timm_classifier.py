@@ -1,8 +1,6 @@
 """A model with its own classifier, from a checkpoint that kept it: timm's (`timm:NAME.TAG`), or a
 ResNet whose file holds an fc, torchvision's or a trunk with a probe's head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Vision transformers and ConvNeXts in files: where they stand, and which timm model each is."""
 
-from __future__ import annotations
-
 import fnmatch
 import math
 import re
@@ -82,7 +80,7 @@ class TimmInFile(TrunkInFile):
             out[ours] = whole.reshape(blank[ours].shape)
         return out
 
-    def identified(self, tensors: Tensors) -> TimmInFile:
+    def identified(self, tensors: Tensors) -> "TimmInFile":
         form = self.form
         folds = form is not None and form.folds and self.has_registers
         arch = self.metadata.arch
