@@ -5,8 +5,6 @@ network scores the test split once. The trunk's rate is the head's divided by `h
 Batch norm uses the global batch's statistics, so the number of processes changes nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
@@ -229,7 +227,7 @@ class Finetuning:
         # official val, semi-supervised training has used the whole list already.
         return self.task.splits.held_out or self.task.task == "finetune"
 
-    def new_network(self) -> Network:
+    def new_network(self) -> "Network":
         task = self.task
         classes = len(task.splits.train.classes)
         return Network(task.checkpoints[0], classes, task.protocol, task.seed, self.machine)
@@ -280,7 +278,7 @@ class Finetuning:
                 save_state(self.tried_file, vars(tried))
         return tried
 
-    def train(self, network: Network, images: ImageList, lr: float, what: str) -> None:
+    def train(self, network: "Network", images: ImageList, lr: float, what: str) -> None:
         """Train at the head rate `lr` (as declared), from where a stopped training ended."""
         task, p, machine = self.task, self.task.protocol, self.machine
         batch = p.batch_size
@@ -328,13 +326,13 @@ class Finetuning:
             if stopping and step + 1 < steps:
                 raise preempted(stopping, f"at step {step + 1} of {steps}")
 
-    def _save(self, network: Network, key: str, step: int) -> None:
+    def _save(self, network: "Network", key: str, step: int) -> None:
         if self.machine.main:
             momentum = network.optimizer.state_dict()["state"]
             state = {"key": key, "step": step, "network": network.state(), "momentum": momentum}
             save_state(self.training_file, state)
 
-    def _resume(self, network: Network, key: str) -> int:
+    def _resume(self, network: "Network", key: str) -> int:
         """The step to start at: 0, or where a saved state of this training ends."""
         if not self.training_file.exists():
             return 0
@@ -347,7 +345,7 @@ class Finetuning:
         return int(state["step"])
 
     @torch.no_grad()
-    def predict(self, network: Network, images: ImageList) -> Tensor:
+    def predict(self, network: "Network", images: ImageList) -> Tensor:
         """The five best classes (N, 5) of every image; the ranks share the images."""
         p, machine = self.task.protocol, self.machine
         network.module.eval()

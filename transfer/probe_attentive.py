@@ -6,8 +6,6 @@ softmax); values V x_t + b with weights a_t sum to V (sum of a_t x_t) + b. So a 
 vectors u over the tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -298,7 +296,7 @@ def measure_several(
 
 
 def _held_out_scores(
-    task: Assignment[Attentive], stream: TokenLogits, held: ImageList
+    task: Assignment[Attentive], stream: "TokenLogits", held: ImageList
 ) -> list[list[float]]:
     """Per trunk, the dataset's metric of every head on the images that were held out."""
     label, classes = np.asarray(held.labels), len(held.classes)
@@ -315,7 +313,7 @@ def _held_out_scores(
 
 
 def _answers(
-    stream: TokenLogits, test: ImageList, picked: Sequence[Sequence[int]]
+    stream: "TokenLogits", test: ImageList, picked: Sequence[Sequence[int]]
 ) -> list[list[tuple[Tensor, Scores | None]]]:
     """The best classes and the scores of the test images, per trunk by each of its `picked` heads."""
     parts: list[list[list[tuple[Tensor, Scores | None]]]] = [[[] for _ in own] for own in picked]

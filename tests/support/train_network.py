@@ -9,7 +9,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from backbench.__main__ import end
 from backbench.datasets import catalog
 from backbench.images.preprocess import normalise, to_input
 from backbench.runs import seeding
@@ -87,4 +86,3 @@ if __name__ == "__main__":
     if int(rank) == 0:
         torch.save(network.state_dict(), out)
     dist.destroy_process_group()
-    end(0)

@@ -28,20 +28,12 @@ def test_the_twelve_are_the_papers_in_its_order():
 
 # name -> (classes, train, val, test) that the tree of conftest gives
 TREES = {
-    "aircraft": (3, 6, 6, 6),
-    "birdsnap": (3, 3, 15, 15),
-    "caltech101": (3, 72, 18, 6),
-    "cars": (2, 4, 2, 6),
-    "cifar10": (10, 24, 6, 6),
-    "cifar100": (100, 100, 100, 200),
-    "dtd": (3, 6, 6, 6),
-    "flowers": (102, 6, 6, 6),
-    "food": (2, 4, 2, 6),
-    "pets": (2, 4, 2, 6),
-    "places365": (3, 6, 3, 9),
-    "sun397": (3, 6, 3, 9),
+    "aircraft": (3, 6, 6, 6), "birdsnap": (3, 3, 15, 15), "caltech101": (3, 72, 18, 6),
+    "cars": (2, 4, 2, 6), "cifar10": (10, 24, 6, 6), "cifar100": (100, 100, 100, 200),
+    "dtd": (3, 6, 6, 6), "flowers": (102, 6, 6, 6), "food": (2, 4, 2, 6),
+    "pets": (2, 4, 2, 6), "places365": (3, 6, 3, 9), "sun397": (3, 6, 3, 9),
     "stl10": (10, 10, 10, 20),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -255,11 +247,9 @@ def test_the_table_is_what_the_package_offers():
 
 # Data set -> sizes of the made tree, and what the values of its first map become
 KNOWN = {
-    "voc2012": ((4, 1), {0, 15, IGNORED}),
-    "voc2012aug": ((5, 1), {0, 20}),
-    "ade20k": ((4, 2), {IGNORED, 0, 149}),
-    "cityscapes": ((4, 2), {IGNORED, 0, 18}),
-}
+    "voc2012": ((4, 1), {0, 15, IGNORED}), "voc2012aug": ((5, 1), {0, 20}),
+    "ade20k": ((4, 2), {IGNORED, 0, 149}), "cityscapes": ((4, 2), {IGNORED, 0, 18}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KNOWN)

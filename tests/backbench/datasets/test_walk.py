@@ -257,3 +257,14 @@ def test_lists(tmp_path):
     file.write_bytes(data + b"\n" + data)
     with pytest.raises(BadInput, match=r"txt:4: .*is listed twice, first in line 1"):
         splits.read_list(file)
+
+
+def test_pictures_that_look_alike_are_compared_by_all_pixels(root):
+    first = picture(7, 50)
+    other = first.copy()  # two columns in 50 are in no block
+    other.paste((1, 2, 3), (49, 0, 50, 50))
+    first.save(root / "shapes" / "train" / "a" / "first.png")
+    other.save(root / "shapes" / "test" / "a" / "other.png")
+    assert not problems(root)
+    first.save(root / "shapes" / "test" / "a" / "same.png")
+    assert "train and test share 1 images: a/first.png is a/same.png" in problems(root)[0]
