@@ -1,9 +1,8 @@
 """Images per second and core: decoding a 500 x 375 JPEG and making training views of it.
 
 MoCo v2's one 224 px crop, its two, and multi-crop (3 x 224, 5 x 96) as SwAV's and LORAC's loaders
-make it: the baseline decodes with PIL, once for every crop, and augments with torchvision's own
-classes on PIL images. `reference` is what the papers' recipes run, `fast` what `--fast` runs. Then
-`data check`, against 1.3 times the decoding.
+make it: the baseline decodes with PIL, once for every crop, and augments with torchvision.
+`reference` is what the papers' recipes run, `fast` what `--fast` runs. Last comes `data check`.
 """
 
 import contextlib

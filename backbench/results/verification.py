@@ -172,8 +172,7 @@ def _refuse_choice(r: Result) -> None:
         raise _Unfit(f"its scores are not of its recipe's grid ({', '.join(order)[:80]})")
     # Of equal scores the first counts: the smallest rate, the strongest penalty
     highest = max(order, key=scores.__getitem__)
-    right = scores[best] == scores[highest] if not grid else best == highest
-    if not right:
+    if not (best == highest if grid else scores[best] == scores[highest]):
         raise _Unfit(f"its {name} {best} is not the best of its scores, {highest} is")
     if min(scores.values()) < 0 or max(scores.values()) > 100:
         raise _Unfit("one of its scores is no percentage")

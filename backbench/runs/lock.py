@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
-from backbench.errors import BadInput
+from backbench.errors import BadInput, Failed
 from backbench.runs import failures
 from backbench.runs.terminal import log
 
@@ -54,7 +54,7 @@ class Holder(TypedDict):
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Work alone in an existing `folder`; BadInput names another process that is at work in it."""
+    """Work alone in an existing `folder`; an error names another process that is at work in it."""
     file = folder / LOCK_FILE
     descriptor = _take(file)
     ended = threading.Event()
@@ -125,7 +125,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _refuse_living(file: Path, holder: Holder | None, locked: bool | None) -> None:
-    """BadInput unless the holder that `file` names is known to be gone."""
+    """BadInput, or Failed of another machine, unless the holder in `file` is known to be gone."""
     who = "another run"
     if holder is not None:
         who = f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
@@ -139,7 +139,9 @@ def _refuse_living(file: Path, holder: Holder | None, locked: bool | None) -> No
     else:
         alive = not locked
     if alive:
-        raise BadInput(f"{file.parent}: {who} is at work; wait for it, or choose another --out")
+        # A process on a machine that Slurm gave up ends soon: the next attempt finds it gone
+        kind = BadInput if holder is None or holder["machine"] == _machine() else Failed
+        raise kind(f"{file.parent}: {who} is at work; wait for it, or choose another --out")
 
 
 def _beats(file: Path) -> bool:

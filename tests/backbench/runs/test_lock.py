@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from support.holding import holder
 
-from backbench.errors import BadInput
+from backbench.errors import BadInput, Failed
 from backbench.runs import lock
 from backbench.runs.folder import open_run
 
@@ -55,7 +55,7 @@ def test_a_machine_whose_heart_beats_or_that_just_ends_is_left_alone(tmp_path, m
     on_another_machine(tmp_path)
     monkeypatch.setattr(time, "sleep", lambda _: sign(tmp_path / lock.LOCK_FILE))
     told = r"process 41 on n7 \(since 2026-01-02 03:04\) is at"
-    with pytest.raises(BadInput, match=told), lock.held(tmp_path):
+    with pytest.raises(Failed, match=told), lock.held(tmp_path):
         pass
 
 
