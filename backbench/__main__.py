@@ -6,20 +6,16 @@ from the first line to the last.
     after the verb   ignored: the status is known, and Python would only print where it stood
 """
 
-from __future__ import annotations
-
 import atexit
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from backbench.errors import EXIT_PREEMPTED, STOP_SIGNALS, Stopped
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
 
 NUMBERS = tuple(getattr(signal, name) for name in STOP_SIGNALS)
 
@@ -44,7 +40,8 @@ def end(status: int) -> NoReturn:
     meanwhile would abort it, and Fabric kills rank 0 for that."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     os._exit(status)
 
 
@@ -61,7 +58,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(EXIT_PREEMPTED)
 
 
-def _unraisable(what: UnraisableHookArgs) -> None:
+def _unraisable(what: "sys.UnraisableHookArgs") -> None:
     """A signal that came while a destructor ran: Python would print where and go on."""
     if issubclass(what.exc_type, Stopped | KeyboardInterrupt):
         name = str(what.exc_value) or "SIGINT"  # a second Ctrl-C has no words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from backbench.errors import BadInput
 from backbench.images.image_list import ImageList
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ PIXEL_APART = 6.0  # mean over all pixels; JPEG at quality 75 loses about 3 to 5
 
 
 class Look(NamedTuple):
-    """One image: (height, width) and its looks, (8, 8, 3) bytes. Equal pixels have equal looks."""
+    """One image: (width, height) and its looks, (8, 8, 3) bytes. Equal pixels have equal looks."""
 
     size: tuple[int, int]
     blocks: bytes
@@ -31,27 +33,26 @@ class Look(NamedTuple):
 
 def look_at(image: Image.Image) -> Look:
     """Describe an RGB image."""
-    width, height = image.size
-    # Pillow means whole blocks in one pass over the pixels: a rest at the right and below is left
-    across, down = max(width // BLOCKS, 1), max(height // BLOCKS, 1)
-    box = (0, 0, min(width, across * BLOCKS), min(height, down * BLOCKS))
-    blocks = image.reduce((across, down), box).resize((BLOCKS, BLOCKS), 0)  # 0: nearest
-    return Look((height, width), blocks.tobytes())
+    # With the gap Pillow first means whole pixels, in one pass over them
+    blocks = image.resize((BLOCKS, BLOCKS), resample=4, reducing_gap=1.0)  # 4: Resampling.BOX
+    return Look(image.size, blocks.tobytes())
 
 
 def contents(
     seen: Mapping[str, tuple[ImageList, Sequence[Look | None]]],
-) -> dict[str, dict[str, tuple[Look, str]]]:
+) -> dict[str, dict[str, tuple[Look, bytes]]]:
     """Return, by split and path, what two images share only where all their pixels are equal.
     Images that look like another one are read again for it."""
     counts = Counter(look for _, looks in seen.values() for look in looks)
-    out: dict[str, dict[str, tuple[Look, str]]] = {}
+    out: dict[str, dict[str, tuple[Look, bytes]]] = {}
     for which, (images, looks) in seen.items():
         out[which] = {}
         for index, look in enumerate(looks):
-            if look is not None:
+            if look is None:
+                continue
+            with contextlib.suppress(BadInput):  # read a moment ago, so it is rare
                 pixels = images.open(index).tobytes() if counts[look] > 1 else b""
-                out[which][images.paths[index]] = look, hashlib.sha256(pixels).hexdigest()
+                out[which][images.paths[index]] = look, hashlib.sha256(pixels).digest()
     return out
 
 
@@ -62,24 +63,24 @@ def rewritten(
     with unequal pixels. `looks_x[i]` is of image i; None where it cannot be read."""
     from scipy.spatial import cKDTree
 
-    known_a = [i for i, look in enumerate(looks_a) if look is not None]
-    known_b = [j for j, look in enumerate(looks_b) if look is not None]
+    known_a = [(i, look) for i, look in enumerate(looks_a) if look is not None]
+    known_b = [(j, look) for j, look in enumerate(looks_b) if look is not None]
     if not known_a or not known_b or len({*map(_format, a.paths), *map(_format, b.paths)}) < 2:
         return []
     # 1. By the mean colour: three numbers find the few that may be the same among millions.
     blocks_a, blocks_b = _blocks(looks_a), _blocks(looks_b)
     tree = cKDTree(blocks_b.mean(1))
     out = []
-    for i, one in zip(known_a, blocks_a):
+    for (i, look), one in zip(known_a, blocks_a):
         for n in tree.query_ball_point(one.mean(0), MEAN_APART):
-            j, other = known_b[n], blocks_b[n]
-            if _format(a.paths[i]) == _format(b.paths[j]):
+            j, other = known_b[n]
+            if look.size != other.size or _format(a.paths[i]) == _format(b.paths[j]):
                 continue
             # 2. By the blocks, and 3. by all pixels, read again.
-            if np.abs(one.mean(1) - other.mean(1)).max() > BLOCK_APART:
+            if np.abs(one.mean(1) - blocks_b[n].mean(1)).max() > BLOCK_APART:
                 continue
             pixels, others = a.array(i).astype(np.float32), b.array(j).astype(np.float32)
-            if pixels.shape == others.shape and 0 < np.abs(pixels - others).mean() <= PIXEL_APART:
+            if 0 < np.abs(pixels - others).mean() <= PIXEL_APART:
                 out.append((a.paths[i], b.paths[j]))
                 break
     return out

@@ -54,9 +54,8 @@ def decode(path: str | Path, *, upright: bool = False, data: bytes | None = None
     from PIL import Image, ImageOps
 
     with readable(path, data) as file:
-        image: Image.Image = Image.open(file, formats=FORMATS)
-        if upright:
-            image = ImageOps.exif_transpose(image)
+        opened = Image.open(file, formats=FORMATS)
+        image = ImageOps.exif_transpose(opened) if upright else opened
         image.load()
         return image if image.mode == "RGB" else image.convert("RGB")  # it would copy
 

@@ -17,6 +17,7 @@ How a killed job continues, from the signal to the next start:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -107,7 +108,8 @@ class SlurmTask(Attempt):
                 self._listen()
         finally:
             if self.tasks > 1 and self._child is None:  # cancelled, say: the others need not wait
-                atomic.write_json(self._folder() / ADDRESS_FILE, {})
+                with contextlib.suppress(OSError):
+                    atomic.write_json(self._folder() / ADDRESS_FILE, {})
         return outcome
 
     def _listen(self) -> None:

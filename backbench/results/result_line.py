@@ -53,10 +53,13 @@ def _inside_the_run(path: str) -> str:
     return path
 
 
-@functools.lru_cache(maxsize=65536)  # a run's numbers share their command
-def _command_line(command: str) -> str:
+_words = functools.lru_cache(maxsize=65536)(printable.of_command)  # a run's numbers share theirs
+
+
+def _command(command: str | list[str]) -> str | list[str]:
     try:
-        printable.of_command(command)
+        if isinstance(command, str):
+            _words(command)
     except ValueError as error:
         raise ValueError(f"it is no command line ({error})") from None
     return command
@@ -70,7 +73,7 @@ Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[StrictFloat, Field(ge=-LARGEST, le=LARGEST)]
 Percent = Annotated[Number | None, BeforeValidator(_finite)]
 Argument = Annotated[StrictStr, _text(1 << 20)]
-Command = Annotated[Argument, AfterValidator(_command_line)] | list[Argument]
+Command = Annotated[Argument | list[Argument], AfterValidator(_command)]
 Path = Annotated[StrictStr, _text(300), AfterValidator(_inside_the_run)]
 Group = dict[str, Any]  # nested JSON of any shape
 

@@ -151,7 +151,7 @@ def _refuse_choice(r: Result) -> None:
     name = {"logreg": "l2", "seg_knn": "k"}.get(str(recipe.get("kind")), "lr")
     if name not in chosen:
         return
-    grid = _shown_all(tuple(_grid(recipe)))
+    grid = [f"{value:g}" for value in _grid(recipe)]
     best, scores = f"{chosen[name]:g}", chosen.get("scores")
     if len(decays := recipe.get("weight_decays") or ()) > 1:  # chosen together with the rate
         grid = [f"{lr} wd {decay:g}" for lr in grid for decay in decays]
@@ -179,11 +179,6 @@ def _refuse_choice(r: Result) -> None:
     main = chosen.get("on") == "test" and r.metric != "top5" and r.value is not None
     if main and abs(scores[best] - r.value) > _ALIKE:
         raise _Unfit(f"it says {r.value}, it was chosen on test with {scores[best]}")
-
-
-@functools.lru_cache(maxsize=1024)
-def _shown_all(grid: tuple[float, ...]) -> list[str]:
-    return [f"{value:g}" for value in grid]
 
 
 def _grid(recipe: Mapping[str, Any]) -> list[float]:

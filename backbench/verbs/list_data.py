@@ -139,7 +139,7 @@ def _content_problems(name: str, found: Splits) -> list[str]:
         problems += [f"{which}: unreadable {line}" for line in unreadable[:5]]
         if len(unreadable) > 5:
             problems.append(f"{which}: {len(unreadable) - 5} more unreadable images")
-    by_content: dict[str, dict[tuple[Look, str], str]] = {}
+    by_content: dict[str, dict[tuple[Look, bytes], str]] = {}
     for which, by_path in copies.contents(seen).items():
         by_content[which] = {content: path for path, content in by_path.items()}
         if twice := len(by_path) - len(by_content[which]):
@@ -199,9 +199,10 @@ def _read_all(title: str, images: ImageList) -> tuple[list[Look | None], list[st
 
     rows = []
     with ThreadPoolExecutor(8) as pool:
-        for row in pool.map(read, range(len(images))):
-            rows.append(row)
-            progress.advance()
+        for begin in range(0, len(images), 1000):  # a pool makes an object of each at once
+            for row in pool.map(read, range(begin, min(begin + 1000, len(images)))):
+                rows.append(row)
+                progress.advance()
     looks = [row if isinstance(row, Look) else None for row in rows]
     return looks, [row for row in rows if isinstance(row, str)]
 

@@ -260,9 +260,9 @@ def test_lists(tmp_path):
 
 
 def test_pictures_that_look_alike_are_compared_by_all_pixels(root):
-    first = picture(7, 50)
-    other = first.copy()  # two columns in 50 are in no block
-    other.paste((1, 2, 3), (49, 0, 50, 50))
+    first = picture(200, 48)
+    other = first.copy()
+    other.paste(first.crop((0, 0, 6, 6)).rotate(180), (0, 0))  # which is one block
     first.save(root / "shapes" / "train" / "a" / "first.png")
     other.save(root / "shapes" / "test" / "a" / "other.png")
     assert not problems(root)
