@@ -153,7 +153,7 @@ def run(quick: bool) -> None:
 
 
 def data_check(count: int) -> None:
-    """What `data check` does with unlike photographs, against decoding these in as many threads."""
+    """Times `data check` on unlike photographs, against decoding these in as many threads."""
 
     def decode() -> None:
         with ThreadPoolExecutor(8) as pool:

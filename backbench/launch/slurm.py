@@ -189,7 +189,7 @@ class SlurmTask(Attempt):
         return self.ledger.root / "meet" / f"{self.job.key}-{start}"
 
     def _start_child(self, lock: int | None = None) -> None:
-        """Begin; task 0 then tells the others of a free port of its node, a new one in each start."""
+        """Begin; task 0 first tells the others of a free port of its node, new in each start."""
         if self.tasks > 1 and self._rank == 0:
             # The system is asked for a free port, which is given back: nobody else takes it so soon
             one_node = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
