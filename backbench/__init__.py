@@ -25,8 +25,14 @@ _NAMES = {
     "Results": ("backbench.api", "Results"),
     "Checkpoint": ("backbench.weights.checkpoint", "Checkpoint"),
     "Result": ("backbench.results.store", "Result"),
-    "load": ("backbench.weights.importing", "read"),  # a Checkpoint file or any published format
-    "ModuleTrunk": ("backbench.weights.trunk", "ModuleTrunk"),  # any torch module, to be evaluated
+    "load": (
+        "backbench.weights.importing",
+        "read",
+    ),  # a Checkpoint file or any published format
+    "ModuleTrunk": (
+        "backbench.weights.trunk",
+        "ModuleTrunk",
+    ),  # any torch module, to be evaluated
     "Pixels": ("backbench.images.preprocess", "Pixels"),
     # run folders -> the board that the leaderboard is written from
     "collect": ("backbench.board.board", "collect"),

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from backbench.board.board import Board, Measurement, fill
 from backbench.datasets import catalog
-from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
+from backbench.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_PREEMPTED,
+    BadInput,
+    Failed,
+    Preempted,
+    nearest,
+)
 from backbench.images import containers
 from backbench.recipes import config
 from backbench.results import store
@@ -60,7 +67,9 @@ class Results(list[Result]):
         board = self.board
         labels = board.labels()
         names = [html.escape(labels[row.checkpoint]) for row in board.rows]
-        lines = ["<tr><th></th>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
+        lines = [
+            "<tr><th></th>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"
+        ]
         for column in board.columns:
             line = f"<th style='text-align:left'>{html.escape(column.name)}</th>"
             for row in board.rows:
@@ -133,18 +142,24 @@ def evaluate(
     for each in checkpoint if several else [checkpoint]:  # type: ignore[union-attr]
         one = _checkpoint(each, encoder, pixels).described(name or None, method, epochs)  # type: ignore[arg-type]
         if found.setdefault(one.digest, one) is not one:
-            log.warning(f"{each}: the same weights as {found[one.digest].name}; measured once")
+            log.warning(
+                f"{each}: the same weights as {found[one.digest].name}; measured once"
+            )
     # Only this process can build a module that it alone holds
     elsewhere = all(one.family.elsewhere for one in found.values())
     start = _start if elsewhere and not here else _run_here
-    files = {digest: _saved(one, out, alone=len(found) == 1) for digest, one in found.items()}
+    files = {
+        digest: _saved(one, out, alone=len(found) == 1) for digest, one in found.items()
+    }
     lists = lists or (root / "lists" if (root / "lists").is_dir() else None)
     words = functools.partial(
         command_of, data=root, lists=lists, engine=engine, seed=seed, options=options
     )
     results = Results()
     for task in wanted:
-        if TASKS[task.task].from_scores:  # of what was measured before, in this call or another
+        if TASKS[
+            task.task
+        ].from_scores:  # of what was measured before, in this call or another
             start([TASKS[task.task].verb, str(out)])
             rows, _ = store.read(out)
             rows = [r for r in rows if (r.task, r.dataset) == (task.task, task.dataset)]
@@ -197,9 +212,15 @@ def place_tasks(
 ) -> tuple[Path, list[WantedTask]]:
     """Return ROOT and the tasks with their datasets. `data` is ROOT if the tasks name datasets,
     else the folder of one dataset. BadInput if it is no such folder."""
-    names = [tasks] if isinstance(tasks, str) else list(DEFAULT_TASKS if tasks is None else tasks)
+    names = (
+        [tasks]
+        if isinstance(tasks, str)
+        else list(DEFAULT_TASKS if tasks is None else tasks)
+    )
     if not names:
-        raise BadInput("no tasks given; a task is task/dataset[@recipe], as in linear/cifar10")
+        raise BadInput(
+            "no tasks given; a task is task/dataset[@recipe], as in linear/cifar10"
+        )
     if out.exists() and not out.is_dir():
         raise BadInput(f"{out}: is a file; --out needs a folder")
     if all("/" in text.partition("@")[0] for text in names):
@@ -213,10 +234,14 @@ def place_tasks(
         if why := containers.refused(folder):
             raise BadInput(f"--data {why}")
         what = "is a file" if folder.exists() else "no such folder"
-        raise BadInput(f"--data {data}: {what}; give the folder with the images, as mine/<class>/")
+        raise BadInput(
+            f"--data {data}: {what}; give the folder with the images, as mine/<class>/"
+        )
     root, dataset = folder.parent, folder.name
     if "," in dataset or dataset == "all":
-        raise BadInput(f"--data {data}: a dataset's name has no comma and is not 'all'; rename it")
+        raise BadInput(
+            f"--data {data}: a dataset's name has no comma and is not 'all'; rename it"
+        )
     if catalog.row(dataset) is not None and catalog.is_class_folder(folder):
         try:
             catalog.present(dataset, root)
@@ -235,7 +260,9 @@ def _groups(
     """Split a task into runs: checkpoints of one input size together if its verb can, else alone.
     Cheap readings by their default recipe are fitted to the data and the input size."""
     groups: dict[WantedTask, list[Checkpoint]] = {wanted: checkpoints}
-    of_its_name = wanted.task in DEFAULT_TASKS and wanted.recipe == TASKS[wanted.task].recipe
+    of_its_name = (
+        wanted.task in DEFAULT_TASKS and wanted.recipe == TASKS[wanted.task].recipe
+    )
     if of_its_name and wanted.dataset != "all":
         recipe = config.read_recipe(config.find_recipe(wanted.recipe, "transfer"))
         fitted = [wanted.recipe, *_fewer(wanted, recipe, root, seed)]
@@ -245,14 +272,19 @@ def _groups(
             size = each.family.blank(each.arch, each.stem, each.reading).size
             words = list(fitted)
             if size not in (None, crop):
-                words += [f"geometry.resize={round(resize * size / crop)}", f"geometry.crop={size}"]
+                words += [
+                    f"geometry.resize={round(resize * size / crop)}",
+                    f"geometry.crop={size}",
+                ]
             groups.setdefault(wanted._replace(recipe=" ".join(words)), []).append(each)
     if TASKS[wanted.task].verb in ("linear", "ood", "analyze"):
         return list(groups.items())
     return [(task, [each]) for task, together in groups.items() for each in together]
 
 
-def _fewer(wanted: WantedTask, recipe: config.Recipe, root: Path, seed: int) -> list[str]:
+def _fewer(
+    wanted: WantedTask, recipe: config.Recipe, root: Path, seed: int
+) -> list[str]:
     """The changes to a recipe that asks for more neighbours or shots than there are images."""
     images = catalog.read_lists(catalog.find(wanted.dataset), root, seed).both()
     changes = []
@@ -276,7 +308,9 @@ def parse_task(task: str, folder: str = "") -> WantedTask:
         raise BadInput(f"task '{task}': unknown task '{kind}'; {nearest(kind, TASKS)}")
     dataset = dataset if slash else folder
     if not dataset:
-        raise BadInput(f"task '{task}': expected task/dataset[@recipe], as in linear/cifar10")
+        raise BadInput(
+            f"task '{task}': expected task/dataset[@recipe], as in linear/cifar10"
+        )
     return WantedTask(kind, dataset, recipe or TASKS[kind].recipe)
 
 
@@ -297,19 +331,32 @@ def command_of(
         config = ["--config-file", wanted.recipe, "--engine", engine]
         # A detector's seed is a key of its config, and such keys come after all options.
         key = ["SEED", str(seed)] if seed else []
-        return ["detect", *config, "--checkpoint", str(files[0]), "--resume", *where, *key]
+        return [
+            "detect",
+            *config,
+            "--checkpoint",
+            str(files[0]),
+            "--resume",
+            *where,
+            *key,
+        ]
     command = [task.verb, *map(str, files)]
     if task.percent is not None:
         command += ["--percent", str(task.percent), "--dataset", wanted.dataset]
         command += ["--lists", str(lists)] if lists is not None else []
     else:
-        command += ["--datasets" if task.verb in ("linear", "ood") else "--dataset", wanted.dataset]
+        command += [
+            "--datasets" if task.verb in ("linear", "ood") else "--dataset",
+            wanted.dataset,
+        ]
     command += ["--recipe" if task.verb == "analyze" else "--protocol", *wanted.words]
     return [*command, "--seed", str(seed), *where]
 
 
 def _checkpoint(
-    given: Checkpoint | nn.Module | str | Path, encoder: str | None, pixels: Pixels | None
+    given: Checkpoint | nn.Module | str | Path,
+    encoder: str | None,
+    pixels: Pixels | None,
 ) -> Checkpoint:
     """Turn a Checkpoint, a file or a module into a Checkpoint."""
     import torch
@@ -324,10 +371,14 @@ def _checkpoint(
     elif isinstance(given, torch.nn.Module):
         found = importing.checkpoint_of(given, pixels) or _of_module(given, encoder)
     else:
-        raise BadInput(f"expected a Checkpoint, torch module or path, not {type(given).__name__}")
+        raise BadInput(
+            f"expected a Checkpoint, torch module or path, not {type(given).__name__}"
+        )
     if pixels is None:
         return found
-    provenance = {key: value for key, value in found.provenance.items() if key != PIXELS_FROM}
+    provenance = {
+        key: value for key, value in found.provenance.items() if key != PIXELS_FROM
+    }
     return found.replace(pixels=pixels, provenance=provenance)
 
 
@@ -345,7 +396,9 @@ def _of_module(module: nn.Module, encoder: str | None) -> Checkpoint:
         file = Path(folder) / "module.pt"
         torch.save(module.state_dict(), file)
         try:
-            found = importing.read(file, encoder=encoder, name=kind.__name__, method="module")
+            found = importing.read(
+                file, encoder=encoder, name=kind.__name__, method="module"
+            )
         except BadInput as error:
             # The reader names a temporary file, which is gone by now
             said = str(error).replace(str(file), source)
@@ -393,4 +446,7 @@ def _start(command: Sequence[str]) -> None:
         raise
     if status:
         kind = {EXIT_BAD_INPUT: BadInput, EXIT_PREEMPTED: Preempted}.get(status, Failed)
-        raise kind(last.removeprefix("backbench: ") or f"{command[0]} ended with status {status}")
+        raise kind(
+            last.removeprefix("backbench: ")
+            or f"{command[0]} ended with status {status}"
+        )

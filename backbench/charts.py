@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without black: told apart by colour-blind readers, and in print.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#7A7A7A")
+PALETTE = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#8C6D1F",
+    "#7A7A7A",
+)
 
 
 def colors(count: int) -> list[str]:
@@ -34,7 +43,9 @@ def grid(
 
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(width * columns, height * rows + 0.4), layout="constrained")
+    figure = Figure(
+        figsize=(width * columns, height * rows + 0.4), layout="constrained"
+    )
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
@@ -57,8 +68,13 @@ def save(figure: Figure, stem: Path, legend: Sequence[tuple[str, str]] = ()) -> 
     from matplotlib.text import Text
 
     if legend:
-        handles = [Line2D([], [], color=color, linewidth=3, label=name) for name, color in legend]
-        fitting = int(figure.get_figwidth() // 3.4) or 1  # a name takes about 3.4 inches
+        handles = [
+            Line2D([], [], color=color, linewidth=3, label=name)
+            for name, color in legend
+        ]
+        fitting = (
+            int(figure.get_figwidth() // 3.4) or 1
+        )  # a name takes about 3.4 inches
         look = {"ncols": min(len(legend), fitting), "fontsize": 8, "frameon": False}
         figure.legend(handles=handles, loc="outside lower center", **look)
     # A dollar in a name is a dollar, and begins no formula; on a scale's ticks it does

@@ -70,21 +70,31 @@ def _switch(p: argparse.ArgumentParser, flag: str, help: str) -> None:
     p.add_argument(flag, action="store_true", help=help)
 
 
-def _word(p: argparse.ArgumentParser, name: str, metavar: str, help: str, **how: Any) -> None:
+def _word(
+    p: argparse.ArgumentParser, name: str, metavar: str, help: str, **how: Any
+) -> None:
     p.add_argument(name, metavar=metavar, help=help, **how)
 
 
-def _path(p: argparse.ArgumentParser, name: str, metavar: str, help: str, **how: Any) -> None:
+def _path(
+    p: argparse.ArgumentParser, name: str, metavar: str, help: str, **how: Any
+) -> None:
     p.add_argument(name, type=Path, metavar=metavar, help=help, **how)
 
 
-def _count(p: argparse.ArgumentParser, name: str, help: str, default: int | None = None) -> None:
+def _count(
+    p: argparse.ArgumentParser, name: str, help: str, default: int | None = None
+) -> None:
     p.add_argument(name, type=int, metavar="N", help=help, default=default)
 
 
 def _json(p: argparse.ArgumentParser) -> None:
     """The verb leaves what it found as `args.document`; `_run` prints it."""
-    _switch(p, "--json", "one JSON document on standard output; all else goes to standard error")
+    _switch(
+        p,
+        "--json",
+        "one JSON document on standard output; all else goes to standard error",
+    )
 
 
 def _data(p: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -114,7 +124,11 @@ class _Protocol(argparse.Action):
     """`--protocol NAME`; of the name `list`, the names that there are."""
 
     def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: object
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        value: Any,
+        *_: object,
     ) -> None:
         if value == "list":
             lines = _function("transfer.protocols:listing")(parser.prog.split()[-1])
@@ -123,7 +137,9 @@ class _Protocol(argparse.Action):
         setattr(namespace, self.dest, value)
 
 
-def _protocol_and_seed(p: argparse.ArgumentParser, default: str, also: str = "") -> None:
+def _protocol_and_seed(
+    p: argparse.ArgumentParser, default: str, also: str = ""
+) -> None:
     more = "`list` shows them; k=5 after it changes it"
     help = f"a recipe's name or file{also} (default: {default}); {more}"
     _word(p, "--protocol", "NAME", help, default=default, action=_Protocol)
@@ -162,16 +178,24 @@ def _demo(p: argparse.ArgumentParser) -> None:
     help = "tiny: every stage in under 90 s"
     p.add_argument("--size", choices=("tiny", "full"), default="full", help=help)
     p.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR")
-    p.add_argument("--chain", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # its own jobs
+    p.add_argument(
+        "--chain", nargs=argparse.REMAINDER, help=argparse.SUPPRESS
+    )  # its own jobs
     p.set_defaults(command=command)
 
 
 @verb("pretrain", "pretrain.train:run", check="pretrain.recipe:check")
 def _pretrain(p: argparse.ArgumentParser) -> None:
     """Train a backbone by a recipe."""
-    p.add_argument("recipe", metavar="RECIPE", help="a YAML file, or a name under configs/pretrain")
-    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="changes to the recipe")
-    _switch(p, fast.SWITCH, f"{' '.join(fast.spelled())}; given by hand wins (docs/fast.md)")
+    p.add_argument(
+        "recipe", metavar="RECIPE", help="a YAML file, or a name under configs/pretrain"
+    )
+    p.add_argument(
+        "overrides", nargs="*", metavar="a.b=c", help="changes to the recipe"
+    )
+    _switch(
+        p, fast.SWITCH, f"{' '.join(fast.spelled())}; given by hand wins (docs/fast.md)"
+    )
     _run_on_data(p)
 
 
@@ -202,41 +226,80 @@ def _evaluate(p: argparse.ArgumentParser) -> None:
 WEIGHT_FILES = "backbench.datasets.availability:weight_files"
 
 
-@verb("inspect", "backbench.verbs.convert_weights:run_inspect", check=WEIGHT_FILES, alone=True)
+@verb(
+    "inspect",
+    "backbench.verbs.convert_weights:run_inspect",
+    check=WEIGHT_FILES,
+    alone=True,
+)
 def _inspect(p: argparse.ArgumentParser) -> None:
     """Show what a checkpoint file holds."""
     p.add_argument("file", metavar="FILE", type=Path)
     _json(p)
 
 
-@verb("import", "backbench.verbs.convert_weights:run_import", check=WEIGHT_FILES, alone=True)
+@verb(
+    "import",
+    "backbench.verbs.convert_weights:run_import",
+    check=WEIGHT_FILES,
+    alone=True,
+)
 def _import(p: argparse.ArgumentParser) -> None:
     """Take in a published checkpoint, completely or not at all."""
     p.add_argument("file", metavar="FILE", type=Path)
     p.add_argument("--out", metavar="X.safetensors", type=Path, required=True)
     for flag, metavar, help in (
-        ("--name", "NAME", "the row's name on the leaderboard (default: the file's name)"),
+        (
+            "--name",
+            "NAME",
+            "the row's name on the leaderboard (default: the file's name)",
+        ),
         ("--published", "KEY", "the published row that this checkpoint must reproduce"),
         ("--encoder", "NAME", "which of several encoders in the file (see `inspect`)"),
-        ("--stem", "NAME", "conv3, conv3_p0 or conv3_p2: the padding of a 3x3 first convolution"),
-        ("--arch", "timm:NAME[,k=v]", "which ViT or ConvNeXt, where its format does not tell"),
-        ("--reading", "R", "what is read of a ViT: cls, mean, cls+mean, cls@4, cls@4+mean, map"),
+        (
+            "--stem",
+            "NAME",
+            "conv3, conv3_p0 or conv3_p2: the padding of a 3x3 first convolution",
+        ),
+        (
+            "--arch",
+            "timm:NAME[,k=v]",
+            "which ViT or ConvNeXt, where its format does not tell",
+        ),
+        (
+            "--reading",
+            "R",
+            "what is read of a ViT: cls, mean, cls+mean, cls@4, cls@4+mean, map",
+        ),
         ("--pixels", "NAME", "imagenet, half (mean and std 0.5) or clip"),
-        ("--pos", "RULE", "take any size of image: resize position embeddings by +0.1, aa or size"),
+        (
+            "--pos",
+            "RULE",
+            "take any size of image: resize position embeddings by +0.1, aa or size",
+        ),
         ("--method", "NAME", "the method's name, where the file does not tell it"),
     ):
         _word(p, flag, metavar, help)
     _count(p, "--epochs", "pretraining epochs, where the file does not tell them")
     help = "what it was trained on; numbers on images that it has seen are marked"
     _word(p, "--trained-on", "DATASET[:SPLIT]", help, nargs="+")
-    _switch(p, "--allow-missing-statistics", "accept batch norm without running statistics")
+    _switch(
+        p, "--allow-missing-statistics", "accept batch norm without running statistics"
+    )
 
 
-@verb("export", "backbench.verbs.convert_weights:run_export", check=WEIGHT_FILES, alone=True)
+@verb(
+    "export",
+    "backbench.verbs.convert_weights:run_export",
+    check=WEIGHT_FILES,
+    alone=True,
+)
 def _export(p: argparse.ArgumentParser) -> None:
     """Write a checkpoint in another library's format."""
     p.add_argument("checkpoint", metavar="X", type=Path)
-    p.add_argument("--format", choices=("torchvision", "timm", "detectron2"), required=True)
+    p.add_argument(
+        "--format", choices=("torchvision", "timm", "detectron2"), required=True
+    )
     p.add_argument("--out", metavar="F", type=Path, required=True)
 
 
@@ -247,8 +310,16 @@ PROTOCOL = "transfer.protocols:check"
 def _linear(p: argparse.ArgumentParser) -> None:
     """Train frozen-backbone probes; attentive ones, retrieval, clusters and segmentation too."""
     _checkpoints(p)
-    _word(p, "--datasets", "NAME,...|all", "all = the 12 of LORAC's Table 2", required=True)
-    _protocol_and_seed(p, "lorac", ", or several NAME,NAME, or `own`: each checkpoint's own probe")
+    _word(
+        p,
+        "--datasets",
+        "NAME,...|all",
+        "all = the 12 of LORAC's Table 2",
+        required=True,
+    )
+    _protocol_and_seed(
+        p, "lorac", ", or several NAME,NAME, or `own`: each checkpoint's own probe"
+    )
     _run_on_data(p)
 
 
@@ -257,7 +328,12 @@ def _ood(p: argparse.ArgumentParser) -> None:
     """Try ImageNet's heads on other pictures: V2, A, R, Sketch, ReaL, ObjectNet."""
     _checkpoints(p)
     _word(p, "--datasets", "NAME,...", "see `data list`", required=True)
-    _path(p, "--heads", "RUNS", "where kept heads are looked for (default: the runs beside RUN)")
+    _path(
+        p,
+        "--heads",
+        "RUNS",
+        "where kept heads are looked for (default: the runs beside RUN)",
+    )
     _protocol_and_seed(p, "ood")
     _run_on_data(p)
 
@@ -267,7 +343,12 @@ def _semisup(p: argparse.ArgumentParser) -> None:
     """Finetune on 1% or 10% of the labels."""
     p.add_argument("checkpoint", metavar="X", type=Path)
     p.add_argument("--percent", type=int, choices=(1, 10), required=True)
-    _word(p, "--dataset", "NAME", "any dataset below ROOT (default: the protocol's, ImageNet)")
+    _word(
+        p,
+        "--dataset",
+        "NAME",
+        "any dataset below ROOT (default: the protocol's, ImageNet)",
+    )
     help = "folder with 1percent.txt / 10percent.txt; without: drawn (docs/datasets.md)"
     _path(p, "--lists", "DIR", help)
     _protocol_and_seed(p, "semisup")
@@ -298,21 +379,38 @@ def _analyze(p: argparse.ArgumentParser) -> None:
 @verb("detect", "detection.train_net:run", check="detection.dialect:check")
 def _detect(p: argparse.ArgumentParser) -> None:
     """Train Faster, Mask or Keypoint R-CNN on COCO."""
-    _word(p, "--config-file", "YAML", "a file or a name under configs/detection", required=True)
+    _word(
+        p,
+        "--config-file",
+        "YAML",
+        "a file or a name under configs/detection",
+        required=True,
+    )
     help = "auto: detectron2 where it is installed"
     engines = ("auto", "detectron2", "torchvision")
     p.add_argument("--engine", choices=engines, default="auto", help=help)
     _path(p, "--checkpoint", "X", "a Checkpoint or any importable file")
-    _path(p, "--data", "ROOT", "folder that holds coco/ (default: $DETECTRON2_DATASETS)")
+    _path(
+        p, "--data", "ROOT", "folder that holds coco/ (default: $DETECTRON2_DATASETS)"
+    )
     _path(p, "--out", "RUN", "run folder (or OUTPUT_DIR DIR)")
     _switch(p, "--resume", "continue the run that RUN holds")
     _json(p)
     p.add_argument("--eval-only", action="store_true")
     _count(p, "--num-gpus", "processes on this machine (CPU ranks without a GPU)", 1)
-    _count(p, "--num-machines", "machines; the same command on each, with its --machine-rank", 1)
+    _count(
+        p,
+        "--num-machines",
+        "machines; the same command on each, with its --machine-rank",
+        1,
+    )
     p.add_argument("--machine-rank", type=int, default=0, metavar="R", help="from 0")
-    p.add_argument("--dist-url", default="", metavar="URL", help="tcp://HOST:PORT of machine 0")
-    p.add_argument("--seed", type=int, metavar="S", help="in place of the config's SEED")
+    p.add_argument(
+        "--dist-url", default="", metavar="URL", help="tcp://HOST:PORT of machine 0"
+    )
+    p.add_argument(
+        "--seed", type=int, metavar="S", help="in place of the config's SEED"
+    )
     _seeds(p)
     _word(p, "opts", "KEY VALUE", "changes to the config", nargs=argparse.REMAINDER)
 
@@ -320,16 +418,27 @@ def _detect(p: argparse.ArgumentParser) -> None:
 @verb("launch", "backbench.verbs.launch:run")
 def _launch(p: argparse.ArgumentParser) -> None:
     """Run grids of jobs on Slurm or on this machine."""
-    actions = p.add_subparsers(dest="action", required=True, metavar="run|status|retry|cancel")
+    actions = p.add_subparsers(
+        dest="action", required=True, metavar="run|status|retry|cancel"
+    )
     run = actions.add_parser("run", help="submit the jobs of a grid that are missing")
     run.set_defaults(parsed=parsed, check=check)  # for the commands that it makes
-    run.add_argument("grid", metavar="GRID", help="a YAML file, or a name under configs/grids")
+    run.add_argument(
+        "grid", metavar="GRID", help="a YAML file, or a name under configs/grids"
+    )
     run.add_argument("overrides", nargs="*", metavar="a.b=c")
     places = "slurm|local|debug"
     _word(run, "--cluster", places, "or a name under configs/clusters", default="local")
     _switch(run, "--dry-run", "print the jobs and their cost, submit nothing")
     _switch(run, "--watch", "stay, show the status, pick up new checkpoints")
-    _word(run, "--interval", "S", "seconds between looks of --watch", type=float, default=30.0)
+    _word(
+        run,
+        "--interval",
+        "S",
+        "seconds between looks of --watch",
+        type=float,
+        default=30.0,
+    )
     status = actions.add_parser("status", help="a table of the jobs")
     _switch(status, "--once", "print it once, also on a terminal")
     _json(status)
@@ -339,7 +448,12 @@ def _launch(p: argparse.ArgumentParser) -> None:
     ):
         action = actions.add_parser(name, help=text)
         _word(action, "names", "NAME", "only jobs whose name holds this", nargs="*")
-        _word(action, "--cluster", "FILE", "where the jobs went, if it is a file of your own")
+        _word(
+            action,
+            "--cluster",
+            "FILE",
+            "where the jobs went, if it is a file of your own",
+        )
     for action in actions.choices.values():
         _path(action, "--out", "RUNS", "folder of all runs", default=Path("runs"))
         _data(action, required=False)
@@ -354,7 +468,11 @@ def _leaderboard(p: argparse.ArgumentParser) -> None:
         ("--tidy", "F", "results.csv: one row per number"),
         ("--html", "F", "one self-contained page"),
         ("--figures", "DIR", "ablation curves and the early predictor, svg and png"),
-        ("--latex", "DIR", "the board's own table (board.tex) and the papers', ready to paste"),
+        (
+            "--latex",
+            "DIR",
+            "the board's own table (board.tex) and the papers', ready to paste",
+        ),
         ("--markdown", "DIR", "the same in Markdown"),
     ):
         _path(p, flag, metavar, help)
@@ -366,13 +484,25 @@ def _leaderboard(p: argparse.ArgumentParser) -> None:
 @verb("verify", "backbench.verbs.verify:run", alone=True)
 def _verify(p: argparse.ArgumentParser) -> None:
     """Compute every number again from what was kept beside it."""
-    _path(p, "runs", "RUNS", "run folders; exit 1 where a number does not follow", nargs="+")
+    _path(
+        p,
+        "runs",
+        "RUNS",
+        "run folders; exit 1 where a number does not follow",
+        nargs="+",
+    )
 
 
 @verb("calibrate", "backbench.verbs.calibrate:run", alone=True)
 def _calibrate(p: argparse.ArgumentParser) -> None:
     """Add calibration and selective prediction of linear and logreg runs, from their kept scores."""
-    _path(p, "runs", "RUNS", "run folders; the new rows are added to their results", nargs="+")
+    _path(
+        p,
+        "runs",
+        "RUNS",
+        "run folders; the new rows are added to their results",
+        nargs="+",
+    )
     _json(p)
 
 
@@ -394,7 +524,11 @@ def _merge(p: argparse.ArgumentParser) -> None:
     help = "run folders of each lab; without LAB= the folder's name is the lab's"
     _word(p, "folders", "[LAB=]RUNS", help, nargs="+")
     _path(p, "--out", "C", "a new folder of runs", required=True)
-    _switch(p, "--public", "without the machine's folders: a corpus to publish (one RUNS will do)")
+    _switch(
+        p,
+        "--public",
+        "without the machine's folders: a corpus to publish (one RUNS will do)",
+    )
 
 
 @verb("paper", "backbench.verbs.paper:run", alone=True)
@@ -404,14 +538,18 @@ def _paper(p: argparse.ArgumentParser) -> None:
     _word(p, "item", "PAPER:TABLE", help, nargs="?")
     _json(p)
     _path(p, "runs", "RUNS", "run folders, for what is measured there", nargs="*")
-    _path(p, "--markdown", "F", "all of them as docs/papers.md (RUNS: records beside F)")
+    _path(
+        p, "--markdown", "F", "all of them as docs/papers.md (RUNS: records beside F)"
+    )
 
 
 @verb("reproduce", "backbench.verbs.reproduce:run")
 def _reproduce(p: argparse.ArgumentParser) -> None:
     """Re-measure public checkpoints and compare with published results."""
     p.set_defaults(command=command)  # for the jobs that it launches
-    help = "short, full, vits, heads, timm-v2, a YAML file ...; without: which there are"
+    help = (
+        "short, full, vits, heads, timm-v2, a YAML file ...; without: which there are"
+    )
     _word(p, "list", "LIST", help, nargs="?")
     p.add_argument("overrides", nargs="*", metavar="cluster.a=b")
     _data(p, required=False)
@@ -421,7 +559,13 @@ def _reproduce(p: argparse.ArgumentParser) -> None:
     _word(p, "--only", "NAME", "some of the list's checkpoints", nargs="+", default=[])
     help = "timm's models of a list timm-... (default: those in the Hub's cache)"
     _word(p, "--models", "NAME.TAG", help, nargs="+", default=[])
-    _path(p, "--lists", "DIR", "folder with 1percent.txt and 10percent.txt", default=Path("lists"))
+    _path(
+        p,
+        "--lists",
+        "DIR",
+        "folder with 1percent.txt and 10percent.txt",
+        default=Path("lists"),
+    )
     p.add_argument("--cluster", default="local", metavar="slurm|local|debug")
     p.add_argument("--out", type=Path, default=Path("runs/reproduce"), metavar="RUNS")
     _switch(p, "--dry-run", "show files, jobs and cost only")
@@ -432,7 +576,13 @@ def _reproduce(p: argparse.ArgumentParser) -> None:
 @verb("log", "backbench.verbs.log_runs:run", alone=True)
 def _log(p: argparse.ArgumentParser) -> None:
     """Send runs to an experiment logger, from files."""
-    _path(p, "runs", "RUNS", "run folders; metrics and results are found below them", nargs="+")
+    _path(
+        p,
+        "runs",
+        "RUNS",
+        "run folders; metrics and results are found below them",
+        nargs="+",
+    )
     loggers = ("wandb", "mlflow", "trackio", "tensorboard")
     p.add_argument("--to", choices=loggers, required=True)
 
@@ -440,7 +590,9 @@ def _log(p: argparse.ArgumentParser) -> None:
 @verb("data", "backbench.verbs.list_data:run", alone=True)
 def _data_verb(p: argparse.ArgumentParser) -> None:
     """List and check datasets."""
-    actions = p.add_subparsers(dest="action", required=True, metavar="list|check|pack|fetch-splits")
+    actions = p.add_subparsers(
+        dest="action", required=True, metavar="list|check|pack|fetch-splits"
+    )
     help = "every dataset: classes, sizes, metric, where it belongs, licence"
     listing = actions.add_parser("list", help=help)
     help = "verify a dataset on disk: counts, classes, duplicates, overlap, files"
@@ -506,12 +658,16 @@ def parser() -> argparse.ArgumentParser:
     # A verb's own defaults would undo what stands before it, so it has none
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     _add_verbosity(common)
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+    verbs = top.add_subparsers(
+        dest="verb", required=True, metavar="VERB", parser_class=Parser
+    )
     for name, each in VERBS.items():
         about = str(each.declare.__doc__).rstrip(".")
         child = verbs.add_parser(
             name,
-            help=about.replace("%", "%%"),  # argparse formats it, and not the description
+            help=about.replace(
+                "%", "%%"
+            ),  # argparse formats it, and not the description
             description=about,
             parents=[common],
             allow_abbrev=False,
@@ -532,7 +688,9 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     # `linear --protocol knn k=5,20 X`: argparse takes k=5,20 for a checkpoint
     words = getattr(args, "checkpoints", [])
     if hasattr(args, "overrides") and words:
-        changes = [w for w in words if re.match(r"[a-z_][\w.]*=", str(w)) and not w.exists()]
+        changes = [
+            w for w in words if re.match(r"[a-z_][\w.]*=", str(w)) and not w.exists()
+        ]
         args.checkpoints = [w for w in words if w not in changes]
         args.overrides += map(str, changes)
         if not args.checkpoints:
@@ -574,7 +732,9 @@ def _run(args: argparse.Namespace) -> int | None:
         return max(function(one) or 0 for one in each)
     with contextlib.redirect_stdout(sys.stderr):
         status = max(function(one) or 0 for one in each)
-    documents = [one.document for one in each if "document" in one]  # only rank 0 has one
+    documents = [
+        one.document for one in each if "document" in one
+    ]  # only rank 0 has one
     if documents:
         # With --seeds they are lists of results
         whole = documents[0] if len(each) == 1 else list(itertools.chain(*documents))
@@ -623,7 +783,9 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
         if stopped_by:
             return _say_stopped(stopped_by[0])
         # A verb that exits by itself has said why
-        if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        if isinstance(error, SystemExit) and (
+            error.code is None or isinstance(error.code, int)
+        ):
             return error.code or 0
         if args.debug:
             raise
@@ -651,7 +813,9 @@ def _pipe_is_closed() -> bool:
     for descriptor in (1, 2):
         writing = select.poll()
         writing.register(descriptor, select.POLLOUT)
-        if any(event & (select.POLLERR | select.POLLHUP) for _, event in writing.poll(0)):
+        if any(
+            event & (select.POLLERR | select.POLLHUP) for _, event in writing.poll(0)
+        ):
             closed = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     return closed

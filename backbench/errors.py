@@ -5,8 +5,12 @@ from collections.abc import Iterable
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the state is saved, the same command continues
-EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE, as of any program behind which `head` has read enough
+EXIT_PREEMPTED = (
+    75  # EX_TEMPFAIL of sysexits.h: the state is saved, the same command continues
+)
+EXIT_PIPE_CLOSED = (
+    141  # 128 + SIGPIPE, as of any program behind which `head` has read enough
+)
 # What asks a run to stop: Slurm and `kill`, its users' two signals, Ctrl-C
 STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
 
@@ -35,7 +39,9 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     for each in names:
         by_end.setdefault(each.rpartition("/")[2], each)
     end = name.rpartition("/")[2]
-    close = [by_end[end]] if end in by_end else difflib.get_close_matches(name, names, n=1)
+    close = (
+        [by_end[end]] if end in by_end else difflib.get_close_matches(name, names, n=1)
+    )
     if not close:
         close = [by_end[each] for each in difflib.get_close_matches(end, by_end, n=1)]
     return f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(names)}"

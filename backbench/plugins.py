@@ -42,12 +42,18 @@ def hidden() -> dict[str, str]:
         # The folder that Python would import it from, also one without an __init__.py, or the file
         spec = importlib.util.find_spec(name)
         if spec is None:
-            found[name] = f"'{name}' is not installed beside backbench: install it again"
+            found[name] = (
+                f"'{name}' is not installed beside backbench: install it again"
+            )
             continue
         place = next(iter(spec.submodule_search_locations or [spec.origin or ""]))
         if (where := Path(place).resolve()) != home / name:
-            remedy = "rename or uninstall that, or give backbench an environment of its own"
-            found[name] = f"'import {name}' gives {where}, which is not backbench's: {remedy}"
+            remedy = (
+                "rename or uninstall that, or give backbench an environment of its own"
+            )
+            found[name] = (
+                f"'import {name}' gives {where}, which is not backbench's: {remedy}"
+            )
     return found
 
 
@@ -86,11 +92,17 @@ def load(group: str, name: str, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise BadInput(f"{where} is {type(value).__name__}, not {kind.__name__}")
     own = getattr(value, "name", name)
-    if own != name:  # its results would be under another name than the one that asks for it
+    if (
+        own != name
+    ):  # its results would be under another name than the one that asks for it
         raise BadInput(f"{where} calls itself '{own}'")
     return value
 
 
 def origin(point: EntryPoint) -> str:
     """The package that an entry point comes from, for messages."""
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+    return (
+        f"{point.dist.name} {point.dist.version}"
+        if point.dist is not None
+        else point.value
+    )

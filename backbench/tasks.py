@@ -26,7 +26,9 @@ class Task:
     lower: bool = False  # less is better; the title says so, too
     # Its probes read one feature an image, which stands in the cache; others read maps or tokens
     pooled: bool = True
-    from_scores: bool = False  # computed from what the other tasks' heads said of each image
+    from_scores: bool = (
+        False  # computed from what the other tasks' heads said of each image
+    )
     # Something is trained by chance: a second run gives another number (stats/training_noise.py).
     # Few labels draw theirs, and their tests count the draws already.
     trains: bool = True
@@ -50,7 +52,10 @@ class Task:
 
 
 _ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-TASKS = {n: Task(n, **(row | {"ious": tuple(row.get("ious", ()))})) for n, row in _ROWS.items()}
+TASKS = {
+    n: Task(n, **(row | {"ious": tuple(row.get("ious", ()))}))
+    for n, row in _ROWS.items()
+}
 ORDER = {name: place for place, name in enumerate(TASKS)}
 DETECTION = tuple(name for name, task in TASKS.items() if task.detects)
 
@@ -64,9 +69,13 @@ class MeasuringVerb:
 
 
 VERBS: dict[str, MeasuringVerb] = {
-    "linear": MeasuringVerb(takes=("datasets", "protocol", "pack"), needs=("datasets",)),
+    "linear": MeasuringVerb(
+        takes=("datasets", "protocol", "pack"), needs=("datasets",)
+    ),
     "ood": MeasuringVerb(takes=("datasets", "protocol", "pack"), needs=("datasets",)),
-    "semisup": MeasuringVerb(takes=("percent", "lists", "protocol"), needs=("percent",)),
+    "semisup": MeasuringVerb(
+        takes=("percent", "lists", "protocol"), needs=("percent",)
+    ),
     "finetune": MeasuringVerb(takes=("datasets", "protocol"), needs=("datasets",)),
     "analyze": MeasuringVerb(takes=("datasets", "pack"), needs=("datasets",)),
     "detect": MeasuringVerb(takes=("config", "engine"), needs=("config",)),

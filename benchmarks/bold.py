@@ -16,7 +16,10 @@ from backbench.stats import paired_differences, training_noise
 from backbench.stats.training_noise import Seeds, TrainingNoise
 
 IMAGES, SHARE = 1000, 0.8
-OWN, LEFT = 0.7, 0.5  # spreads of a row's and of a training's own errors, beside the images' of 1
+OWN, LEFT = (
+    0.7,
+    0.5,
+)  # spreads of a row's and of a training's own errors, beside the images' of 1
 LEVELS = (0.0, 0.5, 1.0, 2.0)  # tau / standard error over images
 GAPS = (2.0, 3.0, 4.0)  # of the best row, in standard errors
 SEED = 7
@@ -38,7 +41,14 @@ class Kind(NamedTuple):
         return f"{self.rows} rows, {self.repeated} of them x {self.seeds} seeds (df {self.df})"
 
 
-KINDS = (Kind(2, 3, 2), Kind(3, 3, 2), Kind(5, 3, 2), Kind(20, 3, 2), Kind(2, 6, 2), Kind(5, 3, 5))
+KINDS = (
+    Kind(2, 3, 2),
+    Kind(3, 3, 2),
+    Kind(5, 3, 2),
+    Kind(20, 3, 2),
+    Kind(2, 6, 2),
+    Kind(5, 3, 5),
+)
 EDGE = float(ndtri(1 - SHARE)) * (1 + OWN**2 + LEFT**2) ** 0.5
 IMAGES_ALONE = training_noise.NOTHING_TRAINED
 Hits = list[np.ndarray]  # of each row (its trainings, images)
@@ -52,7 +62,9 @@ def standard_error(rng: np.random.Generator) -> float:
     return float((hits[0] - hits[1]).std() / IMAGES**0.5)
 
 
-def board(rng: np.random.Generator, kind: Kind, tau: float, gap: float, error: float) -> Hits:
+def board(
+    rng: np.random.Generator, kind: Kind, tau: float, gap: float, error: float
+) -> Hits:
     """Hits of every training; the first row is better by `gap` standard errors."""
     hard = rng.standard_normal(IMAGES)
     rows = []
@@ -60,7 +72,9 @@ def board(rng: np.random.Generator, kind: Kind, tau: float, gap: float, error: f
         count = kind.seeds if r < kind.repeated else 1
         score = hard + OWN * rng.standard_normal(IMAGES)
         score = score + LEFT * rng.standard_normal((count, IMAGES))
-        moved = error * (tau / 2**0.5 * rng.standard_normal(count) + (gap if r == 0 else 0.0))
+        moved = error * (
+            tau / 2**0.5 * rng.standard_normal(count) + (gap if r == 0 else 0.0)
+        )
         share = np.clip(SHARE + moved, 0.01, 0.99)
         edge = ndtri(1 - share) * (1 + OWN**2 + LEFT**2) ** 0.5
         rows.append((score > edge[:, None]).astype(float))
@@ -90,7 +104,11 @@ def look(kind: Kind, tau: float, gap: float, repeats: int) -> np.ndarray:
         several = [hits for hits in rows if len(hits) > 1]
         seeds = [Seeds(100 * h.mean(1), training_noise.by_images(h)) for h in several]
         once = [hits[:1] for hits in rows]
-        tests = ((rows, training_noise.pooled(seeds)), (rows, IMAGES_ALONE), (once, IMAGES_ALONE))
+        tests = (
+            (rows, training_noise.pooled(seeds)),
+            (rows, IMAGES_ALONE),
+            (once, IMAGES_ALONE),
+        )
         for n, (tested, noise) in enumerate(tests):
             first, out = left_out(tested, noise)
             is_bold = out == kind.rows - 1
@@ -102,7 +120,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=4000)
     repeats = parser.parse_args().repeats
-    print("percent of boards: bold / anybody left out of the tied; (bold over images alone, of one")
+    print(
+        "percent of boards: bold / anybody left out of the tied; (bold over images alone, of one"
+    )
     print("training each). Of equals anybody may be bold, of others the better row\n")
     for kind in KINDS:
         for tau in LEVELS:
@@ -111,7 +131,9 @@ def main() -> None:
             print(f"{kind.name}, equal, tau = {tau:g} SE: {shown}", flush=True)
         for gap in GAPS:
             rule, alone, _ = look(kind, 0.0, gap, repeats // 4)
-            shown = f"{rule[0]:.0f} (the same trainings over images alone: {alone[0]:.0f})"
+            shown = (
+                f"{rule[0]:.0f} (the same trainings over images alone: {alone[0]:.0f})"
+            )
             print(f"{kind.name}, {gap:g} SE better, tau = 0: {shown}", flush=True)
 
 

@@ -63,7 +63,9 @@ def start(quick: bool) -> None:
         }
         baseline = "import torchvision"
         ways = {baseline: partial(call, [sys.executable, "-c", baseline])}
-        ways["limit: import torch"] = partial(call, [sys.executable, "-c", "import torch"])
+        ways["limit: import torch"] = partial(
+            call, [sys.executable, "-c", "import torch"]
+        )
         for shown, more in commands.items():
             command = [sys.executable, "-m", "backbench", *shown.split(), *more]
             ways[shown] = partial(call, command)
@@ -84,13 +86,24 @@ def on_slurm(root: Path, jobs: int) -> None:
     for i in range(jobs // 20):
         fake_verbs.write_checkpoint(root / "ck" / f"c{i}.safetensors", str(i))
     datasets = [f"d{i}" for i in range(20)]
-    content = {"name": "big", "data": str(root / "data"), "checkpoints": [f"{root}/ck/*"] * 2}
-    content["evaluate"] = [{"verb": "linear", "datasets": datasets, "protocol": "lorac"}]
+    content = {
+        "name": "big",
+        "data": str(root / "data"),
+        "checkpoints": [f"{root}/ck/*"] * 2,
+    }
+    content["evaluate"] = [
+        {"verb": "linear", "datasets": datasets, "protocol": "lorac"}
+    ]
     grid, runs, cluster = root / "grid.yaml", root / "runs", root / "loop.yaml"
     grid.write_text(json.dumps(content))  # JSON is YAML
     # Held, as the single jobs below are: what is measured is the submission, not the jobs
-    held = {"sbatch": {"hold": True}, "resources": {"default": {"cpus": 1, "hours": 0.1}}}
-    cluster.write_text(json.dumps({"name": "loop", "kind": "slurm", "max_array": 1000, **held}))
+    held = {
+        "sbatch": {"hold": True},
+        "resources": {"default": {"cpus": 1, "hours": 0.1}},
+    }
+    cluster.write_text(
+        json.dumps({"name": "loop", "kind": "slurm", "max_array": 1000, **held})
+    )
     out = ("--out", str(runs))
     run = ("run", str(grid), "--cluster", str(cluster), *out)
 
@@ -114,7 +127,10 @@ def on_slurm(root: Path, jobs: int) -> None:
 
 
 def launch(*words: str) -> None:
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as said,
+        contextlib.redirect_stderr(said),
+    ):
         code = cli.main(["launch", "-q", *words])
     assert code == 0, said.getvalue()[-500:]
 
@@ -155,4 +171,6 @@ def leaderboard(quick: bool) -> None:
         ("1000 results of 10,000 images verified", 60, ""),
     ]
     for (title, limit, note), (began, ended) in zip(works, pairwise(marks)):
-        print_ratios(title, {f"limit, {limit} s": limit, "ours": ended - began}, note=note)
+        print_ratios(
+            title, {f"limit, {limit} s": limit, "ours": ended - began}, note=note
+        )

@@ -30,14 +30,22 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="smaller sizes, whose figures mean little"
     )
-    parser.add_argument("--save", action="store_true", help="keep the ratios, and make the page")
+    parser.add_argument(
+        "--save", action="store_true", help="keep the ratios, and make the page"
+    )
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown or (args.quick and args.save):
-        parser.error(f"no such NAME: {', '.join(unknown)}" if unknown else "--quick is not saved")
-    if os.environ.get("OMP_NUM_THREADS") != "1":  # libraries read it when they are loaded
+        parser.error(
+            f"no such NAME: {', '.join(unknown)}" if unknown else "--quick is not saved"
+        )
+    if (
+        os.environ.get("OMP_NUM_THREADS") != "1"
+    ):  # libraries read it when they are loaded
         os.execve(
-            sys.executable, [sys.executable, *sys.argv], os.environ | {"OMP_NUM_THREADS": "1"}
+            sys.executable,
+            [sys.executable, *sys.argv],
+            os.environ | {"OMP_NUM_THREADS": "1"},
         )
     print(describe(), flush=True)
     for name in args.names or NAMES:
@@ -80,7 +88,9 @@ def write_page(rows: Sequence[dict[str, str]]) -> None:
         of_way = cells.setdefault((row["work"], row["way"], row["against"]), {})
         of_way[row["machine"]] = row["ratio"]
     for key, ratios in cells.items():
-        lines.append(f"| {' | '.join([*key, *(ratios.get(m, '') for m in machines)])} |")
+        lines.append(
+            f"| {' | '.join([*key, *(ratios.get(m, '') for m in machines)])} |"
+        )
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after)

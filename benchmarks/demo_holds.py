@@ -19,7 +19,15 @@ from functools import partial
 from pathlib import Path
 
 from backbench import cli
-from backbench.board.board import Board, Cell, Column, Row, collect, difference, standing
+from backbench.board.board import (
+    Board,
+    Cell,
+    Column,
+    Row,
+    collect,
+    difference,
+    standing,
+)
 from backbench.datasets import embedded
 from backbench.verbs import demo
 
@@ -50,7 +58,10 @@ def main() -> None:
         list(pool.map(partial(start, args.out), range(args.runs)))
     finished = [file.parent for file in sorted(args.out.glob("run-*/done"))]
     numbers = [int(folder.name.removeprefix("run-")) for folder in finished]
-    show([collect([folder]) for folder in finished], {threads_of(number) for number in numbers})
+    show(
+        [collect([folder]) for folder in finished],
+        {threads_of(number) for number in numbers},
+    )
 
 
 def threads_of(number: int) -> int:
@@ -100,9 +111,13 @@ def run_one(out: Path, number: int) -> int:
 
 def show(boards: list[Board], threads: set[int]) -> None:
     """Print for each comparison in how many runs it holds."""
-    parts = [part for board in boards for cell in board.cells.values() for part in cell.parts]
+    parts = [
+        part for board in boards for cell in board.cells.values() for part in cell.parts
+    ]
     processors = {str((result.origin or {})["hardware"]) for result, _ in parts}
-    print(f"{len(boards)} runs of the demo on {' and '.join(sorted(processors))}, each with")
+    print(
+        f"{len(boards)} runs of the demo on {' and '.join(sorted(processors))}, each with"
+    )
     counts = " or ".join(map(str, sorted(threads)))
     print(
         f"another seed, in {counts} thread(s), and fresh weights moved by about 1e-7 of themselves\n"
@@ -120,11 +135,17 @@ def show(boards: list[Board], threads: set[int]) -> None:
         print(f"\n{title:80}runs")
         for prefix in PREFIXES:
             best = [leader(board, prefix, bold=bold) for board in boards]
-            counts = [f"{name} {best.count(name)}" for name in demo.CHECKPOINTS if name in best]
+            counts = [
+                f"{name} {best.count(name)}"
+                for name in demo.CHECKPOINTS
+                if name in best
+            ]
             print(f"{prefix.removesuffix('@'):80}{', '.join(counts) or 'none'}")
 
 
-def _comparison(name: str, prefix: str, points: list[float], shown: int | None = None) -> str:
+def _comparison(
+    name: str, prefix: str, points: list[float], shown: int | None = None
+) -> str:
     title = f"{name} above random in column {prefix.removesuffix('@')}"
     above = f"{sum(value > 0 for value in points)} of {len(points)}"
     by_test = "" if shown is None else f"{shown} of {len(points)}"

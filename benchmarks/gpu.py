@@ -54,7 +54,9 @@ def cores_needed(scale: Scale, steps_of: dict[str, float]) -> None:
     """Cores that make views as fast as the GPU takes them in bf16: by the reference pipeline, by
     the fast one, and by the fast one with colour on the GPU."""
     jpegs = fed.photographs(2 if scale.small else 16)
-    print("\ncores that feed one GPU (bf16): reference, fast, fast with colour on the GPU")
+    print(
+        "\ncores that feed one GPU (bf16): reference, fast, fast with colour on the GPU"
+    )
     for name, recipe in RECIPES.items():
         config = recipes.load(PretrainConfig, recipe, [], kind="pretrain")
         ways = fed.ways(config.views.crops)
@@ -62,7 +64,10 @@ def cores_needed(scale: Scale, steps_of: dict[str, float]) -> None:
         seconds = fed.measure(ways, jpegs, 1 if scale.small else 2)
         of_image = [each / len(jpegs) for each in seconds.values()]
         rate = scale.batch / steps_of[name] if name in steps_of else float("nan")
-        print(f"  {name:26}" + "".join(f"{rate * each:9.1f}" for each in of_image), flush=True)
+        print(
+            f"  {name:26}" + "".join(f"{rate * each:9.1f}" for each in of_image),
+            flush=True,
+        )
 
 
 def loop(scale: Scale) -> None:
@@ -76,11 +81,27 @@ def loop(scale: Scale) -> None:
         train = root / "photographs" / "train"
         fed.write_photographs(train, count, distinct=4 if scale.small else 64)
         epochs = rows * each * scale.batch // count
-        words = [*scale.words, "data.dataset=photographs", f"epochs={epochs}", f"log_every={each}"]
+        words = [
+            *scale.words,
+            "data.dataset=photographs",
+            f"epochs={epochs}",
+            f"log_every={each}",
+        ]
         if scale.small:
-            words += ["views.crops=[{count: 2, size: 32}]", f"method.queue={scale.queue}"]
+            words += [
+                "views.crops=[{count: 2, size: 32}]",
+                f"method.queue={scale.queue}",
+            ]
             words += ["method.groups=2"]
-        command = ["pretrain", RECIPES["MoCo v2"], "--fast", "--data", root, "--out", out]
+        command = [
+            "pretrain",
+            RECIPES["MoCo v2"],
+            "--fast",
+            "--data",
+            root,
+            "--out",
+            out,
+        ]
         command += ["--accelerator", scale.device, "--workers", workers, *words]
         if code := cli.main(list(map(str, command))):
             raise SystemExit(code)
@@ -90,14 +111,19 @@ def loop(scale: Scale) -> None:
     about = f"{workers} workers (goal: < 2% waiting with 12)"
     print(f"\nthe whole loop, MoCo v2 {fast.SWITCH}, {about}")
     memory = kept[-1]["memory_gib"]
-    print(f"  {speed:9.0f} images/s, waiting {waiting:.1%}, peak {memory:.1f} GiB", flush=True)
+    print(
+        f"  {speed:9.0f} images/s, waiting {waiting:.1%}, peak {memory:.1f} GiB",
+        flush=True,
+    )
 
 
 # Evaluation
 
 
 def probe(scale: Scale) -> None:
-    arch, side, classes = ("resnet18", 32, 10) if scale.small else ("resnet50", 224, 1000)
+    arch, side, classes = (
+        ("resnet18", 32, 10) if scale.small else ("resnet50", 224, 1000)
+    )
     shape = (scale.batch, 3, side, side)
     pixels = torch.randint(256, shape, dtype=torch.uint8, device=scale.device)
     labels = torch.arange(scale.batch, device=scale.device) % classes
@@ -107,9 +133,13 @@ def probe(scale: Scale) -> None:
     ways: tuple[precision.Precision, ...] = ("fp32", "tf32", "bf16")
     for way in ways:
         trunks = [
-            FrozenTrunk.build(checkpoint(arch, s), device=device, precision=way) for s in range(3)
+            FrozenTrunk.build(checkpoint(arch, s), device=device, precision=way)
+            for s in range(3)
         ]
-        heads = [LinearHeads(7, classes, t.dim, std=0.01, seed=0, device=device) for t in trunks]
+        heads = [
+            LinearHeads(7, classes, t.dim, std=0.01, seed=0, device=device)
+            for t in trunks
+        ]
 
         def train(trunks=trunks, heads=heads) -> None:
             for of_trunk, features in zip(heads, forward_all(trunks, pixels)):
@@ -181,7 +211,9 @@ def main() -> int:
         code = run(names, Scale(args.small, device))
     if args.keep and device == "cuda":
         hardware = torch.cuda.get_device_name().lower().replace(" ", "-")
-        atomic.write_text(Path(__file__).with_name(f"gpu-{hardware}.txt"), told.getvalue())
+        atomic.write_text(
+            Path(__file__).with_name(f"gpu-{hardware}.txt"), told.getvalue()
+        )
     return code
 
 

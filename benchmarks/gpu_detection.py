@@ -37,7 +37,13 @@ def recipe(task: str, *, small: bool) -> tuple[str, tuple[str, ...]]:
     if small:
         return f"tiny_{task}_rcnn_R_18_FPN", data
     classes = "1" if points else "10"
-    data = (*data, "SOLVER.IMS_PER_BATCH", str(IMAGES), "MODEL.ROI_HEADS.NUM_CLASSES", classes)
+    data = (
+        *data,
+        "SOLVER.IMS_PER_BATCH",
+        str(IMAGES),
+        "MODEL.ROI_HEADS.NUM_CLASSES",
+        classes,
+    )
     if points:
         sigmas = "[0.107, 0.107, 0.107, 0.107, 0.107]"
         points_of = ("MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS", "5")
@@ -48,7 +54,9 @@ def recipe(task: str, *, small: bool) -> tuple[str, tuple[str, ...]]:
 def built(
     root: Path, engine: str, name: str, words: tuple[str, ...], device: str
 ) -> tuple[Prepared, DetectionEngine]:
-    run = train_net.new_run(dialect.read(name, words), engine=engine, root=root, out=root / "run")
+    run = train_net.new_run(
+        dialect.read(name, words), engine=engine, root=root, out=root / "run"
+    )
     p = train_net.prepare(run)
     network = train_net.build_engine(run, p, torch.device(device))
     for group in network.optimizer.param_groups:
@@ -88,7 +96,9 @@ def plain_detectron2(p: Prepared, network: DetectionEngine) -> Work:
     )
     rows = []
     for record in training_records(p.train, p.task):
-        objects = [{**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]]
+        objects = [
+            {**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]
+        ]
         rows.append({**record, "annotations": objects})
 
     def batches() -> Iterator[list[dict]]:
@@ -128,7 +138,9 @@ def plain_torchvision(task: str, device: str, *, bf16: bool, small: bool) -> Wor
     ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     images = [torch.rand(3, side, side, device=device) for _ in range(count)]
-    box = torch.tensor([[0.1, 0.1, 0.6, 0.6], [0.4, 0.3, 0.9, 0.8]], device=device) * side
+    box = (
+        torch.tensor([[0.1, 0.1, 0.6, 0.6], [0.4, 0.3, 0.9, 0.8]], device=device) * side
+    )
     target = {"boxes": box, "labels": torch.ones(2, dtype=torch.int64, device=device)}
     if task == "mask":
         target["masks"] = torch.ones(2, side, side, dtype=torch.uint8, device=device)
@@ -167,7 +179,9 @@ def table(scale: Scale) -> None:
                     p, network = built(root, engine, name, words, scale.device)
                     timed[f"backbench, {engine}"] = ours(network)
                 if not (scale.small and bf16):
-                    plain = plain_torchvision(task, scale.device, bf16=bf16, small=scale.small)
+                    plain = plain_torchvision(
+                        task, scale.device, bf16=bf16, small=scale.small
+                    )
                     timed["plain torchvision"] = plain
                 # Its recipe has masks; its trainer computes in float32
                 if "detectron2" in engines and task == "mask" and not bf16:

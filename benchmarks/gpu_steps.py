@@ -105,8 +105,12 @@ def drawn_views(config: PretrainConfig, scale: Scale) -> list[Tensor]:
 def method_of(config: PretrainConfig, scale: Scale) -> Method:
     torch.manual_seed(0)
     views = len(config.views.per_view)
-    setup = Setup(batch_size=scale.batch, views=views, seed=0, images=10_000, classes=10)
-    method = build_method(config.method, build_backbone(config.arch, config.stem), setup)
+    setup = Setup(
+        batch_size=scale.batch, views=views, seed=0, images=10_000, classes=10
+    )
+    method = build_method(
+        config.method, build_backbone(config.arch, config.stem), setup
+    )
     return method.to(scale.device).to(memory_format=torch.channels_last)
 
 
@@ -122,7 +126,9 @@ def bare(config: PretrainConfig, way: str, scale: Scale) -> Work:
     from torchvision.models import resnet18, resnet50
 
     torch.manual_seed(0)
-    network: nn.Module = resnet18(num_classes=128) if scale.small else resnet50(num_classes=128)
+    network: nn.Module = (
+        resnet18(num_classes=128) if scale.small else resnet50(num_classes=128)
+    )
     network = network.to(scale.device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, fused=True)
     trained, keys = _passes(config)
@@ -153,7 +159,9 @@ def _passes(config: PretrainConfig) -> tuple[list[int], list[int]]:
 
 def steps(scale: Scale) -> dict[str, float]:
     """Seconds of each recipe's step in bf16."""
-    print(f"\npretraining steps, batch {scale.batch}: images/s, of the encoders alone, peak GiB")
+    print(
+        f"\npretraining steps, batch {scale.batch}: images/s, of the encoders alone, peak GiB"
+    )
     seconds = {}
     for name, recipe in RECIPES.items():
         config = scale.recipe(recipe)
@@ -183,12 +191,16 @@ def steps(scale: Scale) -> dict[str, float]:
 
 
 def beside_lightly(scale: Scale) -> None:
-    sizes = peers.Sizes(scale.device, "resnet50", "imagenet", scale.batch, 224, scale.queue)
+    sizes = peers.Sizes(
+        scale.device, "resnet50", "imagenet", scale.batch, 224, scale.queue
+    )
     if scale.small:
         sizes = replace(sizes, arch="resnet18", stem="conv3", pixels=16)
     shape = (sizes.batch, 3, sizes.pixels, sizes.pixels)
     views = [torch.randn(shape, device=sizes.device) for _ in range(2)]
-    print("\nMoCo v2 beside lightly's and solo-learn's, equal precision (goal: 1.05 of lightly's)")
+    print(
+        "\nMoCo v2 beside lightly's and solo-learn's, equal precision (goal: 1.05 of lightly's)"
+    )
     for cast, way in ((False, "tf32"), (True, "bf16")):
         precision.use("tf32")
         timed = peers.of_all(sizes, views, cast)
@@ -219,13 +231,17 @@ def _lorac_products(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
     return compared.two_products(torch.cat([queries[1:], queries[:-1]]), keys, queue)
 
 
-def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss | None]]:
+def loss_cases(
+    scale: Scale,
+) -> dict[str, tuple[compared.LossCase, compared.Loss | None]]:
     """By the recipe whose step they are part of: the loss, and what it cannot do without."""
     n, k, d = scale.batch, scale.queue, 128
     wide = 64 if scale.small else 2048
     products = compared.two_products
 
-    def case(ours: compared.Loss, *shapes: compared.Shape, gradients: int = 1) -> compared.LossCase:
+    def case(
+        ours: compared.Loss, *shapes: compared.Shape, gradients: int = 1
+    ) -> compared.LossCase:
         # `naive` is never called: only `ours` is timed
         return compared.LossCase("", ours, ours, shapes, gradients=gradients)
 
@@ -235,7 +251,10 @@ def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss
     return {
         "SimCLR": (case(nt_xent, (n, d), (n, d), gradients=2), None),
         "MoCo v2": (case(compared.ours_infonce, (n, d), (n, d), (k, d)), products),
-        "LORAC, 3 x 224 + 5 x 96": (case(_lorac, (8, n, d), (2, n, d), (k, d)), _lorac_products),
+        "LORAC, 3 x 224 + 5 x 96": (
+            case(_lorac, (8, n, d), (2, n, d), (k, d)),
+            _lorac_products,
+        ),
         "JCL, 5 keys": (case(compared.ours_jcl, (n, d), (5, n, d), (k, d)), products),
         "ARB": (case(arb, (n, wide), (n, wide), gradients=2), None),
         "CLLR's regulariser": (case(cllr, (n, wide), (wide, wide), gradients=2), None),
@@ -250,8 +269,14 @@ def losses(scale: Scale, steps_of: dict[str, float]) -> None:
         inputs = tuple(x.to(scale.device) for x in case.inputs())
         timed = {"ours": partial(compared.run_once, case.ours, inputs, case.gradients)}
         if products is not None:
-            timed["limit"] = partial(compared.run_once, products, inputs, case.gradients)
+            timed["limit"] = partial(
+                compared.run_once, products, inputs, case.gradients
+            )
         found = scale.least(timed)
         share = f"{found['limit'] / found['ours']:8.0%}" if products else f"{'-':>8}"
-        of_step = f"{found['ours'] / steps_of[name]:8.1%}" if name in steps_of else f"{'-':>8}"
+        of_step = (
+            f"{found['ours'] / steps_of[name]:8.1%}"
+            if name in steps_of
+            else f"{'-':>8}"
+        )
         print(f"  {name:26}{1000 * found['ours']:9.2f}{share}{of_step}", flush=True)

@@ -30,7 +30,12 @@ POWER_REPEATS = 100
 CLASSES = {100: 10, 500: 37, 1_000: 50, 10_000: 100}
 DRAWS = 20
 SEEDS = 3
-OWN, SHARED_DRAW, OWN_DRAW, LEFT = 0.6, 0.2, 0.15, 0.6  # spreads beside the images' own of 1
+OWN, SHARED_DRAW, OWN_DRAW, LEFT = (
+    0.6,
+    0.2,
+    0.15,
+    0.6,
+)  # spreads beside the images' own of 1
 RESAMPLES = 500  # of a detector's images
 SEED = 2_000_000  # of simulated columns that nothing was chosen on
 
@@ -53,7 +58,9 @@ class Population:
         rest = self.rng.choice(classes, size=images - classes, p=share)
         return np.concatenate((np.arange(classes), rest))
 
-    def hits(self, trunks: int, images: int, share: float, gap: float = 0.0) -> np.ndarray:
+    def hits(
+        self, trunks: int, images: int, share: float, gap: float = 0.0
+    ) -> np.ndarray:
         """(trunks, images) bool; the last trunk is better by `gap`, in expected hits."""
         score = self.noise(images) + self.noise(trunks, images)
         return score > 2**0.5 * _edges(trunks, share, gap)[:, None]
@@ -96,7 +103,9 @@ def covers(found: Interval, share: float) -> bool:
 def top1(n: int, share: float) -> float:
     """The exact coverage: the probability of all counts whose interval covers the truth."""
     spread = (n * share * (1 - share)) ** 0.5
-    ends = np.clip([n * share - 7 * spread, n * share + 7 * spread + 1], 0, n).astype(int)
+    ends = np.clip([n * share - 7 * spread, n * share + 7 * spread + 1], 0, n).astype(
+        int
+    )
     counts = np.arange(ends[0], ends[1] + 1)
     covered = np.array([covers(of_count(int(k), n), share) for k in counts])
     return float(binom.pmf(counts, n, share) @ covered)
@@ -132,7 +141,9 @@ def average(p: Population, n: int, share: float) -> Interval:
 
 def average_of_seeds(p: Population, n: int, share: float) -> Interval:
     """The same, with SEEDS seeds each, of which the images are as given."""
-    shares = p.rng.normal(100 * share, 100 * (share * (1 - share) / n) ** 0.5, (12, SEEDS))
+    shares = p.rng.normal(
+        100 * share, 100 * (share * (1 - share) / n) ** 0.5, (12, SEEDS)
+    )
     ends = [confidence.of_seeds(list(of_seeds)) for of_seeds in shares]
     assert None not in ends
     means = [float(mean) for mean in shares.mean(1)]
@@ -189,8 +200,12 @@ def pair(
         a, b = p.hits(2, n, share, gap)
     if name == AP:
         won, lost = float((b & ~a).mean()), float((a & ~b).mean())
-        counts = p.rng.multinomial(n, [won, lost, max(1 - won - lost, 0)], size=RESAMPLES)
-        return paired_differences.of_resamples(100 * (counts[:, 0] - counts[:, 1]) / n, n)
+        counts = p.rng.multinomial(
+            n, [won, lost, max(1 - won - lost, 0)], size=RESAMPLES
+        )
+        return paired_differences.of_resamples(
+            100 * (counts[:, 0] - counts[:, 1]) / n, n
+        )
     difference = b.astype(float) - a
     label = p.labels(n) if per_class else None
     if draws > 1:
@@ -208,7 +223,9 @@ def top1_called(n: int, share: float) -> float:
     differ = float((density * 2 * right * (1 - right)).sum() / density.sum())
     # 2. Of m such images, the fewest that one trunk must win to be called better.
     spread = (n * differ * (1 - differ)) ** 0.5
-    ends = np.clip([n * differ - 6 * spread, n * differ + 6 * spread + 1], 0, n).astype(int)
+    ends = np.clip([n * differ - 6 * spread, n * differ + 6 * spread + 1], 0, n).astype(
+        int
+    )
     total = 0.0
     for m in range(ends[0], ends[1] + 1):
         is_called = functools.partial(_is_called, m, n)
@@ -238,7 +255,9 @@ def called(name: str, n: int, share: float, repeats: int, gap: float = 0.0) -> f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=4000, help="half for 10,000 images")
+    parser.add_argument(
+        "--repeats", type=int, default=4000, help="half for 10,000 images"
+    )
     repeats = parser.parse_args().repeats
     for name, n in itertools.product(("top-1", *VALUES), IMAGES):
         found = [100 * covered(name, n, share, _times(repeats, n)) for share in SHARES]
@@ -246,11 +265,16 @@ def main() -> None:
     for seeds in (2, 3, 5, 10):
         values = Population(seeds).rng.normal(70, 0.5, size=(4 * repeats, seeds))
         share = np.mean([covers(confidence.of_seeds(list(v)), 0.7) for v in values])
-        print(f"mean of {seeds} seeds: for new seeds covers {100 * share:.1f}%", flush=True)
+        print(
+            f"mean of {seeds} seeds: for new seeds covers {100 * share:.1f}%",
+            flush=True,
+        )
     for name, n in itertools.product(PAIRS, TESTED):
         rates = [100 * called(name, n, share, _times(repeats, n)) for share in SHARES]
         power = [100 * called(name, n, POWER_AT, POWER_REPEATS, gap) for gap in GAPS]
-        print(f"{name}, {n} images: of equals at p = {SHARES} called different {_text(rates)}%;")
+        print(
+            f"{name}, {n} images: of equals at p = {SHARES} called different {_text(rates)}%;"
+        )
         print(f"    at p = {POWER_AT} and {GAPS} apart {_text(power)}%", flush=True)
 
 

@@ -26,7 +26,9 @@ REPEATS = 20
 
 
 def unit(*shape: int, seed: int = 0) -> Tensor:
-    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
+    return F.normalize(
+        torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1
+    )
 
 
 def naive_infonce(q: Tensor, k: Tensor, queue: Tensor) -> Tensor:
@@ -76,7 +78,9 @@ def naive_mio(a: Tensor, b: Tensor) -> Tensor:
 def naive_base(z: Tensor) -> Tensor:
     """ARB: eigenvectors of the d x d matrix."""
     values, vectors = torch.linalg.eigh(z.mT @ z)
-    return z @ (vectors * (values.clamp_min(0) + 1e-4).rsqrt().unsqueeze(-2)) @ vectors.mT
+    return (
+        z @ (vectors * (values.clamp_min(0) + 1e-4).rsqrt().unsqueeze(-2)) @ vectors.mT
+    )
 
 
 Inputs = tuple[Tensor, ...]
@@ -107,19 +111,27 @@ class LossCase:
     naive: Loss
     ours: Loss
     shapes: tuple[Shape, ...]  # of random unit vectors
-    gradients: int = 1  # the first inputs that take a gradient; 0: forward only, compared by value
-    prepare: Callable[..., Inputs] = as_they_are  # what the functions take, from those vectors
+    gradients: int = (
+        1  # the first inputs that take a gradient; 0: forward only, compared by value
+    )
+    prepare: Callable[..., Inputs] = (
+        as_they_are  # what the functions take, from those vectors
+    )
 
     def inputs(self) -> Inputs:
         """Made when the case is measured, and forgotten with it."""
-        return self.prepare(*(unit(*shape, seed=i) for i, shape in enumerate(self.shapes)))
+        return self.prepare(
+            *(unit(*shape, seed=i) for i, shape in enumerate(self.shapes))
+        )
 
 
 def ours_quadratic(q: Tensor, keys: Tensor) -> Tensor:
     return moments(q, keys)[1]
 
 
-naive_nuclear = partial(torch.linalg.matrix_norm, ord="nuc")  # LORAC's code, over the batch
+naive_nuclear = partial(
+    torch.linalg.matrix_norm, ord="nuc"
+)  # LORAC's code, over the batch
 ours_infonce = partial(infonce_loss, temperature=T)
 ours_jcl = partial(jcl_loss, temperature=T, lam=4.0)
 ours_lorac = partial(lorac_loss, temperature=T, beta=4.0)
@@ -131,7 +143,9 @@ def two_products(q: Tensor, k: Tensor, queue: Tensor) -> Tensor:
     """The work that every InfoNCE over a queue does: scores, exp, and their gradient."""
     with torch.no_grad():
         rows = q.flatten(0, -2)
-        for part in queue.split(max(LEAST_KEYS, CHUNK_ELEMENTS[q.device.type] // len(rows))):
+        for part in queue.split(
+            max(LEAST_KEYS, CHUNK_ELEMENTS[q.device.type] // len(rows))
+        ):
             (rows @ part.T).exp_() @ part
     return q.sum()
 
@@ -152,7 +166,10 @@ def cases(quick: bool) -> list[LossCase]:
         what = f"nuclear norms, M {m}"
         out.append(LossCase(what, naive_nuclear, nuclear_norm, ((n, m, d),)))
     for apart in (1e-2, 1e-5):
-        what, shapes = (f"nuclear norms, M 5, views {apart:g} apart", ((n, 1, d), (n, 5, d)))
+        what, shapes = (
+            f"nuclear norms, M 5, views {apart:g} apart",
+            ((n, 1, d), (n, 5, d)),
+        )
         views = partial(nearly_equal, apart)
         out.append(LossCase(what, naive_nuclear, nuclear_norm, shapes, prepare=views))
     what, shapes = "LORAC, M 8", ((7, 64, d), (64, d), (k, d))
@@ -162,7 +179,9 @@ def cases(quick: bool) -> list[LossCase]:
     for groups in (1, 8):
         what = f"ARB's base, {groups} group{'s' if groups > 1 else ''}"
         columns, shapes = partial(in_groups, groups), ((wide // 4, wide),)
-        out.append(LossCase(what, naive_base, ours_base, shapes, gradients=0, prepare=columns))
+        out.append(
+            LossCase(what, naive_base, ours_base, shapes, gradients=0, prepare=columns)
+        )
     return out
 
 
@@ -195,7 +214,9 @@ def errors(case: LossCase) -> tuple[float, float]:
     for function in (case.naive, case.ours):
         worst = 0.0
         for got, want in zip(run_once(function, inputs, case.gradients), exact):
-            worst = max(worst, float((got.double() - want).abs().max() / want.abs().max()))
+            worst = max(
+                worst, float((got.double() - want).abs().max() / want.abs().max())
+            )
         out.append(worst)
     return out[0], out[1]
 
@@ -220,7 +241,10 @@ def run(quick: bool) -> None:
         theirs, ours = errors(case)
         note = f"{memory}; error {theirs:.1e}, {ours:.1e}"
         print_ratios(case.what, compare(case), note=note)
-        if case.ours in (ours_infonce, ours_lorac):  # no form can do without those products
+        if case.ours in (
+            ours_infonce,
+            ours_lorac,
+        ):  # no form can do without those products
             limit = compare(replace(case, naive=two_products))
             print(
                 f"  two products and exp alone: {limit['their code'] / limit['ours']:.2f} of ours"

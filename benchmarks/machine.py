@@ -46,7 +46,12 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else ():
         if "model name" in line:
-            cpu = line.partition(":")[2].replace("(R)", "").replace(" Processor", "").strip()
+            cpu = (
+                line.partition(":")[2]
+                .replace("(R)", "")
+                .replace(" Processor", "")
+                .strip()
+            )
             break
     limit = os.environ.get("ATEN_CPU_CAPABILITY")
     return f"{cpu}, {limit.upper()} alone" if limit else cpu
@@ -58,7 +63,9 @@ def least(
     """The least seconds of one call of each way, in turns A B C A B C ..., after a call of each
     that does not count. Seconds are this process's on one thread, so other work on the machine
     matters less; else they are wall time. A turn on a GPU is as many calls as take about TURN_S."""
-    clock = time.perf_counter if wall or torch.get_num_threads() > 1 else time.process_time
+    clock = (
+        time.perf_counter if wall or torch.get_num_threads() > 1 else time.process_time
+    )
     if device == "cuda":
         clock = _after_the_gpu
     calls = {}
@@ -85,7 +92,9 @@ def _after_the_gpu() -> float:
     return time.perf_counter()
 
 
-def print_ratios(title: str, seconds: Mapping[str, float], images: int = 0, note: str = "") -> None:
+def print_ratios(
+    title: str, seconds: Mapping[str, float], images: int = 0, note: str = ""
+) -> None:
     """Print the time of each way, in images per second if there are `images`, and how many times as
     fast as the first way it is; keep the ratios in SEEN, but for those of ways called "limit"."""
     print(f"\n{title}")

@@ -23,7 +23,13 @@ from backbench.parallel import precision
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 from transfer import logreg
-from transfer.batches import Pictures, equal_shares, global_batches, loader, training_pictures
+from transfer.batches import (
+    Pictures,
+    equal_shares,
+    global_batches,
+    loader,
+    training_pictures,
+)
 from transfer.devices import Machine
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import LinearHeads
@@ -37,16 +43,22 @@ STRENGTHS = (1e2, 1e1, 1e0, 1e-1)  # l2, from the strongest
 
 def checkpoint(arch: str, seed: int = 0) -> Checkpoint:
     torch.manual_seed(seed)
-    return Checkpoint(arch=arch, method="random", state_dict=build_backbone(arch).state_dict())
+    return Checkpoint(
+        arch=arch, method="random", state_dict=build_backbone(arch).state_dict()
+    )
 
 
 class Separate:
     """The peers' way: a head of its own per rate, traced cross-entropy, torch.optim.SGD."""
 
-    def __init__(self, classes: int, dim: int, decay: float, rates: torch.Tensor) -> None:
+    def __init__(
+        self, classes: int, dim: int, decay: float, rates: torch.Tensor
+    ) -> None:
         self.heads = [nn.Linear(dim, classes) for _ in rates]
         self.optimizers = [
-            torch.optim.SGD(h.parameters(), lr=float(lr), momentum=0.9, weight_decay=decay)
+            torch.optim.SGD(
+                h.parameters(), lr=float(lr), momentum=0.9, weight_decay=decay
+            )
             for h, lr in zip(self.heads, rates)
         ]
 
@@ -69,16 +81,24 @@ def seven_rates(batch: int, repeats: int) -> None:
             separate.step(i, trunk(images), labels)
 
     def one() -> None:
-        together.step(trunk(images), labels, RATES, momentum=0.9, decay=0.0, batch=batch)
+        together.step(
+            trunk(images), labels, RATES, momentum=0.9, decay=0.0, batch=batch
+        )
 
-    ways = {"seven runs": seven, "one pass": one, "limit: a forward alone": lambda: trunk(images)}
+    ways = {
+        "seven runs": seven,
+        "one pass": one,
+        "limit: a forward alone": lambda: trunk(images),
+    }
     title = "seven rates, ResNet-50"
     print_ratios(title, least(ways, repeats), batch)
 
 
 def three_checkpoints(count: int, repeats: int) -> None:
     """Three ResNet-18 at 64 px on 500x375 JPEG: the loop against decoding and against forwards."""
-    trunks = [FrozenTrunk.build(checkpoint("resnet18", seed), device=CPU) for seed in range(3)]
+    trunks = [
+        FrozenTrunk.build(checkpoint("resnet18", seed), device=CPU) for seed in range(3)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         write_photographs(Path(folder), count, distinct=64)
         images = scan_folder(folder)
@@ -102,8 +122,12 @@ def three_checkpoints(count: int, repeats: int) -> None:
 
         def train(which: list[int]) -> None:
             for got, _ in batches():
-                for i, features in zip(which, forward_all([trunks[i] for i in which], got)):
-                    heads[i].step(features, labels, RATES, momentum=0.9, decay=0.0, batch=batch)
+                for i, features in zip(
+                    which, forward_all([trunks[i] for i in which], got)
+                ):
+                    heads[i].step(
+                        features, labels, RATES, momentum=0.9, decay=0.0, batch=batch
+                    )
 
         def apart() -> None:
             for i in range(3):
@@ -120,7 +144,9 @@ def three_checkpoints(count: int, repeats: int) -> None:
     print_ratios(title, seconds, count)
 
 
-def heads_on_features(classes: int, decay: float, repeats: int, *, confident: bool = False) -> None:
+def heads_on_features(
+    classes: int, decay: float, repeats: int, *, confident: bool = False
+) -> None:
     """Seven heads on ready features, batch 256, 2048-d: of low rates at their start, or of the
     probe's rates after 40 steps, when most probabilities are below 1e-38."""
     features, labels = torch.randn(256, 2048), torch.arange(256) % classes
@@ -145,7 +171,9 @@ def heads_on_features(classes: int, decay: float, repeats: int, *, confident: bo
         features @ weight.T
         torch.mm(gradient.T, features, out=momentum)
 
-    def passes() -> None:  # what SGD goes through in memory besides, however it is written
+    def passes() -> (
+        None
+    ):  # what SGD goes through in memory besides, however it is written
         if decay:
             momentum.add_(weight, alpha=decay)
         weight.add_(momentum, alpha=-1e-9)
@@ -171,7 +199,10 @@ def frozen_resnet(batch: int, repeats: int) -> None:
     strided = images.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         expected = plain(images)
-        errors = [float((f(images) - expected).norm() / expected.norm()) for f in (folded, rough)]
+        errors = [
+            float((f(images) - expected).norm() / expected.norm())
+            for f in (folded, rough)
+        ]
         ways = {
             "fp32 NCHW": lambda: plain(images),
             "channels last": lambda: last(strided),
@@ -213,15 +244,21 @@ def neighbours(images: int, test_images: int, repeats: int) -> None:
     def ours(k: tuple[int, ...]) -> dict[int, torch.Tensor]:
         return knn_scores(test, bank, labels, classes=100, k=k, temperature=TEMPERATURE)
 
-    same = (ours((20,))[20].argmax(1) == torch.cat(theirs((20,))).argmax(1)).float().mean()
+    same = (
+        (ours((20,))[20].argmax(1) == torch.cat(theirs((20,))).argmax(1)).float().mean()
+    )
     for k in ((20,), (10, 20, 100)):
-        seconds = least({"DINO's way": partial(theirs, k), "ours": partial(ours, k)}, repeats)
+        seconds = least(
+            {"DINO's way": partial(theirs, k), "ours": partial(ours, k)}, repeats
+        )
         title = f"neighbours, k = {', '.join(map(str, k))}"
         note = f"the same answer on {100 * same:.2f}% of the images"
         print_ratios(title, seconds, test_images, note)
 
 
-def logistic_regression(count: int, dim: int, classes: int, *, alike: bool, repeats: int) -> None:
+def logistic_regression(
+    count: int, dim: int, classes: int, *, alike: bool, repeats: int
+) -> None:
     """Logistic regression, one strength after the other, each from the solution before."""
     x, y = clusters(count, dim, classes)
     if not alike:  # scales from 0.1 to 10, as a transformer's features have them
@@ -232,29 +269,44 @@ def logistic_regression(count: int, dim: int, classes: int, *, alike: bool, repe
         moments = logreg.second_moments([(x, y)], CPU, 65536)
         for l2 in STRENGTHS:
             start = fits[-1] if fits else None
-            settings = {"classes": classes, "l2": l2, "start": start, "tolerance": tolerance}
+            settings = {
+                "classes": classes,
+                "l2": l2,
+                "start": start,
+                "tolerance": tolerance,
+            }
             settings["moments"] = moments
             fits.append(logreg.fit([(x, y)], **settings))
         return fits
 
     def theirs(tolerance: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        model, found = LogisticRegression(warm_start=True, max_iter=1000, tol=tolerance), []
+        model, found = (
+            LogisticRegression(warm_start=True, max_iter=1000, tol=tolerance),
+            [],
+        )
         for l2 in STRENGTHS:
             model.set_params(C=1 / l2).fit(x.numpy(), y.numpy())
             found.append((model.coef_.copy(), model.intercept_.copy()))
         return found
 
-    def objective(weight: torch.Tensor, bias: torch.Tensor) -> float:  # of the strongest penalty
+    def objective(
+        weight: torch.Tensor, bias: torch.Tensor
+    ) -> float:  # of the strongest penalty
         loss = F.cross_entropy(x @ weight.T + bias, y, reduction="sum")
         return float(loss + STRENGTHS[0] / 2 * weight.square().sum())
 
     for tolerance in (1e-5, 1e-4):  # the latter is scikit-learn's default
-        ways = {"scikit-learn, warm": partial(theirs, tolerance), "ours": partial(ours, tolerance)}
+        ways = {
+            "scikit-learn, warm": partial(theirs, tolerance),
+            "ours": partial(ours, tolerance),
+        }
         scales = "" if alike else " unlike scales,"
         title = f"logistic regression,{scales} to {tolerance:g}"
         first, other = ours(tolerance)[0], map(torch.from_numpy, theirs(tolerance)[0])
         ratio = objective(first.weight, first.bias) / objective(*other)
-        print_ratios(title, least(ways, repeats), note=f"our objective {ratio:.5f} of theirs")
+        print_ratios(
+            title, least(ways, repeats), note=f"our objective {ratio:.5f} of theirs"
+        )
 
 
 def evaluation_loader(count: int, repeats: int) -> None:
@@ -265,7 +317,11 @@ def evaluation_loader(count: int, repeats: int) -> None:
         images = scan_folder(folder)
         geometry = Geometry().transform()
         machine = Machine(CPU, rank=0, world=1, workers=0)
-        cropped = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
+        cropped = [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+        ]
         steps = [*cropped, transforms.Normalize(Pixels().mean, Pixels().std)]
         folder_images = datasets.ImageFolder(folder, transforms.Compose(steps))
         plain = torch.utils.data.DataLoader(folder_images, batch_size=batch)
@@ -298,5 +354,7 @@ def run(quick: bool) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)  # scikit-learn's
     neighbours(*((4000, 800) if quick else (50_000, 5_000)), repeats=3)
     for alike in True, False:
-        logistic_regression(*((400, 64, 5) if quick else (5000, 512, 50)), alike=alike, repeats=3)
+        logistic_regression(
+            *((400, 64, 5) if quick else (5000, 512, 50)), alike=alike, repeats=3
+        )
     evaluation_loader(32 if quick else 128, repeats=3)

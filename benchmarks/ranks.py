@@ -28,9 +28,13 @@ class Shape(NamedTuple):
 
     rows: int
     columns: int
-    heavy: bool = False  # advantages with tails of Student's t with 4 degrees of freedom
+    heavy: bool = (
+        False  # advantages with tails of Student's t with 4 degrees of freedom
+    )
     missing: float = 0.0  # share of cells
-    uneven: bool = False  # rows whose advantages spread four times as much as those of others
+    uneven: bool = (
+        False  # rows whose advantages spread four times as much as those of others
+    )
 
     @property
     def name(self) -> str:
@@ -93,7 +97,13 @@ def _shares(seen: Sequence[tuple[float, ...]]) -> Seen:
 
 
 def look(shape: Shape, truth: Sequence[float], repeats: int) -> Seen:
-    kind = [shape.rows, shape.columns, shape.heavy, int(100 * shape.missing), shape.uneven]
+    kind = [
+        shape.rows,
+        shape.columns,
+        shape.heavy,
+        int(100 * shape.missing),
+        shape.uneven,
+    ]
     rng = np.random.default_rng([SEED, *kind, int(10 * max(truth))])
     datasets = [str(c) for c in range(shape.columns)]
     seen = []
@@ -148,7 +158,10 @@ def main() -> None:
         _print(f"{shape.name}, half a point apart", look(shape, steps, some))
         for gap in GAPS:
             truth = [0.0] * (shape.rows - 1) + [gap]
-            _print(f"{shape.name}, one better by {gap:.0f} points", look(shape, truth, some))
+            _print(
+                f"{shape.name}, one better by {gap:.0f} points",
+                look(shape, truth, some),
+            )
     for rows, columns in ((2, 3), (5, 3), (5, 8)):
         for gap in (0.0, *GAPS):
             what = f"{rows} rows, {columns} columns of one dataset, one better by {gap:.0f} points"

@@ -38,10 +38,30 @@ def commands(demo: Path) -> dict[str, list[str]]:
     data = ["--data", str(demo / "data")]
     semisup = ["--percent", "10", "--lists", str(demo / "data" / "lists")]
     return {
-        "linear": ["linear", "--datasets", "digits", "--protocol", "linear_demo", *data],
+        "linear": [
+            "linear",
+            "--datasets",
+            "digits",
+            "--protocol",
+            "linear_demo",
+            *data,
+        ],
         "semisup": ["semisup", *semisup, "--protocol", "semisup_demo", *data],
-        "finetune": ["finetune", "--dataset", "digits", "--protocol", "finetune_demo", *data],
-        "detect": ["detect", "--config-file", "demo_faster_rcnn_frozen", "--resume", *data],
+        "finetune": [
+            "finetune",
+            "--dataset",
+            "digits",
+            "--protocol",
+            "finetune_demo",
+            *data,
+        ],
+        "detect": [
+            "detect",
+            "--config-file",
+            "demo_faster_rcnn_frozen",
+            "--resume",
+            *data,
+        ],
     }
 
 
@@ -55,7 +75,9 @@ def moved_trunks(demo: Path, out: Path, count: int) -> list[Path]:
         for name, value in whole.state_dict.items():
             state[name] = value
             if value.is_floating_point():
-                state[name] = value * (1 + MOVED * torch.randn(value.shape, generator=generator))
+                state[name] = value * (
+                    1 + MOVED * torch.randn(value.shape, generator=generator)
+                )
         files.append(out / f"training-{n}.safetensors")
         if not files[-1].exists():
             named = {**whole.provenance, "name": f"training-{n}"}
@@ -81,7 +103,9 @@ def called_different(board: Board, metric: str) -> tuple[float, float]:
     """The share of pairs, in percent, and the standard deviation of the trainings by this board."""
     (column,) = (column for column in board.columns if column.metric == metric)
     cells = [cell for _, cell in board.measured(column)]
-    tests = [difference(board, column, a, b) for a, b in itertools.combinations(cells, 2)]
+    tests = [
+        difference(board, column, a, b) for a, b in itertools.combinations(cells, 2)
+    ]
     share = sum(d is not None and d.real for d in tests) / len(tests)
     return 100 * share, noise_of(board, column).seeds ** 0.5
 
@@ -91,7 +115,9 @@ def report(task: str, board: Board, seeded: int) -> None:
     measurements: list[Measurement] = []
     for cell in board.cells.values():
         measurements += cell.parts
-    digests = [row.checkpoint for row in board.rows][:seeded]  # by name, as they were trained
+    digests = [row.checkpoint for row in board.rows][
+        :seeded
+    ]  # by name, as they were trained
     for column in board.columns:
         if column.metric not in METRICS:
             continue
@@ -102,7 +128,11 @@ def report(task: str, board: Board, seeded: int) -> None:
         by_images = sum(d is not None and d.real for d in alone) / len(alone)
         seen = []
         for two in itertools.combinations(digests, 2):
-            kept = [m for m in measurements if m.result.seed == 0 or m.result.checkpoint in two]
+            kept = [
+                m
+                for m in measurements
+                if m.result.seed == 0 or m.result.checkpoint in two
+            ]
             seen.append(called_different(fill(kept), column.metric))
         by_board = sum(share for share, _ in seen) / len(seen)
         deviation = sum(deviation for _, deviation in seen) / len(seen)
@@ -119,7 +149,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/second_training"))
     parser.add_argument("--trainings", type=int, default=8)
     parser.add_argument("--seeded", type=int, default=2)
-    parser.add_argument("--task", nargs="+", default=["linear", "semisup", "finetune", "detect"])
+    parser.add_argument(
+        "--task", nargs="+", default=["linear", "semisup", "finetune", "detect"]
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     files = moved_trunks(args.demo, args.out, args.trainings)
@@ -128,9 +160,13 @@ def main() -> None:
     )
     print("different: by a test over images alone, and with the trainings' noise\n")
     heads = ["first seed", "images", "the board", "deviation", "boards"]
-    print(f"{'':20}{heads[0]:>16}{heads[1]:>13}{heads[2]:>13}{heads[3]:>12}{heads[4]:>10}")
+    print(
+        f"{'':20}{heads[0]:>16}{heads[1]:>13}{heads[2]:>13}{heads[3]:>12}{heads[4]:>10}"
+    )
     for task in args.task:
-        board = train(commands(args.demo)[task], files, args.out / task, seeded=args.seeded)
+        board = train(
+            commands(args.demo)[task], files, args.out / task, seeded=args.seeded
+        )
         report(task, board, args.seeded)
 
 

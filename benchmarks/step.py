@@ -53,11 +53,15 @@ def lightly_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Work:
     )
 
     trunk = sizes.trunk()
-    head = MoCoProjectionHead(trunk.feature_dim, trunk.feature_dim, 128).to(sizes.device)
+    head = MoCoProjectionHead(trunk.feature_dim, trunk.feature_dim, 128).to(
+        sizes.device
+    )
     trunk_m, head_m = copy.deepcopy(trunk), copy.deepcopy(head)
     deactivate_requires_grad(trunk_m)
     deactivate_requires_grad(head_m)
-    criterion = NTXentLoss(temperature=0.2, memory_bank_size=(sizes.queue, 128)).to(sizes.device)
+    criterion = NTXentLoss(temperature=0.2, memory_bank_size=(sizes.queue, 128)).to(
+        sizes.device
+    )
     params = [*trunk.parameters(), *head.parameters()]
     optimizer = torch.optim.SGD(params, lr=0.03, momentum=0.9, weight_decay=1e-4)
 
@@ -68,7 +72,9 @@ def lightly_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Work:
             query = head(trunk(views[0])).flatten(start_dim=1)
             with torch.no_grad():
                 shuffled, order = batch_shuffle(views[1])
-                key = batch_unshuffle(head_m(trunk_m(shuffled)).flatten(start_dim=1), order)
+                key = batch_unshuffle(
+                    head_m(trunk_m(shuffled)).flatten(start_dim=1), order
+                )
         loss = criterion(query.float(), key.float())
         loss.backward()
         optimizer.step()
@@ -80,7 +86,9 @@ def lightly_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Work:
 def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Work:
     trunk = sizes.trunk()
     width = trunk.feature_dim
-    head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 128)).to(sizes.device)
+    head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 128)).to(
+        sizes.device
+    )
     trunk_m, head_m = copy.deepcopy(trunk), copy.deepcopy(head)
     queue = F.normalize(torch.randn(2, 128, sizes.queue, device=sizes.device), dim=1)
     position = 0
@@ -91,7 +99,9 @@ def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Work:
         positive = torch.einsum("nc,nc->n", q, k).unsqueeze(-1)
         negative = torch.einsum("nc,ck->nk", q, negatives)
         logits = torch.cat([positive, negative], dim=1) / 0.2
-        return F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long, device=q.device))
+        return F.cross_entropy(
+            logits, torch.zeros(len(q), dtype=torch.long, device=q.device)
+        )
 
     def step() -> None:
         nonlocal position
@@ -100,7 +110,9 @@ def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Work:
             with torch.no_grad():
                 k = [F.normalize(head_m(trunk_m(v)).float(), dim=1) for v in views]
         negatives = queue.clone().detach()
-        loss = (infonce(q[0], k[1], negatives[1]) + infonce(q[1], k[0], negatives[0])) / 2
+        loss = (
+            infonce(q[0], k[1], negatives[1]) + infonce(q[1], k[0], negatives[0])
+        ) / 2
         queue[:, :, position : position + sizes.batch] = torch.stack(k).permute(0, 2, 1)
         position = (position + sizes.batch) % sizes.queue
         loss.backward()
@@ -114,12 +126,16 @@ def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Work:
 
 
 def our_step(sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool) -> Work:
-    config = moco.Config(name="moco", head=MOCO_HEAD, queue=sizes.queue, symmetric=symmetric)
+    config = moco.Config(
+        name="moco", head=MOCO_HEAD, queue=sizes.queue, symmetric=symmetric
+    )
     setup = Setup(batch_size=sizes.batch, views=2, seed=0, images=10_000, classes=10)
     method = build_method(config, sizes.trunk(), setup).to(sizes.device)
     method = method.to(memory_format=torch.channels_last)
     params = [p for p in method.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(params, lr=0.03, momentum=0.9, weight_decay=1e-4, fused=True)
+    optimizer = torch.optim.SGD(
+        params, lr=0.03, momentum=0.9, weight_decay=1e-4, fused=True
+    )
     # As views.py delivers them
     views = [v.contiguous(memory_format=torch.channels_last) for v in views]
     cast_to = partial(torch.autocast, sizes.device, torch.bfloat16, enabled=cast)
@@ -139,7 +155,9 @@ def method_step(
 
     def step() -> None:
         nonlocal count
-        batch = Batch(views=views, labels=None, index=index, step=count, epochs=200, **when)
+        batch = Batch(
+            views=views, labels=None, index=index, step=count, epochs=200, **when
+        )
         with computing():
             loss = method(batch)["loss"]
         loss.backward()
@@ -187,7 +205,9 @@ def plain_lars(network: nn.Module) -> Work:
 def updates() -> None:
     """The momentum (key) encoder's update and LARS's, of all ResNet-50 parameters."""
     network = build_backbone("resnet50")
-    keys, ours, flat = ([p.detach().clone() for p in network.parameters()] for _ in range(3))
+    keys, ours, flat = (
+        [p.detach().clone() for p in network.parameters()] for _ in range(3)
+    )
     queries = [p.detach() + 0.01 for p in network.parameters()]
     moco_update(keys, queries)
     momentum_update(ours, queries, 0.999)
@@ -206,7 +226,9 @@ def updates() -> None:
         for p, like in zip(module.parameters(), queries):
             p.grad = like * 0.01
     lars = optim.LARS(networks[1].parameters(), 0.1, weight_decay=1e-6)
-    sgd = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9, weight_decay=1e-6, fused=True)
+    sgd = torch.optim.SGD(
+        network.parameters(), 0.1, momentum=0.9, weight_decay=1e-6, fused=True
+    )
     ways = {
         "plain loop": plain_lars(networks[2]),
         "optim.LARS": lars.step,
@@ -220,7 +242,9 @@ def run(quick: bool) -> None:
     torch.manual_seed(1)
     views = [torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels) for _ in range(2)]
     for cast, way in ((False, "fp32"), (True, "bf16")):
-        if cast and not precision.bf16_is_quick("cpu"):  # no recipe is advised to use it there
+        if cast and not precision.bf16_is_quick(
+            "cpu"
+        ):  # no recipe is advised to use it there
             continue
         seconds = least(of_all(sizes, views, cast), 1 if quick else ROUNDS)
         for loss, symmetric in (("MoCo v2", False), ("MoCo v2, symmetric,", True)):

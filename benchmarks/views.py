@@ -23,7 +23,12 @@ from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
 from backbench.datasets import catalog
-from backbench.images.augmentations import draw, render_fast, render_geometry, render_reference
+from backbench.images.augmentations import (
+    draw,
+    render_fast,
+    render_geometry,
+    render_reference,
+)
 from backbench.images.crops import Crops
 from backbench.images.image_list import decode_array
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
@@ -67,7 +72,11 @@ def photographs(count: int) -> list[bytes]:
         for sigma in (1, 3, 15, 60):
             layer = cv2.GaussianBlur(rng.normal(size=image.shape), (0, 0), sigma)
             image += layer / layer.std()
-        pixels = (image / image.std() * 45 + rng.uniform(70, 180, 3)).clip(0, 255).astype(np.uint8)
+        pixels = (
+            (image / image.std() * 45 + rng.uniform(70, 180, 3))
+            .clip(0, 255)
+            .astype(np.uint8)
+        )
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "JPEG", quality=92)
         out.append(buffer.getvalue())
@@ -84,7 +93,9 @@ def write_photographs(folder: Path, count: int, distinct: int) -> None:
 
 
 def naive(data: bytes, seed: int, pipelines: list[T.Compose]) -> list[torch.Tensor]:
-    return [pipeline(Image.open(io.BytesIO(data)).convert("RGB")) for pipeline in pipelines]
+    return [
+        pipeline(Image.open(io.BytesIO(data)).convert("RGB")) for pipeline in pipelines
+    ]
 
 
 def reference(data: bytes, seed: int, crops: list[Crops]) -> list[torch.Tensor]:
@@ -98,7 +109,9 @@ def reference(data: bytes, seed: int, crops: list[Crops]) -> list[torch.Tensor]:
     return out
 
 
-def ours(data: bytes, seed: int, crops: list[Crops], *, geometry_only: bool) -> list[torch.Tensor]:
+def ours(
+    data: bytes, seed: int, crops: list[Crops], *, geometry_only: bool
+) -> list[torch.Tensor]:
     image = decode_array(data, "benchmark")
     generator = torch.Generator().manual_seed(seed)
     out = []
@@ -107,7 +120,9 @@ def ours(data: bytes, seed: int, crops: list[Crops], *, geometry_only: bool) -> 
         if geometry_only:
             out.append(torch.from_numpy(render_geometry(image, view, group).copy()))
         else:
-            pixels = torch.from_numpy(render_fast(image, view, group))[None].permute(0, 3, 1, 2)
+            pixels = torch.from_numpy(render_fast(image, view, group))[None].permute(
+                0, 3, 1, 2
+            )
             out.append(normalise(pixels, PIXELS))
     return out
 
@@ -136,7 +151,10 @@ def measure(ways: dict[str, Way], jpegs: list[bytes], rounds: int) -> dict[str, 
         for n, data in enumerate(jpegs):
             work(data, 1000 * turn + n)
 
-    timed = {name: partial(all_images, work, itertools.count()) for name, work in ways.items()}
+    timed = {
+        name: partial(all_images, work, itertools.count())
+        for name, work in ways.items()
+    }
     return least(timed, rounds)
 
 
@@ -157,7 +175,11 @@ def data_check(count: int) -> None:
 
     def decode() -> None:
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda file: Image.open(file).convert("RGB").getpixel((0, 0)), files))
+            list(
+                pool.map(
+                    lambda file: Image.open(file).convert("RGB").getpixel((0, 0)), files
+                )
+            )
 
     with tempfile.TemporaryDirectory() as folder:
         write_photographs(Path(folder, "mine"), count, count)

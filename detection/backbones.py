@@ -47,7 +47,9 @@ RESNET_FPN = "build_resnet_fpn_backbone"
 STRIDES = (4, 8, 16, 32)  # of the maps that an FPN stands on
 STRIDE = STRIDES[-1]  # levels only add up where an image is a multiple of it
 PLAIN_STRIDE = 16  # of a plain trunk's map, in pixels of the image
-PROBE_SIDE = 64  # of the noise that tells which parameters a map depends on: 4 x 4 patches
+PROBE_SIDE = (
+    64  # of the noise that tells which parameters a map depends on: 4 x 4 patches
+)
 PIXEL_TOLERANCE = 0.01  # of 255; converters round the statistics
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 OPTIMIZERS = ("SGD", "ADAMW")
@@ -82,7 +84,9 @@ def is_resnet(cfg: CfgNode) -> bool:
 
 def arch_of(cfg: CfgNode) -> str:
     """The trunk that the config names, for the random row; empty where it names none."""
-    return f"resnet{cfg.MODEL.RESNETS.DEPTH}" if is_resnet(cfg) else cfg.MODEL.TRUNK.ARCH
+    return (
+        f"resnet{cfg.MODEL.RESNETS.DEPTH}" if is_resnet(cfg) else cfg.MODEL.TRUNK.ARCH
+    )
 
 
 def refuse(cfg: CfgNode, given: Given, checkpoint: Checkpoint, trunk: Trunk) -> None:
@@ -223,7 +227,9 @@ class TrunkMaps(nn.Module):
         stop_gradients(trunk, all_of_it=self.frozen)
         self.norms = nn.ModuleList()
         for width in trunk.widths:
-            self.norms.append(LayerNorm2d(width, eps=1e-6) if options.MAP_NORM else nn.Identity())
+            self.norms.append(
+                LayerNorm2d(width, eps=1e-6) if options.MAP_NORM else nn.Identity()
+            )
         self.train(self.training)
 
     def train(self, mode: bool = True) -> TrunkMaps:
@@ -239,7 +245,10 @@ class TrunkMaps(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         maps = self.stages(x)
-        return {key: norm(m) for key, norm, m in zip(self.keys, self.norms, maps, strict=True)}
+        return {
+            key: norm(m)
+            for key, norm, m in zip(self.keys, self.norms, maps, strict=True)
+        }
 
 
 class DropPath(nn.Module):
@@ -258,7 +267,9 @@ class DropPath(nn.Module):
         draws = torch.rand(len(x))
         for i, generator in enumerate(self.generators or ()):
             draws[i] = torch.rand((), generator=generator)
-        kept = distributed.sent(draws >= self.drop_prob, x.device).view(-1, *[1] * (x.dim() - 1))
+        kept = distributed.sent(draws >= self.drop_prob, x.device).view(
+            -1, *[1] * (x.dim() - 1)
+        )
         return x * kept.to(x.dtype) / (1 - self.drop_prob)
 
 
@@ -267,7 +278,9 @@ def set_drop_paths(trunk: Trunk, last: float) -> None:
     names = ("drop_path", "drop_path1", "drop_path2")
     blocks = [m for m in trunk.modules() if any(hasattr(m, name) for name in names)]
     if not blocks:
-        raise BadInput(f"MODEL.TRUNK.DROP_PATH {last}: {trunk.arch} has no paths to drop; say 0.0")
+        raise BadInput(
+            f"MODEL.TRUNK.DROP_PATH {last}: {trunk.arch} has no paths to drop; say 0.0"
+        )
     rates = torch.linspace(0, last, len(blocks)).tolist()
     for block, rate in zip(blocks, rates):
         for name in names:
@@ -299,7 +312,9 @@ def optimizer(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> torch.optim.Op
     return torch.optim.AdamW(groups, lr=solver.BASE_LR, betas=(solver.MOMENTUM, 0.999))
 
 
-def parameter_groups(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> list[dict[str, object]]:
+def parameter_groups(
+    model: nn.Module, body: TrunkMaps, cfg: CfgNode
+) -> list[dict[str, object]]:
     """Group parameters by rate and decay, the trunk's deepest layers last. The rate of layer d of D
     is LAYER_DECAY ** (D + 1 - d) of the heads', as in BEiT (arXiv:2106.08254) and ViTDet. Norms
     have WEIGHT_DECAY_NORM; so have, under our backbones, biases, scales, tokens and position
@@ -311,7 +326,10 @@ def parameter_groups(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> list[di
         depths = trunk.depths()
     heads = max(depths.values(), default=0) + 1  # the depth of what stands on the trunk
     spared = {
-        id(p) for m in model.modules() if isinstance(m, NORM_LAYERS) for p in m.parameters(False)
+        id(p)
+        for m in model.modules()
+        if isinstance(m, NORM_LAYERS)
+        for p in m.parameters(False)
     }
     if not is_resnet(cfg):
         spared |= {id(p) for p in model.parameters() if p.ndim <= 1}
@@ -323,27 +341,39 @@ def parameter_groups(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> list[di
         if parameter.requires_grad:
             depth = depths.get(trunk_names.get(id(parameter), ""), heads)
             bias = name.endswith("bias") and solver.BIAS_LR_FACTOR != 1
-            groups.setdefault((depth, bias, id(parameter) in spared), []).append(parameter)
+            groups.setdefault((depth, bias, id(parameter) in spared), []).append(
+                parameter
+            )
     out: list[dict[str, object]] = []
     for depth, bias, norm in sorted(groups):
-        factor = solver.LAYER_DECAY ** (heads - depth) * (solver.BIAS_LR_FACTOR if bias else 1)
+        factor = solver.LAYER_DECAY ** (heads - depth) * (
+            solver.BIAS_LR_FACTOR if bias else 1
+        )
         decay = solver.WEIGHT_DECAY_NORM if norm else solver.WEIGHT_DECAY
         members = groups[depth, bias, norm]
-        out.append({"params": members, "lr": solver.BASE_LR * factor, "weight_decay": decay})
+        out.append(
+            {"params": members, "lr": solver.BASE_LR * factor, "weight_decay": decay}
+        )
     return out
 
 
 # The checkpoint that a detector starts from, and the proof that it arrived: equal maps
 
 
-def read_trunk(checkpoint: Path | None, model_weights: str, arch: str, seed: int) -> Checkpoint:
+def read_trunk(
+    checkpoint: Path | None, model_weights: str, arch: str, seed: int
+) -> Checkpoint:
     """Read --checkpoint X or MODEL.WEIGHTS FILE; MODEL.WEIGHTS random is a fresh trunk of `arch`.
     Without weights it refuses: a detector trained from scratch by mistake only looks a bit low."""
     if checkpoint is not None and model_weights:
-        raise BadInput(f"--checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one")
+        raise BadInput(
+            f"--checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one"
+        )
     if model_weights == RANDOM:
         if not arch:
-            raise BadInput(f"MODEL.WEIGHTS {RANDOM}: which trunk? say MODEL.TRUNK.ARCH timm:NAME")
+            raise BadInput(
+                f"MODEL.WEIGHTS {RANDOM}: which trunk? say MODEL.TRUNK.ARCH timm:NAME"
+            )
         seeding.seed_everything(seed, "random row")
         return Checkpoint(
             arch=arch,
@@ -353,7 +383,9 @@ def read_trunk(checkpoint: Path | None, model_weights: str, arch: str, seed: int
             provenance={"name": "random"},
         )
     if "://" in model_weights:
-        raise BadInput(f"MODEL.WEIGHTS {model_weights}: a run downloads nothing; give a local file")
+        raise BadInput(
+            f"MODEL.WEIGHTS {model_weights}: a run downloads nothing; give a local file"
+        )
     file = checkpoint or (Path(model_weights) if model_weights else None)
     if file is None:
         raise BadInput(
@@ -363,7 +395,10 @@ def read_trunk(checkpoint: Path | None, model_weights: str, arch: str, seed: int
 
 
 def check_features(
-    checkpoint: Checkpoint, trunk: Trunk, engine: DetectionEngine, sides: tuple[int, int]
+    checkpoint: Checkpoint,
+    trunk: Trunk,
+    engine: DetectionEngine,
+    sides: tuple[int, int],
 ) -> float:
     """Return the largest relative difference between the maps of `trunk` and of the loaded
     detector, for images of (height, width) `sides`. BadInput above the tolerance: half of the names

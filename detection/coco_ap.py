@@ -69,7 +69,9 @@ def _average_precision(
         # 1. Precision after each hit, (hits + 1, b); 0 in the place of a hit that there is not
         times = weight[image[hits]]
         precision = np.zeros((len(hits) + 1, weight.shape[1]))
-        precision[:-1] = times.cumsum(0) / ((between @ weight).cumsum(0) + np.spacing(1))
+        precision[:-1] = times.cumsum(0) / (
+            (between @ weight).cumsum(0) + np.spacing(1)
+        )
         # 2. The best precision at that recall or a larger one
         upwards = precision[::-1]
         np.maximum.accumulate(upwards, axis=0, out=upwards)

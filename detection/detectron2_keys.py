@@ -66,7 +66,9 @@ def check(given: Given, defaults: Mapping[str, Value]) -> None:
             idle = f"{key} {value!r} would decide nothing here"
             raise BadInput(f"{given.path}: {idle}; leave it at {defaults[key]!r}")
     if given.get("VERSION", 2) != 2:
-        raise BadInput(f"{given.path}: VERSION {given.get('VERSION')}: only Detectron2's 2")
+        raise BadInput(
+            f"{given.path}: VERSION {given.get('VERSION')}: only Detectron2's 2"
+        )
 
 
 def _as_lists(value: Value) -> Value:

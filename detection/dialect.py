@@ -77,8 +77,12 @@ def read(name: str, opts: Sequence[str]) -> Given:
     for key, text in zip(opts[::2], opts[1::2]):
         # A flag or a file among the overrides is no key
         parts = key.split(".")
-        if not all(part.replace("_", "").isalnum() and part.isupper() for part in parts):
-            wanted = "expected KEY VALUE as in SOLVER.BASE_LR 0.01; flags go before them"
+        if not all(
+            part.replace("_", "").isalnum() and part.isupper() for part in parts
+        ):
+            wanted = (
+                "expected KEY VALUE as in SOLVER.BASE_LR 0.01; flags go before them"
+            )
             raise BadInput(f"override '{key} {text}': {wanted}")
         values[key] = CfgNode._decode_cfg_value(text)
     return Given(path, values)
@@ -98,7 +102,11 @@ def shipped(path: Path) -> Given:
 def embedded(given: Given) -> CfgNode:
     """The config for the torchvision engine; BadInput for an unknown, missing or mistyped key."""
     # The keys that the engine takes, each with a value of its type
-    known = {**read_detector(config.configs_dir() / KIND / BASE), **OPTIONAL, **DEFAULTS}
+    known = {
+        **read_detector(config.configs_dir() / KIND / BASE),
+        **OPTIONAL,
+        **DEFAULTS,
+    }
     for key in given.values:
         if key not in known:
             raise BadInput(
@@ -106,7 +114,9 @@ def embedded(given: Given) -> CfgNode:
             )
     for key in known:
         if key not in given.values and key not in OPTIONAL and key not in DEFAULTS:
-            raise BadInput(f"{given.path}: does not state {key}; begin it with `_BASE_: {BASE}`")
+            raise BadInput(
+                f"{given.path}: does not state {key}; begin it with `_BASE_: {BASE}`"
+            )
     tree: dict[str, Value] = {}
     for key, value in known.items():
         *groups, last = key.split(".")
@@ -129,6 +139,12 @@ def merge(cfg: CfgNode, given: Given) -> None:
         whole = isinstance(known[key], float) and type(value) is int
         try:
             cfg.merge_from_list([key, float(value) if whole else value])
-        except (ValueError, AssertionError, KeyError, RecursionError, MemoryError) as error:
+        except (
+            ValueError,
+            AssertionError,
+            KeyError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             said = " ".join(str(error).split())[:160] or type(error).__name__
             raise BadInput(f"{given.path}: {key}: {said}") from None

@@ -42,13 +42,17 @@ class MixedPrecision:
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         amp = cfg.SOLVER.AMP
         if amp.PRECISION not in PRECISIONS:
-            raise BadInput(f"{AMP_PRECISION} {amp.PRECISION}: {' or '.join(PRECISIONS)}")
+            raise BadInput(
+                f"{AMP_PRECISION} {amp.PRECISION}: {' or '.join(PRECISIONS)}"
+            )
         self.device = device.type
         self.dtype = PRECISIONS[amp.PRECISION] if amp.ENABLED else None
         if self.dtype is torch.bfloat16:
             precision.warn_if_slow(device.type)
         # bfloat16 reaches as far as float32: only float16's gradients would vanish.
-        self.scaler = torch.amp.GradScaler(self.device, enabled=self.dtype is torch.float16)
+        self.scaler = torch.amp.GradScaler(
+            self.device, enabled=self.dtype is torch.float16
+        )
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.dtype is None:
@@ -68,7 +72,9 @@ class DetectionEngine(ABC):
 
     name: str  # in commands and results
     model: nn.Module  # the whole network; its state dict is what is saved and scored
-    optimizer: torch.optim.Optimizer  # the caller sets its groups' rates before each step
+    optimizer: (
+        torch.optim.Optimizer
+    )  # the caller sets its groups' rates before each step
     amp: MixedPrecision  # of `step`; its scaler is saved with the optimiser
     parallel: nn.Module  # `model`, or DDP around it where several ranks train
 
@@ -144,7 +150,9 @@ class DetectionEngine(ABC):
     ) -> Iterator[list[Detection]]:
         """`predict` of each record in turn; `workers` read ahead while the network works."""
         indices = [[i] for i in range(len(records))]
-        images = loading.batches(ToDetect(self, records), indices, workers=workers, collate=list)
+        images = loading.batches(
+            ToDetect(self, records), indices, workers=workers, collate=list
+        )
         for record, image in zip(records, images, strict=True):
             if isinstance(image, Unreadable):
                 raise BadInput(image.error)
@@ -202,7 +210,9 @@ class AverageStatistics:
         assert layer.running_mean is not None
         self.layer = layer
         # Of each channel: how many, their sum, and that of their squares
-        self.sums = layer.running_mean.new_zeros(3, layer.num_features, dtype=torch.float64)
+        self.sums = layer.running_mean.new_zeros(
+            3, layer.num_features, dtype=torch.float64
+        )
         self.hook = layer.register_forward_pre_hook(self.add)
 
     def add(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -217,6 +227,8 @@ class AverageStatistics:
         if count[0] == 0:  # some trunks have layers that no map of a detector uses
             return
         mean = total / count
-        assert self.layer.running_mean is not None and self.layer.running_var is not None
+        assert (
+            self.layer.running_mean is not None and self.layer.running_var is not None
+        )
         self.layer.running_mean.copy_(mean)
         self.layer.running_var.copy_(square / count - mean.square())

@@ -32,7 +32,10 @@ try:
         warnings.simplefilter("ignore")  # torch.jit.script and pkg_resources
         from detectron2.config import CfgNode, get_cfg
         from detectron2.data import DatasetMapper, build_detection_train_loader
-        from detectron2.data.detection_utils import SizeMismatchError, build_augmentation
+        from detectron2.data.detection_utils import (
+            SizeMismatchError,
+            build_augmentation,
+        )
         from detectron2.engine import SimpleTrainer
         from detectron2.evaluation.coco_evaluation import instances_to_coco_json
         from detectron2.layers import NaiveSyncBatchNorm, get_norm
@@ -42,7 +45,9 @@ try:
         from detectron2.utils.events import EventStorage
         from detectron2.utils.file_io import PathHandler, PathManager
 
-        from detection.engine_detectron2_backbones import trunk_of  # which registers ours
+        from detection.engine_detectron2_backbones import (
+            trunk_of,
+        )  # which registers ours
 except ImportError as error:
     raise BadInput(
         f"--engine detectron2: it is not usable here ({error}); `make detectron2` installs it, "
@@ -56,13 +61,17 @@ class SpanHandler(PathHandler):
     def _get_supported_prefixes(self) -> list[str]:
         return [PREFIX]
 
-    def _open(self, path: str, mode: str = "r", buffering: int = -1, **_: object) -> io.BytesIO:
+    def _open(
+        self, path: str, mode: str = "r", buffering: int = -1, **_: object
+    ) -> io.BytesIO:
         return io.BytesIO(read_spelled(path) or b"")
 
 
 PathManager.register_handler(SpanHandler(), allow_override=True)
 
-ModelInput: TypeAlias = dict[str, object]  # image, instances, ...: what Detectron2's models take
+ModelInput: TypeAlias = dict[
+    str, object
+]  # image, instances, ...: what Detectron2's models take
 
 
 @ROI_HEADS_REGISTRY.register()
@@ -106,7 +115,12 @@ class SeededImages(torch.utils.data.Dataset[ModelInput]):
     mapper's augmentations draw from the global generators, which are seeded for this image."""
 
     def __init__(
-        self, records: Sequence[ImageRecord], mapper: DatasetMapper, *, batch: int, seed: int
+        self,
+        records: Sequence[ImageRecord],
+        mapper: DatasetMapper,
+        *,
+        batch: int,
+        seed: int,
     ) -> None:
         self.records, self.mapper, self.batch, self.seed = records, mapper, batch, seed
 
@@ -129,7 +143,9 @@ def mapped(mapper: DatasetMapper, record: ImageRecord) -> ModelInput:
 
 def standard_dict(record: ImageRecord) -> dict[str, object]:
     """The record as the mapper wants it: with the enumeration BoxMode itself, not its number."""
-    objects = [{**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]]
+    objects = [
+        {**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]
+    ]
     return {**record, "annotations": objects}
 
 
@@ -193,7 +209,9 @@ class Detectron2Engine(DetectionEngine):
         dialect.merge(cfg, given)
         if cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
             kind = cfg.MODEL.META_ARCHITECTURE
-            raise BadInput(f"{given.path}: MODEL.META_ARCHITECTURE {kind}: only GeneralizedRCNN")
+            raise BadInput(
+                f"{given.path}: MODEL.META_ARCHITECTURE {kind}: only GeneralizedRCNN"
+            )
         return cfg
 
     def build(self) -> nn.Module:
@@ -240,7 +258,9 @@ class Detectron2Engine(DetectionEngine):
             sampler=FlatSlots(self.slots(records, first, last)),
             total_batch_size=batch,
             aspect_ratio_grouping=False,  # the order is grouped already, and knows its position
-            num_workers=min(cfg.DATALOADER.NUM_WORKERS, loading.cores(distributed.world_size())),
+            num_workers=min(
+                cfg.DATALOADER.NUM_WORKERS, loading.cores(distributed.world_size())
+            ),
         )
         self.spread()
         self.trainer = LossKeepingTrainer(self.parallel, loader, self.optimizer)

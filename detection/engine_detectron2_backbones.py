@@ -22,7 +22,12 @@ from detection.backbones import STRIDE, TrunkMaps
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
-SCALES = (4.0, 2.0, 1.0, 0.5)  # of the map of stride 16: projects/ViTDet, mask_rcnn_vitdet.py
+SCALES = (
+    4.0,
+    2.0,
+    1.0,
+    0.5,
+)  # of the map of stride 16: projects/ViTDet, mask_rcnn_vitdet.py
 
 
 class OwnResNet:
@@ -50,7 +55,9 @@ class OwnResNet:
                 maps.append(x)
         if self.in_head:
             # C5 is the head's res5, without MoCo's extra norm after it.
-            for name, block in self.model.get_submodule("roi_heads.res5").named_children():
+            for name, block in self.model.get_submodule(
+                "roi_heads.res5"
+            ).named_children():
                 x = x if name == "norm" else block(x)
             maps.append(x)
         return maps
@@ -126,7 +133,9 @@ def build_trunk_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
 
 
 @BACKBONE_REGISTRY.register()
-def build_trunk_simple_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> SimpleFeaturePyramid:
+def build_trunk_simple_fpn_backbone(
+    cfg: CfgNode, input_shape: ShapeSpec
+) -> SimpleFeaturePyramid:
     body, fpn = TrunkBackbone(cfg), cfg.MODEL.FPN
     return PaddedSimplePyramid(
         net=body,

@@ -100,7 +100,9 @@ class TorchvisionEngine(DetectionEngine):
         self.batches: Iterator[list[TrainSample] | Unreadable] = loading.batches(
             TrainImages(records, augment, self.flip_map, self.task),
             self.slots(records, first, last),
-            workers=min(cfg.DATALOADER.NUM_WORKERS, loading.cores(distributed.world_size())),
+            workers=min(
+                cfg.DATALOADER.NUM_WORKERS, loading.cores(distributed.world_size())
+            ),
             pin=self.device.type == "cuda",
             collate=list,
         )
@@ -113,7 +115,9 @@ class TorchvisionEngine(DetectionEngine):
         images, targets, slots = [], [], []
         for sample in batch:
             images.append(sample["image"])
-            target: TrainTarget = {**sample["target"]}  # polygons stay where they are rasterised
+            target: TrainTarget = {
+                **sample["target"]
+            }  # polygons stay where they are rasterised
             target["boxes"] = distributed.sent(target["boxes"], self.device)
             target["labels"] = distributed.sent(target["labels"], self.device)
             if "keypoints" in target:
@@ -123,7 +127,9 @@ class TorchvisionEngine(DetectionEngine):
         # An image's anchors and proposals are drawn by its place in the run, whichever rank it is
         # on.
         for name, sampler in self.model.samplers().items():
-            sampler.generators = [seeding.generator(self.seed, name, *slot) for slot in slots]
+            sampler.generators = [
+                seeding.generator(self.seed, name, *slot) for slot in slots
+            ]
         return self.parallel(images, targets)
 
     def step(self) -> dict[str, Tensor]:
@@ -176,7 +182,9 @@ def to_coco(
         out.append(item)
     # 2. Masks, from their boxes to the whole image
     if "masks" in detections:
-        pasted = paste(detections["masks"][keep], boxes[keep], record["height"], record["width"])
+        pasted = paste(
+            detections["masks"][keep], boxes[keep], record["height"], record["width"]
+        )
         for item, outline in zip(out, pasted):
             item["segmentation"] = outline
     # 3. Keypoints, from positions back to pixel indices, as COCO stores them

@@ -32,7 +32,9 @@ REHEARSED = 100  # images
 class ApKind:
     """One of COCO's ways to compare a detection with an object."""
 
-    shape: Literal["bbox", "segmentation", "keypoints"]  # the field of a detection that it compares
+    shape: Literal[
+        "bbox", "segmentation", "keypoints"
+    ]  # the field of a detection that it compares
     stats: Mapping[str, int]  # metric -> its place in the numbers of COCOeval.summarize
 
 
@@ -41,7 +43,9 @@ AP_KINDS = {
     "bbox": ApKind("bbox", _BY_SIZE),
     "segm": ApKind("segmentation", _BY_SIZE),
     # COCO marks no keypoints on small objects.
-    "keypoints": ApKind("keypoints", {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4}),
+    "keypoints": ApKind(
+        "keypoints", {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4}
+    ),
 }
 
 
@@ -107,7 +111,10 @@ def score(
 
 
 def matched(
-    truth: dict[str, object], rows: list[dict[str, object]], kind: str, sigmas: Sequence[float]
+    truth: dict[str, object],
+    rows: list[dict[str, object]],
+    kind: str,
+    sigmas: Sequence[float],
 ) -> hotcoco.COCOeval:
     """COCOeval of all images of `truth`, its matching done."""
     import hotcoco
@@ -129,10 +136,17 @@ def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
         place = image_numbers(split)[record["image_id"]]
         for a in record["annotations"][:1]:
             label = a["category_id"] + 1
-            row: dict[str, object] = {"image_id": place, "category_id": label, "score": 0.5}
+            row: dict[str, object] = {
+                "image_id": place,
+                "category_id": label,
+                "score": 0.5,
+            }
             if shape == "segmentation":
                 empty = [record["height"] * record["width"]]
-                row[shape] = {"size": [record["height"], record["width"]], "counts": empty}
+                row[shape] = {
+                    "size": [record["height"], record["width"]],
+                    "counts": empty,
+                }
             else:
                 row[shape] = a[shape]
             rows.append(row)
@@ -156,7 +170,9 @@ def image_numbers(split: Split) -> dict[int | str, int]:
     return {record["image_id"]: i for i, record in enumerate(split.records, 1)}
 
 
-def rows_of(detections: Sequence[Detection], split: Split, kind: str) -> list[dict[str, object]]:
+def rows_of(
+    detections: Sequence[Detection], split: Split, kind: str
+) -> list[dict[str, object]]:
     """List detections with `kind`'s fields alone: COCO would take a mask's area from its box."""
     place, label = image_numbers(split), {id: i for i, id in enumerate(split.ids, 1)}
     shape = AP_KINDS[kind].shape
@@ -189,7 +205,10 @@ def ground_truth(split: Split, kind: str) -> dict[str, object]:
         elif kind == "keypoints":
             points = a.get("keypoints") or [0] * 3 * len(split.keypoints)
             marked = sum(v > 0 for v in points[2::3])
-            row |= {"keypoints": points, "num_keypoints": a.get("num_keypoints", marked)}
+            row |= {
+                "keypoints": points,
+                "num_keypoints": a.get("num_keypoints", marked),
+            }
         objects.append(row)
     images = [
         {"id": place[r["image_id"]], "height": r["height"], "width": r["width"]}
@@ -216,7 +235,11 @@ def drawn(images: int, manifest: str) -> Tensor:
 def summarised(aps: Tensor) -> dict[str, np.ndarray]:
     """(draws, thresholds 0.5, 0.55, ... 0.95) from 0 to 1 -> the three APs of each, in percent."""
     aps = 100 * aps
-    return {"AP": aps.mean(1).numpy(), "AP50": aps[:, 0].numpy(), "AP75": aps[:, 5].numpy()}
+    return {
+        "AP": aps.mean(1).numpy(),
+        "AP50": aps[:, 0].numpy(),
+        "AP75": aps[:, 5].numpy(),
+    }
 
 
 def intervals_of(
@@ -233,7 +256,10 @@ def intervals_of(
 
 
 def weighted_ap(
-    ev: hotcoco.COCOeval, rows: Sequence[Mapping[str, object]], categories: int, weights: Tensor
+    ev: hotcoco.COCOeval,
+    rows: Sequence[Mapping[str, object]],
+    categories: int,
+    weights: Tensor,
 ) -> Tensor:
     """(draws, images) multiplicities -> (draws, thresholds) AP, the mean over the categories 1, 2,
     ... with ground truth: COCOeval.accumulate for one area range (all) and most detections, each
@@ -249,7 +275,9 @@ def weighted_ap(
     ev.params.area_rng, ev.params.area_rng_lbl = ev.params.area_rng[:1], ["all"]
     for category in range(1, 1 + categories):
         mine = label == category
-        ranked = ranked_detections(ev, category, image[mine], score[mine], weights.shape[1])
+        ranked = ranked_detections(
+            ev, category, image[mine], score[mine], weights.shape[1]
+        )
         # A category counts in the draws that have ground truth of it.
         there = weights @ torch.from_numpy(ranked.truths) > 0
         if not there.any():
@@ -260,7 +288,11 @@ def weighted_ap(
 
 
 def ranked_detections(
-    ev: hotcoco.COCOeval, category: int, image: np.ndarray, score: np.ndarray, images: int
+    ev: hotcoco.COCOeval,
+    category: int,
+    image: np.ndarray,
+    score: np.ndarray,
+    images: int,
 ) -> coco_ap.RankedDetections:
     """Match and rank one category's detections: `image` (D,), numbered from 1, and `score` (D,)."""
     thresholds = len(ev.params.iou_thrs)
@@ -285,7 +317,9 @@ def ranked_detections(
     image, score = image[others], score[others]
     order = np.lexsort((-score, image))
     image, score = image[order], score[order]
-    surest = np.arange(len(image)) - np.searchsorted(image, image) < ev.params.max_dets[-1]
+    surest = (
+        np.arange(len(image)) - np.searchsorted(image, image) < ev.params.max_dets[-1]
+    )
     image = np.concatenate([np.array(matched_image, int), image[surest]])
     score = np.concatenate([np.array(matched_score, float), score[surest]])
     misses = np.ones((thresholds, int(surest.sum())), bool)
@@ -299,7 +333,12 @@ def ranked_detections(
     )
 
 
-def _of_thresholds(lists: Sequence[Sequence[Sequence[int]]], thresholds: int) -> np.ndarray:
+def _of_thresholds(
+    lists: Sequence[Sequence[Sequence[int]]], thresholds: int
+) -> np.ndarray:
     """The (T, d) lists of each image -> (T, sum of d) bool."""
-    columns = [[value for of_image in lists for value in of_image[t]] for t in range(thresholds)]
+    columns = [
+        [value for of_image in lists for value in of_image[t]]
+        for t in range(thresholds)
+    ]
     return np.array(columns, np.int64).reshape(thresholds, -1) != 0

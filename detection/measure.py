@@ -45,10 +45,14 @@ TRAINING = "TEST.PRECISE_BN."  # of those, what belongs to the training
 SHARE = ".predictions.{}.json"  # a rank's detections, until they are scored
 
 
-def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) -> list[Detection]:
+def predict(
+    run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int
+) -> list[Detection]:
     """Gather all detections, in the split's order, on rank 0; category ids are the file's own."""
     mine = p.val.records[rank :: run.world]
-    progress = Progress(run.out, len(mine), "evaluate", unit="image") if rank == 0 else None
+    progress = (
+        Progress(run.out, len(mine), "evaluate", unit="image") if rank == 0 else None
+    )
     by_image: list[list[Detection]] = []  # of each image
     workers = min(p.cfg.DATALOADER.NUM_WORKERS, loading.cores(run.world))
     for detections in engine.predictions(mine, workers=workers):
@@ -112,7 +116,9 @@ def record(
     # 3. Files first, rows last: a run that has rows is finished.
     stem = f"{p.task.name}_{run.engine}-s{p.seed}-{p.checkpoint.digest[:12]}"
     images = len(p.val.records)
-    kept = store.keep_predictions(run.out, stem, manifest=manifest, images=images, **samples)
+    kept = store.keep_predictions(
+        run.out, stem, manifest=manifest, images=images, **samples
+    )
     per_category = {kind: of_kind.per_category for kind, of_kind in scores.items()}
     atomic.write_json(run.out / PER_CATEGORY_FILE, per_category)
     pictures.write(run.out / PICTURES, p.val, detections)
@@ -148,7 +154,11 @@ def was_scored(run: DetectionRun, step: int) -> bool:
 
 def _evaluations(run: DetectionRun) -> list[dict[str, float]]:
     file = run.out / EVALUATIONS_FILE
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return (
+        [json.loads(line) for line in file.read_text().splitlines()]
+        if file.exists()
+        else []
+    )
 
 
 def _scores(
@@ -226,7 +236,9 @@ def evaluation(run: DetectionRun, identity: Mapping[str, object]) -> DetectionRu
     # be another than in the training: that is a run of its own, both are on the board.
     file = run.out / FINAL_FILE
     if not file.exists():
-        raise BadInput(f"{file}: no trained detector to evaluate; run without --eval-only first")
+        raise BadInput(
+            f"{file}: no trained detector to evaluate; run without --eval-only first"
+        )
     now = json.loads(json.dumps(identity))
     then = _trained(run.out)
     if then is None or then == now or _training(then) != _training(now):
@@ -247,7 +259,9 @@ def _trained(out: Path) -> dict[str, object] | None:
 
 def _training(identity: Mapping[str, object]) -> dict[str, object]:
     """The part of an identity that decides the detector itself."""
-    out = {k: v for k, v in identity.items() if k not in ("config", "val", "val_images")}
+    out = {
+        k: v for k, v in identity.items() if k not in ("config", "val", "val_images")
+    }
     config, keys = identity.get("config"), {}
     for key, value in config.items() if isinstance(config, Mapping) else ():
         scoring = key.startswith(SCORING) and not key.startswith(TRAINING)

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
-COUNT, SIDE, LARGER = 6, 320, 4.0  # pictures of a run; pixels of one side, times of a small one
+COUNT, SIDE, LARGER = (
+    6,
+    320,
+    4.0,
+)  # pictures of a run; pixels of one side, times of a small one
 LETTERS, GAP = 13, 6  # pixels
 COLOURS = (
     (230, 80, 60),
@@ -47,7 +51,9 @@ def write(folder: Path, split: Split, detections: Sequence[Detection]) -> list[P
     return out
 
 
-def _side_by_side(record: ImageRecord, best: Sequence[Detection], split: Split) -> Image:
+def _side_by_side(
+    record: ImageRecord, best: Sequence[Detection], split: Split
+) -> Image:
     from PIL import Image, ImageDraw
 
     # At most SIDE pixels, and small images at most LARGER times their size
@@ -59,7 +65,8 @@ def _side_by_side(record: ImageRecord, best: Sequence[Detection], split: Split) 
     # The objects of the file have labels; detections have the file's ids. The surest is drawn last,
     # so that its name lies on top
     objects = [
-        (a, a["category_id"], split.categories[a["category_id"]]) for a in record["annotations"]
+        (a, a["category_id"], split.categories[a["category_id"]])
+        for a in record["annotations"]
     ]
     detected = []
     for d in reversed(best):
@@ -85,7 +92,12 @@ def _side_by_side(record: ImageRecord, best: Sequence[Detection], split: Split) 
 
 
 def _draw(
-    draw: ImageDraw, item: Annotation | Detection, label: int, *, scale: float, shift: float
+    draw: ImageDraw,
+    item: Annotation | Detection,
+    label: int,
+    *,
+    scale: float,
+    shift: float,
 ) -> None:
     """Draw outline, box and keypoints. `shift` is where a pixel's middle is: at .5 in annotations.
     An annotation's unmarked keypoint is left out; a detection's last value is its score."""
@@ -103,7 +115,9 @@ def _draw(
         draw.ellipse([left, top, right, bottom], fill=colour, outline="white")
 
 
-def _write(draw: ImageDraw, text: str, box: Sequence[float], label: int, scale: float) -> None:
+def _write(
+    draw: ImageDraw, text: str, box: Sequence[float], label: int, scale: float
+) -> None:
     """The label on a ground of its colour, above the box where there is room, else inside it."""
     x, y = box[0] * scale, box[1] * scale
     left, top, right, bottom = draw.textbbox((0, 0), text, font=_font())

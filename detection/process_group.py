@@ -20,7 +20,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from backbench.__main__ import NUMBERS, listen
-from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
+from backbench.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_PREEMPTED,
+    BadInput,
+    Failed,
+)
 from backbench.runs import atomic
 from backbench.runs.state import StopFlag, die_with_parent, signals_blocked
 from backbench.runs.terminal import log
@@ -51,7 +57,9 @@ class Seat:
 
 _meeting: list[dist.TCPStore] = []  # the one of this process's run
 
-Body: TypeAlias = Callable[[DetectionRun, Seat], int]  # what a rank does; returns its exit status
+Body: TypeAlias = Callable[
+    [DetectionRun, Seat], int
+]  # what a rank does; returns its exit status
 
 
 def gpus(given: Given) -> int:
@@ -69,15 +77,27 @@ def device_of(given: Given, rank: int) -> torch.device:
     return torch.device("cuda", rank) if gpus(given) else torch.device("cpu")
 
 
-def over_machines(run: DetectionRun, machines: int, machine: int, url: str) -> DetectionRun:
+def over_machines(
+    run: DetectionRun, machines: int, machine: int, url: str
+) -> DetectionRun:
     """Spread the run over several machines by Detectron2's flags, or make it one of Slurm's tasks,
     one for each rank, as `backbench launch` starts them."""
     if not 0 <= machine < machines:
-        raise BadInput(f"--machine-rank {machine}: from 0 to --num-machines {machines} - 1")
+        raise BadInput(
+            f"--machine-rank {machine}: from 0 to --num-machines {machines} - 1"
+        )
     port = re.fullmatch(r"tcp://[^/]+:(\d{1,5})", url)
     if url and not (port and 0 < int(port[1]) < 1 << 16):
-        raise BadInput(f"--dist-url {url}: give tcp://HOST:PORT, a free port of the first machine")
-    run = replace(run, world=machines * run.world, machines=machines, machine=machine, dist_url=url)
+        raise BadInput(
+            f"--dist-url {url}: give tcp://HOST:PORT, a free port of the first machine"
+        )
+    run = replace(
+        run,
+        world=machines * run.world,
+        machines=machines,
+        machine=machine,
+        dist_url=url,
+    )
     host, task = os.environ.get("MASTER_ADDR"), os.environ.get("SLURM_PROCID")
     started = int(os.environ.get("SLURM_NTASKS", "1"))
     if host and task and not url and started > 1:
@@ -114,7 +134,13 @@ def spawn(body: Body, run: DetectionRun) -> None:
     children: list[BaseProcess] = []
     here = run.world // run.machines
     for local in range(here):
-        seat = Seat(run.machine * here + local, local, url, parent=os.getpid(), log_level=log.level)
+        seat = Seat(
+            run.machine * here + local,
+            local,
+            url,
+            parent=os.getpid(),
+            log_level=log.level,
+        )
         children.append(context.Process(target=_child, args=(body, run, seat)))
     resource_tracker.ensure_running()  # by whom the signals would come through again
     with StopFlag() as stop:
@@ -199,7 +225,9 @@ def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[None]:
     parsing the annotations again. A process that has seen a GPU cannot fork."""
     run.out.mkdir(parents=True, exist_ok=True)
     file = _splits_file(run)
-    atomic.write_bytes(file, pickle.dumps((train, val), protocol=pickle.HIGHEST_PROTOCOL))
+    atomic.write_bytes(
+        file, pickle.dumps((train, val), protocol=pickle.HIGHEST_PROTOCOL)
+    )
     try:
         yield
     finally:

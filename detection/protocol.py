@@ -13,7 +13,12 @@ STATED = "# protocol: "
 FROZEN = "MODEL.TRUNK.FROZEN"
 LOOKING = "TEST.EVAL_PERIOD"  # stated in a run's folder all the same
 # Where a run computes, how often it saves or is looked at, and the seed, which a row names
-NEUTRAL = {"MODEL.DEVICE", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_PERIOD", LOOKING}
+NEUTRAL = {
+    "MODEL.DEVICE",
+    "DATALOADER.NUM_WORKERS",
+    "SOLVER.CHECKPOINT_PERIOD",
+    LOOKING,
+}
 NEUTRAL |= {"OUTPUT_DIR", "SEED", "VERSION"}
 # Two runs of one protocol may also differ in the trunk's size, which the row names, and in what the
 # checkpoint owns.
@@ -60,7 +65,9 @@ def protocol(given: Given) -> str:
                 parts.append("frozen")
             if given.get(dialect.AMP_ENABLED):
                 parts.append(
-                    given.get(dialect.AMP_PRECISION, dialect.DEFAULTS[dialect.AMP_PRECISION])
+                    given.get(
+                        dialect.AMP_PRECISION, dialect.DEFAULTS[dialect.AMP_PRECISION]
+                    )
                 )
             return "-".join([*parts, version])
     return f"detection-{recipes.fingerprint(mine)}"
@@ -72,9 +79,13 @@ def _shipped(folder: Path) -> list[tuple[str, dict[str, Value]]]:
     stands in a comment: Detectron2 alone reads the same files and refuses other keys."""
     out = []
     for path in sorted(folder.glob("[!_]*.yaml")):
-        names = [line for line in path.read_text().splitlines() if line.startswith(STATED)]
+        names = [
+            line for line in path.read_text().splitlines() if line.startswith(STATED)
+        ]
         if not names:
-            raise Failed(f"{path}: does not state its protocol; add a line `{STATED}NAME-v1`")
+            raise Failed(
+                f"{path}: does not state its protocol; add a line `{STATED}NAME-v1`"
+            )
         keys = decisive(Given(path, recipes.read_detector(path)))
         out.append((names[0].removeprefix(STATED).strip(), keys))
     return out

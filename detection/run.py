@@ -53,8 +53,12 @@ class DetectionRun:
     task_rank: int | None = None
     local_rank: int = 0
     eval_only: bool = False
-    splits: tuple[Split, Split] | None = None  # train and val as the first process has read them
-    trained: Path | None = None  # another run's folder, whose detector is scored again in this one
+    splits: tuple[Split, Split] | None = (
+        None  # train and val as the first process has read them
+    )
+    trained: Path | None = (
+        None  # another run's folder, whose detector is scored again in this one
+    )
 
     @property
     def leads(self) -> bool:
@@ -90,7 +94,9 @@ class SolverSchedule:
     factors: ParamScheduler  # of the base rate, by the part of the run that is behind
     save_every: int
     score_every: int  # iterations; 0: only at the end
-    precise_bn: int | None  # batches over which batch norm is re-estimated at the end, if it is
+    precise_bn: (
+        int | None
+    )  # batches over which batch norm is re-estimated at the end, if it is
 
     @classmethod
     def of(cls, cfg: CfgNode) -> SolverSchedule:
@@ -146,5 +152,7 @@ def warmed_up(rest: ParamScheduler, cfg: CfgNode) -> ParamScheduler:
     else:
         raise BadInput(f"SOLVER.WARMUP_METHOD {s.WARMUP_METHOD}: linear or constant")
     return CompositeParamScheduler(
-        [warming, rest], lengths=[length, 1 - length], interval_scaling=["rescaled", "fixed"]
+        [warming, rest],
+        lengths=[length, 1 - length],
+        interval_scaling=["rescaled", "fixed"],
     )

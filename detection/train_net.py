@@ -109,13 +109,22 @@ def from_arguments(args: argparse.Namespace) -> DetectionRun:
         raise BadInput(
             f"--num-gpus {args.num_gpus}: this machine has {gpus} GPUs; or MODEL.DEVICE cpu"
         )
-    run = new_run(given, engine=args.engine, root=root, out=Path(out), checkpoint=args.checkpoint)
+    run = new_run(
+        given, engine=args.engine, root=root, out=Path(out), checkpoint=args.checkpoint
+    )
     run = replace(run, world=args.num_gpus, eval_only=args.eval_only)
-    return process_group.over_machines(run, args.num_machines, args.machine_rank, args.dist_url)
+    return process_group.over_machines(
+        run, args.num_machines, args.machine_rank, args.dist_url
+    )
 
 
 def new_run(
-    given: dialect.Given, *, engine: str, root: Path, out: Path, checkpoint: Path | None = None
+    given: dialect.Given,
+    *,
+    engine: str,
+    root: Path,
+    out: Path,
+    checkpoint: Path | None = None,
 ) -> DetectionRun:
     """Choose the task and the engine of a config and check its keys."""
     task = task_of(given)
@@ -123,7 +132,9 @@ def new_run(
         engine = "detectron2"  # the reference
         if importlib.util.find_spec(engine) is None:
             engine = "torchvision"
-            log.info("engine torchvision: Detectron2 is not installed (`make detectron2`)")
+            log.info(
+                "engine torchvision: Detectron2 is not installed (`make detectron2`)"
+            )
     cfg = engine_class(engine).read_config(given)
     return DetectionRun(given, cfg, task, engine, checkpoint, root, out)
 
@@ -142,7 +153,8 @@ def engine_class(name: str) -> type[DetectionEngine]:
 def identity(run: DetectionRun, p: Prepared) -> dict[str, object]:
     """The values that decide the numbers: with another value it is another run."""
     return {
-        "config": stated(run.given) | {"MODEL.RESNETS.DEPTH": p.cfg.MODEL.RESNETS.DEPTH},
+        "config": stated(run.given)
+        | {"MODEL.RESNETS.DEPTH": p.cfg.MODEL.RESNETS.DEPTH},
         "seed": p.seed,
         "engine": run.engine,
         "checkpoint": p.checkpoint.digest,
@@ -158,7 +170,9 @@ def prepare(run: DetectionRun) -> Prepared:
     cfg, seed = run.cfg.clone(), max(int(run.cfg.SEED), 0)
     # 1. The trunk, and whether it goes with the config
     named = str(run.given.get("MODEL.WEIGHTS") or "")
-    checkpoint = backbones.read_trunk(run.checkpoint, named, backbones.arch_of(cfg), seed)
+    checkpoint = backbones.read_trunk(
+        run.checkpoint, named, backbones.arch_of(cfg), seed
+    )
     trunk = checkpoint.backbone()
     backbones.refuse(cfg, run.given, checkpoint, trunk)
     # 2. Its pixels, which are the checkpoint's to say
@@ -185,11 +199,15 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
     if not run.final.exists():
         sides = backbones.padded_test_size(p.cfg)
         worst = backbones.check_features(p.checkpoint, p.trunk, engine, sides)
-        log.info(f"{run.engine}: the maps equal those of {p.checkpoint.name} to {worst:.1e}")
+        log.info(
+            f"{run.engine}: the maps equal those of {p.checkpoint.name} to {worst:.1e}"
+        )
     return engine
 
 
-def build_engine(run: DetectionRun, p: Prepared, device: torch.device) -> DetectionEngine:
+def build_engine(
+    run: DetectionRun, p: Prepared, device: torch.device
+) -> DetectionEngine:
     precision.use("fp32")  # faster is what SOLVER.AMP asks for
     return engine_class(run.engine)(p, device)
 
@@ -202,15 +220,21 @@ def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
     def action() -> int:
         with process_group.joined(run, seat):
             prepared = prepare(replace(run, splits=process_group.handed_over(run)))
-            engine = build_engine(run, prepared, process_group.device_of(run.given, seat.local))
+            engine = build_engine(
+                run, prepared, process_group.device_of(run.given, seat.local)
+            )
             work(run, prepared, engine, seat.rank)
         return 0
 
     quiet, verbose = seat.log_level > logging.INFO, seat.log_level < logging.INFO
-    return guarded(action, argparse.Namespace(quiet=quiet, verbosity=int(verbose), debug=False))
+    return guarded(
+        action, argparse.Namespace(quiet=quiet, verbosity=int(verbose), debug=False)
+    )
 
 
-def work(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0) -> None:
+def work(
+    run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0
+) -> None:
     """One process of the run: train from the saved state, evaluate its share; rank 0 records."""
     # On a GPU some of the kernels that detection needs have no deterministic form.
     torch.use_deterministic_algorithms(engine.device.type == "cpu")
@@ -244,7 +268,9 @@ def train(
     if rank == 0:
         metrics = Metrics(run.out, from_step=first)
         progress = Progress(run.out, last, p.task.name, unit="iteration", done=first)
-    shown: dict[str, float] = {}  # nothing yet where a run continues between two logged iterations
+    shown: dict[
+        str, float
+    ] = {}  # nothing yet where a run continues between two logged iterations
     saved = time.monotonic()
     for iteration in range(first, last):
         # 1. The step. Whatever draws from a global generator in it draws from this iteration's.
@@ -267,7 +293,9 @@ def train(
         if iteration + 1 == last:
             break
         to_score = schedule.scores_after(iteration + 1)
-        due = (iteration + 1) % schedule.save_every == 0 or time.monotonic() - saved > SAVE_SECONDS
+        due = (
+            iteration + 1
+        ) % schedule.save_every == 0 or time.monotonic() - saved > SAVE_SECONDS
         if rank == 0 and (due or stopping or to_score):
             saved = time.monotonic()
             save(run, engine, iteration + 1)
@@ -293,11 +321,15 @@ def announce(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
         f"{price.plural(len(p.train.records), 'image')} to train on,"
         f" {p.cfg.SOLVER.IMS_PER_BATCH} a step",
         work={"iteration": p.schedule.iterations, "image": len(p.val.records)},
-        cheaper="`SOLVER.MAX_ITER N` trains for less" if engine.device.type == "cpu" else "",
+        cheaper="`SOLVER.MAX_ITER N` trains for less"
+        if engine.device.type == "cpu"
+        else "",
     )
 
 
-def logged_losses(losses: dict[str, Tensor], run: DetectionRun, step: int) -> dict[str, float]:
+def logged_losses(
+    losses: dict[str, Tensor], run: DetectionRun, step: int
+) -> dict[str, float]:
     """The loss of the global batch, then each of its terms. Raises Failed if it is not finite."""
     terms = torch.stack([v.detach().float() for v in losses.values()])
     values = dict(zip(losses, distributed.mean_over_ranks(terms).tolist()))
@@ -313,11 +345,16 @@ def save(run: DetectionRun, engine: DetectionEngine, iteration: int) -> None:
     """Save all that the next iteration depends on. Nothing random: see engine.py."""
     refuse_not_finite(run, engine, iteration)
     state = {"iteration": iteration, "scaler": engine.amp.scaler.state_dict()}
-    state |= {"model": engine.model.state_dict(), "optimizer": engine.optimizer.state_dict()}
+    state |= {
+        "model": engine.model.state_dict(),
+        "optimizer": engine.optimizer.state_dict(),
+    }
     save_state(run.out / STATE_FILE, state)
 
 
-def refuse_not_finite(run: DetectionRun, engine: DetectionEngine, iteration: int) -> None:
+def refuse_not_finite(
+    run: DetectionRun, engine: DetectionEngine, iteration: int
+) -> None:
     """Failed for weights that are not finite: they never replace a good state. Most losses are not
     read."""
     held = [x for x in engine.model.state_dict().values() if x.is_floating_point()]
@@ -349,8 +386,17 @@ def continue_from(run: DetectionRun, engine: DetectionEngine) -> int:
 def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
     refuse_not_finite(run, engine, p.schedule.iterations)
     c = p.checkpoint
-    about: dict[str, object] = {"checkpoint": c.digest, "name": c.name, "method": c.method}
-    about |= {"arch": c.arch, "epochs": c.epochs, "task": p.task.name, "engine": run.engine}
+    about: dict[str, object] = {
+        "checkpoint": c.digest,
+        "name": c.name,
+        "method": c.method,
+    }
+    about |= {
+        "arch": c.arch,
+        "epochs": c.epochs,
+        "task": p.task.name,
+        "engine": run.engine,
+    }
     about["config"] = decisive(run.given)
     with atomic.atomic_path(run.final) as temporary:
         torch.save({"model": engine.model.state_dict(), "backbench": about}, temporary)

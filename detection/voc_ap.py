@@ -40,7 +40,9 @@ class VocDetections:
     boxes: np.ndarray  # (D, 4), as VocObjects'
 
 
-def score(split: Split, detections: Sequence[Detection], manifest: str | None) -> evaluate.Scores:
+def score(
+    split: Split, detections: Sequence[Detection], manifest: str | None
+) -> evaluate.Scores:
     """Return AP, AP50 and AP75 of COCO-format detections, with intervals if `manifest` is given."""
     aps = np.zeros((len(THRESHOLDS), len(split.categories)))
     lines = lines_by_label(detections)
@@ -51,8 +53,14 @@ def score(split: Split, detections: Sequence[Detection], manifest: str | None) -
             Path(folder, f"{name}.txt").write_text("\n".join(lines[label]))
             for t, overlap in enumerate(THRESHOLDS):
                 aps[t, label] = 100 * evaluators_ap(split, folder, name, overlap)
-    means = {"AP": float(aps.mean()), "AP50": float(aps[0].mean()), "AP75": float(aps[5].mean())}
-    of_category = {name: float(aps[:, label].mean()) for label, name in enumerate(split.categories)}
+    means = {
+        "AP": float(aps.mean()),
+        "AP50": float(aps[0].mean()),
+        "AP75": float(aps[5].mean()),
+    }
+    of_category = {
+        name: float(aps[:, label].mean()) for label, name in enumerate(split.categories)
+    }
     if not detections:
         return evaluate.Scores(dict.fromkeys(means), {}, dict.fromkeys(of_category), {})
     samples = bootstrap(split, lines, manifest) if manifest is not None else {}
@@ -82,7 +90,9 @@ def evaluators_ap(split: Split, folder: str, name: str, overlap: float) -> float
     files, images = f"{folder}/{{}}.txt", str(split.file)
     annotations = str(split.folder.parent / "Annotations" / "{}.xml")
     with np.errstate(invalid="ignore"):
-        _, _, ap = voc_eval(files, annotations, images, name, overlap, _eleven_points(split))
+        _, _, ap = voc_eval(
+            files, annotations, images, name, overlap, _eleven_points(split)
+        )
     return ap
 
 
@@ -126,14 +136,20 @@ def _objects_by_label(split: Split) -> list[dict[int, VocObjects]]:
         for label in {a["category_id"] for a in record["annotations"]}:
             mine = [a for a in record["annotations"] if a["category_id"] == label]
             # Corners again, 1-based and inclusive: from x, y, width, height
-            corners = [[x + 1, y + 1, x + w, y + h] for x, y, w, h in (a["bbox"] for a in mine)]
+            corners = [
+                [x + 1, y + 1, x + w, y + h] for x, y, w, h in (a["bbox"] for a in mine)
+            ]
             difficult = [a["difficult"] for a in mine]
             out[label][image] = VocObjects(np.array(corners), np.array(difficult))
     return out
 
 
 def aps(
-    ranked: VocDetections, objects: Mapping[int, VocObjects], weights: Tensor, *, elevens: bool
+    ranked: VocDetections,
+    objects: Mapping[int, VocObjects],
+    weights: Tensor,
+    *,
+    elevens: bool,
 ) -> Tensor:
     """Compute one category's AP, from 0 to 1: (draws, thresholds). `weights` (draws, images) says
     how often a draw has each image. A draw without an object has AP 0, as in the evaluator."""
@@ -155,7 +171,10 @@ def aps(
 
 
 def _matched(
-    ranked: VocDetections, ranking: np.ndarray, objects: Mapping[int, VocObjects], threshold: float
+    ranked: VocDetections,
+    ranking: np.ndarray,
+    objects: Mapping[int, VocObjects],
+    threshold: float,
 ) -> tuple[Tensor, Tensor]:
     """Match the ranked detections: (D,) hits, (D,) misses; on difficult objects neither."""
     hits, misses = np.zeros(len(ranking), bool), np.zeros(len(ranking), bool)
@@ -187,7 +206,9 @@ def _overlaps(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     return both / (np.prod(box[2:] - box[:2] + 1) + areas - both)
 
 
-def _average_precision(hits: Tensor, misses: Tensor, truths: Tensor, *, elevens: bool) -> Tensor:
+def _average_precision(
+    hits: Tensor, misses: Tensor, truths: Tensor, *, elevens: bool
+) -> Tensor:
     """AP of each draw, (draws,), from weighted hits and misses (draws, D) and objects (draws,)."""
     # 1. Precision and recall after each detection; without an object there is no recall
     true, false = hits.cumsum(1), misses.cumsum(1)
@@ -195,11 +216,17 @@ def _average_precision(hits: Tensor, misses: Tensor, truths: Tensor, *, elevens:
     precision = true / (true + false).clamp(min=1e-12)
     # 2. The best precision at that recall or a larger one
     precision = precision.flip(1).cummax(1).values.flip(1)
-    if elevens:  # 3a. its mean at eleven recalls (VOC 2007), 0 where a recall is not reached
+    if (
+        elevens
+    ):  # 3a. its mean at eleven recalls (VOC 2007), 0 where a recall is not reached
         recalls = torch.from_numpy(np.arange(0, 1.1, 0.1)).expand(len(recall), -1)
         place = torch.searchsorted(recall.contiguous(), recalls.contiguous())
         reached = (place < recall.shape[1]) & (truths > 0)[:, None]
-        return (precision.gather(1, place.clamp(max=recall.shape[1] - 1)) * reached).sum(1) / 11
+        return (
+            precision.gather(1, place.clamp(max=recall.shape[1] - 1)) * reached
+        ).sum(1) / 11
     # 3b. or the area below it
-    steps = torch.diff(recall, dim=1, prepend=torch.zeros(len(recall), 1, dtype=recall.dtype))
+    steps = torch.diff(
+        recall, dim=1, prepend=torch.zeros(len(recall), 1, dtype=recall.dtype)
+    )
     return (steps * precision).sum(1)

@@ -26,7 +26,9 @@ from backbench.parallel import loading
 from backbench.runs import seeding
 from pretrain.recipe import PretrainConfig, ViewsConfig
 
-CACHE_BYTES = 512 << 20  # decoded images kept in memory, over all loader workers of a process
+CACHE_BYTES = (
+    512 << 20
+)  # decoded images kept in memory, over all loader workers of a process
 
 
 def dataset_fingerprint(found: ImageList) -> str:
@@ -34,7 +36,9 @@ def dataset_fingerprint(found: ImageList) -> str:
     or another order, is another data set."""
     sha = hashlib.sha256()
     for i in range(0, len(found), max(1, len(found) // 16)):
-        with contextlib.suppress(BadInput):  # a corrupt image is reported when its turn comes
+        with contextlib.suppress(
+            BadInput
+        ):  # a corrupt image is reported when its turn comes
             sha.update(found.array(i).tobytes())
     for path, label in zip(found.paths, found.labels):
         sha.update(f"{path}\t{label}\n".encode())
@@ -45,12 +49,20 @@ def to_train_on(found: ImageList, hold_out: float) -> ImageList:
     """`found` without a random share of it, in its order; the same share for every recipe."""
     if not hold_out:
         return found
-    order = torch.randperm(len(found), generator=seeding.generator(0, "hold out")).tolist()
+    order = torch.randperm(
+        len(found), generator=seeding.generator(0, "hold out")
+    ).tolist()
     return found.subset(sorted(order[round(hold_out * len(found)) :]))
 
 
 def batch_order(
-    count: int, config: PretrainConfig, *, first: int, last: int, rank: int = 0, ranks: int = 1
+    count: int,
+    config: PretrainConfig,
+    *,
+    first: int,
+    last: int,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Iterator[list[tuple[int, int]]]:
     """Yield this rank's batches from step `first` to step `last`, as lists of (epoch, image), for
     all micro-batches. Each epoch is a permutation of the images, cut into whole global batches; the
@@ -112,18 +124,24 @@ class InputFormat:
     @staticmethod
     def of(config: PretrainConfig, device: torch.device) -> "InputFormat":
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
-        layout = torch.channels_last if config.channels_last else torch.contiguous_format
+        layout = (
+            torch.channels_last if config.channels_last else torch.contiguous_format
+        )
         return InputFormat(device, dtype, layout)
 
 
-def finish_views(loaded: LoadedBatch, recipe: ViewsConfig, form: InputFormat) -> list[Tensor]:
+def finish_views(
+    loaded: LoadedBatch, recipe: ViewsConfig, form: InputFormat
+) -> list[Tensor]:
     """The views as a network takes them, (N, 3, h, w)."""
     out = []
     for v, (made, crops) in enumerate(zip(loaded.views, recipe.per_view, strict=True)):
         # The bytes travel, a quarter of the floats; (N, h, w, 3) is (N, 3, h, w), channels last
         images = made.to(form.device, non_blocking=True).permute(0, 3, 1, 2)
         if loaded.colour:
-            images = augmentations.apply_colour(images, loaded.colour[v].to(form.device), crops)
+            images = augmentations.apply_colour(
+                images, loaded.colour[v].to(form.device), crops
+            )
         images = normalise(images, recipe.pixels)
         out.append(images.to(form.dtype).contiguous(memory_format=form.layout))
     return out
@@ -136,7 +154,12 @@ class ViewBatches(Dataset[LoadedBatch]):
     replaced by the next readable one in the list."""
 
     def __init__(
-        self, found: ImageList, config: PretrainConfig, *, cache_bytes: int, device_colour: bool
+        self,
+        found: ImageList,
+        config: PretrainConfig,
+        *,
+        cache_bytes: int,
+        device_colour: bool,
     ) -> None:
         self.found, self.recipe, self.seed = found, config.views, config.seed
         self.skip_corrupt = config.data.skip_corrupt
@@ -182,7 +205,9 @@ class ViewBatches(Dataset[LoadedBatch]):
     def __getitems__(self, items: Sequence[tuple[int, int]]) -> LoadedBatch:
         groups = self.recipe.per_view
         count = len(items)
-        pixels = [np.empty((count, crops.size, crops.size, 3), np.uint8) for crops in groups]
+        pixels = [
+            np.empty((count, crops.size, crops.size, 3), np.uint8) for crops in groups
+        ]
         drawn: list[list[DrawnView]] = [[] for _ in groups]
         index: list[int] = []
         skipped: list[str] = []
@@ -192,7 +217,9 @@ class ViewBatches(Dataset[LoadedBatch]):
                 i, image = self.readable(wanted, skipped)
             except BadInput as error:
                 nothing = torch.empty(0, dtype=torch.int64)
-                return LoadedBatch((), (), index=nothing, labels=nothing, error=str(error))
+                return LoadedBatch(
+                    (), (), index=nothing, labels=nothing, error=str(error)
+                )
             index.append(i)
             # Views depend on the image that is shown and on the epoch, on nothing that was before
             generator.manual_seed(seeding.seed_of(self.seed, "views", epoch, i))
@@ -203,7 +230,9 @@ class ViewBatches(Dataset[LoadedBatch]):
                 drawn[v].append(view)
         colour: list[DeviceColour] = []
         if self.device_colour:
-            colour = [DeviceColour.of(*made) for made in zip(drawn, pixels, strict=True)]
+            colour = [
+                DeviceColour.of(*made) for made in zip(drawn, pixels, strict=True)
+            ]
         return LoadedBatch(
             views=tuple(torch.from_numpy(p) for p in pixels),
             colour=tuple(colour),
@@ -231,5 +260,7 @@ def loader(
         cache_bytes=CACHE_BYTES // max(1, workers),
         device_colour=on_gpu and config.views.pipeline == "fast",
     )
-    order = batch_order(len(found), config, first=first, last=last, rank=rank, ranks=ranks)
+    order = batch_order(
+        len(found), config, first=first, last=last, rank=rank, ranks=ranks
+    )
     return loading.started(dataset, order, workers=workers, pin=on_gpu)

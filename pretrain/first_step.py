@@ -28,10 +28,16 @@ class FirstStep:
         if self.over:
             return terms
         if not isinstance(terms, Mapping) or "loss" not in terms:
-            raise self._broken(f'forward returns {{"loss": ..., **terms}}, not {terms!r:.60}')
+            raise self._broken(
+                f'forward returns {{"loss": ..., **terms}}, not {terms!r:.60}'
+            )
         for term, value in terms.items():
             if not isinstance(value, Tensor) or value.ndim:
-                what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                what = (
+                    f"shape {tuple(value.shape)}"
+                    if isinstance(value, Tensor)
+                    else repr(value)
+                )
                 raise self._broken(f"'{term}' must be a 0-dim tensor, not {what:.60}")
         loss = terms["loss"]
         if not loss.requires_grad or not loss.is_floating_point():
@@ -85,7 +91,9 @@ class FirstStep:
                 )
 
     def _broken(self, what: str) -> Failed:
-        return Failed(f"method '{self.name}' breaks a rule of pretrain/method.py: {what}")
+        return Failed(
+            f"method '{self.name}' breaks a rule of pretrain/method.py: {what}"
+        )
 
 
 def _attributes(method: nn.Module) -> Iterator[tuple[str, nn.Module, object]]:

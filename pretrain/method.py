@@ -44,7 +44,14 @@ from pretrain.method_config import (
 )
 
 # What a method's file, or an installed package's, imports from here
-__all__ = ["AnyMethodConfig", "Batch", "Method", "MethodConfig", "Setup", "build_method"]
+__all__ = [
+    "AnyMethodConfig",
+    "Batch",
+    "Method",
+    "MethodConfig",
+    "Setup",
+    "build_method",
+]
 __all__ += ["choose_config", "method_names"]
 
 

@@ -52,7 +52,9 @@ class RecentTerms:
         row = {}
         for name in parts[0]:
             row[name] = (
-                torch.stack([terms[name] for terms in parts]).mean(0).to(device, non_blocking=True)
+                torch.stack([terms[name] for terms in parts])
+                .mean(0)
+                .to(device, non_blocking=True)
             )
         self.rows.append(row)
 
@@ -66,7 +68,9 @@ class RecentTerms:
         """Average each term over the steps; waits for the device."""
         means = {}
         for name in self.rows[0]:
-            means[name] = float(torch.stack([row[name].double() for row in self.rows]).mean())
+            means[name] = float(
+                torch.stack([row[name].double() for row in self.rows]).mean()
+            )
         return means
 
 
@@ -74,14 +78,17 @@ class RunLog:
     """Writes rows and progress, on rank 0 only. A row has the mean of the terms since the last one,
     the features' statistics, images per second, and the share of time spent waiting for batches."""
 
-    def __init__(self, run: Path, config: PretrainConfig, rank: int, step: int, last: int) -> None:
+    def __init__(
+        self, run: Path, config: PretrainConfig, rank: int, step: int, last: int
+    ) -> None:
         self.metrics: Metrics | None = None
         self.progress: Progress | None = None
         self.has_knn = False  # of the step that it begins at
         if rank == 0:
             self.metrics = Metrics(run, from_step=step)
             self.has_knn = any(
-                "knn" in row and row.get("step") == step - 1 for row in read_metrics(run)
+                "knn" in row and row.get("step") == step - 1
+                for row in read_metrics(run)
             )
             quick = "--fast" if bf16_is_quick("cpu") else "--fast precision=fp32"
             dear = f"`{quick}` or `epochs=N` costs less"
@@ -96,7 +103,10 @@ class RunLog:
         self.shown: dict[str, float] = {}  # beside the progress, from the last row
         self.left_out: set[str] = set()
         self.since = time.monotonic()  # of the last row, without pauses
-        self.waited, self.made = 0.0, 0  # since then: seconds waiting for batches, steps
+        self.waited, self.made = (
+            0.0,
+            0,
+        )  # since then: seconds waiting for batches, steps
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -146,7 +156,12 @@ class RunLog:
             waiting = self.waited / (now - self.since)
             self.since, self.waited, self.made = now, 0.0, 0
             # 3. What the progress line shows until then.
-            self.shown = {"loss": means["loss"], "lr": lr, "img/s": speed, "waiting": waiting}
+            self.shown = {
+                "loss": means["loss"],
+                "lr": lr,
+                "img/s": speed,
+                "waiting": waiting,
+            }
             # 4. Rows count steps from 0: the row after step number `done` is that of step done - 1.
             about = {"images_per_s": speed, "waiting": waiting, "memory_gib": memory}
             self.metrics.write(done - 1, epoch=epoch, lr=lr, **means, **about)
@@ -175,7 +190,11 @@ class Features:
             self.last = output.detach()
 
     def statistics(self) -> dict[str, float]:
-        return feature_statistics(self.last) if self.last is not None and len(self.last) > 1 else {}
+        return (
+            feature_statistics(self.last)
+            if self.last is not None and len(self.last) > 1
+            else {}
+        )
 
 
 @torch.no_grad()
@@ -199,12 +218,20 @@ def feature_statistics(features: Tensor) -> dict[str, float]:
 def warn_if_collapsed(row: dict[str, float], step: int) -> None:
     """Warn of features that are nearly equal, or on one line; the same of CLLR's L."""
     rank_l, kept = row.get("rank_L"), row.get("kept_L")
-    if rank_l is not None and kept is not None and (rank_l < COLLAPSED_RANK or kept < DEAD):
+    if (
+        rank_l is not None
+        and kept is not None
+        and (rank_l < COLLAPSED_RANK or kept < DEAD)
+    ):
         text = "step %d: CLLR's L collapses (effective rank %.3g, gives %.2g of phi back); "
         text += "method.alpha is too large for these features"
         log.warning(text, step, rank_l, kept)
     std, rank = row.get("feature_std"), row.get("effective_rank")
-    if std is not None and rank is not None and (std < COLLAPSED_STD or rank < COLLAPSED_RANK):
+    if (
+        std is not None
+        and rank is not None
+        and (std < COLLAPSED_STD or rank < COLLAPSED_RANK)
+    ):
         text = "step %d: the representation collapses (feature std %.2g, effective rank %.3g)"
         log.warning(text, step, std, rank)
 
@@ -215,9 +242,18 @@ class KnnScore(Dataset[tuple[int, Tensor | None]]):
     crop of the first view's size), or (i, None) where image i cannot be read, and is left out."""
 
     def __init__(
-        self, found: ImageList, views: ViewsConfig, device: torch.device, workers: int = 0
+        self,
+        found: ImageList,
+        views: ViewsConfig,
+        device: torch.device,
+        workers: int = 0,
     ) -> None:
-        self.found, self.pixels, self.device, self.workers = found, views.pixels, device, workers
+        self.found, self.pixels, self.device, self.workers = (
+            found,
+            views.pixels,
+            device,
+            workers,
+        )
         labelled = [i for i, label in enumerate(found.labels) if label >= 0]
         self.chosen = labelled[:: max(1, math.ceil(len(labelled) / KNN_IMAGES))]
         # The share of the image that the centre crop keeps is ImageNet's 224 / 256; small images
@@ -233,7 +269,9 @@ class KnnScore(Dataset[tuple[int, Tensor | None]]):
         return index, None
 
     @torch.no_grad()
-    def __call__(self, backbone: nn.Module, stop: StopFlag | None = None) -> float | None:
+    def __call__(
+        self, backbone: nn.Module, stop: StopFlag | None = None
+    ) -> float | None:
         """The score, the backbone left as it was; None without labels or after a stop."""
         if len(self.chosen) < 4 or len(self.found.classes) < 2:
             return None
@@ -252,12 +290,17 @@ class KnnScore(Dataset[tuple[int, Tensor | None]]):
         votes = knn_scores(queries, bank, labels[::2], classes=classes, k=(k,))[k]
         return 100 * float((votes.argmax(1) == labels[1::2]).double().mean())
 
-    def _encode(self, backbone: nn.Module, stop: StopFlag | None) -> tuple[list[Tensor], list[int]]:
+    def _encode(
+        self, backbone: nn.Module, stop: StopFlag | None
+    ) -> tuple[list[Tensor], list[int]]:
         """Return features (n, d) by batch, and whose they are; nothing once a stop is requested."""
         dtype = next(backbone.parameters()).dtype
         features: list[Tensor] = []
         read: list[int] = []
-        parts = [self.chosen[start : start + 256] for start in range(0, len(self.chosen), 256)]
+        parts = [
+            self.chosen[start : start + 256]
+            for start in range(0, len(self.chosen), 256)
+        ]
         for batch in loading.batches(self, parts, workers=self.workers, collate=list):
             if stop is not None and stop.requested is not None:
                 return [], []
@@ -273,7 +316,9 @@ class KnnScore(Dataset[tuple[int, Tensor | None]]):
 def plot_curves(run: Path, name: str) -> None:
     """RUN/curves.svg and .png: every logged number against the step, one small panel each."""
     rows = read_metrics(run)
-    keys = dict.fromkeys(key for row in rows for key in row)  # in the order of their first row
+    keys = dict.fromkeys(
+        key for row in rows for key in row
+    )  # in the order of their first row
     names = [key for key in keys if key not in ("step", "epoch")]
     if not names:
         return

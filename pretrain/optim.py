@@ -37,7 +37,12 @@ class LARS(torch.optim.Optimizer):
         adapt: bool = True,
         fused: bool | None = None,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust": trust,
+        }
         defaults |= {"clip": clip, "adapt": adapt}
         super().__init__(params, defaults)
         self.fused = fused
@@ -60,12 +65,19 @@ class LARS(torch.optim.Optimizer):
 
     def _step_one(self, group: Group, p: Tensor) -> None:
         """One tensor on the CPU, where reading a norm costs nothing and a temporary would."""
-        decay, grad, buffer = group["weight_decay"], p.grad, self.state[p]["momentum_buffer"]
+        decay, grad, buffer = (
+            group["weight_decay"],
+            p.grad,
+            self.state[p]["momentum_buffer"],
+        )
         assert grad is not None
         # 1. The layer's scale: trust |p| / (|g| + wd |p|), which multiplies gradient and decay
         scale = 1.0
         if group["adapt"]:
-            size, slope = float(torch.linalg.vector_norm(p)), float(torch.linalg.vector_norm(grad))
+            size, slope = (
+                float(torch.linalg.vector_norm(p)),
+                float(torch.linalg.vector_norm(grad)),
+            )
             if size and slope:
                 scale = group["trust"] * size / (slope + decay * size + 1e-8)
                 if group["clip"]:  # lr min(scale / lr, 1) = min(scale, lr)
@@ -92,10 +104,14 @@ class LARS(torch.optim.Optimizer):
             if group["clip"]:
                 scale = (scale / group["lr"]).clamp_max(1.0)
             scale = torch.where(usable, scale, 1.0)
-            torch._foreach_add_(buffers, torch._foreach_mul(grads, list(scale.unbind())))
+            torch._foreach_add_(
+                buffers, torch._foreach_mul(grads, list(scale.unbind()))
+            )
             if decay:
                 decayed = torch.where(usable, scale * decay, 0.0)
-                torch._foreach_add_(buffers, torch._foreach_mul(params, list(decayed.unbind())))
+                torch._foreach_add_(
+                    buffers, torch._foreach_mul(params, list(decayed.unbind()))
+                )
         else:
             torch._foreach_add_(buffers, grads)
             if decay:
@@ -169,7 +185,10 @@ class LearningRates:
     per step, or per epoch with cosine_epoch."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, config: PretrainConfig, steps_per_epoch: int
+        self,
+        optimizer: torch.optim.Optimizer,
+        config: PretrainConfig,
+        steps_per_epoch: int,
     ) -> None:
         self.optimizer, self.optim = optimizer, config.optim
         self.peak = config.optim.lr * _scale(config)
@@ -181,7 +200,9 @@ class LearningRates:
         # 1. Everything in steps, and rates as shares of the peak: of a peak of 0 any share is 0
         now, total = float(step), self.epochs * self.steps_per_epoch
         warmup = o.warmup_epochs * self.steps_per_epoch
-        start, final = (rate / o.lr if o.lr else 0.0 for rate in (o.warmup_lr, o.final_lr))
+        start, final = (
+            rate / o.lr if o.lr else 0.0 for rate in (o.warmup_lr, o.final_lr)
+        )
         if o.schedule == "cosine_epoch":  # time stands still during an epoch
             now = float(step // self.steps_per_epoch * self.steps_per_epoch)
         # 2. Warm-up: from `start` to 1

@@ -63,8 +63,12 @@ class Optim:
     lr: NotNegative
     reference_batch: Count | None = None
     final_lr: float = 0.0
-    lr_1d: NotNegative | None = None  # its own peak for biases and norm weights (Barlow Twins, ARB)
-    constant_lr: tuple[str, ...] = ()  # parts that keep the peak all the time (SimSiam's predictor)
+    lr_1d: NotNegative | None = (
+        None  # its own peak for biases and norm weights (Barlow Twins, ARB)
+    )
+    constant_lr: tuple[
+        str, ...
+    ] = ()  # parts that keep the peak all the time (SimSiam's predictor)
     momentum: NotNegative = 0.9
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     weight_decay: NotNegative = 1e-4
@@ -83,7 +87,9 @@ class Optim:
         # Both are given as rates and mean a share of the peak, also for lr_1d
         if self.lr == 0 and (self.warmup_lr or self.final_lr):
             others = f"warmup_lr {self.warmup_lr:g} and final_lr {self.final_lr:g}"
-            raise ValueError(f"lr is 0, the highest rate there is: {others} must be 0 too")
+            raise ValueError(
+                f"lr is 0, the highest rate there is: {others} must be 0 too"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +117,9 @@ class PretrainConfig:
     stop_after_epochs: Count | None = None
     # Dataset -> the protocol under configs/transfer that `--protocol own` is; decides no training
     probe: dict[str, str] = field(default_factory=dict, hash=False)
-    expected: tuple[str, ...] = ()  # published rows it must reproduce: lorac:1:lorac:resnet50:200
+    expected: tuple[
+        str, ...
+    ] = ()  # published rows it must reproduce: lorac:1:lorac:resnet50:200
 
     def compiles_on(self, device: str) -> bool:
         """Is torch.compile used on this kind of device, cpu or cuda?"""

@@ -42,7 +42,9 @@ from pretrain.recipe import PretrainConfig, overrides_of
 
 
 def run(args: argparse.Namespace) -> int:
-    config = recipes.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
+    config = recipes.load(
+        PretrainConfig, args.recipe, overrides_of(args), kind="pretrain"
+    )
     found = catalog.open_split(args.data, config.data.dataset, config.data.split)
     found = data.to_train_on(found, config.data.hold_out)
     if args.workers is not None and args.workers < 0:
@@ -50,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     ranks = args.devices * args.nodes
     division.check_batch(config.batch_size, ranks, config.accumulate)
     refuse_too_few(config, found)
-    method = build(config, found)  # refuses what the method cannot do before anything starts
+    method = build(
+        config, found
+    )  # refuses what the method cannot do before anything starts
     identity = {"recipe": what_decides(config), "data": data.dataset_fingerprint(found)}
     for groups in batchnorm.groups_of(method):
         if groups is None:
@@ -62,9 +66,13 @@ def run(args: argparse.Namespace) -> int:
         if not recognise(args.out, verb="pretrain", identity=identity):
             made = f"not made by a pretraining in this folder, which has no {RUN_FILE}"
             file = args.out / CHECKPOINT_FILE
-            raise BadInput(f"{file}: {made}; choose another --out, or move the file away")
+            raise BadInput(
+                f"{file}: {made}; choose another --out, or move the file away"
+            )
         digest = Checkpoint.load(args.out / CHECKPOINT_FILE).digest
-        log.info("%s: already finished, digest %s", args.out / CHECKPOINT_FILE, digest[:12])
+        log.info(
+            "%s: already finished, digest %s", args.out / CHECKPOINT_FILE, digest[:12]
+        )
         return 0
 
     if config.accumulate > 1 and not method.accumulates:
@@ -76,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     fabric = launch(config, args)
     with distributed.rank_0_tells(watched=distributed.started_by_fabric()):
         if ranks > 1:
-            method = build(config, found)  # again, now that the method can see the other ranks
+            method = build(
+                config, found
+            )  # again, now that the method can see the other ranks
         workers = min(config.data.workers, loading.cores(args.devices))
         if args.workers is not None:
             workers = args.workers
@@ -87,16 +97,23 @@ def run(args: argparse.Namespace) -> int:
             if fabric.is_global_zero and not (args.out / RECIPE_FILE).exists():
                 atomic.write_text(args.out / RECIPE_FILE, recipes.to_yaml(config))
             recipe = recipes.fingerprint(identity["recipe"])
-            training = Training(fabric, config, method, found, args.out, recipe, agree, workers)
+            training = Training(
+                fabric, config, method, found, args.out, recipe, agree, workers
+            )
             training.loop()
             training.write_checkpoint()
     return 0
 
 
 T = TypeVar("T")
-EPOCH_END_SECONDS = 30  # a state younger than this is not written again at the end of an epoch
+EPOCH_END_SECONDS = (
+    30  # a state younger than this is not written again at the end of an epoch
+)
 # Fabric's names of the precisions that autocast; fp32 and fp64 are the method's own dtype
-AUTOCAST: dict[str, Literal["bf16-mixed", "16-mixed"]] = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
+AUTOCAST: dict[str, Literal["bf16-mixed", "16-mixed"]] = {
+    "bf16": "bf16-mixed",
+    "fp16": "16-mixed",
+}
 
 
 class Autocast(MixedPrecision):
@@ -177,7 +194,9 @@ def build(config: PretrainConfig, found: ImageList) -> Method:
         views=len(config.views.per_view),
         seed=config.seed,
         images=len(found),
-        classes=len(found.classes) if min(found.labels, default=0) >= 0 else 0,  # -1: unlabelled
+        classes=len(found.classes)
+        if min(found.labels, default=0) >= 0
+        else 0,  # -1: unlabelled
         accumulate=config.accumulate,
     )
     return build_method(config.method, backbone, setup)
@@ -213,7 +232,9 @@ class SavedState:
         # The terms lie on the run's device, whatever the machine that saved them had
         step, recent = state["step"], monitor.RecentTerms()
         for row in state["recent"]:
-            recent.rows.append({name: x.to(self.fabric.device) for name, x in row.items()})
+            recent.rows.append(
+                {name: x.to(self.fabric.device) for name, x in row.items()}
+            )
         self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.fabric.strategy.precision.load_state_dict(state["precision"])
@@ -241,7 +262,10 @@ class SavedState:
         if self.fabric.global_rank == 0:
             state = {"recipe": self.recipe, "step": step, "recent": recent.rows}
             state["precision"] = self.fabric.strategy.precision.state_dict()
-            state |= {"method": self.method.state_dict(), "optimizer": self.optimizer.state_dict()}
+            state |= {
+                "method": self.method.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+            }
             save_state(self.file, state)
         self.saved = time.monotonic()
 
@@ -317,8 +341,14 @@ class Training:
         """The steps that are left, and the last state."""
         config, record = self.config, self.record
         with StopFlag() as stop:
-            if self.step and self.step % self.steps_per_epoch == 0 and not self.record.has_knn:
-                self.score_neighbours(stop)  # which the stop at this epoch's end has ended
+            if (
+                self.step
+                and self.step % self.steps_per_epoch == 0
+                and not self.record.has_knn
+            ):
+                self.score_neighbours(
+                    stop
+                )  # which the stop at this epoch's end has ended
             while self.step < self.last:
                 epoch = self.step // self.steps_per_epoch
                 lr = self.rates.set(self.step)
@@ -334,7 +364,9 @@ class Training:
                 self.recent.add(self.gradients(parts, epoch), self.fabric.device)
 
                 # 3. Reasons to stop or save, which one rank has found for all
-                row_due = (self.step + 1) % config.log_every == 0 or self.step + 1 == self.last
+                row_due = (
+                    self.step + 1
+                ) % config.log_every == 0 or self.step + 1 == self.last
                 verdict = self.vote(stop, row_due)
 
                 # 4. The step
@@ -342,7 +374,14 @@ class Training:
 
                 # 5. The log
                 done, features = self.step, self.features
-                record.step(self.recent, features, done=done, epoch=epoch, lr=lr, row_due=row_due)
+                record.step(
+                    self.recent,
+                    features,
+                    done=done,
+                    epoch=epoch,
+                    lr=lr,
+                    row_due=row_due,
+                )
                 epoch_ends = done % self.steps_per_epoch == 0
                 if epoch_ends:
                     self.score_neighbours(stop)
@@ -371,10 +410,14 @@ class Training:
                 state_dict=method.backbone.state_dict(),
                 heads=method.heads(),
                 pixels=config.views.pixels,
-                provenance=provenance(config, self.found, fabric.world_size, fabric.device),
+                provenance=provenance(
+                    config, self.found, fabric.world_size, fabric.device
+                ),
             )
             checkpoint.save(self.run / CHECKPOINT_FILE)
-            log.info("%s: digest %s", self.run / CHECKPOINT_FILE, checkpoint.digest[:12])
+            log.info(
+                "%s: digest %s", self.run / CHECKPOINT_FILE, checkpoint.digest[:12]
+            )
         fabric.barrier()
 
     def refuse_unreadable(self, parts: Sequence[data.LoadedBatch]) -> None:
@@ -402,10 +445,14 @@ class Training:
                 progress=self.step / self.total,
             )
             # Ranks exchange gradients with the last micro-batch
-            with self.fabric.no_backward_sync(self.model, enabled=n + 1 < config.accumulate):
+            with self.fabric.no_backward_sync(
+                self.model, enabled=n + 1 < config.accumulate
+            ):
                 terms = self.rules.terms(self.model(batch))
                 self.fabric.backward(terms["loss"] / config.accumulate)
-            terms_of_parts.append({name: value.detach() for name, value in terms.items()})
+            terms_of_parts.append(
+                {name: value.detach() for name, value in terms.items()}
+            )
         self.rules.gradients()
         return terms_of_parts
 
@@ -417,7 +464,9 @@ class Training:
         bad = self.recent.first_not_finite() if row_due or not on_gpu else None
         signalled = stop.requested is not None
         verdict = Verdict(
-            *self.agree.any(signalled, bad is not None, *self.state.ages(self.config.save_minutes))
+            *self.agree.any(
+                signalled, bad is not None, *self.state.ages(self.config.save_minutes)
+            )
         )
         if verdict.failed:
             raise self.loss_failure(bad)
@@ -429,7 +478,9 @@ class Training:
         value, step = float("nan"), self.step
         if bad is not None:
             value = float(self.recent.rows[bad]["loss"])
-            step -= len(self.recent) - 1 - bad  # the last of the recent terms are this step's
+            step -= (
+                len(self.recent) - 1 - bad
+            )  # the last of the recent terms are this step's
         return Failed(
             f"the loss is {value} at step {step} (lr {self.rates.at(step):.4g});"
             f" {self.state.last_good()}; a lower optim.lr, a longer optim.warmup_epochs or"
@@ -459,7 +510,9 @@ class Training:
                 views, device = self.config.views, self.fabric.device
                 knn = monitor.KnnScore(self.found, views, device, self.workers)
                 # After the last step no run comes back to it
-                score = knn(self.method.backbone, stop if self.step < self.last else None)
+                score = knn(
+                    self.method.backbone, stop if self.step < self.last else None
+                )
             self.record.knn(score, done=self.step, epoch=epoch)
 
 

@@ -16,7 +16,9 @@ def pytest_collection_modifyitems(items):
     """Rooms with long files go first, so that two workers end at about the same time."""
     rooms = ["transfer", "pretrain", "detection"]
     items.sort(
-        key=lambda item: rooms.index(room) if (room := item.path.parent.name) in rooms else 3
+        key=lambda item: (
+            rooms.index(room) if (room := item.path.parent.name) in rooms else 3
+        )
     )
 
 

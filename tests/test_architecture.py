@@ -49,7 +49,9 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-GRAPH = {name: imported(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+GRAPH = {
+    name: imported(path) & MODULES.keys() - {name} for name, path in MODULES.items()
+}
 
 
 def storey(name: str) -> int | None:
@@ -75,7 +77,10 @@ def test_programs_are_apart(name):
         assert not programs, "backbench imports none of the three programs"
     elif top in PROGRAMS:
         assert programs <= {top}, "the three programs never import one another"
-    assert not {other.split(".")[0] for other in imported(MODULES[name])} & {"tests", "tools"}
+    assert not {other.split(".")[0] for other in imported(MODULES[name])} & {
+        "tests",
+        "tools",
+    }
 
 
 def test_nobody_imports_a_verb_or_the_command_line():
@@ -120,28 +125,48 @@ def users(pattern: str) -> set[str]:
     return {path.relative_to(ROOT).as_posix() for path in found}
 
 
-@pytest.mark.parametrize(("package", "homes"), [
-    ("submitit", ("backbench/launch/slurm.py",)),
-    ("detectron2", ("detection/engine_detectron2", "detection/voc_ap.py")),
-    ("hotcoco", ("detection/evaluate.py",)),
-    ("safetensors", ("backbench/weights",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("package", "homes"),
+    [
+        ("submitit", ("backbench/launch/slurm.py",)),
+        ("detectron2", ("detection/engine_detectron2", "detection/voc_ap.py")),
+        ("hotcoco", ("detection/evaluate.py",)),
+        ("safetensors", ("backbench/weights",)),
+    ],
+)
 def test_package_has_few_homes(package, homes):
     for path in SOURCES:
         if package in {name.split(".")[0] for name in imported(path)}:
             where = path.relative_to(ROOT).as_posix()
-            assert where.startswith((*homes, "benchmarks/")), f"{where} imports {package}"
+            assert where.startswith((*homes, "benchmarks/")), (
+                f"{where} imports {package}"
+            )
 
 
-@pytest.mark.parametrize(("pattern", "home"), [
-    (r"\b0\.485\b|\b123\.675\b", "backbench/images/preprocess.py"),  # pixel statistics
-    (r'"Keypoint R-CNN"', "backbench/tasks.toml"),  # what a task is called: no Python file
-    (r'"results\.jsonl"', "backbench/runs/folder.py"),  # the names of a run's files
-    (r'"backbone\.safetensors"', "backbench/runs/folder.py"),
-    (r'"__metadata__"', "backbench/weights/header.py"),  # the header of a safetensors file
-    (r'"sun397"', "backbench/datasets"),  # the twelve datasets
-    (r"class StopFlag|class Agreement", ("backbench/runs", "backbench/parallel")),  # its stop
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pattern", "home"),
+    [
+        (
+            r"\b0\.485\b|\b123\.675\b",
+            "backbench/images/preprocess.py",
+        ),  # pixel statistics
+        (
+            r'"Keypoint R-CNN"',
+            "backbench/tasks.toml",
+        ),  # what a task is called: no Python file
+        (r'"results\.jsonl"', "backbench/runs/folder.py"),  # the names of a run's files
+        (r'"backbone\.safetensors"', "backbench/runs/folder.py"),
+        (
+            r'"__metadata__"',
+            "backbench/weights/header.py",
+        ),  # the header of a safetensors file
+        (r'"sun397"', "backbench/datasets"),  # the twelve datasets
+        (
+            r"class StopFlag|class Agreement",
+            ("backbench/runs", "backbench/parallel"),
+        ),  # its stop
+    ],
+)
 def test_a_fact_has_one_home(pattern, home):
     assert all(file.startswith(home) for file in users(pattern)), users(pattern)
 
@@ -198,10 +223,16 @@ def test_every_room_is_packaged():
     for path in SOURCES:
         package = ".".join(path.relative_to(ROOT).parent.parts)
         if package.split(".")[0] not in ("tools", "benchmarks"):
-            assert f'"{package}"' in listed, f"{package} is missing under [tool.setuptools]"
+            assert f'"{package}"' in listed, (
+                f"{package} is missing under [tool.setuptools]"
+            )
 
 
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -211,7 +242,9 @@ def test_files_that_a_page_names_are_there(page):
     missing = []
     for name in named:
         # A room may be named without its .py, a recipe without its .yaml; NAME stands for any
-        there = any((ROOT / f"{name}{suffix}").exists() for suffix in ("", ".py", ".yaml"))
+        there = any(
+            (ROOT / f"{name}{suffix}").exists() for suffix in ("", ".py", ".yaml")
+        )
         if not there and "NAME" not in name:
             missing.append(name)
     assert not missing

@@ -18,7 +18,10 @@ from backbench.untrusted import yamls
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.glob("*.md")), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))]
+PAGES = [
+    *sorted(DOCS.glob("*.md")),
+    *(ROOT / n for n in ("README.md", "CONTRIBUTING.md")),
+]
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
@@ -52,7 +55,9 @@ def test_every_link_leads_somewhere(page):
 
 def test_a_broken_link_is_seen(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# One heading\n[a](#one-heading) [b](#two) [c](none.md) `[d](e.md)`\n")
+    page.write_text(
+        "# One heading\n[a](#one-heading) [b](#two) [c](none.md) `[d](e.md)`\n"
+    )
     with pytest.raises(AssertionError, match=r"#two.*none\.md"):
         test_every_link_leads_somewhere(page)
 
@@ -64,9 +69,17 @@ def test_every_page_is_in_the_sites_contents():
 
 def test_the_python_page_names_everything_that_is_exported():
     page = (DOCS / "python.md").read_text()
-    errors = ["backbench.errors." + name for name in ("BadInput", "Failed", "Preempted")]
-    exported = [f"backbench.{name}" for name in backbench.__all__ if name != "Checkpoint"]
-    missing = [name for name in [*errors, *exported, "backbench.Checkpoint"] if name not in page]
+    errors = [
+        "backbench.errors." + name for name in ("BadInput", "Failed", "Preempted")
+    ]
+    exported = [
+        f"backbench.{name}" for name in backbench.__all__ if name != "Checkpoint"
+    ]
+    missing = [
+        name
+        for name in [*errors, *exported, "backbench.Checkpoint"]
+        if name not in page
+    ]
     assert not missing
 
 
@@ -74,7 +87,9 @@ def test_the_python_page_explains_every_keyword_of_evaluate():
     rows = re.findall(r"^\| (`.*?) \|", (DOCS / "python.md").read_text(), re.MULTILINE)
     explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     parameters = inspect.signature(backbench.evaluate).parameters
-    keywords = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+    keywords = {
+        name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY
+    }
     assert keywords <= explained
 
 
@@ -92,7 +107,9 @@ def test_the_page_on_additions_names_every_entry_point_and_its_contract():
     page = (DOCS / "add.md").read_text()
     groups = {plugins.METHODS, plugins.DATASETS, plugins.FORMATS, plugins.TRUNKS}
     assert groups <= set(re.findall(r"backbench\.\w+", page))
-    for module, name in re.findall(r"# an? (backbench\.[\w.]+)\.(\w+) of that name", page):
+    for module, name in re.findall(
+        r"# an? (backbench\.[\w.]+)\.(\w+) of that name", page
+    ):
         assert hasattr(importlib.import_module(module), name)
 
 
@@ -111,14 +128,20 @@ def test_nothing_of_the_site_comes_from_elsewhere():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="no mkdocs: `make docs`")
+@pytest.mark.skipif(
+    importlib.util.find_spec("mkdocs") is None, reason="no mkdocs: `make docs`"
+)
 def test_the_site_is_built_strictly(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
-    subprocess.run([*command, "--site-dir", str(tmp_path / "site")], check=True, cwd=ROOT)
+    subprocess.run(
+        [*command, "--site-dir", str(tmp_path / "site")], check=True, cwd=ROOT
+    )
     pages = list((tmp_path / "site").glob("*.html"))
     assert len(pages) == len(list(DOCS.glob("*.md"))) + 1  # and 404
     for page in pages:
-        assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', page.read_text())
+        assert not re.findall(
+            r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', page.read_text()
+        )
 
 
 @pytest.mark.slow
@@ -137,7 +160,12 @@ def test_the_notebook_goes_from_a_module_to_the_table(tmp_path, monkeypatch):
     assert len(values) == 4  # two checkpoints, k 5 and 20
     assert all(0 < v <= 100 for v in values)
     assert (tmp_path / "work" / "leaderboard.html").stat().st_size > 20_000
-    outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
+    outputs = [
+        out
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for out in cell.outputs
+    ]
     printed = "".join(out.get("text", "") for out in outputs)
     assert "difference" in printed
     assert any("text/html" in out.get("data", {}) for out in outputs)

@@ -39,7 +39,15 @@ def site(tmp_path_factory) -> Path:
     source = tmp_path_factory.mktemp("source") / "lab"
     # A build writes beside its source
     subprocess.run(["cp", "-r", str(LAB), str(source)], check=True)
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
     subprocess.run([*command, "--target", str(folder), str(source)], check=True)
     return folder
 
@@ -54,7 +62,9 @@ def data(tmp_path_factory) -> Path:
         for i in range(count):
             pixels = np.zeros((24, 24, 3), np.uint8)
             across = i % 2 == 0
-            pixels[(slice(i % 3, None, 3)) if across else slice(None)] = 255 if across else 0
+            pixels[(slice(i % 3, None, 3)) if across else slice(None)] = (
+                255 if across else 0
+            )
             if not across:
                 pixels[:, i % 3 :: 3] = 255
             Image.fromarray(pixels).save(folder / f"{split}{i}.png")
@@ -78,7 +88,9 @@ for words in json.loads(sys.argv[1]):
 def test_all_four_in_one_life(site, data, tmp_path):
     """The lab's trunk, by its own method and from its own file, is probed on the lab's dataset."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    content = {f"net.trunk.{k}": v for k, v in build_backbone("resnet18").state_dict().items()}
+    content = {
+        f"net.trunk.{k}": v for k, v in build_backbone("resnet18").state_dict().items()
+    }
     torch.save({**content, "done": 7}, tmp_path / "lab.pth")
     common = ("--data", str(data))
     out, imported = tmp_path / "pretrained", tmp_path / "imported.safetensors"
@@ -93,7 +105,9 @@ def test_all_four_in_one_life(site, data, tmp_path):
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     process = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
     environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(process, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        process, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     _, _, brought, _, listed = done.stdout.split("$ ")
     assert "method spread" in brought and "epochs 7" in brought
@@ -107,8 +121,12 @@ def test_all_four_in_one_life(site, data, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["spread", "example_lab.spread", "os", "../spread"])
-def test_a_recipe_names_what_is_installed_and_never_a_module(data, tmp_path, capsys, name):
-    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("name: spread", f"name: {name}"))
+def test_a_recipe_names_what_is_installed_and_never_a_module(
+    data, tmp_path, capsys, name
+):
+    (tmp_path / "recipe.yaml").write_text(
+        RECIPE.replace("name: spread", f"name: {name}")
+    )
     out = ("--data", str(data), "--out", str(tmp_path / "run"))
     assert cli.main(["pretrain", str(tmp_path / "recipe.yaml"), *out]) == 2
     said = capsys.readouterr().err
@@ -117,11 +135,15 @@ def test_a_recipe_names_what_is_installed_and_never_a_module(data, tmp_path, cap
         archs.build_trunk("squares")
 
 
-def point(tmp_path: Path, group: str, name: str, value: str, package: str = "odd") -> None:
+def point(
+    tmp_path: Path, group: str, name: str, value: str, package: str = "odd"
+) -> None:
     """A package's metadata, as an installer leaves it."""
     info = tmp_path / f"{package}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+    )
     (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
 
 
@@ -136,7 +158,9 @@ def path(tmp_path, monkeypatch):
 
 def test_a_shipped_name_cannot_be_taken(path):
     point(path, plugins.METHODS, "simclr", "odd.simclr")
-    with pytest.raises(BadInput, match=r"odd 1\.0 calls something 'simclr'.*as backbench does"):
+    with pytest.raises(
+        BadInput, match=r"odd 1\.0 calls something 'simclr'.*as backbench does"
+    ):
         plugins.names(plugins.METHODS, ["simclr", "moco"])
 
 
@@ -147,13 +171,18 @@ def test_two_packages_with_one_name(path):
         plugins.installed(plugins.METHODS)
 
 
-@pytest.mark.parametrize(("value", "kind", "says"), [
-    ("nowhere_at_all:ROW", str, "cannot be loaded: ModuleNotFoundError"),
-    ("os:sep", Path, " is str, not Path"),
-    ("odd_rows:ROW", SimpleNamespace, " calls itself 'yours'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "kind", "says"),
+    [
+        ("nowhere_at_all:ROW", str, "cannot be loaded: ModuleNotFoundError"),
+        ("os:sep", Path, " is str, not Path"),
+        ("odd_rows:ROW", SimpleNamespace, " calls itself 'yours'"),
+    ],
+)
 def test_what_cannot_be_used_names_its_package(path, value, kind, says):
-    (path / "odd_rows.py").write_text("import types; ROW = types.SimpleNamespace(name='yours')")
+    (path / "odd_rows.py").write_text(
+        "import types; ROW = types.SimpleNamespace(name='yours')"
+    )
     point(path, plugins.FORMATS, "mine", value)
     with pytest.raises(BadInput, match=rf"odd 1\.0: 'mine'.*{says}"):
         plugins.load(plugins.FORMATS, "mine", kind)
@@ -172,27 +201,46 @@ def test_a_broken_package_stands_in_nobody_elses_way(path, tmp_path, capsys, cap
         catalog.find("mine")
 
 
-@pytest.mark.parametrize(("name", "words", "status"), [
-    # A command of a program, two that start them, one that does without, and doctor
-    ("transfer", ("linear", "x.pth", "--datasets", "digits", "--data", ".", "--out", "run"), 2),
-    pytest.param("detection", ("launch", "status", "--out", "runs"), 2, marks=pytest.mark.slow),
-    pytest.param("transfer", ("reproduce",), 2, marks=pytest.mark.slow),
-    ("transfer", ("data", "list"), 0),
-    pytest.param("detection", ("doctor",), 1, marks=pytest.mark.slow),
-])  # fmt: skip
-def test_a_verb_says_so_and_stops_where_it_needs_the_program(tmp_path, name, words, status):
+@pytest.mark.parametrize(
+    ("name", "words", "status"),
+    [
+        # A command of a program, two that start them, one that does without, and doctor
+        (
+            "transfer",
+            ("linear", "x.pth", "--datasets", "digits", "--data", ".", "--out", "run"),
+            2,
+        ),
+        pytest.param(
+            "detection",
+            ("launch", "status", "--out", "runs"),
+            2,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("transfer", ("reproduce",), 2, marks=pytest.mark.slow),
+        ("transfer", ("data", "list"), 0),
+        pytest.param("detection", ("doctor",), 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_verb_says_so_and_stops_where_it_needs_the_program(
+    tmp_path, name, words, status
+):
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     # From a folder that is none of ours, whose packages `python -m` would find first
     command = [sys.executable, "-m", "backbench", *words]
     env = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd="/")
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=env, cwd="/"
+    )
     assert done.returncode == status
     said = f"'import {name}' gives {tmp_path / name}"
     if words == ("doctor",):
         lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-        for beginning in (f"hidden {name} broken {said}", f"verbs demo, pretrain broken {name}: "):
+        for beginning in (
+            f"hidden {name} broken {said}",
+            f"verbs demo, pretrain broken {name}: ",
+        ):
             assert [line for line in lines if line.startswith(beginning)]
         return
     (line,) = done.stderr.strip().splitlines()

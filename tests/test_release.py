@@ -45,7 +45,9 @@ def test_the_lock_is_of_these_dependencies(locked):
     """A dependency that was added or moved without `make lock`."""
     (own,) = [one for one in locked["package"] if one["name"] == "backbench"]
     own_lines = own["metadata"]["requires-dist"]
-    of_lock = Counter((one["name"], SpecifierSet(one.get("specifier", ""))) for one in own_lines)
+    of_lock = Counter(
+        (one["name"], SpecifierSet(one.get("specifier", ""))) for one in own_lines
+    )
     assert of_lock == Counter((normal(one.name), one.specifier) for one in wanted())
     versions = {one["name"]: one.get("version") for one in locked["package"]}
     for requirement in wanted():
@@ -54,9 +56,16 @@ def test_the_lock_is_of_these_dependencies(locked):
 
 def test_pip_gets_the_versions_that_uv_does(locked):
     """constraints.txt is the lock in pip's words: `make lock` writes both."""
-    lines = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
-    of_pip = {(normal(one.name), str(one.specifier).removeprefix("==")) for one in lines}
-    of_uv = {(one["name"], one["version"]) for one in locked["package"] if "version" in one}
+    lines = [
+        Requirement(line)
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    ]
+    of_pip = {
+        (normal(one.name), str(one.specifier).removeprefix("==")) for one in lines
+    }
+    of_uv = {
+        (one["name"], one["version"]) for one in locked["package"] if "version" in one
+    }
     assert of_pip == {pair for pair in of_uv if pair[0] != "backbench"}
 
 
@@ -65,8 +74,11 @@ def test_the_version_has_one_home():
 
     number = PROJECT["project"]["version"]
     assert backbench.__version__ == version("backbench") == number
-    elsewhere = [path for path in ("CITATION.cff", "README.md", "tools/backbench.def")
-                 if number in (ROOT / path).read_text()]  # fmt: skip
+    elsewhere = [
+        path
+        for path in ("CITATION.cff", "README.md", "tools/backbench.def")
+        if number in (ROOT / path).read_text()
+    ]
     assert not elsewhere
 
 
@@ -80,11 +92,26 @@ def installed(tmp_path_factory):
     venv.create(place / "env", with_pip=False, symlinks=True)
     (packages,) = (place / "env" / "lib").glob("*/site-packages")
     here = Path(pytest.__file__).parents[1]
-    (packages / "base.pth").write_text(f"{here}\n")  # its own .pth files are not followed
+    (packages / "base.pth").write_text(
+        f"{here}\n"
+    )  # its own .pth files are not followed
     python = place / "env" / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    subprocess.run([*install, "--no-deps", "--no-index", str(wheel)], check=True, cwd=place)
-    assert sdist.name.startswith("backbench-") and sdist.suffixes[-2:] == [".tar", ".gz"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+    ]
+    subprocess.run(
+        [*install, "--no-deps", "--no-index", str(wheel)], check=True, cwd=place
+    )
+    assert sdist.name.startswith("backbench-") and sdist.suffixes[-2:] == [
+        ".tar",
+        ".gz",
+    ]
     return place, python
 
 
@@ -103,7 +130,9 @@ def test_an_installed_wheel_finds_itself(installed):
     place, python = installed
     code = "import backbench, pretrain, transfer, detection as d; print(backbench.__file__, d.__file__)"
     command = [python, "-c", code]
-    found = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        command, cwd=place, capture_output=True, text=True, check=True
+    )
     assert found.stdout.count(str(place / "env")) == 2, found.stdout
     assert "VERB" in told(installed, "--help")
     assert "14 checkpoints" in told(installed, "reproduce")
@@ -134,7 +163,9 @@ TOOLS = ROOT / "tools"
 def of_apptainer():
     """(files copied, parts installed, environment)."""
     text = (TOOLS / "backbench.def").read_text()
-    section = dict(re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", text, re.MULTILINE | re.DOTALL))
+    section = dict(
+        re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", text, re.MULTILINE | re.DOTALL)
+    )
     files = {line.split()[0] for line in section["files"].strip().splitlines()}
     parts = re.findall(r"install\.sh ([a-z2 ]+)", section["post"])
     return files, parts, set(re.findall(r"export (\w+=\S+)", section["environment"]))
@@ -155,8 +186,14 @@ def of_containerfile():
 def test_both_images_are_the_same():
     apptainer, containerfile = of_apptainer(), of_containerfile()
     assert apptainer[0] == containerfile[0]
-    assert [part.split() for part in apptainer[1]] == [["system", "suite"], ["detectron2"]]
-    assert [part.split() for part in containerfile[1]] == [["system", "suite"], ["detectron2"]]
+    assert [part.split() for part in apptainer[1]] == [
+        ["system", "suite"],
+        ["detectron2"],
+    ]
+    assert [part.split() for part in containerfile[1]] == [
+        ["system", "suite"],
+        ["detectron2"],
+    ]
     assert apptainer[2] == containerfile[2]
 
 
@@ -183,8 +220,11 @@ def install(pip, *parts):
     return subprocess.run(
         ["sh", str(TOOLS / "install.sh"), *parts],
         env={"PIP": str(pip), "PATH": "/usr/bin:/bin"},
-        cwd=pip.parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=pip.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_script_from_another_folder(pip):

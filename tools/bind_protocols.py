@@ -47,7 +47,9 @@ def bound() -> Shipped:
         measures = protocol_fingerprints.measures(r.task)
         other = files.setdefault((r.name, measures), r.file)
         if other != r.file:
-            raise SystemExit(f"{other} and {r.file} are both called {r.name}; rename one")
+            raise SystemExit(
+                f"{other} and {r.file} are both called {r.name}; rename one"
+            )
         fingerprint = protocol_fingerprints.fingerprint_of(r.recipe, kind, defaults)
         names.setdefault(r.name, {})[measures] = fingerprint
     trainings = {}
@@ -69,7 +71,9 @@ def _pretraining() -> dict[str, Leaves]:
     from pretrain import method_config
     from pretrain.recipe import PretrainConfig
 
-    methods = {n: method_config.method_module(n).Config for n in method_config.shipped_names()}
+    methods = {
+        n: method_config.method_module(n).Config for n in method_config.shipped_names()
+    }
     classes: dict[str, Any] = {"recipe": PretrainConfig, "crops": Crops, **methods}
     for name, cls in methods.items():
         for field, hint in typing.get_type_hints(cls).items():
@@ -95,10 +99,18 @@ def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
         recipe = config.build(classes[kind], data, where=name)
         if kind == "ood":  # a name for each rule
             ruled = [dataclasses.replace(recipe, rule=rule) for rule in RULES]
-            recipes += [Recipe(r.name, name, tasks[kind], config.to_dict(r)) for r in ruled]
+            recipes += [
+                Recipe(r.name, name, tasks[kind], config.to_dict(r)) for r in ruled
+            ]
             continue
-        named = [recipe.name] if kind != "analyze" else [recipe.name(space) for space in SPACES]
-        recipes += [Recipe(each, name, tasks[kind], config.to_dict(recipe)) for each in named]
+        named = (
+            [recipe.name]
+            if kind != "analyze"
+            else [recipe.name(space) for space in SPACES]
+        )
+        recipes += [
+            Recipe(each, name, tasks[kind], config.to_dict(recipe)) for each in named
+        ]
     return {kind: _defaults(cls) for kind, cls in classes.items()}, recipes
 
 
@@ -110,7 +122,9 @@ def _defaults(cls: Any, prefix: str = "") -> Leaves:
         path = prefix + field.name
         hint = hints[field.name]
         # dict[str, Part]: the fields of a Part have their defaults in each of its groups
-        if typing.get_origin(hint) is dict and dataclasses.is_dataclass(typing.get_args(hint)[1]):
+        if typing.get_origin(hint) is dict and dataclasses.is_dataclass(
+            typing.get_args(hint)[1]
+        ):
             out |= _defaults(typing.get_args(hint)[1], f"{path}.*.")
         # a group that must be given: its fields have theirs all the same
         elif dataclasses.is_dataclass(hint) and field.default is dataclasses.MISSING:

@@ -8,13 +8,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", metavar="X", type=Path)
     parser.add_argument("out", metavar="OUT.pkl", type=Path)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "--debug", action="store_true", help="show the traceback of an error"
+    )
     args = parser.parse_args()
     from backbench.cli import main as backbench
 
     debug = ["--debug"] if args.debug else []
     return backbench(
-        ["export", str(args.checkpoint), "--format", "detectron2", "--out", str(args.out), *debug]
+        [
+            "export",
+            str(args.checkpoint),
+            "--format",
+            "detectron2",
+            "--out",
+            str(args.out),
+            *debug,
+        ]
     )
 
 

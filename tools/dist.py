@@ -14,7 +14,9 @@ BUILD = "import sys, setuptools.build_meta as b; print(getattr(b, sys.argv[1])(s
 def build(what: str, source: Path, out: Path) -> Path:
     """`build_sdist` or `build_wheel` of PEP 517, in a process of its own."""
     command = [sys.executable, "-c", BUILD, what, str(out)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=source, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{what} of {source} failed: {done.stderr.strip()}")
     return out / done.stdout.strip().splitlines()[-1]

@@ -33,27 +33,59 @@ with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5; fp32. What is trained has b
 init_std 0.01, momentum 0.9, weight_decay 0, a cosine schedule without warm-up, select val.
 """
 COMMON = {  # the defaults that HEAD tells
-    "geometry.crop": 224, "geometry.interpolation": "bilinear", "geometry.resize": 256, "geometry.square": False,
-    "augment.flip": 0.5, "augment.interpolation": "bilinear", "augment.ratio": [0.75, 1.3333333333333333],
-    "augment.scale": [0.08, 1], "augment.size": 224, "precision": "fp32", "batch_size": 256, "reference_batch": 256,
-    "init_std": 0.01, "momentum": 0.9, "weight_decay": 0, "schedule.name": "cosine", "schedule.warmup": 0,
-    "select": "val", "train_score": False,
-}  # fmt: skip
+    "geometry.crop": 224,
+    "geometry.interpolation": "bilinear",
+    "geometry.resize": 256,
+    "geometry.square": False,
+    "augment.flip": 0.5,
+    "augment.interpolation": "bilinear",
+    "augment.ratio": [0.75, 1.3333333333333333],
+    "augment.scale": [0.08, 1],
+    "augment.size": 224,
+    "precision": "fp32",
+    "batch_size": 256,
+    "reference_batch": 256,
+    "init_std": 0.01,
+    "momentum": 0.9,
+    "weight_decay": 0,
+    "schedule.name": "cosine",
+    "schedule.warmup": 0,
+    "select": "val",
+    "train_score": False,
+}
 KINDS = {  # kind -> heading, and why there is one
-    "sgd": ("Linear probes by SGD", "A method is probed by its own recipe, or all by one grid: rates differ by three"
-            " orders of magnitude."),
-    "logreg": ("Logistic regression", "The optimum is unique; only the penalty is chosen."),
+    "sgd": (
+        "Linear probes by SGD",
+        "A method is probed by its own recipe, or all by one grid: rates differ by three"
+        " orders of magnitude.",
+    ),
+    "logreg": (
+        "Logistic regression",
+        "The optimum is unique; only the penalty is chosen.",
+    ),
     "knn": ("Nearest neighbours", "Nothing is trained or chosen."),
     "fewshot": ("Few labels", "The interval is over draws of labels and test images."),
-    "class_retrieval": ("Retrieval within classes", "Test images alone; nothing is chosen."),
+    "class_retrieval": (
+        "Retrieval within classes",
+        "Test images alone; nothing is chosen.",
+    ),
     "cluster": ("Clustering", "Test images alone; labels only score."),
     "attentive": ("Attentive probes", "A head pools the patch tokens."),
     "seg": ("Linear segmentation", "A frozen map, read by one layer."),
-    "seg_knn": ("Segmentation by neighbours", "Nothing is trained: what labels of similar patches say."),
-    "ood": ("ImageNet's heads elsewhere", "Nothing is trained or chosen; each rule is a column."),
+    "seg_knn": (
+        "Segmentation by neighbours",
+        "Nothing is trained: what labels of similar patches say.",
+    ),
+    "ood": (
+        "ImageNet's heads elsewhere",
+        "Nothing is trained or chosen; each rule is a column.",
+    ),
     "finetune": ("Finetuning and semi-supervised", "All layers are trained."),
-    "analyze": ("Feature analysis", "What the papers' figures draw, not ranked; `crops` are MoCo v2's."),
-}  # fmt: skip
+    "analyze": (
+        "Feature analysis",
+        "What the papers' figures draw, not ranked; `crops` are MoCo v2's.",
+    ),
+}
 
 
 def text() -> str:
@@ -65,9 +97,18 @@ def text() -> str:
         for name, (own, base) in rows.items():
             path = config.find_recipe(name, "transfer")
             of_the_demo = re.search(r"^(demo|tiny)_|_(demo|tiny)$", name)
-            if config.read_recipe(path).get("kind", "analyze") == kind and not of_the_demo:
-                column, about = judging_rules.protocol_name(name), config.first_sentence(path)
-                parts = [f"Over `{base}`." if base else "", f"{about}." if about else ""]
+            if (
+                config.read_recipe(path).get("kind", "analyze") == kind
+                and not of_the_demo
+            ):
+                column, about = (
+                    judging_rules.protocol_name(name),
+                    config.first_sentence(path),
+                )
+                parts = [
+                    f"Over `{base}`." if base else "",
+                    f"{about}." if about else "",
+                ]
                 told = " ".join(filter(None, [*parts, _keys(own, base, kind)]))
                 lines.append(f"- `{name}` (`{column}`){_used_by(name)}. {told}")
         lines.append("")
@@ -105,18 +146,24 @@ def _code(keys: Iterable[tuple[str, object]]) -> str:
     return f"`{words}`" if words else ""
 
 
-def _without_defaults(value: object, path: str, defaults: Mapping[str, object]) -> object:
+def _without_defaults(
+    value: object, path: str, defaults: Mapping[str, object]
+) -> object:
     """Return the value without its parts that are at their defaults; None if nothing is left."""
     if isinstance(value, Mapping):
         above = f"{path}." if path else ""
-        left = {k: _without_defaults(v, f"{above}{k}", defaults) for k, v in value.items()}
+        left = {
+            k: _without_defaults(v, f"{above}{k}", defaults) for k, v in value.items()
+        }
         return {k: v for k, v in left.items() if v is not None} or None
     return None if path in defaults and defaults[path] == value else value
 
 
 def _shown(value: object) -> str:
     """A value as a command line has it."""
-    return ",".join(map(_shown, value)) if isinstance(value, list) else str(value) or '""'
+    return (
+        ",".join(map(_shown, value)) if isinstance(value, list) else str(value) or '""'
+    )
 
 
 def _defaults(kind: str) -> str:
@@ -125,15 +172,24 @@ def _defaults(kind: str) -> str:
     shown = []
     for key, value in found.items():
         told = COMMON.get(key) == value or key == "protocol" or key.startswith("crops.")
-        if value not in (None, [], {}, "") and key not in NO_NUMBER and "*" not in key and not told:
+        if (
+            value not in (None, [], {}, "")
+            and key not in NO_NUMBER
+            and "*" not in key
+            and not told
+        ):
             shown.append((key, value))
     return f" Defaults: {_code(shown)}." if shown else ""
 
 
 def _used_by(name: str) -> str:
     """The printed tables that a recipe scores."""
-    scored = [number for number in published.rows() if judging_rules.recipe(number) == name]
-    tables = dict.fromkeys(published.grid_name(number.paper, number.table) for number in scored)
+    scored = [
+        number for number in published.rows() if judging_rules.recipe(number) == name
+    ]
+    tables = dict.fromkeys(
+        published.grid_name(number.paper, number.table) for number in scored
+    )
     return f"; scores {', '.join(tables)}" if tables else ""
 
 

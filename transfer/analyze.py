@@ -35,7 +35,13 @@ from backbench.stats import confidence
 from backbench.weights.checkpoint import Checkpoint
 from transfer import analyze_pictures, probe_fewshot
 from transfer import feature_statistics as stats
-from transfer.analyze_pictures import PROJECTOR, TRUNK, SpaceCurves, Summary, training_curves
+from transfer.analyze_pictures import (
+    PROJECTOR,
+    TRUNK,
+    SpaceCurves,
+    Summary,
+    training_curves,
+)
 from transfer.devices import Machine, read_checkpoints, start_for
 from transfer.feature_statistics import finite
 from transfer.features import FeatureRows
@@ -55,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
             "--devices: analyze runs in one process; analyze other checkpoints beside it instead"
         )
     dataset = catalog.load(args.dataset, args.data, seed=args.seed)
-    images = choose_images(dict(dataset.items())[recipe.split], recipe.images, args.seed)
+    images = choose_images(
+        dict(dataset.items())[recipe.split], recipe.images, args.seed
+    )
     checkpoints = read_checkpoints(args.checkpoints)
     # All that decides the numbers: the list of images, and what they hold.
     identity = {
@@ -81,7 +89,9 @@ def choose_images(images: ImageList, count: int | None, seed: int) -> ImageList:
     """A seeded choice of `count` images, in their order."""
     if count is None or count >= len(images):
         return images
-    order = torch.randperm(len(images), generator=seeding.generator(seed, "images to analyze"))
+    order = torch.randperm(
+        len(images), generator=seeding.generator(seed, "images to analyze")
+    )
     return images.subset(sorted(order[:count].tolist()))
 
 
@@ -99,10 +109,14 @@ def analyze(
         f"{args.recipe} ({recipe.augmentations} views of each image)",
         price.plural(len(checkpoints), "checkpoint"),
         work={"image": len(images)},
-        cheaper="`--augmentations 4` costs less" if machine.device.type == "cpu" else "",
+        cheaper="`--augmentations 4` costs less"
+        if machine.device.type == "cpu"
+        else "",
     )
     # 1. The pass over the images, which can be stopped and continued.
-    spaces, sample = accumulate(checkpoints, images, recipe, out=out, seed=seed, machine=machine)
+    spaces, sample = accumulate(
+        checkpoints, images, recipe, out=out, seed=seed, machine=machine
+    )
     # 2. The numbers of each space, as rows and as what the pictures are drawn from.
     names = unique_names(checkpoints)
     summary: Summary = {
@@ -137,7 +151,14 @@ def analyze(
             "space": f"{space.name}, {space.dim} dimensions",
         }
         for number in numbers:
-            made = row(space, number, about=about, recipe=recipe, dataset=args.dataset, seed=seed)
+            made = row(
+                space,
+                number,
+                about=about,
+                recipe=recipe,
+                dataset=args.dataset,
+                seed=seed,
+            )
             rows.append(made)
     # 3. The files; the rows last, as a run with rows is done. What is undefined is null by now, and
     #    must be: JSON has no nan.
@@ -216,7 +237,9 @@ class AnalyzedViews(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, crops = self.images.open(index), self.recipe.crops
-        generator = seeding.generator(self.seed, "views to analyze", self.images.paths[index])
+        generator = seeding.generator(
+            self.seed, "views to analyze", self.images.paths[index]
+        )
         pixels = np.asarray(image)
         height, width = pixels.shape[:2]
         out = [np.asarray(self.plain(image))]
@@ -230,7 +253,12 @@ class Space:
     """The sums over one checkpoint's features in one space, and the sample of its features."""
 
     def __init__(
-        self, checkpoint: Checkpoint, name: str, dim: int, recipe: AnalyzeConfig, sample: int
+        self,
+        checkpoint: Checkpoint,
+        name: str,
+        dim: int,
+        recipe: AnalyzeConfig,
+        sample: int,
     ) -> None:
         self.checkpoint, self.name, self.dim = checkpoint, name, dim
         self.views = stats.ViewStatistics(recipe.augmentations, dim)
@@ -249,14 +277,21 @@ class Space:
     def tensors(self) -> list[Tensor]:
         """All that is accumulated; filling these in place continues a stopped pass."""
         accumulated = (self.views, self.moments, self.groups)
-        return [*(tensor for each in accumulated for tensor in each.tensors()), self.sample]
+        return [
+            *(tensor for each in accumulated for tensor in each.tensors()),
+            self.sample,
+        ]
 
 
 class AnalyzedCheckpoint:
     """A trunk, the projector that the checkpoint has kept, and the sums over each one's output."""
 
     def __init__(
-        self, checkpoint: Checkpoint, recipe: AnalyzeConfig, sample: int, device: torch.device
+        self,
+        checkpoint: Checkpoint,
+        recipe: AnalyzeConfig,
+        sample: int,
+        device: torch.device,
     ) -> None:
         self.trunk = FrozenTrunk.build(checkpoint, device=device)
         self.spaces = [Space(checkpoint, TRUNK, self.trunk.dim, recipe, sample)]
@@ -287,12 +322,17 @@ def accumulate(
     """One pass -> the filled spaces (trunk, then projector, of each checkpoint) and the sample."""
     # 1. A seeded choice of images whose plain features are kept, in their order; `row_of` is an
     #    image's row of the sample, or -1.
-    order = torch.randperm(len(images), generator=seeding.generator(seed, "sample to analyze"))
+    order = torch.randperm(
+        len(images), generator=seeding.generator(seed, "sample to analyze")
+    )
     picked = sorted(order[: recipe.sample].tolist())
     row_of = torch.full((len(images),), -1)
     row_of[picked] = torch.arange(len(picked))
     size, device = len(picked), machine.device
-    analyzed = [AnalyzedCheckpoint(checkpoint, recipe, size, device) for checkpoint in checkpoints]
+    analyzed = [
+        AnalyzedCheckpoint(checkpoint, recipe, size, device)
+        for checkpoint in checkpoints
+    ]
     spaces = [space for one in analyzed for space in one.spaces]
     trunks = [one.trunk for one in analyzed]
 
@@ -300,7 +340,9 @@ def accumulate(
     file = out / STATE
 
     def save(done: int) -> None:
-        save_state(file, {"images": done, "spaces": [space.tensors() for space in spaces]})
+        save_state(
+            file, {"images": done, "spaces": [space.tensors() for space in spaces]}
+        )
 
     first = _restore(file, spaces) if file.exists() else 0
     starts = range(first, len(images), recipe.batch)
@@ -363,16 +405,23 @@ def summarise(
     # 1. Over pairs of images of the sample; beside their contrast that of Gaussian noise, which is
     #    what no structure at all gives in as many dimensions.
     distances = stats.pairs(sample, labels)
-    order = torch.randperm(space.dim, generator=seeding.generator(seed, "coordinates", space.dim))
+    order = torch.randperm(
+        space.dim, generator=seeding.generator(seed, "coordinates", space.dim)
+    )
     contrast = stats.min_max(sample, order)
-    noise = torch.randn(sample.shape, generator=seeding.generator(seed, "gaussian", *sample.shape))
+    noise = torch.randn(
+        sample.shape, generator=seeding.generator(seed, "gaussian", *sample.shape)
+    )
     gaussian = stats.min_max(noise, order)
     # 2. Over all images.
     spectrum = space.moments.spectrum()
     numbers = _view_numbers(space.views)
     numbers += _space_numbers(space, distances, contrast, spectrum)
     # 3. Over the labels of the sample, where there are enough.
-    for probe in (neighbours(sample, images, recipe), few_labels(sample, images, recipe, seed)):
+    for probe in (
+        neighbours(sample, images, recipe),
+        few_labels(sample, images, recipe, seed),
+    ):
         if probe is not None:
             numbers.append(probe)
     curves: SpaceCurves = {
@@ -399,28 +448,42 @@ def _view_numbers(views: stats.ViewStatistics) -> list[Number]:
 
 
 def _space_numbers(
-    space: Space, distances: stats.Pairs, contrast: stats.MinMaxSummary, spectrum: Tensor
+    space: Space,
+    distances: stats.Pairs,
+    contrast: stats.MinMaxSummary,
+    spectrum: Tensor,
 ) -> list[Number]:
     """The numbers over pairs of the sample, of ranks, and those said to predict a probe."""
     shared = "shared area of the two histograms, percent"
     ratio = "(D_max - D_min) / D_min, mean over anchors"
     collapse = stats.collapse(space.moments)
     live = 100 * collapse.live / collapse.possible
-    n, q = space.groups.means.count, space.groups.around.count // space.groups.means.count
+    n, q = (
+        space.groups.means.count,
+        space.groups.around.count // space.groups.means.count,
+    )
     first, last = stats.ALPHA_RANKS
     return [
         Number("uniformity", distances.uniformity),
         Number("within_class_distance", distances.within_mean),
         Number("between_class_distance", distances.between_mean),
         Number("class_overlap", 100 * distances.overlap, about=shared),
-        Number("min_max_contrast", contrast["contrast"][-1], about=ratio),  # in all dimensions
+        Number(
+            "min_max_contrast", contrast["contrast"][-1], about=ratio
+        ),  # in all dimensions
         Number("rankme", stats.entropy_rank(space.moments.singular_values())),
         # Roots of the covariance's eigenvalues: the singular values of the centred features, up to
         # a factor that no rank notices.
         Number("effective_rank", stats.entropy_rank(spectrum.sqrt())),
         Number("live_directions", live, about=f"percent of {collapse.possible}"),
-        Number("collapse", float(collapse.kind), about="0 none, 1 dimensional, 2 complete"),
-        Number("lidar", space.groups.lidar(), about=f"n {n} images, q {q} views, D {space.dim}"),
+        Number(
+            "collapse", float(collapse.kind), about="0 none, 1 dimensional, 2 complete"
+        ),
+        Number(
+            "lidar",
+            space.groups.lidar(),
+            about=f"n {n} images, q {q} views, D {space.dim}",
+        ),
         Number(f"alpha_req_{first}_{last}", stats.alpha_req(spectrum)),
     ]
 
@@ -439,7 +502,9 @@ def halves(labels: Sequence[int]) -> tuple[list[int], list[int]]:
     return parts
 
 
-def neighbours(sample: Tensor, images: ImageList, recipe: AnalyzeConfig) -> Number | None:
+def neighbours(
+    sample: Tensor, images: ImageList, recipe: AnalyzeConfig
+) -> Number | None:
     """Weighted kNN accuracy of each half of the sample by the other, in percent."""
     a, b = halves(images.labels)
     if not a or not b:
@@ -479,11 +544,20 @@ def few_labels(
     b = [i for i in test_half if images.labels[i] in known]
     bank, label = images.subset(a), np.asarray(images.subset(b).labels)
     p = FewShot(
-        kind="fewshot", protocol="sample", shots=recipe.shots, draws=recipe.draws, l2=recipe.l2
+        kind="fewshot",
+        protocol="sample",
+        shots=recipe.shots,
+        draws=recipe.draws,
+        l2=recipe.l2,
     )
     drawn = probe_fewshot.draws(bank, shots=p.shots, count=p.draws, seed=seed)
     predicted, _ = probe_fewshot.predictions(
-        FeatureRows((sample[a],)), bank.labels, sample[b], drawn, classes=len(images.classes), p=p
+        FeatureRows((sample[a],)),
+        bank.labels,
+        sample[b],
+        drawn,
+        classes=len(images.classes),
+        p=p,
     )
     hits = predicted == label
     about = f"{p.shots} labels of {len(known)} classes, {p.draws} draws, {len(b)} test images"

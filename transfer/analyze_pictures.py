@@ -19,7 +19,12 @@ from backbench.weights import header
 from transfer.feature_statistics import HistogramSummary, MinMaxSummary, finite
 
 BARS = 40  # of a histogram in a picture, about
-NOT_DRAWN = ("step", "epoch", "images_per_s", "waiting")  # of metrics.jsonl: time, not training
+NOT_DRAWN = (
+    "step",
+    "epoch",
+    "images_per_s",
+    "waiting",
+)  # of metrics.jsonl: time, not training
 CURVE_BINS = 300
 
 
@@ -65,7 +70,9 @@ class Summary(TypedDict):
     training: list[TrainingCurve]
 
 
-Panel = Callable[[Axes, Sequence[SpaceSummary], Sequence[str]], None]  # one colour per space
+Panel = Callable[
+    [Axes, Sequence[SpaceSummary], Sequence[str]], None
+]  # one colour per space
 
 
 def draw(summary: Summary, folder: Path) -> list[Path]:
@@ -107,7 +114,11 @@ def _figure(
 
 
 def _histogram(
-    ax: Axes, histogram: HistogramSummary, color: str, *, line: Literal["solid", "dashed"] = "solid"
+    ax: Axes,
+    histogram: HistogramSummary,
+    color: str,
+    *,
+    line: Literal["solid", "dashed"] = "solid",
 ) -> None:
     """An outline of about BARS bars, scaled to an area of 1; filled where the line is solid."""
     counts = histogram["counts"]
@@ -153,10 +164,15 @@ def _distances(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) 
 
 def _min_max(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
     for space, color in zip(spaces, colors):
-        for curve, style in ((space["min_max"], "o-"), (space["min_max_gaussian"], ":")):
+        for curve, style in (
+            (space["min_max"], "o-"),
+            (space["min_max_gaussian"], ":"),
+        ):
             dims, contrasts = [], []
             for dim, contrast in zip(curve["dims"], curve["contrast"]):
-                if contrast:  # undefined or 0: neither has a place on a logarithmic axis
+                if (
+                    contrast
+                ):  # undefined or 0: neither has a place on a logarithmic axis
                     dims.append(dim)
                     contrasts.append(contrast)
             ax.plot(dims, contrasts, style, color=color, markersize=3, linewidth=1.4)
@@ -181,7 +197,11 @@ def _spectrum(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -
         ax.set_yscale("log")
         ax.set_ylim(bottom=max(lowest / 2, 1e-12))
     ax.set_xscale("log")
-    ax.set(title="Spectrum of the covariance", xlabel="direction", ylabel="share of the variance")
+    ax.set(
+        title="Spectrum of the covariance",
+        xlabel="direction",
+        ylabel="share of the variance",
+    )
 
 
 def _alignment(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
@@ -228,12 +248,16 @@ def _probes(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> 
 
 
 PANELS: dict[str, Panel] = {
-    "nuclear_norm": _per_image("nuclear_norm", "Nuclear norm of an image's views", "nuclear norm"),
+    "nuclear_norm": _per_image(
+        "nuclear_norm", "Nuclear norm of an image's views", "nuclear norm"
+    ),
     "view_cosine": _per_image(
         "view_cosine", "Similarity of an image's views", "mean cosine of all pairs"
     ),
     "covariance_diagonal": _per_image(
-        "covariance_diagonal", "Variance over an image's views", "mean diagonal of the covariance"
+        "covariance_diagonal",
+        "Variance over an image's views",
+        "mean diagonal of the covariance",
     ),
     "distances": _distances,
     "min_max": _min_max,
@@ -247,7 +271,9 @@ PANELS: dict[str, Panel] = {
 # Training curves
 
 
-def training_curves(files: Sequence[Path], names: Mapping[str, str]) -> list[TrainingCurve]:
+def training_curves(
+    files: Sequence[Path], names: Mapping[str, str]
+) -> list[TrainingCurve]:
     """Read metrics.jsonl beside each checkpoint file, where it is still in its pretraining's
     folder. `names` are those of the analyzed checkpoints, by digest; each has one curve at most."""
     out: list[TrainingCurve] = []
@@ -264,18 +290,24 @@ def training_curves(files: Sequence[Path], names: Mapping[str, str]) -> list[Tra
         # 2. The names of all numbers; not every row has every term.
         terms: set[str] = set()
         for row in rows:
-            terms |= {name for name, value in row.items() if isinstance(value, int | float)}
+            terms |= {
+                name for name, value in row.items() if isinstance(value, int | float)
+            }
         curve: TrainingCurve = {
             "checkpoint": digest,
             "step": [int(part[-1]["step"]) for part in bins],
-            "terms": {name: _bin_means(bins, name) for name in sorted(terms - set(NOT_DRAWN))},
+            "terms": {
+                name: _bin_means(bins, name) for name in sorted(terms - set(NOT_DRAWN))
+            },
             "name": names[digest],
         }
         out.append(curve)
     return out
 
 
-def _bin_means(bins: Sequence[Sequence[Mapping[str, object]]], name: str) -> list[float | None]:
+def _bin_means(
+    bins: Sequence[Sequence[Mapping[str, object]]], name: str
+) -> list[float | None]:
     """The mean of a term over each bin's rows that have it; None where none has."""
     out: list[float | None] = []
     for rows in bins:
@@ -284,7 +316,9 @@ def _bin_means(bins: Sequence[Sequence[Mapping[str, object]]], name: str) -> lis
     return out
 
 
-def _training(curves: Sequence[TrainingCurve], order: Mapping[str, int], folder: Path) -> Path:
+def _training(
+    curves: Sequence[TrainingCurve], order: Mapping[str, int], folder: Path
+) -> Path:
     """Draw each term of metrics.jsonl over the steps (ARB Fig. 3); `order` decides the colours."""
     # The terms that the papers draw come first, the rest by name.
     first = ("loss", "embedding_distance", "base_distance", "variance")
@@ -300,7 +334,9 @@ def _training(curves: Sequence[TrainingCurve], order: Mapping[str, int], folder:
             if values:
                 color = colors[order[curve["checkpoint"]]]
                 # None becomes nan, which is a gap in the line.
-                ax.plot(curve["step"], np.array(values, float), color=color, linewidth=1.3)
+                ax.plot(
+                    curve["step"], np.array(values, float), color=color, linewidth=1.3
+                )
         ax.set(title=term.replace("_", " "), xlabel="step")
     legend = [(c["name"], colors[order[c["checkpoint"]]]) for c in curves]
     return charts.save(figure, folder / "training", legend)

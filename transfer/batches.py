@@ -42,7 +42,9 @@ def global_batches(
         for position in range(step * batch, (step + 1) * batch):
             if position // images != epoch:
                 epoch = position // images
-                order = torch.randperm(images, generator=seeding.generator(seed, "order", epoch))
+                order = torch.randperm(
+                    images, generator=seeding.generator(seed, "order", epoch)
+                )
             out.append((epoch, int(order[position % images])))
         yield out
 
@@ -137,7 +139,12 @@ def loader(
     Pixels are channels last in memory. BadInput, on all ranks, for an unreadable image of one."""
     pin = machine.device.type == "cuda"
     found = loading.batches(
-        pictures, batches, workers=machine.workers, pin=pin, prefetch=4, collate=_stacked
+        pictures,
+        batches,
+        workers=machine.workers,
+        pin=pin,
+        prefetch=4,
+        collate=_stacked,
     )
     for batch in found:
         yield machine.readable(batch)
@@ -145,5 +152,7 @@ def loader(
 
 def _stacked(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
     # default_collate itself would write channel after channel
-    pixels, about = default_collate([(picture.permute(1, 2, 0), one) for picture, one in rows])
+    pixels, about = default_collate(
+        [(picture.permute(1, 2, 0), one) for picture, one in rows]
+    )
     return pixels.permute(0, 3, 1, 2), about

@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import functional as F  # before workers are forked, which share it
+from torchvision.transforms import (
+    functional as F,
+)  # before workers are forked, which share it
 
 from backbench.images.dense import IGNORED, DenseList
 from backbench.parallel import loading
@@ -44,7 +46,9 @@ class TrainingPairs(torch.utils.data.Dataset[tuple[Tensor, Tensor, Tensor]]):
         picture = picture.resize(size, Bilinear)
         labels = np.asarray(Image.fromarray(labels).resize(size, Nearest))
         # 2. A crop that no class fills
-        left, top = self._place(labels, torch.rand(TRIES + 1, 2, generator=generator).tolist())
+        left, top = self._place(
+            labels, torch.rand(TRIES + 1, 2, generator=generator).tolist()
+        )
         pixels = np.asarray(picture)[top : top + crop, left : left + crop]
         labels = labels[top : top + crop, left : left + crop]
         # 3. Flip and colours
@@ -71,7 +75,9 @@ class TrainingPairs(torch.utils.data.Dataset[tuple[Tensor, Tensor, Tensor]]):
         for u, v in drawn:
             top = int(u * (max(height - crop, 0) + 1))
             left = int(v * (max(width - crop, 0) + 1))
-            counts = np.bincount(labels[top : top + crop, left : left + crop].ravel())[:IGNORED]
+            counts = np.bincount(labels[top : top + crop, left : left + crop].ravel())[
+                :IGNORED
+            ]
             several = (counts > 0).sum() > 1
             if several and counts.max() / counts.sum() < self.p.most_of_a_class:
                 break
@@ -83,7 +89,9 @@ def distorted(pixels: np.ndarray, u: list[float], hue: float) -> np.ndarray:
     1/2 and by the nine numbers `u` in [0, 1); mmseg's PhotoMetricDistortion, as DINOv3 has it."""
 
     def scaled(image: np.ndarray, factor: float, offset: float) -> np.ndarray:
-        return np.clip(image.astype(np.float32) * factor + offset, 0, 255).astype(np.uint8)
+        return np.clip(image.astype(np.float32) * factor + offset, 0, 255).astype(
+            np.uint8
+        )
 
     if u[0] < 0.5:
         pixels = scaled(pixels, 1.0, 64 * u[1] - 32)
@@ -123,7 +131,9 @@ class SquareMaps(torch.utils.data.Dataset[Tensor]):
 
     def __getitem__(self, key: EpochIndex) -> Tensor:
         _, labels = self.images.pair(key[1])
-        return torch.from_numpy(np.array(Image.fromarray(labels).resize((self.side,) * 2, Nearest)))
+        return torch.from_numpy(
+            np.array(Image.fromarray(labels).resize((self.side,) * 2, Nearest))
+        )
 
 
 def pairs(
@@ -149,7 +159,9 @@ def starts(length: int, window: int, stride: int) -> list[int]:
 def bilinear(before: int, after: int) -> Tensor:
     """The matrix (after, before) by which a side is interpolated, without antialiasing."""
     one = torch.eye(before)[None]
-    return torch.nn.functional.interpolate(one, after, mode="linear", align_corners=False)[0].T
+    return torch.nn.functional.interpolate(
+        one, after, mode="linear", align_corners=False
+    )[0].T
 
 
 def best_classes(logits: Tensor, height: int, width: int, rows: int = 64) -> Tensor:

@@ -94,7 +94,9 @@ def start_for(args: argparse.Namespace) -> Machine:
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and devices > torch.cuda.device_count():
-        raise BadInput(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs")
+        raise BadInput(
+            f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs"
+        )
     if workers is None:
         workers = default_workers(devices)
     if devices * nodes == 1:
@@ -107,7 +109,9 @@ def start_for(args: argparse.Namespace) -> Machine:
     if fabric.global_rank:
         log.setLevel("ERROR")  # one process speaks
     watched = distributed.started_by_fabric()
-    return Machine(fabric.device, fabric.global_rank, fabric.world_size, workers, watched)
+    return Machine(
+        fabric.device, fabric.global_rank, fabric.world_size, workers, watched
+    )
 
 
 def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:

@@ -95,7 +95,9 @@ def changed_file(images: ImageList, named: contents.Named, seen: Seen) -> str | 
     if isinstance(images, ArrayList):
         return None
     now = not_yet_seen(named)[: len(seen), :2]
-    moved = np.flatnonzero((now != seen[:, :2]).any(axis=1) & (seen[:, HASH] != UNKNOWN))
+    moved = np.flatnonzero(
+        (now != seen[:, :2]).any(axis=1) & (seen[:, HASH] != UNKNOWN)
+    )
     most = max(contents.SAMPLE, len(images) // 50)  # 2% of what an extraction reads
     if len(moved) > most:
         moved = moved[contents.chosen(len(moved), most)]
@@ -150,14 +152,18 @@ class FeatureCache:
             limit = -1
         if limit < 0:
             came = printable.shown(said, 40)
-            raise BadInput(f"BACKBENCH_CACHE_GB={came}: expected gigabytes, 0 or more, as 50")
+            raise BadInput(
+                f"BACKBENCH_CACHE_GB={came}: expected gigabytes, 0 or more, as 50"
+            )
         return FeatureCache(cache_folder() / "features", limit)
 
     def path(self, description: Description) -> Path:
         text = json.dumps(description, sort_keys=True)
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npy"
 
-    def try_lock(self, descriptions: Sequence[Description]) -> contextlib.ExitStack | None:
+    def try_lock(
+        self, descriptions: Sequence[Description]
+    ) -> contextlib.ExitStack | None:
         """All of these entries, until the stack is closed; None where another run has one."""
         with self.elsewhere():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +173,9 @@ class FeatureCache:
                     file = locks.enter_context(path.with_suffix(".lock").open("w"))
                 if not _taken(file):
                     return None
-                for left in self.folder.glob(f".{path.stem}.*.tmp"):  # by a writer that was killed
+                for left in self.folder.glob(
+                    f".{path.stem}.*.tmp"
+                ):  # by a writer that was killed
                     left.unlink(missing_ok=True)
             return locks.pop_all()
 
@@ -188,7 +196,9 @@ class FeatureCache:
         """The images of an entry, as they were; None where there is no entry, or that is unknown."""
         path = self.path(description)
         about = self._about(path)
-        return _read_seen(path.with_suffix(".files"), about["shape"][0]) if about else None
+        return (
+            _read_seen(path.with_suffix(".files"), about["shape"][0]) if about else None
+        )
 
     def _about(self, path: Path) -> About | None:
         """The .json beside the rows at `path`; None where there are no rows, or no whole .json."""
@@ -197,7 +207,9 @@ class FeatureCache:
             return None
         try:
             about = jsons.read(file)
-            whole = isinstance(about["description"], dict) and isinstance(about["sha256"], str)
+            whole = isinstance(about["description"], dict) and isinstance(
+                about["sha256"], str
+            )
             if whole and isinstance(about["shape"], list) and len(about["shape"]) == 2:
                 return about
         except FileNotFoundError:
@@ -238,7 +250,11 @@ class FeatureCache:
         """Make the complete `part` file the entry of `description`, of the images `seen`."""
         path = self.path(description)
         shape = list(np.load(part, mmap_mode="r").shape)
-        about = {"description": dict(description), "shape": shape, "sha256": _file_digest(part)}
+        about = {
+            "description": dict(description),
+            "shape": shape,
+            "sha256": _file_digest(part),
+        }
         # The .json goes first and comes last: a kill in between leaves rows that are no entry.
         path.with_suffix(".json").unlink(missing_ok=True)
         _write_seen(path.with_suffix(".files"), seen)
@@ -284,7 +300,10 @@ def _remove_unused(path: Path) -> bool:
                 return False  # has it mapped
         # The .json first: what a removal that is cut off leaves must not look like an entry. An
         # unfinished part is worth nothing without its marker.
-        entry, part = (".json", ".files", ".npy"), (".rows.json", ".files.part", ".part")
+        entry, part = (
+            (".json", ".files", ".npy"),
+            (".rows.json", ".files.part", ".part"),
+        )
         for suffix in entry if path.suffix == ".npy" else part:
             path.with_suffix(suffix).unlink(missing_ok=True)
         return True
@@ -362,19 +381,27 @@ class PartFiles:
         if not self.first:
             # Before the parts: a marker that is left over would vouch for rows not written.
             self.marker.unlink(missing_ok=True)
-            cache.make_room(4 * count * sum(dims), set(map(cache.path, keep)))  # bytes of float32
+            cache.make_room(
+                4 * count * sum(dims), set(map(cache.path, keep))
+            )  # bytes of float32
         self.rows = []
         for part, dim in zip(self.parts, dims):
             mode: Literal["r+", "w+"] = "r+" if self.first else "w+"
             shape = (count, dim)
-            self.rows.append(np.lib.format.open_memmap(part, mode, np.dtype(np.float32), shape))
+            self.rows.append(
+                np.lib.format.open_memmap(part, mode, np.dtype(np.float32), shape)
+            )
         self._allocate()
 
     def _allocate(self) -> None:
         """Reserve disk for the parts: a full disk would end a write by SIGBUS, without a word."""
         try:
             for part in self.parts:
-                with self.cache.elsewhere(), failures.naming(part), part.open("r+b") as file:
+                with (
+                    self.cache.elsewhere(),
+                    failures.naming(part),
+                    part.open("r+b") as file,
+                ):
                     os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
         except (BadInput, Failed):
             self.rows = []
@@ -387,11 +414,15 @@ class PartFiles:
         """n of `saved at n`; 0 in any other state."""
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             begun = jsons.read(self.marker)
-            if begun["parts"] == self.names and all(part.exists() for part in self.parts):
+            if begun["parts"] == self.names and all(
+                part.exists() for part in self.parts
+            ):
                 return int(begun["rows"])
         return 0
 
-    def write(self, begin: int, end: int, features: Sequence[Tensor], hashes: Tensor) -> None:
+    def write(
+        self, begin: int, end: int, features: Sequence[Tensor], hashes: Tensor
+    ) -> None:
         """Rows begin..end-1 of each entry, (end - begin, dim), and their images' hashes."""
         self.seen[begin:end, HASH] = hashes.cpu().numpy()
         for rows, feature in zip(self.rows, features):

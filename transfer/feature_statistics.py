@@ -73,7 +73,11 @@ class Histogram:
         self.counts = torch.zeros(BINS, dtype=torch.int64)
 
     def add(self, values: Tensor) -> None:
-        index = ((values - self.low) / (self.high - self.low) * BINS).long().clamp_(0, BINS - 1)
+        index = (
+            ((values - self.low) / (self.high - self.low) * BINS)
+            .long()
+            .clamp_(0, BINS - 1)
+        )
         self.counts += torch.bincount(index.flatten().cpu(), minlength=BINS)
 
     def overlap(self, other: "Histogram") -> float:
@@ -81,7 +85,9 @@ class Histogram:
         totals = int(self.counts.sum()), int(other.counts.sum())
         if not all(totals):
             return math.nan
-        return float(torch.minimum(self.counts / totals[0], other.counts / totals[1]).sum())
+        return float(
+            torch.minimum(self.counts / totals[0], other.counts / totals[1]).sum()
+        )
 
     def to_json(self, bars: int = 200) -> HistogramSummary:
         """The occupied part of the range as at most about `bars` bars."""
@@ -94,7 +100,11 @@ class Histogram:
         first = first // merged * merged
         step = (self.high - self.low) / BINS * merged
         counts = [int(part.sum()) for part in self.counts[first:last].split(merged)]
-        return {"low": self.low + first * step / merged, "width": step, "counts": counts}
+        return {
+            "low": self.low + first * step / merged,
+            "width": step,
+            "counts": counts,
+        }
 
 
 PER_IMAGE = {
@@ -117,7 +127,9 @@ class ViewStatistics:
             "alignment": (0.0, 4.0),  # opposite unit vectors
         }
         self.histograms = {name: Histogram(*ranges[name]) for name in PER_IMAGE}
-        self.sums = torch.zeros(len(PER_IMAGE), 3, dtype=torch.float64)  # count, sum, squares' sum
+        self.sums = torch.zeros(
+            len(PER_IMAGE), 3, dtype=torch.float64
+        )  # count, sum, squares' sum
 
     def add(self, features: Tensor) -> None:
         """(B, A, d) features of the A views of B images."""
@@ -134,13 +146,18 @@ class ViewStatistics:
         if n < 2:
             return total / n if n else math.nan, None
         value = total / n
-        variance = max(0.0, (squares - total * value) / (n - 1))  # rounding may leave less than 0
+        variance = max(
+            0.0, (squares - total * value) / (n - 1)
+        )  # rounding may leave less than 0
         half = 1.959964 * math.sqrt(variance / n)
         return value, (value - half, value + half)
 
     def tensors(self) -> list[Tensor]:
         """All that is accumulated; filling these in place continues a stopped pass."""
-        return [self.sums, *(histogram.counts for histogram in self.histograms.values())]
+        return [
+            self.sums,
+            *(histogram.counts for histogram in self.histograms.values()),
+        ]
 
 
 class Moments:
@@ -149,7 +166,9 @@ class Moments:
     def __init__(self, dim: int) -> None:
         self.rows = torch.zeros((), dtype=torch.int64)
         self.sum = torch.zeros(dim, dtype=torch.float64)
-        self.products = torch.zeros(dim, dim, dtype=torch.float64)  # X^T X of all rows so far
+        self.products = torch.zeros(
+            dim, dim, dtype=torch.float64
+        )  # X^T X of all rows so far
 
     def add(self, features: Tensor) -> None:
         """(B, d)."""
@@ -300,14 +319,21 @@ class Pairs:
 def _squared_distances(anchors: Tensor, sample: Tensor) -> Tensor:
     """(a, d), (n, d) -> (a, n). Rounding around 0 is cut off by the caller."""
     # ||a - b||^2 = ||a||^2 + ||b||^2 - 2 <a, b>: one matrix product instead of a n d differences
-    return anchors.square().sum(1)[:, None] + sample.square().sum(1)[None] - 2 * anchors @ sample.T
+    return (
+        anchors.square().sum(1)[:, None]
+        + sample.square().sum(1)[None]
+        - 2 * anchors @ sample.T
+    )
 
 
 def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
     """Measure all pairs i < j of the sample (n, d); label -1 (unlabelled) is in no histogram."""
     x = unit(features)
     n = len(x)
-    of_classes, totals = (Histogram(0.0, 2.0), Histogram(0.0, 2.0)), [0.0, 0.0]  # of unit vectors
+    of_classes, totals = (
+        (Histogram(0.0, 2.0), Histogram(0.0, 2.0)),
+        [0.0, 0.0],
+    )  # of unit vectors
     potential = 0.0
     for start in range(0, n, chunk):
         stop = min(start + chunk, n)
@@ -315,7 +341,9 @@ def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
         #    above its diagonal.
         squared = _squared_distances(x[start:stop], x[start:])
         squared = torch.where(squared > ZERO, squared, 0.0)
-        upper = torch.ones(stop - start, n - start, dtype=torch.bool, device=x.device).triu(1)
+        upper = torch.ones(
+            stop - start, n - start, dtype=torch.bool, device=x.device
+        ).triu(1)
         # 2. The Gaussian potential of uniformity, of all pairs.
         potential += float(torch.exp(-2 * squared[upper]).sum())
         # 3. The distances of labelled pairs, by whether their classes are equal.
@@ -346,7 +374,9 @@ def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMaxSum
     `order`. The paper divides them by H, which cancels in the ratio."""
     x = unit(features)[:, order]
     n, dim = len(x), x.shape[1]
-    dims = [2**i for i in range(1, dim.bit_length()) if 2**i < dim] + [dim]  # 2, 4, 8, ..., d
+    dims = [2**i for i in range(1, dim.bit_length()) if 2**i < dim] + [
+        dim
+    ]  # 2, 4, 8, ..., d
     contrasts = torch.zeros(len(dims), 2, dtype=torch.float64)  # sum, anchors
     for start in range(0, n, chunk):
         anchors = x[start : start + chunk]

@@ -94,7 +94,9 @@ class Extractor:
         """(N, dim) per trunk. Raises Preempted on a signal; the next call goes on at that batch."""
         # 1. Name each trunk's entry by all that decides its content.
         named = contents.named(images)
-        described = [describe(trunk, named.digest, self.geometry) for trunk in self.trunks]
+        described = [
+            describe(trunk, named.digest, self.geometry) for trunk in self.trunks
+        ]
         with contextlib.ExitStack() as held:
             # 2. Rank 0 takes the locks of all entries, while all ranks wait for it.
             held.enter_context(self._locked(described))
@@ -129,7 +131,9 @@ class Extractor:
             trunk.verify()
         return train, val, test
 
-    def _locked(self, described: Sequence[Description]) -> AbstractContextManager[object]:
+    def _locked(
+        self, described: Sequence[Description]
+    ) -> AbstractContextManager[object]:
         """Lock these entries for this run alone. While another run computes one, wait a second at a
         time: no rank is in a collective for long, and all hear a signal."""
         waiting = False
@@ -139,7 +143,9 @@ class Extractor:
             if taken:
                 return locks or contextlib.nullcontext()
             if self.machine.main and not waiting:
-                log.info(f"{self.cache.folder}: waiting for another run that computes them")
+                log.info(
+                    f"{self.cache.folder}: waiting for another run that computes them"
+                )
                 waiting = True
             self.machine.preempt(self.stop, "while another run computed the features")
             time.sleep(WAIT_SECONDS)
@@ -173,7 +179,9 @@ class Extractor:
             )
         # 1. Where to begin, on all ranks.
         (first,) = self._as_main_says([parts.first if parts else 0])
-        progress = Progress(self.run if parts else None, count, what, unit="image", done=first)
+        progress = Progress(
+            self.run if parts else None, count, what, unit="image", done=first
+        )
         saved = first
         for begin, features, hashes in self._arriving(trunks, images, first):
             end = begin + len(hashes)
@@ -221,12 +229,16 @@ class Extractor:
         machine, count, batch = self.machine, len(images), self.batch
         device = trunks[0].device
         shares = equal_shares(first, count, batch, machine.rank, machine.world)
-        pictures = loader(HashedPictures(images, centred(self.geometry)), shares, machine=machine)
+        pictures = loader(
+            HashedPictures(images, centred(self.geometry)), shares, machine=machine
+        )
         for begin, (pixels, hashes) in zip(range(first, count, batch), pictures):
             mine = forward_all(trunks, pixels.to(device, non_blocking=True))
             gathered = map(distributed.gather_without_gradient, mine)
             size = min(batch, count - begin)  # the rest is padding
-            of_files = distributed.gather_without_gradient(distributed.sent(hashes, device))
+            of_files = distributed.gather_without_gradient(
+                distributed.sent(hashes, device)
+            )
             yield begin, [features[:size] for features in gathered], of_files[:size]
 
     def _as_main_says(self, numbers: list[int]) -> list[int]:
@@ -239,5 +251,7 @@ def _unchanged(images: ImageList, named: Named, seen: Seen) -> bool:
     """True if the images are those that were `seen`; one that is not is named in the log."""
     path = feature_cache.changed_file(images, named, seen)
     if path is not None:
-        log.warning(f"{images.root / path}: not what it was; its list's features are made anew")
+        log.warning(
+            f"{images.root / path}: not what it was; its list's features are made anew"
+        )
     return path is None

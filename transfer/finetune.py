@@ -50,11 +50,17 @@ def run_semisup(args: argparse.Namespace) -> int:
     part = protocol.parts.get(str(args.percent))
     dataset = args.dataset or protocol.dataset
     if dataset is None or part is None:
-        what = "names no dataset" if dataset is None else f"has no part for {args.percent}%"
+        what = (
+            "names no dataset"
+            if dataset is None
+            else f"has no part for {args.percent}%"
+        )
         raise BadInput(
             f"--protocol {args.protocol}: {what}; use a semi-supervised protocol, as `semisup`"
         )
-    if dataset != protocol.dataset:  # a published list belongs to the protocol's own dataset
+    if (
+        dataset != protocol.dataset
+    ):  # a published list belongs to the protocol's own dataset
         part = dataclasses.replace(part, list=None)
         parts = {**protocol.parts, str(args.percent): part}
         protocol = dataclasses.replace(protocol, dataset=dataset, parts=parts)
@@ -73,7 +79,9 @@ def run_semisup(args: argparse.Namespace) -> int:
     if listed is None:
         pool = images.both() if images.held_out else images.train
         listed = splits.drawn_list(pool, args.percent, args.seed)
-        log.info(f"{dataset}: no --lists, so {len(listed)} of {len(pool)} labels are drawn")
+        log.info(
+            f"{dataset}: no --lists, so {len(listed)} of {len(pool)} labels are drawn"
+        )
     labelled = labelled_part(images, listed, where, args.seed)
     task = f"semi_{args.percent}pct"
     return _run(args, protocol, part, labelled, task_name=task, dataset=dataset)
@@ -90,10 +98,14 @@ def run(args: argparse.Namespace) -> int:
         )
     images = catalog.load(args.dataset, args.data, seed=args.seed)
     splits.refuse_untrainable(args.dataset, images)
-    return _run(args, protocol, part, images, task_name="finetune", dataset=args.dataset)
+    return _run(
+        args, protocol, part, images, task_name="finetune", dataset=args.dataset
+    )
 
 
-def labelled_part(images: Splits, listed: Mapping[str, int], where: str, seed: int) -> Splits:
+def labelled_part(
+    images: Splits, listed: Mapping[str, int], where: str, seed: int
+) -> Splits:
     """Keep only the labels that the list `where` (image -> line) has, for the choice as well."""
     # Without an official val a fifth of the list is given up for the choice of the rate. An
     # official one chooses, and trains nothing.
@@ -127,7 +139,10 @@ def _run(
     )
     identity = scoring.identity_of([task]) | {"task": task_name}
     opening = open_run(args.out, verb=TASKS[task_name].verb, identity=identity)
-    with machine.rank_0_tells(), machine.agreement.together(opening if machine.main else None):
+    with (
+        machine.rank_0_tells(),
+        machine.agreement.together(opening if machine.main else None),
+    ):
         if machine.main:
             splits.write_manifests(args.out, dataset, images)
             store.owe(args.out, len(task.dataset.metrics))
@@ -185,7 +200,9 @@ def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[R
         classes = None if task.dataset.metric == "top1" else label
         hits = torch.stack(tried.predicted).numpy() == label
         chosen["choice_noise"] = training_noise.of_choice(hits, classes) ** 0.5
-    predictions = CheckpointPredictions(checkpoint=checkpoint, ranking=ranking, chosen=chosen)
+    predictions = CheckpointPredictions(
+        checkpoint=checkpoint, ranking=ranking, chosen=chosen
+    )
     rows = scoring.write(task, [predictions])
     work.tried_file.unlink(missing_ok=True)
     work.training_file.unlink(missing_ok=True)
@@ -197,8 +214,12 @@ class TriedRates:
     """The part of the grid that is done."""
 
     scores: list[float] = field(default_factory=list)  # on val, of each finished rate
-    predicted: list[Tensor] = field(default_factory=list)  # classes (N,) of the val images
-    best: dict[str, Tensor] = field(default_factory=dict)  # weights; none where the best refits
+    predicted: list[Tensor] = field(
+        default_factory=list
+    )  # classes (N,) of the val images
+    best: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # weights; none where the best refits
 
 
 @dataclass(frozen=True)
@@ -230,7 +251,9 @@ class Finetuning:
     def new_network(self) -> "Network":
         task = self.task
         classes = len(task.splits.train.classes)
-        return Network(task.checkpoints[0], classes, task.protocol, task.seed, self.machine)
+        return Network(
+            task.checkpoints[0], classes, task.protocol, task.seed, self.machine
+        )
 
     def announce(self) -> None:
         """Say what is left to be trained, on how many images, in how many steps."""
@@ -266,19 +289,27 @@ class Finetuning:
         for index in range(len(tried.scores), len(p.head_lr)):
             lr = p.head_lr[index]
             network = self.new_network()
-            self.train(network, task.splits.train, lr, f"rate {index + 1} of {len(p.head_lr)}")
+            self.train(
+                network, task.splits.train, lr, f"rate {index + 1} of {len(p.head_lr)}"
+            )
             prediction = self.predict(network, task.splits.val)[:, 0].cpu()
-            score = scoring.score(task.dataset.metric, prediction.numpy(), label, classes)
+            score = scoring.score(
+                task.dataset.metric, prediction.numpy(), label, classes
+            )
             tried.scores.append(score)
             tried.predicted.append(prediction)
             if not self.refits and best_of(tried.scores) == index:
                 tried.best = network.state()
             if self.machine.main:
-                log.info(f"{task.checkpoints[0].name}: head rate {lr:g}: val {score:.2f}")
+                log.info(
+                    f"{task.checkpoints[0].name}: head rate {lr:g}: val {score:.2f}"
+                )
                 save_state(self.tried_file, vars(tried))
         return tried
 
-    def train(self, network: "Network", images: ImageList, lr: float, what: str) -> None:
+    def train(
+        self, network: "Network", images: ImageList, lr: float, what: str
+    ) -> None:
         """Train at the head rate `lr` (as declared), from where a stopped training ended."""
         task, p, machine = self.task, self.task.protocol, self.machine
         batch = p.batch_size
@@ -288,7 +319,9 @@ class Finetuning:
                 " use a number that divides it"
             )
         steps = self.part.length.steps(len(images), batch)
-        key = json.dumps([what, lr, len(images)])  # a state of another training is not continued
+        key = json.dumps(
+            [what, lr, len(images)]
+        )  # a state of another training is not continued
         first, shown = self._resume(network, key), 0.0
         labels = torch.tensor(images.labels, device=machine.device)
         run = task.run if machine.main else None
@@ -298,8 +331,12 @@ class Finetuning:
         saved = time.monotonic()
         # This rank's share of each global batch
         seed = task.seed
-        shares = batches.rank_batches(seed, len(images), batch, first, steps, machine=machine)
-        found = batches.training_pictures(images, p.augment, shares, seed=seed, machine=machine)
+        shares = batches.rank_batches(
+            seed, len(images), batch, first, steps, machine=machine
+        )
+        found = batches.training_pictures(
+            images, p.augment, shares, seed=seed, machine=machine
+        )
         for step, (pixels, index) in zip(range(first, steps), found):
             # 1. The rates of this step.
             factor = p.factor(step, steps, len(images) / batch)
@@ -329,7 +366,12 @@ class Finetuning:
     def _save(self, network: "Network", key: str, step: int) -> None:
         if self.machine.main:
             momentum = network.optimizer.state_dict()["state"]
-            state = {"key": key, "step": step, "network": network.state(), "momentum": momentum}
+            state = {
+                "key": key,
+                "step": step,
+                "network": network.state(),
+                "momentum": momentum,
+            }
             save_state(self.training_file, state)
 
     def _resume(self, network: "Network", key: str) -> int:
@@ -352,7 +394,9 @@ class Finetuning:
         size, count = p.feature_batch, len(images)
         shares = batches.equal_shares(0, count, size, machine.rank, machine.world)
         pictures = batches.loader(
-            batches.Pictures(images, batches.centred(p.geometry)), shares, machine=machine
+            batches.Pictures(images, batches.centred(p.geometry)),
+            shares,
+            machine=machine,
         )
         out = []
         for begin, (pixels, _) in zip(range(0, count, size), pictures):
@@ -363,7 +407,9 @@ class Finetuning:
             machine.preempt(self.stop, "while scoring")
         ranking = torch.cat(out)
         if bool((ranking < 0).all()):
-            log.warning(f"{images.root}: the network's scores are not finite; this rate diverged")
+            log.warning(
+                f"{images.root}: the network's scores are not finite; this rate diverged"
+            )
         return ranking
 
 
@@ -371,7 +417,12 @@ class Network:
     """A trunk and a linear head, with their optimiser."""
 
     def __init__(
-        self, checkpoint: Checkpoint, classes: int, p: Finetune, seed: int, machine: Machine
+        self,
+        checkpoint: Checkpoint,
+        classes: int,
+        p: Finetune,
+        seed: int,
+        machine: Machine,
     ) -> None:
         self.pixels = checkpoint.pixels
         trunk = checkpoint.backbone()
@@ -388,7 +439,9 @@ class Network:
         self.module = module.to(machine.device).to(memory_format=self.layout)
         groups = parameter_groups(trunk, head, p)
         if p.optimizer == "adamw":
-            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=0.0, betas=p.betas)
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+                groups, lr=0.0, betas=p.betas
+            )
         else:
             self.optimizer = torch.optim.SGD(groups, lr=0.0, momentum=p.momentum)
         precision.use(p.precision)
@@ -409,7 +462,9 @@ class Network:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients])
         torch.distributed.all_reduce(flat)
-        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+        for gradient, part in zip(
+            gradients, flat.split([g.numel() for g in gradients])
+        ):
             gradient.copy_(part.view_as(gradient))
 
     def state(self) -> dict[str, Tensor]:
@@ -420,7 +475,9 @@ class Network:
         self.module.load_state_dict(state)
 
 
-def parameter_groups(trunk: Trunk, head: nn.Linear, p: Finetune) -> list[dict[str, Any]]:
+def parameter_groups(
+    trunk: Trunk, head: nn.Linear, p: Finetune
+) -> list[dict[str, Any]]:
     """Group the trunk's parameters by rate and weight decay, then the head's. `of` names the part
     whose rate a group has, `scale` is a factor on it. SGD decays everything alike. AdamW spares the
     parameters that the trunk names (norms, biases, tokens, positions) and the head's bias."""
@@ -440,5 +497,7 @@ def parameter_groups(trunk: Trunk, head: nn.Linear, p: Finetune) -> list[dict[st
     out = list(groups.values())
     bias_decay = 0.0 if adamw else p.weight_decay
     for of_head, decay in ((head.weight, p.weight_decay), (head.bias, bias_decay)):
-        out.append({"params": [of_head], "of": "head", "scale": 1.0, "weight_decay": decay})
+        out.append(
+            {"params": [of_head], "of": "head", "scale": 1.0, "weight_decay": decay}
+        )
     return out

@@ -18,7 +18,9 @@ from backbench.weights.trunk import Trunk
 
 # How the published files call it, the surest name first
 NAMES = ("projector", "projection_head", "projection", "fc", "head", "mlp", "g")
-_KEY = re.compile(r"(.*?)\.(\d+)\.(weight|bias|running_mean|running_var|num_batches_tracked)")
+_KEY = re.compile(
+    r"(.*?)\.(\d+)\.(weight|bias|running_mean|running_var|num_batches_tracked)"
+)
 Layers = dict[int, dict[str, Tensor]]  # position in the chain -> the module's tensors
 
 
@@ -53,7 +55,9 @@ class FrozenTrunk:
     head: nn.Sequential | None = None  # what follows the trunk
     # Digest of the classifier of a whole timm model, which then is the module: features are logits
     own_head: str | None = None
-    of_tokens: TokenFeature | None = None  # the feature, in the place of the trunk's own
+    of_tokens: TokenFeature | None = (
+        None  # the feature, in the place of the trunk's own
+    )
 
     @staticmethod
     def build(
@@ -72,7 +76,9 @@ class FrozenTrunk:
         module.fuse()
         module = module.to(device).to(memory_format=module.memory_format)
         follows = kept_head(checkpoint, head).to(device) if head else None
-        return FrozenTrunk(checkpoint, module, device, precision, state_digest(module), follows)
+        return FrozenTrunk(
+            checkpoint, module, device, precision, state_digest(module), follows
+        )
 
     @property
     def digest(self) -> str:
@@ -202,7 +208,9 @@ def _module(tensors: Mapping[str, Tensor], width: int) -> nn.Module | None:
     else:
         return None
     try:
-        module.load_state_dict(dict(tensors))  # the counter of batches alone may be missing
+        module.load_state_dict(
+            dict(tensors)
+        )  # the counter of batches alone may be missing
     except RuntimeError:
         return None
     return module

@@ -47,7 +47,9 @@ def compact(
     out: Scores = {}
     for name, of_name in parts.items():
         whole = torch.cat(of_name).numpy()
-        out[name] = whole.astype(np.uint16 if name in ("classes", "label") else np.float32)
+        out[name] = whole.astype(
+            np.uint16 if name in ("classes", "label") else np.float32
+        )
     if temperature is not None:
         out["temperature"] = np.asarray(temperature)
     return out

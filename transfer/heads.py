@@ -21,15 +21,29 @@ class LinearHeads:
     weights are one (H C, D) matrix, and the gradient of the cross-entropy is written down instead
     of traced. Each head trains as it would alone; a nan in one does not touch the others."""
 
-    named: tuple[str, ...] = ("weight", "bias", "weight_momentum", "bias_momentum")  # of a state
+    named: tuple[str, ...] = (
+        "weight",
+        "bias",
+        "weight_momentum",
+        "bias_momentum",
+    )  # of a state
 
     def __init__(
-        self, count: int, classes: int, dim: int, *, std: float, seed: int, device: torch.device
+        self,
+        count: int,
+        classes: int,
+        dim: int,
+        *,
+        std: float,
+        seed: int,
+        device: torch.device,
     ) -> None:
         self.count, self.classes, self.dim = count, classes, dim
         generator = seeding.generator(seed, "head", classes, dim)
         one = torch.empty(classes, dim).normal_(0, std, generator=generator)
-        self.weight = one.repeat(count, 1).to(device)  # one start for all, as separate runs have
+        self.weight = one.repeat(count, 1).to(
+            device
+        )  # one start for all, as separate runs have
         self.bias = torch.zeros(count * classes, device=device)
         self.weight_momentum = torch.zeros_like(self.weight)
         self.bias_momentum = torch.zeros_like(self.bias)
@@ -40,9 +54,13 @@ class LinearHeads:
 
     def logits(self, features: Tensor) -> Tensor:
         """(N, D) -> (N, H, C)."""
-        return torch.addmm(self.bias, features, self.weight.T).view(-1, self.count, self.classes)
+        return torch.addmm(self.bias, features, self.weight.T).view(
+            -1, self.count, self.classes
+        )
 
-    def log_probability(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def log_probability(
+        self, features: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Every head's log softmax (N, H, C), and the index of the labels in it (N, H, 1)."""
         log_p = torch.log_softmax(self.logits(features), 2)
         return log_p, labels.view(-1, 1, 1).expand(-1, self.count, 1)
@@ -74,7 +92,13 @@ class LinearHeads:
         return losses
 
     def _update(
-        self, gradient: Tensor, features: Tensor, rates: Tensor, *, momentum: float, decay: float
+        self,
+        gradient: Tensor,
+        features: Tensor,
+        rates: Tensor,
+        *,
+        momentum: float,
+        decay: float,
     ) -> None:
         """Step as torch.optim.SGD does, by the gradient (n, H C) of this rank's logits: v <- m v +
         (gradient + decay * w), then w <- w - rate * v."""
@@ -90,7 +114,10 @@ class LinearHeads:
             self.weight_momentum.mul_(momentum).add_(weight)
             self.bias_momentum.mul_(momentum).add_(bias)
         # 2. The decay, and the step.
-        for values, mean in ((self.weight, self.weight_momentum), (self.bias, self.bias_momentum)):
+        for values, mean in (
+            (self.weight, self.weight_momentum),
+            (self.bias, self.bias_momentum),
+        ):
             if decay:
                 mean.add_(values, alpha=decay)
             self._descend(values, mean, rates)
@@ -158,7 +185,10 @@ class TokenHeads:
         self.optimizer.zero_grad()
 
     def state(self) -> dict[str, object]:
-        heads = [{name: each.detach().cpu() for name, each in head.items()} for head in self.heads]
+        heads = [
+            {name: each.detach().cpu() for name, each in head.items()}
+            for head in self.heads
+        ]
         norm = {} if self.norm is None else self.norm.state_dict()
         return {"heads": heads, "norm": norm, "optimizer": self.optimizer.state_dict()}
 
@@ -184,7 +214,13 @@ class AdamHeads(LinearHeads):
         self.steps = torch.zeros((), dtype=torch.int64)
 
     def _update(
-        self, gradient: Tensor, features: Tensor, rates: Tensor, *, momentum: float, decay: float
+        self,
+        gradient: Tensor,
+        features: Tensor,
+        rates: Tensor,
+        *,
+        momentum: float,
+        decay: float,
     ) -> None:
         self.steps += 1
         weight, bias = _of_all_ranks(gradient, features)
@@ -210,7 +246,9 @@ class BestHeads:
         self.epoch = torch.zeros(heads.count)
         self.weight, self.bias = heads.weight.cpu().clone(), heads.bias.cpu().clone()
 
-    def update(self, heads: LinearHeads, loss: Tensor, *, epoch: int, patience: int) -> bool:
+    def update(
+        self, heads: LinearHeads, loss: Tensor, *, epoch: int, patience: int
+    ) -> bool:
         """Take over the heads whose `loss` (H,) is lower now; returns whether all have given up."""
         # A head that went `patience` epochs without a lower loss has given up and stays as it was
         # best, even if its loss falls again: what it becomes must not depend on the other heads.
@@ -218,7 +256,9 @@ class BestHeads:
         better = (loss < self.loss) & waiting
         self.loss = torch.where(better, loss, self.loss)
         self.epoch = torch.where(better, torch.tensor(float(epoch)), self.epoch)
-        rows = better.repeat_interleave(heads.classes)  # head h has rows h C .. (h + 1) C - 1
+        rows = better.repeat_interleave(
+            heads.classes
+        )  # head h has rows h C .. (h + 1) C - 1
         self.weight[rows] = heads.weight.cpu()[rows]
         self.bias[rows] = heads.bias.cpu()[rows]
         return bool((epoch - self.epoch > patience).all())

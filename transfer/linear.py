@@ -29,7 +29,9 @@ from transfer.probe_kind import Probe, probe_of
 from transfer.protocols import RULES, Ood, Protocol, load_protocol, of_verb
 from transfer.scoring import Assignment
 
-TASK_OF = {task.kind: name for name, task in TASKS.items() if task.verb in ("linear", "ood")}
+TASK_OF = {
+    task.kind: name for name, task in TASKS.items() if task.verb in ("linear", "ood")
+}
 # Checkpoints that are measured together on one dataset, by the same protocol
 Group = tuple[str, Protocol, tuple[Checkpoint, ...]]
 
@@ -57,10 +59,17 @@ def run(args: argparse.Namespace) -> int:
     with machine.rank_0_tells():
         # 2. Everything is read and refused before the first feature is computed.
         heads = getattr(args, "heads", None)
-        groups = read_groups(chosen, data=args.data, out=args.out, seed=args.seed, heads=heads)
+        groups = read_groups(
+            chosen, data=args.data, out=args.out, seed=args.seed, heads=heads
+        )
         # 3. The folder is this run's, or becomes it.
-        opening = open_run(args.out, verb=args.verb, identity=scoring.identity_of(groups))
-        with machine.agreement.together(opening if machine.main else None), StopFlag() as stop:
+        opening = open_run(
+            args.out, verb=args.verb, identity=scoring.identity_of(groups)
+        )
+        with (
+            machine.agreement.together(opening if machine.main else None),
+            StopFlag() as stop,
+        ):
             if machine.main:
                 write_down(args.out, groups)
             rows = evaluate(groups, scoring.recorded(args.out), machine, stop)
@@ -84,7 +93,12 @@ def own_groups(checkpoints: Sequence[Checkpoint], dataset: str) -> list[Group]:
 
 
 def read_groups(
-    chosen: Iterable[Group], *, data: Path, out: Path, seed: int, heads: Path | None = None
+    chosen: Iterable[Group],
+    *,
+    data: Path,
+    out: Path,
+    seed: int,
+    heads: Path | None = None,
 ) -> list[Assignment[Protocol]]:
     """The groups with their images; BadInput for data or a checkpoint that a protocol refuses."""
     read: dict[str, Splits] = {}
@@ -159,7 +173,9 @@ def evaluate(
         else:
             alone.append(one)
     if machine.main:
-        _announce([*passes.values(), *([one] for one in alone)], machine.device.type == "cpu")
+        _announce(
+            [*passes.values(), *([one] for one in alone)], machine.device.type == "cpu"
+        )
     # 2. Those passes come first.
     rows: list[Result] = []
     for of_pass in passes.values():
@@ -192,12 +208,16 @@ def _announce(passes: Sequence[Sequence[Work]], on_cpu: bool) -> None:
             pending += works
             # What is measured in one pass is paid once
             probe, group, count = works[0].probe, works[0].group, len(works[0].pending)
-            units.update(probe.work(group.protocol, group.dataset.name, group.splits, count))
+            units.update(
+                probe.work(group.protocol, group.dataset.name, group.splits, count)
+            )
     if not pending:
         return
     ways, names, digests = [], [], set()
     for one in pending:
-        ways.append(f"{one.group.protocol.name} ({one.probe.words(one.group.protocol)})")
+        ways.append(
+            f"{one.group.protocol.name} ({one.probe.words(one.group.protocol)})"
+        )
         names.append(one.group.dataset.name)
         digests |= {checkpoint.digest for checkpoint in one.pending}
     cheaper = "`--protocol fewshot` costs less (`--protocol list` shows all)"
@@ -229,7 +249,9 @@ def measure(works: Sequence[Work], machine: Machine, stop: StopFlag) -> list[Res
     for work, new in zip(works, made):
         for checkpoint in work.group.checkpoints:
             rows += work.done.get(checkpoint.digest, [])
-            rows += [row for row in new if row.checkpoint == checkpoint.digest]  # rank 0 has them
+            rows += [
+                row for row in new if row.checkpoint == checkpoint.digest
+            ]  # rank 0 has them
     return rows
 
 

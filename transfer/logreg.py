@@ -62,7 +62,9 @@ class Objective:
     dtype: torch.dtype
     spread: float  # the mean p (1 - p) that the factor was made with
     units: Tensor  # (d + 1,): each feature's root mean square where that is above 1
-    gradient: float = field(default=float("inf"), init=False)  # of the last evaluation, as in Fit
+    gradient: float = field(
+        default=float("inf"), init=False
+    )  # of the last evaluation, as in Fit
     # Where that was, and what it gave: scipy asks for the first and the last point again
     last: tuple[np.ndarray, float, np.ndarray] | None = field(default=None, init=False)
 
@@ -100,9 +102,13 @@ class Objective:
         #    L, U's features have unit spread.
         by_u = by_weights
         if self.factor is not None:
-            by_u = torch.linalg.solve_triangular(self.factor, by_weights.T, upper=False).T
+            by_u = torch.linalg.solve_triangular(
+                self.factor, by_weights.T, upper=False
+            ).T
         whitened = self.spread**0.5 * by_u.abs().max()
-        self.gradient = float(torch.maximum((by_weights / self.units).abs().max(), whitened))
+        self.gradient = float(
+            torch.maximum((by_weights / self.units).abs().max(), whitened)
+        )
         self.last = flat.copy(), float(loss) / count, by_u.cpu().numpy().ravel()
         return self.last[1:]
 
@@ -134,8 +140,12 @@ def second_moments(
         total = torch.zeros(dim + 1, dim + 1, dtype=precision, device=device)
         count = 0
         for features, _ in parts:
-            for rows in features[::step].split(max(1, chunk // 4)):  # float64 and a column more
-                z = torch.nn.functional.pad(rows.to(device, precision), (0, 1), value=1.0)
+            for rows in features[::step].split(
+                max(1, chunk // 4)
+            ):  # float64 and a column more
+                z = torch.nn.functional.pad(
+                    rows.to(device, precision), (0, 1), value=1.0
+                )
                 total.addmm_(z.T, z)
                 count += len(rows)
         factor, failed = torch.linalg.cholesky_ex(total)
@@ -161,7 +171,9 @@ def resident(
     free, _ = torch.cuda.mem_get_info(device)
     if need > ROOM * free:
         return blocks
-    return [(features.to(device, dtype), labels.to(device)) for features, labels in blocks]
+    return [
+        (features.to(device, dtype), labels.to(device)) for features, labels in blocks
+    ]
 
 
 @torch.no_grad()
@@ -193,7 +205,9 @@ def fit(
     if start is None:
         point = torch.zeros(classes, dim + 1, dtype=torch.float64, device=device)
     else:
-        point = torch.cat([start.weight, start.bias[:, None]], 1).to(device, torch.float64)
+        point = torch.cat([start.weight, start.bias[:, None]], 1).to(
+            device, torch.float64
+        )
     if count < dim:
         point = torch.cat([point[:, :-1] @ span.to(device), point[:, -1:]], 1)
     units = moments.mean.diagonal().double().sqrt().clamp(min=1)
@@ -213,7 +227,9 @@ def fit(
         for features, labels in parts:
             blocks += zip(features.split(rows), labels.split(rows))
         blocks = resident(blocks, device, precision)
-        objective = Objective(blocks, classes, l2, factor, device, precision, spread, units)
+        objective = Objective(
+            blocks, classes, l2, factor, device, precision, spread, units
+        )
         left = max_iterations - iterations
         point, done = minimised(objective, point, left, tolerance, between)
         iterations += done
@@ -224,7 +240,14 @@ def fit(
     weight, bias = point[:, :-1], point[:, -1]
     if count < dim:
         weight = weight @ span.to(device).T
-    return Fit(weight.to(dtype), bias.to(dtype), loss, iterations, gradient <= tolerance, gradient)
+    return Fit(
+        weight.to(dtype),
+        bias.to(dtype),
+        loss,
+        iterations,
+        gradient <= tolerance,
+        gradient,
+    )
 
 
 def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | None:
@@ -239,7 +262,11 @@ def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | N
 
 
 def minimised(
-    objective: Objective, point: Tensor, most: int, tolerance: float, between: Callable[[], None]
+    objective: Objective,
+    point: Tensor,
+    most: int,
+    tolerance: float,
+    between: Callable[[], None],
 ) -> tuple[Tensor, int]:
     """Return (W | b) after L-BFGS from `point`, in at most `most` iterations, and their number. The
     objective was last evaluated there."""
@@ -270,7 +297,13 @@ def minimised(
             at / unit,
             jac=True,
             method="L-BFGS-B",
-            options={"maxiter": most, "maxfun": 2 * most, "gtol": 0.0, "ftol": 0.0, "maxls": 40},
+            options={
+                "maxiter": most,
+                "maxfun": 2 * most,
+                "gtol": 0.0,
+                "ftol": 0.0,
+                "maxls": 40,
+            },
             callback=after_iteration,
         )
         at, iterations = found.x * unit, int(found.nit)

@@ -55,12 +55,18 @@ class QueryPoolHeads(TokenHeads):
         self.p, self.count, self.dim, self.machine = p, len(p.grid), dim, machine
         self.queries = {"capi": dim // 64, "ep": 32, "mean": 1}[p.pool]
         if dim % {"capi": 64, "ep": 32, "mean": 1}[p.pool]:
-            raise BadInput(f"tokens of {dim} numbers do not divide into the slices of {p.name}")
+            raise BadInput(
+                f"tokens of {dim} numbers do not divide into the slices of {p.name}"
+            )
         generator = seeding.generator(seed, "attentive", classes, dim)
-        self.heads = copies(_start(p.pool, classes, dim, generator), self.count, machine.device)
+        self.heads = copies(
+            _start(p.pool, classes, dim, generator), self.count, machine.device
+        )
         self.norm = None
         if p.pool == "ep":
-            self.norm = SyncBatchNorm(self.count * dim, eps=1e-6, affine=False).to(machine.device)
+            self.norm = SyncBatchNorm(self.count * dim, eps=1e-6, affine=False).to(
+                machine.device
+            )
         self.optimizer = self._optimizer()
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -68,7 +74,11 @@ class QueryPoolHeads(TokenHeads):
         p, groups = self.p, []
         for head, (_, of_head) in zip(self.heads, self.p.grid):
             for decays in (True, False):
-                chosen = [each for name, each in head.items() if name.endswith("bias") != decays]
+                chosen = [
+                    each
+                    for name, each in head.items()
+                    if name.endswith("bias") != decays
+                ]
                 decay = of_head if decays else 0.0
                 groups.append({"params": chosen, "weight_decay": decay})
         if p.optimizer == "lars":
@@ -84,10 +94,14 @@ class QueryPoolHeads(TokenHeads):
         n, _, dim = tokens.shape
         if self.p.pool == "mean":
             mean = tokens.mean(1)
-            return torch.einsum("nd,hcd->nhc", mean, self._all("weight")) + self._all("bias")
+            return torch.einsum("nd,hcd->nhc", mean, self._all("weight")) + self._all(
+                "bias"
+            )
         count, queries, own = self.count, self.queries, dim // self.queries
         # 1. Each query's weights over the tokens, (N, H Q, T), and what it pools
-        weights = torch.softmax(self._over_tokens().view(-1, dim) @ tokens.transpose(1, 2), 2)
+        weights = torch.softmax(
+            self._over_tokens().view(-1, dim) @ tokens.transpose(1, 2), 2
+        )
         pooled = (weights @ tokens).view(n, count, queries, dim)
         # 2. Each query's slice of the values, side by side, and the linear layer
         values = self._all("value").view(count, queries, own, dim)
@@ -104,13 +118,18 @@ class QueryPoolHeads(TokenHeads):
         u = self._all("query")
         if self.p.pool == "ep":
             return u * dim**-0.5
-        keys, u = self._all("key").view(count, queries, -1, dim), u.view(count, queries, -1)
+        keys, u = (
+            self._all("key").view(count, queries, -1, dim),
+            u.view(count, queries, -1),
+        )
         return torch.einsum("hqsd,hqs->hqd", keys, u) * (dim // queries) ** -0.5
 
     @torch.no_grad()
     def kept(self, index: int) -> KeptHead:
         """Fold one head's keys, value bias and batch norm into its queries and linear layer."""
-        head = {name: tensor.detach().cpu() for name, tensor in self.heads[index].items()}
+        head = {
+            name: tensor.detach().cpu() for name, tensor in self.heads[index].items()
+        }
         weight, bias, query = head["weight"], head["bias"], None
         if self.p.pool != "mean":
             query = self._over_tokens()[index].cpu()
@@ -118,7 +137,9 @@ class QueryPoolHeads(TokenHeads):
             bias = bias + weight @ head["value_bias"]
         if self.norm is not None:
             own = slice(index * self.dim, (index + 1) * self.dim)
-            state = {name: tensor.cpu() for name, tensor in self.norm.state_dict().items()}
+            state = {
+                name: tensor.cpu() for name, tensor in self.norm.state_dict().items()
+            }
             weight = weight / (state["running_var"][own] + self.norm.eps).sqrt()
             bias = bias - weight @ state["running_mean"][own]
         return KeptHead(weight, bias, query=query, value=head.get("value"))
@@ -131,7 +152,9 @@ class QueryPoolHeads(TokenHeads):
         return torch.cat([self.logits(part) for part in self._pieces(tokens)])
 
     def _pieces(self, tokens: Tensor) -> Sequence[Tensor]:
-        return tokens.flatten(1, 2).split(max(1, PIECE // (self.count * self.queries * self.dim)))
+        return tokens.flatten(1, 2).split(
+            max(1, PIECE // (self.count * self.queries * self.dim))
+        )
 
     def step(
         self, tokens: Tensor, labels: Tensor, rates: Tensor, *, batch: int, **_: float
@@ -146,7 +169,9 @@ class QueryPoolHeads(TokenHeads):
         for piece, known in zip(pieces, labels.split([len(each) for each in pieces])):
             logits = self.logits(piece)
             truth = known[:, None].expand(-1, self.count)
-            of_heads = F.cross_entropy(logits.transpose(1, 2), truth, reduction="none").sum(0)
+            of_heads = F.cross_entropy(
+                logits.transpose(1, 2), truth, reduction="none"
+            ).sum(0)
             (of_heads.sum() / batch).backward()
             losses += of_heads.detach()
         # 2. The step
@@ -154,7 +179,9 @@ class QueryPoolHeads(TokenHeads):
         return losses
 
 
-def _start(pool: str, classes: int, dim: int, generator: torch.Generator) -> dict[str, Tensor]:
+def _start(
+    pool: str, classes: int, dim: int, generator: torch.Generator
+) -> dict[str, Tensor]:
     """The parameters that every head begins with. A bias of the keys would cancel."""
     # 1. What is drawn, in the order of the draws; EP's bias is drawn, too.
     drawn: dict[str, tuple[int, ...]] = {"weight": (classes, dim)}
@@ -235,13 +262,18 @@ def measure(
 
 
 def measure_several(
-    tasks: Sequence[Assignment[Attentive]], extractor: Extractor, machine: Machine, stop: StopFlag
+    tasks: Sequence[Assignment[Attentive]],
+    extractor: Extractor,
+    machine: Machine,
+    stop: StopFlag,
 ) -> list[list[Result]]:
     """Return, on rank 0, the rows of all trunks by each protocol; one stream serves them all."""
     task, trunks = tasks[0], extractor.trunks
     p = task.protocol
     if p.batch_size % machine.world and any(t.protocol.pool == "ep" for t in tasks):
-        raise BadInput(f"--devices: {machine.world} do not divide a batch of {p.batch_size} images")
+        raise BadInput(
+            f"--devices: {machine.world} do not divide a batch of {p.batch_size} images"
+        )
     # 1. All heads in one pass; one alone has nothing to choose, and trains on all of train.
     train, held = _parts(task.splits, p)
     heads, classes = [], len(train.classes)
@@ -284,7 +316,9 @@ def measure_several(
                 ranking=ranking,
                 chosen=chosen,
                 provenance={
-                    **scoring.keep_trained(t, trunk.checkpoint, head, scores_of_test, chosen),
+                    **scoring.keep_trained(
+                        t, trunk.checkpoint, head, scores_of_test, chosen
+                    ),
                     "trunk_sha256": trunk.state,
                     "tokens": trunk.module.strides[-1:],
                     "held_out": 0 if held is None else len(held),
@@ -308,7 +342,9 @@ def _held_out_scores(
     scores = []
     for of_trunk in firsts:
         by_head = torch.cat(of_trunk).T.numpy()
-        scores.append([scoring.score(task.dataset.metric, b, label, classes) for b in by_head])
+        scores.append(
+            [scoring.score(task.dataset.metric, b, label, classes) for b in by_head]
+        )
     return scores
 
 
@@ -316,17 +352,23 @@ def _answers(
     stream: "TokenLogits", test: ImageList, picked: Sequence[Sequence[int]]
 ) -> list[list[tuple[Tensor, Scores | None]]]:
     """The best classes and the scores of the test images, per trunk by each of its `picked` heads."""
-    parts: list[list[list[tuple[Tensor, Scores | None]]]] = [[[] for _ in own] for own in picked]
+    parts: list[list[list[tuple[Tensor, Scores | None]]]] = [
+        [[] for _ in own] for own in picked
+    ]
     for first, of_trunks in stream(test):
         for by_head, own, out in zip(of_trunks, picked, parts):
             for index, of_head in zip(own, out):
                 logits = by_head[:, index]
-                facts = head_scores.compact([logits], test.labels[first:][: len(logits)], None)
+                facts = head_scores.compact(
+                    [logits], test.labels[first:][: len(logits)], None
+                )
                 of_head.append((scoring.rank_classes(logits), facts))
     answers = []
     for out in parts:
         whole = [tuple(zip(*of_head)) for of_head in out]
-        answers.append([(torch.cat(ranked), head_scores.joined(facts)) for ranked, facts in whole])
+        answers.append(
+            [(torch.cat(ranked), head_scores.joined(facts)) for ranked, facts in whole]
+        )
     return answers
 
 
@@ -353,18 +395,28 @@ class TokenLogits:
 
     def __call__(self, images: ImageList) -> Iterator[tuple[int, list[Tensor]]]:
         """A batch's first image, and per trunk its logits (n, H, C)."""
-        machine, batch, count = self.machine, self.task.protocol.feature_batch, len(images)
+        machine, batch, count = (
+            self.machine,
+            self.task.protocol.feature_batch,
+            len(images),
+        )
         shares = equal_shares(0, count, batch, machine.rank, machine.world)
         what = f"{self.task.dataset.name} tokens"
-        progress = Progress(self.task.run if machine.main else None, count, what, unit="image")
+        progress = Progress(
+            self.task.run if machine.main else None, count, what, unit="image"
+        )
         view = centred(self.task.protocol.geometry)
         pictures = loader(Pictures(images, view), shares, machine=machine)
         for begin, (pixels, _) in zip(range(0, count, batch), pictures):
             size = min(batch, count - begin)  # the rest is padding
             here = pixels.to(machine.device, non_blocking=True)
             logits = []
-            for maps, own in zip(forward_all(self.trunks, here, tokens=True), self.heads):
-                logits.append(distributed.gather_without_gradient(own.scores(maps))[:size])
+            for maps, own in zip(
+                forward_all(self.trunks, here, tokens=True), self.heads
+            ):
+                logits.append(
+                    distributed.gather_without_gradient(own.scores(maps))[:size]
+                )
             yield begin, logits
             progress.advance(size)
             machine.preempt(self.stop, f"at {what}")

@@ -26,23 +26,31 @@ from transfer.scoring import Assignment
 def refuse(p: ClassRetrieval, name: str, splits: Splits) -> None:
     """BadInput if no class has two test images."""
     if len(set(splits.test.labels)) == len(splits.test):
-        raise BadInput(f"{name}: no class has two test images, so there is nothing to retrieve")
+        raise BadInput(
+            f"{name}: no class has two test images, so there is nothing to retrieve"
+        )
 
 
 @torch.no_grad()
-def retrieve(features: Tensor, labels: Tensor, rows: int = 512) -> tuple[Tensor, Tensor]:
+def retrieve(
+    features: Tensor, labels: Tensor, rows: int = 512
+) -> tuple[Tensor, Tensor]:
     """Features (N, d), labels (N,) -> per image (N,): is the nearest other one of its class, and
     its average precision at R (nan if alone). Cosine in float64; ties go to the first."""
     unit = F.normalize(features.double(), dim=1)
     others = torch.bincount(labels)[labels] - 1  # R of each image
-    rank = torch.arange(1, int(others.max()) + 1, device=labels.device, dtype=torch.float64)
+    rank = torch.arange(
+        1, int(others.max()) + 1, device=labels.device, dtype=torch.float64
+    )
     nearest, precisions = [], []
     for begin in range(0, len(unit), rows):
         mine = slice(begin, begin + rows)
         # 1. The image itself is left out by its place: a copy of it is another image.
         similarity = unit[mine] @ unit.T
         similarity.diagonal(begin).fill_(-torch.inf)
-        order = similarity.sort(dim=1, descending=True, stable=True).indices[:, : len(rank)]
+        order = similarity.sort(dim=1, descending=True, stable=True).indices[
+            :, : len(rank)
+        ]
         # 2. Precision at each rank, summed over the ranks that count: those up to R that are right.
         right = labels[order] == labels[mine, None]
         precision = right.cumsum(1) / rank
@@ -54,7 +62,10 @@ def retrieve(features: Tensor, labels: Tensor, rows: int = 512) -> tuple[Tensor,
 
 
 def measure(
-    task: Assignment[ClassRetrieval], extractor: Extractor, machine: Machine, stop: StopFlag
+    task: Assignment[ClassRetrieval],
+    extractor: Extractor,
+    machine: Machine,
+    stop: StopFlag,
 ) -> list[Result]:
     test = task.splits.test
     found = extractor(test, f"{task.dataset.name} test features")
@@ -64,7 +75,9 @@ def measure(
         stop.end_here("between two checkpoints")
         trunk.verify()
         values, arrays = {}, {}
-        for metric, scores in zip(METRICS, retrieve(features.to(machine.device), labels)):
+        for metric, scores in zip(
+            METRICS, retrieve(features.to(machine.device), labels)
+        ):
             kept = arrays[f"queries_{metric}"] = scores.cpu().numpy()
             about = {"queries": int((~np.isnan(kept)).sum())}
             values[metric] = 100 * float(np.nanmean(kept)), about

@@ -42,7 +42,11 @@ def clusterings(
         stop.end_here("between two starts of k-means")
         drawn = seeding.seed_of(seed, "k-means", start) % 2**32
         k_means = KMeans(
-            clusters, n_init=1, max_iter=p.iterations, tol=p.tolerance, random_state=drawn
+            clusters,
+            n_init=1,
+            max_iter=p.iterations,
+            tol=p.tolerance,
+            random_state=drawn,
         )
         k_means.fit(unit)
         found.append((float(k_means.inertia_), k_means.labels_.astype(np.int64)))
@@ -50,7 +54,10 @@ def clusterings(
 
 
 def measure(
-    task: Assignment[KMeansClusters], extractor: Extractor, machine: Machine, stop: StopFlag
+    task: Assignment[KMeansClusters],
+    extractor: Extractor,
+    machine: Machine,
+    stop: StopFlag,
 ) -> list[Result]:
     p, test = task.protocol, task.splits.test
     found = extractor(test, f"{task.dataset.name} test features")
@@ -63,7 +70,9 @@ def measure(
         values = {}
         for metric, best in by_start[0].items():
             values[metric] = best, {"starts": [one[metric] for one in by_start]}
-        rows += scoring.write_plain(task, trunk.checkpoint, values, {"cluster": starts[0][1]})
+        rows += scoring.write_plain(
+            task, trunk.checkpoint, values, {"cluster": starts[0][1]}
+        )
     return rows
 
 

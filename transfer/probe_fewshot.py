@@ -51,7 +51,9 @@ def measure(
             {metric: (float(np.mean(values)), about)},
             {"values": np.asarray(values), "prediction": predicted.astype(np.int32)},
             ci95=confidence.of_draws(predicted == label, by_class),
-            chosen={"converged": False, "gradient": gradient} if gradient > p.tolerance else None,
+            chosen={"converged": False, "gradient": gradient}
+            if gradient > p.tolerance
+            else None,
         )
     return rows
 
@@ -60,7 +62,9 @@ def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[
     """`count` lists of indices with `shots` images of each class; the same for every checkpoint."""
     out = []
     for i in range(count):
-        chosen, _ = splits.draw(images, shots, seed * 1_000_003 + i, what=f"{shots} shots")
+        chosen, _ = splits.draw(
+            images, shots, seed * 1_000_003 + i, what=f"{shots} shots"
+        )
         out.append(chosen)
     return out
 

@@ -27,17 +27,24 @@ class Probe(Generic[P]):
     measure: Callable[[Assignment[P], Extractor, Machine, StopFlag], list[Result]]
     # The same for several protocols of one `stream` in one pass, a list for each
     measure_several: (
-        Callable[[Sequence[Assignment[P]], Extractor, Machine, StopFlag], list[list[Result]]] | None
+        Callable[
+            [Sequence[Assignment[P]], Extractor, Machine, StopFlag], list[list[Result]]
+        ]
+        | None
     ) = None
     stream: Callable[[P], str] = repr
     # The metrics of the rows that it writes for each checkpoint
-    metrics: Callable[[P, Dataset], list[str]] = lambda _, dataset: list(dataset.metrics)
+    metrics: Callable[[P, Dataset], list[str]] = lambda _, dataset: list(
+        dataset.metrics
+    )
     # What it will do, in words, and how many units of work that is on a dataset (runs/price.py):
     # beside the features of all its images, which most probes need
     words: Callable[[P], str] = lambda _: ""
-    work: Callable[[P, str, Splits, int], Mapping[str, int]] = lambda p, name, splits, count: {
-        "image": sum(len(images) for _, images in splits.items())
-    }
+    work: Callable[[P, str, Splits, int], Mapping[str, int]] = (
+        lambda p, name, splits, count: {
+            "image": sum(len(images) for _, images in splits.items())
+        }
+    )
     # Raises BadInput for data that would fail only after hours of features
     refuse: Callable[[P, str, Splits], None] = lambda *_: None
     # True: it needs features of the test images alone

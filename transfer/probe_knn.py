@@ -57,7 +57,9 @@ def measure(
 PROBE = Probe(
     measure=measure,
     # For every k: top1_k5, top1_k20, ...
-    metrics=lambda p, dataset: [f"{metric}_k{k}" for k in p.k for metric in dataset.metrics],
+    metrics=lambda p, dataset: [
+        f"{metric}_k{k}" for k in p.k for metric in dataset.metrics
+    ],
     refuse=refuse,
     words=lambda p: f"k = {', '.join(map(str, p.k))}",
 )

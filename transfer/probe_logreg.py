@@ -85,14 +85,18 @@ def measure(
         temperature = _temperature(task, trunk.checkpoint, warm, val)
         # 4. The one look at test.
         logits = final.logits(test, p.chunk)
-        of_test = head_scores.compact(logits.split(ROWS), task.splits.test.labels, temperature)
+        of_test = head_scores.compact(
+            logits.split(ROWS), task.splits.test.labels, temperature
+        )
         chosen = _choice(task, trunk.checkpoint, path, l2, final)
         head = _kept(final, temperature)
         one = CheckpointPredictions(
             checkpoint=trunk.checkpoint,
             ranking=scoring.rank_classes(logits),
             chosen=chosen,
-            provenance=scoring.keep_trained(task, trunk.checkpoint, head, of_test, chosen),
+            provenance=scoring.keep_trained(
+                task, trunk.checkpoint, head, of_test, chosen
+            ),
         )
         measured.append(one)
     return scoring.write(task, measured)
@@ -107,17 +111,25 @@ def _temperature(
     temperature = head_scores.fit_temperature(logits, labels)
     scores = head_scores.compact(logits, labels, temperature)
     if scores is not None:
-        scoring.keep_scores(task, checkpoint, _kept(twin, temperature).digest, scores, "val")
+        scoring.keep_scores(
+            task, checkpoint, _kept(twin, temperature).digest, scores, "val"
+        )
     return temperature
 
 
 def _kept(fit: Fit, temperature: float | None) -> KeptHead:
     weight, bias = fit.weight.float().cpu().clone(), fit.bias.float().cpu().clone()
-    return KeptHead(weight, bias, temperature, None if temperature is None else "hold-out, twin")
+    return KeptHead(
+        weight, bias, temperature, None if temperature is None else "hold-out, twin"
+    )
 
 
 def _choice(
-    task: Assignment[LogReg], checkpoint: Checkpoint, path: PathState, l2: float, final: Fit
+    task: Assignment[LogReg],
+    checkpoint: Checkpoint,
+    path: PathState,
+    l2: float,
+    final: Fit,
 ) -> dict[str, object]:
     """The choice of the penalty, as the row tells it; warns of fits that did not converge."""
     p, gradient = task.protocol, max(*path["gradients"], final.gradient)
@@ -141,7 +153,11 @@ def _choice(
 
 
 def _record(
-    task: Assignment[LogReg], path: PathState, last: Fit, predicted: Tensor, label: np.ndarray
+    task: Assignment[LogReg],
+    path: PathState,
+    last: Fit,
+    predicted: Tensor,
+    label: np.ndarray,
 ) -> float:
     """Note the `last` fit of a path, with its predictions on val; returns their score."""
     classes = len(task.splits.train.classes)
@@ -162,5 +178,7 @@ def _work(p: LogReg, name: str, splits: Splits, count: int) -> dict[str, int]:
 
 
 PROBE = Probe(
-    measure=measure, words=lambda p: f"best of {len(p.penalties)} penalties by val", work=_work
+    measure=measure,
+    words=lambda p: f"best of {len(p.penalties)} penalties by val",
+    work=_work,
 )

@@ -65,13 +65,17 @@ class Ruled:
         """Return the five best answers (n, 5) as labels, for images from `begin` on; of equal
         logits the smaller class is better, and -1 is none of the set's."""
         competing = self.scores(logits)
-        best = competing.sort(dim=1, descending=True, stable=True).indices[:, :BEST].cpu()
+        best = (
+            competing.sort(dim=1, descending=True, stable=True).indices[:, :BEST].cpu()
+        )
         broken = ~torch.isfinite(competing).all(1).cpu()
         if self.rule == "subset":
             found = best
         else:
             found = self.meaning[best]
-            if self.of.answers is not None:  # an answer that is right is the label itself
+            if (
+                self.of.answers is not None
+            ):  # an answer that is right is the label itself
                 for row, answer in enumerate(best.tolist()):
                     right = self.of.answers[begin + row]
                     hits = torch.tensor([each in right for each in answer])
@@ -96,7 +100,9 @@ def refuse(p: Ood, name: str, splits: Splits) -> None:
         sets = ", ".join(n for n, row in catalog.DATASETS.items() if row.rules)
         raise BadInput(f"{name}: no set for ImageNet's classifiers; there are {sets}")
     if p.rule not in rules:
-        raise BadInput(f"{name}: has no rule '{p.rule}'; write rule={' or rule='.join(rules)}")
+        raise BadInput(
+            f"{name}: has no rule '{p.rule}'; write rule={' or rule='.join(rules)}"
+        )
 
 
 def heads_of(task: Assignment[Ood]) -> dict[str, KeptHead]:
@@ -133,7 +139,9 @@ def measure(
         for trunk in extractor.trunks:
             whole = dataclasses.replace(extractor, trunks=[own_classifier(trunk)])
             passes.append((whole, _of_model(trunk, p)))
-    elif p.reads == "tokens":  # these are too many to be kept, so features are logits here, too
+    elif (
+        p.reads == "tokens"
+    ):  # these are too many to be kept, so features are logits here, too
         trunks = []
         for trunk in extractor.trunks:
             kept = heads[trunk.digest]
@@ -144,7 +152,9 @@ def measure(
     measured = []
     for of_pass, geometry in passes:
         cut = TrimmedGeometry(trim=trim, of=geometry) if trim else geometry
-        found = dataclasses.replace(of_pass, geometry=cut)(test, f"{task.dataset.name} images")
+        found = dataclasses.replace(of_pass, geometry=cut)(
+            test, f"{task.dataset.name} images"
+        )
         for trunk, features in zip(of_pass.trunks, found):
             trunk.verify()
             if not machine.main:
@@ -158,14 +168,20 @@ def measure(
     return scoring.write(task, measured) if machine.main else []
 
 
-def _logits(head: KeptHead | None, features: Tensor, trunk: FrozenTrunk) -> Iterator[Tensor]:
+def _logits(
+    head: KeptHead | None, features: Tensor, trunk: FrozenTrunk
+) -> Iterator[Tensor]:
     for rows in features.split(head_scores.ROWS):
         sent = rows.to(trunk.device)
         yield sent if head is None or trunk.of_tokens is not None else head.logits(sent)
 
 
 def _predictions(
-    task: Assignment[Ood], ruled: Ruled, trunk: FrozenTrunk, head: KeptHead | None, features: Tensor
+    task: Assignment[Ood],
+    ruled: Ruled,
+    trunk: FrozenTrunk,
+    head: KeptHead | None,
+    features: Tensor,
 ) -> CheckpointPredictions:
     """One classifier's answers, and its facts on each image."""
     rankings, begin = [], 0
@@ -180,7 +196,9 @@ def _predictions(
         scores = head_scores.compact(competing, ruled.columns, temperature)
     hits = ranking == labels
     right = {"top1": int(hits[:, 0].sum()), "top5": int(hits.any(1).sum())}
-    said = scoring.keep_said(task, trunk.checkpoint, head or trunk.own_head or "", scores)
+    said = scoring.keep_said(
+        task, trunk.checkpoint, head or trunk.own_head or "", scores
+    )
     return CheckpointPredictions(
         checkpoint=trunk.checkpoint,
         ranking=ranking,
@@ -196,7 +214,9 @@ class _WholeModel(torch.nn.Module):
 
     feature_dim = CLASSES
 
-    def __init__(self, model: torch.nn.Module, memory_format: torch.memory_format) -> None:
+    def __init__(
+        self, model: torch.nn.Module, memory_format: torch.memory_format
+    ) -> None:
         super().__init__()
         self.model, self.memory_format = model, memory_format
 
@@ -211,12 +231,16 @@ def own_classifier(trunk: FrozenTrunk) -> FrozenTrunk:
     whole: Any = _WholeModel(model, trunk.module.memory_format).to(trunk.device).eval()
     parts = torch.nn.ParameterDict({k.replace(".", "/"): v for k, v in head.items()})
     digest = state_digest(parts)
-    return dataclasses.replace(trunk, module=whole, state=state_digest(whole), own_head=digest)
+    return dataclasses.replace(
+        trunk, module=whole, state=state_digest(whole), own_head=digest
+    )
 
 
 def _of_model(trunk: FrozenTrunk, p: Ood) -> ModelGeometry:
     """The size, crop and interpolation that timm evaluates the weights by."""
-    about: Mapping[str, Any] = timm_classifier.evaluation(trunk.checkpoint, test_size=p.test_size)
+    about: Mapping[str, Any] = timm_classifier.evaluation(
+        trunk.checkpoint, test_size=p.test_size
+    )
     size = int(about["input_size"][-1])
     return ModelGeometry(resize=size, crop=size, evaluation=dict(about))
 

@@ -52,7 +52,9 @@ class DenseHeads(TokenHeads):
 
     norm: SyncBatchNorm
 
-    def __init__(self, p: Seg, classes: int, dim: int, *, seed: int, machine: Machine) -> None:
+    def __init__(
+        self, p: Seg, classes: int, dim: int, *, seed: int, machine: Machine
+    ) -> None:
         self.p, self.count, self.seed, self.machine = p, len(p.lr), seed, machine
         self.norm = SyncBatchNorm(dim, affine=False).to(machine.device)
         generator = seeding.generator(seed, "head", classes, dim)
@@ -97,9 +99,14 @@ class DenseHeads(TokenHeads):
         losses = []
         for index in range(self.count):
             large = F.interpolate(
-                self.logits(x, index), labels.shape[-2:], mode="bilinear", align_corners=False
+                self.logits(x, index),
+                labels.shape[-2:],
+                mode="bilinear",
+                align_corners=False,
             )
-            summed = F.cross_entropy(large, target, ignore_index=IGNORED, reduction="sum")
+            summed = F.cross_entropy(
+                large, target, ignore_index=IGNORED, reduction="sum"
+            )
             loss = summed / pixels
             loss.backward()
             losses.append(loss.detach() * batch)
@@ -148,7 +155,9 @@ def measure(
     """The rows of all trunks, on rank 0; the other ranks take part until the end, and have none."""
     p, trunks = task.protocol, extractor.trunks
     if p.batch_size % machine.world:
-        raise BadInput(f"--devices: {machine.world} do not divide a batch of {p.batch_size} images")
+        raise BadInput(
+            f"--devices: {machine.world} do not divide a batch of {p.batch_size} images"
+        )
     for trunk in trunks:
         trunk.module.dilate(p.output_stride)
         trunk.module.refuse_size(p.geometry.crop, p.geometry.crop)
@@ -159,7 +168,9 @@ def measure(
     for trunk in trunks:
         dim = trunk.module.widths[-1]
         heads.append(DenseHeads(p, classes, dim, seed=task.seed, machine=machine))
-    train_on_tokens([task], trunks, heads, images, machine=machine, stop=stop, kind=SegTraining)
+    train_on_tokens(
+        [task], trunks, heads, images, machine=machine, stop=stop, kind=SegTraining
+    )
     # 2. The rate, by the held-out part
     scores = None
     if len(p.lr) > 1:
@@ -222,7 +233,9 @@ class Windows:
         shown: list[Shown] = [{} for _ in self.trunks]
         mine = own_images(n, machine)
         what = f"{name} {split} windows"
-        progress = Progress(self.task.run if machine.main else None, n, what, unit="image")
+        progress = Progress(
+            self.task.run if machine.main else None, n, what, unit="image"
+        )
         items = TestPairs(images, p.side(name))
         for pixels, labels, index in pairs(items, ([(0, i)] for i in mine), machine):
             for t, (heads, maps) in enumerate(zip(self.heads, self._maps(pixels[0]))):
@@ -250,7 +263,9 @@ class Windows:
         """The trunks' maps of all windows of an image (3, H, W)."""
         p = self.task.protocol
         crop, corners = p.geometry.crop, self._corners(*pixels.shape[-2:])
-        windows = torch.stack([pixels[:, y : y + crop, x : x + crop] for y, x in corners])
+        windows = torch.stack(
+            [pixels[:, y : y + crop, x : x + crop] for y, x in corners]
+        )
         parts = []
         for some in windows.to(self.machine.device).split(p.feature_batch):
             parts.append(forward_all(self.trunks, some, tokens=True))
@@ -266,7 +281,9 @@ class Windows:
         total = small.new_zeros(small.shape[1], height, width)
         times = small.new_zeros(height, width)
         for (y, x), window in zip(self._corners(height, width), small):
-            large = F.interpolate(window[None], (crop, crop), mode="bilinear", align_corners=False)
+            large = F.interpolate(
+                window[None], (crop, crop), mode="bilinear", align_corners=False
+            )
             total[:, y : y + crop, x : x + crop] += large[0]
             times[y : y + crop, x : x + crop] += 1
         return total / times
@@ -281,8 +298,13 @@ def rows_of(
 ) -> list[Result]:
     """The rows of one trunk, from its counts (N, 3, C), and the files beside them."""
     stem = task.stem(trunk.checkpoint)
-    arrays = {name: counts[:, i].astype(np.uint32) for i, name in enumerate(dense_counts.NAMES)}
-    kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
+    arrays = {
+        name: counts[:, i].astype(np.uint32)
+        for i, name in enumerate(dense_counts.NAMES)
+    }
+    kept = store.keep_predictions(
+        task.run, stem, manifest=task.hashes["test"], **arrays
+    )
     file = f"{PICTURES}/{stem}.png"
     atomic.write_bytes(task.run / file, _montage(task, shown))
     drawn = predictions.load(task.run / kept)
@@ -325,8 +347,12 @@ def _montage(task: Assignment[Protocol], shown: Shown) -> bytes:
         picture, labels = images.pair(index)
         width = max(1, round(picture.width * SHOWN_SIDE / picture.height))
         strip = Image.new("RGB", (3 * width, SHOWN_SIDE))
-        for n, each in enumerate((np.asarray(picture), colours[labels], colours[predicted])):
-            strip.paste(Image.fromarray(each).resize((width, SHOWN_SIDE)), (n * width, 0))
+        for n, each in enumerate(
+            (np.asarray(picture), colours[labels], colours[predicted])
+        ):
+            strip.paste(
+                Image.fromarray(each).resize((width, SHOWN_SIDE)), (n * width, 0)
+            )
         strips.append(strip)
     whole = Image.new("RGB", (max(s.width for s in strips), SHOWN_SIDE * len(strips)))
     for n, strip in enumerate(strips):

@@ -47,7 +47,9 @@ def measure(
     trunks, grids = [], []
     for trunk in extractor.trunks:
         height, width, dim = grid = _grid(trunk, p)
-        row = TokenFeature(lambda x: x.flatten(1), height * width * dim, f"{height} x {width}")
+        row = TokenFeature(
+            lambda x: x.flatten(1), height * width * dim, f"{height} x {width}"
+        )
         trunks.append(dataclasses.replace(trunk, of_tokens=row))
         grids.append(grid)
     train_maps, val_maps, test_maps = _maps(task, machine, stop)
@@ -64,7 +66,10 @@ def measure(
             seen.learn([train], train_maps)
             counted, _ = seen.count(val, val_maps, ways)
             scores = [100 * float(score(counts)["miou"]) for counts in counted]
-            chosen = {"on": "val", "scores": {f"{k} {by}": s for (k, by), s in zip(ways, scores)}}
+            chosen = {
+                "on": "val",
+                "scores": {f"{k} {by}": s for (k, by), s in zip(ways, scores)},
+            }
             ways = [ways[best_of(scores)]]
         # 3. The one look at test, by neighbours in all of train
         seen.learn([train, val], torch.cat((train_maps, val_maps)))
@@ -97,7 +102,9 @@ def _maps(task: Assignment[SegKnn], machine: Machine, stop: StopFlag) -> list[Te
     for split, images in task.splits.items():
         items = SquareMaps(cast(DenseList, images), task.protocol.geometry.crop)
         what = f"{task.dataset.name} {split} maps"
-        progress = Progress(task.run if machine.main else None, len(images), what, unit="map")
+        progress = Progress(
+            task.run if machine.main else None, len(images), what, unit="map"
+        )
         read: list[Tensor] = []
         for maps in pairs(items, equal_shares(0, len(images), 64, 0, 1), machine):
             read += maps
@@ -110,8 +117,12 @@ def _maps(task: Assignment[SegKnn], machine: Machine, stop: StopFlag) -> list[Te
 def votes(labels: Tensor, classes: int) -> Tensor:
     """How many of each row of (n, m) labels are of each class, (n, C)."""
     found = labels.long().clamp_(max=classes)  # the ignored ones
-    counts = torch.zeros(len(labels), classes + 1, dtype=torch.int32, device=labels.device)
-    return counts.scatter_add_(1, found, torch.ones_like(found, dtype=torch.int32))[:, :classes]
+    counts = torch.zeros(
+        len(labels), classes + 1, dtype=torch.int32, device=labels.device
+    )
+    return counts.scatter_add_(1, found, torch.ones_like(found, dtype=torch.int32))[
+        :, :classes
+    ]
 
 
 class Neighbours:
@@ -133,12 +144,18 @@ class Neighbours:
         scaler = StandardScaler()
         for rows in _pieces(train):
             scaler.partial_fit(rows.reshape(-1, self.dim).numpy())
-        self.mean = torch.tensor(scaler.mean_, dtype=torch.float32, device=machine.device)
-        self.scale = torch.tensor(scaler.scale_, dtype=torch.float32, device=machine.device)
+        self.mean = torch.tensor(
+            scaler.mean_, dtype=torch.float32, device=machine.device
+        )
+        self.scale = torch.tensor(
+            scaler.scale_, dtype=torch.float32, device=machine.device
+        )
 
     def tokens(self, features: Tensor) -> Tensor:
         """The features (n, T D) of images -> (n T, D) on the device."""
-        return (features.to(self.mean.device).view(-1, self.dim) - self.mean) / self.scale
+        return (
+            features.to(self.mean.device).view(-1, self.dim) - self.mean
+        ) / self.scale
 
     def cut(self, maps: Tensor) -> Tensor:
         """Label maps (n, side, side) -> their patches (n T, P)."""
@@ -177,17 +194,25 @@ class Neighbours:
         """The labels (T, P) of patches whose neighbours are `near` (T, k)."""
         counts = votes(self.labels[near].transpose(1, 2).flatten(0, 1), self.classes)
         most, best = (each.view(len(near), -1) for each in counts.max(1))
-        return torch.where(most > 0, best, self.common[near[:, :1]]).to(torch.uint8).cpu()
+        return (
+            torch.where(most > 0, best, self.common[near[:, :1]]).to(torch.uint8).cpu()
+        )
 
     def count(
         self, features: Tensor, maps: Tensor, ways: Sequence[Way]
     ) -> tuple[list[np.ndarray], Shown]:
         """Return, for each of the ways, the counts (N, 3, C) of images with these features and
         label maps; and the first way's label maps of the first images of rank 0."""
-        n, machine, what = len(maps), self.machine, f"{self.task.dataset.name} neighbours"
+        n, machine, what = (
+            len(maps),
+            self.machine,
+            f"{self.task.dataset.name} neighbours",
+        )
         counted = [torch.zeros(n, 3, self.classes).long() for _ in ways]
         shown: Shown = {}
-        progress = Progress(self.task.run if machine.main else None, n, what, unit="answer")
+        progress = Progress(
+            self.task.run if machine.main else None, n, what, unit="answer"
+        )
         mine = torch.tensor(own_images(n, machine))
         for some in mine.split(self.task.protocol.feature_batch):
             x, most = self.tokens(features[some]), max(k for k, _ in ways)
@@ -202,8 +227,12 @@ class Neighbours:
                     counts = dense_counts.count(best.numpy(), label, self.classes)
                     counted[way][index] = torch.from_numpy(counts)
                     if way == 0 and machine.main and len(shown) < SHOWN:
-                        blocks = best.view(self.height, self.width, -1, maps.shape[2] // self.width)
-                        shown[index] = blocks.transpose(1, 2).reshape(maps.shape[1:]).numpy()
+                        blocks = best.view(
+                            self.height, self.width, -1, maps.shape[2] // self.width
+                        )
+                        shown[index] = (
+                            blocks.transpose(1, 2).reshape(maps.shape[1:]).numpy()
+                        )
             progress.advance(len(some) * machine.world)
             machine.preempt(self.stop, f"at {what}")
         return [gathered(counts, machine) for counts in counted], shown

@@ -56,7 +56,9 @@ class FinalHead:
     index: int  # of the head among them
     lr: float  # as declared
     scores: list[float] | None = None  # of every head of the grid, where one was chosen
-    temperature: float | None = None  # of itself, or of its twin that did not see the hold-out
+    temperature: float | None = (
+        None  # of itself, or of its twin that did not see the hold-out
+    )
 
     @property
     def kept(self) -> KeptHead:
@@ -105,8 +107,12 @@ def measure(
         chosen, said = chosen_rate(task, trunk, final), {}
         if machine.main:
             labels = task.splits.test.labels
-            scores = head_scores.compact(final.logits(features), labels, final.temperature)
-            said = scoring.keep_trained(task, trunk.checkpoint, final.kept, scores, chosen)
+            scores = head_scores.compact(
+                final.logits(features), labels, final.temperature
+            )
+            said = scoring.keep_trained(
+                task, trunk.checkpoint, final.kept, scores, chosen
+            )
         one = CheckpointPredictions(
             checkpoint=trunk.checkpoint,
             ranking=ranking,
@@ -157,15 +163,22 @@ class SgdProbe:
         temperatures: dict[str, float | None] = {}
         if self.choice_file.exists():
             chosen_before = json.loads(self.choice_file.read_text())
-            scores, temperatures = chosen_before["scores"], chosen_before["temperatures"]
+            scores, temperatures = (
+                chosen_before["scores"],
+                chosen_before["temperatures"],
+            )
         if all(trunk.digest in scores for trunk in trunks):
-            steps = self.task.protocol.steps(self.task.dataset.name, len(self.task.splits.train))
+            steps = self.task.protocol.steps(
+                self.task.dataset.name, len(self.task.splits.train)
+            )
             price.skip("step", steps)
         else:
             candidates = self._train("select", [grid] * len(trunks), with_val=False)
             scores = self._scores(candidates, "val")
             best = best_heads(self.task.protocol, candidates, scores.values())
-            twins = [replace(head, scores=None) for head in best]  # none is the chosen head
+            twins = [
+                replace(head, scores=None) for head in best
+            ]  # none is the chosen head
             temperatures = dict(zip(scores, self._temperatures(twins)))
             if self.machine.main:
                 kept = {"scores": scores, "temperatures": temperatures}
@@ -176,13 +189,17 @@ class SgdProbe:
         trained = self._train("refit", [(lr,) for lr in chosen], with_val=True)
         finals = []
         for trunk, heads, lr, of_rates in zip(trunks, trained, chosen, of_trunks):
-            finals.append(FinalHead(heads, 0, lr, of_rates, temperatures.get(trunk.digest)))
+            finals.append(
+                FinalHead(heads, 0, lr, of_rates, temperatures.get(trunk.digest))
+            )
         return finals
 
     def chosen_on_test(self) -> list[FinalHead]:
         grid, trunks = self.task.protocol.lr, self.extractor.trunks
         trained = self._train("train", [grid] * len(trunks), with_val=True)
-        return best_heads(self.task.protocol, trained, self._scores(trained, "test").values())
+        return best_heads(
+            self.task.protocol, trained, self._scores(trained, "test").values()
+        )
 
     def _temperatures(self, heads: Sequence[FinalHead]) -> list[float | None]:
         """Fit each head's temperature on val, which did not train it; keep its scores (rank 0)."""
@@ -193,11 +210,18 @@ class SgdProbe:
         out = []
         for trunk, head, of_trunk in zip(self.extractor.trunks, heads, features):
             fitted = replace(
-                head, temperature=head_scores.fit_temperature(head.logits(of_trunk), val.labels)
+                head,
+                temperature=head_scores.fit_temperature(
+                    head.logits(of_trunk), val.labels
+                ),
             )
-            scores = head_scores.compact(head.logits(of_trunk), val.labels, fitted.temperature)
+            scores = head_scores.compact(
+                head.logits(of_trunk), val.labels, fitted.temperature
+            )
             if scores is not None:
-                scoring.keep_scores(task, trunk.checkpoint, fitted.kept.digest, scores, "val")
+                scoring.keep_scores(
+                    task, trunk.checkpoint, fitted.kept.digest, scores, "val"
+                )
             out.append(fitted.temperature)
         return out
 
@@ -237,11 +261,15 @@ class SgdProbe:
         heads, used = [], []
         for trunk, of_trunk in zip(trunks, rates):
             count, std = len(of_trunk), p.init_std
-            heads.append(kind(count, classes, trunk.dim, std=std, seed=task.seed, device=device))
+            heads.append(
+                kind(count, classes, trunk.dim, std=std, seed=task.seed, device=device)
+            )
             used.append(torch.tensor([p.used(lr) for lr in of_trunk], device=device))
         watched = None
         if p.patience is not None:
-            watched = self.extractor(task.splits.val, f"{task.dataset.name} val features")
+            watched = self.extractor(
+                task.splits.val, f"{task.dataset.name} val features"
+            )
         ProbeTraining(
             phase=phase,
             task=task,
@@ -264,7 +292,9 @@ class SgdProbe:
             parts.append(self.extractor(task.splits.val, f"{name} val features"))
         return [FeatureRows(of_trunk) for of_trunk in zip(*parts)]
 
-    def _scores(self, candidates: Sequence[LinearHeads], split: str) -> dict[str, list[float]]:
+    def _scores(
+        self, candidates: Sequence[LinearHeads], split: str
+    ) -> dict[str, list[float]]:
         """Digest -> the dataset's metric on `split` for every rate."""
         task = self.task
         images = dict(task.splits.items())[split]
@@ -275,11 +305,17 @@ class SgdProbe:
         for trunk, heads, of_trunk in zip(self.extractor.trunks, candidates, features):
             values = []
             for ranking in rankings(heads, of_trunk, range(heads.count)):
-                values.append(scoring.score(metric, ranking[:, 0].numpy(), label, classes))
+                values.append(
+                    scoring.score(metric, ranking[:, 0].numpy(), label, classes)
+                )
             out[trunk.digest] = values
-            rates = "  ".join(f"{lr:g}: {v:.2f}" for lr, v in zip(task.protocol.lr, values))
+            rates = "  ".join(
+                f"{lr:g}: {v:.2f}" for lr, v in zip(task.protocol.lr, values)
+            )
             name = trunk.checkpoint.name
-            log.info(f"{name} on {task.dataset.name} {split}, by learning rate: {rates}")
+            log.info(
+                f"{name} on {task.dataset.name} {split}, by learning rate: {rates}"
+            )
         return out
 
 
@@ -295,7 +331,9 @@ def rankings(
     return [torch.cat(part) for part in parts]
 
 
-def chosen_rate(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> dict[str, object]:
+def chosen_rate(
+    task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead
+) -> dict[str, object]:
     """`chosen` of the rows: the rate, how it was found, and what the others would have given."""
     p = task.protocol
     choice: dict[str, object] = {
@@ -312,7 +350,9 @@ def chosen_rate(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> 
             choice["weight_decay"] = p.grid[final.index][1]
             names = [f"{lr:g} wd {decay:g}" for lr, decay in p.grid]
         choice["scores"] = dict(zip(names, final.scores))
-        edge = scoring.warn_edge(task, trunk.checkpoint, "learning rate", final.lr, p.lr)
+        edge = scoring.warn_edge(
+            task, trunk.checkpoint, "learning rate", final.lr, p.lr
+        )
         choice["at_edge"] = edge
     return choice
 
@@ -334,12 +374,16 @@ class ProbeTraining:
     watched: Sequence[Tensor] | None  # val's features per trunk, for `patience`
     machine: Machine
     stop: StopFlag
-    tokens: bool = False  # the heads take maps; what follows is long, so the end is saved too
+    tokens: bool = (
+        False  # the heads take maps; what follows is long, so the end is saved too
+    )
 
     def __post_init__(self) -> None:
         p = self.task.protocol
         self.steps = p.steps(self.task.dataset.name, len(self.images))
-        self.per_epoch = len(self.images) / p.batch_size  # broken, where the batch does not divide
+        self.per_epoch = (
+            len(self.images) / p.batch_size
+        )  # broken, where the batch does not divide
         self.labels = torch.tensor(self.images.labels)
         watched = self.watched is not None
         self.best = [BestHeads(heads) for heads in self.heads if watched]
@@ -355,7 +399,9 @@ class ProbeTraining:
             done=first,
         )
         saved = time.monotonic()
-        for step, (features, labels) in zip(range(first, self.steps), self._batches(first)):
+        for step, (features, labels) in zip(
+            range(first, self.steps), self._batches(first)
+        ):
             # 1. One step of the heads of every trunk.
             factor = p.schedule.factor(step, self.steps, self.per_epoch)
             losses = []
@@ -395,15 +441,22 @@ class ProbeTraining:
         """Features per trunk and labels of this rank's share of each global batch."""
         p, machine = self.task.protocol, self.machine
         count, seed = len(self.images), self.task.seed
-        shares = rank_batches(seed, count, p.batch_size, first, self.steps, machine=machine)
+        shares = rank_batches(
+            seed, count, p.batch_size, first, self.steps, machine=machine
+        )
         if self.features is not None:
             for share in shares:
                 index = torch.tensor([i for _, i in share])
-                mine = [sent(of_trunk.take(index), machine.device) for of_trunk in self.features]
+                mine = [
+                    sent(of_trunk.take(index), machine.device)
+                    for of_trunk in self.features
+                ]
                 yield mine, sent(self.labels[index], machine.device)
             return
         assert p.augment is not None
-        pictures = training_pictures(self.images, p.augment, shares, seed=seed, machine=machine)
+        pictures = training_pictures(
+            self.images, p.augment, shares, seed=seed, machine=machine
+        )
         for pixels, index in pictures:
             here = pixels.to(machine.device, non_blocking=True)
             mine = forward_all(self.trunks, here, tokens=self.tokens)
@@ -439,7 +492,9 @@ class ProbeTraining:
             return 0
         state = load_state(file)
         # It may hold more trunks than are left: of a run that was killed between two rows.
-        if state["phase"] != self.phase or any(t.digest not in state["heads"] for t in self.trunks):
+        if state["phase"] != self.phase or any(
+            t.digest not in state["heads"] for t in self.trunks
+        ):
             return 0
         for trunk, heads in zip(self.trunks, self.heads):
             heads.load(state["heads"][trunk.digest])
@@ -459,7 +514,9 @@ def train_on_tokens(
     kind: type[ProbeTraining] = ProbeTraining,
 ) -> None:
     """Train the heads of each trunk, one for each rate of each protocol, on its tokens of images."""
-    rates = torch.tensor([t.protocol.used(lr) for t in tasks for lr, _ in t.protocol.grid])
+    rates = torch.tensor(
+        [t.protocol.used(lr) for t in tasks for lr, _ in t.protocol.grid]
+    )
     kind(
         phase=" ".join(["train", *(t.protocol.name for t in tasks)]),
         task=tasks[0],
@@ -489,7 +546,9 @@ def best_heads(
 
 
 def _words(p: Sgd) -> str:
-    several = f"best of {len(p.lr)} learning rates by {p.select}, " if len(p.lr) > 1 else ""
+    several = (
+        f"best of {len(p.lr)} learning rates by {p.select}, " if len(p.lr) > 1 else ""
+    )
     return f"{several}{p.batch_size} images a step"
 
 
@@ -502,12 +561,18 @@ def _work(p: Sgd, name: str, splits: Splits, _: int) -> dict[str, int]:
         steps += p.steps(name, train)
     if p.augment is None or p.train_score:
         return {"step": steps, "image": train + val + test}
-    return {"step": steps, "image": test + (val if chooses or p.patience is not None else 0)}
+    return {
+        "step": steps,
+        "image": test + (val if chooses or p.patience is not None else 0),
+    }
 
 
 PROBE = Probe(
     measure=measure,
-    metrics=lambda p, dataset: [*dataset.metrics, *([TRAIN_SCORE] if p.train_score else [])],
+    metrics=lambda p, dataset: [
+        *dataset.metrics,
+        *([TRAIN_SCORE] if p.train_score else []),
+    ],
     together=True,
     words=_words,
     work=_work,

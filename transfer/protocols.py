@@ -45,7 +45,10 @@ class Geometry:
     def transform(self) -> Callable[[Image.Image], Image.Image]:
         """The same as a function of PIL images."""
         return eval_geometry(
-            resize=self.resize, crop=self.crop, interpolation=self.interpolation, square=self.square
+            resize=self.resize,
+            crop=self.crop,
+            interpolation=self.interpolation,
+            square=self.square,
         )
 
 
@@ -84,7 +87,10 @@ class CropAugment:
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale[0] <= self.scale[1] or not 0 < self.ratio[0] <= self.ratio[1]:
+        if (
+            not 0 < self.scale[0] <= self.scale[1]
+            or not 0 < self.ratio[0] <= self.ratio[1]
+        ):
             raise ValueError(
                 f"scale {self.scale} and ratio {self.ratio} must be positive and increasing"
             )
@@ -147,7 +153,9 @@ class Protocol:
     """The fields that all protocols have."""
 
     kind: str
-    protocol: Annotated[str, Field(min_length=1)]  # its name, with a version; stands in every row
+    protocol: Annotated[
+        str, Field(min_length=1)
+    ]  # its name, with a version; stands in every row
     geometry: Geometry = Geometry()
     precision: Precision = "fp32"
     feature_batch: Count = 256
@@ -158,7 +166,9 @@ class Protocol:
     @property
     def name(self) -> str:
         # Features in bfloat16 differ by 2%, so their numbers are another column; TF32 is said too.
-        name = self.protocol + ("" if self.precision == "fp32" else f"-{self.precision}")
+        name = self.protocol + (
+            "" if self.precision == "fp32" else f"-{self.precision}"
+        )
         return name + (f"-{self.head}" if self.head else "")
 
     @property
@@ -195,7 +205,9 @@ class Sgd(ScaledRates):
     augment: CropAugment | None = CropAugment()
     init_std: float = 0.01
     patience: int | None = None
-    train_only: tuple[str, ...] = ()  # datasets whose val stays out of the final head's training
+    train_only: tuple[
+        str, ...
+    ] = ()  # datasets whose val stays out of the final head's training
     # test: the best on the reported split, only under a protocol of that name
     select: Literal["val", "test"] = "val"
     # also top-1 on the images that were trained on, centre crops, as a row of the split `train`
@@ -210,8 +222,12 @@ class Sgd(ScaledRates):
         if "default" not in self.length:
             raise ValueError("length needs a `default`")
         if self.optimizer in ("adamw", "lars") and self.kind == "sgd":
-            raise ValueError("optimizers adamw and lars are for maps and tokens; take sgd or adam")
-        if self.train_score and (len(self.lr) > 1 or self.patience is not None or self.train_only):
+            raise ValueError(
+                "optimizers adamw and lars are for maps and tokens; take sgd or adam"
+            )
+        if self.train_score and (
+            len(self.lr) > 1 or self.patience is not None or self.train_only
+        ):
             raise ValueError(
                 "train_score needs one rate, no patience and no train_only: all labels train"
             )
@@ -240,12 +256,18 @@ class TokenProbe(Sgd):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optimizer not in ("adamw", "lars") or self.patience is not None or self.head:
+        if (
+            self.optimizer not in ("adamw", "lars")
+            or self.patience is not None
+            or self.head
+        ):
             raise ValueError(
                 "heads on tokens have `optimizer: adamw` or lars, no patience, no head"
             )
         if self.select != "val" or self.train_score or self.train_only:
-            raise ValueError("heads on tokens have no select, train_score or train_only")
+            raise ValueError(
+                "heads on tokens have no select, train_score or train_only"
+            )
 
     def trains_on_val(self, dataset: str) -> bool:
         return len(self.grid) == 1
@@ -257,8 +279,12 @@ class Attentive(TokenProbe):
     val chooses the rate, or `holdout` of train."""
 
     pool: Literal["capi", "ep", "mean"] = "capi"
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95  # AdamW's; `momentum` is its first
-    weight_decays: tuple[NotNegative, ...] = ()  # each with each rate, instead of `weight_decay`
+    beta2: Annotated[float, Field(ge=0, lt=1)] = (
+        0.95  # AdamW's; `momentum` is its first
+    )
+    weight_decays: tuple[
+        NotNegative, ...
+    ] = ()  # each with each rate, instead of `weight_decay`
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
     def __post_init__(self) -> None:
@@ -279,7 +305,9 @@ class Attentive(TokenProbe):
         """Name all that decides which tokens a step sees; protocols of one stream share a pass."""
         alone = {"protocol", "pool", "optimizer", "lr", "weight_decay", "weight_decays"}
         alone |= {"momentum", "beta2"}
-        keys = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in alone}
+        keys = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in alone
+        }
         return repr((len(self.grid) > 1, keys))
 
 
@@ -290,9 +318,13 @@ class Seg(TokenProbe):
 
     augment: CropAugment | None = None  # pairs are cut by the keys below
     stride: Count
-    sides: dict[str, Count] = field(default_factory=dict)  # datasets with another shorter side
+    sides: dict[str, Count] = field(
+        default_factory=dict
+    )  # datasets with another shorter side
     scale: tuple[Positive, Positive] = (0.5, 2.0)  # of the shorter side in training
-    most_of_a_class: Annotated[float, Field(gt=0, le=1)] = 0.75  # of a crop's labelled pixels
+    most_of_a_class: Annotated[float, Field(gt=0, le=1)] = (
+        0.75  # of a crop's labelled pixels
+    )
     hue: NotNegative = 0.1  # turns
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the map's channels
     output_stride: Literal[8, 16, 32] = 16  # of a ResNet, by dilation
@@ -305,7 +337,9 @@ class Seg(TokenProbe):
             raise ValueError("segmentation has `optimizer: adamw`, and no `augment`")
         smallest = min([self.geometry.resize, *self.sides.values()])
         if not self.stride <= self.geometry.crop <= smallest:
-            raise ValueError("geometry.crop may be at most resize, stride at most geometry.crop")
+            raise ValueError(
+                "geometry.crop may be at most resize, stride at most geometry.crop"
+            )
 
     def side(self, dataset: str) -> int:
         """The shorter side, in pixels, of that dataset's images."""
@@ -327,7 +361,9 @@ class SegKnn(Protocol):
     def __post_init__(self) -> None:
         g = self.geometry
         if not g.square or g.resize != g.crop or self.head:
-            raise ValueError("whole images are read: geometry.square, resize as crop, no head")
+            raise ValueError(
+                "whole images are read: geometry.square, resize as crop, no head"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,7 +404,11 @@ class LogReg(Protocol):
     """Multinomial logistic regression by L-BFGS, a path of penalties from the strongest down.
     Minimised: sum of cross-entropies + l2 / 2 ||W||^2, the bias unpenalised."""
 
-    l2: tuple[float, float, int] = (1e-6, 1e5, 45)  # smallest, largest, how many, log-spaced
+    l2: tuple[float, float, int] = (
+        1e-6,
+        1e5,
+        45,
+    )  # smallest, largest, how many, log-spaced
     max_iterations: Count = 1000
     tolerance: Positive = 1e-5  # on the largest gradient entry of the mean objective
     chunk: Count = 65536  # rows of features in working memory at a time
@@ -439,7 +479,9 @@ class Finetune(ScaledRates):
     dataset: str | None = None  # which one `backbench semisup` is about
     head_lr: Rates
     schedule: RateSchedule = RateSchedule(name="step", milestones=(0.6, 0.8), gamma=0.2)
-    parts: dict[str, Part] = field(default_factory=dict)  # by percent of the labels: "1", "100"
+    parts: dict[str, Part] = field(
+        default_factory=dict
+    )  # by percent of the labels: "1", "100"
     augment: CropAugment = CropAugment()
     init_std: float = 0.01
     save_minutes: float = 5.0
@@ -447,7 +489,9 @@ class Finetune(ScaledRates):
     betas: tuple[float, float] = (0.9, 0.999)  # AdamW's
     # The rate of each layer of the trunk is that of the next one times this (BEiT, arXiv:2106.08254)
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share in which the rates rise from 0
+    warmup: Annotated[float, Field(ge=0, lt=1)] = (
+        0.0  # share in which the rates rise from 0
+    )
 
     def factor(self, step: int, steps: int, steps_per_epoch: float) -> float:
         """On the peak rates, at `step` of `steps`: the warm-up, then the schedule over the rest."""
@@ -524,7 +568,9 @@ def listing(verb: str) -> list[str]:
         if fits and recipe["kind"] == "finetune":
             fits = ("100" in recipe["parts"]) == (verb == "finetune")
         if fits:
-            lines.append(f"{name:<22} {config.first_sentence(path) or recipe['protocol']}")
+            lines.append(
+                f"{name:<22} {config.first_sentence(path) or recipe['protocol']}"
+            )
     return lines
 
 
@@ -568,7 +614,10 @@ def changes(protocol: Protocol) -> str:
         return ""
     for name in config.recipe_names("transfer"):
         data = config.read_recipe(config.find_recipe(name, "transfer"))
-        if (data.get("protocol"), data.get("kind")) == (protocol.protocol, protocol.kind):
+        if (data.get("protocol"), data.get("kind")) == (
+            protocol.protocol,
+            protocol.kind,
+        ):
             break
     shipped = config.to_dict(config.build(PROTOCOLS[protocol.kind], data, where=name))
     before, now = (protocol_fingerprints.leaves(each) for each in (shipped, recipe))
@@ -580,7 +629,9 @@ def changes(protocol: Protocol) -> str:
     return f"{', '.join(parts)} of the shipped {name}; its columns are named {mark}"
 
 
-def load_protocol(name: str, recipes: Mapping[str, type[P]], overrides: Sequence[str] = ()) -> P:
+def load_protocol(
+    name: str, recipes: Mapping[str, type[P]], overrides: Sequence[str] = ()
+) -> P:
     """Load a protocol, of one of the kinds `recipes`, by path or by its name under
     configs/transfer, with `key=value` over it; a list may be written k=5,20."""
     path = config.find_recipe(name, "transfer")
@@ -601,7 +652,9 @@ def load_protocol(name: str, recipes: Mapping[str, type[P]], overrides: Sequence
         bare = isinstance(before.get(key), list) and not value.startswith(("[", "null"))
         written.append(f"{key}=[{value}]" if bare else text)
     where = f"--protocol {name} {' '.join(overrides)}"
-    return config.build(recipes[kind], config.apply_overrides(data, written), where=where)
+    return config.build(
+        recipes[kind], config.apply_overrides(data, written), where=where
+    )
 
 
 def load_analysis(name: str, augmentations: int | None) -> AnalyzeConfig:
@@ -610,7 +663,9 @@ def load_analysis(name: str, augmentations: int | None) -> AnalyzeConfig:
     if augmentations is None or augmentations == recipe.augmentations:
         return recipe
     data = config.to_dict(recipe) | {"augmentations": augmentations}
-    data["protocol"] = recipe.protocol.replace("{space}", f"{{space}}-{augmentations}views")
+    data["protocol"] = recipe.protocol.replace(
+        "{space}", f"{{space}}-{augmentations}views"
+    )
     return config.build(AnalyzeConfig, data, where="--augmentations")
 
 

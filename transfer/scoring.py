@@ -50,7 +50,9 @@ class Assignment(Generic[Kind_co]):
     seed: int
     checkpoints: tuple[Checkpoint, ...]
     heads: Path | None = None  # where kept heads are looked for; None: beside the run
-    found: Mapping[str, KeptHead] = field(default_factory=dict)  # there, by checkpoints' digests
+    found: Mapping[str, KeptHead] = field(
+        default_factory=dict
+    )  # there, by checkpoints' digests
 
     @functools.cached_property
     def hashes(self) -> dict[str, str]:
@@ -65,7 +67,9 @@ class Assignment(Generic[Kind_co]):
 
     def stem(self, checkpoint: Checkpoint, suffix: str = "") -> str:
         """The name of the files that are kept beside the rows of a checkpoint."""
-        stem = f"{self.task}-{self.dataset.name}-{self.protocol.name}{suffix}-s{self.seed}"
+        stem = (
+            f"{self.task}-{self.dataset.name}-{self.protocol.name}{suffix}-s{self.seed}"
+        )
         return f"{stem}-{checkpoint.digest[:12]}".replace("/", "_")
 
     @functools.cached_property
@@ -73,7 +77,9 @@ class Assignment(Generic[Kind_co]):
         """A digest of what all test images hold: other images under the same names are other data."""
         return contents.whole(self.splits.test)
 
-    def done(self, rows: Iterable[Result], metrics: Iterable[str]) -> dict[str, list[Result]]:
+    def done(
+        self, rows: Iterable[Result], metrics: Iterable[str]
+    ) -> dict[str, list[Result]]:
         """Digest -> its part of a run's `rows`, for the checkpoints that have all `metrics`."""
         mine = (self.task, self.dataset.name, self.protocol.name, self.seed)
         by_digest: dict[str, list[Result]] = {c.digest: [] for c in self.checkpoints}
@@ -98,14 +104,18 @@ def identity_of(tasks: Sequence[Assignment[Protocol]]) -> dict[str, object]:
             recipes.append(recipe)
         digests += [c.digest for c in task.checkpoints]
     # Only where heads are used: runs without any are the same as before
-    heads = {digest: head.digest for task in tasks for digest, head in task.found.items()}
+    heads = {
+        digest: head.digest for task in tasks for digest, head in task.found.items()
+    }
     return {
         **({"heads": heads} if heads else {}),
         "recipe": recipes[0] if len(recipes) == 1 else recipes,
         "checkpoints": list(dict.fromkeys(digests)),
         "datasets": {task.dataset.name: task.hashes for task in tasks},
         "seed": tasks[0].seed,
-        contents.KEY: {t.dataset.name: contents.of_splits(t.splits.items()) for t in tasks},
+        contents.KEY: {
+            t.dataset.name: contents.of_splits(t.splits.items()) for t in tasks
+        },
     }
 
 
@@ -150,7 +160,10 @@ def per_class(
 
 
 def score(
-    metric: str, prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
+    metric: str,
+    prediction: NDArray[np.integer],
+    label: NDArray[np.integer],
+    classes: int,
 ) -> float:
     """`top1`, or `mean_per_class` over the classes that have test images."""
     if metric == "top1":
@@ -173,7 +186,9 @@ def confusion(
 # Rows, and the files beside them
 
 
-def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions]) -> list[Result]:
+def write(
+    task: Assignment[Protocol], measured: Sequence[CheckpointPredictions]
+) -> list[Result]:
     """Append a row per metric and checkpoint, with predictions and pictures beside them."""
     label = np.asarray(task.splits.test.labels, dtype=np.int64)
     names, metrics = task.splits.test.classes, task.dataset.metrics
@@ -190,7 +205,9 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
             arrays["hits5"] = hits5
         table = per_class_table(prediction, label, names)
         title = f"{one.checkpoint.name}: {task.task} on {task.dataset.name}"
-        picture = confusion_picture(confusion(prediction, label, len(names)), names, title)
+        picture = confusion_picture(
+            confusion(prediction, label, len(names)), names, title
+        )
         stem = task.stem(one.checkpoint, one.suffix)
         kept = {
             "predictions": f"{PREDICTIONS}/{stem}.npz",
@@ -203,7 +220,9 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
                 value, ci95 = 100.0 * float(hits5.mean()), confidence.of_hits(hits5)
             else:
                 value = score(metric, prediction, label, len(names))
-                ci95 = confidence.of_hits(hits, label if metric == "mean_per_class" else None)
+                ci95 = confidence.of_hits(
+                    hits, label if metric == "mean_per_class" else None
+                )
             rows += [
                 row(
                     task,
@@ -236,12 +255,20 @@ def write_plain(
     `arrays` and the test images' labels beside the rows."""
     label, manifest = np.asarray(task.splits.test.labels), task.hashes["test"]
     stem = task.stem(checkpoint)
-    kept = store.keep_predictions(task.run, stem, manifest=manifest, label=label, **arrays)
+    kept = store.keep_predictions(
+        task.run, stem, manifest=manifest, label=label, **arrays
+    )
     rows = []
     for metric, (value, facts) in values.items():
         about = {"predictions": kept, **facts}
         one = row(
-            task, checkpoint, metric=metric, value=value, ci95=ci95, chosen=chosen, provenance=about
+            task,
+            checkpoint,
+            metric=metric,
+            value=value,
+            ci95=ci95,
+            chosen=chosen,
+            provenance=about,
         )
         rows.append(one)
     store.append(task.run, rows, skip_known=True)
@@ -249,7 +276,10 @@ def write_plain(
 
 
 def keep_said(
-    task: Assignment[Protocol], checkpoint: Checkpoint, head: KeptHead | str, scores: Scores | None
+    task: Assignment[Protocol],
+    checkpoint: Checkpoint,
+    head: KeptHead | str,
+    scores: Scores | None,
 ) -> dict[str, str]:
     """Write the scores of a head, or of a classifier of this digest, on the test images; return
     what the rows say of both."""
@@ -257,12 +287,18 @@ def keep_said(
     if isinstance(head, KeptHead) and head.temperature_from is not None:
         about["temperature_from"] = head.temperature_from
     if scores is not None:
-        about["scores"] = keep_scores(task, checkpoint, about["head_sha256"], scores, "test")
+        about["scores"] = keep_scores(
+            task, checkpoint, about["head_sha256"], scores, "test"
+        )
     return about
 
 
 def keep_scores(
-    task: Assignment[Protocol], checkpoint: Checkpoint, head: str, scores: Scores, split: str
+    task: Assignment[Protocol],
+    checkpoint: Checkpoint,
+    head: str,
+    scores: Scores,
+    split: str,
 ) -> str:
     """Write the scores that the head of a digest gives a split; return their path in the run."""
     return kept_scores.keep(
@@ -284,7 +320,11 @@ def print_of(task: str, protocol: Protocol, chosen_on: object) -> str:
 
 
 def bound_to(
-    checkpoint: Checkpoint, protocol: str, reads: Protocol, classes: Sequence[str], seed: int
+    checkpoint: Checkpoint,
+    protocol: str,
+    reads: Protocol,
+    classes: Sequence[str],
+    seed: int,
 ) -> dict[str, object]:
     """Return all that a head is bound to: a checkpoint, a protocol's fingerprint, how features are
     read, the classes, and the seed of its training."""
@@ -311,7 +351,9 @@ def keep_trained(
     if scores is not None:
         protocol = print_of(task.task, task.protocol, chosen.get("on"))
         place = f"s{task.seed}-{checkpoint.digest[:12]}"
-        name = "/".join((task.task, task.dataset.name, checkpoint.trunk, protocol, place))
+        name = "/".join(
+            (task.task, task.dataset.name, checkpoint.trunk, protocol, place)
+        )
         classes, seed = task.splits.train.classes, task.seed
         bound = bound_to(checkpoint, protocol, task.protocol, classes, seed)
         about = {**bound, "lists": task.hashes, "chosen": dict(chosen)}
@@ -333,7 +375,9 @@ def per_class_table(
     return text.getvalue()
 
 
-def confusion_picture(matrix: NDArray[np.int64], names: Sequence[str], title: str) -> bytes:
+def confusion_picture(
+    matrix: NDArray[np.int64], names: Sequence[str], title: str
+) -> bytes:
     """Draw row-normalised confusion as png, with names up to 60 classes and counts up to 20."""
     # Pillow draws it in milliseconds, where matplotlib took half of a cached evaluation.
     import cv2
@@ -351,7 +395,9 @@ def confusion_picture(matrix: NDArray[np.int64], names: Sequence[str], title: st
     )
     picture.paste(cells, (left, top))
     draw = ImageDraw.Draw(picture)
-    draw.text((left, 8), f"{title}; rows: true class, columns: predicted class", "black", font)
+    draw.text(
+        (left, 8), f"{title}; rows: true class, columns: predicted class", "black", font
+    )
     if count <= 60:
         labels = Image.new("RGB", (left - 6, side * count), "white")
         for row, name in enumerate(names):
@@ -361,7 +407,10 @@ def confusion_picture(matrix: NDArray[np.int64], names: Sequence[str], title: st
         picture.paste(labels.rotate(90, expand=True), (left, top + cells.height + 6))
     if count <= 20:
         for true, predicted in zip(*matrix.nonzero()):
-            middle = (left + int(side * (predicted + 0.5)), top + int(side * (true + 0.5)))
+            middle = (
+                left + int(side * (predicted + 0.5)),
+                top + int(side * (true + 0.5)),
+            )
             # viridis is bright where shares are high
             color = "black" if shares[true, predicted] > 0.6 else "white"
             draw.text(middle, str(matrix[true, predicted]), color, font, anchor="mm")

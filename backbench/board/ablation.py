@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 _PAIR = re.compile(r" ([\w.]+)=(\[.*?\]|\{.*?\}|\S+)")
 _NAME = re.compile(rf"(.+?)((?:{_PAIR.pattern.replace('(', '(?:', 2)})+)")
 PANELS = 9  # of one figure; the csv has everything
-SHOWN = ("nuclear_norm", "view_cosine", "rankme", "class_overlap")  # of analyze, after accuracies
+SHOWN = (
+    "nuclear_norm",
+    "view_cosine",
+    "rankme",
+    "class_overlap",
+)  # of analyze, after accuracies
 TICK = 12  # letters under an axis
 
 
@@ -64,7 +69,9 @@ def find(board: Board) -> list[Ablation]:
         parsed = parse(row.name)
         if parsed is not None:
             keys = tuple(parsed[1])
-            setting = Setting(board.name(replace(row, name=parsed[0])), tuple(parsed[1].values()))
+            setting = Setting(
+                board.name(replace(row, name=parsed[0])), tuple(parsed[1].values())
+            )
             points = by_keys.setdefault(keys, Ablation(keys)).points
             points.setdefault(setting, []).append(row)
     return [ablation for ablation in by_keys.values() if len(ablation.points) > 1]
@@ -83,7 +90,9 @@ def _setting_order(setting: Setting) -> tuple[object, ...]:
     return (setting.name, *map(_order, setting.values))
 
 
-Measured = Mapping[Setting, Sequence[float]]  # a column's values over the seeds of each setting
+Measured = Mapping[
+    Setting, Sequence[float]
+]  # a column's values over the seeds of each setting
 
 
 def measure(ablation: Ablation, board: Board, column: Column) -> Measured:
@@ -91,7 +100,9 @@ def measure(ablation: Ablation, board: Board, column: Column) -> Measured:
     out = {}
     for setting, rows in ablation.points.items():
         cells = [board.cell(row, column) for row in rows]
-        values = [cell.value for cell in cells if cell is not None and cell.value is not None]
+        values = [
+            cell.value for cell in cells if cell is not None and cell.value is not None
+        ]
         if values:
             out[setting] = values
     return out
@@ -117,7 +128,9 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
     every = columns(ablation, board)
     # A top-5 or an AP50 moves with the metric that it belongs to; the csv has it.
     beside = ("top5", "AP50", "AP75")
-    accuracies = [c for c in every if c.task != "analyze" and not c.metric.startswith(beside)]
+    accuracies = [
+        c for c in every if c.task != "analyze" and not c.metric.startswith(beside)
+    ]
     features = [c for c in every if c.task == "analyze" and c.metric in SHOWN]
     features.sort(key=lambda c: SHOWN.index(c.metric))
     features = features[: max(2, PANELS - 1 - len(accuracies))]
@@ -138,18 +151,26 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
     for ax, (column, measured) in zip(axes, chosen.items()):
         _draw_panel(ax, measured, ticks, colors)
         what = joined(", ", column.task, column.dataset, column.engine)
-        ax.set(title=f"{what}: {column.metric}", xlabel=ablation.keys[0], ylabel=column.protocol)
+        ax.set(
+            title=f"{what}: {column.metric}",
+            xlabel=ablation.keys[0],
+            ylabel=column.protocol,
+        )
     if norm is not None and first is not None:
         _draw_against(axes[-1], chosen[norm], chosen[first], colors)
         title = f"{first.task} over nuclear norm"
         axes[-1].set(title=title, xlabel="nuclear norm", ylabel=first.metric)
     # 4. How many seeds, at most, a point is the mean of
     seeds = max(len(values) for points in chosen.values() for values in points.values())
-    over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    over = (
+        f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    )
     figure.suptitle(f"{ablation.title} ({over})", fontsize=11)
     labels = []
     for curve in curves:
-        pairs = [f"{key}={value}" for key, value in zip(ablation.keys[1:], curve.values)]
+        pairs = [
+            f"{key}={value}" for key, value in zip(ablation.keys[1:], curve.values)
+        ]
         labels.append(" ".join([curve.name, *pairs]))
     _write_csv(ablation, board, stem.with_name(stem.name + ".csv"))
     return charts.save(figure, stem, list(zip(labels, colors.values())))
@@ -171,13 +192,31 @@ def _draw_panel(
                 bars.append(_spread(values) or 0.0)
                 seeds.append(values)
         if x:
-            ax.errorbar(x, means, yerr=bars, fmt="o-", color=color, markersize=4, lw=1.4, capsize=2)
+            ax.errorbar(
+                x,
+                means,
+                yerr=bars,
+                fmt="o-",
+                color=color,
+                markersize=4,
+                lw=1.4,
+                capsize=2,
+            )
         for position, values in zip(x, seeds):
-            ax.plot([position] * len(values), values, ".", color=color, alpha=0.5, markersize=4)
+            ax.plot(
+                [position] * len(values),
+                values,
+                ".",
+                color=color,
+                alpha=0.5,
+                markersize=4,
+            )
     ax.set_xticks(range(len(ticks)), list(map(_short, ticks)))
 
 
-def _draw_against(ax: Axes, x: Measured, y: Measured, colors: Mapping[Setting, str]) -> None:
+def _draw_against(
+    ax: Axes, x: Measured, y: Measured, colors: Mapping[Setting, str]
+) -> None:
     """Draw a dot for each setting that both columns have, with the value of its first key."""
     for setting in (setting for setting in x if setting in y):
         place = (statistics.fmean(x[setting]), statistics.fmean(y[setting]))
@@ -198,7 +237,10 @@ def _write_csv(ablation: Ablation, board: Board, path: Path) -> None:
         measured = measure(ablation, board, column)
         for setting in sorted(measured, key=_setting_order):
             values = measured[setting]
-            mean, std = f"{statistics.fmean(values):.6g}", text_of(_spread(values), ".6g")
+            mean, std = (
+                f"{statistics.fmean(values):.6g}",
+                text_of(_spread(values), ".6g"),
+            )
             each = " ".join(f"{v:.6g}" for v in values)
             what = [setting.name, *setting.values, column.name]
             lines.append([*what, len(values), mean, std, each])

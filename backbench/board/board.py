@@ -19,7 +19,14 @@ from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.recipes import fast
-from backbench.results import column_keys, column_noise, flaws, store, trunk_costs, verification
+from backbench.results import (
+    column_keys,
+    column_noise,
+    flaws,
+    store,
+    trunk_costs,
+    verification,
+)
 from backbench.results.paired_tests import compare
 from backbench.results.store import Result
 from backbench.results.trunk_costs import TrunkCost
@@ -36,7 +43,14 @@ UNBACKED, UNSETTLED = "unbacked", "unsettled"
 AVERAGE = "average"  # dataset and metric of the mean over LORAC's twelve
 
 _DATASET_ORDER = ("imagenet", "imagenet100", *TWELVE, AVERAGE)
-_METRIC_ORDER = {"top1": 0, "mean_per_class": 0, AVERAGE: 0, "miou": 0, "AP": 0, "AP50": 1}
+_METRIC_ORDER = {
+    "top1": 0,
+    "mean_per_class": 0,
+    AVERAGE: 0,
+    "miou": 0,
+    "AP": 0,
+    "AP50": 1,
+}
 _METRIC_ORDER |= dict.fromkeys(("top5", "pixel_acc", "macc", "AP75"), 2)
 _OTHER_METRIC = 3
 MOST_PAIRS = 6000  # paired tests computed for the page: about ten seconds
@@ -71,9 +85,15 @@ class Column:
     @property
     def name(self) -> str:
         # The marks of a split (test~n500+50) are our own, so their + stays a +.
-        split = None if self.split is None else printable.part(self.split).replace("%2B", "+")
+        split = (
+            None
+            if self.split is None
+            else printable.part(self.split).replace("%2B", "+")
+        )
         dataset = joined(":", printable.part(self.dataset), split)
-        how = joined("+", *map(printable.part, filter(None, (self.protocol, self.engine))))
+        how = joined(
+            "+", *map(printable.part, filter(None, (self.protocol, self.engine)))
+        )
         return f"{self.task}/{dataset}/{printable.part(self.metric)}@{how}"
 
     @property
@@ -92,7 +112,13 @@ class Column:
     @property
     def setting(self) -> tuple[str, str, str, str, str]:
         """The parts that columns of one measurement share: all but the metric."""
-        return self.task, self.dataset, self.split or "", self.protocol, self.engine or ""
+        return (
+            self.task,
+            self.dataset,
+            self.split or "",
+            self.protocol,
+            self.engine or "",
+        )
 
     @property
     def without_marks(self) -> tuple[str, str, str, str, str | None]:
@@ -147,7 +173,9 @@ class Cell:
     parts: list[Measurement] = field(default_factory=list)
     note: str = ""
     backed: bool = True
-    settled: bool = True  # False where results/flaws.py knows why the number is not ranked
+    settled: bool = (
+        True  # False where results/flaws.py knows why the number is not ranked
+    )
 
     @property
     def values(self) -> list[float]:
@@ -166,8 +194,12 @@ class Board:
 
     rows: list[Row] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
-    cells: dict[tuple[str, Column], Cell] = field(default_factory=dict)  # by (digest, column)
-    problems: list[str] = field(default_factory=list)  # messages for whoever reads the board
+    cells: dict[tuple[str, Column], Cell] = field(
+        default_factory=dict
+    )  # by (digest, column)
+    problems: list[str] = field(
+        default_factory=list
+    )  # messages for whoever reads the board
     # By digest: the word (recipes/fast.py) for trunks not pretrained to the papers' letter,
     ways: dict[str, str] = field(default_factory=dict)
     # its pretraining recipe, where that was kept,
@@ -197,9 +229,15 @@ class Board:
     def measured(self, column: Column) -> list[tuple[Row, Cell]]:
         """The measured rows that have a value here, best first; ties by name."""
         cells = [(row, self.cell(row, column)) for row in self.measured_rows]
-        have = [(row, cell) for row, cell in cells if cell is not None and cell.value is not None]
+        have = [
+            (row, cell)
+            for row, cell in cells
+            if cell is not None and cell.value is not None
+        ]
         sign = 1 if TASKS[column.task].lower else -1
-        have.sort(key=lambda rc: (sign * (rc[1].value or 0.0), rc[0].name, rc[0].checkpoint))
+        have.sort(
+            key=lambda rc: (sign * (rc[1].value or 0.0), rc[0].name, rc[0].checkpoint)
+        )
         return have
 
     def backed(self, column: Column) -> list[tuple[Row, Cell]]:
@@ -217,7 +255,9 @@ class Board:
         main: dict[tuple[str, ...], Column] = {}
         for column in self.measured_columns():
             if TASKS[column.task].ranked:
-                main.setdefault(column.setting, column)  # it stands first of its setting
+                main.setdefault(
+                    column.setting, column
+                )  # it stands first of its setting
         return list(main.values())
 
     def row_index(self) -> dict[str, int]:
@@ -256,7 +296,9 @@ def read_verified(files: Iterable[Path], problems: list[str]) -> list[Measuremen
         lines = list(store.read_file(file))
         results = [line for line in lines if isinstance(line, Result)]
         problems += [line for line in lines if isinstance(line, str)]
-        for r, verdict in zip(results, verification.of_run(results, file.parent), strict=True):
+        for r, verdict in zip(
+            results, verification.of_run(results, file.parent), strict=True
+        ):
             if verdict.why:
                 what = f"{r.name}: {r.column}, seed {r.seed} ({file})"
                 problems.append(f"{what} is left out: {verdict.why}")
@@ -290,21 +332,29 @@ def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> B
         r = measurement.result
         what = (r.task, r.dataset, r.metric, key, r.engine)
         if what not in made:
-            made[what] = Column(r.task, r.dataset, r.metric, key.protocol, r.engine, key.split)
+            made[what] = Column(
+                r.task, r.dataset, r.metric, key.protocol, r.engine, key.split
+            )
         read.append((measurement, made[what]))
     # 2. One measurement for each number: of those made twice, the one recorded last.
     counted = _recorded_last(read, board.problems)
     # 3. One cell for each (checkpoint, column), with the seeds that are there.
     parts: dict[tuple[str, Column], list[Measurement]] = {}
     for measurement, column in counted:
-        parts.setdefault((measurement.result.checkpoint, column), []).append(measurement)
+        parts.setdefault((measurement.result.checkpoint, column), []).append(
+            measurement
+        )
     for where, of_cell in parts.items():
         board.cells[where] = _cell(sorted(of_cell, key=lambda m: m.result.seed))
     # 4. Rows, of two names the one recorded last, columns and facts about checkpoints; then the
     #    averages, which are made of cells.
     by_time = sorted(counted, key=lambda one: one[0].recorded)
-    newest = {measurement.result.checkpoint: measurement.result for measurement, _ in by_time}
-    rows = [Row(r.checkpoint, r.name, r.method, r.arch, r.epochs) for r in newest.values()]
+    newest = {
+        measurement.result.checkpoint: measurement.result for measurement, _ in by_time
+    }
+    rows = [
+        Row(r.checkpoint, r.name, r.method, r.arch, r.epochs) for r in newest.values()
+    ]
     board.rows = sorted(rows, key=lambda row: (row.name, row.checkpoint))
     for (result, _), _ in counted:
         if way := fast.word(result.provenance):
@@ -317,7 +367,9 @@ def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> B
                 # A dictionary as a set in the order of the records
                 labs = board.labs.setdefault(result.checkpoint, {})
                 labs[printable.shown(str(lab), 60)] = None
-    board.costs = trunk_costs.of_results(measurement.result for measurement, _ in counted)
+    board.costs = trunk_costs.of_results(
+        measurement.result for measurement, _ in counted
+    )
     board.columns = in_order({column for _, column in counted})
     _add_averages(board)
     return board
@@ -332,7 +384,9 @@ def _recorded_last(
     measurements: list[tuple[Measurement, Column]], problems: list[str]
 ) -> list[tuple[Measurement, Column]]:
     """One measurement for each (checkpoint, column, seed); unequal duplicates are `problems`."""
-    read = [((m.result.checkpoint, column, m.result.seed), m) for m, column in measurements]
+    read = [
+        ((m.result.checkpoint, column, m.result.seed), m) for m, column in measurements
+    ]
     counts = dict(read)  # in the order in which they were read
     if len(counts) == len(read):
         return measurements
@@ -419,7 +473,10 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
     average = Cell(sum(values) / len(values), note="mean of the twelve datasets")
     if len(ends) == len(values):
         # Errors on different test sets are independent.
-        seeds = [len(cell.values) if len(set(cell.values)) > 1 else math.inf for cell in there]
+        seeds = [
+            len(cell.values) if len(set(cell.values)) > 1 else math.inf
+            for cell in there
+        ]
         average.ci95 = confidence.of_mean(values, ends, [count - 1 for count in seeds])
     average.backed = all(cell.backed for cell in there)
     average.settled = all(cell.settled for cell in there)
@@ -431,7 +488,11 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
 
 def predictions(cell: Cell) -> dict[int, Path]:
     """Seed -> file of predictions, for the measurements behind a cell that kept theirs."""
-    return {r.seed: at / r.facts["predictions"] for r, at in cell.parts if "predictions" in r.facts}
+    return {
+        r.seed: at / r.facts["predictions"]
+        for r, at in cell.parts
+        if "predictions" in r.facts
+    }
 
 
 def noise_of(board: Board, column: Column) -> TrainingNoise:
@@ -444,8 +505,12 @@ def noise_of(board: Board, column: Column) -> TrainingNoise:
         choices: list[float] = []  # points squared
         for _, cell in board.backed(column):
             for r, _ in cell.parts:
-                noise = (r.chosen or {}).get("choice_noise")  # of the metric that was chosen by
-                if isinstance(noise, int | float) and not column.metric.startswith("top5"):
+                noise = (r.chosen or {}).get(
+                    "choice_noise"
+                )  # of the metric that was chosen by
+                if isinstance(noise, int | float) and not column.metric.startswith(
+                    "top5"
+                ):
                     choices.append(noise**2)
             if len(cell.values) > 1:
                 files = list(predictions(cell).values())
@@ -453,7 +518,9 @@ def noise_of(board: Board, column: Column) -> TrainingNoise:
         board.noises[column] = column_noise.measured_or_published(
             seeds,
             protocol=column.protocol,
-            dataset=column.dataset if column.split == task.split else "",  # of whole splits
+            dataset=column.dataset
+            if column.split == task.split
+            else "",  # of whole splits
             metric=column.metric,
             choice=sum(choices) / len(choices) if choices else 0.0,
         )
@@ -479,9 +546,13 @@ def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | N
     files_a, files_b = predictions(a), predictions(b)
     noise = noise_of(board, column)
     if noise is not NOTHING_TRAINED and noise.known:
-        return compare(list(files_a.values()), list(files_b.values()), column.metric, noise)
+        return compare(
+            list(files_a.values()), list(files_b.values()), column.metric, noise
+        )
     seeds = sorted(files_a.keys() & files_b.keys())
-    tested = compare([files_a[s] for s in seeds], [files_b[s] for s in seeds], column.metric)
+    tested = compare(
+        [files_a[s] for s in seeds], [files_b[s] for s in seeds], column.metric
+    )
     if tested is None or noise.known:
         return tested
     return replace(tested, trainings_known=False)
@@ -543,7 +614,11 @@ def compare_rows(board: Board) -> list[PairedDifference]:
     # 1. In each column, the rows that kept predictions, best first
     testable: list[list[tuple[int, Cell]]] = []
     for column in board.columns:
-        cells = [(index[row.checkpoint], c) for row, c in board.measured(column) if predictions(c)]
+        cells = [
+            (index[row.checkpoint], c)
+            for row, c in board.measured(column)
+            if predictions(c)
+        ]
         testable.append(cells)
     # 2. All pairs, or the best with each other.
     count = sum(math.comb(len(cells), 2) for cells in testable)

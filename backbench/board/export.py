@@ -10,7 +10,15 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, standing, text_of
+from backbench.board.board import (
+    PUBLISHED,
+    Board,
+    Column,
+    Measurement,
+    Row,
+    standing,
+    text_of,
+)
 from backbench.results import column_keys, trunk_costs
 from backbench.results.result_line import Result
 from backbench.runs import atomic
@@ -85,9 +93,18 @@ def document(board: Board, answer: str, judged: Sequence[object]) -> dict[str, o
             cell = board.cell(row, column)
             if cell is not None:
                 mark = standing(board, column).get(row.checkpoint)
-                cells[column.name] = {"value": cell.value, "ci95": cell.ci95, "mark": mark}
+                cells[column.name] = {
+                    "value": cell.value,
+                    "ci95": cell.ci95,
+                    "mark": mark,
+                }
         rows.append(_of_row(board, row) | {"cells": cells})
-    return {"answer": answer, "rows": rows, "judged": judged, "problems": board.problems}
+    return {
+        "answer": answer,
+        "rows": rows,
+        "judged": judged,
+        "problems": board.problems,
+    }
 
 
 def _escaped(line: Line) -> Line:
@@ -133,7 +150,9 @@ def command_again(result: Result, out: str = "runs/again") -> str | None:
     return _with_another_out(command, out) if command else None
 
 
-@functools.lru_cache(maxsize=65536)  # a run's numbers share their command, and splitting it is slow
+@functools.lru_cache(
+    maxsize=65536
+)  # a run's numbers share their command, and splitting it is slow
 def _with_another_out(command: str, out: str) -> str:
     """The command with another run folder, by `--out` or a detector's OUTPUT_DIR."""
     words = printable.of_command(command)
@@ -166,5 +185,7 @@ def pipe_table(heads: Mapping[str, str], rows: Iterable[Sequence[str]]) -> list[
     """The lines of a pipe table; `heads` are heading -> alignment (`---` or `---:`)."""
     lines = []
     for cells in (list(heads), list(heads.values()), *rows):
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        )
     return lines

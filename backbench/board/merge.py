@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise BadInput(f"{args.out}: is there already; --out needs a new folder")
     if any(args.out.resolve().is_relative_to(lab.folder.resolve()) for lab in labs):
-        raise BadInput(f"{args.out}: lies in a folder that is merged; choose another --out")
+        raise BadInput(
+            f"{args.out}: lies in a folder that is merged; choose another --out"
+        )
     # Those that follow from what they kept; the others are named in `problems`
     problems: list[str] = []
     records = []
@@ -65,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
             below = Path(lab.name) / os.path.relpath(measurement.run, folder)
             records.append(LabRecord(measured_by, measurement, below))
     if not records:
-        raise BadInput(f"no {RESULTS_FILE} with a record that fits below {', '.join(args.folders)}")
+        raise BadInput(
+            f"no {RESULTS_FILE} with a record that fits below {', '.join(args.folders)}"
+        )
     merged = _newest_of_each(records, problems)
     _write(args.out, merged, hide=args.public)
     for problem in problems:
@@ -87,14 +91,18 @@ def _labs(given: Sequence[str]) -> list[Lab]:
         path = Path(folder if equals else text)
         name = name if equals else path.resolve().name
         if not _LAB.fullmatch(name):
-            raise BadInput(f"'{printable.shown(name)}' is no lab's name; give NAME=FOLDER")
+            raise BadInput(
+                f"'{printable.shown(name)}' is no lab's name; give NAME=FOLDER"
+            )
         if name in labs:
             raise BadInput(f"two folders are called '{name}'; give NAME=FOLDER")
         labs[name] = Lab(name, path)
     return list(labs.values())
 
 
-def _newest_of_each(records: Sequence[LabRecord], problems: list[str]) -> list[LabRecord]:
+def _newest_of_each(
+    records: Sequence[LabRecord], problems: list[str]
+) -> list[LabRecord]:
     """One record for each number, in the order in which they came."""
     keys = column_keys.of_rows([record.measurement.result for record in records])
     numbers: dict[tuple[object, ...], list[LabRecord]] = {}
@@ -126,8 +134,15 @@ def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
             values = f"{other.lab} measured {theirs.value}, {newest.lab} {result.value}"
             apart = f"{values}; their intervals do not hold one another. {newest.lab}'s counts"
             problems.append(f"{result.name}: {result.column}: {apart}")
-        about = {**theirs.origin, "lab": other.lab, "value": theirs.value, "ci95": theirs.ci95}
-        also.append({key: about[key] for key in ALSO_KEYS if about.get(key) is not None})
+        about = {
+            **theirs.origin,
+            "lab": other.lab,
+            "value": theirs.value,
+            "ci95": theirs.ci95,
+        }
+        also.append(
+            {key: about[key] for key in ALSO_KEYS if about.get(key) is not None}
+        )
     origin: Origin = {**result.origin, "lab": newest.lab}
     del origin["verified"]  # whoever reads the line verifies it
     if also:
@@ -157,7 +172,9 @@ def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
         for record in records:
             result, run = record.measurement
             facts, readers = result.facts, (load, kept_scores.load)
-            for name, read in zip((facts.get("predictions"), facts.get("scores")), readers):
+            for name, read in zip(
+                (facts.get("predictions"), facts.get("scores")), readers
+            ):
                 if name is None or read(run / name) is None:
                     continue
                 copy = target / name
@@ -220,7 +237,11 @@ def _last_name(path: str) -> str:
 def _cut_command(command: str | list[object]) -> str | list[str]:
     """A command whose words name no absolute path: `--data /scratch/x` and `data=/scratch/x` too."""
     try:
-        words = printable.of_command(command) if isinstance(command, str) else map(str, command)
+        words = (
+            printable.of_command(command)
+            if isinstance(command, str)
+            else map(str, command)
+        )
     except ValueError:  # a quotation without an end
         return _cut_text(str(command))
     cut = []

@@ -94,7 +94,11 @@ def column_sets(board: Board) -> dict[str, list[Column]]:
     ways: dict[tuple[str, str], list[Column]] = {("", ""): []}
     count: Counter[tuple[str, str]] = Counter()
     for column in main:
-        if column.task == "linear" and column.dataset in TWELVE and column.split is None:
+        if (
+            column.task == "linear"
+            and column.dataset in TWELVE
+            and column.split is None
+        ):
             way = (column.protocol, column.engine or "")
             ways.setdefault(way, []).append(column)
             count[way] += len(board.measured(column))
@@ -102,12 +106,18 @@ def column_sets(board: Board) -> dict[str, list[Column]]:
     sets[OF_DETECTION] = [column for column in main if TASKS[column.task].detects]
     out: dict[str, list[Column]] = {}
     for name, columns in sets.items():
-        if columns and columns not in out.values() and (name == ALL or len(columns) > 1):
+        if (
+            columns
+            and columns not in out.values()
+            and (name == ALL or len(columns) > 1)
+        ):
             out[name] = columns
     return out
 
 
-def values_of(board: Board, columns: Sequence[Column]) -> tuple[list[Row], np.ndarray, list[str]]:
+def values_of(
+    board: Board, columns: Sequence[Column]
+) -> tuple[list[Row], np.ndarray, list[str]]:
     """Return checkpoints with a ranked value, values (rows, columns; nan: none), and datasets."""
     measured = board.measured_rows
     place = {row.checkpoint: n for n, row in enumerate(measured)}
@@ -125,7 +135,9 @@ def overall(board: Board) -> list[Overall]:
     """The ranks over every set; none if no column has two checkpoints, or if there are too many."""
     if len(board.measured_rows) > rank_intervals.MOST_ROWS:
         return []
-    return [_ranked(board, name, columns) for name, columns in column_sets(board).items()]
+    return [
+        _ranked(board, name, columns) for name, columns in column_sets(board).items()
+    ]
 
 
 def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
@@ -141,7 +153,10 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     # 2. The best rank first
     ranking = rank_intervals.ranking(values, datasets, noise, trainings)
     order = sorted(range(len(rows)), key=lambda i: (ranking.places[i].rank, i))
-    places, above = [ranking.places[i] for i in order], ranking.above[np.ix_(order, order)]
+    places, above = (
+        [ranking.places[i] for i in order],
+        ranking.above[np.ix_(order, order)],
+    )
     ranking = dataclasses.replace(ranking, places=places, above=above)
     return Overall(name, columns, [rows[i] for i in order], ranking)
 
@@ -200,7 +215,9 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
 
 def _names(rows: Sequence[Row], labels: dict[str, str]) -> str:
     names = [labels[row.checkpoint] for row in rows[:NAMED]]
-    return _listed([*names, f"{len(rows) - NAMED} others"] if len(rows) > NAMED else names)
+    return _listed(
+        [*names, f"{len(rows) - NAMED} others"] if len(rows) > NAMED else names
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -225,7 +242,9 @@ def _leaders(of: Overall, labels: dict[str, str]) -> str:
 
 
 def _all(rows: Sequence[Row], labels: dict[str, str]) -> str:
-    return _names(rows, labels) if len(rows) <= NAMED else f"the {len(rows)} checkpoints"
+    return (
+        _names(rows, labels) if len(rows) <= NAMED else f"the {len(rows)} checkpoints"
+    )
 
 
 def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> str:
@@ -233,7 +252,10 @@ def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> 
     if len(columns) < 2:
         return ""
     clauses, rest = [], len(columns)
-    for mark, words in ((BEST, "best by a paired test"), (ONCE, "best of one training each")):
+    for mark, words in (
+        (BEST, "best by a paired test"),
+        (ONCE, "best of one training each"),
+    ):
         won: dict[str, list[Column]] = {}
         for column in columns:
             for checkpoint, own in standing(board, column).items():
@@ -242,7 +264,9 @@ def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> 
                     rest -= 1
         winners = []
         for checkpoint in sorted(won, key=lambda c: -len(won[c]))[:NAMED]:
-            winners.append(f"{labels[checkpoint]} in {_where(won[checkpoint], columns)}")
+            winners.append(
+                f"{labels[checkpoint]} in {_where(won[checkpoint], columns)}"
+            )
         if winners:
             clauses.append(f"{words}: {', '.join(winners)}")
         elif mark == BEST:
@@ -262,5 +286,7 @@ def _where(won: Sequence[Column], columns: Sequence[Column]) -> str:
     names = []
     for column in won:
         title = TASKS[column.task].title
-        names.append(title if tasks.count(column.task) == 1 else f"{title} on {column.dataset}")
+        names.append(
+            title if tasks.count(column.task) == 1 else f"{title} on {column.dataset}"
+        )
     return _listed(names)

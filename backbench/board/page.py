@@ -39,20 +39,38 @@ SCRIPTS = ("data", "table", "number", "charts", "ranks", "pairs", "curves", "sec
 TEXT_BYTES = 20_000_000
 SHORTEST_TEXT = 150
 
-_IN_ORDER = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder each time
+_IN_ORDER = json.JSONEncoder(
+    sort_keys=True
+).encode  # json.dumps would make an encoder each time
 
 Table = dict[str, list[object]]  # field -> its value in every record
 # The fields of the tables
 Fields = tuple[str, ...]
 ROWS: Fields = ("checkpoint", "name", "method", "arch", "epochs", "published", "label")
-ROWS += ("labs", "cost", "hardware")  # of merged boards; where trunks of several sizes are compared
+ROWS += (
+    "labs",
+    "cost",
+    "hardware",
+)  # of merged boards; where trunks of several sizes are compared
 COLUMNS: Fields = ("name", "task", "dataset", "metric", "protocol", "engine", "split")
 # Rows with a value, the first metric of its setting, how far a second training moves its numbers
 COLUMNS += ("measured", "main", "noise")
 # `row` is an index, `mark` that of board.standing, `parts` are indices of the measurements
 CELLS = ("row", "value", "low", "high", "mark", "note", "parts")
 # Row a minus row b, where a stands before b; `known` is whether trainings were tested, too
-PAIRS = ("column", "a", "b", "value", "low", "high", "p", "real", "known", "paired", "n")
+PAIRS = (
+    "column",
+    "a",
+    "b",
+    "value",
+    "low",
+    "high",
+    "p",
+    "real",
+    "known",
+    "paired",
+    "n",
+)
 # One measurement: its split and its texts are indices into all texts, `keys` one into all key lists
 PARTS = ("split", "seed", "value", "low", "high", "keys", "texts")
 RANKS = ("row", "rank", "low", "high", "average", "win_rate", "columns", "group")
@@ -83,7 +101,9 @@ def write_page(
         # Of the newest measurement: the same records make the same page on any day
         times = [part.recorded for cell in board.cells.values() for part in cell.parts]
         newest = max(times, default=0.0)
-        day = time.strftime("%Y-%m-%d", time.gmtime(newest)) if 0 < newest < 1e11 else ""
+        day = (
+            time.strftime("%Y-%m-%d", time.gmtime(newest)) if 0 < newest < 1e11 else ""
+        )
         data: Record = {
             "answer": answer,
             "sets": [_set(one, board) for one in sets],
@@ -103,7 +123,9 @@ def write_page(
         }
         filled = {
             "STYLE": (HERE / "page.css").read_text(),
-            "SCRIPT": "\n".join((HERE / f"page_{name}.js").read_text() for name in SCRIPTS),
+            "SCRIPT": "\n".join(
+                (HERE / f"page_{name}.js").read_text() for name in SCRIPTS
+            ),
             "DATA": _json(data),
             "ORIGINS": _json(origins.written()),
         }
@@ -115,7 +137,9 @@ def write_page(
 
 def _json(value: object) -> str:
     """Compact JSON without a < that could end the script block it stands in."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
 
 
 def _by_field(fields: Sequence[str], records: Sequence[Sequence[object]]) -> Table:
@@ -139,8 +163,16 @@ def _set(overall: Overall, board: Board) -> Record:
     for row, p in zip(overall.rows, overall.standing.places, strict=True):
         known = (index[row.checkpoint], p.rank, *p.interval, _round(p.average))
         ranks.append((*known, round(p.win_rate, 2), p.columns, p.group))
-    columns, ranked = list(map(board.columns.index, overall.columns)), _by_field(RANKS, ranks)
-    return {"title": overall.title, "basis": overall.basis, "columns": columns, "ranks": ranked}
+    columns, ranked = (
+        list(map(board.columns.index, overall.columns)),
+        _by_field(RANKS, ranks),
+    )
+    return {
+        "title": overall.title,
+        "basis": overall.basis,
+        "columns": columns,
+        "ranks": ranked,
+    }
 
 
 # ---- the table
@@ -165,13 +197,17 @@ def _columns_and_cells(
 ) -> tuple[list[Sequence[object]], list[Table]]:
     """Every column, and the table of its cells. Each note of a cell goes into `notes` once."""
     # In one pass over the cells: a lookup for each field of the table takes longer.
-    by_column: dict[Column, list[tuple[str, Cell]]] = {column: [] for column in board.columns}
+    by_column: dict[Column, list[tuple[str, Cell]]] = {
+        column: [] for column in board.columns
+    }
     for (checkpoint, column), cell in board.cells.items():
         by_column[column].append((checkpoint, cell))
     index, measured = board.row_index(), {row.checkpoint for row in board.measured_rows}
     columns: list[Sequence[object]] = []
     tables = []
-    settings: set[tuple[str, ...]] = set()  # settings seen so far: the first column is the main one
+    settings: set[tuple[str, ...]] = (
+        set()
+    )  # settings seen so far: the first column is the main one
     for c, members in by_column.items():
         marks, cells, count = standing(board, c), [], 0
         for checkpoint, cell in members:
@@ -204,7 +240,9 @@ class _Origins:
         self._longest = longest
         self._parts: list[Sequence[object]] = []
         self._texts: dict[str, int] = {}  # text -> its index
-        self._keys: dict[tuple[int, ...], int] = {}  # texts of some keys -> the list's index
+        self._keys: dict[
+            tuple[int, ...], int
+        ] = {}  # texts of some keys -> the list's index
 
     def add(self, measurement: Measurement) -> int:
         """Add a measurement; returns its index among the parts."""
@@ -231,7 +269,9 @@ class _Origins:
         key_list = self._keys.setdefault(tuple(keys), len(self._keys))
         low, high = _ends(result.ci95)
         split = self._index_of(result.split)
-        self._parts.append((split, result.seed, _round(result.value), low, high, key_list, texts))
+        self._parts.append(
+            (split, result.seed, _round(result.value), low, high, key_list, texts)
+        )
         return len(self._parts) - 1
 
     def _index_of(self, text: str) -> int:

@@ -34,7 +34,9 @@ OVERVIEWS = {  # file in RUN/pictures -> what it shows
 Record = dict[str, object]  # its keys are those that page_*.js read
 
 
-def collect_figures(board: Board, runs: Iterable[str | Path]) -> dict[str, Sequence[Record]]:
+def collect_figures(
+    board: Board, runs: Iterable[str | Path]
+) -> dict[str, Sequence[Record]]:
     """Everything that stands on the page beside the table; curves are looked for below `runs`."""
     figures: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -44,8 +46,14 @@ def collect_figures(board: Board, runs: Iterable[str | Path]) -> dict[str, Seque
             # Width and height in points, as the drawing's first tag states them; else 4 to 3
             box = re.search(rb'viewBox="0 0 (\d+)[\d.]* (\d+)[\d.]*"', content[:2000])
             width, height = (int(box[1]) or 4, int(box[2]) or 3) if box else (4, 3)
-            figures.append({"title": title, "src": source, "width": width, "height": height})
-    return {"curves": _curves(board, runs), "pictures": _pictures(board), "figures": figures}
+            figures.append(
+                {"title": title, "src": source, "width": width, "height": height}
+            )
+    return {
+        "curves": _curves(board, runs),
+        "pictures": _pictures(board),
+        "figures": figures,
+    }
 
 
 # ---- ablations, the predictor, analyses
@@ -66,7 +74,9 @@ def write_figures(board: Board, folder: Path) -> list[tuple[str, Path]]:
 def _analyses(board: Board) -> list[tuple[str, Path]]:
     """(title, svg) of the overviews and training curves of the board's `analyze` runs."""
     parts = itertools.chain(*(cell.parts for cell in board.cells.values()))
-    runs = dict.fromkeys(run for result, run in parts if result.task == "analyze")  # a set in order
+    runs = dict.fromkeys(
+        run for result, run in parts if result.task == "analyze"
+    )  # a set in order
     figures = []
     for run in list(runs)[:MOST_ANALYSES]:
         # Whatever else lies in such a file, the page goes without its figures rather than fail.
@@ -102,7 +112,11 @@ def _curves(board: Board, runs: Iterable[str | Path]) -> list[Record]:
             continue
         if not is_pretraining:
             continue
-        logged = [line for line in read_metrics(run) if math.isfinite(line.get("step", math.nan))]
+        logged = [
+            line
+            for line in read_metrics(run)
+            if math.isfinite(line.get("step", math.nan))
+        ]
         if len(logged) < LEAST_POINTS:
             continue
         about = header.about(run / CHECKPOINT_FILE)
@@ -182,10 +196,17 @@ def _pictures(board: Board) -> list[Record]:
             small = _small_image(file)
             if small is None:
                 continue
-            name, task = labels.get(result.checkpoint, result.name), TASKS[result.task].title
+            name, task = (
+                labels.get(result.checkpoint, result.name),
+                TASKS[result.task].title,
+            )
             how = joined(" + ", result.protocol, result.engine)
             alt = f"{task} of {name} on image {file.stem}: ground truth left, detected right"
-            about = {"title": name, "note": f"{task}, {result.dataset}, {how}", "alt": alt}
+            about = {
+                "title": name,
+                "note": f"{task}, {result.dataset}, {how}",
+                "alt": alt,
+            }
             pictures.append(about | small)
     return pictures
 
@@ -195,11 +216,16 @@ def _small_image(file: Path) -> Record | None:
     from PIL import Image
 
     try:
-        with readable(file) as data, Image.open(data, formats=("PNG", "JPEG")) as opened:
+        with (
+            readable(file) as data,
+            Image.open(data, formats=("PNG", "JPEG")) as opened,
+        ):
             image = opened.convert("RGB")
             width = min(image.width, PICTURE_WIDTH)
             # WEBP refuses very high images; such a strip is squeezed instead.
-            height = min(max(1, round(image.height * width / image.width)), 10 * PICTURE_WIDTH)
+            height = min(
+                max(1, round(image.height * width / image.width)), 10 * PICTURE_WIDTH
+            )
             image = image.resize((width, height))
             buffer = io.BytesIO()
             image.save(buffer, "WEBP", quality=82)

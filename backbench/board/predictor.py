@@ -16,8 +16,17 @@ from backbench.tasks import TASKS
 
 # Checkpoints below which a correlation says nothing: with five, a bootstrap called every 0.8 sure
 LEAST = 8
-HEADLINES = ("top1", "mean_per_class", AVERAGE, "AP", "box_AP", "mask_AP", "keypoint_AP", "bbox_AP",
-             "segm_AP")  # fmt: skip
+HEADLINES = (
+    "top1",
+    "mean_per_class",
+    AVERAGE,
+    "AP",
+    "box_AP",
+    "mask_AP",
+    "keypoint_AP",
+    "bbox_AP",
+    "segm_AP",
+)
 COLUMNS = 24  # of the figure; the csv has everything
 DARK = 0.7  # correlations whose colour black letters cannot be read on
 
@@ -79,7 +88,9 @@ def draw(table: Sequence[Correlation], stem: Path) -> Path | None:
     # In the order of the table, but the headline metrics first: some columns may not fit.
     cheap = list(dict.fromkeys(c.cheap for c in table))
     every = dict.fromkeys(c.downstream for c in table)
-    downstream = sorted(every, key=lambda column: column.metric not in HEADLINES)[:COLUMNS]
+    downstream = sorted(every, key=lambda column: column.metric not in HEADLINES)[
+        :COLUMNS
+    ]
     shown = [c for c in table if c.downstream in downstream and c.rho is not None]
     values = np.full((len(cheap), len(downstream)), np.nan)
     for c in shown:
@@ -101,7 +112,9 @@ def draw(table: Sequence[Correlation], stem: Path) -> Path | None:
     names = list(map(_label, downstream))
     ax.set_xticks(range(len(downstream)), names, fontsize=7, rotation=40, ha="right")
     most = max(c.n for c in table)
-    figure.suptitle(f"Rank correlation over {most} checkpoints, 95% interval", fontsize=10)
+    figure.suptitle(
+        f"Rank correlation over {most} checkpoints, 95% interval", fontsize=10
+    )
     figure.colorbar(image, ax=ax, shrink=0.6, label="Spearman's rho")
     return charts.save(figure, stem)
 

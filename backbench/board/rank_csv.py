@@ -23,10 +23,23 @@ from backbench.untrusted import opening, printable
 
 _MISSING = {"", "-", "–", "—", "nan", "n/a", "na", "none", "null", "?"}
 # A number, perhaps with % behind it, perhaps with its spread: 91.2 ± 0.3, 91.2 (0.3)
-_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) *%? *((±|\+-|\+/-|\().*)?", re.I)
+_NUMBER = re.compile(
+    r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) *%? *((±|\+-|\+/-|\().*)?", re.I
+)
 # task/dataset[:split]/metric@protocol[+engine], as leaderboard.csv names a column
-_OURS = re.compile(rf"(?P<task>{'|'.join(TASKS)})/(?P<dataset>[^/]+)/[^/@]+@(?P<how>[^@]+)")
-HEAD = ("rank", "rank_low", "rank_high", "average_rank", "win_rate", "columns", "group", "name")
+_OURS = re.compile(
+    rf"(?P<task>{'|'.join(TASKS)})/(?P<dataset>[^/]+)/[^/@]+@(?P<how>[^@]+)"
+)
+HEAD = (
+    "rank",
+    "rank_low",
+    "rank_high",
+    "average_rank",
+    "win_rate",
+    "columns",
+    "group",
+    "name",
+)
 MOST_BYTES = 64 * opening.MEGABYTE  # of a table; reading takes ten times as much memory
 LONGEST = 1000  # characters of a field
 SHOWN = 50  # rows on standard output
@@ -46,27 +59,37 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb `rank`."""
     if args.file.is_dir():
         if args.name or args.lower:
-            raise BadInput(f"{args.file}: --name and --lower are for a CSV; leave them out")
+            raise BadInput(
+                f"{args.file}: --name and --lower are for a CSV; leave them out"
+            )
         table = of_runs(args.file)
     else:
         table = read(args.file, name=args.name, lower=args.lower)
     if len(table.names) > rank_intervals.MOST_ROWS:
         most = f"at most {rank_intervals.MOST_ROWS} are ranked, as every pair of them is compared"
-        raise BadInput(f"{args.file}: {len(table.names)} rows; {most}: leave the others out")
+        raise BadInput(
+            f"{args.file}: {len(table.names)} rows; {most}: leave the others out"
+        )
     ranking = rank_intervals.ranking(table.values, table.datasets)
-    order = sorted(range(len(table.names)), key=lambda i: (ranking.places[i].rank, table.names[i]))
+    order = sorted(
+        range(len(table.names)), key=lambda i: (ranking.places[i].rank, table.names[i])
+    )
     lines: list[tuple[object, ...]] = []
     for i in order:
         p = ranking.places[i]
         average, rate = text_of(p.average, ".2f"), f"{p.win_rate:.1f}"
-        lines.append((p.rank, *p.interval, average, rate, p.columns, p.group, table.names[i]))
+        lines.append(
+            (p.rank, *p.interval, average, rate, p.columns, p.group, table.names[i])
+        )
     said = answer(table, ranking)
     args.document = {"answer": said, "ranks": [dict(zip(HEAD, line)) for line in lines]}
     print(said)
     print(f"{'rank':>6} {'95%':>9} {'average':>8} {'wins %':>7} {'columns':>8}  name")
     for rank, low, high, mean, wins, columns, _, who in lines[:SHOWN]:
         shown = printable.shown(str(who))
-        print(f"{rank:>6} {f'{low}-{high}':>9} {mean:>8} {wins:>7} {columns:>8}  {shown}")
+        print(
+            f"{rank:>6} {f'{low}-{high}':>9} {mean:>8} {wins:>7} {columns:>8}  {shown}"
+        )
     if len(lines) > SHOWN:
         print(f"... and {len(lines) - SHOWN} more; --csv F writes all")
     if args.csv:
@@ -101,13 +124,17 @@ def of_runs(runs: Path) -> ForeignTable:
     columns = overall.main_columns(board)
     rows, values, datasets = overall.values_of(board, columns)
     if len(rows) < 2:
-        raise BadInput(f"{runs}: no column where two checkpoints have numbers that can be ranked")
+        raise BadInput(
+            f"{runs}: no column where two checkpoints have numbers that can be ranked"
+        )
     labels = board.labels()
     names = [labels[row.checkpoint] for row in rows]
     return ForeignTable(names, [column.name for column in columns], datasets, values)
 
 
-def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> ForeignTable:
+def read(
+    file: Path, *, name: str | None = None, lower: Sequence[str] = ()
+) -> ForeignTable:
     """Read a CSV with a row for each competitor, named by column `name` or the first column of
     text. Columns of numbers are ranked; less is better in `lower`. BadInput if there are none."""
     (_, first), *body = _lines(file)
@@ -115,8 +142,12 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
     for given in (*lower, *([name] if name else [])):
         if given not in head:
             raise BadInput(f"{file}: no column '{given}'; {nearest(given, head)}")
-    if "source" in head:  # the published rows of our own tables are never ranked with others
-        body = [(n, line) for n, line in body if line[head.index("source")] != "published"]
+    if (
+        "source" in head
+    ):  # the published rows of our own tables are never ranked with others
+        body = [
+            (n, line) for n, line in body if line[head.index("source")] != "published"
+        ]
     numeric = []  # the columns of which most fields that are not empty are numbers
     for n, column in enumerate(head):
         fields = [line[n].strip() for _, line in body]
@@ -135,11 +166,15 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
         if own and own["dataset"] != AVERAGE and TASKS[own["task"]].ranked:
             main.setdefault((own["task"], own["dataset"], own["how"]), n)
     numeric = list(main.values()) if any(ours) else numeric
-    text_columns = [n for n in range(len(head)) if n not in numeric and head[n] != "checkpoint"]
+    text_columns = [
+        n for n in range(len(head)) if n not in numeric and head[n] != "checkpoint"
+    ]
     named = head.index(name) if name else next(iter(text_columns), None)
     if named is None or not numeric:
         what = "column of names" if numeric else "column of numbers that can be ranked"
-        raise BadInput(f"{file}: no {what}; name one with --name, numbers in the others")
+        raise BadInput(
+            f"{file}: no {what}; name one with --name, numbers in the others"
+        )
     columns = [head[n] for n in numeric]
     values = np.empty((len(body), len(numeric)))
     for row, (at, line) in zip(values, body):
@@ -155,20 +190,30 @@ def _lines(file: Path) -> list[tuple[int, list[str]]]:
     try:
         text = opening.read_bytes(file, most=MOST_BYTES).decode("utf-8-sig")
         reader = csv.reader(io.StringIO(text))
-        lines = [(reader.line_num, line) for line in reader if any(map(str.strip, line))]
+        lines = [
+            (reader.line_num, line) for line in reader if any(map(str.strip, line))
+        ]
     except FileNotFoundError:
         raise BadInput(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{file}: not read as CSV: {error}; give a file of text") from error
+        raise BadInput(
+            f"{file}: not read as CSV: {error}; give a file of text"
+        ) from error
     if len(lines) < 3:
-        raise BadInput(f"{file}: {len(lines)} lines; ranking takes a heading and two rows at least")
+        raise BadInput(
+            f"{file}: {len(lines)} lines; ranking takes a heading and two rows at least"
+        )
     head = lines[0][1]
     for at, line in lines:
         if len(line) != len(head):
-            raise BadInput(f"{file}:{at}: {len(line)} fields, the heading has {len(head)}")
+            raise BadInput(
+                f"{file}:{at}: {len(line)} fields, the heading has {len(head)}"
+            )
         longest = max(map(len, line))
         if longest > LONGEST:
-            raise BadInput(f"{file}: a field of {longest} characters; at most {LONGEST} are read")
+            raise BadInput(
+                f"{file}: a field of {longest} characters; at most {LONGEST} are read"
+            )
     twice = [h for h, count in Counter(map(str.strip, head)).items() if h and count > 1]
     if twice:
         shown = printable.shown(twice[0], 60)
@@ -184,7 +229,11 @@ def _value(field: str, where: str, column: str) -> float:
     value = float(found[1]) if found else math.nan
     cell = f"'{printable.shown(text, 60)}' in column '{printable.shown(column, 120)}'"
     if not math.isfinite(value):
-        raise BadInput(f"{where}: {cell} is no number; leave it empty if nothing was measured")
+        raise BadInput(
+            f"{where}: {cell} is no number; leave it empty if nothing was measured"
+        )
     if not 0 <= value <= 100 and _OURS.fullmatch(column):
-        raise BadInput(f"{where}: {cell} is no percentage; write the table again from its results")
+        raise BadInput(
+            f"{where}: {cell} is no percentage; write the table again from its results"
+        )
     return value

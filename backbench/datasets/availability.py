@@ -39,7 +39,9 @@ def weight_files(args: argparse.Namespace) -> None:
 def datasets_there(args: argparse.Namespace) -> None:
     """BadInput for datasets that the command names and that are not below its --data."""
     if args.verb in ("linear", "ood"):
-        all_there([name for name in catalog.names(args.datasets) if name != OWN], args.data)
+        all_there(
+            [name for name in catalog.names(args.datasets) if name != OWN], args.data
+        )
     elif args.verb in ("finetune", "analyze"):
         all_there([args.dataset], args.data)
     elif args.verb == "pretrain":
@@ -70,7 +72,9 @@ def all_there(names: Sequence[str], root: Path) -> None:
         f"{root}: {len(missing)} of {len(names)} datasets are missing: {', '.join(missing)}; "
         f"`backbench data list --data {root}` says what to get"
     )
-    raise BadInput(f"{line}; what is there: --datasets {','.join(there)}" if there else line)
+    raise BadInput(
+        f"{line}; what is there: --datasets {','.join(there)}" if there else line
+    )
 
 
 def listed(root: Path) -> list[dict[str, Any]]:
@@ -81,7 +85,9 @@ def listed(root: Path) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"name": name, "on_disk": UNUSABLE, "wrong": None}
         rows.append(row)
         try:
-            dataset = catalog.find(name)  # BadInput: an installed package that cannot be loaded
+            dataset = catalog.find(
+                name
+            )  # BadInput: an installed package that cannot be loaded
             row |= {"classes": dataset.classes, "images": dataset.sizes}
             row |= {"metric": dataset.metric, "licence": dataset.licence}
             try:
@@ -91,12 +97,18 @@ def listed(root: Path) -> list[dict[str, Any]]:
                 row |= {"on_disk": MISSING, "wrong": get}
                 continue
             splits = catalog.read_lists(dataset, root)
-            row["container"] = containers.described(base if name in known else root / name)
+            row["container"] = containers.described(
+                base if name in known else root / name
+            )
         except BadInput as error:
             row["wrong"] = str(error)
             continue
         row["on_disk"] = FOUND
         if name not in known:
             counts = [len(images) for _, images in splits.items()]
-            row |= {"classes": len(splits.train.classes), "images": counts, "licence": "your own"}
+            row |= {
+                "classes": len(splits.train.classes),
+                "images": counts,
+                "licence": "your own",
+            }
     return rows

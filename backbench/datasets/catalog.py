@@ -22,7 +22,9 @@ from backbench.untrusted import jsons, printable
 RECORD = "backbench-splits.json"
 
 
-_SAID: set[str] = set()  # a process reads a dataset several times, and says what is drawn once
+_SAID: set[str] = (
+    set()
+)  # a process reads a dataset several times, and says what is drawn once
 SPLIT_FOLDERS = ("train", "val", "test")
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 
@@ -33,12 +35,18 @@ def class_folder(name: str) -> Dataset:
 
     def read(root: Path, seed: int) -> Splits:
         base = _class_folder_base(name, root)
-        parts = {split: containers.read_split(base, split) for split in _splits_of(base)}
+        parts = {
+            split: containers.read_split(base, split) for split in _splits_of(base)
+        }
         if "test" in parts:
-            return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
+            return splits.with_hold_out(
+                parts["train"], parts["test"], parts.get("val"), seed=seed
+            )
         if parts:
             note = f"{base} has no test folder: val is scored, and a fifth of train chooses"
-            return splits.with_hold_out(parts["train"], parts["val"], seed=seed, notes=(note,))
+            return splits.with_hold_out(
+                parts["train"], parts["val"], seed=seed, notes=(note,)
+            )
         container = containers.whole(base)
         everything: ImageList
         if container is None:
@@ -58,19 +66,25 @@ def class_folder(name: str) -> Dataset:
             f" {len(everything)} images) is drawn for test, by sha256 of '0 <path>'"
         )
         train = everything.subset(rest)
-        return splits.with_hold_out(train, everything.subset(test), seed=seed, notes=(note,))
+        return splits.with_hold_out(
+            train, everything.subset(test), seed=seed, notes=(note,)
+        )
 
     return Dataset(name=name, classes=None, sizes=(None, None, None), read=read)
 
 
 def _folders_in(base: Path) -> list[str]:
-    return sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(
+        p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith(".")
+    )
 
 
 def _splits_of(base: Path) -> list[str]:
     """List a class folder's splits. A `train` with images but no class folders is a class."""
     held = containers.splits_of(base)
-    there = [split for split in SPLIT_FOLDERS if split in held or (base / split).is_dir()]
+    there = [
+        split for split in SPLIT_FOLDERS if split in held or (base / split).is_dir()
+    ]
     return there if held or any(_folders_in(base / split) for split in there) else []
 
 
@@ -88,7 +102,9 @@ def _class_folder_base(name: str, root: Path) -> Path:
             f"{base}: no such folder; expected {base}/train/<class>/<image>,"
             f" or a known dataset: {hint}"
         )
-    expected = f"expected {base}/{{train,val,test}}/<class>/<image> or {base}/<class>/<image>"
+    expected = (
+        f"expected {base}/{{train,val,test}}/<class>/<image> or {base}/<class>/<image>"
+    )
     folders, there = [] if contained else _folders_in(base), _splits_of(base)
     if contained and not there:
         return base
@@ -115,7 +131,11 @@ def _class_folder_base(name: str, root: Path) -> Path:
 
 def is_class_folder(base: Path) -> bool:
     """True where a folder holds splits or several classes, in whichever way."""
-    return bool(_splits_of(base)) or len(_folders_in(base)) > 1 or bool(containers.whole(base))
+    return (
+        bool(_splits_of(base))
+        or len(_folders_in(base)) > 1
+        or bool(containers.whole(base))
+    )
 
 
 def _instead_of_classes(base: Path, folders: list[str]) -> str:
@@ -129,7 +149,11 @@ def _instead_of_classes(base: Path, folders: list[str]) -> str:
     pictures = [name for name in files if is_image(name)]
     if pictures:
         return f"{len(pictures)} images lie in no class folder ({pictures[0]} first)"
-    return f"one class folder alone, '{folders[0]}'" if folders else "no class folders in it"
+    return (
+        f"one class folder alone, '{folders[0]}'"
+        if folders
+        else "no class folders in it"
+    )
 
 
 def own_folders(root: Path) -> dict[str, str]:
@@ -150,7 +174,9 @@ def own_folders(root: Path) -> dict[str, str]:
             if (
                 contained
                 or _splits_of(base)
-                or all(any(is_image(p.name) for p in each.iterdir()) for each in classes)
+                or all(
+                    any(is_image(p.name) for p in each.iterdir()) for each in classes
+                )
             ):
                 out[name] = ""
         except BadInput as error:
@@ -163,7 +189,11 @@ def own_folders(root: Path) -> dict[str, str]:
 
 def _shipped() -> dict[str, Dataset]:
     """The rows of catalog.toml, which says what their keys mean, with their readers."""
-    text = importlib.resources.files("backbench.datasets").joinpath("catalog.toml").read_text()
+    text = (
+        importlib.resources.files("backbench.datasets")
+        .joinpath("catalog.toml")
+        .read_text()
+    )
     rows = {}
     for name, about in tomllib.loads(text).items():
         sizes = tuple(about.pop(split, None) for split in ("train", "val", "test"))
@@ -171,7 +201,9 @@ def _shipped() -> dict[str, Dataset]:
             about[key] = tuple(about.get(key, ()))
         read = imagenet_sets.READERS.get(name) or getattr(readers, name)
         read_split = getattr(readers, f"{name}_split", None)
-        rows[name] = Dataset(name=name, sizes=sizes, read=read, read_split=read_split, **about)
+        rows[name] = Dataset(
+            name=name, sizes=sizes, read=read, read_split=read_split, **about
+        )
     return rows
 
 
@@ -239,10 +271,16 @@ def load(name: str, root: Path, *, seed: int = 0, dense: bool = False) -> Splits
         maps = [each for each, about in DATASETS.items() if about.dense]
         raise BadInput(
             f"{name}: has {has[dataset.dense]}, this reading takes {has[dense]}; "
-            + (f"take one of {', '.join(maps)}" if dense else "use --protocol seg_linear")
+            + (
+                f"take one of {', '.join(maps)}"
+                if dense
+                else "use --protocol seg_linear"
+            )
         )
     found, sizes = _looked_at(dataset, root, seed)
-    if name not in known():  # official splits hold known duplicates, which `data check` reports
+    if (
+        name not in known()
+    ):  # official splits hold known duplicates, which `data check` reports
         walk.refuse_shared(name, found, sizes)
         for line in (f"{name}: {note}" for note in found.notes):
             if line not in _SAID:
@@ -276,12 +314,23 @@ def _layout_of(base: Path) -> Iterator[None]:
     """Turn any error of an unforeseen list, table or name into BadInput that names the folder."""
     try:
         yield
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         if isinstance(error, FileNotFoundError) and error.filename:
             file = printable.shown(str(error.filename), 300)
             raise BadInput(f"{file} is missing; unpack the archive again") from None
-        said = printable.shown(" ".join(f"{type(error).__name__}: {error}".split()), 150)
-        raise BadInput(f"{base}: not in the layout of this data set ({said})") from error
+        said = printable.shown(
+            " ".join(f"{type(error).__name__}: {error}".split()), 150
+        )
+        raise BadInput(
+            f"{base}: not in the layout of this data set ({said})"
+        ) from error
 
 
 def odd_sizes(dataset: Dataset, found: Splits) -> list[str]:
@@ -323,7 +372,9 @@ def compare_record(name: str, root: Path, found: Splits, seed: int) -> None:
         recorded, others = then["splits"], then["seed"] != seed
         was_of = {which: dict(recorded[which]) for which in ("train", "val", "test")}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{file}: damaged ({error!r:.60}); remove it, or record it anew") from None
+        raise BadInput(
+            f"{file}: damaged ({error!r:.60}); remove it, or record it anew"
+        ) from None
     if others:
         return
     for which, now in record_of(found).items():

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 BLOCKS = 8  # an image's looks: the mean colours of 8 x 8 blocks
 MEAN_APART = 1.5  # of 255: a JPEG keeps the mean of a picture to about half of that
 BLOCK_APART = 6.0  # of a block's gray
-PIXEL_APART = 6.0  # mean over all pixels; JPEG at quality 75 loses about 3 to 5 of a photograph
+PIXEL_APART = (
+    6.0  # mean over all pixels; JPEG at quality 75 loses about 3 to 5 of a photograph
+)
 
 
 class Look(NamedTuple):
@@ -34,7 +36,9 @@ class Look(NamedTuple):
 def look_at(image: Image.Image) -> Look:
     """Describe an RGB image."""
     # With the gap Pillow first means whole pixels, in one pass over them
-    blocks = image.resize((BLOCKS, BLOCKS), resample=4, reducing_gap=1.0)  # 4: Resampling.BOX
+    blocks = image.resize(
+        (BLOCKS, BLOCKS), resample=4, reducing_gap=1.0
+    )  # 4: Resampling.BOX
     return Look(image.size, blocks.tobytes())
 
 
@@ -57,7 +61,10 @@ def contents(
 
 
 def rewritten(
-    a: ImageList, looks_a: Sequence[Look | None], b: ImageList, looks_b: Sequence[Look | None]
+    a: ImageList,
+    looks_a: Sequence[Look | None],
+    b: ImageList,
+    looks_b: Sequence[Look | None],
 ) -> list[tuple[str, str]]:
     """Return pairs (path in a, path in b) of files in unlike formats that show the same picture
     with unequal pixels. `looks_x[i]` is of image i; None where it cannot be read."""
@@ -65,7 +72,11 @@ def rewritten(
 
     known_a = [(i, look) for i, look in enumerate(looks_a) if look is not None]
     known_b = [(j, look) for j, look in enumerate(looks_b) if look is not None]
-    if not known_a or not known_b or len({*map(_format, a.paths), *map(_format, b.paths)}) < 2:
+    if (
+        not known_a
+        or not known_b
+        or len({*map(_format, a.paths), *map(_format, b.paths)}) < 2
+    ):
         return []
     # 1. By the mean colour: three numbers find the few that may be the same among millions.
     blocks_a, blocks_b = _blocks(looks_a), _blocks(looks_b)
@@ -79,7 +90,10 @@ def rewritten(
             # 2. By the blocks, and 3. by all pixels, read again.
             if np.abs(one.mean(1) - blocks_b[n].mean(1)).max() > BLOCK_APART:
                 continue
-            pixels, others = a.array(i).astype(np.float32), b.array(j).astype(np.float32)
+            pixels, others = (
+                a.array(i).astype(np.float32),
+                b.array(j).astype(np.float32),
+            )
             if 0 < np.abs(pixels - others).mean() <= PIXEL_APART:
                 out.append((a.paths[i], b.paths[j]))
                 break

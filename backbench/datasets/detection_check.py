@@ -17,7 +17,9 @@ def check(name: str, root: Path) -> int | None:
     base = root / name
     if (base / "annotations").is_dir():
         lines = list(_coco(base))
-    elif (years := sorted(base.glob("VOC20??"))) or (base / "ImageSets" / "Main").is_dir():
+    elif (years := sorted(base.glob("VOC20??"))) or (
+        base / "ImageSets" / "Main"
+    ).is_dir():
         lines = [line for year in years or [base] for line in _voc(year)]
     else:
         return None
@@ -33,7 +35,9 @@ def _coco(base: Path) -> Iterator[tuple[str, str]]:
     """(what an annotation file holds, which of its images are missing: empty where none is)."""
     files = sorted((base / "annotations").glob("*_*.json"))
     if not files:
-        raise BadInput(f"{base / 'annotations'}: no file instances_<split>.json; get COCO's")
+        raise BadInput(
+            f"{base / 'annotations'}: no file instances_<split>.json; get COCO's"
+        )
     for file in files:
         folder = base / file.stem.rpartition("_")[2]
         try:
@@ -42,7 +46,14 @@ def _coco(base: Path) -> Iterator[tuple[str, str]]:
             if odd := [name for name in needed if not isinstance(name, str)]:
                 raise TypeError(f"file_name {odd[0]} is no text")
             objects = len(about.get("annotations", ()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             what = printable.shown(f"{type(error).__name__}: {error}", 100)
             raise BadInput(f"{file}: not COCO's format ({what})") from None
         said = f"{file.name}: {len(needed)} images, {objects} objects"
@@ -68,7 +79,9 @@ def _voc(base: Path) -> Iterator[tuple[str, str]]:
         except (OSError, ValueError) as error:
             raise BadInput(f"{file}: not a list of images ({error})") from None
         names = [line.split()[0] for line in text.splitlines() if line.strip()]
-        missing = _missing_images(base / "JPEGImages", [f"{name}.jpg" for name in names])
+        missing = _missing_images(
+            base / "JPEGImages", [f"{name}.jpg" for name in names]
+        )
         missing += _missing([base / "Annotations" / f"{name}.xml" for name in names])
         yield f"{base.name} {file.stem}: {len(names)} images", missing
 

@@ -24,7 +24,10 @@ VERSION = 1
 DIGIT_SIZE = 32
 SCENE_SIZE = 128
 KEYPOINTS = ("top", "bottom", "left", "right", "center")
-SCENES = {"full": {"train2017": 200, "val2017": 40}, "tiny": {"train2017": 12, "val2017": 4}}
+SCENES = {
+    "full": {"train2017": 200, "val2017": 40},
+    "tiny": {"train2017": 12, "val2017": 4},
+}
 # Shares of each class; tiny keeps a tenth of train, so that every stage is short, and the same kind
 # of splits.
 SPLITS = {
@@ -61,7 +64,9 @@ def _digits(size: str) -> tuple[np.ndarray, dict[str, list[Member]]]:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    small = (bunch.images * (255 / 16)).round().astype(np.uint8)  # scikit-learn's levels are 0..16
+    small = (
+        (bunch.images * (255 / 16)).round().astype(np.uint8)
+    )  # scikit-learn's levels are 0..16
     images = np.stack([_enlarged(drawing, DIGIT_SIZE) for drawing in small])
     splits: dict[str, list[Member]] = {name: [] for name in SPLITS[size]}
     home: dict[bytes, str] = {}  # pixels -> the split where they were met first
@@ -72,7 +77,9 @@ def _digits(size: str) -> tuple[np.ndarray, dict[str, list[Member]]]:
         order = shuffled.permutation(np.flatnonzero(bunch.target == label))
         start = 0.0
         for name, share in SPLITS[size].items():
-            part = order[round(start * len(order)) : round((start + share) * len(order))]
+            part = order[
+                round(start * len(order)) : round((start + share) * len(order))
+            ]
             start += share
             for index in part:
                 split = home.setdefault(small[index].tobytes(), name)
@@ -81,10 +88,14 @@ def _digits(size: str) -> tuple[np.ndarray, dict[str, list[Member]]]:
 
 
 def _enlarged(drawing: np.ndarray, side: int) -> np.ndarray:
-    return np.asarray(Image.fromarray(drawing).resize((side, side), Image.Resampling.BICUBIC))
+    return np.asarray(
+        Image.fromarray(drawing).resize((side, side), Image.Resampling.BICUBIC)
+    )
 
 
-def _write_digits(root: Path, images: np.ndarray, splits: dict[str, list[Member]]) -> None:
+def _write_digits(
+    root: Path, images: np.ndarray, splits: dict[str, list[Member]]
+) -> None:
     for split, members in splits.items():
         for index, label in members:
             folder = root / split / str(label)
@@ -134,22 +145,39 @@ def _write_scenes(
         name = f"{number:012d}.jpg"
         Image.fromarray(labels).save(root / "maps" / part / f"{number:012d}.png")
         Image.fromarray(canvas).save(root / part / name, quality=95)
-        files.append({"id": number, "file_name": name, "height": SCENE_SIZE, "width": SCENE_SIZE})
+        files.append(
+            {"id": number, "file_name": name, "height": SCENE_SIZE, "width": SCENE_SIZE}
+        )
         # 3. Every object twice, by one id: an instance of its digit, and a thing with keypoints.
         for label, shape, keypoints in objects:
-            common = {"id": len(instances) + 1, "image_id": number, "iscrowd": 0, **shape}
+            common = {
+                "id": len(instances) + 1,
+                "image_id": number,
+                "iscrowd": 0,
+                **shape,
+            }
             instances.append({**common, "category_id": label + 1})
-            points = {"keypoints": keypoints, "num_keypoints": sum(v > 0 for v in keypoints[2::3])}
+            points = {
+                "keypoints": keypoints,
+                "num_keypoints": sum(v > 0 for v in keypoints[2::3]),
+            }
             people.append({**common, "category_id": 1, **points})
     ten = [{"id": d + 1, "name": str(d), "supercategory": "digit"} for d in range(10)]
-    one = {"id": 1, "name": "digit", "supercategory": "digit", "keypoints": list(KEYPOINTS)}
+    one = {
+        "id": 1,
+        "name": "digit",
+        "supercategory": "digit",
+        "keypoints": list(KEYPOINTS),
+    }
     one["skeleton"] = [[1, 5], [2, 5], [3, 5], [4, 5]]
     kinds = (("instances", instances, ten), ("person_keypoints", people, [one]))
     for kind, items, categories in kinds:
         about = {"description": "digit scenes", "version": str(VERSION)}
         data = {"info": about, "licenses": [], "images": files}
         data |= {"annotations": items, "categories": categories}
-        atomic.write_text(root / "annotations" / f"{kind}_{part}.json", json.dumps(data))
+        atomic.write_text(
+            root / "annotations" / f"{kind}_{part}.json", json.dumps(data)
+        )
 
 
 def _scene(
@@ -169,7 +197,9 @@ def _scene(
         side = int(rng.integers(28, 64))
         alpha = _enlarged(images[index], side) / 255.0
         x, y = _place(masks, side, rng)
-        paint = np.full((side, side, 3), rng.uniform(170, 255)) + rng.uniform(-15, 15, size=3)
+        paint = np.full((side, side, 3), rng.uniform(170, 255)) + rng.uniform(
+            -15, 15, size=3
+        )
         region = canvas[y : y + side, x : x + side]
         region[:] = region * (1 - alpha[..., None]) + paint * alpha[..., None]
         mask = np.zeros((SCENE_SIZE, SCENE_SIZE), bool)
@@ -191,7 +221,9 @@ def _scene(
     return canvas.clip(0, 255).astype(np.uint8), objects, labels
 
 
-def _place(masks: Sequence[np.ndarray], side: int, rng: np.random.Generator) -> tuple[int, int]:
+def _place(
+    masks: Sequence[np.ndarray], side: int, rng: np.random.Generator
+) -> tuple[int, int]:
     """The least covered of four random places: digits overlap at times but rarely vanish."""
     covered = np.zeros((SCENE_SIZE, SCENE_SIZE), bool)
     for mask in masks:
@@ -235,4 +267,8 @@ def _object(
     for i in (ys.argmin(), ys.argmax(), xs.argmin(), xs.argmax(), middle):
         keypoints += [int(xs[i]), int(ys[i]), 2 if visible[ys[i], xs[i]] else 1]
     area = float(visible.sum())
-    return {"bbox": list(map(float, box)), "area": area, "segmentation": polygons}, keypoints
+    return {
+        "bbox": list(map(float, box)),
+        "area": area,
+        "segmentation": polygons,
+    }, keypoints

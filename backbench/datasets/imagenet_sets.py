@@ -43,7 +43,9 @@ def _v2(folder: str) -> Reader:
         counts = [0] * len(numbers)
         for label in images.labels:
             counts[label] += 1
-        odd = [number for number, count in enumerate(counts) if count != PER_CLASS_OF_V2]
+        odd = [
+            number for number, count in enumerate(counts) if count != PER_CLASS_OF_V2
+        ]
         if odd:
             raise BadInput(
                 f"{base / folder / numbers[odd[0]]}: {counts[odd[0]]} images, not 10; an older"
@@ -75,13 +77,17 @@ def _real(base: Path, seed: int) -> Splits:
     file = base / "real.json"
     answers = jsons.read(file)
     if hashlib.sha256(json.dumps(answers).encode()).hexdigest() != REAL:
-        raise BadInput(f"{file}: not the published labels; get it from reassessed-imagenet again")
+        raise BadInput(
+            f"{file}: not the published labels; get it from reassessed-imagenet again"
+        )
     paths, labels, of_image, known = [], [], [], set()
     for path in sorted((base / "val").rglob("ILSVRC2012_val_*")):
         name = _VAL_NAME.fullmatch(path.name)
         number = int(name[1]) if name else 0
         if name and (number in known or not 1 <= number <= len(answers)):
-            raise BadInput(f"{path}: no image of val, or a second copy of one; remove it")
+            raise BadInput(
+                f"{path}: no image of val, or a second copy of one; remove it"
+            )
         known.add(number)
         of_file = answers[number - 1] if name else ()
         if of_file:
@@ -96,14 +102,19 @@ def _real(base: Path, seed: int) -> Splits:
 
 def _objectnet(base: Path, seed: int) -> Splits:
     """The images of the 113 classes that ImageNet has, too, by the files of mappings/."""
-    folder, mappings = base / "objectnet-1.0" / "images", base / "objectnet-1.0" / "mappings"
+    folder, mappings = (
+        base / "objectnet-1.0" / "images",
+        base / "objectnet-1.0" / "mappings",
+    )
     label_of_folder = _mapping(mappings / "folder_to_objectnet_label.json")
     names_of_label = _mapping(mappings / "objectnet_to_imagenet_1k.json")
     # imagenet_to_label_2012_v2 is in ILSVRC's own order: its line l is class c where c has the
     # value l in this file
     lines_of_class = _mapping(mappings / "pytorch_to_imagenet_2012_id.json")
     class_of_line = {line: int(c) for c, line in lines_of_class.items()}
-    text = opening.read_bytes(mappings / "imagenet_to_label_2012_v2", most=opening.MEGABYTE)
+    text = opening.read_bytes(
+        mappings / "imagenet_to_label_2012_v2", most=opening.MEGABYTE
+    )
     lines = text.decode().splitlines()
     class_of_name = {line.strip(): class_of_line[n] for n, line in enumerate(lines)}
     folders, ids = [], []
@@ -111,7 +122,10 @@ def _objectnet(base: Path, seed: int) -> Splits:
         if label in names_of_label:
             folders.append(name)
             ids.append(
-                tuple(class_of_name[each] for each in str(names_of_label[label]).split("; "))
+                tuple(
+                    class_of_name[each]
+                    for each in str(names_of_label[label]).split("; ")
+                )
             )
     return _only_test(scan_folder(folder, classes=folders), InImageNet(tuple(ids)))
 

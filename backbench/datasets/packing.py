@@ -28,7 +28,9 @@ def pack(name: str, root: Path, kind: str, out: Path) -> None:
     if out.resolve() == (root / name).resolve():
         raise BadInput(f"--out {out}: is the dataset itself; name another folder")
     for split, images in parts.items():
-        word = split or "images"  # the name of an undivided set may be a word for a split
+        word = (
+            split or "images"
+        )  # the name of an undivided set may be a word for a split
         if kind == "folder":
             _write_folder(out / split, images)
         else:
@@ -38,8 +40,12 @@ def pack(name: str, root: Path, kind: str, out: Path) -> None:
         # OUT may hold what was packed from an older state of the images
         same = splits.digest(written) == splits.digest(images)
         if not same or contents.named(written).digest != contents.named(images).digest:
-            raise BadInput(f"{out}: '{split}' has other images than the source; empty the folder")
-        print(f"{name} {split or 'images'}: {len(written)} images in {out}, the same list")
+            raise BadInput(
+                f"{out}: '{split}' has other images than the source; empty the folder"
+            )
+        print(
+            f"{name} {split or 'images'}: {len(written)} images in {out}, the same list"
+        )
 
 
 def _sources(name: str, root: Path) -> Iterator[tuple[str, ImageList]]:
@@ -49,7 +55,9 @@ def _sources(name: str, root: Path) -> Iterator[tuple[str, ImageList]]:
         return
     base = row.base(root) if row else root / name
     catalog.present(name, root)
-    there = [s for s in containers.WORDS if containers.find(base, s) or (base / s).is_dir()]
+    there = [
+        s for s in containers.WORDS if containers.find(base, s) or (base / s).is_dir()
+    ]
     for split in there:
         yield split, catalog.open_split(root, name, split)
     if not there:
@@ -89,7 +97,9 @@ def _write_archive(file: Path, images: ImageList, group: range, kind: str) -> No
     if kind == "zip":
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for index in group:
-                archive.writestr(zipfile.ZipInfo(images.paths[index]), images.read(index))
+                archive.writestr(
+                    zipfile.ZipInfo(images.paths[index]), images.read(index)
+                )
         return
     with tarfile.open(file, "w") as tar:
         for index in group:

@@ -35,7 +35,10 @@ def _torchvision(kind: Any, base: Path, *args: object, **options: object) -> Any
 
 
 def _listed(
-    base: Path, files: Iterable[str | Path], labels: Iterable[int], classes: Sequence[str]
+    base: Path,
+    files: Iterable[str | Path],
+    labels: Iterable[int],
+    classes: Sequence[str],
 ) -> ImageList:
     paths = tuple(Path(file).relative_to(base).as_posix() for file in files)
     _refuse_outside(base, paths)
@@ -45,7 +48,9 @@ def _listed(
 def _refuse_outside(base: Path, paths: Iterable[str]) -> None:
     for path in paths:
         if path.startswith("/") or ".." in path.split("/"):
-            raise BadInput(f"{base}: its lists name {printable.shown(path, 200)}, outside of it")
+            raise BadInput(
+                f"{base}: its lists name {printable.shown(path, 200)}, outside of it"
+            )
 
 
 # Official splits, where there are any; they are read in their order, so that of several missing
@@ -57,7 +62,11 @@ _THREE = {"train": "train", "val": "val", "test": "test"}
 
 
 def _official(
-    kind: str, parts: Mapping[str, str], *lists: str, files: str = "_image_files", **options: object
+    kind: str,
+    parts: Mapping[str, str],
+    *lists: str,
+    files: str = "_image_files",
+    **options: object,
 ) -> Reader:
     """Return the reader of a data set that torchvision's class `kind` lists: `parts` has its words
     for our splits, `lists` are patterns of the files that it opens unseen, `files` is its attribute
@@ -69,14 +78,20 @@ def _official(
         for pattern in lists:
             for file in base.glob(pattern):
                 if not file.is_file():  # torchvision would wait for a FIFO's writer
-                    raise BadInput(f"{file}: not a regular file; unpack the archive again")
+                    raise BadInput(
+                        f"{file}: not a regular file; unpack the archive again"
+                    )
         found: dict[str, ImageList] = {}
         for name, official in parts.items():
             d = _torchvision(getattr(datasets, kind), base, official, **options)
             listed = getattr(d, files)
-            images, labels = zip(*listed) if files == "_samples" else (listed, d._labels)
+            images, labels = (
+                zip(*listed) if files == "_samples" else (listed, d._labels)
+            )
             found[name] = _listed(base, images, labels, d.classes)
-        return splits.with_hold_out(found["train"], found["test"], found.get("val"), seed=seed)
+        return splits.with_hold_out(
+            found["train"], found["test"], found.get("val"), seed=seed
+        )
 
     return read
 
@@ -89,7 +104,9 @@ cars = _official("StanfordCars", _TWO, *_MAT, files="_samples")
 dtd = _official("DTD", _THREE, "dtd/dtd/labels/*.txt", partition=1)
 flowers = _official("Flowers102", _THREE)
 food = _official("Food101", _TWO, "food-101/meta/*.json")
-pets = _official("OxfordIIITPet", _TRAINVAL, "oxford-iiit-pet/annotations/*.txt", files="_images")
+pets = _official(
+    "OxfordIIITPet", _TRAINVAL, "oxford-iiit-pet/annotations/*.txt", files="_images"
+)
 
 
 def _of_arrays(kind: str, read: Callable[[Path, str], ImageList]) -> Reader:
@@ -111,7 +128,9 @@ def _of_arrays(kind: str, read: Callable[[Path, str], ImageList]) -> Reader:
                     f"{base}: the files are not as they were published (the checksum of {name}"
                     " differs): unpack the archive again"
                 )
-        return splits.with_hold_out(read(folder, "train"), read(folder, "test"), seed=seed)
+        return splits.with_hold_out(
+            read(folder, "train"), read(folder, "test"), seed=seed
+        )
 
     return read_published
 
@@ -130,7 +149,11 @@ def places365(base: Path, seed: int) -> Splits:
 
     small = (base / "data_256_standard").is_dir() or tar("256").exists()
     size = "256" if small else "large"
-    if not small and not (base / "data_large_standard").is_dir() and not tar(size).exists():
+    if (
+        not small
+        and not (base / "data_large_standard").is_dir()
+        and not tar(size).exists()
+    ):
         get = "get train_256_places365standard.tar"
         raise BadInput(f"{base}: no data_256_standard or data_large_standard; {get}")
 
@@ -143,7 +166,9 @@ def places365(base: Path, seed: int) -> Splits:
         # torchvision's folder is data_256_standard, the archive's data_256
         archive = base / f"val_{size}.tar" if split == "val" else tar(size)
         names = [path.partition("/")[2] for path in images.paths]
-        return containers.held(images, archive, names, [folder.removesuffix("_standard")])
+        return containers.held(
+            images, archive, names, [folder.removesuffix("_standard")]
+        )
 
     note = "256-pixel images" if small else "large images"
     train, test = part("train-standard"), part("val")
@@ -161,7 +186,9 @@ _DRAWN_ONCE = 0
 def birdsnap(base: Path, seed: int) -> Splits:
     """LORAC's split: of every species' images that are still there 5 for val, 5 for test."""
     folder = base / "birdsnap"
-    species = sorted(_table(folder / "species.txt", ("id", "dir")), key=lambda row: int(row["id"]))
+    species = sorted(
+        _table(folder / "species.txt", ("id", "dir")), key=lambda row: int(row["id"])
+    )
     listed = _table(folder / "images.txt", ("path", "species_id"))
     images = _first_there(folder / "images", folder / "download" / "images")
     if images is None:
@@ -178,12 +205,16 @@ def birdsnap(base: Path, seed: int) -> Splits:
     place = {row["id"]: label for label, row in enumerate(species)}
     strange = [path for path, kind in there if kind not in place]
     if strange:
-        raise BadInput(f"{folder}/images.txt: {strange[0]} is of a species that is not listed")
+        raise BadInput(
+            f"{folder}/images.txt: {strange[0]} is of a species that is not listed"
+        )
     labels = [place[kind] for _, kind in there]
     classes = [row["dir"] for row in species]
     absent = sorted(set(range(len(species))) - set(labels))
     if absent:
-        raise BadInput(f"{images}: no image of {len(absent)} species, '{classes[absent[0]]}' first")
+        raise BadInput(
+            f"{images}: no image of {len(absent)} species, '{classes[absent[0]]}' first"
+        )
     everything = _listed(images, [images / path for path, _ in there], labels, classes)
     # 3. Val and test are drawn from what is there, equally many of each species.
     val: list[int] = []
@@ -223,8 +254,12 @@ def caltech101(base: Path, seed: int) -> Splits:
     30. BACKGROUND_Google is a class, as sizes 3,060 + 6,084 say. Gray images are decoded as RGB."""
     # torchvision's class would drop the background, and has no split.
     everything = scan_folder(base / "caltech101" / "101_ObjectCategories")
-    train, test = splits.draw(everything, 30, _DRAWN_ONCE, what="caltech101's training split")
-    return splits.with_hold_out(everything.subset(train), everything.subset(test), seed=seed)
+    train, test = splits.draw(
+        everything, 30, _DRAWN_ONCE, what="caltech101's training split"
+    )
+    return splits.with_hold_out(
+        everything.subset(train), everything.subset(test), seed=seed
+    )
 
 
 def sun397(base: Path, seed: int) -> Splits:
@@ -244,8 +279,12 @@ def sun397(base: Path, seed: int) -> Splits:
         labels = [label_of.get(line.rpartition("/")[0], -1) for line in lines]
         if -1 in labels:
             odd = lines[labels.index(-1)]
-            raise BadInput(f"{listing}: {odd} is of no class in {images / 'ClassName.txt'}")
-        return _listed(images, [images / line.lstrip("/") for line in lines], labels, classes)
+            raise BadInput(
+                f"{listing}: {odd} is of no class in {images / 'ClassName.txt'}"
+            )
+        return _listed(
+            images, [images / line.lstrip("/") for line in lines], labels, classes
+        )
 
     train, test = part("Training_01.txt"), part("Testing_01.txt")
     return splits.with_hold_out(train, test, seed=seed)
@@ -281,7 +320,9 @@ def imagenet100(base: Path, seed: int) -> Splits:
 def class_list(name: str) -> list[str]:
     """The synsets of imagenet or imagenet100, in label order: sorted."""
     text = (importlib.resources.files("backbench.datasets") / f"{name}.txt").read_text()
-    return [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
+    return [
+        line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"
+    ]
 
 
 def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
@@ -303,7 +344,27 @@ def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
 DENSE_HOLDOUT = 0.1
 VOC_CLASSES = ["background", *map(str, range(1, 21))]
 # cityscapesscripts, helpers/labels.py: the ids of the 19 classes that are scored, in their order
-CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+CITYSCAPES_IDS = (
+    7,
+    8,
+    11,
+    12,
+    13,
+    17,
+    19,
+    20,
+    21,
+    22,
+    23,
+    24,
+    25,
+    26,
+    27,
+    28,
+    31,
+    32,
+    33,
+)
 
 
 def _dense(
@@ -320,12 +381,19 @@ def _dense(
         raise BadInput(f"{base}: {clash}; take them out of the list of train")
     lists = []
     for pairs in parts:
-        images, maps = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+        images, maps = (
+            tuple(pair[0] for pair in pairs),
+            tuple(pair[1] for pair in pairs),
+        )
         _refuse_outside(base, (*images, *maps))
         missing = [each for each in maps if not (base / each).is_file()]
         if missing:
-            raise BadInput(f"{base / missing[0]} is missing ({len(missing)} label maps are)")
-        lists.append(DenseList(base, images, (0,) * len(images), tuple(classes), maps, values))
+            raise BadInput(
+                f"{base / missing[0]} is missing ({len(missing)} label maps are)"
+            )
+        lists.append(
+            DenseList(base, images, (0,) * len(images), tuple(classes), maps, values)
+        )
     return splits.with_hold_out(*lists, seed=seed, share=DENSE_HOLDOUT)
 
 
@@ -337,7 +405,9 @@ def _voc(train_list: str, train_maps: str) -> Reader:
         parts = []
         for name, maps in ((train_list, train_maps), ("val", "SegmentationClass")):
             stems = _lines(folder / "ImageSets" / "Segmentation" / f"{name}.txt")
-            parts.append([(f"JPEGImages/{stem}.jpg", f"{maps}/{stem}.png") for stem in stems])
+            parts.append(
+                [(f"JPEGImages/{stem}.jpg", f"{maps}/{stem}.png") for stem in stems]
+            )
         values = {value: value for value in (*range(len(VOC_CLASSES)), IGNORED)}
         return _dense(folder, VOC_CLASSES, values, parts, seed)
 
@@ -355,8 +425,12 @@ def ade20k(base: Path, seed: int) -> Splits:
     folder = base / "ADEChallengeData2016"
     parts = []
     for part in ("training", "validation"):
-        maps = sorted(each.stem for each in (folder / "annotations" / part).glob("ADE_*.png"))
-        parts.append([(f"images/{part}/{m}.jpg", f"annotations/{part}/{m}.png") for m in maps])
+        maps = sorted(
+            each.stem for each in (folder / "annotations" / part).glob("ADE_*.png")
+        )
+        parts.append(
+            [(f"images/{part}/{m}.jpg", f"annotations/{part}/{m}.png") for m in maps]
+        )
     values = {0: IGNORED, **{value: value - 1 for value in range(1, 151)}}
     return _dense(folder, [str(value) for value in range(1, 151)], values, parts, seed)
 
@@ -381,7 +455,9 @@ def scenes(base: Path, seed: int) -> Splits:
     parts = []
     for part in ("train2017", "val2017"):
         stems = sorted(each.stem for each in (base / "maps" / part).glob("*.png"))
-        parts.append([(f"{part}/{stem}.jpg", f"maps/{part}/{stem}.png") for stem in stems])
+        parts.append(
+            [(f"{part}/{stem}.jpg", f"maps/{part}/{stem}.png") for stem in stems]
+        )
     values = {value: value for value in (*range(11), IGNORED)}
     return _dense(base, ["background", *map(str, range(10))], values, parts, seed)
 
@@ -404,11 +480,15 @@ def imagenet100_split(root: Path, split: str) -> ImageList:
     if not folder.is_dir():
         folder = root / "imagenet"
     every = class_list("imagenet")
-    return containers.read_split(folder, split, classes=class_list("imagenet100"), every=every)
+    return containers.read_split(
+        folder, split, classes=class_list("imagenet100"), every=every
+    )
 
 
 def imagenet_split(root: Path, split: str) -> ImageList:
     """A class folder as it is, a subset too; containers count the synsets."""
     folder, every = root / "imagenet", class_list("imagenet")
     inside = containers.find(folder, split) is not None
-    return containers.read_split(folder, split, classes=every if inside else None, every=every)
+    return containers.read_split(
+        folder, split, classes=every if inside else None, every=every
+    )

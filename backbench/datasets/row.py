@@ -28,7 +28,9 @@ class Dataset:
     # One split as pretraining takes it; default: class folders or tar shards in ROOT/<name>/<split>
     read_split: SplitReader | None = None
     needs: tuple[str, ...] = ()  # files or folders that tell that the dataset is there
-    folders: tuple[str, ...] = ()  # where to look below ROOT; default: ROOT/<name>, then ROOT
+    folders: tuple[
+        str, ...
+    ] = ()  # where to look below ROOT; default: ROOT/<name>, then ROOT
     get: str = ""  # which files to get, and from whom
     licence: str = "as its owner states"
     top5: bool = False
@@ -54,11 +56,15 @@ class Dataset:
             return root
         folders = [root / folder for folder in self.folders or (self.name, ".")]
         for base in folders:
-            if all((base / need).exists() or _contained(base, need) for need in self.needs):
+            if all(
+                (base / need).exists() or _contained(base, need) for need in self.needs
+            ):
                 return base
         # It is said of the first folder, since that is where it belongs.
         for need in self.needs:
-            if need in containers.WORDS and (why := containers.refusal(folders[0], need)):
+            if need in containers.WORDS and (
+                why := containers.refusal(folders[0], need)
+            ):
                 raise BadInput(f"{self.name}: {why}")
         missing = next(need for need in self.needs if not (folders[0] / need).exists())
         raise BadInput(

@@ -38,7 +38,9 @@ class Splits:
     val: ImageList
     test: ImageList
     held_out: bool  # whether val was drawn from the official train split here
-    notes: tuple[str, ...] = ()  # coverage and the like; they go into every result's provenance
+    notes: tuple[
+        str, ...
+    ] = ()  # coverage and the like; they go into every result's provenance
     # Of sets that ImageNet's classifiers are tested on; their train and val are empty
     imagenet: InImageNet | None = None
 
@@ -69,12 +71,16 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
         return ArrayList(a.root, paths, a.labels + b.labels, a.classes, pixels)
     if isinstance(a, DenseList) and isinstance(b, DenseList):
         paths = [*a.paths, *b.paths]
-        return dataclasses.replace(a, paths=paths, labels=a.labels + b.labels, maps=a.maps + b.maps)
+        return dataclasses.replace(
+            a, paths=paths, labels=a.labels + b.labels, maps=a.maps + b.maps
+        )
     # Paths are relative to one root, so it must be one that both lie below.
     root = Path(os.path.commonpath((a.root, b.root)))
     paths = []
     for part in (a, b):
-        below = "" if part.root == root else f"{part.root.relative_to(root).as_posix()}/"
+        below = (
+            "" if part.root == root else f"{part.root.relative_to(root).as_posix()}/"
+        )
         paths += [below + path for path in part.paths]
     if type(a) is type(b) is ImageList:
         return ImageList(root, paths, a.labels + b.labels, a.classes)
@@ -191,7 +197,9 @@ def check(dataset: str, splits: Splits) -> None:
         if not len(images):
             held = "; where val is held out of train, a class needs two images there"
             hint = held if name == "val" else "; put images there"
-            raise BadInput(f"{dataset}: the {name} split is empty ({images.root}){hint}")
+            raise BadInput(
+                f"{dataset}: the {name} split is empty ({images.root}){hint}"
+            )
         if not images.classes:
             raise BadInput(
                 f"{dataset}: no class folders in {images.root}; sort the images as"
@@ -215,7 +223,10 @@ def check(dataset: str, splits: Splits) -> None:
 def _difference(own: Sequence[str], name: str, train: Sequence[str]) -> str:
     """only in test: a, b; only in train: c."""
     parts = []
-    for only, where in ((set(own) - set(train), name), (set(train) - set(own), "train")):
+    for only, where in (
+        (set(own) - set(train), name),
+        (set(train) - set(own), "train"),
+    ):
         if only:
             more = f" and {len(only) - 5} more" if len(only) > 5 else ""
             parts.append(f"only in {where}: {', '.join(sorted(only)[:5])}{more}")
@@ -233,7 +244,9 @@ def refuse_untrainable(dataset: str, splits: Splits) -> None:
 # Lists of labelled images
 
 
-def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None) -> dict[str, int]:
+def read_list(
+    path: Path, *, lines: int | None = None, sha256: str | None = None
+) -> dict[str, int]:
     """Read and verify a local list: each image with the number of its line. A name is SimCLR's
     `n04235860_14959.JPEG`, or `class/file`."""
     try:
@@ -243,7 +256,9 @@ def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None
             f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it"
         ) from None
     names: dict[str, int] = {}
-    for number, line in enumerate(map(str.strip, data.decode(errors="replace").splitlines()), 1):
+    for number, line in enumerate(
+        map(str.strip, data.decode(errors="replace").splitlines()), 1
+    ):
         if line in names:
             raise BadInput(
                 f"{path}:{number}: '{printable.shown(line, 100)}' is listed twice, first in line"
@@ -251,14 +266,20 @@ def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None
             )
         if line:
             names[line] = number
-    if sha256 is not None and (hashlib.sha256(data).hexdigest() != sha256 or len(names) != lines):
-        hint = f"`backbench data fetch-splits --out {path.parent}` fetches the right one"
+    if sha256 is not None and (
+        hashlib.sha256(data).hexdigest() != sha256 or len(names) != lines
+    ):
+        hint = (
+            f"`backbench data fetch-splits --out {path.parent}` fetches the right one"
+        )
         raise BadInput(
             f"{path}: not the published list (sha256 or length {len(names)}"
             f" instead of {lines}); {hint}"
         )
     if not names:
-        raise BadInput(f"{path}: the list is empty; write an image a line, as class/file.jpg")
+        raise BadInput(
+            f"{path}: the list is empty; write an image a line, as class/file.jpg"
+        )
     return names
 
 

@@ -13,7 +13,9 @@ from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
 
 Sizes = Mapping[str, "array[int]"]  # by split, bytes of its images in their order
-Sides = tuple[list[int], list[int]]  # places in two lists of images that are alike so far
+Sides = tuple[
+    list[int], list[int]
+]  # places in two lists of images that are alike so far
 AT_ONCE = 1000  # files between two looks at the clock
 
 
@@ -23,7 +25,9 @@ def look(dataset: str, splits: Splits) -> Sizes:
     progress = Progress(
         None, total, f"{dataset}: looking for files", unit="file", after=QUIET_SECONDS
     )
-    home: dict[object, str] = {}  # inode, ctime and place -> the split that has the image
+    home: dict[
+        object, str
+    ] = {}  # inode, ctime and place -> the split that has the image
     sizes: dict[str, array[int]] = {}
     for name, images in splits.items():
         sizes[name] = array("q")
@@ -66,14 +70,20 @@ def shared_content(
                 alike[size][side].append(index)
     total = sum(len(mine) + len(others) for mine, others in alike.values())
     progress = Progress(
-        None, total, f"{a.root}: comparing files of equal size", unit="file", after=QUIET_SECONDS
+        None,
+        total,
+        f"{a.root}: comparing files of equal size",
+        unit="file",
+        after=QUIET_SECONDS,
     )
     out: list[tuple[int, int]] = []
     for mine, others in alike.values():
         # 2. The first and last 4 KiB tell nearly all pictures apart, and 3. the whole content
         #    decides. Each file is read once for each, however many have its size.
         for near, far in _alike(a, mine, b, others, lambda images, i: images.ends(i)):
-            for same, partners in _alike(a, near, b, far, lambda images, i: images.read(i)):
+            for same, partners in _alike(
+                a, near, b, far, lambda images, i: images.read(i)
+            ):
                 out += [(i, partners[0]) for i in same]  # one partner is enough
         progress.advance(len(mine) + len(others))
     return [(a.paths[i], b.paths[j]) for i, j in sorted(out)]

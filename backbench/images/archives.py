@@ -23,7 +23,9 @@ def _read_pickle(path: Path) -> dict[str, Any]:
     try:
         with opening.open_regular(path, most=opening.GIGABYTE) as file:
             content = pickles.read(file)
-        return {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
+        return {
+            k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()
+        }
     except FileNotFoundError:
         raise BadInput(
             f"{path}: no such file; unpack the python version of the data set there"
@@ -41,7 +43,10 @@ def read_cifar(folder: Path, split: str) -> ArrayList:
         meta, key, files = "meta", "fine_label", {"train": ["train"], "test": ["test"]}
     else:
         meta, key = "batches.meta", "label"
-        files = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+        files = {
+            "train": [f"data_batch_{i}" for i in range(1, 6)],
+            "test": ["test_batch"],
+        }
     if split not in files:
         raise BadInput(f"{folder}: no split '{split}'; allowed: train, test")
     batches = [_read_pickle(folder / name) for name in files[split]]
@@ -69,7 +74,9 @@ def _array_list(
         raise BadInput(f"{folder}: a class name that is no text")
     wrong = [label for label in labels if not -1 <= label < len(classes)]
     if wrong:
-        raise BadInput(f"{folder}: label {wrong[0]}, and {len(classes)} classes have names")
+        raise BadInput(
+            f"{folder}: label {wrong[0]}, and {len(classes)} classes have names"
+        )
     paths = tuple(f"{split}/{i:05}" for i in range(len(labels)))
     return ArrayList(folder.parent, paths, tuple(labels), tuple(classes), pixels)
 
@@ -112,7 +119,10 @@ class Joined(ImageList):
 
     @staticmethod
     def of(
-        parts: Sequence[ImageList], *, root: Path | None = None, paths: Sequence[str] | None = None
+        parts: Sequence[ImageList],
+        *,
+        root: Path | None = None,
+        paths: Sequence[str] | None = None,
     ) -> Joined:
         """The lists, by default under the root of the first and their own paths."""
         own: list[str] = []
@@ -124,7 +134,9 @@ class Joined(ImageList):
             where += [(number, place) for place in range(len(part))]
         first = parts[0]
         kept, here = own if paths is None else paths, root or first.root
-        return Joined(here, kept, tuple(labels), first.classes, tuple(parts), tuple(where))
+        return Joined(
+            here, kept, tuple(labels), first.classes, tuple(parts), tuple(where)
+        )
 
     def open(self, index: int) -> Image.Image:
         part, place = self.where[index]

@@ -59,8 +59,13 @@ def crop_box(
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):
         # 1. An area and an aspect ratio (uniform in its logarithm, so that 3:4 is as likely as 4:3)
-        target = area * torch.empty(1).uniform_(scale[0], scale[1], generator=generator).item()
-        aspect = torch.exp(torch.empty(1).uniform_(low, high, generator=generator)).item()
+        target = (
+            area
+            * torch.empty(1).uniform_(scale[0], scale[1], generator=generator).item()
+        )
+        aspect = torch.exp(
+            torch.empty(1).uniform_(low, high, generator=generator)
+        ).item()
         # 2. w h = target and w / h = aspect
         w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
         # 3. A place for it, where it fits into the image
@@ -77,7 +82,9 @@ def crop_box(
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def draw(generator: torch.Generator, height: int, width: int, crops: Crops) -> DrawnView:
+def draw(
+    generator: torch.Generator, height: int, width: int, crops: Crops
+) -> DrawnView:
     """Decide one view of an image of (height, width)."""
     box = crop_box(generator, height, width, crops.scale, crops.ratio)
     # Fourteen numbers are always drawn, used or not, each for one decision: the views that follow
@@ -87,7 +94,9 @@ def draw(generator: torch.Generator, height: int, width: int, crops: Crops) -> D
     u = torch.rand(14, generator=generator).tolist()
     jitter: list[tuple[int, float]] = []
     if u[1] < crops.jitter_p:
-        for op in sorted(range(4), key=lambda op: u[2 + op]):  # sorting draws a random order
+        for op in sorted(
+            range(4), key=lambda op: u[2 + op]
+        ):  # sorting draws a random order
             strength = crops.jitter[op]
             if strength == 0:
                 continue
@@ -128,7 +137,11 @@ def render_reference(image: Image.Image, view: DrawnView, crops: Crops) -> np.nd
         SATURATION: ImageEnhance.Color,
     }
     for op, factor in view.jitter:
-        image = _turn_hue(image, factor) if op == HUE else enhance[op](image).enhance(factor)
+        image = (
+            _turn_hue(image, factor)
+            if op == HUE
+            else enhance[op](image).enhance(factor)
+        )
     if view.gray:
         image = image.convert("L").convert("RGB")
     if view.blur and crops.blur_kernel:
@@ -146,7 +159,9 @@ def _turn_hue(image: Image.Image, turns: float) -> Image.Image:
 
     hue, saturation, value = image.convert("HSV").split()
     moved = np.asarray(hue) + np.uint8(int(turns * 255) % 256)  # 255 is followed by 0
-    return Image.merge("HSV", (Image.fromarray(moved), saturation, value)).convert("RGB")
+    return Image.merge("HSV", (Image.fromarray(moved), saturation, value)).convert(
+        "RGB"
+    )
 
 
 def _blur_by_kernel(image: Image.Image, size: int, sigma: float) -> Image.Image:
@@ -159,7 +174,9 @@ def _blur_by_kernel(image: Image.Image, size: int, sigma: float) -> Image.Image:
     kernel = torch.mm(line[:, None], line[None, :]).expand(3, 1, size, size)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
     padded = torch.nn.functional.pad(pixels, [size // 2] * 4, mode="reflect")
-    blurred = torch.nn.functional.conv2d(padded, kernel, groups=3).round_().to(torch.uint8)
+    blurred = (
+        torch.nn.functional.conv2d(padded, kernel, groups=3).round_().to(torch.uint8)
+    )
     return Image.fromarray(blurred[0].permute(1, 2, 0).numpy())
 
 
@@ -178,7 +195,11 @@ def render_geometry(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndar
     else:
         pixels = torch.from_numpy(part).permute(2, 0, 1)[None]
         resized = torch.nn.functional.interpolate(
-            pixels, (size, size), mode=crops.interpolation, antialias=True, align_corners=False
+            pixels,
+            (size, size),
+            mode=crops.interpolation,
+            antialias=True,
+            align_corners=False,
         )
         part = resized[0].permute(1, 2, 0).numpy()
     return cv2.flip(part, 1) if view.flip else part
@@ -200,7 +221,9 @@ def colour_matrix(view: DrawnView, mean: Sequence[float]) -> np.ndarray:
             luma = LUMA @ (matrix[:, :3] @ np.asarray(mean) + matrix[:, 3])
             matrix *= factor
             matrix[:, 3] += (1 - factor) * luma - 0.5
-        elif op == SATURATION:  # y = the pixel's own luma: L (A x + b), equal in all channels
+        elif (
+            op == SATURATION
+        ):  # y = the pixel's own luma: L (A x + b), equal in all channels
             matrix = factor * matrix + (1 - factor) * (LUMA @ matrix)
             matrix[:, 3] -= 0.5
         else:  # R (A x + b)
@@ -215,7 +238,9 @@ def _hue_rotation(turns: float) -> np.ndarray:
     # Rodrigues' formula for the axis u = (1, 1, 1) / sqrt(3): cos I + sin [u]_x + (1 - cos) u u^T
     cos, sin = math.cos(2 * math.pi * turns), math.sin(2 * math.pi * turns)
     a, b = (1 - cos) / 3, sin / math.sqrt(3)
-    return np.array([[cos + a, a - b, a + b], [a + b, cos + a, a - b], [a - b, a + b, cos + a]])
+    return np.array(
+        [[cos + a, a - b, a + b], [a + b, cos + a, a - b], [a - b, a + b, cos + a]]
+    )
 
 
 def render_fast(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
@@ -258,13 +283,17 @@ class DeviceColour:
         )
 
     def to(self, device: torch.device) -> DeviceColour:
-        return DeviceColour(*[part.to(device, non_blocking=True) for part in vars(self).values()])
+        return DeviceColour(
+            *[part.to(device, non_blocking=True) for part in vars(self).values()]
+        )
 
     def pin_memory(self) -> DeviceColour:
         return DeviceColour(*[part.pin_memory() for part in vars(self).values()])
 
 
-def apply_colour(pixels: torch.Tensor, colour: DeviceColour, crops: Crops) -> torch.Tensor:
+def apply_colour(
+    pixels: torch.Tensor, colour: DeviceColour, crops: Crops
+) -> torch.Tensor:
     """Colour, blur and solarize a batch on its device: uint8 (N, 3, h, w) -> float32 in 0..255.
     Unlike `render_fast`, it does not round to whole levels in between."""
     linear, offset = colour.matrix[:, :, :3], colour.matrix[:, :, 3, None, None]
@@ -280,11 +309,17 @@ def apply_colour(pixels: torch.Tensor, colour: DeviceColour, crops: Crops) -> to
 
 def _blur(images: torch.Tensor, sigma: torch.Tensor, crops: Crops) -> torch.Tensor:
     """Gaussian blur with a sigma for each image; a sigma of 0 leaves the image as it is."""
-    radius = crops.blur_kernel // 2 if crops.blur_kernel else math.ceil(3 * crops.blur_sigma[1])
+    radius = (
+        crops.blur_kernel // 2
+        if crops.blur_kernel
+        else math.ceil(3 * crops.blur_sigma[1])
+    )
     radius = min(radius, crops.size - 1)
     # 1. One kernel per image, (N, 2 radius + 1). With sigma 0 all weight is on the middle: the
     #    others' exponents are -0.5 (1 / 1e-3)^2 and less, which is 0 in float32
-    offsets = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
+    offsets = torch.arange(
+        -radius, radius + 1, device=images.device, dtype=images.dtype
+    )
     kernel = torch.exp(-0.5 * (offsets / sigma.clamp(min=1e-3)[:, None]).square())
     kernel = (kernel / kernel.sum(1, keepdim=True))[:, :, None, None, None]
     # 2. A Gaussian in two dimensions is one along the rows, then one along the columns. Shifted
@@ -296,6 +331,8 @@ def _blur(images: torch.Tensor, sigma: torch.Tensor, crops: Crops) -> torch.Tens
     assert isinstance(rows, torch.Tensor)
     size = images.shape[-2]
     padded = torch.nn.functional.pad(rows, (0, 0, radius, radius), mode=mode)
-    out = sum(kernel[:, k] * padded[..., k : k + size, :] for k in range(2 * radius + 1))
+    out = sum(
+        kernel[:, k] * padded[..., k : k + size, :] for k in range(2 * radius + 1)
+    )
     assert isinstance(out, torch.Tensor)
     return out

@@ -52,8 +52,12 @@ PATTERNS = {
 # Kind -> endings of a file that holds a dataset
 WHOLE: dict[str, tuple[str, ...]] = {kind: (f".{kind}",) for kind in PATTERNS}
 WHOLE["lmdb"] = (".lmdb", "data.mdb")
-_PACKED_TAR = "a compressed tar can only be read from its beginning; unpack it, or gunzip it"
-_HDF5 = "HDF5 has no convention for images; write them as class folders or as a zip file"
+_PACKED_TAR = (
+    "a compressed tar can only be read from its beginning; unpack it, or gunzip it"
+)
+_HDF5 = (
+    "HDF5 has no convention for images; write them as class folders or as a zip file"
+)
 REFUSED = {
     ".tar.gz": _PACKED_TAR,
     ".tgz": _PACKED_TAR,
@@ -62,11 +66,17 @@ REFUSED = {
     ".h5": _HDF5,
     ".hdf5": _HDF5,
 }
-LARGEST_NAMES = 4 * opening.GIGABYTE  # bytes of names.tsv, unpacked; ImageNet's train has 80 MB
-_SHARD = re.compile(r"(.*[-_.])?\d{3,}")  # the name of a WebDataset shard, not that of a class
+LARGEST_NAMES = (
+    4 * opening.GIGABYTE
+)  # bytes of names.tsv, unpacked; ImageNet's train has 80 MB
+_SHARD = re.compile(
+    r"(.*[-_.])?\d{3,}"
+)  # the name of a WebDataset shard, not that of a class
 _PART = re.compile(r"-\d{5}-of-(\d{5})\b")  # train-00003-of-00294.parquet
 _IMAGENET = re.compile(r"(?:(n\d{8})_\d+|ILSVRC2012_val_\d{8})(?:_(n\d{8}))?\.\w+")
-_HUB_TAIL = re.compile(r"_n\d{8}(?=\.\w+$)")  # the Hub writes the synset behind each file's name
+_HUB_TAIL = re.compile(
+    r"_n\d{8}(?=\.\w+$)"
+)  # the Hub writes the synset behind each file's name
 
 
 @dataclass(frozen=True)
@@ -100,10 +110,14 @@ def find(base: Path, split: str) -> Container | None:
         if files not in [others for _, _, others in found]:
             found.append((kind, pattern, files))
     folder = base / split
-    if folder.is_dir() and any(p.is_dir() and p.name[0] != "." for p in folder.iterdir()):
+    if folder.is_dir() and any(
+        p.is_dir() and p.name[0] != "." for p in folder.iterdir()
+    ):
         # A class folder wins over the archives that it was unpacked from
         for _, pattern, files in found:
-            unpacked = pattern == "{}/*.tar" and all((folder / f.stem).is_dir() for f in files)
+            unpacked = pattern == "{}/*.tar" and all(
+                (folder / f.stem).is_dir() for f in files
+            )
             if not unpacked and pattern != "*_{}.tar":
                 raise BadInput(
                     f"{base}: '{split}' is there twice, {folder} and {files[0]}; move one"
@@ -111,7 +125,9 @@ def find(base: Path, split: str) -> Container | None:
         return None
     if len(found) > 1:
         first, second = found[0][2][0], found[1][2][0]
-        raise BadInput(f"{base}: '{split}' is there twice, {first} and {second}; move one away")
+        raise BadInput(
+            f"{base}: '{split}' is there twice, {first} and {second}; move one away"
+        )
     if found:
         return Container(found[0][0], tuple(found[0][2]))
     if (container := whole(base)) is None:
@@ -127,7 +143,9 @@ def _files_of(base: Path, split: str) -> Iterator[tuple[str, str, list[Path]]]:
     for word in WORDS.get(split, (glob.escape(split),)):
         for kind, patterns in PATTERNS.items():
             for pattern in patterns:
-                files = [p for p in sorted(base.glob(pattern.format(word))) if _usable(p)]
+                files = [
+                    p for p in sorted(base.glob(pattern.format(word))) if _usable(p)
+                ]
                 if files:
                     yield kind, pattern, files
 
@@ -137,10 +155,14 @@ def whole(base: Path) -> Container | None:
     found: list[Container] = []
     if base.is_dir():
         children = [p for p in sorted(base.iterdir()) if p.name[0] != "."]
-        if any(p.is_dir() for p in children) or any(any(_files_of(base, s)) for s in WORDS):
+        if any(p.is_dir() for p in children) or any(
+            any(_files_of(base, s)) for s in WORDS
+        ):
             return None
         for kind, endings in WHOLE.items():
-            files = [p for p in children if p.name.lower().endswith(endings) and _usable(p)]
+            files = [
+                p for p in children if p.name.lower().endswith(endings) and _usable(p)
+            ]
             if files:
                 found.append(Container(kind, tuple(files)))
     for kind, endings in WHOLE.items():
@@ -164,7 +186,9 @@ def described(base: Path) -> str:
     found = {split: container for split in WORDS if (container := find(base, split))}
     if not found and (container := whole(base)):
         found[container.files[0].name] = container
-    return "; ".join(f"{which}: {c.kind}, {len(c.files)} files" for which, c in found.items())
+    return "; ".join(
+        f"{which}: {c.kind}, {len(c.files)} files" for which, c in found.items()
+    )
 
 
 def _usable(file: Path) -> bool:
@@ -191,7 +215,9 @@ def refused(file: Path) -> str | None:
     return None
 
 
-def provenance(splits: Iterable[tuple[str, ImageList]]) -> dict[str, dict[str, dict[str, object]]]:
+def provenance(
+    splits: Iterable[tuple[str, ImageList]],
+) -> dict[str, dict[str, dict[str, object]]]:
     """A row's note on its containers, which decides no column; empty where there are none."""
     from backbench.images.spans import NamedImages, SpanList
 
@@ -213,7 +239,11 @@ def provenance(splits: Iterable[tuple[str, ImageList]]) -> dict[str, dict[str, d
 
 
 def read_split(
-    base: Path, split: str, *, classes: Sequence[str] | None = None, every: Sequence[str] = ()
+    base: Path,
+    split: str,
+    *,
+    classes: Sequence[str] | None = None,
+    every: Sequence[str] = (),
 ) -> ImageList:
     """Read a split from its class folder BASE/<split> or its container; an empty `split` means an
     undivided dataset. `classes` are taken in this label order, and others ignored; `every` is the
@@ -244,7 +274,9 @@ def read(
     listed = _listed_labels(base, split)
     rows = _Rows(container, tables, split, listed)
     if not rows.names:
-        raise BadInput(f"{container.files[0]}: no images in {len(container.files)} files")
+        raise BadInput(
+            f"{container.files[0]}: no images in {len(container.files)} files"
+        )
     stated = next((table.classes for table in tables if table.classes), ())
     named = _class_of_label(rows, stated, None if classes is None else every)
     paths, places = _placed(rows, named, container, imagenet=bool(every))
@@ -266,7 +298,9 @@ def read(
     order.sort()
     for (_, one, _), (_, other, _) in itertools.pairwise(order):
         if one == other:
-            raise BadInput(f"{container.files[0]}: {one} is there twice; two images have one name")
+            raise BadInput(
+                f"{container.files[0]}: {one} is there twice; two images have one name"
+            )
     notes = dict.fromkeys(note for table in tables for note in table.notes)
     return SpanList(
         base / split if split else base,
@@ -286,11 +320,15 @@ def archived(folder: Path, names: Sequence[str]) -> SpanList | None:
     for kind in ("zip", "tar") if not folder.is_dir() else ():
         file = Path(f"{folder}.{kind}")
         if file.is_file():
-            return held(ImageList(folder, tuple(names), (), ()), file, names, [folder.name])
+            return held(
+                ImageList(folder, tuple(names), (), ()), file, names, [folder.name]
+            )
     return None
 
 
-def held(images: ImageList, file: Path, names: Sequence[str], words: Iterable[str]) -> SpanList:
+def held(
+    images: ImageList, file: Path, names: Sequence[str], words: Iterable[str]
+) -> SpanList:
     """Return the images as members of an archive; `names` are theirs there, below folders of
     `words`. BadInput where one is missing."""
     from backbench.images.spans import SpanList
@@ -322,7 +360,11 @@ class _Rows:
     """The images of several tables as columns: names without what all have in common, labels."""
 
     def __init__(
-        self, container: Container, tables: Sequence[Table], split: str, listed: Mapping[str, int]
+        self,
+        container: Container,
+        tables: Sequence[Table],
+        split: str,
+        listed: Mapping[str, int],
     ) -> None:
         self.names: list[str] = []
         self.labels: list[int] = []
@@ -333,14 +375,18 @@ class _Rows:
             begin = _common(table.names, words, "" if of_class else file.stem)
             alone = of_class and not any("/" in name[begin:] for name in table.names)
             kept = []
-            for row, (name, label) in enumerate(zip(table.names, table.labels.tolist())):
+            for row, (name, label) in enumerate(
+                zip(table.names, table.labels.tolist())
+            ):
                 short = name[begin:]
                 if container.inside:
                     if not short.startswith(f"{container.inside}/"):
                         continue
                     short = short[len(container.inside) + 1 :]
                 # One tar for each class, as DINOv2 reads ImageNet-22k
-                self.names.append(f"{file.stem}/{short}" if alone and label < 0 else short)
+                self.names.append(
+                    f"{file.stem}/{short}" if alone and label < 0 else short
+                )
                 self.labels.append(listed.get(short, listed.get(name, label)))
                 kept.append(row)
             spans = table.spans[kept]
@@ -348,7 +394,13 @@ class _Rows:
             self.spans.append(spans)
         tops = {name.partition("/")[0] for name in self.names if "/" in name}
         unlabelled = max(self.labels, default=0) < 0
-        if unlabelled and of_class and not alone and len(container.files) > 1 and len(tops) == 1:
+        if (
+            unlabelled
+            and of_class
+            and not alone
+            and len(container.files) > 1
+            and len(tops) == 1
+        ):
             raise BadInput(
                 f"{container.files[0].parent}: each of its {len(container.files)} tar files holds the"
                 f" one folder '{printable.shown(min(tops), 80)}', so there are no classes; leave the"
@@ -372,7 +424,9 @@ def _common(names: Sequence[str], words: Iterable[str], own: str = "") -> int:
     for count, word in enumerate(shared, 1):
         if word in words or (word == own and shallow > count):
             keep = count
-    below = {name.split("/")[len(shared)] for name in names if name.count("/") > len(shared)}
+    below = {
+        name.split("/")[len(shared)] for name in names if name.count("/") > len(shared)
+    }
     if not keep and below and below <= SPLIT_OF.keys():
         keep = len(shared)
     return len("/".join(shared[:keep])) + 1 if keep else 0
@@ -418,7 +472,9 @@ def _named_by_contents(
                     paths.setdefault(digest, []).append(path)
     except (OSError, ValueError, EOFError, zlib.error) as error:
         said = printable.shown(str(error), 100)
-        raise BadInput(f"{file}: not as `data check --record` writes it ({said})") from None
+        raise BadInput(
+            f"{file}: not as `data check --record` writes it ({said})"
+        ) from None
     out: list[Table] = []
     strange = 0
     for held_in, table in zip(container.files, tables):
@@ -432,7 +488,9 @@ def _named_by_contents(
         out[-1].check(1 << 62)
     if strange:
         total = sum(len(table.names) for table in tables)
-        raise BadInput(f"{file}: {strange} of {total} images of '{split}' are not in it")
+        raise BadInput(
+            f"{file}: {strange} of {total} images of '{split}' are not in it"
+        )
     return out
 
 
@@ -443,12 +501,16 @@ def _listed_labels(base: Path, split: str) -> dict[str, int]:
         return {}
     out: dict[str, int] = {}
     try:
-        for line in opening.read_bytes(file, most=opening.GIGABYTE).decode().splitlines():
+        for line in (
+            opening.read_bytes(file, most=opening.GIGABYTE).decode().splitlines()
+        ):
             name, _, label = line.partition("\t")
             out[name] = int(label)
     except (OSError, ValueError) as error:
         said = printable.shown(str(error), 100)
-        raise BadInput(f"{file}: a line is name, tab, number of the class ({said})") from None
+        raise BadInput(
+            f"{file}: a line is name, tab, number of the class ({said})"
+        ) from None
     return out
 
 
@@ -465,15 +527,23 @@ def _class_of_label(
         # number of classes is a choice of them, in an order of its own
         if len(stated) in (0, len(every)):
             return dict(enumerate(every))
-        synsets = sorted({m[2] or m[1] for m in map(_IMAGENET.fullmatch, rows.names) if m} - {None})
+        synsets = sorted(
+            {m[2] or m[1] for m in map(_IMAGENET.fullmatch, rows.names) if m} - {None}
+        )
         return dict(enumerate(synsets))
     if stated:
         # Two classes of one name stay two: ImageNet has two cranes
         count = Counter(stated)
-        return {i: name if count[name] == 1 else f"{name} {i}" for i, name in enumerate(stated)}
+        return {
+            i: name if count[name] == 1 else f"{name} {i}"
+            for i, name in enumerate(stated)
+        }
     # Numbers alone: folders beside them name the classes, where each has one label
     pairs = set(
-        zip(rows.labels, (name.rpartition("/")[0].partition("/")[0] for name in rows.names))
+        zip(
+            rows.labels,
+            (name.rpartition("/")[0].partition("/")[0] for name in rows.names),
+        )
     )
     of_label = dict(pairs)
     folders = set(of_label.values())

@@ -79,7 +79,9 @@ def whole(images: ImageList) -> str:
     # 2. Each file's own digest, in the order of the list
     sha = hashlib.sha256()
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-        for one in pool.map(lambda i: hashlib.sha256(images.read(i)).digest(), range(len(images))):
+        for one in pool.map(
+            lambda i: hashlib.sha256(images.read(i)).digest(), range(len(images))
+        ):
             sha.update(one)
     digest = sha.hexdigest()[:16]
     with contextlib.suppress(OSError):  # what cannot be kept is read again

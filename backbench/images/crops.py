@@ -26,22 +26,31 @@ class Crops:
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.size < 1:
-            raise ValueError(f"count and size must be at least 1, not {self.count} and {self.size}")
+            raise ValueError(
+                f"count and size must be at least 1, not {self.count} and {self.size}"
+            )
         for name in ("flip", "jitter_p", "gray_p", "blur_p", "solarize_p"):
             chance = getattr(self, name)
             if not 0 <= chance <= 1:
                 raise ValueError(f"{name} is a probability, from 0 to 1, not {chance}")
-        if not 0 < self.scale[0] <= self.scale[1] or not 0 < self.ratio[0] <= self.ratio[1]:
+        if (
+            not 0 < self.scale[0] <= self.scale[1]
+            or not 0 < self.ratio[0] <= self.ratio[1]
+        ):
             raise ValueError(
                 f"scale {self.scale} and ratio {self.ratio} must be positive and increasing"
             )
         kernel = self.blur_kernel
         if kernel is not None and (kernel % 2 == 0 or not 0 < kernel < 2 * self.size):
             most = 2 * self.size - 1  # the picture is mirrored at its edges, once
-            raise ValueError(f"blur_kernel must be odd, not {kernel}, and from 1 to {most}")
+            raise ValueError(
+                f"blur_kernel must be odd, not {kernel}, and from 1 to {most}"
+            )
         if min(self.jitter) < 0 or self.jitter[3] > 0.5:
             raise ValueError(
                 f"jitter {self.jitter} must not be negative, and that of the hue is at most 0.5"
             )
         if not 0 <= self.blur_sigma[0] <= self.blur_sigma[1]:
-            raise ValueError(f"blur_sigma {self.blur_sigma} must be from 0 on and increasing")
+            raise ValueError(
+                f"blur_sigma {self.blur_sigma} must be from 0 on and increasing"
+            )

@@ -26,7 +26,9 @@ class DenseList(ImageList):
     values: Mapping[int, int]
 
     def subset(self, indices: Sequence[int]) -> Self:
-        return dataclasses.replace(super().subset(indices), maps=taken(self.maps, indices))
+        return dataclasses.replace(
+            super().subset(indices), maps=taken(self.maps, indices)
+        )
 
     @property
     def files(self) -> ImageList:
@@ -44,13 +46,17 @@ class DenseList(ImageList):
             # A palette's indices are the labels: its colours would lose the 255
             mode, pixels = image.mode, np.asarray(image)
         if mode not in ("P", "L"):
-            raise BadInput(f"{path}: a label map is a PNG of 8-bit indices, this one is {mode}")
+            raise BadInput(
+                f"{path}: a label map is a PNG of 8-bit indices, this one is {mode}"
+            )
         table = np.full(256, -1)
         table[list(self.values)] = list(self.values.values())
         classes = table[pixels]
         if (classes < 0).any():
             value = int(pixels[classes < 0][0])
-            raise BadInput(f"{path}: label {value} is none of this data set's; is it another map?")
+            raise BadInput(
+                f"{path}: label {value} is none of this data set's; is it another map?"
+            )
         return classes.astype(np.uint8)
 
     def pair(self, index: int) -> tuple[Image.Image, np.ndarray]:

@@ -33,23 +33,33 @@ LARGEST = opening.GIGABYTE  # bytes of a file
 def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
     """Open the image file or `data`; any decoder's error in the block is BadInput that names it."""
     try:
-        with opening.open_regular(path, most=LARGEST) if data is None else io.BytesIO(data) as file:
+        with (
+            opening.open_regular(path, most=LARGEST)
+            if data is None
+            else io.BytesIO(data) as file
+        ):
             yield file
     except FileNotFoundError:
         raise BadInput(f"{path}: no such image file") from None
     except (MemoryError, BadInput):
         raise
-    except Exception as error:  # a damaged file raises whatever its decoder happens to do with it
+    except (
+        Exception
+    ) as error:  # a damaged file raises whatever its decoder happens to do with it
         shown = printable.shown(str(path), 300)
         if why := getattr(error, "strerror", None):  # of the system
             raise BadInput(f"{shown}: not readable ({why})") from None
         # Pillow's own would name an object in memory
         unknown = type(error).__name__ == "UnidentifiedImageError"
-        said = "no known image format" if unknown else " ".join(str(error).split())[:100]
+        said = (
+            "no known image format" if unknown else " ".join(str(error).split())[:100]
+        )
         raise BadInput(f"{shown}: corrupt image ({said})") from None
 
 
-def decode(path: str | Path, *, upright: bool = False, data: bytes | None = None) -> Image.Image:
+def decode(
+    path: str | Path, *, upright: bool = False, data: bytes | None = None
+) -> Image.Image:
     """Decode a file, or its `data`, as PIL RGB; `upright` obeys EXIF. BadInput names a bad file."""
     from PIL import Image, ImageOps
 
@@ -71,8 +81,12 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
     truncated = data[:2] == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:]
     if data and not truncated:
         # libjpeg itself gives RGB, where OpenCV has a word for that (from 4.11 on)
-        direct = getattr(cv2, "IMREAD_COLOR_RGB", None) if data[:2] == b"\xff\xd8" else None
-        flags = cv2.IMREAD_IGNORE_ORIENTATION | (cv2.IMREAD_COLOR if direct is None else direct)
+        direct = (
+            getattr(cv2, "IMREAD_COLOR_RGB", None) if data[:2] == b"\xff\xd8" else None
+        )
+        flags = cv2.IMREAD_IGNORE_ORIENTATION | (
+            cv2.IMREAD_COLOR if direct is None else direct
+        )
         pixels = None
         with contextlib.suppress(cv2.error):  # PIL will say what is wrong with it
             pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
@@ -233,7 +247,9 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
     in ROOT, without class folders, are unlabelled. BadInput names a missing or empty folder."""
     root = Path(root)
     if not root.is_dir():
-        raise BadInput(f"{root}: no such folder; expected images as {root}/<class>/<image>")
+        raise BadInput(
+            f"{root}: no such folder; expected images as {root}/<class>/<image>"
+        )
     if classes is None:
         classes = sorted(p.name for p in root.iterdir() if p.is_dir())
     missing = [name for name in classes if not (root / name).is_dir()]
@@ -241,7 +257,9 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
         raise BadInput(missing_classes(root, missing, len(classes)))
     paths: list[str] = []
     labels: list[int] = []
-    progress = Progress(None, len(classes), f"{root}: listing", unit="folder", after=QUIET_SECONDS)
+    progress = Progress(
+        None, len(classes), f"{root}: listing", unit="folder", after=QUIET_SECONDS
+    )
     # Names as they come from the system: a Path for each of a million files takes ten times as long
     begin = len(os.path.join(root, ""))  # noqa: PTH118
     for label, name in enumerate(classes):
@@ -251,7 +269,9 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
             if is_image(file)
         )
         if not found:
-            raise BadInput(f"{root / name}: class folder without images ({', '.join(EXTENSIONS)})")
+            raise BadInput(
+                f"{root / name}: class folder without images ({', '.join(EXTENSIONS)})"
+            )
         paths += found
         labels += [label] * len(found)
         progress.advance()

@@ -10,7 +10,9 @@ from typing import Any
 from backbench.images.spans import CODECS, LARGEST_IMAGE, Span
 
 BLOCK = 1 << 16  # bytes of output of Snappy's encoder
-HEADER = 1 << 20  # bytes of a page's header at most; it may hold two values as statistics
+HEADER = (
+    1 << 20
+)  # bytes of a page's header at most; it may hold two values as statistics
 DEEPEST, MOST_ITEMS = 8, 10_000  # of Thrift's structs and lists
 PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY = 0, 2, 8
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
@@ -85,7 +87,9 @@ def hybrid(data: bytes, width: int, count: int) -> list[int]:
     while len(out) < count:
         head = reader.varint()
         if head & 1:
-            packed = int.from_bytes(data[reader.at : reader.at + (head >> 1) * width], "little")
+            packed = int.from_bytes(
+                data[reader.at : reader.at + (head >> 1) * width], "little"
+            )
             reader.at += (head >> 1) * width
             mask = (1 << width) - 1
             for n in range(min(8 * (head >> 1), count - len(out))):
@@ -114,7 +118,9 @@ def snappy_blocks(data: bytes) -> tuple[list[int], int]:
         if kind == 0:  # literal bytes
             extra = max(0, long - 59)
             length = (
-                int.from_bytes(data[at + 1 : at + 1 + extra], "little") + 1 if extra else long + 1
+                int.from_bytes(data[at + 1 : at + 1 + extra], "little") + 1
+                if extra
+                else long + 1
             )
             at += 1 + extra + length
         else:  # a copy of bytes before
@@ -176,7 +182,9 @@ def spans_of(descriptor: int, about: Any, levels: int) -> Iterator[Span]:
 class _Page:
     """One page: its bytes in the file, and their content where it must be looked into."""
 
-    def __init__(self, file: int, at: int, packed: int, unpacked: int, codec: str) -> None:
+    def __init__(
+        self, file: int, at: int, packed: int, unpacked: int, codec: str
+    ) -> None:
         self.file, self.at, self.codec = file, at, codec
         self.packed, self.unpacked = packed, unpacked
         self._content: bytes | None = None
@@ -191,7 +199,10 @@ class _Page:
                 import pyarrow
 
                 self._content = pyarrow.decompress(
-                    self.raw, decompressed_size=self.unpacked, codec=self.codec, asbytes=True
+                    self.raw,
+                    decompressed_size=self.unpacked,
+                    codec=self.codec,
+                    asbytes=True,
                 )
         return self._content
 
@@ -208,7 +219,10 @@ class _Page:
                 raise ValueError("the images are not in it (null bytes)")
             # Its levels are never packed
             self.at += about[5]
-            self.packed, self.unpacked = self.packed - about[5], self.unpacked - about[5]
+            self.packed, self.unpacked = (
+                self.packed - about[5],
+                self.unpacked - about[5],
+            )
             if about.get(7) is False:
                 self.codec = "bare"
             return 0
@@ -243,7 +257,9 @@ class _Page:
             first, last = inner // BLOCK, max(inner, inner + size - 1) // BLOCK
         begin = starts[first]
         end = starts[last + 1] if last + 1 < len(starts) else self.packed
-        block = min(self.unpacked, (last + 1) * BLOCK) if len(starts) > 1 else self.unpacked
+        block = (
+            min(self.unpacked, (last + 1) * BLOCK) if len(starts) > 1 else self.unpacked
+        )
         block -= first * BLOCK
         codec = CODECS.index(self.codec)
         return self.at + begin, end - begin, codec, inner - first * BLOCK, size, block

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-SWAV_STD = (0.228, 0.224, 0.225)  # SwAV's released code has .228, and LORAC's, built on it, too
+SWAV_STD = (
+    0.228,
+    0.224,
+    0.225,
+)  # SwAV's released code has .228, and LORAC's, built on it, too
 # CLIP's own: openai/CLIP, clip/clip.py
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -34,11 +38,17 @@ class Pixels:
 
     def __post_init__(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
-            numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
+            numbers = [
+                v for v in values if isinstance(v, int | float) and math.isfinite(v)
+            ]
             if len(values) != 3 or len(numbers) != 3:
-                raise ValueError(f"{name} must be three finite numbers, not {values!s:.60}")
+                raise ValueError(
+                    f"{name} must be three finite numbers, not {values!s:.60}"
+                )
         if min(self.std) <= 0:
-            raise ValueError(f"std must be above 0, not {self.std}: pixels are divided by it")
+            raise ValueError(
+                f"std must be above 0, not {self.std}: pixels are divided by it"
+            )
         if self.order not in ("RGB", "BGR"):
             raise ValueError(f"order must be RGB or BGR, not {self.order!s:.20}")
 
@@ -60,7 +70,9 @@ def to_input(image: Image.Image | numpy.ndarray, pixels: Pixels) -> torch.Tensor
     import numpy
     import torch
 
-    array = torch.from_numpy(numpy.array(image, dtype=numpy.uint8, copy=True)).permute(2, 0, 1)
+    array = torch.from_numpy(numpy.array(image, dtype=numpy.uint8, copy=True)).permute(
+        2, 0, 1
+    )
     return normalise(array, pixels)
 
 
@@ -79,11 +91,15 @@ def normalise(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
 
 
 @functools.lru_cache
-def _statistics(pixels: Pixels, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _statistics(
+    pixels: Pixels, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation (3, 1, 1), sent to the device once."""
     import torch
 
-    mean, std = (torch.tensor(each, dtype=torch.float32) for each in (pixels.mean, pixels.std))
+    mean, std = (
+        torch.tensor(each, dtype=torch.float32) for each in (pixels.mean, pixels.std)
+    )
     return mean.view(3, 1, 1).to(device), std.view(3, 1, 1).to(device)
 
 
@@ -120,7 +136,9 @@ def eval_geometry(
         width, height = image.size
         short = min(width, height)
         if not square:  # torchvision rounds the longer side down
-            image = image.resize((resize * width // short, resize * height // short), mode)
+            image = image.resize(
+                (resize * width // short, resize * height // short), mode
+            )
         else:
             image = image.resize((resize, resize), mode)
         # Half a pixel goes to the even side where the crop is smaller, and right where black comes

@@ -31,9 +31,13 @@ def scan_tars(files: Sequence[Path]) -> Iterator[Table]:
             yield Table.of(rows, notes=_said(passed))
         except BadInput:
             raise
-        except Exception as error:  # tarfile's own, and whatever a crafted header makes of it
+        except (
+            Exception
+        ) as error:  # tarfile's own, and whatever a crafted header makes of it
             said = printable.shown(" ".join(str(error).split()), 100)
-            raise BadInput(f"{file}: not readable as an uncompressed tar file ({said})") from None
+            raise BadInput(
+                f"{file}: not readable as an uncompressed tar file ({said})"
+            ) from None
 
 
 def _said(passed: Counter[str]) -> list[str]:
@@ -45,14 +49,18 @@ def _members(
 ) -> tuple[list[Row], Counter[str]]:
     """List a tar's images, from byte `begin` of `file`; `above` is the folder of a nested tar."""
     found: list[tuple[str, int, int]] = []
-    labels: dict[str, tuple[str, int, int]] = {}  # key of a sample -> its label's kind and place
+    labels: dict[
+        str, tuple[str, int, int]
+    ] = {}  # key of a sample -> its label's kind and place
     rows: list[Row] = []
     passed: Counter[str] = Counter()
     with tarfile.open(fileobj=raw, mode="r:") as tar:
         for member in tar:
             name = member.name.removeprefix("./")
             folder, _, base = name.rpartition("/")
-            key, _, extension = base.partition(".")  # WebDataset: the key ends at the first dot
+            key, _, extension = base.partition(
+                "."
+            )  # WebDataset: the key ends at the first dot
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse():
@@ -60,7 +68,9 @@ def _members(
             elif is_image(name):
                 found.append((name, member.offset_data, member.size))
             elif extension in ("cls", "json") and key:
-                labels.setdefault(f"{folder}/{key}", (extension, member.offset_data, member.size))
+                labels.setdefault(
+                    f"{folder}/{key}", (extension, member.offset_data, member.size)
+                )
             elif base.endswith(".tar") and not above:
                 inner = tar.extractfile(member)
                 assert inner is not None
@@ -73,7 +83,9 @@ def _members(
         # It ends with a block of zeros; without it tarfile takes a cut file for a short one
         raw.seek(tar.offset)
         if raw.read(512) != bytes(512):
-            raise BadInput(f"{file}: the tar file is cut short (no end mark behind {tar.offset})")
+            raise BadInput(
+                f"{file}: the tar file is cut short (no end mark behind {tar.offset})"
+            )
     for name, start, size in found:
         label = -1
         if labels:
@@ -97,7 +109,9 @@ def _label(raw: IO[bytes], stated: tuple[str, int, int], file: Path, image: str)
     except (ValueError, AttributeError):
         pass
     key = printable.shown(image.partition(".")[0], 200)
-    raise BadInput(f"{file}: the label in {key}.{kind} is not a whole number below {MOST_CLASSES}")
+    raise BadInput(
+        f"{file}: the label in {key}.{kind} is not a whole number below {MOST_CLASSES}"
+    )
 
 
 def scan_zips(files: Sequence[Path]) -> Iterator[Table]:
@@ -106,7 +120,9 @@ def scan_zips(files: Sequence[Path]) -> Iterator[Table]:
         try:
             with opening.open_regular(file) as raw, zipfile.ZipFile(raw) as archive:
                 yield _zipped(raw, archive)
-        except Exception as error:  # zipfile's own, and whatever a crafted header makes of it
+        except (
+            Exception
+        ) as error:  # zipfile's own, and whatever a crafted header makes of it
             said = printable.shown(" ".join(str(error).split()), 160)
             raise BadInput(f"{file}: not readable as a zip file ({said})") from None
 
@@ -125,13 +141,17 @@ def _zipped(raw: IO[bytes], archive: zipfile.ZipFile) -> Table:
         if info.flag_bits & 1:
             raise ValueError(f"{shown} is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{shown} has compression method {info.compress_type}; use `zip -0`")
+            raise ValueError(
+                f"{shown} has compression method {info.compress_type}; use `zip -0`"
+            )
         limit = min(LARGEST_IMAGE, MOST_TIMES * max(1, info.compress_size))
         if info.file_size > limit:
             raise ValueError(f"{shown} claims {info.file_size} bytes")
         raw.seek(info.header_offset)
         sign, _, _, method, *_, long, extra = struct.unpack("<4s5H3I2H", raw.read(30))
-        encoded = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
+        encoded = info.orig_filename.encode(
+            "utf-8" if info.flag_bits & 0x800 else "cp437"
+        )
         if (sign, method, raw.read(long)) != (b"PK\3\4", info.compress_type, encoded):
             raise ValueError(f"the directory and the member {shown} disagree")
         start, size = info.header_offset + 30 + long + extra, info.file_size
@@ -139,7 +159,9 @@ def _zipped(raw: IO[bytes], archive: zipfile.ZipFile) -> Table:
         if method:
             span = start, info.compress_size, CODECS.index("deflate"), 0, size, size
         elif info.compress_size != size:
-            raise ValueError(f"{shown} is stored in {info.compress_size} bytes, not {size}")
+            raise ValueError(
+                f"{shown} is stored in {info.compress_size} bytes, not {size}"
+            )
         rows.append((name.removeprefix("./"), -1, span))
     end = 0
     for start, stored, *_ in sorted(span for _, _, span in rows):

@@ -36,17 +36,29 @@ def scan(kind: str, files: Sequence[Path]) -> Iterator[Table]:
     for begin in range(0, len(files), AT_ONCE):
         part = files[begin : begin + AT_ONCE]
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-P", "-m", __name__, kind, folder, *map(str, part)]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                __name__,
+                kind,
+                folder,
+                *map(str, part),
+            ]
             wait = SECONDS * len(part)
             try:
-                ended = subprocess.run(command, capture_output=True, timeout=wait, check=False)
+                ended = subprocess.run(
+                    command, capture_output=True, timeout=wait, check=False
+                )
                 why = "its reader died" if ended.returncode < 0 else "its reader failed"
             except subprocess.TimeoutExpired:
                 why = f"its reader took more than {wait} s"
             for number, file in enumerate(part):
                 refusal = Path(folder) / f"{number}.txt"
                 if refusal.exists():
-                    text = opening.read_bytes(refusal, most=2000).decode(errors="replace")
+                    text = opening.read_bytes(refusal, most=2000).decode(
+                        errors="replace"
+                    )
                     why = printable.shown(text, 300)
                 try:
                     size = file.stat().st_size
@@ -72,7 +84,9 @@ def main(kind: str, folder: str, files: Sequence[str]) -> None:
             table = scan_file(Path(file))
             (Path(folder) / f"{number}.npz").write_bytes(table.dumped())
         except Exception as error:
-            said = printable.shown(" ".join(str(error).split()) or type(error).__name__, 250)
+            said = printable.shown(
+                " ".join(str(error).split()) or type(error).__name__, 250
+            )
             if isinstance(error, ImportError):
                 package = PACKAGES[kind]
                 said = f"the package {package} is missing: pip install 'backbench[containers]'"
@@ -87,7 +101,9 @@ def _columns(schema: Any) -> tuple[str, bool, str | None, list[str]]:
 
     images, numbers = [], []
     for field in schema:
-        below = {f.name for f in field.type} if pa.types.is_struct(field.type) else set()
+        below = (
+            {f.name for f in field.type} if pa.types.is_struct(field.type) else set()
+        )
         binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
         if "bytes" in below or binary:
             images.append((field.name not in ("image", "img"), field.name, not binary))
@@ -103,7 +119,9 @@ def _columns(schema: Any) -> tuple[str, bool, str | None, list[str]]:
     for name, about in features.items():
         if isinstance(about, dict) and about.get("_type") == "ClassLabel":
             # A class is a folder: SUN397 calls one "/a/abbey"
-            classes[name] = [str(each).replace("/", "_") for each in about.get("names") or []]
+            classes[name] = [
+                str(each).replace("/", "_") for each in about.get("names") or []
+            ]
     for label in ("label", *classes, "labels", "cls"):
         if label in numbers:
             return image, struct, label, classes.get(label, [])
@@ -114,7 +132,9 @@ def _named(path: object, row: int, file: Path) -> str:
     """The name of an image: the file name that its row keeps, or its place."""
     if isinstance(path, str) and path:
         # A path of the machine that wrote it says nothing of the class
-        return path.rpartition("/")[2] if path.startswith("/") else path.removeprefix("./")
+        return (
+            path.rpartition("/")[2] if path.startswith("/") else path.removeprefix("./")
+        )
     return f"{file.stem}-{row:07}.jpg"
 
 
@@ -138,7 +158,11 @@ def scan_parquet(file: Path) -> Table:
             chunk = meta.row_group(group).column(index)
             codec = codec_of(chunk)
             spans = list(spans_of(raw.fileno(), chunk, levels))
-            texts = about.read_row_group(group, columns=wanted).to_pylist() if wanted else []
+            texts = (
+                about.read_row_group(group, columns=wanted).to_pylist()
+                if wanted
+                else []
+            )
             if wanted and len(texts) != len(spans):
                 raise ValueError(f"{len(spans)} images in {len(texts)} rows")
             for number, span in enumerate(spans):
@@ -203,7 +227,9 @@ def scan_arrow(file: Path) -> Table:
         for row, (begin, end) in enumerate(itertools.pairwise(ends)):
             start, size = values.address - whole.address + begin, end - begin
             if not (0 <= start <= whole.size - size and size >= 0):
-                raise ValueError("its images are compressed; write it without compression")
+                raise ValueError(
+                    "its images are compressed; write it without compression"
+                )
             stated = labels[row].as_py() if labels is not None else None
             stated = -1 if stated is None else int(stated)
             path = paths[row].as_py() if paths is not None else None
@@ -218,22 +244,33 @@ def scan_lmdb(file: Path) -> Table:
 
     rows: list[Row] = []
     how = {"subdir": False, "readonly": True, "lock": False, "readahead": False}
-    with lmdb.open(str(file), max_spare_txns=0, **how) as env, env.begin(buffers=True) as entries:
+    with (
+        lmdb.open(str(file), max_spare_txns=0, **how) as env,
+        env.begin(buffers=True) as entries,
+    ):
         real = os.path.realpath(file)
         maps = Path("/proc/self/maps").read_text().splitlines()
         # The library maps the file as one piece; the rest are its own pages
-        begin = min(int(line.split("-")[0], 16) for line in maps if line.endswith(f" {real}"))
+        begin = min(
+            int(line.split("-")[0], 16) for line in maps if line.endswith(f" {real}")
+        )
         size = file.stat().st_size
         for key, value in entries.cursor():
             name = bytes(key).decode()
-            start = np.frombuffer(value, np.uint8).ctypes.data - begin if len(value) else -1
+            start = (
+                np.frombuffer(value, np.uint8).ctypes.data - begin if len(value) else -1
+            )
             if not 0 <= start <= size - len(value):
                 raise ValueError(f"a value outside of the file, under {name[:100]}")
             if is_image(name):
-                rows.append((name, -1, (start, len(value), 0, 0, len(value), len(value))))
+                rows.append(
+                    (name, -1, (start, len(value), 0, 0, len(value), len(value)))
+                )
             elif bytes(value[:1]) == b"\x80" and not name.startswith("__"):
                 inner, long, label = _pickled(bytes(value))
-                rows.append((f"{name}.jpg", label, (start + inner, long, 0, 0, long, long)))
+                rows.append(
+                    (f"{name}.jpg", label, (start + inner, long, 0, 0, long, long))
+                )
     return Table.of(rows)
 
 

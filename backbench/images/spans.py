@@ -95,7 +95,9 @@ def read_span(path: str, mark: Mark, span: Sequence[int], name: str | Path) -> b
     except OSError as error:
         raise BadInput(f"{path}: not readable ({error.strerror})") from None
     if len(data) != stored:
-        raise BadInput(f"{name}: {path} ends in the middle of this image; get the file again")
+        raise BadInput(
+            f"{name}: {path} ends in the middle of this image; get the file again"
+        )
     if codec:
         try:
             data = _unpacked(data, CODECS[codec], block)
@@ -119,7 +121,9 @@ def _unpacked(data: bytes, codec: str, block: int) -> bytes:
                 head.append(length & 127 | 128)
                 length >>= 7
             data = bytes([*head, length]) + data
-        out = pyarrow.decompress(data, decompressed_size=block, codec=codec, asbytes=True)
+        out = pyarrow.decompress(
+            data, decompressed_size=block, codec=codec, asbytes=True
+        )
     if len(out) != block:
         raise ValueError(f"{len(out)} bytes, not {block}")
     return out
@@ -142,12 +146,17 @@ class SpanList(ImageList):
         read, held = (self.spans[key].sum(dtype=np.int64) for key in ("stored", "size"))
         cost = f"{read / max(1, held):.2f} bytes read for each byte of an image"
         return "; ".join(
-            [f"{self.kind}, {len(self.containers)} files, {codecs}: {cost}", *self.notes]
+            [
+                f"{self.kind}, {len(self.containers)} files, {codecs}: {cost}",
+                *self.notes,
+            ]
         )
 
     def read(self, index: int) -> bytes:
         file, *span = self.spans[index].item()
-        return read_span(self.containers[file], self.marks[file], span, self.file(index))
+        return read_span(
+            self.containers[file], self.marks[file], span, self.file(index)
+        )
 
     def ends(self, index: int, size: int = 4096) -> bytes:
         data = self.read(index)
@@ -275,7 +284,12 @@ class Table:
                 raise ValueError(f"the class name '{printable.shown(name, 100)}'")
         for name in self.names:
             parts = name.split("/")
-            if not parts[-1] or not parts[0] or ".." in parts or len(name.encode()) > LONGEST_NAME:
+            if (
+                not parts[-1]
+                or not parts[0]
+                or ".." in parts
+                or len(name.encode()) > LONGEST_NAME
+            ):
                 raise ValueError(f"the name '{printable.shown(name, 100)}'")
 
     def dumped(self) -> bytes:
@@ -292,12 +306,16 @@ class Table:
     @staticmethod
     def loaded(file: Path, size: int) -> Table:
         """Load the table of a container of `size` bytes. OSError, ValueError or KeyError if bad."""
-        with np.load(io.BytesIO(opening.read_bytes(file, most=LARGEST_TABLE))) as columns:
+        with np.load(
+            io.BytesIO(opening.read_bytes(file, most=LARGEST_TABLE))
+        ) as columns:
             names = columns["names"].tobytes().decode()
             about: dict[str, Any] = jsons.decode(columns["about"].tobytes())
             labels, spans = columns["labels"], columns["spans"]
         named = names.split("\n") if names else []
-        table = Table(named, labels, spans, tuple(about["classes"]), tuple(about["notes"]))
+        table = Table(
+            named, labels, spans, tuple(about["classes"]), tuple(about["notes"])
+        )
         table.check(size)
         return table
 
@@ -306,7 +324,9 @@ class Table:
 Scan = Callable[[Sequence[Path]], Iterable[Table]]
 
 
-def tables_of(files: Sequence[Path], kind: str, scan: Scan) -> tuple[list[Table], list[Mark]]:
+def tables_of(
+    files: Sequence[Path], kind: str, scan: Scan
+) -> tuple[list[Table], list[Mark]]:
     """The tables of container files: from the cache, or scanned, by one process at a time."""
     if len(files) > np.iinfo(np.uint16).max:
         raise BadInput(f"{files[0].parent}: {len(files)} container files are too many")
@@ -332,7 +352,9 @@ def tables_of(files: Sequence[Path], kind: str, scan: Scan) -> tuple[list[Table]
         progress = Progress(None, len(left), title, unit="file", after=QUIET_SECONDS)
         for i, table in zip(left, scan([files[i] for i in left])):
             if mark_of(files[i]) != marks[i]:
-                raise BadInput(f"{files[i]}: somebody is writing it; wait until it is whole")
+                raise BadInput(
+                    f"{files[i]}: somebody is writing it; wait until it is whole"
+                )
             # What cannot be kept is scanned again the next time
             with contextlib.suppress(OSError, BadInput, Failed):
                 atomic.write_bytes(parts[i], table.dumped())
@@ -352,7 +374,9 @@ def _kept(part: Path, mark: Mark) -> Table | None:
 def contents_of(file: Path, table: Table) -> list[str]:
     """16 hex digits of each image's sha256; the whole container is read once, and they are kept."""
     mark = mark_of(file)
-    about = hashlib.sha256(f"{VERSION} {mark}".encode() + table.spans.tobytes()).hexdigest()
+    about = hashlib.sha256(
+        f"{VERSION} {mark}".encode() + table.spans.tobytes()
+    ).hexdigest()
     kept = cache_folder() / "containers" / f"{about[:32]}.txt"
     with contextlib.suppress(OSError):
         digests = kept.read_text().split()
@@ -385,6 +409,8 @@ def _alone(lock: Path, what: Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                log.info(f"{what}: waiting for another process, which looks into these files")
+                log.info(
+                    f"{what}: waiting for another process, which looks into these files"
+                )
                 fcntl.flock(file, fcntl.LOCK_EX)
         yield

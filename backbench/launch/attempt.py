@@ -37,8 +37,12 @@ from backbench.launch.records import AttemptNote, Ledger, Status, StatusName
 from backbench.runs.run_progress import read_progress
 
 EXIT_STOPPED = 3  # an attempt's process: cancelled, not to be started again
-PEER_LOST = re.compile("gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE)
-SAME_REASON = 3  # a job that fails this often for the same reason, without progress, stops
+PEER_LOST = re.compile(
+    "gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE
+)
+SAME_REASON = (
+    3  # a job that fails this often for the same reason, without progress, stops
+)
 ANY_REASON = 6  # and so does one that fails this often without progress at all
 PEER_S = 5.0  # seconds until this rank can read why another one failed
 # A command that ends by one of these had no handler for it yet: nothing was lost, nothing failed
@@ -78,7 +82,9 @@ class Attempt:
     def __post_init__(self) -> None:
         self._rank = 0  # of this task in its Slurm job
         self._child: subprocess.Popen[bytes] | None = None
-        self._stop: tuple[str, float] | None = None  # why the child was asked to stop, and when
+        self._stop: tuple[str, float] | None = (
+            None  # why the child was asked to stop, and when
+        )
         self._sibling: Ending | None = None  # how another task of the job failed
         self._status: Status = {"name": self.job.name, "state": "new", "attempts": []}
 
@@ -128,7 +134,11 @@ class Attempt:
             progress = read_progress(self.ledger.runs / self.job.name)
             start = attempts[-1]["start"]
             end = max(start, progress["time"]) if progress else start
-            attempts[-1] |= {"end": end, "how": "killed", "reason": "ended without a word"}
+            attempts[-1] |= {
+                "end": end,
+                "how": "killed",
+                "reason": "ended without a word",
+            }
             attempts[-1]["at"] = self._position()
         if self.ledger.cancelled(self.job):
             self.ledger.write_status(self.job, {**status, "state": "cancelled"})
@@ -146,7 +156,9 @@ class Attempt:
             "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
         }
         attempts.append(note)
-        self.ledger.write_status(self.job, {**status, "state": "running", "reason": None})
+        self.ledger.write_status(
+            self.job, {**status, "state": "running", "reason": None}
+        )
         return None
 
     # 2. The child
@@ -178,7 +190,9 @@ class Attempt:
         Slurm's tasks. SLURM_CONF stays, for Slurm's clients."""
         out = {}
         for key, value in os.environ.items():
-            if key == "SLURM_CONF" or not key.startswith(("SUBMITIT_", "SLURM", "PMI_")):
+            if key == "SLURM_CONF" or not key.startswith(
+                ("SUBMITIT_", "SLURM", "PMI_")
+            ):
                 out[key] = value
         # The cluster's `env` last: it may set what is left out here
         return {**out, "PYTHONUNBUFFERED": "1", **self.env}
@@ -189,15 +203,23 @@ class Attempt:
         assert self._child is not None
         while True:
             # 1. It has ended, by itself or by what was done to it below
-            info = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            info = os.waitid(
+                os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+            )
             if info is not None:
                 exited = info.si_code == os.CLD_EXITED
                 return info.si_status if exited else -info.si_status
             # 2. It was asked, and has not ended in time
-            if self._stop is not None and time.monotonic() > self._stop[1] + self.grace_s:
+            if (
+                self._stop is not None
+                and time.monotonic() > self._stop[1] + self.grace_s
+            ):
                 self._child.kill()
             # 3. Another rank has failed: this one would wait for it in a collective, for long
-            if self._sibling is None and (sibling := self._sibling_failure()) is not None:
+            if (
+                self._sibling is None
+                and (sibling := self._sibling_failure()) is not None
+            ):
                 self._sibling = sibling
                 self._child.kill()
             time.sleep(0.05)
@@ -219,7 +241,9 @@ class Attempt:
             if finished(self.job, self.ledger.runs):
                 return Ending("done", None)
             made = self.job.makes or self.job.name
-            return Ending("failed", f"exit 0, but {made} does not hold what was to be made")
+            return Ending(
+                "failed", f"exit 0, but {made} does not hold what was to be made"
+            )
         if code == EXIT_PREEMPTED:
             return Ending(why or "preempted", None)
         if code < 0:
@@ -250,19 +274,34 @@ class Attempt:
         how, reason = ending
         status = self._status
         at = self._position()
-        status["attempts"][-1] |= {"end": time.time(), "how": how, "reason": reason, "at": at}
+        status["attempts"][-1] |= {
+            "end": time.time(),
+            "how": how,
+            "reason": reason,
+            "at": at,
+        }
         # A retry has forgiven the attempts before it
         counted = status["attempts"][status.get("forgiven", 0) :]
-        outcome, reason = decide(ending, counted, cancelled=self.ledger.cancelled(self.job))
+        outcome, reason = decide(
+            ending, counted, cancelled=self.ledger.cancelled(self.job)
+        )
         state: StatusName = "queued" if outcome == "again" else outcome
-        noted = self.ledger.write_status(self.job, {**status, "state": state, "reason": reason})
+        noted = self.ledger.write_status(
+            self.job, {**status, "state": state, "reason": reason}
+        )
         # A failure that is on no record would be tried again without end
-        return "failed" if outcome == "again" and how == "failed" and not noted else outcome
+        return (
+            "failed"
+            if outcome == "again" and how == "failed" and not noted
+            else outcome
+        )
 
     def _position(self) -> str | None:
         """Return where the run is, as far as its progress file tells."""
         note = read_progress(self.ledger.runs / self.job.name)
-        return None if note is None else f"{note['what']} {note['done']}/{note['total']}"
+        return (
+            None if note is None else f"{note['what']} {note['done']}/{note['total']}"
+        )
 
 
 def decide(
@@ -292,7 +331,9 @@ def decide(
 def since_progress(attempts: Sequence[AttemptNote]) -> Sequence[AttemptNote]:
     """Return the last attempt that got farther than all before it, and those after it. Three kills
     in three places are accidents, three at one place are a defect of the job."""
-    farthest: dict[str, int] = {}  # of each part of the run: the most steps that were done
+    farthest: dict[
+        str, int
+    ] = {}  # of each part of the run: the most steps that were done
     first = 0
     for number, attempt in enumerate(attempts):
         place = re.fullmatch(r"(.*) (\d{1,18})/\d+", attempt.get("at") or "", re.DOTALL)

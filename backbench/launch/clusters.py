@@ -24,10 +24,24 @@ Positive = Annotated[float, Interval(gt=0, le=LARGEST)]
 # Keys of a cluster that decide how many and how large, never what is run
 HARMLESS = ("jobs", "max_array", "signal_s", "gpus", "resources")
 # Options of sbatch that come from `resources`
-FROM_RESOURCES = {"account", "constraint", "cpus-per-task", "gpus-per-node", "mem", "nodes"}
+FROM_RESOURCES = {
+    "account",
+    "constraint",
+    "cpus-per-task",
+    "gpus-per-node",
+    "mem",
+    "nodes",
+}
 FROM_RESOURCES |= {"ntasks-per-node", "partition", "qos", "time"}
 # Those by which jobs are found, told to save and brought back
-FOR_ITSELF = {"array", "comment", "dependency", "error", "job-name", "kill-on-invalid-dep"}
+FOR_ITSELF = {
+    "array",
+    "comment",
+    "dependency",
+    "error",
+    "job-name",
+    "kill-on-invalid-dep",
+}
 FOR_ITSELF |= {"open-mode", "output", "requeue", "signal"}
 # A name of Slurm's; a constraint may combine several (a100|h100, [ib*2&ssd])
 _WORD = (r"[\w.,@/+:-]+", r"[\w.,@/+:\[\]()|&*-]+")
@@ -56,7 +70,9 @@ class Resources:
         for name in ("partition", "account", "qos", "constraint"):
             value = getattr(self, name)
             # Each becomes a line of the script that sbatch is given
-            if value is not None and not re.fullmatch(_WORD[name == "constraint"], value):
+            if value is not None and not re.fullmatch(
+                _WORD[name == "constraint"], value
+            ):
                 raise ValueError(f"{name} must be one plain word, not {value[:40]!r}")
         if self.nodes > 1 and self.tasks_per_node != max(1, self.gpus):
             tasks = f"tasks_per_node {max(1, self.gpus)}"
@@ -106,11 +122,15 @@ class Cluster:
     setup: tuple[str, ...] = ()  # shell lines before the job
     env: dict[str, str] = field(default_factory=dict)
     gpus: NotNegative = 0  # of this machine, for kinds local and debug
-    sbatch: dict[str, object] = field(default_factory=dict)  # further sbatch options, as they are
+    sbatch: dict[str, object] = field(
+        default_factory=dict
+    )  # further sbatch options, as they are
     resources: dict[str, dict[str, object] | None] = field(default_factory=dict)
     file: str = ""
     overrides: tuple[str, ...] = ()  # of the command line
-    _known: dict[tuple[str, str], Resources] = field(init=False, repr=False, compare=False)
+    _known: dict[tuple[str, str], Resources] = field(
+        init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         try:
@@ -148,7 +168,9 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
     cluster = config.build(Cluster, data, where=str(path))
     for row, values in cluster.resources.items():
         if row not in ROWS:
-            raise BadInput(f"{path}: unknown key 'resources.{row}'; {nearest(row, ROWS)}")
+            raise BadInput(
+                f"{path}: unknown key 'resources.{row}'; {nearest(row, ROWS)}"
+            )
         config.build(Resources, values or {}, where=f"{path}: resources.{row}")
     # submitit takes them with underscores, sbatch with hyphens: both would reach the same option
     options = {key.replace("_", "-") for key in cluster.sbatch}
@@ -158,7 +180,9 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
     return cluster
 
 
-def recorded_cluster(file: str, overrides: Sequence[str], given: Cluster | None) -> Cluster:
+def recorded_cluster(
+    file: str, overrides: Sequence[str], given: Cluster | None
+) -> Cluster:
     """Return the cluster that recorded jobs were submitted to: a shipped one, or the one `given` on
     the command line, else BadInput. Recorded overrides may only change numbers and sizes."""
     path = Path(file)
@@ -167,7 +191,9 @@ def recorded_cluster(file: str, overrides: Sequence[str], given: Cluster | None)
     never = "what a record in RUNS says never becomes a command"
     if not (named or shipped):
         shown = printable.shown(file, 200)
-        raise BadInput(f"these jobs were submitted to {shown}; {never}: name it, --cluster FILE")
+        raise BadInput(
+            f"these jobs were submitted to {shown}; {never}: name it, --cluster FILE"
+        )
     said_again = given.overrides if given is not None else ()
     given_keys = {text.partition("=")[0] for text in said_again}
     kept = []
@@ -177,7 +203,9 @@ def recorded_cluster(file: str, overrides: Sequence[str], given: Cluster | None)
             continue
         if key.split(".")[0] not in HARMLESS:
             again = f"{never}: say it again, cluster.{printable.shown(text, 200)}"
-            raise BadInput(f"these jobs had cluster.{printable.shown(key, 80)} changed; {again}")
+            raise BadInput(
+                f"these jobs had cluster.{printable.shown(key, 80)} changed; {again}"
+            )
         kept.append(text)
     kept += said_again
     return read_cluster(path, kept)
@@ -200,18 +228,26 @@ def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
             raise BadInput(f"{where} asks for {resources.gpus} GPUs; {there}")
 
 
-def _check_partition(resources: Resources, offered: Sequence[Node], *, where: str) -> None:
+def _check_partition(
+    resources: Resources, offered: Sequence[Node], *, where: str
+) -> None:
     if resources.hours is None:
         raise BadInput(f"{where} has no `hours`; write them down in resources.default")
     # The nodes of the partition that is asked for, or of Slurm's default
     asked = resources.partition
-    rows = [n for n in offered if (n.default if asked is None else n.partition == asked)]
+    rows = [
+        n for n in offered if (n.default if asked is None else n.partition == asked)
+    ]
     if not rows:
         names = sorted({n.partition for n in offered})
         if asked is not None:
-            raise BadInput(f"{where} asks for partition '{asked}'; {nearest(asked, names)}")
+            raise BadInput(
+                f"{where} asks for partition '{asked}'; {nearest(asked, names)}"
+            )
         allowed = f"allowed: {', '.join(names)}"
-        raise BadInput(f"{where} names no partition and Slurm has no default; {allowed}")
+        raise BadInput(
+            f"{where} names no partition and Slurm has no default; {allowed}"
+        )
     name = rows[0].partition
     # A constraint of one word; expressions (`a100|h100`) are left for Slurm to judge
     feature = resources.constraint
@@ -220,12 +256,20 @@ def _check_partition(resources: Resources, offered: Sequence[Node], *, where: st
     features = frozenset[str]().union(*(node.features for node in rows))
     if feature and feature not in features:
         hint = nearest(feature, features) if features else "its nodes have no features"
-        raise BadInput(f"{where} asks for constraint '{feature}' in partition '{name}'; {hint}")
+        raise BadInput(
+            f"{where} asks for constraint '{feature}' in partition '{name}'; {hint}"
+        )
     longest = max(node.limit_s for node in rows) / 3600
     if resources.hours > longest:
-        raise BadInput(f"{where} asks for {resources.hours:g} hours; '{name}' allows {longest:g}")
+        raise BadInput(
+            f"{where} asks for {resources.hours:g} hours; '{name}' allows {longest:g}"
+        )
     # On one node all of it: the GPUs of one and the memory of another do not add up
-    wanted = (resources.gpus, resources.cpus_per_node, (resources.memory_gb or 0) * 1024)
+    wanted = (
+        resources.gpus,
+        resources.cpus_per_node,
+        (resources.memory_gb or 0) * 1024,
+    )
     fit = 0
     for node in rows:
         large = all(there >= each for there, each in zip(node.sizes, wanted))

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.launch.grid import AGAIN, Evaluation, Grid, Source, Sweep, evaluations, sweeps
+from backbench.launch.grid import (
+    AGAIN,
+    Evaluation,
+    Grid,
+    Source,
+    Sweep,
+    evaluations,
+    sweeps,
+)
 from backbench.launch.job import Job
 from backbench.recipes import config, fast, own_probe
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE
@@ -34,7 +42,9 @@ class Subject:
     file: str
     maker: str | None = None
     arch: str | None = None  # None where only its file will tell
-    recipe: Mapping[str, object] | None = None  # of its pretraining; None where nobody knows it
+    recipe: Mapping[str, object] | None = (
+        None  # of its pretraining; None where nobody knows it
+    )
 
 
 class Expansion:
@@ -56,7 +66,9 @@ class Expansion:
         self._claimed = claimed or {}
         data = data or (Path(grid.data).expanduser() if grid.data else None)
         if data is not None and not data.is_dir():
-            raise BadInput(f"{where}: data folder {data} is not there; give --data ROOT")
+            raise BadInput(
+                f"{where}: data folder {data} is not there; give --data ROOT"
+            )
         self._root = str(data.resolve()) if data else None
         self._jobs: dict[str, Job] = {}
         self._subjects: dict[str, Subject] = {}  # by label
@@ -64,7 +76,9 @@ class Expansion:
         self.packed: dict[str, None] = {}
         # Pretrainings outside RUNS that have not written their checkpoint yet
         self.waiting: list[str] = []
-        self.again: set[str] = set()  # jobs that train once more, to tell how far trainings differ
+        self.again: set[str] = (
+            set()
+        )  # jobs that train once more, to tell how far trainings differ
         self._seen: set[str] = set()  # contents and labels of what the grid names
         # (checkpoint's label, dataset, image geometry) -> job that puts those features in the cache
         self._features: dict[tuple[str, str, str], str] = {}
@@ -94,7 +108,9 @@ class Expansion:
     def _folders(self, name: str) -> tuple[str, ...]:
         """Return the options of a job that tell it where it reads and writes."""
         if self._root is None:
-            raise BadInput(f"{self._where}: no data folder; add `data: ROOT` to it or --data ROOT")
+            raise BadInput(
+                f"{self._where}: no data folder; add `data: ROOT` to it or --data ROOT"
+            )
         return ("--data", self._root, "--out", str(self._runs / name))
 
     # Pretrainings
@@ -108,22 +124,32 @@ class Expansion:
         for point, seed in itertools.product(sweep.points(), sweep.seeds or (None,)):
             # 1. The point as overrides, with a row of its own on the leaderboard that its seeds share
             overrides = list(sweep.overrides)
-            overrides += [f"{key}={_text(value)}" for key, value in point.changes.items()]
+            overrides += [
+                f"{key}={_text(value)}" for key, value in point.changes.items()
+            ]
             if point.labels:
-                title = " ".join([str(recipe.get("name", path.stem)), *_equations(point.labels)])
+                title = " ".join(
+                    [str(recipe.get("name", path.stem)), *_equations(point.labels)]
+                )
                 overrides.append(f"name={json.dumps(title)}")
             if sweep.expected is not None:
                 overrides.append(f"expected={json.dumps(sweep.expected_rows(point))}")
             if seed is not None:
                 overrides.append(f"seed={seed}")
             # 2. The folder: readable, and told apart by everything that decides the weights
-            changes = fast.overrides(recipe, overrides, str(path)) if sweep.fast else overrides
+            changes = (
+                fast.overrides(recipe, overrides, str(path))
+                if sweep.fast
+                else overrides
+            )
             whole = config.apply_overrides(recipe, changes)
             identity = {key: value for key, value in whole.items() if key != "probe"}
             if "expected" in identity:
                 identity["expected"] = []
             stem = _short("-".join([path.stem, *_equations(point.in_folder)]))
-            label = f"{stem}-s{identity.get('seed', 0)}-{config.fingerprint(identity)[:8]}"
+            label = (
+                f"{stem}-s{identity.get('seed', 0)}-{config.fingerprint(identity)[:8]}"
+            )
             name = f"pretrain/{label}"
             # 3. The job, and the checkpoint that it will write
             switch = (fast.SWITCH,) if sweep.fast else ()
@@ -139,7 +165,9 @@ class Expansion:
             )
             self._jobs.setdefault(name, job)
             made = str(self._runs / name / CHECKPOINT_FILE)
-            subject = Subject(label=label, file=made, maker=name, arch=job.arch, recipe=whole)
+            subject = Subject(
+                label=label, file=made, maker=name, arch=job.arch, recipe=whole
+            )
             self._subjects[label] = subject
 
     # Checkpoints
@@ -148,7 +176,9 @@ class Expansion:
         """Add the files of an entry of `checkpoints`, each content once; foreign ones by import."""
         if archs.is_name(source.path):
             if source.encoder is not None:
-                raise BadInput(f"{where}: {source.path} names one trunk; leave out encoder")
+                raise BadInput(
+                    f"{where}: {source.path} names one trunk; leave out encoder"
+                )
             stem = source.name or source.path.replace("@", "-")
             label = f"{_short(stem)}-{config.fingerprint(source.path)[:8]}"
             self._add(label, source, source.path, digest=label)
@@ -172,9 +202,13 @@ class Expansion:
             matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - absolute ones too
         if not matches and not self._watching:
             none = f"matches no file (looked from {Path.cwd()})"
-            raise BadInput(f"{where}: '{source.path}' {none}; --watch waits for files to come")
+            raise BadInput(
+                f"{where}: '{source.path}' {none}; --watch waits for files to come"
+            )
         if len(matches) > 1 and source.name:
-            raise BadInput(f"{where}: {len(matches)} files cannot all be named '{source.name}'")
+            raise BadInput(
+                f"{where}: {len(matches)} files cannot all be named '{source.name}'"
+            )
         for text in matches:
             path = Path(text).resolve()
             if not path.exists():
@@ -195,14 +229,22 @@ class Expansion:
             below = run.is_relative_to(self._runs)
             inside = run.relative_to(self._runs).as_posix() if below else ""
             if inside not in self._claimed and inside not in self._jobs:
-                self.waiting.append(str(run))  # nobody here makes it: something to wait for
+                self.waiting.append(
+                    str(run)
+                )  # nobody here makes it: something to wait for
                 return
-            maker = self._claimed.get(inside, inside)  # submitted earlier, or a job of this grid
+            maker = self._claimed.get(
+                inside, inside
+            )  # submitted earlier, or a job of this grid
         self._seen.add(label)
-        subject = Subject(label=label, file=str(file), maker=maker, recipe=_recipe_of(file))
+        subject = Subject(
+            label=label, file=str(file), maker=maker, recipe=_recipe_of(file)
+        )
         self._subjects.setdefault(label, subject)
 
-    def _add(self, label: str, source: Source, file: str, *, digest: str | None) -> None:
+    def _add(
+        self, label: str, source: Source, file: str, *, digest: str | None
+    ) -> None:
         """Add a file (or timm:NAME), each content once: as it is if it is one of ours, which has a
         digest, and its entry has no options for an import; else by an import."""
         if (digest or label) in self._seen:
@@ -215,7 +257,9 @@ class Expansion:
                 options += [f"--{option}", str(value)]
         if digest is not None and not options:
             recipe = None if archs.is_name(file) else _recipe_of(Path(file))
-            self._subjects.setdefault(label, Subject(label=label, file=file, recipe=recipe))
+            self._subjects.setdefault(
+                label, Subject(label=label, file=file, recipe=recipe)
+            )
             return
         name, makes = f"imported/{label}", f"imported/{label}/{CHECKPOINT_FILE}"
         made = str(self._runs / makes)
@@ -226,7 +270,9 @@ class Expansion:
 
     # Evaluations
 
-    def _by_protocol(self, evaluation: Evaluation) -> list[tuple[Evaluation, list[Subject]]]:
+    def _by_protocol(
+        self, evaluation: Evaluation
+    ) -> list[tuple[Evaluation, list[Subject]]]:
         """Return the evaluations that `own` stands for, each with its checkpoints. A foreign file
         has no recipe here: its own protocol is looked up when it is measured."""
         alike: dict[tuple[str | None, str | None], list[Subject]] = {}
@@ -238,13 +284,21 @@ class Expansion:
             if dataset == own_probe.OWN:
                 if trained_on is None:
                     unknown = f"nobody knows what {subject.file} was pretrained on"
-                    raise BadInput(f"{self._where}: {unknown}; name the dataset in place of 'own'")
+                    raise BadInput(
+                        f"{self._where}: {unknown}; name the dataset in place of 'own'"
+                    )
                 dataset = trained_on
             protocol = evaluation.protocol
-            if protocol == own_probe.OWN and dataset is not None and subject.recipe is not None:
+            if (
+                protocol == own_probe.OWN
+                and dataset is not None
+                and subject.recipe is not None
+            ):
                 # This grid's own recipes may name a file; others were read from a checkpoint
                 file = None if subject.maker in self._jobs else subject.file
-                protocol = own_probe.of_recipe(subject.recipe, dataset, file) or protocol
+                protocol = (
+                    own_probe.of_recipe(subject.recipe, dataset, file) or protocol
+                )
             alike.setdefault((dataset, protocol), []).append(subject)
         out = []
         for (dataset, protocol), group in alike.items():
@@ -253,7 +307,9 @@ class Expansion:
             out.append((one, group))
         return out
 
-    def _measure(self, evaluation: Evaluation, seed: int, group: Sequence[Subject]) -> set[str]:
+    def _measure(
+        self, evaluation: Evaluation, seed: int, group: Sequence[Subject]
+    ) -> set[str]:
         """Add the jobs of one evaluation, ready checkpoints in packs and the others one by one;
         return the names of those that are new."""
         # A cell's name holds all options that decide its number, and none of the others
@@ -285,7 +341,9 @@ class Expansion:
             self._jobs.setdefault(job.name, job)
         return self._jobs.keys() - before
 
-    def _job(self, evaluation: Evaluation, seed: int, slug: str, pack: Sequence[Subject]) -> Job:
+    def _job(
+        self, evaluation: Evaluation, seed: int, slug: str, pack: Sequence[Subject]
+    ) -> Job:
         """One evaluation of these checkpoints."""
         labels = [subject.label for subject in pack]
         cells = tuple(f"{label}/{slug}" for label in labels)
@@ -296,7 +354,9 @@ class Expansion:
             name = f"packs/{slug}-{len(pack)}x-{config.fingerprint(sorted(labels))[:8]}"
         # The jobs that leave this one's features in the cache: the first ones to need them
         first: set[str] = set()
-        geometry = _geometry(evaluation.protocol) if evaluation.verb == "linear" else None
+        geometry = (
+            _geometry(evaluation.protocol) if evaluation.verb == "linear" else None
+        )
         if geometry is not None:
             keys = [(label, evaluation.datasets[0], geometry) for label in labels]
             first = {self._features.setdefault(key, name) for key in keys}
@@ -350,13 +410,18 @@ def _run_label(path: Path, where: str, *, skip: bool) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         verb = None
     if verb == "pretrain":
-        if re.search(r"-s\d+-[0-9a-f]{8}$", path.name) and path.parent.name == "pretrain":
+        if (
+            re.search(r"-s\d+-[0-9a-f]{8}$", path.name)
+            and path.parent.name == "pretrain"
+        ):
             return path.name
         return f"{_short(path.name)}-{config.fingerprint(about)[:8]}"
     if skip:
         return None
     content = f"holds a run of '{verb}'" if verb else f"has no {RUN_FILE}"
-    raise BadInput(f"{where}: {path} {content}; a folder must be a run of `backbench pretrain`")
+    raise BadInput(
+        f"{where}: {path} {content}; a folder must be a run of `backbench pretrain`"
+    )
 
 
 def content_digest(path: Path) -> str:
@@ -374,9 +439,18 @@ def _argv(
     evaluation: Evaluation, files: Sequence[str], seed: int, end: Sequence[str]
 ) -> tuple[str, ...]:
     """The command that measures these checkpoint files."""
-    if evaluation.verb == "detect":  # it takes one checkpoint, and continues where it stopped
+    if (
+        evaluation.verb == "detect"
+    ):  # it takes one checkpoint, and continues where it stopped
         engine = evaluation.engine or "auto"
-        argv = ["detect", "--config-file", str(evaluation.config), "--engine", engine, *end]
+        argv = [
+            "detect",
+            "--config-file",
+            str(evaluation.config),
+            "--engine",
+            engine,
+            *end,
+        ]
         if seed:
             argv += ["--seed", str(seed)]
         return (*argv, "--checkpoint", files[0], "--resume", *evaluation.args)

@@ -40,7 +40,9 @@ class SweepPoint:
 
     changes: dict[str, object]  # key of the recipe -> value
     labels: dict[str, object]  # beta -> 2.0: what follows the name on the leaderboard
-    in_folder: dict[str, object]  # those of the labels that also stand in the run folder's name
+    in_folder: dict[
+        str, object
+    ]  # those of the labels that also stand in the run folder's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +67,23 @@ class Sweep:
                 raise ValueError(f"vary.{key} must be a list of values, not {values!r}")
             together = values.values() if isinstance(values, Mapping) else ()
             if not all(isinstance(keys, Mapping) for keys in together):
-                raise ValueError(f"vary.{key} must map each of its values to the keys it changes")
+                raise ValueError(
+                    f"vary.{key} must map each of its values to the keys it changes"
+                )
 
     def points(self) -> Iterator[SweepPoint]:
         """Yield each combination of what varies; without `vary` the recipe as it is."""
         axes = []
         for key, values in self.vary.items():
             if isinstance(values, Mapping):
-                axes.append([SweepPoint(dict(keys), {key: v}, {}) for v, keys in values.items()])
+                axes.append(
+                    [SweepPoint(dict(keys), {key: v}, {}) for v, keys in values.items()]
+                )
             else:
                 short = key.rpartition(".")[2]
-                axes.append([SweepPoint({key: v}, {short: v}, {short: v}) for v in values])
+                axes.append(
+                    [SweepPoint({key: v}, {short: v}, {short: v}) for v in values]
+                )
         for parts in itertools.product(*axes):
             point = SweepPoint({}, {}, {})
             for part in parts:
@@ -122,10 +130,20 @@ class Evaluation:
         # An option that the verb does not take must be at its default, one that it needs must not
         verb = VERBS[self.verb]
         empty: dict[str, object] = {"datasets": (), "pack": 1}
-        for name in ("datasets", "protocol", "percent", "lists", "config", "engine", "pack"):
+        for name in (
+            "datasets",
+            "protocol",
+            "percent",
+            "lists",
+            "config",
+            "engine",
+            "pack",
+        ):
             given = getattr(self, name) != empty.get(name)
             if given and name not in verb.takes:
-                raise ValueError(f"'{self.verb}' takes no '{name}', only {', '.join(verb.takes)}")
+                raise ValueError(
+                    f"'{self.verb}' takes no '{name}', only {', '.join(verb.takes)}"
+                )
             if not given and name in verb.needs:
                 raise ValueError(f"'{self.verb}' needs '{name}'")
         if "SEED" in self.args and (self.seeds != (0,) or self.again):
@@ -142,17 +160,27 @@ class Grid:
     evaluate: tuple[config.Value, ...] = ()
     checkpoints: tuple[config.Value, ...] = ()  # paths, globs, folders, or Sources
     recipes: tuple[config.Value, ...] = ()  # names, files, or Sweeps
-    seeds: tuple[int, ...] = ()  # of recipes that have none of their own here; (): the recipe's
+    seeds: tuple[
+        int, ...
+    ] = ()  # of recipes that have none of their own here; (): the recipe's
     fast: bool = False  # `pretrain --fast` for all of its pretrainings
     data: str | None = None
     lists: str | None = None
     engine: Literal["auto", "detectron2", "torchvision"] = "auto"
-    prints: str | None = None  # the printed table or figure that it makes: lorac:2, arb:fig.7
+    prints: str | None = (
+        None  # the printed table or figure that it makes: lorac:2, arb:fig.7
+    )
     title: str = ""  # of that table or figure
     choices: tuple[str, ...] = ()  # names in docs/choices.md that its numbers rest on
-    deviations: tuple[str, ...] = ()  # where else they are made otherwise than the paper says
-    pack: Annotated[int, Field(ge=1)] = 4  # checkpoints that share a pass in the named sets
-    again: Annotated[int, Field(ge=0)] = 2  # checkpoints that the named sets train again
+    deviations: tuple[
+        str, ...
+    ] = ()  # where else they are made otherwise than the paper says
+    pack: Annotated[int, Field(ge=1)] = (
+        4  # checkpoints that share a pass in the named sets
+    )
+    again: Annotated[int, Field(ge=0)] = (
+        2  # checkpoints that the named sets train again
+    )
 
 
 def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
@@ -161,9 +189,13 @@ def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
     data = config.apply_overrides(config.read_recipe(path), overrides)
     grid = config.build(Grid, {"name": path.stem, **data}, where=str(path))
     if not re.fullmatch(r"[\w.+-]+", grid.name):
-        raise BadInput(f"{path}: the name '{grid.name}' may hold letters, digits and . _ + - only")
+        raise BadInput(
+            f"{path}: the name '{grid.name}' may hold letters, digits and . _ + - only"
+        )
     if not grid.checkpoints and not grid.recipes:
-        raise BadInput(f"{path}: names neither checkpoints nor recipes; there is nothing to run")
+        raise BadInput(
+            f"{path}: names neither checkpoints nor recipes; there is nothing to run"
+        )
     return grid
 
 
@@ -210,8 +242,12 @@ def _tables(grid: Grid) -> dict[str, list[Evaluation]]:
             probe(datasets=("imagenet",), protocol="knn", again=0),
         ],
         "table2": [probe(datasets=(name,), protocol="lorac") for name in TABLE2],
-        "table3": [trained(verb="semisup", percent=p, lists=grid.lists) for p in (1, 10)],
-        "table4": [trained(verb="detect", config=c, engine=grid.engine) for c in TABLE4],
+        "table3": [
+            trained(verb="semisup", percent=p, lists=grid.lists) for p in (1, 10)
+        ],
+        "table4": [
+            trained(verb="detect", config=c, engine=grid.engine) for c in TABLE4
+        ],
     }
     tables["all"] = list(itertools.chain(*tables.values()))
     return tables

@@ -33,7 +33,9 @@ class Job:
     needs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     makes: str | None = None
-    resources: Mapping[str, object] = field(default_factory=dict)  # over the cluster's for its verb
+    resources: Mapping[str, object] = field(
+        default_factory=dict
+    )  # over the cluster's for its verb
     arch: str | None = None
     units: Amount = 1.0
 
@@ -60,11 +62,17 @@ def command_kind(argv: Sequence[str]) -> tuple[str, ...]:
     looks at the words alone, since a grid may have 20,000 jobs and a parser is slow."""
     verb, *words = argv
     if verb != "pretrain":  # checkpoints come first
-        first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+        first = next(
+            (i for i, word in enumerate(words) if word.startswith("--")), len(words)
+        )
         words = words[first:]
     kept, previous = [verb], ""
     for word in words:
-        free = previous in _FREE_OPTIONS or word in _FREE_OPTIONS or word.startswith("seed=")
+        free = (
+            previous in _FREE_OPTIONS
+            or word in _FREE_OPTIONS
+            or word.startswith("seed=")
+        )
         if not free:
             kept.append(word)
         previous = word
@@ -77,10 +85,14 @@ def check_recorded_command(job: Job, runs: Path) -> None:
     again = "`backbench launch run` with its grid makes it anew"
     folders = [value for word, value in zip(job.argv, job.argv[1:]) if word == "--out"]
     # argparse takes the last of several, and Detectron2's own key stands for it too
-    others = [w for w in job.argv[1:] if w in ("OUTPUT_DIR", "--") or w.startswith("--out=")]
+    others = [
+        w for w in job.argv[1:] if w in ("OUTPUT_DIR", "--") or w.startswith("--out=")
+    ]
     if len(folders) != 1 or others:
         wrong = printable.shown(others[0] if others else f"{len(folders)} x --out", 80)
-        raise BadInput(f"{job.name}: its recorded command says where it writes by {wrong}; {again}")
+        raise BadInput(
+            f"{job.name}: its recorded command says where it writes by {wrong}; {again}"
+        )
     own = [(runs / job.name).resolve()]
     if job.makes is not None:
         own.append((runs / job.makes).resolve())

@@ -139,7 +139,11 @@ class JobPool:
             # `after` must only be over: blocked, or never added, is over as well
             unfinished = self._waiting.keys() | self.running.keys()
             ready = unfinished.isdisjoint((*attempt.job.needs, *attempt.job.after))
-            if ready and attempt.gpus <= len(self._free_gpus) and not self.adopt(attempt):
+            if (
+                ready
+                and attempt.gpus <= len(self._free_gpus)
+                and not self.adopt(attempt)
+            ):
                 self._start(attempt)
 
     def _start(self, attempt: Attempt) -> None:
@@ -166,7 +170,9 @@ class JobPool:
     def _end(self) -> None:
         """Ask all that run to save and stop; those that take too long end by themselves."""
         # All are asked before any is waited for, so that they save side by side
-        children = [each.process for each in self.running.values() if each.process is not None]
+        children = [
+            each.process for each in self.running.values() if each.process is not None
+        ]
         for process in children:
             process.send_signal(signal.SIGTERM)
         limit = time.monotonic() + PATIENCE_S
@@ -218,11 +224,18 @@ def run_here(
         # The jobs of a launcher that was killed run on, and count among `at_once`
         snapshot = Snapshot(ledger)
         for name, record in snapshot.records.items():
-            if record.submission.kind != "slurm" and snapshot.status(name)["state"] == "running":
-                job = dataclasses.replace(record.job, needs=(), after=())  # it has started already
+            if (
+                record.submission.kind != "slurm"
+                and snapshot.status(name)["state"] == "running"
+            ):
+                job = dataclasses.replace(
+                    record.job, needs=(), after=()
+                )  # it has started already
                 pool.adopt(Attempt.on(cluster, job, ledger))
         if not pool.run(stopped=lambda: bool(stop.requested), refill=refill):
-            log.info(f"stopped by {stop.requested}: running jobs saved; the same command continues")
+            log.info(
+                f"stopped by {stop.requested}: running jobs saved; the same command continues"
+            )
             return EXIT_PREEMPTED
         outcomes: Counter[str] = Counter(pool.outcomes.values())
         log.info(", ".join(counted(outcomes)) or "nothing to do")

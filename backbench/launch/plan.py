@@ -52,7 +52,9 @@ class Plan:
     new: list[Job]
     known: dict[str, State]
     waiting: list[str]  # folders of pretrainings without a checkpoint yet
-    again: set[str] = field(default_factory=set)  # jobs that train once more, with another seed
+    again: set[str] = field(
+        default_factory=set
+    )  # jobs that train once more, with another seed
 
 
 def make_plan(
@@ -62,7 +64,9 @@ def make_plan(
     claimed: dict[str, str] = {}  # cell -> name of the job that was submitted for it
     for name, record in snapshot.records.items():
         claimed.update(dict.fromkeys(record.job.cells, name))
-    wanted = Expansion(grid, runs, where=where, data=data, claimed=claimed, watching=watching)
+    wanted = Expansion(
+        grid, runs, where=where, data=data, claimed=claimed, watching=watching
+    )
     # Packs that were submitted before go again as they were, with the checkpoints of then
     packs = [snapshot.records[name].job for name in wanted.packed]
     states = dict(snapshot.states)  # of this grid's jobs and of all earlier ones
@@ -85,13 +89,17 @@ def make_plan(
                 continue
             state = State("blocked", failed)
         known[job.name] = states[job.name] = state
-    return Plan(without_done(list(new.values()), states), known, wanted.waiting, wanted.again)
+    return Plan(
+        without_done(list(new.values()), states), known, wanted.waiting, wanted.again
+    )
 
 
 def without_done(new: Sequence[Job], states: Mapping[str, State]) -> list[Job]:
     """Return the jobs without the dependencies that are over."""
     names = {job.name for job in new}
-    on_the_way = names | {name for name, state in states.items() if state.name in ACTIVE}
+    on_the_way = names | {
+        name for name, state in states.items() if state.name in ACTIVE
+    }
     out = []
     for job in new:
         needs = tuple(name for name in job.needs if name in on_the_way)
@@ -107,7 +115,9 @@ class CommandCheck:
 
     parsed: Callable[[Sequence[str]], argparse.Namespace]  # the command line's parser
     check: Callable[[argparse.Namespace], None]
-    seen: set[tuple[str, ...]] = field(default_factory=set)  # kinds of commands, and warnings
+    seen: set[tuple[str, ...]] = field(
+        default_factory=set
+    )  # kinds of commands, and warnings
 
     def refuse(self, jobs: Iterable[Job], where: str) -> None:
         """Raise BadInput for an unknown recipe or key; warn of a dataset that is not here."""
@@ -126,7 +136,9 @@ class CommandCheck:
             except BadInput as error:
                 if (str(error),) not in self.seen:
                     self.seen.add((str(error),))
-                    log.warning("%s and jobs like it would stop here: %s", job.name, error)
+                    log.warning(
+                        "%s and jobs like it would stop here: %s", job.name, error
+                    )
 
 
 class JobArray(NamedTuple):
@@ -160,7 +172,9 @@ def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[JobArray]:
             after = tuple(sorted({number_of[n] for n in job.after if n in number_of}))
             resources = cluster.resources_for(job)
             key = (resources, needs, after)
-            groups.setdefault(key, JobArray(resources, [], needs, after)).jobs.append(job)
+            groups.setdefault(key, JobArray(resources, [], needs, after)).jobs.append(
+                job
+            )
         for group in groups.values():
             for start in range(0, len(group.jobs), cluster.max_array):
                 part = group.jobs[start : start + cluster.max_array]
@@ -192,10 +206,14 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
             cores = resources.cpus_per_node / resources.gpus
             least = cores * IMAGES_A_CORE.get(kind, IMAGES_A_CORE[""])
             what = "images/s in two views" if verb == "pretrain" else "images/s"
-            lines.append(f"  {cores:g} CPUs feed a GPU {least:,.0f} to {3 * least:,.0f} {what}")
+            lines.append(
+                f"  {cores:g} CPUs feed a GPU {least:,.0f} to {3 * least:,.0f} {what}"
+            )
         for job in array.jobs:
             cost = estimates.seconds(job, resources, cluster)
-            lines.append(f"  {job.name}  {'unknown' if cost is None else seconds(cost)}")
+            lines.append(
+                f"  {job.name}  {'unknown' if cost is None else seconds(cost)}"
+            )
             if fast.SWITCH in job.argv:  # its name is like the others'
                 lines.append(f"    backbench {shlex.join(job.argv)}")
             if cost is None:
@@ -215,9 +233,13 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
     others = len(plan.known) - done
     lines.append(f"{len(plan.new)} jobs, {done} skipped as done, {others} others")
     if unknown.total() < len(plan.new) or not plan.new:
-        lines.append(f"estimated from past runs: {gpu_hours:.2f} GPU-hours, {hours:.2f} job-hours")
+        lines.append(
+            f"estimated from past runs: {gpu_hours:.2f} GPU-hours, {hours:.2f} job-hours"
+        )
     if unknown:
-        kinds = [f"{count} x {like}" for like, count in unknown.most_common(KINDS_NAMED)]
+        kinds = [
+            f"{count} x {like}" for like, count in unknown.most_common(KINDS_NAMED)
+        ]
         more = len(unknown) - len(kinds)
         kinds += [f"{more} kinds more"] if more > 0 else []
         lines.append(
@@ -227,7 +249,9 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
     return "\n".join(lines) + "\n"
 
 
-CostKind = tuple[object, ...]  # jobs of one kind take the same time for each of their units
+CostKind = tuple[
+    object, ...
+]  # jobs of one kind take the same time for each of their units
 
 
 class Estimates:
@@ -247,7 +271,11 @@ class Estimates:
 
     def seconds(self, job: Job, resources: Resources, cluster: Cluster) -> float | None:
         """Return how long the job takes on this cluster; None where nobody knows."""
-        gpus = resources.gpus if cluster.kind == "slurm" else min(resources.gpus, cluster.gpus)
+        gpus = (
+            resources.gpus
+            if cluster.kind == "slurm"
+            else min(resources.gpus, cluster.gpus)
+        )
         kind = _kind(job, (cluster.file, gpus, " ".join(resources.options(job.verb))))
         per_unit = self._per_unit.get(kind) if kind is not None else None
         return statistics.median(per_unit) * job.units if per_unit else None

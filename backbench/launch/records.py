@@ -46,7 +46,9 @@ LOOK_S = 0.5  # a look holds a lock for microseconds: whoever wants it tries for
 # How the last attempt left the job: what its status file says. `queued` is "again": it failed or
 # was preempted and is to start anew. How the job stands *now* also depends on Slurm's queue, on
 # live processes and on other jobs: that is `view.State`.
-StatusName = Literal["new", "queued", "running", "done", "failed", "stopped", "cancelled"]
+StatusName = Literal[
+    "new", "queued", "running", "done", "failed", "stopped", "cancelled"
+]
 
 
 class AttemptNote(TypedDict, total=False):
@@ -73,7 +75,9 @@ class Status(TypedDict):
     state: StatusName
     reason: NotRequired[str | None]
     attempts: list[AttemptNote]
-    forgiven: NotRequired[int]  # so many attempts lie before the last retry and no longer count
+    forgiven: NotRequired[
+        int
+    ]  # so many attempts lie before the last retry and no longer count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +176,11 @@ class Ledger:
         self._file("cancel", job).unlink(missing_ok=True)
         status = self.status(job)
         if status["state"] != "new":
-            status |= {"state": "queued", "reason": None, "forgiven": len(status["attempts"])}
+            status |= {
+                "state": "queued",
+                "reason": None,
+                "forgiven": len(status["attempts"]),
+            }
             self.write_status(job, status)
 
     def cancelled(self, job: Job) -> bool:
@@ -200,7 +208,9 @@ class Ledger:
         """Return the last line that Slurm's script printed around the job; None where it is empty.
         srun and Slurm only repeat that something ended: what was said before counts."""
         lines = _last_lines(self.submitit(record.submission) / f"{record.id}_0_log.out")
-        own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd: "))]
+        own = [
+            line for line in lines if not line.startswith(("srun: ", "slurmstepd: "))
+        ]
         return next(iter(own or lines), None)
 
     def _file(self, folder: str, job: Job, suffix: str = "") -> Path:
@@ -215,19 +225,27 @@ class Ledger:
     def runs_it(self, pid: int, job: Job) -> bool:
         """Say whether this process of this machine has the job's lock open: a number in a status
         file is not enough to send a signal to somebody's process."""
-        if not Path("/proc/self/fd").is_dir():  # not Linux: the lock is held, and this is its host
+        if not Path(
+            "/proc/self/fd"
+        ).is_dir():  # not Linux: the lock is held, and this is its host
             return True
         with contextlib.suppress(OSError):
             lock = self._file("locks", job).stat()
             for file in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(FileNotFoundError):  # closed meanwhile, or a socket
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # closed meanwhile, or a socket
                     if os.path.samestat(file.stat(), lock):
                         return True
         return False
 
-    def alone(self, job: Job, patience_s: float = 90.0) -> contextlib.AbstractContextManager[int]:
+    def alone(
+        self, job: Job, patience_s: float = 90.0
+    ) -> contextlib.AbstractContextManager[int]:
         """Hold the job's lock, given as a file descriptor; a child that inherits it holds it on."""
-        refusal = Failed(f"{job.name}: another process has run it for {patience_s:.0f} s")
+        refusal = Failed(
+            f"{job.name}: another process has run it for {patience_s:.0f} s"
+        )
         return _hold(self._file("locks", job), refusal, patience_s, without=True)
 
     def submitting(self) -> contextlib.AbstractContextManager[int]:
@@ -238,7 +256,9 @@ class Ledger:
     def running_pool(self, number: str) -> contextlib.AbstractContextManager[int]:
         """Hold the lock of this machine's pool; its number is for whoever looks (`pool`)."""
         wait = "wait for it or choose another --out"
-        refusal = BadInput(f"{self.runs}: another launcher is running jobs here; {wait}")
+        refusal = BadInput(
+            f"{self.runs}: another launcher is running jobs here; {wait}"
+        )
         return _hold(self.root / "pool.lock", refusal, text=number)
 
     def pool(self) -> str | None:
@@ -362,7 +382,17 @@ def _parse_status(data: object, path: Path) -> Status:
 def _check_below_runs(name: str) -> None:
     """Raise ValueError for a name that is no folder below RUNS, or that is the launcher's own."""
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or path.parts[0] == OURS:
+    if (
+        path.is_absolute()
+        or ".." in path.parts
+        or not path.parts
+        or path.parts[0] == OURS
+    ):
         raise ValueError(f"'{printable.shown(name, 80)}' is not below RUNS")
-    if len(os.fsencode(name)) > LONGEST_NAME or max(len(os.fsencode(p)) for p in path.parts) > 255:
-        raise ValueError(f"'{printable.shown(name, 80)}' is too long for a folder's name")
+    if (
+        len(os.fsencode(name)) > LONGEST_NAME
+        or max(len(os.fsencode(p)) for p in path.parts) > 255
+    ):
+        raise ValueError(
+            f"'{printable.shown(name, 80)}' is too long for a folder's name"
+        )

@@ -54,7 +54,9 @@ GRACE_S = 900.0
 # Slurm looks at the clock once a minute, so its warning may come that much too early
 CLOCK_S = 60.0
 MEET_S = 180.0  # until task 0 begins; for half of it, it may wait for the job's lock
-ADDRESS_FILE = "address.json"  # where task 0 waits for the others; empty where it began nothing
+ADDRESS_FILE = (
+    "address.json"  # where task 0 waits for the others; empty where it began nothing
+)
 
 # A signal that comes while Python still starts kills it, which Slurm takes for a failed job. This
 # line of the job's script sends such a job back to the queue, if it still counts as running (after
@@ -84,7 +86,10 @@ class SlurmTask(Attempt):
     def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
         task = super().on(cluster, job, ledger)
         resources = cluster.resources_for(job)
-        task.tasks, task.limit_s = resources.nodes * resources.tasks_per_node, resources.limit_s
+        task.tasks, task.limit_s = (
+            resources.nodes * resources.tasks_per_node,
+            resources.limit_s,
+        )
         return task
 
     def __call__(self) -> str:
@@ -107,13 +112,17 @@ class SlurmTask(Attempt):
                 self.__post_init__()  # as new: `run` counts the attempts by the status file
                 self._listen()
         finally:
-            if self.tasks > 1 and self._child is None:  # cancelled, say: the others need not wait
+            if (
+                self.tasks > 1 and self._child is None
+            ):  # cancelled, say: the others need not wait
                 with contextlib.suppress(OSError):
                     atomic.write_json(self._folder() / ADDRESS_FILE, {})
         return outcome
 
     def _listen(self) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop("stopped", signal.SIGTERM))
+        signal.signal(
+            signal.SIGTERM, lambda *_: self.ask_to_stop("stopped", signal.SIGTERM)
+        )
         # Instead of submitit's handler, which needs scontrol and ends the job without it
         signal.signal(signal.SIGUSR2, lambda *_: self._wanted_back())
 
@@ -185,7 +194,9 @@ class SlurmTask(Attempt):
 
     def _folder(self) -> Path:
         """Return the folder in which the tasks of this start of this job meet."""
-        start = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+        start = (
+            f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+        )
         return self.ledger.root / "meet" / f"{self.job.key}-{start}"
 
     def _start_child(self, lock: int | None = None) -> None:
@@ -217,14 +228,18 @@ class SlurmTask(Attempt):
         end = time.monotonic() + MEET_S
         while not file.exists():
             if time.monotonic() > end:
-                raise Failed(f"rank {self._rank}: task 0 did not begin within {MEET_S:.0f} s")
+                raise Failed(
+                    f"rank {self._rank}: task 0 did not begin within {MEET_S:.0f} s"
+                )
             time.sleep(0.1)
         if not (address := json.loads(file.read_text())):
             return f"rank {self._rank}: task 0 had nothing to begin"
         self.env |= address
         self._start_child()
         code = self._wait()
-        how, reason = self._meaning(code) if code not in (0, EXIT_PREEMPTED) else ("", "")
+        how, reason = (
+            self._meaning(code) if code not in (0, EXIT_PREEMPTED) else ("", "")
+        )
         if how in ("failed", "bad input"):
             failure = Ending(how, f"rank {self._rank}: {reason}")
             atomic.write_json(self._folder() / f"failed-{self._rank}", failure)
@@ -241,7 +256,11 @@ class SlurmTask(Attempt):
 
 
 def submit(
-    ledger: Ledger, cluster: Cluster, grid: str, jobs: Sequence[Job], active: Mapping[str, str]
+    ledger: Ledger,
+    cluster: Cluster,
+    grid: str,
+    jobs: Sequence[Job],
+    active: Mapping[str, str],
 ) -> int:
     """Submit a grid's jobs as arrays; return how many. `active`: job name -> number of those on
     Slurm already. Failed where Slurm takes only some; those run."""
@@ -261,14 +280,18 @@ def submit(
         wait_for += [f"afterany:{array_ids[earlier]}" for earlier in after]
         try:
             if went + len(part) > room:
-                raise Failed(f"Slurm's limit MaxJobCount leaves room for {room - went:.0f} jobs")
+                raise Failed(
+                    f"Slurm's limit MaxJobCount leaves room for {room - went:.0f} jobs"
+                )
             ledger.write_submission(submission)
             numbers = _sbatch(ledger, cluster, submission, ",".join(wait_for))
         except Failed as error:
             if not went and "limit" not in str(error).lower():
                 raise
             later = "run this again later for the others"
-            raise Failed(f"{error}; {went} of {sum(sizes)} jobs went: {later}") from None
+            raise Failed(
+                f"{error}; {went} of {sum(sizes)} jobs went: {later}"
+            ) from None
         ledger.write_submission(replace(submission, ids=tuple(numbers)))
         went += len(part)
         ids |= {job.name: number for job, number in zip(part, numbers)}
@@ -296,7 +319,9 @@ def _reachable(jobs: Sequence[Job], active: Mapping[str, str]) -> list[Job]:
     """Leave out the jobs that need one which this Slurm does not know and is not given now."""
     here: dict[str, Job] = {}
     for job in jobs:  # needs come earlier in the list
-        elsewhere = [name for name in job.needs if name not in active and name not in here]
+        elsewhere = [
+            name for name in job.needs if name not in active and name not in here
+        ]
         if elsewhere:
             needed = f"{elsewhere[0]}, which is not on this Slurm"
             log.info(f"left out: {job.name} waits for {needed}; run this again later")
@@ -309,16 +334,27 @@ def _reachable(jobs: Sequence[Job], active: Mapping[str, str]) -> list[Job]:
 _UNSURE = re.compile("timed? ?out|unable to contact|connect|communicat", re.IGNORECASE)
 
 
-def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency: str) -> list[str]:
+def _sbatch(
+    ledger: Ledger, cluster: Cluster, submission: Submission, dependency: str
+) -> list[str]:
     """Submit one array; returns Slurm's numbers, one per job. Failed where Slurm has none of it."""
     import submitit
 
-    executor = submitit.SlurmExecutor(ledger.submitit(submission), max_num_timeout=TIME_LIMITS)
+    executor = submitit.SlurmExecutor(
+        ledger.submitit(submission), max_num_timeout=TIME_LIMITS
+    )
     executor.update_parameters(**_parameters(cluster, submission, dependency))
     try:
-        jobs = executor.submit_array([SlurmTask.on(cluster, j, ledger) for j in submission.jobs])
-    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-        words = str(error).strip().rpartition("\n")[2].strip()  # sbatch's own words come last
+        jobs = executor.submit_array(
+            [SlurmTask.on(cluster, j, ledger) for j in submission.jobs]
+        )
+    except (
+        submitit.core.utils.FailedJobError,
+        submitit.core.utils.FailedSubmissionError,
+    ) as error:
+        words = (
+            str(error).strip().rpartition("\n")[2].strip()
+        )  # sbatch's own words come last
     else:
         return [job.job_id for job in jobs]
     # sbatch failed. Slurm may have taken the array all the same, and only its answer was lost
@@ -334,7 +370,9 @@ def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency
     raise Failed(f"sbatch refused {submission.jobs[0].like}: {words}")
 
 
-def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> dict[str, object]:
+def _parameters(
+    cluster: Cluster, submission: Submission, dependency: str
+) -> dict[str, object]:
     """Return sbatch's options in submitit's names, without those that nobody asked for."""
     resources = cluster.resources_for(submission.jobs[0])
     parameters: dict[str, object] = {
@@ -350,14 +388,20 @@ def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> di
         "account": resources.account,
         "qos": resources.qos,
         "constraint": resources.constraint,
-        "mem": f"{math.ceil(resources.memory_gb * 1024)}M" if resources.memory_gb else None,
+        "mem": f"{math.ceil(resources.memory_gb * 1024)}M"
+        if resources.memory_gb
+        else None,
         "time": math.ceil(resources.hours * 60) if resources.hours else None,
         "signal_delay_s": int(cluster.grace_s(resources)),
         "array_parallelism": cluster.jobs,
         "setup": [*cluster.setup, EARLY_SIGNAL],
         "dependency": dependency or None,
         "stderr_to_stdout": True,
-        "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **cluster.sbatch},
+        "additional_parameters": {
+            "requeue": True,
+            "kill-on-invalid-dep": "yes",
+            **cluster.sbatch,
+        },
     }
     return {key: value for key, value in parameters.items() if value is not None}
 
@@ -370,7 +414,9 @@ def catch_up(ledger: Ledger, given: Cluster | None = None) -> Snapshot:
     snapshot = Snapshot(ledger)
     for submission in snapshot.unnumbered:
         try:
-            cluster = recorded_cluster(submission.cluster, submission.cluster_overrides, given)
+            cluster = recorded_cluster(
+                submission.cluster, submission.cluster_overrides, given
+            )
         except BadInput as error:
             log.warning(f"array {submission.ids[0]}: {error}")
         else:
@@ -379,7 +425,9 @@ def catch_up(ledger: Ledger, given: Cluster | None = None) -> Snapshot:
     for name, record in snapshot.records.items():
         status = snapshot.status(name)
         if snapshot.states[name].name == "cancelled" and status["state"] != "cancelled":
-            ledger.write_status(record.job, {**status, "state": "cancelled", "reason": None})
+            ledger.write_status(
+                record.job, {**status, "state": "cancelled", "reason": None}
+            )
     return snapshot
 
 

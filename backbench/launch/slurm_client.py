@@ -17,15 +17,21 @@ SCANCEL_AT_ONCE = 500  # ids in one command line
 def slurm(*command: str, timeout_s: float = 30.0) -> str:
     """Run a Slurm client command, return its output; Failed with its words where it fails."""
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=True
+        )
     except FileNotFoundError:
         missing = "Slurm is not installed on this machine; use --cluster local"
         raise BadInput(f"no '{command[0]}' here: {missing}") from None
     except subprocess.TimeoutExpired:
-        raise Failed(f"{command[0]}: no answer in {timeout_s:.0f} s; is slurmctld up?") from None
+        raise Failed(
+            f"{command[0]}: no answer in {timeout_s:.0f} s; is slurmctld up?"
+        ) from None
     except subprocess.CalledProcessError as error:
         words = " ".join((error.stderr or error.stdout or "").split())
-        raise Failed(f"{command[0]}: {words[:300] or f'exit {error.returncode}'}") from error
+        raise Failed(
+            f"{command[0]}: {words[:300] or f'exit {error.returncode}'}"
+        ) from error
     return ran.stdout
 
 
@@ -41,7 +47,9 @@ def queue() -> dict[str, Queued]:
     """Return Slurm job id (12 or 12_3) -> how it stands, also of jobs that ended minutes ago."""
     # One line per element of an array (-r), of all states (-t all): number, state, reason, comment
     user = str(os.getuid())
-    lines = slurm("squeue", "-h", "-r", "-t", "all", "-u", user, "-o", "%i|%T|%r|%k").splitlines()
+    lines = slurm(
+        "squeue", "-h", "-r", "-t", "all", "-u", user, "-o", "%i|%T|%r|%k"
+    ).splitlines()
     out = {}
     for line in lines:
         fields = line.strip().split("|", 3)
@@ -57,7 +65,9 @@ def limits() -> tuple[int, int] | None:
         answer = slurm("scontrol", "show", "config")
     except (BadInput, Failed):
         return None
-    said = dict(re.findall(r"^(MaxArraySize|MaxJobCount)\s*=\s*(\d+)", answer, re.MULTILINE))
+    said = dict(
+        re.findall(r"^(MaxArraySize|MaxJobCount)\s*=\s*(\d+)", answer, re.MULTILINE)
+    )
     if len(said) != 2:
         return None
     return int(said["MaxArraySize"]) - 1, int(said["MaxJobCount"])
@@ -66,7 +76,9 @@ def limits() -> tuple[int, int] | None:
 def own_number() -> str:
     """Return this process's job number, 12_3 in an array. The last job of an array has SLURM_JOB_ID
     12, by which Slurm means all its jobs: a requeue of that would stop its neighbours."""
-    array, place = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    array, place = (
+        os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK")
+    )
     return f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
 
 
@@ -118,11 +130,15 @@ def nodes() -> list[Node]:
     for line in lines:
         name, limit, cpus, memory, gres, words = line.strip().split("|")
         # gres: "gpu:a100:4(S:0-1),gpu:2"; counts of other resources are passed over
-        gpus = sum(int(count) for count in re.findall(r"gpu(?::[^:,()\s]+)?:(\d+)", gres))
+        gpus = sum(
+            int(count) for count in re.findall(r"gpu(?::[^:,()\s]+)?:(\d+)", gres)
+        )
         sizes = (gpus, _count(cpus), _count(memory))
         features = frozenset(words.split(",")) - {"(null)"}
         # sinfo marks the default partition with a star
-        node = Node(name.rstrip("*"), name.endswith("*"), _slurm_time(limit), sizes, features)
+        node = Node(
+            name.rstrip("*"), name.endswith("*"), _slurm_time(limit), sizes, features
+        )
         out.append(node)
     return out
 

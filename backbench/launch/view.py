@@ -15,7 +15,15 @@ from backbench.launch.slurm_client import Queued, queue
 from backbench.runs.run_progress import read_progress, seconds
 
 StateName = Literal[
-    "done", "running", "queued", "waiting", "blocked", "failed", "cancelled", "stopped", "lost"
+    "done",
+    "running",
+    "queued",
+    "waiting",
+    "blocked",
+    "failed",
+    "cancelled",
+    "stopped",
+    "lost",
 ]
 ACTIVE: tuple[StateName, ...] = ("running", "queued", "waiting")
 UNSUCCESSFUL: tuple[StateName, ...] = ("failed", "blocked", "cancelled", "lost")
@@ -26,7 +34,11 @@ _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 
 
 # Slurm's state of a job that ended without a word of its own -> State.cause
-_CAUSES = {"OUT_OF_MEMORY": "out of memory", "TIMEOUT": "out of time", "DEADLINE": "out of time"}
+_CAUSES = {
+    "OUT_OF_MEMORY": "out of memory",
+    "TIMEOUT": "out of time",
+    "DEADLINE": "out of time",
+}
 _CAUSES |= {"NODE_FAIL": "node failed", "BOOT_FAIL": "node failed"}
 
 
@@ -50,11 +62,15 @@ class Snapshot:
         self.statuses = ledger.statuses()
         self.queue: dict[str, Queued] = {}
         self.trouble = ""  # why Slurm was asked and did not answer
-        self.unnumbered: list[Submission] = []  # on record without numbers, on Slurm with these
+        self.unnumbered: list[
+            Submission
+        ] = []  # on record without numbers, on Slurm with these
         self.pool = ledger.pool()
         # Slurm is asked only where it may have something to say: where all is over, a look is fast,
         # and needs no Slurm
-        open_arrays: dict[str, Submission] = {}  # with a job that has not written down its end
+        open_arrays: dict[
+            str, Submission
+        ] = {}  # with a job that has not written down its end
         for name, record in self.records.items():
             over = self.status(name)["state"] in ("done", "failed", "cancelled")
             if record.submission.kind == "slurm" and not over:
@@ -73,7 +89,9 @@ class Snapshot:
                 self._state(name)
         except RecursionError:
             chain = "hundreds of jobs, each before the one that it needs, which no grid writes"
-            raise BadInput(f"{ledger.root}/submissions: {chain}; remove that record") from None
+            raise BadInput(
+                f"{ledger.root}/submissions: {chain}; remove that record"
+            ) from None
 
     def active_ids(self) -> dict[str, str]:
         """Return job name -> Slurm's number, of the jobs that are on Slurm now."""
@@ -94,23 +112,33 @@ class Snapshot:
     def _recognise(self, submission: Submission) -> None:
         """Number, in memory, an array whose launcher died before it knew the numbers (`slurm.adopt`
         writes them). Slurm shows the submission's uid as the comment of every job."""
-        mine = [job_id for job_id, queued in self.queue.items() if queued.uid == submission.uid]
+        mine = [
+            job_id
+            for job_id, queued in self.queue.items()
+            if queued.uid == submission.uid
+        ]
         if not mine:
             return
         ids = mine[:1]  # submitit submits one job as itself, not as an array
-        if len(submission.jobs) > 1:  # by position: some may have ended and left the queue already
+        if (
+            len(submission.jobs) > 1
+        ):  # by position: some may have ended and left the queue already
             array = mine[0].split("_")[0]
             ids = [f"{array}_{i}" for i in range(len(submission.jobs))]
         numbered = dataclasses.replace(submission, ids=tuple(ids))
         self.unnumbered.append(numbered)
         for job, number in zip(submission.jobs, ids):
-            if self.records[job.name].submission is submission:  # not submitted again since
+            if (
+                self.records[job.name].submission is submission
+            ):  # not submitted again since
                 self.records[job.name] = Record(job, numbered, number)
 
     def _state(self, name: str) -> State:
         """Return the state of one job; those that it needs are looked at first, each once."""
         if name not in self.states:
-            self.states[name] = State("waiting")  # a circle cannot be, but must not hang
+            self.states[name] = State(
+                "waiting"
+            )  # a circle cannot be, but must not hang
             state = self._by_rules(self.records[name])
             if state.name == "running" and not state.detail:
                 state = State("running", _progress(self.ledger.runs / name))
@@ -163,9 +191,13 @@ class Snapshot:
         if record.submission.kind != "slurm":
             return State("lost", "its launcher ended first", "never started")
         if record.id is None:
-            return State("lost", "sbatch was not done with it, or failed", "not submitted")
+            return State(
+                "lost", "sbatch was not done with it, or failed", "not submitted"
+            )
         if self.ledger.wrapper_line(record) is None:
-            return State("lost", "Slurm knows it no longer and it wrote nothing", "forgotten")
+            return State(
+                "lost", "Slurm knows it no longer and it wrote nothing", "forgotten"
+            )
         return State("lost", "", "never started")
 
     def _state_on_slurm(self, record: Record, was: str) -> State | None:
@@ -176,7 +208,9 @@ class Snapshot:
             if record.submission.kind != "slurm" or not self.trouble or ended:
                 return None
             # Better than taking it for lost
-            return State("running" if was == "running" else "queued", "squeue does not answer")
+            return State(
+                "running" if was == "running" else "queued", "squeue does not answer"
+            )
         if queued.state in _PENDING:
             if "Dependency" in queued.reason:
                 return State("waiting", self._waits_for(record.job))
@@ -185,12 +219,16 @@ class Snapshot:
             return None
         if queued.state in _RUNNING:
             return State("running")
-        if queued.state == "CANCELLED":  # by someone; or by Slurm, as its dependency never comes
+        if (
+            queued.state == "CANCELLED"
+        ):  # by someone; or by Slurm, as its dependency never comes
             return self._blocked(record.job) or State("cancelled")
         # Saved and in good order, but Slurm could not be told to start it again (a node without
         # scontrol): it only goes on
         if queued.state != "COMPLETED" and was not in ("stopped", "queued"):
-            cause = "never started" if was == "new" else _CAUSES.get(queued.state, "failed")
+            cause = (
+                "never started" if was == "new" else _CAUSES.get(queued.state, "failed")
+            )
             return State("lost", f"Slurm says {queued.state.lower()}", cause)
         return None
 
@@ -243,7 +281,16 @@ SILENT_S = 30.0  # a run writes its progress once a second
 
 def status_text(snapshot: Snapshot, width: int = 160) -> str:
     """Show the counts, every running and failed job, and one line per kind of the rest."""
-    order = ("running", "failed", "blocked", "lost", "cancelled", "stopped", "waiting", "queued")
+    order = (
+        "running",
+        "failed",
+        "blocked",
+        "lost",
+        "cancelled",
+        "stopped",
+        "waiting",
+        "queued",
+    )
     jobs: dict[str, list[str]] = {name: [] for name in (*order, "done")}
     for job, state in snapshot.states.items():
         jobs[state.name].append(job)
@@ -260,7 +307,9 @@ def status_text(snapshot: Snapshot, width: int = 160) -> str:
             lines.append(f"{name:9} ... and {len(jobs[name]) - MOST_ROWS} more")
     roots = Counter(snapshot.root_cause(job) for job in jobs["blocked"])
     for root, count in roots.most_common(MOST_ROWS):
-        lines.append(f"blocked   {count} behind {root}  {snapshot.states[root].name}"[:width])
+        lines.append(
+            f"blocked   {count} behind {root}  {snapshot.states[root].name}"[:width]
+        )
     for name in ("waiting", "queued", "stopped"):
         kinds = Counter(snapshot.records[job].job.like for job in jobs[name])
         for like, count in kinds.most_common(MOST_KINDS):
@@ -275,7 +324,9 @@ def _detail(snapshot: Snapshot, name: str) -> str:
         return state.detail
     record = snapshot.records[name]
     last = snapshot.ledger.last_line(record.job)
-    if state.name == "lost" and last is None:  # its command never ran: what Slurm's script said
+    if (
+        state.name == "lost" and last is None
+    ):  # its command never ran: what Slurm's script said
         last = snapshot.ledger.wrapper_line(record)
     if not last or last in state.detail:
         return state.detail

@@ -14,7 +14,13 @@ from pathlib import Path
 from backbench.board.board import Board, collect
 from backbench.errors import BadInput, nearest
 from backbench.launch.grid import Grid, read_grid
-from backbench.papers import judge, judging_rules, printed_recipes, published, timm_scores
+from backbench.papers import (
+    judge,
+    judging_rules,
+    printed_recipes,
+    published,
+    timm_scores,
+)
 from backbench.papers.judge import Judged
 from backbench.papers.published import Published
 from backbench.recipes import config
@@ -46,11 +52,15 @@ class PrintedItem:
     def numbers(self) -> tuple[Published, ...]:
         """The numbers printed there, in their order."""
         start = f"{self.prints}:"
-        return tuple(number for number in published.rows() if number.key.startswith(start))
+        return tuple(
+            number for number in published.rows() if number.key.startswith(start)
+        )
 
     def why_not(self, number: Published) -> str | None:
         """The one word for why a number cannot be judged; None where it can."""
-        return judging_rules.reason(number) or (None if number.key in self.keys else UNEXPECTED)
+        return judging_rules.reason(number) or (
+            None if number.key in self.keys else UNEXPECTED
+        )
 
     @property
     def in_command(self) -> str:
@@ -84,11 +94,17 @@ def items() -> tuple[PrintedItem, ...]:
             continue
         grid = read_grid(name)
         if grid.prints is None:
-            raise BadInput(f"grid {name}: add `prints: PAPER:TABLE`, the table or figure it makes")
+            raise BadInput(
+                f"grid {name}: add `prints: PAPER:TABLE`, the table or figure it makes"
+            )
         keys: list[list[str]] = []
         for sweep in printed_recipes.sweeps(grid):
-            keys += [printed_recipes.expected_by(sweep, point) for point in sweep.points()]
-        item = PrintedItem(grid.prints, grid, frozenset(itertools.chain(*keys)), len(keys))
+            keys += [
+                printed_recipes.expected_by(sweep, point) for point in sweep.points()
+            ]
+        item = PrintedItem(
+            grid.prints, grid, frozenset(itertools.chain(*keys)), len(keys)
+        )
         table = grid.prints.partition(":")[2]
         found.append((PAPERS.index(paper), table.startswith("fig."), table, item))
     return tuple(item for *_, item in sorted(found, key=lambda one: one[:3]))
@@ -96,7 +112,9 @@ def items() -> tuple[PrintedItem, ...]:
 
 def find(text: str) -> PrintedItem:
     """The item named `lorac:2`, `arb:fig.7`, or by its grid. BadInput with the nearest name."""
-    named = {item.prints: item for item in items()} | {item.grid.name: item for item in items()}
+    named = {item.prints: item for item in items()} | {
+        item.grid.name: item for item in items()
+    }
     if text.lower() not in named:
         raise BadInput(f"no table or figure '{text}'; {nearest(text.lower(), named)}")
     return named[text.lower()]
@@ -150,7 +168,9 @@ def name_of(number: Published) -> NumberName:
 def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
     """Group printed numbers by source: papers' tables, csv files, pages of public checkpoints."""
     counts = coverage()
-    found = [PrintedSource("papers", counts.total(), counts[None], len(by_number(judged)))]
+    found = [
+        PrintedSource("papers", counts.total(), counts[None], len(by_number(judged)))
+    ]
     # 1. The counts of right images; measured are those of a row by the model's own classifier
     own = set()
     for cell in board.cells.values():
@@ -162,7 +182,10 @@ def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
                     "recipe": {"rule": str(rule)},
                 }:
                     own.add((result.name, size, result.dataset, rule))
-    for name, scores in (("timm", timm_scores.scores()), ("testbed", timm_scores.testbed())):
+    for name, scores in (
+        ("timm", timm_scores.scores()),
+        ("testbed", timm_scores.testbed()),
+    ):
         judgeable = sum(not score.unlike for score in scores.values())
         count = sum((*key, score.printed.rule) in own for key, score in scores.items())
         found.append(PrintedSource(name, len(scores), judgeable, count))
@@ -209,7 +232,9 @@ def markdown(runs: Sequence[Path] = ()) -> str:
         "|---|---:|---:|---:|",
     ]
     for one in sources(board, judged):
-        lines.append(f"| {one.name} | {one.printed:,} | {one.judgeable:,} | {one.measured:,} |")
+        lines.append(
+            f"| {one.name} | {one.printed:,} | {one.judgeable:,} | {one.measured:,} |"
+        )
     lines += ["", "The papers' others:", ""]
     for why, count in counts.most_common():
         words = judging_rules.WHY.get(str(why), "no recipe expects it")
@@ -226,8 +251,12 @@ def markdown(runs: Sequence[Path] = ()) -> str:
                 lines.append(line)
         others = [n for n in without_grid() if n.paper.lower() == paper]
         for table in dict.fromkeys(n.table for n in others):
-            reasons = Counter(judging_rules.reason(n) for n in others if n.table == table)
-            lines.append(f"- {published.place_in_paper(table)}, no grid ({_counted(reasons)})")
+            reasons = Counter(
+                judging_rules.reason(n) for n in others if n.table == table
+            )
+            lines.append(
+                f"- {published.place_in_paper(table)}, no grid ({_counted(reasons)})"
+            )
         lines.append("")
     return "\n".join(lines)
 

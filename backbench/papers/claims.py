@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from backbench.board.board import Board, Cell, Column, Measurement, Row, difference, predictions
+from backbench.board.board import (
+    Board,
+    Cell,
+    Column,
+    Measurement,
+    Row,
+    difference,
+    predictions,
+)
 from backbench.papers import judging_rules
 from backbench.papers.judge import Judged
 from backbench.papers.judging_rules import as_measured, column_of
@@ -47,7 +55,9 @@ class Claim:
         return f"{text}: {self.verdict}"
 
 
-def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged]) -> list[Claim]:
+def of_table(
+    numbers: Sequence[Published], board: Board, judged: Sequence[Judged]
+) -> list[Claim]:
     """Return the claims of a table; equal numbers claim nothing. A trunk that is not the printed
     one by its verdict in `judged` proves nothing about it."""
     columns: dict[tuple[str, str, str], list[Published]] = {}
@@ -82,13 +92,22 @@ def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged
     # 3. A test for each claim that is measured
     claims: list[Claim] = []
     tested: list[tuple[int, Difference]] = []
-    for pair in itertools.chain(*(itertools.combinations(c, 2) for c in columns.values())):
+    for pair in itertools.chain(
+        *(itertools.combinations(c, 2) for c in columns.values())
+    ):
         worse, better = sorted(pair, key=lambda n: as_measured(n).value)
         if as_measured(worse).value == as_measured(better).value:
             continue
         claims.append(Claim(better, worse, NOT_MEASURED))
-        a, b = (cells.get((n.key, n.task, n.dataset, n.metric)) for n in (better, worse))
-        if a is not None and b is not None and a.value is not None and b.value is not None:
+        a, b = (
+            cells.get((n.key, n.task, n.dataset, n.metric)) for n in (better, worse)
+        )
+        if (
+            a is not None
+            and b is not None
+            and a.value is not None
+            and b.value is not None
+        ):
             gap = difference(together, column_of(better), a, b)
             if gap is not None:
                 tested.append((len(claims) - 1, gap))
@@ -118,14 +137,20 @@ def _cell(one: Judged, board: Board) -> Cell | None:
 def counted(claims: Sequence[Claim]) -> str:
     """195 claims: 12 hold, 1 reversed, 3 cannot be told apart, 179 not measured."""
     count = Counter(claim.verdict for claim in claims)
-    words = [f"{count[word]} {'hold' if word == HOLDS else word}" for word in ORDER if count[word]]
+    words = [
+        f"{count[word]} {'hold' if word == HOLDS else word}"
+        for word in ORDER
+        if count[word]
+    ]
     return f"{len(claims)} claims: {', '.join(words)}"
 
 
 def on_page(board: Board, judged: Sequence[Judged]) -> list[str]:
     """For each table with a measured claim: their count, and those that are reversed."""
     lines = []
-    for start in dict.fromkeys(one.key.rsplit(":", one.key.count(":") - 1)[0] for one in judged):
+    for start in dict.fromkeys(
+        one.key.rsplit(":", one.key.count(":") - 1)[0] for one in judged
+    ):
         numbers = [n for n in rows() if n.key.startswith(f"{start}:")]
         claims = of_table(numbers, board, judged)
         if any(claim.verdict != NOT_MEASURED for claim in claims):

@@ -48,11 +48,19 @@ class Judged:
     ci95: tuple[float, float] | None
     tolerance: float
     hardware: str
-    other_trunk: tuple[str, ...] = ()  # how the measured trunk differs from the printed one
-    way: str = ""  # how its pretraining differs from the paper's letter (recipes/fast.py)
-    changed: tuple[str, ...] = ()  # keys of the recipe that are not those of the number's
+    other_trunk: tuple[
+        str, ...
+    ] = ()  # how the measured trunk differs from the printed one
+    way: str = (
+        ""  # how its pretraining differs from the paper's letter (recipes/fast.py)
+    )
+    changed: tuple[
+        str, ...
+    ] = ()  # keys of the recipe that are not those of the number's
     rows: tuple[Row, ...] = ()
-    by_recipe: bool = True  # False: the checkpoint has no recipe, so its word is all there is
+    by_recipe: bool = (
+        True  # False: the checkpoint has no recipe, so its word is all there is
+    )
 
     @property
     def verdict(self) -> str:
@@ -61,7 +69,11 @@ class Judged:
             return "another"
         if self.changed:
             return "changed"
-        return "within" if abs(self.measured - self.published) <= self.tolerance else "outside"
+        return (
+            "within"
+            if abs(self.measured - self.published) <= self.tolerance
+            else "outside"
+        )
 
     @property
     def within(self) -> bool:
@@ -83,10 +95,20 @@ class Judged:
 
     def on_page(self) -> dict[str, object]:
         """The fields that page_sections.js reads."""
-        low, high = (None, None) if self.ci95 is None else (round(end, 4) for end in self.ci95)
+        low, high = (
+            (None, None) if self.ci95 is None else (round(end, 4) for end in self.ci95)
+        )
         about = {"name": self.row.name, "column": self.column.name, "key": self.key}
-        numbers = {"measured": round(self.measured, 4), "published": self.published, "low": low}
-        said = {"verdict": self.verdict, "said": self.verdict_and_way, "others": self.notes}
+        numbers = {
+            "measured": round(self.measured, 4),
+            "published": self.published,
+            "low": low,
+        }
+        said = {
+            "verdict": self.verdict,
+            "said": self.verdict_and_way,
+            "others": self.notes,
+        }
         numbers |= {"high": high, "tolerance": self.tolerance}
         return {**about, **numbers, **said, "hardware": self.hardware}
 
@@ -121,7 +143,11 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
     for file in files:
         about = header.about(file)
         digest, provenance = about.get("digest"), about.get("provenance")
-        if isinstance(digest, str) and digest in keys and isinstance(provenance, Mapping):
+        if (
+            isinstance(digest, str)
+            and digest in keys
+            and isinstance(provenance, Mapping)
+        ):
             keys[digest].update(published.expected_keys_in(provenance))
             if way := fast.word(fast.of_trunk(provenance)):
                 board.ways[digest] = way
@@ -158,7 +184,9 @@ def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
         if verdict is not None:
             recipe = board.recipes.get(row.checkpoint)
             # Without a recipe nobody knows that two checkpoints are seeds of one training
-            alike = recipe and protocol_fingerprints.digest(printed_recipes.settings(recipe))
+            alike = recipe and protocol_fingerprints.digest(
+                printed_recipes.settings(recipe)
+            )
             what = (number.key, verdict.column, alike or row.checkpoint, verdict.way)
             _, seeds = judged.setdefault((*what, verdict.other_trunk), (number, []))
             seeds.append(verdict)
@@ -190,16 +218,25 @@ def _judge(board: Board, row: Row, number: Published) -> Judged | None:
     if cell is None or cell.value is None or tolerance is None:
         return None
     recipe = board.recipes.get(row.checkpoint)
-    hardware = {str(result.origin.get("hardware", "unknown")) for result, _ in cell.parts}
+    hardware = {
+        str(result.origin.get("hardware", "unknown")) for result, _ in cell.parts
+    }
     of = judging_rules.as_measured(number).value, cell.value, cell.ci95, tolerance
-    made_on = ", ".join(sorted(hardware)) or "-"  # a mean of other cells has no hardware
+    made_on = (
+        ", ".join(sorted(hardware)) or "-"
+    )  # a mean of other cells has no hardware
     return Judged(
-        row, column, number.key, *of, made_on,
+        row,
+        column,
+        number.key,
+        *of,
+        made_on,
         other_trunk=_trunk_differences(row, cell, number),
         way=board.ways.get(row.checkpoint, ""),
         changed=printed_recipes.changes(recipe, number.key) if recipe else (),
-        rows=(row,), by_recipe=recipe is not None,
-    )  # fmt: skip
+        rows=(row,),
+        by_recipe=recipe is not None,
+    )
 
 
 def _trunk_differences(row: Row, cell: Cell, number: Published) -> tuple[str, ...]:

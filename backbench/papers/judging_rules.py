@@ -48,15 +48,22 @@ _CIFAR = ("cifar10", "cifar100")
 def _own_probe_of(method: str) -> tuple[ScoredBy, ...]:
     """The probe that a paper states for its method; its baselines are scored by it too."""
     by_dataset = own_probe.BY_METHOD[method].items()
-    return tuple(ScoredBy(protocol=probe, datasets=(name,)) for name, probe in by_dataset)
+    return tuple(
+        ScoredBy(protocol=probe, datasets=(name,)) for name, probe in by_dataset
+    )
 
 
-_ARB = (ScoredBy(protocol="knn_cifar", datasets=_CIFAR, task="knn"), *_own_probe_of("arb"))
+_ARB = (
+    ScoredBy(protocol="knn_cifar", datasets=_CIFAR, task="knn"),
+    *_own_probe_of("arb"),
+)
 _CLLR = (
     # "We adopt the projection result L Phi(x) for feature extraction" (Section 4)
     ScoredBy(protocol="cllr_cifar_lphi", datasets=_CIFAR, models=("CLLR",)),
     ScoredBy(protocol="cllr_stl10_lphi", datasets=("stl10",), models=("CLLR",)),
-    ScoredBy(protocol="cllr_imagenet100_lphi", datasets=("imagenet100",), models=("CLLR",)),
+    ScoredBy(
+        protocol="cllr_imagenet100_lphi", datasets=("imagenet100",), models=("CLLR",)
+    ),
     *_own_probe_of("cllr"),
 )
 # (paper, table) -> the rules for its rows; the first rule that fits counts. Table "" stands for all
@@ -101,7 +108,11 @@ def recipe(number: Published) -> str | None:
         return None
     for rule in _SCORED.get((number.paper, number.table)) or _SCORED[number.paper, ""]:
         of_set = not rule.datasets or number.dataset in rule.datasets
-        if number.model.startswith(rule.models) and of_set and rule.task in ("", number.task):
+        if (
+            number.model.startswith(rule.models)
+            and of_set
+            and rule.task in ("", number.task)
+        ):
             return rule.protocol
     raise AssertionError(f"nothing scores {number.key} on {number.dataset}")
 
@@ -171,5 +182,7 @@ def tolerance(number: Published, trainings: int = 1) -> float | None:
     spread = [n.value for n in lookup(number.key) if n.metric == f"{number.metric}_std"]
     if allowed is None or not spread:
         return allowed
-    by_trials = confidence.t_quantile(_TRIALS - 1) * (1 / _TRIALS + 1 / trainings) ** 0.5
+    by_trials = (
+        confidence.t_quantile(_TRIALS - 1) * (1 / _TRIALS + 1 / trainings) ** 0.5
+    )
     return max(allowed, round(by_trials * spread[0], 2))

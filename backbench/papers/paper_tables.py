@@ -70,7 +70,9 @@ class Form(NamedTuple):
     undefined: str  # measured, without a value
 
     def number(self, value: float | None, mark: str | None) -> str:
-        return self.marks.get(mark, "{}").format(text_of(value, ".1f", missing=self.missing))
+        return self.marks.get(mark, "{}").format(
+            text_of(value, ".1f", missing=self.missing)
+        )
 
 
 LATEX = Form(
@@ -116,7 +118,11 @@ class TableColumn:
         """True where `column` is this one by some protocol, on the task's usual split."""
         usual = self.split or TASKS[self.task].split
         split = column.split or column_keys.USUAL_SPLIT
-        return (column.task, column.dataset, column.metric) == self.key and split == usual
+        return (
+            column.task,
+            column.dataset,
+            column.metric,
+        ) == self.key and split == usual
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,11 @@ class PaperTable:
 
     def numbers(self) -> list[published.Published]:
         """The printed numbers, in the paper's order."""
-        return [n for n in published.rows() if (n.paper, n.table) == (self.paper, self.table)]
+        return [
+            n
+            for n in published.rows()
+            if (n.paper, n.table) == (self.paper, self.table)
+        ]
 
 
 def _dataset_heading(dataset: str) -> str:
@@ -170,12 +180,16 @@ def _column(n: published.Published) -> TableColumn:
         group = f"{task.percent}% labels"
     elif n.dataset == "imagenet" and n.paper in ("LORAC", "JCL"):
         group = ""
-    return TableColumn(group, heading, n.task, n.dataset, measured.metric, measured.split)
+    return TableColumn(
+        group, heading, n.task, n.dataset, measured.metric, measured.split
+    )
 
 
 def tables() -> list[PaperTable]:
     """Every table that prints scores, in the order of published.csv."""
-    columns: dict[tuple[str, str], dict[TableColumn, None]] = {}  # the inner ones as sets
+    columns: dict[
+        tuple[str, str], dict[TableColumn, None]
+    ] = {}  # the inner ones as sets
     for n in published.rows():
         if judging_rules.reason(n) not in judging_rules.NO_SCORES:
             columns.setdefault((n.paper, n.table), {})[_column(n)] = None
@@ -200,7 +214,9 @@ class TableLine:
     marks: Sequence[str | None]  # those of board.standing
 
 
-Columns = Sequence[Column | None]  # one for each TableColumn; None where no measured column fits
+Columns = Sequence[
+    Column | None
+]  # one for each TableColumn; None where no measured column fits
 
 
 def protocol_sets(board: Board, table: PaperTable) -> list[tuple[Column | None, ...]]:
@@ -210,13 +226,17 @@ def protocol_sets(board: Board, table: PaperTable) -> list[tuple[Column | None, 
     for column in board.measured_columns():
         for wanted in table.columns:
             if wanted.fits(column):
-                fitting.setdefault((column.protocol, column.engine), {})[wanted] = column
+                fitting.setdefault((column.protocol, column.engine), {})[wanted] = (
+                    column
+                )
     papers_own = {(c.protocol, c.engine) for c in map(column_of, table.numbers())}
 
     # A table of several datasets has a protocol for each: of the paper's own protocols, those that
     # fill different columns stand side by side.
     sets: list[dict[TableColumn, Column]] = []
-    for way in sorted(fitting, key=lambda way: (way not in papers_own, way[0], way[1] or "")):
+    for way in sorted(
+        fitting, key=lambda way: (way not in papers_own, way[0], way[1] or "")
+    ):
         columns = fitting[way]
         beside = [one for one in sets if way in papers_own and not one.keys() & columns]
         if beside:
@@ -235,9 +255,14 @@ def measured_lines(board: Board, columns: Columns) -> list[TableLine]:
         for n, column in enumerate(columns):
             cell = None if column is None else board.cell(row, column)
             if column is not None and cell is not None:
-                values[n], marks[n] = cell.value, standing(board, column).get(row.checkpoint)
+                values[n], marks[n] = (
+                    cell.value,
+                    standing(board, column).get(row.checkpoint),
+                )
         if any(value is not None for value in values):
-            lines.append(TableLine(replace(row, name=labels[row.checkpoint]), values, marks))
+            lines.append(
+                TableLine(replace(row, name=labels[row.checkpoint]), values, marks)
+            )
     return lines
 
 
@@ -263,7 +288,10 @@ def published_lines(table: PaperTable) -> list[TableLine]:
 
 def _protocols_of(columns: Columns) -> str:
     """The protocols by which the measured rows of a table were made."""
-    used = {joined(" + ", column.protocol, column.engine) for column in filter(None, columns)}
+    used = {
+        joined(" + ", column.protocol, column.engine)
+        for column in filter(None, columns)
+    }
     return ", ".join(sorted(used))
 
 
@@ -289,9 +317,13 @@ def write(
                 name += "_" + published.slug(joined("-", first.protocol, first.engine))
             lines = measured_lines(board, columns)
             if latex:
-                atomic.write_text(latex / f"{name}.tex", to_latex(table, columns, lines))
+                atomic.write_text(
+                    latex / f"{name}.tex", to_latex(table, columns, lines)
+                )
             if markdown:
-                atomic.write_text(markdown / f"{name}.md", to_markdown(table, columns, lines))
+                atomic.write_text(
+                    markdown / f"{name}.md", to_markdown(table, columns, lines)
+                )
     if latex:
         atomic.write_text(latex / "board.tex", board_to_latex(board))
     if markdown:
@@ -314,12 +346,18 @@ def to_latex(table: PaperTable, columns: Columns, measured: Sequence[TableLine])
     # Columns of one group are neighbours, so a heading spans as many columns as bear its name.
     groups = Counter(column.group for column in table.columns)
     if any(groups):
-        above = [rf"\multicolumn{{{n}}}{{c}}{{{_latex(group)}}}" for group, n in groups.items()]
+        above = [
+            rf"\multicolumn{{{n}}}{{c}}{{{_latex(group)}}}"
+            for group, n in groups.items()
+        ]
         heads.append(" & & " + _ampersands(above))
     names = [_latex(column.heading) for column in table.columns]
     heads.append(_ampersands(["Model", "Epochs", *names]))
     body = [rf"{across}{{\emph{{Published}} ({table.where.replace(' ', ', ', 1)})}} \\"]
-    body += [_ampersands([*w, *numbers]) for w, numbers in _cells(published_lines(table), LATEX)]
+    body += [
+        _ampersands([*w, *numbers])
+        for w, numbers in _cells(published_lines(table), LATEX)
+    ]
     body += [r"\midrule", rf"{across}{{\emph{{Measured}}}} \\"]
     body += [_ampersands([*w, *numbers]) for w, numbers in _cells(measured, LATEX)]
     if not measured:
@@ -329,7 +367,9 @@ def to_latex(table: PaperTable, columns: Columns, measured: Sequence[TableLine])
     return _latex_table([comment], heads, body, **of)
 
 
-def to_markdown(table: PaperTable, columns: Columns, measured: Sequence[TableLine]) -> str:
+def to_markdown(
+    table: PaperTable, columns: Columns, measured: Sequence[TableLine]
+) -> str:
     """A pipe table with the same lines."""
     heads = {"Model": "---", "Epochs": "---:", "Source": "---"}
     for column in table.columns:
@@ -347,11 +387,16 @@ def to_markdown(table: PaperTable, columns: Columns, measured: Sequence[TableLin
     return "\n".join([title, "", *pipe_table(heads, rows), "", note]) + "\n"
 
 
-def _cells(lines: Sequence[TableLine], form: Form) -> Iterator[tuple[list[str], list[str]]]:
+def _cells(
+    lines: Sequence[TableLine], form: Form
+) -> Iterator[tuple[list[str], list[str]]]:
     """(name and epochs, numbers) of each line."""
     for line in lines:
         epochs = text_of(line.row.epochs, "d", missing=form.missing)
-        yield [form.escaped(line.row.name), epochs], list(map(form.number, line.values, line.marks))
+        yield (
+            [form.escaped(line.row.name), epochs],
+            list(map(form.number, line.values, line.marks)),
+        )
 
 
 def _latex_table(
@@ -359,7 +404,11 @@ def _latex_table(
 ) -> str:
     """A booktabs table `of` a caption, a label and a form of columns."""
     begin = [r"\begin{table}[t]", r"\centering", rf"\caption{{{of['caption']}}}"]
-    begin += [rf"\label{{tab:{of['label']}}}", rf"\begin{{tabular}}{{{of['form']}}}", r"\toprule"]
+    begin += [
+        rf"\label{{tab:{of['label']}}}",
+        rf"\begin{{tabular}}{{{of['form']}}}",
+        r"\toprule",
+    ]
     end = [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
     return "\n".join([*comments, *begin, *heads, r"\midrule", *body, *end]) + "\n"
 
@@ -370,7 +419,10 @@ def _ampersands(cells: Sequence[str]) -> str:
 
 def _legend(marks: Container[str | None]) -> str:
     """The meaning of each mark that a LaTeX table has."""
-    ring, dagger = RING.replace("°", r"$^\circ$"), UNFINISHED.replace("†", r"$^\dagger$")
+    ring, dagger = (
+        RING.replace("°", r"$^\circ$"),
+        UNFINISHED.replace("†", r"$^\dagger$"),
+    )
     meanings = ((BEST, BOLD), (TIED, ITALIC), (ONCE, ring), (UNSETTLED, dagger))
     return "".join(f" {words}" for mark, words in meanings if mark in marks)
 
@@ -389,7 +441,9 @@ def board_to_latex(board: Board) -> str:
     comments = ["% made by backbench leaderboard --latex"]
     comments += [f"% column {n}: {column.name}" for n, column in enumerate(columns, 1)]
     used = {mark for column in columns for mark in standing(board, column).values()}
-    caption = rf"Measured values in \%, with half of their 95\% intervals.{_legend(used)}"
+    caption = (
+        rf"Measured values in \%, with half of their 95\% intervals.{_legend(used)}"
+    )
     form = "l" + "c" * len(columns)
     of = {"caption": caption, "label": "board", "form": form}
     return _latex_table(comments, [_ampersands(heads)], body, **of)
@@ -409,9 +463,16 @@ def board_page(board: Board, sets: Sequence[Overall]) -> str:
             ranks.append([*known, f"**{name}**" if place.group == 1 else name])
         numbers = ["rank", "95% interval", "average rank", "wins %", "columns"]
         heads = {**dict.fromkeys(numbers, "---:"), "checkpoint": "---"}
-        lines += [f"Ranks over {of.title}, {of.basis}:", "", *pipe_table(heads, ranks), ""]
+        lines += [
+            f"Ranks over {of.title}, {of.basis}:",
+            "",
+            *pipe_table(heads, ranks),
+            "",
+        ]
     heads = {"checkpoint": "---"}
-    heads |= dict.fromkeys((escaped(" ".join(words)) for words in headings(columns)), "---:")
+    heads |= dict.fromkeys(
+        (escaped(" ".join(words)) for words in headings(columns)), "---:"
+    )
     settled = all(cell.settled for cell in board.cells.values())
     dagger = "" if settled else f" {UNFINISHED}"
     lines += [*pipe_table(heads, _board_cells(board, columns, MARKDOWN)), ""]
@@ -431,13 +492,18 @@ def headings(columns: Sequence[Column]) -> list[tuple[str, ...]]:
     return [(*head, by) if count[head] > 1 else head for head, by in zip(out, how)]
 
 
-def _board_cells(board: Board, columns: Sequence[Column], form: Form) -> Iterator[list[str]]:
+def _board_cells(
+    board: Board, columns: Sequence[Column], form: Form
+) -> Iterator[list[str]]:
     """Each measured row: its name, and 71.2 ±0.8 for each column."""
     labels = board.labels()
     for row in board.measured_rows:
         cells = [form.escaped(labels[row.checkpoint])]
         for column in columns:
-            cell, mark = board.cell(row, column), standing(board, column).get(row.checkpoint)
+            cell, mark = (
+                board.cell(row, column),
+                standing(board, column).get(row.checkpoint),
+            )
             if cell is None or cell.value is None:
                 cells.append("" if cell is None else form.undefined)
                 continue
@@ -456,12 +522,26 @@ def reproduction_page(judged: Sequence[Judged]) -> str:
             "No checkpoint here names a published row by a protocol that was run: "
             "nothing was judged.\n"
         )
-    heads = ("checkpoint", "column", "published row", "published", "measured", "95% interval",
-             "tolerance", "verdict", "hardware")  # fmt: skip
+    heads = (
+        "checkpoint",
+        "column",
+        "published row",
+        "published",
+        "measured",
+        "95% interval",
+        "tolerance",
+        "verdict",
+        "hardware",
+    )
     rows = []
     for j in judged:
         names = [escaped(j.row.name), escaped(j.column.name), escaped(j.key)]
-        numbers = [f"{j.published:g}", f"{j.measured:.2f}", from_to(j.ci95), f"{j.tolerance:g}"]
+        numbers = [
+            f"{j.published:g}",
+            f"{j.measured:.2f}",
+            from_to(j.ci95),
+            f"{j.tolerance:g}",
+        ]
         verdict = j.verdict_and_way if j.within else f"**{j.verdict_and_way}**"
         rows.append([*names, *numbers, verdict, escaped(j.hardware)])
     return "\n".join(pipe_table(dict.fromkeys(heads, "---"), rows)) + "\n"

@@ -16,8 +16,21 @@ from backbench.results.protocol_fingerprints import Leaves, leaves
 _SEED = "seed"
 # Keys that train no other trunk: names, seeds, how the run is fed and watched, the order of sums;
 # the last two are the word for `--fast` beside a verdict
-_FREE = {"name", "expected", "probe", _SEED, "save_minutes", "log_every", "knn_every", "channels_last",
-         "compile", "data.workers", "data.skip_corrupt", "precision", "views.pipeline"}  # fmt: skip
+_FREE = {
+    "name",
+    "expected",
+    "probe",
+    _SEED,
+    "save_minutes",
+    "log_every",
+    "knn_every",
+    "channels_last",
+    "compile",
+    "data.workers",
+    "data.skip_corrupt",
+    "precision",
+    "views.pipeline",
+}
 _CROPS, _METHOD = "views.crops", "method.name"
 
 
@@ -78,7 +91,11 @@ def settings(recipe: Mapping[str, Any]) -> Leaves:
         for name, group in defaults.items():
             above, _, part = name.partition(".")
             # A group that is written in part has its own defaults, not the method's
-            if above == method and part and any(k.startswith(f"{place}.{part}.") for k in found):
+            if (
+                above == method
+                and part
+                and any(k.startswith(f"{place}.{part}.") for k in found)
+            ):
                 found = _under(f"{place}.{part}", group) | found
     return {
         key: value
@@ -98,10 +115,14 @@ def changes(recipe: Mapping[str, Any], key: str) -> tuple[str, ...]:
     number = published.lookup(key)[0]
     unlike = []
     for other in _by_key(published.grid_name(number.paper, number.table)).get(key, []):
-        keys = sorted(k for k in own.keys() | other.keys() if own.get(k) != other.get(k))
+        keys = sorted(
+            k for k in own.keys() | other.keys() if own.get(k) != other.get(k)
+        )
         words = dict.fromkeys(key.rpartition(".")[2] for key in keys)
         if _METHOD in keys:  # another method has other keys
-            rest = [key.rpartition(".")[2] for key in keys if not key.startswith("method.")]
+            rest = [
+                key.rpartition(".")[2] for key in keys if not key.startswith("method.")
+            ]
             words = dict.fromkeys(["method", *rest])
         unlike.append(tuple(words))
     return min(unlike, key=len, default=())

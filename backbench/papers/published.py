@@ -61,7 +61,9 @@ def rows() -> tuple[Published, ...]:
     """Every published number, in the order of the papers' tables."""
     with FILE.open(newline="") as file:
         # A field that is empty is at its default
-        lines = [{name: v for name, v in line.items() if v} for line in csv.DictReader(file)]
+        lines = [
+            {name: v for name, v in line.items() if v} for line in csv.DictReader(file)
+        ]
     return tuple(TypeAdapter(list[Published]).validate_python(lines))
 
 

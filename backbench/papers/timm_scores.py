@@ -70,7 +70,9 @@ Scores = Mapping[tuple[str, int, str], PrintedScore]  # by (model, size, dataset
 def of_model(model: str, dataset: str) -> list[PrintedScore]:
     """A model's scores on a set, the smallest image size first."""
     printed = (*scores().values(), *testbed().values())
-    found = [score for score in printed if (score.model, score.dataset) == (model, dataset)]
+    found = [
+        score for score in printed if (score.model, score.dataset) == (model, dataset)
+    ]
     return sorted(found, key=lambda score: score.size)
 
 

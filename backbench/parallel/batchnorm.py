@@ -52,7 +52,16 @@ class GroupBatchNorm(_BatchNorm):
             kept = (self.running_mean, self.running_var)
             mean, variance = (None if old is None else old.clone() for old in kept)
             out.append(
-                F.batch_norm(part, mean, variance, self.weight, self.bias, True, momentum, self.eps)
+                F.batch_norm(
+                    part,
+                    mean,
+                    variance,
+                    self.weight,
+                    self.bias,
+                    True,
+                    momentum,
+                    self.eps,
+                )
             )
             if mean is not None and variance is not None:
                 means.append(mean)
@@ -83,7 +92,9 @@ def _over_ranks(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> T
     GPU torch's kernels; on a CPU mean and then centred variance are summed over ranks."""
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
-    return _on_gpu(layer, input, ranks) if input.is_cuda else _on_cpu(layer, input, ranks)
+    return (
+        _on_gpu(layer, input, ranks) if input.is_cuda else _on_cpu(layer, input, ranks)
+    )
 
 
 class _OfEqualCounts(_TorchSyncBatchNorm):
@@ -118,7 +129,9 @@ class _OfEqualCounts(_TorchSyncBatchNorm):
         mean, inverse = torch.batch_norm_gather_stats_with_counts(
             input, means, inverses, running_mean, running_var, momentum, eps, counts
         )
-        ctx.save_for_backward(input, weight, mean, inverse, counts[:, None].to(torch.int32))
+        ctx.save_for_backward(
+            input, weight, mean, inverse, counts[:, None].to(torch.int32)
+        )
         ctx.process_group = ranks
         return torch.batch_norm_elemt(input, weight, bias, mean, inverse, eps)
 
@@ -141,7 +154,9 @@ def _on_cpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tenso
     shape = [1, -1] + [1] * (input.dim() - 2)
     count = input.numel() // input.shape[1] * ranks.size()
     with torch.autocast(input.device.type, enabled=False):
-        x = input.double()  # as exact as torch's CPU kernel, which accumulates in double
+        x = (
+            input.double()
+        )  # as exact as torch's CPU kernel, which accumulates in double
         # 1. mean_c = 1/n sum over ranks, samples and places of x
         mean = distributed.sum_among(x.sum(axes), ranks) / count
         # 2. variance_c = 1/n sum of (x - mean)^2, in a second exchange: one exchange of the
@@ -172,7 +187,10 @@ def _replace_batchnorm(module: nn.Module, cls: type[_BatchNorm]) -> nn.Module:
         new = cls(module.num_features, module.eps, *kept)
         new.weight, new.bias = module.weight, module.bias
         new.running_mean, new.running_var = module.running_mean, module.running_var
-        new.num_batches_tracked, new.training = module.num_batches_tracked, module.training
+        new.num_batches_tracked, new.training = (
+            module.num_batches_tracked,
+            module.training,
+        )
         return new
     for name, child in module.named_children():
         setattr(module, name, _replace_batchnorm(child, cls))
@@ -197,7 +215,9 @@ def convert_group_batchnorm(module: nn.Module, groups: int | None) -> nn.Module:
 
 def groups_of(module: nn.Module) -> set[int | None]:
     """The numbers of groups that the GroupBatchNorm layers below `module` have."""
-    return {layer.groups for layer in module.modules() if isinstance(layer, GroupBatchNorm)}
+    return {
+        layer.groups for layer in module.modules() if isinstance(layer, GroupBatchNorm)
+    }
 
 
 @torch.no_grad()

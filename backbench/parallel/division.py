@@ -10,7 +10,9 @@ def check_batch(batch_size: int, ranks: int, accumulate: int) -> None:
     """BadInput unless every rank gets equally many images of every micro-batch."""
     parts = ranks * accumulate
     if parts < 1:
-        raise BadInput(f"{ranks} processes in all: --devices and --nodes must be at least 1")
+        raise BadInput(
+            f"{ranks} processes in all: --devices and --nodes must be at least 1"
+        )
     if batch_size % parts:
         nearest = max(1, round(batch_size / parts)) * parts
         split = f"{ranks} processes x {accumulate} accumulation steps"

@@ -49,7 +49,9 @@ class _Flag:
     """A lock-free stand-in for multiprocessing.Event: a killed worker cannot leave it locked."""
 
     def __init__(self) -> None:
-        self.byte = multiprocessing.RawValue("b", 0)  # in memory that all processes share
+        self.byte = multiprocessing.RawValue(
+            "b", 0
+        )  # in memory that all processes share
 
     def set(self) -> None:
         self.byte.value = 1
@@ -104,11 +106,15 @@ class WatchedBatches(Iterator[T]):
             return next(self.batches)
         except (ConnectionError, EOFError) as error:
             # Its files were closed before its death can be seen
-            raise RuntimeError("DataLoader worker (pid ?) exited unexpectedly") from error
+            raise RuntimeError(
+                "DataLoader worker (pid ?) exited unexpectedly"
+            ) from error
         finally:
             self._hear(signal.SIG_DFL)
 
-    def _hear(self, handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    def _hear(
+        self, handler: Callable[[int, FrameType | None], None] | signal.Handlers
+    ) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, handler)
 
@@ -124,7 +130,9 @@ class WholeBatches(Dataset[T | Unreadable]):
     """Turns lists of items into batches, or Unreadable. An error is a value: raised in a worker it
     would be a traceback's text, and other ranks would wait."""
 
-    def __init__(self, items: Dataset[object], collate: Callable[[list[Any]], T]) -> None:
+    def __init__(
+        self, items: Dataset[object], collate: Callable[[list[Any]], T]
+    ) -> None:
         self.items, self.collate = items, collate
 
     def __getitems__(self, keys: Sequence[object]) -> T | Unreadable:

@@ -42,16 +42,22 @@ def find_recipe(name: str | Path, kind: str) -> Path:
     """Find a recipe by path or by name under configs/<kind>; a variant's path is FILE.yaml/NAME."""
     path = Path(name)
     is_yaml = path.suffix in (".yaml", ".yml")
-    if (is_yaml and path.is_file()) or (path.parent.suffix == ".yaml" and path.parent.is_file()):
+    if (is_yaml and path.is_file()) or (
+        path.parent.suffix == ".yaml" and path.parent.is_file()
+    ):
         return path
     stem = str(name).removesuffix(".yaml")
     for beside in [configs_dir() / kind / stem, *([Path(stem)] if is_yaml else [])]:
         if (found := _file_or_variant(beside)) is not None:
             return found
     if path.is_file():
-        raise BadInput(f"{path}: recipes are .yaml files; give one, or a name under configs/{kind}")
+        raise BadInput(
+            f"{path}: recipes are .yaml files; give one, or a name under configs/{kind}"
+        )
     hint = nearest(stem, recipe_names(kind))
-    raise BadInput(f"no recipe '{name}' (neither a file nor a name under configs/{kind}); {hint}")
+    raise BadInput(
+        f"no recipe '{name}' (neither a file nor a name under configs/{kind}); {hint}"
+    )
 
 
 def recipe_names(kind: str) -> list[str]:
@@ -92,7 +98,9 @@ def _file_or_variant(stem: Path) -> Path | None:
         if stem.name in _variant_names(other, stem.name):
             families.append(other)
     if len(families) > 1:
-        raise BadInput(f"two families have a variant '{stem.name}': {families[0]}, {families[1]}")
+        raise BadInput(
+            f"two families have a variant '{stem.name}': {families[0]}, {families[1]}"
+        )
     return families[0] / stem.name if families else None
 
 
@@ -111,7 +119,9 @@ def _variant_names(file: Path, word: str = "") -> list[str]:
 def _variants(file: Path, *, trusted: bool) -> dict[str, Recipe]:
     """The file's `variants:`, name -> keys."""
     found = read_yaml(file, trusted=trusted).get("variants", {})
-    if not isinstance(found, dict) or not all(isinstance(v, dict) for v in found.values()):
+    if not isinstance(found, dict) or not all(
+        isinstance(v, dict) for v in found.values()
+    ):
         raise BadInput(f"{file}: `variants:` must map each name to its keys")
     return {str(name): keys for name, keys in found.items()}
 
@@ -126,9 +136,13 @@ def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
         raise BadInput(f"{path}: not readable as YAML: {error}") from None
     data = {} if data is None else data  # an empty file
     if not isinstance(data, dict):
-        raise BadInput(f"{path}: expected `key: value` lines, found {type(data).__name__}")
+        raise BadInput(
+            f"{path}: expected `key: value` lines, found {type(data).__name__}"
+        )
     if not trusted and (found := printable.control_below(data)):
-        raise BadInput(f"{path}: '{found[0]}' holds the control character {found[1]}; leave it out")
+        raise BadInput(
+            f"{path}: '{found[0]}' holds the control character {found[1]}; leave it out"
+        )
     return {str(k): v for k, v in data.items()}
 
 
@@ -206,7 +220,9 @@ class _Bases:
                 continue
             name = Path(base.removesuffix(".yaml")).expanduser()
             stem = (family or path).parent / name
-            shipped = configs_dir() / "transfer" / name  # for a recipe of one's own, anywhere
+            shipped = (
+                configs_dir() / "transfer" / name
+            )  # for a recipe of one's own, anywhere
             file = _file_or_variant(stem)
             if file is None or file.resolve() == path:
                 file = _file_or_variant(shipped) or file
@@ -240,7 +256,9 @@ def apply_overrides(recipe: Mapping[str, Value], overrides: Sequence[str]) -> Re
         if not equals or not all(names):
             raise BadInput(f"override '{text}': expected key=value, as in optim.lr=0.1")
         if found := printable.control_in(text):
-            raise BadInput(f"override {ascii(text)[:80]} holds the control character {found}")
+            raise BadInput(
+                f"override {ascii(text)[:80]} holds the control character {found}"
+            )
         try:
             tree = yamls.decode(value)
         except ValueError as error:
@@ -254,7 +272,9 @@ def apply_overrides(recipe: Mapping[str, Value], overrides: Sequence[str]) -> Re
 # --- types ---
 
 
-def load(cls: type[T], recipe: str | Path, overrides: Sequence[str] = (), *, kind: str) -> T:
+def load(
+    cls: type[T], recipe: str | Path, overrides: Sequence[str] = (), *, kind: str
+) -> T:
     """Read a recipe by name or path into the frozen dataclass `cls`."""
     path = find_recipe(recipe, kind)
     return build(cls, apply_overrides(read_recipe(path), overrides), where=str(path))
@@ -340,11 +360,15 @@ def _first_mistake(error: ValidationError, cls: type, data: Value) -> str:
     """One line about the first mistake: the key, the value and what is allowed."""
     mistakes = error.errors(include_url=False)
     # A misspelt key first: it explains the one that is missing
-    first = next((e for e in mistakes if e["type"] == "unexpected_keyword_argument"), mistakes[0])
+    first = next(
+        (e for e in mistakes if e["type"] == "unexpected_keyword_argument"), mistakes[0]
+    )
     if first["type"] == "json_invalid":  # half a character, which JSON cannot write
         return "holds text that is no text"
     keys = _keys_of(first["loc"], data)
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)[1:]
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)[
+        1:
+    ]
     kind, missing = first["type"], first["loc"][-1]
     if kind == "unexpected_keyword_argument":
         return f"unknown key '{path}'; {nearest(str(keys[-1]), _fields_at(cls, data, keys))}"
@@ -375,7 +399,11 @@ def _keys_of(place: Sequence[str | int], data: Value) -> list[str | int]:
             if part not in named:
                 continue
             data = named[str(part)]
-        elif isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
+        elif (
+            isinstance(data, list | tuple)
+            and isinstance(part, int)
+            and part < len(data)
+        ):
             data = data[part]
         else:
             continue
@@ -408,7 +436,9 @@ def _fields_at(hint: Hint, data: Value, keys: Sequence[str | int]) -> list[str]:
 
 def to_dict(config: Value) -> Recipe:
     """The dataclass as plain YAML-able values."""
-    return json.loads(json.dumps(dataclasses.asdict(config)).replace("Infinity", '"inf"'))
+    return json.loads(
+        json.dumps(dataclasses.asdict(config)).replace("Infinity", '"inf"')
+    )
 
 
 def to_yaml(config: Value) -> str:

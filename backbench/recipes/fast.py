@@ -16,7 +16,9 @@ KEYS: Mapping[str, str | bool] = {
 }
 SWITCH = "--fast"
 WORD = "fast"  # beside a name and a verdict
-PRETRAINING = "pretraining"  # in a result's provenance: its trunk's recipe, a.b.c -> value
+PRETRAINING = (
+    "pretraining"  # in a result's provenance: its trunk's recipe, a.b.c -> value
+)
 
 # Values that are not the papers' and move a number by more than rounding. Layout and compilation
 # only change the order of sums
@@ -28,20 +30,28 @@ _NOT_THE_LETTER: Mapping[str, Sequence[str]] = {
 
 def spelled() -> list[str]:
     """The keys as overrides: views.pipeline=fast."""
-    return [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in KEYS.items()]
+    return [
+        f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in KEYS.items()
+    ]
 
 
-def overrides(recipe: Mapping[str, object], by_hand: Sequence[str], where: str) -> list[str]:
+def overrides(
+    recipe: Mapping[str, object], by_hand: Sequence[str], where: str
+) -> list[str]:
     """Return the overrides of `--fast`, then those `by_hand`, which win. BadInput for a recipe that
     itself demands another precision, unless one was given by hand."""
-    from backbench.recipes import config  # the command line's --help needs the keys alone
+    from backbench.recipes import (
+        config,
+    )  # the command line's --help needs the keys alone
 
     demanded = recipe.get("precision")
     chosen = config.apply_overrides({}, by_hand).get("precision")
     if demanded is not None and chosen is None and demanded != KEYS["precision"]:
         computed = f"and --fast computes in {KEYS['precision']}"
         both = f"the recipe demands precision {demanded}, {computed}"
-        raise BadInput(f"{where}: {both}; leave --fast out, or give precision=... by hand")
+        raise BadInput(
+            f"{where}: {both}; leave --fast out, or give precision=... by hand"
+        )
     return [*spelled(), *by_hand]
 
 
@@ -64,7 +74,9 @@ def word(provenance: Mapping[str, object]) -> str:
     keys = provenance.get(PRETRAINING)
     if not isinstance(keys, Mapping):
         return ""
-    otherwise = {k: keys[k] for k, values in _NOT_THE_LETTER.items() if keys.get(k) in values}
+    otherwise = {
+        k: keys[k] for k, values in _NOT_THE_LETTER.items() if keys.get(k) in values
+    }
     if otherwise == {key: KEYS[key] for key in _NOT_THE_LETTER}:
         return WORD
     return ", ".join(f"{key}={value}" for key, value in otherwise.items())

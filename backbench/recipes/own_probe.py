@@ -10,19 +10,38 @@ from backbench.recipes import config
 from backbench.untrusted import printable
 
 OWN = "own"  # in place of a protocol: the checkpoint's; of a dataset: what it was pretrained on
-ANY_METHOD = {"imagenet": "imagenet_grid"}  # every rate of one grid, chosen on held-out images
+ANY_METHOD = {
+    "imagenet": "imagenet_grid"
+}  # every rate of one grid, chosen on held-out images
 
-_LORAC = {"imagenet": "imagenet_lorac", "imagenet100": "imagenet100_lorac"}  # LORAC 6.1, 6.2
-_MOCO = {"imagenet": "imagenet_moco", "imagenet100": "imagenet100_moco"}  # LORAC 6.1, 6.2
-_JCL = {"imagenet": "imagenet_moco", "imagenet100": "imagenet100_jcl"}  # JCL 4.1, appendix D
-_MIO = {"cifar10": "mio_cifar", "cifar100": "mio_cifar", "stl10": "mio_stl10"}  # MIO 3.3
+_LORAC = {
+    "imagenet": "imagenet_lorac",
+    "imagenet100": "imagenet100_lorac",
+}  # LORAC 6.1, 6.2
+_MOCO = {
+    "imagenet": "imagenet_moco",
+    "imagenet100": "imagenet100_moco",
+}  # LORAC 6.1, 6.2
+_JCL = {
+    "imagenet": "imagenet_moco",
+    "imagenet100": "imagenet100_jcl",
+}  # JCL 4.1, appendix D
+_MIO = {
+    "cifar10": "mio_cifar",
+    "cifar100": "mio_cifar",
+    "stl10": "mio_stl10",
+}  # MIO 3.3
 _ARB = {  # ARB 4.1
     "imagenet": "imagenet_arb",
     "imagenet100": "imagenet_arb",
     "cifar10": "arb_cifar",
     "cifar100": "arb_cifar",
 }
-_CLLR = {"cifar10": "cllr_cifar", "stl10": "cllr_stl10", "imagenet100": "cllr_imagenet100"}
+_CLLR = {
+    "cifar10": "cllr_cifar",
+    "stl10": "cllr_stl10",
+    "imagenet100": "cllr_imagenet100",
+}
 BY_METHOD: Mapping[str, Mapping[str, str]] = {
     "lorac": _LORAC,
     "moco_m": _LORAC,
@@ -36,7 +55,9 @@ BY_METHOD: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def of_recipe(recipe: Mapping[str, object], dataset: str, file: str | None = None) -> str | None:
+def of_recipe(
+    recipe: Mapping[str, object], dataset: str, file: str | None = None
+) -> str | None:
     """The protocol that a pretraining recipe, as plain values, has for a dataset. One that was read
     from the checkpoint `file` may be a stranger's: it names none of the reader's own files."""
     named = recipe.get("probe")
@@ -51,7 +72,9 @@ def of_recipe(recipe: Mapping[str, object], dataset: str, file: str | None = Non
     return _of_method(str(name), dataset)
 
 
-def of_checkpoint(name: str, method: str, provenance: Mapping[str, object], dataset: str) -> str:
+def of_checkpoint(
+    name: str, method: str, provenance: Mapping[str, object], dataset: str
+) -> str:
     """The protocol of a checkpoint for a dataset. BadInput where there is none."""
     recipe = provenance.get("recipe")
     found = _of_method(method, dataset)

@@ -100,10 +100,18 @@ def write(
         code=store.code_revision(),
         covered={name: tuple(sorted(what)) for name, what in covered.items()},
         checkpoints=checkpoints,
-        files={name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
+        files={
+            name: hashlib.sha256(data).hexdigest() for name, data in members.items()
+        },
     )
-    with atomic.atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for name, data in {MANIFEST: _json(dataclasses.asdict(manifest)), **members}.items():
+    with (
+        atomic.atomic_path(path) as temporary,
+        zipfile.ZipFile(temporary, "w") as archive,
+    ):
+        for name, data in {
+            MANIFEST: _json(dataclasses.asdict(manifest)),
+            **members,
+        }.items():
             info = zipfile.ZipInfo(name, ZIP_TIME)
             archive.writestr(info, data, compress_type=zipfile.ZIP_DEFLATED)
 
@@ -143,7 +151,14 @@ class Checked:
 
 
 # What values of other types than a bundle's raise, in it or in the zip around it
-_MALFORMED = (AttributeError, LookupError, TypeError, ValueError, RecursionError, zlib.error)
+_MALFORMED = (
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RecursionError,
+    zlib.error,
+)
 
 
 def check(path: Path) -> Checked:
@@ -152,26 +167,34 @@ def check(path: Path) -> Checked:
         return _checked(path)
     except (*_MALFORMED, RuntimeError, EOFError) as error:
         said = printable.shown(f"{type(error).__name__}: {error}", 100)
-        raise BadInput(f"{path}: not as `backbench reproduce` writes it ({said})") from None
+        raise BadInput(
+            f"{path}: not as `backbench reproduce` writes it ({said})"
+        ) from None
 
 
 def _checked(path: Path) -> Checked:
     members = _read(path)
     stated = _decoded(path, members, MANIFEST)
     if stated.get("format") != FORMAT:
-        raise BadInput(f"{path}: no bundle of `backbench reproduce` (its format is not {FORMAT})")
+        raise BadInput(
+            f"{path}: no bundle of `backbench reproduce` (its format is not {FORMAT})"
+        )
     manifest = config.build(Manifest, stated, where=f"{path}: {MANIFEST}")
     for name in sorted((members.keys() ^ manifest.files.keys()) - {MANIFEST}):
         raise BadInput(f"{path}: {name} is not in both the bundle and its manifest")
     for name, digest in manifest.files.items():
         if hashlib.sha256(members[name]).hexdigest() != digest:
-            raise BadInput(f"{path}: {name} was changed after the bundle was made (its sha256)")
+            raise BadInput(
+                f"{path}: {name} was changed after the bundle was made (its sha256)"
+            )
     given = _decoded(path, members, LIST)
     listed = config.build(ReproductionList, given, where=f"{path}: {LIST}")
     lines = _again(path, listed, manifest, members)
     claimed = jsons.decode(members[TABLE])
     if not _same(claimed, jsons.decode(_json(list(map(dataclasses.asdict, lines))))):
-        raise Failed(f"{path}: its {TABLE} does not follow from its rows; ask for them again")
+        raise Failed(
+            f"{path}: its {TABLE} does not follow from its rows; ask for them again"
+        )
     remarks = _remarks(listed, manifest.checkpoints)
     code, made = printable.shown(manifest.code, 80), printable.shown(manifest.made, 80)
     return Checked(listed, lines, code, made, remarks)
@@ -181,13 +204,28 @@ def _read(path: Path) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(opening.open_regular(path, most=MOST_BYTES)) as archive:
             infos = archive.infolist()
-            if len(infos) > MOST_FILES or sum(info.file_size for info in infos) > MOST_BYTES:
-                raise BadInput(f"{path}: larger than any bundle ({MOST_BYTES >> 20} MB unpacked)")
+            if (
+                len(infos) > MOST_FILES
+                or sum(info.file_size for info in infos) > MOST_BYTES
+            ):
+                raise BadInput(
+                    f"{path}: larger than any bundle ({MOST_BYTES >> 20} MB unpacked)"
+                )
             return {info.filename: archive.read(info) for info in infos}
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such file; give the zip of `backbench reproduce`") from None
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, OSError, RuntimeError, ValueError) as error:
-        raise BadInput(f"{path}: not readable as a bundle ({error}); fetch it again") from None
+        raise BadInput(
+            f"{path}: no such file; give the zip of `backbench reproduce`"
+        ) from None
+    except (
+        zipfile.BadZipFile,
+        zipfile.LargeZipFile,
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:
+        raise BadInput(
+            f"{path}: not readable as a bundle ({error}); fetch it again"
+        ) from None
 
 
 def _decoded(path: Path, members: Mapping[str, bytes], name: str) -> config.Recipe:
@@ -203,17 +241,24 @@ def _decoded(path: Path, members: Mapping[str, bytes], name: str) -> config.Reci
 
 
 def _again(
-    path: Path, listed: ReproductionList, manifest: Manifest, members: Mapping[str, bytes]
+    path: Path,
+    listed: ReproductionList,
+    manifest: Manifest,
+    members: Mapping[str, bytes],
 ) -> list[OutcomeLine]:
     """The table, made again from the rows alone."""
     covered = {name: frozenset(pairs) for name, pairs in manifest.covered.items()}
     for name in sorted(covered.keys() - listed.checkpoints.keys()):
-        raise BadInput(f"{path}: {MANIFEST}: '{name}' is none of the list's checkpoints")
+        raise BadInput(
+            f"{path}: {MANIFEST}: '{name}' is none of the list's checkpoints"
+        )
     digests = {name: about.digest for name, about in manifest.checkpoints.items()}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         rows = sorted(name for name in members if name.startswith("results/"))
-        for number, name in enumerate(rows):  # by number: a name in a zip may lead anywhere
+        for number, name in enumerate(
+            rows
+        ):  # by number: a name in a zip may lead anywhere
             (root / str(number)).mkdir()
             (root / str(number) / RESULTS_FILE).write_bytes(members[name])
         return outcome(listed, covered, digests, [root])
@@ -230,7 +275,9 @@ def _same(a: object, b: object) -> bool:
     return a == b
 
 
-def _remarks(listed: ReproductionList, checkpoints: Mapping[str, StatedFile]) -> list[str]:
+def _remarks(
+    listed: ReproductionList, checkpoints: Mapping[str, StatedFile]
+) -> list[str]:
     """Remarks on another list than the shipped one and on files without the printed digest."""
     own: ReproductionList | None = None
     with contextlib.suppress(BadInput):  # a model that timm prints nothing of

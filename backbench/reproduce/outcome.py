@@ -34,12 +34,17 @@ class OutcomeLine:
     verdict: str = ""
     measured: float | None = None
     ci95: tuple[float, float] | None = None
-    tolerance: tuple[float, float] | None = None  # points below the printed number and above
+    tolerance: tuple[float, float] | None = (
+        None  # points below the printed number and above
+    )
     why: str = ""
 
 
 def outcome(
-    listed: ReproductionList, covered: Covered, digests: Mapping[str, str], runs: Sequence[Path]
+    listed: ReproductionList,
+    covered: Covered,
+    digests: Mapping[str, str],
+    runs: Sequence[Path],
 ) -> list[OutcomeLine]:
     """The printed numbers that the list measures for each checkpoint of `covered`, with a verdict or
     the reason for none. `digests` are those of the checkpoints that are there, by name."""
@@ -47,7 +52,10 @@ def outcome(
     lines: list[OutcomeLine] = []
     for name, wanted in covered.items():
         about, digest = listed.files[name], digests.get(name, "")
-        own = [*_of_papers(board, about, wanted, digest), *_of_pages(board, about, wanted, digest)]
+        own = [
+            *_of_papers(board, about, wanted, digest),
+            *_of_pages(board, about, wanted, digest),
+        ]
         for model in filter(None, (about.timm, about.testbed)):
             for _, dataset in sorted(wanted):
                 own += _of_own_heads(board, model, dataset, digest)
@@ -58,7 +66,9 @@ def outcome(
     return lines
 
 
-def _of_own_heads(board: Board, model: str, dataset: str, digest: str) -> Iterator[OutcomeLine]:
+def _of_own_heads(
+    board: Board, model: str, dataset: str, digest: str
+) -> Iterator[OutcomeLine]:
     """The printed counts of right images, one for each size of the model."""
     for score in timm_scores.of_model(model, dataset):
         line = OutcomeLine(
@@ -102,7 +112,9 @@ def _of_papers(
     """The numbers of the papers' tables, judged by the reproduction gate (papers/judge.py)."""
     judged: dict[tuple[str, Column], Judged] = {}
     if any(row.checkpoint == digest for row in board.measured_rows):
-        judged = {(one.key, one.column): one for one in judge(board, {digest: about.rows})}
+        judged = {
+            (one.key, one.column): one for one in judge(board, {digest: about.rows})
+        }
     for number in judged_rows(about):
         if (number.task, number.dataset) not in wanted:
             continue
@@ -126,7 +138,9 @@ def _of_pages(
     for number in about.beside:
         if (number.task, number.dataset) not in wanted:
             continue
-        line = OutcomeLine(column=number.column.name, printed=number.value, source=number.source)
+        line = OutcomeLine(
+            column=number.column.name, printed=number.value, source=number.source
+        )
         line.tolerance = number.allowed
         cell = board.cells.get((digest, number.column))
         if cell is None or cell.value is None:
@@ -142,7 +156,9 @@ def _of_pages(
         yield line
 
 
-def _add_measured_otherwise(board: Board, line: OutcomeLine, column: Column, digest: str) -> None:
+def _add_measured_otherwise(
+    board: Board, line: OutcomeLine, column: Column, digest: str
+) -> None:
     """Fill in the first number that was measured on other images or by a changed recipe."""
     for (checkpoint, other), cell in board.cells.items():
         if checkpoint == digest and other.without_marks == column.without_marks:
@@ -159,8 +175,17 @@ def markdown(listed: ReproductionList, lines: Sequence[OutcomeLine]) -> str:
     order = (WITHIN, OUTSIDE, ANOTHER, UNLIKE, MISSING, NO_FILE)
     counts = [f"{count[word]} {word}" for word in order if count[word]]
     summary = f"{len(lines)} printed numbers: {', '.join(counts) or 'none'}."
-    heads = ("checkpoint", "column", "printed", "measured", "95% interval", "tolerance", "verdict",
-             "printed in", "why")  # fmt: skip
+    heads = (
+        "checkpoint",
+        "column",
+        "printed",
+        "measured",
+        "95% interval",
+        "tolerance",
+        "verdict",
+        "printed in",
+        "why",
+    )
     rows = []
     for line in lines:
         measured = "" if line.measured is None else f"{line.measured:.2f}"
@@ -168,7 +193,14 @@ def markdown(listed: ReproductionList, lines: Sequence[OutcomeLine]) -> str:
         tolerance = f"{above:g}" if below == above else f"-{below:g} +{above:g}"
         tolerance = "" if line.tolerance is None else tolerance
         numbers = (f"{line.printed:g}", measured, from_to(line.ci95), tolerance)
-        cells = (line.checkpoint, line.column, *numbers, line.verdict, line.source, line.why)
+        cells = (
+            line.checkpoint,
+            line.column,
+            *numbers,
+            line.verdict,
+            line.source,
+            line.why,
+        )
         rows.append([printable.shown(cell, 300) for cell in cells])
     page = [f"# {listed.name}: {listed.title}", "", summary, ""]
     page += pipe_table(dict.fromkeys(heads, "---"), rows)

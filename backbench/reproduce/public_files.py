@@ -50,9 +50,14 @@ DIGESTS_FILE = "files.json"  # of a run, beside its bundle
 
 
 def find(
-    listed: ReproductionList, names: Sequence[str], files: Path, *,
-    note: Path, download: bool, dry_run: bool,
-) -> dict[str, FoundFile]:  # fmt: skip
+    listed: ReproductionList,
+    names: Sequence[str],
+    files: Path,
+    *,
+    note: Path,
+    download: bool,
+    dry_run: bool,
+) -> dict[str, FoundFile]:
     """Those of `names` that are below `files`, after a download where asked; the others are named.
     BadInput for one that is not the published file; if it was downloaded, it is removed again. A
     dry run downloads and writes nothing."""
@@ -60,7 +65,9 @@ def find(
     for name in names:
         about = listed.files[name]
         path = about.path_below(files, name)
-        fetched = download and not dry_run and about.url is not None and not path.exists()
+        fetched = (
+            download and not dry_run and about.url is not None and not path.exists()
+        )
         if fetched:
             fetch(str(about.url), path)
         if not path.exists():
@@ -82,7 +89,9 @@ def find(
     if not there:
         example = f"{names[0]}/{listed.files[names[0]].file}"
         none = f"none of the files of '{listed.name}' is below {files}; add --download"
-        raise BadInput(f"{none} (without --dry-run), or put them there as NAME/FILE ({example})")
+        raise BadInput(
+            f"{none} (without --dry-run), or put them there as NAME/FILE ({example})"
+        )
     return there
 
 
@@ -129,7 +138,11 @@ def fetch(url: str, file: Path) -> None:
     version = part.with_name(f"{part.name}.json")
     try:
         _continue(url, part, version)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # the last of a bad address
+    except (
+        OSError,
+        http.client.HTTPException,
+        ValueError,
+    ) as error:  # the last of a bad address
         # The disk's errors name a file, those of a connection none
         on_disk = getattr(error, "filename", None) is not None
         if on_disk and not isinstance(error, urllib.error.URLError):
@@ -182,7 +195,9 @@ def _continue(url: str, part: Path, version: Path) -> None:
         if not own or own.startswith("W/"):
             own = answer.headers.get("Last-Modified")
         atomic.write_json(version, {"url": url, "tag": own or tag})
-        log.info(f"{url}: {_size(length)}, {'from ' + _size(have) if have else 'all of it'}")
+        log.info(
+            f"{url}: {_size(length)}, {'from ' + _size(have) if have else 'all of it'}"
+        )
         with part.open("ab" if have else "wb") as out:
             while piece := answer.read(PIECE):
                 with failures.naming(part):

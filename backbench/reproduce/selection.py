@@ -19,7 +19,9 @@ KIND = "reproduce"  # the folder under configs
 _HEX = re.compile(r"[0-9a-f]{8,}")
 _NAME = re.compile(r"\w[\w.+-]*")
 _URL = re.compile(r"https?://[a-zA-Z0-9.-]+(:\d{1,5})?(/[!-~]*)?")
-_TIMM = re.compile(r"\w{1,45}\.(?!git$)\w{1,45}", re.ASCII)  # NAME.TAG, as the Hub takes it
+_TIMM = re.compile(
+    r"\w{1,45}\.(?!git$)\w{1,45}", re.ASCII
+)  # NAME.TAG, as the Hub takes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,30 +76,46 @@ class PublicFile:
     method: str | None = None
     encoder: str | None = None
     reading: str | None = None  # of a vision transformer
-    pixels: str | None = None  # as `import --pixels`, where the number is of others than the file's
-    timm: str | None = None  # NAME.TAG: the file is timm's, in the Hub's cache on this machine
-    testbed: str | None = None  # the testbed's name for it with its head (papers/timm_scores.py)
+    pixels: str | None = (
+        None  # as `import --pixels`, where the number is of others than the file's
+    )
+    timm: str | None = (
+        None  # NAME.TAG: the file is timm's, in the Hub's cache on this machine
+    )
+    testbed: str | None = (
+        None  # the testbed's name for it with its head (papers/timm_scores.py)
+    )
     epochs: int | None = None
     rows: tuple[str, ...] = ()
     numbers: tuple[config.Value, ...] = ()  # PrintedBeside
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.file):
-            raise ValueError(f"file '{self.file}' must be a file's name, without a folder")
+            raise ValueError(
+                f"file '{self.file}' must be a file's name, without a folder"
+            )
         for what, digits in self.printed.items():
             if not _HEX.fullmatch(digits):
-                raise ValueError(f"{what} '{digits}' must be eight or more of 0-9 and a-f")
+                raise ValueError(
+                    f"{what} '{digits}' must be eight or more of 0-9 and a-f"
+                )
             if self.digest_page is None:
                 raise ValueError(f"{what}: say by `digest_page` where it is printed")
         if self.url is not None and not _URL.fullmatch(self.url):
-            raise ValueError(f"url '{self.url}' must be https://HOST/PATH, in ASCII without spaces")
+            raise ValueError(
+                f"url '{self.url}' must be https://HOST/PATH, in ASCII without spaces"
+            )
         if self.url is None and self.by_hand is None:
             raise ValueError("give its `url`, or say by `by_hand` how one comes by it")
         if self.timm is not None and not _TIMM.fullmatch(self.timm):
-            raise ValueError(f"timm '{self.timm}' must be NAME.TAG, as in timm.list_pretrained()")
+            raise ValueError(
+                f"timm '{self.timm}' must be NAME.TAG, as in timm.list_pretrained()"
+            )
         models = {model for model, _, _ in timm_scores.testbed()}
         if self.testbed is not None and self.testbed not in models:
-            raise ValueError(f"testbed '{self.testbed}': {nearest(self.testbed, models)}")
+            raise ValueError(
+                f"testbed '{self.testbed}': {nearest(self.testbed, models)}"
+            )
         for key in self.rows:
             published.lookup(key)
 
@@ -109,7 +127,9 @@ class PublicFile:
 
     @cached_property
     def beside(self) -> tuple[PrintedBeside, ...]:
-        return tuple(config.build(PrintedBeside, each, where="numbers") for each in self.numbers)
+        return tuple(
+            config.build(PrintedBeside, each, where="numbers") for each in self.numbers
+        )
 
     def path_below(self, files: Path, name: str) -> Path:
         """DIR/NAME/FILE, as file names repeat; for a timm model, its file in the Hub's cache."""
@@ -146,16 +166,23 @@ class ReproductionList:
             raise ValueError("checkpoints: none; name one at least")
         for name in self.checkpoints:
             if not _NAME.fullmatch(str(name)):
-                raise ValueError(f"checkpoint '{name}': letters, digits and . _ + - only")
+                raise ValueError(
+                    f"checkpoint '{name}': letters, digits and . _ + - only"
+                )
         for part in self.parts:
             for name in part.only:
                 if name not in self.checkpoints:
-                    raise ValueError(f"only '{name}': {nearest(name, self.checkpoints)}")
+                    raise ValueError(
+                        f"only '{name}': {nearest(name, self.checkpoints)}"
+                    )
 
     @cached_property
     def files(self) -> dict[str, PublicFile]:
         where = f"list {self.name}: checkpoints"
-        return {name: _built(about, f"{where}.{name}") for name, about in self.checkpoints.items()}
+        return {
+            name: _built(about, f"{where}.{name}")
+            for name, about in self.checkpoints.items()
+        }
 
     def of_part(self, part: ListPart, names: Sequence[str]) -> list[str]:
         """The names among `names` that a part measures."""
@@ -163,7 +190,9 @@ class ReproductionList:
 
     def gpu_hours(self, names: Sequence[str]) -> float:
         """The estimate for these checkpoints."""
-        return sum(part.gpu_hours * len(self.of_part(part, names)) for part in self.parts)
+        return sum(
+            part.gpu_hours * len(self.of_part(part, names)) for part in self.parts
+        )
 
 
 def _built(about: config.Value, where: str) -> PublicFile:
@@ -182,9 +211,13 @@ def read_list(name: str | Path) -> ReproductionList:
     """The list of that name, or in that file, with everything in it checked. BadInput."""
     path = config.find_recipe(name, KIND)
     data = config.read_recipe(path)
-    listed = config.build(ReproductionList, {"name": path.stem, **data}, where=str(path))
+    listed = config.build(
+        ReproductionList, {"name": path.stem, **data}, where=str(path)
+    )
     if not re.fullmatch(r"[\w.+-]+", listed.name):
-        raise BadInput(f"{path}: name '{listed.name}' may hold letters, digits and . _ + - only")
+        raise BadInput(
+            f"{path}: name '{listed.name}' may hold letters, digits and . _ + - only"
+        )
     for about in listed.files.values():  # a mistake in it is found now, not hours later
         assert about.beside is not None
     return listed
@@ -199,7 +232,9 @@ def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
         if model not in printed:
             raise BadInput(f"--models {model}: {nearest(model, printed)}")
     if not models:
-        models = [m for m in printed if _built({"timm": m}, m).path_below(Path(), "").exists()]
+        models = [
+            m for m in printed if _built({"timm": m}, m).path_below(Path(), "").exists()
+        ]
     checkpoints = {model: {"timm": model} for model in sorted(models)}
     if not checkpoints:
         raise BadInput(
@@ -208,10 +243,20 @@ def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
         )
     small = [m for m in checkpoints if len(timm_scores.of_model(m, dataset)) > 1]
     hours, parts = timm_scores.SETS[dataset].images / 1200 / 3600, []
-    for protocol, only in (("ood_own", list(checkpoints)), ("ood_own_train_size", small)):
+    for protocol, only in (
+        ("ood_own", list(checkpoints)),
+        ("ood_own_train_size", small),
+    ):
         if only:
-            how = {"verb": "ood", "protocol": protocol, "datasets": [dataset], "pack": 8}
-            part = ListPart(title=protocol, evaluate=(how,), gpu_hours=hours, only=tuple(only))
+            how = {
+                "verb": "ood",
+                "protocol": protocol,
+                "datasets": [dataset],
+                "pack": 8,
+            }
+            part = ListPart(
+                title=protocol, evaluate=(how,), gpu_hours=hours, only=tuple(only)
+            )
             parts.append(part)
     return ReproductionList(
         name=name,
@@ -243,11 +288,17 @@ def measures(content: dict[str, object]) -> set[tuple[str, str]]:
     for one in evaluations(config.build(Grid, content, where=where), where):
         name: str = one.verb
         if one.verb == "detect":
-            pairs.update((t.name, "coco2017") for t in TASKS.values() if t.recipe == one.config)
+            pairs.update(
+                (t.name, "coco2017") for t in TASKS.values() if t.recipe == one.config
+            )
         elif one.verb == "semisup":
-            pairs.update((t.name, "imagenet") for t in TASKS.values() if t.percent == one.percent)
+            pairs.update(
+                (t.name, "imagenet") for t in TASKS.values() if t.percent == one.percent
+            )
         elif one.verb == "linear" and one.protocol not in (None, OWN):
-            recipe = config.read_recipe(config.find_recipe(str(one.protocol), "transfer"))
+            recipe = config.read_recipe(
+                config.find_recipe(str(one.protocol), "transfer")
+            )
             name = kinds[recipe["kind"]]
         if one.verb in ("linear", "ood"):
             pairs.update((name, dataset) for dataset in one.datasets)

@@ -94,7 +94,9 @@ def _decisive_content(r: Result) -> bytes:
     if not provenance.get("recipe"):
         decisive += [dict(provenance), dict(chosen)]
     try:
-        return marshal.dumps(decisive, 2)  # later versions depend on who else holds an object
+        return marshal.dumps(
+            decisive, 2
+        )  # later versions depend on who else holds an object
     except ValueError:  # an object that no JSON can hold, from Python
         return repr(decisive).encode()
 
@@ -103,13 +105,19 @@ def _kind_of(r: Result) -> _Kind:
     fingerprint = protocol_fingerprints.of_recipe(
         r.task, r.protocol, r.facts.get("recipe"), (r.chosen or {}).get("on")
     )
-    lists = data_manifests.of_row(r, has_recipe=fingerprint != protocol_fingerprints.UNKNOWN)
+    lists = data_manifests.of_row(
+        r, has_recipe=fingerprint != protocol_fingerprints.UNKNOWN
+    )
     size = lists.size if lists else ""
-    protocol = _Protocol(r.task, r.dataset, r.protocol, fingerprint, r.engine, r.split, size)
+    protocol = _Protocol(
+        r.task, r.dataset, r.protocol, fingerprint, r.engine, r.split, size
+    )
     return _Kind(protocol, lists)
 
 
-def _column_key(kind: _Kind, mark: str | None, seen: str | None, digits: int) -> ColumnKey:
+def _column_key(
+    kind: _Kind, mark: str | None, seen: str | None, digits: int
+) -> ColumnKey:
     protocol, fingerprint = kind.protocol.protocol, kind.protocol.fingerprint
     marks = [kind.protocol.size]
     if fingerprint is not None:
@@ -134,8 +142,12 @@ def _marks_of_lists(
         by_protocol[kinds[number].protocol].append((number, seed))
     marks: dict[tuple[int, int], str | None] = {}
     for members in by_protocol.values():
-        lists = {(n, seed): own for n, seed in members if (own := kinds[n].lists) is not None}
-        digests = data_manifests.digests((own, seed) for (_, seed), own in lists.items())
+        lists = {
+            (n, seed): own for n, seed in members if (own := kinds[n].lists) is not None
+        }
+        digests = data_manifests.digests(
+            (own, seed) for (_, seed), own in lists.items()
+        )
         measured: dict[str, set[str]] = defaultdict(set)  # digest -> checkpoints
         for member, own in lists.items():
             measured[digests[own, member[1]]] |= checkpoints[member]
@@ -171,7 +183,9 @@ def _marks_of_contents(
 
 def _of_most(measured: Mapping[str, set[str]]) -> str | None:
     """The digest that most checkpoints have."""
-    return min(measured, key=lambda digest: (-len(measured[digest]), digest), default=None)
+    return min(
+        measured, key=lambda digest: (-len(measured[digest]), digest), default=None
+    )
 
 
 def _digits_needed(marks: Iterable[str | None]) -> int:

@@ -23,7 +23,12 @@ def seeds_of(values: Sequence[float], files: Sequence[Path], metric: str) -> See
 
 
 def measured_or_published(
-    checkpoints: Iterable[Seeds], *, protocol: str, dataset: str, metric: str, choice: float = 0.0
+    checkpoints: Iterable[Seeds],
+    *,
+    protocol: str,
+    dataset: str,
+    metric: str,
+    choice: float = 0.0,
 ) -> TrainingNoise:
     """The noise of a column's trainings, at least that of their `choice` on validation images; a
     published one where it is known better."""

@@ -24,11 +24,35 @@ DETECTION_SIZES = {"coco2017": (118287, 5000), "voc2007": (16551, 4952)}
 LISTS = ("manifests", "manifest", "images", "val", "train", "labelled")
 MANNER = ("bank", "labelled_from", "temperature", "shots", "evaluator")
 # Keys of provenance and of `chosen` that are outcomes of one run, never a way of measuring
-_OUTCOMES = {"predictions", "per_class", "per_category", "confusion", "notes", "draws", "command"}
-_OUTCOMES |= {"trunk_sha256", "trunk_unchanged", "checkpoint", "published", "about", "space"}
+_OUTCOMES = {
+    "predictions",
+    "per_class",
+    "per_category",
+    "confusion",
+    "notes",
+    "draws",
+    "command",
+}
+_OUTCOMES |= {
+    "trunk_sha256",
+    "trunk_unchanged",
+    "checkpoint",
+    "published",
+    "about",
+    "space",
+}
 _OUTCOMES |= {"scores", "head_sha256", "temperature_from"}
 _OUTCOMES |= {fast.PRETRAINING, contents.KEY, containers.KEY}
-_CHOSEN = {"lr", "lr_used", "trunk_lr_used", "l2", "at_edge", "converged", "gradient", "scores"}
+_CHOSEN = {
+    "lr",
+    "lr_used",
+    "trunk_lr_used",
+    "l2",
+    "at_edge",
+    "converged",
+    "gradient",
+    "scores",
+}
 _CHOSEN |= {"choice_noise", "weight_decay", "k", "distance"}
 
 
@@ -36,7 +60,9 @@ class Lists(NamedTuple):
     """The lists of one row; digests and counts as one hashable value each."""
 
     fixed: str  # digest of everything that is equal for all seeds
-    drawn: str = ""  # digest of everything that a seed decides; empty where nothing is drawn
+    drawn: str = (
+        ""  # digest of everything that a seed decides; empty where nothing is drawn
+    )
     labelled: str = ""  # digest of all labelled images, drawn or not
     size: str = ""  # numbers of images, where the dataset has others
     contents: str = ""  # digest of what the scored images hold, where the row says it
@@ -45,7 +71,9 @@ class Lists(NamedTuple):
 def of_row(row: Result, *, has_recipe: bool) -> Lists | None:
     """The row's lists; None where it names none."""
     facts = row.facts
-    manner: dict[str, object] = {k: row.provenance[k] for k in MANNER if k in row.provenance}
+    manner: dict[str, object] = {
+        k: row.provenance[k] for k in MANNER if k in row.provenance
+    }
     if not has_recipe:
         manner |= _everything_but_outcomes(row)
     manifests, images = facts.get("manifests"), facts.get("images")
@@ -77,7 +105,9 @@ def scored_list(row: Result) -> str | None:
 def _everything_but_outcomes(row: Result) -> dict[str, object]:
     """Whatever may tell two ways of measuring apart, for a row that does not hold its recipe."""
     chosen = row.chosen or {}
-    held: dict[str, object] = {k: v for k, v in row.provenance.items() if k not in _OUTCOMES}
+    held: dict[str, object] = {
+        k: v for k, v in row.provenance.items() if k not in _OUTCOMES
+    }
     draws = row.provenance.get("draws")
     if isinstance(draws, list):
         held["number of draws"] = len(draws)
@@ -108,12 +138,16 @@ def _of_probe(
     return Lists(digest([test, val, counts, manner]), digest(training), labelled, size)
 
 
-def _of_detector(dataset: str, train: str, val: str, manner: Mapping[str, object]) -> Lists:
+def _of_detector(
+    dataset: str, train: str, val: str, manner: Mapping[str, object]
+) -> Lists:
     """The annotation files: "coco_2017_val:<sha256>:5000"."""
     counts = [file.rpartition(":")[2] for file in (train, val)]
     usual = DETECTION_SIZES.get(dataset)
     unusual = usual is not None and counts != [str(count) for count in usual]
-    return Lists(digest([train, val, manner]), size="n" + "+".join(counts) if unusual else "")
+    return Lists(
+        digest([train, val, manner]), size="n" + "+".join(counts) if unusual else ""
+    )
 
 
 def _unusual_size(row: Result, counts: Sequence[int | None], official_val: bool) -> str:
@@ -158,5 +192,7 @@ def digests(rows: Iterable[tuple[Lists, int]]) -> dict[tuple[Lists, int], str]:
             drawn[seed].add(lists.drawn)
         ambiguous = any(len(of_seed) > 1 for of_seed in drawn.values())
         for lists, seed in members:
-            out[lists, seed] = digest([fixed, labelled, lists.drawn if ambiguous else ""])
+            out[lists, seed] = digest(
+                [fixed, labelled, lists.drawn if ambiguous else ""]
+            )
     return out

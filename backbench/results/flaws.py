@@ -9,7 +9,10 @@ from backbench.results.result_line import Result
 from backbench.untrusted import yamls
 
 # Their test images are those of imagenet, by other labels or of some classes
-_IMAGENETS = ("imagenet100", *(f"imagenet-{name}" for name in ("real", "val", "val-a", "val-r")))
+_IMAGENETS = (
+    "imagenet100",
+    *(f"imagenet-{name}" for name in ("real", "val", "val-a", "val-r")),
+)
 
 
 def flaw(result: Result) -> str:
@@ -22,7 +25,9 @@ def flaw(result: Result) -> str:
     chosen = result.chosen or {}
     if chosen.get("converged") is False:
         gradient = chosen.get("gradient")
-        left = f": its gradient is {gradient:.1e}" if isinstance(gradient, float) else ""
+        left = (
+            f": its gradient is {gradient:.1e}" if isinstance(gradient, float) else ""
+        )
         return f"the fit has not converged{left}, and more iterations would move this number"
     pictures = "imagenet" if result.dataset in _IMAGENETS else result.dataset
     for name in _trained_on(result):

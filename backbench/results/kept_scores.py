@@ -22,13 +22,19 @@ TOP = 10  # logits of an image
 METRICS = ("ece", "aece", "nll", "brier", "aurc", "eaurc")
 # Name -> kind and dimensions; N images, K = min(TOP, classes)
 _ARRAYS = {
-    "logits": ("f", 2),  # (N, K) the largest ones, largest first; of equals the smaller class
+    "logits": (
+        "f",
+        2,
+    ),  # (N, K) the largest ones, largest first; of equals the smaller class
     "classes": ("u", 2),  # (N, K) theirs
     "label": ("u", 1),  # (N,)
     "label_logit": ("f", 1),  # (N,)
     "logsumexp": ("f", 1),  # (N,)
     "square": ("f", 1),  # (N,) sum of squared probabilities
-    "logsumexp_t": ("f", 1),  # (N,) the last two of the logits divided by the temperature
+    "logsumexp_t": (
+        "f",
+        1,
+    ),  # (N,) the last two of the logits divided by the temperature
     "square_t": ("f", 1),
     "temperature": ("f", 0),
     # What they are of: digests of the list of images, of the checkpoint and the head, the protocol
@@ -37,7 +43,11 @@ _ARRAYS = {
     "head": ("U", 0),
     "protocol": ("U", 0),
 }
-_AT_T = {"temperature", "logsumexp_t", "square_t"}  # only where a temperature was fitted
+_AT_T = {
+    "temperature",
+    "logsumexp_t",
+    "square_t",
+}  # only where a temperature was fitted
 
 
 def keep(run: Path, stem: str, arrays: Mapping[str, np.ndarray], **of: str) -> str:
@@ -68,14 +78,26 @@ def _refuse(arrays: Arrays) -> None:
         if kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"'{name}' holds a value that is not finite")
     if top > TOP or arrays.get("temperature", 1) <= 0:
-        raise ValueError(f"{top} logits an image, temperature {arrays.get('temperature')}")
+        raise ValueError(
+            f"{top} logits an image, temperature {arrays.get('temperature')}"
+        )
 
 
 def owner(x: Arrays, r: Result) -> str:
     """Name the first of checkpoint, head and protocol that differs from the row's; else ""."""
-    protocol = str(x["protocol"]).partition("~")[0]  # a changed recipe's has its fingerprint, too
-    kept = {"checkpoint": str(x["checkpoint"]), "head": str(x["head"]), "protocol": protocol}
-    said = {"checkpoint": r.checkpoint, "head": r.facts.get("head_sha256"), "protocol": r.protocol}
+    protocol = str(x["protocol"]).partition("~")[
+        0
+    ]  # a changed recipe's has its fingerprint, too
+    kept = {
+        "checkpoint": str(x["checkpoint"]),
+        "head": str(x["head"]),
+        "protocol": protocol,
+    }
+    said = {
+        "checkpoint": r.checkpoint,
+        "head": r.facts.get("head_sha256"),
+        "protocol": r.protocol,
+    }
     return next((name for name in kept if kept[name] != said[name]), "")
 
 
@@ -96,7 +118,9 @@ def value(x: Arrays, metric: str) -> tuple[float, Interval | None]:
     if name in ("nll", "brier"):
         losses = normaliser - x["label_logit"].astype(np.float64) / scale
         if name == "brier":  # sum over classes of (p - onehot)^2, from 0 to 2
-            losses = 100 * (1 - 2 * np.exp(-losses) + x[f"square{suffix}"].astype(np.float64))
+            losses = 100 * (
+                1 - 2 * np.exp(-losses) + x[f"square{suffix}"].astype(np.float64)
+            )
         return float(losses.mean()), calibration.of_mean(losses)
     conf = np.minimum(np.exp(-normaliser), 1.0)
     found = 100 * getattr(calibration, name)(conf, right)

@@ -29,8 +29,12 @@ def code_revision() -> str:
         git = ["git", "-C", str(root)]
         head, changed = [*git, "rev-parse", "HEAD"], [*git, "diff", "--quiet", "HEAD"]
         try:
-            commit = subprocess.run(head, capture_output=True, text=True, timeout=20, check=True)
-            differs = subprocess.run(changed, capture_output=True, timeout=60, check=False)
+            commit = subprocess.run(
+                head, capture_output=True, text=True, timeout=20, check=True
+            )
+            differs = subprocess.run(
+                changed, capture_output=True, timeout=60, check=False
+            )
             return commit.stdout.strip() + ("+changes" if differs.returncode else "")
         except (OSError, subprocess.SubprocessError):
             pass

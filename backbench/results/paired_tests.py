@@ -25,7 +25,11 @@ class SeedScores(NamedTuple):
 def of_seeds(files: Sequence[Path], metric: str) -> SeedScores | None:
     """The scores in the predictions of a checkpoint's seeds; None unless all are of one list."""
     kept = [arrays for arrays in map(load, files) if arrays is not None]
-    if not kept or len(kept) < len(files) or not all(_same_list(kept[0], x) for x in kept):
+    if (
+        not kept
+        or len(kept) < len(files)
+        or not all(_same_list(kept[0], x) for x in kept)
+    ):
         return None
     name, images = f"bootstrap_{metric}", None
     if all({name, "images"} <= x.keys() for x in kept):
@@ -44,7 +48,10 @@ def classes_of(x: Arrays, metric: str) -> np.ndarray | None:
 
 
 def compare(
-    a: Sequence[Path], b: Sequence[Path], metric: str, noise: TrainingNoise | None = None
+    a: Sequence[Path],
+    b: Sequence[Path],
+    metric: str,
+    noise: TrainingNoise | None = None,
 ) -> Difference | None:
     """Compare a - b on `metric` by the kept predictions of their seeds; None if they do not pair.
 
@@ -55,7 +62,9 @@ def compare(
     x, y = of_seeds(a, metric), of_seeds(b, metric)
     if x is None or y is None or not _same_list(x.first, y.first):
         return None
-    if (x.images is None) != (y.images is None) or x.scores.shape[1:] != y.scores.shape[1:]:
+    if (x.images is None) != (y.images is None) or x.scores.shape[1:] != y.scores.shape[
+        1:
+    ]:
         return None
     if noise is None and len(a) != len(b):
         return None
@@ -63,7 +72,9 @@ def compare(
     images, classes = x.scores.shape[-1], classes_of(x.first, metric)
     tested: Difference | None
     if x.images is not None:
-        tested = paired_differences.of_resamples(x.scores.mean(0) - y.scores.mean(0), x.images)
+        tested = paired_differences.of_resamples(
+            x.scores.mean(0) - y.scores.mean(0), x.images
+        )
     elif noise is None and x.scores[..., 0].size > 1:
         d = (x.scores - y.scores).reshape(-1, images)
         tested = paired_differences.of_draws_and_images(d, classes)

@@ -32,12 +32,19 @@ class _Latest:
         arrays = _read(path)
         size = _ENTRY + sum(array.nbytes for array in (arrays or {}).values())
         self.held[path], self.used = (arrays, size), self.used + size
-        while self.used > self.BYTES:  # one that is larger than all of it is not held either
+        while (
+            self.used > self.BYTES
+        ):  # one that is larger than all of it is not held either
             self.used -= self.held.popitem(last=False)[1][1]
         return arrays
 
 
-_PER_IMAGE = ("hits5", "label", "prediction", "cluster")  # arrays with an entry for each image
+_PER_IMAGE = (
+    "hits5",
+    "label",
+    "prediction",
+    "cluster",
+)  # arrays with an entry for each image
 # Name -> kinds and dimensions; the predictions of each draw of labels are (D, N)
 _ARRAYS = {
     "manifest": ("U", (0,)),
@@ -60,7 +67,11 @@ def hits(x: Arrays, metric: str) -> np.ndarray | None:
     """Which images count as right, (N,) or (D, N) bool; None if the file cannot say it."""
     if metric.startswith("top5"):
         return x.get("hits5")
-    if metric.startswith(("top1", "mean_per_class")) and "prediction" in x and "label" in x:
+    if (
+        metric.startswith(("top1", "mean_per_class"))
+        and "prediction" in x
+        and "label" in x
+    ):
         return x["prediction"] == x["label"]
     return None
 
@@ -72,12 +83,17 @@ def _read(path: Path) -> Arrays | None:
     return {**arrays, **_on_resamples(arrays)}
 
 
-def read_arrays(path: Path, what: str, refuse: Callable[[Arrays], None]) -> Arrays | None:
+def read_arrays(
+    path: Path, what: str, refuse: Callable[[Arrays], None]
+) -> Arrays | None:
     """The arrays of a stranger's .npz; None where it is missing, or (logged) damaged or refused."""
     try:
         with opening.open_regular(path, most=opening.GIGABYTE) as opened:
             with zipfile.ZipFile(opened) as archive:
-                if sum(member.file_size for member in archive.infolist()) > opening.GIGABYTE:
+                if (
+                    sum(member.file_size for member in archive.infolist())
+                    > opening.GIGABYTE
+                ):
                     raise ValueError("more than 1 GB when unpacked")
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as file:
@@ -106,9 +122,19 @@ def _on_resamples(arrays: Arrays) -> Arrays:
 def _refuse_counts(arrays: Arrays) -> None:
     """Raises ValueError for what cannot be counts of pixels per image."""
     counts = [arrays[name] for name in dense_counts.NAMES if name in arrays]
-    shapes, kinds = {each.shape for each in counts}, {each.dtype.kind for each in counts}
-    if len(counts) < 3 or len(shapes) > 1 or counts[0].ndim != 2 or not kinds <= {"i", "u"}:
-        raise ValueError("the counts of pixels are no three tables of images and classes")
+    shapes, kinds = (
+        {each.shape for each in counts},
+        {each.dtype.kind for each in counts},
+    )
+    if (
+        len(counts) < 3
+        or len(shapes) > 1
+        or counts[0].ndim != 2
+        or not kinds <= {"i", "u"}
+    ):
+        raise ValueError(
+            "the counts of pixels are no three tables of images and classes"
+        )
     intersection, predicted, labelled = (each.astype(float) for each in counts)
     least = np.minimum(predicted, labelled)
     if not counts[0].size or not ((intersection >= 0) & (intersection <= least)).all():
@@ -133,7 +159,9 @@ def _refuse(arrays: Arrays) -> None:
         if is_score:  # a value that is no score would spread to the tables
             known = array.astype(float)
             if name != "values":
-                known = known[~np.isnan(known)]  # a resample without a ground truth has no AP
+                known = known[
+                    ~np.isnan(known)
+                ]  # a resample without a ground truth has no AP
             if not (np.abs(known) <= LARGEST).all():
                 raise ValueError(f"'{name}' holds a value that is no score")
     if "manifest" not in arrays:

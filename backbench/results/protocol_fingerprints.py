@@ -33,9 +33,15 @@ class Shipped(TypedDict):
     """The content of shipped.json."""
 
     defaults: dict[str, Leaves]  # by kind of protocol
-    fingerprints: dict[str, dict[str, str]]  # name of a protocol -> kind of task -> fingerprint
-    pretraining: dict[str, Leaves]  # defaults of a recipe, of crops, and of each method by its name
-    trainings: dict[str, str]  # name in configs/pretrain -> digest of the recipe, bases included
+    fingerprints: dict[
+        str, dict[str, str]
+    ]  # name of a protocol -> kind of task -> fingerprint
+    pretraining: dict[
+        str, Leaves
+    ]  # defaults of a recipe, of crops, and of each method by its name
+    trainings: dict[
+        str, str
+    ]  # name in configs/pretrain -> digest of the recipe, bases included
 
 
 @functools.cache
@@ -76,7 +82,9 @@ def _comparable(value: Any) -> Any:
     return value
 
 
-def decisive(recipe: Mapping[str, Any], kind: str, defaults: Mapping[str, Leaves]) -> Leaves:
+def decisive(
+    recipe: Mapping[str, Any], kind: str, defaults: Mapping[str, Leaves]
+) -> Leaves:
     """The leaves of a resolved recipe that decide its numbers and differ from their defaults."""
     free = FREE_OF_ANALYZE if kind == "analyze" else FREE
     of_kind = defaults.get(kind, {})
@@ -100,7 +108,9 @@ def _in_any_group(key: str, defaults: Leaves) -> str | None:
     return None
 
 
-def fingerprint_of(recipe: Mapping[str, Any], kind: str, defaults: Mapping[str, Leaves]) -> str:
+def fingerprint_of(
+    recipe: Mapping[str, Any], kind: str, defaults: Mapping[str, Leaves]
+) -> str:
     """12 hex digits that are equal exactly when everything decisive is."""
     return digest(decisive(recipe, kind, defaults))
 
@@ -129,5 +139,7 @@ def of_recipe(
     fingerprint = fingerprint_of(recipe, kind, bound["defaults"])
     names = bound["fingerprints"].get(name, {})
     # What is computed from the scores of a protocol has that protocol's name and recipe
-    is_shipped = fingerprint == names.get(kind if TASKS[task].from_scores else measures(task))
+    is_shipped = fingerprint == names.get(
+        kind if TASKS[task].from_scores else measures(task)
+    )
     return None if is_shipped else fingerprint

@@ -41,7 +41,11 @@ def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
     drawn = x.get(f"bootstrap_{metric}")
     if drawn is not None:
         drawn = drawn[: resampling.COUNT].astype(float)
-        if len(drawn) < resampling.COUNT or not np.isfinite(drawn).all() or "images" not in x:
+        if (
+            len(drawn) < resampling.COUNT
+            or not np.isfinite(drawn).all()
+            or "images" not in x
+        ):
             return None
         return drawn * resampling.widening(int(x["images"]))
     right = hits(x, metric)
@@ -51,7 +55,9 @@ def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
     manifest = str(x["manifest"])
     draws_seed = seeding.seed_of("draws", manifest, len(right))
     counts = _image_counts(manifest, right.shape[1])
-    return 100 * resampling.resampled_means(right, weights(x, metric), counts, draws_seed)
+    return 100 * resampling.resampled_means(
+        right, weights(x, metric), counts, draws_seed
+    )
 
 
 def weights(x: Arrays, metric: str) -> np.ndarray:

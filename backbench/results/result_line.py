@@ -53,7 +53,9 @@ def _inside_the_run(path: str) -> str:
     return path
 
 
-_words = functools.lru_cache(maxsize=65536)(printable.of_command)  # a run's numbers share theirs
+_words = functools.lru_cache(maxsize=65536)(
+    printable.of_command
+)  # a run's numbers share theirs
 
 
 def _command(command: str | list[str]) -> str | list[str]:
@@ -109,7 +111,9 @@ class Provenance(TypedDict, total=False):
     val: StrictStr  # or, for a probe: "official", "held out of train"
     manifest: StrictStr
     labelled: StrictStr | None
-    image_contents: StrictStr | None  # of all images that were scored (`images.contents.whole`)
+    image_contents: (
+        StrictStr | None
+    )  # of all images that were scored (`images.contents.whole`)
 
 
 class Origin(TypedDict, total=False):
@@ -154,19 +158,24 @@ class Result:
     engine: Annotated[StrictStr, _text(60)] | None = None
     seed: Whole = 0
     # What was selected on validation data, and on which split
-    chosen: Annotated[Mapping[str, object], GetPydanticSchema(lambda _, to: to(Group))] | None = (
-        None
-    )
+    chosen: (
+        Annotated[Mapping[str, object], GetPydanticSchema(lambda _, to: to(Group))]
+        | None
+    ) = None
     # What is needed to repeat the number; `facts` is the same with the types of the keys
-    provenance: Annotated[Mapping[str, object], GetPydanticSchema(lambda _, to: to(Provenance))] = (
-        field(default_factory=dict)
-    )
-    origin: Origin = field(default_factory=Origin, compare=False)  # filled by `store.append`
+    provenance: Annotated[
+        Mapping[str, object], GetPydanticSchema(lambda _, to: to(Provenance))
+    ] = field(default_factory=dict)
+    origin: Origin = field(
+        default_factory=Origin, compare=False
+    )  # filled by `store.append`
     schema: Literal[1] = SCHEMA
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
-            raise BadInput(f"result with unknown task '{self.task}'; {nearest(self.task, TASKS)}")
+            raise BadInput(
+                f"result with unknown task '{self.task}'; {nearest(self.task, TASKS)}"
+            )
         # JSON has no nan: what is not finite is undefined. `frozen` is for everybody after this.
         if self.value is not None and not math.isfinite(self.value):
             object.__setattr__(self, "value", None)
@@ -197,7 +206,9 @@ def parse(data: object) -> Result:
     schema = data.get("schema")
     if type(schema) is not int or schema != SCHEMA:
         shown = printable.shown(str(schema), 20)
-        raise BadInput(f"result of schema {shown}, not counted; this version reads {SCHEMA}")
+        raise BadInput(
+            f"result of schema {shown}, not counted; this version reads {SCHEMA}"
+        )
     try:
         return _LINE.validate_python(data)
     except ValidationError as error:

@@ -30,7 +30,9 @@ LARGEST_FILE = 4 * opening.GIGABYTE  # of results: a million of them
 # ---- writing
 
 
-def append(run: str | Path, results: Iterable[Result], *, skip_known: bool = False) -> None:
+def append(
+    run: str | Path, results: Iterable[Result], *, skip_known: bool = False
+) -> None:
     """Append to RUN/results.jsonl by one locked, synced write: many jobs may share the file. With
     `skip_known`, known numbers are skipped: a killed run adds the missing ones."""
     run = Path(run)
@@ -86,7 +88,9 @@ def _write_whole(descriptor: int, data: bytes, path: Path) -> None:
     try:
         while data:  # a write may take only part of what it is given
             data = data[os.write(descriptor, data) :]
-    except OSError as error:  # a full disk: half of a run's rows would pass for all of them
+    except (
+        OSError
+    ) as error:  # a full disk: half of a run's rows would pass for all of them
         os.ftruncate(descriptor, size)
         raise OSError(error.errno, error.strerror, str(path)) from None
     os.fsync(descriptor)
@@ -124,7 +128,16 @@ def keep_predictions(run: str | Path, name: str, **arrays: ArrayLike) -> str:
 
 
 # The keys of a line that tell one number of a run from another, and their values
-KEY_NAMES = ("checkpoint", "task", "dataset", "split", "metric", "protocol", "engine", "seed")
+KEY_NAMES = (
+    "checkpoint",
+    "task",
+    "dataset",
+    "split",
+    "metric",
+    "protocol",
+    "engine",
+    "seed",
+)
 NumberKey = tuple[object, ...]
 
 
@@ -206,9 +219,15 @@ def read_file(file: Path) -> Iterator[Result | str]:
             except BadInput as error:
                 yield f"{where}:{number}: {printable.shown(str(error))}"
             except ValueError as error:
-                start = printable.shown(line.rstrip(b"\n")[:60].decode(errors="replace"))
+                start = printable.shown(
+                    line.rstrip(b"\n")[:60].decode(errors="replace")
+                )
                 # Text that does not end as JSON ends was cut off; text that is too deep was not
-                why = "truncated line" if isinstance(error, json.JSONDecodeError) else str(error)
+                why = (
+                    "truncated line"
+                    if isinstance(error, json.JSONDecodeError)
+                    else str(error)
+                )
                 yield f"{where}:{number}: {printable.shown(why)}, not counted: {start}"
 
 

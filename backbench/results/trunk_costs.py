@@ -47,20 +47,33 @@ def of_result(result: Result) -> TrunkCost | None:
         side, detector = min(trunk["sides"]), True
     if side is None:
         return None
-    speed, hardware = result.origin.get("images_per_second"), result.origin.get("hardware")
+    speed, hardware = (
+        result.origin.get("images_per_second"),
+        result.origin.get("hardware"),
+    )
     shown = hardware if speed is not None and hardware else None
-    return TrunkCost(trunk["parameters"], side, trunk.get("gflops"), speed, shown, detector)
+    return TrunkCost(
+        trunk["parameters"], side, trunk.get("gflops"), speed, shown, detector
+    )
 
 
 def of_results(results: Iterable[Result]) -> dict[str, TrunkCost]:
     """Checkpoint -> cost and last speed; costs below a detector only if there is no other."""
     costs: dict[str, TrunkCost] = {}
-    for result in sorted(results, key=lambda result: result.origin.get("recorded") or 0.0):
+    for result in sorted(
+        results, key=lambda result: result.origin.get("recorded") or 0.0
+    ):
         new, known = of_result(result), costs.get(result.checkpoint)
         if new is None or (known is not None and new.rank < known.rank):
             continue
         # Of equal rank, the last measured speed counts.
-        if known is not None and new.rank == known.rank and new.images_per_second is None:
-            new = new._replace(images_per_second=known.images_per_second, hardware=known.hardware)
+        if (
+            known is not None
+            and new.rank == known.rank
+            and new.images_per_second is None
+        ):
+            new = new._replace(
+                images_per_second=known.images_per_second, hardware=known.hardware
+            )
         costs[result.checkpoint] = new
     return costs

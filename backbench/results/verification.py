@@ -39,14 +39,18 @@ _CLOCKS = 3600  # seconds by which two machines' clocks may differ
 # in the demo's 30 APs of 40 images (docs/demo/records); a bootstrap's bias falls with 1 / images,
 # its spread with the root, and the mean of 500 resamples is known to 0.045 of the spread.
 _AP_CHANCE, _AP_BELOW, _AP_ABOVE = 0.25, 3.0, 12.0
-_AP_ORDER = 0.1  # percent: a stricter overlap may by chance of matching give so much more
+_AP_ORDER = (
+    0.1  # percent: a stricter overlap may by chance of matching give so much more
+)
 _LARGEST_LIST, _LARGEST_TABLE = 16 * opening.MEGABYTE, 4 * opening.MEGABYTE
 _MOST_HITS = 10_000_000  # draws times images that are computed with
 _MOST_PENALTIES = 10_000
 _MOST_CLUSTERS = 3_000  # more would take minutes to match with classes
 _KEPT_LISTS = 64  # of at most a million images, in memory
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_KEPT_NAME = re.compile(r"-s(-?\d+)-([0-9a-f]{12})\.npz$")  # as scoring.py ends its names
+_KEPT_NAME = re.compile(
+    r"-s(-?\d+)-([0-9a-f]{12})\.npz$"
+)  # as scoring.py ends its names
 _COUNTS = re.compile(r"(train_)?top[15](_.*)?")  # metrics that count images
 # What a stranger's record may provoke by a value of another type than it has here
 _ODD = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, csv.Error)
@@ -76,7 +80,9 @@ def of_run(rows: Sequence[Result], run: Path) -> list[RowVerdict]:
             verdicts.append(RowVerdict(UNBACKED, str(error)))
         except _ODD as error:
             why = printable.shown(" ".join(str(error).split()), 100)
-            verdicts.append(RowVerdict(UNBACKED, f"it cannot be computed again ({why})"))
+            verdicts.append(
+                RowVerdict(UNBACKED, f"it cannot be computed again ({why})")
+            )
     for n, why in _contradictions(rows, verdicts):
         verdicts[n] = RowVerdict(UNBACKED, why)
     return verdicts
@@ -105,7 +111,9 @@ def _refuse_impossible(r: Result) -> None:
         raise _Unfit(f"{value:g} is no percentage")
     if ci95 is not None:
         if not ci95[0] - _ALIKE <= value <= ci95[1] + _ALIKE:
-            raise _Unfit(f"its interval {_shown(ci95)} does not hold its value {value:.4f}")
+            raise _Unfit(
+                f"its interval {_shown(ci95)} does not hold its value {value:.4f}"
+            )
         if ranked and not (ci95[0] >= -_ALIKE and ci95[1] <= 100 + _ALIKE):
             raise _Unfit(f"its interval {_shown(ci95)} leaves 0 to 100")
     facts = r.provenance
@@ -147,20 +155,26 @@ def _refuse_choice(r: Result) -> None:
     recipe = r.facts.get("recipe") or {}
     noise = chosen.get("choice_noise", 0)
     if not isinstance(noise, int | float) or not 0 <= noise <= 100:
-        raise _Unfit(f"its choice_noise {str(noise)[:20]!r} is no number of points from 0 to 100")
+        raise _Unfit(
+            f"its choice_noise {str(noise)[:20]!r} is no number of points from 0 to 100"
+        )
     name = {"logreg": "l2", "seg_knn": "k"}.get(str(recipe.get("kind")), "lr")
     if name not in chosen:
         return
     grid = [f"{value:g}" for value in _grid(recipe)]
     best, scores = f"{chosen[name]:g}", chosen.get("scores")
-    if len(decays := recipe.get("weight_decays") or ()) > 1:  # chosen together with the rate
+    if (
+        len(decays := recipe.get("weight_decays") or ()) > 1
+    ):  # chosen together with the rate
         grid = [f"{lr} wd {decay:g}" for lr in grid for decay in decays]
         best = f"{best} wd {chosen.get('weight_decay', math.nan):g}"
     if name == "k":
         grid = [f"{k} {distance}" for k in grid for distance in recipe["distances"]]
         best = f"{best} {chosen.get('distance')}"
     if grid and best not in grid:
-        raise _Unfit(f"its {name} {best} is not on its recipe's grid ({', '.join(grid)[:80]})")
+        raise _Unfit(
+            f"its {name} {best} is not on its recipe's grid ({', '.join(grid)[:80]})"
+        )
     if "lr_used" in chosen and chosen.get("batch_size"):
         used = chosen[name] * chosen["batch_size"] / chosen["reference_batch"]
         if not math.isclose(used, chosen["lr_used"], rel_tol=1e-9):
@@ -169,7 +183,9 @@ def _refuse_choice(r: Result) -> None:
         return
     order = grid or list(scores)
     if set(order) != set(scores):
-        raise _Unfit(f"its scores are not of its recipe's grid ({', '.join(order)[:80]})")
+        raise _Unfit(
+            f"its scores are not of its recipe's grid ({', '.join(order)[:80]})"
+        )
     # Of equal scores the first counts: the smallest rate, the strongest penalty
     highest = max(order, key=scores.__getitem__)
     if not (best == highest if grid else scores[best] == scores[highest]):
@@ -188,8 +204,12 @@ def _grid(recipe: Mapping[str, Any]) -> list[float]:
         if count > _MOST_PENALTIES:
             raise _Unfit(f"its recipe has {count} penalties")
         low, high = math.log10(smallest), math.log10(largest)
-        return [10 ** (high - (high - low) * i / max(count - 1, 1)) for i in range(count)]
-    rates = recipe.get({"finetune": "head_lr", "seg_knn": "k"}.get(str(recipe.get("kind")), "lr"))
+        return [
+            10 ** (high - (high - low) * i / max(count - 1, 1)) for i in range(count)
+        ]
+    rates = recipe.get(
+        {"finetune": "head_lr", "seg_knn": "k"}.get(str(recipe.get("kind")), "lr")
+    )
     return list(rates) if isinstance(rates, list | tuple) else []
 
 
@@ -202,11 +222,25 @@ def _contradictions(
     for n, r in enumerate(rows):
         if verdicts[n].why:
             continue
-        number = (r.checkpoint, r.task, r.dataset, r.split, r.protocol, r.engine, r.seed)
+        number = (
+            r.checkpoint,
+            r.task,
+            r.dataset,
+            r.split,
+            r.protocol,
+            r.engine,
+            r.seed,
+        )
         file = r.facts.get("predictions")
         # One file may be written in many ways: a/./b, a//b
-        if file is not None and owners.setdefault(os.path.normpath(file), number) != number:
-            yield n, f"its predictions '{printable.shown(file, 80)}' are another number's"
+        if (
+            file is not None
+            and owners.setdefault(os.path.normpath(file), number) != number
+        ):
+            yield (
+                n,
+                f"its predictions '{printable.shown(file, 80)}' are another number's",
+            )
         elif r.value is not None:
             together.setdefault(number, {})[r.metric] = n
     for metrics in together.values():
@@ -242,7 +276,9 @@ def _level(r: Result, run: Path) -> int:
         return UNBACKED
     kept = _KEPT_NAME.search(name)
     if kept and (int(kept[1]), kept[2]) != (r.seed, r.checkpoint[:12]):
-        raise _Unfit(f"its predictions '{printable.shown(name, 80)}' are another number's")
+        raise _Unfit(
+            f"its predictions '{printable.shown(name, 80)}' are another number's"
+        )
     _refuse_other_list(r, arrays)
     if TASKS[r.task].detects:
         return _of_resamples(r, arrays)
@@ -272,7 +308,9 @@ def _of_scores(r: Result, run: Path) -> int:
         return UNBACKED
     _refuse_other_list(r, arrays)
     if other := kept_scores.owner(arrays, r):
-        raise _Unfit(f"its scores '{printable.shown(str(name), 80)}' are another {other}'s")
+        raise _Unfit(
+            f"its scores '{printable.shown(str(name), 80)}' are another {other}'s"
+        )
     again, interval = kept_scores.value(arrays, r.metric)
     if r.value is None or abs(again - r.value) > _ALIKE:
         raise _Unfit(f"it says {r.value}, its scores give {again:.6f}")
@@ -304,10 +342,16 @@ def _of_resamples(r: Result, arrays: Arrays) -> int:
     if r.value is None or not len(defined):
         return UNBACKED
     spread, gap = float(defined.std()), float(defined.mean()) - r.value
-    below, above = (_AP_CHANCE + bias / math.sqrt(images) for bias in (_AP_BELOW, _AP_ABOVE))
+    below, above = (
+        _AP_CHANCE + bias / math.sqrt(images) for bias in (_AP_BELOW, _AP_ABOVE)
+    )
     if not -below * spread - _ALIKE <= gap <= above * spread + _ALIKE:
-        raise _Unfit(f"it says {r.value:.4f}, its resamples have a mean of {defined.mean():.4f}")
-    _refuse_other_interval(r, confidence.of_resamples(r.value / 100, draws / 100, images))
+        raise _Unfit(
+            f"it says {r.value:.4f}, its resamples have a mean of {defined.mean():.4f}"
+        )
+    _refuse_other_interval(
+        r, confidence.of_resamples(r.value / 100, draws / 100, images)
+    )
     return FROM_KEPT
 
 
@@ -321,7 +365,9 @@ def _of_counts(r: Result, arrays: Arrays) -> int:
         raise _Unfit(f"it says {r.value}, its counts of pixels give {again:.4f}")
     drawn = arrays[f"bootstrap_{r.metric}"] / 100
     covered = r.metric in dense_counts.COVERED
-    interval = confidence.of_resamples(r.value / 100, drawn, images) if covered else None
+    interval = (
+        confidence.of_resamples(r.value / 100, drawn, images) if covered else None
+    )
     _refuse_other_interval(r, interval)
     return FROM_KEPT
 
@@ -343,7 +389,10 @@ def _of_test_images(r: Result, run: Path, arrays: Arrays) -> int:
             raise _Unfit("one of its queries' scores is not between 0 and 1")
         again = 100 * float(inside.mean())
     elif "cluster" in arrays and r.metric in partitions.METRICS:
-        if len(others) > _MOST_CLUSTERS or len(np.unique(arrays["cluster"])) > _MOST_CLUSTERS:
+        if (
+            len(others) > _MOST_CLUSTERS
+            or len(np.unique(arrays["cluster"])) > _MOST_CLUSTERS
+        ):
             return UNBACKED
         again = partitions.agreement(label, arrays["cluster"])[r.metric]
     else:
@@ -359,7 +408,9 @@ def _refuse_other_interval(r: Result, again: tuple[float, float] | None) -> None
         if again is not r.ci95:
             raise _Unfit(f"its interval is {r.ci95}, what was kept gives {again}")
     elif max(abs(a - b) for a, b in zip(again, r.ci95)) > _ALIKE:
-        raise _Unfit(f"its interval is {_shown(r.ci95)}, what was kept gives {_shown(again)}")
+        raise _Unfit(
+            f"its interval is {_shown(r.ci95)}, what was kept gives {_shown(again)}"
+        )
 
 
 def _refuse_other_count(r: Result, arrays: Arrays, right: np.ndarray) -> None:
@@ -367,22 +418,34 @@ def _refuse_other_count(r: Result, arrays: Arrays, right: np.ndarray) -> None:
     images = r.facts.get("images")
     count = _tested(r, images) if isinstance(images, dict) else 0
     if count and right.shape[-1] != count:
-        raise _Unfit(f"its predictions are of {right.shape[-1]} images, its list has {count}")
+        raise _Unfit(
+            f"its predictions are of {right.shape[-1]} images, its list has {count}"
+        )
     if right.ndim == 1:
         first = hits(arrays, "top1")
-        if first is not None and "hits5" in arrays and bool((first & (arrays["hits5"] == 0)).any()):
+        if (
+            first is not None
+            and "hits5" in arrays
+            and bool((first & (arrays["hits5"] == 0)).any())
+        ):
             raise _Unfit("an image is right by its best class and not by its five best")
         return
     planned = (r.facts.get("recipe") or {}).get("draws", len(right))
     if len(right) != planned:
-        raise _Unfit(f"its predictions are of {len(right)} draws, its recipe has {planned}")
+        raise _Unfit(
+            f"its predictions are of {len(right)} draws, its recipe has {planned}"
+        )
     by_draw = 100 * right @ resamples.weights(arrays, r.metric)
     facts: Mapping[str, Any] = r.provenance
     for values in (arrays.get("values"), facts.get("draws")):
         if values is None:
             continue
-        if len(values) != len(by_draw) or not np.allclose(values, by_draw, rtol=0, atol=_ALIKE):
-            raise _Unfit(f"its {len(values)} draws are not the {len(by_draw)} of its predictions")
+        if len(values) != len(by_draw) or not np.allclose(
+            values, by_draw, rtol=0, atol=_ALIKE
+        ):
+            raise _Unfit(
+                f"its {len(values)} draws are not the {len(by_draw)} of its predictions"
+            )
 
 
 def _refuse_other_classes(r: Result, run: Path, arrays: Arrays) -> None:
@@ -394,13 +457,22 @@ def _refuse_other_classes(r: Result, run: Path, arrays: Arrays) -> None:
         text = opening.read_bytes(run / name, most=_LARGEST_TABLE).decode()
     except (OSError, UnicodeDecodeError):
         return
-    table = [(int(row["images"]), int(row["right"])) for row in csv.DictReader(io.StringIO(text))]
+    table = [
+        (int(row["images"]), int(row["right"]))
+        for row in csv.DictReader(io.StringIO(text))
+    ]
     label, there = arrays["label"], np.asarray(table).reshape(-1, 2).T
     hit, inside = label[arrays["prediction"] == label], range(len(table))
     known = label.min() in inside and label.max() in inside
-    again = [np.bincount(some, minlength=len(table)) for some in (label, hit)] if known else []
+    again = (
+        [np.bincount(some, minlength=len(table)) for some in (label, hit)]
+        if known
+        else []
+    )
     if not np.array_equal(there, again):
-        raise _Unfit(f"its table of classes '{printable.shown(name, 80)}' counts other images")
+        raise _Unfit(
+            f"its table of classes '{printable.shown(name, 80)}' counts other images"
+        )
 
 
 # ---- lists of images
@@ -412,7 +484,9 @@ def _of_listed_labels(r: Result, run: Path, arrays: Arrays) -> int:
     if listed is None:
         return FROM_KEPT
     if not np.array_equal(arrays["label"], listed):
-        raise _Unfit("the labels beside its predictions are not those of its list of images")
+        raise _Unfit(
+            "the labels beside its predictions are not those of its list of images"
+        )
     return FROM_LIST
 
 

@@ -71,13 +71,17 @@ def recognise(out: Path, *, verb: str, identity: Identity) -> bool:
         there = jsons.read(file)
         before = dict(there["identity"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise BadInput(f"{file}: damaged; remove {out} or choose another --out") from None
+        raise BadInput(
+            f"{file}: damaged; remove {out} or choose another --out"
+        ) from None
     if there.get("verb") != verb:
         held = f"holds a run of '{there.get('verb')}', not '{verb}'"
         raise BadInput(f"{out}: {held}; choose another --out")
     # Through JSON, so that tuples and numbers compare as they will when they are read
     now = json.loads(json.dumps(identity))
-    differing = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    differing = sorted(
+        key for key in {*before, *now} if before.get(key) != now.get(key)
+    )
     if differing:
         # The first difference is shown, the others are named
         named = [_difference(differing[0], before, now), *differing[1:]]

@@ -15,14 +15,19 @@ class ForwardClock:
     KEPT = 50  # batches
 
     def __init__(self) -> None:
-        self._batches: dict[str, deque[tuple[int, float | tuple[torch.Event, torch.Event]]]] = {}
+        self._batches: dict[
+            str, deque[tuple[int, float | tuple[torch.Event, torch.Event]]]
+        ] = {}
 
     @contextmanager
     def around(self, digest: str, images: int, device: torch.device) -> Iterator[None]:
         """Times one forward pass."""
         on_gpu = device.type == "cuda" and torch.cuda.is_available()
         if on_gpu:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start, end = (
+                torch.cuda.Event(enable_timing=True),
+                torch.cuda.Event(enable_timing=True),
+            )
             start.record()
             yield
             end.record()

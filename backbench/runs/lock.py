@@ -141,7 +141,9 @@ def _refuse_living(file: Path, holder: Holder | None, locked: bool | None) -> No
     if alive:
         # A process on a machine that Slurm gave up ends soon: the next attempt finds it gone
         kind = BadInput if holder is None or holder["machine"] == _machine() else Failed
-        raise kind(f"{file.parent}: {who} is at work; wait for it, or choose another --out")
+        raise kind(
+            f"{file.parent}: {who} is at work; wait for it, or choose another --out"
+        )
 
 
 def _beats(file: Path) -> bool:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from backbench.runs.terminal import log
 
-LONG, DEAR = 60.0, 3600.0  # seconds: less is not worth a word; above, a cheaper way is named
+LONG, DEAR = (
+    60.0,
+    3600.0,
+)  # seconds: less is not worth a word; above, a cheaper way is named
 # A rate is believed after so many units and seconds, or after so many seconds alone
 UNITS, SECONDS, ENOUGH_SECONDS = 10, 5.0, 30.0
 
@@ -23,7 +26,9 @@ class _Announced:
 _run = _Announced()
 
 
-def announce(what: str, *parts: str, work: Mapping[str, float], cheaper: str = "") -> None:
+def announce(
+    what: str, *parts: str, work: Mapping[str, float], cheaper: str = ""
+) -> None:
     """Log what will be done. `work`: each unit's count; `cheaper`: a cheaper way on a CPU."""
     counts = [plural(count, unit) for unit, count in work.items() if count]
     log.info(f"{what}: {'; '.join(filter(None, (*parts, ', '.join(counts))))}")
@@ -42,7 +47,9 @@ class Meter:
     def __init__(self, unit: str, done: int) -> None:
         self.unit = unit
         self.began = time.monotonic()
-        self.warm: float | None = None  # when the first units were done: they start the machine up
+        self.warm: float | None = (
+            None  # when the first units were done: they start the machine up
+        )
         self.counted = 0
         skip(unit, done)
 
@@ -65,7 +72,9 @@ class Meter:
             return
         cheaper = f"; {_run.cheaper}" if needed > DEAR and _run.cheaper else ""
         rate = f"at {made / took:.3g} a second{cheaper}"
-        log.info(f"about {spelled(needed)} here for {left:,.0f} more {self.unit}s, {rate}")
+        log.info(
+            f"about {spelled(needed)} here for {left:,.0f} more {self.unit}s, {rate}"
+        )
 
 
 def plural(count: float, unit: str) -> str:

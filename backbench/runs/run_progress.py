@@ -58,7 +58,9 @@ class Progress:
             self.meter.count(count)
         now = time.monotonic()
         last = self.done >= self.total
-        due = last or now - self._shown > (TERMINAL_SECONDS if self._tty else LOG_SECONDS)
+        due = last or now - self._shown > (
+            TERMINAL_SECONDS if self._tty else LOG_SECONDS
+        )
         if due and now - self.start >= self.after:
             self._shown = now
             self._print(info, last)
@@ -72,7 +74,9 @@ class Progress:
                 eta_s=None if eta == math.inf else round(eta, 1),
                 time=time.time(),
             )
-            with contextlib.suppress(OSError):  # a full disk must not end the run for this file
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk must not end the run for this file
                 atomic.write_json(Path(self.run) / PROGRESS_FILE, note)
 
     def _print(self, info: Mapping[str, float | str], last: bool) -> None:
@@ -81,7 +85,9 @@ class Progress:
         took = time.monotonic() - self.start
         rate = (self.done - self.first) / took if took else 0.0
         end = f"took {seconds(took)}" if last else f"ETA {seconds(self.eta)}"
-        line = f"{self.what}: {self.done}/{self.total} {self.unit}s  {rate:.3g}/s  {end}"
+        line = (
+            f"{self.what}: {self.done}/{self.total} {self.unit}s  {rate:.3g}/s  {end}"
+        )
         for name, value in info.items():
             shown = f"{value:.4g}" if isinstance(value, float) else value
             line += f"  {name} {shown}"

@@ -43,7 +43,9 @@ def load_state(path: str | Path) -> dict[str, Any]:
         raise BadInput(f"{path}: not a backbench state file; remove it to start over")
     written = header[len(_STATE_MAGIC) :].strip().decode(errors="replace")
     if hashlib.sha256(data).hexdigest() != written:
-        raise BadInput(f"{path}: the state is damaged (sha256 differs); remove it to start over")
+        raise BadInput(
+            f"{path}: the state is damaged (sha256 differs); remove it to start over"
+        )
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
@@ -63,7 +65,9 @@ class StopFlag:
     def end_here(self, where: str) -> None:
         """Raise Preempted where a signal came; for loops whose steps are not worth saving."""
         if self.requested:
-            raise Preempted(f"stopped by {self.requested} {where}; the same command continues")
+            raise Preempted(
+                f"stopped by {self.requested} {where}; the same command continues"
+            )
 
     def __enter__(self) -> "StopFlag":
         self._listening = _stop_signals_to(self._handle)

@@ -38,5 +38,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 def setup_logging(verbosity: int = 0) -> None:
     """Plain lines on standard error: -1 (-q) shows warnings only, 1 (-v) debug messages too."""
     level = {-1: logging.WARNING, 0: logging.INFO}.get(verbosity, logging.DEBUG)
-    logging.basicConfig(level="WARNING", format="%(message)s", handlers=[_Handler(sys.stderr)])
+    logging.basicConfig(
+        level="WARNING", format="%(message)s", handlers=[_Handler(sys.stderr)]
+    )
     log.setLevel(level)

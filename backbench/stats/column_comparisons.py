@@ -61,7 +61,11 @@ def compared_pairs(
     if not by_dataset:
         # 2. Over other images: without predictions nothing is told apart. Other columns are trained
         #    anew, so over columns trainings vary already; of few columns they are added.
-        over, by_image, df = "columns", np.full(len(first), np.nan), np.full(len(first), np.inf)
+        over, by_image, df = (
+            "columns",
+            np.full(len(first), np.nan),
+            np.full(len(first), np.inf),
+        )
         if noise is not None and len(values) <= MOST_BY_IMAGES:
             counted = None
             if trainings is not None and len(each) < FEWEST:
@@ -96,7 +100,9 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         known = column[there]
         if len(known) < 2:
             continue
-        if len(known) > MOST_BY_IMAGES:  # the unit of normal values with the same quartiles
+        if (
+            len(known) > MOST_BY_IMAGES
+        ):  # the unit of normal values with the same quartiles
             low, high = np.percentile(known, [25, 75])
             units[c] = (high - low) / 2**0.5 or 1.0
         else:  # the median difference of two unequal values
@@ -121,7 +127,9 @@ def _differences(
             each[n] = mean[first] - mean[second]
             count += 1
             continue
-        gap = part[:, first] - part[:, second]  # (columns, pairs), nan unless both are there
+        gap = (
+            part[:, first] - part[:, second]
+        )  # (columns, pairs), nan unless both are there
         missing = np.isnan(gap)
         gap[missing] = 0
         shared = len(part) - missing.sum(0)
@@ -131,7 +139,10 @@ def _differences(
 
 
 def _variances(
-    scaled: np.ndarray, scales: np.ndarray, moved: np.ndarray, trainings: Trainings | None
+    scaled: np.ndarray,
+    scales: np.ndarray,
+    moved: np.ndarray,
+    trainings: Trainings | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The variance of each pair's mean difference over other images, and over other trainings if
     given, and its degrees of freedom (pairs,); nan where nobody knows."""
@@ -152,6 +163,9 @@ def _variances(
             variance[n] += noise.excess * weight if noise.known else np.nan
             estimated.append((noise.seeds * weight, noise.df))
         if np.isfinite(variance[n]) and variance[n] > 0:
-            parts = [poorly_known(min(of / variance[n], 1.0), known) for of, known in estimated]
+            parts = [
+                poorly_known(min(of / variance[n], 1.0), known)
+                for of, known in estimated
+            ]
             df[n] = 1 / sum(parts) if sum(parts) else np.inf
     return variance, df

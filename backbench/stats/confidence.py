@@ -62,12 +62,16 @@ def t_both_tails(t: float, df: float) -> float:
     return float(2 * stdtr(min(df, _MANY), -abs(t)))
 
 
-def of_share(share: float, variance: float, images: float, df: float = math.inf) -> Interval:
+def of_share(
+    share: float, variance: float, images: float, df: float = math.inf
+) -> Interval:
     """The interval of an estimate `share` in [0, 1] whose variance is known with `df` degrees of
     freedom. If the variance is zero, treat the estimate as `images` independent trials."""
     from scipy.special import betaincinv
 
-    share = min(max(round(share, 12), 0.0), 1.0)  # a sum of weights is 1 but for its last bits
+    share = min(
+        max(round(share, 12), 0.0), 1.0
+    )  # a sum of weights is 1 but for its last bits
     n = share * (1 - share) / variance if variance > 0 else 0.0
     n = n or images
     # If the variance is poorly known, t's quantile is wider than the normal's.
@@ -126,7 +130,9 @@ def of_seeds(values: Sequence[float]) -> Interval | None:
     return mean - half, mean + half
 
 
-def of_mean(values: Sequence[float], ends: Sequence[Interval], df: Sequence[float]) -> Interval:
+def of_mean(
+    values: Sequence[float], ends: Sequence[Interval], df: Sequence[float]
+) -> Interval:
     """The interval of the mean of independent values in percent, from the ends of their intervals.
     `df` are each interval's degrees of freedom: infinite over images, seeds - 1 over seeds."""
     variance = of_spread = 0.0
@@ -153,7 +159,9 @@ def of_resamples(share: float, resamples: np.ndarray, images: int) -> Interval |
     return of_share(share, variance, images, min(len(defined), images) - 1)
 
 
-def draws_and_images(x: np.ndarray, weight: np.ndarray, by_image: float) -> tuple[float, float]:
+def draws_and_images(
+    x: np.ndarray, weight: np.ndarray, by_image: float
+) -> tuple[float, float]:
     """The variance of the mean of `x` (D, N) over draws and images, both chosen at random, and its
     degrees of freedom. `weight` (N,) sums to 1; `by_image` is the variance over images of the mean
     over these draws. The derivation is on top of this file."""
@@ -165,7 +173,9 @@ def draws_and_images(x: np.ndarray, weight: np.ndarray, by_image: float) -> tupl
     #    that of x w minus those of the means, which are orthogonal to it.
     squares = float((x**2).sum(0) @ weight**2)
     of_image = draws * float((x.mean(0) * weight) @ (x.mean(0) * weight))
-    left = max(squares - of_image - float(((of_draw - of_draw.mean()) ** 2).sum()) / n, 0.0)
+    left = max(
+        squares - of_image - float(((of_draw - of_draw.mean()) ** 2).sum()) / n, 0.0
+    )
     both = n * left / ((draws - 1) * max(n - 1, 1)) / draws
     # 3. Both variances hold the interaction, so it is taken off once. What is left of the images'
     #    part is known from all images, while the draws' part may be nothing by chance: draws that
@@ -198,7 +208,9 @@ class ClassWeights:
     class means a plain sum; `images` is the effective number of images of equal weight."""
 
     def __init__(self, label: np.ndarray) -> None:
-        _, self.of, self.size = np.unique(label, return_inverse=True, return_counts=True)
+        _, self.of, self.size = np.unique(
+            label, return_inverse=True, return_counts=True
+        )
         self.count = len(self.size)
         self.weight = 1 / (self.count * self.size[self.of])
         self.images = float(self.count**2 / (1 / self.size).sum())

@@ -45,7 +45,9 @@ def _unit_ranks(values: np.ndarray) -> np.ndarray:
     return ranks / np.where(length > 1e-9, length, np.nan)
 
 
-def spearman(of_x: Sequence[float], of_y: Sequence[float]) -> tuple[float | None, Interval | None]:
+def spearman(
+    of_x: Sequence[float], of_y: Sequence[float]
+) -> tuple[float | None, Interval | None]:
     """rho, None if x or y is constant, and its interval, None if most resamples are constant."""
     x, y = resampled_ranks(tuple(of_x)), resampled_ranks(tuple(of_y))
     # Pearson's r is the product of centred unit vectors.

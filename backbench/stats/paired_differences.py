@@ -23,7 +23,9 @@ class Difference:
     p: float
     paired: str  # images | draws and images | resamples, "and trainings" where they vary, too
     n: int
-    variance: float = 0.0  # of the value, in points squared, known with `df` degrees of freedom
+    variance: float = (
+        0.0  # of the value, in points squared, known with `df` degrees of freedom
+    )
     df: float = math.inf
     # False: both were trained, and nobody knows how far a second training would move them
     trainings_known: bool = True
@@ -57,7 +59,9 @@ def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
         won, lost = int((d > 0).sum()), int((d < 0).sum())
         least = min(won, lost)
         at_most = float(bdtr(least, won + lost, 0.5))
-        p = min(1.0, at_most + float(bdtr(least - 1, won + lost, 0.5) if least else 0.0))
+        p = min(
+            1.0, at_most + float(bdtr(least - 1, won + lost, 0.5) if least else 0.0)
+        )
     else:
         p = confidence.t_both_tails(value / error, math.inf)
     return _difference(value, error, p, "images", n)

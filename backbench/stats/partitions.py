@@ -19,4 +19,6 @@ def agreement(label: NDArray, cluster: NDArray) -> dict[str, float]:
     matched = together[linear_sum_assignment(together, maximize=True)].sum()
     nmi = metrics.normalized_mutual_info_score(label, cluster)
     ari = metrics.adjusted_rand_score(label, cluster)
-    return dict(zip(METRICS, (100 * float(x) for x in (nmi, ari, matched / len(label)))))
+    return dict(
+        zip(METRICS, (100 * float(x) for x in (nmi, ari, matched / len(label))))
+    )

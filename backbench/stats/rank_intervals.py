@@ -24,8 +24,12 @@ class RankPlace:
 
     rank: int
     interval: tuple[int, int]  # of ranks, 95% for all rows together
-    average: float | None  # mean of its ranks in the columns that it has; None if it has none
-    win_rate: float  # percent of comparisons that it should win, by Bradley and Terry's model
+    average: (
+        float | None
+    )  # mean of its ranks in the columns that it has; None if it has none
+    win_rate: (
+        float  # percent of comparisons that it should win, by Bradley and Terry's model
+    )
     columns: int  # the number of columns in which it has a value
     group: int  # 1: nobody is above it; 2: only rows of group 1 are; and so on
 
@@ -60,7 +64,9 @@ def ranking(
     values = np.asarray(values, float)
     compared = compared_pairs(values, datasets, noise, trainings)
     places = _places(values, _strengths(*_wins(values)), compared.above)
-    return Ranking(places, compared.over, compared.units, compared.above, compared.tested)
+    return Ranking(
+        places, compared.over, compared.units, compared.above, compared.tested
+    )
 
 
 def column_ranks(values: np.ndarray) -> np.ndarray:
@@ -80,7 +86,10 @@ def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # Small whole numbers in the order of the values: they are compared many at a time.
         place = np.unique(column, return_inverse=True)[1].astype(np.int16)
         # Nothing is above what is missing, nor that above anything.
-        over, under = np.where(known, place, -1), np.where(known, place, np.int16(32767))
+        over, under = (
+            np.where(known, place, -1),
+            np.where(known, place, np.int16(32767)),
+        )
         higher += (over[:, None] > under[None, :]).view(np.int8)
     # Of those that both have, what neither wins is a tie.
     won = (higher - higher.T.astype(float) + met) / 2
@@ -110,7 +119,9 @@ def _strengths(won: np.ndarray, met: np.ndarray) -> np.ndarray:
     return log_strength
 
 
-def _places(values: np.ndarray, strength: np.ndarray, above: np.ndarray) -> list[RankPlace]:
+def _places(
+    values: np.ndarray, strength: np.ndarray, above: np.ndarray
+) -> list[RankPlace]:
     """The places of all rows, from Bradley and Terry's strengths and the tested pairs."""
     from scipy.special import expit
 
@@ -130,7 +141,11 @@ def _places(values: np.ndarray, strength: np.ndarray, above: np.ndarray) -> list
         known = ranks[~np.isnan(ranks)]
         mean = float(known.mean()) if len(known) else None
         interval = (int(low[i]), int(high[i]))
-        out.append(RankPlace(int(rank[i]), interval, mean, float(rate[i]), len(known), group[i]))
+        out.append(
+            RankPlace(
+                int(rank[i]), interval, mean, float(rate[i]), len(known), group[i]
+            )
+        )
     return out
 
 

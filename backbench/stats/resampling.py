@@ -10,7 +10,9 @@ _ENTRIES = 200_000  # resampled images at once
 def image_counts(seed: int, images: int) -> np.ndarray:
     """Images' counts in each resample (COUNT, images); the same seed gives the same resamples."""
     rng = np.random.default_rng(seed)
-    return rng.multinomial(images, np.full(images, 1 / images), size=COUNT).astype(np.uint16)
+    return rng.multinomial(images, np.full(images, 1 / images), size=COUNT).astype(
+        np.uint16
+    )
 
 
 def resampled_means(
@@ -26,7 +28,9 @@ def resampled_means(
         by_draw[:, start : start + some] = right @ weights.T / weights.sum(1)
     if draws > 1:
         rng = np.random.default_rng(draws_seed)
-        by_draw = np.take_along_axis(by_draw, rng.integers(0, draws, by_draw.shape), axis=0)
+        by_draw = np.take_along_axis(
+            by_draw, rng.integers(0, draws, by_draw.shape), axis=0
+        )
     return by_draw.mean(0) * widening(n)
 
 

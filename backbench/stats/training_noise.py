@@ -54,7 +54,9 @@ class TrainingNoise:
         return TrainingNoise(max(self.seeds, choice), choice, self.df, source)
 
 
-NOTHING_TRAINED = TrainingNoise(0.0, 0.0, math.inf, "")  # a second run gives the same number
+NOTHING_TRAINED = TrainingNoise(
+    0.0, 0.0, math.inf, ""
+)  # a second run gives the same number
 
 
 class Seeds(NamedTuple):
@@ -89,7 +91,9 @@ def by_images(hits: np.ndarray, classes: np.ndarray | None = None) -> float:
 
 def by_resamples(values: np.ndarray, images: int) -> float:
     """v of `values` (K, B) in percent, K seeds on B resamples of `images` images."""
-    values = values[:, np.isfinite(values).all(0)]  # a resample without a ground truth has no AP
+    values = values[
+        :, np.isfinite(values).all(0)
+    ]  # a resample without a ground truth has no AP
     if values.shape[1] < 2:
         return 0.0
     centred = values - values.mean(1, keepdims=True)
@@ -121,7 +125,9 @@ def over_trainings(d: Difference, noise: TrainingNoise, a: int, b: int) -> Diffe
     share = 1 / a + 1 / b
     variance = d.variance + noise.excess * share
     part = min(noise.seeds * share / variance, 1.0)
-    spread = confidence.poorly_known(part, noise.df) + (d.variance / variance) ** 2 / d.df
+    spread = (
+        confidence.poorly_known(part, noise.df) + (d.variance / variance) ** 2 / d.df
+    )
     df = 1 / spread if spread else math.inf
     error = math.sqrt(variance)
     half = confidence.t_quantile(df) * error

@@ -8,7 +8,9 @@ from typing import Any
 from backbench.untrusted import opening
 
 DEEPEST = 60  # of nested lists and objects; what this suite writes has ten
-MOST_DIGITS = 40  # of a whole number: one of 309 and more is no float, and ends arithmetic
+MOST_DIGITS = (
+    40  # of a whole number: one of 309 and more is no float, and ends arithmetic
+)
 
 
 def decode(text: str | bytes) -> Any:

@@ -22,7 +22,9 @@ DEEPEST = 20  # of nested containers
 _DTYPES = re.compile(r"([<|=]?)([fiub])([1248])$")
 
 
-def read(file: BinaryIO, *, array: Callable[[np.ndarray], object] = lambda array: array) -> Any:
+def read(
+    file: BinaryIO, *, array: Callable[[np.ndarray], object] = lambda array: array
+) -> Any:
     """Read the next pickle as dicts, lists, plain values and what `array` makes of numpy's arrays.
     BadInput or UnpicklingError for what it may not name; pickle's errors for no pickle."""
     return _materialise(load(file), array, {}, 0)
@@ -57,9 +59,13 @@ class _DType:
         import numpy as np
 
         if self.order == ">" or self.name.startswith(">"):
-            raise BadInput("holds big-endian arrays; write it again on a little-endian machine")
+            raise BadInput(
+                "holds big-endian arrays; write it again on a little-endian machine"
+            )
         if not (self.name == "bool" or _DTYPES.match(self.name)):
-            raise BadInput(f"refused: holds arrays of dtype '{self.name[:20]}', not numbers")
+            raise BadInput(
+                f"refused: holds arrays of dtype '{self.name[:20]}', not numbers"
+            )
         return np.dtype(self.name)
 
 
@@ -74,7 +80,12 @@ class _Array:
         if not (isinstance(state, tuple) and len(state) == 5):
             raise BadInput("damaged: an array without content")
         _, shape, dtype, fortran, data = state
-        self.content = (data, dtype, shape, "F" if fortran is True or fortran == 1 else "C")
+        self.content = (
+            data,
+            dtype,
+            shape,
+            "F" if fortran is True or fortran == 1 else "C",
+        )
 
     def value(self) -> Any:
         # The bytes go as soon as they are copied
@@ -90,7 +101,9 @@ class _Scalar(_Array):
 
     def value(self) -> Any:
         found = super().value()
-        return found.item() if found.ndim == 0 else found  # a file may give it another state
+        return (
+            found.item() if found.ndim == 0 else found
+        )  # a file may give it another state
 
 
 def _frombuffer(data: object, dtype: object, shape: object, order: object) -> _Array:
@@ -110,7 +123,9 @@ def _array(data: object, dtype: object, shape: object, order: str) -> np.ndarray
     for side in sides:
         if type(side) is not int or not 0 <= side < 1 << 40:
             raise BadInput("damaged: an array without shape or dtype")
-    data = data.encode("latin1") if isinstance(data, str) else data  # python 2's pickles
+    data = (
+        data.encode("latin1") if isinstance(data, str) else data
+    )  # python 2's pickles
     if isinstance(data, list):
         raise BadInput("refused: holds arrays of python objects, not numbers")
     if not isinstance(data, bytes | bytearray):
@@ -175,7 +190,9 @@ class BoundedUnpickler(pickle._Unpickler):
         _ACTIONS[pickle.DICT[0]](self)
 
     def _no_set(self) -> None:
-        raise pickle.UnpicklingError("refused: it holds a set, which no weights or images need")
+        raise pickle.UnpicklingError(
+            "refused: it holds a set, which no weights or images need"
+        )
 
     dispatch[pickle.SETITEM[0]] = _set_item
     dispatch[pickle.SETITEMS[0]] = _set_items
@@ -190,7 +207,9 @@ def _refuse_keys(keys: Sequence[object]) -> None:
         for part in parts:
             by_identity = type(part).__hash__ is object.__hash__
             if not isinstance(part, _PLAIN_KEYS) and not by_identity:
-                raise pickle.UnpicklingError("refused: a key that is neither text nor number")
+                raise pickle.UnpicklingError(
+                    "refused: a key that is neither text nor number"
+                )
 
 
 class _Unpickler(BoundedUnpickler):
@@ -219,9 +238,13 @@ def _materialise(
         out: Any
         if isinstance(value, _Array):
             found = value.value()
-            out = array(found) if hasattr(found, "dtype") else found  # a scalar is no array
+            out = (
+                array(found) if hasattr(found, "dtype") else found
+            )  # a scalar is no array
         elif isinstance(value, dict):
-            pairs = dict.items(value)  # the file may have hung another `items` on an OrderedDict
+            pairs = dict.items(
+                value
+            )  # the file may have hung another `items` on an OrderedDict
             out = {k: _materialise(v, array, done, depth + 1) for k, v in pairs}
         else:
             out = [_materialise(v, array, done, depth + 1) for v in value]

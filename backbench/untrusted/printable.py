@@ -25,7 +25,9 @@ def control_in(text: str, allowed: str = "") -> str | None:
     return None
 
 
-def control_below(value: object, path: str = "", allowed: str = "") -> tuple[str, str] | None:
+def control_below(
+    value: object, path: str = "", allowed: str = ""
+) -> tuple[str, str] | None:
     """(path, character) of the first key or text with a control character in plain values."""
     if isinstance(value, str):
         found = control_in(value, allowed)
@@ -34,7 +36,9 @@ def control_below(value: object, path: str = "", allowed: str = "") -> tuple[str
         for key, below in value.items():
             if found := control_in(str(key)):
                 return ascii(str(key)), found
-            if inner := control_below(below, f"{path}.{key}" if path else str(key), allowed):
+            if inner := control_below(
+                below, f"{path}.{key}" if path else str(key), allowed
+            ):
                 return inner
     elif isinstance(value, list | tuple):
         for number, below in enumerate(value):
@@ -71,7 +75,9 @@ def spreadsheet(value: object) -> object:
         value = f"'{value}"
     if value.isascii():  # nearly always
         return value
-    return value.encode(errors="backslashreplace").decode()  # a folder's name may be no text
+    return value.encode(
+        errors="backslashreplace"
+    ).decode()  # a folder's name may be no text
 
 
 def part(text: str) -> str:

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     import yaml
 
 LARGEST = opening.MEGABYTE // 2  # bytes of a file
-REMEMBERED = 1 << 14  # characters of the longest text whose values are kept for the next time
+REMEMBERED = (
+    1 << 14
+)  # characters of the longest text whose values are kept for the next time
 DEEPEST = 40  # levels
 MOST = 20_000  # values and characters / 100, with every alias written out
 MOST_BITS = 128  # of a whole number: one of 1024 is no float, and ends arithmetic
-LONGEST_PLAIN = 4096  # characters of a scalar without quotes: reading a longer number takes minutes
+LONGEST_PLAIN = (
+    4096  # characters of a scalar without quotes: reading a longer number takes minutes
+)
 
 # 1e-4 is a number here, and text in YAML 1.1, which wants a dot and a sign
 _SCIENTIFIC = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
@@ -62,14 +66,22 @@ def encode(value: object) -> str:
 
     _add_scientific(Dumper)
     # Text for us, and a number for other readers
-    Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile("(inf|nan)$"), ["i", "n"])
+    Dumper.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile("(inf|nan)$"), ["i", "n"]
+    )
     return yaml.dump(
-        value, Dumper=Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False
+        value,
+        Dumper=Dumper,
+        default_flow_style=False,
+        allow_unicode=True,
+        sort_keys=False,
     )
 
 
 def _add_scientific(cls: type[yaml.SafeDumper] | type[yaml.SafeLoader]) -> None:
-    cls.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789"))
+    cls.add_implicit_resolver(
+        "tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789")
+    )
 
 
 @functools.cache
@@ -99,12 +111,20 @@ def _loader() -> type[yaml.SafeLoader]:
             return number
 
     tags = {f"tag:yaml.org,2002:{name}" for name in _PLAIN_TAGS}
-    known = {tag: make for tag, make in base.yaml_constructors.items() if tag in {*tags, None}}
+    known = {
+        tag: make
+        for tag, make in base.yaml_constructors.items()
+        if tag in {*tags, None}
+    }
     Loader.yaml_constructors = known
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     # A date is text: no recipe has any use for the day as a value
     Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        first: [
+            (tag, pattern)
+            for tag, pattern in resolvers
+            if not tag.endswith(":timestamp")
+        ]
         for first, resolvers in base.yaml_implicit_resolvers.items()
     }
     _add_scientific(Loader)
@@ -124,20 +144,26 @@ def _refuse_costly(text: str) -> None:
         anchor, so_far = open_[-1]
         open_[-1] = anchor, so_far + count
         if so_far + count > MOST:
-            raise ValueError(f"stands for more than {MOST} values (aliases of aliases?)")
+            raise ValueError(
+                f"stands for more than {MOST} values (aliases of aliases?)"
+            )
 
     for event in yaml.parse(text, Loader=parser):
         if isinstance(event, yaml.ScalarEvent):
             length = len(event.value)
             if not event.style and length > LONGEST_PLAIN:
                 start = event.value[:20]
-                raise ValueError(f"'{start}...' has {length} characters; quote long texts")
+                raise ValueError(
+                    f"'{start}...' has {length} characters; quote long texts"
+                )
             size = 1 + length // 100
             if event.anchor:
                 sizes[event.anchor] = size
             add(size)
         elif isinstance(event, yaml.AliasEvent):
-            add(sizes.get(str(event.anchor), MOST))  # an alias inside its own anchor has no end
+            add(
+                sizes.get(str(event.anchor), MOST)
+            )  # an alias inside its own anchor has no end
         elif isinstance(event, yaml.CollectionStartEvent):
             if len(open_) > DEEPEST:
                 raise ValueError(f"nested more than {DEEPEST} levels deep")

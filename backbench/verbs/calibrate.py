@@ -31,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
         )
     for r in rows:
         interval = f" [{r.ci95[0]:.3f}, {r.ci95[1]:.3f}]" if r.ci95 else ""
-        print(f"{printable.shown(r.name, 40):<16} {r.column:<60} {r.value:9.3f}{interval}")
+        print(
+            f"{printable.shown(r.name, 40):<16} {r.column:<60} {r.value:9.3f}{interval}"
+        )
     args.document = rows
     return 0
 
@@ -52,9 +54,13 @@ def of_run(file: Path) -> list[Result]:
         if arrays is None:
             continue
         if other := kept_scores.owner(arrays, source):
-            log.warning(f"{file.parent / name}: scores of another {other}; measure them again")
+            log.warning(
+                f"{file.parent / name}: scores of another {other}; measure them again"
+            )
             continue
-        provenance = {k: v for k, v in source.provenance.items() if k not in _OF_PREDICTIONS}
+        provenance = {
+            k: v for k, v in source.provenance.items() if k not in _OF_PREDICTIONS
+        }
         if "temperature" in arrays:
             provenance["fitted_temperature"] = float(arrays["temperature"])
         for metric in kept_scores.names(arrays):

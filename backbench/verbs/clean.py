@@ -30,7 +30,9 @@ class Held:
     verb: str = ""
     finished: bool = True
     size: int = 0
-    removable: list[tuple[Path, int, str]] = field(default_factory=list)  # file, bytes, reason
+    removable: list[tuple[Path, int, str]] = field(
+        default_factory=list
+    )  # file, bytes, reason
 
     def add(self, file: Path) -> None:
         """Count a file, and note it where it can go."""
@@ -69,7 +71,9 @@ def held(runs: Iterable[str | Path]) -> list[Held]:
             owners[folder] = owner = _open(folder) if RUN_FILE in files else owner
             for file in files:
                 owner.add(folder / file)
-    shown = [each for each in dict.fromkeys(owners.values()) if each.verb or each.removable]
+    shown = [
+        each for each in dict.fromkeys(owners.values()) if each.verb or each.removable
+    ]
     return sorted(shown, key=lambda each: (not each.verb, each.run))
 
 
@@ -83,7 +87,9 @@ def _open(folder: Path) -> Held:
     # A checkpoint is whole where its header reads and its tensors are all there
     checkpoint = folder / CHECKPOINT_FILE
     head = header.read(checkpoint)
-    whole = head is not None and bool(head.about) and checkpoint.stat().st_size == head.size
+    whole = (
+        head is not None and bool(head.about) and checkpoint.stat().st_size == head.size
+    )
     return Held(folder, verb, finished=whole)
 
 

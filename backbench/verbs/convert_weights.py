@@ -10,7 +10,13 @@ from backbench.untrusted.printable import shown
 from backbench.weights import exporting
 from backbench.weights.checkpoint import PIXELS_FROM
 from backbench.weights.importing import read
-from backbench.weights.inspecting import Allows, EncoderReport, Report, inspect, untrained_signs
+from backbench.weights.inspecting import (
+    Allows,
+    EncoderReport,
+    Report,
+    inspect,
+    untrained_signs,
+)
 from backbench.weights.tensor_names import first_names
 
 
@@ -28,10 +34,14 @@ def _print_report(report: Report) -> None:
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(f"{report['file']}  {report['bytes'] / 1e6:.1f} MB, {report['container']}")
+    console.print(
+        f"{report['file']}  {report['bytes'] / 1e6:.1f} MB, {report['container']}"
+    )
     also = f" (files that look the same: {report['also']})" if report["also"] else ""
     console.print(f"format    {report['format'] or 'not recognised'}{also}")
-    table = Table("encoder", "prefix", "arch", "stem", "trunk", "", box=box.SIMPLE, pad_edge=False)
+    table = Table(
+        "encoder", "prefix", "arch", "stem", "trunk", "", box=box.SIMPLE, pad_edge=False
+    )
     remarks = []
     for row in report["encoders"]:
         prefix = f"{row['table']}: {row['prefix']}" if row["table"] else row["prefix"]
@@ -45,14 +55,18 @@ def _print_report(report: Report) -> None:
         console.print(remark)
     for left in report["leftovers"]:
         size = f"{left['tensors']} tensors, {left['elements']} elements"
-        console.print(f"beside    {left['group']}: {size} ({shown(str(left['example']))})")
+        console.print(
+            f"beside    {left['group']}: {size} ({shown(str(left['example']))})"
+        )
     if not report["importable"]:
         console.print(f"cannot be imported as it is: {report['why_not']}")
         return
     pixels = report["pixels"]
     for line in _allowed(report["allows"]):
         console.print(line)
-    console.print(f"pixels    {pixels['order']}, mean {pixels['mean']}, std {pixels['std']}")
+    console.print(
+        f"pixels    {pixels['order']}, mean {pixels['mean']}, std {pixels['std']}"
+    )
     # 0 epochs are known: a random trunk has them
     epochs = "not in the file" if report["epochs"] is None else report["epochs"]
     console.print(f"method    {report['method']}, epochs {epochs}")
@@ -65,9 +79,13 @@ def _allowed(allows: Allows) -> list[str]:
     if allows["size"] is not None:
         rule = allows["positions"] or "RULE"
         by = f"; of others with `import --pos {rule}`" if allows["positions"] else ""
-        out.append(f"takes     images of {allows['size']} x {allows['size']} pixels{by}")
+        out.append(
+            f"takes     images of {allows['size']} x {allows['size']} pixels{by}"
+        )
     else:
-        steps = f", in multiples of {allows['divisor']}" if allows["divisor"] > 1 else ""
+        steps = (
+            f", in multiples of {allows['divisor']}" if allows["divisor"] > 1 else ""
+        )
         out.append(f"takes     images of any size{steps}")
     strides = ", ".join(map(str, allows["strides"]))
     out.append(
@@ -84,7 +102,9 @@ def _notes(row: EncoderReport) -> list[str]:
     if row["missing_statistics"] == "all":
         notes.append("no batch-norm statistics")
     if row["absent_counters"]:
-        notes.append(f"{row['absent_counters']} batch counters are not in the file and become 0")
+        notes.append(
+            f"{row['absent_counters']} batch counters are not in the file and become 0"
+        )
     return [*notes, *(f"untrained? {sign}" for sign in row["untrained"])]
 
 
@@ -134,7 +154,9 @@ def run_export(args: argparse.Namespace) -> int:
     load = checkpoint.family.loaded_by(checkpoint.arch, args.format)
     if load is None:
         lacks = f"is a {checkpoint.arch}, which {args.format} does not have"
-        raise BadInput(f"'{checkpoint.name}' {lacks}; a timm trunk goes out with --format timm")
+        raise BadInput(
+            f"'{checkpoint.name}' {lacks}; a timm trunk goes out with --format timm"
+        )
     if args.format == "detectron2":
         exporting.write_detectron2(checkpoint, out)
         units = exporting.detectron2_pixels(checkpoint.pixels)

@@ -41,7 +41,11 @@ AND = "+"  # between two commands of a chain
 # seconds of each step at full size, which the ETA weighs steps by.
 CHAINS: dict[str, dict[str, int]] = {
     "pretraining-a": {"pretrain/lorac": 49, "pretrain/moco_m": 38},
-    "pretraining-b": {"pretrain/random": 1, "pretrain/simclr": 31, "pretrain/moco_v2": 29},
+    "pretraining-b": {
+        "pretrain/random": 1,
+        "pretrain/simclr": 31,
+        "pretrain/moco_v2": 29,
+    },
     "evaluation-a": {"linear": 16, "fewshot": 5, "knn": 7, "detection/random": 39},
     "evaluation-b": {"semisup": 12, "detection/lorac": 43},
 }
@@ -53,27 +57,45 @@ def demo_steps(out: Path, size: str) -> dict[str, Job]:
     """Return the demo's commands by the names of their run folders."""
     data = str(out / "data")
     prefix = "demo" if size == "full" else "tiny"
-    trunks = {name: str(out / "pretrain" / name / CHECKPOINT_FILE) for name in CHECKPOINTS}
+    trunks = {
+        name: str(out / "pretrain" / name / CHECKPOINT_FILE) for name in CHECKPOINTS
+    }
     steps: dict[str, Job] = {}
 
     def add(name: str, *words: str, makes: str | None = None) -> None:
         argv = (*words, "--data", data, "--out", str(out / name))
-        steps[name] = Job(name=name, argv=argv, like=words[0], cells=(name,), makes=makes)
+        steps[name] = Job(
+            name=name, argv=argv, like=words[0], cells=(name,), makes=makes
+        )
 
     for name in CHECKPOINTS:
         makes = f"pretrain/{name}/{CHECKPOINT_FILE}"
         add(f"pretrain/{name}", "pretrain", f"{prefix}_{name}", makes=makes)
     # One pass for all trunks; the cheap probes have one protocol for both sizes
-    protocols = {"linear": f"linear_{prefix}", "fewshot": "fewshot_demo", "knn": "knn_demo"}
+    protocols = {
+        "linear": f"linear_{prefix}",
+        "fewshot": "fewshot_demo",
+        "knn": "knn_demo",
+    }
     for probe, protocol in protocols.items():
-        words = ["linear", *trunks.values(), "--datasets", "digits", "--protocol", protocol]
+        words = [
+            "linear",
+            *trunks.values(),
+            "--datasets",
+            "digits",
+            "--protocol",
+            protocol,
+        ]
         add(probe, *words)
     for name in CHECKPOINTS:
         words = ["semisup", trunks[name], "--percent", "10", "--lists", f"{data}/lists"]
         add(f"semisup/{name}", *words, "--protocol", f"semisup_{prefix}")
     for name, task in itertools.product(DETECTED, TASKS):
         words = ["detect", "--config-file", f"{prefix}_{task}_rcnn_frozen", "--resume"]
-        words += ["--engine", "torchvision"]  # the same numbers with and without Detectron2
+        words += [
+            "--engine",
+            "torchvision",
+        ]  # the same numbers with and without Detectron2
         add(f"detection/{name}/{task}", *words, "--checkpoint", trunks[name])
     return steps
 
@@ -82,7 +104,9 @@ def chained(steps: Mapping[str, Job]) -> list[Job]:
     """Return a job for each chain that has any of these steps, in the order of start."""
     jobs: list[Job] = []
     for chain, beginnings in CHAINS.items():
-        names = tuple(name for start in beginnings for name in steps if name.startswith(start))
+        names = tuple(
+            name for start in beginnings for name in steps if name.startswith(start)
+        )
         if not names:
             continue
         argv = list(steps[names[0]].argv)
@@ -91,12 +115,21 @@ def chained(steps: Mapping[str, Job]) -> list[Job]:
         earlier = [job.name for job in jobs]
         needs = tuple(need for need in NEEDS.get(chain[:-2], ()) if need in earlier)
         makes = steps[names[-1]].makes or f"{names[-1]}/{RESULTS_FILE}"
-        job = Job(name=chain, argv=tuple(argv), like=chain, cells=names, needs=needs, makes=makes)
+        job = Job(
+            name=chain,
+            argv=tuple(argv),
+            like=chain,
+            cells=names,
+            needs=needs,
+            makes=makes,
+        )
         jobs.append(job)
     return jobs
 
 
-def run_chain(words: Sequence[str], run_verb: Callable[[Sequence[str]], int | None]) -> int:
+def run_chain(
+    words: Sequence[str], run_verb: Callable[[Sequence[str]], int | None]
+) -> int:
     """Run commands one after another in this process, until one fails; return its exit status."""
     for is_and, command in itertools.groupby(words, lambda word: word == AND):
         if is_and:
@@ -125,8 +158,19 @@ def run(args: argparse.Namespace) -> int:
         calibrate = [*command, "calibrate", "-q", str(out / "linear")]
         if subprocess.run(calibrate, check=False, stdout=subprocess.DEVNULL).returncode:
             raise Failed("the scores were not calibrated; the same command continues")
-        command += ["leaderboard", "-q", str(out), "--html", str(out / "leaderboard.html")]
-        command += ["--csv", str(out / "leaderboard.csv"), "--tidy", str(out / "results.csv")]
+        command += [
+            "leaderboard",
+            "-q",
+            str(out),
+            "--html",
+            str(out / "leaderboard.html"),
+        ]
+        command += [
+            "--csv",
+            str(out / "leaderboard.csv"),
+            "--tidy",
+            str(out / "results.csv"),
+        ]
         if subprocess.run(command, check=False).returncode:
             raise Failed("the leaderboard was not written; the same command continues")
     ledger, took = Ledger(out), seconds(time.monotonic() - started)
@@ -148,7 +192,9 @@ def _check_folder(out: Path, size: str) -> None:
         except (OSError, ValueError, KeyError, TypeError):
             raise BadInput(f"{about}: damaged; choose another --out") from None
         if was != size:
-            other = f"holds a demo of size '{printable.shown(str(was), 80)}', not '{size}'"
+            other = (
+                f"holds a demo of size '{printable.shown(str(was), 80)}', not '{size}'"
+            )
             raise BadInput(f"{out}: {other}; choose another --out")
     if not about.exists() and any(out.iterdir()):
         raise BadInput(f"{out}: is not empty and holds no demo; choose another --out")
@@ -159,7 +205,9 @@ def _run_jobs(out: Path, size: str) -> int:
     """Run the steps that are missing, in the local pool, and return the exit status."""
     ledger = Ledger(out)
     steps = demo_steps(out, size)
-    missing = {name: step for name, step in steps.items() if not finished(step, ledger.runs)}
+    missing = {
+        name: step for name, step in steps.items() if not finished(step, ledger.runs)
+    }
     chain = shlex.join([sys.executable, "-m", "backbench", "demo", "--chain"])
     cluster = dataclasses.replace(read_cluster("local"), command=chain)
     jobs = chained(missing)

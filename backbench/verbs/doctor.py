@@ -37,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
     args.document = parts = examine(args.data)
     if not args.json:
         version = importlib.metadata.version("backbench")
-        print(f"backbench {version} ({store.code_revision()}), Python {platform.python_version()}")
+        print(
+            f"backbench {version} ({store.code_revision()}), Python {platform.python_version()}"
+        )
         for one in parts:
             print(f"{one.kind:<8} {one.name:<25} {one.state:<8} {one.about}".rstrip())
     # Without the first verb there is none
@@ -47,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(data: Path) -> list[Finding]:
     needed = [*packages(), device()]
-    needed += [Finding("hidden", name, BROKEN, why) for name, why in plugins.hidden().items()]
+    needed += [
+        Finding("hidden", name, BROKEN, why) for name, why in plugins.hidden().items()
+    ]
     more = [detectron2(), slurm(), *datasets(data), lists(data), coco(data)]
     trunks = dict.fromkeys(plugins.installed(plugins.TRUNKS), "installed")
     for family in archs.FAMILIES:
@@ -58,24 +62,34 @@ def examine(data: Path) -> list[Finding]:
 
 def machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count()
+    )
     disk = shutil.disk_usage(Path.cwd()).free
     advice = "not set (with several processes on few cores: 1)"
     threads = os.environ.get("OMP_NUM_THREADS", advice)
     about = f"{platform.system()}, {cores} cores, {memory >> 30} GiB, {disk >> 30} GiB of disk free"
-    return Finding("machine", store.hardware(), OK, f"{about}, OMP_NUM_THREADS {threads}")
+    return Finding(
+        "machine", store.hardware(), OK, f"{about}, OMP_NUM_THREADS {threads}"
+    )
 
 
 def packages() -> list[Finding]:
     """List each required package (no extras): its version, and if that is in the stated range."""
     try:
         from packaging.requirements import Requirement
-    except ImportError:  # it reads the ranges, and is one of the packages that are looked for
+    except (
+        ImportError
+    ):  # it reads the ranges, and is one of the packages that are looked for
         return [Finding("package", "packaging", MISSING, "pip install packaging")]
     parts = []
     for text in sorted(importlib.metadata.requires("backbench") or []):
         requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker is not None and not requirement.marker.evaluate(
+            {"extra": ""}
+        ):
             continue
         wanted = str(requirement.specifier)
         try:
@@ -113,7 +127,11 @@ for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
 def device() -> Finding:
     """Report the GPUs that torch sees, from its own process: a broken torch raises nothing here."""
     seen = _asked("device", "torch", sys.executable, "-c", _PROBE)
-    return seen if seen.about else Finding("device", "torch", OK, "the CPU: demo and small data")
+    return (
+        seen
+        if seen.about
+        else Finding("device", "torch", OK, "the CPU: demo and small data")
+    )
 
 
 def detectron2() -> Finding:
@@ -133,7 +151,9 @@ def slurm() -> Finding:
 def _asked(kind: str, name: str, *command: str) -> Finding:
     """Run a command: its output, or the last line that it says where it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, check=False
+        )
     except (subprocess.TimeoutExpired, OSError) as error:
         return Finding(kind, name, BROKEN, f"{command[0]}: {type(error).__name__}")
     if done.returncode:
@@ -146,7 +166,10 @@ def datasets(data: Path) -> list[Finding]:
     """The datasets below ROOT, and why some are unusable; `data check NAME` also reads images."""
     parts = []
     for row in availability.listed(data):
-        name, state = str(row["name"]), OK if row["on_disk"] == availability.FOUND else BROKEN
+        name, state = (
+            str(row["name"]),
+            OK if row["on_disk"] == availability.FOUND else BROKEN,
+        )
         if row["on_disk"] != availability.MISSING or (data / name).is_dir():
             parts.append(Finding("data", name, state, str(row["wrong"] or "")))
     return parts
@@ -161,7 +184,10 @@ def lists(data: Path) -> Finding:
 
 def coco(data: Path) -> Finding:
     """COCO below ROOT or where Detectron2 looks for it, or else the demo's scenes."""
-    folders = [data / "coco", Path(os.environ.get("DETECTRON2_DATASETS", data)) / "coco"]
+    folders = [
+        data / "coco",
+        Path(os.environ.get("DETECTRON2_DATASETS", data)) / "coco",
+    ]
     for folder in (*folders, data / "scenes"):
         if (folder / "annotations").is_dir():
             return Finding("boxes", "coco", OK, str(folder))
@@ -178,7 +204,8 @@ def verbs(needed: list[Finding], more: list[Finding]) -> list[Finding]:
     needs = {
         "demo, pretrain": [],
         "launch on this machine": [],
-        "linear, finetune, semisup": images or [Finding("data", "datasets", MISSING, advice)],
+        "linear, finetune, semisup": images
+        or [Finding("data", "datasets", MISSING, advice)],
         "detect (torchvision)": [by_name["coco"]],
         "detect (detectron2)": [by_name["detectron2"]],
         "launch --cluster slurm": [by_name["slurm"]],
@@ -187,5 +214,7 @@ def verbs(needed: list[Finding], more: list[Finding]) -> list[Finding]:
     for name, need in needs.items():
         wrong = next((one for one in [*lacking, *need[:1]] if one.state != OK), None)
         about = "" if wrong is None else f"{wrong.name}: {wrong.about}"
-        parts.append(Finding("verbs", name, OK if wrong is None else wrong.state, about))
+        parts.append(
+            Finding("verbs", name, OK if wrong is None else wrong.state, about)
+        )
     return parts

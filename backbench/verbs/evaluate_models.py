@@ -7,7 +7,15 @@ from pathlib import Path
 from backbench import api
 from backbench.api import WantedTask
 from backbench.board import overall
-from backbench.board.board import BEST, ONCE, Board, collect, compare_rows, standing, text_of
+from backbench.board.board import (
+    BEST,
+    ONCE,
+    Board,
+    collect,
+    compare_rows,
+    standing,
+    text_of,
+)
 from backbench.datasets import catalog
 from backbench.errors import BadInput, nearest
 from backbench.recipes import config
@@ -36,7 +44,9 @@ def check(args: argparse.Namespace) -> None:
         else:
             raise BadInput(f"{word}: no such file, and no task; {nearest(kind, TASKS)}")
     if not args.checkpoints:
-        raise BadInput(f"{args.words[0]}: is a task; name a checkpoint file or timm:NAME before it")
+        raise BadInput(
+            f"{args.words[0]}: is a task; name a checkpoint file or timm:NAME before it"
+        )
     args.tasks = tasks or None
     _, wanted = api.place_tasks(args.tasks, args.data, args.out)
     for task in wanted:
@@ -47,8 +57,12 @@ def check(args: argparse.Namespace) -> None:
         for recipe in task.words[0].split(",") if several else task.words[:1]:
             config.find_recipe(recipe, "detection" if detects else "transfer")
         if detects and (args.accelerator != "auto" or args.workers is not None):
-            others = "--accelerator and --workers are for the other tasks; leave them out"
-            raise BadInput(f"{task.task}: {others}, or use `backbench detect ... MODEL.DEVICE cpu`")
+            others = (
+                "--accelerator and --workers are for the other tasks; leave them out"
+            )
+            raise BadInput(
+                f"{task.task}: {others}, or use `backbench detect ... MODEL.DEVICE cpu`"
+            )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,9 +77,13 @@ def run(args: argparse.Namespace) -> int:
         counts = ", ".join(f"{len(part)} {split}" for split, part in images.items())
         classes = len(images.train.classes)
         log.info(f"{name}: {classes} classes; {counts} images")
-    titles = ", ".join(f"{TASKS[task.task].title.lower()} ({task.recipe})" for task in wanted)
+    titles = ", ".join(
+        f"{TASKS[task.task].title.lower()} ({task.recipe})" for task in wanted
+    )
     models = len(args.checkpoints)
-    log.info(f"plan: {titles}; {models} model{'s' if models > 1 else ''} on {', '.join(names)}")
+    log.info(
+        f"plan: {titles}; {models} model{'s' if models > 1 else ''} on {', '.join(names)}"
+    )
     # 2. The numbers
     options = [] if args.accelerator == "auto" else ["--accelerator", args.accelerator]
     options += [] if args.workers is None else ["--workers", str(args.workers)]
@@ -95,7 +113,11 @@ def run(args: argparse.Namespace) -> int:
     # 4. What takes longer, and where all of it is
     if args.tasks is None and results:
         files = sorted(args.out.glob("checkpoint*.safetensors"))
-        rates = [r.origin["images_per_second"] for r in results if "images_per_second" in r.origin]
+        rates = [
+            r.origin["images_per_second"]
+            for r in results
+            if "images_per_second" in r.origin
+        ]
         print("What takes longer, for one model (prices from the speed just seen):")
         for task in DEAR:
             wanted_task = WantedTask(task, names[0], TASKS[task].recipe)
@@ -139,7 +161,16 @@ def images_seen(task: str, dataset: str, root: Path) -> int:
         lengths, trainings = recipe["length"], 2
         length = lengths.get(dataset, lengths["default"])
     else:
-        length, trainings = recipe["parts"][str(percent)]["length"], len(recipe["head_lr"]) + 1
-    trained = len(catalog.read_lists(catalog.find(dataset), root).both()) * percent // 100
-    once = length["iterations"] * batch if "iterations" in length else length["epochs"] * trained
+        length, trainings = (
+            recipe["parts"][str(percent)]["length"],
+            len(recipe["head_lr"]) + 1,
+        )
+    trained = (
+        len(catalog.read_lists(catalog.find(dataset), root).both()) * percent // 100
+    )
+    once = (
+        length["iterations"] * batch
+        if "iterations" in length
+        else length["epochs"] * trained
+    )
     return int(once * trainings)

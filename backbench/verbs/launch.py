@@ -17,7 +17,12 @@ from pathlib import Path
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
-from backbench.launch.clusters import Cluster, check_resources, read_cluster, recorded_cluster
+from backbench.launch.clusters import (
+    Cluster,
+    check_resources,
+    read_cluster,
+    recorded_cluster,
+)
 from backbench.launch.grid import Grid, read_grid
 from backbench.launch.job import Job, check_recorded_command
 from backbench.launch.local import run_here
@@ -40,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
 
 def run_grid(args: argparse.Namespace) -> int:
     if not 0 < args.interval < math.inf:
-        raise BadInput(f"--interval {args.interval:g}: seconds between two looks, above 0")
+        raise BadInput(
+            f"--interval {args.interval:g}: seconds between two looks, above 0"
+        )
     # cluster.a.b=c changes a key of the cluster's file, a.b=c one of the grid's
     of_cluster, of_grid = _split_overrides(args.overrides)
     grid = read_grid(args.grid, of_grid)
@@ -56,9 +63,13 @@ def run_grid(args: argparse.Namespace) -> int:
     )
     if args.dry_run:
         snapshot = Snapshot(grid_run.ledger)
-        plan = grid_run.plan(snapshot, watching=True)  # also shows what --watch would wait for
+        plan = grid_run.plan(
+            snapshot, watching=True
+        )  # also shows what --watch would wait for
         if not (plan.new or plan.known or plan.waiting):
-            grid_run.plan(snapshot, watching=False)  # says which of its names match nothing
+            grid_run.plan(
+                snapshot, watching=False
+            )  # says which of its names match nothing
         sys.stdout.write(plan_text(plan, cluster, snapshot))
         return 0
     if cluster.kind == "slurm":
@@ -97,7 +108,9 @@ class GridRun:
 
     def plan(self, snapshot: Snapshot, *, watching: bool) -> Plan:
         """Find what is missing; BadInput where the cluster cannot run it."""
-        plan = make_plan(self.grid, snapshot, where=self.where, data=self.data, watching=watching)
+        plan = make_plan(
+            self.grid, snapshot, where=self.where, data=self.data, watching=watching
+        )
         check_resources(self.cluster, plan.new)
         if self.cluster.command is None:  # another program knows its own words
             self.commands.refuse(plan.new, self.where)
@@ -109,7 +122,10 @@ class GridRun:
         plan = self.plan(catch_up(self.ledger, self.cluster), watching=watching)
         if plan.new or not watching:  # a watcher that finds nothing says nothing
             local = self.cluster.kind == "local"
-            _say(plan, f"to run, {f'{self.cluster.jobs} at a time' if local else 'one by one'}")
+            _say(
+                plan,
+                f"to run, {f'{self.cluster.jobs} at a time' if local else 'one by one'}",
+            )
         return plan.new, bool(plan.waiting) or not (plan.new or plan.known)
 
     def on_slurm(self) -> int:
@@ -137,13 +153,19 @@ class GridRun:
                 raise
             log.warning("%s; looking again in %.0f s", error, self.interval)
         snapshot = Snapshot(self.ledger)
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {status_text(snapshot)}", flush=True)
+        print(
+            f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {status_text(snapshot)}", flush=True
+        )
         if plan is None or plan.new or plan.waiting or snapshot.trouble:
             return None
         names = {state.name for state in snapshot.states.values()}
         if not names or not names.isdisjoint(ACTIVE):
             return None
-        log.info("all is done" if names == {"done"} else "nothing is left to happen by itself")
+        log.info(
+            "all is done"
+            if names == {"done"}
+            else "nothing is left to happen by itself"
+        )
         return 0 if names == {"done"} else EXIT_FAILED
 
     def submit_missing(self) -> Plan:
@@ -154,7 +176,9 @@ class GridRun:
             plan = self.plan(snapshot, watching=self.interval is not None)
             # 1. A stopped job only ran out of time on a node that could not requeue it: it goes on
             states = snapshot.states
-            stopped = {n for n in self.seen & states.keys() if states[n].name == "stopped"}
+            stopped = {
+                n for n in self.seen & states.keys() if states[n].name == "stopped"
+            }
             # 2. So does what waited for such a job, and was cancelled by Slurm for that
             new: dict[str, Job] = {}
             for job in plan.new:  # needs come earlier in the list
@@ -167,7 +191,9 @@ class GridRun:
             goes_on = new.keys() & self.seen
             self.orphans -= new.keys()
             for name, state in plan.known.items():
-                needs = snapshot.records[name].job.needs if state.name == "waiting" else ()
+                needs = (
+                    snapshot.records[name].job.needs if state.name == "waiting" else ()
+                )
                 if goes_on.intersection(needs):
                     self.orphans.add(name)
             # 4. A clean slate for what is submitted by a wish, not for what goes on by itself
@@ -177,7 +203,9 @@ class GridRun:
                 active = snapshot.active_ids()
                 count = submit(ledger, self.cluster, self.grid.name, plan.new, active)
             finally:
-                self.seen |= {name for name, record in ledger.records().items() if record.id}
+                self.seen |= {
+                    name for name, record in ledger.records().items() if record.id
+                }
         _say(plan, f"submitted in {count} arrays")
         return plan
 
@@ -189,7 +217,9 @@ def _say(plan: Plan, what: str) -> None:
     if counts["failed"]:
         log.info("`backbench launch retry` starts the failed ones again")
     for path in plan.waiting:
-        log.info(f"waiting for {path}: no {path}/{CHECKPOINT_FILE} yet; run again then, or --watch")
+        log.info(
+            f"waiting for {path}: no {path}/{CHECKPOINT_FILE} yet; run again then, or --watch"
+        )
 
 
 def _sleep(stop: StopFlag, seconds: float) -> bool:
@@ -229,14 +259,18 @@ def _named_cluster(args: argparse.Namespace) -> tuple[Cluster | None, list[str]]
     return None, patterns
 
 
-def _chosen(snapshot: Snapshot, patterns: Sequence[str], states: Container[str]) -> list[str]:
+def _chosen(
+    snapshot: Snapshot, patterns: Sequence[str], states: Container[str]
+) -> list[str]:
     """Return the jobs in one of the states whose name holds one of the patterns, if any."""
     named = []
     for name in snapshot.records:
         if not patterns or any(part in name for part in patterns):
             named.append(name)
     if patterns and not named:
-        raise BadInput(f"no job's name holds '{patterns[0]}'; `backbench launch status` lists them")
+        raise BadInput(
+            f"no job's name holds '{patterns[0]}'; `backbench launch status` lists them"
+        )
     return [name for name in named if snapshot.states[name].name in states]
 
 
@@ -250,7 +284,9 @@ def retry(args: argparse.Namespace) -> int:
         snapshot = catch_up(ledger, given)
         chosen = _chosen(snapshot, patterns, (*UNSUCCESSFUL, "stopped"))
         if chosen and (ledger.runs / DEMO_FILE).is_file():
-            again = f"`backbench demo --out {ledger.runs}`, with its --size, continues them"
+            again = (
+                f"`backbench demo --out {ledger.runs}`, with its --size, continues them"
+            )
             raise BadInput(f"{ledger.runs}: its jobs are the demo's: {again}")
         # Each goes back where it was: one submission's cluster is not another's
         by_place: dict[tuple[str, tuple[str, ...], str], list[Job]] = defaultdict(list)
@@ -299,9 +335,13 @@ def cancel(args: argparse.Namespace) -> int:
         elif ledger.running(record.job):
             left += not _end_here(snapshot, name)
     # Those that run go last: a place that they leave would be taken by one that still waits
-    slurm_client.end(sorted(ids, key=lambda id: (snapshot.queue[id].state == "RUNNING", id)))
+    slurm_client.end(
+        sorted(ids, key=lambda id: (snapshot.queue[id].state == "RUNNING", id))
+    )
     if snapshot.trouble:
-        raise Failed(f"{snapshot.trouble}; {len(chosen)} jobs are marked: run this again later")
+        raise Failed(
+            f"{snapshot.trouble}; {len(chosen)} jobs are marked: run this again later"
+        )
     note = f", {left} marked only: their processes go on (see above)" if left else ""
     log.info(f"{len(chosen) - left} jobs cancelled{note}")
     return 0
@@ -315,7 +355,9 @@ def _end_here(snapshot: Snapshot, name: str) -> bool:
         log.warning("%s runs on %s: cancel it there, or it ends by itself", name, host)
         return False
     if not snapshot.ledger.runs_it(attempt["pid"], snapshot.records[name].job):
-        log.warning("%s: process %s does not run it: end it by hand", name, attempt["pid"])
+        log.warning(
+            "%s: process %s does not run it: end it by hand", name, attempt["pid"]
+        )
         return False
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(attempt["pid"], signal.SIGTERM)

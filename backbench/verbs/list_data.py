@@ -7,7 +7,14 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from backbench.datasets import availability, catalog, copies, detection_check, packing, splits
+from backbench.datasets import (
+    availability,
+    catalog,
+    copies,
+    detection_check,
+    packing,
+    splits,
+)
 from backbench.datasets.copies import Look
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
@@ -39,22 +46,35 @@ def run(args: argparse.Namespace) -> int:
 def _list(root: Path) -> list[dict[str, object]]:
     """Print a line for each dataset; return the rows."""
     line = "{:<21} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
-    print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))
+    print(
+        line.format(
+            "name", "classes", "train", "val", "test", "metric", "on disk", "licence"
+        )
+    )
     rows = availability.listed(root)
     for row in rows:
         train, val, test = row.get("images", (None, None, None))
         # Without a val split of its own, a dataset's val is held out of train
-        counts = (row.get("classes"), train, "held" if train and val is None else val, test)
+        counts = (
+            row.get("classes"),
+            train,
+            "held" if train and val is None else val,
+            test,
+        )
         cells = ["-" if count is None else str(count) for count in counts]
         metric, licence = row.get("metric", ""), row.get("licence", "")
-        print(line.format(row["name"], *cells, metric, row["on_disk"], licence).rstrip())
+        print(
+            line.format(row["name"], *cells, metric, row["on_disk"], licence).rstrip()
+        )
         if row["wrong"]:
             print(f"{'':<21} {row['wrong']}")
         if row.get("container"):
             print(f"{'':<21} found: {row['container']}")
     if not root.is_dir():
         print(f"--data {root}: no such folder, so every dataset is missing")
-    print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or")
+    print(
+        "Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or"
+    )
     print("ROOT/NAME/<class>/<image>, of which a fifth is drawn for test.")
     return rows
 
@@ -116,9 +136,15 @@ def _ignored(base: Path) -> list[str]:
         folder = (base / split).is_dir() and containers.find(base, split) is None
         left = image_list.ignored(base / split) if folder else []
         if left:
-            kinds = Counter(Path(name).suffix.lower() or "without a suffix" for name in left)
-            counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-            out.append(f"{split}: {len(left)} files are ignored ({counts}), {left[0]} first")
+            kinds = Counter(
+                Path(name).suffix.lower() or "without a suffix" for name in left
+            )
+            counts = ", ".join(
+                f"{count} {kind}" for kind, count in sorted(kinds.items())
+            )
+            out.append(
+                f"{split}: {len(left)} files are ignored ({counts}), {left[0]} first"
+            )
     return out
 
 
@@ -130,7 +156,9 @@ def _content_problems(name: str, found: Splits) -> list[str]:
         if found.imagenet is not None and which != "test":  # a set of test images alone
             seen[which] = images, []
             continue
-        print(f"{name} {which}: {len(images)} images, sha256 of the list {splits.digest(images)}")
+        print(
+            f"{name} {which}: {len(images)} images, sha256 of the list {splits.digest(images)}"
+        )
         if isinstance(images, SpanList):
             print(f"{name} {which}: {images.described}")
         problems += _list_problems(which, images)
@@ -179,7 +207,9 @@ def _list_problems(which: str, images: ImageList) -> list[str]:
     empty = sorted(set(range(len(images.classes))) - set(images.labels))
     if empty and not isinstance(images, DenseList):
         first = images.classes[empty[0]]
-        problems.append(f"{which} has no image of {len(empty)} classes, '{first}' first")
+        problems.append(
+            f"{which} has no image of {len(empty)} classes, '{first}' first"
+        )
     twice = [path for path, count in Counter(images.paths).items() if count > 1]
     if twice:
         problems.append(f"{which} lists {len(twice)} images twice, {twice[0]} first")
@@ -188,7 +218,9 @@ def _list_problems(which: str, images: ImageList) -> list[str]:
 
 def _read_all(title: str, images: ImageList) -> tuple[list[Look | None], list[str]]:
     """The look of every image, None where it cannot be decoded, and a line for each of those."""
-    progress = Progress(None, len(images), f"{title}: reading", unit="image", after=QUIET_SECONDS)
+    progress = Progress(
+        None, len(images), f"{title}: reading", unit="image", after=QUIET_SECONDS
+    )
 
     def read(index: int) -> Look | str:
         try:
@@ -199,7 +231,9 @@ def _read_all(title: str, images: ImageList) -> tuple[list[Look | None], list[st
 
     rows = []
     with ThreadPoolExecutor(8) as pool:
-        for begin in range(0, len(images), 1000):  # a pool makes an object of each at once
+        for begin in range(
+            0, len(images), 1000
+        ):  # a pool makes an object of each at once
             for row in pool.map(read, range(begin, min(begin + 1000, len(images)))):
                 rows.append(row)
                 progress.advance()
@@ -222,7 +256,10 @@ def _fetch(out: Path) -> None:
     for percent, part in parts.items():
         wanted = part["list"]
         file = out / f"{percent}percent.txt"
-        if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() == wanted["sha256"]:
+        if (
+            file.exists()
+            and hashlib.sha256(file.read_bytes()).hexdigest() == wanted["sha256"]
+        ):
             print(f"{file}: there already, {wanted['lines']} lines")
             continue
         url = LISTS_URL.format(percent=percent)
@@ -234,6 +271,8 @@ def _fetch(out: Path) -> None:
                 f"{url}: cannot be fetched ({error}); copy the file to {file} by other means"
             ) from None
         if hashlib.sha256(data).hexdigest() != wanted["sha256"]:
-            raise BadInput(f"{url}: not the published list (sha256 differs); nothing was written")
+            raise BadInput(
+                f"{url}: not the published list (sha256 differs); nothing was written"
+            )
         atomic.write_bytes(file, data)
         print(f"{file}: {wanted['lines']} lines")

@@ -36,18 +36,28 @@ class LoggedRun:
 
 def run(args: argparse.Namespace) -> int:
     if importlib.util.find_spec(args.to) is None:
-        raise BadInput(f"--to {args.to}: {args.to} is not installed; pip install {args.to}")
+        raise BadInput(
+            f"--to {args.to}: {args.to} is not installed; pip install {args.to}"
+        )
     count = 0
     for root in args.runs:
         if not root.is_dir():
             raise BadInput(f"{root}: no such folder; give the --out of a run")
         files = walking.files(root, follow=True)
-        folders = sorted({f.parent for f in files if f.name in (METRICS_FILE, RESULTS_FILE)})
+        folders = sorted(
+            {f.parent for f in files if f.name in (METRICS_FILE, RESULTS_FILE)}
+        )
         if not folders:
-            raise BadInput(f"{root}: no {METRICS_FILE} or {RESULTS_FILE} below; nothing to log")
+            raise BadInput(
+                f"{root}: no {METRICS_FILE} or {RESULTS_FILE} below; nothing to log"
+            )
         for folder in folders:
             count += _send_new(folder, root, args.to)
-    log.info(f"{count} runs sent to {args.to}" if count else f"{args.to} has all of it already")
+    log.info(
+        f"{count} runs sent to {args.to}"
+        if count
+        else f"{args.to} has all of it already"
+    )
     return 0
 
 
@@ -66,7 +76,11 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
         step = row.pop("step", -1)
         if step > last:
             steps.append((int(step), row))
-    lines = store.read_file(folder / RESULTS_FILE) if (folder / RESULTS_FILE).exists() else ()
+    lines = (
+        store.read_file(folder / RESULTS_FILE)
+        if (folder / RESULTS_FILE).exists()
+        else ()
+    )
     results = [line for line in lines if isinstance(line, Result)]
     several = len({result.checkpoint for result in results}) > 1
     numbers = {}
@@ -88,8 +102,12 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
     own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     try:
         LOGGERS[to](LoggedRun(folder, name, own, recipe, steps, numbers))
-    except Exception as error:  # whatever a logger raises is about its server or settings
-        raise Failed(f"{folder}: {to} refused it: {error}; the same command continues") from error
+    except (
+        Exception
+    ) as error:  # whatever a logger raises is about its server or settings
+        raise Failed(
+            f"{folder}: {to} refused it: {error}; the same command continues"
+        ) from error
     last = steps[-1][0] if steps else last
     note[to] = {"step": last, "numbers": sorted({*known, *numbers})}
     atomic.write_json(file, note)
@@ -115,7 +133,12 @@ def _wandb(run: LoggedRun) -> None:
     import wandb
 
     logged = wandb.init(
-        project=PROJECT, name=run.name, id=run.id, resume="allow", config=run.config, dir=run.folder
+        project=PROJECT,
+        name=run.name,
+        id=run.id,
+        resume="allow",
+        config=run.config,
+        dir=run.folder,
     )
     for step, values in run.steps:
         logged.log(values, step=step)
@@ -133,7 +156,9 @@ def _mlflow(run: LoggedRun) -> None:
     with mlflow.start_run(**about):
         if not known:
             mlflow.set_tag("backbench", run.id)
-            mlflow.log_params({key: str(value)[:500] for key, value in run.config.items()})
+            mlflow.log_params(
+                {key: str(value)[:500] for key, value in run.config.items()}
+            )
         for step, values in run.steps:
             mlflow.log_metrics(values, step=step)
         # Its names may have no @, ~, + or %

@@ -26,7 +26,9 @@ ALL = "all"  # in place of a table
 def run(args: argparse.Namespace) -> int:
     for run in args.runs:
         if not run.exists():
-            raise BadInput(f"{run}: no such folder; give the RUNS of `backbench launch run --out`")
+            raise BadInput(
+                f"{run}: no such folder; give the RUNS of `backbench launch run --out`"
+            )
     if args.markdown:
         kept = args.markdown.parent / "records"  # docs/records, beside docs/papers.md
         runs = args.runs or ([kept] if kept.is_dir() else [])
@@ -77,7 +79,10 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> "list[NumberState]":
             print(f"  {printable.shown(name, 60):<60} {speed_and_memory}")
     if numbers:
         count = Counter(one.state for one in numbers).items()
-        print(f"{len(numbers)} numbers: " + ", ".join(f"{k} {state}" for state, k in count))
+        print(
+            f"{len(numbers)} numbers: "
+            + ", ".join(f"{k} {state}" for state, k in count)
+        )
     made = claims.of_table(item.numbers, board, judged)
     for claim in made:
         if claim.verdict != claims.NOT_MEASURED:
@@ -109,7 +114,9 @@ def number_states(
     """The state of every number of a table or figure, in its order."""
     by_number = catalogue.by_number(judged)
     # Keys that pretrainings below `runs` must reach, finished or not
-    begun = {key for _, recipe in _recipes_below(runs) for key in expected_keys_in(recipe)}
+    begun = {
+        key for _, recipe in _recipes_below(runs) for key in expected_keys_in(recipe)
+    }
     states = []
     for n in item.numbers:
         own = by_number.get(catalogue.name_of(n), [])
@@ -118,10 +125,16 @@ def number_states(
     return states
 
 
-def _pretraining_costs(item: PrintedItem, runs: Sequence[Path]) -> list[tuple[str, str]]:
+def _pretraining_costs(
+    item: PrintedItem, runs: Sequence[Path]
+) -> list[tuple[str, str]]:
     """(name, median speed, peak memory) of a grid's pretrainings, from their metrics.jsonl."""
-    overrides = [text for sweep in printed_recipes.sweeps(item.grid) for text in sweep.overrides]
-    names = tuple(f"{t.removeprefix('name=')} " for t in overrides if t.startswith("name="))
+    overrides = [
+        text for sweep in printed_recipes.sweeps(item.grid) for text in sweep.overrides
+    ]
+    names = tuple(
+        f"{t.removeprefix('name=')} " for t in overrides if t.startswith("name=")
+    )
     costs = []
     for folder, recipe in _recipes_below(runs):
         name = str(recipe.get("name"))

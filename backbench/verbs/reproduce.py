@@ -68,10 +68,17 @@ def run(args: argparse.Namespace) -> int:
     # 2. The files, and the checkpoints made of them.
     note = args.out / FOLDER / public_files.DIGESTS_FILE
     files = public_files.find(
-        listed, names, args.files, note=note, download=args.download, dry_run=args.dry_run
+        listed,
+        names,
+        args.files,
+        note=note,
+        download=args.download,
+        dry_run=args.dry_run,
     )
     hours = listed.gpu_hours(list(files))
-    log.info(f"about {hours:.1f} GPU-hours for {len(files)} checkpoints ({listed.estimate})")
+    log.info(
+        f"about {hours:.1f} GPU-hours for {len(files)} checkpoints ({listed.estimate})"
+    )
     checkpoints = _import_files(args, files)
     files = {name: files[name] for name in checkpoints}
     # 3. The jobs, one grid after the other.
@@ -79,7 +86,14 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if args.dry_run else args.out / FOLDER
         for grid in _write_grids(args, folder, listed, checkpoints):
-            words = ["launch", "run", str(grid), *args.overrides, "--cluster", args.cluster]
+            words = [
+                "launch",
+                "run",
+                str(grid),
+                *args.overrides,
+                "--cluster",
+                args.cluster,
+            ]
             words += ["--data", str(args.data), "--out", str(args.out)]
             words += ["--dry-run"] if args.dry_run else []
             status = max(status, int(args.command(words) or 0))
@@ -98,23 +112,33 @@ def _print_lists() -> list[dict[str, object]]:
     for name in sorted(config.recipe_names(selection.KIND)):
         one = selection.read_list(name)
         hours = one.gpu_hours(list(one.checkpoints))
-        print(f"{name:<17} {len(one.checkpoints)} checkpoints, {one.title}: about {hours:.1f}"
-              f" GPU-hours ({one.estimate})")  # fmt: skip
-        lists.append({"name": name, "checkpoints": list(one.checkpoints), "gpu_hours": hours})
+        print(
+            f"{name:<17} {len(one.checkpoints)} checkpoints, {one.title}: about {hours:.1f}"
+            f" GPU-hours ({one.estimate})"
+        )
+        lists.append(
+            {"name": name, "checkpoints": list(one.checkpoints), "gpu_hours": hours}
+        )
     count = len(timm_scores.scores())
-    print(f"{', '.join(timm_scores.LISTS)}: {count:,} counts of right images that timm prints of its"
-          " own classifiers, for the models in the Hub's cache or --models NAME.TAG ...")  # fmt: skip
+    print(
+        f"{', '.join(timm_scores.LISTS)}: {count:,} counts of right images that timm prints of its"
+        " own classifiers, for the models in the Hub's cache or --models NAME.TAG ..."
+    )
     return lists
 
 
-def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> dict[str, Path]:
+def _import_files(
+    args: argparse.Namespace, files: Mapping[str, FoundFile]
+) -> dict[str, Path]:
     """Import files not imported yet; a dry run takes them as they are. Cached timm models that
     cannot be imported are left out."""
     checkpoints = {}
     for name, file in files.items():
         out = args.out / "checkpoints" / f"{name}.safetensors"
         provenance = header.about(out).get("provenance") if out.is_file() else None
-        same = isinstance(provenance, Mapping) and provenance.get("sha256") == file.sha256
+        same = (
+            isinstance(provenance, Mapping) and provenance.get("sha256") == file.sha256
+        )
         checkpoints[name] = out if same or not args.dry_run else file.path
         if same or args.dry_run:
             continue
@@ -140,12 +164,17 @@ def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> d
             del checkpoints[name]
             continue
         checkpoint.save(out)
-        log.info(f"{name}: imported, {checkpoint.arch}, digest {checkpoint.digest[:12]}")
+        log.info(
+            f"{name}: imported, {checkpoint.arch}, digest {checkpoint.digest[:12]}"
+        )
     return checkpoints
 
 
 def _write_grids(
-    args: argparse.Namespace, folder: Path, listed: ReproductionList, files: Mapping[str, Path]
+    args: argparse.Namespace,
+    folder: Path,
+    listed: ReproductionList,
+    files: Mapping[str, Path],
 ) -> list[Path]:
     """One grid file for `launch run` for each part that measures some of the checkpoints."""
     paths = []
@@ -153,11 +182,15 @@ def _write_grids(
         names = listed.of_part(part, list(files))
         if not names:
             continue
-        content = selection.part_grid(listed, number, args.lists, [files[name] for name in names])
+        content = selection.part_grid(
+            listed, number, args.lists, [files[name] for name in names]
+        )
         # On a cluster, data may lie where this machine cannot see it.
         if args.cluster in ("local", "debug"):
             measured = selection.measures(content)
-            probed = {dataset for task, dataset in measured if not task.endswith("_rcnn")}
+            probed = {
+                dataset for task, dataset in measured if not task.endswith("_rcnn")
+            }
             availability.all_there(sorted(probed), args.data)
         path = folder / f"{content['name']}.yaml"
         atomic.write_text(path, json.dumps(content, indent=1) + "\n")  # JSON is YAML
@@ -172,7 +205,9 @@ def _write_outcome(
     files: Mapping[str, FoundFile],
 ) -> list[outcome.OutcomeLine]:
     """Writes the table, the same as JSON, and the bundle to send back; prints the table."""
-    there = {n: header.digest(args.out / "checkpoints" / f"{n}.safetensors") for n in files}
+    there = {
+        n: header.digest(args.out / "checkpoints" / f"{n}.safetensors") for n in files
+    }
     digests = {name: digest for name, digest in there.items() if digest is not None}
     lines = outcome.outcome(listed, covered, digests, [args.out])
     stem = args.out / FOLDER / listed.name
@@ -181,8 +216,16 @@ def _write_outcome(
     atomic.write_json(stem.with_suffix(".json"), list(map(dataclasses.asdict, lines)))
     sent = stem.with_suffix(".zip")
     bundle.write(
-        sent, args.out, listed=listed, covered=covered, files=files, digests=digests, lines=lines
+        sent,
+        args.out,
+        listed=listed,
+        covered=covered,
+        files=files,
+        digests=digests,
+        lines=lines,
     )
     print(page, end="")
-    log.info(f"wrote {stem}.md and .json; {sent} is what to send back (docs/reproduce.md)")
+    log.info(
+        f"wrote {stem}.md and .json; {sent} is what to send back (docs/reproduce.md)"
+    )
     return lines

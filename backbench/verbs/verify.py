@@ -17,10 +17,14 @@ def run(args: argparse.Namespace) -> int:
     measurements = read_verified(files, problems)
     if not measurements and not problems:
         where = ", ".join(map(str, args.runs))
-        raise BadInput(f"{where}: no {RESULTS_FILE} below; give the --out of an evaluation")
+        raise BadInput(
+            f"{where}: no {RESULTS_FILE} below; give the --out of an evaluation"
+        )
     for problem in problems:
         print(printable.shown(problem, 1000))
-    count = Counter(measurement.result.origin["verified"] for measurement in measurements)
+    count = Counter(
+        measurement.result.origin["verified"] for measurement in measurements
+    )
     for level, words in verification.LEVELS.items():
         print(f"{count[level]:>7} level {level}: {words}")
     print(f"{len(problems):>7} do not fit")

@@ -26,7 +26,9 @@ def run(args: argparse.Namespace) -> int:
     board = collect(args.runs)
     if not board.rows and not board.problems:
         where = ", ".join(map(str, args.runs))
-        raise BadInput(f"{where}: no {RESULTS_FILE} below; run an evaluation with --out there")
+        raise BadInput(
+            f"{where}: no {RESULTS_FILE} below; run an evaluation with --out there"
+        )
     # Judged before the papers' rows join the board: verdicts are about measured rows.
     expected = gate.expected_keys(board, args.runs)
     judged = gate.judge(board, expected)
@@ -35,9 +37,13 @@ def run(args: argparse.Namespace) -> int:
         gate.add_published(board)
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
-    ranked = [cell for (_, column), cell in board.cells.items() if TASKS[column.task].ranked]
+    ranked = [
+        cell for (_, column), cell in board.cells.items() if TASKS[column.task].ranked
+    ]
     if unbacked := sum(not cell.backed for cell in ranked):
-        log.info(f"{unbacked} numbers have nothing kept that they follow from: they never lead")
+        log.info(
+            f"{unbacked} numbers have nothing kept that they follow from: they never lead"
+        )
     sets = overall.overall(board)
     answer = overall.answer(board, sets)
     _write(board, judged, sets, answer, args)
@@ -69,7 +75,9 @@ def _checked(judged: list[Judged], unjudged: list[str]) -> int:
     line = f"{len(judged)} published numbers judged, {count['outside']} outside their tolerance"
     more = Counter({"of another trunk than was printed": count["another"]})
     more["by a changed recipe"] = count["changed"]
-    more.update(f"not to the letter ({verdict.way})" for verdict in judged if verdict.way)
+    more.update(
+        f"not to the letter ({verdict.way})" for verdict in judged if verdict.way
+    )
     more["could not be judged"] = len(unjudged)
     for what, times in more.items():
         line += f", {times} {what}" if times else ""
@@ -79,10 +87,17 @@ def _checked(judged: list[Judged], unjudged: list[str]) -> int:
 
 
 def _write(
-    board: Board, judged: list[Judged], sets: list[Overall], answer: str, args: argparse.Namespace
+    board: Board,
+    judged: list[Judged],
+    sets: list[Overall],
+    answer: str,
+    args: argparse.Namespace,
 ) -> None:
     """Writes every file that the command asks for; modules for other files are not imported."""
-    tables = ((args.csv, export.write_csv, "checkpoint"), (args.tidy, export.write_tidy, "number"))
+    tables = (
+        (args.csv, export.write_csv, "checkpoint"),
+        (args.tidy, export.write_tidy, "number"),
+    )
     for file, write, each in tables:
         if file:
             write(board, file)
@@ -92,7 +107,9 @@ def _write(
         from backbench.board.page_figures import collect_figures
         from backbench.papers import catalogue, claims
 
-        by_source = [one.words for one in catalogue.sources(board, judged)] if judged else []
+        by_source = (
+            [one.words for one in catalogue.sources(board, judged)] if judged else []
+        )
         write_page(
             board,
             args.html,
@@ -107,7 +124,9 @@ def _write(
     if args.latex or args.markdown:
         from backbench.papers import paper_tables
 
-        paper_tables.write(board, judged, sets, latex=args.latex, markdown=args.markdown)
+        paper_tables.write(
+            board, judged, sets, latex=args.latex, markdown=args.markdown
+        )
         for folder in filter(None, (args.latex, args.markdown)):
             log.info(f"wrote {folder}: the board's own table (board) and the papers'")
     if args.figures:

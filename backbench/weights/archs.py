@@ -37,8 +37,12 @@ def family_of(arch: str) -> TrunkFamily:
     known: list[str] = []
     for family in FAMILIES:
         known += family.suggestions()
-    kinds = ", ".join(f"{family.prefix}NAME" for family in FAMILIES if family.named_for_files)
-    raise BadInput(f"unknown architecture '{arch[:80]}'; {nearest(arch[:80], known)}, or {kinds}")
+    kinds = ", ".join(
+        f"{family.prefix}NAME" for family in FAMILIES if family.named_for_files
+    )
+    raise BadInput(
+        f"unknown architecture '{arch[:80]}'; {nearest(arch[:80], known)}, or {kinds}"
+    )
 
 
 def canonical(arch: str, stem: str = "imagenet") -> tuple[str, str]:
@@ -47,7 +51,11 @@ def canonical(arch: str, stem: str = "imagenet") -> tuple[str, str]:
 
 
 def build_trunk(
-    arch: str, stem: str = "imagenet", reading: str = "", *, zero_init_residual: bool = False
+    arch: str,
+    stem: str = "imagenet",
+    reading: str = "",
+    *,
+    zero_init_residual: bool = False,
 ) -> Trunk:
     """A trunk with fresh weights, read by `reading` (empty: its default)."""
     family = family_of(arch)

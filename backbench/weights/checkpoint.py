@@ -27,7 +27,9 @@ from backbench.weights.weight_file import safetensors_of
 
 SCHEMA = 1
 _TRUNK, _HEADS = "trunk.", "heads."
-PIXELS_FROM = "pixels_from"  # in the provenance: why nobody but the trunk's name says the pixels
+PIXELS_FROM = (
+    "pixels_from"  # in the provenance: why nobody but the trunk's name says the pixels
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,9 @@ class Checkpoint:
         family.refuse_pixels(arch, self.pixels)
         object.__setattr__(self, "arch", arch)
         object.__setattr__(self, "stem", stem)
-        object.__setattr__(self, "reading", self.reading or family.default_reading(arch))
+        object.__setattr__(
+            self, "reading", self.reading or family.default_reading(arch)
+        )
         if self.reading != family.default_reading(arch):
             family.blank(arch, stem, self.reading)  # refuses one that it has not
         blank = family.tensors(arch, stem)
@@ -74,7 +78,9 @@ class Checkpoint:
         """How many numbers of the trunk are trained, known from its names and shapes."""
         # A parameter with two names counts once
         tensors = self.family.tensors(self.arch, self.stem).values()
-        known = {id(tensor): tensor for tensor in tensors if isinstance(tensor, nn.Parameter)}
+        known = {
+            id(tensor): tensor for tensor in tensors if isinstance(tensor, nn.Parameter)
+        }
         return sum(tensor.numel() for tensor in known.values())
 
     @functools.cached_property
@@ -93,7 +99,10 @@ class Checkpoint:
         if self.stem not in (NATIVE, *PLAIN_STEMS):
             first += f"stem {self.stem}\n"
         if self.pixels != Pixels():
-            mean, std = tuple(map(float, self.pixels.mean)), tuple(map(float, self.pixels.std))
+            mean, std = (
+                tuple(map(float, self.pixels.mean)),
+                tuple(map(float, self.pixels.std)),
+            )
             first += f"pixels {mean} {std} {self.pixels.order}\n"
         sha = hashlib.sha256(first.encode())
         for name, tensor in sorted(self.state_dict.items()):
@@ -177,7 +186,9 @@ class Checkpoint:
             tensors, metadata = {}, {"format": str(error)[:80]}
         if metadata.get("format") != FORMAT:
             kind = metadata.get("format", "safetensors")
-            reader = f"`backbench import {path} --out X.safetensors` reads published formats"
+            reader = (
+                f"`backbench import {path} --out X.safetensors` reads published formats"
+            )
             raise BadInput(f"{path}: not a backbench checkpoint ({kind}); {reader}")
         return from_safetensors(path, tensors, metadata)
 
@@ -198,7 +209,9 @@ def from_safetensors(
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{path}: its header is incomplete ({error!r:.100})") from None
     if schema != SCHEMA:
-        raise BadInput(f"{path}: checkpoint schema {schema}; this version reads {SCHEMA}")
+        raise BadInput(
+            f"{path}: checkpoint schema {schema}; this version reads {SCHEMA}"
+        )
     return from_about(path, about, state_dict=parts[_TRUNK], heads=parts[_HEADS])
 
 
@@ -236,7 +249,9 @@ def from_about(
 
 def assumed_pixels(arch: str, pixels: Pixels, source: str) -> str:
     """The remark for a checkpoint whose `source` does not say the pixels of its training."""
-    mean, std = ("/".join(f"{value:g}" for value in each) for each in (pixels.mean, pixels.std))
+    mean, std = (
+        "/".join(f"{value:g}" for value in each) for each in (pixels.mean, pixels.std)
+    )
     return (
         f"{source} does not say its pixels; taken are {arch}'s usual, mean {mean}, std {std}; where"
         " it was trained with others, `backbench import --pixels` or evaluate(pixels=...) says so"
@@ -251,10 +266,14 @@ def _check_texts(checkpoint: Checkpoint) -> None:
             raise BadInput(f"the checkpoint's {what} is no text but {str(text)[:40]!r}")
         control = printable.control_in(text) if text else None
         if control:
-            raise BadInput(f"the checkpoint's {what} holds the control character {control}")
+            raise BadInput(
+                f"the checkpoint's {what} holds the control character {control}"
+            )
     epochs = checkpoint.epochs
     if epochs is not None and (type(epochs) is not int or not 0 <= epochs < 10**9):
-        raise BadInput(f"the checkpoint's epochs are {str(epochs)[:40]!r}, not a whole number")
+        raise BadInput(
+            f"the checkpoint's epochs are {str(epochs)[:40]!r}, not a whole number"
+        )
 
 
 def fit_to_trunk(
@@ -269,21 +288,33 @@ def fit_to_trunk(
     for key, shape in wanted.items():
         if key in state_dict and tuple(state_dict[key].shape) != shape:
             shapes.append(f"{key} {tuple(state_dict[key].shape)} instead of {shape}")
-    wrong = {"missing": missing, "not part of the trunk": extra, "of the wrong shape": shapes}
+    wrong = {
+        "missing": missing,
+        "not part of the trunk": extra,
+        "of the wrong shape": shapes,
+    }
     for what, names in wrong.items():
         if names:
             shown = first_names(names)
-            raise BadInput(f"{trunk}: {len(names)} of {len(wanted)} tensors {what}: {shown}")
+            raise BadInput(
+                f"{trunk}: {len(names)} of {len(wanted)} tensors {what}: {shown}"
+            )
     out = {}
     for key in wanted:
-        if key in counters:  # how many batches a norm has seen; nothing is computed from it
-            value = state_dict.get(key, torch.zeros((), dtype=torch.int64)).to(torch.int64)
+        if (
+            key in counters
+        ):  # how many batches a norm has seen; nothing is computed from it
+            value = state_dict.get(key, torch.zeros((), dtype=torch.int64)).to(
+                torch.int64
+            )
         elif not blank[key].is_floating_point():  # an index that a trunk computes with
             value = state_dict[key].to(blank[key].dtype)
         else:
             value = state_dict[key].to(torch.float32)
             if why := unusable(key, state_dict[key]):
-                raise BadInput(f"'{key}' cannot be used: {why}; damaged or diverged weights")
+                raise BadInput(
+                    f"'{key}' cannot be used: {why}; damaged or diverged weights"
+                )
         out[key] = value.detach().cpu().contiguous()
     return out
 
@@ -293,7 +324,9 @@ def unusable(name: str, tensor: Tensor) -> str:
     value = tensor.to(torch.float32)  # what torch can sum and compare, unlike float8
     if not finite(value):
         return "beyond float32" if finite(tensor.to(torch.float64)) else "not finite"
-    return "negative" if name.endswith("running_var") and bool((value < 0).any()) else ""
+    return (
+        "negative" if name.endswith("running_var") and bool((value < 0).any()) else ""
+    )
 
 
 def finite(tensor: Tensor) -> bool:

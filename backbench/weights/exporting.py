@@ -28,7 +28,9 @@ def write_state_dict(checkpoint: Checkpoint, out: Path) -> None:
 
 def detectron2_pixels(pixels: Pixels) -> dict[str, list[float]]:
     """Pixel statistics in Detectron2's units, 0..255."""
-    mean, std = ([255 * value for value in values] for values in (pixels.mean, pixels.std))
+    mean, std = (
+        [255 * value for value in values] for values in (pixels.mean, pixels.std)
+    )
     return {"pixel_mean": mean, "pixel_std": std}
 
 

@@ -28,7 +28,10 @@ Tables = dict[str, dict[str, "Tensor"]]  # dotted path in a file -> its tensors 
 Tree = object
 
 NATIVE = "native"  # the stem of a trunk that has but one
-PLAIN_STEMS = ("imagenet", "conv3")  # those of a 7x7 and a 3x3 convolution, where nobody says more
+PLAIN_STEMS = (
+    "imagenet",
+    "conv3",
+)  # those of a 7x7 and a 3x3 convolution, where nobody says more
 # Rules by which authors resize position embeddings (`timm_trunk.resized`)
 POSITION_RULES = ("+0.1", "aa", "size")
 
@@ -49,11 +52,15 @@ class TrunkMetadata:
     licence: str = ""
     source: str = ""  # the file that says it; empty for the command line
     names_model: bool = False  # that file names the model
-    method: str = ""  # of the command line: whose file it is, where no mark in it says so
+    method: str = (
+        ""  # of the command line: whose file it is, where no mark in it says so
+    )
 
     def over(self, other: TrunkMetadata) -> TrunkMetadata:
         """This metadata, completed by the other."""
-        values = {key: value or getattr(other, key) for key, value in vars(self).items()}
+        values = {
+            key: value or getattr(other, key) for key, value in vars(self).items()
+        }
         values["options"] = {**other.options, **self.options}
         return TrunkMetadata(**values)
 
@@ -88,7 +95,9 @@ class TrunkInFile(ABC):
     @property
     def missing(self) -> list[str]:
         """Names of the tensors that the file does not have; a counter is never missed."""
-        return [key for key in self.shapes() if key not in self.keys and not is_counter(key)]
+        return [
+            key for key in self.shapes() if key not in self.keys and not is_counter(key)
+        ]
 
     @abstractmethod
     def shapes(self) -> Mapping[str, Shape]:
@@ -108,7 +117,9 @@ class TrunkInFile(ABC):
     def pixels(self) -> Pixels | None:
         """The statistics of its training's pixels, unless `metadata` has them; None: nothing tells."""
 
-    def head_keys(self, tensors: Mapping[str, Tensor], others: tuple[str, ...]) -> list[str]:
+    def head_keys(
+        self, tensors: Mapping[str, Tensor], others: tuple[str, ...]
+    ) -> list[str]:
         """Keys to keep as heads; `others` are prefixes of the file's other trunks."""
         return []
 
@@ -137,7 +148,11 @@ def in_file(tensor: Tensor) -> bool:
     """True for a plain CPU tensor whose elements are all in the file (strides cannot pretend to more)."""
     import torch
 
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+    if (
+        tensor.device.type != "cpu"
+        or tensor.layout != torch.strided
+        or tensor.is_quantized
+    ):
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
@@ -177,7 +192,9 @@ def find_by_votes(
                 best[prefix] = score, trunk
         position = {key: i for i, key in enumerate(tensors)}
         trunks = [trunk for _, trunk in best.values()]
-        out += sorted(trunks, key=lambda trunk: min(position[key] for key in trunk.keys.values()))
+        out += sorted(
+            trunks, key=lambda trunk: min(position[key] for key in trunk.keys.values())
+        )
     return out
 
 
@@ -207,18 +224,25 @@ class Format:
     small_pixels: Pixels | None = None  # with a 3x3 conv1
     # The stem that a 3x3 conv1 means, where it is known: no file tells its padding
     conv3: str | None = None
-    epoch: tuple[str, int] = ("epoch", 0)  # where the finished epochs are counted, and what to add
+    epoch: tuple[str, int] = (
+        "epoch",
+        0,
+    )  # where the finished epochs are counted, and what to add
     # 'width', 'width/patch' and more (`timm_files.signature`) -> timm's model with its options
     timm: Mapping[str, str] = field(default_factory=dict)
     # Patterns of keys that may stand below the trunk's prefix without being part of it
     beside: tuple[str, ...] = ()
     reading: str = ""  # the authors' reading; empty: the model's default
-    readings: Mapping[int, str] = field(default_factory=dict)  # for trunks of some width
+    readings: Mapping[int, str] = field(
+        default_factory=dict
+    )  # for trunks of some width
     positions: str = ""  # the rule by which its authors resize position embeddings
     positions_with_registers: str = ""  # where they changed it
     # Its position embeddings begin with one of the class token, which timm's model has not
     folds: bool = False
-    asks: tuple[str, ...] = ()  # neither file nor format tells it: "activation", "pixels"
+    asks: tuple[
+        str, ...
+    ] = ()  # neither file nor format tells it: "activation", "pixels"
     licence: str = ""
 
     @property
@@ -226,12 +250,16 @@ class Format:
         return next(iter(self.encoders))
 
 
-def format_row(name: str, row: Mapping[str, Any], tests: Mapping[str, FormatTest]) -> Format:
+def format_row(
+    name: str, row: Mapping[str, Any], tests: Mapping[str, FormatTest]
+) -> Format:
     """A row of a family's TOML file as a Format, with its test and its pixels by name."""
     fields: dict[str, Any] = {}
     for key, value in row.items():
         fields[key] = tuple(value) if isinstance(value, list) else value
-    fields["encoders"] = {encoder: tuple(places) for encoder, places in row["encoders"].items()}
+    fields["encoders"] = {
+        encoder: tuple(places) for encoder, places in row["encoders"].items()
+    }
     for key, known in (("test", tests), ("pixels", PIXELS), ("small_pixels", PIXELS)):
         if key in row:
             fields[key] = known[row[key]]
@@ -326,7 +354,9 @@ class TrunkFamily(ABC):
 
     def tensors(self, arch: str, stem: str) -> Mapping[str, Tensor]:
         """Every tensor of its state dict without elements; parameters are `nn.Parameter`."""
-        return self.blank(arch, stem, self.default_reading(arch)).state_dict(keep_vars=True)
+        return self.blank(arch, stem, self.default_reading(arch)).state_dict(
+            keep_vars=True
+        )
 
     # Files, modules and names that hold weights
 

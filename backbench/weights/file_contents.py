@@ -22,8 +22,20 @@ from backbench.weights.checkpoint import (
     from_about,
     unusable,
 )
-from backbench.weights.family import Tables, Tree, TrunkInFile, TrunkMetadata, identical, in_file
-from backbench.weights.tensor_names import first_names, is_counter, is_statistic, unwrapped
+from backbench.weights.family import (
+    Tables,
+    Tree,
+    TrunkInFile,
+    TrunkMetadata,
+    identical,
+    in_file,
+)
+from backbench.weights.tensor_names import (
+    first_names,
+    is_counter,
+    is_statistic,
+    unwrapped,
+)
 from backbench.weights.weight_file import Opened
 
 PIXEL_CHOICES = ("imagenet", "half", "clip")  # of --pixels
@@ -38,7 +50,11 @@ _FOREIGN_AUTHORS = ("Detectron2 Model Zoo", "Caffe2", "MSRA")
 class FileContents:
     """An opened file's tables of tensors, its trunks, and the format that accounts for them."""
 
-    def __init__(self, opened: Opened, metadata: TrunkMetadata = TrunkMetadata()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        opened: Opened,
+        metadata: TrunkMetadata = TrunkMetadata(),  # noqa: B008 - frozen
+    ) -> None:
         self.opened, self.path, self.tree = opened, opened.path, opened.tree
         self.tables = tables_of(opened.tree)
         self.form: formats.Format | None = None
@@ -47,7 +63,9 @@ class FileContents:
         self.unknown = ""  # why a trunk is none that can be built
         self._problems: dict[str, dict[str, list[str]]] = {}
         with _naming(self.path):
-            for family in [archs.family_of(metadata.arch)] if metadata.arch else archs.FAMILIES:
+            for family in (
+                [archs.family_of(metadata.arch)] if metadata.arch else archs.FAMILIES
+            ):
                 trunks = family.find(self.tables, self.tree, self.path, metadata)
                 if trunks:
                     self._recognise(trunks)
@@ -73,7 +91,9 @@ class FileContents:
                 self.encoders[name] = []
                 for trunk in alike:
                     placed = dataclasses.replace(trunk, form=self.form)
-                    self.encoders[name].append(placed.identified(self.tables[trunk.table]))
+                    self.encoders[name].append(
+                        placed.identified(self.tables[trunk.table])
+                    )
         except BadInput as error:
             self.unknown, self.encoders = str(error), {}
         for alike in self.encoders.values():
@@ -94,7 +114,11 @@ class FileContents:
                 raise BadInput(self.unknown)
             if not self.trunks:
                 keys = [key for tensors in self.tables.values() for key in tensors]
-                content = f"{len(keys)} tensors: {first_names(keys)}" if keys else "no tensors"
+                content = (
+                    f"{len(keys)} tensors: {first_names(keys)}"
+                    if keys
+                    else "no tensors"
+                )
                 raise BadInput(f"no trunk in it; it holds {content}{self._hint()}")
             author = self._at_top("__author__")
             if author in _FOREIGN_AUTHORS:
@@ -112,7 +136,9 @@ class FileContents:
                     f" choose with --encoder {choices} {_IN_IMPORT}"
                 )
             if encoder not in self.encoders:
-                raise BadInput(f"no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}")
+                raise BadInput(
+                    f"no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}"
+                )
             first, *again = self.encoders[encoder]
             for other in again:  # the same weights written twice: they must be
                 table, copy = self.tables[first.table], self.tables[other.table]
@@ -148,7 +174,9 @@ class FileContents:
             "source": self.path.name,
             "sha256": self.opened.sha256,
             "format": self.form.name if self.form else "unrecognised",
-            "encoder": next(name for name, trunks in self.encoders.items() if trunk in trunks),
+            "encoder": next(
+                name for name, trunks in self.encoders.items() if trunk in trunks
+            ),
             "prefix": f"{trunk.table}:{trunk.prefix}" if trunk.table else trunk.prefix,
         }
         format_is_known = self.form is not None and self.form.method != "unknown"
@@ -156,20 +184,32 @@ class FileContents:
             provenance[PIXELS_FROM] = assumed_pixels(trunk.arch, pixels, "the file")
         # 3. The trunk
         tensors = trunk.assembled(self.tables[trunk.table])
-        if copy and self.opened.container == "torch zip":  # the others are not mapped from the file
+        if (
+            copy and self.opened.container == "torch zip"
+        ):  # the others are not mapped from the file
             tensors = {ours: tensor.clone() for ours, tensor in tensors.items()}
         if self.missing_statistics(trunk) == "all":
             provenance["statistics"] = "missing in the file: mean 0 and variance 1"
             # As before the first batch
             for key, shape in trunk.shapes().items():
                 if is_statistic(key):
-                    tensors[key] = torch.full(shape, 1.0 if key.endswith("var") else 0.0)
+                    tensors[key] = torch.full(
+                        shape, 1.0 if key.endswith("var") else 0.0
+                    )
         own = self._at_top("backbench")
-        if isinstance(own, Mapping) and self.form is not None and self.form.name == "detectron2":
+        if (
+            isinstance(own, Mapping)
+            and self.form is not None
+            and self.form.name == "detectron2"
+        ):
             # `exporting.write_detectron2` wrote it, with all that is known about it
             if "name" not in own:
-                raise BadInput(f"{self.path}: its header is incomplete (KeyError('name'))")
-            checkpoint = from_about(self.path, {**own, "arch": trunk.arch}, state_dict=tensors)
+                raise BadInput(
+                    f"{self.path}: its header is incomplete (KeyError('name'))"
+                )
+            checkpoint = from_about(
+                self.path, {**own, "arch": trunk.arch}, state_dict=tensors
+            )
             named = {**checkpoint.provenance, "name": own["name"]}
             return checkpoint.replace(provenance=named)
         return Checkpoint(
@@ -195,7 +235,9 @@ class FileContents:
                 heads[unwrapped(key)] = table[key].detach().clone()
         return heads
 
-    def _refuse_unless_whole(self, trunk: TrunkInFile, allow_missing_statistics: bool) -> None:
+    def _refuse_unless_whole(
+        self, trunk: TrunkInFile, allow_missing_statistics: bool
+    ) -> None:
         problems = self.problems(trunk)
         if self.missing_statistics(trunk) == "all" and not allow_missing_statistics:
             raise BadInput(
@@ -215,9 +257,15 @@ class FileContents:
             # another table has taken is not meant either
             taken = {key for trunk in self.trunks for key in trunk.keys.values()}
             free = [key for _, key in self._free() if key not in taken]
-            close = difflib.get_close_matches(problems["missing"][0], free[:5000], 1, cutoff=0.8)
+            close = difflib.get_close_matches(
+                problems["missing"][0], free[:5000], 1, cutoff=0.8
+            )
             near = f" (is '{shown(close[0])}' meant?)" if close else ""
-        form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
+        form = (
+            f"format {self.form.name}"
+            if self.form
+            else f"no known format{self._hint()}"
+        )
         advice = trunk.if_misshaped if problems["of the wrong shape"] else ""
         raise BadInput(
             f"'{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}{advice}"
@@ -232,11 +280,15 @@ class FileContents:
         for ours, key in trunk.keys.items():
             tensor = tensors[key]
             if tuple(tensor.shape) != shapes[ours]:
-                misshaped.append(f"{key} {tuple(tensor.shape)} instead of {shapes[ours]}")
+                misshaped.append(
+                    f"{key} {tuple(tensor.shape)} instead of {shapes[ours]}"
+                )
             elif reason := _unusable(ours, tensor):
                 unusable.append(f"{key} ({reason})")
         missing = trunk.missing
-        if self.missing_statistics(trunk) == "all":  # refused or allowed as a whole, elsewhere
+        if (
+            self.missing_statistics(trunk) == "all"
+        ):  # refused or allowed as a whole, elsewhere
             missing = [k for k in missing if not is_statistic(k)]
         self._problems[trunk.label] = {
             "missing": [trunk.prefix + trunk.name_in_file(k) for k in missing],
@@ -262,7 +314,11 @@ class FileContents:
         value = self.tree
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value + add < 100_000:
+        if (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and 0 < value + add < 100_000
+        ):
             return value + add
         return None
 
@@ -283,8 +339,12 @@ class FileContents:
 
     def _free(self) -> list[tuple[str, str]]:
         """(table, key) of every tensor that belongs to no trunk."""
-        taken = {(trunk.table, key) for trunk in self.trunks for key in trunk.keys.values()}
-        every = [(table, key) for table, tensors in self.tables.items() for key in tensors]
+        taken = {
+            (trunk.table, key) for trunk in self.trunks for key in trunk.keys.values()
+        }
+        every = [
+            (table, key) for table, tensors in self.tables.items() for key in tensors
+        ]
         return [place for place in every if place not in taken]
 
     def _at_top(self, key: str) -> object:
@@ -371,7 +431,9 @@ def tables_of(tree: Tree) -> Tables:
         if isinstance(value, Mapping):
             seen.add(id(value))
             tensors = {
-                k: v for k, v in value.items() if isinstance(k, str) and isinstance(v, Tensor)
+                k: v
+                for k, v in value.items()
+                if isinstance(k, str) and isinstance(v, Tensor)
             }
             if tensors:
                 out[path] = tensors

@@ -49,16 +49,24 @@ def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Format |
     special = [form for form in fitting if form.name not in general]
     if len(special) > 1:
         names = " and ".join(f"'{form.name}'" for form in special)
-        raise BadInput(f"it fits the formats {names} alike; convert it with a tool of one of them")
+        raise BadInput(
+            f"it fits the formats {names} alike; convert it with a tool of one of them"
+        )
     return special[0] if special else None
 
 
-def encoders_in(form: Format, trunks: list[TrunkInFile]) -> dict[str, list[TrunkInFile]] | None:
+def encoders_in(
+    form: Format, trunks: list[TrunkInFile]
+) -> dict[str, list[TrunkInFile]] | None:
     """Encoder -> the trunks in its places; None where a trunk of the file has no place."""
     encoder_at: dict[str, str] = {}
     for name, places in form.encoders.items():
         for place in places:
-            usual = [place] if ":" in place else [f"{table}:{place}" for table in USUAL_TABLES]
+            usual = (
+                [place]
+                if ":" in place
+                else [f"{table}:{place}" for table in USUAL_TABLES]
+            )
             for each in usual:
                 encoder_at.setdefault(each, name)
     out: dict[str, list[TrunkInFile]] = {}
@@ -75,9 +83,14 @@ def nearest_format(tables: Tables) -> Format | None:
     for tensors in tables.values():
         for key in tensors:
             prefixes[unwrapped(key[:200]).split(".")[0]] = None
-    best, score = None, 0.6  # two that are less alike have nothing to do with one another
+    best, score = (
+        None,
+        0.6,
+    )  # two that are less alike have nothing to do with one another
     for form in (form for family in FAMILIES for form in family.formats):
-        places = [place.split(":")[-1] for some in form.encoders.values() for place in some]
+        places = [
+            place.split(":")[-1] for some in form.encoders.values() for place in some
+        ]
         for start in (place.split(".")[0] for place in places if place):
             for prefix in list(prefixes)[:100]:
                 ratio = difflib.SequenceMatcher(None, start, prefix).ratio()

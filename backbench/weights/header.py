@@ -29,7 +29,9 @@ def read(file: Path) -> Header | None:
             entries = jsons.decode(opened.read(length))
         metadata = entries.pop("__metadata__", {})
         ends = [entry["data_offsets"][1] for entry in entries.values()]
-        about = jsons.decode(metadata["about"]) if metadata.get("format") == FORMAT else {}
+        about = (
+            jsons.decode(metadata["about"]) if metadata.get("format") == FORMAT else {}
+        )
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
     if not isinstance(about, dict) or not all(type(end) is int for end in ends):

@@ -11,7 +11,12 @@ from backbench.errors import BadInput
 from backbench.images.preprocess import PIXELS, Pixels
 from backbench.runs import seeding
 from backbench.weights import archs, readings
-from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint, assumed_pixels, from_safetensors
+from backbench.weights.checkpoint import (
+    PIXELS_FROM,
+    Checkpoint,
+    assumed_pixels,
+    from_safetensors,
+)
 from backbench.weights.family import NATIVE, POSITION_RULES, NamedWeights, TrunkMetadata
 from backbench.weights.file_contents import PIXEL_CHOICES, FileContents
 from backbench.weights.trunk import Trunk
@@ -40,16 +45,22 @@ def read(
     does; `method`, `epochs`, `name` and `published` override or add to the file. BadInput names the
     tensor, key or prefix for anything that is not exactly one whole trunk.
     """
-    asked = dataclasses.replace(_metadata(arch, reading, pixels, pos), method=method or "")
+    asked = dataclasses.replace(
+        _metadata(arch, reading, pixels, pos), method=method or ""
+    )
     added: dict[str, object] = {}
     if published is not None:
-        added["published"] = published if isinstance(published, str) else list(published)
+        added["published"] = (
+            published if isinstance(published, str) else list(published)
+        )
     # 1. A name stands for a cached file, or for a trunk that is drawn anew
     named = archs.named_weights(path, asked)
     if named is None:
         named = NamedWeights("", asked, Path(path))
     elif encoder is not None or stem is not None or arch:
-        raise BadInput(f"{path}: names one trunk; leave out the choice of encoder, stem, arch")
+        raise BadInput(
+            f"{path}: names one trunk; leave out the choice of encoder, stem, arch"
+        )
     elif named.file is not None:
         name, added["timm_weights"] = name or named.name, named.name
     # 2. The trunk: drawn, or from a file, ours or somebody else's
@@ -59,8 +70,12 @@ def read(
         opened, metadata = open_file(named.file), named.metadata
         if opened.own_tensors is None:
             found = FileContents(opened, metadata)
-            checkpoint = found.checkpoint(found.choose(encoder), stem, allow_missing_statistics)
-        elif encoder is not None or stem is not None or metadata.arch or metadata.pixels:
+            checkpoint = found.checkpoint(
+                found.choose(encoder), stem, allow_missing_statistics
+            )
+        elif (
+            encoder is not None or stem is not None or metadata.arch or metadata.pixels
+        ):
             raise BadInput(
                 f"{opened.path}: a backbench checkpoint holds one trunk; leave out the choice of"
                 " encoder, stem, arch and pixels"
@@ -90,11 +105,16 @@ def _metadata(
         )
     if reading and reading not in (readings.POOLED, readings.MAP):
         readings.tokens(reading)
-    for option, value, allowed in (("pixels", pixels, PIXEL_CHOICES), ("pos", pos, POSITION_RULES)):
+    for option, value, allowed in (
+        ("pixels", pixels, PIXEL_CHOICES),
+        ("pos", pos, POSITION_RULES),
+    ):
         if value and value not in allowed:
             raise BadInput(f"--{option} {value[:40]}: expected {', '.join(allowed)}")
     return TrunkMetadata(
-        arch=arch or "", reading=reading or "", pixels=PIXELS[pixels] if pixels else None
+        arch=arch or "",
+        reading=reading or "",
+        pixels=PIXELS[pixels] if pixels else None,
     )
 
 
@@ -116,7 +136,11 @@ def drawn(name: str, metadata: TrunkMetadata) -> Checkpoint:
 
 def checkpoint_of(module: nn.Module, pixels: Pixels | None = None) -> Checkpoint | None:
     """Return the checkpoint of a known family's module, or None. `pixels` override the family's."""
-    kind, reading, stem = type(module).__name__, "", "imagenet"  # a family without stems knows it
+    kind, reading, stem = (
+        type(module).__name__,
+        "",
+        "imagenet",
+    )  # a family without stems knows it
     given: tuple[str, Pixels] | None = None
     if isinstance(module, Trunk):
         kind = type(getattr(module, "model", module)).__name__
@@ -133,9 +157,13 @@ def checkpoint_of(module: nn.Module, pixels: Pixels | None = None) -> Checkpoint
         return None
     arch, own_pixels = given
     name, state_dict = kind, module.state_dict()
-    if not isinstance(module, Trunk):  # timm's, whose classifier is not part of the trunk
+    if not isinstance(
+        module, Trunk
+    ):  # timm's, whose classifier is not part of the trunk
         name, inside = arch.rpartition(":")[2], archs.tensors(arch, stem)
-        state_dict = {key: tensor for key, tensor in state_dict.items() if key in inside}
+        state_dict = {
+            key: tensor for key, tensor in state_dict.items() if key in inside
+        }
     provenance = {"name": name, "source": f"module {kind}"}
     if pixels is None and not archs.family_of(arch).elsewhere:  # no name has this one's
         provenance[PIXELS_FROM] = assumed_pixels(arch, own_pixels, "the module")

@@ -42,7 +42,9 @@ class Allows(TypedDict):
     size: int | None  # the only side of an image that it takes
     divisor: int
     strides: list[int]  # of its maps; none: no detection
-    positions: str  # the rule by which its authors resize position embeddings, if it is known
+    positions: (
+        str  # the rule by which its authors resize position embeddings, if it is known
+    )
 
 
 class Report(TypedDict, total=False):
@@ -68,14 +70,22 @@ class Report(TypedDict, total=False):
 
 def inspect(path: str | Path) -> Report:
     """The report on a file. BadInput only where it cannot be opened as weights at all."""
-    report: Report = {"format": None, "source": None, "also": None, "encoders": [], "leftovers": []}
+    report: Report = {
+        "format": None,
+        "source": None,
+        "also": None,
+        "encoders": [],
+        "leftovers": [],
+    }
     metadata = TrunkMetadata()
     named = archs.named_weights(path, metadata)
     # 1. A name of random weights
     if named is not None and named.file is None:
         drawn = importing.drawn(named.name, named.metadata)
         report["file"], report["container"] = str(path), "no file: drawn anew"
-        report["bytes"] = sum(t.numel() * t.element_size() for t in drawn.state_dict.values())
+        report["bytes"] = sum(
+            t.numel() * t.element_size() for t in drawn.state_dict.values()
+        )
         report["format"] = "backbench" if drawn.family.tensors_say_all else "timm"
         return _importable(report, drawn)
     # 2. One of our own files
@@ -96,7 +106,11 @@ def inspect(path: str | Path) -> Report:
     report["leftovers"] = contents.leftovers()
     known = contents.form
     if known is not None:
-        report |= {"format": known.name, "source": known.source, "also": known.also or None}
+        report |= {
+            "format": known.name,
+            "source": known.source,
+            "also": known.also or None,
+        }
     try:
         checkpoint = contents.checkpoint(contents.choose(), copy=False)
     except BadInput as error:
@@ -106,7 +120,9 @@ def inspect(path: str | Path) -> Report:
 
 def _importable(report: Report, checkpoint: Checkpoint) -> Report:
     """The report with what the whole checkpoint is, and the uses that its trunk allows."""
-    trunk = checkpoint.family.blank(checkpoint.arch, checkpoint.stem, checkpoint.reading)
+    trunk = checkpoint.family.blank(
+        checkpoint.arch, checkpoint.stem, checkpoint.reading
+    )
     allows: Allows = {
         "reading": checkpoint.reading,
         "feature_dim": trunk.feature_dim,
@@ -125,14 +141,28 @@ def _encoders(contents: FileContents) -> list[EncoderReport]:
     for name, trunks in contents.encoders.items():
         for trunk in trunks:
             tensors, shapes = contents.tables[trunk.table], trunk.shapes()
-            here = {ours: tensors[key] for ours, key in trunk.keys.items() if in_file(tensors[key])}
+            here = {
+                ours: tensors[key]
+                for ours, key in trunk.keys.items()
+                if in_file(tensors[key])
+            }
             stem = trunk.stem() or "3x3, padding unknown"
-            row = _encoder(name, name == contents.default_encoder(), trunk.arch, stem, here)
-            row["table"], row["prefix"], row["names"] = trunk.table, trunk.prefix, trunk.dialect
+            row = _encoder(
+                name, name == contents.default_encoder(), trunk.arch, stem, here
+            )
+            row["table"], row["prefix"], row["names"] = (
+                trunk.table,
+                trunk.prefix,
+                trunk.dialect,
+            )
             row["matched"], row["expected"] = len(trunk.keys), len(shapes)
-            row["absent_counters"] = sum(is_counter(k) and k not in trunk.keys for k in shapes)
+            row["absent_counters"] = sum(
+                is_counter(k) and k not in trunk.keys for k in shapes
+            )
             row["missing_statistics"] = contents.missing_statistics(trunk)
-            row["problems"] = {k: keys for k, keys in contents.problems(trunk).items() if keys}
+            row["problems"] = {
+                k: keys for k, keys in contents.problems(trunk).items() if keys
+            }
             out.append(row)
     return out
 
@@ -164,7 +194,9 @@ def untrained_signs(state_dict: Mapping[str, Tensor]) -> list[str]:
     # A network that saw one batch has running variances other than 1.
     variances = [v for k, v in state_dict.items() if k.endswith("running_var")]
     if variances and all(bool((v == 1).all()) for v in variances):
-        signs.append("every running variance is 1: no batch was ever seen in training mode")
+        signs.append(
+            "every running variance is 1: no batch was ever seen in training mode"
+        )
     # torchvision draws every convolution from N(0, 2 / fan_out). Training moves the standard
     # deviations, so all of them within 2% of it is no accident.
     ratios = []

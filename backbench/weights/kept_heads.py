@@ -51,7 +51,11 @@ class KeptHead:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Those that it has, by their names."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
 
     @property
     def digest(self) -> str:
@@ -80,16 +84,24 @@ def keep(file: Path, name: str, head: KeptHead, about: Mapping[str, object]) -> 
     }
     metadata[name] = json.dumps({**about, **of_head}, sort_keys=True)
     # A fit may end with its weights by columns, which safetensors refuses
-    tensors |= {f"{name}/{key}": tensor.contiguous() for key, tensor in head.tensors.items()}
+    tensors |= {
+        f"{name}/{key}": tensor.contiguous() for key, tensor in head.tensors.items()
+    }
     with atomic.atomic_path(file) as temporary:
         save_file(tensors, temporary, metadata)
 
 
-def load(folder: Path, asked: Mapping[str, object], width: int, classes: int) -> KeptHead:
+def load(
+    folder: Path, asked: Mapping[str, object], width: int, classes: int
+) -> KeptHead:
     """Return the head in or below `folder` bound to all of `asked`. BadInput names what differs."""
     files = [folder] if folder.is_file() else []
     if folder.is_dir():
-        files = [file for file in walking.files(folder, follow=True) if file.name == HEADS_FILE]
+        files = [
+            file
+            for file in walking.files(folder, follow=True)
+            if file.name == HEADS_FILE
+        ]
     fitting: dict[str, KeptHead] = {}
     nearest: list[tuple[int, str]] = []
     for file in sorted(files):
@@ -100,7 +112,9 @@ def load(folder: Path, asked: Mapping[str, object], width: int, classes: int) ->
                 differing = [key for key in asked if about.get(key) != asked[key]]
                 where = f"{file}: the head {printable.shown(name, 200)}"
                 if differing:
-                    nearest.append((len(differing), f"{where} has another {', '.join(differing)}"))
+                    nearest.append(
+                        (len(differing), f"{where} has another {', '.join(differing)}")
+                    )
                     continue
                 head = KeptHead(
                     tensors[f"{name}/weight"],
@@ -111,34 +125,53 @@ def load(folder: Path, asked: Mapping[str, object], width: int, classes: int) ->
                     tensors.get(f"{name}/value"),
                 )
             except (ValueError, KeyError, AttributeError, TypeError) as error:
-                raise BadInput(f"{file}: damaged ({error!r:.80}); train the head again") from None
+                raise BadInput(
+                    f"{file}: damaged ({error!r:.80}); train the head again"
+                ) from None
             _refuse_damaged(where, head, about.get("head"), (classes, width))
             fitting[head.digest] = head
     if len(fitting) == 1:
         return next(iter(fitting.values()))
     if fitting:
-        raise BadInput(f"{folder}: {len(fitting)} heads fit; give the run folder of one of them")
+        raise BadInput(
+            f"{folder}: {len(fitting)} heads fit; give the run folder of one of them"
+        )
     why = min(nearest)[1] if nearest else f"{folder}: no {HEADS_FILE} in it"
     need = f"needed is one of {asked['protocol']} on the trunk {str(asked['checkpoint'])[:12]}"
     raise BadInput(f"{why}; {need}: `backbench linear` keeps it in its run")
 
 
-def _refuse_damaged(where: str, head: KeptHead, digest: object, shape: tuple[int, int]) -> None:
+def _refuse_damaged(
+    where: str, head: KeptHead, digest: object, shape: tuple[int, int]
+) -> None:
     """BadInput for tensors of another shape or type than they must have, and for other numbers."""
     weight, bias = head.weight, head.bias
     types = {tensor.dtype for tensor in head.tensors.values()}
-    if tuple(weight.shape) != shape or tuple(bias.shape) != shape[:1] or types != {torch.float32}:
-        raise BadInput(f"{where} is {tuple(weight.shape)} {weight.dtype}, not {shape} float32")
+    if (
+        tuple(weight.shape) != shape
+        or tuple(bias.shape) != shape[:1]
+        or types != {torch.float32}
+    ):
+        raise BadInput(
+            f"{where} is {tuple(weight.shape)} {weight.dtype}, not {shape} float32"
+        )
     fits = head.temperature is None or isinstance(head.temperature, float)
     if head.query is not None and head.value is not None:
         # The queries divide the rows of the square values among themselves
         queries, width = tuple(head.query.shape), shape[1]
-        fits = fits and queries[1:] == (width,) and queries[0] > 0 and width % queries[0] == 0
+        fits = (
+            fits
+            and queries[1:] == (width,)
+            and queries[0] > 0
+            and width % queries[0] == 0
+        )
         fits = fits and tuple(head.value.shape) == (width, width)
     fits = fits and (head.query is None) == (head.value is None)
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in head.tensors.values())
     if not fits or head.digest != digest or not finite:
-        raise BadInput(f"{where} does not match its digest; the file is damaged, train it again")
+        raise BadInput(
+            f"{where} does not match its digest; the file is damaged, train it again"
+        )
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -147,4 +180,6 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         return safetensors_of(file)
     except (SafetensorError, OSError, ValueError) as error:
-        raise BadInput(f"{file}: no readable heads ({str(error)[:80]}); remove it") from None
+        raise BadInput(
+            f"{file}: no readable heads ({str(error)[:80]}); remove it"
+        ) from None

@@ -73,7 +73,9 @@ class Trunk(nn.Module, ABC):
     def undecayed(self) -> set[str]:
         """Return the parameters that weight decay skips by convention: norms, biases, scales,
         tokens and position embeddings."""
-        return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
+        return {
+            name for name, parameter in self.named_parameters() if parameter.ndim <= 1
+        }
 
     def refuse_size(self, height: int, width: int) -> None:
         """BadInput for images that it does not take."""
@@ -104,13 +106,17 @@ class WrappedTrunk(Trunk):
 _INSIDE = "model."
 
 
-def _without_prefix(module: nn.Module, state: dict[str, object], prefix: str, _: object) -> None:
+def _without_prefix(
+    module: nn.Module, state: dict[str, object], prefix: str, _: object
+) -> None:
     """model.blocks.0 -> blocks.0, in a state dict that is being made."""
     for key in [k for k in state if k.startswith(prefix + _INSIDE)]:
         state[prefix + key[len(prefix + _INSIDE) :]] = state.pop(key)
 
 
-def _with_prefix(module: nn.Module, state: dict[str, object], prefix: str, *others: object) -> None:
+def _with_prefix(
+    module: nn.Module, state: dict[str, object], prefix: str, *others: object
+) -> None:
     """blocks.0 -> model.blocks.0, in a state dict that is being loaded."""
     for key in [k for k in state if k.startswith(prefix)]:
         state[prefix + _INSIDE + key[len(prefix) :]] = state.pop(key)
@@ -140,14 +146,22 @@ class ModuleTrunk(WrappedTrunk):
         self.feature_dim, self.size, self.divisor = feature_dim, size, divisor
         self.strides, self.widths = tuple(strides), tuple(widths)
         self._features, self._stages = features, stages
-        if len(self.strides) != len(self.widths) or bool(self.strides) != (stages is not None):
-            raise BadInput("a trunk's `stages` come with one stride and one width for each map")
+        if len(self.strides) != len(self.widths) or bool(self.strides) != (
+            stages is not None
+        ):
+            raise BadInput(
+                "a trunk's `stages` come with one stride and one width for each map"
+            )
 
     def forward(self, x: Tensor) -> Tensor:
-        given = self.model(x) if self._features is None else self._features(self.model, x)
+        given = (
+            self.model(x) if self._features is None else self._features(self.model, x)
+        )
         if given.ndim != 2 or given.shape[1] != self.feature_dim:
             shapes = f"{tuple(given.shape)} for {len(x)} images, not ({len(x)}, {self.feature_dim})"
-            raise BadInput(f"{self.arch} gives features {shapes}; say how to read it by `features`")
+            raise BadInput(
+                f"{self.arch} gives features {shapes}; say how to read it by `features`"
+            )
         return given
 
     def stages(self, x: Tensor) -> list[Tensor]:

@@ -20,16 +20,22 @@ def facts(checkpoint: Checkpoint, side: int) -> Facts:
         "reading": checkpoint.reading,
         "parameters": checkpoint.parameters,
         "side": side,
-        "gflops": _of_features(checkpoint.arch, checkpoint.stem, checkpoint.reading, side),
+        "gflops": _of_features(
+            checkpoint.arch, checkpoint.stem, checkpoint.reading, side
+        ),
     }
 
 
 def of_maps(
-    checkpoint: Checkpoint, sides: tuple[int, int], given: Callable[[Tensor, Trunk], Tensor]
+    checkpoint: Checkpoint,
+    sides: tuple[int, int],
+    given: Callable[[Tensor, Trunk], Tensor],
 ) -> Facts:
     """Return the costs of a trunk in a detector: `gflops` are those of its maps alone, for one
     image of `sides` = (height, width) pixels; `given` makes its input of the detector's images."""
-    trunk = checkpoint.family.blank(checkpoint.arch, checkpoint.stem, checkpoint.reading)
+    trunk = checkpoint.family.blank(
+        checkpoint.arch, checkpoint.stem, checkpoint.reading
+    )
     gflops = _gflops(lambda image: trunk.stages(given(image, trunk)), sides)
     return {"parameters": checkpoint.parameters, "sides": list(sides), "gflops": gflops}
 

@@ -24,7 +24,10 @@ from backbench.weights.header import FORMAT
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch before 1.6: its magic number, pickled
 _NOT_WEIGHTS = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file: fetch it with `git lfs pull`"),
+    (
+        b"version https://git-lfs",
+        "a Git LFS pointer, not the file: fetch it with `git lfs pull`",
+    ),
     (b"<", "a web page, not weights: the download went wrong"),
     (b"\x1f\x8b", "a gzip archive: unpack it first"),
     (b"BZh", "a bzip2 archive: unpack it first"),
@@ -56,14 +59,23 @@ _INERT = (
     # numpy scalars and arrays among the metrics that mmengine, VISSL and Lightning save
     *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
     *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"),
-    *("numpy.ndarray", "numpy.dtype", "numpy.dtypes.Float64DType", "numpy.dtypes.Float32DType"),
+    *(
+        "numpy.ndarray",
+        "numpy.dtype",
+        "numpy.dtypes.Float64DType",
+        "numpy.dtypes.Float32DType",
+    ),
     *("numpy.dtypes.Int64DType", "numpy.dtypes.Int32DType", "numpy.dtypes.BoolDType"),
     # mmengine's message hub
     *("mmengine.logging.history_buffer.HistoryBuffer", "builtins.getattr"),
     # hyper-parameters and callbacks in Lightning's files; solo-learn's are omegaconf's
     "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
     *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig"),
-    *("omegaconf.nodes.AnyNode", "omegaconf.base.Metadata", "omegaconf.base.ContainerMetadata"),
+    *(
+        "omegaconf.nodes.AnyNode",
+        "omegaconf.base.Metadata",
+        "omegaconf.base.ContainerMetadata",
+    ),
     *("typing.Any", "builtins.dict", "builtins.list", "builtins.int", "builtins.float"),
     *("builtins.str", "builtins.bool"),
 )
@@ -130,7 +142,9 @@ def open_file(path: str | Path) -> Opened:
         return Opened(path, container, sha256, size, tree, metadata)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
-    except Exception as error:  # whatever a broken file provokes in torch, numpy or pickle
+    except (
+        Exception
+    ) as error:  # whatever a broken file provokes in torch, numpy or pickle
         raise BadInput(f"{path}: {_explain(error)}") from None
 
 
@@ -184,7 +198,9 @@ def _check_byte_order(path: Path) -> None:
             pickles.load(file)
         system = pickles.load(file)
     if isinstance(system, dict) and not system.get("little_endian", True):
-        raise BadInput("written on a big-endian machine; write it again on a little-endian one")
+        raise BadInput(
+            "written on a big-endian machine; write it again on a little-endian one"
+        )
 
 
 def _torch_load(path: Path, *, mmap: bool) -> Tree:
@@ -211,13 +227,17 @@ def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
             why = "is compressed, which torch never writes (a zip bomb?)"
             raise BadInput(f"refused: record '{record.filename}' {why}")
     if sum(record.file_size for record in records) > size:
-        raise BadInput("refused: its records overlap, which torch never writes (a zip bomb?)")
+        raise BadInput(
+            "refused: its records overlap, which torch never writes (a zip bomb?)"
+        )
     # 2. Its bytes lie as on this machine, and are those that were written
     for record in records:
         record.CRC = record.CRC or None  # type: ignore[assignment]  # torch writes 0 where it is told to skip CRCs
     for record in records:
         if record.filename.endswith("/byteorder") and archive.read(record) != b"little":
-            raise BadInput("written on a big-endian machine; write it again on a little-endian one")
+            raise BadInput(
+                "written on a big-endian machine; write it again on a little-endian one"
+            )
     for record in records:
         with archive.open(record) as file:
             while file.read(_CHUNK):
@@ -251,10 +271,16 @@ class _Storages(pickles.BoundedUnpickler):
     def persistent_load(self, pid: object) -> object:
         # ("storage", type, key, location, number of elements)
         if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage":
-            raise pickle.UnpicklingError("refused: it refers to storage outside the file")
+            raise pickle.UnpicklingError(
+                "refused: it refers to storage outside the file"
+            )
         _, kind, key, _, elements = pid
-        if not (isinstance(kind, int) and isinstance(key, str) and isinstance(elements, int)):
-            raise pickle.UnpicklingError("damaged: a storage without type, name or size")
+        if not (
+            isinstance(kind, int) and isinstance(key, str) and isinstance(elements, int)
+        ):
+            raise pickle.UnpicklingError(
+                "damaged: a storage without type, name or size"
+            )
         self.sizes.append((key, kind * elements))
         return _Anything()
 
@@ -279,7 +305,9 @@ class _Anything(dict[object, object]):
 # Bytes of an element, by what torch calls the class of a storage
 _ELEMENT = {
     **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage", "UntypedStorage"), 1),
-    **dict.fromkeys(("QInt8Storage", "QUInt8Storage", "QUInt4x2Storage", "QUInt2x4Storage"), 1),
+    **dict.fromkeys(
+        ("QInt8Storage", "QUInt8Storage", "QUInt4x2Storage", "QUInt2x4Storage"), 1
+    ),
     **dict.fromkeys(("HalfStorage", "BFloat16Storage", "ShortStorage"), 2),
     **dict.fromkeys(("FloatStorage", "IntStorage", "QInt32Storage"), 4),
     **dict.fromkeys(("DoubleStorage", "LongStorage", "ComplexFloatStorage"), 8),

@@ -18,7 +18,14 @@ from typing_extensions import NotRequired, TypedDict  # noqa: UP035 - the only o
 
 from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
-from detection.data.dataset_dicts import LARGEST, XYWH, Annotation, ImageRecord, Polygon, RunLength
+from detection.data.dataset_dicts import (
+    LARGEST,
+    XYWH,
+    Annotation,
+    ImageRecord,
+    Polygon,
+    RunLength,
+)
 from detection.data.split import DatasetFiles, Split, is_marked
 from detection.task_rows import DetectionTask
 
@@ -28,7 +35,10 @@ LAYOUT = "COCO is ROOT/coco/{annotations,train2017,val2017}"
 STEMS = {"coco": "coco_2017", "scenes": "scenes"}
 # Dataset name -> (annotation file, folder of the images) below ROOT
 DATASETS = {
-    f"{kind}{stem}_{part}": (f"{folder}/annotations/{file}_{part}2017.json", f"{folder}/{part}2017")
+    f"{kind}{stem}_{part}": (
+        f"{folder}/annotations/{file}_{part}2017.json",
+        f"{folder}/{part}2017",
+    )
     for folder, stem in STEMS.items()
     for part in ("train", "val")
     for kind, file in (("", "instances"), ("keypoints_", "person_keypoints"))
@@ -37,9 +47,17 @@ DATASETS = {
 
 def _identifier(value: object) -> int | str:
     """An id can be printed in a line: at most 200 digits or characters."""
-    if isinstance(value, str) and len(value) <= 200 and printable.control_in(value) is None:
+    if (
+        isinstance(value, str)
+        and len(value) <= 200
+        and printable.control_in(value) is None
+    ):
         return value
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 600:
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and value.bit_length() < 600
+    ):
         return value
     raise ValueError("is neither a whole number nor a text of one short line")
 
@@ -65,7 +83,9 @@ def _printable(value: str) -> str:
 Identifier: TypeAlias = Annotated[int | str, PlainValidator(_identifier)]
 Number = Annotated[float, Field(strict=True, gt=-LARGEST, lt=LARGEST)]
 NotNegative = Annotated[float, Field(strict=True, ge=0, lt=LARGEST)]
-Side = Annotated[float, Field(strict=True, ge=1, lt=1 << 31, multiple_of=1)]  # 480 or 480.0
+Side = Annotated[
+    float, Field(strict=True, ge=1, lt=1 << 31, multiple_of=1)
+]  # 480 or 480.0
 Name = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_printable)]
 
 
@@ -88,7 +108,9 @@ class CocoBox(TypedDict):
     id: Identifier
     image_id: Identifier
     category_id: Identifier
-    bbox: Annotated[list[Number], Field(min_length=4, max_length=4), AfterValidator(_box)]
+    bbox: Annotated[
+        list[Number], Field(min_length=4, max_length=4), AfterValidator(_box)
+    ]
     iscrowd: NotRequired[Annotated[int, PlainValidator(_crowd)]]
     area: NotRequired[NotNegative]
 
@@ -146,16 +168,22 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
             "annotations": [],
         }
     # 3. Every object to its image, in the order of the file
-    label_of: dict[int | str, int] = {c["id"]: label for label, c in enumerate(categories)}
+    label_of: dict[int | str, int] = {
+        c["id"]: label for label, c in enumerate(categories)
+    }
     dropped = 0
     for a in data["annotations"]:
         where = f"annotation {a['id']}"
         label = label_of.get(a["category_id"])
         if label is None:
             category = f"category {a['category_id']}"
-            raise BadInput(f"{where}: {category} is not among the file's {len(names)} categories")
+            raise BadInput(
+                f"{where}: {category} is not among the file's {len(names)} categories"
+            )
         if a["image_id"] not in records:
-            raise BadInput(f"{where}: image {a['image_id']} is not in the file's 'images'")
+            raise BadInput(
+                f"{where}: image {a['image_id']} is not in the file's 'images'"
+            )
         record = records[a["image_id"]]
         out: Annotation = {
             "bbox": a["bbox"],
@@ -177,7 +205,9 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
     ids = tuple(category["id"] for category in categories)
     notes = (f"{dropped} objects without a valid outline left out",) if dropped else ()
     in_order = [records[id] for id in sorted(records)][: files.limit]
-    if task.keypoints and not any(is_marked(a) for r in in_order for a in r["annotations"]):
+    if task.keypoints and not any(
+        is_marked(a) for r in in_order for a in r["annotations"]
+    ):
         raise BadInput(
             "no annotation has keypoints; the keypoint task needs a person_keypoints file"
         )
@@ -242,7 +272,9 @@ def _keypoint_names(categories: Sequence[CocoCategory]) -> tuple[str, ...]:
         need = "keypoints need one category with a 'keypoints' list"
         raise BadInput(f"{need}; this has {len(categories)} ({first})")
     if len(set(names)) < len(names):
-        raise BadInput(f"category {categories[0]['id']}: two of its keypoints have one name")
+        raise BadInput(
+            f"category {categories[0]['id']}: two of its keypoints have one name"
+        )
     return names
 
 
@@ -266,13 +298,21 @@ def _polygons(
     if isinstance(outline, list):
         return [p for p in outline if len(p) % 2 == 0 and len(p) >= 6]
     if not crowd:
-        raise BadInput(f"{where}: a run-length mask of a single object; training needs polygons")
+        raise BadInput(
+            f"{where}: a run-length mask of a single object; training needs polygons"
+        )
     size = [record["height"], record["width"]]
     if outline["size"] != size:
-        raise BadInput(f"{where}: the mask's size {outline['size']} is not the image's {size}")
+        raise BadInput(
+            f"{where}: the mask's size {outline['size']} is not the image's {size}"
+        )
     counts = outline["counts"]
     lengths = _uncompressed(counts) if isinstance(counts, str) else counts
-    if lengths is None or min(lengths, default=0) < 0 or sum(lengths) != math.prod(size):
+    if (
+        lengths is None
+        or min(lengths, default=0) < 0
+        or sum(lengths) != math.prod(size)
+    ):
         raise BadInput(f"{where}: the mask's run lengths do not fill the image")
     return None
 

@@ -28,7 +28,9 @@ class Annotation(TypedDict):
     iscrowd: int
     difficult: NotRequired[bool]  # VOC's: trained on; neither hit nor miss when scored
     segmentation: NotRequired[list[Polygon]]
-    keypoints: NotRequired[list[float]]  # x, y, visibility of each; a pixel's middle is at .5
+    keypoints: NotRequired[
+        list[float]
+    ]  # x, y, visibility of each; a pixel's middle is at .5
 
 
 class ImageRecord(TypedDict):

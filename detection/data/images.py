@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 # Pixels: the box_threshold of detectron2/data/detection_utils.py::filter_empty_instances
 EMPTY = 1e-5
-EXIF_ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # the tag, and its values that swap the sides
+EXIF_ORIENTATION, SIDEWAYS = (
+    0x0112,
+    (5, 6, 7, 8),
+)  # the tag, and its values that swap the sides
 JPEG_END, TAIL = b"\xff\xd9", 1024  # some writers put a few bytes behind the end
 THREADS = 16
 Array: TypeAlias = np.ndarray
@@ -52,7 +55,11 @@ def shortest_edge(height: int, width: int, size: int, limit: int) -> tuple[int, 
     Detectron2's ResizeShortestEdge, its rounding included."""
     # Its operations in its order, rounded once at the end: sizes must agree to the pixel.
     scale = size / min(height, width)
-    new = (float(size), scale * width) if height < width else (scale * height, float(size))
+    new = (
+        (float(size), scale * width)
+        if height < width
+        else (scale * height, float(size))
+    )
     if max(new) > limit:
         shrink = limit / max(new)
         new = (new[0] * shrink, new[1] * shrink)
@@ -139,7 +146,9 @@ class ResizeAndFlip:
         # Detectron2 draws with numpy: the same distributions, other numbers.
         draw = seeding.generator(self.seed, "augment", iteration, slot)
         if self.sampling == "range":
-            size = int(torch.randint(self.sizes[0], self.sizes[1] + 1, (), generator=draw))
+            size = int(
+                torch.randint(self.sizes[0], self.sizes[1] + 1, (), generator=draw)
+            )
         else:
             size = self.sizes[int(torch.randint(len(self.sizes), (), generator=draw))]
         return size, self.flip and bool(torch.rand((), generator=draw) < 0.5)
@@ -166,12 +175,19 @@ class TrainImages(torch.utils.data.Dataset[TrainSample]):
         record = self.records[index]
         size, mirrored = self.augment.draw(iteration, slot)
         image = load_image(record)
-        height, width = shortest_edge(record["height"], record["width"], size, self.augment.limit)
+        height, width = shortest_edge(
+            record["height"], record["width"], size, self.augment.limit
+        )
         pixels = to_uint8(resized(image, height, width))
         if mirrored:
             pixels = pixels.flip(-1)
         target = targets(
-            record, height, width, mirrored=mirrored, flip_map=self.flip_map, task=self.task
+            record,
+            height,
+            width,
+            mirrored=mirrored,
+            flip_map=self.flip_map,
+            task=self.task,
         )
         return {"image": pixels, "target": target, "slot": slot, "iteration": iteration}
 
@@ -198,7 +214,9 @@ def targets(
         x1, x2 = x * sx, (x + w) * sx
         if mirrored:
             x1, x2 = width - x2, width - x1
-        box = np.clip([x1, y * sy, x2, (y + h) * sy], 0, [width, height, width, height]).tolist()
+        box = np.clip(
+            [x1, y * sy, x2, (y + h) * sy], 0, [width, height, width, height]
+        ).tolist()
         if box[2] - box[0] <= EMPTY or box[3] - box[1] <= EMPTY:
             continue
         boxes.append(box)
@@ -208,7 +226,9 @@ def targets(
             polygons.append([_moved(p, sx, sy, mirror) for p in a["segmentation"]])
         if task.keypoints:
             points = np.asarray(a["keypoints"], np.float64).reshape(-1, 3) * [sx, sy, 1]
-            keypoints.append(_keypoints(points, height, width, flip_map if mirrored else None))
+            keypoints.append(
+                _keypoints(points, height, width, flip_map if mirrored else None)
+            )
     out: TrainTarget = {
         "boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
         "labels": torch.tensor(labels, dtype=torch.int64),
@@ -229,11 +249,15 @@ def _moved(polygon: Sequence[float], sx: float, sy: float, mirror: int | None) -
     return xy.reshape(-1)
 
 
-def _keypoints(points: Array, height: int, width: int, flip_map: Sequence[int] | None) -> Array:
+def _keypoints(
+    points: Array, height: int, width: int, flip_map: Sequence[int] | None
+) -> Array:
     """(K, 3) in the image of that size, mirrored when a map is given; unmarked ones and those
     outside it are zero: detectron2/data/detection_utils.py::transform_keypoint_annotations."""
     # Mirroring keeps a point inside, so it does not matter which comes first.
-    inside = np.all((points[:, :2] >= 0) & (points[:, :2] <= np.array([width, height])), axis=1)
+    inside = np.all(
+        (points[:, :2] >= 0) & (points[:, :2] <= np.array([width, height])), axis=1
+    )
     if flip_map is not None:
         points[:, 0] = width - points[:, 0]
         # A mirrored left eye is a right eye: not only the place changes, but also whose it is.

@@ -13,7 +13,9 @@ from backbench.parallel import distributed
 from detection.data.dataset_dicts import Outline, Polygon, RunLength
 
 
-def rasterise(polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int) -> Tensor:
+def rasterise(
+    polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int
+) -> Tensor:
     """Draw each object's polygons on the size x size grid of its box, boxes (n, 4): (n, size, size)
     float in {0, 1}. detectron2/structures/masks.py::rasterize_polygons_within_box, where
     torchvision's project_masks_on_boxes resamples bitmaps of the whole image with RoIAlign."""
@@ -28,7 +30,9 @@ def rasterise(polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int
             p[0::2] = (p[0::2] - box[0]) * (size / max(w, 0.1))
             p[1::2] = (p[1::2] - box[1]) * (size / max(h, 0.1))
             moved.append(p)
-        out[i] = torch.from_numpy(mask.decode(mask.merge(mask.frPyObjects(moved, size, size))))
+        out[i] = torch.from_numpy(
+            mask.decode(mask.merge(mask.frPyObjects(moved, size, size)))
+        )
     return distributed.sent(out, boxes.device)
 
 

@@ -17,7 +17,12 @@ class ImageOrder:
     A group that is incomplete at the end of a pass is filled in the next."""
 
     def __init__(
-        self, records: Sequence[ImageRecord], batch: int, seed: int, *, grouped: bool = True
+        self,
+        records: Sequence[ImageRecord],
+        batch: int,
+        seed: int,
+        *,
+        grouped: bool = True,
     ) -> None:
         self.wide = [r["width"] > r["height"] for r in records]
         self.batch, self.seed = batch, seed
@@ -30,7 +35,9 @@ class ImageOrder:
         # The batches before `first` are drawn and dropped: which group is full depends on all that
         # came before it.
         for number in itertools.count():
-            members = list(itertools.chain.from_iterable(itertools.islice(groups, per_batch)))
+            members = list(
+                itertools.chain.from_iterable(itertools.islice(groups, per_batch))
+            )
             if number >= first:
                 yield members
 
@@ -53,10 +60,18 @@ class Slots(torch.utils.data.Sampler[list[tuple[int, int, int]]]):
     def __init__(
         self, order: ImageOrder, *, first: int, last: int, rank: int = 0, world: int = 1
     ) -> None:
-        self.order, self.first, self.last, self.rank, self.world = order, first, last, rank, world
+        self.order, self.first, self.last, self.rank, self.world = (
+            order,
+            first,
+            last,
+            rank,
+            world,
+        )
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
-        share = self.order.batch // self.world  # rank-major, as everywhere: see runs/distributed.py
+        share = (
+            self.order.batch // self.world
+        )  # rank-major, as everywhere: see runs/distributed.py
         mine = range(self.rank * share, (self.rank + 1) * share)
         stream = self.order.batches(self.first)
         for iteration in range(self.first, self.last):

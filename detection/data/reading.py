@@ -21,7 +21,9 @@ def root_folder(data: Path | None) -> Path:
     root = data or os.environ.get("DETECTRON2_DATASETS")
     if not root:
         tree = "ROOT/coco/{annotations,train2017,val2017}"
-        raise BadInput(f"no data: give --data ROOT with {tree} (or $DETECTRON2_DATASETS)")
+        raise BadInput(
+            f"no data: give --data ROOT with {tree} (or $DETECTRON2_DATASETS)"
+        )
     return Path(root)
 
 
@@ -54,10 +56,14 @@ def read(files: DatasetFiles, task: DetectionTask) -> Split:
     """Read and check a dataset. Raises BadInput, one line, for what would train wrongly."""
     kind = voc if files.name in voc.DATASETS else coco
     if kind is voc and (task.outlines or task.keypoints):
-        raise BadInput(f"{files.name}: VOC has boxes only; the {task.name} task needs COCO")
+        raise BadInput(
+            f"{files.name}: VOC has boxes only; the {task.name} task needs COCO"
+        )
     file = files.file
     try:
-        split = kind.parse(opening.read_bytes(file, most=kind.LARGEST_FILE), files, task)
+        split = kind.parse(
+            opening.read_bytes(file, most=kind.LARGEST_FILE), files, task
+        )
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise BadInput(f"{file}: no such file; {kind.LAYOUT}") from None
     except OSError as error:
@@ -86,12 +92,16 @@ def find_images(split: Split) -> None:
     missing = []
     for record in records:
         name = record["file_name"]
-        below = os.path.normpath(os.path.relpath(name, root) if name.startswith("/") else name)
+        below = os.path.normpath(
+            os.path.relpath(name, root) if name.startswith("/") else name
+        )
         if below in (".", "..") or below.startswith("../"):
             raise BadInput(f"{split.file}: file_name '{name}' is outside of {folder}")
         path = record["file_name"] = f"{root}/{below}"
         if path not in there and not os.path.isfile(path):  # noqa: PTH113 - any name at all
             missing.append(name)
     if missing:
-        gone = f"{len(missing)} of {len(records)} images of {split.file.name} are missing"
+        gone = (
+            f"{len(missing)} of {len(records)} images of {split.file.name} are missing"
+        )
         raise BadInput(f"{folder}: {gone}, first {missing[0]}")

@@ -103,7 +103,9 @@ def join(splits: Sequence[Split]) -> Split:
     first, *others = splits
     for other in others:
         if (other.categories, other.ids) != (first.categories, first.ids):
-            raise BadInput(f"{other.file}: its categories are not those of {first.file}")
+            raise BadInput(
+                f"{other.file}: its categories are not those of {first.file}"
+            )
     records, notes = list(first.records), list(first.notes)
     for other in others:
         records += other.records

@@ -9,18 +9,37 @@ from detection.data.dataset_dicts import LARGEST, XYWH, Annotation, ImageRecord
 from detection.data.split import DatasetFiles, Split
 from detection.task_rows import DetectionTask
 
-# fmt: off
 VOC_CLASSES = (
-    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
-    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
+    "aeroplane",
+    "bicycle",
+    "bird",
+    "boat",
+    "bottle",
+    "bus",
+    "car",
+    "cat",
+    "chair",
+    "cow",
+    "diningtable",
+    "dog",
+    "horse",
+    "motorbike",
+    "person",
+    "pottedplant",
+    "sheep",
+    "sofa",
+    "train",
     "tvmonitor",
 )
-# fmt: on
+
 LARGEST_FILE = opening.GIGABYTE  # of a list of images
 LAYOUT = "VOC is ROOT/VOC2007/{ImageSets,Annotations,JPEGImages}"
 # Detectron2's names -> (list of images, folder of the images) below ROOT
 DATASETS = {
-    f"voc_{year}_{part}": (f"VOC{year}/ImageSets/Main/{part}.txt", f"VOC{year}/JPEGImages")
+    f"voc_{year}_{part}": (
+        f"VOC{year}/ImageSets/Main/{part}.txt",
+        f"VOC{year}/JPEGImages",
+    )
     for year in (2007, 2012)
     for part in ("trainval", "test")
 }
@@ -40,7 +59,9 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
             if not re.fullmatch(r"[\w-]{1,100}", name):
                 raise ValueError("a name that is no plain word")
             tree = ET.fromstring(opening.read_bytes(path, most=opening.GIGABYTE))
-            height, width = (int(str(tree.findtext(f"size/{k}"))) for k in ("height", "width"))
+            height, width = (
+                int(str(tree.findtext(f"size/{k}"))) for k in ("height", "width")
+            )
             if not 0 < height < 1 << 31 > width > 0:
                 raise ValueError(f"{width} x {height} pixels")
             objects = [_object(node) for node in tree.iter("object")]
@@ -70,7 +91,10 @@ def _object(node: ET.Element) -> Annotation:
         if node.find(key) is None:
             raise ValueError(f"an object has no <{key}>")
     # Boxes are 1-based and inclusive in the files.
-    corners = [float(str(node.findtext(f"bndbox/{k}"))) for k in ("xmin", "ymin", "xmax", "ymax")]
+    corners = [
+        float(str(node.findtext(f"bndbox/{k}")))
+        for k in ("xmin", "ymin", "xmax", "ymax")
+    ]
     if not all(-LARGEST < value < LARGEST for value in corners):  # NaN is refused, too
         raise ValueError(f"a box {corners}")
     x1, y1, x2, y2 = corners

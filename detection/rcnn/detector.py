@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.convnext import LayerNorm2d
 from torchvision.models.detection.image_list import ImageList
-from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
+from torchvision.ops.feature_pyramid_network import (
+    FeaturePyramidNetwork,
+    LastLevelMaxPool,
+)
 
 from backbench.images.preprocess import Pixels, normalise
 from backbench.parallel import batchnorm, distributed
@@ -52,7 +55,10 @@ class TrunkPyramid(nn.Module):
         else:
             # torchvision's detectors have no norm here. P6 is every second place of P5 in both.
             self.fpn = FeaturePyramidNetwork(
-                list(trunk.widths), self.out_channels, LastLevelMaxPool(), norm_layer=norm
+                list(trunk.widths),
+                self.out_channels,
+                LastLevelMaxPool(),
+                norm_layer=norm,
             )
         if cfg.MODEL.FPN.NORM == "SyncBN":
             batchnorm.convert_sync_batchnorm(self.fpn)
@@ -123,7 +129,9 @@ class Detector(nn.Module):
         batch = self.batch(images)
         features = self.backbone(batch.tensors)
         proposals, rpn_losses = self.rpn(batch, features, targets)
-        detections, losses = self.roi_heads(features, proposals, batch.image_sizes, targets)
+        detections, losses = self.roi_heads(
+            features, proposals, batch.image_sizes, targets
+        )
         if not self.training:
             return detections
         # Under Detectron2's names
@@ -139,4 +147,7 @@ class Detector(nn.Module):
         named: dict[str, BalancedSampler | DropPath] = {
             f"drop path {i}": path for i, path in enumerate(paths)
         }
-        return named | {"rpn": self.rpn.fg_bg_sampler, "roi": self.roi_heads.fg_bg_sampler}
+        return named | {
+            "rpn": self.rpn.fg_bg_sampler,
+            "roi": self.roi_heads.fg_bg_sampler,
+        }

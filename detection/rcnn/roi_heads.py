@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
-from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, KeypointRCNNPredictor
+from torchvision.models.detection.keypoint_rcnn import (
+    KeypointRCNNHeads,
+    KeypointRCNNPredictor,
+)
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import (
     RoIHeads,
@@ -51,13 +54,18 @@ class LevelPool(nn.Module):
         rois = torch.cat([image, flat], 1)
         # 2. Its level, P2 is 0. Eq. 1 of FPN (arXiv:1612.03144): 224 pixels belong on level 4.
         side = ((flat[:, 2] - flat[:, 0]) * (flat[:, 3] - flat[:, 1])).sqrt()
-        level = torch.floor(4 + torch.log2(side / 224 + 1e-8)).clamp(2, 5).to(torch.int64) - 2
+        level = (
+            torch.floor(4 + torch.log2(side / 224 + 1e-8)).clamp(2, 5).to(torch.int64)
+            - 2
+        )
         # 3. Pooled level by level, each result back to its box's row
         out = maps[0].new_zeros(len(flat), maps[0].shape[1], self.size, self.size)
         of_level = true_indices([level == i for i in range(len(maps))])
         for i, (feature, here) in enumerate(zip(maps, of_level)):
             zoom = 1 / 2 ** (i + 2)
-            pooled = roi_align(feature, rois[here], self.size, zoom, sampling_ratio=0, aligned=True)
+            pooled = roi_align(
+                feature, rois[here], self.size, zoom, sampling_ratio=0, aligned=True
+            )
             out = out.index_put((here,), pooled.to(out.dtype))
         return out
 
@@ -68,7 +76,9 @@ class RCNNHeads(RoIHeads):
 
     beta = 0.0
 
-    def has_mask(self) -> bool:  # torchvision's check_targets asks for bitmaps; ours are polygons
+    def has_mask(
+        self,
+    ) -> bool:  # torchvision's check_targets asks for bitmaps; ours are polygons
         return False
 
     def subsample(self, labels: list[Tensor]) -> list[Tensor]:
@@ -84,9 +94,13 @@ class RCNNHeads(RoIHeads):
         if not self.training:
             return self._detect(features, proposals, image_shapes), {}
         assert targets is not None
-        proposals, matched, labels, regression = self.select_training_samples(proposals, targets)
+        proposals, matched, labels, regression = self.select_training_samples(
+            proposals, targets
+        )
         logits, deltas = self._boxes(features, proposals)
-        losses = box_losses(logits, deltas, torch.cat(labels), torch.cat(regression), self.beta)
+        losses = box_losses(
+            logits, deltas, torch.cat(labels), torch.cat(regression), self.beta
+        )
         # The other heads learn from the positive proposals alone: their boxes, the objects that
         # they matched.
         positive = true_indices([label > 0 for label in labels])
@@ -94,12 +108,18 @@ class RCNNHeads(RoIHeads):
         objects = [m[i] for m, i in zip(matched, positive)]
         if self.mask_predictor is not None:
             classes = torch.cat([label[i] for label, i in zip(labels, positive)])
-            losses["loss_mask"] = self._mask_loss(features, boxes, objects, classes, targets)
+            losses["loss_mask"] = self._mask_loss(
+                features, boxes, objects, classes, targets
+            )
         if self.keypoint_predictor is not None:
-            losses["loss_keypoint"] = self._keypoint_loss(features, boxes, objects, targets)
+            losses["loss_keypoint"] = self._keypoint_loss(
+                features, boxes, objects, targets
+            )
         return [], losses
 
-    def _boxes(self, features: dict[str, Tensor], proposals: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _boxes(
+        self, features: dict[str, Tensor], proposals: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Logits and deltas in float32, under autocast, too: see FullPrecisionHead."""
         pooled = self.box_roi_pool(features, proposals)
         logits, deltas = self.box_predictor(self.box_head(pooled))
@@ -121,9 +141,13 @@ class RCNNHeads(RoIHeads):
         on_cpu = torch.cat(objects).cpu().split([len(numbers) for numbers in objects])
         for numbers, target in zip(on_cpu, targets):
             polygons += [target["polygons"][j] for j in numbers.tolist()]
-        goal = rasterise(polygons, torch.cat(boxes), logits.shape[-1])  # (R, M, M) in {0, 1}
+        goal = rasterise(
+            polygons, torch.cat(boxes), logits.shape[-1]
+        )  # (R, M, M) in {0, 1}
         chosen = logits[torch.arange(len(classes), device=logits.device), classes]
-        loss = F.binary_cross_entropy_with_logits(chosen, goal.to(chosen), reduction="sum")
+        loss = F.binary_cross_entropy_with_logits(
+            chosen, goal.to(chosen), reduction="sum"
+        )
         # Without any object there is a gradient all the same, of zeros: DDP waits for one on each
         # rank.
         return loss / per_rank(goal.numel(), logits.device) + 0 * logits.sum()
@@ -142,26 +166,42 @@ class RCNNHeads(RoIHeads):
         kept = [of_image[i] for of_image, i in zip(boxes, keep)]
         points = [of_image[i] for of_image, i in zip(marked, keep)]
         pooled = self.keypoint_roi_pool(features, kept)
-        heat = self.keypoint_predictor(self.keypoint_head(pooled)).float()  # (R, K, M, M)
+        heat = self.keypoint_predictor(
+            self.keypoint_head(pooled)
+        ).float()  # (R, K, M, M)
         # Cross-entropy over each visible keypoint's M x M places, divided by the visible ones:
         # Detectron2's choice where NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS is on, its default
-        place, valid = keypoints_to_heatmap(torch.cat(points), torch.cat(kept), heat.shape[-1])
+        place, valid = keypoints_to_heatmap(
+            torch.cat(points), torch.cat(kept), heat.shape[-1]
+        )
         visible = torch.where(valid.flatten())[0]
         maps = heat.flatten(2).flatten(0, 1)[visible]
         loss = F.cross_entropy(maps, place.flatten()[visible], reduction="sum")
-        return loss / per_rank(len(visible), heat.device) + 0 * heat.sum()  # as in _mask_loss
+        return (
+            loss / per_rank(len(visible), heat.device) + 0 * heat.sum()
+        )  # as in _mask_loss
 
     def _detect(
-        self, features: dict[str, Tensor], proposals: list[Tensor], shapes: list[tuple[int, int]]
+        self,
+        features: dict[str, Tensor],
+        proposals: list[Tensor],
+        shapes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
         """Return each image's n detections: boxes (n, 4), scores (n,), labels (n,) from 1; masks
         (n, M, M), probabilities on the detection's own box; keypoints (n, K, 3)."""
         logits, deltas = self._boxes(features, proposals)
-        boxes, scores, labels = self.postprocess_detections(logits, deltas, proposals, shapes)
-        out = [{"boxes": b, "scores": s, "labels": c} for b, s, c in zip(boxes, scores, labels)]
+        boxes, scores, labels = self.postprocess_detections(
+            logits, deltas, proposals, shapes
+        )
+        out = [
+            {"boxes": b, "scores": s, "labels": c}
+            for b, s, c in zip(boxes, scores, labels)
+        ]
         counts = [len(b) for b in boxes]
         if self.mask_predictor is not None:
-            logits = self.mask_predictor(self.mask_head(self.mask_roi_pool(features, boxes)))
+            logits = self.mask_predictor(
+                self.mask_head(self.mask_roi_pool(features, boxes))
+            )
             rows = torch.arange(len(logits), device=logits.device)
             of_class = logits[rows, torch.cat(labels)].sigmoid()
             for detections, masks in zip(out, of_class.split(counts)):
@@ -170,7 +210,9 @@ class RCNNHeads(RoIHeads):
             pooled = self.keypoint_roi_pool(features, boxes)
             heat = self.keypoint_predictor(self.keypoint_head(pooled))
             for detections, maps in zip(out, heat.split(counts)):
-                detections["keypoints"] = heatmaps_to_keypoints(maps, detections["boxes"])[0]
+                detections["keypoints"] = heatmaps_to_keypoints(
+                    maps, detections["boxes"]
+                )[0]
         return out
 
 
@@ -191,7 +233,12 @@ def box_losses(
 def visible_inside(points: Tensor, boxes: Tensor) -> Tensor:
     """(n,) True for a box of (n, 4) with a visible keypoint of (n, K, 3) inside it."""
     x, y, visible = points.unbind(-1)
-    inside = (x >= boxes[:, :1]) & (x <= boxes[:, 2:3]) & (y >= boxes[:, 1:2]) & (y <= boxes[:, 3:])
+    inside = (
+        (x >= boxes[:, :1])
+        & (x <= boxes[:, 2:3])
+        & (y >= boxes[:, 1:2])
+        & (y <= boxes[:, 3:])
+    )
     return (inside & (visible >= 1)).any(1)
 
 
@@ -242,7 +289,9 @@ def initialise(heads: RCNNHeads) -> None:
             nn.init.kaiming_uniform_(parameter, a=1)
         elif name.startswith("box_predictor.cls_score"):
             nn.init.normal_(parameter, std=0.01)  # fast_rcnn.py
-        elif name.startswith(("box_predictor.bbox_pred", "mask_predictor.mask_fcn_logits")):
+        elif name.startswith(
+            ("box_predictor.bbox_pred", "mask_predictor.mask_fcn_logits")
+        ):
             nn.init.normal_(parameter, std=0.001)  # fast_rcnn.py, mask_head.py
         else:  # the convolutions of mask_head.py and keypoint_head.py
             nn.init.kaiming_normal_(parameter, mode="fan_out", nonlinearity="relu")

@@ -56,7 +56,9 @@ class BalancedSampler:
         return out
 
 
-def _draw(mask: Tensor, count: int, n: int, generator: torch.Generator | None) -> Tensor:
+def _draw(
+    mask: Tensor, count: int, n: int, generator: torch.Generator | None
+) -> Tensor:
     """Draw `n` of the `count` indices where the mask is true, in rising order. It draws on the CPU,
     so that a run on a GPU draws alike."""
     chosen = torch.randperm(count, generator=generator)[:n].sort().values
@@ -125,7 +127,9 @@ class RPN(RegionProposalNetwork):
         logits = objectness.detach().reshape(len(proposals), -1)
         best = self._get_top_n_idx(logits, num_anchors_per_level)
         counts = enumerate(num_anchors_per_level)
-        level = torch.cat([torch.full((n,), k, device=logits.device) for k, n in counts])
+        level = torch.cat(
+            [torch.full((n,), k, device=logits.device) for k, n in counts]
+        )
         # 2. Cut to the image; what is empty then goes
         cut = [
             box_ops.clip_boxes_to_image(proposals[i, best[i]], shape)
@@ -136,7 +140,9 @@ class RPN(RegionProposalNetwork):
         for i, there in enumerate(left):
             boxes, sure = cut[i][there], logits[i, best[i]][there]
             # 3. NMS within levels, then the best of all
-            keep = box_ops.batched_nms(boxes, sure, level[best[i]][there], self.nms_thresh)
+            keep = box_ops.batched_nms(
+                boxes, sure, level[best[i]][there], self.nms_thresh
+            )
             keep = keep[: self.post_nms_top_n()]
             boxes_out.append(boxes[keep])
             logits_out.append(sure[keep])
@@ -153,15 +159,21 @@ class RPN(RegionProposalNetwork):
         the anchors that were asked for, where torchvision divides by those that were found."""
         # Places in the whole batch
         drawn, anchors = self.fg_bg_sampler(labels), len(labels[0])
-        positive = torch.cat([of_image.positive + i * anchors for i, of_image in enumerate(drawn)])
-        sampled = torch.cat([of_image.sampled + i * anchors for i, of_image in enumerate(drawn)])
+        positive = torch.cat(
+            [of_image.positive + i * anchors for i, of_image in enumerate(drawn)]
+        )
+        sampled = torch.cat(
+            [of_image.sampled + i * anchors for i, of_image in enumerate(drawn)]
+        )
         count = self.fg_bg_sampler.size * len(labels)
         target = torch.cat(labels)
         cls = F.binary_cross_entropy_with_logits(
             objectness.flatten()[sampled], target[sampled], reduction="sum"
         )
         loc = smooth_l1(
-            pred_bbox_deltas[positive], torch.cat(regression_targets)[positive], self.beta
+            pred_bbox_deltas[positive],
+            torch.cat(regression_targets)[positive],
+            self.beta,
         )
         return cls / count, loc / count
 
@@ -194,7 +206,9 @@ def build_rpn(cfg: CfgNode) -> RPN:
         m.RPN.IOU_THRESHOLDS[1], m.RPN.IOU_THRESHOLDS[0], allow_low_quality_matches=True
     )
     rpn.beta = m.RPN.SMOOTH_L1_BETA
-    rpn.fg_bg_sampler = BalancedSampler(m.RPN.BATCH_SIZE_PER_IMAGE, m.RPN.POSITIVE_FRACTION)
+    rpn.fg_bg_sampler = BalancedSampler(
+        m.RPN.BATCH_SIZE_PER_IMAGE, m.RPN.POSITIVE_FRACTION
+    )
     return rpn
 
 

@@ -28,7 +28,9 @@ class Head:
 MOCO_HEAD = Head(batchnorm=False)  # MoCo v2, JCL, LORAC
 SIMCLR_HEAD = Head(last_batchnorm=True)
 BYOL_HEAD = Head(hidden=4096, dim=256)  # projector and predictor
-SIMSIAM_HEAD = Head(layers=3, hidden=2048, dim=2048, last_batchnorm=True, last_affine=False)
+SIMSIAM_HEAD = Head(
+    layers=3, hidden=2048, dim=2048, last_batchnorm=True, last_affine=False
+)
 SIMSIAM_PREDICTOR = Head(hidden=512, dim=2048)
 SWAV_HEAD = Head(hidden=2048)
 VICREG_HEAD = Head(layers=3, hidden=8192, dim=8192, last_bias=False)
@@ -36,7 +38,9 @@ WMSE_HEAD = Head(hidden=1024, dim=64)
 HCL_HEAD = Head(hidden=512)  # DCL, HCL and CLLR's released code
 CMC_HEAD = Head(layers=1)
 MIO_HEAD = Head(layers=3, hidden=2048, last_batchnorm=True)
-BARLOW_HEAD = Head(layers=3, hidden=2048, dim=2048, last_bias=False)  # Barlow Twins, ARB
+BARLOW_HEAD = Head(
+    layers=3, hidden=2048, dim=2048, last_bias=False
+)  # Barlow Twins, ARB
 
 
 def build_head(config: Head, width: int) -> nn.Sequential:
@@ -50,7 +54,9 @@ def build_head(config: Head, width: int) -> nn.Sequential:
         modules.append(nn.ReLU())
         width = hidden
     modules.append(
-        nn.Linear(width, config.dim, bias=config.last_bias and not config.last_batchnorm)
+        nn.Linear(
+            width, config.dim, bias=config.last_bias and not config.last_batchnorm
+        )
     )
     if config.last_batchnorm:
         modules.append(nn.BatchNorm1d(config.dim, affine=config.last_affine))

@@ -27,7 +27,9 @@ def momentum_copy(module: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def momentum_update(average: Iterable[Tensor], source: Iterable[Tensor], momentum: float) -> None:
+def momentum_update(
+    average: Iterable[Tensor], source: Iterable[Tensor], momentum: float
+) -> None:
     """average := momentum average + (1 - momentum) source, tensor by tensor, in one fused call."""
     # lerp: average + (1 - momentum) (source - average)
     torch._foreach_lerp_(list(average), [p.detach() for p in source], 1.0 - momentum)
@@ -44,7 +46,9 @@ class KeyEncoder(nn.Module):
     over this many groups of the global batch (the papers' number of GPUs); None: one per rank. Only
     the parameters follow the query encoder; running statistics are its own."""
 
-    def __init__(self, encoder: nn.Module, *, groups: int | None, shuffled: bool = True) -> None:
+    def __init__(
+        self, encoder: nn.Module, *, groups: int | None, shuffled: bool = True
+    ) -> None:
         super().__init__()
         self.encoder = batchnorm.convert_group_batchnorm(momentum_copy(encoder), groups)
         self.local_batchnorm = True  # convert_sync_batchnorm passes by
@@ -67,7 +71,9 @@ class KeyEncoder(nn.Module):
         images, order = distributed.shuffle(images, generator)
         keys = unit(self.encoder(images))
         # 3. Back in order, on every rank
-        return distributed.unshuffle(keys, order).view(n * distributed.world_size(), v, -1)
+        return distributed.unshuffle(keys, order).view(
+            n * distributed.world_size(), v, -1
+        )
 
 
 class Queue(nn.Module):
@@ -168,7 +174,9 @@ class MomentumContrast(method.Method, Generic[C]):
 
     def after_step(self, progress: float) -> None:
         source = [*self.backbone.parameters(), *self.projector.parameters()]
-        momentum_update(self.key_encoder.encoder.parameters(), source, self.momentum(progress))
+        momentum_update(
+            self.key_encoder.encoder.parameters(), source, self.momentum(progress)
+        )
         for keys in self.new_keys:
             self.queue.enqueue(keys)
         self.new_keys.clear()

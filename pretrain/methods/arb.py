@@ -40,7 +40,9 @@ def _well_conditioned(gram: Tensor, *, centred: bool) -> bool:
     shifted = gram + diagonal.mean(-1)[..., None, None] / n if centred else gram.clone()
     # 2. All eigenvalues are above x exactly if G - x I has a Cholesky factor, which takes a tenth
     #    of the time of the eigenvalues
-    shifted.diagonal(dim1=-2, dim2=-1).sub_(1e-3 * torch.linalg.matrix_norm(gram).unsqueeze(-1))
+    shifted.diagonal(dim1=-2, dim2=-1).sub_(
+        1e-3 * torch.linalg.matrix_norm(gram).unsqueeze(-1)
+    )
     return bool((torch.linalg.cholesky_ex(shifted).info == 0).all())
 
 
@@ -116,7 +118,10 @@ def arb_loss(
     # 2. What each view is aligned with: the base of the other
     target_a, target_b = a, b
     if align == "base":
-        target_a, target_b = nearest_base(a.detach(), ridge), nearest_base(b.detach(), ridge)
+        target_a, target_b = (
+            nearest_base(a.detach(), ridge),
+            nearest_base(b.detach(), ridge),
+        )
     # 3. Column i with its target's column i: 1 - <x_i, t_i>, squared
     total = z_a.new_zeros(())
     for x, target in ((a, target_b), (b, target_a)):

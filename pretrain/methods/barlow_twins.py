@@ -12,7 +12,9 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 @full_precision
-def barlow_twins_loss(z_a: Tensor, z_b: Tensor, *, off_diagonal_weight: float = 5e-3) -> Tensor:
+def barlow_twins_loss(
+    z_a: Tensor, z_b: Tensor, *, off_diagonal_weight: float = 5e-3
+) -> Tensor:
     """Eq. 1; z (N, d) raw, standardised inside."""
     from lightly.loss import BarlowTwinsLoss
 
@@ -22,7 +24,9 @@ def barlow_twins_loss(z_a: Tensor, z_b: Tensor, *, off_diagonal_weight: float = 
 @dataclass(frozen=True, kw_only=True)
 class Config(TwoViewsConfig):
     head: Head = BARLOW_HEAD
-    off_diagonal_weight: float = 5e-3  # Section 2.2's lambda (0.0051 in the released code)
+    off_diagonal_weight: float = (
+        5e-3  # Section 2.2's lambda (0.0051 in the released code)
+    )
     scale: float = 1.0  # released code: --scale-loss 0.024 (1/32 at first)
 
 
@@ -31,5 +35,7 @@ class Method(TwoViews[Config]):
 
     def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         config = self.config
-        loss = barlow_twins_loss(z_a, z_b, off_diagonal_weight=config.off_diagonal_weight)
+        loss = barlow_twins_loss(
+            z_a, z_b, off_diagonal_weight=config.off_diagonal_weight
+        )
         return config.scale * loss

@@ -38,7 +38,9 @@ class Method(TwoViews[Config]):
         self.target = momentum_copy(nn.Sequential(backbone, self.projector))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        online = [self.predictor(self.projector(self.backbone(view))) for view in batch.views]
+        online = [
+            self.predictor(self.projector(self.backbone(view))) for view in batch.views
+        ]
         with torch.no_grad():
             target = [self.target(view) for view in batch.views]
         # Both ways round: each view predicts what the target network makes of the other
@@ -46,6 +48,8 @@ class Method(TwoViews[Config]):
         return {"loss": distributed.mean_over_ranks(loss)}
 
     def after_step(self, progress: float) -> None:
-        momentum = momentum_at(progress, self.config.momentum, self.config.final_momentum)
+        momentum = momentum_at(
+            progress, self.config.momentum, self.config.final_momentum
+        )
         source = [*self.backbone.parameters(), *self.projector.parameters()]
         momentum_update(self.target.parameters(), source, momentum)

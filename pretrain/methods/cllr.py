@@ -31,7 +31,9 @@ def cllr_regularizer(
     """mean_i ||L^T L phi_i - phi_i||^2 + alpha ||L||: the regulariser of Eq. 8, without its lambda.
     phi (N, H) raw, L (H', H); gradient to both. `nuclear`: the sum of singular values (Eq. 7);
     `l21`: of column norms (Eq. 6; a column is a feature, a zero one has no gradient); `none`: 0."""
-    rebuilt = phi @ projection.T @ projection  # rows are samples: (L^T L phi)^T = phi^T L^T L
+    rebuilt = (
+        phi @ projection.T @ projection
+    )  # rows are samples: (L^T L phi)^T = phi^T L^T L
     loss = (rebuilt - phi).square().sum(1).mean()
     if norm == "nuclear":
         loss = loss + alpha * nuclear_norm(projection.unsqueeze(0))[0]
@@ -53,7 +55,9 @@ def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]
     """Measure what is left of L: rank_L, its effective rank, and kept_L, the share of phi's squared
     length that L^T L phi gives back (1: all, 0: L is dead). `scaled`: of its best multiple."""
     rebuilt = phi @ projection.T @ projection
-    sums = torch.stack([phi.square().sum(), (phi * rebuilt).sum(), rebuilt.square().sum()])
+    sums = torch.stack(
+        [phi.square().sum(), (phi * rebuilt).sum(), rebuilt.square().sum()]
+    )
     length, product, square = distributed.sum_over_ranks(sums).clamp_min(1e-30)
     if scaled:
         kept = product.square() / (length * square)
@@ -86,7 +90,9 @@ def kept_projection(projection: Tensor, kept: int) -> Tensor:
     return torch.from_numpy(q[:, :kept].T @ cut).to(projection)
 
 
-def _start(kind: Literal["orthonormal", "randn"], rows: int, width: int, seed: int) -> Tensor:
+def _start(
+    kind: Literal["orthonormal", "randn"], rows: int, width: int, seed: int
+) -> Tensor:
     """L before the first step, (rows, width)."""
     generator = seeding.generator(seed, "cllr projection")
     if kind == "randn":
@@ -95,7 +101,9 @@ def _start(kind: Literal["orthonormal", "randn"], rows: int, width: int, seed: i
     # start
     start = torch.eye(width)
     if rows < width:
-        start = torch.linalg.qr(torch.randn(width, rows, generator=generator, device="cpu")).Q.T
+        start = torch.linalg.qr(
+            torch.randn(width, rows, generator=generator, device="cpu")
+        ).Q.T
     return start[:rows].contiguous()
 
 
@@ -133,7 +141,9 @@ class Method(method.Method):
         rows = config.rows or width
         if config.kept is not None and not 1 <= config.kept <= min(rows, width):
             shape = f"{config.kept} columns cannot be kept of L, {rows} x {width}"
-            raise BadInput(f"cllr: {shape}; set method.kept from 1 to {min(rows, width)}")
+            raise BadInput(
+                f"cllr: {shape}; set method.kept from 1 to {min(rows, width)}"
+            )
         self.projection = nn.Parameter(_start(config.start, rows, width, setup.seed))
         self._features: list[Tensor] = []
         self.backbone.register_forward_hook(self._keep)
@@ -154,9 +164,13 @@ class Method(method.Method):
             # Over the batch of all ranks: the norm is not a sum over samples
             term = torch.zeros((), device=features.device)
             for view in features.split(len(batch.views[0])):
-                term = term + released_reconstruction(distributed.gather(view), self.projection)
+                term = term + released_reconstruction(
+                    distributed.gather(view), self.projection
+                )
         else:
-            own = cllr_regularizer(features, self.projection, alpha=config.alpha, norm=config.norm)
+            own = cllr_regularizer(
+                features, self.projection, alpha=config.alpha, norm=config.norm
+            )
             term = distributed.mean_over_ranks(own)
         # 3. Eq. 8
         loss = out["loss"] + config.weight * term
@@ -166,7 +180,9 @@ class Method(method.Method):
             "loss": loss,
             "contrastive": out["loss"].detach(),
             "regularizer": term.detach(),
-            **alive(features.detach().to(projection.dtype), projection, scaled=is_released),
+            **alive(
+                features.detach().to(projection.dtype), projection, scaled=is_released
+            ),
         }
 
     def after_step(self, progress: float) -> None:

@@ -25,7 +25,9 @@ from pretrain.recipe import Positive
 class Config(MethodConfig):
     head: Head = CMC_HEAD
     temperature: Positive = 0.07
-    negatives: int = 4096  # drawn from the memory in each step, the same for the whole batch
+    negatives: int = (
+        4096  # drawn from the memory in each step, the same for the whole batch
+    )
     momentum: float = 0.5  # of the memory
 
 
@@ -46,7 +48,11 @@ class Method(method.Method):
         self.projector = build_head(config.head, self.width)
         self.colour_projector = build_head(config.head, self.width)
         generator = seeding.generator(setup.seed, "memory")
-        size = (2, setup.images, config.head.dim)  # a vector for each sense of each image
+        size = (
+            2,
+            setup.images,
+            config.head.dim,
+        )  # a vector for each sense of each image
         memory = torch.randn(*size, generator=generator, device="cpu")
         self.register_buffer("memory", F.normalize(memory, dim=2))
         self._new: list[tuple[Tensor, Tensor]] = []
@@ -59,13 +65,17 @@ class Method(method.Method):
         )  # (2, n, d)
         # Each sense finds its image's other sense in the memory, among images that were drawn
         generator = seeding.generator(self.seed, "negatives", batch.step)
-        drawn = torch.randint(self.memory.shape[1], (config.negatives,), generator=generator)
+        drawn = torch.randint(
+            self.memory.shape[1], (config.negatives,), generator=generator
+        )
         drawn = distributed.sent(drawn, z.device)
         losses = []
         for own, other in ((0, 1), (1, 0)):
             bank = self.memory[other]
             keys, queue = bank[batch.index], bank[drawn]
-            losses.append(infonce_loss(z[own], keys, queue, temperature=config.temperature))
+            losses.append(
+                infonce_loss(z[own], keys, queue, temperature=config.temperature)
+            )
         # After the step the memory moves, on every rank for the images of all of them
         index = distributed.gather_without_gradient(batch.index)
         new = distributed.gather_without_gradient(z.transpose(0, 1)).transpose(0, 1)
@@ -76,6 +86,8 @@ class Method(method.Method):
     def after_step(self, progress: float) -> None:
         momentum = self.config.momentum
         for index, z in self._new:
-            moved = momentum * self.memory[:, index] + (1 - momentum) * z.to(self.memory.dtype)
+            moved = momentum * self.memory[:, index] + (1 - momentum) * z.to(
+                self.memory.dtype
+            )
             self.memory[:, index] = F.normalize(moved, dim=2)
         self._new.clear()

@@ -12,7 +12,9 @@ from pretrain.recipe import Positive
 
 
 @full_precision
-def consistency_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
+def consistency_loss(
+    q: Tensor, k: Tensor, queue: Tensor, *, temperature: float
+) -> Tensor:
     """Eq. 6: half the symmetric KL divergence between softmax(queue.q / t) and softmax(queue.k /
     t), mean over samples. q, k (N, d), queue (K, d), unit; gradient to q only."""
     p = F.log_softmax(q @ queue.detach().T / temperature, dim=1)

@@ -21,7 +21,9 @@ from pretrain.recipe import Positive
 class DinoHead(nn.Module):
     """Three layers with GELU, unit length, a linear map with unit rows (frozen weight norm)."""
 
-    def __init__(self, width: int, hidden: int, bottleneck: int, dim: int, batchnorm: bool) -> None:
+    def __init__(
+        self, width: int, hidden: int, bottleneck: int, dim: int, batchnorm: bool
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for size in (width, hidden):
@@ -40,7 +42,9 @@ class DinoHead(nn.Module):
     def forward(self, x: Tensor, freeze_last: bool = False) -> Tensor:
         last: Tensor = self.last
         if freeze_last:
-            last = last.detach() + 0.0 * last  # every parameter gets a gradient, here zero
+            last = (
+                last.detach() + 0.0 * last
+            )  # every parameter gets a gradient, here zero
         return F.linear(F.normalize(self.layers(x), dim=1), F.normalize(last, dim=1))
 
 
@@ -94,7 +98,11 @@ class Method(method.Method):
         self.config = config
         self.backbone = backbone
         self.projector = DinoHead(
-            backbone.feature_dim, config.hidden, config.bottleneck, config.dim, config.batchnorm
+            backbone.feature_dim,
+            config.hidden,
+            config.bottleneck,
+            config.dim,
+            config.batchnorm,
         )
         self.teacher = momentum_copy(nn.Sequential(backbone, self.projector))
         self.register_buffer("center", torch.zeros(config.dim))

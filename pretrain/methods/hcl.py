@@ -24,7 +24,9 @@ def hcl_loss(
     # 1. The weighted mean of e^n: sum_j w_j e^(n_j) / sum_j w_j with w = e^(beta n), in logarithms.
     #    Hidden entries, -inf, stay hidden when beta is 0
     hardness = torch.where(negative.isinf(), negative, beta * negative)
-    weighted = (torch.logsumexp(hardness + negative, 1) - torch.logsumexp(hardness, 1)).exp()
+    weighted = (
+        torch.logsumexp(hardness + negative, 1) - torch.logsumexp(hardness, 1)
+    ).exp()
     # 2. That mean is over a mixture, tau_plus of it positives: p = (1 - tau+) p- + tau+ p+, solved
     #    for p-
     estimate = count * (weighted - tau_plus * positive.exp()) / (1 - tau_plus)
@@ -46,4 +48,6 @@ class Method(TwoViews[Config]):
 
     def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         c = self.config
-        return hcl_loss(z_a, z_b, temperature=c.temperature, tau_plus=c.tau_plus, beta=c.beta)
+        return hcl_loss(
+            z_a, z_b, temperature=c.temperature, tau_plus=c.tau_plus, beta=c.beta
+        )

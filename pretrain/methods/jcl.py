@@ -25,7 +25,9 @@ def moments(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @full_precision
-def jcl_loss(q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam: float) -> Tensor:
+def jcl_loss(
+    q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam: float
+) -> Tensor:
     """Eq. 8: the expected InfoNCE over Gaussian keys. q (N, d); keys (M', N, d), at least one;
     queue (K, d). The mean key is not re-normalised. Gradient to q only."""
     # 1. Jensen's bound (Eq. 7): log E[e^(q.k/t) + sum_j e^(q.k_j/t)] - q.mu/t, over keys k
@@ -63,7 +65,9 @@ class Method(MomentumContrast[Config]):
         ramp = (batch.epoch + 1) / batch.epochs if self.config.ramp else 1.0
         lam = self.config.lam * ramp
         keys = distributed.local_slice(all_keys).transpose(0, 1)
-        loss = jcl_loss(q, keys, self.queue.keys[0], temperature=self.config.temperature, lam=lam)
+        loss = jcl_loss(
+            q, keys, self.queue.keys[0], temperature=self.config.temperature, lam=lam
+        )
         # The mean key as it is, no unit vector
         self.new_keys.append(all_keys.mean(1, keepdim=True))
         return {"loss": distributed.mean_over_ranks(loss), "lambda": torch.tensor(lam)}

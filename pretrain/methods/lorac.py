@@ -65,7 +65,9 @@ class _NuclearNorm(torch.autograd.Function):
         norms, gradient = matrices.new_empty(len(matrices)), torch.empty_like(matrices)
         size = len(matrices)
         if matrices.device.type == "cpu":
-            size = max(1, (1 << 18) // matrices[0].numel())  # 2 MiB: in its cache, and few calls
+            size = max(
+                1, (1 << 18) // matrices[0].numel()
+            )  # 2 MiB: in its cache, and few calls
         for start in range(0, len(matrices), size):
             part = matrices[start : start + size].double()
             norm, factor = _polar_by_gram(part if wide else part.mT, threshold)
@@ -118,7 +120,11 @@ def lorac_loss(
     m = len(rows)
     positive = (queries * key).sum(-1)
     if norms is None:
-        norms = nuclear_norm(rows.transpose(0, 1)) if prior in WITH_NORMS else queries.new_zeros(n)
+        norms = (
+            nuclear_norm(rows.transpose(0, 1))
+            if prior in WITH_NORMS
+            else queries.new_zeros(n)
+        )
     # h = exp(-penalty / t) multiplies exp(q.k / t) (Eq. 9, 11): the penalty moves into the exponent
     penalty: Tensor | float = 0.0
     if prior == "laplace":  # Eq. 11; an infinite beta makes it 0
@@ -132,7 +138,9 @@ def lorac_loss(
         penalty = nuclear_norm(centred) / (n * views * beta)
     # -log(e^p h / (e^p h + e^L)) = log(1 + e^(L - (p - penalty / t))); mean over V (Eq. 12), N (13)
     negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature)
-    return F.softplus(negative.view(views, n) - (positive - penalty) / temperature).mean()
+    return F.softplus(
+        negative.view(views, n) - (positive - penalty) / temperature
+    ).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +154,9 @@ class Config(ContrastConfig):
     beta: float = 4.0  # laplace, margin and batch
     sigma2: float = 2.0  # gaussian
     margin: float = 3.0
-    prior_from: float = 0.5  # no prior (an infinite beta) before this share of the epochs
+    prior_from: float = (
+        0.5  # no prior (an infinite beta) before this share of the epochs
+    )
     drop_tau: bool = False  # released code: no temperature once the prior is on
     swap_queues: bool = False  # released code: key c meets the queue of the other key
 
@@ -161,7 +171,12 @@ class Method(MomentumContrast[Config]):
             )
         queues = [f"queue {c}" for c in range(config.keys)]
         super().__init__(
-            config, backbone, setup, local_queries=False, key_views=config.keys, queues=queues
+            config,
+            backbone,
+            setup,
+            local_queries=False,
+            key_views=config.keys,
+            queues=queues,
         )
         self.accumulates = config.prior != "batch"
 
@@ -177,10 +192,14 @@ class Method(MomentumContrast[Config]):
         keys = distributed.local_slice(all_keys).transpose(0, 1)
         # 3. Rows of Q: the large queries and the keys. The small crops get its penalty on their
         #    logits without being in it (Section 5: views that may show something else)
-        large = [i for i, view in enumerate(views) if view.shape == batch.views[0].shape]
+        large = [
+            i for i, view in enumerate(views) if view.shape == batch.views[0].shape
+        ]
         rows = torch.cat([_chosen(queries, large), keys])
         # 4. Each key meets every other view
-        prior = config.prior if batch.epoch >= config.prior_from * batch.epochs else "none"
+        prior = (
+            config.prior if batch.epoch >= config.prior_from * batch.epochs else "none"
+        )
         temperature = 1.0 if config.drop_tau and prior != "none" else config.temperature
         # ||Q||_* is the same for all keys; without such a prior it is only logged
         with torch.set_grad_enabled(prior in WITH_NORMS):
@@ -191,7 +210,9 @@ class Method(MomentumContrast[Config]):
             met, key, used_rows = _chosen(queries, others), keys[c], rows
             if prior == "batch":  # P spans the batch of all ranks
                 each = (x.movedim(-2, 0) for x in (met, key, used_rows))  # images first
-                met, key, used_rows = (distributed.gather(x).movedim(0, -2) for x in each)
+                met, key, used_rows = (
+                    distributed.gather(x).movedim(0, -2) for x in each
+                )
             losses.append(
                 lorac_loss(
                     met,

@@ -98,5 +98,9 @@ class Method(TwoViews[Config]):
     def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         c = self.config
         return mio_loss(
-            z_a, z_b, temperature=c.temperature, l2_weight=c.l2_weight, l2_reduction=c.l2_reduction
+            z_a,
+            z_b,
+            temperature=c.temperature,
+            l2_weight=c.l2_weight,
+            l2_reduction=c.l2_reduction,
         )

@@ -26,8 +26,12 @@ class _LogSumExp(torch.autograd.Function):
     two matrix products (online softmax, Milakov and Gimelshein, arXiv:1805.02867)."""
 
     @staticmethod
-    def forward(ctx: GradientContext, q: Tensor, queue: Tensor, temperature: float) -> Tensor:
-        rows = max(LEAST_KEYS, CHUNK_ELEMENTS.get(q.device.type, 1 << 20) // max(1, len(q)))
+    def forward(
+        ctx: GradientContext, q: Tensor, queue: Tensor, temperature: float
+    ) -> Tensor:
+        rows = max(
+            LEAST_KEYS, CHUNK_ELEMENTS.get(q.device.type, 1 << 20) // max(1, len(q))
+        )
         scaled = q / temperature
         # Of all keys so far: m = max_j s_j, Z = sum_j e^(s_j - m), W = sum_j e^(s_j - m) k_j
         peak = q.new_full((len(q), 1), -torch.inf)
@@ -68,16 +72,22 @@ def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> 
     """MoCo Eq. 1: InfoNCE with a queue. q, k (N, d), queue (K, d) unit; gradient to q only."""
     # -log(e^p / (e^p + e^L)) = log(1 + e^(L - p)), with p = q.k / t and L over the negatives
     positive = (q * k.detach()).sum(1) / temperature
-    return F.softplus(queue_logsumexp(q, queue, temperature=temperature) - positive).mean()
+    return F.softplus(
+        queue_logsumexp(q, queue, temperature=temperature) - positive
+    ).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ContrastConfig):
     """v1: a linear head, temperature 0.07. v2: two layers, no batch norm, 0.2. v2+: symmetric."""
 
-    final_momentum: float | None = None  # reached by half a cosine; null: constant (MoCo)
+    final_momentum: float | None = (
+        None  # reached by half a cosine; null: constant (MoCo)
+    )
     symmetric: bool = False
-    queue_per_view: bool = False  # the keys of each view in a queue of their own (solo-learn)
+    queue_per_view: bool = (
+        False  # the keys of each view in a queue of their own (solo-learn)
+    )
     shuffle: bool = True  # ShuffleBN of the keys (solo-learn has none)
     query_batchnorm: Literal["local", "sync"] = "local"  # MoCo's: statistics of one GPU
 
@@ -114,7 +124,10 @@ class Method(MomentumContrast[Config]):
             # Keys of the whole global batch, which go into the queue; queries of this rank
             keys = self.keys([batch.views[key]], batch.step, key)
             self.new_keys.append(keys)
-            q, k = unit(self.network(batch.views[query])), distributed.local_slice(keys)[:, 0]
+            q, k = (
+                unit(self.network(batch.views[query])),
+                distributed.local_slice(keys)[:, 0],
+            )
             # The negatives are earlier keys: of all views, or of the positive's own view
             negatives = self.queue.keys[key if config.queue_per_view else 0]
             losses.append(self.pair_loss(q, k, negatives))

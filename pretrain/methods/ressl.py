@@ -17,7 +17,11 @@ def ressl_loss(
     """Eq. 5: cross-entropy of the key's and the query's similarities to the queue, softmaxed at
     their temperatures. q, k (N, d), queue (K, d), unit; gradient to q only."""
     target = F.softmax(k.detach() @ queue.detach().T / key_temperature, dim=1)
-    return -(target * F.log_softmax(q @ queue.detach().T / temperature, dim=1)).sum(1).mean()
+    return (
+        -(target * F.log_softmax(q @ queue.detach().T / temperature, dim=1))
+        .sum(1)
+        .mean()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

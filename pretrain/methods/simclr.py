@@ -16,7 +16,9 @@ from pretrain.methods._precision import full_precision, raised
 from pretrain.recipe import Positive
 
 
-def pair_similarities(z_a: Tensor, z_b: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def pair_similarities(
+    z_a: Tensor, z_b: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     """Cosine / temperature of 2N views: positives (2N,), (2N, 2N) with self and positive -inf."""
     # Row i is view i; its positive is the other view of the same image, N rows on
     n = len(z_a)
@@ -68,7 +70,9 @@ class TwoViews(method.Method, Generic[C]):
     def project(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """z_a, z_b (N, d) of the global batch with gradient, in float32 or more."""
         if self.together:
-            z_a, z_b = self.projector(self.backbone(torch.cat(list(batch.views)))).chunk(2)
+            z_a, z_b = self.projector(
+                self.backbone(torch.cat(list(batch.views)))
+            ).chunk(2)
         else:
             z_a, z_b = (self.projector(self.backbone(view)) for view in batch.views)
         return distributed.gather(raised(z_a)), distributed.gather(raised(z_b))

@@ -20,7 +20,9 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    groups: int | None = None  # of local batch norm over the global batch; null: one per process
+    groups: int | None = (
+        None  # of local batch norm over the global batch; null: one per process
+    )
 
 
 class Method(method.Method):

@@ -71,11 +71,18 @@ class Method(method.Method):
         config = self.config
         weight: Tensor = self.prototypes
         if batch.epoch < config.freeze_epochs:
-            weight = weight.detach() + 0.0 * weight  # every parameter gets a gradient, here zero
-        embedded = [unit(z) for z in forward_crops(self.network, batch.views, config.together)]
+            weight = (
+                weight.detach() + 0.0 * weight
+            )  # every parameter gets a gradient, here zero
+        embedded = [
+            unit(z) for z in forward_crops(self.network, batch.views, config.together)
+        ]
         with torch.autocast(weight.device.type, enabled=False):
             # 1. What every view predicts: log softmax of its scores with the prototypes
-            logs = [F.log_softmax(z @ weight.T / config.temperature, dim=1) for z in embedded]
+            logs = [
+                F.log_softmax(z @ weight.T / config.temperature, dim=1)
+                for z in embedded
+            ]
             losses = []
             for a in range(config.assigned):
                 # 2. What view a is assigned: codes over the batch of all ranks that use the
@@ -84,7 +91,9 @@ class Method(method.Method):
                     scores = embedded[a] @ weight.T
                     if config.queue and batch.epoch >= config.queue_from:
                         earlier = distributed.local_slice(self.queue.keys[a])
-                        scores = torch.cat([scores, earlier.to(scores.dtype) @ weight.T])
+                        scores = torch.cat(
+                            [scores, earlier.to(scores.dtype) @ weight.T]
+                        )
                     codes = sinkhorn(
                         scores,
                         iterations=config.iterations,
@@ -92,10 +101,14 @@ class Method(method.Method):
                         gather_distributed=distributed.world_size() > 1,
                     )[: len(embedded[a])]
                 # 3. Every other view predicts it (Eq. 1, 2)
-                losses += [-(codes * logs[v]).sum(1).mean() for v in range(len(logs)) if v != a]
+                losses += [
+                    -(codes * logs[v]).sum(1).mean() for v in range(len(logs)) if v != a
+                ]
         if config.queue:
             new = torch.stack(embedded[: config.assigned], 1)
-            self._new.append(distributed.gather_without_gradient(new))  # (N, assigned, d)
+            self._new.append(
+                distributed.gather_without_gradient(new)
+            )  # (N, assigned, d)
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).mean())}
 
     def after_step(self, progress: float) -> None:

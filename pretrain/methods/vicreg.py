@@ -54,5 +54,9 @@ class Method(TwoViews[Config]):
     def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         c = self.config
         return vicreg_loss(
-            z_a, z_b, invariance=c.invariance, variance=c.variance, covariance=c.covariance
+            z_a,
+            z_b,
+            invariance=c.invariance,
+            variance=c.variance,
+            covariance=c.covariance,
         )

@@ -31,7 +31,9 @@ def whiten(x: Tensor, ridge: float) -> Tensor:
 
 
 @full_precision
-def w_mse_loss(z_a: Tensor, z_b: Tensor, order: Tensor, *, size: int, ridge: float = 0.0) -> Tensor:
+def w_mse_loss(
+    z_a: Tensor, z_b: Tensor, order: Tensor, *, size: int, ridge: float = 0.0
+) -> Tensor:
     """Eq. 6: mean over pairs of the distance 2 - 2 cos between whitened views. z (N, d); order (N,)
     is a permutation of the samples, whose neighbours form slices of `size`, whitened together, each
     view by itself. size must exceed d, or the covariance has no inverse (unless ridge > 0)."""
@@ -62,6 +64,8 @@ class Method(TwoViews[Config]):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)
         generator = seeding.generator(self.seed, "whitening slices", batch.step)
-        order = distributed.sent(torch.randperm(len(z_a), generator=generator), z_a.device)
+        order = distributed.sent(
+            torch.randperm(len(z_a), generator=generator), z_a.device
+        )
         c = self.config
         return {"loss": w_mse_loss(z_a, z_b, order, size=c.size, ridge=c.ridge)}

@@ -27,7 +27,9 @@ TASKS = ["knn/digits@knn_demo", "fewshot/digits@fewshot_demo"]
 def test_import_is_light():
     heavy = "m.split('.')[0] in ('torch', 'numpy', 'backbench')"
     code = f"import sys, backbench; print(sorted(m for m in sys.modules if {heavy}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "['backbench']"
 
 
@@ -42,7 +44,11 @@ def test_names():
 
 def test_tasks_are_named_like_columns():
     assert parse_task("linear/cifar10") == ("linear", "cifar10", "lorac")
-    assert parse_task("mask_rcnn/coco2017") == ("mask_rcnn", "coco2017", "mask_rcnn_R_50_FPN_1x")
+    assert parse_task("mask_rcnn/coco2017") == (
+        "mask_rcnn",
+        "coco2017",
+        "mask_rcnn_R_50_FPN_1x",
+    )
     assert parse_task("knn/digits@knn_demo") == ("knn", "digits", "knn_demo")
     # The folder of --data is the dataset where none is named, whatever its name
     assert parse_task("knn@knn_demo", "my@home") == ("knn", "my@home", "knn_demo")
@@ -95,27 +101,46 @@ def test_a_module_of_any_kind_is_measured_where_it_lives(tiny_root, tmp_path):
     net = Net()
     with pytest.raises(BadInput, match=r"no trunk.*given as .*ModuleTrunk"):
         backbench.evaluate(net, TASKS[:1], data=tiny_root, out=tmp_path / "bare")
-    trunk = backbench.ModuleTrunk(net, feature_dim=12, features=lambda m, x: m(x)["pooled"])
+    trunk = backbench.ModuleTrunk(
+        net, feature_dim=12, features=lambda m, x: m(x)["pooled"]
+    )
     cache = tmp_path / "cache" / "features"
     pixels = Pixels((0.5,) * 3, (0.5,) * 3)
     out = tmp_path / "out"
-    found = backbench.evaluate(trunk, TASKS, data=tiny_root, out=out, name="mine", pixels=pixels)
+    found = backbench.evaluate(
+        trunk, TASKS, data=tiny_root, out=out, name="mine", pixels=pixels
+    )
     ((name, arch),) = {(r.name, r.arch) for r in found}
     assert name == "mine" and re.fullmatch("python:Net~[0-9a-f]{8}", arch)
-    assert not cache.exists() and not list(out.rglob("*.npy")), "nobody may take these features"
+    assert not cache.exists() and not list(out.rglob("*.npy")), (
+        "nobody may take these features"
+    )
     assert all(r.value is not None and 15 < r.value <= 100 for r in found)
     # Another forward function on the same weights
-    other = backbench.ModuleTrunk(net, feature_dim=12, features=lambda m, x: 0 * m(x)["pooled"])
-    with pytest.raises(BadInput, match="without `identity` is another one in every process"):
+    other = backbench.ModuleTrunk(
+        net, feature_dim=12, features=lambda m, x: 0 * m(x)["pooled"]
+    )
+    with pytest.raises(
+        BadInput, match="without `identity` is another one in every process"
+    ):
         backbench.evaluate(other, TASKS[:1], data=tiny_root, out=out, pixels=pixels)
     said = backbench.evaluate(other, TASKS[:1], data=tiny_root, out=tmp_path / "zero")
     assert {r.value for r in said}.isdisjoint({r.value for r in found})
     # The file alone is no trunk elsewhere
-    line = [sys.executable, "-m", "backbench", "linear", str(out / "checkpoint.safetensors")]
+    line = [
+        sys.executable,
+        "-m",
+        "backbench",
+        "linear",
+        str(out / "checkpoint.safetensors"),
+    ]
     line += ["--datasets", "digits", "--protocol", "knn_demo", "--data", str(tiny_root)]
     line += ["--out", str(tmp_path / "b")]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "only the program that gives it can use it" in done.stderr
+    assert (
+        done.returncode == 2
+        and "only the program that gives it can use it" in done.stderr
+    )
 
 
 PROGRAM = """
@@ -126,14 +151,25 @@ api._start(["linear", *sys.argv[1:]])
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a parent's death is told on Linux only")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="a parent's death is told on Linux only"
+)
 def test_a_program_that_is_ended_ends_its_verbs(tiny_root, trunk, tmp_path):
     """SIGTERM is no exception in a program of somebody's own: nothing of Python runs then."""
     protocol = tmp_path / "long.yaml"
     long = "kind: sgd\nprotocol: long-v1\nlr: [1.0]\naugment: null\n"
-    long += "length: {default: {iterations: 100000000}}\ngeometry: {resize: 32, crop: 32}\n"
+    long += (
+        "length: {default: {iterations: 100000000}}\ngeometry: {resize: 32, crop: 32}\n"
+    )
     protocol.write_text(long)
-    run = ["--data", str(tiny_root), "--out", str(tmp_path / "run"), "--protocol", str(protocol)]
+    run = [
+        "--data",
+        str(tiny_root),
+        "--out",
+        str(tmp_path / "run"),
+        "--protocol",
+        str(protocol),
+    ]
     command = [sys.executable, "-c", PROGRAM, str(trunk), "--datasets", "digits", *run]
     program = subprocess.Popen(command)
 
@@ -171,7 +207,9 @@ def test_a_model_that_timm_registers_otherwise_is_refused(tiny_root, tmp_path):
 def test_a_module_goes_to_the_table(tiny_root, tmp_path):
     torch.manual_seed(0)
     model = torchvision.models.resnet18()
-    found = backbench.evaluate(model, TASKS, data=tiny_root, out=tmp_path / "out", name="mine")
+    found = backbench.evaluate(
+        model, TASKS, data=tiny_root, out=tmp_path / "out", name="mine"
+    )
     assert isinstance(found, Results)
     assert {r.task for r in found} == {"knn", "fewshot"}
     assert {r.name for r in found} == {"mine"}
@@ -185,7 +223,11 @@ def test_a_module_goes_to_the_table(tiny_root, tmp_path):
     assert again == found, "recognised, not measured again"
     model, out = torchvision.models.resnet18(), tmp_path / "out"
     more = backbench.evaluate(model, TASKS[0], data=tiny_root, out=out)
-    assert {r.checkpoint for r in more}.isdisjoint({saved.digest}), "other weights, other files"
+    assert {r.checkpoint for r in more}.isdisjoint({saved.digest}), (
+        "other weights, other files"
+    )
     assert len(backbench.collect([tmp_path / "out"]).rows) == 2
     with pytest.raises(BadInput, match="digitz"):
-        backbench.evaluate(saved, "knn/digitz@knn_demo", data=tiny_root, out=tmp_path / "other")
+        backbench.evaluate(
+            saved, "knn/digitz@knn_demo", data=tiny_root, out=tmp_path / "other"
+        )

@@ -16,7 +16,9 @@ from backbench.errors import BadInput
 
 def backbench(*arguments, **kwargs):
     command = [sys.executable, "-m", "backbench", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, **kwargs
+    )
 
 
 HELP = """
@@ -34,7 +36,9 @@ print(sorted(heavy & set(sys.modules)))
 
 def test_help_imports_nothing_heavy():
     """Imports make --help slow, so they are pinned; benchmarks/commands.py measures the time."""
-    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", HELP], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -51,22 +55,56 @@ print(sorted({'torchvision', 'torch._dynamo', 'sklearn'} & set(sys.modules)))
 def test_a_resnets_verbs_start_without_torchvision_and_torchs_compiler(tmp_path):
     """Each takes as long to import as torch itself."""
     root = embedded.build(tmp_path / "data", "tiny")
-    words = [str(trunk_file(tmp_path / "r18.safetensors", 0)), str(root), str(tmp_path / "out")]
+    words = [
+        str(trunk_file(tmp_path / "r18.safetensors", 0)),
+        str(root),
+        str(tmp_path / "out"),
+    ]
     command = [sys.executable, "-c", QUICK, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ([], "VERB"),
-    (["lienar"], "lienar"),
-    (["pretrain", "demo_lorac"], "--data"),
-    (["pretrain", "demo_lorac", "seed=1", "--data", ".", "--out", "x", "epohcs=1"],
-     "did you mean 'epochs'"),
-    (["pretrain", "demo_lorac", "--data", ".", "--out", "x", "--epochs=1"],
-     "unrecognized arguments: --epochs=1"),
-    (["semisup", "x", "--percent", "7", "--lists", ".", "--data", ".", "--out", "."], "7"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "VERB"),
+        (["lienar"], "lienar"),
+        (["pretrain", "demo_lorac"], "--data"),
+        (
+            [
+                "pretrain",
+                "demo_lorac",
+                "seed=1",
+                "--data",
+                ".",
+                "--out",
+                "x",
+                "epohcs=1",
+            ],
+            "did you mean 'epochs'",
+        ),
+        (
+            ["pretrain", "demo_lorac", "--data", ".", "--out", "x", "--epochs=1"],
+            "unrecognized arguments: --epochs=1",
+        ),
+        (
+            [
+                "semisup",
+                "x",
+                "--percent",
+                "7",
+                "--lists",
+                ".",
+                "--data",
+                ".",
+                "--out",
+                ".",
+            ],
+            "7",
+        ),
+    ],
+)
 def test_bad_arguments_are_one_line_and_status_2(arguments, words):
     done = backbench(*arguments)
     assert done.returncode == 2
@@ -85,7 +123,9 @@ def test_debug_before_the_verb_shows_the_traceback(tmp_path, capsys):
     words = ["inspect", str(tmp_path / "none.pth")]
     assert cli.main(words) == 2
     assert "Traceback" not in capsys.readouterr().err
-    with pytest.raises(BadInput, match="no such file"):  # which Python prints with its traceback
+    with pytest.raises(
+        BadInput, match="no such file"
+    ):  # which Python prints with its traceback
         cli.main(["--debug", *words])
 
 
@@ -98,7 +138,9 @@ def test_a_reader_that_has_seen_enough_is_no_fault(words):
     command = [sys.executable, "-u", "-m", "backbench", *words]
     read, write = os.pipe()
     os.close(read)  # as `| head` is gone
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
     os.close(write)
     assert done.returncode in (0, 141) and done.stderr == ""
 
@@ -127,8 +169,18 @@ def test_a_probe_prints_its_results(tiny_root, trunk, tmp_path, capfd):
 
 def test_analysis_prints_its_results(tiny_root, trunk, tmp_path, capfd):
     where = ["--data", tiny_root, "--out", tmp_path / "run", "--json"]
-    words = ["analyze", trunk, "--dataset", "digits", "--recipe", "analyze_tiny", *where]
-    assert {"rankme", "nuclear_norm"} <= {row["metric"] for row in document(capfd, *words)}
+    words = [
+        "analyze",
+        trunk,
+        "--dataset",
+        "digits",
+        "--recipe",
+        "analyze_tiny",
+        *where,
+    ]
+    assert {"rankme", "nuclear_norm"} <= {
+        row["metric"] for row in document(capfd, *words)
+    }
 
 
 def test_the_leaderboard_is_a_document(runs, capfd):
@@ -148,12 +200,15 @@ def test_ranks_are_a_document(runs, tmp_path, capfd):
     assert ranked["answer"].startswith("No clear winner")
 
 
-@pytest.mark.parametrize(("words", "key", "others"), [
-    (["paper", "--json"], "status", ["papers", "timm", "testbed", "pages"]),
-    (["paper", "lorac:2", "--json"], "state", []),
-    (["reproduce", "--json"], "gpu_hours", []),
-    (["data", "list", "--json"], "on_disk", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "key", "others"),
+    [
+        (["paper", "--json"], "status", ["papers", "timm", "testbed", "pages"]),
+        (["paper", "lorac:2", "--json"], "state", []),
+        (["reproduce", "--json"], "gpu_hours", []),
+        (["data", "list", "--json"], "on_disk", []),
+    ],
+)
 def test_lists_are_documents(words, key, others, capfd):
     listed = document(capfd, *words)
     assert len(listed) > 1 + len(others)

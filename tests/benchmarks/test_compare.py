@@ -35,17 +35,25 @@ def compare(tmp_path, monkeypatch):
     return compare
 
 
-def test_the_page_is_what_the_ratios_say_and_others_machines_keep_theirs(compare, capsys):
+def test_the_page_is_what_the_ratios_say_and_others_machines_keep_theirs(
+    compare, capsys
+):
     page, before = compare.PAGE.read_text(), compare.read()
     compare.run("launcher")
     out = capsys.readouterr().out
-    assert "ours" in out and "2.00x" in out and "limit: least" in out and "a note" in out
-    assert compare.PAGE.read_text() == page and compare.read() == before, "nothing is kept"
+    assert (
+        "ours" in out and "2.00x" in out and "limit: least" in out and "a note" in out
+    )
+    assert compare.PAGE.read_text() == page and compare.read() == before, (
+        "nothing is kept"
+    )
     compare.run("launcher", "--save")
     with compare.FILE.open(newline="") as file:
         rows = list(csv.DictReader(file))
     mine = [row for row in rows if row["work"] == "work"]
-    assert [(row["way"], row["against"], row["ratio"]) for row in mine] == [("ours", "naive", "2")]
+    assert [(row["way"], row["against"], row["ratio"]) for row in mine] == [
+        ("ours", "naive", "2")
+    ]
     same = (mine[0]["machine"], "launcher")
     kept = [row for row in before if (row["machine"], row["script"]) != same]
     assert [row for row in rows if row["work"] != "work"] == kept
@@ -55,9 +63,13 @@ def test_the_page_is_what_the_ratios_say_and_others_machines_keep_theirs(compare
     assert compare.PAGE.read_text() == page
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["loses"], "no such NAME: loses"), (["views", "--quick", "--save"], "--quick is not saved"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["loses"], "no such NAME: loses"),
+        (["views", "--quick", "--save"], "--quick is not saved"),
+    ],
+)
 def test_what_cannot_be_measured_or_kept_is_refused(compare, capsys, words, said):
     with pytest.raises(SystemExit, match="2"):
         compare.run(*words)

@@ -16,7 +16,12 @@ def told(*words):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, HOME / "benchmarks" / "gpu.py", *words]
     ran = subprocess.run(
-        command, check=False, env=environment, capture_output=True, text=True, timeout=1000
+        command,
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1000,
     )
     return ran.returncode, ran.stdout, ran.stderr
 
@@ -29,7 +34,9 @@ def test_every_table_is_made():
     for table in [*TABLES, "detection"]:
         before, _, _ = out.partition(f"\n[{table}: ")
         rows = before.rpartition("\n[")[2].split("\n\n")[-1].splitlines()
-        numbers = [row for row in rows if row.startswith("  ") and any(map(str.isdigit, row))]
+        numbers = [
+            row for row in rows if row.startswith("  ") and any(map(str.isdigit, row))
+        ]
         assert len(numbers) == TABLES.get(table, len(numbers)) > 0, table
 
 
@@ -37,4 +44,7 @@ def test_every_table_is_made():
 def test_without_a_gpu_full_sizes_end_in_one_line():
     code, out, err = told()
     assert code == 2 and not out
-    assert "torch finds no GPU here; --small runs every line on the CPU" in err.splitlines()[-1]
+    assert (
+        "torch finds no GPU here; --small runs every line on the CPU"
+        in err.splitlines()[-1]
+    )

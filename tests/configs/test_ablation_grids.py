@@ -49,9 +49,16 @@ def pretrainings(name: str) -> dict[PretrainConfig, int]:
     here = Path(__file__).parent
     grid = dataclasses.replace(read_grid(name), evaluate=())
     found = Expansion(grid, here, where=name, data=here)
-    commands = [j.argv[1 : j.argv.index("--data")] for j in found.jobs if j.verb == "pretrain"]
-    seeds = Counter(tuple(w for w in words if not w.startswith("seed=")) for words in commands)
-    return {config.load(PretrainConfig, w[0], w[1:], kind="pretrain"): n for w, n in seeds.items()}
+    commands = [
+        j.argv[1 : j.argv.index("--data")] for j in found.jobs if j.verb == "pretrain"
+    ]
+    seeds = Counter(
+        tuple(w for w in words if not w.startswith("seed=")) for words in commands
+    )
+    return {
+        config.load(PretrainConfig, w[0], w[1:], kind="pretrain"): n
+        for w, n in seeds.items()
+    }
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -62,13 +69,24 @@ def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name) -> None:
     for recipe in varied:
         for key in recipe.expected:
             numbers = published.lookup(key)
-            assert {n.epochs for n in numbers} <= {recipe.stop_after_epochs or recipe.epochs, None}
+            assert {n.epochs for n in numbers} <= {
+                recipe.stop_after_epochs or recipe.epochs,
+                None,
+            }
             assert {n.trained_on for n in numbers} == {recipe.data.dataset}
-    same = {"method": "m", "epochs": 1, "task": "linear", "dataset": "d", "split": "test"}
+    same = {
+        "method": "m",
+        "epochs": 1,
+        "task": "linear",
+        "dataset": "d",
+        "split": "test",
+    }
     same |= {"metric": "top1", "protocol": "p"}
     rows = []
     for i, r in enumerate(varied):
-        rows.append(Result(checkpoint=f"{i}", name=r.name, arch=r.arch, value=50.0 + i, **same))
+        rows.append(
+            Result(checkpoint=f"{i}", name=r.name, arch=r.arch, value=50.0 + i, **same)
+        )
     found = ablation.find(fill(Measurement(row, Path("runs")) for row in rows))
     assert found and sum(len(a.points) for a in found) == len(varied)
     if name in POINTS:
@@ -95,14 +113,24 @@ def test_what_the_papers_vary_is_what_changes() -> None:
         assert (crops.count, crops.size, recipe.method.keys) == (views, 224, 1)
     assert {r.epochs for r in pretrainings("arb_fig5")} == {16, 32, 64, 128, 256}
     assert {r.stop_after_epochs for r in pretrainings("mio_sec41")} == {100}
-    assert {r.stop_after_epochs for r in pretrainings("arb_fig7")} == set(range(10, 101, 10))
-    fig4 = {r.method.head.dim: r.method for r in pretrainings("arb_fig4") if r.method.name == "arb"}
+    assert {r.stop_after_epochs for r in pretrainings("arb_fig7")} == set(
+        range(10, 101, 10)
+    )
+    fig4 = {
+        r.method.head.dim: r.method
+        for r in pretrainings("arb_fig4")
+        if r.method.name == "arb"
+    }
     wide = {512: 2, 1024: 4, 2048: 8, 4096: 16}
     wanted = dict.fromkeys((32, 64, 128, 256), 1) | wide
     assert {d: method.groups for d, method in fig4.items()} == wanted
     ridges = {r.method.ridge for r in pretrainings("arb_fig6")}
     assert {1e-6, 1e-4, 0.1} < ridges
-    both = {r.method.inner.name for r in pretrainings("cllr_table03") if r.method.name == "cllr"}
+    both = {
+        r.method.inner.name
+        for r in pretrainings("cllr_table03")
+        if r.method.name == "cllr"
+    }
     assert both == {"simclr", "dcl"}
 
 
@@ -117,7 +145,11 @@ def test_the_methods_accept_the_points(name) -> None:
     with torch.device("meta"):
         trunk = build_backbone("resnet18")
         for method, batch_size, views in points:
-            build_method(method, trunk, Setup(batch_size, views, seed=0, images=1000, classes=100))
+            build_method(
+                method,
+                trunk,
+                Setup(batch_size, views, seed=0, images=1000, classes=100),
+            )
 
 
 @pytest.mark.slow
@@ -130,7 +162,11 @@ def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
     launch = ["launch", "run", "ablate_tiny", "--cluster", "local"]
     where = ["--data", str(root), "--out", str(runs)]
     subprocess.run([*command, *launch, *where], check=True, timeout=1500)
-    rows = [r for r in store.read(runs)[0] if r.task == "analyze" and r.metric == "nuclear_norm"]
+    rows = [
+        r
+        for r in store.read(runs)[0]
+        if r.task == "analyze" and r.metric == "nuclear_norm"
+    ]
     points = Counter(r.name for r in rows if "projector" in r.protocol)
     betas, temperatures = ("0.5", "2.0", "inf"), ("0.1", "0.2", "0.5")
     pairs = itertools.product(betas, temperatures)
@@ -141,9 +177,15 @@ def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
     page = tmp_path / "page.html"
     subprocess.run([*command, *board, "--html", str(page)], check=True, timeout=300)
     stem = "ablation-lorac-tiny-beta-and-temperature"
-    assert {p.name for p in figures.iterdir()} == {f"{stem}.{s}" for s in ("svg", "png", "csv")}
+    assert {p.name for p in figures.iterdir()} == {
+        f"{stem}.{s}" for s in ("svg", "png", "csv")
+    }
     with (figures / f"{stem}.csv").open() as file:
-        lines = [r for r in csv.DictReader(file) if r["column"].startswith("knn/digits/top1_k5")]
+        lines = [
+            r
+            for r in csv.DictReader(file)
+            if r["column"].startswith("knn/digits/top1_k5")
+        ]
     assert len(lines) == 9 and {line["seeds"] for line in lines} == {"2"}
     digests = {r.checkpoint for r in rows}
     assert len(digests) == 18 and len(collect([runs]).rows) == 18

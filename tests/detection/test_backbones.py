@@ -58,7 +58,9 @@ def checkpoints(tmp_path_factory):
 
 def run_of(tiny_root, out, checkpoints, arch, *words, name=None, engine="torchvision"):
     name = name or (FPN if arch == CONVNEXT else SIMPLE)
-    return run_of_config(name, tiny_root, out, words, engine=engine, checkpoint=checkpoints(arch))
+    return run_of_config(
+        name, tiny_root, out, words, engine=engine, checkpoint=checkpoints(arch)
+    )
 
 
 def body_of(engine):
@@ -70,8 +72,13 @@ def of_timm(arch, state, x):
     name, *options = arch.removeprefix("timm:").split(",")
     if arch == CONVNEXT:
         model = timm.create_model(name, features_only=True).eval()
-        named = {k.replace("stages.", "stages_").replace("stem.", "stem_"): state[k] for k in state}
-        model.load_state_dict({k: v for k, v in named.items() if not k.startswith("head.")})
+        named = {
+            k.replace("stages.", "stages_").replace("stem.", "stem_"): state[k]
+            for k in state
+        }
+        model.load_state_dict(
+            {k: v for k, v in named.items() if not k.startswith("head.")}
+        )
         return model(x)
     keywords = {"num_classes": 0, "dynamic_img_size": True}
     for option in options:
@@ -96,7 +103,9 @@ def test_the_trunk_arrives_whole(tiny_root, tmp_path, checkpoints, engine, arch)
     x = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(1))
     seen = x
     if arch == VIT14:
-        seen = torch.nn.functional.interpolate(x, size=(84, 112), mode="bilinear", antialias=True)
+        seen = torch.nn.functional.interpolate(
+            x, size=(84, 112), mode="bilinear", antialias=True
+        )
     with torch.no_grad():
         reference = of_timm(arch, p.checkpoint.state_dict, seen)
     found = built_engine.stages(x)
@@ -142,7 +151,11 @@ def test_rates_and_decay_by_layer(tiny_root, tmp_path, checkpoints, engine):
     said = {}
     for name, (rate, decay) in rates_and_decays(e).items():
         said[name] = (rate / p.cfg.SOLVER.BASE_LR, decay)
-    rates = {name.split("trunk.model.")[1]: v for name, v in said.items() if ".trunk." in name}
+    rates = {
+        name.split("trunk.model.")[1]: v
+        for name, v in said.items()
+        if ".trunk." in name
+    }
     assert rates["patch_embed.proj.weight"] == (pytest.approx(0.75**3), 0.05)
     for name in ("pos_embed", "cls_token", "reg_token"):
         assert rates[name] == (pytest.approx(0.75**3), 0.0)
@@ -173,22 +186,37 @@ def test_frozen_or_trained(tiny_root, tmp_path, checkpoints, engine, frozen):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("of", [("mask", CONVNEXT), ("keypoint", VIT)], ids=lambda of: of[0])
+@pytest.mark.parametrize(
+    "of", [("mask", CONVNEXT), ("keypoint", VIT)], ids=lambda of: of[0]
+)
 def test_masks_and_keypoints_too(tiny_root, tmp_path, checkpoints, engine, of):
     task, arch = of
-    backbone, norm = (backbones.FPN, "") if arch == CONVNEXT else (backbones.SIMPLE, "LN")
-    words = ("MODEL.BACKBONE.NAME", backbone, "MODEL.FPN.NORM", norm, "SOLVER.OPTIMIZER", "ADAMW")
+    backbone, norm = (
+        (backbones.FPN, "") if arch == CONVNEXT else (backbones.SIMPLE, "LN")
+    )
+    words = (
+        "MODEL.BACKBONE.NAME",
+        backbone,
+        "MODEL.FPN.NORM",
+        norm,
+        "SOLVER.OPTIMIZER",
+        "ADAMW",
+    )
     words += ("SOLVER.WARMUP_ITERS", "0", "TEST.PRECISE_BN.ENABLED", "False")
     words += ("SOLVER.BASE_LR", "0.0001")
     name = f"tiny_{task}_rcnn_R_18_FPN"
-    run = run_of(tiny_root, tmp_path, checkpoints, arch, *words, name=name, engine=engine)
+    run = run_of(
+        tiny_root, tmp_path, checkpoints, arch, *words, name=name, engine=engine
+    )
     p, e = built(run)
     assert near_its_checkpoint(p, e) <= backbones.TOLERANCE
     before = {key: value.clone() for key, value in e.model.named_parameters()}
     e.start(p.train.records, 0, 1)
     e.model.train()
     losses = e.step()
-    assert f"loss_{task}" in losses and all(value.isfinite() for value in losses.values())
+    assert f"loss_{task}" in losses and all(
+        value.isfinite() for value in losses.values()
+    )
     for key, value in e.model.named_parameters():
         assert value.isfinite().all()
         assert torch.equal(value, before[key]) != value.requires_grad, key
@@ -209,22 +237,36 @@ def test_stochastic_depth_in_training_alone(tiny_root, tmp_path, checkpoints):
         assert not torch.equal(body.train().stages(x)[0], body.train().stages(x)[0])
 
 
-@pytest.mark.parametrize(("asked_for", "words"), [
-    ((f"{SMALL},img_size=64", SIMPLE, ()), "64 x 64 pixels alone.*pos=RULE"),
-    ((VIT, FPN, ()), "is plain: .* must be build_trunk_simple_fpn_backbone"),
-    ((CONVNEXT, SIMPLE, ()), "is hierarchical: .* must be build_trunk_fpn_backbone"),
-    ((VIT, TINY, ()), "is plain: .* must be build_trunk_simple_fpn_backbone"),
-    ((VIT, SIMPLE, ("MODEL.TRUNK.ARCH", CONVNEXT)), "ARCH is timm:test_convnext but"),
-    ((VIT, SIMPLE, ("SOLVER.BIAS_LR_FACTOR", "2.0")), "BIAS_LR_FACTOR 2.0 would decide nothing"),
-    ((VIT, SIMPLE, ("MODEL.RESNETS.NORM", "")), "RESNETS.NORM is ''"),
-    ((VIT, SIMPLE, ("SOLVER.OPTIMIZER", "ADAM")), "OPTIMIZER ADAM: SGD or ADAMW"),
-    ((VIT, SIMPLE, ("SOLVER.LAYER_DECAY", "0.0")), "LAYER_DECAY must be above 0"),
-    ((VIT, SIMPLE, ("MODEL.FPN.NORM", "")), "the simple feature pyramid needs one"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked_for", "words"),
+    [
+        ((f"{SMALL},img_size=64", SIMPLE, ()), "64 x 64 pixels alone.*pos=RULE"),
+        ((VIT, FPN, ()), "is plain: .* must be build_trunk_simple_fpn_backbone"),
+        (
+            (CONVNEXT, SIMPLE, ()),
+            "is hierarchical: .* must be build_trunk_fpn_backbone",
+        ),
+        ((VIT, TINY, ()), "is plain: .* must be build_trunk_simple_fpn_backbone"),
+        (
+            (VIT, SIMPLE, ("MODEL.TRUNK.ARCH", CONVNEXT)),
+            "ARCH is timm:test_convnext but",
+        ),
+        (
+            (VIT, SIMPLE, ("SOLVER.BIAS_LR_FACTOR", "2.0")),
+            "BIAS_LR_FACTOR 2.0 would decide nothing",
+        ),
+        ((VIT, SIMPLE, ("MODEL.RESNETS.NORM", "")), "RESNETS.NORM is ''"),
+        ((VIT, SIMPLE, ("SOLVER.OPTIMIZER", "ADAM")), "OPTIMIZER ADAM: SGD or ADAMW"),
+        ((VIT, SIMPLE, ("SOLVER.LAYER_DECAY", "0.0")), "LAYER_DECAY must be above 0"),
+        ((VIT, SIMPLE, ("MODEL.FPN.NORM", "")), "the simple feature pyramid needs one"),
+    ],
+)
 def test_refused_in_one_line(tiny_root, tmp_path, checkpoints, asked_for, words):
     arch, name, opts = asked_for
     with pytest.raises(BadInput, match=words) as caught:
-        train_net.prepare(run_of(tiny_root, tmp_path, checkpoints, arch, *opts, name=name))
+        train_net.prepare(
+            run_of(tiny_root, tmp_path, checkpoints, arch, *opts, name=name)
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -292,21 +334,31 @@ def test_every_shipped_config_has_the_name_that_it_states():
 
 def test_detectron2_by_itself_reads_the_right_pixels():
     """Each shipped config of its trunks, read by Detectron2 alone: RGB, ImageNet's statistics."""
-    pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    pytest.importorskip(
+        "detectron2", reason="Detectron2 is not installed: `make detectron2`"
+    )
     from detectron2.config import get_cfg
 
     for path in (path for path in CONFIGS if "_R_" in path.stem):
         cfg = get_cfg()
         cfg.merge_from_file(str(path))
         assert cfg.INPUT.FORMAT == "RGB"
-        assert pytest.approx([255 * v for v in IMAGENET_MEAN], abs=0.01) == cfg.MODEL.PIXEL_MEAN
-        assert pytest.approx([255 * v for v in IMAGENET_STD], abs=0.01) == cfg.MODEL.PIXEL_STD
+        assert (
+            pytest.approx([255 * v for v in IMAGENET_MEAN], abs=0.01)
+            == cfg.MODEL.PIXEL_MEAN
+        )
+        assert (
+            pytest.approx([255 * v for v in IMAGENET_STD], abs=0.01)
+            == cfg.MODEL.PIXEL_STD
+        )
 
 
 def test_every_detection_task_has_its_row_and_its_switch():
     assert tuple(DETECTION_TASKS) == DETECTION
     for name, task in DETECTION_TASKS.items():
-        assert task.name == task_of(dialect.read(f"{name}_R_50_FPN_1x", [])).name == name
+        assert (
+            task.name == task_of(dialect.read(f"{name}_R_50_FPN_1x", [])).name == name
+        )
         assert set(task.aps) <= set(AP_KINDS)
     given = dialect.read("mask_rcnn_R_50_FPN_1x", ["MODEL.KEYPOINT_ON", "True"])
     with pytest.raises(BadInput, match="MASK_ON and KEYPOINT_ON together; choose one"):

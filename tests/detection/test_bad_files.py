@@ -36,7 +36,9 @@ def points(*values):
 
 
 def crowd(size, counts):
-    return first("annotations", iscrowd=1, segmentation={"size": size, "counts": counts})
+    return first(
+        "annotations", iscrowd=1, segmentation={"size": size, "counts": counts}
+    )
 
 
 def again(part):
@@ -55,12 +57,21 @@ BAD = {
         "images_not_a_list": (replaced("images", {}), "no 'images' list"),
         "no_annotations": (lambda d: d.pop("annotations"), "no 'annotations' list"),
         "image_is_text": (lambda d: d["images"].insert(0, "x"), "not a row"),
-        "image_id_fraction": (first("images", id=1.5), "neither a whole number nor a text"),
+        "image_id_fraction": (
+            first("images", id=1.5),
+            "neither a whole number nor a text",
+        ),
         "image_ids_mixed": (first("images", id="one"), "some are texts, some numbers"),
         "image_id_twice": (again("images"), "appears twice"),
         "file_name_number": (first("images", file_name=3), "file_name 3"),
-        "file_of_val": (first("images", file_name="../val2017/000000000001.jpg"), "is outside of"),
-        "file_missing": (first("images", file_name="none.jpg"), "are missing, first none.jpg"),
+        "file_of_val": (
+            first("images", file_name="../val2017/000000000001.jpg"),
+            "is outside of",
+        ),
+        "file_missing": (
+            first("images", file_name="none.jpg"),
+            "are missing, first none.jpg",
+        ),
         "no_height": (without("images", "height"), "has no 'height'"),
         "height_negative": (first("images", height=-128), "height -128"),
         "height_0": (first("images", height=0), "height 0"),
@@ -69,27 +80,48 @@ BAD = {
         "size_of_another": (first("images", height=64), "annotations say"),
         "category_id_text": (_all_ids_text, "id '1': Input should be a valid integer"),
         "categories_empty": (replaced("categories", []), "'categories' is empty"),
-        "category_of_another_name": (first("categories", name="zero"), "are not those of .* 1 '"),
-        "category_name_twice": (first("categories", name="1"), "two categories have the name '1'"),
+        "category_of_another_name": (
+            first("categories", name="zero"),
+            "are not those of .* 1 '",
+        ),
+        "category_name_twice": (
+            first("categories", name="1"),
+            "two categories have the name '1'",
+        ),
         "annotation_id_twice": (again("annotations"), "its id appears twice"),
         "image_of_none": (first("annotations", image_id=999), "image 999 is not in"),
-        "category_of_none": (first("annotations", category_id=77), "category 77 is not among"),
+        "category_of_none": (
+            first("annotations", category_id=77),
+            "category 77 is not among",
+        ),
         "image_id_list": (first("annotations", image_id=[1]), r"image_id \[1\]"),
-        "no_box": (without("annotations", "bbox"), "'annotations' number 1 has no 'bbox'"),
+        "no_box": (
+            without("annotations", "bbox"),
+            "'annotations' number 1 has no 'bbox'",
+        ),
         "no_image_id": (without("annotations", "image_id"), "has no 'image_id'"),
         "box_of_texts": (first("annotations", bbox=["1", "2", "3", "4"]), "bbox '1'"),
         "box_of_three": (first("annotations", bbox=[1, 2, 3]), "bbox"),
         "box_nan": (first("annotations", bbox=[1, 2, NAN, 3]), "bbox"),
         "box_of_lists": (first("annotations", bbox=[[1], [2], [3], [4]]), "bbox"),
-        "box_of_negative_height": (first("annotations", bbox=[9, 9, 5, -5]), "negative"),
+        "box_of_negative_height": (
+            first("annotations", bbox=[9, 9, 5, -5]),
+            "negative",
+        ),
         "crowd_text": (first("annotations", iscrowd="yes"), "iscrowd 'yes'"),
         "area_text": (first("annotations", area="9"), "area '9'"),
         "area_nan": (first("annotations", area=NAN), "area nan"),
     },
     "mask": {
         "no_outline": (without("annotations", "segmentation"), "no 'segmentation'"),
-        "outline_of_numbers": (first("annotations", segmentation=[1, 2, 3]), "segmentation"),
-        "outline_nan": (first("annotations", segmentation=[[1, 2, 3, 4, 5, NAN]]), "segmentation"),
+        "outline_of_numbers": (
+            first("annotations", segmentation=[1, 2, 3]),
+            "segmentation",
+        ),
+        "outline_nan": (
+            first("annotations", segmentation=[[1, 2, 3, 4, 5, NAN]]),
+            "segmentation",
+        ),
         "crowd_of_another_size": (crowd([3, 3], [9]), "is not the image's"),
         "crowd_too_short": (crowd([128, 128], [9]), "do not fill"),
         "crowd_garbage": (crowd([128, 128], "~~é"), "do not fill"),
@@ -98,7 +130,10 @@ BAD = {
         "keypoints_short": (points(1, 2, 2), "3 keypoint values instead of 15"),
         "keypoints_nan": (points(*[NAN] * 15), "keypoints"),
         "marked_text": (first("annotations", num_keypoints="5"), "num_keypoints '5'"),
-        "two_of_one_name": (first("categories", keypoints=["a", "a", "b", "c", "d"]), "one name"),
+        "two_of_one_name": (
+            first("categories", keypoints=["a", "a", "b", "c", "d"]),
+            "one name",
+        ),
     },
 }
 CASES = [(task, name) for task, cases in BAD.items() for name in cases]
@@ -116,7 +151,9 @@ def scenes(tiny_root, tmp_path_factory):
 
 def checked(root, tmp_path, task, engine):
     """Everything that a run does before its folder is made, but for the network."""
-    run = run_of_config(f"tiny_{task}_rcnn_R_18_FPN", root, tmp_path / "run", engine=engine)
+    run = run_of_config(
+        f"tiny_{task}_rcnn_R_18_FPN", root, tmp_path / "run", engine=engine
+    )
     lint.files(train_net.prepare(run))
 
 
@@ -146,7 +183,11 @@ def test_images_are_looked_at_before_training(tiny_root, tmp_path, engine, what)
     shutil.copytree(tiny_root / "scenes", tmp_path / "scenes")
     image = tmp_path / "scenes" / "val2017" / "000000000002.jpg"
     data = image.read_bytes()
-    damaged = {"cut off": data[: len(data) // 2], "empty": b"", "no image": b"GIF89a, or not"}
+    damaged = {
+        "cut off": data[: len(data) // 2],
+        "empty": b"",
+        "no image": b"GIF89a, or not",
+    }
     if what == "gone":
         image.unlink()
     else:
@@ -174,7 +215,9 @@ def test_exif_turns_an_image_as_detectron2_does(tmp_path, orientation):
     rng = np.random.default_rng(orientation)
     for width, height in ((24, 16), (16, 16)):
         file = tmp_path / f"{width}.jpg"
-        pixels = Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8))
+        pixels = Image.fromarray(
+            rng.integers(0, 255, (height, width, 3), dtype=np.uint8)
+        )
         exif = Image.Exif()
         exif[images.EXIF_ORIENTATION] = orientation
         pixels.save(file, exif=exif)
@@ -193,10 +236,15 @@ def test_exif_turns_an_image_as_detectron2_does(tmp_path, orientation):
         np.testing.assert_array_equal(turned, read_image(str(file), "RGB"))
 
 
-@pytest.mark.parametrize(("ids", "new"), [
-    ("texts", str), ("negative", lambda i: i - 10**6), ("huge", lambda i: i + 2**70),
-    ("from 0", lambda i: i - 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ids", "new"),
+    [
+        ("texts", str),
+        ("negative", lambda i: i - 10**6),
+        ("huge", lambda i: i + 2**70),
+        ("from 0", lambda i: i - 1),
+    ],
+)
 def test_ids_decide_nothing(tiny_root, tmp_path, ids, new):
     scores = []
     for name in ("plain", "renamed"):
@@ -220,7 +268,10 @@ def test_ids_decide_nothing(tiny_root, tmp_path, ids, new):
             for n, a in enumerate(record["annotations"]):
                 x, y, w, h = a["bbox"]
                 row = {"bbox": [x + n, y, w, h], "score": 0.5 + n / 10}
-                row |= {"image_id": record["image_id"], "category_id": split.ids[a["category_id"]]}
+                row |= {
+                    "image_id": record["image_id"],
+                    "category_id": split.ids[a["category_id"]],
+                }
                 found.append(row)
         scores.append(evaluate.score(split, found, "bbox", [], manifest="m"))
     assert scores[0].values == scores[1].values
@@ -237,7 +288,9 @@ def test_some_objects_without_keypoints(tiny_root, tmp_path, engine):
         a.pop("keypoints")
         a.pop("num_keypoints", None)
     file.write_text(json.dumps(data))
-    run = run_of_config("tiny_keypoint_rcnn_R_18_FPN", tmp_path, tmp_path / "run", engine=engine)
+    run = run_of_config(
+        "tiny_keypoint_rcnn_R_18_FPN", tmp_path, tmp_path / "run", engine=engine
+    )
     p, network = built(run)
     network.start(training_records(p.train, p.task), 0, 1)
     network.model.train()

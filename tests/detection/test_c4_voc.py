@@ -14,7 +14,9 @@ from detection.data.voc import VOC_CLASSES
 from detection.protocol import protocol
 from detection.task_rows import FASTER_RCNN, MASK_RCNN
 
-pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+pytest.importorskip(
+    "detectron2", reason="Detectron2 is not installed: `make detectron2`"
+)
 
 
 @pytest.fixture
@@ -54,13 +56,17 @@ def test_records_are_detectron2s(voc):
             left, top, width, height = x["bbox"]
             assert [left, top, left + width, top + height] == y["bbox"]
             assert x["category_id"] == y["category_id"]
-    both = join([split, reading.read(reading.find("voc_2012_trainval", voc), FASTER_RCNN)])
+    both = join(
+        [split, reading.read(reading.find("voc_2012_trainval", voc), FASTER_RCNN)]
+    )
     assert len(both.records) == 6 and both.name == "voc_2007_trainval+voc_2012_trainval"
     test = reading.find("voc_2007_test", voc)
     with pytest.raises(BadInput, match="VOC has boxes only"):
         reading.read(test, MASK_RCNN)
     (gone := sorted(test.folder.iterdir())[-1]).unlink()
-    with pytest.raises(BadInput, match=f"1 of 3 images of test.txt are missing, first {gone.name}"):
+    with pytest.raises(
+        BadInput, match=f"1 of 3 images of test.txt are missing, first {gone.name}"
+    ):
         reading.read(test, FASTER_RCNN)
 
 
@@ -73,7 +79,9 @@ def test_perfect_and_missing_detections(voc):
             exact.append({**row, "bbox": a["bbox"], "score": 0.9})
     scores = voc_ap.score(split, exact, None)
     assert scores.per_category["dog"] == pytest.approx(100)
-    assert scores.values["AP"] == pytest.approx(2 * 100 / 20)  # two of the twenty classes are there
+    assert scores.values["AP"] == pytest.approx(
+        2 * 100 / 20
+    )  # two of the twenty classes are there
     assert split.part == "test" and (split.dataset, scores.ci95) == ("voc2007", {})
     none = voc_ap.score(split, [], None)
     assert set(none.values.values()) == {None}
@@ -88,8 +96,13 @@ def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
         for a in record["annotations"]:
             for _ in range(4):
                 x, y, w, h = np.array(a["bbox"]) + rng.normal(0, 4, 4)
-                row = {"image_id": record["image_id"], "bbox": [x, y, max(w, 2), max(h, 2)]}
-                row["category_id"] = int(rng.choice([a["category_id"], VOC_CLASSES.index("dog")]))
+                row = {
+                    "image_id": record["image_id"],
+                    "bbox": [x, y, max(w, 2), max(h, 2)],
+                }
+                row["category_id"] = int(
+                    rng.choice([a["category_id"], VOC_CLASSES.index("dog")])
+                )
                 row["score"] = float(np.round(rng.random(), 1))  # ties on purpose
                 found.append(row)
     scores = voc_ap.score(split, found, "m")
@@ -113,7 +126,10 @@ def test_voc_config(voc, tmp_path):
     p = train_net.prepare(run)
     assert (len(p.train.records), len(p.val.records)) == (6, 3)
     lint.files(p)
-    assert run_of_config(name, voc, tmp_path / "auto", engine="auto").engine == "detectron2"
+    assert (
+        run_of_config(name, voc, tmp_path / "auto", engine="auto").engine
+        == "detectron2"
+    )
     assert protocol(run.given) == "detection-c4-voc-v2"
     with pytest.raises(BadInput, match=r"no key|does not state"):
         train_net.prepare(run_of_config(name, voc, tmp_path / "run"))
@@ -122,7 +138,9 @@ def test_voc_config(voc, tmp_path):
 @pytest.mark.parametrize("what", ["a fraction", "no number", "an empty line"])
 def test_what_only_vocs_evaluator_would_stumble_over(voc, tmp_path, what):
     """Boxes of fractions, as VOC 2012 has some, train; where they are scored they are refused."""
-    run = run_of_config("faster_rcnn_R_50_C4_VOC", voc, tmp_path / "run", engine="detectron2")
+    run = run_of_config(
+        "faster_rcnn_R_50_C4_VOC", voc, tmp_path / "run", engine="detectron2"
+    )
     p = train_net.prepare(run)
     file = voc / "VOC2007/Annotations/200704.xml"
     names = voc / "VOC2007/ImageSets/Main/test.txt"
@@ -132,13 +150,17 @@ def test_what_only_vocs_evaluator_would_stumble_over(voc, tmp_path, what):
         file.write_text(file.read_text().replace("<difficult>0<", "<difficult>no<"))
     else:
         names.write_text(names.read_text() + "\n\n")
-    with pytest.raises(BadInput, match=r"Main/test\.txt: VOC's evaluator cannot score it"):
+    with pytest.raises(
+        BadInput, match=r"Main/test\.txt: VOC's evaluator cannot score it"
+    ):
         lint.files(p)
 
 
 @pytest.mark.slow
 def test_c4_trunk_arrives(tiny_root, tmp_path):
-    run = run_of_config("tiny_faster_rcnn_R_50_C4", tiny_root, tmp_path, engine="detectron2")
+    run = run_of_config(
+        "tiny_faster_rcnn_R_50_C4", tiny_root, tmp_path, engine="detectron2"
+    )
     p, engine = built(run)
     assert near_its_checkpoint(p, engine) <= 1e-5
     assert any("res5.norm" in k for k in engine.model.state_dict())

@@ -70,7 +70,9 @@ def test_stages_and_detections_are_those_of_the_file(engine):
         x, y, w, h = d["bbox"]
         assert d["image_id"] == record["image_id"]
         assert 0 <= d["category_id"] < 10
-        assert x >= 0 and y >= 0 and x + w <= record["width"] and y + h <= record["height"]
+        assert (
+            x >= 0 and y >= 0 and x + w <= record["width"] and y + h <= record["height"]
+        )
         assert d["segmentation"]["size"] == [record["height"], record["width"]]
 
 
@@ -92,7 +94,9 @@ def test_batch_norm_is_estimated_again(engine):
     """Its statistics become those of every sample in these batches, as a loop over them finds."""
     engine, records = engine
     before = copy.deepcopy(engine.model.state_dict())
-    engine.model.unused = torch.nn.BatchNorm2d(3)  # as a trunk may have, behind its last map
+    engine.model.unused = torch.nn.BatchNorm2d(
+        3
+    )  # as a trunk may have, behind its last map
     assert compare_batch_norm(engine, records) == 28
     assert engine.model.unused.running_var.tolist() == [1, 1, 1]
     del engine.model.unused
@@ -104,7 +108,14 @@ def test_batch_norm_is_estimated_again(engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_batch_norm_is_estimated_again_over_ranks(tiny_root, tmp_path, engine, norm):
     """Each rank has the statistics of the samples of both, whatever layer trained."""
-    words = ("MODEL.WEIGHTS", "random", "MODEL.RESNETS.NORM", norm, "MODEL.FPN.NORM", norm)
+    words = (
+        "MODEL.WEIGHTS",
+        "random",
+        "MODEL.RESNETS.NORM",
+        norm,
+        "MODEL.FPN.NORM",
+        norm,
+    )
     name = "tiny_faster_rcnn_R_18_FPN"
     run = run_of_config(name, tiny_root, tmp_path, words, engine=engine, world=2)
     process_group.spawn(batch_norm_of_a_rank, run)
@@ -200,7 +211,9 @@ IMAGES = 4
 WAITS = 2 * IMAGES + 1 + 2 + 2 + 2 + 2 + 4
 
 
-@pytest.mark.parametrize("task", ["mask", pytest.param("keypoint", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "task", ["mask", pytest.param("keypoint", marks=pytest.mark.slow)]
+)
 def test_a_step_waits_for_what_it_must(task, tiny_root, tmp_path):
     words = ("MODEL.WEIGHTS", "random", "SOLVER.IMS_PER_BATCH", str(IMAGES))
     words = (*words, "INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MAX_SIZE_TRAIN", "64")
@@ -220,4 +233,6 @@ def test_a_step_waits_for_what_it_must(task, tiny_root, tmp_path):
     assert 0 < len(waits) <= WAITS, "\n".join(waits)
     assert losses[0].keys() == losses[1].keys()
     for name, value in losses[0].items():
-        torch.testing.assert_close(losses[1][name], value, rtol=1e-5, atol=1e-6, msg=name)
+        torch.testing.assert_close(
+            losses[1][name], value, rtol=1e-5, atol=1e-6, msg=name
+        )

@@ -47,10 +47,18 @@ def make(root, task, *, images=25, empty=(), seed=0):
             outline = mask.frPyObjects([polygon], size, size)[0]
             if crowd:
                 outline = {"size": [size, size], "counts": outline["counts"].decode()}
-            marks = rng.uniform(x, x + w, 5), rng.uniform(y, y + h, 5), rng.integers(0, 3, 5)
+            marks = (
+                rng.uniform(x, x + w, 5),
+                rng.uniform(y, y + h, 5),
+                rng.integers(0, 3, 5),
+            )
             points = np.stack(marks, 1)
             points[points[:, 2] == 0] = 0
-            truth = {"id": len(data["annotations"]) + 1, "image_id": image, "category_id": category}
+            truth = {
+                "id": len(data["annotations"]) + 1,
+                "image_id": image,
+                "category_id": category,
+            }
             truth |= {"bbox": [x, y, w, h], "area": w * h * 0.8, "iscrowd": crowd}
             truth |= {"segmentation": outline if crowd else [polygon]}
             truth |= {"keypoints": points.flatten().tolist()}
@@ -65,11 +73,20 @@ def make(root, task, *, images=25, empty=(), seed=0):
                 moved[:, :2] += rng.normal(0, 3, (5, 2))
                 said = category if rng.random() < 0.8 else categories[0]["id"]
                 score = float(np.round(rng.random(), 2))  # ties on purpose
-                one = {"image_id": image, "category_id": said, "bbox": bx.tolist(), "score": score}
-                found.append({**one, "segmentation": rle, "keypoints": moved.flatten().tolist()})
+                one = {
+                    "image_id": image,
+                    "category_id": said,
+                    "bbox": bx.tolist(),
+                    "score": score,
+                }
+                found.append(
+                    {**one, "segmentation": rle, "keypoints": moved.flatten().tolist()}
+                )
     kind = "person_keypoints" if task.keypoints else "instances"
     (root / "coco" / "annotations").mkdir()
-    (root / "coco" / "annotations" / f"{kind}_val2017.json").write_text(json.dumps(data))
+    (root / "coco" / "annotations" / f"{kind}_val2017.json").write_text(
+        json.dumps(data)
+    )
     name = "keypoints_coco_2017_val" if task.keypoints else "coco_2017_val"
     return reading.read(reading.find(name, root), task), found
 
@@ -78,7 +95,10 @@ def oracle(split, found, kind, ids=None):
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(str(split.file))
         shape = evaluate.AP_KINDS[kind].shape
-        rows = [{k: d[k] for k in ("image_id", "category_id", "score", shape)} for d in found]
+        rows = [
+            {k: d[k] for k in ("image_id", "category_id", "score", shape)}
+            for d in found
+        ]
         ev = COCOeval(truth, truth.loadRes(rows), kind)
         ev.params.imgIds = sorted(ids or [r["image_id"] for r in split.records])
         if kind == "keypoints":
@@ -99,7 +119,9 @@ def test_equals_pycocotools(tmp_path, kind):
     assert 5 < scores.values["AP"] < 95
     for k, name in enumerate(split.categories):
         p = ev.eval["precision"][:, :, k, 0, -1]
-        assert scores.per_category[name] == pytest.approx(100 * p[p > -1].mean(), abs=1e-9)
+        assert scores.per_category[name] == pytest.approx(
+            100 * p[p > -1].mean(), abs=1e-9
+        )
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -108,7 +130,9 @@ def test_interval_is_of_the_same_ap(tmp_path, monkeypatch, kind):
     split, found = make(tmp_path, TASKS[kind], images=60, empty=(3,))
     rng = np.random.default_rng(2)
     for image in (3, 11):
-        found += [{**found[0], "image_id": image, "score": float(s)} for s in rng.random(130)]
+        found += [
+            {**found[0], "image_id": image, "score": float(s)} for s in rng.random(130)
+        ]
     drawn = torch.ones(14, 60, dtype=torch.float64)
     drawn[1:11] = torch.from_numpy(rng.random((10, 60)) < 0.5)
     drawn[11:] = 0
@@ -119,7 +143,9 @@ def test_interval_is_of_the_same_ap(tmp_path, monkeypatch, kind):
     aps = np.stack([samples[name] for name in ("AP", "AP50", "AP75")], 1) / 100
     for weights, ours in zip(drawn[:12], aps):
         ids = (1 + weights.nonzero()[:, 0]).tolist()
-        assert ours == pytest.approx(oracle(split, found, kind, ids).stats[:3], abs=1e-9)
+        assert ours == pytest.approx(
+            oracle(split, found, kind, ids).stats[:3], abs=1e-9
+        )
     assert np.isnan(aps[12]).all()
     data = json.loads(split.file.read_text())
     repeated, detections = written_out(data, found, drawn[13].int().tolist())

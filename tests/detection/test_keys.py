@@ -11,7 +11,9 @@ from detection import detectron2_keys, dialect, engine, evaluate
 from detection.data.split import training_records
 from detection.protocol import NEUTRAL, protocol
 
-pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+pytest.importorskip(
+    "detectron2", reason="Detectron2 is not installed: `make detectron2`"
+)
 
 from detection import engine_detectron2
 
@@ -55,14 +57,19 @@ def test_refused_by_name(key):
 def test_a_newer_detectron2s_key_is_refused():
     given = dialect.Given(Path("a.yaml"), {"MODEL.RPN.NEWER": 2})
     detectron2_keys.check(given, {"MODEL.RPN.NEWER": 2})
-    with pytest.raises(BadInput, match=r"RPN.NEWER 2 would decide nothing here; leave it at 1"):
+    with pytest.raises(
+        BadInput, match=r"RPN.NEWER 2 would decide nothing here; leave it at 1"
+    ):
         detectron2_keys.check(given, {"MODEL.RPN.NEWER": 1})
 
 
 def test_neutral_keys_name_no_protocol():
     for key in sorted(NEUTRAL - {"VERSION"}):
         value = "cpu" if key == "MODEL.DEVICE" else str(another(LEAVES[key]))
-        assert protocol(dialect.read("mask_rcnn_R_50_FPN_1x", [key, value])) == "detection-1x-v1"
+        assert (
+            protocol(dialect.read("mask_rcnn_R_50_FPN_1x", [key, value]))
+            == "detection-1x-v1"
+        )
     with pytest.raises(BadInput, match="VERSION 1"):
         other = dialect.read("mask_rcnn_R_50_FPN_1x", ["VERSION", "1"])
         engine_detectron2.Detectron2Engine.read_config(other)
@@ -75,7 +82,9 @@ TRUNK = ("MODEL.TRUNK.ARCH", "timm:test_convnext")
 CASCADE = ("MODEL.ROI_HEADS.NAME", "CascadeROIHeads")
 CASCADE += ("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", "True")
 WEIGHTS = "((10.0,10.0,5.0,5.0),(20.0,20.0,10.0,10.0),(3.0,3.0,1.0,1.0))"
-TOPK = [f"MODEL.RPN.{a}_NMS_TOPK_{b}" for a in ("PRE", "POST") for b in ("TRAIN", "TEST")]
+TOPK = [
+    f"MODEL.RPN.{a}_NMS_TOPK_{b}" for a in ("PRE", "POST") for b in ("TRAIN", "TEST")
+]
 SAMPLERS = ("MODEL.RPN", "MODEL.ROI_HEADS")
 SPECIAL = dict.fromkeys(TOPK, ("5",))
 SPECIAL |= {f"{sampler}.POSITIVE_FRACTION": ("0.1",) for sampler in SAMPLERS}
@@ -105,12 +114,21 @@ SPECIAL |= {
     "SOLVER.WARMUP_ITERS": ("2",),
     "SOLVER.IMS_PER_BATCH": ("4",),
     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": ("0.0001", *CLIP),
-    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("norm", *CLIP, "SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "1e-4"),
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": (
+        "norm",
+        *CLIP,
+        "SOLVER.CLIP_GRADIENTS.CLIP_VALUE",
+        "1e-4",
+    ),
     "SOLVER.CLIP_GRADIENTS.NORM_TYPE": (
         *("1.0", *CLIP, "SOLVER.CLIP_GRADIENTS.CLIP_TYPE", "norm"),
         *("SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "1e-4"),
     ),
-    "SOLVER.CLIP_GRADIENTS.ENABLED": ("True", "SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "1e-4"),
+    "SOLVER.CLIP_GRADIENTS.ENABLED": (
+        "True",
+        "SOLVER.CLIP_GRADIENTS.CLIP_VALUE",
+        "1e-4",
+    ),
     "SOLVER.AMP.ENABLED": ("True", "SOLVER.AMP.PRECISION", "bf16"),
     "SOLVER.AMP.PRECISION": ("bf16", "SOLVER.AMP.ENABLED", "True"),
     "TEST.DETECTIONS_PER_IMAGE": ("3",),
@@ -142,7 +160,9 @@ def signature(name, root, out, words, monkeypatch):
 
     monkeypatch.setattr(engine, "ImageOrder", order)
     # A trunk whose statistics fit its images, so that nothing saturates
-    run = run_of_config(name, root, out, ("MODEL.WEIGHTS", "random", *words), engine="detectron2")
+    run = run_of_config(
+        name, root, out, ("MODEL.WEIGHTS", "random", *words), engine="detectron2"
+    )
     p, made = built(run)
     made.model.train()
     records = training_records(p.train, p.task)
@@ -150,7 +170,10 @@ def signature(name, root, out, words, monkeypatch):
     torch.manual_seed(0)
     losses = [sorted((k, float(v)) for k, v in made.step().items()) for _ in range(2)]
     weights = sum(float(v.double().sum()) for v in made.model.state_dict().values())
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in made.optimizer.param_groups]
+    groups = [
+        {k: v for k, v in g.items() if k != "params"}
+        for g in made.optimizer.param_groups
+    ]
     s = p.schedule
     rates = [s.factor_at(i) for i in range(s.iterations)]
     found = made.predict(p.val.records[0])
@@ -158,7 +181,9 @@ def signature(name, root, out, words, monkeypatch):
     points = [d.get("keypoints") for d in found]
     data = (p.train.fingerprint, p.val.fingerprint, orders)
     rest = (rates, s.precise_bn, str(made.model), str(made.amp.dtype))
-    return repr((losses, weights, groups, shown, points, data, rest, scores_of_near_points(p)))
+    return repr(
+        (losses, weights, groups, shown, points, data, rest, scores_of_near_points(p))
+    )
 
 
 def scores_of_near_points(p):
@@ -169,8 +194,13 @@ def scores_of_near_points(p):
     for record in p.val.records:
         for one in record["annotations"]:
             points = [v + 3 * (i % 3 == 0) for i, v in enumerate(one["keypoints"])]
-            where = {"image_id": record["image_id"], "category_id": p.val.ids[one["category_id"]]}
-            found.append({**where, "bbox": one["bbox"], "score": 0.9, "keypoints": points})
+            where = {
+                "image_id": record["image_id"],
+                "category_id": p.val.ids[one["category_id"]],
+            }
+            found.append(
+                {**where, "bbox": one["bbox"], "score": 0.9, "keypoints": points}
+            )
     sigmas = p.cfg.TEST.KEYPOINT_OKS_SIGMAS
     return evaluate.score(p.val, found, "keypoints", sigmas, manifest=None).values
 

@@ -19,7 +19,14 @@ from backbench.runs.step_metrics import read_metrics
 from detection import measure, process_group, train_net
 from detection.data.order import ImageOrder, Slots
 
-SHORT = ("SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.ENABLED", "False")
+SHORT = (
+    "SOLVER.MAX_ITER",
+    "12",
+    "SOLVER.STEPS",
+    "(8,)",
+    "TEST.PRECISE_BN.ENABLED",
+    "False",
+)
 
 
 @pytest.fixture
@@ -50,7 +57,9 @@ def test_rates_warm_up_and_drop(prepared):
     factor = p.cfg.SOLVER.WARMUP_FACTOR
     assert engine.rates[0] == pytest.approx(0.08 * factor)
     assert engine.rates[2] == pytest.approx(0.08 * (factor + 1) / 2)
-    assert [engine.rates[i] for i in (4, 7, 8, 11)] == pytest.approx([0.08, 0.08, 0.008, 0.008])
+    assert [engine.rates[i] for i in (4, 7, 8, 11)] == pytest.approx(
+        [0.08, 0.08, 0.008, 0.008]
+    )
     assert [row["lr"] for row in read_metrics(run.out)] == list(engine.rates.values())
 
 
@@ -60,7 +69,10 @@ def test_a_group_keeps_its_own_base_rate(prepared):
     class TwoGroups(OneNumber):
         def build_optimizer(self):
             twice = torch.nn.Parameter(torch.zeros(1))
-            groups = [{"params": [twice], "lr": 0.16}, {"params": self.model.parameters()}]
+            groups = [
+                {"params": [twice], "lr": 0.16},
+                {"params": self.model.parameters()},
+            ]
             return torch.optim.SGD(groups, lr=0.08, momentum=0.9)
 
     run, p = prepared("SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "0.08")
@@ -89,7 +101,9 @@ def test_stopped_and_continued_is_the_same_run(prepared):
     (run.out / "model_final.pth").unlink()
     for last in (3, 7):
         stop, at = stop_in(last)
-        with pytest.raises(Preempted, match=f"stopped by SIGTERM after iteration {last + 1}"):
+        with pytest.raises(
+            Preempted, match=f"stopped by SIGTERM after iteration {last + 1}"
+        ):
             train_net.train(run, p, OneNumber(p, at), 0, stop)
     engine = OneNumber(p)
     train_net.train(run, p, engine, 0, StopFlag())
@@ -122,7 +136,9 @@ def test_a_loss_that_is_not_finite_ends_the_run(prepared):
     def at(iteration):
         return float("nan") if iteration == 5 else None
 
-    with pytest.raises(Failed, match=r"the loss is nan at iteration 5 .*lower SOLVER.BASE_LR"):
+    with pytest.raises(
+        Failed, match=r"the loss is nan at iteration 5 .*lower SOLVER.BASE_LR"
+    ):
         train_net.train(run, p, OneNumber(p, at), 0, StopFlag())
 
 
@@ -137,7 +153,9 @@ def test_weights_that_are_not_finite_replace_no_state(prepared):
 
     engine = OneNumber(p, at)
     engine.losses = lambda: {"loss_square": engine.model.weight.nan_to_num().sum()}
-    with pytest.raises(Failed, match=r"not finite after iteration 6; the last good state is .*pt;"):
+    with pytest.raises(
+        Failed, match=r"not finite after iteration 6; the last good state is .*pt;"
+    ):
         train_net.train(run, p, engine, 0, StopFlag())
     assert load_state(run.out / "state.pt")["iteration"] == 3
 
@@ -189,7 +207,9 @@ def test_ranks_wait_as_long_as_scoring_takes(prepared):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to_ranks", [False, True], ids=["to the process", "to its ranks"])
+@pytest.mark.parametrize(
+    "to_ranks", [False, True], ids=["to the process", "to its ranks"]
+)
 @pytest.mark.parametrize("after_s", [0.05, 1.0])
 def test_a_signal_while_the_ranks_import(prepared, capfd, to_ranks, after_s):
     run = dataclasses.replace(prepared("SOLVER.IMS_PER_BATCH", "2")[0], world=2)
@@ -207,7 +227,10 @@ def test_a_signal_while_the_ranks_import(prepared, capfd, to_ranks, after_s):
     sender.join()
     assert ended.value.code == 75
     said = capfd.readouterr().err
-    assert "stopped by SIGTERM; the same command continues" in said and "Traceback" not in said
+    assert (
+        "stopped by SIGTERM; the same command continues" in said
+        and "Traceback" not in said
+    )
 
 
 def test_order_is_a_function_of_its_position():

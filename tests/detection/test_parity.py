@@ -5,7 +5,9 @@ import pytest
 import torch
 from pycocotools import mask
 
-pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+pytest.importorskip(
+    "detectron2", reason="Detectron2 is not installed: `make detectron2`"
+)
 
 from detectron2.data import DatasetMapper
 from detectron2.structures import Boxes, ImageList
@@ -38,7 +40,9 @@ def to_detectron2_names(state):
         if k.startswith("backbone.fpn.levels."):
             out[simple_name(parts)] = v
         elif k.startswith("backbone.fpn."):
-            kind = {"inner_blocks": "fpn_lateral", "layer_blocks": "fpn_output"}[parts[2]]
+            kind = {"inner_blocks": "fpn_lateral", "layer_blocks": "fpn_output"}[
+                parts[2]
+            ]
             middle = "norm." if parts[4] == "1" else ""
             out[f"backbone.{kind}{int(parts[3]) + 2}.{middle}{parts[5]}"] = v
         elif k.startswith("rpn.head."):
@@ -58,7 +62,10 @@ def simple_name(parts):
     level, layer, last = int(parts[3]), int(parts[4]), parts[5]
     after = layer - RESIZING[level]
     if after >= 0:
-        layer, last = RESIZING[level] + after // 2, f"norm.{last}" if after % 2 else last
+        layer, last = (
+            RESIZING[level] + after // 2,
+            f"norm.{last}" if after % 2 else last,
+        )
     return f"backbone.simfp_{level + 2}.{layer}.{last}"
 
 
@@ -76,7 +83,9 @@ def head_name(parts, v):
             fc = {"fc6": "fc1", "fc7": "fc2"}.get(layer, layer)
             return f"roi_heads.box_head.{fc}.{last}", v
         case ["box_predictor", "cls_score", last]:
-            return f"roi_heads.box_predictor.cls_score.{last}", torch.cat([v[1:], v[:1]])
+            return f"roi_heads.box_predictor.cls_score.{last}", torch.cat(
+                [v[1:], v[:1]]
+            )
         case ["box_predictor", "bbox_pred", last]:
             return f"roi_heads.box_predictor.bbox_pred.{last}", v[4:]
         case ["mask_head", layer, _, last]:
@@ -121,7 +130,9 @@ def pair(request, tiny_root, tmp_path_factory):
             if key.startswith(("rpn", "roi_heads")) and value.dim() > 1:
                 drawn = torch.randn(value.shape, generator=generator)
                 value.copy_(drawn * (1 / value[0].numel()) ** 0.5)
-        if request.param in TRUNKS:  # scales, tokens and positions begin at next to nothing
+        if (
+            request.param in TRUNKS
+        ):  # scales, tokens and positions begin at next to nothing
             for value in ours.model.backbone.body.parameters():
                 if value.dim() != 4 and min(value.shape) in (1, max(value.shape)):
                     value.add_(torch.randn(value.shape, generator=generator) * 0.3)
@@ -137,7 +148,10 @@ def pair(request, tiny_root, tmp_path_factory):
 
 def test_every_weight_has_a_counterpart(pair):
     ours, theirs, _, _ = pair
-    assert to_detectron2_names(ours.model.state_dict()).keys() == theirs.model.state_dict().keys()
+    assert (
+        to_detectron2_names(ours.model.state_dict()).keys()
+        == theirs.model.state_dict().keys()
+    )
     assert to_detectron2_names_of(rates_and_decays(ours)) == rates_and_decays(theirs)
 
 
@@ -155,12 +169,18 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
             proposals, _ = ours.model.rpn(batch, features)
             images = theirs.model.preprocess_image([mapper(dict(record))])
             reference = theirs.model.backbone(images.tensor)
-            anchors2 = theirs.model.proposal_generator.anchor_generator(list(reference.values()))
+            anchors2 = theirs.model.proposal_generator.anchor_generator(
+                list(reference.values())
+            )
             proposals2, _ = theirs.model.proposal_generator(images, reference)
         torch.testing.assert_close(batch.tensors, images.tensor, rtol=1e-5, atol=1e-5)
         for a, b in zip(features.values(), reference.values(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
-        torch.testing.assert_close(anchors[0], Boxes.cat(anchors2).tensor, rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max())
+            )
+        torch.testing.assert_close(
+            anchors[0], Boxes.cat(anchors2).tensor, rtol=0, atol=1e-5
+        )
         boxes = proposals2[0].proposal_boxes.tensor
         torch.testing.assert_close(proposals[0], boxes, rtol=1e-5, atol=1e-3)
         a = ours.predict(record)
@@ -173,17 +193,25 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
         np.testing.assert_allclose(*boxes, rtol=1e-5, atol=1e-3)
         if task.outlines:
             for x, y in zip(a, b):
-                differing = (mask.decode(x["segmentation"]) != mask.decode(y["segmentation"])).sum()
+                differing = (
+                    mask.decode(x["segmentation"]) != mask.decode(y["segmentation"])
+                ).sum()
                 assert differing <= 2
         if task.keypoints:
-            ka, kb = (np.array([x["keypoints"] for x in f]).reshape(len(a), -1, 3) for f in (a, b))
+            ka, kb = (
+                np.array([x["keypoints"] for x in f]).reshape(len(a), -1, 3)
+                for f in (a, b)
+            )
             np.testing.assert_allclose(ka[..., :2], kb[..., :2], atol=1e-2)
 
 
 def test_losses_from_the_same_images(pair, monkeypatch):
     ours, theirs, split, task = pair
     records = training_records(split, task)[:2]
-    order = [targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task) for r in records]
+    order = [
+        targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task)
+        for r in records
+    ]
     images = [to_uint8(load_image(r)) for r in records]
     how = {"use_instance_mask": task.outlines, "use_keypoint": task.keypoints}
     how["keypoint_hflip_indices"] = np.array(split.flip) if split.flip else None
@@ -194,7 +222,9 @@ def test_losses_from_the_same_images(pair, monkeypatch):
         torch.testing.assert_close(target["boxes"], instances.gt_boxes.tensor)
         assert (target["labels"] - 1).tolist() == instances.gt_classes.tolist()
         if task.keypoints:
-            torch.testing.assert_close(target["keypoints"], instances.gt_keypoints.tensor)
+            torch.testing.assert_close(
+                target["keypoints"], instances.gt_keypoints.tensor
+            )
     ours.model.train()
     theirs.model.train()
     for sampler in ours.model.samplers().values():
@@ -216,7 +246,9 @@ def test_losses_from_the_same_images(pair, monkeypatch):
         torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-6, msg=key)
     sum(mine.values()).backward()
     sum(reference.values()).backward()
-    gradients = to_detectron2_names({k: p.grad for k, p in ours.model.named_parameters()})
+    gradients = to_detectron2_names(
+        {k: p.grad for k, p in ours.model.named_parameters()}
+    )
     for key, parameter in theirs.model.named_parameters():
         if not parameter.requires_grad:  # no map depends on it
             assert parameter.grad is None and gradients[key] is None
@@ -230,31 +262,43 @@ def test_training_images_are_the_same(pair):
     """The filter of Detectron2's loader, and its mapper under flips, against ours."""
     from detectron2.data import transforms as moving
     from detectron2.data.build import filter_images_with_few_keypoints as with_keypoints
-    from detectron2.data.build import filter_images_with_only_crowd_annotations as without_crowds
+    from detectron2.data.build import (
+        filter_images_with_only_crowd_annotations as without_crowds,
+    )
     from detectron2.data.detection_utils import transform_instance_annotations
 
     _, _, split, task = pair
     kept = without_crowds(split.records)
     if task.keypoints:
         kept = with_keypoints(kept, 1)
-    assert [r["image_id"] for r in kept] == [r["image_id"] for r in training_records(split, task)]
+    assert [r["image_id"] for r in kept] == [
+        r["image_id"] for r in training_records(split, task)
+    ]
     height, width = 160, 200
     for mirrored in (False, True):
         flip = moving.HFlipTransform(width) if mirrored else moving.NoOpTransform()
         resize = moving.ResizeTransform(128, 128, height, width)
         moves = moving.TransformList([resize, flip])
         for record in split.records[:4]:
-            mine = targets(record, height, width, mirrored=mirrored, flip_map=split.flip, task=task)
+            mine = targets(
+                record, height, width, mirrored=mirrored, flip_map=split.flip, task=task
+            )
             theirs = engine_detectron2.standard_dict(record)["annotations"]
             for n, a in enumerate(theirs):
                 how = {"keypoint_hflip_indices": split.flip or None}
-                b = transform_instance_annotations(dict(a), moves, (height, width), **how)
+                b = transform_instance_annotations(
+                    dict(a), moves, (height, width), **how
+                )
                 np.testing.assert_allclose(mine["boxes"][n], b["bbox"], rtol=1e-6)
                 if task.outlines:
-                    for p, q in zip(mine["polygons"][n], b["segmentation"], strict=True):
+                    for p, q in zip(
+                        mine["polygons"][n], b["segmentation"], strict=True
+                    ):
                         np.testing.assert_allclose(p, q)
                 if task.keypoints:
-                    np.testing.assert_allclose(mine["keypoints"][n], b["keypoints"], rtol=1e-6)
+                    np.testing.assert_allclose(
+                        mine["keypoints"][n], b["keypoints"], rtol=1e-6
+                    )
 
 
 def test_resized_sizes():
@@ -274,18 +318,23 @@ def solver(**values):
     return words
 
 
-@pytest.mark.parametrize("words", [
-    [],
-    solver(STEPS="(100,300)", WARMUP_ITERS=500, MAX_ITER=1000),
-    solver(STEPS="(100,)", WARMUP_ITERS=100, MAX_ITER=1000),
-    solver(STEPS="()", WARMUP_ITERS=1000, MAX_ITER=300),
-    solver(STEPS="(50,)", WARMUP_ITERS=1000, MAX_ITER=300),
-    solver(STEPS="(60,900)", WARMUP_ITERS=10, MAX_ITER=300),
-    solver(WARMUP_METHOD="constant", WARMUP_FACTOR=0.3, WARMUP_ITERS=40, MAX_ITER=300),
-    solver(LR_SCHEDULER_NAME="WarmupCosineLR", BASE_LR_END=0.001, MAX_ITER=2000),
-    solver(LR_SCHEDULER_NAME="WarmupCosineLR", WARMUP_ITERS=3000, MAX_ITER=2000),
-    solver(BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, MAX_ITER=300, STEPS="(200,)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        solver(STEPS="(100,300)", WARMUP_ITERS=500, MAX_ITER=1000),
+        solver(STEPS="(100,)", WARMUP_ITERS=100, MAX_ITER=1000),
+        solver(STEPS="()", WARMUP_ITERS=1000, MAX_ITER=300),
+        solver(STEPS="(50,)", WARMUP_ITERS=1000, MAX_ITER=300),
+        solver(STEPS="(60,900)", WARMUP_ITERS=10, MAX_ITER=300),
+        solver(
+            WARMUP_METHOD="constant", WARMUP_FACTOR=0.3, WARMUP_ITERS=40, MAX_ITER=300
+        ),
+        solver(LR_SCHEDULER_NAME="WarmupCosineLR", BASE_LR_END=0.001, MAX_ITER=2000),
+        solver(LR_SCHEDULER_NAME="WarmupCosineLR", WARMUP_ITERS=3000, MAX_ITER=2000),
+        solver(BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, MAX_ITER=300, STEPS="(200,)"),
+    ],
+)
 def test_rates_are_detectron2s(words):
     from detectron2.solver import build_lr_scheduler, build_optimizer
 
@@ -297,7 +346,9 @@ def test_rates_are_detectron2s(words):
     assert len(bases) == 1 + (cfg.SOLVER.BIAS_LR_FACTOR != 1)
     scheduler = build_lr_scheduler(cfg, optimizer)
     last = cfg.SOLVER.MAX_ITER
-    looked_at = range(last) if last < 3000 else (*range(1500), 59_999, 60_000, 79_999, 80_000)
+    looked_at = (
+        range(last) if last < 3000 else (*range(1500), 59_999, 60_000, 79_999, 80_000)
+    )
     for iteration in looked_at:
         scheduler.last_epoch = iteration
         factor = ours.factor_at(iteration)
@@ -308,7 +359,9 @@ def test_biases_have_a_rate_of_their_own(tiny_root, tmp_path):
     words = ("MODEL.WEIGHTS", "random", "SOLVER.BIAS_LR_FACTOR", "2.0")
     tables = []
     for name in ("torchvision", "detectron2"):
-        run = run_of_config("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, words, engine=name)
+        run = run_of_config(
+            "tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, words, engine=name
+        )
         _, engine = built(run)
         tables.append(rates_and_decays(engine))
     assert sorted(tables[0].values()) == sorted(tables[1].values())

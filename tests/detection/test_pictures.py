@@ -23,7 +23,10 @@ def found(record, ids, shift=0):
     out = []
     for n, a in enumerate(record["annotations"]):
         x, y, w, h = a["bbox"]
-        detection = {"image_id": record["image_id"], "category_id": ids[a["category_id"]]}
+        detection = {
+            "image_id": record["image_id"],
+            "category_id": ids[a["category_id"]],
+        }
         detection |= {"bbox": [x + shift, y, w, h], "score": 0.9 - n / 10}
         out.append(detection)
     return out
@@ -41,12 +44,18 @@ def test_each_side_says_what_it_is(root, tmp_path, task):
     assert one.shape == bare.shape
     middle, above = one.shape[1] // 2, pictures.LETTERS + 2 * pictures.GAP
     ink = 255 - one[:above].min(2)
-    assert ink[:, :middle].max() > 200 and ink[:, middle:].max() > 200, "a word above either side"
+    assert ink[:, :middle].max() > 200 and ink[:, middle:].max() > 200, (
+        "a word above either side"
+    )
     # The left is the truth's whatever was found; the right says that nothing was
     assert (one[:, : middle - pictures.GAP] == bare[:, : middle - pictures.GAP]).all()
     assert (one[:above, middle:] != bare[:above, middle:]).any()
-    scene = np.asarray(Image.open(split.records[0]["file_name"]).resize((320, 320)), int)
-    assert (bare[above:, -320:] == scene).all(), "where nothing was found, nothing is drawn"
+    scene = np.asarray(
+        Image.open(split.records[0]["file_name"]).resize((320, 320)), int
+    )
+    assert (bare[above:, -320:] == scene).all(), (
+        "where nothing was found, nothing is drawn"
+    )
     assert (one[above:, -320:] != scene).any()
 
 
@@ -69,8 +78,15 @@ def test_a_part_of_an_image_in_run_lengths(seed):
     rng = np.random.default_rng(seed)
     height, width = (int(v) for v in rng.integers(1, 12, 2))
     h, w = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
-    top, left = int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1))
-    for part in (rng.random((h, w)) < 0.7, np.ones((h, w), bool), np.zeros((h, w), bool)):
+    top, left = (
+        int(rng.integers(0, height - h + 1)),
+        int(rng.integers(0, width - w + 1)),
+    )
+    for part in (
+        rng.random((h, w)) < 0.7,
+        np.ones((h, w), bool),
+        np.zeros((h, w), bool),
+    ):
         image = np.zeros((height, width), np.uint8)
         image[top : top + h, left : left + w] = part
         whole = mask.encode(np.asfortranarray(image))
@@ -79,7 +95,9 @@ def test_a_part_of_an_image_in_run_lengths(seed):
 
 
 def test_pasted_as_detectron2_does():
-    pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    pytest.importorskip(
+        "detectron2", reason="Detectron2 is not installed: `make detectron2`"
+    )
     from detectron2.layers.mask_ops import paste_masks_in_image
     from detectron2.structures import Boxes
 
@@ -87,7 +105,9 @@ def test_pasted_as_detectron2_does():
     masks = torch.rand(20, 28, 28, generator=generator)
     corners = torch.rand(20, 2, generator=generator) * torch.tensor([70.0, 50.0])
     sides = 1 + torch.rand(20, 2, generator=generator) * 60
-    boxes = torch.cat([corners, corners + sides], 1).clamp(max=torch.tensor([90.0, 70, 90, 70]))
+    boxes = torch.cat([corners, corners + sides], 1).clamp(
+        max=torch.tensor([90.0, 70, 90, 70])
+    )
     theirs = paste_masks_in_image(masks, Boxes(boxes), (70, 90)).numpy()
     for ours, reference in zip(paste(masks, boxes, 70, 90), theirs, strict=True):
         # A value at a half may fall on either side.

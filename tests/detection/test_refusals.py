@@ -40,7 +40,9 @@ def prepare(data, tmp_path, checkpoint=None, *opts, name=FASTER, world=1):
         checkpoint.save(file)
     opts = opts if checkpoint is not None else ("MODEL.WEIGHTS", "random", *opts)
     out = tmp_path / "run"
-    return train_net.prepare(run_of_config(name, data, out, opts, checkpoint=file, world=world))
+    return train_net.prepare(
+        run_of_config(name, data, out, opts, checkpoint=file, world=world)
+    )
 
 
 def edit(data, change, kind="instances", part="val"):
@@ -50,35 +52,50 @@ def edit(data, change, kind="instances", part="val"):
     file.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize(("opts", "words"), [
-    (("MODEL.RESNETS.STRIDE_IN_1X1", "True"), "STRIDE_IN_1X1"),
-    (("INPUT.FORMAT", "BGR"), "INPUT.FORMAT is BGR"),
-    (("MODEL.PIXEL_MEAN", "[103.53,116.28,123.675]"), "PIXEL_MEAN"),
-    (("MODEL.PIXEL_STD", "[1.0,1.0,1.0]"), "PIXEL_STD"),
-    (("MODEL.RESNETS.DEPTH", "50"), "DEPTH is 50 but .* resnet18"),
-    (("MODEL.ROI_HEADS.NUM_CLASSES", "80"), "10 categories.*NUM_CLASSES is 80"),
-    (("MODEL.BACKBONE.FREEZE_AT", "2"), "FREEZE_AT is 2"),
-    (("MODEL.ROI_BOX_HEAD.NORM", "SyncBN"), "ROI_BOX_HEAD.NORM"),
-    (("MODEL.RPN.NMS_TRESH", "0.5"), "NMS_TRESH'; did you mean 'MODEL.RPN.NMS_THRESH'"),
-    (("SOLVER.BASE_LR", "fast"), "SOLVER.BASE_LR"),
-    (("SOLVER.BASE_LR",), "'SOLVER.BASE_LR' has no value"),
-    (("DATASETS.TRAIN", "('scenes_trian',)"), "did you mean 'scenes_train'"),
-    (("DATASETS.TEST", "('scenes_train',)"), "share 12 images"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("opts", "words"),
+    [
+        (("MODEL.RESNETS.STRIDE_IN_1X1", "True"), "STRIDE_IN_1X1"),
+        (("INPUT.FORMAT", "BGR"), "INPUT.FORMAT is BGR"),
+        (("MODEL.PIXEL_MEAN", "[103.53,116.28,123.675]"), "PIXEL_MEAN"),
+        (("MODEL.PIXEL_STD", "[1.0,1.0,1.0]"), "PIXEL_STD"),
+        (("MODEL.RESNETS.DEPTH", "50"), "DEPTH is 50 but .* resnet18"),
+        (("MODEL.ROI_HEADS.NUM_CLASSES", "80"), "10 categories.*NUM_CLASSES is 80"),
+        (("MODEL.BACKBONE.FREEZE_AT", "2"), "FREEZE_AT is 2"),
+        (("MODEL.ROI_BOX_HEAD.NORM", "SyncBN"), "ROI_BOX_HEAD.NORM"),
+        (
+            ("MODEL.RPN.NMS_TRESH", "0.5"),
+            "NMS_TRESH'; did you mean 'MODEL.RPN.NMS_THRESH'",
+        ),
+        (("SOLVER.BASE_LR", "fast"), "SOLVER.BASE_LR"),
+        (("SOLVER.BASE_LR",), "'SOLVER.BASE_LR' has no value"),
+        (("DATASETS.TRAIN", "('scenes_trian',)"), "did you mean 'scenes_train'"),
+        (("DATASETS.TEST", "('scenes_train',)"), "share 12 images"),
+    ],
+)
 def test_config_against_checkpoint_and_data(tiny_root, tmp_path, trunk, opts, words):
     with pytest.raises(BadInput, match=words):
         prepare(tiny_root, tmp_path, trunk, *opts)
 
 
-@pytest.mark.parametrize("words", [
-    "SOLVER.CHECKPOINT_PERIOD 0: at least 1", "DATALOADER.NUM_WORKERS -1: at least 0",
-    "INPUT.MIN_SIZE_TRAIN (): at least 1", "INPUT.MIN_SIZE_TRAIN (64, 0): at least 1",
-    "INPUT.MIN_SIZE_TEST 0: at least 1", "SOLVER.BASE_LR 0.0: above 0",
-    "MODEL.RPN.IOU_THRESHOLDS (0.7,): 2 overlaps", "MODEL.RPN.IOU_THRESHOLDS (0.7, 0.3): 2 overlaps",
-    "MODEL.ROI_HEADS.IOU_THRESHOLDS (): 1 or more overlaps",
-    "MODEL.RPN.BATCH_SIZE_PER_IMAGE 0: at least 1", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE 0: at least",
-    "MODEL.DEVICE gpu: auto, cpu or cuda", "MODEL.DEVICE cuda:1: auto, cpu or cuda",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        "SOLVER.CHECKPOINT_PERIOD 0: at least 1",
+        "DATALOADER.NUM_WORKERS -1: at least 0",
+        "INPUT.MIN_SIZE_TRAIN (): at least 1",
+        "INPUT.MIN_SIZE_TRAIN (64, 0): at least 1",
+        "INPUT.MIN_SIZE_TEST 0: at least 1",
+        "SOLVER.BASE_LR 0.0: above 0",
+        "MODEL.RPN.IOU_THRESHOLDS (0.7,): 2 overlaps",
+        "MODEL.RPN.IOU_THRESHOLDS (0.7, 0.3): 2 overlaps",
+        "MODEL.ROI_HEADS.IOU_THRESHOLDS (): 1 or more overlaps",
+        "MODEL.RPN.BATCH_SIZE_PER_IMAGE 0: at least 1",
+        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE 0: at least",
+        "MODEL.DEVICE gpu: auto, cpu or cuda",
+        "MODEL.DEVICE cuda:1: auto, cpu or cuda",
+    ],
+)
 def test_values_that_no_detector_can_have(tiny_root, tmp_path, words):
     key, value = words.rpartition(": ")[0].split(" ", 1)
     with pytest.raises(BadInput) as refused:
@@ -86,12 +103,17 @@ def test_values_that_no_detector_can_have(tiny_root, tmp_path, words):
     assert key in str(refused.value) and words.rpartition(": ")[2] in str(refused.value)
 
 
-@pytest.mark.parametrize(("key", "value", "words"), [
-    ("MODEL.FPN.NORM", "''", "FPN.NORM '': the protocol has SyncBN"),
-    ("MODEL.RESNETS.NORM", "BN", "RESNETS.NORM 'BN': the protocol has SyncBN"),
-    ("TEST.PRECISE_BN.ENABLED", "False", "TEST.PRECISE_BN off"),
-])  # fmt: skip
-def test_departures_from_the_protocol_are_said(tiny_root, tmp_path, caplog, *, key, value, words):
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("MODEL.FPN.NORM", "''", "FPN.NORM '': the protocol has SyncBN"),
+        ("MODEL.RESNETS.NORM", "BN", "RESNETS.NORM 'BN': the protocol has SyncBN"),
+        ("TEST.PRECISE_BN.ENABLED", "False", "TEST.PRECISE_BN off"),
+    ],
+)
+def test_departures_from_the_protocol_are_said(
+    tiny_root, tmp_path, caplog, *, key, value, words
+):
     prepare(tiny_root, tmp_path)
     assert words not in caplog.text
     prepare(tiny_root, tmp_path, None, key, value)
@@ -109,14 +131,20 @@ def test_weights_must_be_named(tiny_root, tmp_path, trunk):
     with pytest.raises(BadInput, match="no weights: give --checkpoint"):
         train_net.prepare(run_of_config(FASTER, tiny_root, tmp_path, ()))
     with pytest.raises(BadInput, match="downloads nothing"):
-        backbones.read_trunk(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", "resnet50", 0)
+        backbones.read_trunk(
+            None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", "resnet50", 0
+        )
     with pytest.raises(BadInput, match="give one"):
         backbones.read_trunk(tmp_path / "x", "y.pkl", "resnet18", 0)
-    drawn = [backbones.read_trunk(None, "random", "resnet18", 0).digest for _ in range(2)]
+    drawn = [
+        backbones.read_trunk(None, "random", "resnet18", 0).digest for _ in range(2)
+    ]
     assert drawn[0] == drawn[1]
 
 
-def test_a_small_image_stem_and_a_batch_that_does_not_divide(tiny_root, tmp_path, trunk):
+def test_a_small_image_stem_and_a_batch_that_does_not_divide(
+    tiny_root, tmp_path, trunk
+):
     with pytest.raises(BadInput, match="does not divide into 3"):
         prepare(tiny_root, tmp_path, trunk, world=3)
     state = build_backbone("resnet18", "conv3").state_dict()
@@ -158,12 +186,21 @@ def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
     edit(data, no_points, "person_keypoints", "train")
     with pytest.raises(BadInput, match="no annotation has keypoints"):
         prepare(data, tmp_path, trunk, name=name)
-    edit(data, lambda d: d["categories"][0].pop("keypoints"), "person_keypoints", "train")
+    edit(
+        data, lambda d: d["categories"][0].pop("keypoints"), "person_keypoints", "train"
+    )
     with pytest.raises(BadInput, match="one category with a 'keypoints' list"):
         prepare(data, tmp_path, trunk, name=name)
     with pytest.raises(BadInput, match="OKS_SIGMAS"):
         embedded.build(tmp_path / "fresh", "tiny")
-        prepare(tmp_path / "fresh", tmp_path, trunk, "TEST.KEYPOINT_OKS_SIGMAS", "[0.1]", name=name)
+        prepare(
+            tmp_path / "fresh",
+            tmp_path,
+            trunk,
+            "TEST.KEYPOINT_OKS_SIGMAS",
+            "[0.1]",
+            name=name,
+        )
 
 
 def degenerate(d):
@@ -180,12 +217,19 @@ def degenerate(d):
 
 @pytest.mark.parametrize("task", ["faster", "mask", "keypoint"])
 def test_degenerate_objects_are_handled_as_by_coco_tools(data, tmp_path, trunk, task):
-    edit(data, degenerate, "person_keypoints" if task == "keypoint" else "instances", "train")
+    edit(
+        data,
+        degenerate,
+        "person_keypoints" if task == "keypoint" else "instances",
+        "train",
+    )
     p = prepare(data, tmp_path, trunk, name=f"tiny_{task}_rcnn_R_18_FPN")
     kept = {r["image_id"] for r in training_records(p.train, p.task)}
     assert not kept & {1, 3, 4} and 2 in kept
     record = next(r for r in p.train.records if r["image_id"] == 2)
-    target = images.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)
+    target = images.targets(
+        record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task
+    )
     boxes = target["boxes"]
     assert ((boxes[:, 2:] - boxes[:, :2]) > 0).all()
     assert len(boxes) == len(record["annotations"]) - 2
@@ -197,8 +241,12 @@ def test_a_batch_without_any_object_trains(tiny_root, tmp_path, trunk, task):
     """Losses are finite and every parameter gets a gradient, so that no rank waits."""
     p, engine = built(run_of_config(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path))
     record = {**p.train.records[0], "annotations": []}
-    target = images.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)
-    losses = engine.model.train()([images.to_uint8(images.load_image(record))] * 2, [target] * 2)
+    target = images.targets(
+        record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task
+    )
+    losses = engine.model.train()(
+        [images.to_uint8(images.load_image(record))] * 2, [target] * 2
+    )
     total = sum(losses.values())
     total.backward()
     assert torch.isfinite(total)

@@ -15,7 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from support.detection_ranks import OTHER_TRUNKS
-from support.detection_runs import ENGINES, needs_detectron2, numbers, run_of_config, weights
+from support.detection_runs import (
+    ENGINES,
+    needs_detectron2,
+    numbers,
+    run_of_config,
+    weights,
+)
 from support.slurm_cluster import free_ports
 
 from backbench import cli
@@ -41,7 +47,9 @@ def x(tmp_path_factory):
     file = tmp_path_factory.mktemp("checkpoint") / "x.safetensors"
     state = build_backbone("resnet18").state_dict()
     provenance = {"recipe": {"precision": "bf16"}}
-    Checkpoint(arch="resnet18", method="test", state_dict=state, provenance=provenance).save(file)
+    Checkpoint(
+        arch="resnet18", method="test", state_dict=state, provenance=provenance
+    ).save(file)
     return file
 
 
@@ -59,12 +67,24 @@ def others(tmp_path_factory):
 
 def command(config, data, out, *more):
     train_net = str(ROOT / "detection" / "train_net.py")
-    return [sys.executable, train_net, "--config-file", config, "--data", data, "--out", out, *more]
+    return [
+        sys.executable,
+        train_net,
+        "--config-file",
+        config,
+        "--data",
+        data,
+        "--out",
+        out,
+        *more,
+    ]
 
 
 def detect(config, data, out, *more):
     args = [str(a) for a in command(config, data, out, *more)]
-    return subprocess.run(args, capture_output=True, text=True, env=ENV, timeout=1200, check=False)
+    return subprocess.run(
+        args, capture_output=True, text=True, env=ENV, timeout=1200, check=False
+    )
 
 
 def detect_here(config, data, out, *more):
@@ -81,7 +101,9 @@ def detect_here(config, data, out, *more):
 def interrupted(number, rows, config, data, out, *more):
     """Start, send signal `number` once metrics.jsonl has `rows` rows; the exit status."""
     args = [str(a) for a in command(config, data, out, *more)]
-    process = subprocess.Popen(args, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        args, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     metrics = Path(out) / "metrics.jsonl"
     deadline = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < deadline:
@@ -90,14 +112,18 @@ def interrupted(number, rows, config, data, out, *more):
             break
         time.sleep(0.01)
     process.wait(60)
-    assert not (Path(out) / "model_final.pth").exists(), "the run ended before the signal"
+    assert not (Path(out) / "model_final.pth").exists(), (
+        "the run ended before the signal"
+    )
     return process.returncode
 
 
 def assert_same_run(a, b):
     for key, value in weights(a).items():
         assert torch.equal(value, weights(b)[key]), key
-    assert (Path(a) / "metrics.jsonl").read_text() == (Path(b) / "metrics.jsonl").read_text()
+    assert (Path(a) / "metrics.jsonl").read_text() == (
+        Path(b) / "metrics.jsonl"
+    ).read_text()
     assert numbers(a) == numbers(b)
 
 
@@ -114,7 +140,9 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     metrics = ("AP", "AP50", "AP75", "APs", "APm", "APl")
     assert {r.metric for r in rows} == {f"bbox_{metric}" for metric in metrics}
     # SIX is no protocol's
-    assert first.protocol.startswith("detection-") and not first.protocol.endswith("-v1")
+    assert first.protocol.startswith("detection-") and not first.protocol.endswith(
+        "-v1"
+    )
     assert len(list((whole / "pictures").glob("*.png"))) == 2
     assert (whole / first.provenance["predictions"]).is_file()
     assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
@@ -124,7 +152,9 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     assert cost["gflops"] == pytest.approx(1.814 * 128 * 192 / 224**2, rel=1e-3)
     assert first.origin["images_per_second"] > 0
     assert json.loads((whole / "progress.json").read_text())["done"] == 2
-    assert set(json.loads((whole / "per_category.json").read_text())["bbox"]) == set("0123456789")
+    assert set(json.loads((whole / "per_category.json").read_text())["bbox"]) == set(
+        "0123456789"
+    )
     # The same command again prints the numbers and adds none.
     before = (whole / "results.jsonl").read_bytes()
     caplog.clear()
@@ -199,7 +229,9 @@ def test_losses_fall_and_ap_rises(tmp_path, engine):
     assert done.returncode == 0, done.stderr
     losses = [row["loss"] for row in read_metrics(tmp_path / "run")]
     assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
-    value = {r.metric: r.value for r in store.read(tmp_path / "run" / "results.jsonl")[0]}
+    value = {
+        r.metric: r.value for r in store.read(tmp_path / "run" / "results.jsonl")[0]
+    }
     assert value["bbox_AP"] > 1 and value["keypoints_AP"] > 1
 
 
@@ -239,7 +271,9 @@ def test_a_trained_detector_is_scored_again(tiny_root, x, tmp_path):
     done = detect(config, data, out, "--eval-only", *flags)
     assert done.returncode == 0, done.stderr
     assert (out / "results.jsonl").read_bytes() == first
-    found = [store.read(f)[0] for f in sorted((out / "evaluations").glob("*/results.jsonl"))]
+    found = [
+        store.read(f)[0] for f in sorted((out / "evaluations").glob("*/results.jsonl"))
+    ]
     scored_on = sorted(rows[0].provenance["val"].split(":")[0] for rows in found)
     assert scored_on == ["scenes_val_2", "scenes_val_3"]
     assert {rows[0].checkpoint for rows in found} == {Checkpoint.load(x).digest}
@@ -255,19 +289,43 @@ def on_two_nodes(config, root, out, ways, *more):
     for own, env in ways:
         command = [sys.executable, ROOT / "detection" / "train_net.py", *own, *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-        running.append(subprocess.Popen([str(w) for w in command], env=environment,
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))  # fmt: skip
-    return [(process.communicate(timeout=300)[0], process.returncode) for process in running]
+        running.append(
+            subprocess.Popen(
+                [str(w) for w in command],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return [
+        (process.communicate(timeout=300)[0], process.returncode) for process in running
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_two_nodes_by_hand_and_by_slurm_are_two_processes(tiny_root, x, tmp_path, engine):
+def test_two_nodes_by_hand_and_by_slurm_are_two_processes(
+    tiny_root, x, tmp_path, engine
+):
     """Bit by bit; test_two_ranks.py compares those with one process."""
     config = "tiny_mask_rcnn_R_18_FPN"
-    more = ("--engine", engine, "--checkpoint", x, "INPUT.MIN_SIZE_TRAIN", "(64,)",
-            "INPUT.MIN_SIZE_TEST", "64", "MODEL.DEVICE", "cpu")  # fmt: skip
-    assert detect(config, tiny_root, tmp_path / "one", "--num-gpus", "2", *more).returncode == 0
+    more = (
+        "--engine",
+        engine,
+        "--checkpoint",
+        x,
+        "INPUT.MIN_SIZE_TRAIN",
+        "(64,)",
+        "INPUT.MIN_SIZE_TEST",
+        "64",
+        "MODEL.DEVICE",
+        "cpu",
+    )
+    assert (
+        detect(config, tiny_root, tmp_path / "one", "--num-gpus", "2", *more).returncode
+        == 0
+    )
     port = free_ports()[0]
     hand = []
     for rank in "01":
@@ -281,12 +339,16 @@ def test_two_nodes_by_hand_and_by_slurm_are_two_processes(tiny_root, x, tmp_path
         out = tmp_path / name
         for said, status in on_two_nodes(config, tiny_root, out, ways, *more):
             assert status == 0, said
-        a, b = (torch.load(f / "model_final.pth")["model"] for f in (tmp_path / "one", out))
+        a, b = (
+            torch.load(f / "model_final.pth")["model"] for f in (tmp_path / "one", out)
+        )
         assert all(torch.equal(a[key], b[key]) for key in a)
         assert numbers(out) == numbers(tmp_path / "one")
         assert not [*out.glob(".splits*"), *out.glob(".predictions*")]
     again = on_two_nodes(config, tiny_root, tmp_path / "hand", hand, *more)
-    assert [status for _, status in again] == [0, 0] and "already finished" in again[0][0]
+    assert [status for _, status in again] == [0, 0] and "already finished" in again[0][
+        0
+    ]
     scored = (*more, "TEST.DETECTIONS_PER_IMAGE", "5")
     flagged = [([*words, "--eval-only"], env) for words, env in hand]
     again = on_two_nodes(config, tiny_root, tmp_path / "hand", flagged, *scored)
@@ -294,14 +356,27 @@ def test_two_nodes_by_hand_and_by_slurm_are_two_processes(tiny_root, x, tmp_path
     assert [*(tmp_path / "hand" / "evaluations").glob("*/results.jsonl")]
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--num-machines", "2"], "--dist-url tcp://HOST:PORT"),
-    (["--num-machines", "2", "--machine-rank", "2"], "from 0 to --num-machines 2 - 1"),
-    (["--dist-url", "auto"], "give tcp://HOST:PORT"),
-    (["--num-machines", "2", "--dist-url", "tcp://127.0.0.1:99999"], "give tcp://HOST:PORT"),
-])  # fmt: skip
-def test_flags_of_several_machines_are_checked(tiny_root, x, tmp_path, capsys, *, words, said):
-    status = detect_here("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, "--checkpoint", x, *words)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--num-machines", "2"], "--dist-url tcp://HOST:PORT"),
+        (
+            ["--num-machines", "2", "--machine-rank", "2"],
+            "from 0 to --num-machines 2 - 1",
+        ),
+        (["--dist-url", "auto"], "give tcp://HOST:PORT"),
+        (
+            ["--num-machines", "2", "--dist-url", "tcp://127.0.0.1:99999"],
+            "give tcp://HOST:PORT",
+        ),
+    ],
+)
+def test_flags_of_several_machines_are_checked(
+    tiny_root, x, tmp_path, capsys, *, words, said
+):
+    status = detect_here(
+        "tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, "--checkpoint", x, *words
+    )
     assert status == 2 and said in capsys.readouterr().err
 
 
@@ -319,20 +394,28 @@ def test_a_task_of_slurms_keeps_its_cpus(tiny_root, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_auto_is_detectron2_where_it_is_installed(tmp_path, monkeypatch, caplog, *, installed):
+def test_auto_is_detectron2_where_it_is_installed(
+    tmp_path, monkeypatch, caplog, *, installed
+):
     if installed:
-        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+        pytest.importorskip(
+            "detectron2", reason="Detectron2 is not installed: `make detectron2`"
+        )
     else:
         monkeypatch.setattr(train_net.importlib.util, "find_spec", lambda name: None)
     with caplog.at_level("INFO", logger="backbench"):
-        run = run_of_config("tiny_mask_rcnn_R_18_FPN", tmp_path, tmp_path, engine="auto")
+        run = run_of_config(
+            "tiny_mask_rcnn_R_18_FPN", tmp_path, tmp_path, engine="auto"
+        )
     assert run.engine == ("detectron2" if installed else "torchvision")
     assert ("Detectron2 is not installed" in caplog.text) != installed
 
 
 @pytest.mark.slow
 @needs_detectron2
-def test_the_converter_and_the_detector_give_a_row_that_the_judge_takes(tiny_root, tmp_path):
+def test_the_converter_and_the_detector_give_a_row_that_the_judge_takes(
+    tiny_root, tmp_path
+):
     """As typed, without --engine: the converter's line, then the detector with the keys in it."""
     from backbench.board.board import collect
     from backbench.papers import judging_rules, published
@@ -340,10 +423,21 @@ def test_the_converter_and_the_detector_give_a_row_that_the_judge_takes(tiny_roo
     torch.manual_seed(1)
     key = next(n.key for n in published.rows() if n.key.startswith("lorac:4:lorac:"))
     file, pkl, out = tmp_path / "x.safetensors", tmp_path / "x.pkl", tmp_path / "run"
-    Checkpoint(arch="resnet18", method="test", state_dict=build_backbone("resnet18").state_dict(),
-               provenance={"expected": [key]}).save(file)  # fmt: skip
-    tool = [sys.executable, str(ROOT / "tools" / "convert_to_d2.py"), str(file), str(pkl)]
-    made = subprocess.run(tool, capture_output=True, text=True, env=ENV, check=True).stdout
+    Checkpoint(
+        arch="resnet18",
+        method="test",
+        state_dict=build_backbone("resnet18").state_dict(),
+        provenance={"expected": [key]},
+    ).save(file)
+    tool = [
+        sys.executable,
+        str(ROOT / "tools" / "convert_to_d2.py"),
+        str(file),
+        str(pkl),
+    ]
+    made = subprocess.run(
+        tool, capture_output=True, text=True, env=ENV, check=True
+    ).stdout
     assert "--engine detectron2" in made
     words = made[made.index("MODEL.WEIGHTS") :].split("\n")[0].split()
     assert detect_here("tiny_faster_rcnn_R_18_FPN", tiny_root, out, *words) == 0
@@ -352,9 +446,16 @@ def test_the_converter_and_the_detector_give_a_row_that_the_judge_takes(tiny_roo
     assert {row.checkpoint for row in board.rows} == {Checkpoint.load(file).digest}
     numbers = [n for n in published.lookup(key) if n.task == "faster_rcnn"]
     wanted = {judging_rules.column_of(n) for n in numbers}
-    measured = {dataclasses.replace(c, dataset="coco2017", protocol="detection-1x-v1", split=w.split)
-                for c in board.columns for w in wanted}  # fmt: skip
-    assert wanted <= measured, "but for the set and the schedule it is the judge's column"
+    measured = {
+        dataclasses.replace(
+            c, dataset="coco2017", protocol="detection-1x-v1", split=w.split
+        )
+        for c in board.columns
+        for w in wanted
+    }
+    assert wanted <= measured, (
+        "but for the set and the schedule it is the judge's column"
+    )
 
 
 CONFIG = "tiny_faster_rcnn_R_18_FPN"
@@ -374,12 +475,30 @@ def packed(tiny_root, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_detector_does_not_see_where_its_images_lie(tiny_root, packed, tmp_path, engine):
+def test_a_detector_does_not_see_where_its_images_lie(
+    tiny_root, packed, tmp_path, engine
+):
     rows, metrics = [], []
     for root in (tiny_root, packed):
         out = tmp_path / f"of {root.name}"
-        words = ["--config-file", CONFIG, "--engine", engine, "--data", root, "--out", out]
-        short = ["MODEL.WEIGHTS", "random", "SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()"]
+        words = [
+            "--config-file",
+            CONFIG,
+            "--engine",
+            engine,
+            "--data",
+            root,
+            "--out",
+            out,
+        ]
+        short = [
+            "MODEL.WEIGHTS",
+            "random",
+            "SOLVER.MAX_ITER",
+            "2",
+            "SOLVER.STEPS",
+            "()",
+        ]
         assert cli.main(["detect", *map(str, words), *short]) == 0
         metrics.append((out / "metrics.jsonl").read_text())
         found, problems = store.read(out / RESULTS_FILE)
@@ -387,7 +506,9 @@ def test_a_detector_does_not_see_where_its_images_lie(tiny_root, packed, tmp_pat
         for row in found:
             held = row.provenance.pop("container", {})
             kinds = {split: about["kind"] for split, about in held.items()}
-            assert kinds == ({} if root == tiny_root else {"train": "zip", "val": "tar"})
+            assert kinds == (
+                {} if root == tiny_root else {"train": "zip", "val": "tar"}
+            )
         rows.append([dataclasses.replace(row, origin={}) for row in found])
     assert metrics[0] == metrics[1] and rows[0] == rows[1]
 
@@ -404,7 +525,9 @@ def test_what_names_the_images_is_the_same(tiny_root, packed, tmp_path, capsys):
     about = json.loads(file.read_text())
     about["images"][0]["file_name"] = "../train2017/1.jpg"
     file.write_text(json.dumps(about))
-    with pytest.raises(BadInput, match=r"val2017\.tar: 1 of \d+ images are missing, first \.\./"):
+    with pytest.raises(
+        BadInput, match=r"val2017\.tar: 1 of \d+ images are missing, first \.\./"
+    ):
         train_net.prepare(run_of_config(CONFIG, packed, tmp_path / "y"))
     assert cli.main(["data", "check", "coco", "--data", str(packed)]) == 1
     assert "1 of" in capsys.readouterr().out

@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 @pytest.fixture(scope="module")
 def runs(tiny_root, tmp_path_factory):
     """Folders of Detectron2's runs."""
-    pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    pytest.importorskip(
+        "detectron2", reason="Detectron2 is not installed: `make detectron2`"
+    )
     out = tmp_path_factory.mktemp("ranks")
     all_runs("detectron2", tiny_root, out)
     return out

@@ -12,7 +12,9 @@ from backbench.runs.step_metrics import read_metrics
 from detection import measure, train_net
 from detection.data.split import training_records
 
-pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+pytest.importorskip(
+    "detectron2", reason="Detectron2 is not installed: `make detectron2`"
+)
 
 from detectron2.data import build_detection_test_loader
 from detectron2.data.datasets import register_coco_instances
@@ -25,7 +27,12 @@ CONFIGS.append("tiny_faster_rcnn_R_50_C4")
 # C4 sends every box through a stage of its trunk
 SMALL = (
     *("INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64"),
-    *("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "4"),
+    *(
+        "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION",
+        "4",
+        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE",
+        "4",
+    ),
     *("MODEL.RPN.POST_NMS_TOPK_TEST", "8", "MODEL.RPN.POST_NMS_TOPK_TRAIN", "8"),
     # At the tiny recipe's rate, batches this small end with too large features and no proposal
     *("SOLVER.BASE_LR", "0.0005"),
@@ -69,7 +76,14 @@ def upstream(cfg, batches, weights, seed):
 def test_equals_upstream(tiny_root, tmp_path, monkeypatch, name):
     dataset = "keypoints_scenes_val" if "keypoint" in name else "scenes_val"
     words = ("MODEL.WEIGHTS", "random", "TEST.PRECISE_BN.ENABLED", "False")
-    words += ("SOLVER.MAX_ITER", str(LENGTH), "SOLVER.STEPS", "(12,)", "SOLVER.WARMUP_ITERS", "6")
+    words += (
+        "SOLVER.MAX_ITER",
+        str(LENGTH),
+        "SOLVER.STEPS",
+        "(12,)",
+        "SOLVER.WARMUP_ITERS",
+        "6",
+    )
     words += ("DATASETS.TEST", f"('{dataset}',)")
     words += SMALL if "C4" in name else ()
     run = run_of_config(name, tiny_root, tmp_path / "run", words, engine="detectron2")
@@ -99,7 +113,11 @@ def test_equals_upstream(tiny_root, tmp_path, monkeypatch, name):
     register_coco_instances(f"ours_{name}", about, file, folder)
     cfg.DATASETS.TRAIN = (f"ours_{name}",)  # whose keypoints its test mapper looks up
     tasks = p.task.aps
-    how = {"tasks": tasks, "distributed": False, "output_dir": str(tmp_path / "evaluated")}
+    how = {
+        "tasks": tasks,
+        "distributed": False,
+        "output_dir": str(tmp_path / "evaluated"),
+    }
     how |= {"use_fast_impl": False, "kpt_oks_sigmas": cfg.TEST.KEYPOINT_OKS_SIGMAS}
     evaluator = COCOEvaluator(f"ours_{name}", **how)
     loader = build_detection_test_loader(cfg, f"ours_{name}", num_workers=0)

@@ -15,7 +15,10 @@ from transfer.frozen import FrozenTrunk, forward_all
 
 pytestmark = on_gpu
 
-AMP = {"fp32": (), "bf16": ("SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "bf16")}
+AMP = {
+    "fp32": (),
+    "bf16": ("SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "bf16"),
+}
 AMP["fp16"] = ("SOLVER.AMP.ENABLED", "True")
 
 
@@ -37,9 +40,13 @@ def test_features_are_those_of_the_cpu(arch):
 
 def test_votes_of_neighbours_repeat_themselves():
     generator = torch.Generator().manual_seed(0)
-    bank, queries = (torch.randn(n, 64, generator=generator).to(DEVICE) for n in (4096, 512))
+    bank, queries = (
+        torch.randn(n, 64, generator=generator).to(DEVICE) for n in (4096, 512)
+    )
     labels = (torch.arange(4096) % 10).to(DEVICE)
-    runs = [knn_scores(queries, bank, labels, classes=10, k=(200,))[200] for _ in range(3)]
+    runs = [
+        knn_scores(queries, bank, labels, classes=10, k=(200,))[200] for _ in range(3)
+    ]
     assert all(torch.equal(run, runs[0]) for run in runs)
 
 
@@ -57,9 +64,20 @@ def measured(words, tmp_path, monkeypatch):
     return both
 
 
-@pytest.mark.parametrize("protocol", ["linear_tiny", "knn_demo", "fewshot_demo", "logreg_demo"])
+@pytest.mark.parametrize(
+    "protocol", ["linear_tiny", "knn_demo", "fewshot_demo", "logreg_demo"]
+)
 def test_probes(protocol, tiny_root, trunk, tmp_path, monkeypatch):
-    words = ["linear", trunk, "--datasets", "digits", "--protocol", protocol, "--data", tiny_root]
+    words = [
+        "linear",
+        trunk,
+        "--datasets",
+        "digits",
+        "--protocol",
+        protocol,
+        "--data",
+        tiny_root,
+    ]
     here, there = measured(words, tmp_path, monkeypatch)
     # One image of the 360 is 0.28
     assert there.keys() == here.keys()
@@ -81,7 +99,9 @@ def test_finetuning_and_analysis(tiny_root, trunk, tmp_path, monkeypatch):
 @pytest.mark.parametrize("engine", ["torchvision", "detectron2"])
 def test_detectors_take_steps(engine, task, amp, tiny_root, tmp_path):
     if engine == "detectron2":
-        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+        pytest.importorskip(
+            "detectron2", reason="Detectron2 is not installed: `make detectron2`"
+        )
     if amp == "fp16" and DEVICE == "cpu":
         pytest.skip("half precision is a GPU's")
     first = []
@@ -96,6 +116,8 @@ def test_detectors_take_steps(engine, task, amp, tiny_root, tmp_path):
         terms = [made.step() for _ in range(3 if device == DEVICE else 1)]
         assert all(torch.isfinite(value) for row in terms for value in row.values())
         first.append({name: float(value) for name, value in terms[0].items()})
-    close = {"fp32": 0.05, "bf16": 0.2, "fp16": 0.2}[amp]  # the draws of anchors are the device's
+    close = {"fp32": 0.05, "bf16": 0.2, "fp16": 0.2}[
+        amp
+    ]  # the draws of anchors are the device's
     assert first[1].keys() == first[0].keys()
     assert sum(first[1].values()) == pytest.approx(sum(first[0].values()), rel=close)

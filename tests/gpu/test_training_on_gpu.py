@@ -39,10 +39,15 @@ def exact():
 
 @pytest.mark.parametrize("name", CASES)
 def test_method_equals_the_cpu(name):
-    expected, found = train(CASES[name]), train(CASES[name], device=DEVICE, around=no_waits)
+    expected, found = (
+        train(CASES[name]),
+        train(CASES[name], device=DEVICE, around=no_waits),
+    )
     for key, value in expected.items():
         assert found[key].device.type == DEVICE
-        torch.testing.assert_close(found[key].cpu(), value, rtol=1e-7, atol=1e-9, msg=key)
+        torch.testing.assert_close(
+            found[key].cpu(), value, rtol=1e-7, atol=1e-9, msg=key
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -50,8 +55,14 @@ def test_method_in_float32(name):
     expected = train(CASES[name], dtype=torch.float32)
     found = train(CASES[name], dtype=torch.float32, device=DEVICE)
     # The first step's; behind it rounding is trained on
-    torch.testing.assert_close(found["0 loss"].cpu(), expected["0 loss"], rtol=1e-4, atol=1e-5)
-    assert all(torch.isfinite(value).all() for value in found.values() if value.is_floating_point())
+    torch.testing.assert_close(
+        found["0 loss"].cpu(), expected["0 loss"], rtol=1e-4, atol=1e-5
+    )
+    assert all(
+        torch.isfinite(value).all()
+        for value in found.values()
+        if value.is_floating_point()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -61,7 +72,9 @@ def test_method_in_mixed_precision_is_finite(name, dtype):
         return torch.autocast(DEVICE, dtype)
 
     half = dtype == torch.float16
-    found = train(CASES[name], dtype=torch.float32, device=DEVICE, around=around, skips=half)
+    found = train(
+        CASES[name], dtype=torch.float32, device=DEVICE, around=around, skips=half
+    )
     assert all(torch.isfinite(found[f"{step} loss"]) for step in range(3))
 
 
@@ -94,7 +107,9 @@ def test_a_run_that_is_stopped_goes_on(more, tiny_root, tmp_path, monkeypatch):
         patch.setattr(Progress, "advance", stopping)
         assert pretrain(tiny_root, tmp_path / "parts", *more) == EXIT_PREEMPTED
     assert pretrain(tiny_root, tmp_path / "parts", *more) == 0
-    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-2)
+    assert losses(tmp_path / "parts") == pytest.approx(
+        losses(tmp_path / "whole"), rel=1e-2
+    )
     # What was saved on the device is a file like any other
     point = Checkpoint.load(tmp_path / "parts" / CHECKPOINT_FILE)
     assert all(x.device.type == "cpu" for x in point.state_dict.values())
@@ -104,7 +119,16 @@ def test_a_run_that_is_stopped_goes_on(more, tiny_root, tmp_path, monkeypatch):
 @pytest.mark.skipif(not REAL, reason="asks how many GPUs there are")
 def test_more_devices_than_there_are(tiny_root, trunk, tmp_path, capsys):
     many = str(torch.cuda.device_count() + 1)
-    words = ["linear", trunk, "--datasets", "digits", "--protocol", "knn_demo", "--data", tiny_root]
+    words = [
+        "linear",
+        trunk,
+        "--datasets",
+        "digits",
+        "--protocol",
+        "knn_demo",
+        "--data",
+        tiny_root,
+    ]
     words += ["--out", tmp_path / "x", "--accelerator", "cuda", "--devices", many]
     assert cli.main(list(map(str, words))) == 2
     assert "this machine has" in capsys.readouterr().err
@@ -124,7 +148,9 @@ def test_two_ranks_equal_one_process(made, name):
         assert rank[name].keys() == expected.keys()
         for key, value in expected.items():
             found = rank[name][key]
-            torch.testing.assert_close(found, value.cpu(), rtol=1e-7, atol=1e-8, msg=key)
+            torch.testing.assert_close(
+                found, value.cpu(), rtol=1e-7, atol=1e-8, msg=key
+            )
 
 
 @pytest.mark.parametrize("dtype", traces.DTYPES)
@@ -140,8 +166,13 @@ def test_losses_are_those_of_the_cpu(paper, dtype):
 def test_losses_are_those_of_the_file():
     if not traces.file_of(DEVICE).exists():
         traces.write(DEVICE)
-        pytest.skip(f"{traces.file_of(DEVICE)} is written for the first time: commit it")
+        pytest.skip(
+            f"{traces.file_of(DEVICE)} is written for the first time: commit it"
+        )
     kept = traces.kept(DEVICE)
     for paper in traces.PAPERS:
         for dtype, tolerance in traces.TOLERANCE.items():
-            assert traces.far(traces.trace(paper, dtype, DEVICE), kept[paper][dtype]) < tolerance
+            assert (
+                traces.far(traces.trace(paper, dtype, DEVICE), kept[paper][dtype])
+                < tolerance
+            )

@@ -32,11 +32,43 @@ COUNTS |= {"weights": 250, "datasets": 100, "shared": 200, "csvs": 100, "bundles
 FAST = 4  # of each kind
 
 VALUES = [
-    None, True, -1, 0, 1.5, 10**30, 10**4000, float("nan"), float("inf"), -1e308, "", "x", "abc\ndef",
-    "\x1b[2J", "\ud800", "\u202e", "x" * 5000, "=1+1", "<script>", "${oc.env:SECRET}", "$(touch called)",
-    "../../x", "/dev/zero", "/etc/passwd", [], [1], ["x"] * 3, {}, {"a": 1}, [[[[]]]], "%s%n", "'",
-    "{0.__class__}", "$\\frac$", "!!python/object/apply:os.system ['touch called']", "`touch called`",
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    10**30,
+    10**4000,
+    float("nan"),
+    float("inf"),
+    -1e308,
+    "",
+    "x",
+    "abc\ndef",
+    "\x1b[2J",
+    "\ud800",
+    "\u202e",
+    "x" * 5000,
+    "=1+1",
+    "<script>",
+    "${oc.env:SECRET}",
+    "$(touch called)",
+    "../../x",
+    "/dev/zero",
+    "/etc/passwd",
+    [],
+    [1],
+    ["x"] * 3,
+    {},
+    {"a": 1},
+    [[[[]]]],
+    "%s%n",
+    "'",
+    "{0.__class__}",
+    "$\\frac$",
+    "!!python/object/apply:os.system ['touch called']",
+    "`touch called`",
+]
 
 
 def mutated(tree, rng):
@@ -47,7 +79,11 @@ def mutated(tree, rng):
         below = tree
         while isinstance(below, dict | list) and below and rng.random() < 0.8:
             node = below
-            key = rng.choice(list(below)) if isinstance(below, dict) else rng.randrange(len(below))
+            key = (
+                rng.choice(list(below))
+                if isinstance(below, dict)
+                else rng.randrange(len(below))
+            )
             below = node[key]
         if node is None:
             continue
@@ -88,7 +124,9 @@ def yaml_text(tree, rng):
     if rng.random() < 0.2:
         text = "a: &a [x, x]\nb: [" + "*a, " * rng.randint(1, 3000) + "]\n"
     elif rng.random() < 0.2:
-        text = rng.choice(["[", "{a: ", "- ", "? ", "&a ", "!!set {", "'"]) * rng.randint(1, 5000)
+        text = rng.choice(
+            ["[", "{a: ", "- ", "? ", "&a ", "!!set {", "'"]
+        ) * rng.randint(1, 5000)
     return text.encode(errors="surrogatepass")
 
 
@@ -120,7 +158,9 @@ class Campaign:
             assert "Traceback" not in text and "Logging error" not in text, text[-1500:]
             assert SECRET not in text
         if said.status == 2:
-            told = [line for line in said.err.splitlines() if line.startswith("backbench")]
+            told = [
+                line for line in said.err.splitlines() if line.startswith("backbench")
+            ]
             assert len(told) == 1 and said.last == told[0], said.err
             assert said.last.isprintable() or SECRET not in said.last
         assert not list(self.root.rglob("called")) and not os.path.lexists("called")
@@ -155,17 +195,27 @@ class Campaign:
         self.judge(door("launch", "cancel", "nothing", "--out", out))
 
     def recipes(self, rng):
-        tree = mutated(config.read_recipe(config.find_recipe("tiny_simclr", "pretrain")), rng)
-        self._yaml(rng, tree, lambda file: ("pretrain", file, "--data", self.root / "none"))
+        tree = mutated(
+            config.read_recipe(config.find_recipe("tiny_simclr", "pretrain")), rng
+        )
+        self._yaml(
+            rng, tree, lambda file: ("pretrain", file, "--data", self.root / "none")
+        )
 
     def grids(self, rng):
         one = {"verb": "linear", "datasets": ["digits"], "resources": {"account": "a"}}
-        tree = mutated({"checkpoints": ["x.pth"], "evaluate": [one], "data": "none"}, rng)
+        tree = mutated(
+            {"checkpoints": ["x.pth"], "evaluate": [one], "data": "none"}, rng
+        )
         command = ("launch", "run", "--dry-run", "--cluster", "local")
         self._yaml(rng, tree, lambda file: (*command, file))
 
     def configs(self, rng):
-        tree = {"_BASE_": "x.yaml", "MODEL": {"DEVICE": "cpu"}, "SOLVER": {"BASE_LR": "1e-3"}}
+        tree = {
+            "_BASE_": "x.yaml",
+            "MODEL": {"DEVICE": "cpu"},
+            "SOLVER": {"BASE_LR": "1e-3"},
+        }
         command = ("detect", "--data", self.root / "none", "--config-file")
         self._yaml(rng, mutated(tree, rng), lambda file: (*command, file))
 
@@ -190,7 +240,9 @@ class Campaign:
             call = Calls(os.system, "touch called") if rng.random() < 0.5 else 5
             pickle.dump({"model": model, "x": call}, buffer, protocol=rng.randint(0, 5))
         else:
-            buffer.write(save(state, metadata={"format": "backbench-checkpoint", "about": "{}"}))
+            buffer.write(
+                save(state, metadata={"format": "backbench-checkpoint", "about": "{}"})
+            )
         file = self.root / "x.pth"
         data = buffer.getvalue()
         file.write_bytes(damaged(data, rng) if rng.random() < 0.8 else data)
@@ -200,7 +252,10 @@ class Campaign:
         shutil.rmtree(self.root / "cifar10", ignore_errors=True)
         folder = write_cifar10(self.root)
         file = rng.choice(sorted(folder.iterdir()))
-        content = {"data": np.zeros((4, 3072), rng.choice(["u1", "f8", "i4"])), "labels": [0] * 4}
+        content = {
+            "data": np.zeros((4, 3072), rng.choice(["u1", "f8", "i4"])),
+            "labels": [0] * 4,
+        }
         calls = Calls(os.system, "touch called")
         content[rng.choice(["data", "labels", "x"])] = rng.choice([*VALUES[:20], calls])
         data = pickle.dumps(content, protocol=rng.randint(0, 5))
@@ -220,7 +275,9 @@ class Campaign:
         shutil.rmtree(theirs, ignore_errors=True)
         shutil.rmtree(self.root / "merged", ignore_errors=True)
         shutil.copytree(self.good, theirs)
-        file = rng.choice(sorted(theirs.rglob("*.npz" if rng.random() < 0.4 else "results.jsonl")))
+        file = rng.choice(
+            sorted(theirs.rglob("*.npz" if rng.random() < 0.4 else "results.jsonl"))
+        )
         if file.suffix == ".jsonl" and rng.random() < 0.8:
             rows = [json.loads(line) for line in file.read_text().splitlines()]
             rows[0] = mutated(rows[0], rng)
@@ -228,10 +285,17 @@ class Campaign:
         else:
             file.write_bytes(damaged(file.read_bytes(), rng))
         self.judge(door("verify", theirs), allowed=(0, 1, 2))
-        self.judge(door("merge", f"a={self.good}", f"b={theirs}", "--out", self.root / "merged"))
+        self.judge(
+            door(
+                "merge", f"a={self.good}", f"b={theirs}", "--out", self.root / "merged"
+            )
+        )
 
     def csvs(self, rng):
-        table = [["model", "a", "b"], *([f"m{i}", str(i), f"{i / 3:.2f}"] for i in range(6))]
+        table = [
+            ["model", "a", "b"],
+            *([f"m{i}", str(i), f"{i / 3:.2f}"] for i in range(6)),
+        ]
         for _ in range(rng.randint(1, 4)):
             row = rng.choice(table)
             row[rng.randrange(3)] = str(rng.choice(VALUES))[:4000]
@@ -241,12 +305,22 @@ class Campaign:
         self.judge(door("rank", file))
 
     def bundles(self, rng):
-        manifest = {"format": bundle.FORMAT, "files": {}, "covered": [], "checkpoints": {}}
-        members = {"manifest.json": manifest, "list.json": {"name": "short", "checkpoints": []}}
+        manifest = {
+            "format": bundle.FORMAT,
+            "files": {},
+            "covered": [],
+            "checkpoints": {},
+        }
+        members = {
+            "manifest.json": manifest,
+            "list.json": {"name": "short", "checkpoints": []},
+        }
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members.items():
-                content["files"] = {"list.json": "0" * 64} if name == "manifest.json" else {}
+                content["files"] = (
+                    {"list.json": "0" * 64} if name == "manifest.json" else {}
+                )
                 archive.writestr(name, json.dumps(mutated(content, rng)))
             name = rng.choice(["../called", "runs/results.jsonl", "x" * 300])
             archive.writestr(name, bytes(10**7))

@@ -12,7 +12,11 @@ from backbench.images import containers, spans
 
 # Layout -> how many files in the fast suite, and in the whole one
 CASES = {"tar": (8, 30), "wds": (6, 30), "zip": (6, 30), "deflated": (6, 30)}
-CASES |= {"parquet of 2023": (3, 30), "parquet of 2025": (3, 20), "parquet of 2026": (3, 20)}
+CASES |= {
+    "parquet of 2023": (3, 30),
+    "parquet of 2025": (3, 20),
+    "parquet of 2026": (3, 20),
+}
 CASES |= {"arrow": (3, 30), "lmdb": (3, 80)}
 
 
@@ -53,13 +57,16 @@ def look(base):
     return True
 
 
-@pytest.mark.parametrize(("layout", "first", "last"), [
-    *((layout, 0, fast) for layout, (fast, _) in CASES.items()),
-    *(
-        pytest.param(layout, fast, whole, marks=pytest.mark.slow)
-        for layout, (fast, whole) in CASES.items()
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layout", "first", "last"),
+    [
+        *((layout, 0, fast) for layout, (fast, _) in CASES.items()),
+        *(
+            pytest.param(layout, fast, whole, marks=pytest.mark.slow)
+            for layout, (fast, whole) in CASES.items()
+        ),
+    ],
+)
 def test_a_mutated_container_is_a_line_or_images(tmp_path, layout, first, last):
     class_folder(tmp_path / "own", per=6)
     base = tmp_path / "packed"
@@ -68,7 +75,9 @@ def test_a_mutated_container_is_a_line_or_images(tmp_path, layout, first, last):
     assert look(base)
     file = sorted(containers.find(base, "train").files)[0]
     whole = file.read_bytes()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB, with what tests before took
+    before = resource.getrusage(
+        resource.RUSAGE_SELF
+    ).ru_maxrss  # kB, with what tests before took
     for seed in range(first, last):
         file.write_bytes(mutated(whole, random.Random(f"{layout} {seed}")))
         look(base)

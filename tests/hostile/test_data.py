@@ -18,7 +18,15 @@ from safetensors.torch import save_file
 from support import timm_fixtures as fx
 from support.containers import add
 from support.layouts import class_folder
-from support.strangers import Calls, Pointers, Said, cut_record, door, refused, write_cifar10
+from support.strangers import (
+    Calls,
+    Pointers,
+    Said,
+    cut_record,
+    door,
+    refused,
+    write_cifar10,
+)
 from support.strangers import opened as opened_apart
 
 from backbench.board import rank_csv
@@ -63,10 +71,15 @@ def test_an_image_is_given_to_no_other_program(tmp_path, monkeypatch):
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # it looks for gs once a process
+    monkeypatch.setattr(
+        EpsImagePlugin, "gs_binary", None
+    )  # it looks for gs once a process
     said = door("data", "check", "own", "--data", tmp_path)
     assert not (tmp_path / "called").exists()
-    assert said.status == 1 and f"{file}: corrupt image" in said.out, (said.out, said.err)
+    assert said.status == 1 and f"{file}: corrupt image" in said.out, (
+        said.out,
+        said.err,
+    )
 
 
 def opened(root, name):
@@ -79,7 +92,12 @@ def opened(root, name):
 
 
 def chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return (
+        struct.pack(">I", len(data))
+        + kind
+        + data
+        + struct.pack(">I", zlib.crc32(kind + data))
+    )
 
 
 def png(width, height, *extra):
@@ -102,7 +120,9 @@ def test_an_image_of_a_gigapixel(tmp_path):
 
 EXIF = b"MM\x00\x2a\x00\x00\x00\x08"
 TAGS = {
-    "endless": EXIF + struct.pack(">H", 65535) + struct.pack(">HHII", 0x0112, 3, 2**31, 8) * 2000,
+    "endless": EXIF
+    + struct.pack(">H", 65535)
+    + struct.pack(">HHII", 0x0112, 3, 2**31, 8) * 2000,
     "circle": EXIF + struct.pack(">HHHIII", 1, 0x8769, 4, 1, 8, 8),
     "cut": EXIF[:7],
     "text": EXIF + struct.pack(">HHHI", 1, 0x0112, 2, 9) + b"abc\x00" + bytes(30),
@@ -196,7 +216,9 @@ COCO = {
     "deep": lambda data: "[" * 100_000,
     "rows": lambda data: json.dumps({**data, "images": [5]}),
     "number": lambda data: json.dumps({**data, "images": 5}),
-    "name": lambda data: json.dumps({**data, "images": [{**data["images"][0], "file_name": 5}]}),
+    "name": lambda data: json.dumps(
+        {**data, "images": [{**data["images"][0], "file_name": 5}]}
+    ),
     "utf": lambda data: b"\xff\xfe{",
     "fifo": lambda data: None,
 }
@@ -208,13 +230,25 @@ BEYOND = {
 
 
 def detect(root, out):
-    how = ("--config-file", "tiny_mask_rcnn_R_18_FPN", "--engine", "torchvision", "--out", out)
+    how = (
+        "--config-file",
+        "tiny_mask_rcnn_R_18_FPN",
+        "--engine",
+        "torchvision",
+        "--out",
+        out,
+    )
     return door("detect", *how, "--data", root, "MODEL.WEIGHTS", "random")
 
 
-@pytest.mark.parametrize("case", [
-    "deep", "fifo", *(pytest.param(c, marks=SLOW) for c in ("rows", "number", "name", "utf")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        "deep",
+        "fifo",
+        *(pytest.param(c, marks=SLOW) for c in ("rows", "number", "name", "utf")),
+    ],
+)
 def test_annotations_that_are_none(tmp_path, case):
     file, data = scenes(tmp_path)
     text = COCO[case](data)
@@ -251,13 +285,18 @@ def test_a_stop_behind_fdopen_is_no_bad_descriptor(tmp_path, monkeypatch):
         opening.open_regular(tmp_path / "results.jsonl")
 
 
-@pytest.mark.parametrize(("text", "match"), [
-    ("name,a\nx,1\ny," + "9" * 100_000 + "x\n", "a field of 100001 characters"),
-    ("name," + "a" * 200_000 + "\nx,1\ny,2\n", "not read as CSV|a field of"),
-    ("name,\x1b[31mok,\x1b[31mok\nx,1,1\ny,2,2\n", "two columns are called"),
-    ("name,\x1b[31ma\nx,1\ny,2\nz,1e999\n", "is no number"),
-])  # fmt: skip
-def test_a_hostile_table_is_refused_soon_and_nothing_is_printed_raw(tmp_path, text, match):
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("name,a\nx,1\ny," + "9" * 100_000 + "x\n", "a field of 100001 characters"),
+        ("name," + "a" * 200_000 + "\nx,1\ny,2\n", "not read as CSV|a field of"),
+        ("name,\x1b[31mok,\x1b[31mok\nx,1,1\ny,2,2\n", "two columns are called"),
+        ("name,\x1b[31ma\nx,1\ny,2\nz,1e999\n", "is no number"),
+    ],
+)
+def test_a_hostile_table_is_refused_soon_and_nothing_is_printed_raw(
+    tmp_path, text, match
+):
     file = tmp_path / "table.csv"
     file.write_text(text)
     start = time.process_time()
@@ -313,7 +352,9 @@ def test_an_entry_without_rows_is_none(cache):
     assert cache.open(ABOUT) is None
 
 
-@pytest.mark.parametrize("case", [b"", b"[1]", b'{"rows": 2}', b'{"rows": [], "parts": 1}'])
+@pytest.mark.parametrize(
+    "case", [b"", b"[1]", b'{"rows": 2}', b'{"rows": [], "parts": 1}']
+)
 def test_a_torn_marker_vouches_for_nothing(cache, case):
     cache.path(ABOUT).with_suffix(".rows.json").write_bytes(case)
     made(cache, 1)
@@ -350,7 +391,10 @@ def test_a_cifar_batch_that_does_more_than_to_hold_images(tmp_path, monkeypatch,
 def test_zip_record_shorter_than_its_tensor(tmp_path):
     torch.save(build_backbone("resnet18").state_dict(), tmp_path / "whole.pth")
     cut_record(tmp_path / "whole.pth", tmp_path / "cut.pth", "data/3", 10)
-    refused(door("import", tmp_path / "cut.pth", "--out", tmp_path / "x.safetensors"), "data/3")
+    refused(
+        door("import", tmp_path / "cut.pth", "--out", tmp_path / "x.safetensors"),
+        "data/3",
+    )
     assert not (tmp_path / "x.safetensors").exists()
     said = door("import", tmp_path / "whole.pth", "--out", tmp_path / "x.safetensors")
     assert said.status == 0, said.err
@@ -361,21 +405,33 @@ HUB = {"model_type": "clip"}
 HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
 
 
-@pytest.mark.parametrize(("config", "said"), [
-    ({"architecture": "hf-hub:nobody/nothing"}, "no model 'hf-hub:nobody/nothing'"),
-    ({"architecture": "../../etc/passwd"}, "no model"),
-    ({"architecture": {"a": 1}}, "no model"),
-    (TIMM | {"model_args": {"depth": 9999}}, "from 1 to 200"),
-    (TIMM | {"model_args": {"img_size": 10**30}}, "whole number"),
-    (TIMM | {"model_args": {"norm_layer": "os.system"}}, "norm_layer=os.system"),
-    (TIMM | {"model_args": 3}, "not a configuration that is known"),
-    (TIMM | {"pretrained_cfg": {"mean": [0.5] * 3, "std": [0, 1, 1]}}, "above 0"),
-    (TIMM | {"pretrained_cfg": {"mean": "abc", "std": [1, 1, 1]}}, "finite numbers"),
-    (TIMM | {"pretrained_cfg": [1]}, "not a configuration that is known"),
-    (HUB | {"vision_config": {"num_attention_heads": "many"}}, "not a configuration"),
-    (HUB | {"vision_config": {"hidden_act": "__import__"}}, "hidden_act '__import__'"),
-    ([1, 2], "expected an object"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"architecture": "hf-hub:nobody/nothing"}, "no model 'hf-hub:nobody/nothing'"),
+        ({"architecture": "../../etc/passwd"}, "no model"),
+        ({"architecture": {"a": 1}}, "no model"),
+        (TIMM | {"model_args": {"depth": 9999}}, "from 1 to 200"),
+        (TIMM | {"model_args": {"img_size": 10**30}}, "whole number"),
+        (TIMM | {"model_args": {"norm_layer": "os.system"}}, "norm_layer=os.system"),
+        (TIMM | {"model_args": 3}, "not a configuration that is known"),
+        (TIMM | {"pretrained_cfg": {"mean": [0.5] * 3, "std": [0, 1, 1]}}, "above 0"),
+        (
+            TIMM | {"pretrained_cfg": {"mean": "abc", "std": [1, 1, 1]}},
+            "finite numbers",
+        ),
+        (TIMM | {"pretrained_cfg": [1]}, "not a configuration that is known"),
+        (
+            HUB | {"vision_config": {"num_attention_heads": "many"}},
+            "not a configuration",
+        ),
+        (
+            HUB | {"vision_config": {"hidden_act": "__import__"}},
+            "hidden_act '__import__'",
+        ),
+        ([1, 2], "expected an object"),
+    ],
+)
 def test_configuration_beside_a_file(config, said, tmp_path):
     save_file(fx.known("timm:test_vit"), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -389,14 +445,18 @@ def mutated(table, dice):
     """One change to one table of a file: of a name, a shape, a type, a size."""
     key = dice.choice(sorted(table))
     value = table.pop(key)
-    kind = dice.choice(["lost", "renamed", "cut", "scalar", "whole", "endless", "twice", "half"])
+    kind = dice.choice(
+        ["lost", "renamed", "cut", "scalar", "whole", "endless", "twice", "half"]
+    )
     cut = value[..., :0] if value.dim() else value.reshape(1, 1)
     changed = {
         "renamed": {key.replace("weight", "wieght") + "s": value},
         "cut": {key: cut},
         "scalar": {key: torch.zeros(())},
         "whole": {key: value.to(torch.int8)},
-        "endless": {key: torch.ones((), dtype=torch.half).expand(*value.shape[:-1], 10**13)},
+        "endless": {
+            key: torch.ones((), dtype=torch.half).expand(*value.shape[:-1], 10**13)
+        },
         "twice": {key: value, f"module.{key}": value, f"blocks.0.{key}": value},
         "half": {key: value.half()},
     }
@@ -404,16 +464,27 @@ def mutated(table, dice):
     return kind
 
 
-@pytest.mark.parametrize("maker", [
-    fx.dinov2_registers, fx.dinov3, fx.hub_clip, fx.hub_siglip, fx.convnext, fx.mae,
-], ids=lambda maker: maker.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "maker",
+    [
+        fx.dinov2_registers,
+        fx.dinov3,
+        fx.hub_clip,
+        fx.hub_siglip,
+        fx.convnext,
+        fx.mae,
+    ],
+    ids=lambda maker: maker.__name__,
+)
 def test_mutated_files_are_whole_or_refused(maker, tmp_path):
     """Whatever is changed: refused in one line, or every weight is what it was."""
     arch, state = fx.CASES[maker][1], fx.known(fx.CASES[maker][1])
     metadata = TrunkMetadata(arch=arch)
     for seed in range(15):
         dice = random.Random(seed)
-        made = {k: dict(v) if isinstance(v, dict) else v for k, v in maker(state).items()}
+        made = {
+            k: dict(v) if isinstance(v, dict) else v for k, v in maker(state).items()
+        }
         tables = [v for v in made.values() if isinstance(v, dict)] or [made]
         kinds = [mutated(tables[0], dice) for _ in range(dice.choice([1, 1, 2]))]
         opened = Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})

@@ -24,17 +24,34 @@ def some_trunk(tmp_path_factory):
 
 
 @pytest.mark.parametrize("what", ["account", "qos", "constraint", "partition"])
-@pytest.mark.parametrize("value", ['"x\\ntouch F #"', '"x; touch F"', '"$(touch F)"', '"-x y"'])
+@pytest.mark.parametrize(
+    "value", ['"x\\ntouch F #"', '"x; touch F"', '"$(touch F)"', '"-x y"']
+)
 def test_resources_are_plain_words(tmp_path, some_trunk, what, value):
     grid = tmp_path / "grid.yaml"
     grid.write_text(GRID.format(file=some_trunk, what=what, value=value))
-    where = ("--data", tmp_path, "--out", tmp_path / "runs", "--cluster", "local", "--dry-run")
+    where = (
+        "--data",
+        tmp_path,
+        "--out",
+        tmp_path / "runs",
+        "--cluster",
+        "local",
+        "--dry-run",
+    )
     refused(door("launch", "run", grid, *where), what)
 
 
-@pytest.mark.parametrize("override", [
-    None, "command=touch {0}", "setup=[touch {0}]", "env.PATH={0}", "sbatch.wrap=touch {0}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "override",
+    [
+        None,
+        "command=touch {0}",
+        "setup=[touch {0}]",
+        "env.PATH={0}",
+        "sbatch.wrap=touch {0}",
+    ],
+)
 def test_a_stored_record_is_no_command_and_names_no_cluster(tmp_path, override):
     called, own = tmp_path / "called", tmp_path / "own.yaml"
     own.write_text(f"kind: local\ncommand: touch {called}\n")
@@ -51,15 +68,21 @@ IMPORT = ["import", "x.pth"]
 DETECT = ["detect", "--config-file", "demo_faster_rcnn_R_18_FPN"]
 
 
-@pytest.mark.parametrize(("argv", "said"), [
-    ([*IMPORT, "--out", "{0}/elsewhere"], "outside"),
-    ([*IMPORT, "--out", "{0}/runs/y/knn"], "outside of its own folder"),
-    ([*IMPORT, "--out", "{0}/runs/.launch/submitit"], "outside of its own folder"),
-    ([*IMPORT, "--out", "{0}/runs/x/knn", "--out", "{0}/elsewhere"], "2 x --out"),
-    ([*IMPORT, "--out", "{0}/runs/x/knn", "--out={0}/elsewhere"], "--out=/"),
-    ([*DETECT, "--out", "{0}/runs/x/knn", "OUTPUT_DIR", "{0}/elsewhere"], "OUTPUT_DIR"),
-    (DETECT, "0 x --out"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([*IMPORT, "--out", "{0}/elsewhere"], "outside"),
+        ([*IMPORT, "--out", "{0}/runs/y/knn"], "outside of its own folder"),
+        ([*IMPORT, "--out", "{0}/runs/.launch/submitit"], "outside of its own folder"),
+        ([*IMPORT, "--out", "{0}/runs/x/knn", "--out", "{0}/elsewhere"], "2 x --out"),
+        ([*IMPORT, "--out", "{0}/runs/x/knn", "--out={0}/elsewhere"], "--out=/"),
+        (
+            [*DETECT, "--out", "{0}/runs/x/knn", "OUTPUT_DIR", "{0}/elsewhere"],
+            "OUTPUT_DIR",
+        ),
+        (DETECT, "0 x --out"),
+    ],
+)
 def test_a_stored_command_writes_to_its_own_folder(tmp_path, argv, said):
     argv = [word.format(tmp_path) for word in argv]
     runs = record(tmp_path / "runs", job={"argv": argv})
@@ -69,7 +92,9 @@ def test_a_stored_command_writes_to_its_own_folder(tmp_path, argv, said):
 
 def test_the_demos_jobs_are_continued_by_the_demo(tmp_path):
     """Their commands are chains of several, which are never taken from a record."""
-    runs = record(tmp_path / "runs", job={"argv": [*IMPORT, "--out", "a", "+", *IMPORT]})
+    runs = record(
+        tmp_path / "runs", job={"argv": [*IMPORT, "--out", "a", "+", *IMPORT]}
+    )
     (runs / "demo.json").write_text('{"size": "tiny"}')
     said = door("launch", "retry", "--out", runs)
     refused(said, f"`backbench demo --out {runs}`, with its --size, continues them")
@@ -86,8 +111,13 @@ def test_a_demos_folder_that_is_none(tmp_path, text):
 @pytest.mark.parametrize("probe", ["x\x1b]0;owned\x07", "{0}/knn.yaml"])
 def test_a_checkpoints_own_probe_is_one_of_ours(tmp_path, tiny_root, probe):
     (tmp_path / "knn.yaml").write_text("base: knn_demo\n")
-    recipe = {"probe": {"digits": probe.format(tmp_path)}, "data": {"dataset": "digits"}}
-    file = trunk_file(tmp_path / "x.safetensors", provenance={"name": "x", "recipe": recipe})
+    recipe = {
+        "probe": {"digits": probe.format(tmp_path)},
+        "data": {"dataset": "digits"},
+    }
+    file = trunk_file(
+        tmp_path / "x.safetensors", provenance={"name": "x", "recipe": recipe}
+    )
     grid = tmp_path / "grid.yaml"
     entry = "{verb: linear, datasets: [own], protocol: own}"
     grid.write_text(f"{{checkpoints: [{file}], evaluate: [{entry}]}}")
@@ -98,10 +128,13 @@ def test_a_checkpoints_own_probe_is_one_of_ours(tmp_path, tiny_root, probe):
         assert said.last.isprintable()
 
 
-@pytest.mark.parametrize(("host", "says"), [
-    (socket.gethostname(), "does not run it"),
-    ("elsewhere", "runs on elsewhere: cancel it there"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        (socket.gethostname(), "does not run it"),
+        ("elsewhere", "runs on elsewhere: cancel it there"),
+    ],
+)
 def test_a_stored_process_is_not_ended_by_its_number(tmp_path, host, says):
     """`launch cancel` ends the process that runs the job, and no other that a status names."""
     runs = record(tmp_path / "runs")
@@ -110,7 +143,9 @@ def test_a_stored_process_is_not_ended_by_its_number(tmp_path, host, says):
     attempt = {"start": 1.0, "end": None, "host": host}
     with subprocess.Popen(["sleep", "60"]) as bystander, ledger.alone(job):
         attempt["pid"] = bystander.pid
-        ledger.write_status(job, {"name": job.name, "state": "running", "attempts": [attempt]})
+        ledger.write_status(
+            job, {"name": job.name, "state": "running", "attempts": [attempt]}
+        )
         said = door("launch", "cancel", "--out", runs)
         assert said.status == 0 and says in said.err, said.err
         assert "0 jobs cancelled, 1 marked only" in said.err
@@ -121,24 +156,36 @@ def test_a_stored_process_is_not_ended_by_its_number(tmp_path, host, says):
 DIGITS = "1" + "0" * 4000
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    *(("time", value) for value in (DIGITS, "null", "[]")),
-    *(("eta_s", value) for value in (DIGITS, "[]", "NaN")),
-    ("done", DIGITS),
-    ("total", DIGITS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("time", value) for value in (DIGITS, "null", "[]")),
+        *(("eta_s", value) for value in (DIGITS, "[]", "NaN")),
+        ("done", DIGITS),
+        ("total", DIGITS),
+    ],
+)
 def test_the_progress_of_a_stranger(tmp_path, some_trunk, key, value):
     """Of a job that seems to run; a grid asks for its cost."""
     runs = record(tmp_path / "runs", job={"argv": ["pretrain", "x", "--out", "y"]})
     ledger = Ledger(runs)
     job = ledger.records()["x/knn"].job
     attempt = {"start": 1.0, "end": None, "host": "elsewhere", "pid": 5}
-    note = {"what": "train", "done": 1, "total": 4, "unit": "step", "eta_s": 1.0, "time": 1.0}
+    note = {
+        "what": "train",
+        "done": 1,
+        "total": 4,
+        "unit": "step",
+        "eta_s": 1.0,
+        "time": 1.0,
+    }
     text = json.dumps(note | {key: "?"}).replace('"?"', value)
     (runs / job.name).mkdir(parents=True)
     (runs / job.name / "progress.json").write_text(text)
     with ledger.alone(job):
-        ledger.write_status(job, {"name": job.name, "state": "running", "attempts": [attempt]})
+        ledger.write_status(
+            job, {"name": job.name, "state": "running", "attempts": [attempt]}
+        )
         said = door("launch", "status", "--once", "--out", runs)
         assert said.status == 0 and "1 running" in said.out, said.err
         grid = tmp_path / "grid.yaml"
@@ -168,21 +215,36 @@ SUBMISSIONS = (
     {"time": 1e13},
     {"grid": "g --output=/etc/passwd"},
 )
-NOTES = ({"start": "x"}, {"start": 10**4000}, {"start": -1e13}, {"end": 10**400}, {"end": 1e13})
-NOTES += ({"pid": 1}, {"pid": -1}, {"pid": 10**30})  # a process of anybody's, or of nobody's
+NOTES = (
+    {"start": "x"},
+    {"start": 10**4000},
+    {"start": -1e13},
+    {"end": 10**400},
+    {"end": 1e13},
+)
+NOTES += (
+    {"pid": 1},
+    {"pid": -1},
+    {"pid": 10**30},
+)  # a process of anybody's, or of nobody's
 STATUSES = ('{"state": "done"}', {"state": "odd"})
 STATUSES += tuple({"attempts": [{"start": 1, **note}]} for note in NOTES)
 
 
-@pytest.mark.parametrize(("folder", "wrong"), [
-    *(("submissions", wrong) for wrong in (*TORN, *SUBMISSIONS)),
-    *(("status", wrong) for wrong in (*TORN, *STATUSES)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("folder", "wrong"),
+    [
+        *(("submissions", wrong) for wrong in (*TORN, *SUBMISSIONS)),
+        *(("status", wrong) for wrong in (*TORN, *STATUSES)),
+    ],
+)
 def test_a_bad_record_is_named_and_left_out(tmp_path, folder, wrong):
     good = record(tmp_path / "good") / ".launch" / "submissions" / "abc123.json"
     text = good.read_text().replace("abc123", "good1").replace("x/knn", "y/knn")
     changes = wrong if isinstance(wrong, dict) else {}
-    runs = record(tmp_path / "runs", **({"status": changes} if folder == "status" else changes))
+    runs = record(
+        tmp_path / "runs", **({"status": changes} if folder == "status" else changes)
+    )
     if isinstance(wrong, str):
         next((runs / ".launch" / folder).iterdir()).write_text(wrong)
     (runs / ".launch" / "submissions" / "good1.json").write_text(text)

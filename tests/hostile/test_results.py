@@ -30,7 +30,9 @@ def runs(good, tmp_path):
 def board(runs, out):
     """The leaderboard with everything it can write; its csv, row by row."""
     asked = ("--csv", out / "x.csv", "--tidy", out / "t.csv", "--html", out / "x.html")
-    said = door("leaderboard", runs, *asked, "--markdown", out / "md", "--latex", out / "tex")
+    said = door(
+        "leaderboard", runs, *asked, "--markdown", out / "md", "--latex", out / "tex"
+    )
     assert said.status == 0, (said.status, said.err[-2000:])
     assert "Traceback" not in said.err and "Logging error" not in said.err
     with (out / "x.csv").open(newline="") as file:
@@ -155,7 +157,9 @@ def metrics(row):
 FOLDERS = {
     "fifo": lambda bad: os.mkfifo(bad / "results.jsonl"),
     "link-to-itself": lambda bad: (bad / "results.jsonl").symlink_to("results.jsonl"),
-    "metrics-to-itself": lambda bad: (bad / "metrics.jsonl").symlink_to("metrics.jsonl"),
+    "metrics-to-itself": lambda bad: (bad / "metrics.jsonl").symlink_to(
+        "metrics.jsonl"
+    ),
     "link-to-all": lambda bad: (bad / "again").symlink_to(bad.parent),
     "deep": deep,
     "header-deep": header(b"[" * 100000),
@@ -213,7 +217,9 @@ def stranger(runs, **changes):
     beside(runs, json.dumps(line))
 
 
-@pytest.mark.parametrize("name", ["=1+1", "@SUM(A1)", "+cmd|' /C calc'!A0", "-2+3", "=LINK(0)"])
+@pytest.mark.parametrize(
+    "name", ["=1+1", "@SUM(A1)", "+cmd|' /C calc'!A0", "-2+3", "=LINK(0)"]
+)
 def test_a_name_is_no_formula(runs, before, tmp_path, name):
     stranger(runs, name=name)
     _, rows = board(runs, tmp_path)

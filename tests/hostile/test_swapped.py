@@ -19,7 +19,11 @@ from backbench.runs.run_progress import read_progress
 def noise(root, seed, split):
     """Every image of these splits as noise, as PNGs of one size under their names and times."""
     rng = np.random.default_rng(seed)
-    files = [p for p in sorted(root.rglob("*.[pj][np]g")) if split in str(p.relative_to(root))]
+    files = [
+        p
+        for p in sorted(root.rglob("*.[pj][np]g"))
+        if split in str(p.relative_to(root))
+    ]
     assert len(files) > 30
     for file in files:
         was = file.stat()
@@ -34,7 +38,9 @@ def noise(root, seed, split):
 def ended(pid):
     """Whether a child of the warm process is over, and not yet waited for."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        )
     except OSError:
         return True
 
@@ -55,7 +61,9 @@ def stopped(runs, argv, out, cache):
 # Those that keep a state of their own; what the others keep is in the cache of features
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("verb", ["pretrain", "linear", "finetune", "semisup", "analyze", "detect"])
+@pytest.mark.parametrize(
+    "verb", ["pretrain", "linear", "finetune", "semisup", "analyze", "detect"]
+)
 def test_images_swapped_after_a_stop(verb, tiny_root, trunk, tmp_path):
     root = shutil.copytree(tiny_root, tmp_path / "data")
     split = "test" if verb == "analyze" else "train"

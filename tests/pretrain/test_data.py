@@ -24,7 +24,9 @@ CROPS = (Crops(count=2, size=24), Crops(count=1, size=16, scale=(0.05, 0.3)))
 
 
 def recipe(**changes):
-    return tiny_pretraining.config(**{"views": ViewsConfig(crops=CROPS), "epochs": 3} | changes)
+    return tiny_pretraining.config(
+        **{"views": ViewsConfig(crops=CROPS), "epochs": 3} | changes
+    )
 
 
 @pytest.fixture
@@ -45,7 +47,9 @@ def batches(found, config, *, workers=0, **where):
 
 def same(a, b):
     same = torch.equal(a.index, b.index) and torch.equal(a.labels, b.labels)
-    return same and all(torch.equal(x, y) for x, y in zip(a.views, b.views, strict=True))
+    return same and all(
+        torch.equal(x, y) for x, y in zip(a.views, b.views, strict=True)
+    )
 
 
 def test_epochs_are_permutations_cut_into_whole_batches(found):
@@ -67,26 +71,39 @@ def test_ranks_share_one_global_batch_in_order(ranks, accumulate):
     how = {"first": 0, "last": 6, "ranks": ranks}
     parts = [list(data.batch_order(21, config, rank=r, **how)) for r in range(ranks)]
     # Whatever the number of ranks, a micro-batch is the same images in the same order
-    micro = [pair for together in zip(*parts, strict=True) for share in together for pair in share]
+    micro = [
+        pair
+        for together in zip(*parts, strict=True)
+        for share in together
+        for pair in share
+    ]
     assert micro == [pair for batch in whole for pair in batch]
 
 
 def test_views_and_labels_depend_on_neither_workers_nor_ranks_nor_restarts(found):
     config = recipe()
     whole = batches(found, config)
-    assert [v.shape for v in whole[0].views] == [(8, 24, 24, 3), (8, 24, 24, 3), (8, 16, 16, 3)]
+    assert [v.shape for v in whole[0].views] == [
+        (8, 24, 24, 3),
+        (8, 24, 24, 3),
+        (8, 16, 16, 3),
+    ]
     assert all(map(same, whole, batches(found, config, workers=2)))
     assert all(map(same, whole[3:], batches(found, config, first=3, workers=1)))
     halves = [batches(found, config, rank=r, ranks=2) for r in range(2)]
     for step, batch in enumerate(whole):
         for v, view in enumerate(batch.views):
-            assert torch.equal(view, torch.cat([half[step].views[v] for half in halves]))
+            assert torch.equal(
+                view, torch.cat([half[step].views[v] for half in halves])
+            )
     assert not torch.equal(whole[0].views[0], whole[0].views[1])
     by_image = {int(i): v for i, v in zip(whole[0].index, whole[0].views[0])}
     again = {int(i): v for b in whole[2:4] for i, v in zip(b.index, b.views[0])}
     for i, label in zip(whole[0].index, whole[0].labels):
         assert found.paths[i].startswith("abc"[label])
-    assert any(not torch.equal(by_image[i], again[i]) for i in by_image.keys() & again.keys())
+    assert any(
+        not torch.equal(by_image[i], again[i]) for i in by_image.keys() & again.keys()
+    )
 
 
 def test_reference_views_are_torchvisions_tensors(found):
@@ -115,7 +132,9 @@ class Counting(ImageList):
 
 
 def view_batches(found, *, cache_bytes=1 << 20, device_colour=False):
-    return data.ViewBatches(found, recipe(), cache_bytes=cache_bytes, device_colour=device_colour)
+    return data.ViewBatches(
+        found, recipe(), cache_bytes=cache_bytes, device_colour=device_colour
+    )
 
 
 def test_an_image_is_decoded_once_for_all_views_and_epochs_within_the_budget(found):
@@ -137,15 +156,20 @@ def test_an_image_is_decoded_once_for_all_views_and_epochs_within_the_budget(fou
 
 def device_batch(found, count=8):
     """A batch whose colours are left to the device."""
-    return view_batches(found, device_colour=True).__getitems__([(0, i) for i in range(count)])
+    return view_batches(found, device_colour=True).__getitems__(
+        [(0, i) for i in range(count)]
+    )
 
 
-@pytest.mark.parametrize(("settings", "dtype", "layout"), [
-    ({}, torch.float32, torch.channels_last),
-    ({"channels_last": False}, torch.float32, torch.contiguous_format),
-    ({"precision": "fp64"}, torch.float64, torch.channels_last),
-    ({"precision": "bf16"}, torch.float32, torch.channels_last),  # autocast casts
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "dtype", "layout"),
+    [
+        ({}, torch.float32, torch.channels_last),
+        ({"channels_last": False}, torch.float32, torch.contiguous_format),
+        ({"precision": "fp64"}, torch.float64, torch.channels_last),
+        ({"precision": "bf16"}, torch.float32, torch.channels_last),  # autocast casts
+    ],
+)
 def test_a_batch_is_finished_as_the_network_takes_it(found, settings, dtype, layout):
     config = recipe(**settings)
     form = data.InputFormat.of(config, torch.device("cpu"))
@@ -177,7 +201,9 @@ def test_the_dataloader_pins_every_tensor_of_a_batch(found, monkeypatch):
     """As the loader's own thread does it; without a GPU, memory cannot really be pinned."""
     pinned = []
     if not torch.cuda.is_available():
-        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: pinned.append(x) or x.clone())
+        monkeypatch.setattr(
+            torch.Tensor, "pin_memory", lambda x: pinned.append(x) or x.clone()
+        )
     batch = device_batch(found)
     there = pin_memory(batch)
     assert type(there) is data.LoadedBatch
@@ -194,11 +220,14 @@ def test_the_dataloader_pins_every_tensor_of_a_batch(found, monkeypatch):
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
 @pytest.mark.parametrize(
-    ("pipeline", "name"), [("fast", "00.jpg"), ("fast", "03.png"), ("reference", "03.png")]
+    ("pipeline", "name"),
+    [("fast", "00.jpg"), ("fast", "03.png"), ("reference", "03.png")],
 )
 def test_a_corrupt_image_is_named_or_left_out(root, damage, pipeline, name):
     file = root / "shapes" / "train" / "a" / name
-    content = {"truncated": file.read_bytes()[:-40], "text": b"no image", "empty": b""}[damage]
+    content = {"truncated": file.read_bytes()[:-40], "text": b"no image", "empty": b""}[
+        damage
+    ]
     file.write_bytes(content)
     found = catalog.open_split(root, "shapes", "train")
     config = recipe(views=ViewsConfig(pipeline=pipeline, crops=CROPS))
@@ -217,10 +246,17 @@ def test_a_corrupt_image_is_named_or_left_out(root, damage, pipeline, name):
 
 def test_the_fingerprint_sees_names_labels_and_pixels(root, found):
     before = data.dataset_fingerprint(found)
-    assert data.dataset_fingerprint(catalog.open_split(root, "shapes", "train")) == before
+    assert (
+        data.dataset_fingerprint(catalog.open_split(root, "shapes", "train")) == before
+    )
     fewer = found.subset(range(20))
     swapped = replace(found, labels=(*found.labels[1:], found.labels[0]))
-    assert len({before, data.dataset_fingerprint(fewer), data.dataset_fingerprint(swapped)}) == 3
+    assert (
+        len(
+            {before, data.dataset_fingerprint(fewer), data.dataset_fingerprint(swapped)}
+        )
+        == 3
+    )
     picture(100).save(found.file(0))
     assert data.dataset_fingerprint(found) != before
 
@@ -231,5 +267,7 @@ def test_arrays_and_shards_are_loaded_alike_by_any_number_of_workers(root, found
     write_shards(root / "tarred" / "train", found)
     shards = catalog.open_split(root, "tarred", "train")
     for images in (arrays, shards):
-        alone, *workers = (batches(images, recipe(), last=1, workers=w)[0] for w in (0, 1, 2))
+        alone, *workers = (
+            batches(images, recipe(), last=1, workers=w)[0] for w in (0, 1, 2)
+        )
         assert all(same(alone, other) for other in workers)

@@ -37,41 +37,59 @@ def flat(value, key=""):
 def recipe_of(*words):
     args = arguments(*words)
     check(args)
-    recipe = config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
+    recipe = config.load(
+        PretrainConfig, args.recipe, overrides_of(args), kind="pretrain"
+    )
     return flat(config.to_dict(recipe))
 
 
-@pytest.mark.parametrize("name", ["lorac/lorac_imagenet", "cllr/cllr_nuclear_imagenet100_512"])
+@pytest.mark.parametrize(
+    "name", ["lorac/lorac_imagenet", "cllr/cllr_nuclear_imagenet100_512"]
+)
 def test_the_switch_sets_four_keys_and_no_other(name):
     letter, quick = recipe_of(name), recipe_of(name, "--fast")
     wanted = {"views.pipeline": "fast", "precision": "bf16", "compile": "cuda"}
     wanted["channels_last"] = True
     assert {key: quick[key] for key in fast.KEYS} == wanted
     changed = {key for key in letter if letter[key] != quick[key]}
-    assert changed == {"views.pipeline", "precision", "compile"}  # the layout is every recipe's
+    assert changed == {
+        "views.pipeline",
+        "precision",
+        "compile",
+    }  # the layout is every recipe's
     assert letter.keys() == quick.keys()
 
 
-@pytest.mark.parametrize(("by_hand", "key", "value"), [
-    ("precision=fp32", "precision", "fp32"),
-    ("views={pipeline: reference}", "views.pipeline", "reference"),
-    ("compile=false", "compile", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("by_hand", "key", "value"),
+    [
+        ("precision=fp32", "precision", "fp32"),
+        ("views={pipeline: reference}", "views.pipeline", "reference"),
+        ("compile=false", "compile", False),
+    ],
+)
 def test_what_is_given_by_hand_wins(by_hand, key, value):
     both = recipe_of("demo_simclr", by_hand, "--fast")
     assert {k: both[k] for k in fast.KEYS} == {**fast.KEYS, key: value}
 
 
-@pytest.mark.parametrize(("words", "devices"), [
-    (("--fast",), {"cuda"}),
-    (("compile=true",), {"cuda", "cpu"}),
-    (("compile=false", "--fast"), set()),
-    ((), set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "devices"),
+    [
+        (("--fast",), {"cuda"}),
+        (("compile=true",), {"cuda", "cpu"}),
+        (("compile=false", "--fast"), set()),
+        ((), set()),
+    ],
+)
 def test_the_devices_that_a_recipe_compiles_on(words, devices):
     args = arguments("demo_simclr", *words)
-    recipe = config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
-    assert {device for device in ("cuda", "cpu") if recipe.compiles_on(device)} == devices
+    recipe = config.load(
+        PretrainConfig, args.recipe, overrides_of(args), kind="pretrain"
+    )
+    assert {
+        device for device in ("cuda", "cpu") if recipe.compiles_on(device)
+    } == devices
 
 
 @pytest.fixture
@@ -81,7 +99,15 @@ def pretrain(shapes, capsys, caplog):
 
     def run(recipe, out, *words):
         caplog.clear()
-        command = ["pretrain", str(recipe), *words, "--data", str(root), "--out", str(out)]
+        command = [
+            "pretrain",
+            str(recipe),
+            *words,
+            "--data",
+            str(root),
+            "--out",
+            str(out),
+        ]
         status = cli.main(command)
         return status, capsys.readouterr().err + caplog.text
 
@@ -130,15 +156,26 @@ def test_a_run_goes_on_only_as_it_began(pretrain, kill_at_step, tmp_path, monkey
     assert fast.word(fast.of_trunk(provenance)) == "fast"
 
 
-@pytest.mark.parametrize(("recipe", "word"), [
-    ({"views": {"pipeline": "fast"}, "precision": "bf16", "compile": "cuda"}, "fast"),
-    ({"views": {"pipeline": "reference"}, "precision": "fp32", "compile": True}, ""),
-    ({"views": {"pipeline": "reference"}, "precision": "bf16"}, "precision=bf16"),
-    ({"views": {"pipeline": "fast"}, "precision": "fp32"}, "views.pipeline=fast"),
-    ({"views": ["<script>"], "precision": "<script>"}, ""),
-    ("<script>", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recipe", "word"),
+    [
+        (
+            {"views": {"pipeline": "fast"}, "precision": "bf16", "compile": "cuda"},
+            "fast",
+        ),
+        (
+            {"views": {"pipeline": "reference"}, "precision": "fp32", "compile": True},
+            "",
+        ),
+        ({"views": {"pipeline": "reference"}, "precision": "bf16"}, "precision=bf16"),
+        ({"views": {"pipeline": "fast"}, "precision": "fp32"}, "views.pipeline=fast"),
+        ({"views": ["<script>"], "precision": "<script>"}, ""),
+        ("<script>", ""),
+    ],
+)
 def test_the_word_beside_a_verdict(recipe, word):
-    kept = json.loads(json.dumps(fast.of_trunk({"recipe": recipe})))  # as a row holds it
+    kept = json.loads(
+        json.dumps(fast.of_trunk({"recipe": recipe}))
+    )  # as a row holds it
     assert fast.word(kept) == word
     assert fast.word({"pretraining": recipe}) == "" or isinstance(recipe, dict)

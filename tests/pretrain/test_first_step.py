@@ -84,14 +84,32 @@ def keep_in_layer(method):
 BROKEN = {
     "a tensor": (terms(lambda m, b, right: right["loss"]), "forward returns"),
     "no loss": (terms(lambda m, b, right: {"norm": right["norm"]}), "forward returns"),
-    "many losses": (terms(many_losses), r"'loss' must be a 0-dim tensor, not shape \(8,\)"),
-    "no number": (terms(lambda m, b, right: right | {"rate": 0.5}), "'rate' must be a 0-dim"),
-    "detached": (terms(lambda m, b, r: {"loss": r["loss"].detach()}), "'loss' has no gradient"),
-    "attached": (terms(lambda m, b, r: r | {"norm": 2 * r["loss"]}), "'norm' is only logged"),
+    "many losses": (
+        terms(many_losses),
+        r"'loss' must be a 0-dim tensor, not shape \(8,\)",
+    ),
+    "no number": (
+        terms(lambda m, b, right: right | {"rate": 0.5}),
+        "'rate' must be a 0-dim",
+    ),
+    "detached": (
+        terms(lambda m, b, r: {"loss": r["loss"].detach()}),
+        "'loss' has no gradient",
+    ),
+    "attached": (
+        terms(lambda m, b, r: r | {"norm": 2 * r["loss"]}),
+        "'norm' is only logged",
+    ),
     "unused": (Unused, "no gradient reaches unused.weight and 1 more"),
-    "keys": (after(lambda m: m.keys.append(m.queue[:1].clone())), "attribute keys holds a tensor"),
+    "keys": (
+        after(lambda m: m.keys.append(m.queue[:1].clone())),
+        "attribute keys holds a tensor",
+    ),
     "in a layer": (after(keep_in_layer), "attribute backbone.1.last holds a tensor"),
-    "counts": (after(lambda m: setattr(m, "size", m.size + 1)), "attribute size has changed to 7"),
+    "counts": (
+        after(lambda m: setattr(m, "size", m.size + 1)),
+        "attribute size has changed to 7",
+    ),
 }
 
 
@@ -105,7 +123,9 @@ def batch(step: int, count: int = 8) -> Batch:
 def train(method: Method, *, accumulate: int = 1, steps: int = 3) -> None:
     """The loop's order of calls."""
     model = DistributedDataParallel(method) if distributed.world_size() > 1 else method
-    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.1)
+    optimizer = torch.optim.SGD(
+        [p for p in method.parameters() if p.requires_grad], 0.1
+    )
     rules = FirstStep(method, "test")
     for step in range(steps):
         for _ in range(accumulate):
@@ -150,8 +170,12 @@ def test_only_the_first_step_is_looked_at():
 
 def test_a_loss_that_differs_between_ranks_is_told(monkeypatch):
     """As if a second rank had another loss."""
-    monkeypatch.setattr(distributed, "gather_without_gradient", lambda x: torch.cat([x, 2 * x]))
-    with pytest.raises(Failed, match=r"loss differs between ranks .*distributed.mean_over_ranks"):
+    monkeypatch.setattr(
+        distributed, "gather_without_gradient", lambda x: torch.cat([x, 2 * x])
+    )
+    with pytest.raises(
+        Failed, match=r"loss differs between ranks .*distributed.mean_over_ranks"
+    ):
         train(Good(), steps=1)
 
 
@@ -162,13 +186,19 @@ def own_loss(method, batch, right):
 
 
 ON_RANKS = {"good": (Good, ""), "unused": BROKEN["unused"], "counts": BROKEN["counts"]}
-ON_RANKS["own loss"] = (terms(own_loss), "loss differs between ranks .*distributed.mean_over_ranks")
+ON_RANKS["own loss"] = (
+    terms(own_loss),
+    "loss differs between ranks .*distributed.mean_over_ranks",
+)
 
 
 @pytest.mark.slow
 def test_ranks_are_told_alike_and_at_once(tmp_path):
     """Under DDP, whose reducer waits for every parameter."""
-    children = [subprocess.Popen([sys.executable, __file__, str(r), str(tmp_path)]) for r in (0, 1)]
+    children = [
+        subprocess.Popen([sys.executable, __file__, str(r), str(tmp_path)])
+        for r in (0, 1)
+    ]
     assert [child.wait(timeout=120) for child in children] == [0, 0]
     one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert one == two
@@ -177,8 +207,14 @@ def test_ranks_are_told_alike_and_at_once(tmp_path):
 
 
 if __name__ == "__main__":
-    rank, folder, told = int(sys.argv[1]), Path(sys.argv[2]), dict.fromkeys(ON_RANKS, "")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    rank, folder, told = (
+        int(sys.argv[1]),
+        Path(sys.argv[2]),
+        dict.fromkeys(ON_RANKS, ""),
+    )
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
     for name, (kind, _) in ON_RANKS.items():
         try:
             train(kind(), steps=2)

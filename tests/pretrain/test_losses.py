@@ -70,7 +70,17 @@ def loop_nuclear(matrix: Tensor) -> Tensor:
 
 
 def loop_lorac(
-    queries, key, queue, *, t, beta, rows=None, prior="laplace", sigma2=2.0, c0=None, margin=3.0
+    queries,
+    key,
+    queue,
+    *,
+    t,
+    beta,
+    rows=None,
+    prior="laplace",
+    sigma2=2.0,
+    c0=None,
+    margin=3.0,
 ):
     views, n = queries.shape[:2]
     total = queries.new_zeros(())
@@ -92,7 +102,9 @@ def loop_lorac(
             h = torch.ones((), dtype=torch.float64)
         for v in range(views):
             positive = torch.exp(dot(queries[v, i], key[i]) / t) * h
-            negative = sum(torch.exp(dot(queries[v, i], queue[j]) / t) for j in range(len(queue)))
+            negative = sum(
+                torch.exp(dot(queries[v, i], queue[j]) / t) for j in range(len(queue))
+            )
             total = total - torch.log(positive / (positive + negative))
     return total / (n * views)
 
@@ -133,7 +145,15 @@ def loop_mio(z_a, z_b, t, l2=0.0, reduction="mean"):
 
 
 def loop_arb(
-    z_a, z_b, *, groups=1, ridge=1e-4, permutation=None, align="base", loss="eq8", weight=0.0
+    z_a,
+    z_b,
+    *,
+    groups=1,
+    ridge=1e-4,
+    permutation=None,
+    align="base",
+    loss="eq8",
+    weight=0.0,
 ):
     d = z_a.shape[1]
 
@@ -149,13 +169,18 @@ def loop_arb(
     def base(z):
         z = z.detach()
         values, vectors = torch.linalg.eigh(z.T @ z)
-        return z @ (vectors @ torch.diag((values.clamp_min(0) + ridge) ** -0.5) @ vectors.T)
+        return z @ (
+            vectors @ torch.diag((values.clamp_min(0) + ridge) ** -0.5) @ vectors.T
+        )
 
     a, b = columns(z_a), columns(z_b)
     total = z_a.new_zeros(())
     size = d // groups
     for g in range(groups):
-        part_a, part_b = a[:, g * size : (g + 1) * size], b[:, g * size : (g + 1) * size]
+        part_a, part_b = (
+            a[:, g * size : (g + 1) * size],
+            b[:, g * size : (g + 1) * size],
+        )
         target_a, target_b = part_a, part_b
         if align == "base":
             target_a, target_b = base(part_a), base(part_b)
@@ -200,7 +225,9 @@ def loop_pairs(z_a, z_b, t):
 
 
 def loop_nt_xent(z_a, z_b, t=0.5):
-    losses = [-torch.log(p / (p + sum(negatives))) for p, negatives in loop_pairs(z_a, z_b, t)]
+    losses = [
+        -torch.log(p / (p + sum(negatives))) for p, negatives in loop_pairs(z_a, z_b, t)
+    ]
     return sum(losses) / len(losses)
 
 
@@ -238,19 +265,26 @@ def loop_vicreg(z_a, z_b):
             loss = loss + 25 * 0.5 * torch.relu(1 - torch.sqrt(variance + 1e-4)) / d
             for j in range(d):
                 if i != j:
-                    loss = loss + ((centred[:, i] * centred[:, j]).sum() / (n - 1)) ** 2 / d
+                    loss = (
+                        loss
+                        + ((centred[:, i] * centred[:, j]).sum() / (n - 1)) ** 2 / d
+                    )
     return loss
 
 
 def loop_simsiam(p_a, p_b, z_a, z_b):
     z_a, z_b = z_a.detach(), z_b.detach()
-    terms = [-cos(p_a[i], z_b[i]) / 2 - cos(p_b[i], z_a[i]) / 2 for i in range(len(p_a))]
+    terms = [
+        -cos(p_a[i], z_b[i]) / 2 - cos(p_b[i], z_a[i]) / 2 for i in range(len(p_a))
+    ]
     return sum(terms) / len(terms)
 
 
 def loop_byol(p, z):
     z = z.detach()
-    terms = [((p[i] / p[i].norm() - z[i] / z[i].norm()) ** 2).sum() for i in range(len(p))]
+    terms = [
+        ((p[i] / p[i].norm() - z[i] / z[i].norm()) ** 2).sum() for i in range(len(p))
+    ]
     return sum(terms) / len(terms)
 
 
@@ -262,7 +296,9 @@ def loop_dino(student, teacher, center=0.1, ts=0.1, tt=0.04):
             if s != t:
                 for n in range(student.shape[1]):
                     target = torch.softmax((teacher[t, n] - center) / tt, 0)
-                    terms.append(-(target * torch.log_softmax(student[s, n] / ts, 0)).sum())
+                    terms.append(
+                        -(target * torch.log_softmax(student[s, n] / ts, 0)).sum()
+                    )
     return sum(terms) / len(terms)
 
 
@@ -273,7 +309,10 @@ def loop_relations(q, k, queue, *, t, key_t, divergence):
         p = torch.softmax(torch.stack([(q[i] * x).sum() / t for x in queue]), 0)
         r = torch.softmax(torch.stack([(k[i] * x).sum() / key_t for x in queue]), 0)
         if divergence:
-            total = total + ((p * torch.log(p / r)).sum() + (r * torch.log(r / p)).sum()) / 2
+            total = (
+                total
+                + ((p * torch.log(p / r)).sum() + (r * torch.log(r / p)).sum()) / 2
+            )
         else:
             total = total - (r * torch.log(p)).sum()
     return total / len(q)
@@ -285,7 +324,9 @@ def value_and_gradients(function, *inputs, autocast=False):
         value = function(*leaves)
     assert value.ndim == 0
     value.backward()
-    return value.detach(), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+    return value.detach(), [
+        torch.zeros_like(x) if x.grad is None else x.grad for x in leaves
+    ]
 
 
 def check_loss(function, oracle, *inputs, exact=1e-9, single=2e-5):
@@ -318,7 +359,9 @@ def test_infonce(n, d, k, t):
 def test_infonce_at_identical_vectors_and_over_many_chunks(monkeypatch):
     q = unit(4, 6)
     queue = torch.cat([q, unit(40, 6, seed=3)])
-    monkeypatch.setattr("pretrain.methods.moco.CHUNK_ELEMENTS", {"cpu": 12})  # 3 keys at a time
+    monkeypatch.setattr(
+        "pretrain.methods.moco.CHUNK_ELEMENTS", {"cpu": 12}
+    )  # 3 keys at a time
     monkeypatch.setattr("pretrain.methods.moco.LEAST_KEYS", 1)
     for t in (0.01, 0.2):
         ours = lambda a, t=t: infonce_loss(a, q.to(a), queue.to(a), temperature=t)  # noqa: E731
@@ -347,18 +390,26 @@ def test_lorac(kind, prior):
     queries, key, queue = views[:3], views[3], unit(9, 8, seed=9)
     near = kind in ("1e-6", "1e-9")
     how = {"temperature": 0.2, "beta": 2.0, "prior": prior}
-    oracle = functools.partial(loop_lorac, key=key, queue=queue, t=0.2, beta=2.0, prior=prior)
+    oracle = functools.partial(
+        loop_lorac, key=key, queue=queue, t=0.2, beta=2.0, prior=prior
+    )
     expected, (expected_gradient,) = value_and_gradients(oracle, queries)
-    value, (gradient,) = value_and_gradients(lambda q: lorac_loss(q, key, queue, **how), queries)
+    value, (gradient,) = value_and_gradients(
+        lambda q: lorac_loss(q, key, queue, **how), queries
+    )
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
     # U V^T of views 1e-9 apart depends on the last digits of the input: 1e-16 / 1e-9
-    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-6, atol=1e-6 if near else 1e-9)
+    torch.testing.assert_close(
+        gradient, expected_gradient, rtol=1e-6, atol=1e-6 if near else 1e-9
+    )
     ours = lambda q: lorac_loss(q, key.float(), queue.float(), **how)  # noqa: E731
     value, (gradient,) = value_and_gradients(ours, queries.float(), autocast=True)
     torch.testing.assert_close(value.double(), expected, rtol=2e-5, atol=2e-5)
     assert gradient.isfinite().all()
     if not near and not (kind == "equal" and prior == "batch") and kind != "flat":
-        torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            gradient.double(), expected_gradient, rtol=1e-3, atol=1e-3
+        )
     # Views rounded to float32 are a matrix too, for which the gradient is exact
     rounded = queries.float().double()
     oracle = functools.partial(oracle, key=key.float().double())
@@ -374,7 +425,9 @@ def test_lorac_with_rows_of_their_own_and_gradient_to_them():
     def ours(large, small, key):
         rows = torch.cat([large, keys.to(large)])
         queries = torch.cat([large[1:], small])
-        return lorac_loss(queries, key, queue.to(large), temperature=0.2, beta=4.0, rows=rows)
+        return lorac_loss(
+            queries, key, queue.to(large), temperature=0.2, beta=4.0, rows=rows
+        )
 
     def loop(large, small, key):
         rows = torch.cat([large, keys])
@@ -393,7 +446,9 @@ def test_nuclear_norm_at_any_shape(shape):
 @pytest.mark.parametrize("apart", [1e-3, 1e-4, 1e-5, 3e-6, 1e-6])
 def test_nuclear_norm_of_near_views_is_that_of_the_float32_matrix(apart):
     """To 2e-5 where the Gram matrix lost half the digits; the papers' is off by 0.1 at 1e-5."""
-    near = F.normalize(unit(32, 1, 64) + apart * unit(32, 5, 64, seed=1), dim=-1).float()
+    near = F.normalize(
+        unit(32, 1, 64) + apart * unit(32, 5, 64, seed=1), dim=-1
+    ).float()
     _, (gradient,) = value_and_gradients(lambda x: nuclear_norm(x).sum(), near)
     loop = lambda x: sum(loop_nuclear(matrix) for matrix in x)  # noqa: E731
     _, (exact,) = value_and_gradients(loop, near.double())
@@ -421,18 +476,23 @@ def test_jcl_at_equal_and_nearly_equal_keys():
     ours = functools.partial(jcl_loss, temperature=0.2, lam=4.0)
     loop = no_key_gradient(functools.partial(loop_jcl, t=0.2, lam=4.0))
     for distance in (0.0, 1e-9):
-        keys = F.normalize(unit(1, 4, 6).expand(5, 4, 6) + distance * unit(5, 4, 6, seed=3), dim=-1)
+        keys = F.normalize(
+            unit(1, 4, 6).expand(5, 4, 6) + distance * unit(5, 4, 6, seed=3), dim=-1
+        )
         check_loss(ours, loop, unit(4, 6), keys, queue)
 
 
 @pytest.mark.parametrize("n", [1, 2, 6])
 @pytest.mark.parametrize(
-    ("l2", "reduction"), [(0.0, "mean"), (1.0, "mean"), (1.0, "pair_mean"), (1.0, "sum")]
+    ("l2", "reduction"),
+    [(0.0, "mean"), (1.0, "mean"), (1.0, "pair_mean"), (1.0, "sum")],
 )
 def test_mio(n, l2, reduction, monkeypatch):
     # Several blocks of rows
     monkeypatch.setattr("pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": 40})
-    ours = functools.partial(mio_loss, temperature=0.5, l2_weight=l2, l2_reduction=reduction)
+    ours = functools.partial(
+        mio_loss, temperature=0.5, l2_weight=l2, l2_reduction=reduction
+    )
     loop = functools.partial(loop_mio, t=0.5, l2=l2, reduction=reduction)
     check_loss(ours, loop, raw(n, 5), raw(n, 5, seed=1))
 
@@ -460,7 +520,14 @@ def test_arb(n, d, groups):
 
 
 @pytest.mark.parametrize(
-    "case", ["constant columns", "equal samples", "equal columns", "same views", "all constant"]
+    "case",
+    [
+        "constant columns",
+        "equal samples",
+        "equal columns",
+        "same views",
+        "all constant",
+    ],
 )
 @pytest.mark.parametrize("d", [4, 12])
 def test_arb_degenerate(case, d):
@@ -480,7 +547,8 @@ def test_arb_degenerate(case, d):
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(
-    "ablation", [{"align": "direct"}, {"loss": "mse"}, {"loss": "off_diagonal", "weight": 0.2}]
+    "ablation",
+    [{"align": "direct"}, {"loss": "mse"}, {"loss": "off_diagonal", "weight": 0.2}],
 )
 def test_arbs_ablations(ablation, groups):
     """Tables 3 and 4; directly aligned, both views get a gradient."""
@@ -495,7 +563,9 @@ def test_arbs_ablations(ablation, groups):
 def test_arb_over_instances_is_the_loss_of_the_transposed():
     a, b = raw(6, 20), raw(6, 20, seed=1)
     transposed = float(arb_loss(a.T, b.T))
-    assert float(arb_loss(a, b, over="instances")) == pytest.approx(transposed, rel=1e-12)
+    assert float(arb_loss(a, b, over="instances")) == pytest.approx(
+        transposed, rel=1e-12
+    )
 
 
 def test_arbs_curves_at_their_ends():
@@ -527,14 +597,20 @@ def test_cllr_at_low_rank_zero_columns_and_zero(norm):
     ours = functools.partial(cllr_regularizer, alpha=0.7, norm=norm)
     loop = functools.partial(loop_cllr, alpha=0.7, norm=norm)
     # Rounded to float32 the rank-one matrix has full rank
-    for projection, single in ((thin, 2.0), (holes, 1e-4), (torch.zeros_like(holes), 1e-4)):
+    for projection, single in (
+        (thin, 2.0),
+        (holes, 1e-4),
+        (torch.zeros_like(holes), 1e-4),
+    ):
         check_loss(ours, loop, raw(5, 6), projection, exact=1e-8, single=single)
 
 
 def test_the_released_reconstruction_ignores_the_scale_of_the_projection():
     phi, projection = raw(5, 6), raw(3, 6, seed=1)
     one = released_reconstruction(phi, projection)
-    assert float(one) == pytest.approx(float(released_reconstruction(phi, 1e-3 * projection)))
+    assert float(one) == pytest.approx(
+        float(released_reconstruction(phi, 1e-3 * projection))
+    )
     again = phi @ projection.T @ projection
     expected = (F.normalize(phi, dim=1) - F.normalize(again, dim=1)).norm() / 5
     assert float(one) == pytest.approx(float(expected))
@@ -542,7 +618,10 @@ def test_the_released_reconstruction_ignores_the_scale_of_the_projection():
 
 PAIR = (raw(4, 5), raw(4, 5, seed=1))
 QUEUE = (unit(4, 5), unit(4, 5, seed=1), unit(6, 5, seed=2))
-HCL, MULTI_CROP = functools.partial(hcl_loss, temperature=0.5), (raw(3, 4, 5), raw(2, 4, 5, seed=1))
+HCL, MULTI_CROP = (
+    functools.partial(hcl_loss, temperature=0.5),
+    (raw(3, 4, 5), raw(2, 4, 5, seed=1)),
+)
 DINO = functools.partial(dino_loss, student_temperature=0.1, teacher_temperature=0.04)
 CO2 = functools.partial(consistency_loss, temperature=0.1)
 LOOP_CO2 = functools.partial(loop_relations, t=0.1, key_t=0.1, divergence=True)
@@ -553,13 +632,25 @@ LOOP_HALF = functools.partial(loop_hcl, tau_plus=0.5)
 BASELINES = {
     "nt_xent": (functools.partial(nt_xent_loss, temperature=0.5), loop_nt_xent, PAIR),
     "hcl": (functools.partial(HCL, tau_plus=0.1, beta=1.0), loop_hcl, PAIR),
-    "dcl": (functools.partial(HCL, tau_plus=0.1, beta=0.0), lambda *z: loop_hcl(*z, beta=0), PAIR),
+    "dcl": (
+        functools.partial(HCL, tau_plus=0.1, beta=0.0),
+        lambda *z: loop_hcl(*z, beta=0),
+        PAIR,
+    ),
     "hcl clamped": (functools.partial(HCL, tau_plus=0.5, beta=1.0), LOOP_HALF, CLAMPED),
     "barlow_twins": (barlow_twins_loss, loop_barlow, PAIR),
     "vicreg": (vicreg_loss, loop_vicreg, PAIR),
-    "simsiam": (simsiam_loss, loop_simsiam, (*PAIR, raw(4, 5, seed=2), raw(4, 5, seed=3))),
+    "simsiam": (
+        simsiam_loss,
+        loop_simsiam,
+        (*PAIR, raw(4, 5, seed=2), raw(4, 5, seed=3)),
+    ),
     "byol": (cosine_loss, loop_byol, PAIR),
-    "dino": (lambda s, t: DINO(s, t, torch.full((5,), 0.1).to(s)), loop_dino, MULTI_CROP),
+    "dino": (
+        lambda s, t: DINO(s, t, torch.full((5,), 0.1).to(s)),
+        loop_dino,
+        MULTI_CROP,
+    ),
     "co2": (CO2, LOOP_CO2, QUEUE),
     "ressl": (RESSL, LOOP_RESSL, QUEUE),
 }
@@ -600,7 +691,9 @@ def test_w_mse_of_what_has_no_whitening_is_not_a_number():
 def test_nuclear_norm_of_unit_rows_is_between_sqrt_m_and_m(m):
     norms = nuclear_norm(unit(200, m, 8))
     assert float(norms.min()) >= math.sqrt(m) - 1e-9 and float(norms.max()) <= m + 1e-9
-    assert float(nuclear_norm(unit(1, 1, 8).expand(1, m, 8))) == pytest.approx(math.sqrt(m))
+    assert float(nuclear_norm(unit(1, 1, 8).expand(1, m, 8))) == pytest.approx(
+        math.sqrt(m)
+    )
     assert float(nuclear_norm(torch.eye(8)[None, :m])) == pytest.approx(m)
 
 
@@ -608,14 +701,20 @@ def test_lorac_with_infinite_beta_is_moco_m():
     queries, key, queue = unit(7, 4, 8), unit(4, 8, seed=1), unit(20, 8, seed=2)
     without = lorac_loss(queries, key, queue, temperature=0.2, beta=4.0, prior="none")
     for prior in ("laplace", "batch"):
-        infinite = lorac_loss(queries, key, queue, temperature=0.2, beta=math.inf, prior=prior)
+        infinite = lorac_loss(
+            queries, key, queue, temperature=0.2, beta=math.inf, prior=prior
+        )
         assert float(infinite) == float(without)
     pairs = [infonce_loss(q, key, queue, temperature=0.2) for q in queries]
     assert float(without) == pytest.approx(float(torch.stack(pairs).mean()), rel=1e-12)
 
 
 def test_half_precision_inputs_are_raised():
-    q, key, queue = unit(4, 8).half(), unit(4, 8, seed=1).half(), unit(9, 8, seed=2).half()
+    q, key, queue = (
+        unit(4, 8).half(),
+        unit(4, 8, seed=1).half(),
+        unit(9, 8, seed=2).half(),
+    )
     how = {"temperature": 0.2, "beta": 2.0}
     loss = lorac_loss(q[None], key, queue, **how)
     exact = lorac_loss(q[None].double(), key.double(), queue.double(), **how)
@@ -673,7 +772,9 @@ def test_inverse_root(ridge, kind):
     z = torch.stack([standardise(part) for part in z])
     gram = z.mT @ z
     values, vectors = torch.linalg.eigh(gram)
-    expected = (vectors * (values.clamp_min(0) + ridge).rsqrt().unsqueeze(-2)) @ vectors.mT
+    expected = (
+        vectors * (values.clamp_min(0) + ridge).rsqrt().unsqueeze(-2)
+    ) @ vectors.mT
     found = inverse_root(gram, ridge, largest=24)
     # What is used of it is its product with Z; an eigenvalue that is all rounding is eps / ridge off
     torch.testing.assert_close(z @ found, z @ expected, rtol=0, atol=1e-13 / ridge)

@@ -38,7 +38,9 @@ class WatchedTrunk(TinyTrunk):
     def __init__(self) -> None:
         super().__init__()
         self.passes: list[tuple[int, ...]] = []
-        self.register_forward_pre_hook(lambda _, inputs: self.passes.append(tuple(inputs[0].shape)))
+        self.register_forward_pre_hook(
+            lambda _, inputs: self.passes.append(tuple(inputs[0].shape))
+        )
 
 
 def build(views: int, classes: int = 5, **settings: Any) -> Method:
@@ -56,34 +58,57 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
     return Batch(views=views, labels=labels, index=torch.arange(BATCH), **when)
 
 
-@pytest.mark.parametrize(("settings", "views", "message"), [
-    ({"name": "moco", **KEYS}, 3, "takes 2 views"),
-    ({"name": "moco", **KEYS, "queue": 30}, 2, "no multiple of the batch size"),
-    ({"name": "moco", **KEYS, "queue": 0}, 2, "no multiple of the batch size"),
-    ({"name": "moco", **KEYS, "groups": 5}, 2, "groups do not divide"),
-    ({"name": "moco", **KEYS, "groups": 0}, 2, "groups do not divide"),
-    ({"name": "moco", **KEYS, "queue_per_view": True}, 2, "set method.symmetric too"),
-    ({"name": "lorac", **KEYS}, 2, "2 keys need more views"),
-    ({"name": "jcl", **KEYS}, 1, "at least one key view"),
-    ({"name": "simclr", "head": HEAD}, 1, "takes 2 views"),
-    ({"name": "arb", "head": HEAD, "groups": 4}, 2, "groups do not divide 6"),
-    ({"name": "arb", "head": HEAD, "groups": 0}, 2, "groups do not divide 6"),
-    ({"name": "w_mse", "head": HEAD, "size": 8}, 2, "whitens slices of 8"),
-    ({"name": "w_mse", "head": HEAD, "size": 0}, 2, "whitens slices of 0"),
-    ({"name": "cmc", "head": HEAD}, 2, "takes one view"),
-    ({"name": "cmc", "head": HEAD}, 1, "set arch to lab:resnet50,width=0.5"),
-    ({"name": "supervised"}, 2, "takes one view"),
-    ({"name": "co2", **KEYS, "symmetric": True}, 2, "not symmetric"),
-    ({"name": "ressl", **KEYS, "symmetric": True}, 2, "not symmetric"),
-    ({"name": "cllr", "inner": {"name": "swav"}}, 2, "cllr works on"),
-    ({**CLLR, "kept": 9}, 2, "set method.kept from 1 to 8"),
-    ({**CLLR, "reconstruction": "released"}, 2, "must be none"),
-    ({"name": "simclr", "head": {"layers": 0}}, 2, "must be greater than or equal to 1, not 0"),
-    ({"name": "simclr", "head": {"hidden": -3}}, 2, "hidden. must be greater than or equal to 1"),
-    ({"name": "simclr", "temperature": 0}, 2, "temperature. must be greater than 0"),
-    ({"name": "swav", "prototypes": 0}, 2, "prototypes. must be greater than or equal to 1"),
-    ({"name": "hcl", "tau_plus": 1}, 2, "tau_plus. must be less than 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "views", "message"),
+    [
+        ({"name": "moco", **KEYS}, 3, "takes 2 views"),
+        ({"name": "moco", **KEYS, "queue": 30}, 2, "no multiple of the batch size"),
+        ({"name": "moco", **KEYS, "queue": 0}, 2, "no multiple of the batch size"),
+        ({"name": "moco", **KEYS, "groups": 5}, 2, "groups do not divide"),
+        ({"name": "moco", **KEYS, "groups": 0}, 2, "groups do not divide"),
+        (
+            {"name": "moco", **KEYS, "queue_per_view": True},
+            2,
+            "set method.symmetric too",
+        ),
+        ({"name": "lorac", **KEYS}, 2, "2 keys need more views"),
+        ({"name": "jcl", **KEYS}, 1, "at least one key view"),
+        ({"name": "simclr", "head": HEAD}, 1, "takes 2 views"),
+        ({"name": "arb", "head": HEAD, "groups": 4}, 2, "groups do not divide 6"),
+        ({"name": "arb", "head": HEAD, "groups": 0}, 2, "groups do not divide 6"),
+        ({"name": "w_mse", "head": HEAD, "size": 8}, 2, "whitens slices of 8"),
+        ({"name": "w_mse", "head": HEAD, "size": 0}, 2, "whitens slices of 0"),
+        ({"name": "cmc", "head": HEAD}, 2, "takes one view"),
+        ({"name": "cmc", "head": HEAD}, 1, "set arch to lab:resnet50,width=0.5"),
+        ({"name": "supervised"}, 2, "takes one view"),
+        ({"name": "co2", **KEYS, "symmetric": True}, 2, "not symmetric"),
+        ({"name": "ressl", **KEYS, "symmetric": True}, 2, "not symmetric"),
+        ({"name": "cllr", "inner": {"name": "swav"}}, 2, "cllr works on"),
+        ({**CLLR, "kept": 9}, 2, "set method.kept from 1 to 8"),
+        ({**CLLR, "reconstruction": "released"}, 2, "must be none"),
+        (
+            {"name": "simclr", "head": {"layers": 0}},
+            2,
+            "must be greater than or equal to 1, not 0",
+        ),
+        (
+            {"name": "simclr", "head": {"hidden": -3}},
+            2,
+            "hidden. must be greater than or equal to 1",
+        ),
+        (
+            {"name": "simclr", "temperature": 0},
+            2,
+            "temperature. must be greater than 0",
+        ),
+        (
+            {"name": "swav", "prototypes": 0},
+            2,
+            "prototypes. must be greater than or equal to 1",
+        ),
+        ({"name": "hcl", "tau_plus": 1}, 2, "tau_plus. must be less than 1"),
+    ],
+)
 def test_refusals_are_one_line(settings, views, message):
     with pytest.raises(BadInput, match=message) as caught:
         build(views, **settings)
@@ -95,7 +120,10 @@ def test_multi_crop_makes_one_pass_per_resolution_and_14_pairs():
     method = build(8, name="lorac", **KEYS, prior_from=0.0)
     method.backbone.passes.clear()
     method(batch([12] * 3 + [8] * 5))
-    queries, keys = [(3 * BATCH, 3, 12, 12), (5 * BATCH, 3, 8, 8)], [(2 * BATCH, 3, 12, 12)]
+    queries, keys = (
+        [(3 * BATCH, 3, 12, 12), (5 * BATCH, 3, 8, 8)],
+        [(2 * BATCH, 3, 12, 12)],
+    )
     # The key encoder, a copy, reports to the same list
     assert method.backbone.passes == queries + keys
 
@@ -105,7 +133,16 @@ def test_multi_crop_pairs_and_rows(monkeypatch):
     real = lorac.lorac_loss
 
     def recorded(queries, key, queue, **kwargs):
-        calls.append((queries, key, queue, kwargs["rows"], kwargs["temperature"], kwargs["prior"]))
+        calls.append(
+            (
+                queries,
+                key,
+                queue,
+                kwargs["rows"],
+                kwargs["temperature"],
+                kwargs["prior"],
+            )
+        )
         return real(queries, key, queue, **kwargs)
 
     monkeypatch.setattr(lorac, "lorac_loss", recorded)
@@ -114,14 +151,24 @@ def test_multi_crop_pairs_and_rows(monkeypatch):
         calls.clear()
         method(batch([12] * 3 + [8] * 5, epoch=epoch))
         assert [c[0].shape[0] for c in calls] == [7, 7]
-        assert all(c[3].shape == (5, BATCH, 6) for c in calls)  # 3 large queries and 2 keys
+        assert all(
+            c[3].shape == (5, BATCH, 6) for c in calls
+        )  # 3 large queries and 2 keys
         assert torch.equal(calls[0][3], calls[1][3])
-        assert torch.equal(calls[0][3][3], calls[0][1]) and torch.equal(calls[0][3][4], calls[1][1])
+        assert torch.equal(calls[0][3][3], calls[0][1]) and torch.equal(
+            calls[0][3][4], calls[1][1]
+        )
         assert torch.equal(calls[0][0][0], calls[1][3][1])  # key 0 meets queries 1..7
-        assert torch.equal(calls[1][0][0], calls[0][3][0])  # key 1 meets queries 0, 2..7
+        assert torch.equal(
+            calls[1][0][0], calls[0][3][0]
+        )  # key 1 meets queries 0, 2..7
         assert {c[5] for c in calls} == {"none" if epoch == 0 else "laplace"}
-        assert [c[2].data_ptr() for c in calls] == [q.data_ptr() for q in method.queue.keys]
-    released = build(8, name="lorac", **KEYS, prior_from=0.5, drop_tau=True, swap_queues=True)
+        assert [c[2].data_ptr() for c in calls] == [
+            q.data_ptr() for q in method.queue.keys
+        ]
+    released = build(
+        8, name="lorac", **KEYS, prior_from=0.5, drop_tau=True, swap_queues=True
+    )
     for epoch, temperature in ((0, 0.2), (2, 1.0)):
         calls.clear()
         released(batch([12] * 3 + [8] * 5, epoch=epoch))
@@ -131,8 +178,14 @@ def test_multi_crop_pairs_and_rows(monkeypatch):
 
 def test_moco_m_is_lorac_without_prior():
     views = batch([8] * 4, epoch=3)
-    kinds = (("moco_m", {}), ("lorac", {"prior": "none"}), ("lorac", {"beta": math.inf}))
-    losses = [build(4, name=name, **KEYS, **extra)(views)["loss"] for name, extra in kinds]
+    kinds = (
+        ("moco_m", {}),
+        ("lorac", {"prior": "none"}),
+        ("lorac", {"beta": math.inf}),
+    )
+    losses = [
+        build(4, name=name, **KEYS, **extra)(views)["loss"] for name, extra in kinds
+    ]
     assert float(losses[0]) == float(losses[1]) == float(losses[2])
 
 
@@ -171,7 +224,12 @@ def test_key_encoder_is_the_moving_average_of_the_parameters_only():
 
 def test_a_queue_for_each_view_holds_that_views_negatives():
     """Against a loop: a view's query meets the other view's key and that view's earlier keys."""
-    case = {**CASES["moco two queues"], "groups": 1, "query_batchnorm": "sync", "temperature": 0.3}
+    case = {
+        **CASES["moco two queues"],
+        "groups": 1,
+        "query_batchnorm": "sync",
+        "temperature": 0.3,
+    }
     method, _ = small_build(case)
     given = batch([8, 8])
     views = [view.double() for view in given.views]
@@ -181,7 +239,10 @@ def test_a_queue_for_each_view_holds_that_views_negatives():
     found = [p.grad.clone() for p in method.projector.parameters()]
     again, _ = small_build(case)
     with torch.no_grad():
-        k = [nn.functional.normalize(again.key_encoder.encoder(view), dim=1) for view in views]
+        k = [
+            nn.functional.normalize(again.key_encoder.encoder(view), dim=1)
+            for view in views
+        ]
     total = 0.0
     for query, key in ((0, 1), (1, 0)):
         q = nn.functional.normalize(again.network(views[query]), dim=1)
@@ -230,7 +291,9 @@ def test_accumulated_micro_batches_fill_the_queue_as_the_whole_batch_does():
 
 
 def test_cllr_projection_gets_the_regularizers_gradient():
-    method = build(2, name="cllr", inner={"name": "simclr", "head": HEAD}, alpha=0.5, rows=4)
+    method = build(
+        2, name="cllr", inner={"name": "simclr", "head": HEAD}, alpha=0.5, rows=4
+    )
     terms = method(batch([8, 8]))
     terms["loss"].backward()
     assert method.projection.grad.abs().max() > 0
@@ -261,12 +324,22 @@ def test_cllr_keeps_columns_of_L():
 def test_cllr_says_how_much_of_L_is_left():
     phi = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     half = torch.diag(torch.tensor([1.0] * 4 + [0.0] * 4))
-    for projection, rank, kept in ((torch.eye(8), 8, 1.0), (0 * half, 0, 0.0), (half, 4, None)):
+    for projection, rank, kept in (
+        (torch.eye(8), 8, 1.0),
+        (0 * half, 0, 0.0),
+        (half, 4, None),
+    ):
         told = alive(phi, projection, scaled=False)
-        part = float(phi[:, :4].square().sum() / phi.square().sum()) if kept is None else kept
+        part = (
+            float(phi[:, :4].square().sum() / phi.square().sum())
+            if kept is None
+            else kept
+        )
         assert float(told["rank_L"]) == pytest.approx(rank, abs=1e-6)
         assert float(told["kept_L"]) == pytest.approx(part, abs=1e-6)
-    assert float(alive(phi, 5 * torch.eye(8), scaled=True)["kept_L"]) == pytest.approx(1.0)
+    assert float(alive(phi, 5 * torch.eye(8), scaled=True)["kept_L"]) == pytest.approx(
+        1.0
+    )
 
 
 def test_a_collapse_of_L_is_said(caplog):
@@ -284,10 +357,17 @@ def test_a_collapse_of_L_is_said(caplog):
 
 def test_cllr_as_released_starts_at_randn_and_passes_views_one_by_one():
     inner = {"name": "simclr", "head": HEAD, "together": False}
-    released = {"norm": "none", "reconstruction": "released", "start": "randn", "rows": 4}
+    released = {
+        "norm": "none",
+        "reconstruction": "released",
+        "start": "randn",
+        "rows": 4,
+    }
     method = build(2, name="cllr", inner=inner, **released)
     assert method.projection.shape == (4, 8)
-    assert not torch.allclose(method.projection @ method.projection.T, torch.eye(4), atol=0.1)
+    assert not torch.allclose(
+        method.projection @ method.projection.T, torch.eye(4), atol=0.1
+    )
     method.backbone.passes.clear()
     terms = method(batch([8, 8]))
     assert method.backbone.passes == [(BATCH, 3, 8, 8)] * 2
@@ -295,11 +375,14 @@ def test_cllr_as_released_starts_at_randn_and_passes_views_one_by_one():
     assert method.heads()["lphi.0.weight"].shape == (4, 8)
 
 
-@pytest.mark.parametrize(("one_by_one", "passes"), [
-    ({"name": "swav", "head": HEAD, "prototypes": 10}, [BATCH] * 2),
-    ({"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9}, [BATCH] * 4),
-    ({"name": "simclr", "head": HEAD}, [BATCH] * 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("one_by_one", "passes"),
+    [
+        ({"name": "swav", "head": HEAD, "prototypes": 10}, [BATCH] * 2),
+        ({"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9}, [BATCH] * 4),
+        ({"name": "simclr", "head": HEAD}, [BATCH] * 2),
+    ],
+)
 def test_views_one_by_one_have_statistics_of_their_own(one_by_one, passes):
     """As solo-learn passes them, the teacher's too; together, two views are one batch."""
     whole, apart = build(2, **one_by_one), build(2, **one_by_one, together=False)
@@ -308,7 +391,9 @@ def test_views_one_by_one_have_statistics_of_their_own(one_by_one, passes):
         method.backbone.passes.clear()
         method(batch([8, 8]))
         assert [shape[0] for shape in method.backbone.passes] == sizes
-    losses = [float(method(batch([8, 8]))["loss"].detach()) for method in (whole, apart)]
+    losses = [
+        float(method(batch([8, 8]))["loss"].detach()) for method in (whole, apart)
+    ]
     assert losses[0] != losses[1]
 
 
@@ -316,7 +401,9 @@ def test_cmc_finds_each_sense_in_the_memory_of_the_other():
     """Against a loop: the positive is the image's other sense, negatives are drawn from it."""
     method, _ = small_build({**CASES["cmc"], "temperature": 0.2, "momentum": 0.25})
     given = batch([8])
-    given = replace(given, views=[given.views[0].double()], index=torch.arange(BATCH) + 3)
+    given = replace(
+        given, views=[given.views[0].double()], index=torch.arange(BATCH) + 3
+    )
     memory = method.memory.clone()
     with torch.no_grad():
         phi = method.backbone(given.views[0])
@@ -327,7 +414,9 @@ def test_cmc_finds_each_sense_in_the_memory_of_the_other():
     for own, other in ((0, 1), (1, 0)):
         for i in range(BATCH):
             others = [memory[other, int(n)] for n in drawn]
-            scores = [float(z[own][i] @ k) / 0.2 for k in [memory[other, i + 3], *others]]
+            scores = [
+                float(z[own][i] @ k) / 0.2 for k in [memory[other, i + 3], *others]
+            ]
             total += (math.log(sum(map(math.exp, scores))) - scores[0]) / BATCH
     assert float(method(given)["loss"]) == pytest.approx(total, rel=1e-9)
     method.after_step(0.5)
@@ -381,7 +470,9 @@ def test_views_are_finished_without_a_wait(pipeline, shapes, gpu):
     views = ViewsConfig(pipeline=pipeline, crops=(Crops(count=2, size=16),))
     recipe = tiny_pretraining.config(views=views)
     found = catalog.open_split(shapes(8), "shapes", "train")
-    batches = data.ViewBatches(found, recipe, cache_bytes=0, device_colour=pipeline == "fast")
+    batches = data.ViewBatches(
+        found, recipe, cache_bytes=0, device_colour=pipeline == "fast"
+    )
     loaded = batches.__getitems__([(0, i) for i in range(8)])
     made = []
     for device in (torch.device("cpu"), CUDA, CUDA):
@@ -401,7 +492,9 @@ def test_optimisers_do_not_wait(name, gpu):
     there.to("cuda")
     weights = []
     for module, device in ((here, "cpu"), (there, "cuda")):
-        settings = Optim(name=name, lr=0.1, weight_decay=1e-2, decay_1d=False, adapt_1d=False)
+        settings = Optim(
+            name=name, lr=0.1, weight_decay=1e-2, decay_1d=False, adapt_1d=False
+        )
         optimizer = optim.of_recipe(tiny_pretraining.config(optim=settings), module)
         x = torch.ones(2, 4).to(device)
         for _ in range(2):

@@ -18,7 +18,10 @@ from backbench.parallel import division
 GROUPED = ("lorac", "moco_m", "moco", "jcl", "supervised", "co2")
 # What one child makes: on so many ranks these methods
 PLANS = {
-    "few": {2: tuple(CASES), 4: ("moco local", "lorac one key")},  # two groups, each on two ranks
+    "few": {
+        2: tuple(CASES),
+        4: ("moco local", "lorac one key"),
+    },  # two groups, each on two ranks
     "many": dict.fromkeys((1, 2, 4, 8), GROUPED),
     "a gpu each": {2: ("moco sync symmetric",)},
     "gpus": {2: tuple(CASES)},
@@ -48,7 +51,9 @@ def alone(name: str) -> dict[str, torch.Tensor]:
 
 
 def places(plan: str) -> list[tuple[str, str, int]]:
-    return [(plan, name, ranks) for ranks, names in PLANS[plan].items() for name in names]
+    return [
+        (plan, name, ranks) for ranks, names in PLANS[plan].items() for name in names
+    ]
 
 
 FAST, SLOW = places("few") + places("a gpu each"), places("many") + places("gpus")
@@ -59,7 +64,9 @@ EVERY = [*FAST, *(pytest.param(*place, marks=pytest.mark.slow) for place in SLOW
 def test_ranks_equal_one_process(made, plan, name, ranks):
     expected = alone(name)
     assert expected["0 loss"].dtype == torch.float64
-    saved = [torch.load(made(plan) / f"{ranks}-{rank}.pt")[name] for rank in range(ranks)]
+    saved = [
+        torch.load(made(plan) / f"{ranks}-{rank}.pt")[name] for rank in range(ranks)
+    ]
     for found in saved:
         waits = found.pop("waits", [])
         assert not waits, "\n".join(waits)
@@ -68,7 +75,9 @@ def test_ranks_equal_one_process(made, plan, name, ranks):
             said = {"msg": lambda m, k=key: f"{k}: {m}"}
             torch.testing.assert_close(found[key], value, rtol=1e-7, atol=1e-8, **said)
             if "queue" in key or "memory" in key or "center" in key:
-                assert torch.equal(found[key], saved[0][key]), f"{key} differs between the ranks"
+                assert torch.equal(found[key], saved[0][key]), (
+                    f"{key} differs between the ranks"
+                )
     of_trunk = [v for k, v in expected.items() if "grad " in k and "backbone" in k]
     assert any(float(v.abs().max()) > 1e-6 for v in of_trunk)
 
@@ -88,19 +97,29 @@ def test_local_batch_norm_is_not_synchronised_batch_norm():
 def test_groups_and_ranks_that_do_not_nest_are_refused():
     for groups, ranks in ((4, 8), (8, 4), (4, 1), (1, 32), (8, 8)):
         division.check_nesting(groups, ranks)
-    for groups, ranks, better in ((4, 6, "4 or 8"), (8, 12, "8 or 16"), (8, 3, "2 or 8")):
-        with pytest.raises(BadInput, match=f"do not nest: .*; start {better} processes"):
+    for groups, ranks, better in (
+        (4, 6, "4 or 8"),
+        (8, 12, "8 or 16"),
+        (8, 3, "2 or 8"),
+    ):
+        with pytest.raises(
+            BadInput, match=f"do not nest: .*; start {better} processes"
+        ):
             division.check_nesting(groups, ranks)
 
 
-def work(rank: int, ranks: int, folder: Path, names: tuple[str, ...], on_gpus: bool) -> None:
+def work(
+    rank: int, ranks: int, folder: Path, names: tuple[str, ...], on_gpus: bool
+) -> None:
     store = f"file://{folder}/store-{ranks}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
     out = {}
     for name in names:
         if on_gpus:
             found, waits = train_on_pretended_gpu(CASES[name], wrapped=False)
-            out[name] = {key: value.host for key, value in found.items()} | {"waits": waits}
+            out[name] = {key: value.host for key, value in found.items()} | {
+                "waits": waits
+            }
         else:
             out[name] = train(CASES[name])
     torch.save(out, folder / f"{ranks}-{rank}.pt")
@@ -111,4 +130,6 @@ if __name__ == "__main__":
     where, plan = sys.argv[1:]
     for count, names in PLANS[plan].items():
         arguments = (count, Path(where), names, "gpu" in plan)
-        torch.multiprocessing.start_processes(work, arguments, nprocs=count, start_method="fork")
+        torch.multiprocessing.start_processes(
+            work, arguments, nprocs=count, start_method="fork"
+        )

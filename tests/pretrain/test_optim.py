@@ -13,7 +13,13 @@ from pretrain.recipe import Optim
 
 def network():
     torch.manual_seed(0)
-    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 5)
+    layers = (
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 16, 5),
+    )
     return nn.Sequential(*layers)
 
 
@@ -37,13 +43,24 @@ def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip, vector
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["loop", "fused"])
-@pytest.mark.parametrize(("lr", "trust", "clip", "vectors"), [
-    (1.8, 0.001, False, True), (0.01, 0.02, True, True), (1.8, 0.02, True, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lr", "trust", "clip", "vectors"),
+    [
+        (1.8, 0.001, False, True),
+        (0.01, 0.02, True, True),
+        (1.8, 0.02, True, False),
+    ],
+)
 def test_lars_is_larc(fused, lr, trust, clip, vectors):
     """The batch norm bias starts at 0: its first step is raw, as the paper's code does it."""
     module, other = network(), network()
-    settings = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-2, "trust": trust, "clip": clip}
+    settings = {
+        "lr": lr,
+        "momentum": 0.9,
+        "weight_decay": 1e-2,
+        "trust": trust,
+        "clip": clip,
+    }
     given = Optim(lr=lr, weight_decay=1e-2, decay_1d=vectors, adapt_1d=vectors)
     groups = optim.parameter_groups(module, given)
     optimizer = optim.LARS(groups, lr, trust=trust, clip=clip, fused=fused)
@@ -70,7 +87,11 @@ def test_parameter_groups_split_vectors_only_when_they_differ():
     matrices, vectors = optim.parameter_groups(module, settings)
     assert {p.ndim for p in matrices["params"]} == {4}
     assert {p.ndim for p in vectors["params"]} == {1}
-    assert (vectors["weight_decay"], vectors["adapt"], vectors["peak"]) == (0.0, False, 0.0048)
+    assert (vectors["weight_decay"], vectors["adapt"], vectors["peak"]) == (
+        0.0,
+        False,
+        0.0048,
+    )
     assert matrices["weight_decay"] == 1e-4
 
 
@@ -81,7 +102,9 @@ def rates_of(module, **settings):
 
 
 def test_a_group_with_its_own_peak_follows_the_same_curve():
-    rates = rates_of(network(), lr=0.2, lr_1d=0.0048, reference_batch=256, final_lr=0.02)
+    rates = rates_of(
+        network(), lr=0.2, lr_1d=0.0048, reference_batch=256, final_lr=0.02
+    )
     for step, share in ((0, 1.0), (100, 0.55), (200, 0.1)):
         assert rates.set(step) == rates.at(step) == pytest.approx(0.4 * share)
         have = [group["lr"] for group in rates.optimizer.param_groups]
@@ -95,7 +118,9 @@ def test_a_part_of_constant_rate_keeps_its_peak(inside):
     if inside:
         module = nn.ModuleDict({"inner": module})
     how = {"momentum": 0.0, "weight_decay": 0.0, "warmup_epochs": 2}
-    rates = rates_of(module, lr=0.05, reference_batch=256, constant_lr=("predictor",), **how)
+    rates = rates_of(
+        module, lr=0.05, reference_batch=256, constant_lr=("predictor",), **how
+    )
     for step, share in ((0, 0.0), (10, 0.5), (20, 1.0), (110, 0.5), (200, 0.0)):
         assert rates.set(step) == pytest.approx(0.1 * share)
         before = {name: p.detach().clone() for name, p in module.named_parameters()}
@@ -104,7 +129,9 @@ def test_a_part_of_constant_rate_keeps_its_peak(inside):
         for name, p in module.named_parameters():
             rate = 0.1 if "predictor" in name else 0.1 * share
             torch.testing.assert_close(p.detach(), before[name] - rate * p.grad)
-    with pytest.raises(BadInput, match="has no part 'predictr'; did you mean 'predictor'"):
+    with pytest.raises(
+        BadInput, match="has no part 'predictr'; did you mean 'predictor'"
+    ):
         rates_of(module, lr=0.05, constant_lr=("predictr",))
 
 
@@ -115,7 +142,10 @@ def test_biases_alone_are_trained_where_the_peak_is_zero():
     before = [p.clone() for p in module.parameters()]
     gradients(module, 0)
     assert rates.set(10) == 0.0
-    assert [group["lr"] for group in rates.optimizer.param_groups] == [0.0, pytest.approx(0.05)]
+    assert [group["lr"] for group in rates.optimizer.param_groups] == [
+        0.0,
+        pytest.approx(0.05),
+    ]
     rates.optimizer.step()
     for p, old in zip(module.parameters(), before):
         assert torch.equal(p, old) == (p.ndim > 1)
@@ -123,26 +153,44 @@ def test_biases_alone_are_trained_where_the_peak_is_zero():
         rates_of(module, lr=0.0, final_lr=0.1)
 
 
-@pytest.mark.parametrize(("settings", "expected"), [
-    ({"schedule": "cosine", "final_lr": 0.01}, {0: 1.0, 100: 0.505, 199: 0.01006}),
-    ({"warmup_epochs": 2, "warmup_lr": 0.1}, {0: 0.1, 10: 0.55, 20: 1.0, 110: 0.5}),
-    ({"schedule": "cosine_epoch"}, {0: 1.0, 9: 1.0, 10: 0.99384, 109: 0.5}),
-    ({"schedule": "step", "milestones": (12, 16)}, {0: 1, 119: 1, 120: 0.1, 160: 0.01}),
-    ({"schedule": "constant"}, {0: 1.0, 199: 1.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"schedule": "cosine", "final_lr": 0.01}, {0: 1.0, 100: 0.505, 199: 0.01006}),
+        ({"warmup_epochs": 2, "warmup_lr": 0.1}, {0: 0.1, 10: 0.55, 20: 1.0, 110: 0.5}),
+        ({"schedule": "cosine_epoch"}, {0: 1.0, 9: 1.0, 10: 0.99384, 109: 0.5}),
+        (
+            {"schedule": "step", "milestones": (12, 16)},
+            {0: 1, 119: 1, 120: 0.1, 160: 0.01},
+        ),
+        ({"schedule": "constant"}, {0: 1.0, 199: 1.0}),
+    ],
+)
 def test_the_course_of_the_rates(settings, expected):
     rates = rates_of(network(), lr=1.0, **settings)
-    assert {step: rates.share(step) for step in expected} == pytest.approx(expected, abs=1e-5)
+    assert {step: rates.share(step) for step in expected} == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 def test_a_trunks_tokens_and_positions_go_with_the_biases():
     """The trunk says which they are, wherever it stands in the method."""
     arch = "timm:vit_tiny_patch16_224,depth=1,embed_dim=24,img_size=32,num_heads=2,patch_size=8"
-    method = nn.ModuleDict({"backbone": archs.build_trunk(arch), "head": nn.Linear(24, 3)})
-    groups = optim.parameter_groups(method, Optim(lr=1.0, weight_decay=0.1, decay_1d=False))
+    method = nn.ModuleDict(
+        {"backbone": archs.build_trunk(arch), "head": nn.Linear(24, 3)}
+    )
+    groups = optim.parameter_groups(
+        method, Optim(lr=1.0, weight_decay=0.1, decay_1d=False)
+    )
     decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
     found = {name: decay[id(p)] for name, p in method.named_parameters()}
     assert len(found) == len(decay)
     spared = {name for name, value in found.items() if value == 0.0}
-    assert {"backbone.model.cls_token", "backbone.model.pos_embed", "head.bias"} <= spared
-    assert found["head.weight"] == found["backbone.model.blocks.0.attn.qkv.weight"] == 0.1
+    assert {
+        "backbone.model.cls_token",
+        "backbone.model.pos_embed",
+        "head.bias",
+    } <= spared
+    assert (
+        found["head.weight"] == found["backbone.model.blocks.0.attn.qkv.weight"] == 0.1
+    )

@@ -24,8 +24,16 @@ from pretrain.recipe import PretrainConfig
 
 FOLDER = config.configs_dir() / "pretrain"
 NAMES = sorted(config.recipe_names("pretrain"))
-IMAGES = {"imagenet": 1_281_167, "imagenet100": 126_689, "stl10": 100_000, "digits": 900}
-CHEAPEST = ("jcl/jcl_imagenet", "mio/mio_d_cifar10_code")  # whose step the fast tests make
+IMAGES = {
+    "imagenet": 1_281_167,
+    "imagenet100": 126_689,
+    "stl10": 100_000,
+    "digits": 900,
+}
+CHEAPEST = (
+    "jcl/jcl_imagenet",
+    "mio/mio_d_cifar10_code",
+)  # whose step the fast tests make
 BATCH = 16
 
 
@@ -50,10 +58,16 @@ def build(name: str) -> None:
     recipe = load(name)
     views = sum(group.count for group in recipe.views.crops)
     images = IMAGES.get(recipe.data.dataset, 50_000)
-    sizes = {"batch_size": recipe.batch_size, "accumulate": recipe.accumulate, "views": views}
+    sizes = {
+        "batch_size": recipe.batch_size,
+        "accumulate": recipe.accumulate,
+        "views": views,
+    }
     setup = Setup(**sizes, seed=recipe.seed, images=images, classes=10)
     with torch.device("meta"):
-        trunk = build_trunk(recipe.arch, recipe.stem, zero_init_residual=recipe.zero_init_residual)
+        trunk = build_trunk(
+            recipe.arch, recipe.stem, zero_init_residual=recipe.zero_init_residual
+        )
         method = build_method(recipe.method, trunk, setup)
     assert method.backbone is not None
     optimizer = optim.of_recipe(recipe, method)
@@ -67,7 +81,9 @@ def test_expected_numbers_are_published():
         for key in recipe.expected:
             found = [row for row in rows if row.key == key]
             assert found, f"{key} is not in published.csv"
-            assert {row.arch for row in found} == {published.arch_in_tables(recipe.arch)}
+            assert {row.arch for row in found} == {
+                published.arch_in_tables(recipe.arch)
+            }
             trained = recipe.stop_after_epochs or recipe.epochs
             assert {row.epochs for row in found} <= {trained, None}, key
         assert len(set(recipe.expected)) == len(recipe.expected)
@@ -108,11 +124,14 @@ def test_every_recipe_runs_on_so_many_processes(processes):
             division.check_nesting(method.groups, processes)
 
 
-@pytest.mark.parametrize(("name", "images", "trained"), [
-    ("mio/mio_d_cifar10", 50_000, 50_000),
-    ("mio/mio_a_cifar100_code", 50_000, 40_000),
-    ("mio/mio_best_stl10_code", 5_000, 4_500),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "images", "trained"),
+    [
+        ("mio/mio_d_cifar10", 50_000, 50_000),
+        ("mio/mio_a_cifar100_code", 50_000, 40_000),
+        ("mio/mio_best_stl10_code", 5_000, 4_500),
+    ],
+)
 def test_mio_as_released_holds_a_part_out(name, images, trained):
     paths = tuple(f"{i:05}" for i in range(images))
     found = ImageList(Path("cifar"), paths, (0,) * images, ("a", "b"))
@@ -125,12 +144,18 @@ def smaller(recipe):
     """Overrides that make a step affordable and keep views, sizes, groups, layers and norms."""
     sizes = sorted({crops.size for crops in recipe.views.crops}, reverse=True)
     tiny = dict(zip(sizes, (16, 12)))
-    crops = [{**dataclasses.asdict(c), "size": tiny[c.size]} for c in recipe.views.crops]
+    crops = [
+        {**dataclasses.asdict(c), "size": tiny[c.size]} for c in recipe.views.crops
+    ]
     # CMC's trunk is a pair of networks, and stays one
     arch = "lab:resnet18,width=0.5" if recipe.arch.startswith("lab:") else "resnet18"
     out = {"views.crops": crops, "batch_size": BATCH, "arch": arch, "log_every": 1}
     # One step: the loop's own end, the schedule's length stays
-    out |= {"epochs": recipe.epochs and 1, "stop_after_epochs": None, "optim.warmup_epochs": 0.0}
+    out |= {
+        "epochs": recipe.epochs and 1,
+        "stop_after_epochs": None,
+        "optim.warmup_epochs": 0.0,
+    }
     out |= method_overrides("method", dataclasses.asdict(recipe.method))
     return [f"{key}={json.dumps(value)}" for key, value in out.items()]
 
@@ -142,8 +167,20 @@ def method_overrides(at, method):
     for head in ("head", "predictor"):
         if head in method:
             out |= {f"{at}.{head}.hidden": 32, f"{at}.{head}.dim": columns}
-    sizes = {"queue": 2 * BATCH, "prototypes": 12, "negatives": 8, "size": BATCH, "hidden": 32}
-    for key, value in {**sizes, "bottleneck": 8, "dim": 24, "kept": 5, "rows": 7}.items():
+    sizes = {
+        "queue": 2 * BATCH,
+        "prototypes": 12,
+        "negatives": 8,
+        "size": BATCH,
+        "hidden": 32,
+    }
+    for key, value in {
+        **sizes,
+        "bottleneck": 8,
+        "dim": 24,
+        "kept": 5,
+        "rows": 7,
+    }.items():
         if method.get(key):
             out[f"{at}.{key}"] = value
     if "inner" in method:

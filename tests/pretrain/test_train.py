@@ -73,7 +73,14 @@ def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
     rows = read_metrics(out)
     steps = [row for row in rows if "loss" in row]
     assert [row["step"] for row in steps] == list(range(6))
-    for name in ("lr", "feature_std", "effective_rank", "images_per_s", "waiting", "memory_gib"):
+    for name in (
+        "lr",
+        "feature_std",
+        "effective_rank",
+        "images_per_s",
+        "waiting",
+        "memory_gib",
+    ):
         assert all(name in row for row in steps), name
     assert all(0 <= row["waiting"] <= 1 for row in steps)
     assert [row["epoch"] for row in rows if "knn" in row] == [0, 1]
@@ -95,10 +102,16 @@ def test_a_checkpoint_that_no_run_made_is_not_its_result(pretrain, trunk, tmp_pa
     assert [file.name for file in out.iterdir()] == [CHECKPOINT_FILE]
 
 
-def test_no_epochs_save_the_trunk_that_every_method_starts_from(pretrain, tmp_path, root):
+def test_no_epochs_save_the_trunk_that_every_method_starts_from(
+    pretrain, tmp_path, root
+):
     (root / "without.yaml").write_text(tiny_pretraining.recipe(method=None))
     random = ["method={name: random}"]
-    for name, overrides in {"random": random, "moco": MOCO, "other": [*random, "seed=1"]}.items():
+    for name, overrides in {
+        "random": random,
+        "moco": MOCO,
+        "other": [*random, "seed=1"],
+    }.items():
         out = tmp_path / name
         assert pretrain(out, *overrides, "epochs=0", recipe="without.yaml")[0] == 0
     assert digest(tmp_path / "random") == digest(tmp_path / "moco")
@@ -110,8 +123,13 @@ def test_no_epochs_save_the_trunk_that_every_method_starts_from(pretrain, tmp_pa
         assert not torch.equal(still[key], moved[key])
 
 
-def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at_step, tmp_path):
-    rows = ("log_every=4", "knn_every=1")  # a row spans a restart, and a stop ends a score
+def test_a_signal_saves_and_the_same_command_continues_exactly(
+    pretrain, kill_at_step, tmp_path
+):
+    rows = (
+        "log_every=4",
+        "knn_every=1",
+    )  # a row spans a restart, and a stop ends a score
     assert pretrain(tmp_path / "whole", *rows)[0] == 0
     out = tmp_path / "parts"
     kill_at_step(2, signal.SIGUSR2)
@@ -129,42 +147,83 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
 
     def numbers(run):
         timing = ("images_per_s", "waiting", "memory_gib")
-        return [{k: v for k, v in row.items() if k not in timing} for row in read_metrics(run)]
+        return [
+            {k: v for k, v in row.items() if k not in timing}
+            for row in read_metrics(run)
+        ]
 
     assert numbers(out) == numbers(tmp_path / "whole")
     assert [row["step"] for row in numbers(out)] == [2, 3, 5, 5]
 
 
-@pytest.mark.parametrize(("overrides", "message"), [
-    ([*MOCO, "method.groups=4", "accumulate=4"], "4 batch norm groups do not divide the 2 images"),
-    (["batch_size=32"], "24 images are fewer than one batch of 32; set batch_size to at most"),
-    ([*MOCO, "method.queue=60"], "a queue of 60 keys is no multiple of the batch size 8"),
-    (["accumulate=3"], "batch_size 8 does not divide over 1 processes x 3 accumulation steps"),
-    (["--devices=3"], "batch_size 8 does not divide over 3 processes"),
-    ([*MOCO, "method.groups=4", "method.queue=72", "batch_size=12", "--devices=3"],
-     "do not nest"),
-    (["accumulate=2"],
-     "accumulate 2: the loss of 'simclr' compares the samples of the whole batch"),
-    (["method.name=simclrr"], "did you mean 'simclr'"),
-    (["arch=resnet19"], "did you mean 'resnet18'"),
-    (["data.dataset=shape"], "did you mean 'shapes'"),
-    (["batch_size=0"], "'batch_size' must be greater than or equal to 1, not 0"),
-    (["stop_after_epochs=0"], "'stop_after_epochs' must be greater than or equal to 1, not 0"),
-    (["optim.reference_batch=0"], "'optim.reference_batch' must be greater than or equal to 1"),
-    (["epochs=-1"], "'epochs' must be greater than or equal to 0, not -1"),
-    (["optim.betas=[0.9, 1]"], "'optim.betas[1]' must be less than 1, not 1"),
-    (["optim.lr=-1"], "'optim.lr' must be greater than or equal to 0, not -1"),
-    (["data.workers=-1"], "'data.workers' must be greater than or equal to 0, not -1"),
-    (["--workers=-1"], "--workers -1: 0 (in this process) or more"),
-])  # fmt: skip
-def test_what_cannot_work_is_refused_before_anything_starts(pretrain, tmp_path, overrides, message):
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [*MOCO, "method.groups=4", "accumulate=4"],
+            "4 batch norm groups do not divide the 2 images",
+        ),
+        (
+            ["batch_size=32"],
+            "24 images are fewer than one batch of 32; set batch_size to at most",
+        ),
+        (
+            [*MOCO, "method.queue=60"],
+            "a queue of 60 keys is no multiple of the batch size 8",
+        ),
+        (
+            ["accumulate=3"],
+            "batch_size 8 does not divide over 1 processes x 3 accumulation steps",
+        ),
+        (["--devices=3"], "batch_size 8 does not divide over 3 processes"),
+        (
+            [
+                *MOCO,
+                "method.groups=4",
+                "method.queue=72",
+                "batch_size=12",
+                "--devices=3",
+            ],
+            "do not nest",
+        ),
+        (
+            ["accumulate=2"],
+            "accumulate 2: the loss of 'simclr' compares the samples of the whole batch",
+        ),
+        (["method.name=simclrr"], "did you mean 'simclr'"),
+        (["arch=resnet19"], "did you mean 'resnet18'"),
+        (["data.dataset=shape"], "did you mean 'shapes'"),
+        (["batch_size=0"], "'batch_size' must be greater than or equal to 1, not 0"),
+        (
+            ["stop_after_epochs=0"],
+            "'stop_after_epochs' must be greater than or equal to 1, not 0",
+        ),
+        (
+            ["optim.reference_batch=0"],
+            "'optim.reference_batch' must be greater than or equal to 1",
+        ),
+        (["epochs=-1"], "'epochs' must be greater than or equal to 0, not -1"),
+        (["optim.betas=[0.9, 1]"], "'optim.betas[1]' must be less than 1, not 1"),
+        (["optim.lr=-1"], "'optim.lr' must be greater than or equal to 0, not -1"),
+        (
+            ["data.workers=-1"],
+            "'data.workers' must be greater than or equal to 0, not -1",
+        ),
+        (["--workers=-1"], "--workers -1: 0 (in this process) or more"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    pretrain, tmp_path, overrides, message
+):
     said = refused(pretrain(tmp_path / "run", *overrides), message)
     assert len(said.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_convolutions_of_a_gpu_round_as_the_recipe_says(pretrain, tmp_path, monkeypatch, precision):
+def test_convolutions_of_a_gpu_round_as_the_recipe_says(
+    pretrain, tmp_path, monkeypatch, precision
+):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", precision == "fp32")
     assert pretrain(tmp_path, f"precision={precision}", "epochs=0")[0] == 0
     assert torch.backends.cudnn.allow_tf32 is (precision == "tf32")
@@ -175,9 +234,15 @@ def test_images_without_labels_are_no_classes(pretrain, root, tmp_path, monkeypa
     found = catalog.open_split(root, "shapes", "train")
     found = dataclasses.replace(found, labels=(*found.labels[:-1], -1))
     monkeypatch.setattr(catalog, "open_split", lambda *_: found)
-    one_view = {"method": {"name": "supervised"}, "views": tiny_pretraining.crops(count=1)}
+    one_view = {
+        "method": {"name": "supervised"},
+        "views": tiny_pretraining.crops(count=1),
+    }
     (root / "one.yaml").write_text(tiny_pretraining.recipe(**one_view))
-    refused(pretrain(tmp_path / "run", recipe="one.yaml"), "needs labels of at least two classes")
+    refused(
+        pretrain(tmp_path / "run", recipe="one.yaml"),
+        "needs labels of at least two classes",
+    )
 
 
 def test_more_gpus_than_there_are_or_no_processes(pretrain, tmp_path):
@@ -190,7 +255,9 @@ def test_more_gpus_than_there_are_or_no_processes(pretrain, tmp_path):
     assert not out.exists()
 
 
-def test_another_runs_folder_is_refused_and_a_damaged_state_named(pretrain, kill_at_step, tmp_path):
+def test_another_runs_folder_is_refused_and_a_damaged_state_named(
+    pretrain, kill_at_step, tmp_path
+):
     out, other = tmp_path / "run", tmp_path / "other"
     kill_at_step(2, signal.SIGTERM)
     assert pretrain(out)[0] == EXIT_PREEMPTED
@@ -219,14 +286,25 @@ def test_a_loss_that_is_not_finite_stops_the_run(pretrain, kill_at_step, tmp_pat
     assert not (out / CHECKPOINT_FILE).exists()
     if (out / STATE_FILE).exists():
         state = load_state(out / STATE_FILE)
-        assert all(t.isfinite().all() for t in state["method"].values() if t.is_floating_point())
+        assert all(
+            t.isfinite().all()
+            for t in state["method"].values()
+            if t.is_floating_point()
+        )
 
 
-def test_a_method_that_breaks_a_rule_is_told_in_the_first_step(pretrain, tmp_path, monkeypatch):
-    monkeypatch.setattr(simclr.Method, "after_step", lambda method, _: setattr(method, "made", 1))
+def test_a_method_that_breaks_a_rule_is_told_in_the_first_step(
+    pretrain, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        simclr.Method, "after_step", lambda method, _: setattr(method, "made", 1)
+    )
     status, said = pretrain(tmp_path / "run")
     assert status == EXIT_FAILED
-    assert "'simclr' breaks a rule of pretrain/method.py: attribute made has changed" in said
+    assert (
+        "'simclr' breaks a rule of pretrain/method.py: attribute made has changed"
+        in said
+    )
     assert not (tmp_path / "run" / STATE_FILE).exists()
 
 
@@ -237,22 +315,32 @@ def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp
     bad.write_bytes(bad.read_bytes()[:50])
     options = ["--data", str(copy), "--workers", "1"]
     refused(pretrain(tmp_path / "run", options=options[:2]), str(bad))
-    status, said = pretrain(tmp_path / "skip", "data.skip_corrupt=true", options=options)
+    status, said = pretrain(
+        tmp_path / "skip", "data.skip_corrupt=true", options=options
+    )
     assert status == 0
     assert said.count(f"left out: {bad}") == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [
-    # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset behind a 1 x 1 map
-    [*MOCO, "accumulate=2", "precision=bf16", *LARGER],
-    ["precision=fp16", "optim.clip_norm=1.0", *LARGER],
-    ["channels_last=false", "views.pipeline=reference"],
-    ["optim={name: lars, lr: 1.8, decay_1d: false, adapt_1d: false, warmup_epochs: 1}"],
-    ["compile=true", "optim={name: adamw, lr: 0.001, reference_batch: 256}"],
-    ["stop_after_epochs=1"],
-], ids=lambda overrides: overrides[0])  # fmt: skip
-def test_every_way_to_train_continues_exactly(pretrain, kill_at_step, tmp_path, overrides):
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset behind a 1 x 1 map
+        [*MOCO, "accumulate=2", "precision=bf16", *LARGER],
+        ["precision=fp16", "optim.clip_norm=1.0", *LARGER],
+        ["channels_last=false", "views.pipeline=reference"],
+        [
+            "optim={name: lars, lr: 1.8, decay_1d: false, adapt_1d: false, warmup_epochs: 1}"
+        ],
+        ["compile=true", "optim={name: adamw, lr: 0.001, reference_batch: 256}"],
+        ["stop_after_epochs=1"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_every_way_to_train_continues_exactly(
+    pretrain, kill_at_step, tmp_path, overrides
+):
     assert pretrain(tmp_path / "whole", *overrides)[0] == 0
     kill_at_step(1, signal.SIGTERM)
     assert pretrain(tmp_path / "parts", *overrides)[0] == EXIT_PREEMPTED
@@ -279,7 +367,9 @@ def test_feature_statistics_know_collapse(caplog):
     healthy = monitor.feature_statistics(torch.randn(256, 64))
     assert healthy["feature_std"] == pytest.approx(1, abs=0.05)
     assert healthy["effective_rank"] > 50
-    constant = monitor.feature_statistics(torch.ones(64, 128) + 1e-6 * torch.randn(64, 128))
+    constant = monitor.feature_statistics(
+        torch.ones(64, 128) + 1e-6 * torch.randn(64, 128)
+    )
     along = torch.randn(64, 1) * torch.randn(128)
     line = monitor.feature_statistics(torch.ones(64, 128) + 0.1 * along)
     assert constant["feature_std"] < 1e-5
@@ -341,6 +431,8 @@ def test_a_queue_that_is_not_finite_replaces_no_state(tmp_path):
     state = SavedState(tmp_path, "recipe", fabric, method, optimizer)
     state.save(1, RecentTerms())
     method.queue[1, 1] = torch.nan
-    with pytest.raises(Failed, match=r"after step 2 .* not finite; the last good state .* step 1"):
+    with pytest.raises(
+        Failed, match=r"after step 2 .* not finite; the last good state .* step 1"
+    ):
         state.save(2, RecentTerms())
     assert load_state(tmp_path / STATE_FILE)["method"]["queue"].isfinite().all()

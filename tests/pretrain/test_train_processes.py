@@ -54,7 +54,9 @@ def apart(a, b):
 def test_two_processes_make_the_weights_of_one(root, tmp_path, overrides):
     # In float32 a fresh ResNet-18's rounding at 32 pixels grows to 1% within four steps
     for n in (1, 2):
-        status, said = pretrain(root, tmp_path / str(n), n, "precision=fp64", *overrides)
+        status, said = pretrain(
+            root, tmp_path / str(n), n, "precision=fp64", *overrides
+        )
         assert status == 0, said
     assert apart(tmp_path / "1", tmp_path / "2") < 1e-5
     one, two = ([row["loss"] for row in read_metrics(tmp_path / n)] for n in "12")
@@ -91,7 +93,9 @@ def test_a_killed_first_process_takes_the_others_along(root, tmp_path):
     while len(read_metrics(tmp_path)) < 1:
         assert process.poll() is None
         time.sleep(0.002)
-    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (child,) = (
+        Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    )
     os.kill(int(child), signal.SIGSTOP)
     process.kill()
     process.wait()
@@ -123,10 +127,21 @@ def test_the_tutorials_command_for_eight_gpus(shapes, tmp_path):
     root = shapes(32, "ab", 40)
     (root / "shapes").rename(root / "imagenet")
     crops = "views.crops=[{count: 3, size: 32}, {count: 5, size: 24}]"
-    tiny = ["arch=resnet18", crops, "batch_size=16", "method.queue=64", "epochs=2", "log_every=1"]
+    tiny = [
+        "arch=resnet18",
+        crops,
+        "batch_size=16",
+        "method.queue=64",
+        "epochs=2",
+        "log_every=1",
+    ]
     words = words.replace("ROOT", str(root)).replace("runs/", f"{tmp_path}/")
     command = [sys.executable, "-m", *words.split(), *tiny, "--accelerator", "cpu"]
-    how = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "stderr": subprocess.PIPE, "text": True}
+    how = {
+        "env": os.environ | {"OMP_NUM_THREADS": "1"},
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     done = subprocess.run([*command, "--workers", "0"], check=False, timeout=900, **how)
     assert done.returncode == 0, done.stderr
     # The last epoch's steps have the prior; with it the loss is higher
@@ -147,7 +162,13 @@ def test_an_unreadable_image_on_the_second_process_is_told_by_the_first(root, tm
 
 
 METHODS = {
-    "lorac": {"name": "lorac", "queue": 64, "head": HEAD, "prior_from": 0.5, "beta": 2.0},
+    "lorac": {
+        "name": "lorac",
+        "queue": 64,
+        "head": HEAD,
+        "prior_from": 0.5,
+        "beta": 2.0,
+    },
     "jcl": {"name": "jcl", "queue": 64, "head": HEAD},
     "mio": {"name": "mio", "head": HEAD, "l2_weight": 1.0},
     "arb": {"name": "arb", "head": HEAD, "groups": 2},
@@ -180,7 +201,9 @@ def wait_for(condition, process):
     """Poll until `condition()`; its value. Fails when the process ends before."""
     while not (value := condition()):
         if process.poll() is not None:
-            pytest.fail(f"the run ended before it could be interrupted: {finish(process)}")
+            pytest.fail(
+                f"the run ended before it could be interrupted: {finish(process)}"
+            )
         time.sleep(0.001)
     return value
 
@@ -190,7 +213,9 @@ def wait_for(condition, process):
 def test_killed_and_continued_equals_left_alone(recipes, tmp_path, name):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     alone = tiny_pretraining.start(recipes, whole, f"{name}.yaml")
-    process = tiny_pretraining.start(recipes, parts, f"{name}.yaml")  # kill -9 at a random step
+    process = tiny_pretraining.start(
+        recipes, parts, f"{name}.yaml"
+    )  # kill -9 at a random step
     step = random.Random(name).randint(2, 5)
     wait_for(lambda: rows(parts) >= step, process)
     process.kill()
@@ -198,7 +223,9 @@ def test_killed_and_continued_equals_left_alone(recipes, tmp_path, name):
     # kill -9 while the state is half written
     process = tiny_pretraining.start(recipes, parts, f"{name}.yaml", "--workers", "2")
     before = rows(parts)
-    wait_for(lambda: rows(parts) > before and list(parts.glob(".state.pt.*.tmp")), process)
+    wait_for(
+        lambda: rows(parts) > before and list(parts.glob(".state.pt.*.tmp")), process
+    )
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL
     assert (parts / "state.pt").exists()
@@ -221,5 +248,7 @@ def test_killed_and_continued_equals_left_alone(recipes, tmp_path, name):
     assert finish(alone)[0] == 0
     assert digest(parts) == digest(whole)
     left = {p.name for p in parts.iterdir()}
-    assert left == {p.name for p in whole.iterdir()}  # no old states, no temporary files
+    assert left == {
+        p.name for p in whole.iterdir()
+    }  # no old states, no temporary files
     assert sum(name.startswith("state") for name in left) == 1

@@ -25,9 +25,16 @@ CHOSEN = {"lr": 3.16, "on": "val", "scores": SCORES, "converged": True}
 def detection(dataset: str, protocol: str, engine: str) -> list[Kind]:
     """AP, AP50 and AP75 of the three detectors."""
     kinds: list[Kind] = []
-    heads = (("faster_rcnn", "bbox"), ("mask_rcnn", "segm"), ("keypoint_rcnn", "keypoints"))
+    heads = (
+        ("faster_rcnn", "bbox"),
+        ("mask_rcnn", "segm"),
+        ("keypoint_rcnn", "keypoints"),
+    )
     for task, iou in heads:
-        kinds += [(task, dataset, f"{iou}_{ap}", protocol, engine) for ap in ("AP", "AP50", "AP75")]
+        kinds += [
+            (task, dataset, f"{iou}_{ap}", protocol, engine)
+            for ap in ("AP", "AP50", "AP75")
+        ]
     return kinds
 
 
@@ -43,7 +50,10 @@ DEMO: list[Kind] = [
 PAPER: list[Kind] = [
     ("linear", "imagenet", "top1", "linear-lorac-imagenet-v1", None),
     ("linear", "imagenet", "top5", "linear-lorac-imagenet-v1", None),
-    *[("linear", name, DATASETS[name].metric, "linear-lorac-v1", None) for name in TWELVE],
+    *[
+        ("linear", name, DATASETS[name].metric, "linear-lorac-v1", None)
+        for name in TWELVE
+    ],
     ("semi_1pct", "imagenet", "top1", "semisup-v1", None),
     ("semi_1pct", "imagenet", "top5", "semisup-v1", None),
     ("semi_10pct", "imagenet", "top1", "semisup-v1", None),
@@ -57,9 +67,17 @@ def generator(what: str) -> np.random.Generator:
 
 
 def synthetic(
-    root: Path, names: list[str], kinds: list[Kind], *, seed: int = 0, images: int = 720,
-    gap: float = 2.0, kept: bool = True, seeds: int = 1, trainings: float = 0.0,
-) -> None:  # fmt: skip
+    root: Path,
+    names: list[str],
+    kinds: list[Kind],
+    *,
+    seed: int = 0,
+    images: int = 720,
+    gap: float = 2.0,
+    kept: bool = True,
+    seeds: int = 1,
+    trainings: float = 0.0,
+) -> None:
     """Runs with kept predictions in which each next name is `gap` points better. All share the
     images' difficulties; trainings with other seeds spread by `trainings` points."""
     for kind in kinds:
@@ -88,7 +106,10 @@ def synthetic(
                 share = min(0.99, (base + gap * nth + moved) / 100)
                 hit = score > np.quantile(score if gap else hard, 1 - share)
                 provenance = {"manifest": manifest, **held}
-                arrays = {"manifest": manifest, **predictions(kind, hit, label, manifest)}
+                arrays = {
+                    "manifest": manifest,
+                    **predictions(kind, hit, label, manifest),
+                }
                 if kept:
                     file = store.keep_predictions(run, f"{metric}-{s}", **arrays)
                     provenance["predictions"] = file
@@ -103,9 +124,14 @@ def held_of(kind: Kind, what: str, images: int) -> dict:
     task, dataset, _, protocol, _ = kind
     held = records.held(task, dataset, protocol)
     if task.endswith("_rcnn"):
-        return held | {"val": f"{dataset}:{digest_of(f'{dataset} {what}')[:16]}:{images}"}
+        return held | {
+            "val": f"{dataset}:{digest_of(f'{dataset} {what}')[:16]}:{images}"
+        }
     manifests = held["manifests"] | {"test": digest_of(f"{dataset} test {what}")}
-    return held | {"manifests": manifests, "images": {"train": None, "val": None, "test": images}}
+    return held | {
+        "manifests": manifests,
+        "images": {"train": None, "val": None, "test": images},
+    }
 
 
 def command(task: str, name: str, dataset: str, run: Path) -> str:
@@ -133,12 +159,25 @@ def a_row(kind: Kind, name: str, arrays: dict, **where) -> Result:
     else:
         hit, label = arrays["prediction"] == arrays["label"], arrays["label"]
         by_class = label if metric == "mean_per_class" else None
-        weight = confidence.ClassWeights(label).weight if by_class is not None else 1 / len(hit)
+        weight = (
+            confidence.ClassWeights(label).weight
+            if by_class is not None
+            else 1 / len(hit)
+        )
         value, ci95 = 100 * (hit * weight).sum(), confidence.of_hits(hit, by_class)
-    who = {"checkpoint": digest_of(name), "name": name, "method": name.split("-", maxsplit=1)[0]}
+    who = {
+        "checkpoint": digest_of(name),
+        "name": name,
+        "method": name.split("-", maxsplit=1)[0],
+    }
     who |= {"arch": "resnet18" if "demo" in protocol else "resnet50"}
     who |= {"epochs": None if name == "random" else 200}
-    what = {"task": task, "dataset": dataset, "split": TASKS[task].split, "metric": metric}
+    what = {
+        "task": task,
+        "dataset": dataset,
+        "split": TASKS[task].split,
+        "metric": metric,
+    }
     what |= {"protocol": protocol, "engine": engine, "value": value, "ci95": ci95}
     chosen = chosen_of(where["provenance"]["recipe"])
     return records.a_result(**who, **what, chosen=chosen, **where)
@@ -158,7 +197,15 @@ def write_whole_page(board, path: Path, *, runs=(), judged=(), sets=None) -> Non
     sets = overall(board) if sets is None else sets
     pairs, figures = compare_rows(board), collect_figures(board, runs)
     answers = answer(board, sets)
-    write_page(board, path, pairs=pairs, figures=figures, answer=answers, sets=sets, judged=judged)
+    write_page(
+        board,
+        path,
+        pairs=pairs,
+        figures=figures,
+        answer=answers,
+        sets=sets,
+        judged=judged,
+    )
 
 
 def many(root: Path, checkpoints: int, columns: int) -> None:
@@ -175,11 +222,17 @@ def one_of_many(i: int, c: int, values: np.ndarray) -> Result:
     dataset, protocol, value = f"set{c // 2:02}", f"linear-v{c % 3}", float(values[c])
     scores = {str(n): float(v) for n, v in enumerate(values[:7])}
     lr = max(scores, key=scores.__getitem__)
-    who = {"checkpoint": digest_of(str(i)), "name": f"checkpoint-{i}", "arch": "resnet50"}
+    who = {
+        "checkpoint": digest_of(str(i)),
+        "name": f"checkpoint-{i}",
+        "arch": "resnet50",
+    }
     who |= {"method": ("moco_v2", "lorac", "simclr")[i % 3], "epochs": 200}
     what = {"dataset": dataset, "metric": ("top1", "top5")[c % 2], "protocol": protocol}
     what |= {"value": value, "ci95": (value - 1, value + 1)}
     what |= {"chosen": {"lr": float(lr), "on": "val", "scores": scores}}
-    what |= {"provenance": {"manifest": digest_of(dataset), "recipe": {"protocol": protocol}}}
+    what |= {
+        "provenance": {"manifest": digest_of(dataset), "recipe": {"protocol": protocol}}
+    }
     origin = {"command": command("linear", str(i), dataset, Path(f"runs/{i}"))}
     return records.a_result(**who, **what, origin=origin)

@@ -84,8 +84,13 @@ def rows_of(source, first=0, step=1):
     classes = sorted(p.name for p in source.iterdir())
     rows = []
     for path, label, data in images_of(source):
-        rows.append({"image": {"bytes": data, "path": path.rpartition("/")[2]}, "label": label})
-    features = {"label": {"_type": "ClassLabel", "names": classes}, "image": {"_type": "Image"}}
+        rows.append(
+            {"image": {"bytes": data, "path": path.rpartition("/")[2]}, "label": label}
+        )
+    features = {
+        "label": {"_type": "ClassLabel", "names": classes},
+        "image": {"_type": "Image"},
+    }
     about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema([("image", image), ("label", pa.int64())], metadata=about)
@@ -94,12 +99,24 @@ def rows_of(source, first=0, step=1):
 
 # How the library `datasets` wrote Parquet, by year
 CHUNKING = {"min_chunk_size": 2000, "max_chunk_size": 9000, "norm_level": 0}
-INDEXED = {"write_page_index": True, "dictionary_pagesize_limit": 4000, "write_batch_size": 2}
+INDEXED = {
+    "write_page_index": True,
+    "dictionary_pagesize_limit": 4000,
+    "write_batch_size": 2,
+}
 ERAS = {
     "2023": {"row_group_size": 5, "compression": "snappy"},
-    "2025": {"compression": "snappy", "use_content_defined_chunking": CHUNKING, **INDEXED},
+    "2025": {
+        "compression": "snappy",
+        "use_content_defined_chunking": CHUNKING,
+        **INDEXED,
+    },
     "2026": {"compression": "none", "use_dictionary": False, "write_page_index": True},
-    "zstd, pages of 2": {"compression": "zstd", "data_page_version": "2.0", "data_page_size": 2000},
+    "zstd, pages of 2": {
+        "compression": "zstd",
+        "data_page_version": "2.0",
+        "data_page_size": 2000,
+    },
 }
 
 
@@ -144,7 +161,12 @@ def lmdb_file(source, base, split):
             out.put(path.encode(), data)
 
 
-LAYOUTS = {"tar": tar, "tar_of_tars": tar_of_tars, "per_class": per_class, "wds": webdataset}
+LAYOUTS = {
+    "tar": tar,
+    "tar_of_tars": tar_of_tars,
+    "per_class": per_class,
+    "wds": webdataset,
+}
 LAYOUTS |= {"zip": zip_stored, "deflated": zip_deflated, "whole": zip_whole}
 LAYOUTS |= {f"parquet of {era}": parquet(era) for era in ERAS}
 LAYOUTS |= {"arrow": arrow, "arrow file": arrow_file, "lmdb": lmdb_file}

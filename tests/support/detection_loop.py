@@ -28,7 +28,9 @@ class OneNumber(DetectionEngine):
         return number
 
     def build_optimizer(self):
-        return torch.optim.SGD(self.model.parameters(), lr=self.cfg.SOLVER.BASE_LR, momentum=0.9)
+        return torch.optim.SGD(
+            self.model.parameters(), lr=self.cfg.SOLVER.BASE_LR, momentum=0.9
+        )
 
     def stages(self, x):
         """A number has no maps."""
@@ -53,7 +55,10 @@ class OneNumber(DetectionEngine):
         self.amp.descend(losses["loss_square"], self.optimizer)
         value = self.at(self.iteration)
         self.iteration += 1
-        return {k: v.detach() if value is None else v.detach() * value for k, v in losses.items()}
+        return {
+            k: v.detach() if value is None else v.detach() * value
+            for k, v in losses.items()
+        }
 
 
 class SlowToSave(torch.nn.Linear):
@@ -113,7 +118,9 @@ def normalised_in_bfloat16(run, seat):
     with process_group.joined(run, seat):
         y = WideSyncBatchNorm(4).train()(x)
         wide = WideSyncBatchNorm(4).train()(x.float())
-    return int(y.dtype is not torch.bfloat16 or not torch.allclose(y.float(), wide, atol=0.02))
+    return int(
+        y.dtype is not torch.bfloat16 or not torch.allclose(y.float(), wide, atol=0.02)
+    )
 
 
 def stays(run, seat):

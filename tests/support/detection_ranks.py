@@ -119,7 +119,9 @@ def compare_batch_norm(engine, records):
         if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
             layers[layer] = []
             layer.register_forward_pre_hook(
-                lambda layer, inputs: layers[layer].append(inputs[0].transpose(0, 1).flatten(1))
+                lambda layer, inputs: layers[layer].append(
+                    inputs[0].transpose(0, 1).flatten(1)
+                )
             )
     reestimate_batch_norm(engine, records, batches=2, after=5)
     used = {layer: torch.cat(seen, 1) for layer, seen in layers.items() if seen}
@@ -127,7 +129,9 @@ def compare_batch_norm(engine, records):
         x = distributed.gather(mine.double().T)
         mean, variance = layer.running_mean.double(), layer.running_var.double()
         torch.testing.assert_close(mean, x.mean(0), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(variance, x.var(0, correction=0), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            variance, x.var(0, correction=0), rtol=1e-3, atol=1e-5
+        )
     return len(used)
 
 

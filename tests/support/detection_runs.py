@@ -14,17 +14,26 @@ from detection.engine import DetectionEngine
 from detection.run import DetectionRun, Prepared
 
 needs_detectron2 = pytest.mark.skipif(
-    importlib.util.find_spec("detectron2") is None, reason="it is not installed: `make detectron2`"
+    importlib.util.find_spec("detectron2") is None,
+    reason="it is not installed: `make detectron2`",
 )
 ENGINES = ["torchvision", pytest.param("detectron2", marks=needs_detectron2)]
 
 
 def run_of_config(
-    name: str, root: Path, out: Path, opts: Sequence[str] = ("MODEL.WEIGHTS", "random"), *,
-    engine: str = "torchvision", checkpoint: Path | None = None, world: int = 1,
-) -> DetectionRun:  # fmt: skip
+    name: str,
+    root: Path,
+    out: Path,
+    opts: Sequence[str] = ("MODEL.WEIGHTS", "random"),
+    *,
+    engine: str = "torchvision",
+    checkpoint: Path | None = None,
+    world: int = 1,
+) -> DetectionRun:
     given = dialect.read(name, opts)
-    run = train_net.new_run(given, engine=engine, checkpoint=checkpoint, root=root, out=out)
+    run = train_net.new_run(
+        given, engine=engine, checkpoint=checkpoint, root=root, out=out
+    )
     return replace(run, world=world)
 
 
@@ -52,7 +61,9 @@ def rates_and_decays(engine: DetectionEngine) -> dict[str, tuple[float, float] |
     for group in engine.optimizer.param_groups:
         for parameter in group["params"]:
             by_id[id(parameter)] = (group["lr"], group["weight_decay"])
-    return {name: by_id.get(id(value)) for name, value in engine.model.named_parameters()}
+    return {
+        name: by_id.get(id(value)) for name, value in engine.model.named_parameters()
+    }
 
 
 def near_its_checkpoint(p: Prepared, engine: DetectionEngine) -> float:

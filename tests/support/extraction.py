@@ -25,11 +25,21 @@ def checkpoint(seed=0, arch="resnet18", **about):
         for name, value in trunk.named_parameters():
             if "bn" in name or "downsample.1" in name:
                 value.add_(0.2 * torch.randn_like(value))
-    return Checkpoint(arch=arch, method="random", state_dict=trunk.state_dict(), **about)
+    return Checkpoint(
+        arch=arch, method="random", state_dict=trunk.state_dict(), **about
+    )
 
 
 def extractor(cache, *checkpoints, precision="fp32", workers=0, stop=None):
-    trunks = [FrozenTrunk.build(c, device=CPU, precision=precision) for c in checkpoints]
+    trunks = [
+        FrozenTrunk.build(c, device=CPU, precision=precision) for c in checkpoints
+    ]
     machine = Machine(CPU, rank=0, world=1, workers=workers)
-    how = {"geometry": GEOMETRY, "cache": cache, "machine": machine, "batch": 4, "stop": stop}
+    how = {
+        "geometry": GEOMETRY,
+        "cache": cache,
+        "machine": machine,
+        "batch": 4,
+        "stop": stop,
+    }
     return Extractor(trunks=trunks, **how)

@@ -51,7 +51,9 @@ def work(out: Path, plan: dict, start: str) -> str:
             progress.advance()
             if plan.get("save_every") and state["step"] % plan["save_every"] == 0:
                 atomic.write_json(state_file, state)
-            if state["step"] in plan.get("die_at", ()) and first_time(out, f"died {state['step']}"):
+            if state["step"] in plan.get("die_at", ()) and first_time(
+                out, f"died {state['step']}"
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
             if stop.requested:
                 atomic.write_json(state_file, state)
@@ -82,7 +84,9 @@ def fail_as_ordered(out: Path, plan: dict) -> None:
 
 def linear(args: argparse.Namespace) -> None:
     files = [Path(f) for f in args.checkpoints]
-    digests = [header.digest(f) or hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
+    digests = [
+        header.digest(f) or hashlib.sha256(f.read_bytes()).hexdigest() for f in files
+    ]
     identity = {"x": digests, "d": args.datasets, "seed": args.seed}
     with open_run(args.out, verb="linear", identity=identity) as out:
         if store.complete(out):
@@ -107,14 +111,18 @@ def linear(args: argparse.Namespace) -> None:
 
 
 def pretrain(args: argparse.Namespace) -> None:
-    if os.environ.get("SLURM_PROCID", "none") == behaviour(args.data, "pretrain").get("fault_rank"):
+    if os.environ.get("SLURM_PROCID", "none") == behaviour(args.data, "pretrain").get(
+        "fault_rank"
+    ):
         raise Failed("this rank breaks")
     if os.environ.get("SLURM_PROCID", "0") != "0":
         follow(args.out)
         return
     identity = {"recipe": args.recipe, "overrides": args.overrides}
     with open_run(args.out, verb="pretrain", identity=identity) as out:
-        word = work(out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}")
+        word = work(
+            out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}"
+        )
         write_checkpoint(out / CHECKPOINT_FILE, word)
 
 
@@ -131,7 +139,9 @@ def write_checkpoint(path: Path, word: str) -> None:
     """A file with the header of a checkpoint and no tensors."""
     digest = hashlib.sha256(word.encode()).hexdigest()
     about = json.dumps({"digest": digest, "schema": 1, "arch": "resnet18"})
-    head = json.dumps({"__metadata__": {"format": "backbench-checkpoint", "about": about}}).encode()
+    head = json.dumps(
+        {"__metadata__": {"format": "backbench-checkpoint", "about": about}}
+    ).encode()
     atomic.write_bytes(path, len(head).to_bytes(8, "little") + head)
 
 

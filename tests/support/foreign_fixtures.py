@@ -9,7 +9,12 @@ import torch
 from torch import nn
 from torchvision.models import resnet18, resnet50
 
-from backbench.images.preprocess import CIFAR_MEAN, IMAGENET_MEAN, IMAGENET_STD, SWAV_STD
+from backbench.images.preprocess import (
+    CIFAR_MEAN,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    SWAV_STD,
+)
 
 BUILDERS = {"resnet18": resnet18, "resnet50": resnet50}
 
@@ -23,7 +28,11 @@ def known_resnet(arch, seed=0):
     for index, tensor in enumerate(model.state_dict().values()):
         if tensor.is_floating_point():
             vector = tensor.dim() == 1
-            drawn = torch.rand_like(tensor) + 0.5 if vector else torch.randn_like(tensor) * 0.02
+            drawn = (
+                torch.rand_like(tensor) + 0.5
+                if vector
+                else torch.randn_like(tensor) * 0.02
+            )
             tensor.copy_(drawn)
         else:
             tensor.fill_(index)
@@ -81,8 +90,16 @@ def with_fc(model, fc):
 def moco(model, queue=(16, 32)):
     model = with_fc(model, head(model, 8, 4))
     state = prefixed("encoder_q.", model) | prefixed("encoder_k.", second(model))
-    state |= {"queue": torch.randn(queue), "queue_ptr": torch.zeros(1, dtype=torch.long)}
-    return {"epoch": 200, "arch": "resnet50", "state_dict": ddp(state), "optimizer": sgd_state()}
+    state |= {
+        "queue": torch.randn(queue),
+        "queue_ptr": torch.zeros(1, dtype=torch.long),
+    }
+    return {
+        "epoch": 200,
+        "arch": "resnet50",
+        "state_dict": ddp(state),
+        "optimizer": sgd_state(),
+    }
 
 
 def lorac(model):
@@ -92,7 +109,9 @@ def lorac(model):
 
 def moco_v3(model):
     model = with_fc(model, head(model, 8, 4))
-    state = prefixed("base_encoder.", model) | prefixed("momentum_encoder.", second(model))
+    state = prefixed("base_encoder.", model) | prefixed(
+        "momentum_encoder.", second(model)
+    )
     state |= prefixed("predictor.", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     about = {"epoch": 100, "arch": "resnet50", "scaler": {"scale": 1}}
     return about | {"state_dict": ddp(state), "optimizer": sgd_state()}
@@ -110,22 +129,37 @@ def deepcluster_v2(model):
     model.projection_head = head(model, 8, 4)
     prototypes = {f"prototypes{i}": nn.Linear(4, 30, bias=False) for i in range(3)}
     model.prototypes = nn.ModuleDict(prototypes)
-    return {"epoch": 400, "state_dict": ddp(model.state_dict()), "optimizer": sgd_state()}
+    return {
+        "epoch": 400,
+        "state_dict": ddp(model.state_dict()),
+        "optimizer": sgd_state(),
+    }
 
 
 def dino(model):
     model.fc, other = nn.Identity(), second(model)
-    networks = [nn.ModuleDict({"backbone": net, "head": nn.Linear(4, 4)}) for net in (other, model)]
+    networks = [
+        nn.ModuleDict({"backbone": net, "head": nn.Linear(4, 4)})
+        for net in (other, model)
+    ]
     student, teacher = (ddp(network.state_dict()) for network in networks)
     about = {"epoch": 300, "args": argparse.Namespace(arch="resnet50", lr=0.03)}
-    about |= {"optimizer": sgd_state(), "dino_loss": OrderedDict(center=torch.zeros(1, 4))}
+    about |= {
+        "optimizer": sgd_state(),
+        "dino_loss": OrderedDict(center=torch.zeros(1, 4)),
+    }
     return {"student": student, "teacher": teacher} | about
 
 
 def simsiam(model):
     model = with_fc(model, head(model, 8, 4))
     state = prefixed("encoder.", model) | prefixed("predictor.", nn.Linear(4, 4))
-    return {"epoch": 100, "arch": "resnet50", "state_dict": ddp(state), "optimizer": sgd_state()}
+    return {
+        "epoch": 100,
+        "arch": "resnet50",
+        "state_dict": ddp(state),
+        "optimizer": sgd_state(),
+    }
 
 
 def vicreg(model, **more):
@@ -151,13 +185,19 @@ def arb_cifar(model):
 def mio(model):
     small_stem(model).fc = nn.Identity()
     net = nn.ModuleDict({"base_encoder": model, "projector": head(model, 8)})
-    others = {"optimizer_state_dict": sgd_state(), "scheduler_state_dict": {}, "epoch": 9}
+    others = {
+        "optimizer_state_dict": sgd_state(),
+        "scheduler_state_dict": {},
+        "epoch": 9,
+    }
     return {"model_state_dict": prefixed("net.", net), **others}
 
 
 def mio_net(model):
     model.fc = nn.Identity()
-    return nn.ModuleDict({"base_encoder": model, "projector": head(model, 8)}).state_dict()
+    return nn.ModuleDict(
+        {"base_encoder": model, "projector": head(model, 8)}
+    ).state_dict()
 
 
 def cllr(model):
@@ -174,9 +214,18 @@ def vissl(model):
         blocks = nn.ModuleDict({n: getattr(net, n) for n in names})
         return nn.ModuleDict({"_feature_blocks": blocks})
 
-    loss = prefixed("moco_encoder.trunk.", trunk(second(model))) | {"queue": torch.randn(4, 8)}
-    networks = {"trunk": trunk(model).state_dict(), "heads": head(model, 8).state_dict()}
-    classy = {"train": True, "base_model": {"model": networks}, "optimizer": {"optim": sgd_state()}}
+    loss = prefixed("moco_encoder.trunk.", trunk(second(model))) | {
+        "queue": torch.randn(4, 8)
+    }
+    networks = {
+        "trunk": trunk(model).state_dict(),
+        "heads": head(model, 8).state_dict(),
+    }
+    classy = {
+        "train": True,
+        "base_model": {"model": networks},
+        "optimizer": {"optim": sgd_state()},
+    }
     counts = {"phase_idx": 200, "iteration": 1000, "train_phase_idx": 199}
     return {**counts, "loss": loss, "classy_state_dict": classy}
 
@@ -212,7 +261,9 @@ def lightly_example(model):
     def backbone(net):
         return nn.Sequential(*list(net.children())[:-1])
 
-    state = prefixed("backbone.", backbone(model)) | prefixed("projection_head.", head(model, 8))
+    state = prefixed("backbone.", backbone(model)) | prefixed(
+        "projection_head.", head(model, 8)
+    )
     state |= prefixed("backbone_momentum.", backbone(second(model)))
     return lightning(state)
 
@@ -225,11 +276,17 @@ def lightly_benchmark(model):
 
 def mmselfsup_09(model):
     small_stem(model).fc = nn.Identity()
-    query, key = nn.Sequential(model, head(model, 8)), nn.Sequential(second(model), head(model, 8))
+    query, key = (
+        nn.Sequential(model, head(model, 8)),
+        nn.Sequential(second(model), head(model, 8)),
+    )
     state = prefixed("encoder_q.", query) | prefixed("encoder_k.", key)
     state |= prefixed("backbone.", query[0]) | prefixed("neck.", query[1])
     state["queue"] = torch.randn(4, 8)
-    return {"meta": {"epoch": 200, "iter": 5000, "config": "model = dict()"}, "state_dict": state}
+    return {
+        "meta": {"epoch": 200, "iter": 5000, "config": "model = dict()"},
+        "state_dict": state,
+    }
 
 
 def mmselfsup_10(model):
@@ -250,7 +307,9 @@ def mmselfsup_extracted(model):
 def byol_sthalles(model):
     def network(net):
         parts = {"encoder": nn.Sequential(*list(net.children())[:-1])}
-        return nn.ModuleDict(parts | {"projetion": nn.ModuleDict({"net": head(net, 8)})})
+        return nn.ModuleDict(
+            parts | {"projetion": nn.ModuleDict({"net": head(net, 8)})}
+        )
 
     online, target = network(model).state_dict(), network(second(model)).state_dict()
     states = {"online_network_state_dict": online, "target_network_state_dict": target}
@@ -262,10 +321,18 @@ def byol_yaox12(model):
         encoder = nn.Sequential(*list(net.children())[:-1])
         return nn.ModuleDict({"encoder": encoder, "projetion": head(net, 8)})
 
-    modules = {"online_network": network(model), "target_network": network(second(model))}
+    modules = {
+        "online_network": network(model),
+        "target_network": network(second(model)),
+    }
     modules["predictor"] = nn.Linear(4, 4)
     state = ddp(nn.ModuleDict(modules).state_dict())
-    about = {"config": {"model": {"base_momentum": 0.99}}, "epoch": 300, "steps": 9, "amp": {}}
+    about = {
+        "config": {"model": {"base_momentum": 0.99}},
+        "epoch": 300,
+        "steps": 9,
+        "amp": {},
+    }
     return about | {"model": state}
 
 
@@ -288,7 +355,10 @@ def torchvision(model):
 def timm_training(model):
     about = {"epoch": 299, "arch": "resnet50", "version": 2, "metric": 76.1}
     about |= {"args": argparse.Namespace(opt="sgd"), "optimizer": sgd_state()}
-    states = {"state_dict": second(model).state_dict(), "state_dict_ema": model.state_dict()}
+    states = {
+        "state_dict": second(model).state_dict(),
+        "state_dict_ema": model.state_dict(),
+    }
     return about | states
 
 
@@ -308,7 +378,9 @@ def detectron2_names(state_dict):
             name = name.replace(f"layer{t}", f"res{t + 1}")
         for t in (1, 2, 3):
             name = name.replace(f"bn{t}", f"conv{t}.norm")
-        name = name.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
+        name = name.replace("downsample.0", "shortcut").replace(
+            "downsample.1", "shortcut.norm"
+        )
         out[name] = value
     return out
 
@@ -321,7 +393,10 @@ def detectron2_moco(model):
 
 def detectron2_trained(model):
     model.fc = nn.Identity()
-    trunk = {f"backbone.bottom_up.{k}": v for k, v in detectron2_names(model.state_dict()).items()}
+    trunk = {
+        f"backbone.bottom_up.{k}": v
+        for k, v in detectron2_names(model.state_dict()).items()
+    }
     # FrozenBatchNorm2d has none
     trunk = {k: v for k, v in trunk.items() if not k.endswith("num_batches_tracked")}
     fpn = {"backbone.fpn_lateral2.weight": torch.randn(2, 3)}
@@ -335,16 +410,32 @@ CIFAR = (CIFAR_MEAN, (0.247, 0.243, 0.261))
 CLLR = (CIFAR_MEAN, (0.2023, 0.1994, 0.2010))
 
 # maker -> format, encoder taken by default, another encoder, method, epochs, stem, pixels
-# fmt: off
+
 EXPECTED = {
     moco: ("moco", "query", "key", "moco", 200, "imagenet", RGB),
     lorac: ("lorac", "query", "key", "lorac", 200, "imagenet", SWAV),
     moco_v3: ("moco-v3", "query", "key", "moco_v3", 100, "imagenet", RGB),
     swav: ("swav", "trunk", None, "swav", None, "imagenet", SWAV),
-    deepcluster_v2: ("deepcluster-v2", "trunk", None, "deepcluster_v2", 400, "imagenet", SWAV),
+    deepcluster_v2: (
+        "deepcluster-v2",
+        "trunk",
+        None,
+        "deepcluster_v2",
+        400,
+        "imagenet",
+        SWAV,
+    ),
     dino: ("dino", "teacher", "student", "dino", 300, "imagenet", RGB),
     simsiam: ("simsiam", "encoder", None, "simsiam", 100, "imagenet", RGB),
-    barlow_twins: ("barlow-twins", "backbone", None, "barlow_twins", 1000, "imagenet", RGB),
+    barlow_twins: (
+        "barlow-twins",
+        "backbone",
+        None,
+        "barlow_twins",
+        1000,
+        "imagenet",
+        RGB,
+    ),
     vicreg: ("vicreg", "backbone", None, "vicreg", 1000, "imagenet", RGB),
     plain: ("plain trunk", "trunk", None, "unknown", None, "imagenet", RGB),
     arb_cifar: ("arb-cifar", "backbone", None, "arb", 1000, "conv3_p2", CIFAR),
@@ -352,23 +443,108 @@ EXPECTED = {
     mio_net: ("mio", "encoder", None, "mio", None, "imagenet", RGB),
     cllr: ("cllr", "encoder", None, "cllr", None, "conv3", CLLR),
     vissl: ("vissl", "trunk", "momentum", "vissl", 200, "imagenet", RGB),
-    solo_learn: ("solo-learn", "online", "momentum", "solo_learn", 400, "imagenet", RGB),
-    solo_learn_cifar: ("solo-learn", "online", None, "solo_learn", 400, "conv3_p2", CIFAR),
+    solo_learn: (
+        "solo-learn",
+        "online",
+        "momentum",
+        "solo_learn",
+        400,
+        "imagenet",
+        RGB,
+    ),
+    solo_learn_cifar: (
+        "solo-learn",
+        "online",
+        None,
+        "solo_learn",
+        400,
+        "conv3_p2",
+        CIFAR,
+    ),
     lightly_example: ("lightly", "online", "momentum", "lightly", 400, "imagenet", RGB),
-    lightly_benchmark: ("lightly", "online", "momentum", "lightly", 400, "imagenet", RGB),
+    lightly_benchmark: (
+        "lightly",
+        "online",
+        "momentum",
+        "lightly",
+        400,
+        "imagenet",
+        RGB,
+    ),
     mmselfsup_09: ("mmselfsup", "online", "momentum", "mmselfsup", 200, "conv3", RGB),
-    mmselfsup_10: ("mmselfsup", "online", "momentum", "mmselfsup", 300, "imagenet", RGB),
-    mmselfsup_extracted: ("plain trunk", "trunk", None, "unknown", None, "imagenet", RGB),
-    byol_sthalles: ("byol (sthalles)", "online", "target", "byol", None, "imagenet", RGB),
+    mmselfsup_10: (
+        "mmselfsup",
+        "online",
+        "momentum",
+        "mmselfsup",
+        300,
+        "imagenet",
+        RGB,
+    ),
+    mmselfsup_extracted: (
+        "plain trunk",
+        "trunk",
+        None,
+        "unknown",
+        None,
+        "imagenet",
+        RGB,
+    ),
+    byol_sthalles: (
+        "byol (sthalles)",
+        "online",
+        "target",
+        "byol",
+        None,
+        "imagenet",
+        RGB,
+    ),
     byol_yaox12: ("byol (yaox12)", "online", "target", "byol", 300, "imagenet", RGB),
-    byol_lucidrains: ("byol (lucidrains)", "online", "target", "byol", None, "imagenet", RGB),
+    byol_lucidrains: (
+        "byol (lucidrains)",
+        "online",
+        "target",
+        "byol",
+        None,
+        "imagenet",
+        RGB,
+    ),
     byol_deepmind: (
-        "byol (DeepMind, converted)", "online", "target", "byol", None, "imagenet", RGB),
+        "byol (DeepMind, converted)",
+        "online",
+        "target",
+        "byol",
+        None,
+        "imagenet",
+        RGB,
+    ),
     torchvision: ("torchvision", "trunk", None, "supervised", None, "imagenet", RGB),
-    timm_training: ("timm training", "ema", "model", "supervised", 300, "imagenet", RGB),
+    timm_training: (
+        "timm training",
+        "ema",
+        "model",
+        "supervised",
+        300,
+        "imagenet",
+        RGB,
+    ),
     torchvision_training: (
-        "torchvision training", "ema", "model", "supervised", 90, "imagenet", RGB),
+        "torchvision training",
+        "ema",
+        "model",
+        "supervised",
+        90,
+        "imagenet",
+        RGB,
+    ),
     detectron2_moco: ("detectron2", "backbone", None, "unknown", None, "imagenet", RGB),
-    detectron2_trained: ("detectron2", "backbone", None, "unknown", None, "imagenet", RGB),
+    detectron2_trained: (
+        "detectron2",
+        "backbone",
+        None,
+        "unknown",
+        None,
+        "imagenet",
+        RGB,
+    ),
 }
-# fmt: on

@@ -13,7 +13,12 @@ from backbench.stats import confidence
 from support.records import edit_lines
 
 RECORDS = Path(__file__).parents[2] / "docs" / "demo" / "records"
-RUNS = {"knn": "knn", "linear": "linear", "semisup": "semisup/lorac", "fewshot": "fewshot"}
+RUNS = {
+    "knn": "knn",
+    "linear": "linear",
+    "semisup": "semisup/lorac",
+    "fewshot": "fewshot",
+}
 RUNS["box"] = "detection/lorac/faster"
 AP = "bootstrap_bbox_AP"
 PROBES = ("knn", "linear", "semisup", "fewshot")
@@ -30,7 +35,9 @@ class Record:
     def save(self) -> None:
         file = self.run / "results.jsonl"
         _, *others = file.read_text().splitlines()
-        file.write_text("".join(text + "\n" for text in (json.dumps(self.line), *others)))
+        file.write_text(
+            "".join(text + "\n" for text in (json.dumps(self.line), *others))
+        )
 
     def edit_arrays(self, edit: Callable[[Arrays], None]) -> Arrays:
         file = self.run / self.line["provenance"]["predictions"]
@@ -75,12 +82,18 @@ def arrays(edit: Callable[[Arrays], object]) -> Callable[[Record], None]:
 def some_images(kept: Arrays) -> dict:
     """The images that the first draw has right, alone."""
     right = np.atleast_2d(kept["prediction"])[0] == kept["label"]
-    return {key: kept[key][..., right] for key in ("prediction", "label", "hits5") if key in kept}
+    return {
+        key: kept[key][..., right]
+        for key in ("prediction", "label", "hits5")
+        if key in kept
+    }
 
 
 def right_alone(record: Record) -> None:
     """The right images alone, and a value, an interval and a number of images that fit them."""
-    images = len(record.edit_arrays(lambda kept: kept.update(some_images(kept)))["label"])
+    images = len(
+        record.edit_arrays(lambda kept: kept.update(some_images(kept)))["label"]
+    )
     perfect(record, images)
     record.line["provenance"]["images"]["test"] = images
 
@@ -103,7 +116,9 @@ def another_row(**changes: object) -> Callable[[Record], None]:
 
     def edit(record: Record) -> None:
         file = record.run / "results.jsonl"
-        file.write_text(file.read_text() + json.dumps({**record.line, **changes}) + "\n")
+        file.write_text(
+            file.read_text() + json.dumps({**record.line, **changes}) + "\n"
+        )
 
     return edit
 
@@ -145,7 +160,10 @@ def best_of(place: int) -> Callable[[dict], dict]:
 
 
 def scores(change: Callable[[dict, str], dict]) -> Callable[[dict], dict]:
-    return lambda chosen: {**chosen, "scores": change(chosen["scores"], f"{chosen['lr']:g}")}
+    return lambda chosen: {
+        **chosen,
+        "scores": change(chosen["scores"], f"{chosen['lr']:g}"),
+    }
 
 
 def _other_than(best: str, of: dict) -> str:
@@ -176,19 +194,33 @@ _OF_KINDS = (
     (PROBES, "another list's", of_other),
     (("knn", *CHOSEN), "right images, all fitting", right_alone),
     (("knn", *CHOSEN), "labels are predictions, all fitting", labels_of_predictions),
-    (("knn", *CHOSEN), "beside its list another, all fitting", both_of(
-        labels_of_predictions, put("provenance", "manifest", to=OTHER), of_other)),
+    (
+        ("knn", *CHOSEN),
+        "beside its list another, all fitting",
+        both_of(
+            labels_of_predictions, put("provenance", "manifest", to=OTHER), of_other
+        ),
+    ),
     (CHOSEN, "choice of the worst", put("chosen", to=best_of(0))),
     (CHOSEN, "choice off the grid", put("chosen", "lr", to=0.12345)),
     (CHOSEN, "noise of 500 points", put("chosen", "choice_noise", to=500)),
     (CHOSEN, "noise that is no number", put("chosen", "choice_noise", to="x")),
     (CHOSEN, "rate as used", put("chosen", "lr_used", to=lambda lr: 2 * lr)),
-    (CHOSEN, "score above the best",
-     put("chosen", to=scores(lambda s, best: {**s, _other_than(best, s): 99.9}))),
+    (
+        CHOSEN,
+        "score above the best",
+        put("chosen", to=scores(lambda s, best: {**s, _other_than(best, s): 99.9})),
+    ),
     (CHOSEN, "a score less", put("chosen", to=scores(lambda s, best: {best: s[best]}))),
-    (CHOSEN, "score of the best", put("chosen", to=scores(lambda s, best: {**s, best: 101.0}))),
-)  # fmt: skip
-FORGERIES = {f"{kind} {name}": (kind, edit) for kinds, name, edit in _OF_KINDS for kind in kinds}
+    (
+        CHOSEN,
+        "score of the best",
+        put("chosen", to=scores(lambda s, best: {**s, best: 101.0})),
+    ),
+)
+FORGERIES = {
+    f"{kind} {name}": (kind, edit) for kinds, name, edit in _OF_KINDS for kind in kinds
+}
 FORGERIES |= {
     "digest that is none": ("knn", put("checkpoint", to="abc")),
     "digest of no hex": ("knn", put("checkpoint", to="g" * 64)),
@@ -198,8 +230,14 @@ FORGERIES |= {
     "3 of 20 draws": ("fewshot", put("provenance", "draws", to=lambda d: d[:3])),
     "draws": ("fewshot", put("provenance", "draws", to=lambda d: [d[1], d[0], *d[2:]])),
     "draws kept": ("fewshot", arrays(lambda a: {"values": a["values"] + 1})),
-    "predictions of 3 draws": ("fewshot", arrays(lambda a: {"prediction": a["prediction"][:3]})),
-    "all five best": ("semisup", arrays(lambda a: {"hits5": np.zeros(len(a["label"]), bool)})),
+    "predictions of 3 draws": (
+        "fewshot",
+        arrays(lambda a: {"prediction": a["prediction"][:3]}),
+    ),
+    "all five best": (
+        "semisup",
+        arrays(lambda a: {"hits5": np.zeros(len(a["label"]), bool)}),
+    ),
     "classes": ("linear", other_classes),
     "duplicate of another seed": ("box", another_row(seed=1)),
     "duplicate of another engine": ("box", of_another_engine),
@@ -208,7 +246,10 @@ FORGERIES |= {
     "resamples that agree": ("box", arrays(lambda a: {AP: 0.1 * a[AP] + 14})),
     "fewer resamples": ("box", arrays(lambda a: {AP: a[AP][:99]})),
     "resamples of other images": ("box", arrays(lambda a: {"images": np.array(4000)})),
-    "annotations": ("box", put("provenance", "val", to="scenes_val:0123456789abcdef:40")),
+    "annotations": (
+        "box",
+        put("provenance", "val", to="scenes_val:0123456789abcdef:40"),
+    ),
 }
 
 
@@ -229,11 +270,19 @@ IMPOSSIBLE = {
         ("250", "linear", both_of(put("value", to=250.0), no_interval)),
         ("-5", "linear", both_of(put("value", to=-5.0), no_interval)),
         ("no share of 719", "linear", both_of(put("value", to=90.0), no_interval)),
-        ("no share of 20 x 719", "fewshot", both_of(put("value", to=50.0), no_interval)),
+        (
+            "no share of 20 x 719",
+            "fewshot",
+            both_of(put("value", to=50.0), no_interval),
+        ),
         ("outside of its interval", "knn", put("ci95", to=[10.0, 20.0])),
         ("interval above 100", "knn", put("ci95", to=lambda ends: [ends[0], 100.5])),
         ("interval of nothing", "knn", put("value", to=None)),
-        ("top-1 above top-5", "semisup", another_row(metric="top5", value=0.0, ci95=None)),
+        (
+            "top-1 above top-5",
+            "semisup",
+            another_row(metric="top5", value=0.0, ci95=None),
+        ),
         ("AP above AP50", "box", both_of(put("value", to=88.0), no_interval)),
         ("3 draws", "fewshot", put("provenance", "draws", to=lambda d: d[:3])),
     )

@@ -33,5 +33,7 @@ def work(rank: int, folder: Path) -> None:
 def all_cases(folder: Path) -> list[dict[str, dict[str, torch.Tensor]]]:
     """Of each rank."""
     # A process that has used its GPU cannot be forked
-    torch.multiprocessing.start_processes(work, (folder,), nprocs=RANKS, start_method="spawn")
+    torch.multiprocessing.start_processes(
+        work, (folder,), nprocs=RANKS, start_method="spawn"
+    )
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]

@@ -20,7 +20,9 @@ def picture(path, seed, *, size=(20, 16), mode="RGB"):
     """A small random picture file; equal seeds give equal pixels."""
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
-    pixels = np.random.Generator(np.random.PCG64(seed)).integers(0, 256, shape, dtype=np.uint8)
+    pixels = np.random.Generator(np.random.PCG64(seed)).integers(
+        0, 256, shape, dtype=np.uint8
+    )
     Image.fromarray(pixels, mode=mode).save(path)
 
 
@@ -58,7 +60,10 @@ class Trees:
         return hashlib.md5(path.read_bytes()).hexdigest()
 
     def aircraft(self, base):
-        data, classes = base / "fgvc-aircraft-2013b" / "data", ("707-320", "A330 200", "An-12")
+        data, classes = (
+            base / "fgvc-aircraft-2013b" / "data",
+            ("707-320", "A330 200", "An-12"),
+        )
         self._lines(data / "variants.txt", classes)
         for split in ("train", "val", "test"):
             lines = []
@@ -72,7 +77,9 @@ class Trees:
         folder = base / "birdsnap"
         rows = ["id\tcommon\tscientific\tdir"]
         images = ["url\tmd5\tpath\tspecies_id\tbb_x1"]
-        for i, name in enumerate(("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee"), 1):
+        for i, name in enumerate(
+            ("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee"), 1
+        ):
             rows.append(f"{i}\t{name.replace('_', ' ')}\tAvis {i}\t{name}")
             for j in range(13):
                 path = f"{name}/{i}{j:04d}.jpg"
@@ -83,7 +90,9 @@ class Trees:
         self._lines(folder / "images.txt", images)
         self._lines(folder / "test_images.txt", ["path"])
 
-    def caltech101(self, base, classes=("BACKGROUND_Google", "Faces", "accordion"), per=32):
+    def caltech101(
+        self, base, classes=("BACKGROUND_Google", "Faces", "accordion"), per=32
+    ):
         folder = base / "caltech101" / "101_ObjectCategories"
         for name in classes:
             for i in range(per):
@@ -107,11 +116,15 @@ class Trees:
 
     def cifar10(self, base, per=6):
         names = {"key": "labels", "names": "label_names", "meta": "batches.meta"}
-        self._cifar(base / "cifar-10-batches-py", "CIFAR10", **names, per=per, classes=10)
+        self._cifar(
+            base / "cifar-10-batches-py", "CIFAR10", **names, per=per, classes=10
+        )
 
     def cifar100(self, base, per=6):
         names = {"key": "fine_labels", "names": "fine_label_names", "meta": "meta"}
-        self._cifar(base / "cifar-100-python", "CIFAR100", **names, per=per, classes=100)
+        self._cifar(
+            base / "cifar-100-python", "CIFAR100", **names, per=per, classes=100
+        )
 
     def _cifar(self, folder, kind, *, key, names, per, meta, classes):
         from torchvision import datasets as tv
@@ -129,10 +142,14 @@ class Trees:
                 (folder / file).write_bytes(pickle.dumps({"data": data, key: labels}))
                 entries.append([file, self._md5(folder / file)])
             lists[which] = entries
-        (folder / meta).write_bytes(pickle.dumps({names: [f"class {i}" for i in range(classes)]}))
+        (folder / meta).write_bytes(
+            pickle.dumps({names: [f"class {i}" for i in range(classes)]})
+        )
         for which, entries in lists.items():
             self.monkeypatch.setattr(cls, which, entries)
-        self.monkeypatch.setattr(cls, "meta", {**cls.meta, "md5": self._md5(folder / meta)})
+        self.monkeypatch.setattr(
+            cls, "meta", {**cls.meta, "md5": self._md5(folder / meta)}
+        )
 
     def stl10(self, base, per=20):
         from torchvision.datasets import STL10
@@ -140,7 +157,9 @@ class Trees:
         folder = base / "stl10_binary"
         folder.mkdir()
         draw = np.random.Generator(np.random.PCG64(10))
-        (folder / "class_names.txt").write_text("".join(f"class {i}\n" for i in range(10)))
+        (folder / "class_names.txt").write_text(
+            "".join(f"class {i}\n" for i in range(10))
+        )
         (folder / "unlabeled_X.bin").write_bytes(b"")
         for split in ("train", "test"):
             images = draw.integers(0, 256, (per, 3, 96, 96), dtype=np.uint8)
@@ -148,7 +167,9 @@ class Trees:
             labels = np.arange(per, dtype=np.uint8) % 10 + 1
             labels.tofile(folder / f"{split}_y.bin")
         for which in ("train_list", "test_list"):
-            entries = [[file, self._md5(folder / file)] for file, _ in getattr(STL10, which)]
+            entries = [
+                [file, self._md5(folder / file)] for file, _ in getattr(STL10, which)
+            ]
             self.monkeypatch.setattr(STL10, which, entries)
 
     def dtd(self, base):
@@ -172,7 +193,11 @@ class Trees:
             self._picture(folder / "jpg" / f"image_{i:05d}.jpg")
         third = len(labels) // 3
         scipy.io.savemat(folder / "imagelabels.mat", {"labels": np.array([labels])})
-        parts = {"trnid": ids[:third], "valid": ids[third : 2 * third], "tstid": ids[2 * third :]}
+        parts = {
+            "trnid": ids[:third],
+            "valid": ids[third : 2 * third],
+            "tstid": ids[2 * third :],
+        }
         scipy.io.savemat(folder / "setid.mat", {k: v[None] for k, v in parts.items()})
         files = dict(Flowers102._file_dict)
         for key, name in (("label", "imagelabels.mat"), ("setid", "setid.mat")):
@@ -208,7 +233,9 @@ class Trees:
             categories.append(f"{name} {i}")
             for j in range(3):
                 train.append(f"{name}/{j + 1:08d}.jpg {i}")
-                self._picture(base / "data_256_standard" / f"{name[1:]}/{j + 1:08d}.jpg")
+                self._picture(
+                    base / "data_256_standard" / f"{name[1:]}/{j + 1:08d}.jpg"
+                )
                 val.append(f"Places365_val_{len(val) + 1:08d}.jpg {i}")
                 self._picture(base / "val_256" / val[-1].split()[0])
         made = {"categories": categories, "train_standard": train, "val": val}
@@ -264,7 +291,11 @@ class Trees:
 
     def imagenet_real(self, base, numbers=(1, 2, 3, 293, 50000)):
         """The files of these numbers below the last class folders of val, and the real labels."""
-        labels = importlib.resources.files("timm.data") / "_info" / "imagenet_real_labels.json"
+        labels = (
+            importlib.resources.files("timm.data")
+            / "_info"
+            / "imagenet_real_labels.json"
+        )
         val = base.parent / "imagenet" / "val"
         for number, synset in zip(numbers, reversed(class_list("imagenet"))):
             self._picture(val / synset / f"ILSVRC2012_val_{number:08d}.JPEG")
@@ -273,10 +304,24 @@ class Trees:
     def objectnet(self, base, lines=None):
         """Three classes: one name, two, none of ImageNet's. Line l of its list is class l - 7."""
         base = base / "objectnet-1.0"
-        labels = {"mug": "Mug", "alarm_clock": "Alarm clock", "air": "Air", "bib": "Bib"}
-        names = {"Mug": "coffee mug", "Alarm clock": "analog clock; digital clock", "Bib": "bib"}
+        labels = {
+            "mug": "Mug",
+            "alarm_clock": "Alarm clock",
+            "air": "Air",
+            "bib": "Bib",
+        }
+        names = {
+            "Mug": "coffee mug",
+            "Alarm clock": "analog clock; digital clock",
+            "Bib": "bib",
+        }
         order = [f"name {i}" for i in range(1000)]
-        places = {504: "coffee mug", 409: "analog clock", 530: "digital clock", 443: "bib"}
+        places = {
+            504: "coffee mug",
+            409: "analog clock",
+            530: "digital clock",
+            443: "bib",
+        }
         for place, name in places.items():
             order[place + 7] = name
         for name in labels:
@@ -307,7 +352,9 @@ class Trees:
             made.putpalette([255 - value // 3 for value in range(768)])
         made.save(labels)
 
-    def voc2012(self, base, train=("2007_000032", "2007_000039", "2008_000002", "2008_000003")):
+    def voc2012(
+        self, base, train=("2007_000032", "2007_000039", "2008_000002", "2008_000003")
+    ):
         folder = base / "VOCdevkit" / "VOC2012"
         lists = folder / "ImageSets" / "Segmentation"
         for name, stems in (("train", train), ("val", ("2007_000033",))):
@@ -329,11 +376,16 @@ class Trees:
 
     def ade20k(self, base, train=4, val=2):
         folder = base / "ADEChallengeData2016"
-        for part, short, count in (("training", "train", train), ("validation", "val", val)):
+        for part, short, count in (
+            ("training", "train", train),
+            ("validation", "val", val),
+        ):
             for n in range(1, count + 1):
                 stem = f"ADE_{short}_{n:08d}"
                 image = folder / "images" / part / f"{stem}.jpg"
-                self._pair(image, folder / "annotations" / part / f"{stem}.png", (0, 1, 150))
+                self._pair(
+                    image, folder / "annotations" / part / f"{stem}.png", (0, 1, 150)
+                )
 
     def cityscapes(self, base):
         towns = (("train", "aachen"), ("train", "bochum"), ("val", "munster"))
@@ -345,7 +397,10 @@ class Trees:
                 self._pair(image, labels, (0, 7, 33), size=(32, 16))
 
     def classes(
-        self, base, classes=("circle", "square"), sizes=(("train", 6), ("val", 3), ("test", 4))
+        self,
+        base,
+        classes=("circle", "square"),
+        sizes=(("train", 6), ("val", 3), ("test", 4)),
     ):
         """A class folder whose classes differ in brightness."""
         for split, count in sizes:
@@ -354,7 +409,9 @@ class Trees:
                     self.count += 1
                     draw = np.random.Generator(np.random.PCG64(self.count))
                     level = 40 + 170 * label // max(1, len(classes) - 1)
-                    pixels = np.clip(draw.normal(level, 25, (32, 32, 3)), 0, 255).astype(np.uint8)
+                    pixels = np.clip(
+                        draw.normal(level, 25, (32, 32, 3)), 0, 255
+                    ).astype(np.uint8)
                     path = base / split / name / f"{i:03d}.png"
                     path.parent.mkdir(parents=True, exist_ok=True)
                     Image.fromarray(pixels).save(path)
@@ -367,6 +424,11 @@ def trunk_file(path, seed=0, *, arch="resnet18", **changes):
     with torch.no_grad():
         for _ in range(3):
             trunk(torch.randn(16, 3, 32, 32))
-    about = {"arch": arch, "method": "random", "provenance": {"name": f"random{seed}"}, **changes}
+    about = {
+        "arch": arch,
+        "method": "random",
+        "provenance": {"name": f"random{seed}"},
+        **changes,
+    }
     Checkpoint(state_dict=trunk.state_dict(), **about).save(path)
     return path

@@ -34,8 +34,18 @@ def cllr(inner: dict[str, Any], **settings: Any) -> dict[str, Any]:
 CASES: dict[str, dict[str, Any]] = {
     "moco": {"name": "moco", **QUEUE, "groups": 8},
     "moco local": {"name": "moco", **QUEUE},
-    "moco sync symmetric": {"name": "moco", **QUEUE, "query_batchnorm": "sync", "symmetric": True},
-    "moco two queues": {"name": "moco", **QUEUE, "symmetric": True, "queue_per_view": True},
+    "moco sync symmetric": {
+        "name": "moco",
+        **QUEUE,
+        "query_batchnorm": "sync",
+        "symmetric": True,
+    },
+    "moco two queues": {
+        "name": "moco",
+        **QUEUE,
+        "symmetric": True,
+        "queue_per_view": True,
+    },
     "moco_m": {"name": "moco_m", **CROPS},
     "lorac": {**LORAC, "beta": 2.0},
     "lorac one key": {**LORAC, "groups": 2, "keys": 1, "views": [8, 8, 8], "beta": 2.0},
@@ -81,9 +91,13 @@ class TinyTrunk(nn.Sequential):
 
     def __init__(self, channels: int = 3) -> None:
         super().__init__(
-            nn.Conv2d(channels, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Conv2d(channels, 6, 3, bias=False),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
             nn.Linear(6, 8),
-        )  # fmt: skip
+        )
 
 
 class TinyPair(LabPair):
@@ -114,10 +128,16 @@ def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
 
 
 def train(
-    case: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype = torch.float64,
-    around: Callable[[int], AbstractContextManager[object]] = lambda step: nullcontext(),
-    skips: bool = False, wrapped: bool = True,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+    case: dict[str, Any],
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float64,
+    around: Callable[[int], AbstractContextManager[object]] = lambda step: (
+        nullcontext()
+    ),
+    skips: bool = False,
+    wrapped: bool = True,
+) -> dict[str, torch.Tensor]:
     """Three steps, each in `around(step)`; what was returned, the gradients, all state at the end.
 
     `skips`: leave out a step whose gradients overflow, as in half precision; `wrapped`: in DDP.
@@ -126,14 +146,18 @@ def train(
     method.to(device, dtype)
     ranks = distributed.world_size()
     model = DistributedDataParallel(method) if ranks > 1 and wrapped else method
-    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.05)
+    optimizer = torch.optim.SGD(
+        [p for p in method.parameters() if p.requires_grad], 0.05
+    )
     scaler = torch.amp.GradScaler(device, init_scale=1.0, enabled=skips)
     rules = FirstStep(method, case["name"])
     out: dict[str, torch.Tensor] = {}
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         shapes = [(BATCH, 3, s, s) for s in sizes]
-        drawn = [torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes]
+        drawn = [
+            torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes
+        ]
         views = [view.to(dtype) for view in drawn]
         labels = torch.randint(5, (BATCH,), generator=generator)
         index = torch.randperm(40, generator=generator)[:BATCH]
@@ -171,7 +195,9 @@ def moved(batch: Batch, device: str) -> Batch:
         return x.to(device, non_blocking=True)
 
     views = [moved(view) for view in batch.views]
-    return replace(batch, views=views, labels=moved(batch.labels), index=moved(batch.index))
+    return replace(
+        batch, views=views, labels=moved(batch.labels), index=moved(batch.index)
+    )
 
 
 def train_on_pretended_gpu(

@@ -7,11 +7,30 @@ from pathlib import Path
 HOME = Path(__file__).parents[2]
 # From the start on: what a page makes, those behind it go on with
 START = (HOME / "README.md", HOME / "docs" / "index.md")
-PAGES = [*START, *(page for page in sorted((HOME / "docs").glob("*.md")) if page not in START)]
-PROGRAMS = ("backbench ", "python detection/train_net.py", "python tools/convert_to_d2.py")
+PAGES = [
+    *START,
+    *(page for page in sorted((HOME / "docs").glob("*.md")) if page not in START),
+]
+PROGRAMS = (
+    "backbench ",
+    "python detection/train_net.py",
+    "python tools/convert_to_d2.py",
+)
 # What stands for anything in a usage line -> something that is there
-PLACES = {"X": "x.safetensors", "FILE": "foreign.pth", "NAME": "imagenet", "/datasets": "ROOT"}
-PLACES |= {"F": "out.pth", "OUT.pkl": "out.pkl", "N": "3", "R": "0", "KEY": "SEED", "VALUE": "7"}
+PLACES = {
+    "X": "x.safetensors",
+    "FILE": "foreign.pth",
+    "NAME": "imagenet",
+    "/datasets": "ROOT",
+}
+PLACES |= {
+    "F": "out.pth",
+    "OUT.pkl": "out.pkl",
+    "N": "3",
+    "R": "0",
+    "KEY": "SEED",
+    "VALUE": "7",
+}
 
 
 def commands():
@@ -19,11 +38,16 @@ def commands():
     found = []
     for page in PAGES:
         text = page.read_text()
-        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for language, block in re.findall(
+            r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE
+        ):
             if language:  # no commands, but Python, YAML or what a command prints
                 continue
             for line in block.replace("\\\n", " ").splitlines():
-                if line.strip().startswith(PROGRAMS) and "..." not in line.split("#")[0][:20]:
+                if (
+                    line.strip().startswith(PROGRAMS)
+                    and "..." not in line.split("#")[0][:20]
+                ):
                     found.append((f"{page.name}: {line.strip()[:60]}", line.strip()))
     return found
 

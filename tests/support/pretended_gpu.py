@@ -35,9 +35,20 @@ HOME = Path(__file__).parents[2]
 aten = torch.ops.aten
 
 # The result, or its shape, needs values
-READS = {aten._local_scalar_dense, aten.is_nonzero, aten.equal, aten.nonzero, aten.masked_select}
+READS = {
+    aten._local_scalar_dense,
+    aten.is_nonzero,
+    aten.equal,
+    aten.nonzero,
+    aten.masked_select,
+}
 READS |= {aten.unique_dim, aten._unique2, aten.unique_consecutive, aten.bincount}
-READS |= {aten._linalg_eigh, aten._linalg_svd, aten._linalg_check_errors, aten._linalg_eigvals}
+READS |= {
+    aten._linalg_eigh,
+    aten._linalg_svd,
+    aten._linalg_check_errors,
+    aten._linalg_eigvals,
+}
 READS |= {torch.ops.torchvision.nms}
 COPIES = {aten._to_copy, aten.copy_, aten._copy_from}
 OLDER = version.parse(torch.__version__) < version.parse("2.15")  # of x[mask] = number
@@ -54,7 +65,12 @@ def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _gather(
-    x: Tensor, means: Tensor, inverses: Tensor, kept_mean: Tensor, kept_var: Tensor, *rest: Any
+    x: Tensor,
+    means: Tensor,
+    inverses: Tensor,
+    kept_mean: Tensor,
+    kept_var: Tensor,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor]:
     momentum, eps, counts = rest
     share = (counts / counts.sum())[:, None]
@@ -78,7 +94,12 @@ def _reduced(
 
 
 def _gradient(
-    grad: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, *sums: Tensor
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    weight: Tensor,
+    *sums: Tensor,
 ) -> Tensor:
     of_grad, of_product, counts = sums
     along = (x.movedim(1, -1) - mean) * inverse**2 * of_product / counts.sum()
@@ -119,7 +140,9 @@ class OnGpu(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise AssertionError(f"{func}: a tensor of PretendedGpu has outlived it")
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -138,12 +161,16 @@ class _Requests(TorchFunctionMode):
     def __init__(self, gpu: PretendedGpu) -> None:
         self.gpu = gpu
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         if func is Tensor.cuda:
             func, args = Tensor.to, (args[0], META)
         name = getattr(func, "__name__", "")
-        if name in ("tensor", "as_tensor", "asarray") and _is_cuda(kwargs.get("device")):
+        if name in ("tensor", "as_tensor", "asarray") and _is_cuda(
+            kwargs.get("device")
+        ):
             # From lists: made on the host, and copied up
             kwargs.pop("device")
             return func(*args, **kwargs).to(META)
@@ -152,10 +179,14 @@ class _Requests(TorchFunctionMode):
         if name in ("tolist", "numpy") and isinstance(args[0], OnGpu):
             self.gpu.waits(name)
             args = (args[0].host, *args[1:])
-        if func in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], OnGpu):
+        if func in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(
+            args[0], OnGpu
+        ):
             # Below this, torch would make the index from the list without any operation
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            lists = tuple(torch.tensor(i).to(META) if isinstance(i, list) else i for i in index)
+            lists = tuple(
+                torch.tensor(i).to(META) if isinstance(i, list) else i for i in index
+            )
             args = (args[0], lists, *args[2:])
         return func(*_mapped(_placeless, args), **_mapped(_placeless, kwargs))
 
@@ -180,7 +211,9 @@ class PretendedGpu(TorchDispatchMode):
         before = torch.__future__.get_overwrite_module_params_on_conversion()
         # A module's parameters cannot become of another class in place
         torch.__future__.set_overwrite_module_params_on_conversion(True)
-        self._stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, before)
+        self._stack.callback(
+            torch.__future__.set_overwrite_module_params_on_conversion, before
+        )
         # Which would choose other operations for a GPU, and is whatever an earlier test has left
         exact = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(False)
@@ -209,7 +242,9 @@ class PretendedGpu(TorchDispatchMode):
         ]
         self._seen.append(f"{why} at {' < '.join(reversed(lines[-3:])) or 'backward'}")
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         packet = func.overloadpacket
         leaves = list(_tensors((args, kwargs)))

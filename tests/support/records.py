@@ -22,7 +22,9 @@ def a_result(**changes):
     row = {**base, **changes}
     value = row["value"]
     if "ci95" not in changes:
-        row["ci95"] = None if value is None else (max(value - 1.25, 0), min(value + 1.25, 100))
+        row["ci95"] = (
+            None if value is None else (max(value - 1.25, 0), min(value + 1.25, 100))
+        )
     if "provenance" not in row:
         row["provenance"] = held(row["task"], row["dataset"], row["protocol"])
         # 91.25% is a share of so many images, or of a number that the row does not say
@@ -42,13 +44,26 @@ def held(task, dataset, protocol):
     known = DATASETS.get(dataset)
     train, val, test = known.sizes if known else (400, 100, 200)
     if task == "analyze":
-        return {"recipe": recipe, "manifest": digest_of(f"{dataset} test"), "images": test or 200}
+        return {
+            "recipe": recipe,
+            "manifest": digest_of(f"{dataset} test"),
+            "images": test or 200,
+        }
     if TASKS[task].percent and recipe.get("parts"):
         train = recipe["parts"][str(TASKS[task].percent)]["list"] or {}
         train = train.get("lines")
-    images = {"train": 1000 if train is None else train, "val": val or 0, "test": test or 200}
+    images = {
+        "train": 1000 if train is None else train,
+        "val": val or 0,
+        "test": test or 200,
+    }
     manifests = {split: digest_of(f"{dataset} {split}") for split in images}
-    row = {"recipe": recipe, "manifests": manifests, "images": images, "image_contents": None}
+    row = {
+        "recipe": recipe,
+        "manifests": manifests,
+        "images": images,
+        "image_contents": None,
+    }
     row |= {"val": "official" if val else "held out of train", "pixels": {}}
     return row | {"labelled": digest_of(f"{dataset} train val")}
 
@@ -102,11 +117,15 @@ def shipped_recipes():
         else:
             recipe = load_protocol(name, PROTOCOLS)
             rules = RULES if recipe.kind == "ood" else ()
-            for each in [dataclasses.replace(recipe, rule=rule) for rule in rules] or [recipe]:
+            for each in [dataclasses.replace(recipe, rule=rule) for rule in rules] or [
+                recipe
+            ]:
                 found[each.name, each.kind] = config.to_dict(each)
     for path in (config.configs_dir() / detection.KIND).glob("[!_]*.yaml"):
         given = detection.shipped(path)
-        found[protocol.protocol(given), task_rows.task_of(given).name] = protocol.decisive(given)
+        found[protocol.protocol(given), task_rows.task_of(given).name] = (
+            protocol.decisive(given)
+        )
     return found
 
 

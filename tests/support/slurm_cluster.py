@@ -16,7 +16,16 @@ import pytest
 
 from backbench.runs.state import die_with_parent
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo", "scancel")
+PROGRAMS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "squeue",
+    "scontrol",
+    "sinfo",
+    "scancel",
+)
 
 CONF = """\
 ClusterName=loopback
@@ -105,11 +114,19 @@ def running_slurm(
             for command in commands:
                 daemons.append(_daemon(command, folder / "daemons.log"))
                 time.sleep(0.3)
-            _until(lambda: set(output("sinfo", "-h", "-o", "%T").split()) == {"idle"}, 60, "nodes")
+            _until(
+                lambda: set(output("sinfo", "-h", "-o", "%T").split()) == {"idle"},
+                60,
+                "nodes",
+            )
             yield folder
             # slurmstepd of a job that still runs would linger after its daemon
             output("scancel", "--full", "-u", "root")
-            _until(lambda: not output("squeue", "-h", "-o", "%i").strip(), 60, "an empty queue")
+            _until(
+                lambda: not output("squeue", "-h", "-o", "%i").strip(),
+                60,
+                "an empty queue",
+            )
         finally:
             _stop(daemons)
     shutil.rmtree(folder, ignore_errors=True)
@@ -126,13 +143,20 @@ def _configure(folder: Path, nodes: int, **settings: int) -> list[list[str]]:
         (folder / name).mkdir()
     for i in range(2):
         (folder / f"fakegpu{i}").touch()
-    (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/fakegpu[0-1]\n")
+    (folder / "gres.conf").write_text(
+        f"AutoDetect=off\nName=gpu File={folder}/fakegpu[0-1]\n"
+    )
     conf = folder / "slurm.conf"
     ctld, ports = free_ports()[0], free_ports(nodes)
     names = [f"n{i}" for i in range(1, 1 + nodes)]
     for name in names:
         (folder / "spool" / name).mkdir()
-    places = {"host": host, "folder": folder, "ctld_port": ctld, "names": f"n[1-{nodes}]"}
+    places = {
+        "host": host,
+        "folder": folder,
+        "ctld_port": ctld,
+        "names": f"n[1-{nodes}]",
+    }
     text = CONF.format(**places, **settings, ports=f"[{ports[0]}-{ports[-1]}]")
     conf.write_text(text)
     munged = ["munged", "--foreground", "--force", f"--key-file={key}"]
@@ -144,7 +168,10 @@ def _configure(folder: Path, nodes: int, **settings: int) -> list[list[str]]:
 
 def _daemon(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     # A killed test run leaves no daemons behind; preexec_fn is safe while there is one thread
-    how = {"preexec_fn": partial(die_with_parent, signal.SIGTERM), "start_new_session": True}
+    how = {
+        "preexec_fn": partial(die_with_parent, signal.SIGTERM),
+        "start_new_session": True,
+    }
     with log.open("ab") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, **how)
 
@@ -173,7 +200,9 @@ def why_drained(*, or_down: bool = False) -> str:
 
 def output(*command: str) -> str:
     """What a command of Slurm's says; its refusal is no fault."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
     return done.stdout
 
 

@@ -8,7 +8,11 @@ def smaller(recipe):
     """An evaluation's recipe on images of 32 pixels, in two steps, with two of its rates."""
     out = dict(recipe)
     small = {"resize": 32, "crop": 32}
-    for name, sizes in (("geometry", small), ("augment", {"size": 32}), ("crops", {"size": 32})):
+    for name, sizes in (
+        ("geometry", small),
+        ("augment", {"size": 32}),
+        ("crops", {"size": 32}),
+    ):
         if out.get(name):
             out[name] = {**out[name], **sizes}
     if out.get("protocol") == "knn-v1":  # a tiny set has no 20 neighbours

@@ -20,7 +20,9 @@ from backbench.launch.clusters import read_cluster
 from backbench.launch.job import Job
 from backbench.launch.records import Submission
 
-PATIENCE_S = 5.0  # of this process's work: no door takes longer over a file that it refuses
+PATIENCE_S = (
+    5.0  # of this process's work: no door takes longer over a file that it refuses
+)
 WAIT_S = 120.0  # by the clock, which counts what others do on this machine
 
 
@@ -90,7 +92,9 @@ def opened(root: Path, name: str, split: str, *, limit_s: float = WAIT_S) -> Sai
     """A data set as a pretraining opens it, in a process of its own, for what may kill it."""
     command = [sys.executable, "-c", _OPENING, str(root), name, split]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=limit_s
+        )
     except subprocess.TimeoutExpired:
         return Said(None, "", "", limit_s)
     status = 2 if done.stderr.startswith("backbench: ") else done.returncode
@@ -108,7 +112,16 @@ def refused(said: Said, *words) -> None:
 def record(runs, status=None, **changes):
     """A job that a launcher of this machine left behind; `changes` are a stranger's."""
     out = str(runs / "x" / "knn")
-    argv = ("linear", "x.safetensors", "--datasets", "digits", "--data", str(runs), "--out", out)
+    argv = (
+        "linear",
+        "x.safetensors",
+        "--datasets",
+        "digits",
+        "--data",
+        str(runs),
+        "--out",
+        out,
+    )
     job = Job(name="x/knn", argv=argv, like="linear", cells=("x/knn",))
     base = Submission.to(read_cluster("local"), "g", "abc123", [job])
     data = dataclasses.asdict(base) | {"time": 1.0}

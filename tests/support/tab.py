@@ -10,15 +10,30 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--disable-sync",
+]
+FLAGS += [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+]
 FLAGS += ["--no-default-browser-check"]
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
 LIMIT = 60.0  # seconds of any test's browser
 # Key -> its code, and the text that it types
 _KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "Backspace": (8, "")}
-_KEYS |= {"ArrowLeft": (37, ""), "ArrowRight": (39, ""), "ArrowDown": (40, ""), " ": (32, " ")}
+_KEYS |= {
+    "ArrowLeft": (37, ""),
+    "ArrowRight": (39, ""),
+    "ArrowDown": (40, ""),
+    " ": (32, " "),
+}
 
 
 class Tab:
@@ -63,7 +78,9 @@ class Tab:
         self._loaded |= said.get("method") == "Page.loadEventFired"
         return said
 
-    def open(self, page: Path, width: int, height: int = 900, *, dark: bool = False) -> None:
+    def open(
+        self, page: Path, width: int, height: int = 900, *, dark: bool = False
+    ) -> None:
         if not self._session:
             target = self.send("Target.createTarget", url="about:blank")["targetId"]
             found = self.send("Target.attachToTarget", targetId=target, flatten=True)
@@ -117,7 +134,12 @@ def tab() -> Iterator[Tab]:
     back, ours = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         # The browser reads from descriptor 3 and writes to descriptor 4
-        line = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
+        line = [
+            str(CHROMIUM),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "--remote-debugging-pipe",
+        ]
         script = f'exec "$@" 3<&{theirs} 4>&{ours}'
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = ["bash", "-c", script, "browser", *line]

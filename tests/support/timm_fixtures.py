@@ -30,7 +30,10 @@ def known(arch, seed=0):
 
 def shaped(arch):
     """The same tensors without memory, for what is told from shapes alone."""
-    return {name: torch.ones(1).expand(blank.shape) for name, blank in archs.tensors(arch).items()}
+    return {
+        name: torch.ones(1).expand(blank.shape)
+        for name, blank in archs.tensors(arch).items()
+    }
 
 
 def put_in_hub(monkeypatch, hub, model, state):
@@ -42,7 +45,10 @@ def put_in_hub(monkeypatch, hub, model, state):
     snapshot.mkdir(parents=True)
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("a" * 40)
-    save_file({key: value.clone() for key, value in state.items()}, snapshot / "model.safetensors")
+    save_file(
+        {key: value.clone() for key, value in state.items()},
+        snapshot / "model.safetensors",
+    )
     return snapshot
 
 
@@ -66,7 +72,9 @@ def split(state, pattern, *names):
     for key, tensor in state.items():
         if re.search(pattern, key):
             for name, part in zip(names, tensor.chunk(len(names)), strict=True):
-                out[re.sub(pattern, name, key)] = part.clone() if tensor.is_contiguous() else part
+                out[re.sub(pattern, name, key)] = (
+                    part.clone() if tensor.is_contiguous() else part
+                )
         else:
             out[key] = tensor
     return out
@@ -74,7 +82,9 @@ def split(state, pattern, *names):
 
 def other(state):
     """A second trunk, told by its first norm."""
-    return {k: v + 1 if k.endswith("blocks.0.norm1.bias") else v for k, v in state.items()}
+    return {
+        k: v + 1 if k.endswith("blocks.0.norm1.bias") else v for k, v in state.items()
+    }
 
 
 # --- the authors' own files ---
@@ -110,7 +120,10 @@ def moco_v3(state):
 
 
 def mae(state):
-    decoder = {"decoder_blocks.0.norm1.weight": torch.ones(8), "decoder_embed.bias": torch.ones(8)}
+    decoder = {
+        "decoder_blocks.0.norm1.weight": torch.ones(8),
+        "decoder_embed.bias": torch.ones(8),
+    }
     return {"model": state | decoder | {"mask_token": torch.ones(1, 1, 8)}}
 
 
@@ -123,11 +136,15 @@ def dinov2_registers(state, dialect=dinov2):
     """timm's model has the class token's position within the token."""
     position = torch.full_like(state["cls_token"], 0.25)
     positions = torch.cat([position, state["pos_embed"]], dim=1)
-    return dialect(state | {"cls_token": state["cls_token"] - position, "pos_embed": positions})
+    return dialect(
+        state | {"cls_token": state["cls_token"] - position, "pos_embed": positions}
+    )
 
 
 def dinov2_chunked(state):
-    made = renamed(dinov2(state), (r"^blocks\.1", "blocks.1.1"), (r"^blocks\.0\.", "blocks.0.0."))
+    made = renamed(
+        dinov2(state), (r"^blocks\.1", "blocks.1.1"), (r"^blocks\.0\.", "blocks.0.0.")
+    )
     return {"teacher": prefixed("backbone.", made)}
 
 
@@ -146,11 +163,14 @@ def dinov3(state):
             out[start + "qkv.bias_mask"] = torch.cat([ones, 0 * ones, ones])
         elif not key.endswith("v_bias"):
             out[key] = tensor
-    out = renamed(out,
-        ("^reg_token", "storage_tokens"), (r"gamma_([12])$", r"ls\1.gamma"),
-        (r"mlp\.fc1_g", "mlp.w1"), (r"mlp\.fc1_x", "mlp.w2"),
+    out = renamed(
+        out,
+        ("^reg_token", "storage_tokens"),
+        (r"gamma_([12])$", r"ls\1.gamma"),
+        (r"mlp\.fc1_g", "mlp.w1"),
+        (r"mlp\.fc1_x", "mlp.w2"),
         (r"mlp\.fc2", "mlp.w3") if any("fc1_g" in key for key in out) else ("^$", ""),
-    )  # fmt: skip
+    )
     width = state["cls_token"].shape[-1]
     heads = 2 if width == 32 else width // 64
     count = width // heads // 4
@@ -160,38 +180,54 @@ def dinov3(state):
 
 def convnext(state):
     made = _convnext(state)
-    return {"model": made | {"head.weight": torch.ones(3, 32), "head.bias": torch.ones(3)}}
+    return {
+        "model": made | {"head.weight": torch.ones(3, 32), "head.bias": torch.ones(3)}
+    }
 
 
 def torchvision_convnext(state):
-    made = renamed(state,
+    made = renamed(
+        state,
         (r"^stem", "features.0"),
         (r"^stages\.(\d)\.downsample", lambda match: f"features.{2 * int(match[1])}"),
         (r"^stages\.(\d)\.blocks", lambda match: f"features.{2 * int(match[1]) + 1}"),
-        ("conv_dw", "block.0"), (r"(\d\.\d+)\.norm", r"\1.block.2"),
-        (r"mlp\.fc1", "block.3"), (r"mlp\.fc2", "block.5"),
-        ("gamma", "layer_scale"), (r"^head\.norm", "classifier.0"),
-    )  # fmt: skip
+        ("conv_dw", "block.0"),
+        (r"(\d\.\d+)\.norm", r"\1.block.2"),
+        (r"mlp\.fc1", "block.3"),
+        (r"mlp\.fc2", "block.5"),
+        ("gamma", "layer_scale"),
+        (r"^head\.norm", "classifier.0"),
+    )
     for key, tensor in made.items():
         if ".block.3.weight" in key or ".block.5.weight" in key:
             made[key] = tensor.reshape(tensor.shape[:2])
         elif "layer_scale" in key:
             made[key] = tensor.reshape(-1, 1, 1)
-    return made | {"classifier.2.weight": torch.ones(3, 32), "classifier.2.bias": torch.ones(3)}
+    return made | {
+        "classifier.2.weight": torch.ones(3, 32),
+        "classifier.2.bias": torch.ones(3),
+    }
 
 
 def dinov3_convnext(state):
     made = _convnext(state)
-    return made | {f"norms.3.{part}": made[f"norm.{part}"] for part in ("weight", "bias")}
+    return made | {
+        f"norms.3.{part}": made[f"norm.{part}"] for part in ("weight", "bias")
+    }
 
 
 def _convnext(state):
-    made = renamed(state,
+    made = renamed(
+        state,
         (r"^stem\.", "downsample_layers.0."),
-        (r"^stages\.(\d)\.downsample", r"downsample_layers.\1"), (r"\.blocks\.", "."),
-        ("conv_dw", "dwconv"), (r"mlp\.fc", "pwconv"), (r"mlp\.grn\.weight", "grn.gamma"),
-        (r"mlp\.grn\.bias", "grn.beta"), (r"^head\.norm", "norm"),
-    )  # fmt: skip
+        (r"^stages\.(\d)\.downsample", r"downsample_layers.\1"),
+        (r"\.blocks\.", "."),
+        ("conv_dw", "dwconv"),
+        (r"mlp\.fc", "pwconv"),
+        (r"mlp\.grn\.weight", "grn.gamma"),
+        (r"mlp\.grn\.bias", "grn.beta"),
+        (r"^head\.norm", "norm"),
+    )
     return _linears(made, "grn.")
 
 
@@ -206,51 +242,77 @@ def _linears(made, grn):
 
 
 def clip(state):
-    made = renamed(state,
-        (r"^patch_embed\.proj", "conv1"), (r"^blocks", "transformer.resblocks"),
-        (r"^norm_pre", "ln_pre"), (r"^norm\.", "ln_post."), (r"\.norm([12])", r".ln_\1"),
-        (r"attn\.qkv\.", "attn.in_proj_"), (r"attn\.proj", "attn.out_proj"),
-        (r"mlp\.fc1", "mlp.c_fc"), (r"mlp\.fc2", "mlp.c_proj"), ("^cls_token", "class_embedding"),
+    made = renamed(
+        state,
+        (r"^patch_embed\.proj", "conv1"),
+        (r"^blocks", "transformer.resblocks"),
+        (r"^norm_pre", "ln_pre"),
+        (r"^norm\.", "ln_post."),
+        (r"\.norm([12])", r".ln_\1"),
+        (r"attn\.qkv\.", "attn.in_proj_"),
+        (r"attn\.proj", "attn.out_proj"),
+        (r"mlp\.fc1", "mlp.c_fc"),
+        (r"mlp\.fc2", "mlp.c_proj"),
+        ("^cls_token", "class_embedding"),
         ("^pos_embed", "positional_embedding"),
-    )  # fmt: skip
+    )
     made["class_embedding"] = made["class_embedding"][0, 0]
     made["positional_embedding"] = made["positional_embedding"][0]
-    text = {"token_embedding.weight": torch.ones(9, 4), "ln_final.weight": torch.ones(4)}
+    text = {
+        "token_embedding.weight": torch.ones(9, 4),
+        "ln_final.weight": torch.ones(4),
+    }
     for name in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"):
         text[f"transformer.resblocks.0.{name}"] = torch.ones(4)
-    text |= {f"transformer.resblocks.{i}.mlp.c_fc.weight": torch.ones(4, 4) for i in range(12)}
+    text |= {
+        f"transformer.resblocks.{i}.mlp.c_fc.weight": torch.ones(4, 4)
+        for i in range(12)
+    }
     tower = prefixed("visual.", made | {"proj": torch.ones(32, 8)})
     return tower | text | {"logit_scale": torch.ones(())}
 
 
 def siglip_openclip(state):
-    return prefixed("visual.trunk.", state) | {"text.token_embedding.weight": torch.ones(9, 4)}
+    return prefixed("visual.trunk.", state) | {
+        "text.token_embedding.weight": torch.ones(9, 4)
+    }
 
 
 # --- the Hub's ---
 def hub_vit(state):
     made = split(state, r"attn\.qkv", "attn.query", "attn.key", "attn.value")
-    return renamed(made,
+    return renamed(
+        made,
         (r"attn\.(query|key|value)", r"attention.attention.\1"),
-        (r"attn\.proj", "attention.output.dense"), (r"^blocks", "encoder.layer"),
-        (r"mlp\.fc1", "intermediate.dense"), (r"mlp\.fc2", "output.dense"),
-        ("norm1", "layernorm_before"), ("norm2", "layernorm_after"), (r"^norm\.", "layernorm."),
+        (r"attn\.proj", "attention.output.dense"),
+        (r"^blocks", "encoder.layer"),
+        (r"mlp\.fc1", "intermediate.dense"),
+        (r"mlp\.fc2", "output.dense"),
+        ("norm1", "layernorm_before"),
+        ("norm2", "layernorm_after"),
+        (r"^norm\.", "layernorm."),
         (r"^patch_embed\.proj", "embeddings.patch_embeddings.projection"),
-        ("^cls_token", "embeddings.cls_token"), ("^pos_embed", "embeddings.position_embeddings"),
-    )  # fmt: skip
+        ("^cls_token", "embeddings.cls_token"),
+        ("^pos_embed", "embeddings.position_embeddings"),
+    )
 
 
 def hub_mae(state):
-    return prefixed("vit.", hub_vit(state)) | {"decoder.mask_token": torch.ones(1, 1, 8)}
+    return prefixed("vit.", hub_vit(state)) | {
+        "decoder.mask_token": torch.ones(1, 1, 8)
+    }
 
 
 def hub_dinov2(state):
-    made = renamed(hub_vit(state),
-        ("intermediate.dense", "mlp.fc1"), (r"(\d)\.output\.dense", r"\1.mlp.fc2"),
-        ("layernorm_before", "norm1"), ("layernorm_after", "norm2"),
+    made = renamed(
+        hub_vit(state),
+        ("intermediate.dense", "mlp.fc1"),
+        (r"(\d)\.output\.dense", r"\1.mlp.fc2"),
+        ("layernorm_before", "norm1"),
+        ("layernorm_after", "norm2"),
         (r"ls([12])\.gamma", r"layer_scale\1.lambda1"),
         ("^reg_token", "embeddings.register_tokens"),
-    )  # fmt: skip
+    )
     return made | {"embeddings.mask_token": torch.ones(1, 32)}
 
 
@@ -260,24 +322,36 @@ def hub_dinov2_registers(state):
 
 def hub_dinov3(state):
     made = split(state, r"attn\.qkv\.", "attn.q_proj.", "attn.k_proj.", "attn.v_proj.")
-    made = renamed(made,
+    made = renamed(
+        made,
         (r"attn\.([qv])_bias", r"attention.\1_proj.bias"),
-        (r"attn\.([qkv])_proj", r"attention.\1_proj"), (r"attn\.proj", "attention.o_proj"),
-        (r"mlp\.fc1_g", "mlp.gate_proj"), (r"mlp\.fc1(_x)?\.", "mlp.up_proj."),
-        (r"mlp\.fc2", "mlp.down_proj"), (r"gamma_([12])$", r"layer_scale\1.lambda1"),
-        (r"^blocks", "layer"), (r"^patch_embed\.proj", "embeddings.patch_embeddings"),
-        ("^cls_token", "embeddings.cls_token"), ("^reg_token", "embeddings.register_tokens"),
-    )  # fmt: skip
+        (r"attn\.([qkv])_proj", r"attention.\1_proj"),
+        (r"attn\.proj", "attention.o_proj"),
+        (r"mlp\.fc1_g", "mlp.gate_proj"),
+        (r"mlp\.fc1(_x)?\.", "mlp.up_proj."),
+        (r"mlp\.fc2", "mlp.down_proj"),
+        (r"gamma_([12])$", r"layer_scale\1.lambda1"),
+        (r"^blocks", "layer"),
+        (r"^patch_embed\.proj", "embeddings.patch_embeddings"),
+        ("^cls_token", "embeddings.cls_token"),
+        ("^reg_token", "embeddings.register_tokens"),
+    )
     return made | {"embeddings.mask_token": torch.ones(1, 1, 32)}
 
 
 def _hub_towers(state):
-    made = split(state, r"attn\.qkv", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    made = renamed(made,
-        (r"^(blocks.*)attn\.proj", r"\1self_attn.out_proj"), (r"^blocks", "encoder.layers"),
-        (r"(\d)\.norm([12])", r"\1.layer_norm\2"), (r"^norm_pre", "pre_layrnorm"),
-        (r"^norm\.", "post_layernorm."), (r"^patch_embed\.proj", "embeddings.patch_embedding"),
-    )  # fmt: skip
+    made = split(
+        state, r"attn\.qkv", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
+    )
+    made = renamed(
+        made,
+        (r"^(blocks.*)attn\.proj", r"\1self_attn.out_proj"),
+        (r"^blocks", "encoder.layers"),
+        (r"(\d)\.norm([12])", r"\1.layer_norm\2"),
+        (r"^norm_pre", "pre_layrnorm"),
+        (r"^norm\.", "post_layernorm."),
+        (r"^patch_embed\.proj", "embeddings.patch_embedding"),
+    )
     made["embeddings.position_embedding.weight"] = made.pop("pos_embed")[0]
     return made
 
@@ -286,7 +360,11 @@ def hub_clip(state):
     made = _hub_towers(state)
     made["embeddings.class_embedding"] = made.pop("cls_token")[0, 0]
     text = {"text_model.encoder.layers.0.layer_norm1.weight": torch.ones(4)}
-    return prefixed("vision_model.", made) | text | {"visual_projection.weight": torch.ones(8, 32)}
+    return (
+        prefixed("vision_model.", made)
+        | text
+        | {"visual_projection.weight": torch.ones(8, 32)}
+    )
 
 
 def _below(parts):
@@ -305,43 +383,67 @@ def hub_siglip(state):
     for part in ("weight", "bias"):
         thirds = [state[f"attn_pool.{each}.{part}"] for each in ("q", "kv")]
         made[f"head.attention.in_proj_{part}"] = _below(thirds)
-    made = renamed(made,
-        (r"^attn_pool\.latent", "head.probe"), (r"^attn_pool\.proj", "head.attention.out_proj"),
-        (r"^attn_pool\.norm", "head.layernorm"), (r"^attn_pool\.mlp", "head.mlp"),
-    )  # fmt: skip
+    made = renamed(
+        made,
+        (r"^attn_pool\.latent", "head.probe"),
+        (r"^attn_pool\.proj", "head.attention.out_proj"),
+        (r"^attn_pool\.norm", "head.layernorm"),
+        (r"^attn_pool\.mlp", "head.mlp"),
+    )
     return prefixed("vision_model.", made) | {"text_model.head.bias": torch.ones(4)}
 
 
 def hub_convnext(state):
-    made = renamed(state,
-        (r"^stem\.0", "embeddings.patch_embeddings"), (r"^stem\.1", "embeddings.layernorm"),
+    made = renamed(
+        state,
+        (r"^stem\.0", "embeddings.patch_embeddings"),
+        (r"^stem\.1", "embeddings.layernorm"),
         (r"^stages\.(\d)\.downsample", r"encoder.stages.\1.downsampling_layer"),
-        (r"^stages\.(\d)\.blocks", r"encoder.stages.\1.layers"), ("conv_dw", "dwconv"),
-        (r"mlp\.fc", "pwconv"), (r"mlp\.grn", "grn"), ("gamma$", "layer_scale_parameter"),
-        (r"^head\.norm", "layernorm"), (r"layers\.(\d+)\.norm", r"layers.\1.layernorm"),
-    )  # fmt: skip
+        (r"^stages\.(\d)\.blocks", r"encoder.stages.\1.layers"),
+        ("conv_dw", "dwconv"),
+        (r"mlp\.fc", "pwconv"),
+        (r"mlp\.grn", "grn"),
+        ("gamma$", "layer_scale_parameter"),
+        (r"^head\.norm", "layernorm"),
+        (r"layers\.(\d+)\.norm", r"layers.\1.layernorm"),
+    )
     made = prefixed("convnext.", _linears(made, ".grn."))
     return made | {"classifier.weight": torch.ones(3, 32)}
 
 
 def hub_dinov3_convnext(state):
-    made = renamed(state,
-        (r"^stem", "stages.0.downsample_layers"), (r"\.downsample\.", ".downsample_layers."),
-        (r"\.blocks\.", ".layers."), ("conv_dw", "depthwise_conv"), (r"mlp\.fc", "pwconv"),
-        (r"(layers\.\d+)\.norm", r"\1.layer_norm"), (r"^head\.norm", "layer_norm"),
-    )  # fmt: skip
+    made = renamed(
+        state,
+        (r"^stem", "stages.0.downsample_layers"),
+        (r"\.downsample\.", ".downsample_layers."),
+        (r"\.blocks\.", ".layers."),
+        ("conv_dw", "depthwise_conv"),
+        (r"mlp\.fc", "pwconv"),
+        (r"(layers\.\d+)\.norm", r"\1.layer_norm"),
+        (r"^head\.norm", "layer_norm"),
+    )
     return renamed(_linears(made, ".grn."), ("pwconv", "pointwise_conv"))
 
 
 IN = 0.485
 # By the format's name or its first word
 POSITIONS = {"dino": "+0.1", "ibot": "+0.1", "dinov2": "+0.1", "mae": "size"}
-LICENCES = {"moco-v3": "CC-BY-NC-4.0", "mae": "CC-BY-NC-4.0", "dinov3": "DINOv3 License"}
-LICENCES |= {"clip": "MIT", "convnext": "MIT (ConvNeXt V2: CC-BY-NC-4.0)", "vit": "the file's own"}
+LICENCES = {
+    "moco-v3": "CC-BY-NC-4.0",
+    "mae": "CC-BY-NC-4.0",
+    "dinov3": "DINOv3 License",
+}
+LICENCES |= {
+    "clip": "MIT",
+    "convnext": "MIT (ConvNeXt V2: CC-BY-NC-4.0)",
+    "vit": "the file's own",
+}
 LICENCES |= {"convnext, torchvision": "BSD-3-Clause"}
 
 
-def _case(form, small, published="", *, options=None, reading="cls", red=IN, more=SMALL_VIT):
+def _case(
+    form, small, published="", *, options=None, reading="cls", red=IN, more=SMALL_VIT
+):
     """(format, small model, published model, options of import, reading, mean of red pixels, rule
     by which positions are resized, how the licence begins)"""
     word = form.split()[0].strip(",")
@@ -357,7 +459,10 @@ D3 = "vit_small_patch16_dinov3_qkvb"
 G2, D3PLUS = "vit_giant_patch14_dinov2", "vit_small_plus_patch16_dinov3_qkvb"
 QUICK = "vit_base_patch16_clip_quickgelu_224"
 SIGLIP = "vit_base_patch16_siglip_224,act_layer=gelu_tanh"
-CLS_MEAN, FREE = {"reading": "cls+mean"}, {"more": SMALL_VIT.replace(",img_size=32", "")}
+CLS_MEAN, FREE = (
+    {"reading": "cls+mean"},
+    {"more": SMALL_VIT.replace(",img_size=32", "")},
+)
 NEXT = {"reading": "pooled", "more": SMALL_NEXT}
 MAP = {"reading": "map", "red": 0.5}
 CASES = {
@@ -372,9 +477,13 @@ CASES = {
     dinov2_chunked: _case("dinov2", D2, **CLS_MEAN),
     dinov2_giant: _case("dinov2", G2, G2, **CLS_MEAN),
     dinov3: _case("dinov3", D3PLUS, D3, **CLS_MEAN, **FREE),
-    dinov3_convnext: _case("dinov3 convnext", "convnext_tiny", "convnext_small", **NEXT),
+    dinov3_convnext: _case(
+        "dinov3 convnext", "convnext_tiny", "convnext_small", **NEXT
+    ),
     convnext: _case("convnext", "convnextv2_tiny", "convnextv2_atto", **NEXT),
-    torchvision_convnext: _case("convnext, torchvision", "convnext_tiny", "convnext_small", **NEXT),
+    torchvision_convnext: _case(
+        "convnext, torchvision", "convnext_tiny", "convnext_small", **NEXT
+    ),
     clip: _case("clip", QUICK, red=0.48145466),
     siglip_openclip: _case("siglip, openclip", SIGLIP, SIGLIP, **MAP),
     hub_vit: _case("vit, hub", S, options={"pixels": "half"}, red=0.5),
@@ -385,5 +494,7 @@ CASES = {
     hub_clip: _case("clip, hub", QUICK, red=0.48145466),
     hub_siglip: _case("siglip", SIGLIP, SIGLIP, **MAP),
     hub_convnext: _case("convnext, hub", "convnextv2_tiny", "convnext_tiny", **NEXT),
-    hub_dinov3_convnext: _case("dinov3 convnext, hub", "convnext_tiny", "convnext_base", **NEXT),
+    hub_dinov3_convnext: _case(
+        "dinov3 convnext, hub", "convnext_tiny", "convnext_base", **NEXT
+    ),
 }

@@ -21,15 +21,27 @@ def crops(size=16, count=2, **settings):
 
 def recipe(**changes):
     """Its recipe as JSON, which is YAML; a change to None leaves the key out."""
-    keys = {"name": "tiny", "arch": "resnet18", "method": SIMCLR, "views": crops(blur_p=0.0)}
-    keys |= {"data": {"dataset": "shapes", "workers": 0}, "optim": {"name": "sgd", "lr": 0.05}}
+    keys = {
+        "name": "tiny",
+        "arch": "resnet18",
+        "method": SIMCLR,
+        "views": crops(blur_p=0.0),
+    }
+    keys |= {
+        "data": {"dataset": "shapes", "workers": 0},
+        "optim": {"name": "sgd", "lr": 0.05},
+    }
     keys |= {"epochs": 2, "batch_size": 8, "log_every": 1} | changes
     return json.dumps({key: value for key, value in keys.items() if value is not None})
 
 
 def config(**changes):
     """A recipe as a value, of a method that trains nothing."""
-    keys = {"name": "test", "method": MethodConfig(name="random"), "optim": Optim(lr=0.1)}
+    keys = {
+        "name": "test",
+        "method": MethodConfig(name="random"),
+        "optim": Optim(lr=0.1),
+    }
     keys |= {"data": Data(dataset="shapes", workers=0), "epochs": 1, "batch_size": 8}
     return PretrainConfig(**keys | changes)
 

@@ -33,7 +33,9 @@ WIDTHS = ("method.head.hidden=12", "method.head.dim=6")
 GROUPS = ("method.head.hidden=12", "method.head.dim=12", "method.groups=2")
 INNER = ("method.inner.head.hidden=12", "method.inner.head.dim=6", "method.kept=6")
 PAPERS = {
-    "lorac": Traced("lorac/lorac_imagenet", ("method.queue=64", *WIDTHS), (8, 8, 8, 6, 6)),
+    "lorac": Traced(
+        "lorac/lorac_imagenet", ("method.queue=64", *WIDTHS), (8, 8, 8, 6, 6)
+    ),
     "jcl": Traced("jcl/jcl_imagenet", ("method.queue=64", *WIDTHS), (8, 8, 8, 8, 8, 8)),
     "mio": Traced("mio/mio_a_cifar10", WIDTHS, (8, 8)),
     "arb": Traced("arb/arb_imagenet_2048", GROUPS, (8, 8)),
@@ -41,13 +43,24 @@ PAPERS = {
 }
 # Those whose state moves by a schedule; only a CPU is held to them
 START = "optim.warmup_epochs=0"
-PREDICTOR = ("method.predictor.hidden=12", "method.predictor.dim=6", "method.momentum=0.9")
-DINO = ("method.hidden=12", "method.bottleneck=6", "method.dim=9", "method.warmup_epochs=5")
+PREDICTOR = (
+    "method.predictor.hidden=12",
+    "method.predictor.dim=6",
+    "method.momentum=0.9",
+)
+DINO = (
+    "method.hidden=12",
+    "method.bottleneck=6",
+    "method.dim=9",
+    "method.warmup_epochs=5",
+)
 BASELINES = {
     "moco": Traced("arb/moco_v2_cifar10", ("method.queue=64", *WIDTHS, START), (8, 8)),
     "byol": Traced("arb/byol_cifar10", (*WIDTHS, *PREDICTOR, START), (8, 8)),
     "dino": Traced("arb/dino_cifar10", (*DINO, "method.momentum=0.9", START), (8, 8)),
-    "swav": Traced("arb/swav_cifar10", ("method.prototypes=10", *WIDTHS, START), (8, 8)),
+    "swav": Traced(
+        "arb/swav_cifar10", ("method.prototypes=10", *WIDTHS, START), (8, 8)
+    ),
     "barlow_twins": Traced("arb/barlow_twins_cifar10_256", (*WIDTHS, START), (8, 8)),
 }
 TRACED = PAPERS | BASELINES
@@ -63,7 +76,9 @@ def trace(paper: str, dtype: str, device: str = "cpu") -> list[float]:
     words = [f"epochs={EPOCHS}", f"batch_size={BATCH}", *traced.small]
     config = recipes.load(PretrainConfig, traced.recipe, words, kind="pretrain")
     torch.manual_seed(0)
-    setup = Setup(batch_size=BATCH, views=len(traced.sizes), seed=0, images=IMAGES, classes=5)
+    setup = Setup(
+        batch_size=BATCH, views=len(traced.sizes), seed=0, images=IMAGES, classes=5
+    )
     method = build_method(config.method, TinyTrunk(), setup).to(device, DTYPES[dtype])
     optimizer = optim.of_recipe(config, method)
     rates = optim.LearningRates(optimizer, config, STEPS // EPOCHS)
@@ -84,13 +99,17 @@ def _batch(traced: Traced, step: int, dtype: str, device: str) -> Batch:
     generator = torch.Generator().manual_seed(step)
     views = []
     for size in traced.sizes:
-        view = torch.randn(BATCH, 3, size, size, dtype=torch.float64, generator=generator)
+        view = torch.randn(
+            BATCH, 3, size, size, dtype=torch.float64, generator=generator
+        )
         views.append(view.to(DTYPES[dtype]))
     first = step % (IMAGES // BATCH) * BATCH
     when = {"step": step, "epoch": step // (STEPS // EPOCHS), "epochs": EPOCHS}
     labels = torch.randint(5, (BATCH,), generator=generator)
     index = torch.arange(first, first + BATCH)
-    batch = Batch(views=views, labels=labels, index=index, **when, progress=step / STEPS)
+    batch = Batch(
+        views=views, labels=labels, index=index, **when, progress=step / STEPS
+    )
     return moved(batch, device)
 
 
@@ -113,7 +132,9 @@ def write(device: str) -> None:
     precision.use("fp32")
     on = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     losses = {p: {dtype: trace(p, dtype, device) for dtype in DTYPES} for p in TRACED}
-    text = json.dumps({"device": on, "torch": torch.__version__, "losses": losses}, indent=1)
+    text = json.dumps(
+        {"device": on, "torch": torch.__version__, "losses": losses}, indent=1
+    )
     file_of(device).write_text(text + "\n")
 
 

@@ -21,7 +21,10 @@ from transfer.scoring import Assignment
 
 RATES = (0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0)
 SIZES = {"augment": CropAugment(size=32, scale=(0.5, 1.0))}
-SIZES |= {"geometry": Geometry(resize=32, crop=32), "length": {"default": Length(iterations=15)}}
+SIZES |= {
+    "geometry": Geometry(resize=32, crop=32),
+    "length": {"default": Length(iterations=15)},
+}
 RATED = {"lr": RATES, "batch_size": 8, "reference_batch": 256, "weight_decay": 0.001}
 PROTOCOL = Sgd(kind="sgd", protocol="linear-test-v1", **RATED, **SIZES)
 
@@ -34,10 +37,22 @@ def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
     sizes = (len(rates), len(found.train.classes), frozen.dim)
     heads = LinearHeads(*sizes, std=protocol.init_std, seed=0, device=machine.device)
     about = {"run": Path(run), "task": "linear", "dataset": catalog.find("classes")}
-    task = Assignment(**about, splits=found, protocol=protocol, seed=0, checkpoints=(checkpoint,))
+    task = Assignment(
+        **about, splits=found, protocol=protocol, seed=0, checkpoints=(checkpoint,)
+    )
     used = torch.tensor([protocol.used(lr) for lr in rates])
-    made = {"trunks": [frozen], "heads": [heads], "rates": [used], "images": found.train}
-    given = {"features": None, "watched": None, "machine": machine, "stop": stop or StopFlag()}
+    made = {
+        "trunks": [frozen],
+        "heads": [heads],
+        "rates": [used],
+        "images": found.train,
+    }
+    given = {
+        "features": None,
+        "watched": None,
+        "machine": machine,
+        "stop": stop or StopFlag(),
+    }
     ProbeTraining(phase="select", task=task, **made, **given).run()
     return heads
 

@@ -17,7 +17,14 @@ from backbench.weights.checkpoint import Checkpoint
 from transfer.batches import CropFlip, global_batches
 from transfer.devices import Machine
 from transfer.finetune import Finetuning, Network
-from transfer.protocols import CropAugment, Finetune, Geometry, Length, Part, RateSchedule
+from transfer.protocols import (
+    CropAugment,
+    Finetune,
+    Geometry,
+    Length,
+    Part,
+    RateSchedule,
+)
 from transfer.scoring import Assignment
 
 LR, BATCH = 0.02, 8
@@ -45,7 +52,9 @@ def train(root, trunk, run, machine, *, iterations, ratio=1.0, kind=Network):
     checkpoint = Checkpoint.load(trunk)
     network = kind(checkpoint, len(found.train.classes), PROTOCOL, 0, machine)
     about = {"run": Path(run), "task": "finetune", "dataset": catalog.find("classes")}
-    task = Assignment(**about, splits=found, protocol=PROTOCOL, seed=0, checkpoints=(checkpoint,))
+    task = Assignment(
+        **about, splits=found, protocol=PROTOCOL, seed=0, checkpoints=(checkpoint,)
+    )
     part = Part(length=Length(iterations=iterations), head_over_trunk=ratio)
     Finetuning(task, part, machine, StopFlag()).train(network, found.train, LR, "test")
     return network.module
@@ -82,7 +91,9 @@ if __name__ == "__main__":
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo", rank=int(rank), world_size=int(world))
     machine = Machine(torch.device("cpu"), int(rank), int(world), 0)
-    network = train(root, trunk, Path(out).parent, machine, iterations=3, kind=DoubleNetwork)
+    network = train(
+        root, trunk, Path(out).parent, machine, iterations=3, kind=DoubleNetwork
+    )
     if int(rank) == 0:
         torch.save(network.state_dict(), out)
     dist.destroy_process_group()

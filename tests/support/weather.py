@@ -18,9 +18,19 @@ from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.weights.checkpoint import Checkpoint
 
 HEAVY = ("pretrain.train", "transfer.linear", "transfer.finetune", "transfer.analyze")
-HEAVY += ("detection.train_net", "detection.engine_torchvision", "backbench.datasets.embedded")
+HEAVY += (
+    "detection.train_net",
+    "detection.engine_torchvision",
+    "backbench.datasets.embedded",
+)
 HEAVY += ("transfer.probe_sgd", "transfer.probe_knn", "transfer.probe_fewshot")
-HEAVY += ("transfer.probe_logreg", "sklearn.datasets", "cv2", "lightning_fabric", "hotcoco")
+HEAVY += (
+    "transfer.probe_logreg",
+    "sklearn.datasets",
+    "cv2",
+    "lightning_fabric",
+    "hotcoco",
+)
 
 PROBES = {"linear": "linear_tiny", "knn": "knn_demo", "fewshot": "fewshot_demo"}
 PROBES["logreg"] = "logreg_demo"
@@ -32,7 +42,15 @@ def command(verb, root, trunk, out):
     where = ["--data", root, "--out", out]
     if verb == "detect":
         file = ["--config-file", "tiny_faster_rcnn_R_18_FPN", "--engine", "torchvision"]
-        return ["detect", *file, "--checkpoint", trunk, *where, "DATALOADER.NUM_WORKERS", "2"]
+        return [
+            "detect",
+            *file,
+            "--checkpoint",
+            trunk,
+            *where,
+            "DATALOADER.NUM_WORKERS",
+            "2",
+        ]
     if verb == "pretrain":
         words = ["pretrain", "tiny_simclr"]
     elif verb == "analyze":
@@ -41,7 +59,14 @@ def command(verb, root, trunk, out):
         words = ["semisup", trunk, "--percent", "10", "--lists", root / "lists"]
         words += ["--protocol", "semisup_tiny"]
     elif verb == "finetune":
-        words = ["finetune", trunk, "--dataset", "digits", "--protocol", "finetune_demo"]
+        words = [
+            "finetune",
+            trunk,
+            "--dataset",
+            "digits",
+            "--protocol",
+            "finetune_demo",
+        ]
     else:
         words = ["linear", trunk, "--datasets", "digits", "--protocol", PROBES[verb]]
     return [*words, *where, "--workers", "2"]
@@ -93,7 +118,11 @@ class WarmRuns:
 @contextlib.contextmanager
 def warm(folder):
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BACKBENCH_CACHE": str(folder / "cache")}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "BACKBENCH_CACHE": str(folder / "cache"),
+    }
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, __file__], env=environment, **pipes)
     try:

@@ -38,8 +38,14 @@ def save(path, seed, name, *, heads=None, constant=False):
     """PATH/<name>.safetensors; a constant one gives every image the same features."""
     seeding.seed_everything("test", seed)
     state = build_backbone("resnet18").state_dict()
-    if constant:  # the first block of the last stage gives 1 everywhere, the second adds nothing
-        scales = {"layer4.0.bn2": 0.0, "layer4.0.downsample.1": 1.0, "layer4.1.bn2": 0.0}
+    if (
+        constant
+    ):  # the first block of the last stage gives 1 everywhere, the second adds nothing
+        scales = {
+            "layer4.0.bn2": 0.0,
+            "layer4.0.downsample.1": 1.0,
+            "layer4.1.bn2": 0.0,
+        }
         for key, value in scales.items():
             state[f"{key}.weight"].zero_()
             state[f"{key}.bias"].fill_(value)
@@ -73,9 +79,15 @@ def values(out):
 
 
 @pytest.mark.slow
-def test_one_pass_serves_all_checkpoints(tiny_root, tmp_path, decoder, monkeypatch) -> None:
-    monkeypatch.setattr(stats, "ALPHA_RANKS", (2, 9))  # thirty images do not have fifty ranks
-    head = _heads.build_head(_heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512)
+def test_one_pass_serves_all_checkpoints(
+    tiny_root, tmp_path, decoder, monkeypatch
+) -> None:
+    monkeypatch.setattr(
+        stats, "ALPHA_RANKS", (2, 9)
+    )  # thirty images do not have fifty ranks
+    head = _heads.build_head(
+        _heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512
+    )
     heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
     given = [save(tmp_path, 0, "plain"), save(tmp_path, 1, "headed", heads=heads)]
     given.append(save(tmp_path, 2, "flat", constant=True))
@@ -87,12 +99,20 @@ def test_one_pass_serves_all_checkpoints(tiny_root, tmp_path, decoder, monkeypat
     assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
     found = values(tmp_path / "out")
     trunk, projector = "analyze-trunk-test-v1", "analyze-projector-test-v1"
-    wanted = {("plain", trunk), ("headed", trunk), ("flat", trunk), ("headed", projector)}
+    wanted = {
+        ("plain", trunk),
+        ("headed", trunk),
+        ("flat", trunk),
+        ("headed", projector),
+    }
     assert {key[:2] for key in found} == wanted
     # Features that do not differ.
     assert found["flat", trunk, "nuclear_norm"] == pytest.approx(6**0.5, rel=1e-6)
     assert found["flat", trunk, "view_cosine"] == pytest.approx(1.0)
-    assert found["flat", trunk, "collapse"] == 2 and found["flat", trunk, "live_directions"] == 0
+    assert (
+        found["flat", trunk, "collapse"] == 2
+        and found["flat", trunk, "live_directions"] == 0
+    )
     assert found["flat", trunk, "min_max_contrast"] is None
     assert found["flat", trunk, "class_overlap"] == pytest.approx(100)
     # A random trunk keeps what is in the pixels: neither collapsed nor blind to the class.
@@ -103,14 +123,19 @@ def test_one_pass_serves_all_checkpoints(tiny_root, tmp_path, decoder, monkeypat
     everything = catalog.load("digits", tiny_root).test
     chosen = analyze.choose_images(everything, 30, 0)
     augment = AnalyzedViews(chosen, config, 0)
-    for file, protocol, projection in ((given[0], trunk, None), (given[1], projector, head.eval())):
+    for file, protocol, projection in (
+        (given[0], trunk, None),
+        (given[1], projector, head.eval()),
+    ):
         checkpoint = Checkpoint.load(file)
         network = checkpoint.backbone().eval()
         norms, cosines, outputs = [], [], []
         with torch.no_grad():
             for i in range(30):
                 features = network(normalise(augment[i][0], checkpoint.pixels))
-                outputs.append((features if projection is None else projection(features)).double())
+                outputs.append(
+                    (features if projection is None else projection(features)).double()
+                )
                 rows = outputs[-1][1:].numpy()
                 rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
                 norms.append(np.linalg.svd(rows, compute_uv=False).sum())
@@ -130,7 +155,11 @@ def test_one_pass_serves_all_checkpoints(tiny_root, tmp_path, decoder, monkeypat
     assert {f"{name}.{suffix}" for name in panels for suffix in ("svg", "png")} <= names
     summary = json.loads((tmp_path / "out" / "analysis.json").read_text())
     spaces = [(s["name"], s["space"], s["dim"]) for s in summary["spaces"]]
-    wanted = [("plain", "trunk", 512), ("headed", "trunk", 512), ("headed", "projector", 16)]
+    wanted = [
+        ("plain", "trunk", 512),
+        ("headed", "trunk", 512),
+        ("headed", "projector", 16),
+    ]
     assert spaces == [*wanted, ("flat", "trunk", 512)]
     lines = (tmp_path / "out" / "results.jsonl").read_bytes()
     decoder.paths.clear()
@@ -155,16 +184,28 @@ def test_projector_and_trunk_never_share_a_panel(tmp_path, monkeypatch) -> None:
         panels.append([(s["name"], s["space"]) for s in spaces])
 
     monkeypatch.setattr(analyze_pictures, "PANELS", {"one": panel})
-    spaces = [("plain", "trunk"), ("headed", "trunk"), ("headed", "projector"), ("flat", "trunk")]
-    about = [{"name": name, "space": space, "checkpoint": name, "dim": 8} for name, space in spaces]
+    spaces = [
+        ("plain", "trunk"),
+        ("headed", "trunk"),
+        ("headed", "projector"),
+        ("flat", "trunk"),
+    ]
+    about = [
+        {"name": name, "space": space, "checkpoint": name, "dim": 8}
+        for name, space in spaces
+    ]
     summary = {"spaces": about, "dataset": "digits", "images": 30, "augmentations": 4}
     analyze_pictures.draw(summary, tmp_path)
     alone, trunks = [("headed", "projector")], [s for s in spaces if s[1] == "trunk"]
     assert sorted(panels) == sorted([alone, alone, trunks])
 
 
-def test_a_stopped_run_continues_to_the_same_numbers(tiny_root, tmp_path, decoder, monkeypatch):
-    monkeypatch.setattr(analyze_pictures, "draw", lambda *_: [])  # which take most of the time
+def test_a_stopped_run_continues_to_the_same_numbers(
+    tiny_root, tmp_path, decoder, monkeypatch
+):
+    monkeypatch.setattr(
+        analyze_pictures, "draw", lambda *_: []
+    )  # which take most of the time
     files = [save(tmp_path, 0, "plain")]
     small = recipe(tmp_path, 18)
     assert run(files, tiny_root, tmp_path / "whole", small) == 0
@@ -183,13 +224,19 @@ def test_a_stopped_run_continues_to_the_same_numbers(tiny_root, tmp_path, decode
 def test_the_projector_of_our_own_heads_is_rebuilt() -> None:
     kinds = (_heads.MOCO_HEAD, _heads.SIMCLR_HEAD, _heads.MIO_HEAD, _heads.BARLOW_HEAD)
     kinds += (_heads.Head(layers=1, dim=7),)
-    plain = _heads.Head(layers=3, hidden=9, dim=5, last_batchnorm=True, last_affine=False)
+    plain = _heads.Head(
+        layers=3, hidden=9, dim=5, last_batchnorm=True, last_affine=False
+    )
     for kind in (*kinds, plain):
         seeding.seed_everything("heads")
         head = _heads.build_head(kind, 32).train()
-        head(torch.randn(40, 32) + 1)  # running statistics that are not the initial ones
+        head(
+            torch.randn(40, 32) + 1
+        )  # running statistics that are not the initial ones
         tensors = {f"projector.{k}": v for k, v in head.state_dict().items()}
-        built = build_projector({**tensors, "predictor.0.weight": torch.zeros(32, 32)}, 32)
+        built = build_projector(
+            {**tensors, "predictor.0.weight": torch.zeros(32, 32)}, 32
+        )
         x = torch.randn(6, 32)
         assert built is not None and torch.equal(built(x), head.eval()(x)), kind
 
@@ -199,18 +246,28 @@ def test_heads_of_another_form_are_left_alone() -> None:
     assert build_projector({}, 32) is None
     assert build_projector({"fc.weight": weight}, 32) is None  # a classifier
     assert build_projector({"predictor.0.weight": weight}, 32) is None
-    assert build_projector({"projector.0.weight": weight}, 16) is None  # not of this trunk
+    assert (
+        build_projector({"projector.0.weight": weight}, 16) is None
+    )  # not of this trunk
     unknown = {"projector.0.weight": weight, "projector.last.scale": weight}
     assert build_projector(unknown, 32) is None
     linear = {"encoder_q.fc.0.weight": weight, "encoder_q.fc.0.bias": torch.zeros(8)}
     assert build_projector(linear, 32) is not None
 
 
-@pytest.mark.parametrize("words, message", [
-    (["--augmentations", "1"], "'augmentations' must be greater than or equal to 2"),
-    (["--devices", "2"], "analyze runs in one process"),
-])  # fmt: skip
-def test_what_cannot_be_done_is_said_in_one_line(tiny_root, tmp_path, capsys, words, message):
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (
+            ["--augmentations", "1"],
+            "'augmentations' must be greater than or equal to 2",
+        ),
+        (["--devices", "2"], "analyze runs in one process"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    tiny_root, tmp_path, capsys, words, message
+):
     files = [save(tmp_path, 0, "plain")]
     assert run(files, tiny_root, tmp_path / "out", recipe(tmp_path, 8), *words) == 2
     error = capsys.readouterr().err
@@ -220,7 +277,10 @@ def test_what_cannot_be_done_is_said_in_one_line(tiny_root, tmp_path, capsys, wo
 
 def test_another_number_of_views_is_another_column() -> None:
     config = load_analysis("analyze_demo", 8)
-    assert config.name("trunk") == "analyze-trunk-8views-demo-v1" and config.augmentations == 8
+    assert (
+        config.name("trunk") == "analyze-trunk-8views-demo-v1"
+        and config.augmentations == 8
+    )
     assert load_analysis("analyze", None).name("projector") == "analyze-projector-v1"
 
 

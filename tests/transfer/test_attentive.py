@@ -48,7 +48,9 @@ def attention(p, head, x):
         keys = (x @ head["key"].T + 3.0).view(n, tokens, queries, own).transpose(1, 2)
         query = head["query"].view(1, queries, 1, own).expand(n, -1, -1, -1)
         bias = head["value_bias"].view(queries, 1, own)
-        pooled = F.scaled_dot_product_attention(query, keys, values + bias).reshape(n, dim)
+        pooled = F.scaled_dot_product_attention(query, keys, values + bias).reshape(
+            n, dim
+        )
     else:
         query = head["query"].view(1, queries, 1, dim).expand(n, -1, -1, -1)
         keys = x[:, None].expand(-1, queries, -1, -1)
@@ -67,8 +69,13 @@ def test_the_folded_heads_are_attention_in_value_and_gradient(p):
         torch.testing.assert_close(folded[:, index], direct, rtol=0, atol=1e-6)
         weight = torch.randn_like(direct)
         names = list(head)
-        wanted = torch.autograd.grad((direct * weight).sum(), [head[name] for name in names])
-        score, leaves = (folded[:, index] * weight).sum(), [head[name] for name in names]
+        wanted = torch.autograd.grad(
+            (direct * weight).sum(), [head[name] for name in names]
+        )
+        score, leaves = (
+            (folded[:, index] * weight).sum(),
+            [head[name] for name in names],
+        )
         found = torch.autograd.grad(score, leaves, retain_graph=True)
         for name, a, b in zip(names, found, wanted):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
@@ -97,7 +104,9 @@ def test_each_head_is_what_it_would_be_alone(p, monkeypatch):
     monkeypatch.setattr("transfer.probe_attentive.PIECE", 500)
     for together, single in zip(trained(p, lrs).heads, alone):
         for name, parameter in together.items():
-            torch.testing.assert_close(parameter, single[name], rtol=0, atol=1e-5, msg=name)
+            torch.testing.assert_close(
+                parameter, single[name], rtol=0, atol=1e-5, msg=name
+            )
 
 
 def test_heads_of_several_weight_decays_are_what_they_would_be_alone():
@@ -108,18 +117,24 @@ def test_heads_of_several_weight_decays_are_what_they_would_be_alone():
     for head, (lr, decay) in zip(together.heads, together.p.grid, strict=True):
         single = trained(CAPI, (lr,), weight_decay=decay).heads[0]
         for name, parameter in head.items():
-            torch.testing.assert_close(parameter, single[name], rtol=0, atol=1e-5, msg=name)
+            torch.testing.assert_close(
+                parameter, single[name], rtol=0, atol=1e-5, msg=name
+            )
     last = together.heads[-3:]  # of one rate
     assert (last[0]["key"] - last[1]["key"]).abs().max() > 1e-4
 
 
 def test_a_head_is_trained_as_torchs_adamw_trains_attention():
     lr, start = CAPI.lr[-1], trained(CAPI, CAPI.lr[-1:], steps=0).heads[0]
-    head = {name: each.detach().clone().requires_grad_() for name, each in start.items()}
+    head = {
+        name: each.detach().clone().requires_grad_() for name, each in start.items()
+    }
     decays = [each for name, each in head.items() if "bias" not in name]
     biases = [each for name, each in head.items() if "bias" in name]
     groups = [{"params": decays}, {"params": biases, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=CAPI.weight_decay)
+    optimizer = torch.optim.AdamW(
+        groups, betas=(0.9, 0.95), weight_decay=CAPI.weight_decay
+    )
     for step, (maps, labels) in enumerate(batches(200)):
         for group in optimizer.param_groups:
             group["lr"] = lr * CAPI.schedule.factor(step, 200, 1.0)
@@ -141,7 +156,9 @@ def test_a_kept_head_says_what_the_head_says(p):
         kept = made.kept(index)
         assert set(kept.tensors) <= {"weight", "bias", "query", "value"}
         logits = kept.logits(maps.flatten(1, 2))
-        torch.testing.assert_close(logits, made.scores(maps)[:, index], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            logits, made.scores(maps)[:, index], rtol=0, atol=1e-5
+        )
 
 
 @POOLS
@@ -153,7 +170,9 @@ def test_an_image_is_scored_alone_as_among_others(p):
 def test_lars_is_its_formula():
     draw = np.random.default_rng(0)
     values = {"matrix": draw.normal(size=(3, 4)), "bias": draw.normal(size=4)}
-    tensors = {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
+    tensors = {
+        name: torch.tensor(value, requires_grad=True) for name, value in values.items()
+    }
     optimizer = Lars([{"params": list(tensors.values()), "lr": 0.5}], momentum=0.9)
     mean = {name: 0 * value for name, value in values.items()}
     for _ in range(5):
@@ -180,7 +199,16 @@ def command(root, out, *more, protocol="attentive_demo"):
         if not Path(file).exists():
             trunk_file(file, seed)
     words = ["--datasets", "classes", "--protocol", protocol, *more, "save_minutes=0"]
-    where = ["--data", str(root), "--out", str(out), "--workers", "0", "--accelerator", "cpu"]
+    where = [
+        "--data",
+        str(root),
+        "--out",
+        str(out),
+        "--workers",
+        "0",
+        "--accelerator",
+        "cpu",
+    ]
     return main(["linear", *files, *words, *where])
 
 
@@ -191,7 +219,9 @@ SHORT = ("batch_size=4", "reference_batch=4", "length.default.iterations=4")
     ("protocol", "at"),
     [pytest.param("attentive_demo", 9, marks=pytest.mark.slow), ("attentive_ep", 18)],
 )
-def test_a_killed_run_continues_to_the_same_numbers(tmp_path, monkeypatch, decoder, protocol, at):
+def test_a_killed_run_continues_to_the_same_numbers(
+    tmp_path, monkeypatch, decoder, protocol, at
+):
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))
     changes = [*SHORT, "augment.size=32", "geometry.resize=32", "geometry.crop=32"]
     if protocol == "attentive_ep":
@@ -203,7 +233,9 @@ def test_a_killed_run_continues_to_the_same_numbers(tmp_path, monkeypatch, decod
     assert command(root, root / "killed", *changes, protocol=protocol) == 0
     one, other = (list(store.read(root / run)[0]) for run in ("whole", "killed"))
     assert one == other and len(one) == 2 and {r.task for r in one} == {"attentive"}
-    held = 2 if protocol == "attentive_demo" else 0  # a tenth of each class's ten, of 20
+    held = (
+        2 if protocol == "attentive_demo" else 0
+    )  # a tenth of each class's ten, of 20
     assert {r.provenance["held_out"] for r in one} == {held}
     assert all(not verdict.why for verdict in verification.of_run(one, root / "whole"))
 
@@ -211,7 +243,12 @@ def test_a_killed_run_continues_to_the_same_numbers(tmp_path, monkeypatch, decod
 def test_rate_and_weight_decay_are_chosen_together(tmp_path, monkeypatch):
     """`verify` reads the choice, and refuses another one."""
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 20), ("test", 4)))
-    changes = (*SHORT, "length.default.iterations=20", "lr=0.003,0.01", "weight_decays=0.0,30.0")
+    changes = (
+        *SHORT,
+        "length.default.iterations=20",
+        "lr=0.003,0.01",
+        "weight_decays=0.0,30.0",
+    )
     assert command(root, root / "run", *changes) == 0
     rows = list(store.read(root / "run")[0])
     names = ["0.003 wd 0", "0.003 wd 30", "0.01 wd 0", "0.01 wd 30"]
@@ -222,18 +259,24 @@ def test_rate_and_weight_decay_are_chosen_together(tmp_path, monkeypatch):
         assert f"{row.chosen['lr']:g} wd {row.chosen['weight_decay']:g}" == best
     assert all(not verdict.why for verdict in verification.of_run(rows, root / "run"))
     other = {0.0: 30.0, 30.0: 0.0}[rows[0].chosen["weight_decay"]]
-    forged = dataclasses.replace(rows[0], chosen={**rows[0].chosen, "weight_decay": other})
+    forged = dataclasses.replace(
+        rows[0], chosen={**rows[0].chosen, "weight_decay": other}
+    )
     (verdict,) = verification.of_run([forged], root / "run")
     assert "not the best of its scores" in verdict.why
 
 
 @pytest.mark.slow
-def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch, decoder, caplog):
+def test_protocols_of_one_stream_are_measured_in_one_pass(
+    tmp_path, monkeypatch, decoder, caplog
+):
     """Each as alone, killed or not; a protocol of another stream has a pass of its own."""
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))
     names = [f"attentive{kind}_demo" for kind in ("", "_q32", "_mean")]
     names.append(str(root / "flipped.yaml"))
-    Path(names[3]).write_text("base: attentive_demo\nprotocol: flipped-v1\naugment: {flip: 0.5}\n")
+    Path(names[3]).write_text(
+        "base: attentive_demo\nprotocol: flipped-v1\naugment: {flip: 0.5}\n"
+    )
     alone, seen = [], []
     for n, name in enumerate(names):
         before = len(decoder.paths)
@@ -246,7 +289,9 @@ def test_protocols_of_one_stream_are_measured_in_one_pass(tmp_path, monkeypatch,
     assert command(root, root / "all", *SHORT, protocol=",".join(names)) == 0
     assert seen == [seen[0]] * 4 and len(decoder.paths) - before == 2 * seen[0]
     price = [line for line in caplog.messages if line.startswith("linear on")]
-    assert len(price) == 5 and price[4].endswith("; 8 steps, 20 images")  # of both passes
+    assert len(price) == 5 and price[4].endswith(
+        "; 8 steps, 20 images"
+    )  # of both passes
     decoder.at[len(decoder.paths) + 9] = kill
     with pytest.raises(Killed):
         command(root, root / "killed", *SHORT, protocol=",".join(names))

@@ -28,10 +28,20 @@ def tuned(part):
 RECIPES = {
     "knn": {"kind": "knn", "k": [1, 3], "geometry": SMALL},
     "fewshot": {"kind": "fewshot", "shots": 2, "draws": 3, "geometry": SMALL},
-    "linear": {"kind": "sgd", "lr": [1.0], "length": {"default": {"iterations": 4}}, **TRAINED},
+    "linear": {
+        "kind": "sgd",
+        "lr": [1.0],
+        "length": {"default": {"iterations": 4}},
+        **TRAINED,
+    },
     "finetune": tuned("100"),
     "semisup": tuned("10"),
-    "analyze": {"base": "analyze_demo", "images": 6, "split": "train", "augmentations": 2},
+    "analyze": {
+        "base": "analyze_demo",
+        "images": 6,
+        "split": "train",
+        "augmentations": 2,
+    },
 }
 WORDS = {"finetune": ["finetune", "--dataset"], "analyze": ["analyze", "--dataset"]}
 WORDS["semisup"] = ["semisup", "--percent", "10", "--dataset"]
@@ -42,7 +52,13 @@ def words_of(verb, root, trunk, folder, out):
     file = folder / f"{verb}.yaml"
     name = {} if verb == "analyze" else {"protocol": f"{verb}-container-demo-v1"}
     file.write_text(json.dumps({**name, **RECIPES[verb]}))
-    words = [*WORDS.get(verb, ["linear", "--datasets"]), "classes", trunk, "--data", root]
+    words = [
+        *WORDS.get(verb, ["linear", "--datasets"]),
+        "classes",
+        trunk,
+        "--data",
+        root,
+    ]
     words += ["--recipe" if verb == "analyze" else "--protocol", file, "--workers", "0"]
     return [str(word) for word in (*words, "--out", out)]
 
@@ -58,12 +74,17 @@ def rows_in(out, root):
     assert found and not problems
     for row in found:
         assert ("container" in row.provenance) == (root.name != "data")
-    without = [{k: v for k, v in row.provenance.items() if k != "container"} for row in found]
-    return [dataclasses.replace(r, origin={}, provenance=p) for r, p in zip(found, without)]
+    without = [
+        {k: v for k, v in row.provenance.items() if k != "container"} for row in found
+    ]
+    return [
+        dataclasses.replace(r, origin={}, provenance=p) for r, p in zip(found, without)
+    ]
 
 
 @pytest.mark.parametrize(
-    "verb", [v if v == "linear" else pytest.param(v, marks=pytest.mark.slow) for v in RECIPES]
+    "verb",
+    [v if v == "linear" else pytest.param(v, marks=pytest.mark.slow) for v in RECIPES],
 )
 def test_rows_do_not_tell_the_container(trees, trunk, tmp_path, verb):
     same_rows(trees("classes"), trunk, tmp_path, verb, FAST)
@@ -79,7 +100,9 @@ def same_rows(root, trunk, tmp_path, verb, layouts):
     wanted = rows_of(verb, root, trunk, tmp_path)
     features = sorted((cache_folder() / "features").glob("*.npy"))
     for layout in layouts:
-        assert rows_of(verb, packed(root, "classes", layout), trunk, tmp_path) == wanted, layout
+        assert (
+            rows_of(verb, packed(root, "classes", layout), trunk, tmp_path) == wanted
+        ), layout
     assert sorted((cache_folder() / "features").glob("*.npy")) == features
 
 
@@ -88,9 +111,22 @@ def test_pretraining_gives_the_same_weights(trees, tmp_path):
     file = tmp_path / "tiny.yaml"
     file.write_text(recipe(data={"dataset": "classes", "workers": 0}, epochs=1))
     digests = set()
-    for where in (root, packed(root, "classes", "deflated"), packed(root, "classes", "lmdb")):
+    for where in (
+        root,
+        packed(root, "classes", "deflated"),
+        packed(root, "classes", "lmdb"),
+    ):
         out = tmp_path / f"pretrained on {where.name}"
-        words = ["pretrain", file, "--data", where, "--out", out, "--accelerator", "cpu"]
+        words = [
+            "pretrain",
+            file,
+            "--data",
+            where,
+            "--out",
+            out,
+            "--accelerator",
+            "cpu",
+        ]
         assert main([str(word) for word in words]) == 0
         digests.add(digest(out))
     assert len(digests) == 1
@@ -112,14 +148,26 @@ def killed_and_run(words, kills=10):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_kills_of_a_run_and_of_packing_change_nothing(trees, trunk, tmp_path, monkeypatch):
+def test_kills_of_a_run_and_of_packing_change_nothing(
+    trees, trunk, tmp_path, monkeypatch
+):
     root = packed(trees("classes"), "classes", "parquet of 2023")
     wanted = rows_of("linear", root, trunk, tmp_path)
     monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "cold"))
     killed_and_run(words_of("linear", root, trunk, tmp_path, tmp_path / "killed"))
     assert rows_in(tmp_path / "killed", root) == wanted
     out = tmp_path / "out" / "classes"
-    words = ["data", "pack", "classes", "--to", "tar", "--out", str(out), "--data", str(root)]
+    words = [
+        "data",
+        "pack",
+        "classes",
+        "--to",
+        "tar",
+        "--out",
+        str(out),
+        "--data",
+        str(root),
+    ]
     killed_and_run(words)
     before, after = (catalog.load("classes", where) for where in (root, out.parent))
     assert splits.digests(before) == splits.digests(after)

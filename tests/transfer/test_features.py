@@ -20,7 +20,13 @@ from support.interruptions import Killed, kill
 from backbench.errors import BadInput, Preempted
 from backbench.images import contents, image_list
 from backbench.images.image_list import ImageList, scan_folder
-from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels, eval_geometry, to_input
+from backbench.images.preprocess import (
+    CIFAR_MEAN,
+    CIFAR_STD,
+    Pixels,
+    eval_geometry,
+    to_input,
+)
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 from transfer import feature_cache
@@ -73,7 +79,9 @@ def test_second_time_comes_from_the_cache(images, cache, decoder):
 
 def test_all_that_matters_is_in_the_key(images, cache):
     def frozen(*about, precision="fp32", **changes):
-        return FrozenTrunk.build(checkpoint(*about, **changes), device=CPU, precision=precision)
+        return FrozenTrunk.build(
+            checkpoint(*about, **changes), device=CPU, precision=precision
+        )
 
     base, of = frozen(), contents.named(images).digest
     described = [
@@ -108,17 +116,28 @@ def test_damaged_rows_are_refused(images, cache):
     (rows,) = cache.folder.glob("*.npy")
     data = rows.read_bytes()
     flipped = data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
-    for damaged in (flipped, data[:-100], data[128:], b""):  # cut, without a header, empty
+    for damaged in (
+        flipped,
+        data[:-100],
+        data[128:],
+        b"",
+    ):  # cut, without a header, empty
         time.sleep(0.05)  # longer than a tick of the file system's clock
         rows.write_bytes(damaged)
-        with pytest.raises(BadInput, match="the cached features are damaged; remove the file"):
+        with pytest.raises(
+            BadInput, match="the cached features are damaged; remove the file"
+        ):
             make(images)
 
 
-def test_rows_are_hashed_once_for_every_file_that_they_become(images, cache, monkeypatch):
+def test_rows_are_hashed_once_for_every_file_that_they_become(
+    images, cache, monkeypatch
+):
     hashed = []
     digest = feature_cache._file_digest
-    monkeypatch.setattr(feature_cache, "_file_digest", lambda p: hashed.append(p) or digest(p))
+    monkeypatch.setattr(
+        feature_cache, "_file_digest", lambda p: hashed.append(p) or digest(p)
+    )
     make = extractor(cache, checkpoint())
     first = make(images)[0]
     assert [p.suffix for p in hashed] == [".part"], "as they were written"
@@ -158,7 +177,9 @@ def test_the_limit_is_a_number_of_gigabytes(monkeypatch):
         assert FeatureCache.default().limit == limit
     for said in ("abc", "nan", "inf", "-1"):
         monkeypatch.setenv("BACKBENCH_CACHE_GB", said)
-        with pytest.raises(BadInput, match=f"BACKBENCH_CACHE_GB={said}: expected gigabytes"):
+        with pytest.raises(
+            BadInput, match=f"BACKBENCH_CACHE_GB={said}: expected gigabytes"
+        ):
             FeatureCache.default()
 
 
@@ -191,7 +212,9 @@ def test_what_another_run_computes_is_waited_for(images, cache, caplog, monkeypa
     held = cache.try_lock([wanted])
     stop = StopFlag()
     stop.requested = "SIGTERM"
-    with pytest.raises(Preempted, match="stopped by SIGTERM while another run computed"):
+    with pytest.raises(
+        Preempted, match="stopped by SIGTERM while another run computed"
+    ):
         dataclasses.replace(make, stop=stop)(images)
     timer = threading.Timer(0.3, held.close)
     timer.start()
@@ -209,7 +232,9 @@ def test_stopped_at_a_batch_and_continued(images, cache, decoder):
     assert len(decoder.paths) == 10, "the first batch is not computed again"
     assert torch.equal(continued, fresh(images, cache.folder.parent))
     left = {p.suffix for p in cache.folder.iterdir()}
-    assert left == {".npy", ".json", ".files", ".lock"}, "no part and no marker stays behind"
+    assert left == {".npy", ".json", ".files", ".lock"}, (
+        "no part and no marker stays behind"
+    )
 
 
 def test_a_marker_that_is_left_over_vouches_for_nothing(images, cache, decoder):
@@ -254,7 +279,9 @@ def blackened(file):
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_the_whole_list_is_read_once_and_tells_two_exchanged_pictures(images, monkeypatch):
+def test_the_whole_list_is_read_once_and_tells_two_exchanged_pictures(
+    images, monkeypatch
+):
     monkeypatch.setattr(contents, "SAMPLE", 2)
     unseen = [i for i in range(10) if i not in contents.chosen(10, 2)]
     a, b = (images.file(i) for i in unseen[:2])
@@ -282,7 +309,9 @@ def test_another_folder_with_equal_names_sizes_and_times(images, cache, tmp_path
     assert (found == fresh(other, tmp_path)).all() and not (found == first).all()
 
 
-def test_a_file_outside_of_the_sample_overwritten(images, cache, tmp_path, monkeypatch, caplog):
+def test_a_file_outside_of_the_sample_overwritten(
+    images, cache, tmp_path, monkeypatch, caplog
+):
     """Its size and time are kept; the inode's time of change cannot be."""
     monkeypatch.setattr(contents, "SAMPLE", 2)
     index = next(i for i in range(10) if i not in contents.chosen(10, 2))
@@ -300,7 +329,9 @@ def test_a_copy_on_another_disk_is_recognised(images, cache, tmp_path, decoder):
     (tmp_path / "disk").mkdir()
     for folder in "ab":
         there = tmp_path / "disk" / folder
-        shutil.copytree(tmp_path / "data" / folder, there, copy_function=shutil.copyfile)
+        shutil.copytree(
+            tmp_path / "data" / folder, there, copy_function=shutil.copyfile
+        )
     found = extractor(cache, checkpoint())(scan_folder(tmp_path / "disk"))[0]
     assert (found == first).all() and len(decoder.paths) == 10
 
@@ -321,21 +352,29 @@ def test_what_a_hit_reads(tmp_path, monkeypatch):
         counts["stat"] += 1
         return Path(file).stat()
 
-    monkeypatch.setattr(image_list, "os", SimpleNamespace(**{**vars(os), "stat": counted_stat}))
+    monkeypatch.setattr(
+        image_list, "os", SimpleNamespace(**{**vars(os), "stat": counted_stat})
+    )
     named = contents.named(images)
     assert counts == {"read": 5, "stat": 2000}
     seen = feature_cache.not_yet_seen(named)
     seen[:, 2] = [feature_cache.file_hash(images, i) for i in range(2000)]
     counts["read"] = 0
-    assert feature_cache.changed_file(images, named, seen) is None and counts["read"] == 0
+    assert (
+        feature_cache.changed_file(images, named, seen) is None and counts["read"] == 0
+    )
     seen[:, 0] += 1
-    assert feature_cache.changed_file(images, named, seen) is None and counts["read"] == 40
+    assert (
+        feature_cache.changed_file(images, named, seen) is None and counts["read"] == 40
+    )
     assert counts["stat"] == 2000
     seen[:, 2] += 1
     assert feature_cache.changed_file(images, named, seen) is not None
 
 
-def test_swapped_between_a_stop_and_its_continuation(images, cache, tmp_path, monkeypatch):
+def test_swapped_between_a_stop_and_its_continuation(
+    images, cache, tmp_path, monkeypatch
+):
     """Rows of the old pictures and of the new ones never stand in one entry."""
     monkeypatch.setattr(contents, "sample", lambda _: "")
     stop = StopFlag()

@@ -28,11 +28,23 @@ ONE = Machine(torch.device("cpu"), 0, 1, 0)
 
 
 def protocol_file(folder, **changes):
-    text = {"kind": "finetune", "protocol": "semisup-test-demo-v1", "dataset": "classes"}
-    text |= {"head_lr": [0.03, 0.1], "batch_size": 4, "reference_batch": 4, "save_minutes": 0.0}
+    text = {
+        "kind": "finetune",
+        "protocol": "semisup-test-demo-v1",
+        "dataset": "classes",
+    }
+    text |= {
+        "head_lr": [0.03, 0.1],
+        "batch_size": 4,
+        "reference_batch": 4,
+        "save_minutes": 0.0,
+    }
     lengths = {"10": {"length": {"iterations": 5}, "head_over_trunk": 20}}
     lengths["100"] = {"length": {"iterations": 4}, "head_over_trunk": 1}
-    text |= {"parts": lengths, "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.5}}
+    text |= {
+        "parts": lengths,
+        "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.5},
+    }
     text |= {"geometry": {"resize": 32, "crop": 32}, **changes}
     file = folder / "semi.yaml"
     file.write_text(json.dumps(text))
@@ -47,7 +59,18 @@ def listed(folder):
 
 
 def semisup_on(root, lists, trunk, out):
-    args = ["semisup", trunk, "--percent", "10", "--lists", lists, "--data", root, "--out", out]
+    args = [
+        "semisup",
+        trunk,
+        "--percent",
+        "10",
+        "--lists",
+        lists,
+        "--data",
+        root,
+        "--out",
+        out,
+    ]
     return list(map(str, args))
 
 
@@ -58,12 +81,20 @@ def finetune_on(root, dataset, trunk, out, protocol):
 
 def semisup(root, trunk, out, tmp_path, **changes):
     args = semisup_on(root, listed(tmp_path / "lists"), trunk, out)
-    return [*args, "--protocol", str(protocol_file(tmp_path, **changes)), "--workers", "0"]
+    return [
+        *args,
+        "--protocol",
+        str(protocol_file(tmp_path, **changes)),
+        "--workers",
+        "0",
+    ]
 
 
 def test_another_list_than_the_published_is_refused(trees, trunk, tmp_path, bad_input):
     root, lists = trees("classes"), listed(tmp_path / "lists")
-    bad_input(main(semisup_on(root, lists, trunk, tmp_path / "run")), "not the published list")
+    bad_input(
+        main(semisup_on(root, lists, trunk, tmp_path / "run")), "not the published list"
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -71,26 +102,42 @@ def test_lists_use_their_own_labels_only(trees):
     root = trees("classes")
     names = ["circle/000.png", "square/001.png"]
     lines = {name: line for line, name in enumerate(names, 1)}
-    found = finetune.labelled_part(catalog.load("classes", root), lines, "10percent.txt", 0)
-    assert found.train.paths == tuple(names) and len(found.val) == 6 and not found.held_out
+    found = finetune.labelled_part(
+        catalog.load("classes", root), lines, "10percent.txt", 0
+    )
+    assert (
+        found.train.paths == tuple(names) and len(found.val) == 6 and not found.held_out
+    )
     trees.classes(root / "noval", sizes=(("train", 10), ("test", 2)))
     everything = {f"{c}/{i:03d}.png": i for c in ("circle", "square") for i in range(5)}
-    held = finetune.labelled_part(catalog.load("noval", root), everything, "10percent.txt", 0)
+    held = finetune.labelled_part(
+        catalog.load("noval", root), everything, "10percent.txt", 0
+    )
     assert held.held_out and len(held.train) == 8 and len(held.val) == 2
-    assert {*held.train.paths, *held.val.paths} == set(everything), "together they are the list"
+    assert {*held.train.paths, *held.val.paths} == set(everything), (
+        "together they are the list"
+    )
 
 
 def test_two_rates_and_every_layer_trains(trees, trunk, tmp_path):
     """The trunk's step is the head's rate / head_over_trunk: its change is so much smaller."""
     root = trees("classes")
-    how, runs = {"machine": ONE, "iterations": 1}, {r: tmp_path / str(r) for r in (1.0, 10.0)}
+    how, runs = (
+        {"machine": ONE, "iterations": 1},
+        {r: tmp_path / str(r) for r in (1.0, 10.0)},
+    )
     networks = [train_network.train(root, trunk, runs[r], ratio=r, **how) for r in runs]
     start = Checkpoint.load(trunk).backbone().state_dict()
-    moved = [{n: v - start[n] for n, v in network[0].named_parameters()} for network in networks]
+    moved = [
+        {n: v - start[n] for n, v in network[0].named_parameters()}
+        for network in networks
+    ]
     for name, change in moved[0].items():
         assert change.abs().max() > 0, name
         torch.testing.assert_close(moved[1][name] * 10, change, rtol=1e-2, atol=2e-6)
-    assert torch.equal(networks[0][1].weight, networks[1][1].weight), "the ratio is the trunk's"
+    assert torch.equal(networks[0][1].weight, networks[1][1].weight), (
+        "the ratio is the trunk's"
+    )
 
 
 def test_training_is_torchs_sgd(trees, trunk, tmp_path):
@@ -107,15 +154,21 @@ def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
     out = tmp_path / "two" / "network.pt"
     out.parent.mkdir()
     command = [sys.executable, train_network.__file__, str(root), str(trunk), str(out)]
-    ranks = [subprocess.Popen([*command, str(rank), "2", str(port)]) for rank in range(2)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2", str(port)]) for rank in range(2)
+    ]
     double = train_network.DoubleNetwork
-    alone = train_network.train(root, trunk, tmp_path / "one", ONE, iterations=3, kind=double)
+    alone = train_network.train(
+        root, trunk, tmp_path / "one", ONE, iterations=3, kind=double
+    )
     one = alone.state_dict()
     assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
     two = torch.load(out, weights_only=True)
     for name, value in one.items():
         if value.is_floating_point():
-            assert float((two[name] - value).norm() / value.norm().clamp(min=1e-3)) < 1e-5, name
+            assert (
+                float((two[name] - value).norm() / value.norm().clamp(min=1e-3)) < 1e-5
+            ), name
 
 
 @pytest.mark.slow
@@ -125,7 +178,9 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
     (expected,) = rows_of(tmp_path / "whole")
     assert expected.task == "semi_10pct" and expected.chosen["on"] == "val"
     assert expected.chosen["choice_noise"] == 0  # both rates say the same of each image
-    assert expected.chosen["trunk_lr_used"] == pytest.approx(expected.chosen["lr_used"] / 20)
+    assert expected.chosen["trunk_lr_used"] == pytest.approx(
+        expected.chosen["lr_used"] / 20
+    )
     # Five steps of 4 images and the 6 of val per rate, then the 8 of test. It dies before the third
     # step, between the last step and val, and before the second rate's fourth step.
     whole, rate = len(decoder.paths), 5 * 4 + 6
@@ -142,7 +197,9 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
 
 
 @pytest.mark.slow
-def test_seeds_are_runs_of_their_own_and_continue(trees, trunk, tmp_path, decoder, bad_input):
+def test_seeds_are_runs_of_their_own_and_continue(
+    trees, trunk, tmp_path, decoder, bad_input
+):
     root, out = trees("classes"), tmp_path / "run"
     words = [*semisup(root, trunk, out, tmp_path, head_lr=[0.03]), "--seeds", "3"]
     decoder.at[40] = kill  # in the second of them
@@ -242,7 +299,9 @@ def test_the_rates_rise_then_follow_the_schedule():
     assert shares[5] == 1.0 and shares[-1] < 0.001
     assert shares[5 + 95 // 2] == pytest.approx(0.5, abs=0.02)
     old = load_protocol("finetune", {"finetune": Finetune})
-    assert old.factor(0, 100, 10.0) == 1.0 and old.factor(50, 100, 10.0) == pytest.approx(0.5)
+    assert old.factor(0, 100, 10.0) == 1.0 and old.factor(
+        50, 100, 10.0
+    ) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("arch", [VIT, "timm:test_convnext"])
@@ -251,11 +310,15 @@ def test_a_trunk_of_any_kind_is_finetuned(tiny_root, tmp_path, arch):
     changes = {
         "base": str(config.configs_dir() / "transfer" / "finetune_vit_demo"),
         "protocol": "vit-test-v1",
-        "parts": {"100": {"length": {"epochs": None, "iterations": 4}, "head_over_trunk": 1}},
+        "parts": {
+            "100": {"length": {"epochs": None, "iterations": 4}, "head_over_trunk": 1}
+        },
     }
     (tmp_path / "own.yaml").write_text(json.dumps(changes))
     run, trunk = tmp_path / "run", tmp_path / "trunk.safetensors"
-    assert main(finetune_on(tiny_root, "digits", trunk, run, tmp_path / "own.yaml")) == 0
+    assert (
+        main(finetune_on(tiny_root, "digits", trunk, run, tmp_path / "own.yaml")) == 0
+    )
     (row,) = [r for r in rows_of(tmp_path / "run") if r.metric == "top1"]
     assert row.value is not None and row.arch.startswith("timm:")
     assert row.chosen["trunk_lr_used"] == row.chosen["lr_used"]

@@ -54,7 +54,10 @@ def test_heads(gpu, kind, decay):
     gpu.take()
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
-        x, y = torch.randn(16, 8, generator=generator), torch.randint(5, (16,), generator=generator)
+        x, y = (
+            torch.randn(16, 8, generator=generator),
+            torch.randint(5, (16,), generator=generator),
+        )
         settings = {"momentum": 0.9, "decay": decay, "batch": 16}
         losses = heads[0].step(x, y, rates, **settings)
         sent = x.to("cuda", non_blocking=True), y.to("cuda", non_blocking=True)
@@ -70,22 +73,31 @@ def test_finetuning(gpu):
     for device in (CPU, CUDA):
         machine = Machine(device, rank=0, world=1, workers=0)
         networks.append(Network(checkpoint(0), 5, protocol, 0, machine))
-    logits = [networks[0](pixels(0)), networks[1](pixels(0).to("cuda", non_blocking=True))]
+    logits = [
+        networks[0](pixels(0)),
+        networks[1](pixels(0).to("cuda", non_blocking=True)),
+    ]
     gpu.take()
     networks[1](pixels(1).to("cuda", non_blocking=True)).square().mean().backward()
     assert not gpu.take()
-    torch.testing.assert_close(logits[1].detach().host, logits[0].detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        logits[1].detach().host, logits[0].detach(), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory'")
-def test_extraction_copies_a_batch_down_while_the_next_one_is_made(gpu, tiny_root, tmp_path):
+def test_extraction_copies_a_batch_down_while_the_next_one_is_made(
+    gpu, tiny_root, tmp_path
+):
     found = catalog.open_split(tiny_root, "digits", "val")
     rows, size = [], 8
     for number, device in enumerate((CPU, CUDA)):
         machine = Machine(device, rank=0, world=1, workers=0)
         cache = FeatureCache(tmp_path / str(number), limit=1 << 30)
         how = {"geometry": GEOMETRY, "cache": cache, "machine": machine, "batch": size}
-        extract = Extractor(trunks=[FrozenTrunk.build(checkpoint(0), device=device)], **how)
+        extract = Extractor(
+            trunks=[FrozenTrunk.build(checkpoint(0), device=device)], **how
+        )
         gpu.take()
         rows.append(extract(found)[0])
     waits, batches = gpu.take(), -(-len(found) // size)

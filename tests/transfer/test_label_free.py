@@ -63,10 +63,17 @@ def loop_agreement(label, cluster):
     mutual = 0.0
     for (a, b), both in count.items():
         if both:
-            mutual += both / n * math.log(n * both / (label.count(a) * cluster.count(b)))
+            mutual += (
+                both / n * math.log(n * both / (label.count(a) * cluster.count(b)))
+            )
     entropy = 0.0
     for values in (label, cluster):
-        entropy -= sum(values.count(v) / n * math.log(values.count(v) / n) for v in set(values)) / 2
+        entropy -= (
+            sum(
+                values.count(v) / n * math.log(values.count(v) / n) for v in set(values)
+            )
+            / 2
+        )
     nmi = mutual / entropy if entropy else 1.0
     # Pairs of images that are together in both, in the classes, in the clusters
     pairs = list(itertools.combinations(range(n), 2))
@@ -100,17 +107,26 @@ def test_the_start_of_least_inertia_counts_whatever_labels_say():
     centres = torch.randn(6, 8, generator=generator)
     features = centres.repeat(20, 1) + 0.4 * torch.randn(120, 8, generator=generator)
     p = KMeansClusters(kind="cluster", protocol="test", restarts=8)
-    starts = clusterings(features * torch.rand(120, 1, generator=generator), 6, p, 0, StopFlag())
+    starts = clusterings(
+        features * torch.rand(120, 1, generator=generator), 6, p, 0, StopFlag()
+    )
     assert len({inertia for inertia, _ in starts}) > 1
     unit = torch.nn.functional.normalize(features, dim=1).double().numpy()
-    for inertia, cluster in starts:  # length says nothing; each row is with its nearest mean
+    for (
+        inertia,
+        cluster,
+    ) in starts:  # length says nothing; each row is with its nearest mean
         means = np.stack([unit[cluster == k].mean(0) for k in range(6)])
         squared = ((unit[:, None] - means[None]) ** 2).sum(2)
         assert (squared.argmin(1) == cluster).all()
         assert inertia == pytest.approx(squared.min(1).sum(), rel=1e-5)
-    assert [inertia for inertia, _ in starts] == sorted(inertia for inertia, _ in starts)
+    assert [inertia for inertia, _ in starts] == sorted(
+        inertia for inertia, _ in starts
+    )
     again = clusterings(features, 6, p, 0, StopFlag())
-    assert [one for one, _ in again] == pytest.approx([one for one, _ in starts], rel=1e-5)
+    assert [one for one, _ in again] == pytest.approx(
+        [one for one, _ in starts], rel=1e-5
+    )
 
 
 def lidar(views):
@@ -139,12 +155,18 @@ def test_lidar_is_the_loop_in_any_order_of_images_and_rotation():
     generator = torch.Generator().manual_seed(0)
     for n, q, d in ((20, 4, 5), (7, 3, 6), (5, 2, 9), (2, 5, 4)):
         views = torch.randn(n, q, d, generator=generator, dtype=torch.float64)
-        views = views * 0.3 + torch.randn(n, 1, d, generator=generator, dtype=torch.float64)
+        views = views * 0.3 + torch.randn(
+            n, 1, d, generator=generator, dtype=torch.float64
+        )
         found = lidar(views)
         assert found == pytest.approx(loop_lidar(views.numpy()), rel=1e-9)
-        turned = views @ torch.linalg.qr(torch.randn(d, d, generator=generator).double()).Q
+        turned = (
+            views @ torch.linalg.qr(torch.randn(d, d, generator=generator).double()).Q
+        )
         order = torch.randperm(n, generator=generator)
-        assert lidar(turned) == pytest.approx(lidar(views[order])) == pytest.approx(found)
+        assert (
+            lidar(turned) == pytest.approx(lidar(views[order])) == pytest.approx(found)
+        )
         assert found <= min(n - 1, d) + 1e-9
     assert math.isnan(lidar(views[:1]))
 
@@ -164,10 +186,22 @@ def test_alpha_req_is_the_power_of_a_power_law():
 
 
 def probe(kind, root, trunks, out, **changes):
-    recipe = {"kind": kind, "protocol": "mine", "geometry": {"resize": 32, "crop": 32}, **changes}
+    recipe = {
+        "kind": kind,
+        "protocol": "mine",
+        "geometry": {"resize": 32, "crop": 32},
+        **changes,
+    }
     (root / f"{kind}.yaml").write_text(json.dumps(recipe))
     words = ["linear", *map(str, trunks), "--datasets", "classes", "--data", str(root)]
-    words += ["--protocol", str(root / f"{kind}.yaml"), "--out", str(out), "--workers", "0"]
+    words += [
+        "--protocol",
+        str(root / f"{kind}.yaml"),
+        "--out",
+        str(out),
+        "--workers",
+        "0",
+    ]
     return main(words)
 
 
@@ -178,7 +212,9 @@ def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, ki
         assert probe(kind, root, two_trunks, tmp_path / "run") == 0
     rows, problems = store.read(tmp_path / "run")
     assert not problems and {r.task for r in rows} == {kind}
-    metrics = ["r1", "map_r"] if kind == "class_retrieval" else ["nmi", "ari", "cluster_acc"]
+    metrics = (
+        ["r1", "map_r"] if kind == "class_retrieval" else ["nmi", "ari", "cluster_acc"]
+    )
     assert [r.metric for r in rows] == metrics * 2
     assert all(r.value == pytest.approx(100) for r in rows)  # bright and dark pictures
     kept = np.load(tmp_path / "run" / rows[0].provenance["predictions"])
@@ -192,7 +228,10 @@ def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, ki
     assert all("give" in v.why for v in verification.of_run(forged, tmp_path / "run"))
     more = {"images": {**rows[0].provenance["images"], "test": 10_000}}
     forged = [dataclasses.replace(r, provenance={**r.provenance, **more}) for r in rows]
-    assert all("its list has 10000" in v.why for v in verification.of_run(forged, tmp_path / "run"))
+    assert all(
+        "its list has 10000" in v.why
+        for v in verification.of_run(forged, tmp_path / "run")
+    )
     if kind == "class_retrieval":  # a file without any query gives no value at all
         empty = shutil.copytree(tmp_path / "run", tmp_path / "empty")
         none = {f"queries_{metric}": np.full(20, np.nan) for metric in metrics}
@@ -226,18 +265,31 @@ def test_statistics_of_views_equal_loops() -> None:
         nuclear.append(sum(math.sqrt(max(0.0, v)) for v in np.linalg.eigvalsh(q @ q.T)))
         cosine.append(sum(float(a @ b) for a in rows for b in rows) / len(rows) ** 2)
         mean = sum(rows) / len(rows)
-        entries = [sum((row[k] - mean[k]) ** 2 for row in rows) / len(rows) for k in range(12)]
+        entries = [
+            sum((row[k] - mean[k]) ** 2 for row in rows) / len(rows) for k in range(12)
+        ]
         diagonal.append(sum(entries) / 12)
-        pairs = [math.dist(rows[i], rows[j]) ** 2 for i in range(8) for j in range(8) if i != j]
+        pairs = [
+            math.dist(rows[i], rows[j]) ** 2
+            for i in range(8)
+            for j in range(8)
+            if i != j
+        ]
         align.append(sum(pairs) / len(pairs))
-    for name, loop in zip(fs.PER_IMAGE, (nuclear, cosine, diagonal, align), strict=True):
+    for name, loop in zip(
+        fs.PER_IMAGE, (nuclear, cosine, diagonal, align), strict=True
+    ):
         mean, ci95 = wide.mean(name)
         assert mean == pytest.approx(np.mean(loop), rel=1e-9), name
         half = 1.959964 * np.std(loop, ddof=1) / math.sqrt(5)
-        assert ci95 is not None and ci95[1] - mean == pytest.approx(half, rel=1e-6), name
+        assert ci95 is not None and ci95[1] - mean == pytest.approx(half, rel=1e-6), (
+            name
+        )
         histogram = wide.histograms[name]
         width = (histogram.high - histogram.low) / fs.BINS
-        expected = np.bincount([int((v - histogram.low) / width) for v in loop], minlength=fs.BINS)
+        expected = np.bincount(
+            [int((v - histogram.low) / width) for v in loop], minlength=fs.BINS
+        )
         assert histogram.counts.tolist() == expected.tolist(), name
 
 
@@ -272,7 +324,9 @@ def test_min_max_equals_loops() -> None:
     for i, h in enumerate(found["dims"]):
         contrast = []
         for a in range(11):
-            distances = [math.dist(rows[a][:h], rows[b][:h]) for b in range(11) if b != a]
+            distances = [
+                math.dist(rows[a][:h], rows[b][:h]) for b in range(11) if b != a
+            ]
             contrast.append((max(distances) - min(distances)) / min(distances))
         assert found["contrast"][i] == pytest.approx(np.mean(contrast), rel=1e-7)
 
@@ -311,7 +365,9 @@ def test_equal_features() -> None:
     assert math.isnan(fs.entropy_rank(moments.spectrum()))
     found = fs.pairs(same[:, 0], torch.tensor([0, 0, 0, 1, 1, 1]))
     assert found.within_mean == found.between_mean == 0.0
-    assert found.overlap == pytest.approx(1.0) and found.uniformity == pytest.approx(0.0, abs=1e-12)
+    assert found.overlap == pytest.approx(1.0) and found.uniformity == pytest.approx(
+        0.0, abs=1e-12
+    )
     assert set(fs.min_max(same[:, 0], torch.arange(16))["contrast"]) == {None}
 
 
@@ -329,7 +385,9 @@ def test_isotropic_gaussians() -> None:
     assert found.overlap > 0.85  # labels say nothing here
     views = fs.ViewStatistics(32, 64)
     views.add(x[:2048].view(64, 32, 64))
-    assert views.mean("view_cosine")[0] == pytest.approx(1 / 32, abs=0.01)  # a view with itself
+    assert views.mean("view_cosine")[0] == pytest.approx(
+        1 / 32, abs=0.01
+    )  # a view with itself
     assert views.mean("alignment")[0] == pytest.approx(2.0, abs=0.02)
     # Theorem 1: the contrast vanishes as the dimension grows.
     noise = torch.randn(512, 2048, generator=generator)

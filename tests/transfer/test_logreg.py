@@ -41,15 +41,21 @@ def test_agrees_with_scikit_learn(l2, dtype):
     ours = logreg.fit([(x, y)], classes=5, l2=l2, dtype=dtype, tolerance=1e-7)
     theirs = LogisticRegression(C=1 / l2, max_iter=5000, tol=1e-8)
     theirs.fit(x.double().numpy(), y.numpy())
-    reference = objective(torch.tensor(theirs.coef_), torch.tensor(theirs.intercept_), x, y, l2)
-    assert objective(ours.weight, ours.bias, x, y, l2) == pytest.approx(reference, rel=1e-4)
+    reference = objective(
+        torch.tensor(theirs.coef_), torch.tensor(theirs.intercept_), x, y, l2
+    )
+    assert objective(ours.weight, ours.bias, x, y, l2) == pytest.approx(
+        reference, rel=1e-4
+    )
     assert ours.loss == pytest.approx(reference, rel=1e-4)
     fresh = x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     top = np.sort(theirs.decision_function(fresh.double().numpy()), 1)
     # Single precision may break a tie
     clear = top[:, -1] - top[:, -2] > (1e-9 if dtype == torch.float64 else 1e-2)
     assert clear.mean() > 0.98
-    same = ours.logits(fresh).argmax(1).numpy() == theirs.predict(fresh.double().numpy())
+    same = ours.logits(fresh).argmax(1).numpy() == theirs.predict(
+        fresh.double().numpy()
+    )
     assert same[clear].all()
 
 
@@ -104,7 +110,9 @@ def test_working_memory_does_not_grow_with_the_number_of_rows(tmp_path):
     peaks = []
     for n in (4096, 65536):
         path = tmp_path / f"{n}.npy"
-        file = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n, 64))
+        file = np.lib.format.open_memmap(
+            path, mode="w+", dtype=np.float32, shape=(n, 64)
+        )
         file[:] = np.random.Generator(np.random.PCG64(0)).normal(size=(n, 64))
         x = torch.from_numpy(np.load(tmp_path / f"{n}.npy", mmap_mode="c"))
         y = torch.arange(n) % 3
@@ -135,9 +143,13 @@ def test_ill_conditioned_features_converge(l2):
     assert ours.converged and ours.gradient <= 1e-5
     exact = LogisticRegression(C=1 / l2, solver="newton-cg", max_iter=200, tol=1e-9)
     exact.fit(x.double().numpy(), y.numpy())
-    best = objective(torch.tensor(exact.coef_), torch.tensor(exact.intercept_), x, y, l2)
+    best = objective(
+        torch.tensor(exact.coef_), torch.tensor(exact.intercept_), x, y, l2
+    )
     assert ours.loss <= best + 2e-4
-    assert objective(ours.weight, ours.bias, x, y, l2) == pytest.approx(ours.loss, abs=1e-4)
+    assert objective(ours.weight, ours.bias, x, y, l2) == pytest.approx(
+        ours.loss, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("size", [100, 300])
@@ -165,7 +177,9 @@ def test_features_of_another_scale_are_the_same_problem():
 def test_more_dimensions_than_images_is_the_same_problem():
     x, y = problem(n=40, d=120)
     ours = logreg.fit([(x, y)], classes=5, l2=0.1)
-    theirs = LogisticRegression(C=10, max_iter=5000, tol=1e-8).fit(x.double().numpy(), y.numpy())
+    theirs = LogisticRegression(C=10, max_iter=5000, tol=1e-8).fit(
+        x.double().numpy(), y.numpy()
+    )
     np.testing.assert_allclose(ours.weight.numpy(), theirs.coef_, atol=5e-3)
     warm = logreg.fit([(x, y)], classes=5, l2=0.1, start=ours)
     assert warm.converged and ours.converged
@@ -184,7 +198,11 @@ def test_a_start_next_to_the_minimum_is_brought_there(scale):
     draw = torch.Generator().manual_seed(4)
     y = torch.arange(39) % 3
     x = torch.randn(39, 64, generator=draw) * torch.rand(64, generator=draw)
-    x = x + 18 * torch.rand(64, generator=draw) + 0.5 * torch.randn(3, 64, generator=draw)[y]
+    x = (
+        x
+        + 18 * torch.rand(64, generator=draw)
+        + 0.5 * torch.randn(3, 64, generator=draw)[y]
+    )
     same = {"classes": 3, "l2": 10.0 * scale**2, "dtype": torch.float64}
     near = logreg.fit([(scale * x, y)], **same, tolerance=1e-6)
     ours = logreg.fit([(scale * x, y)], **same, start=near, tolerance=1e-7)
@@ -203,7 +221,9 @@ def test_draws_are_balanced_seeded_and_different():
     other = probe_fewshot.draws(images(), shots=2, count=20, seed=1)
     assert len({tuple(d) for d in drawn}) == 20 and drawn != other
     for draw in drawn:
-        assert Counter(images().labels[i] for i in draw) == Counter(dict.fromkeys(range(4), 2))
+        assert Counter(images().labels[i] for i in draw) == Counter(
+            dict.fromkeys(range(4), 2)
+        )
 
 
 @pytest.mark.parametrize("separation", [0.0, 8.0])
@@ -223,7 +243,10 @@ def test_accuracy_is_chance_without_and_full_with_separation(separation):
 
 
 def test_accuracies_and_confusion_by_hand():
-    label, prediction = np.array([0, 0, 0, 0, 1, 1, 2]), np.array([0, 0, 0, 1, 1, 0, -1])
+    label, prediction = (
+        np.array([0, 0, 0, 0, 1, 1, 2]),
+        np.array([0, 0, 0, 1, 1, 0, -1]),
+    )
     assert scoring.score("top1", prediction, label, 3) == pytest.approx(100 * 4 / 7)
     three = scoring.score("mean_per_class", prediction, label, 3)
     assert three == pytest.approx(100 * (3 / 4 + 1 / 2 + 0) / 3)
@@ -233,13 +256,18 @@ def test_accuracies_and_confusion_by_hand():
     # Undefined predictions are left out
     matrix = scoring.confusion(prediction, label, 3)
     assert matrix.tolist() == [[3, 1, 0], [1, 1, 0], [0, 0, 0]]
-    assert scoring.confusion_picture(matrix, ("a", "b", "c"), "t").startswith(b"\x89PNG")
+    assert scoring.confusion_picture(matrix, ("a", "b", "c"), "t").startswith(
+        b"\x89PNG"
+    )
 
 
 def test_of_equal_scores_the_first_is_chosen_and_both_ends_of_a_grid_are_edges(caplog):
     assert scoring.best_of([3.0, 7.0, 7.0, 1.0]) == 1
     task = SimpleNamespace(dataset=SimpleNamespace(name="dtd"))
     grid = [0.1, 1.0, 10.0]
-    edges = [scoring.warn_edge(task, SimpleNamespace(name="x"), "rate", v, grid) for v in grid]
+    edges = [
+        scoring.warn_edge(task, SimpleNamespace(name="x"), "rate", v, grid)
+        for v in grid
+    ]
     assert edges == [True, False, True]
     assert "0.1 is the smallest" in caplog.text and "10 is the largest" in caplog.text

@@ -13,7 +13,12 @@ import torch
 import torchvision
 from support.layouts import picture
 from support.timm_fixtures import put_in_hub
-from timm.data import create_dataset, create_loader, create_transform, resolve_data_config
+from timm.data import (
+    create_dataset,
+    create_loader,
+    create_transform,
+    resolve_data_config,
+)
 from torchmetrics.functional.classification import multiclass_accuracy
 from torchvision.transforms import v2
 
@@ -54,12 +59,19 @@ def info(name):
 def test_labels_of_a_and_r_are_timms_lists():
     for short in "ar":
         indices = list(map(int, info(f"imagenet_{short}_indices.txt").split()))
-        assert [class_list("imagenet")[i] for i in indices] == class_list(f"imagenet_{short}")
+        assert [class_list("imagenet")[i] for i in indices] == class_list(
+            f"imagenet_{short}"
+        )
 
 
-@pytest.mark.parametrize(("name", "classes", "images"), [
-    ("imagenet-a", 200, 200), ("imagenet-r", 200, 200), ("imagenet-sketch", 1000, 1000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "classes", "images"),
+    [
+        ("imagenet-a", 200, 200),
+        ("imagenet-r", 200, 200),
+        ("imagenet-sketch", 1000, 1000),
+    ],
+)
 def test_labels_are_places_in_imagenet(trees, name, classes, images):
     found = catalog.load(name, trees(name))
     assert [len(each) for _, each in found.items()] == [0, 0, images]
@@ -91,7 +103,9 @@ def test_real_goes_by_the_number_of_the_file(trees):
     found = catalog.load("imagenet-real", root)
     known = [n for n in (1, 2, 3, 293, 50000) if labels[n - 1]]
     numbers = [int(path[-13:-5]) for path in found.test.paths]
-    assert sorted(numbers) == known and numbers != known  # the folders are in another order
+    assert (
+        sorted(numbers) == known and numbers != known
+    )  # the folders are in another order
     for number, answers in zip(numbers, found.imagenet.answers, strict=True):
         assert list(answers) == labels[number - 1]
     (file, *_) = (root / "imagenet/val").rglob("*_00000001.JPEG")
@@ -99,7 +113,9 @@ def test_real_goes_by_the_number_of_the_file(trees):
         other = root / "imagenet/val" / name
         other.parent.mkdir(exist_ok=True)
         other.write_bytes(file.read_bytes())
-        with pytest.raises(BadInput, match=r"JPEG: no image of val, or a second copy of one"):
+        with pytest.raises(
+            BadInput, match=r"JPEG: no image of val, or a second copy of one"
+        ):
             catalog.load("imagenet-real", root)
         other.unlink()
 
@@ -110,7 +126,9 @@ def test_objectnets_list_is_in_ilsvrcs_order(trees):
     assert found.imagenet.ids == ((409, 530), (443,), (504,))
 
 
-def test_what_is_damaged_is_refused_in_one_line(trees, trunk, tmp_path, bad_input, capsys):
+def test_what_is_damaged_is_refused_in_one_line(
+    trees, trunk, tmp_path, bad_input, capsys
+):
     root = trees("imagenet-a")
     words = [str(trunk), "--data", str(root), "--out", str(tmp_path / "o")]
     words += ["--datasets", "imagenet-a"]
@@ -142,7 +160,9 @@ def random_set(seed):
     return logits, ids, label
 
 
-@pytest.mark.parametrize(("first", "sets"), [(0, 100), pytest.param(100, 900, marks=SLOW)])
+@pytest.mark.parametrize(
+    ("first", "sets"), [(0, 100), pytest.param(100, 900, marks=SLOW)]
+)
 def test_rules_are_numpys(first, sets):
     for seed in range(first, first + sets):
         logits, ids, label = random_set(seed)
@@ -172,7 +192,9 @@ def test_the_subset_rule_is_torchmetrics_on_the_restricted_logits():
     indices = list(map(int, info("imagenet_a_indices.txt").split()))
     logits, label = torch.randn(300, 1000, generator=draw), torch.arange(300) % 200
     logits[torch.arange(0, 300, 2), torch.tensor(indices)[label[::2]]] += 3
-    ruled = Ruled("subset", tuple(label.tolist()), InImageNet(tuple((i,) for i in indices)))
+    ruled = Ruled(
+        "subset", tuple(label.tolist()), InImageNet(tuple((i,) for i in indices))
+    )
     ranking = ruled.ranking(logits, 0)
     for k in (1, 5):
         ours = (ranking[:, :k] == label[:, None]).any(1).double().mean()
@@ -190,7 +212,9 @@ def keep_head(trunk, run, weight=None):
     bias = torch.randn(1000, generator=draw)
     head = KeptHead(drawn if weight is None else weight, bias, 2.0, "hold-out, twin")
     reads = Ood(kind="ood", protocol="ood", geometry=Geometry(**GEOMETRY))
-    bound = scoring.bound_to(checkpoint, "linear-grid-v1", reads, class_list("imagenet"), 0)
+    bound = scoring.bound_to(
+        checkpoint, "linear-grid-v1", reads, class_list("imagenet"), 0
+    )
     run.mkdir(parents=True, exist_ok=True)
     kept_heads.keep(run / "heads.safetensors", "linear/imagenet/x", head, bound)
     return checkpoint, head
@@ -198,7 +222,12 @@ def keep_head(trunk, run, weight=None):
 
 def recipe(tmp_path, **changes):
     file = tmp_path / "ood_mine.yaml"
-    about = {"kind": "ood", "protocol": "ood", "of": "linear-grid-v1", "geometry": GEOMETRY}
+    about = {
+        "kind": "ood",
+        "protocol": "ood",
+        "of": "linear-grid-v1",
+        "geometry": GEOMETRY,
+    }
     file.write_text(json.dumps({**about, **changes}))
     return str(file)
 
@@ -208,8 +237,12 @@ def features_of(checkpoint, images, trim=0, **how):
     pixels = []
     for opened in map(images.open, range(len(images))):
         inside = opened.crop((trim, trim, opened.width - trim, opened.height - trim))
-        pixels.append(to_input(Geometry(**GEOMETRY).transform()(inside), Pixels(RAW, UNIT)))
-    return forward_all([frozen], (255 * torch.stack(pixels)).round().to(torch.uint8), **how)[0]
+        pixels.append(
+            to_input(Geometry(**GEOMETRY).transform()(inside), Pixels(RAW, UNIT))
+        )
+    return forward_all(
+        [frozen], (255 * torch.stack(pixels)).round().to(torch.uint8), **how
+    )[0]
 
 
 @pytest.mark.parametrize("name", ["imagenet-a", "imagenet-real", "objectnet"])
@@ -237,10 +270,14 @@ def test_a_kept_head_answers(name, trees, trunk, tmp_path, capsys):
         assert main(["calibrate", str(out)]) == 0
         arrays = kept_scores.load(out / rows[0].facts["scores"])
         assert float(arrays["temperature"]) == 2  # of ImageNet's hold-out
-        columns = torch.tensor(Ruled("subset", found.test.labels, found.imagenet).columns)
+        columns = torch.tensor(
+            Ruled("subset", found.test.labels, found.imagenet).columns
+        )
         z = Ruled("subset", found.test.labels, found.imagenet).scores(logits).double()
         nll = torch.nn.functional.cross_entropy(z / 2, columns)
-        assert kept_scores.value(arrays, "nll_t")[0] == pytest.approx(float(nll), rel=1e-4)
+        assert kept_scores.value(arrays, "nll_t")[0] == pytest.approx(
+            float(nll), rel=1e-4
+        )
         assert main(["verify", str(out)]) == 0
     capsys.readouterr()
     assert main(["leaderboard", str(out), "--csv", str(tmp_path / "l.csv")]) == 0
@@ -251,10 +288,21 @@ def test_a_kept_head_answers(name, trees, trunk, tmp_path, capsys):
 def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, bad_input):
     root, checkpoint = trees("imagenet-a"), Checkpoint.load(trunk)
     draw = torch.Generator().manual_seed(5)
-    shapes = {"weight": (1000, 512), "bias": (1000,), "query": (8, 512), "value": (512, 512)}
-    head = KeptHead(**{k: 0.1 * torch.randn(shape, generator=draw) for k, shape in shapes.items()})
-    reads = Ood(kind="ood", protocol="ood", reads="tokens", geometry=Geometry(**GEOMETRY))
-    bound = scoring.bound_to(checkpoint, "attentive-v1", reads, class_list("imagenet"), 0)
+    shapes = {
+        "weight": (1000, 512),
+        "bias": (1000,),
+        "query": (8, 512),
+        "value": (512, 512),
+    }
+    head = KeptHead(
+        **{k: 0.1 * torch.randn(shape, generator=draw) for k, shape in shapes.items()}
+    )
+    reads = Ood(
+        kind="ood", protocol="ood", reads="tokens", geometry=Geometry(**GEOMETRY)
+    )
+    bound = scoring.bound_to(
+        checkpoint, "attentive-v1", reads, class_list("imagenet"), 0
+    )
     run = tmp_path / "runs" / "linear"
     run.mkdir(parents=True)
     kept_heads.keep(run / "heads.safetensors", "attentive/imagenet/x", head, bound)
@@ -268,12 +316,16 @@ def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, bad_input):
     tokens = features_of(checkpoint, found.test, tokens=True).flatten(1, 2)
     values = tokens @ head.value.T
     weights = (tokens @ head.query.T).softmax(1)  # (n, T, Q)
-    slices = [weights[:, :, j][:, None] @ values[:, :, 64 * j : 64 * j + 64] for j in range(8)]
+    slices = [
+        weights[:, :, j][:, None] @ values[:, :, 64 * j : 64 * j + 64] for j in range(8)
+    ]
     logits = torch.cat(slices, 2)[:, 0] @ head.weight.T + head.bias
     rows = [r for r in store.read_file(out / "results.jsonl") if r.metric == "top1"]
     assert {r.protocol for r in rows} == {"attentive-v1-subset", "attentive-v1-all"}
     for row in rows:
-        ruled = Ruled(row.protocol.rpartition("-")[2], found.test.labels, found.imagenet)
+        ruled = Ruled(
+            row.protocol.rpartition("-")[2], found.test.labels, found.imagenet
+        )
         hits = ruled.ranking(logits, 0)[:, 0] == torch.tensor(found.test.labels)
         assert row.provenance["right"]["top1"] == int(hits.sum())
         predicted = np.load(out / row.facts["predictions"])["prediction"]
@@ -282,7 +334,9 @@ def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, bad_input):
     assert main(["verify", str(out)]) == 0
 
 
-def test_a_run_goes_on_with_its_own_heads_alone(trees, trunk, tmp_path, bad_input, capsys):
+def test_a_run_goes_on_with_its_own_heads_alone(
+    trees, trunk, tmp_path, bad_input, capsys
+):
     root, out = trees("imagenet-a"), tmp_path / "runs" / "ood"
     _, head = keep_head(trunk, tmp_path / "runs" / "linear")
     line = (trunk, "imagenet-a", root, out, recipe(tmp_path))
@@ -297,7 +351,9 @@ def test_a_run_goes_on_with_its_own_heads_alone(trees, trunk, tmp_path, bad_inpu
     kept = subset.read_bytes()
     subset.write_bytes(of_all.read_bytes())
     assert main(["calibrate", str(out)]) == 0
-    rows = [r for r in store.read_file(out / "results.jsonl") if r.task == "calibration"]
+    rows = [
+        r for r in store.read_file(out / "results.jsonl") if r.task == "calibration"
+    ]
     assert {r.protocol for r in rows} == {"linear-grid-v1-all"}
     of_all.write_bytes(kept)
     assert main(["verify", str(out)]) == EXIT_FAILED
@@ -310,7 +366,10 @@ def test_of_two_heads_that_fit_none_is_taken(trees, trunk, tmp_path, bad_input):
         keep_head(trunk, tmp_path / "runs" / str(n), torch.full((1000, 512), 0.1 * n))
     line = (trunk, "imagenet-a", root, tmp_path / "runs" / "o", recipe(tmp_path))
     bad_input(ood(*line), "2 heads fit")
-    for name, change in (("geometry", "geometry.crop=16"), ("precision", "precision=bf16")):
+    for name, change in (
+        ("geometry", "geometry.crop=16"),
+        ("precision", "precision=bf16"),
+    ):
         bad_input(ood(*line, change), f"has another {name}; needed")
 
 
@@ -341,13 +400,16 @@ def hub(tmp_path, monkeypatch):
     return put
 
 
-@pytest.mark.parametrize("name", [
-    "resnet18.tv_in1k",  # a ResNet, a trunk here under its own name
-    "deit_tiny_distilled_patch16_224.fb_in1k",  # the mean of two heads
-    "convnextv2_nano.fcmae_ft_in22k_in1k_384",  # squash, and a head with a norm
-    "mobilenetv1_100.ra4_e3600_r224_in1k",  # a larger size for tests
-    "test_convnext.r160_in1k",  # a ConvNeXt
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18.tv_in1k",  # a ResNet, a trunk here under its own name
+        "deit_tiny_distilled_patch16_224.fb_in1k",  # the mean of two heads
+        "convnextv2_nano.fcmae_ft_in22k_in1k_384",  # squash, and a head with a norm
+        "mobilenetv1_100.ra4_e3600_r224_in1k",  # a larger size for tests
+        "test_convnext.r160_in1k",  # a ConvNeXt
+    ],
+)
 def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
     model, root = hub(name), trees("imagenet-real")
     # The door keeps the head in a checkpoint of ours, as `evaluate` does
@@ -365,9 +427,13 @@ def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
     images = catalog.load("imagenet-real", root).test
     transform = create_transform(**config, is_training=False)
     with torch.no_grad():
-        theirs = model(torch.stack([transform(images.open(i)) for i in range(len(images))]))
+        theirs = model(
+            torch.stack([transform(images.open(i)) for i in range(len(images))])
+        )
     (rows,) = [np.load(f) for f in (tmp_path / "cache").rglob("*.npy")]
-    np.testing.assert_allclose(rows, theirs.numpy(), atol=1e-6 * float(theirs.abs().max()) + 1e-6)
+    np.testing.assert_allclose(
+        rows, theirs.numpy(), atol=1e-6 * float(theirs.abs().max()) + 1e-6
+    )
     assert top1.column == "ood/imagenet-real/top1@own-any"
     assert checkpoint.pixels == Pixels(tuple(config["mean"]), tuple(config["std"]))
 
@@ -391,7 +457,9 @@ def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatc
     cut = v2.Compose([v2.Resize(256), v2.CenterCrop(224), v2.PILToTensor()])
     images = catalog.load("imagenet-real", root).test
     pixels = torch.stack([cut(images.open(i)) for i in range(len(images))]) / 255
-    mean, std = (torch.tensor(each)[:, None, None] for each in (Pixels().mean, Pixels().std))
+    mean, std = (
+        torch.tensor(each)[:, None, None] for each in (Pixels().mean, Pixels().std)
+    )
     with torch.no_grad():
         theirs = model((pixels - mean) / std)
     (rows,) = [np.load(f) for f in Path("cache").rglob("*.npy")]
@@ -402,9 +470,15 @@ def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatc
     assert said.items() <= top1.provenance["own_geometry"].items()
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param("imagenet-v2-matched", marks=SLOW), "imagenet-a", "imagenet-r", "imagenet-sketch",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("imagenet-v2-matched", marks=SLOW),
+        "imagenet-a",
+        "imagenet-r",
+        "imagenet-sketch",
+    ],
+)
 def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeypatch):
     """Eight images of each set as timm's validate.py reads them; half have the model's answer."""
     model, root = hub("test_resnet.r160_in1k"), trees(name)
@@ -419,8 +493,15 @@ def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeyp
     keys = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
     about = {key: config[key] for key in keys}
     dataset = create_dataset("", root=str(tmp_path / "folders"))
-    loader = create_loader(dataset, batch_size=3, use_prefetcher=False, num_workers=0,
-                           pin_memory=False, device=torch.device("cpu"), **about)  # fmt: skip
+    loader = create_loader(
+        dataset,
+        batch_size=3,
+        use_prefetcher=False,
+        num_workers=0,
+        pin_memory=False,
+        device=torch.device("cpu"),
+        **about,
+    )
     with torch.no_grad():
         logits = torch.cat([model(images) for images, _ in loader])
     by_file = dict(zip(dataset.filenames(basename=True), logits, strict=True))
@@ -428,7 +509,9 @@ def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeyp
     answers = theirs[:, [ids[0] for ids in whole.imagenet.ids]].argmax(1)
     labels = (answers + torch.arange(8) % 2) % len(whole.imagenet.ids)
     test = dataclasses.replace(whole.test, paths=paths, labels=tuple(labels.tolist()))
-    monkeypatch.setattr(catalog, "load", lambda *_, **__: dataclasses.replace(whole, test=test))
+    monkeypatch.setattr(
+        catalog, "load", lambda *_, **__: dataclasses.replace(whole, test=test)
+    )
     rule = "subset" if len(whole.imagenet.ids) == 200 else "all"
     how = ("ood_own", f"rule={rule}")
     assert ood("timm:test_resnet.r160_in1k", name, root, tmp_path / "o", *how) == 0
@@ -437,12 +520,19 @@ def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeyp
     (top1, _) = store.read_file(tmp_path / "o" / "results.jsonl")
     assert top1.provenance["right"]["top1"] == 4 and len(theirs.unique(dim=0)) == 8
     # A head in another order of classes has another count; other pixels are refused
-    own, file = importing.read("timm:test_resnet.r160_in1k"), str(tmp_path / "own.safetensors")
-    own.replace(heads={key: tensor.roll(7, 0) for key, tensor in own.heads.items()}).save(file)
+    own, file = (
+        importing.read("timm:test_resnet.r160_in1k"),
+        str(tmp_path / "own.safetensors"),
+    )
+    own.replace(
+        heads={key: tensor.roll(7, 0) for key, tensor in own.heads.items()}
+    ).save(file)
     assert ood(file, name, root, tmp_path / "rolled", *how) == 0
     (top1, _) = store.read_file(tmp_path / "rolled" / "results.jsonl")
     assert top1.provenance["right"]["top1"] != 4
-    with pytest.raises(BadInput, match=r"has other pixels than timm's test_resnet\.r160_in1k"):
+    with pytest.raises(
+        BadInput, match=r"has other pixels than timm's test_resnet\.r160_in1k"
+    ):
         timm_classifier.classifier(own.replace(pixels=Pixels((0.5,) * 3)))
 
 
@@ -456,13 +546,24 @@ def test_a_head_that_is_not_imagenets_is_refused(hub, trees, tmp_path, bad_input
 
 
 @SLOW
-def test_reproduce_holds_cached_models_to_timms_counts(hub, trees, tmp_path, bad_input, capsys):
+def test_reproduce_holds_cached_models_to_timms_counts(
+    hub, trees, tmp_path, bad_input, capsys
+):
     """`reproduce timm-a` measures what lies in the Hub's cache, and its bundle holds together."""
     root = trees("imagenet-a")
-    words = ["reproduce", "timm-a", "--data", str(root), "--out", str(tmp_path / "runs")]
+    words = [
+        "reproduce",
+        "timm-a",
+        "--data",
+        str(root),
+        "--out",
+        str(tmp_path / "runs"),
+    ]
     bad_input(main(words), "cache on this machine holds none")
     hub("resnet18.tv_in1k")
-    bad_input(main([*words, "--models", "resnet18.tv_in1"]), "did you mean 'resnet18.tv_in1k'")
+    bad_input(
+        main([*words, "--models", "resnet18.tv_in1"]), "did you mean 'resnet18.tv_in1k'"
+    )
     assert main([*words]) == 0
     table = (tmp_path / "runs/reproduce/timm-a.md").read_text()
     assert "1 printed numbers: 1 unlike." in table

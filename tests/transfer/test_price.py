@@ -19,8 +19,19 @@ from pretrain.train import what_decides
 TINY = {"resize": 32, "crop": 32}
 SGD = {"kind": "sgd", "protocol": "sgd-test-v1", "lr": [0.1, 1.0], "augment": None}
 SGD |= {"batch_size": 16, "length": {"default": {"iterations": 30}}, "geometry": TINY}
-KNN = {"kind": "knn", "protocol": "knn-test-v1", "k": [5, 20], "feature_batch": 8, "geometry": TINY}
-TUNED = {"kind": "finetune", "protocol": "tuned-test-v1", "head_lr": [0.03, 0.1], "batch_size": 4}
+KNN = {
+    "kind": "knn",
+    "protocol": "knn-test-v1",
+    "k": [5, 20],
+    "feature_batch": 8,
+    "geometry": TINY,
+}
+TUNED = {
+    "kind": "finetune",
+    "protocol": "tuned-test-v1",
+    "head_lr": [0.03, 0.1],
+    "batch_size": 4,
+}
 TUNED |= {"augment": {"size": 32}, "geometry": TINY}
 TUNED["parts"] = {"100": {"length": {"iterations": 3}}}
 
@@ -56,14 +67,18 @@ def says(tiny_root, trunk, tmp_path, caplog):
 
 def test_a_probe_says_its_plan_and_its_price(says, timed_at_once):
     said = says("linear", "TRUNK", "--datasets", "digits", "--protocol", "sgd-test-v1")
-    plan = next(i for i, line in enumerate(said) if line.startswith("linear on digits: "))
+    plan = next(
+        i for i, line in enumerate(said) if line.startswith("linear on digits: ")
+    )
     about = r"linear on digits: sgd-test-v1 \(best of 2 learning rates by val, 16 images a step\)"
     steps = r" 1 checkpoint; 60 steps, [\d,]+ images"
     assert re.fullmatch(f"{about};{steps}", said[plan])
     # Both trainings are one price: 60 steps less those that were timed
     priced = [line for line in said[plan + 1 :] if "more steps" in line]
     (line,) = priced
-    left = re.match(r"about \d+ minutes? here for (\d+) more steps, at [\d.e+]+ a second; ", line)
+    left = re.match(
+        r"about \d+ minutes? here for (\d+) more steps, at [\d.e+]+ a second; ", line
+    )
     assert left and 50 < int(left[1]) < 60 and "`--protocol fewshot`" in line
 
 
@@ -82,20 +97,33 @@ def test_a_short_run_has_a_plan_and_no_price(says):
     assert not any(line.startswith("about") for line in said)
 
 
-@pytest.mark.parametrize(("words", "plan", "cheaper"), [
-    ("finetune TRUNK --dataset digits --protocol tuned-test-v1",
-     r"finetune on digits: tuned-test-v1 \(all layers, 3 trainings, 4 images a step\);.*; 9 steps",
-     "linear --protocol logreg"),
-    ("analyze TRUNK --dataset digits --recipe analyze_tiny",
-     r"analyze on digits: analyze_tiny \(\d+ views of each image\); 1 checkpoint; \d+ images",
-     "--augmentations"),
-    ("pretrain demo_simclr epochs=4",
-     r"pretrain .*: 4 epochs, \d+ images a step; \d+ steps", "--fast"),
-    ("detect --checkpoint TRUNK --config-file tiny_faster_rcnn_R_18_FPN"
-     " SOLVER.MAX_ITER 4 SOLVER.STEPS (3,)",
-     r"faster_rcnn by \w+: \d+ images to train on, \d+ a step; 4 iterations, \d+ images",
-     "SOLVER.MAX_ITER"),
-], ids=["finetune", "analyze", "pretrain", "detect"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "plan", "cheaper"),
+    [
+        (
+            "finetune TRUNK --dataset digits --protocol tuned-test-v1",
+            r"finetune on digits: tuned-test-v1 \(all layers, 3 trainings, 4 images a step\);.*; 9 steps",
+            "linear --protocol logreg",
+        ),
+        (
+            "analyze TRUNK --dataset digits --recipe analyze_tiny",
+            r"analyze on digits: analyze_tiny \(\d+ views of each image\); 1 checkpoint; \d+ images",
+            "--augmentations",
+        ),
+        (
+            "pretrain demo_simclr epochs=4",
+            r"pretrain .*: 4 epochs, \d+ images a step; \d+ steps",
+            "--fast",
+        ),
+        (
+            "detect --checkpoint TRUNK --config-file tiny_faster_rcnn_R_18_FPN"
+            " SOLVER.MAX_ITER 4 SOLVER.STEPS (3,)",
+            r"faster_rcnn by \w+: \d+ images to train on, \d+ a step; 4 iterations, \d+ images",
+            "SOLVER.MAX_ITER",
+        ),
+    ],
+    ids=["finetune", "analyze", "pretrain", "detect"],
+)
 @pytest.mark.usefixtures("timed_at_once")
 def test_every_verb_says_its_plan_and_its_price(says, words, plan, cheaper):
     said = says(*words.split())
@@ -109,11 +137,14 @@ def test_a_price_is_spelled_for_people():
     assert price.spelled(899 * 3600) == "899 hours"
 
 
-@pytest.mark.parametrize(("verb", "default", "listed", "others"), [
-    ("linear", "lorac", {"lorac", "knn", "logreg", "fewshot"}, "finetune"),
-    ("finetune", "finetune", {"finetune", "finetune_vit"}, "semisup"),
-    ("semisup", "semisup", {"semisup", "semisup_demo"}, "finetune"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("verb", "default", "listed", "others"),
+    [
+        ("linear", "lorac", {"lorac", "knn", "logreg", "fewshot"}, "finetune"),
+        ("finetune", "finetune", {"finetune", "finetune_vit"}, "semisup"),
+        ("semisup", "semisup", {"semisup", "semisup_demo"}, "finetune"),
+    ],
+)
 def test_the_protocols_are_listed(capsys, verb, default, listed, others):
     with pytest.raises(SystemExit) as ended:
         cli.main([verb, "--protocol", "list"])
@@ -130,12 +161,20 @@ def test_the_protocols_are_listed(capsys, verb, default, listed, others):
 def test_a_recipe_says_its_probe_and_of_others_the_method_tells():
     jcl = {"method": {"name": "jcl"}, "data": {"dataset": "imagenet100"}}
     assert own_probe.of_recipe(jcl, "imagenet100") == "imagenet100_jcl"
-    assert own_probe.of_recipe({**jcl, "probe": {"imagenet100": "mine"}}, "imagenet100") == "mine"
+    assert (
+        own_probe.of_recipe({**jcl, "probe": {"imagenet100": "mine"}}, "imagenet100")
+        == "mine"
+    )
     assert own_probe.of_checkpoint("x", "moco", {}, "imagenet") == "imagenet_moco"
     assert own_probe.of_checkpoint("x", "lorac", {}, "imagenet") == "imagenet_lorac"
     assert own_probe.of_checkpoint("x", "unknown", {}, "imagenet") == "imagenet_grid"
-    assert own_probe.of_checkpoint("x", "moco", {"recipe": jcl}, "imagenet100") == "imagenet100_jcl"
-    with pytest.raises(BadInput, match="x: neither its recipe nor its method 'moco' has a probe"):
+    assert (
+        own_probe.of_checkpoint("x", "moco", {"recipe": jcl}, "imagenet100")
+        == "imagenet100_jcl"
+    )
+    with pytest.raises(
+        BadInput, match="x: neither its recipe nor its method 'moco' has a probe"
+    ):
         own_probe.of_checkpoint("x", "moco", {}, "cars")
 
 
@@ -144,14 +183,24 @@ def own(trunk, path, protocol, name):
     known = Checkpoint.load(trunk)
     recipe = {"probe": {"classes": protocol}, "data": {"dataset": "imagenet"}}
     about = {"trained_on": ["stl10:test"]} if name == "second" else {}
-    state = {key: value + 0.01 if value.is_floating_point() else value
-             for key, value in known.state_dict.items()} if name == "second" else known.state_dict  # fmt: skip
-    changed = known.replace(state_dict=state, provenance={"name": name, "recipe": recipe, **about})
+    state = (
+        {
+            key: value + 0.01 if value.is_floating_point() else value
+            for key, value in known.state_dict.items()
+        }
+        if name == "second"
+        else known.state_dict
+    )
+    changed = known.replace(
+        state_dict=state, provenance={"name": name, "recipe": recipe, **about}
+    )
     changed.save(path)
     return path
 
 
-def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, monkeypatch, capsys):
+def test_one_command_measures_each_by_its_own(
+    trees, trunk, tmp_path, monkeypatch, capsys
+):
     root = trees("classes")
     shipped = shutil.copytree(config.configs_dir(), tmp_path / "configs")
     monkeypatch.setattr(config, "configs_dir", lambda: shipped)
@@ -177,7 +226,9 @@ def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, monkeypatc
         # What a file says of its images goes before its recipe
         seen = ["imagenet"] if row.name == "first" else ["stl10:test"]
         assert row.provenance["trained_on"] == seen
-    assert main(command) == 0 and len(store.read(out)[0]) == len(rows), "the same run continued"
+    assert main(command) == 0 and len(store.read(out)[0]) == len(rows), (
+        "the same run continued"
+    )
     slow.write_text(slow.read_text().replace("0.1", "0.2"))
     assert main(command) == 2 and "recipe" in capsys.readouterr().err
 

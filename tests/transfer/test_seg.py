@@ -30,7 +30,9 @@ ONE = Machine(torch.device("cpu"), 0, 1, 0)
 DEMO = load_protocol("seg_demo", PROTOCOLS)
 
 
-@pytest.mark.parametrize(("average", "dropout"), [("all", 0.0), ("labelled", 0.0), ("all", 0.3)])
+@pytest.mark.parametrize(
+    ("average", "dropout"), [("all", 0.0), ("labelled", 0.0), ("all", 0.3)]
+)
 def test_each_head_is_what_torchs_modules_train_alone(average, dropout):
     """Rates in one pass against nn.BatchNorm2d, nn.Conv2d, cross_entropy and AdamW, one by one."""
     p = dataclasses.replace(DEMO, lr=(1e-3, 1e-2), average=average, dropout=dropout)
@@ -57,17 +59,31 @@ def test_each_head_is_what_torchs_modules_train_alone(average, dropout):
         for step, (maps, labels) in enumerate(batches):
             optimizer.param_groups[0]["lr"] = lr * p.schedule.factor(step, 30, 1.0)
             x = maps.permute(0, 3, 1, 2) * (kept[step] if dropout else 1)
-            large = F.interpolate(alone(x), (12, 12), mode="bilinear", align_corners=False)
-            pixels = labels.numel() if average == "all" else int((labels != IGNORED).sum())
-            loss = F.cross_entropy(large, labels, ignore_index=IGNORED, reduction="sum") / pixels
+            large = F.interpolate(
+                alone(x), (12, 12), mode="bilinear", align_corners=False
+            )
+            pixels = (
+                labels.numel() if average == "all" else int((labels != IGNORED).sum())
+            )
+            loss = (
+                F.cross_entropy(large, labels, ignore_index=IGNORED, reduction="sum")
+                / pixels
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         norm, convolution = alone
-        theirs = (convolution.weight[:, :, 0, 0], convolution.bias, norm.weight, norm.bias)
+        theirs = (
+            convolution.weight[:, :, 0, 0],
+            convolution.bias,
+            norm.weight,
+            norm.bias,
+        )
         for mine, wanted in zip(ours.heads[index].values(), theirs, strict=True):
             torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-5)
-        torch.testing.assert_close(ours.norm.running_var, norm.running_var, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            ours.norm.running_var, norm.running_var, rtol=0, atol=1e-5
+        )
 
 
 def test_a_map_is_scored_alone_as_among_others():
@@ -82,7 +98,9 @@ def test_the_rates_follow_dinov3s_schedule():
     p, total = load_protocol("seg_linear", PROTOCOLS).schedule, 40000
     assert p.factor(0, total, 1.0) == pytest.approx(1e-6)
     assert p.factor(750, total, 1.0) == pytest.approx(0.5 * (1 - 750 / 40000), rel=1e-5)
-    assert p.factor(1500, total, 1.0) == pytest.approx(0.5 * (1 + np.cos(np.pi * 1501 / 40000)))
+    assert p.factor(1500, total, 1.0) == pytest.approx(
+        0.5 * (1 + np.cos(np.pi * 1501 / 40000))
+    )
     assert p.factor(39999, total, 1.0) == pytest.approx(0)
 
 
@@ -100,14 +118,17 @@ def test_dilation_adds_places_and_changes_none(arch, stride):
     torch.testing.assert_close(after[:, ::more, ::more], before, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("length", "expected"), [
-    (400, [0]),
-    (512, [0]),
-    (513, [0, 1]),
-    (853, [0, 341]),
-    (854, [0, 341, 342]),
-    (2217, [0, 341, 682, 1023, 1364, 1705]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (400, [0]),
+        (512, [0]),
+        (513, [0, 1]),
+        (853, [0, 341]),
+        (854, [0, 341, 342]),
+        (2217, [0, 341, 682, 1023, 1364, 1705]),
+    ],
+)
 def test_windows_begin_where_a_hand_puts_them(length, expected):
     assert starts(length, 512, 341) == expected
 
@@ -115,7 +136,9 @@ def test_windows_begin_where_a_hand_puts_them(length, expected):
 @pytest.mark.parametrize(("height", "width"), [(17, 300), (64, 64), (40, 9)])
 def test_logits_in_strips_have_the_best_classes_of_whole_ones(height, width):
     logits = torch.randn(7, 20, 30, generator=torch.Generator().manual_seed(height))
-    whole = F.interpolate(logits[None], (height, width), mode="bilinear", align_corners=False)[0]
+    whole = F.interpolate(
+        logits[None], (height, width), mode="bilinear", align_corners=False
+    )[0]
     best = best_classes(logits, height, width).long()
     picked = whole.gather(0, best[None])[0]
     torch.testing.assert_close(picked, whole.max(0).values, rtol=0, atol=1e-5)
@@ -148,8 +171,15 @@ def test_a_crop_and_its_labels_stay_together_and_repeat(tmp_path, monkeypatch):
         image, labels, inside = items[key]
         again = items[key]
         assert all(torch.equal(a, b) for a, b in zip((image, labels, inside), again))
-        assert (labels[~inside[0]] == IGNORED).all() and (image[:, ~inside[0]] == 0).all()
-        assert set(labels.unique().tolist()) <= {0, 1, 2, IGNORED}  # never a mean of two
+        assert (labels[~inside[0]] == IGNORED).all() and (
+            image[:, ~inside[0]] == 0
+        ).all()
+        assert set(labels.unique().tolist()) <= {
+            0,
+            1,
+            2,
+            IGNORED,
+        }  # never a mean of two
         agree = (image[0] == labels) | (labels == IGNORED)
         assert agree[inside[0]].float().mean() > 0.7
         padded += int((~inside).any())
@@ -178,7 +208,9 @@ def test_a_trunk_that_knows_the_label_scores_100(tmp_path, monkeypatch):
     for index in range(3):
         picture, labels = images.pair(index)
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-        logits = windows._logits(heads, 0, heads.normalised(windows._maps(pixels)[0]), 96, 128)
+        logits = windows._logits(
+            heads, 0, heads.normalised(windows._maps(pixels)[0]), 96, 128
+        )
         # The middles of the blocks: between two middles interpolation mixes two labels
         best = best_classes(logits, 96, 128).numpy()[8::16, 8::16]
         counts = dense_counts.count(best, labels[8::16, 8::16], 3)
@@ -190,7 +222,9 @@ def test_the_pictures_of_one_of_two_ranks_are_of_its_own_images(tmp_path, monkey
     heads, images = DenseHeads(DEMO, 3, 3, seed=0, machine=ONE), blocks(tmp_path, 6)
     about = {"dataset": SimpleNamespace(name="x"), "splits": {"test": images}}
     task = SimpleNamespace(protocol=DEMO, run=tmp_path, **about)
-    windows = probe_seg.Windows(task, [None], [heads], Machine(ONE.device, 0, 2, 0), None)
+    windows = probe_seg.Windows(
+        task, [None], [heads], Machine(ONE.device, 0, 2, 0), None
+    )
     ((counts,),), (shown,) = windows.count("test", [[0]])
     assert list(shown) == [0, 2, 4] == np.flatnonzero(counts.any((1, 2))).tolist()
     for index, best in shown.items():
@@ -202,9 +236,13 @@ def test_scores_are_sklearns_on_1000_random_maps():
     draw = np.random.default_rng(0)
     for _ in range(1000):
         classes = int(draw.integers(2, 8))
-        there = int(draw.integers(1, classes + 1))  # of the classes some are in no label
+        there = int(
+            draw.integers(1, classes + 1)
+        )  # of the classes some are in no label
         label = draw.integers(0, there, (5, 9))
-        prediction = np.where(draw.random((5, 9)) < 0.6, label, draw.integers(0, classes, (5, 9)))
+        prediction = np.where(
+            draw.random((5, 9)) < 0.6, label, draw.integers(0, classes, (5, 9))
+        )
         label = np.where(draw.random((5, 9)) < 0.2, IGNORED, label)
         known = label != IGNORED
         counts = dense_counts.count(prediction, label, classes)
@@ -217,8 +255,12 @@ def test_scores_are_sklearns_on_1000_random_maps():
 
 
 def test_the_mean_is_over_classes_of_all_images_and_not_per_image():
-    counts = np.array([[[4, 0], [4, 0], [4, 0]], [[0, 1], [3, 1], [0, 4]]])  # (image, 3, class)
-    assert dense_counts.scores(*counts.sum(0))["miou"] == pytest.approx((4 / 7 + 1 / 4) / 2)
+    counts = np.array(
+        [[[4, 0], [4, 0], [4, 0]], [[0, 1], [3, 1], [0, 4]]]
+    )  # (image, 3, class)
+    assert dense_counts.scores(*counts.sum(0))["miou"] == pytest.approx(
+        (4 / 7 + 1 / 4) / 2
+    )
 
 
 def command(made, out, *more, protocol="seg_demo"):
@@ -226,7 +268,16 @@ def command(made, out, *more, protocol="seg_demo"):
     files = list(map(str, trunks))
     words = ["--datasets", "scenes", "--protocol", protocol]
     words += ["length.default.iterations=6", "dropout=0.2"]
-    where = ["--data", str(root), "--out", str(out), "--workers", "0", "--accelerator", "cpu"]
+    where = [
+        "--data",
+        str(root),
+        "--out",
+        str(out),
+        "--workers",
+        "0",
+        "--accelerator",
+        "cpu",
+    ]
     return main(["linear", *files, *words, *more, *where])
 
 
@@ -243,7 +294,10 @@ def test_the_rate_is_chosen_on_the_held_out_part(made, tmp_path, monkeypatch):
 
 
 def numbers(out):
-    return {(r.checkpoint, r.metric): (r.value, r.ci95, r.chosen) for r in store.read(out)[0]}
+    return {
+        (r.checkpoint, r.metric): (r.value, r.ci95, r.chosen)
+        for r in store.read(out)[0]
+    }
 
 
 @pytest.mark.usefixtures("dense_rows")
@@ -252,19 +306,27 @@ def test_the_command_leaves_numbers_that_follow_from_its_counts(whole, tmp_path)
     (main_column,) = board.main_columns()
     assert main_column.name.startswith("segmentation/scenes/miou@seg-demo-v1")
     pairs = compare_rows(board)
-    assert {"resamples" in pair.difference.paired for pair in pairs} == {True} and len(pairs) == 3
+    assert {"resamples" in pair.difference.paired for pair in pairs} == {True} and len(
+        pairs
+    ) == 3
     page = tmp_path / "page.html"
-    assert main(["leaderboard", str(whole), "--html", str(page), "--latex", str(tmp_path)]) == 0
+    assert (
+        main(["leaderboard", str(whole), "--html", str(page), "--latex", str(tmp_path)])
+        == 0
+    )
     assert "Segmentation of random0" in page.read_text()
     assert "segmentation" in (tmp_path / "board.tex").read_text().lower()
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"intersection": 5}, "more pixels are right"),
-    ({"predicted": 5}, "other numbers of pixels"),
-    ({"both": 5}, "its counts of pixels give"),
-    ({"images": 1}, "its list has"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"intersection": 5}, "more pixels are right"),
+        ({"predicted": 5}, "other numbers of pixels"),
+        ({"both": 5}, "its counts of pixels give"),
+        ({"images": 1}, "its list has"),
+    ],
+)
 def test_forged_counts_do_not_pass(whole, tmp_path, change, says, caplog):
     out = tmp_path / "forged"
     shutil.copytree(whole, out)
@@ -273,7 +335,9 @@ def test_forged_counts_do_not_pass(whole, tmp_path, change, says, caplog):
     arrays = dict(np.load(file))
     if "images" in change:
         arrays |= {name: arrays[name][:-1] for name in dense_counts.NAMES}
-    for name in {"both": ("predicted", "labelled")}.get(next(iter(change)), tuple(change)):
+    for name in {"both": ("predicted", "labelled")}.get(
+        next(iter(change)), tuple(change)
+    ):
         if name in arrays:
             arrays[name][0, 0] += 10**6
     np.savez(file, **arrays)
@@ -293,11 +357,14 @@ def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decod
     assert numbers(out) == numbers(whole)
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["geometry.resize=60"], "resize"),
-    (["stride=100"], "stride at most"),
-    (["optimizer=sgd"], "optimizer: adamw"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["geometry.resize=60"], "resize"),
+        (["stride=100"], "stride at most"),
+        (["optimizer=sgd"], "optimizer: adamw"),
+    ],
+)
 def test_what_does_not_fit_is_refused_unread(made, tmp_path, bad_input, words, says):
     bad_input(command(made, tmp_path / "run", *words), says)
     assert not (tmp_path / "run").exists()
@@ -305,10 +372,17 @@ def test_what_does_not_fit_is_refused_unread(made, tmp_path, bad_input, words, s
 
 def test_evaluate_measures_it_beside_other_tasks(made, tmp_path):
     root, trunks = made
-    words = ["evaluate", str(trunks[0]), "segmentation/scenes@seg_demo length.default.iterations=2"]
+    words = [
+        "evaluate",
+        str(trunks[0]),
+        "segmentation/scenes@seg_demo length.default.iterations=2",
+    ]
     words += ["--data", str(root), "--out", str(tmp_path / "runs"), "--workers", "0"]
     assert main(words) == 0
-    assert "segmentation/scenes/miou" in (tmp_path / "runs" / "leaderboard.csv").read_text()
+    assert (
+        "segmentation/scenes/miou"
+        in (tmp_path / "runs" / "leaderboard.csv").read_text()
+    )
 
 
 def test_one_rate_trains_on_all_of_train(made, tmp_path):
@@ -317,4 +391,8 @@ def test_one_rate_trains_on_all_of_train(made, tmp_path):
     assert command(made, tmp_path / "run", *words, protocol="seg_dinov3") == 0
     (chosen,) = {json.dumps(r.chosen) for r in store.read(tmp_path / "run")[0]}
     chosen = json.loads(chosen)
-    assert (chosen["lr"], chosen["on"], chosen["trained_on"]) == (0.001, None, "train+val")
+    assert (chosen["lr"], chosen["on"], chosen["trained_on"]) == (
+        0.001,
+        None,
+        "train+val",
+    )

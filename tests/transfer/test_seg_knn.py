@@ -61,7 +61,11 @@ def by_hand(bank, labels, queries, k, by):
         near = [usable[i] for i in np.argsort(distances)[:k]]
         for pixel in range(labels.shape[1]):
             said = Counter(own[pixel] for _, own, _ in near if own[pixel] != IGNORED)
-            best = min(said, key=lambda label: (-said[label], label)) if said else near[0][2]
+            best = (
+                min(said, key=lambda label: (-said[label], label))
+                if said
+                else near[0][2]
+            )
             out[row, pixel] = best
     return out
 
@@ -83,7 +87,9 @@ def test_every_pixel_is_as_a_loop_has_it(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(probe_seg_knn, "PIECE", 60)
     draw = np.random.default_rng(seed)
     height, width, dim = grid = (2, 4, 5)
-    features = [torch.tensor(draw.normal(2, 3, (n, 40)), dtype=torch.float32) for n in (7, 3, 4)]
+    features = [
+        torch.tensor(draw.normal(2, 3, (n, 40)), dtype=torch.float32) for n in (7, 3, 4)
+    ]
     features[0][:, ::5] = 7.0  # a number that never changes
     maps = [draw.integers(0, 3, (n, 8, 8), dtype=np.uint8) for n in (7, 3, 4)]
     for each in maps:
@@ -91,12 +97,20 @@ def test_every_pixel_is_as_a_loop_has_it(tmp_path, monkeypatch, seed):
         each[:, :4, :2] = IGNORED
     one = seen(tmp_path, grid, features[0])
     scaler = StandardScaler().fit(features[0].reshape(-1, dim).double().numpy())
-    train, val, test = (scaler.transform(f.reshape(-1, dim).double().numpy()) for f in features)
+    train, val, test = (
+        scaler.transform(f.reshape(-1, dim).double().numpy()) for f in features
+    )
     all_maps = np.concatenate(maps[:2])
-    for parts, bank, labels in ((1, train, maps[0]), (2, np.concatenate((train, val)), all_maps)):
+    for parts, bank, labels in (
+        (1, train, maps[0]),
+        (2, np.concatenate((train, val)), all_maps),
+    ):
         one.learn(features[:parts], torch.tensor(labels))
         counted, shown = one.count(features[2], torch.tensor(maps[2]), WAYS)
-        patches, truth = cut(labels, height, width), cut(maps[2], height, width).reshape(4, -1)
+        patches, truth = (
+            cut(labels, height, width),
+            cut(maps[2], height, width).reshape(4, -1),
+        )
         for counts, (k, by) in zip(counted, WAYS):
             expected = by_hand(bank, patches, test, k, by).reshape(4, -1)
             assert set(expected.ravel()) <= {0, 1, 2}
@@ -105,23 +119,38 @@ def test_every_pixel_is_as_a_loop_has_it(tmp_path, monkeypatch, seed):
                 np.testing.assert_array_equal(counts[image], again)
         first = by_hand(bank, patches, test, *WAYS[0]).reshape(4, -1)
         for image, best in shown.items():
-            np.testing.assert_array_equal(cut(best[None], height, width).ravel(), first[image])
+            np.testing.assert_array_equal(
+                cut(best[None], height, width).ravel(), first[image]
+            )
         assert len(shown) == 4
 
 
 def test_both_distances_are_sklearns():
     draw = torch.Generator().manual_seed(0)
-    bank, queries = torch.randn(200, 6, generator=draw) * 3, torch.randn(40, 6, generator=draw)
+    bank, queries = (
+        torch.randn(200, 6, generator=draw) * 3,
+        torch.randn(40, 6, generator=draw),
+    )
     for by, metric in (("cosine", "cosine"), ("l2", "euclidean")):
         _, index = nearest(queries, bank.split(33), most=9, rows=7, distance=by)
-        search = NearestNeighbors(n_neighbors=9, metric=metric).fit(bank.double().numpy())
+        search = NearestNeighbors(n_neighbors=9, metric=metric).fit(
+            bank.double().numpy()
+        )
         expected = search.kneighbors(queries.double().numpy(), return_distance=False)
         np.testing.assert_array_equal(index.numpy(), expected)
 
 
 def command(made, out, *more, datasets="scenes"):
     root, trunks = made
-    words = ["--datasets", datasets, "--protocol", "seg_knn_demo", *more, "--data", str(root)]
+    words = [
+        "--datasets",
+        datasets,
+        "--protocol",
+        "seg_knn_demo",
+        *more,
+        "--data",
+        str(root),
+    ]
     where = ["--out", str(out), "--workers", "0", "--accelerator", "cpu"]
     return main(["linear", *map(str, trunks), *words, *where])
 
@@ -141,10 +170,14 @@ def test_the_command_is_sklearns_search_over_tokens(made, whole):
             (maps,) = forward_all([frozen], pixels, tokens=True)
             assert maps.shape[1:3] == (8, 8)
             tokens.append(maps.flatten(0, 2).numpy())
-            own = [images.label_map(i) for i in range(len(images))]  # 128 pixels, as they are read
+            own = [
+                images.label_map(i) for i in range(len(images))
+            ]  # 128 pixels, as they are read
             labels.append(cut(np.stack(own), 8, 8))
         scaler = StandardScaler().fit(tokens[0].astype(np.float64))
-        train, val, test = (scaler.transform(each.astype(np.float64)) for each in tokens)
+        train, val, test = (
+            scaler.transform(each.astype(np.float64)) for each in tokens
+        )
         bank, known = np.concatenate((train, val)), np.concatenate(labels[:2])
         k, by = row.chosen["k"], row.chosen["distance"]
         best = by_hand(bank, known, test, k, by).reshape(len(splits.test), -1)
@@ -152,13 +185,17 @@ def test_the_command_is_sklearns_search_over_tokens(made, whole):
         for n, truth in enumerate(labels[2].reshape(len(splits.test), -1)):
             again = dense_counts.count(best[n], truth, 11)
             for name, counts in zip(dense_counts.NAMES, again):
-                assert abs(kept[name][n].astype(int) - counts).sum() <= 8  # of 16,384 pixels
+                assert (
+                    abs(kept[name][n].astype(int) - counts).sum() <= 8
+                )  # of 16,384 pixels
         scores = row.chosen["scores"]
         names = [f"{k} {by}" for k in (1, 3, 10, 30) for by in ("cosine", "l2")]
         assert set(scores) == set(names) and f"{k} {by}" == max(names, key=scores.get)
 
 
-def test_the_number_of_neighbours_is_chosen_on_the_held_out_part(made, tmp_path, monkeypatch):
+def test_the_number_of_neighbours_is_chosen_on_the_held_out_part(
+    made, tmp_path, monkeypatch
+):
     looked, real = [], Neighbours.count
 
     def count(self, features, maps, ways):
@@ -167,7 +204,9 @@ def test_the_number_of_neighbours_is_chosen_on_the_held_out_part(made, tmp_path,
 
     monkeypatch.setattr(Neighbours, "count", count)
     assert command(made, tmp_path / "run", "k=1,3") == 0
-    sizes = {name: len(i) for name, i in catalog.load("scenes", made[0], dense=True).items()}
+    sizes = {
+        name: len(i) for name, i in catalog.load("scenes", made[0], dense=True).items()
+    }
     train, val, test = sizes["train"], sizes["val"], sizes["test"]
     assert looked == [(train, val, 4), (train + val, test, 1)] * 2
     # One way has nothing to choose
@@ -175,7 +214,12 @@ def test_the_number_of_neighbours_is_chosen_on_the_held_out_part(made, tmp_path,
     assert command(made, tmp_path / "one", "k=3", "distances=l2") == 0
     assert looked == [(train + val, test, 1)] * 2
     (chosen,) = {tuple(r.chosen.items()) for r in store.read(tmp_path / "one")[0]}
-    assert dict(chosen) == {"on": None, "k": 3, "distance": "l2", "trained_on": "train+val"}
+    assert dict(chosen) == {
+        "on": None,
+        "k": 3,
+        "distance": "l2",
+        "trained_on": "train+val",
+    }
 
 
 def test_its_rows_are_verified_and_a_forged_choice_is_not(whole, dense_rows, tmp_path):
@@ -184,18 +228,27 @@ def test_its_rows_are_verified_and_a_forged_choice_is_not(whole, dense_rows, tmp
     other = {"cosine": "l2", "l2": "cosine"}[rows[0].chosen["distance"]]
     scores = {**rows[0].chosen["scores"], f"{rows[0].chosen['k']} {other}": 0.0}
     forged = {**rows[0].chosen, "scores": scores, "distance": other}
-    (verdict,) = verification.of_run([dataclasses.replace(rows[0], chosen=forged)], whole)
+    (verdict,) = verification.of_run(
+        [dataclasses.replace(rows[0], chosen=forged)], whole
+    )
     assert "not the best of its scores" in verdict.why
     page = tmp_path / "page.html"
     assert main(["leaderboard", str(whole), "--html", str(page)]) == 0
     assert "Segmentation by neighbours" in page.read_text()
-    assert not list((whole / "state").rglob("*.npy"))  # tokens go when the rows are there
+    assert not list(
+        (whole / "state").rglob("*.npy")
+    )  # tokens go when the rows are there
 
 
 # In the features, and in the label maps
-@pytest.mark.parametrize("at", [
-    5, *(pytest.param(at, marks=pytest.mark.slow) for at in (14, 20)), 30,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "at",
+    [
+        5,
+        *(pytest.param(at, marks=pytest.mark.slow) for at in (14, 20)),
+        30,
+    ],
+)
 def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decoder, at):
     out = tmp_path / "killed"
     decoder.at[len(decoder.paths) + at] = kill
@@ -203,19 +256,29 @@ def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decod
         command(made, out)
     assert command(made, out) == 0
     one, other = (list(store.read(run)[0]) for run in (whole, out))
-    said = [[(r.metric, r.value, r.ci95, r.chosen) for r in rows] for rows in (one, other)]
+    said = [
+        [(r.metric, r.value, r.ci95, r.chosen) for r in rows] for rows in (one, other)
+    ]
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["geometry.square=false"], "whole images are read"),
-    (["geometry.crop=64"], "resize as crop"),
-    (["distances=l1"], "distances"),
-    (["k=0"], "k"),
-    (["geometry.resize=100", "geometry.crop=100"], "7 x 7 tokens do not divide 100 pixels"),
-    (["k=1,5000"], "k = 5000 neighbours of"),
-])  # fmt: skip
-def test_what_does_not_fit_is_refused_in_one_line(made, tmp_path, bad_input, words, says):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["geometry.square=false"], "whole images are read"),
+        (["geometry.crop=64"], "resize as crop"),
+        (["distances=l1"], "distances"),
+        (["k=0"], "k"),
+        (
+            ["geometry.resize=100", "geometry.crop=100"],
+            "7 x 7 tokens do not divide 100 pixels",
+        ),
+        (["k=1,5000"], "k = 5000 neighbours of"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(
+    made, tmp_path, bad_input, words, says
+):
     said = bad_input(command(made, tmp_path / "run", *words), says)
     assert says in said.strip().splitlines()[-1] and "Traceback" not in said
 
@@ -223,7 +286,10 @@ def test_what_does_not_fit_is_refused_in_one_line(made, tmp_path, bad_input, wor
 def test_wrong_layouts_are_one_line(made, tmp_path, monkeypatch, bad_input):
     root = Trees(tmp_path, monkeypatch)("classes")
     trunks = made[1]
-    bad_input(command((root, trunks), tmp_path / "run", datasets="classes"), "images of classes")
+    bad_input(
+        command((root, trunks), tmp_path / "run", datasets="classes"),
+        "images of classes",
+    )
     embedded.build(tmp_path / "broken", "tiny")
     (file, *_) = sorted((tmp_path / "broken/scenes/maps/train2017").glob("*.png"))
     Image.open(file).crop((0, 0, 60, 128)).save(file)
@@ -244,11 +310,23 @@ def votes_by_hand(queries, bank, labels, *, classes, k, temperature):
 @pytest.mark.parametrize("columns", [7, 65536])
 def test_votes(columns):
     torch.manual_seed(0)
-    bank, labels, queries = torch.randn(50, 8), torch.randint(0, 4, (50,)), torch.randn(9, 8)
-    how = {"classes": 4, "k": (1, 5, 20), "temperature": 0.07, "rows": 4, "columns": columns}
+    bank, labels, queries = (
+        torch.randn(50, 8),
+        torch.randint(0, 4, (50,)),
+        torch.randn(9, 8),
+    )
+    how = {
+        "classes": 4,
+        "k": (1, 5, 20),
+        "temperature": 0.07,
+        "rows": 4,
+        "columns": columns,
+    }
     found = knn_scores(queries, (bank[:30], bank[30:]), labels, **how)
     for k in (1, 5, 20):
-        expected = votes_by_hand(queries, bank, labels, classes=4, k=k, temperature=0.07)
+        expected = votes_by_hand(
+            queries, bank, labels, classes=4, k=k, temperature=0.07
+        )
         torch.testing.assert_close(found[k].double(), expected, rtol=1e-4, atol=1e-9)
 
 
@@ -273,4 +351,6 @@ def test_votes_are_added_exactly():
     votes = ((near - 1).double() / 0.07).exp()
     for label in range(3):
         exact = [math.fsum(row) for row in votes[:, labels == label].tolist()]
-        assert torch.equal(found[:, label], torch.tensor(exact, dtype=torch.float64).float())
+        assert torch.equal(
+            found[:, label], torch.tensor(exact, dtype=torch.float64).float()
+        )

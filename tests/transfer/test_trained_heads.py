@@ -26,7 +26,11 @@ from transfer.protocols import Attentive, Geometry, LogReg, Sgd
 
 GEOMETRY = {"resize": 32, "crop": 32}
 RECIPES = {
-    "sgd": {"lr": [0.1, 1.0], "length": {"default": {"iterations": 8}}, "augment": None},
+    "sgd": {
+        "lr": [0.1, 1.0],
+        "length": {"default": {"iterations": 8}},
+        "augment": None,
+    },
     "logreg": {"l2": [0.01, 1.0, 2]},
     "attentive": {
         "lr": [0.001, 0.01],
@@ -40,17 +44,37 @@ KINDS = {"sgd": Sgd, "logreg": LogReg, "attentive": Attentive}
 def measure(kind, root, trunk, out, **changes):
     """The exit status of a probe by the recipe of a kind, with what the test changes."""
     file = out.parent / f"{out.name}.yaml"
-    recipe = {"kind": kind, "protocol": f"{kind}-mine-v1", "geometry": GEOMETRY, "batch_size": 8}
+    recipe = {
+        "kind": kind,
+        "protocol": f"{kind}-mine-v1",
+        "geometry": GEOMETRY,
+        "batch_size": 8,
+    }
     if kind == "logreg":
         del recipe["batch_size"]
     file.write_text(json.dumps({**recipe, **RECIPES[kind], **changes}))
-    words = ["linear", str(trunk), "--datasets", "classes", "--data", str(root), "--out", str(out)]
-    return main([*words, "--protocol", str(file), "--accelerator", "cpu", "--workers", "0"])
+    words = [
+        "linear",
+        str(trunk),
+        "--datasets",
+        "classes",
+        "--data",
+        str(root),
+        "--out",
+        str(out),
+    ]
+    return main(
+        [*words, "--protocol", str(file), "--accelerator", "cpu", "--workers", "0"]
+    )
 
 
 @pytest.fixture(params=RECIPES)
 def run(request, trees, trunk, tmp_path):
-    root = trees("classes", classes=("a", "b", "c"), sizes=(("train", 8), ("val", 5), ("test", 6)))
+    root = trees(
+        "classes",
+        classes=("a", "b", "c"),
+        sizes=(("train", 8), ("val", 5), ("test", 6)),
+    )
     assert measure(request.param, root, trunk, tmp_path / request.param) == 0
     return tmp_path / request.param
 
@@ -71,18 +95,26 @@ def test_the_kept_head_and_scores_are_those_of_the_run(run, trunk, tmp_path):
     assert (logits.argmax(1).numpy() == arrays["classes"][:, 0]).all()
     predicted = np.load(run / row.facts["predictions"])["prediction"]
     assert (predicted == arrays["classes"][:, 0]).all()
-    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(splits.test.labels))
-    assert kept_scores.value(arrays, "nll")[0] == pytest.approx(float(expected), rel=1e-4)
+    expected = torch.nn.functional.cross_entropy(
+        logits, torch.tensor(splits.test.labels)
+    )
+    assert kept_scores.value(arrays, "nll")[0] == pytest.approx(
+        float(expected), rel=1e-4
+    )
     assert row.facts["head_sha256"] == str(arrays["head"]) == head.digest
     if tokens:  # the logits of a hold-out of ImageNet, of ten heads, are too many for a temperature
         assert head.temperature is None and not list((run / "scores").glob("*-val.npz"))
         return
     # 2. A head that saw the hold-out has the temperature of its twin that did not
-    assert row.provenance["temperature_from"] == head.temperature_from == "hold-out, twin"
+    assert (
+        row.provenance["temperature_from"] == head.temperature_from == "hold-out, twin"
+    )
     (of_val,) = (run / "scores").glob("*-val.npz")
     held = kept_scores.load(of_val)
     assert str(held["manifest"]) == row.facts["manifests"]["val"]
-    assert float(held["temperature"]) == float(arrays["temperature"]) == head.temperature
+    assert (
+        float(held["temperature"]) == float(arrays["temperature"]) == head.temperature
+    )
     right = held["classes"][:, 0] == held["label"]
     assert 100 * right.mean() == pytest.approx(max(row.chosen["scores"].values()))
     assert str(held["head"]) != head.digest
@@ -102,9 +134,13 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
     kept_heads.load(run, right, 512, 3)
     geometry = right["geometry"]
     others = {"resize": 33, "crop": 31, "interpolation": "bicubic", "square": True}
-    moved = {k: v + 1e-7 * v.is_floating_point() for k, v in checkpoint.state_dict.items()}
+    moved = {
+        k: v + 1e-7 * v.is_floating_point() for k, v in checkpoint.state_dict.items()
+    }
     other = checkpoint.replace(state_dict=moved)
-    bgr = checkpoint.replace(pixels=dataclasses.replace(checkpoint.pixels, mean=(0.5, 0.5, 0.5)))
+    bgr = checkpoint.replace(
+        pixels=dataclasses.replace(checkpoint.pixels, mean=(0.5, 0.5, 0.5))
+    )
     wrong = [
         {"checkpoint": other.digest},
         {"checkpoint": bgr.digest},
@@ -128,7 +164,9 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
     # 2. Tensors that are not those that the file speaks of
     file = run / "heads.safetensors"
     with safe_open(file, framework="pt") as opened:
-        metadata, tensors = opened.metadata(), {k: opened.get_tensor(k) for k in opened.keys()}  # noqa: SIM118
+        metadata = opened.metadata()
+        names = list(opened.keys())
+        tensors = {name: opened.get_tensor(name) for name in names}
     (weight,) = [key for key in tensors if key.endswith("/weight")]
     whole = tensors[weight]
     changed = (whole * 1.0001, whole.half(), whole[:2], whole[:, :7], whole * torch.nan)
@@ -145,9 +183,16 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
             kept_heads.load(run, right, 512, 3)
     # ... and others that it does speak of, which no head can have
     (name,) = (key for key in metadata if metadata[key].startswith("{"))
-    shapes = (((9, 512), (512, 512)), ((8, 512), (7, 512)), ((), (512, 512)), ((8, 512), None))
+    shapes = (
+        ((9, 512), (512, 512)),
+        ((8, 512), (7, 512)),
+        ((), (512, 512)),
+        ((8, 512), None),
+    )
     for query, value in shapes:
-        odd = kept_heads.KeptHead(whole, tensors[f"{name}/bias"], query=torch.ones(query))
+        odd = kept_heads.KeptHead(
+            whole, tensors[f"{name}/bias"], query=torch.ones(query)
+        )
         if value is not None:
             odd = dataclasses.replace(odd, value=torch.ones(value))
         about = json.loads(metadata[name])
@@ -171,12 +216,19 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
 def test_old_runs_are_calibrated_verified_and_merged(run, tmp_path, capsys):
     before = (run / "results.jsonl").read_text()
     assert main(["calibrate", str(run)]) == 0
-    rows = [r for r in store.read_file(run / "results.jsonl") if r.task == "calibration"]
+    rows = [
+        r for r in store.read_file(run / "results.jsonl") if r.task == "calibration"
+    ]
     suffixes = ("",) if run.name == "attentive" else ("", "_t")
-    assert {r.metric for r in rows} == {m + t for m in kept_scores.METRICS for t in suffixes}
+    assert {r.metric for r in rows} == {
+        m + t for m in kept_scores.METRICS for t in suffixes
+    }
     assert (run / "results.jsonl").read_text().startswith(before)
     after = (run / "results.jsonl").read_text()
-    assert main(["calibrate", str(run)]) == 0 and (run / "results.jsonl").read_text() == after
+    assert (
+        main(["calibrate", str(run)]) == 0
+        and (run / "results.jsonl").read_text() == after
+    )
     capsys.readouterr()
     assert main(["verify", str(run)]) == 0
     assert f" {1 + 6 * len(suffixes)} level 3" in capsys.readouterr().out
@@ -195,22 +247,43 @@ def test_old_runs_are_calibrated_verified_and_merged(run, tmp_path, capsys):
     scores = run / rows[0].facts["scores"]
     whole = dict(np.load(scores))
     wrong = [{key: "0" * 64} for key in ("checkpoint", "head", "manifest")]
-    wrong += [{"label": whole["label"][::-1]}, {"label_logit": whole["label_logit"] - 1}]
+    wrong += [
+        {"label": whole["label"][::-1]},
+        {"label_logit": whole["label_logit"] - 1},
+    ]
     for changes in wrong:
         np.savez(scores, **{**whole, **changes})
         assert main(["verify", str(run)]) == EXIT_FAILED, changes
     # What is no file of scores proves nothing
-    for changes in ({"more": 1}, {"square": whole["square"].astype(str)}, {"logits": np.zeros(3)}):
+    for changes in (
+        {"more": 1},
+        {"square": whole["square"].astype(str)},
+        {"logits": np.zeros(3)},
+    ):
         np.savez(scores, **{**whole, **changes})
         assert kept_scores.load(scores) is None
 
 
 def test_a_run_without_scores_says_what_keeps_them(trees, trunk, tmp_path, bad_input):
     root = trees("classes")
-    words = ["--datasets", "classes", "--data", str(root), "--out", str(tmp_path / "knn")]
+    words = [
+        "--datasets",
+        "classes",
+        "--data",
+        str(root),
+        "--out",
+        str(tmp_path / "knn"),
+    ]
     recipe = tmp_path / "k.yaml"
-    recipe.write_text(json.dumps({"kind": "knn", "protocol": "k", "k": [1], "geometry": GEOMETRY}))
-    assert main(["linear", str(trunk), "--protocol", str(recipe), *words, "--workers", "0"]) == 0
+    recipe.write_text(
+        json.dumps({"kind": "knn", "protocol": "k", "k": [1], "geometry": GEOMETRY})
+    )
+    assert (
+        main(
+            ["linear", str(trunk), "--protocol", str(recipe), *words, "--workers", "0"]
+        )
+        == 0
+    )
     bad_input(main(["calibrate", str(tmp_path / "knn")]), "no run with scores")
 
 
@@ -233,7 +306,8 @@ def test_a_kill_changes_neither_head_nor_scores(kind, trees, trunk, tmp_path, de
     one, other = (f"{run}/heads.safetensors" for run in (whole, killed))
     with safe_open(one, framework="pt") as a, safe_open(other, framework="pt") as b:
         assert a.metadata() == b.metadata()
-        assert all(torch.equal(a.get_tensor(key), b.get_tensor(key)) for key in a.keys())  # noqa: SIM118
+        for key in a.keys():  # noqa: SIM118 - it is no dict
+            assert torch.equal(a.get_tensor(key), b.get_tensor(key))
 
 
 def test_a_fixed_recipe_without_hold_out_has_no_temperature(trees, trunk, tmp_path):
@@ -244,7 +318,10 @@ def test_a_fixed_recipe_without_hold_out_has_no_temperature(trees, trunk, tmp_pa
     assert kept_scores.names(arrays) == list(kept_scores.METRICS)
     assert not list((tmp_path / "run" / "scores").glob("*-val.npz"))
     # Where val trains nothing, it fits the temperature of the head itself
-    assert measure("sgd", root, trunk, tmp_path / "own", lr=[0.1], train_only=["classes"]) == 0
+    assert (
+        measure("sgd", root, trunk, tmp_path / "own", lr=[0.1], train_only=["classes"])
+        == 0
+    )
     (row,) = store.read_file(tmp_path / "own" / "results.jsonl")
     assert row.provenance["temperature_from"] == "hold-out"
 
@@ -271,10 +348,23 @@ def cllr(tmp_path):
 def probe(trunk, root, tmp_path, **protocol):
     name = "lphi" if "head" in protocol else "phi"
     file = tmp_path / f"{name}.yaml"
-    recipe = {"kind": "knn", "protocol": "knn-v1", "k": [1], "geometry": GEOMETRY, **protocol}
+    recipe = {
+        "kind": "knn",
+        "protocol": "knn-v1",
+        "k": [1],
+        "geometry": GEOMETRY,
+        **protocol,
+    }
     file.write_text(json.dumps(recipe))
     words = ["linear", str(trunk), "--datasets", "classes", "--protocol", str(file)]
-    words += ["--data", str(root), "--out", str(tmp_path / name), "--accelerator", "cpu"]
+    words += [
+        "--data",
+        str(root),
+        "--out",
+        str(tmp_path / name),
+        "--accelerator",
+        "cpu",
+    ]
     return main([*words, "--workers", "0"]), tmp_path / name
 
 
@@ -295,10 +385,14 @@ def test_phi_and_l_phi_are_columns_apart(cllr, trees, tmp_path, monkeypatch):
 def test_features_are_the_heads_output(cllr):
     checkpoint = Checkpoint.load(cllr)
     cpu = torch.device("cpu")
-    phi, l_phi = (FrozenTrunk.build(checkpoint, device=cpu, head=h) for h in (None, "lphi"))
+    phi, l_phi = (
+        FrozenTrunk.build(checkpoint, device=cpu, head=h) for h in (None, "lphi")
+    )
     images = torch.randn(2, 3, 32, 32)
     assert l_phi.dim == 3
-    torch.testing.assert_close(l_phi(images), phi(images) @ checkpoint.heads["lphi.0.weight"].T)
+    torch.testing.assert_close(
+        l_phi(images), phi(images) @ checkpoint.heads["lphi.0.weight"].T
+    )
 
 
 def test_a_checkpoint_without_the_head_is_refused(trees, tmp_path, bad_input):

@@ -32,7 +32,13 @@ from pretrain.recipe import PretrainConfig, overrides_of
 from transfer.protocols import load_protocol, of_verb
 
 HOME = Path(__file__).parents[2]
-RUN = ("inspect", "import", "export", "leaderboard", "launch")  # seconds; the others are looked at
+RUN = (
+    "inspect",
+    "import",
+    "export",
+    "leaderboard",
+    "launch",
+)  # seconds; the others are looked at
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +51,12 @@ def desk(tmp_path_factory):
 
 def lay_out_strangers():
     """Files of other projects, a trunk, one's own images, and a result as `launch run` makes it."""
-    for name in ("moco_v2_800ep_pretrain.pth.tar", "moco.pth", "foreign.pth", "my_resnet50.pth"):
+    for name in (
+        "moco_v2_800ep_pretrain.pth.tar",
+        "moco.pth",
+        "foreign.pth",
+        "my_resnet50.pth",
+    ):
         torch.save(moco(known_resnet("resnet18")), name)
     torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), "my_vit.pth")
     trunk_file(Path("x.safetensors"))
@@ -89,7 +100,9 @@ def look_at(args):
         detection_config.read(HOME / args.config_file, args.opts)
 
 
-@pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in commands()])
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, id=name) for name, line in commands()]
+)
 def test_a_command_of_the_pages(line, desk, capsys):
     words = words_of(line)
     if words[:2] == ["launch", "run"]:
@@ -108,9 +121,14 @@ def test_there_are_commands():
     assert len(commands()) >= 19
 
 
-@pytest.mark.parametrize("line", [
-    pytest.param(line, id=name) for name, line in commands() if "fetch-splits" in line
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, id=name)
+        for name, line in commands()
+        if "fetch-splits" in line
+    ],
+)
 def test_fetch_splits(line, tmp_path, monkeypatch, capsys):
     """From a server of this machine, with the recipe's hashes replaced by those of what it has."""
     served = {p: f"n01440764_{p}.JPEG\n".encode() for p in (1, 10)}
@@ -147,7 +165,10 @@ def test_fetch_splits(line, tmp_path, monkeypatch, capsys):
     assert found == {f"{percent}percent.txt": data for percent, data in served.items()}
 
 
-SMALL_PRETRAINING = ("arch=resnet18", "views.crops=[{count: 3, size: 32}, {count: 5, size: 24}]")
+SMALL_PRETRAINING = (
+    "arch=resnet18",
+    "views.crops=[{count: 3, size: 32}, {count: 5, size: 24}]",
+)
 SMALL_PRETRAINING += ("batch_size=16", "method.queue=64", "method.groups=1", "epochs=1")
 SMALL_PRETRAINING += ("data.hold_out=0.98",)  # 40 images are left
 SMALL_DETECTOR = """
@@ -167,8 +188,13 @@ VERBS = ("pretrain", "inspect", "import", *MEASURE, "merge", "leaderboard")
 def field(tmp_path_factory, tiny_root):
     """A folder as the README wants it: ROOT with the datasets, lists, foreign checkpoints."""
     read = config.read_recipe
-    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(tmp_path_factory.mktemp("field")):
-        patch.setattr(config, "read_recipe", lambda *args, **more: smaller(read(*args, **more)))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.chdir(tmp_path_factory.mktemp("field")),
+    ):
+        patch.setattr(
+            config, "read_recipe", lambda *args, **more: smaller(read(*args, **more))
+        )
         trees = Trees(Path("ROOT").absolute(), patch)
         for name in (*TWELVE, "imagenet"):
             trees(name)

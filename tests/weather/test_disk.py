@@ -36,13 +36,19 @@ def test_what_is_no_disks_doing_stays_a_fault(capsys):
     assert FAULT in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", [
-    "Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: ... })",
-    "[enforce fail at inline_container.cc:626] . PytorchStreamWriter failed writing file data/0",
-    "I/O error: No space left on device (os error 28)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: ... })",
+        "[enforce fail at inline_container.cc:626] . PytorchStreamWriter failed writing file data/0",
+        "I/O error: No space left on device (os error 28)",
+    ],
+)
 def test_libraries_that_write_by_themselves_are_understood(tmp_path, text):
-    with pytest.raises(OSError) as found, atomic.atomic_path(tmp_path / "x.safetensors"):
+    with (
+        pytest.raises(OSError) as found,
+        atomic.atomic_path(tmp_path / "x.safetensors"),
+    ):
         raise RuntimeError(text)
     line, status = failures.explain(found.value)
     assert line.startswith(f"{tmp_path / 'x.safetensors'}: the disk is full; make room")
@@ -56,7 +62,9 @@ def test_a_full_disk_keeps_what_was_there(tmp_path):
         fill(small)
         with pytest.raises(OSError) as found:
             atomic.write_bytes(small / "state", bytes(100_000))
-        assert failures.explain(found.value)[0].startswith(f"{small / 'state'}: the disk is full")
+        assert failures.explain(found.value)[0].startswith(
+            f"{small / 'state'}: the disk is full"
+        )
         assert (small / "state").read_text() == "old"
         (small / "filling").unlink()
         atomic.write_text(small / "state", "new")
@@ -124,7 +132,9 @@ def test_every_verb_on_every_disk(run, verb, tiny_root, trunk, tmp_path):
         # 2. No room for features, and none for temporary files
         elsewhere = command(verb, tiny_root, trunk, tmp_path / "out")
         fill(small)
-        status, said = run(elsewhere, BACKBENCH_CACHE=str(small / "c"), TMPDIR=str(small))
+        status, said = run(
+            elsewhere, BACKBENCH_CACHE=str(small / "c"), TMPDIR=str(small)
+        )
         assert status in (0, 1) and FAULT not in said, said
         (small / "filling").unlink()
         # 3. Read-only

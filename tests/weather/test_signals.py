@@ -39,7 +39,9 @@ def test_any_signal_at_any_time(verb, tiny_root, trunk, tmp_path):
             tries += 1
             out = tmp_path / f"parts-{finished}"
             cache = str(tmp_path / f"cache-{finished}")
-            run = runs.start(command(verb, tiny_root, trunk, out), BACKBENCH_CACHE=cache)
+            run = runs.start(
+                command(verb, tiny_root, trunk, out), BACKBENCH_CACHE=cache
+            )
             time.sleep(draw.uniform(0, 0.7 * took))
             name, to_all = draw.choice(SENT), draw.random() < 0.5
             with contextlib.suppress(ProcessLookupError):
@@ -48,13 +50,17 @@ def test_any_signal_at_any_time(verb, tiny_root, trunk, tmp_path):
             where = f"{verb}, {name} to {'the group' if to_all else 'the process'}: {said[-1000:]}"
             assert "fault of backbench" not in said and "Traceback" not in said, where
             # 0: it was through. Killed it may be by nothing but what cannot be heard
-            assert status in ((0, -9) if name == "SIGKILL" else (0, 75)), f"{status}: {where}"
+            assert status in ((0, -9) if name == "SIGKILL" else (0, 75)), (
+                f"{status}: {where}"
+            )
             if status == 0:
                 assert numbers(out) == expected
                 finished += 1
             sent += status != 0  # the others came too late
         # 3. What is left, in peace
-        status, said = runs(command(verb, tiny_root, trunk, tmp_path / f"parts-{finished}"))
+        status, said = runs(
+            command(verb, tiny_root, trunk, tmp_path / f"parts-{finished}")
+        )
         assert status == 0, said
         assert numbers(tmp_path / f"parts-{finished}") == expected
     print(f"{verb}: {sent} signals, {finished + 1} runs put together")
@@ -65,7 +71,9 @@ def listening(process):
     """Wait until Python is through with its own start and the first line of backbench has run."""
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
-        caught = next(line for line in status.read_text().splitlines() if "SigCgt" in line)
+        caught = next(
+            line for line in status.read_text().splitlines() if "SigCgt" in line
+        )
         if int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1:
             return
         time.sleep(0.002)
@@ -74,7 +82,12 @@ def listening(process):
 @pytest.mark.parametrize("name", STOP_SIGNALS)
 @pytest.mark.parametrize("program", ["-m backbench detect", "detection/train_net.py"])
 def test_a_signal_during_the_imports(name, program, tmp_path):
-    command = [sys.executable, *program.split(), "--config-file", "tiny_faster_rcnn_R_18_FPN"]
+    command = [
+        sys.executable,
+        *program.split(),
+        "--config-file",
+        "tiny_faster_rcnn_R_18_FPN",
+    ]
     command = [*command, "--out", tmp_path]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=HOME)
     listening(process)
@@ -101,7 +114,9 @@ print("went on")
 @pytest.mark.parametrize(("words", "status"), [(["data", "list"], 0), (["lienar"], 2)])
 def test_a_signal_behind_the_end_is_not_heard(name, words, status):
     code = SELF + BEHIND.format(name=name, words=words)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr and "stopped by" not in done.stderr
 
@@ -109,7 +124,9 @@ def test_a_signal_behind_the_end_is_not_heard(name, words, status):
 @pytest.mark.parametrize("name", STOP_SIGNALS)
 def test_a_signal_in_a_destructor_is_not_lost(name):
     code = SELF + IN_A_DESTRUCTOR.format(name=name)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (75, ""), done.stderr
     assert done.stderr == f"backbench: stopped by {name}; the same command continues\n"
 
@@ -128,4 +145,7 @@ def test_a_signal_outside_the_loops(name, hidden, capsys):
             raise
 
     assert cli.guarded(reading, cli.parser().parse_args(["doctor"])) == 75
-    assert capsys.readouterr().err == f"backbench: stopped by {name}; the same command continues\n"
+    assert (
+        capsys.readouterr().err
+        == f"backbench: stopped by {name}; the same command continues\n"
+    )

@@ -59,8 +59,17 @@ def test_a_truncated_image(shapes, trunk, tmp_path, said, workers):
     (tmp_path / "near.yaml").write_text(KNN)
     victim = shapes / "shapes" / "test" / "b" / "001.jpg"
     victim.write_bytes(victim.read_bytes()[:200])
-    words = ["linear", trunk, "--datasets", "shapes", "--protocol", tmp_path / "near.yaml"]
-    answer = said(*words, "--data", shapes, "--out", tmp_path / "run", "--workers", workers)
+    words = [
+        "linear",
+        trunk,
+        "--datasets",
+        "shapes",
+        "--protocol",
+        tmp_path / "near.yaml",
+    ]
+    answer = said(
+        *words, "--data", shapes, "--out", tmp_path / "run", "--workers", workers
+    )
     refused(answer, f"backbench: {victim}: corrupt image")
     assert len(answer[1]) < 300
 
@@ -92,7 +101,9 @@ BEFORE_TORCH = {
 
 def test_names_are_looked_up_before_torch_is_imported(tmp_path, shapes):
     (tmp_path / "k.yaml").write_text(KNN + "shots: 3\n")
-    (tmp_path / "a.yaml").write_text("crops: {size: 16}\ngeometry: {crop: 16}\nviews: 4\n")
+    (tmp_path / "a.yaml").write_text(
+        "crops: {size: 16}\ngeometry: {crop: 16}\nviews: 4\n"
+    )
     wrong = [line.split() for line in BEFORE_TORCH]
     for words in wrong:
         if words[0] not in ("inspect", "leaderboard"):
@@ -103,7 +114,9 @@ def test_names_are_looked_up_before_torch_is_imported(tmp_path, shapes):
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     command = [sys.executable, "-c", code, json.dumps(wrong)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     for line, said in zip(done.stderr.splitlines(), BEFORE_TORCH.values(), strict=True):
         assert said in line
@@ -114,39 +127,94 @@ def test_all_datasets_where_nine_are_missing(trees, trunk, tmp_path, said):
     for name in ("cifar10", "flowers", "pets"):
         trees(name)
     where = ("--data", trees.root, "--out", tmp_path / "run")
-    names = "aircraft, birdsnap, caltech101, cars, cifar100, dtd, food, places365, sun397"
-    parts = (f"9 of 12 datasets are missing: {names}", "--datasets cifar10,flowers,pets")
+    names = (
+        "aircraft, birdsnap, caltech101, cars, cifar100, dtd, food, places365, sun397"
+    )
+    parts = (
+        f"9 of 12 datasets are missing: {names}",
+        "--datasets cifar10,flowers,pets",
+    )
     refused(said("linear", trunk, "--datasets", "all", *where), *parts)
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    (KNN.replace("[1]", "[0]"), "'k[0]' must be greater than or equal to 1, not 0"),
-    (KNN.replace("[1]", "[]"), "'k' must be a list that is not empty"),
-    (KNN.replace("near-test-v1", "''"), "'protocol' must be text that is not empty"),
-    ("kind: logreg\nprotocol: l-v1\nl2: [-1.0, 10, 3]\n", "l2 is the smallest and the"),
-    (SGD.format("[.inf]", 1), "'lr[0]' must be less than inf"),
-    (SGD.format("[1]", 0), "'length.default.epochs' must be greater than 0"),
-    (KNN.replace("resize: 16, ", "resize: -16, "), "'geometry.resize' must be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (KNN.replace("[1]", "[0]"), "'k[0]' must be greater than or equal to 1, not 0"),
+        (KNN.replace("[1]", "[]"), "'k' must be a list that is not empty"),
+        (
+            KNN.replace("near-test-v1", "''"),
+            "'protocol' must be text that is not empty",
+        ),
+        (
+            "kind: logreg\nprotocol: l-v1\nl2: [-1.0, 10, 3]\n",
+            "l2 is the smallest and the",
+        ),
+        (SGD.format("[.inf]", 1), "'lr[0]' must be less than inf"),
+        (SGD.format("[1]", 0), "'length.default.epochs' must be greater than 0"),
+        (KNN.replace("resize: 16, ", "resize: -16, "), "'geometry.resize' must be"),
+    ],
+)
 def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
     (tmp_path / "mine.yaml").write_text(text)
-    command = ["linear", "x.pth", "--datasets", "shapes", "--protocol", tmp_path / "mine.yaml"]
-    refused(said(*command, "--data", tmp_path, "--out", tmp_path / "run"), "mine.yaml", words)
+    command = [
+        "linear",
+        "x.pth",
+        "--datasets",
+        "shapes",
+        "--protocol",
+        tmp_path / "mine.yaml",
+    ]
+    refused(
+        said(*command, "--data", tmp_path, "--out", tmp_path / "run"),
+        "mine.yaml",
+        words,
+    )
 
 
-@pytest.mark.parametrize(("words", "parts"), [
-    (["leaderboard", ".", "--csv", "folder"], ["folder: a folder is there; choose a file"]),
-    (["leaderboard", ".", "--tidy", "notes.txt/x.csv"], ["notes.txt: a file is there"]),
-    (["leaderboard", ".", "--latex", "notes.txt"], ["notes.txt: a file is there; choose"]),
-    (["paper", "--markdown", "folder"], ["folder: a folder is there"]),
-    (["launch", "run", "notes.txt"], ["notes.txt: recipes are .yaml files; give one"]),
-    (["launch", "run", "table2", "pack=0"], ["table2.yaml: 'pack' must be greater than or equal"]),
-    (["launch", "run", "table2", "checkpoints=x.pth"], ["'checkpoints' must be a list, not"]),
-    (["launch", "run", "table2", "--watch", "--interval", "-1"], ["--interval -1: seconds"]),
-    (["pretrain", "demo_simclr", "views.crops=3", "--data", ".", "--out", "run"], ["a list"]),
-    (["paper", "lorac:99"], ["no table or figure 'lorac:99'; did you mean"]),
-    (["clean", "notes.txt"], ["notes.txt: no such folder; give one or more run folders"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (
+            ["leaderboard", ".", "--csv", "folder"],
+            ["folder: a folder is there; choose a file"],
+        ),
+        (
+            ["leaderboard", ".", "--tidy", "notes.txt/x.csv"],
+            ["notes.txt: a file is there"],
+        ),
+        (
+            ["leaderboard", ".", "--latex", "notes.txt"],
+            ["notes.txt: a file is there; choose"],
+        ),
+        (["paper", "--markdown", "folder"], ["folder: a folder is there"]),
+        (
+            ["launch", "run", "notes.txt"],
+            ["notes.txt: recipes are .yaml files; give one"],
+        ),
+        (
+            ["launch", "run", "table2", "pack=0"],
+            ["table2.yaml: 'pack' must be greater than or equal"],
+        ),
+        (
+            ["launch", "run", "table2", "checkpoints=x.pth"],
+            ["'checkpoints' must be a list, not"],
+        ),
+        (
+            ["launch", "run", "table2", "--watch", "--interval", "-1"],
+            ["--interval -1: seconds"],
+        ),
+        (
+            ["pretrain", "demo_simclr", "views.crops=3", "--data", ".", "--out", "run"],
+            ["a list"],
+        ),
+        (["paper", "lorac:99"], ["no table or figure 'lorac:99'; did you mean"]),
+        (
+            ["clean", "notes.txt"],
+            ["notes.txt: no such folder; give one or more run folders"],
+        ),
+    ],
+)
 def test_paths_and_values_of_the_wrong_kind(words, parts, tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
@@ -157,7 +225,10 @@ def test_paths_and_values_of_the_wrong_kind(words, parts, tmp_path, monkeypatch,
 
 def test_classes_that_differ_are_named(shapes, said):
     (shapes / "shapes" / "test" / "b").rename(shapes / "shapes" / "test" / "c")
-    refused(said("data", "check", "shapes", "--data", shapes), "only in test: c; only in train: b")
+    refused(
+        said("data", "check", "shapes", "--data", shapes),
+        "only in test: c; only in train: b",
+    )
 
 
 def test_ignored_files_are_reported(shapes, said):
@@ -166,7 +237,10 @@ def test_ignored_files_are_reported(shapes, said):
     (base / "notes").write_text("?")
     status, _, out = said("data", "check", "shapes", "--data", shapes)
     assert status == 1
-    assert "train: 2 files are ignored (1 .gif, 1 without a suffix), a/moving.gif first" in out
+    assert (
+        "train: 2 files are ignored (1 .gif, 1 without a suffix), a/moving.gif first"
+        in out
+    )
 
 
 def test_coco_and_voc(tiny_root, tmp_path, said):
@@ -196,7 +270,9 @@ def test_the_leaderboard_names_what_it_wrote_or_why_not(tmp_path, caplog):
     for what in (*wrote, f"latex: {own}", f"markdown: {own}"):
         assert f"wrote {tmp_path / what}" in said
         assert (tmp_path / what.partition(":")[0]).exists()
-    assert f"nothing for {tmp_path / 'figures'}: an ablation needs a recipe with" in said
+    assert (
+        f"nothing for {tmp_path / 'figures'}: an ablation needs a recipe with" in said
+    )
     assert not (tmp_path / "figures").exists()
 
 
@@ -232,13 +308,31 @@ def test_a_second_ctrl_c_says_that_the_same_command_continues(capsys):
     assert "stopped by SIGINT; the same command continues" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("DataLoader worker (pid 7) is killed by signal: Killed. ", "a loader worker was killed"),
-    ("DataLoader worker (pid(s) 7) exited unexpectedly", "try fewer loader workers"),
-    ("DataLoader worker (pid 7) is killed by signal: Bus error.", "make /dev/shm larger"),
-    ("DataLoader worker (pid 7) is killed by signal: Bus error.", "DATALOADER.NUM_WORKERS"),
-    ("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1", "is gone"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "DataLoader worker (pid 7) is killed by signal: Killed. ",
+            "a loader worker was killed",
+        ),
+        (
+            "DataLoader worker (pid(s) 7) exited unexpectedly",
+            "try fewer loader workers",
+        ),
+        (
+            "DataLoader worker (pid 7) is killed by signal: Bus error.",
+            "make /dev/shm larger",
+        ),
+        (
+            "DataLoader worker (pid 7) is killed by signal: Bus error.",
+            "DATALOADER.NUM_WORKERS",
+        ),
+        (
+            "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1",
+            "is gone",
+        ),
+    ],
+)
 def test_killed_workers_and_neighbours(text, words, capsys):
     def loading():
         raise RuntimeError(text)
@@ -262,7 +356,12 @@ def test_a_grid_whose_keys_are_none(shapes, tmp_path, said):
     words = ("launch", "run", grid, "--data", shapes, "--out", tmp_path / "runs")
     for more in (["--dry-run"], []):
         answer = said(*words, *more)
-        refused(answer, "lrr-0.1-s0", "unknown key 'optim.lrr'; did you mean 'lr'?", tmp_path)
+        refused(
+            answer,
+            "lrr-0.1-s0",
+            "unknown key 'optim.lrr'; did you mean 'lr'?",
+            tmp_path,
+        )
     assert not (tmp_path / "runs" / "pretrain").exists()
 
 
@@ -270,11 +369,25 @@ def test_a_grid_whose_data_are_elsewhere(shapes, tmp_path, said, caplog):
     """They may be where the jobs run; each set is named once."""
     grid = tmp_path / "grid.yaml"
     grid.write_text(GRID.replace("KEY", "optim.lr"))
-    words = ("launch", "run", grid, "--data", shapes, "--out", tmp_path / "runs", "--dry-run")
+    words = (
+        "launch",
+        "run",
+        grid,
+        "--data",
+        shapes,
+        "--out",
+        tmp_path / "runs",
+        "--dry-run",
+    )
     status, _, out = said(*words)
     assert status == 0 and "4 jobs" in out
-    told = [r.getMessage() for r in caplog.records if "would stop here" in r.getMessage()]
-    assert [f"{shapes}/digits: no such folder" in line for line in told] == [True, False]
+    told = [
+        r.getMessage() for r in caplog.records if "would stop here" in r.getMessage()
+    ]
+    assert [f"{shapes}/digits: no such folder" in line for line in told] == [
+        True,
+        False,
+    ]
     assert "cifar-10-batches-py is missing" in told[1]
 
 

@@ -33,7 +33,9 @@ class Killing(torch.utils.data.Dataset):
 
 def numbers_of(items, workers):
     out = []
-    for batch in loading.batches(items, [[i, i + 1] for i in range(0, 20, 2)], workers=workers):
+    for batch in loading.batches(
+        items, [[i, i + 1] for i in range(0, 20, 2)], workers=workers
+    ):
         out += batch.flatten().tolist()
     return out
 
@@ -49,7 +51,10 @@ def test_a_killed_worker_is_a_plain_line(workers, tmp_path, capsys):
     args = cli.parser().parse_args(["doctor"])
     assert cli.guarded(run, args) == 1
     said = capsys.readouterr().err
-    assert said.startswith("backbench: a loader worker was killed") and said.count("\n") == 1
+    assert (
+        said.startswith("backbench: a loader worker was killed")
+        and said.count("\n") == 1
+    )
     assert "the same command continues" in said
     assert cli.guarded(run, args) == 0
 
@@ -140,8 +145,12 @@ def test_killed_workers_of_every_verb(verb, runs, tiny_root, trunk, tmp_path):
         assert status in (0, 1), said
         if status == 1:
             ended += 1
-            assert said.splitlines()[-1].startswith("backbench: a loader worker was killed"), said
-            status, said = runs(command(verb, tiny_root, trunk, out), BACKBENCH_CACHE=cache)
+            assert said.splitlines()[-1].startswith(
+                "backbench: a loader worker was killed"
+            ), said
+            status, said = runs(
+                command(verb, tiny_root, trunk, out), BACKBENCH_CACHE=cache
+            )
             assert status == 0, said
         assert numbers(out) == expected
     print(f"{verb}: {killed} workers killed, {ended} runs ended by it and continued")

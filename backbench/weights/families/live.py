@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.untrusted import printable
-from backbench.weights.family import NATIVE, TrunkFamily, native_stem, refuse_other_readings
+from backbench.weights.family import (
+    NATIVE,
+    TrunkFamily,
+    native_stem,
+    refuse_other_readings,
+)
 from backbench.weights.readings import POOLED
 
 if TYPE_CHECKING:
@@ -42,7 +47,9 @@ class LiveFamily(TrunkFamily):
         if not isinstance(module, Trunk):
             return None
         if printable.control_in(module.identity):
-            raise BadInput(f"a trunk's identity is a line of text, not {module.identity[:40]!r}")
+            raise BadInput(
+                f"a trunk's identity is a line of text, not {module.identity[:40]!r}"
+            )
         own = f":{module.identity}" if module.identity else f"~{secrets.token_hex(4)}"
         arch = self.prefix + type(getattr(module, "model", module)).__name__ + own
         module.arch, module.stem, module.reading = arch, NATIVE, POOLED

@@ -21,11 +21,17 @@ _HALF_RANGE = (50.0, 92.208, 101.1675)
 
 
 @functools.cache
-def _constants(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _constants(
+    device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """The matrix from linear RGB to shares of the white's XYZ (3, 3), and the middle and half range
     of L, a, b (3, 1, 1); sent to the device once."""
-    matrix = torch.tensor(_TO_XYZ, dtype=dtype) / torch.tensor(_WHITE, dtype=dtype).unsqueeze(1)
-    middle, half = (torch.tensor(v, dtype=dtype).view(3, 1, 1) for v in (_MIDDLE, _HALF_RANGE))
+    matrix = torch.tensor(_TO_XYZ, dtype=dtype) / torch.tensor(
+        _WHITE, dtype=dtype
+    ).unsqueeze(1)
+    middle, half = (
+        torch.tensor(v, dtype=dtype).view(3, 1, 1) for v in (_MIDDLE, _HALF_RANGE)
+    )
     return matrix.to(device), middle.to(device), half.to(device)
 
 
@@ -58,7 +64,9 @@ class LabPair(Trunk):
         self.ab_to_l = build_backbone(half, stem, channels=2, width=width)
         self.feature_dim = self.l_to_ab.feature_dim + self.ab_to_l.feature_dim
         self.strides = self.l_to_ab.strides
-        self.widths = tuple(a + b for a, b in zip(self.l_to_ab.widths, self.ab_to_l.widths))
+        self.widths = tuple(
+            a + b for a, b in zip(self.l_to_ab.widths, self.ab_to_l.widths)
+        )
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """RGB (N, 3, H, W) from 0 to 1 -> L (N, 1, H, W) and ab (N, 2, H, W), each about -1 to 1."""

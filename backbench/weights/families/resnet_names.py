@@ -10,9 +10,20 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
-from backbench.weights.families.resnet_tables import ARCHS, SMALL_CONV1, check_stem, conv1_shape
+from backbench.weights.families.resnet_tables import (
+    ARCHS,
+    SMALL_CONV1,
+    check_stem,
+    conv1_shape,
+)
 from backbench.weights.families.resnet_trunk import trunk_shapes
-from backbench.weights.family import Shape, Tables, TrunkInFile, TrunkMetadata, find_by_votes
+from backbench.weights.family import (
+    Shape,
+    Tables,
+    TrunkInFile,
+    TrunkMetadata,
+    find_by_votes,
+)
 from backbench.weights.tensor_names import detectron2_name, is_counter
 
 # --- dialects ---
@@ -62,9 +73,7 @@ def names(dialect: Dialect, arch: str) -> dict[str, str]:
 class ResNetInFile(TrunkInFile):
     """A ResNet under one prefix of one table. `conv1` is the shape of its first convolution."""
 
-    if_misshaped = (
-        "; a wide, grouped or deep-stem ResNet is one of timm's: --arch timm:NAME --pixels P"
-    )
+    if_misshaped = "; a wide, grouped or deep-stem ResNet is one of timm's: --arch timm:NAME --pixels P"
     names: Dialect
     conv1: Shape
 
@@ -96,10 +105,14 @@ class ResNetInFile(TrunkInFile):
             return self.form.small_pixels
         return self.form.pixels
 
-    def head_keys(self, tensors: Mapping[str, Tensor], others: tuple[str, ...]) -> list[str]:
+    def head_keys(
+        self, tensors: Mapping[str, Tensor], others: tuple[str, ...]
+    ) -> list[str]:
         """Everything in the table beside the trunks: projector, predictor; no queues."""
         free = [key for key in tensors if key not in set(self.keys.values())]
-        return [key for key in free if "queue" not in key and not key.startswith(others)]
+        return [
+            key for key in free if "queue" not in key and not key.startswith(others)
+        ]
 
 
 LONGEST = 5  # parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.bias
@@ -119,7 +132,9 @@ def _candidates(key: str) -> list[tuple[str, Dialect]]:
     for dialect in DIALECTS:
         # ResNet-34 has all names of basic blocks, ResNet-152 all of bottlenecks
         known = names(dialect, "resnet34"), names(dialect, "resnet152")
-        longest = next((end for end in ends if any(end in each for each in known)), None)
+        longest = next(
+            (end for end in ends if any(end in each for each in known)), None
+        )
         if longest is not None:
             out.append((key.removesuffix(longest), dialect))
     return out
@@ -149,7 +164,9 @@ def _fit(
         names=dialect,
         arch=arch,
         keys=keys,
-        extra=tuple(key for name, key in local.items() if name in inside and name not in ours),
+        extra=tuple(
+            key for name, key in local.items() if name in inside and name not in ours
+        ),
         conv1=conv1_shape(keys, tables[table]),
         metadata=metadata,
     )

@@ -42,12 +42,16 @@ def check_stem(stem: str) -> None:
 def _queue_per_crop(tables: Tables, trunks: list[TrunkInFile]) -> bool:
     """LORAC and MoCo-M keep one queue for each assigned crop: (2, d, K) where MoCo has (d, K)."""
     entries = [entry for tensors in tables.values() for entry in tensors.items()]
-    return any(unwrapped(key) == "queue" and tensor.dim() == 3 for key, tensor in entries)
+    return any(
+        unwrapped(key) == "queue" and tensor.dim() == 3 for key, tensor in entries
+    )
 
 
 def _small_stem(tables: Tables, trunks: list[TrunkInFile]) -> bool:
     """The conv1 of every trunk is 3x3."""
-    return all(conv1_shape(trunk.keys, tables[trunk.table]) == SMALL_CONV1 for trunk in trunks)
+    return all(
+        conv1_shape(trunk.keys, tables[trunk.table]) == SMALL_CONV1 for trunk in trunks
+    )
 
 
 def conv1_shape(keys: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Shape:

@@ -22,23 +22,36 @@ class Block(nn.Module):
     """A residual block of two 3x3 convolutions or, as a bottleneck, of 1x1, 3x3 and 1x1. The first
     3x3 one has the stride (ResNet "v1.5")."""
 
-    def __init__(self, inputs: int, channels: int, stride: int, bottleneck: bool) -> None:
+    def __init__(
+        self, inputs: int, channels: int, stride: int, bottleneck: bool
+    ) -> None:
         super().__init__()
         outputs = 4 * channels if bottleneck else channels
         # 1. The shortcut is drawn first, and named last, as in torchvision
         shortcut = None
         if stride > 1 or inputs != outputs:
-            shortcut = nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+            shortcut = nn.Sequential(
+                _conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)
+            )
         # 2. The branch
         if bottleneck:
             self.conv1, self.bn1 = _conv(inputs, channels, 1), nn.BatchNorm2d(channels)
-            self.conv2, self.bn2 = _conv(channels, channels, 3, stride), nn.BatchNorm2d(channels)
+            self.conv2, self.bn2 = (
+                _conv(channels, channels, 3, stride),
+                nn.BatchNorm2d(channels),
+            )
             self.conv3, self.bn3 = _conv(channels, outputs, 1), nn.BatchNorm2d(outputs)
             self.relu = nn.ReLU(inplace=True)
         else:
-            self.conv1, self.bn1 = _conv(inputs, channels, 3, stride), nn.BatchNorm2d(channels)
+            self.conv1, self.bn1 = (
+                _conv(inputs, channels, 3, stride),
+                nn.BatchNorm2d(channels),
+            )
             self.relu = nn.ReLU(inplace=True)
-            self.conv2, self.bn2 = _conv(channels, channels, 3), nn.BatchNorm2d(channels)
+            self.conv2, self.bn2 = (
+                _conv(channels, channels, 3),
+                nn.BatchNorm2d(channels),
+            )
         self.downsample = shortcut
         self.bottleneck = bottleneck
 
@@ -69,7 +82,9 @@ class ResNetTrunk(Trunk):
         self.arch, self.strides = arch, (4, 8, 16, 32)
         self.widths = tuple(4 * base if bottleneck else base for base in bases)
         self.feature_dim = self.widths[-1]
-        self.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+        self.conv1 = nn.Conv2d(
+            channels, 64, kernel_size=7, stride=2, padding=3, bias=False
+        )
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
@@ -119,7 +134,9 @@ class ResNetTrunk(Trunk):
 
         def through(conv: nn.Conv2d, side: int) -> int:
             nonlocal total
-            side = (side + 2 * int(conv.padding[0]) - conv.kernel_size[0]) // conv.stride[0] + 1
+            side = (
+                side + 2 * int(conv.padding[0]) - conv.kernel_size[0]
+            ) // conv.stride[0] + 1
             total += conv.weight.numel() * side**2
             return side
 
@@ -197,12 +214,17 @@ def build_backbone(
     trunk = ResNetTrunk(arch)
     nn.Linear(trunk.feature_dim, 1000)  # torchvision draws its fc here
     _draw(trunk)
-    if (channels, width) != (3, 1.0):  # drawn behind the whole network: seeds stay what they were
+    if (channels, width) != (
+        3,
+        1.0,
+    ):  # drawn behind the whole network: seeds stay what they were
         trunk = ResNetTrunk(arch, channels, width)
         _draw(trunk)
     padding = STEMS[stem]
     if padding is not None:
-        trunk.conv1 = nn.Conv2d(channels, 64, kernel_size=3, stride=1, padding=padding, bias=False)
+        trunk.conv1 = nn.Conv2d(
+            channels, 64, kernel_size=3, stride=1, padding=padding, bias=False
+        )
         nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")
         trunk.maxpool = nn.Identity()
         trunk.strides = (1, 2, 4, 8)  # it keeps the image's size

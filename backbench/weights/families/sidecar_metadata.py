@@ -15,9 +15,13 @@ from backbench.weights.families.timm_model_names import PREFIX
 from backbench.weights.family import TrunkMetadata
 
 # Only beside weights that are called as the Hub calls them: another file's folder may hold anything
-_HUB_NAMES = re.compile(r"((open_clip_)?(pytorch_)?model|open_clip_model)\.(safetensors|bin|pt)")
+_HUB_NAMES = re.compile(
+    r"((open_clip_)?(pytorch_)?model|open_clip_model)\.(safetensors|bin|pt)"
+)
 _MOST = 1 << 20  # bytes of a configuration
-Config = Mapping[str, Any]  # decoded JSON of a stranger: `_known` says what does not fit
+Config = Mapping[
+    str, Any
+]  # decoded JSON of a stranger: `_known` says what does not fit
 
 
 def beside(path: Path) -> TrunkMetadata:
@@ -25,10 +29,15 @@ def beside(path: Path) -> TrunkMetadata:
     own = path.with_name(path.name + ".json")
     if own.is_file():
         about = _read(own)
-        if {"digest", "arch", "pixels"} <= about.keys() and str(about["arch"]).startswith(PREFIX):
+        if {"digest", "arch", "pixels"} <= about.keys() and str(
+            about["arch"]
+        ).startswith(PREFIX):
             return _known(_ours, about, own)
     if _HUB_NAMES.fullmatch(path.name):
-        for name, reader in (("open_clip_config.json", _openclip), ("config.json", _hub)):
+        for name, reader in (
+            ("open_clip_config.json", _openclip),
+            ("config.json", _hub),
+        ):
             file = path.with_name(name)
             if file.is_file():
                 return _known(reader, _read(file), file)
@@ -42,7 +51,9 @@ def _known(reader: Reader, config: Config, file: Path) -> TrunkMetadata:
     try:
         return replace(reader(config, file), source=file.name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadInput(f"{file}: not a configuration that is known ({error!r:.80})") from None
+        raise BadInput(
+            f"{file}: not a configuration that is known ({error!r:.80})"
+        ) from None
 
 
 def _read(file: Path) -> Config:
@@ -50,7 +61,9 @@ def _read(file: Path) -> Config:
         value = jsons.read(file, most=_MOST)
     except (OSError, ValueError) as error:
         said = str(error)[:80]
-        raise BadInput(f"{file}: not readable ({said}); what it says is needed") from None
+        raise BadInput(
+            f"{file}: not readable ({said}); what it says is needed"
+        ) from None
     if not isinstance(value, dict):
         raise BadInput(f"{file}: expected an object, not {type(value).__name__}")
     return value
@@ -104,12 +117,16 @@ def _hub(config: Config, file: Path) -> TrunkMetadata:
         options["eps"] = f"{float(model['layer_norm_eps']):g}"
     activation = str(model.get("hidden_act", ""))
     if activation and activation not in _ACTIVATIONS:
-        raise BadInput(f"hidden_act '{activation[:40]}': expected one of {', '.join(_ACTIVATIONS)}")
+        raise BadInput(
+            f"hidden_act '{activation[:40]}': expected one of {', '.join(_ACTIVATIONS)}"
+        )
     if activation:
         options["act_layer"] = _ACTIVATIONS[activation]
     for key, usual in _FIXED.items():
         if model.get(key, usual) != usual:
-            differs = f"no trunk here has another than {usual}; its features would differ"
+            differs = (
+                f"no trunk here has another than {usual}; its features would differ"
+            )
             raise BadInput(f"{file}: '{key}' is {str(model[key])[:40]}, and {differs}")
     processor = file.with_name("preprocessor_config.json")
     process = _read(processor) if processor.is_file() else {}
@@ -152,5 +169,6 @@ def _openclip(config: Config, file: Path) -> TrunkMetadata:
         arch = f"{PREFIX}{vision['timm_model_name']}"
         return TrunkMetadata(arch=arch, pixels=pixels, names_model=True)
     return TrunkMetadata(
-        activation="quick_gelu" if model.get("quick_gelu", False) else "gelu", pixels=pixels
+        activation="quick_gelu" if model.get("quick_gelu", False) else "gelu",
+        pixels=pixels,
     )

@@ -28,7 +28,9 @@ def classifier(checkpoint: Checkpoint) -> tuple[nn.Module, dict[str, Tensor]]:
             " use a head that `backbench linear` trains"
         )
     if name.options:
-        raise BadInput(f"'{checkpoint.name}': {arch} is changed; its own head is for timm's model")
+        raise BadInput(
+            f"'{checkpoint.name}': {arch} is changed; its own head is for timm's model"
+        )
     model: Any = timm.create_model(name.model, pretrained=False, num_classes=CLASSES)
     wanted, trunk = model.state_dict(), checkpoint.state_dict
     head = {key: checkpoint.heads.get(key) for key in wanted if key not in trunk}
@@ -42,7 +44,9 @@ def classifier(checkpoint: Checkpoint) -> tuple[nn.Module, dict[str, Tensor]]:
     try:
         model.load_state_dict({**trunk, **own}, strict=True)
     except RuntimeError as error:
-        raise BadInput(f"'{checkpoint.name}': its head does not fit: {error!s:.200}") from None
+        raise BadInput(
+            f"'{checkpoint.name}': its head does not fit: {error!s:.200}"
+        ) from None
     return model.eval().requires_grad_(False), own
 
 
@@ -69,11 +73,17 @@ def _about(checkpoint: Checkpoint) -> Any:
 
     weights, pixels = checkpoint.provenance.get(WEIGHTS), checkpoint.pixels
     about = get_pretrained_cfg(str(weights)) if weights else None
-    if about is not None and (tuple(about.mean), tuple(about.std)) != (pixels.mean, pixels.std):
+    if about is not None and (tuple(about.mean), tuple(about.std)) != (
+        pixels.mean,
+        pixels.std,
+    ):
         raise BadInput(
             f"'{checkpoint.name}' has other pixels than timm's {weights}; import it without --pixels"
         )
-    has_fc = checkpoint.stem == "imagenet" and checkpoint.heads.keys() == {"fc.weight", "fc.bias"}
+    has_fc = checkpoint.stem == "imagenet" and checkpoint.heads.keys() == {
+        "fc.weight",
+        "fc.bias",
+    }
     # As published heads of ResNets are scored: the shorter side to 256, of which 224
     if about is None and has_fc:
         return PretrainedCfg(

@@ -62,7 +62,9 @@ class TimmInFile(TrunkInFile):
         return any(name.endswith(REGISTERS) for name in self.local)
 
     def shapes(self) -> Mapping[str, Shape]:
-        return {each.key: each.shape for parts in self.sources.values() for each in parts}
+        return {
+            each.key: each.shape for parts in self.sources.values() for each in parts
+        }
 
     def assembled(self, tensors: Tensors) -> dict[str, Tensor]:
         blank = self.blank
@@ -71,12 +73,18 @@ class TimmInFile(TrunkInFile):
             there = [each for each in parts if each.key in self.keys]
             if len(there) < len(parts):  # a counter, or what is allowed to be missing
                 continue
-            taken = [each.taken(tensors[self.keys[each.key]].detach()) for each in there]
+            taken = [
+                each.taken(tensors[self.keys[each.key]].detach()) for each in there
+            ]
             if self.folds and ours in ("cls_token", "pos_embed"):
                 out[ours] = _folded(ours, [tensor.float() for tensor in taken])
                 continue
             # Their types may differ, and some have no common one
-            whole = taken[0] if len(taken) == 1 else torch.cat([each.float() for each in taken])
+            whole = (
+                taken[0]
+                if len(taken) == 1
+                else torch.cat([each.float() for each in taken])
+            )
             out[ours] = whole.reshape(blank[ours].shape)
         return out
 
@@ -104,14 +112,20 @@ class TimmInFile(TrunkInFile):
     def contradictions(self, tensors: Tensors) -> list[str]:
         out = []
         # Biases of which the model takes the queries' and the values' third alone
-        in_thirds = {p.key for parts in self.sources.values() for p in parts if p.parts == 3}
+        in_thirds = {
+            p.key for parts in self.sources.values() for p in parts if p.parts == 3
+        }
         for name, key in self.local.items():
             if not name.endswith(_LOOKED_INTO) and not name.startswith("norms.3."):
                 continue
-            if not in_file(tensors[key]):  # said below where it is one of the trunk's own
+            if not in_file(
+                tensors[key]
+            ):  # said below where it is one of the trunk's own
                 if name not in self.keys:
                     out.append(f"{key} (its elements are not all in the file)")
-            elif name.endswith("rope_embed.periods") and not _usual_periods(tensors[key]):
+            elif name.endswith("rope_embed.periods") and not _usual_periods(
+                tensors[key]
+            ):
                 out.append(f"{key} (not 100 ** (i / n), the periods of timm's model)")
             elif name.endswith("attn.qkv.bias") and name in in_thirds:
                 if not _masked(tensors[key], tensors.get(f"{key}_mask")):
@@ -144,11 +158,17 @@ class TimmInFile(TrunkInFile):
         about = {"licence": self.metadata.licence, "told by": self.metadata.source}
         if self.form is not None:
             about["licence"] = self.metadata.licence or self.form.licence
-            if "pos_embed" in self.blank:  # the rule by which its authors resize it, if it is known
-                with_registers = self.form.positions_with_registers if self.has_registers else ""
+            if (
+                "pos_embed" in self.blank
+            ):  # the rule by which its authors resize it, if it is known
+                with_registers = (
+                    self.form.positions_with_registers if self.has_registers else ""
+                )
                 about["positions"] = with_registers or self.form.positions
         if self.folds:
-            about["changed"] = "the class token's position is added to it, as timm's model has it"
+            about["changed"] = (
+                "the class token's position is added to it, as timm's model has it"
+            )
         return {key: value for key, value in about.items() if value}
 
 
@@ -202,7 +222,11 @@ def find(
 
     half = (len(names) + 1) // 2
     return find_by_votes(
-        tables, prefix_of, lambda *place: (1, trunk_below(*place)), fewest=half, most=MOST
+        tables,
+        prefix_of,
+        lambda *place: (1, trunk_below(*place)),
+        fewest=half,
+        most=MOST,
     )
 
 
@@ -237,7 +261,12 @@ def signature(trunk: TimmInFile, tensors: Tensors) -> str:
     out = f"{width}/{patches[0] if patches else 16}"
     if trunk.has_registers:
         out += "+reg"
-    gates = ("mlp.w3.weight", "mlp.weights_in.weight", "mlp.gate_proj.weight", "mlp.fc1_g.weight")
+    gates = (
+        "mlp.w3.weight",
+        "mlp.weights_in.weight",
+        "mlp.gate_proj.weight",
+        "mlp.fc1_g.weight",
+    )
     return out + ("+glu" if any(name.endswith(gates) for name in names) else "")
 
 
@@ -267,7 +296,11 @@ def _known(trunk: TimmInFile, tensors: Tensors, form: Format, folds: bool) -> st
     key = signature(trunk, tensors)
     model = form.timm.get(key)
     if model is None:  # the patch or a mark may be what is damaged
-        like = [name for each, name in form.timm.items() if each.split("/")[0] == key.split("/")[0]]
+        like = [
+            name
+            for each, name in form.timm.items()
+            if each.split("/")[0] == key.split("/")[0]
+        ]
         patches = any(tensors[key].dim() == 4 for key in trunk.local.values())
         if not like or "/" not in key or patches:
             raise BadInput(
@@ -290,7 +323,9 @@ def _known(trunk: TimmInFile, tensors: Tensors, form: Format, folds: bool) -> st
     return str(name._replace(options=options))
 
 
-def _size(trunk: TimmInFile, tensors: Tensors, arch: str, folds: bool) -> dict[str, str]:
+def _size(
+    trunk: TimmInFile, tensors: Tensors, arch: str, folds: bool
+) -> dict[str, str]:
     """`img_size` where the file has position embeddings for another size than the model's."""
     blank = trunk.family.tensors(*trunk.family.canonical(arch, NATIVE))
     if "pos_embed" not in blank or "patch_embed.proj.weight" not in blank:
@@ -335,7 +370,9 @@ def _fitted(trunk: TimmInFile) -> TimmInFile:
             extra.append(key)
         else:
             heads.append(key)
-    return replace(trunk, keys=keys, extra=tuple(extra), heads=tuple(heads), sources=sources)
+    return replace(
+        trunk, keys=keys, extra=tuple(extra), heads=tuple(heads), sources=sources
+    )
 
 
 def _folded(ours: str, taken: list[Tensor]) -> Tensor:

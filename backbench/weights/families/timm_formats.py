@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backbench.weights.family import Format, FormatTest, Tables, TrunkInFile, format_row, in_file
+from backbench.weights.family import (
+    Format,
+    FormatTest,
+    Tables,
+    TrunkInFile,
+    format_row,
+    in_file,
+)
 
 
 def _with(*ends: str, without: tuple[str, ...] = ()) -> FormatTest:
@@ -30,14 +37,25 @@ def _with(*ends: str, without: tuple[str, ...] = ()) -> FormatTest:
 
 _SCALES = ("ls1.gamma", "gamma_1", "lambda1", "ls2.gamma", "gamma_2")
 REGISTERS = ("reg_token", "register_tokens", "storage_tokens")
-_HEADS = ("head.weight", "head.bias", "fc_norm.weight", "norm_pre.weight", "attn_pool.latent")
+_HEADS = (
+    "head.weight",
+    "head.bias",
+    "fc_norm.weight",
+    "norm_pre.weight",
+    "attn_pool.latent",
+)
 _plain = _with(without=(*_SCALES, *REGISTERS, *_HEADS))
 
 
 def _fixed_positions(tables: Tables, trunk: TrunkInFile) -> bool:
     """True for MoCo-v3's and MAE's fixed positions, in which the class token's is 0."""
     position = tables[trunk.table].get(f"{trunk.prefix}pos_embed")
-    if position is None or position.dim() != 3 or not position.numel() or not in_file(position):
+    if (
+        position is None
+        or position.dim() != 3
+        or not position.numel()
+        or not in_file(position)
+    ):
         return False
     return not bool((position[0, 0] != 0).any())
 
@@ -62,16 +80,24 @@ def _mae(tables: Tables, trunks: list[TrunkInFile]) -> bool:
     """A decoder or fixed positions are MAE's marks; without them `--method mae` says it."""
     for trunk in trunks:
         decoder = any(key.startswith("decoder_") for key in tables[trunk.table])
-        if not decoder and not _fixed_positions(tables, trunk) and trunk.metadata.method != "mae":
+        if (
+            not decoder
+            and not _fixed_positions(tables, trunk)
+            and trunk.metadata.method != "mae"
+        ):
             return False
     return _plain(tables, trunks)
 
 
-def _format(name: str, row: dict[str, Any], models: Mapping[str, Mapping[str, str]]) -> Format:
+def _format(
+    name: str, row: dict[str, Any], models: Mapping[str, Mapping[str, str]]
+) -> Format:
     """A row as a Format: timm's own names unless it says others, and a test by ends of names."""
     for table in row.pop("models", ()):
         row["timm"] = row.get("timm", {}) | models[table]
-    row["readings"] = {int(width): word for width, word in row.get("readings", {}).items()}
+    row["readings"] = {
+        int(width): word for width, word in row.get("readings", {}).items()
+    }
     tests = {"plain": _plain, "mae": _mae, "said": _said(row["method"])}
     has, lacks = row.pop("has", ()), row.pop("lacks", ())
     if has or lacks:
@@ -81,5 +107,7 @@ def _format(name: str, row: dict[str, Any], models: Mapping[str, Mapping[str, st
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-TIMM_FORMATS = tuple(_format(name, row, _FILE["models"]) for name, row in _FILE["formats"].items())
+TIMM_FORMATS = tuple(
+    _format(name, row, _FILE["models"]) for name, row in _FILE["formats"].items()
+)
 TIMM = _format("timm", _FILE["timm"], {})

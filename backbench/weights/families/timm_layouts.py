@@ -27,7 +27,9 @@ SHAPES: dict[str, Callable[[Shape], Shape]] = {
     "same": lambda shape: shape,
     "no_batch": lambda shape: shape[1:],  # (1, n, D) -> (n, D)
     "vector": lambda shape: shape[-1:],  # (1, 1, D) -> (D,)
-    "linear": lambda shape: shape[:2],  # a 1 x 1 convolution: (out, in, 1, 1) -> (out, in)
+    "linear": lambda shape: shape[
+        :2
+    ],  # a 1 x 1 convolution: (out, in, 1, 1) -> (out, in)
     "last_two_one": lambda shape: (*shape, 1, 1),  # (C,) -> (C, 1, 1)
     "per_channel": lambda shape: (1, 1, 1, *shape),  # (C,) -> (1, 1, 1, C)
 }
@@ -86,7 +88,10 @@ def _layout(
     parsed = []
     for line in names.splitlines():
         ours, theirs, *shape = line.split()
-        ours, theirs = ours.replace("@", "blocks.#."), theirs.replace("@", f"{blocks}.#.")
+        ours, theirs = (
+            ours.replace("@", "blocks.#."),
+            theirs.replace("@", f"{blocks}.#."),
+        )
         regex = "".join(_WILDCARDS.get(letter, re.escape(letter)) for letter in ours)
         parsed.append(Rule(regex, _templates(theirs), *shape))
     return Layout(name, re.escape(blocks), tuple(outside), tuple(parsed), chunked)
@@ -97,7 +102,9 @@ def _templates(theirs: str) -> tuple[str, ...]:
     out = []
     for alternative in theirs.split("|"):
         first, *others = re.split(r"[#?*]", alternative)
-        out.append(first + "".join(f"\\{i}{other}" for i, other in enumerate(others, 1)))
+        out.append(
+            first + "".join(f"\\{i}{other}" for i, other in enumerate(others, 1))
+        )
     return tuple(out)
 
 
@@ -123,7 +130,10 @@ def pieces(
         for each in layout.rules:
             match = re.fullmatch(each.ours, ours)
             if match is not None:
-                rule, theirs = each, [match.expand(template) for template in each.theirs]
+                rule, theirs = (
+                    each,
+                    [match.expand(template) for template in each.theirs],
+                )
                 break
         shape = SHAPES[rule.shape](tuple(tensor.shape))
         chosen[ours] = rule, [_pieces(name, shape) for name in theirs]
@@ -154,4 +164,6 @@ def _pieces(text: str, shape: Shape) -> list[Piece]:
     if brace is not None:
         before, after = text[: brace.start()], text[brace.end() :]
         keys = [before + word + after for word in brace[1].split(",")]
-    return [Piece(key, (shape[0] // len(keys), *shape[1:]) if shape else ()) for key in keys]
+    return [
+        Piece(key, (shape[0] // len(keys), *shape[1:]) if shape else ()) for key in keys
+    ]

@@ -37,8 +37,14 @@ def parse(arch: str) -> TimmName:
 
     name, *pairs = arch.removeprefix(PREFIX).split(",")
     if not re.fullmatch(r"\w{1,80}", name) or not timm.is_model(name):
-        near = nearest(name[:80], timm.list_models()) if re.fullmatch(r"[\w.-]+", name) else ""
-        raise BadInput(f"timm {timm.__version__} has no model '{name[:80]}'; {near}".rstrip("; "))
+        near = (
+            nearest(name[:80], timm.list_models())
+            if re.fullmatch(r"[\w.-]+", name)
+            else ""
+        )
+        raise BadInput(
+            f"timm {timm.__version__} has no model '{name[:80]}'; {near}".rstrip("; ")
+        )
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -74,7 +80,10 @@ def _each(number: Callable[[str], int], text: str) -> list[int]:
 
 
 def _number(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?([eE]-?\d{1,2})?", text) or not 0 < float(text) < 1e6:
+    if (
+        not re.fullmatch(r"\d+(\.\d+)?([eE]-?\d{1,2})?", text)
+        or not 0 < float(text) < 1e6
+    ):
         raise _refused(text, "a number above 0")
     return float(text)
 

@@ -62,7 +62,11 @@ class TimmFamily(TrunkFamily):
 
     def dialect(self, arch: str) -> str:
         names = self.tensors(*self.canonical(arch, "imagenet"))
-        return "timm's convnext" if {"stem.0.weight", "stem.1.weight"} <= names.keys() else "timm's"
+        return (
+            "timm's convnext"
+            if {"stem.0.weight", "stem.1.weight"} <= names.keys()
+            else "timm's"
+        )
 
     # The trunk
 
@@ -118,7 +122,9 @@ class TimmFamily(TrunkFamily):
         arch = f"{PREFIX}{about['architecture']}"
         trunk = timm_trunk.TimmTrunk(arch, self.default_reading(arch))
         timm_trunk.refuse_other_module(module, trunk, int(about["input_size"][-1]))
-        if about["architecture"] in ARCHS:  # a ResNet is a trunk here under its own name
+        if (
+            about["architecture"] in ARCHS
+        ):  # a ResNet is a trunk here under its own name
             arch = about["architecture"]
         return arch, Pixels(tuple(about["mean"]), tuple(about["std"]))
 
@@ -131,7 +137,12 @@ class TimmFamily(TrunkFamily):
         if parts is None:
             forms = "timm:NAME, timm:NAME.TAG or timm:NAME@random, with ,key=value before the @"
             raise BadInput(f"'{name[:120]}': expected {forms}")
-        model, tag, options, random = parts[1], parts[2] or "", parts[3] or "", bool(parts[4])
+        model, tag, options, random = (
+            parts[1],
+            parts[2] or "",
+            parts[3] or "",
+            bool(parts[4]),
+        )
         # A ResNet is a trunk here under its own name
         ours = model in ARCHS and not options
         if random:
@@ -143,9 +154,14 @@ class TimmFamily(TrunkFamily):
         about = _about(model, tag)
         kept = TrunkMetadata(pixels=Pixels(tuple(about.mean), tuple(about.std)))
         if not ours:
-            arch, licence = str(parse(PREFIX + model + options)), str(about.license or "")
+            arch, licence = (
+                str(parse(PREFIX + model + options)),
+                str(about.license or ""),
+            )
             source = str(about.hf_hub_id)
-            kept = replace(kept, arch=arch, licence=licence, source=source, names_model=True)
+            kept = replace(
+                kept, arch=arch, licence=licence, source=source, names_model=True
+            )
         file = _cached_file(name, model + options, about)
         return NamedWeights(f"{model}.{about.tag}", metadata.over(kept), file)
 

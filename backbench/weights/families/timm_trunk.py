@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.weights import readings
-from backbench.weights.families.timm_model_names import ACTIVATIONS, OPTIONS, OURS, TimmName, parse
+from backbench.weights.families.timm_model_names import (
+    ACTIVATIONS,
+    OPTIONS,
+    OURS,
+    TimmName,
+    parse,
+)
 from backbench.weights.family import POSITION_RULES, refuse_other_readings
 from backbench.weights.trunk import WrappedTrunk
 
@@ -64,14 +70,24 @@ def differences(name: TimmName, options: Mapping[str, str]) -> dict[str, str]:
     out = {}
     heads, eps = options.get("num_heads"), options.get("eps")
     blocks, norm = getattr(model, "blocks", None), getattr(model, "norm", None)
-    if heads is not None and blocks is not None and int(heads) != blocks[0].attn.num_heads:
+    if (
+        heads is not None
+        and blocks is not None
+        and int(heads) != blocks[0].attn.num_heads
+    ):
         out["num_heads"] = heads
-    if eps is not None and isinstance(norm, nn.LayerNorm) and float(eps) > 1.5 * norm.eps:
+    if (
+        eps is not None
+        and isinstance(norm, nn.LayerNorm)
+        and float(eps) > 1.5 * norm.eps
+    ):
         out["eps"] = eps
     activation = options.get("act_layer")
     if activation is not None and blocks is None and hasattr(model, "stages"):
         blocks = model.stages[0].blocks
-    mlp: TimmModule = blocks[0].mlp if activation is not None and blocks is not None else None
+    mlp: TimmModule = (
+        blocks[0].mlp if activation is not None and blocks is not None else None
+    )
     # A gated MLP has its own, whatever the configuration says
     gated = type(mlp).__name__ != "Mlp"
     if activation and not gated and type(mlp.act).__name__ != ACTIVATIONS[activation]:
@@ -84,15 +100,26 @@ def create(name: TimmName) -> TimmModule:
     import timm
 
     try:
-        model = timm.create_model(name.model, pretrained=False, num_classes=0, **_keywords(name))
-    except (TypeError, ValueError, AssertionError, RuntimeError, KeyError, IndexError) as error:
+        model = timm.create_model(
+            name.model, pretrained=False, num_classes=0, **_keywords(name)
+        )
+    except (
+        TypeError,
+        ValueError,
+        AssertionError,
+        RuntimeError,
+        KeyError,
+        IndexError,
+    ) as error:
         said = " ".join(str(error).split())[:120]
         raise BadInput(f"{str(name)[:120]} cannot be built: {said}") from None
     if "pos" in name.options:
         from timm.models.vision_transformer import VisionTransformer
 
         if type(model) is not VisionTransformer or model.pos_embed is None:
-            raise BadInput(f"{name}: it has no position embeddings to resize; leave out pos")
+            raise BadInput(
+                f"{name}: it has no position embeddings to resize; leave out pos"
+            )
         ruled: TimmModule = model
         ruled.__class__ = _with_rule()
         ruled.position_rule = name.options["pos"]
@@ -149,7 +176,9 @@ def _with_rule() -> type[nn.Module]:
             # Some embed the class token's position too, some the patches' alone
             placed = 0 if self.no_embed_class else self.num_prefix_tokens
             assert self.pos_embed is not None
-            positioned = resized(self.pos_embed, (h, w), prefix=placed, rule=self.position_rule)
+            positioned = resized(
+                self.pos_embed, (h, w), prefix=placed, rule=self.position_rule
+            )
             patches = x.flatten(1, 2)
             if self.no_embed_class:
                 return self.pos_drop(torch.cat([*prefix, patches + positioned], dim=1))
@@ -158,7 +187,9 @@ def _with_rule() -> type[nn.Module]:
     return RuledTransformer
 
 
-def resized(embedding: Tensor, grid: tuple[int, int], *, prefix: int, rule: str) -> Tensor:
+def resized(
+    embedding: Tensor, grid: tuple[int, int], *, prefix: int, rule: str
+) -> Tensor:
     """Position embeddings for another grid of patches, by the rule of those who trained them:
     (1, prefix + s * s, D) of a square grid -> (1, prefix + h * w, D) for `grid` = (h, w).
 
@@ -185,7 +216,9 @@ def resized(embedding: Tensor, grid: tuple[int, int], *, prefix: int, rule: str)
     else:
         maps = F.interpolate(maps, size=grid, mode="bicubic", antialias=rule == "aa")
     # 3. Back in a row
-    rows = maps.permute(0, 2, 3, 1).reshape(1, grid[0] * grid[1], -1).to(embedding.dtype)
+    rows = (
+        maps.permute(0, 2, 3, 1).reshape(1, grid[0] * grid[1], -1).to(embedding.dtype)
+    )
     return torch.cat([first, rows], dim=1)
 
 
@@ -204,13 +237,17 @@ class TimmTrunk(WrappedTrunk):
 
     def _describe_transformer(self, name: TimmName) -> None:
         model, width = self.model, self.model.embed_dim
-        patch = model.patch_embed.feat_ratio(as_scalar=True)  # of a hybrid: with its convolutions
+        patch = model.patch_embed.feat_ratio(
+            as_scalar=True
+        )  # of a hybrid: with its convolutions
         self.strides, self.widths, self.divisor = (patch,), (width,), patch
         if model.pos_embed is not None and "pos" not in name.options:
             self.size = model.patch_embed.img_size[0]
         self.read = None
         if self.reading in (readings.POOLED, readings.MAP):
-            if self.reading != (readings.MAP if model.attn_pool is not None else readings.POOLED):
+            if self.reading != (
+                readings.MAP if model.attn_pool is not None else readings.POOLED
+            ):
                 raise BadInput(f"{self.arch} has no reading '{self.reading}'")
             self.feature_dim = width
             return
@@ -221,18 +258,28 @@ class TimmTrunk(WrappedTrunk):
             )
         self.read = readings.tokens(self.reading)
         if self.read.layers and model.cls_token is None:
-            raise BadInput(f"{self.arch} has no class token to read by '{self.reading}'")
+            raise BadInput(
+                f"{self.arch} has no class token to read by '{self.reading}'"
+            )
         if self.read.layers > len(model.blocks):
-            raise BadInput(f"{self.arch}: {len(model.blocks)} layers, '{self.reading}' reads more")
+            raise BadInput(
+                f"{self.arch}: {len(model.blocks)} layers, '{self.reading}' reads more"
+            )
         self.feature_dim = width * (self.read.layers + self.read.mean)
 
     def _describe_pyramid(self, name: TimmName) -> None:
         model = self.model
         refuse_other_readings(self.arch, self.reading)
-        self.feature_dim = getattr(model, "head_hidden_size", None) or model.num_features
+        self.feature_dim = (
+            getattr(model, "head_hidden_size", None) or model.num_features
+        )
         self.memory_format = torch.channels_last
-        if model.pretrained_cfg.get("fixed_input_size"):  # windows that are cut for one size
-            self.size = int(name.options.get("img_size", model.pretrained_cfg["input_size"][-1]))
+        if model.pretrained_cfg.get(
+            "fixed_input_size"
+        ):  # windows that are cut for one size
+            self.size = int(
+                name.options.get("img_size", model.pretrained_cfg["input_size"][-1])
+            )
         about = getattr(model, "feature_info", None)
         if about is None or not hasattr(model, "forward_intermediates"):
             return
@@ -246,7 +293,9 @@ class TimmTrunk(WrappedTrunk):
     def forward(self, x: Tensor) -> Tensor:
         self.refuse_size(*x.shape[-2:])
         if not self.transformer or self.read is None:
-            return self.model.forward_head(self.model.forward_features(x), pre_logits=True)
+            return self.model.forward_head(
+                self.model.forward_features(x), pre_logits=True
+            )
         last, layers = self._tokens(x, self.read.layers)
         parts = [layer[:, 0] for layer in layers]
         if self.read.mean:
@@ -260,7 +309,9 @@ class TimmTrunk(WrappedTrunk):
             tokens = self.model.forward_features(x)
             return tokens, [tokens] * layers
         how = {"return_prefix_tokens": True, "norm": True, "output_fmt": "NLC"}
-        pairs = self.model.forward_intermediates(x, indices=layers, intermediates_only=True, **how)
+        pairs = self.model.forward_intermediates(
+            x, indices=layers, intermediates_only=True, **how
+        )
         patches, prefix = pairs[-1]
         return torch.cat([prefix, patches], dim=1), [prefix for _, prefix in pairs]
 
@@ -279,17 +330,29 @@ class TimmTrunk(WrappedTrunk):
     def depths(self) -> dict[str, int]:
         from timm.models._manipulate import group_parameters
 
-        groups = group_parameters(self.model, self.model.group_matcher(coarse=False), reverse=True)
+        groups = group_parameters(
+            self.model, self.model.group_matcher(coarse=False), reverse=True
+        )
         # Tokens and positions are the stem's; timm before 1.0.29 had register tokens behind the last
         # block, and so a layer more
-        return {f"model.{n}": 0 if n in TOKENS else depth for n, depth in groups.items()}
+        return {
+            f"model.{n}": 0 if n in TOKENS else depth for n, depth in groups.items()
+        }
 
     def undecayed(self) -> set[str]:
-        said = self.model.no_weight_decay() if hasattr(self.model, "no_weight_decay") else set()
+        said = (
+            self.model.no_weight_decay()
+            if hasattr(self.model, "no_weight_decay")
+            else set()
+        )
         tokens = {*TOKENS, "latent", *said}
         out = super().undecayed()
         for name, _ in self.model.named_parameters():
-            if name in tokens or name.split(".")[-1] in tokens or "gamma" in name.split(".")[-1]:
+            if (
+                name in tokens
+                or name.split(".")[-1] in tokens
+                or "gamma" in name.split(".")[-1]
+            ):
                 out.add(f"model.{name}")
         return out
 
@@ -306,7 +369,9 @@ def refuse_other_module(module: nn.Module, trunk: TimmTrunk, side: int) -> None:
     """Load the module's weights into the trunk; BadInput unless it then has its features: arguments
     that leave no tensor (heads, an activation) would change them unseen."""
     state, names = module.state_dict(), trunk.state_dict().keys()
-    trunk.load_state_dict({name: state[name] for name in names if name in state}, strict=True)
+    trunk.load_state_dict(
+        {name: state[name] for name in names if name in state}, strict=True
+    )
     x = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
     device = next(module.parameters()).device
     training = module.training
@@ -315,8 +380,12 @@ def refuse_other_module(module: nn.Module, trunk: TimmTrunk, side: int) -> None:
         theirs = model.forward_features(x.to(device)).cpu()
         ours = trunk.eval().model.forward_features(x)
     module.train(training)
-    if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-4):
-        model = f"timm's {parse(trunk.arch).model} as it is registered: its features differ"
+    if theirs.shape != ours.shape or not torch.allclose(
+        theirs, ours, rtol=1e-3, atol=1e-4
+    ):
+        model = (
+            f"timm's {parse(trunk.arch).model} as it is registered: its features differ"
+        )
         raise BadInput(
             f"this module is not {model}; give it as backbench.weights.trunk.ModuleTrunk"
         )

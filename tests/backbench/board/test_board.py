@@ -73,7 +73,10 @@ def test_the_average_appears_only_when_complete(tmp_path):
 
 
 def test_the_average_adds_half_widths_in_squares(tmp_path):
-    rows = [a_result(dataset=d, metric=DATASETS[d].metric, ci95=(90.25, 92.25)) for d in TWELVE]
+    rows = [
+        a_result(dataset=d, metric=DATASETS[d].metric, ci95=(90.25, 92.25))
+        for d in TWELVE
+    ]
     board = board_of(tmp_path, *rows)
     average = next(c for c in board.columns if c.dataset == "average")
     cell = board.cell(board.rows[0], average)
@@ -81,7 +84,9 @@ def test_the_average_adds_half_widths_in_squares(tmp_path):
     assert cell.settled and not cell.backed, "nothing was kept of them"
     # 90 and 92 by two seeds: standard errors of 1, known with a degree of freedom each; t(36) 2.028
     both = ({"seed": 0, "value": 90.0}, {"seed": 1, "value": 92.0})
-    seeds = [dataclasses.replace(r, **one, ci95=(89.0, 93.0)) for r in rows for one in both]
+    seeds = [
+        dataclasses.replace(r, **one, ci95=(89.0, 93.0)) for r in rows for one in both
+    ]
     cell = board_of(tmp_path / "seeds", *seeds).cells[rows[0].checkpoint, average]
     assert cell.half_width == pytest.approx(2.028 / 12**0.5, rel=1e-3)
     stopped = dataclasses.replace(rows[0], chosen={"converged": False})
@@ -101,7 +106,9 @@ def test_reading_a_board_is_light(tmp_path):
         f"board = backbench.collect([{str(tmp_path)!r}]); "
         f"print(len(board.columns), [m for m in {heavy} if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "2 []"
 
 
@@ -109,7 +116,9 @@ def test_the_last_recorded_of_duplicates_counts_and_is_said(tmp_path):
     old = a_result(value=90.0, origin={"recorded": 1.0})
     new = a_result(value=91.0, origin={"recorded": 2.0})
     store.append(tmp_path / "runs" / "a", [new])
-    store.append(tmp_path / "runs" / "b", [old, a_result(metric="top5"), a_result(metric="top5")])
+    store.append(
+        tmp_path / "runs" / "b", [old, a_result(metric="top5"), a_result(metric="top5")]
+    )
     board = collect([tmp_path / "runs", tmp_path / "runs" / "a"])
     assert [c.value for c in board.cells.values()] == [91.0, 91.25]
     assert len(board.problems) == 1
@@ -164,27 +173,40 @@ def test_tables_of_the_papers(tmp_path):
         tex = (tmp_path / "tex" / f"{name}.tex").read_text()
         assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 1
         width = tex.split(r"\begin{tabular}{")[1].split("}")[0]
-        body = [row for row in tex.splitlines() if row.endswith(r"\\") and "multicolumn" not in row]
+        body = [
+            row
+            for row in tex.splitlines()
+            if row.endswith(r"\\") and "multicolumn" not in row
+        ]
         assert {line.count(" & ") + 1 for line in body} == {len(width)}, name
         bold = [line for line in body if "textbf" in line]
         assert bold == [line for line in body if line.startswith(r"lorac\_200")]
     for n in (1, 2, 3, 4):
-        assert "\nlorac\\_200 &" in (tmp_path / "tex" / f"lorac_table{n}.tex").read_text()
+        assert (
+            "\nlorac\\_200 &" in (tmp_path / "tex" / f"lorac_table{n}.tex").read_text()
+        )
     two = (tmp_path / "tex" / "lorac_table2.tex").read_text()
     assert "LORAC & 200 & 47.8 & 50.9" in two
     assert "Model & Epochs & Aircraft & " in two and "SUN397 & Average" in two
     markdown = (tmp_path / "md" / "lorac_table3.md").read_text()
     assert "| LORAC | 200 | published | 50.0 | 76.3 | 68.0 | 88.9 |" in markdown
     assert "| random |  | measured |" in markdown
-    assert "| Source | 1% labels: Top-1 | 1% labels: Top-5 | 10% labels: Top-1 |" in markdown
+    assert (
+        "| Source | 1% labels: Top-1 | 1% labels: Top-5 | 10% labels: Top-1 |"
+        in markdown
+    )
     four = (tmp_path / "md" / "lorac_table4.md").read_text()
     assert "| Source | Faster R-CNN: AP | Faster R-CNN: AP50 |" in four
 
 
 def test_a_table_of_several_sets_has_its_protocols_side_by_side(tmp_path):
     small = a_result(dataset="cifar10", protocol="linear-mio-v1", value=84.0)
-    other = a_result(dataset="stl10", protocol="linear-mio-stl10-v1", checkpoint="b" * 64, name="b")
-    paper_tables.write(board_of(tmp_path, small, other), [], latex=None, markdown=tmp_path / "md")
+    other = a_result(
+        dataset="stl10", protocol="linear-mio-stl10-v1", checkpoint="b" * 64, name="b"
+    )
+    paper_tables.write(
+        board_of(tmp_path, small, other), [], latex=None, markdown=tmp_path / "md"
+    )
     text = (tmp_path / "md" / "mio_table4.md").read_text()
     assert "| MIO (A) | 250 | published | 84.3 | 55.3 | 58.1 |" in text
     assert "| lorac | 200 | measured | 84.0 |  |  |" in text
@@ -195,7 +217,11 @@ def test_a_table_of_several_sets_has_its_protocols_side_by_side(tmp_path):
 
 def test_unlike_protocols_make_tables_of_their_own(tmp_path):
     here = [a_result(dataset="imagenet", protocol="linear-lorac-imagenet-v1")]
-    there = [a_result(dataset="imagenet", protocol="linear-grid-v1", checkpoint="b" * 64, name="b")]
+    there = [
+        a_result(
+            dataset="imagenet", protocol="linear-grid-v1", checkpoint="b" * 64, name="b"
+        )
+    ]
     board = board_of(tmp_path, *here, *there)
     paper_tables.write(board, [], latex=None, markdown=tmp_path / "md")
     first = (tmp_path / "md" / "lorac_table1.md").read_text()
@@ -217,14 +243,17 @@ FAST = config.apply_overrides(PRINTED, fast.spelled())
 REFERENCE = config.apply_overrides(PRINTED, ["precision=fp32"])
 
 
-@pytest.mark.parametrize(("recipe", "value", "said"), [
-    (FAST, 91.9, "within (fast)"),
-    (FAST, 89.9, "OUTSIDE (fast)"),
-    ({**FAST, "precision": "fp32"}, 91.9, "within (views.pipeline=fast)"),
-    (REFERENCE, 91.9, "within 1.5"),
-    (None, 91.9, "within 1.5"),
-    (None, 89.9, "OUTSIDE 1.5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recipe", "value", "said"),
+    [
+        (FAST, 91.9, "within (fast)"),
+        (FAST, 89.9, "OUTSIDE (fast)"),
+        ({**FAST, "precision": "fp32"}, 91.9, "within (views.pipeline=fast)"),
+        (REFERENCE, 91.9, "within 1.5"),
+        (None, 91.9, "within 1.5"),
+        (None, 89.9, "OUTSIDE 1.5"),
+    ],
+)
 @pytest.mark.parametrize("old_rows", [False, True])
 def test_the_reproduction_gate_and_the_word_for_fast_pretraining(
     tmp_path, capsys, caplog, *, recipe, value, said, old_rows
@@ -252,22 +281,34 @@ def test_the_reproduction_gate_and_the_word_for_fast_pretraining(
     assert read_csv(csv_file)[0]["name"] == name and f"\n{name} " in out
     assert cli.main(["paper", "lorac:2", str(runs)]) == 0
     verdict = "outside" if status else "within"
-    assert f"{value:.2f} {verdict}{f' ({word})' if word else ''} (lorac)" in capsys.readouterr().out
+    assert (
+        f"{value:.2f} {verdict}{f' ({word})' if word else ''} (lorac)"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_fast_trunk_is_no_seed_of_the_other_one_of_its_name(tmp_path):
     quick = fast.of_trunk({"recipe": FAST})
     rows = []
     for n, (beta, provenance) in enumerate([(2, {}), (4, {}), (2, quick), (4, quick)]):
-        row = a_result(checkpoint=str(n) * 64, name=f"lorac beta={beta}", value=90.0 + n)
-        rows.append(dataclasses.replace(row, provenance={**row.provenance, **provenance}))
+        row = a_result(
+            checkpoint=str(n) * 64, name=f"lorac beta={beta}", value=90.0 + n
+        )
+        rows.append(
+            dataclasses.replace(row, provenance={**row.provenance, **provenance})
+        )
     board = board_of(tmp_path, *rows)
     assert len(board.columns) == 1
     (found,) = ablation.find(board)
     assert {setting.name for setting in found.points} == {"lorac", "lorac (fast)"}
     assert all(len(rows) == 1 for rows in found.points.values())
     labels = sorted(board.labels().values())
-    assert labels == ["lorac beta=2", "lorac beta=2 (fast)", "lorac beta=4", "lorac beta=4 (fast)"]
+    assert labels == [
+        "lorac beta=2",
+        "lorac beta=2 (fast)",
+        "lorac beta=4",
+        "lorac beta=4 (fast)",
+    ]
 
 
 LORAC_KEY = "lorac:2:lorac:resnet50:200"
@@ -276,24 +317,32 @@ FEW = a_result(value=92.0)
 FEW.provenance["images"]["test"] = 50
 
 
-@pytest.mark.parametrize(("key", "rows", "said"), [
-    ("lorac:2:lorak:resnet50:200", [WITHIN], "no published row 'lorac:2:lorak"),
-    (LORAC_KEY, [], "a check that judges nothing fails"),
-    (LORAC_KEY, [a_result(value=float("nan"), ci95=None)], "is undefined"),
-    (LORAC_KEY, [a_result(value=91.9, arch="resnet18")], "1 of another trunk"),
-    (LORAC_KEY, [a_result(value=91.9, epochs=1)], "1 of another trunk"),
-    (LORAC_KEY, [a_result(value=91.9, epochs=None)], "1 of another trunk"),
-    (LORAC_KEY, [a_result(value=91.9, split="val")], "cifar10:val"),
-    # On 50 test images: near the printed number, and no measurement of it
-    (LORAC_KEY, [FEW], "not of linear/cifar10:test~n50000+50/top1@linear-lorac-v1"),
-    (LORAC_KEY, [FEW], "1 could not be judged: a check that judges nothing fails"),
-    (LORAC_KEY, [a_result(seed=s, value=91.8 if s else None) for s in range(3)],
-     "linear/cifar10/top1@linear-lorac-v1 is undefined for 1 of 3 seeds"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "rows", "said"),
+    [
+        ("lorac:2:lorak:resnet50:200", [WITHIN], "no published row 'lorac:2:lorak"),
+        (LORAC_KEY, [], "a check that judges nothing fails"),
+        (LORAC_KEY, [a_result(value=float("nan"), ci95=None)], "is undefined"),
+        (LORAC_KEY, [a_result(value=91.9, arch="resnet18")], "1 of another trunk"),
+        (LORAC_KEY, [a_result(value=91.9, epochs=1)], "1 of another trunk"),
+        (LORAC_KEY, [a_result(value=91.9, epochs=None)], "1 of another trunk"),
+        (LORAC_KEY, [a_result(value=91.9, split="val")], "cifar10:val"),
+        # On 50 test images: near the printed number, and no measurement of it
+        (LORAC_KEY, [FEW], "not of linear/cifar10:test~n50000+50/top1@linear-lorac-v1"),
+        (LORAC_KEY, [FEW], "1 could not be judged: a check that judges nothing fails"),
+        (
+            LORAC_KEY,
+            [a_result(seed=s, value=91.8 if s else None) for s in range(3)],
+            "linear/cifar10/top1@linear-lorac-v1 is undefined for 1 of 3 seeds",
+        ),
+    ],
+)
 def test_what_cannot_be_judged_fails_the_check(tmp_path, capsys, key, rows, said):
     other = a_result(dataset="digits", protocol="linear-demo-v1")
     store.append(tmp_path / "runs", [*rows, other])
-    records.checkpoint_header(tmp_path / "runs" / "backbone.safetensors", "a" * 64, expected=[key])
+    records.checkpoint_header(
+        tmp_path / "runs" / "backbone.safetensors", "a" * 64, expected=[key]
+    )
     assert cli.main(["leaderboard", str(tmp_path / "runs"), "--check", "-q"]) == 1
     assert said in capsys.readouterr().out
 
@@ -302,7 +351,9 @@ def test_the_gate_reads_what_import_named_and_what_the_command_names(tmp_path):
     file = tmp_path / "elsewhere" / "x.safetensors"
     records.checkpoint_header(file, "a" * 64, published=LORAC_KEY)
     command = "backbench linear elsewhere/x.safetensors --datasets cifar10"
-    board = board_of(tmp_path, a_result(origin={"command": command, "cwd": str(tmp_path)}))
+    board = board_of(
+        tmp_path, a_result(origin={"command": command, "cwd": str(tmp_path)})
+    )
     expected = expected_keys(board, [tmp_path / "runs"])
     assert expected == {"a" * 64: [LORAC_KEY]}
     judged = judge(board, expected)
@@ -329,12 +380,20 @@ def test_tidy_has_a_row_per_number(tmp_path):
     values = [(r["seed"], r["value"], r["ci95_low"]) for r in own]
     assert values == [("0", "91.25", "90"), ("1", "91.25", "90")]
     assert json.loads(own[0]["chosen"]) == {"lr": 1.0}
-    assert {(r["source"], r["split"]) for r in rows} == {("measured", "test"), ("published", "")}
+    assert {(r["source"], r["split"]) for r in rows} == {
+        ("measured", "test"),
+        ("published", ""),
+    }
 
 
 def test_nothing_to_show_is_a_mistake(tmp_path, capsys):
     (tmp_path / "runs").mkdir()
-    assert cli.main(["leaderboard", str(tmp_path / "runs"), "--csv", str(tmp_path / "l.csv")]) == 2
+    assert (
+        cli.main(
+            ["leaderboard", str(tmp_path / "runs"), "--csv", str(tmp_path / "l.csv")]
+        )
+        == 2
+    )
     assert "no results.jsonl below" in capsys.readouterr().err
     assert not (tmp_path / "l.csv").exists()
     with pytest.raises(BadInput, match="no such run folder"):
@@ -344,7 +403,9 @@ def test_nothing_to_show_is_a_mistake(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_hundred_thousand_results_in_a_few_times_their_decoding(tmp_path):
     boards.many(tmp_path / "runs", 1000, 100)
-    start = time.process_time()  # of this process: other work on the machine is not counted
+    start = (
+        time.process_time()
+    )  # of this process: other work on the machine is not counted
     for file in store.files_below(tmp_path / "runs"):
         decoded = [json.loads(line) for line in file.read_text().splitlines()]
         assert len(decoded) == 10_000
@@ -363,7 +424,8 @@ def test_a_fit_that_has_not_converged_never_leads(tmp_path, highest):
     boards.synthetic(tmp_path / "runs", ["one", "two", "three"], [kind], gap=12)
     stopped = {"chosen": {"converged": False, "gradient": 3e-3, "l2": 1.0}}
     records.edit_lines(
-        tmp_path / "runs", lambda line: line.update(stopped if line["name"] == highest else {})
+        tmp_path / "runs",
+        lambda line: line.update(stopped if line["name"] == highest else {}),
     )
     files = [f"--{kind}={tmp_path / kind}" for kind in ("html", "markdown", "latex")]
     assert cli.main(["leaderboard", str(tmp_path / "runs"), *files, "-q"]) == 0

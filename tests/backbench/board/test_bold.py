@@ -56,7 +56,9 @@ def test_one_training_each_is_never_bold(tmp_path, capsys):
 @pytest.mark.parametrize("kind", [LINEAR, SEMISUP, boards.DEMO[5]])
 def test_seeds_of_two_checkpoints_are_enough_for_all(tmp_path, kind):
     boards.synthetic(tmp_path, NAMES[:2], [kind], gap=12, seeds=3)
-    boards.synthetic(tmp_path / "third", NAMES, [kind], gap=12)  # one seed, of the third as well
+    boards.synthetic(
+        tmp_path / "third", NAMES, [kind], gap=12
+    )  # one seed, of the third as well
     board = collect([tmp_path])
     assert noise_of(board, board.columns[0]).df == 4
     assert only_mark(board) == {BEST: "best"}
@@ -91,7 +93,9 @@ def test_a_choice_that_few_images_made_is_noise_of_the_column(tmp_path, noise, m
         assert only_mark(board) == mark
     else:
         assert set(only_mark(board).values()) == {"tied"}
-        assert "choice on few validation images" in noise_words(noise_of(board, board.columns[0]))
+        assert "choice on few validation images" in noise_words(
+            noise_of(board, board.columns[0])
+        )
 
 
 def test_the_noise_of_a_choice_is_of_the_metric_that_chose(tmp_path):
@@ -103,7 +107,9 @@ def test_the_noise_of_a_choice_is_of_the_metric_that_chose(tmp_path):
     assert spread["top1"] >= 9 > spread["top5"]
 
 
-@pytest.mark.parametrize("kind", [KNN, FEWSHOT, ("logreg", "digits", "top1", "logreg-v1", None)])
+@pytest.mark.parametrize(
+    "kind", [KNN, FEWSHOT, ("logreg", "digits", "top1", "logreg-v1", None)]
+)
 def test_what_is_not_trained_by_chance_needs_no_seeds(tmp_path, kind):
     board = board_of(tmp_path, [kind], gap=12)
     assert only_mark(board) == {BEST: "best"}
@@ -118,7 +124,9 @@ def test_published_noise_serves_where_nobody_has_seeds(tmp_path):
     assert noise_of(far, far.columns[0]).seeds == pytest.approx(0.15**2)
     part = dataclasses.replace(far.columns[0], split="val~n40")
     assert not noise_of(far, part).known, "it was published for the whole split"
-    measured = board_of(tmp_path / "m", COCO[:1], gap=6, images=5000, seeds=3, trainings=2.0)
+    measured = board_of(
+        tmp_path / "m", COCO[:1], gap=6, images=5000, seeds=3, trainings=2.0
+    )
     assert noise_of(measured, measured.columns[0]).df == 6, "measured seeds go before"
 
 
@@ -132,7 +140,11 @@ def test_seeds_that_kept_nothing_tell_nothing_of_trainings(tmp_path):
 def test_ranks_over_few_columns_count_trainings(tmp_path):
     kinds = [LINEAR, SEMISUP]
     said = {}
-    ways = (("once", {}), ("calm", {"seeds": 3}), ("wild", {"seeds": 3, "trainings": 12.0}))
+    ways = (
+        ("once", {}),
+        ("calm", {"seeds": 3}),
+        ("wild", {"seeds": 3, "trainings": 12.0}),
+    )
     for name, how in ways:
         board = board_of(tmp_path / name, kinds, gap=6, seed=1, **how)
         said[name] = answer(board, overall(board))
@@ -147,14 +159,25 @@ NARROW = ({"value": 60.0, "ci95": (59.0, 61.0)}, {"value": 80.0, "ci95": (79.0, 
 ALIKE = {"value": 70.0, "ci95": (57.4, 80.1)}
 
 
-@pytest.mark.parametrize(("rows", "ends", "said"), [
-    ([{**NEIGHBOURS, **ALIKE}] * 2, (57.4, 80.1), "one measurement"),
-    ([ALIKE] * 3, (57.4, 80.1), "mean of 3 seeds"),  # no surer than the images
-    (NARROW, (-57.06, 197.06), "mean of 2 seeds"),  # t's quantile of one degree of freedom
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "ends", "said"),
+    [
+        ([{**NEIGHBOURS, **ALIKE}] * 2, (57.4, 80.1), "one measurement"),
+        ([ALIKE] * 3, (57.4, 80.1), "mean of 3 seeds"),  # no surer than the images
+        (
+            NARROW,
+            (-57.06, 197.06),
+            "mean of 2 seeds",
+        ),  # t's quantile of one degree of freedom
+    ],
+)
 def test_seeds_that_agree_and_seeds_that_differ(tmp_path, rows, ends, said):
     for seed, row in enumerate(rows):
         store.append(tmp_path / f"s{seed}", [a_result(seed=seed, **row)])
     board = collect([tmp_path])
     (cell,) = [board.cell(board.rows[0], column) for column in board.columns]
-    assert cell.value == 70.0 and cell.ci95 == pytest.approx(ends, abs=0.01) and said in cell.note
+    assert (
+        cell.value == 70.0
+        and cell.ci95 == pytest.approx(ends, abs=0.01)
+        and said in cell.note
+    )

@@ -50,11 +50,19 @@ def test_the_readmes_table_is_of_these_records_and_of_perturbed_runs(made):
     rows = {row.name.removesuffix("-demo"): row for row in board.rows}
     by_name = {column.name: column for column in board.columns}
     kept = (ROOT / "benchmarks" / "demo_holds.txt").read_text()
-    counts = re.findall(r"^(\w+) above random in column (\S+) +(\d+) of (\d+) ", kept, re.M)
-    held = {(name, column): (int(above), int(runs)) for name, column, above, runs in counts}
+    counts = re.findall(
+        r"^(\w+) above random in column (\S+) +(\d+) of (\d+) ", kept, re.M
+    )
+    held = {
+        (name, column): (int(above), int(runs)) for name, column, above, runs in counts
+    }
     readme = (ROOT / "README.md").read_text()
     lines = [line.strip("|").split("|") for line in readme.splitlines()]
-    table = {cells[0].strip(): [t.strip() for t in cells[1:]] for cells in lines if len(cells) == 6}
+    table = {
+        cells[0].strip(): [t.strip() for t in cells[1:]]
+        for cells in lines
+        if len(cells) == 6
+    }
     for title, column in COLUMNS.items():
         for name, said in zip(table["percent"], table[title]):
             cell = board.cell(rows[name], by_name[column])
@@ -71,16 +79,24 @@ def test_records_to_publish_name_no_folder_of_the_machine():
     assert len(texts) > 10
     assert not [text for text in texts if '"cwd"' in text]
     for text in [*texts, (ROOT / "docs" / "demo" / "leaderboard.html").read_text()]:
-        assert not re.findall(r'[" ](?:/|~/|file:)(?:home|root|tmp|work|scratch|data)\b', text)
+        assert not re.findall(
+            r'[" ](?:/|~/|file:)(?:home|root|tmp|work|scratch|data)\b', text
+        )
 
 
-@pytest.mark.parametrize(("given", "shown"), [
-    ("a --data /scratch/me/x --out runs/y", "a --data x --out runs/y"),
-    ("a --out='/home/me/my runs/y' b=/z/q.pth", "a --out=y b=q.pth"),
-    ("a ~/k/x.pth ~me/y ./b/c ../d https://e.f/g h/i:j", "a x.pth y ./b/c ../d https://e.f/g h/i:j"),
-    ("a '/an end/is missing", "a 'an end/is missing"),
-    (["a", "/b/c", "--d=/e/f"], ["a", "c", "--d=f"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("a --data /scratch/me/x --out runs/y", "a --data x --out runs/y"),
+        ("a --out='/home/me/my runs/y' b=/z/q.pth", "a --out=y b=q.pth"),
+        (
+            "a ~/k/x.pth ~me/y ./b/c ../d https://e.f/g h/i:j",
+            "a x.pth y ./b/c ../d https://e.f/g h/i:j",
+        ),
+        ("a '/an end/is missing", "a 'an end/is missing"),
+        (["a", "/b/c", "--d=/e/f"], ["a", "c", "--d=f"]),
+    ],
+)
 def test_commands_keep_the_names_of_paths(given, shown):
     record = {"origin": {"command": given, "cwd": "/home/me", "code": "abc"}}
     assert without_folders(record) == {"origin": {"command": shown, "code": "abc"}}
@@ -91,7 +107,10 @@ def test_paths_are_cut_wherever_they_stand():
         "value": 71.25,
         "ci95": (70.0, 72.5),
         "engine": None,
-        "provenance": {"notes": ["90 images from /data/me/10percent.txt, 1/2 of them"], "k": 5},
+        "provenance": {
+            "notes": ["90 images from /data/me/10percent.txt, 1/2 of them"],
+            "k": 5,
+        },
         "origin": {"also": [{"cwd": "/x", "command": "a /b/c"}], "lab": "north"},
         "dataset": "/data/me/flowers",
         "config": "C:\\Users\\me\\c.yaml",

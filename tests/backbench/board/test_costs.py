@@ -19,9 +19,13 @@ def row(checkpoint, trunk, *, dataset="cifar10", speed=None, recorded=1.0, **mor
         origin["images_per_second"] = speed
     provenance = {} if trunk is None else {"trunk": trunk}
     return a_result(
-        checkpoint=checkpoint * 64, name=f"trunk {checkpoint}", dataset=dataset,
-        provenance=provenance, origin=origin, **more,
-    )  # fmt: skip
+        checkpoint=checkpoint * 64,
+        name=f"trunk {checkpoint}",
+        dataset=dataset,
+        provenance=provenance,
+        origin=origin,
+        **more,
+    )
 
 
 @pytest.fixture
@@ -47,7 +51,9 @@ def test_the_table_has_what_each_trunk_costs(runs):
     assert (a["parameters"], a["side"], a["gflops"]) == ("11176512", "224", "1.8186")
     assert (a["images_per_second"], a["hardware"]) == ("25.0", "2 x CPU")
     assert (b["parameters"], b["images_per_second"]) == ("21665664", "10.5")
-    assert {c[name] for name in ("parameters", "side", "gflops", "images_per_second")} == {""}
+    assert {
+        c[name] for name in ("parameters", "side", "gflops", "images_per_second")
+    } == {""}
     # The page says it where trunks are compared
     texts = {r[1]: r[page.ROWS.index("cost")] for r in page._rows(board)}
     assert texts["trunk a"] == "11.2M parameters · 1.8 GFLOPs at 224 px · 25 images/s"
@@ -69,20 +75,34 @@ def test_what_a_detector_says_counts_where_nothing_else_does(tmp_path):
     board = collect([tmp_path])
     export.write_tidy(board, tmp_path / "results.csv")
     lines = list(csv.DictReader((tmp_path / "results.csv").open()))
-    found = {(r["name"], r["dataset"]): (r["side"], r["images_per_second"]) for r in lines}
-    assert found["trunk a", "coco"] == ("800", "2.0") and found["trunk a", "cifar10"][0] == "224"
+    found = {
+        (r["name"], r["dataset"]): (r["side"], r["images_per_second"]) for r in lines
+    }
+    assert (
+        found["trunk a", "coco"] == ("800", "2.0")
+        and found["trunk a", "cifar10"][0] == "224"
+    )
     texts = {digest[0]: cost.text for digest, cost in board.costs.items()}
     assert texts["a"] == "11.2M parameters · 1.8 GFLOPs at 224 px · 20 images/s"
     assert texts["b"] == "0.0M parameters · 33 GFLOPs at 800 px · 3 images/s"
 
 
-@pytest.mark.parametrize("trunk", [
-    "resnet", [1], {"parameters": "many", "side": 224}, {"parameters": 5, "side": 0},
-    {"parameters": -1, "side": 3}, {"parameters": True, "side": 3},
-    {"parameters": 5, "side": 224, "gflops": float("nan")},
-    {"parameters": 5, "side": 224, "gflops": "=1+1"}, {"parameters": 5, "sides": [8, "="]},
-    {"parameters": 5, "sides": [True, 9]}, {"parameters": 5, "sides": "224"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "trunk",
+    [
+        "resnet",
+        [1],
+        {"parameters": "many", "side": 224},
+        {"parameters": 5, "side": 0},
+        {"parameters": -1, "side": 3},
+        {"parameters": True, "side": 3},
+        {"parameters": 5, "side": 224, "gflops": float("nan")},
+        {"parameters": 5, "side": 224, "gflops": "=1+1"},
+        {"parameters": 5, "sides": [8, "="]},
+        {"parameters": 5, "sides": [True, 9]},
+        {"parameters": 5, "sides": "224"},
+    ],
+)
 def test_a_line_with_nonsense_about_its_trunk_is_named_and_left_out(tmp_path, trunk):
     store.append(tmp_path, [row("a", trunk), row("b", VIT)])
     board = collect([tmp_path])
@@ -90,8 +110,12 @@ def test_a_line_with_nonsense_about_its_trunk_is_named_and_left_out(tmp_path, tr
     assert "'provenance.trunk" in board.problems[0]
 
 
-def test_a_trunk_without_a_size_has_no_cost_and_without_costs_no_column_has_them(tmp_path):
-    store.append(tmp_path / "a", [row("a", {"parameters": 5, "sides": []}), row("c", None)])
+def test_a_trunk_without_a_size_has_no_cost_and_without_costs_no_column_has_them(
+    tmp_path,
+):
+    store.append(
+        tmp_path / "a", [row("a", {"parameters": 5, "sides": []}), row("c", None)]
+    )
     board = collect([tmp_path])
     assert len(board.measured_rows) == 2 and not board.costs
     export.write_csv(board, tmp_path / "leaderboard.csv")

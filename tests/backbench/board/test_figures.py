@@ -40,27 +40,46 @@ def test_the_curve_is_the_mean_over_seeds(tmp_path) -> None:
                 digest = f"{beta}-{tau}-{seed}"
                 name = f"lorac beta={beta} temperature={tau}"
                 rows.append(row(digest, name, value))
-                rows.append(row(digest, name, 8.0, task="analyze", metric="nuclear_norm"))
+                rows.append(
+                    row(digest, name, 8.0, task="analyze", metric="nuclear_norm")
+                )
     rows.append(row("other", "moco", 40.0))
     board = board_of(rows)
     (found,) = ablation.find(board)
     assert found.keys == ("beta", "temperature") and len(found.points) == 8
     (top1, norm) = ablation.columns(found, board)
     assert (top1.task, norm.task) == ("linear", "analyze")
-    assert ablation.measure(found, board, top1)["lorac", ("2", "0.2")] == [55.0, 56.0, 57.0]
+    assert ablation.measure(found, board, top1)["lorac", ("2", "0.2")] == [
+        55.0,
+        56.0,
+        57.0,
+    ]
     ((title, svg),) = ablation.write(board, tmp_path)
     assert title == "lorac: beta and temperature"
     assert svg.exists() and svg.with_suffix(".png").exists()
     with svg.with_suffix(".csv").open() as file:
         lines = list(csv.DictReader(file))
-    first = [line for line in lines if line["column"] == top1.name and line["temperature"] == "0.1"]
-    assert [line["beta"] for line in first] == ["0.5", "2", "16", "inf"]  # by size, not by letter
-    assert {line["mean"] for line in first} == {"51"} and {line["std"] for line in first} == {"1"}
+    first = [
+        line
+        for line in lines
+        if line["column"] == top1.name and line["temperature"] == "0.1"
+    ]
+    assert [line["beta"] for line in first] == [
+        "0.5",
+        "2",
+        "16",
+        "inf",
+    ]  # by size, not by letter
+    assert {line["mean"] for line in first} == {"51"} and {
+        line["std"] for line in first
+    } == {"1"}
 
 
 def test_one_point_is_no_ablation(tmp_path) -> None:
     board = board_of([row("a", "lorac beta=2", 50.0), row("b", "moco", 40.0)])
-    assert ablation.find(board) == [] and page_figures.write_figures(board, tmp_path) == []
+    assert (
+        ablation.find(board) == [] and page_figures.write_figures(board, tmp_path) == []
+    )
 
 
 def test_the_predictor_tells_a_good_score_from_noise(tmp_path) -> None:
@@ -71,15 +90,26 @@ def test_the_predictor_tells_a_good_score_from_noise(tmp_path) -> None:
         rows += [
             row(digest, f"m{i}", worth, metric="top1"),
             row(digest, f"m{i}", worth**2, task="knn", metric="top1"),
-            row(digest, f"m{i}", float(generator.normal()), task="analyze", metric="uniformity"),
+            row(
+                digest,
+                f"m{i}",
+                float(generator.normal()),
+                task="analyze",
+                metric="uniformity",
+            ),
             row(digest, f"m{i}", -worth, task="analyze", metric="alignment"),
         ]
         if i < 3:
-            rows.append(row(digest, f"m{i}", worth, task="finetune"))  # too few to speak of
+            rows.append(
+                row(digest, f"m{i}", worth, task="finetune")
+            )  # too few to speak of
     table = predictor.correlations(board_of(rows))
     by_name = {(c.cheap.task, c.cheap.metric): c for c in table}
     assert {c.downstream.task for c in table} == {"linear"} and len(table) == 3
-    assert by_name["knn", "top1"].rho == pytest.approx(1.0) and by_name["knn", "top1"].n == 24
+    assert (
+        by_name["knn", "top1"].rho == pytest.approx(1.0)
+        and by_name["knn", "top1"].n == 24
+    )
     assert by_name["analyze", "alignment"].rho == pytest.approx(-1.0)
     noise = by_name["analyze", "uniformity"]
     assert noise.ci95 is not None and noise.ci95[0] < 0 < noise.ci95[1]

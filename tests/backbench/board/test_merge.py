@@ -15,7 +15,9 @@ KIND = boards.DEMO[:1]
 def labs(tmp_path):
     """The same trunk measured by both labs on the same images, and one trunk of each lab's own."""
     for lab, own, seed in (("north", "mine", 0), ("south", "theirs", 0)):
-        boards.synthetic(tmp_path / lab, ["shared", own], KIND, seed=seed, images=200, gap=3)
+        boards.synthetic(
+            tmp_path / lab, ["shared", own], KIND, seed=seed, images=200, gap=3
+        )
     return tmp_path
 
 
@@ -29,11 +31,15 @@ def merge(tmp_path, capsys, caplog, *folders):
 
 def change(folder, name, **changes):
     """Edit the lines of one checkpoint in place."""
-    records.edit_lines(folder, lambda line: line.update(changes if line["name"] == name else {}))
+    records.edit_lines(
+        folder, lambda line: line.update(changes if line["name"] == name else {})
+    )
 
 
 def test_one_row_with_both_origins(labs, capsys, caplog):
-    said, problems = merge(labs, capsys, caplog, labs / "north", f"south={labs / 'south'}")
+    said, problems = merge(
+        labs, capsys, caplog, labs / "north", f"south={labs / 'south'}"
+    )
     assert "4 records of 2 labs: 3 numbers, 1 of them measured more than once" in said
     assert problems == []
     board = collect([labs / "C"])
@@ -55,7 +61,11 @@ def test_one_row_with_both_origins(labs, capsys, caplog):
 def test_single_files_are_all_kept(labs, capsys, caplog):
     files = [f"lab{n}={file}" for n, file in enumerate(store.files_below(labs))]
     merge(labs, capsys, caplog, *files)
-    assert sorted(row.name for row in collect([labs / "C"]).rows) == ["mine", "shared", "theirs"]
+    assert sorted(row.name for row in collect([labs / "C"]).rows) == [
+        "mine",
+        "shared",
+        "theirs",
+    ]
 
 
 def test_a_changed_record_is_named(labs, capsys, caplog):
@@ -74,15 +84,23 @@ def test_labs_that_disagree_are_named(labs, capsys, caplog):
     change(labs / "south", "shared", value=99.0, ci95=[98.0, 99.9])
     _, problems = merge(labs, capsys, caplog, labs / "north", labs / "south")
     (line,) = problems
-    assert line.startswith("shared: linear/digits/top1") and "do not hold one another" in line
+    assert (
+        line.startswith("shared: linear/digits/top1")
+        and "do not hold one another" in line
+    )
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"checkpoint": "abc"}, "checkpoint 'abc' is no digest"),
-    ({"provenance": {"manifests": {"test": "f" * 64}}}, "a column apart"),
-    ({"protocol": "linear-other-v1"}, "a column apart"),
-])  # fmt: skip
-def test_digests_and_prints_that_do_not_fit_are_named(labs, capsys, caplog, changes, said):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"checkpoint": "abc"}, "checkpoint 'abc' is no digest"),
+        ({"provenance": {"manifests": {"test": "f" * 64}}}, "a column apart"),
+        ({"protocol": "linear-other-v1"}, "a column apart"),
+    ],
+)
+def test_digests_and_prints_that_do_not_fit_are_named(
+    labs, capsys, caplog, changes, said
+):
     change(labs / "south", "theirs", **changes)
     _, problems = merge(labs, capsys, caplog, labs / "north", labs / "south")
     assert any(said in line for line in problems), problems
@@ -90,7 +108,9 @@ def test_digests_and_prints_that_do_not_fit_are_named(labs, capsys, caplog, chan
 
 def test_predictions_of_another_list(labs, capsys, caplog):
     def name_another(line):
-        line["provenance"]["manifests"]["test"] = line["provenance"]["manifest"] = "e" * 64
+        line["provenance"]["manifests"]["test"] = line["provenance"]["manifest"] = (
+            "e" * 64
+        )
 
     records.edit_lines(labs / "south", name_another)
     _, problems = merge(labs, capsys, caplog, labs / "north", labs / "south")

@@ -25,15 +25,24 @@ def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
     assert cli.main(["leaderboard", str(runs), *where, "-q"]) == 0
     out = capsys.readouterr().out
     said = out.splitlines()[0]
-    alone = "lorac leads alone over all 18 measurements: rank 1 of 3 with 95% confidence"
+    alone = (
+        "lorac leads alone over all 18 measurements: rank 1 of 3 with 95% confidence"
+    )
     assert said.startswith(alone)
     assert "LORAC's twelve too" in said and "over 3 measurements of detection" in said
     assert said.count(".") == 1 and said.endswith(".")
     assert "[rank] over all 18 measurements" in out
     rows = [line.split() for line in out.splitlines()[-3:]]
     ranked = [(row[0], row[1], row[2]) for row in rows]
-    assert ranked == [("lorac", "1", "(1)"), ("moco", "2", "(2)"), ("random", "3", "(3)")]
-    text, tex = (tmp_path / "board.md").read_text(), (tmp_path / "board.tex").read_text()
+    assert ranked == [
+        ("lorac", "1", "(1)"),
+        ("moco", "2", "(2)"),
+        ("random", "3", "(3)"),
+    ]
+    text, tex = (
+        (tmp_path / "board.md").read_text(),
+        (tmp_path / "board.tex").read_text(),
+    )
     assert text.splitlines()[0] == said
     assert "| 1 | 1 to 1 | 1.00 |" in text and "**lorac** |" in text
     board = collect([runs])
@@ -49,7 +58,9 @@ def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
 
 
 def test_equals_are_said_to_be(tmp_path):
-    boards.synthetic(tmp_path, ["one", "two"], boards.DEMO[:4], gap=0, images=200, seeds=3)
+    boards.synthetic(
+        tmp_path, ["one", "two"], boards.DEMO[:4], gap=0, images=200, seeds=3
+    )
     board = collect([tmp_path])
     sets = overall(board)
     assert [of.name for of in sets] == ["all columns"]
@@ -66,9 +77,15 @@ def test_sets_have_one_main_column_for_each_setting(runs, tmp_path):
     boards.synthetic(tmp_path, ["moco", "lorac"], others, images=200)
     sets = column_sets(collect([runs, tmp_path]))
     assert list(sets) == ["all columns", "LORAC's twelve", "detection"]
-    assert [c.metric for c in sets["detection"]] == ["bbox_AP", "segm_AP", "keypoints_AP"]
+    assert [c.metric for c in sets["detection"]] == [
+        "bbox_AP",
+        "segm_AP",
+        "keypoints_AP",
+    ]
     of_twelve = {(c.protocol, c.split) for c in sets["LORAC's twelve"]}
-    assert of_twelve == {("linear-lorac-v1", None)} and len(sets["LORAC's twelve"]) == 12
+    assert (
+        of_twelve == {("linear-lorac-v1", None)} and len(sets["LORAC's twelve"]) == 12
+    )
     assert not [c for c in sets["all columns"] if c.metric in ("top5", "average")]
 
 
@@ -99,14 +116,19 @@ def test_a_csv_of_somebody_else(tmp_path, capsys):
     )
     with out.open(newline="") as found:
         rows = {row["name"]: row for row in csv.DictReader(found)}
-    assert rows["good"]["rank"] == rows["equal"]["rank"] == "1", "exact ties share a rank"
+    assert rows["good"]["rank"] == rows["equal"]["rank"] == "1", (
+        "exact ties share a rank"
+    )
     bad = rows["bad"]
     assert (bad["rank_low"], bad["rank_high"], bad["columns"]) == ("3", "3", "7")
 
 
 def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):
     file = tmp_path / "l.csv"
-    assert cli.main(["leaderboard", str(runs), "--csv", str(file), "--published", "-q"]) == 0
+    assert (
+        cli.main(["leaderboard", str(runs), "--csv", str(file), "--published", "-q"])
+        == 0
+    )
     capsys.readouterr()
     assert cli.main(["rank", str(file), "-q"]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -114,19 +136,34 @@ def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):
     assert "for other datasets like these 14" in said[0]
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("name,a\nx,1\n", "two rows at least"),
-    ("name,a\nx,1\ny,2,3\n", "3 fields, the heading has 2"),
-    ("name,a,a\nx,1,2\ny,2,3\n", "two columns are called 'a'"),
-    ("name,a\nx,one\ny,two\n", "no column of numbers"),
-    ("a,b\n1,2\n3,4\n", "no column of names"),
-    ("name,a\nx,1\ny,2\nz,?!\n", "'?!' in column 'a' is no number"),
-    ("name,a\nx,1\ny,1e999\n", "is no number"),
-    ("name,linear/a/top1@x\nx,250\ny,50\n", "250' in column 'linear/a/top1@x' is no percentage"),
-    ("name,linear/a/top1@x\nx,50\ny,-5\n", "-5' in column 'linear/a/top1@x' is no percentage"),
-    ("name,cost,calibration/a/ece@x,analyze/a/rankme@x\nx,1,2,3\ny,2,3,4\n", "no column of numbers"),
-    ("name,source,a\n\nx,published,1\ny,measured,2\nz,measured,1e999\n", "x.csv:5: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name,a\nx,1\n", "two rows at least"),
+        ("name,a\nx,1\ny,2,3\n", "3 fields, the heading has 2"),
+        ("name,a,a\nx,1,2\ny,2,3\n", "two columns are called 'a'"),
+        ("name,a\nx,one\ny,two\n", "no column of numbers"),
+        ("a,b\n1,2\n3,4\n", "no column of names"),
+        ("name,a\nx,1\ny,2\nz,?!\n", "'?!' in column 'a' is no number"),
+        ("name,a\nx,1\ny,1e999\n", "is no number"),
+        (
+            "name,linear/a/top1@x\nx,250\ny,50\n",
+            "250' in column 'linear/a/top1@x' is no percentage",
+        ),
+        (
+            "name,linear/a/top1@x\nx,50\ny,-5\n",
+            "-5' in column 'linear/a/top1@x' is no percentage",
+        ),
+        (
+            "name,cost,calibration/a/ece@x,analyze/a/rankme@x\nx,1,2,3\ny,2,3,4\n",
+            "no column of numbers",
+        ),
+        (
+            "name,source,a\n\nx,published,1\ny,measured,2\nz,measured,1e999\n",
+            "x.csv:5: ",
+        ),
+    ],
+)
 def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
     file = tmp_path / "x.csv"
     file.write_text(text)

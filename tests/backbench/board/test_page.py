@@ -51,8 +51,12 @@ def records(table):
 
 def test_the_page_asks_for_nothing(page):
     text = page.read_text()
-    assert not re.findall(r'(?:src|href|action)\s*=\s*["\']?(?!#|data:|\$\{)[^"\'\s>]+', text)
-    assert not re.findall(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|WebSocket", text)
+    assert not re.findall(
+        r'(?:src|href|action)\s*=\s*["\']?(?!#|data:|\$\{)[^"\'\s>]+', text
+    )
+    assert not re.findall(
+        r"https?://|@import|url\(|fetch\(|XMLHttpRequest|WebSocket", text
+    )
     assert "default-src 'none'" in text
 
 
@@ -79,7 +83,9 @@ def test_the_page_holds_the_paired_differences(runs, page):
         assert pair["a"] < pair["b"]
         column = board.columns[pair["column"]]
         a, b = (board.cell(board.rows[pair[side]], column) for side in "ab")
-        assert pair["value"] == pytest.approx(a.value - b.value, abs=0.2)  # resamples have a mean
+        assert pair["value"] == pytest.approx(
+            a.value - b.value, abs=0.2
+        )  # resamples have a mean
         assert pair["low"] < pair["value"] < pair["high"]
 
 
@@ -106,7 +112,9 @@ def test_curves_and_pictures(page):
         assert len(curve["x"]) == len(curve["y"]["loss"]) <= CURVE_POINTS
         assert curve["x"][-1] == 999
     # LORAC's prior begins half-way; MoCo-M, the same recipe without a prior, has no such mark
-    marks = {c["name"]: [(m["x"], m["text"]) for m in c["marks"]] for c in data["curves"]}
+    marks = {
+        c["name"]: [(m["x"], m["text"]) for m in c["marks"]] for c in data["curves"]
+    }
     assert marks == {"lorac": [(500, "prior on")], "moco_m": [], "simclr": []}
     assert len(data["pictures"]) == 5
     assert {(p["width"], p["height"]) for p in data["pictures"]} == {(720, 240)}
@@ -133,7 +141,9 @@ def test_the_verdict_is_the_gates_own(tmp_path):
     """Another trunk's number is not called outside a tolerance that it is within."""
     store.append(tmp_path / "runs", [a_result()])
     board = collect([tmp_path / "runs"])
-    of = Judged(board.rows[0], board.columns[0], "paper:1:x", 91.0, 91.25, None, 1.0, "a CPU")
+    of = Judged(
+        board.rows[0], board.columns[0], "paper:1:x", 91.0, 91.25, None, 1.0, "a CPU"
+    )
     other = "arch <b>resnet18</b> instead of resnet50"
     judged = [of, replace(of, measured=80.0), replace(of, other_trunk=(other,))]
     page = tmp_path / "l.html"
@@ -156,7 +166,10 @@ def test_an_undefined_number_and_problems_are_shown(tmp_path):
     with (tmp_path / "runs" / "results.jsonl").open("a") as file:
         file.write("torn")
     html = tmp_path / "l.html"
-    assert cli.main(["leaderboard", str(tmp_path / "runs"), "--html", str(html), "-q"]) == 0
+    assert (
+        cli.main(["leaderboard", str(tmp_path / "runs"), "--html", str(html), "-q"])
+        == 0
+    )
     data = data_of(html)
     assert data["cells"][0]["value"] == [None, 3.0]
     assert "truncated line" in data["problems"][0]

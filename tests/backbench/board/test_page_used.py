@@ -44,7 +44,9 @@ def tab_to(browser, which, most=60):
     raise AssertionError(f"{which} is not reached by Tab")
 
 
-SECTIONS = "[...document.querySelectorAll('section')].filter(s => !s.hidden).map(s => s.id)"
+SECTIONS = (
+    "[...document.querySelectorAll('section')].filter(s => !s.hidden).map(s => s.id)"
+)
 DRAWN = {  # what a section draws -> how often, for five checkpoints of which three were pretrained
     "#curve-chart path": 3,
     "#rank-chart g.s": 5,
@@ -59,16 +61,23 @@ def test_every_section_is_drawn_and_a_number_leads_to_its_command(browser, page,
     assert wanted <= set(browser.see(SECTIONS))
     browser.see("paintAll()")
     for which, count in DRAWN.items():
-        assert browser.see(f"document.querySelectorAll({json.dumps(which)}).length") == count
+        assert (
+            browser.see(f"document.querySelectorAll({json.dumps(which)}).length")
+            == count
+        )
     assert browser.see("document.querySelectorAll('.real').length") > 0
-    browser.see("document.querySelectorAll('#pictures img').forEach(i => { i.loading = 'eager'; })")
+    browser.see(
+        "document.querySelectorAll('#pictures img').forEach(i => { i.loading = 'eager'; })"
+    )
     loaded = "[...document.querySelectorAll('#pictures img')].filter(i => i.naturalWidth).length"
     end = time.monotonic() + 10
     while browser.see(loaded) < 5:
         assert time.monotonic() < end, "a picture is not shown"
         time.sleep(0.05)
     browser.click(".v")
-    assert "backbench" in browser.see("document.querySelector('#detail .cmd').textContent")
+    assert "backbench" in browser.see(
+        "document.querySelector('#detail .cmd').textContent"
+    )
     assert browser.asked == []
 
 
@@ -94,7 +103,9 @@ def test_links_land_where_they_say(browser, page, width):
         # Pictures near the window are read in only now: what is above must not move.
         browser.see("new Promise(done => setTimeout(done, 50))")
         # The last sections cannot come up to the top
-        left = browser.see("document.documentElement.scrollHeight - innerHeight - scrollY")
+        left = browser.see(
+            "document.documentElement.scrollHeight - innerHeight - scrollY"
+        )
         top = browser.see(TOP.format(name=json.dumps(name)))
         assert 30 <= top <= (120 if left > 2 else 850), name
         assert browser.see("document.documentElement.scrollWidth") == width
@@ -149,9 +160,13 @@ def test_on_a_phone_filters_are_folded_and_opened_by_keys(browser, page):
     assert seen >= 3, "columns beside the names"
     # The intervals stand below their values, and every link of the navigation can be seen
     intervals = "[...document.querySelectorAll('#board .v small')]"
-    assert browser.see(f"{intervals}.length > 3 && {intervals}.every(i => i.offsetHeight > 0)")
+    assert browser.see(
+        f"{intervals}.length > 3 && {intervals}.every(i => i.offsetHeight > 0)"
+    )
     browser.see("scrollTo(0, document.documentElement.scrollHeight)")
-    links = "[...document.querySelectorAll('#nav a')].map(a => a.getBoundingClientRect())"
+    links = (
+        "[...document.querySelectorAll('#nav a')].map(a => a.getBoundingClientRect())"
+    )
     assert browser.see(f"{links}.every(r => r.left >= 0 && r.right <= innerWidth)")
     assert browser.see(f"{links}.every(r => r.top >= 0 && r.bottom <= innerHeight / 5)")
     assert not browser.see("document.getElementById('sideways').hidden")
@@ -162,7 +177,9 @@ def crowded(tmp_path_factory):
     """A page of 24 checkpoints with values close together."""
     root = tmp_path_factory.mktemp("crowded")
     names = [f"trunk-{n:02}" for n in range(24)]
-    boards.synthetic(root / "runs", names, boards.DEMO[:2], gap=0.3, images=200, kept=False)
+    boards.synthetic(
+        root / "runs", names, boards.DEMO[:2], gap=0.3, images=200, kept=False
+    )
     boards.write_whole_page(collect([root / "runs"]), root / "l.html")
     return root / "l.html"
 

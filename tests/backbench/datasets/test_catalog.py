@@ -28,12 +28,20 @@ def test_the_twelve_are_the_papers_in_its_order():
 
 # name -> (classes, train, val, test) that the tree of conftest gives
 TREES = {
-    "aircraft": (3, 6, 6, 6), "birdsnap": (3, 3, 15, 15), "caltech101": (3, 72, 18, 6),
-    "cars": (2, 4, 2, 6), "cifar10": (10, 24, 6, 6), "cifar100": (100, 100, 100, 200),
-    "dtd": (3, 6, 6, 6), "flowers": (102, 6, 6, 6), "food": (2, 4, 2, 6),
-    "pets": (2, 4, 2, 6), "places365": (3, 6, 3, 9), "sun397": (3, 6, 3, 9),
+    "aircraft": (3, 6, 6, 6),
+    "birdsnap": (3, 3, 15, 15),
+    "caltech101": (3, 72, 18, 6),
+    "cars": (2, 4, 2, 6),
+    "cifar10": (10, 24, 6, 6),
+    "cifar100": (100, 100, 100, 200),
+    "dtd": (3, 6, 6, 6),
+    "flowers": (102, 6, 6, 6),
+    "food": (2, 4, 2, 6),
+    "pets": (2, 4, 2, 6),
+    "places365": (3, 6, 3, 9),
+    "sun397": (3, 6, 3, 9),
     "stl10": (10, 10, 10, 20),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -61,7 +69,10 @@ def test_root_of_torchvision_may_be_root_itself(trees):
 def test_two_archives_in_root_are_told_apart(trees):
     root = trees("cifar10")
     trees("cifar100")
-    for name, folder in (("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")):
+    for name, folder in (
+        ("cifar10", "cifar-10-batches-py"),
+        ("cifar100", "cifar-100-python"),
+    ):
         (root / name / folder).rename(root / folder)
     assert len(catalog.load("cifar10", root).test.classes) == 10
     assert len(catalog.load("cifar100", root).test.classes) == 100
@@ -78,7 +89,11 @@ def test_labels_follow_the_official_lists(trees):
 def test_birdsnap_ids_come_from_the_species_list(trees):
     """Not from which folders exist, nor from the alphabet: species 3 is Abert's Towhee."""
     found = catalog.load("birdsnap", trees("birdsnap"))
-    assert found.train.classes == ("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee")
+    assert found.train.classes == (
+        "Acadian_Flycatcher",
+        "Zebra_Finch",
+        "Abert's_Towhee",
+    )
     for path, label in zip(found.test.paths, found.test.labels):
         assert found.train.classes[label] == path.split("/")[0]
     assert "coverage 33 of 39 listed images (84.6%)" in found.notes
@@ -115,13 +130,17 @@ def test_imagenet_and_its_100_classes(trees):
     assert [len(images) for _, images in found.items()] == [1000, 1000, 1000]
     hundred = catalog.load("imagenet100", root)
     assert len(hundred.test) == 100 and "n02869837" in hundred.test.classes
-    with pytest.raises(BadInput, match=r"nowhere/imagenet/train is missing; get ILSVRC2012"):
+    with pytest.raises(
+        BadInput, match=r"nowhere/imagenet/train is missing; get ILSVRC2012"
+    ):
         catalog.load("imagenet", root / "nowhere")
 
 
 def test_imagenet_without_a_class_or_with_flat_val(trees):
     root = trees("imagenet", classes=["n01440764", "n01443537"])
-    missing = r"998 of 1000 class folders are missing, 'n01484850' first; is .* a subset\?"
+    missing = (
+        r"998 of 1000 class folders are missing, 'n01484850' first; is .* a subset\?"
+    )
     with pytest.raises(BadInput, match=missing):
         catalog.load("imagenet", root)
     flat = root / "imagenet" / "val"
@@ -134,14 +153,20 @@ def test_imagenet_without_a_class_or_with_flat_val(trees):
 
 
 def test_shipped_class_lists():
-    thousand, hundred = readers.class_list("imagenet"), readers.class_list("imagenet100")
+    thousand, hundred = (
+        readers.class_list("imagenet"),
+        readers.class_list("imagenet100"),
+    )
     assert len(set(thousand)) == 1000 and thousand == sorted(thousand)
     assert len(set(hundred)) == 100 and set(hundred) <= set(thousand)
 
 
 def test_a_short_dataset_says_so_in_its_notes(trees):
     found = catalog.load("dtd", trees("dtd"))
-    assert "train has 6 images, not 1880" in found.notes and "3 classes, not 47" in found.notes
+    assert (
+        "train has 6 images, not 1880" in found.notes
+        and "3 classes, not 47" in found.notes
+    )
 
 
 def test_unknown_name_lists_the_known(tmp_path):
@@ -152,7 +177,9 @@ def test_unknown_name_lists_the_known(tmp_path):
 def test_the_table_of_datasets_is_cheap_to_import():
     """The leaderboard and the launcher take it, and start in a fraction of a second."""
     code = "import sys, backbench.datasets.catalog; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     heavy = {"torch", "torchvision", "numpy", "PIL", "scipy", "pydantic"}
     assert not heavy & set(done.stdout.split())
 
@@ -181,14 +208,18 @@ def test_record_is_compared_by_every_later_use(trees, capsys):
     assert parts["train"]["images"] == 12 and len(parts["test"]["sha256"]) == 64
     catalog.load("classes", root)
     (root / "classes/test/circle/000.png").unlink()
-    with pytest.raises(BadInput, match=r"the test split is not the recorded one \(7 images, 8 in"):
+    with pytest.raises(
+        BadInput, match=r"the test split is not the recorded one \(7 images, 8 in"
+    ):
         catalog.load("classes", root)
 
 
 def test_list_says_what_is_there(trees, capsys):
     assert main(["data", "list", "--data", str(trees("pets"))]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"pets +37 +3680 +held +3669 +mean_per_class +found +CC BY-SA 4.0", out)
+    assert re.search(
+        r"pets +37 +3680 +held +3669 +mean_per_class +found +CC BY-SA 4.0", out
+    )
     assert re.search(r"cars .* missing", out) and "cars_{train,test}.tgz" in out
 
 
@@ -247,9 +278,11 @@ def test_the_table_is_what_the_package_offers():
 
 # Data set -> sizes of the made tree, and what the values of its first map become
 KNOWN = {
-    "voc2012": ((4, 1), {0, 15, IGNORED}), "voc2012aug": ((5, 1), {0, 20}),
-    "ade20k": ((4, 2), {IGNORED, 0, 149}), "cityscapes": ((4, 2), {IGNORED, 0, 18}),
-}  # fmt: skip
+    "voc2012": ((4, 1), {0, 15, IGNORED}),
+    "voc2012aug": ((5, 1), {0, 20}),
+    "ade20k": ((4, 2), {IGNORED, 0, 149}),
+    "cityscapes": ((4, 2), {IGNORED, 0, 18}),
+}
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -261,7 +294,9 @@ def test_layouts_are_read_as_their_owners_unpack_them(trees, name, capsys):
     assert len(found.val) == 1 and found.held_out
     picture, labels = found.train.pair(0)
     assert set(np.unique(labels)) == values and labels.shape == picture.size[::-1]
-    assert main(["data", "check", name, "--data", str(root)]) == 1  # of another size than published
+    assert (
+        main(["data", "check", name, "--data", str(root)]) == 1
+    )  # of another size than published
     said = capsys.readouterr().out
     problems = [line for line in said.splitlines() if "PROBLEM" in line]
     assert len(problems) == 2 and all("images, not" in line for line in problems)
@@ -270,7 +305,9 @@ def test_layouts_are_read_as_their_owners_unpack_them(trees, name, capsys):
 
 
 def test_every_value_of_a_map_means_what_the_owners_say(trees):
-    values = {name: catalog.load(name, trees(name), dense=True).train.values for name in KNOWN}
+    values = {
+        name: catalog.load(name, trees(name), dense=True).train.values for name in KNOWN
+    }
     voc = {**{v: v for v in range(21)}, 255: IGNORED}
     assert values["voc2012"] == values["voc2012aug"] == voc
     # 0 is ignored: subtracting 1 would give 255 in uint8 alone, and turn a 255 into 254
@@ -320,7 +357,9 @@ def test_digits_are_a_class_folder_with_disjoint_splits(full_root):
 
 
 def test_lists_are_nested_labelled_parts_of_train(full_root):
-    one, ten = ((full_root / "lists" / f"{p}percent.txt").read_text().split() for p in (1, 10))
+    one, ten = (
+        (full_root / "lists" / f"{p}percent.txt").read_text().split() for p in (1, 10)
+    )
     assert set(one) < set(ten)
     assert {line.split("/")[0] for line in one} == {str(d) for d in range(10)}
     assert all((full_root / "digits" / "train" / line).is_file() for line in ten)
@@ -329,7 +368,9 @@ def test_lists_are_nested_labelled_parts_of_train(full_root):
 @pytest.mark.parametrize("part", ["train2017", "val2017"])
 def test_scenes_are_coco(full_root, part):
     coco = COCO(full_root / "scenes" / "annotations" / f"instances_{part}.json")
-    people = COCO(full_root / "scenes" / "annotations" / f"person_keypoints_{part}.json")
+    people = COCO(
+        full_root / "scenes" / "annotations" / f"person_keypoints_{part}.json"
+    )
     assert len(coco.getCatIds()) == 10 and len(people.getCatIds()) == 1
     hidden = 0
     for annotation in people.loadAnns(people.getAnnIds()):
@@ -341,7 +382,9 @@ def test_scenes_are_coco(full_root, part):
         outside[y : y + h, x : x + w] = 0
         assert not outside.any(), "the mask stays in its box"
         points = np.array(annotation["keypoints"]).reshape(5, 3)
-        assert (points[:, :2] >= 0).all() and (points[:, :2] < embedded.SCENE_SIZE).all()
+        assert (points[:, :2] >= 0).all() and (
+            points[:, :2] < embedded.SCENE_SIZE
+        ).all()
         assert points[0, 1] <= points[4, 1] <= points[1, 1]
         assert points[2, 0] <= points[4, 0] <= points[3, 0]
         assert annotation["num_keypoints"] == 5
@@ -359,5 +402,7 @@ def test_building_again_changes_nothing_and_another_size_replaces(tmp_path):
     again = embedded.build(tmp_path / "other", size="tiny")
     for path in before:
         assert (again / path.relative_to(root)).read_bytes() == path.read_bytes()
-    scenes = json.loads((root / "scenes/annotations/instances_val2017.json").read_text())
+    scenes = json.loads(
+        (root / "scenes/annotations/instances_val2017.json").read_text()
+    )
     assert len(scenes["images"]) == 4

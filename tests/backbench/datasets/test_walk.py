@@ -24,7 +24,9 @@ def three(tmp_path):
         for name in ("a", "b"):
             (tmp_path / part / name).mkdir(parents=True)
             for i in range(3):
-                (tmp_path / part / name / f"{i}.png").write_bytes(f"{part:5} {name}{i}".encode())
+                (tmp_path / part / name / f"{i}.png").write_bytes(
+                    f"{part:5} {name}{i}".encode()
+                )
     parts = [scan_folder(tmp_path / part) for part in ("train", "val", "test")]
     return splits.Splits(*parts, held_out=False)
 
@@ -72,7 +74,9 @@ def test_a_missing_file_is_named(three, instead):
         three.test.file(1).mkdir()
     if instead == "a dangling link":
         three.test.file(1).symlink_to("nowhere")
-    with pytest.raises(BadInput, match=r"test/a/1.png is missing \(2 of 6 images are\)"):
+    with pytest.raises(
+        BadInput, match=r"test/a/1.png is missing \(2 of 6 images are\)"
+    ):
         walk.look("x", three)
 
 
@@ -84,7 +88,9 @@ def test_a_copied_test_image_is_found(three):
         refuse_shared(three)
     three.test.file(0).write_bytes(three.train.file(3).read_bytes())
     three.test.file(4).write_bytes(three.train.file(3).read_bytes())
-    message = r"the test image a/0.png is also in training data as b/0.png and 1 more; remove"
+    message = (
+        r"the test image a/0.png is also in training data as b/0.png and 1 more; remove"
+    )
     with pytest.raises(BadInput, match=message):
         refuse_shared(three)
 
@@ -100,8 +106,12 @@ def test_files_of_one_size_are_read_once_and_only_they(three, monkeypatch):
     monkeypatch.setattr(ImageList, "ends", counted)
     three.train.file(0).write_bytes(b"of another size")
     sizes = walk.look("x", three)
-    assert not walk.shared_content(three.test, sizes["test"], three.train, sizes["train"])
-    wanted = {three.test.file(i) for i in range(6)} | {three.train.file(i) for i in range(1, 6)}
+    assert not walk.shared_content(
+        three.test, sizes["test"], three.train, sizes["train"]
+    )
+    wanted = {three.test.file(i) for i in range(6)} | {
+        three.train.file(i) for i in range(1, 6)
+    }
     assert read == Counter(wanted)
 
 
@@ -165,7 +175,9 @@ def test_a_test_image_saved_as_jpeg(root):
     one.save(root / "shapes" / "test" / "a" / "original.png")
     one.save(root / "shapes" / "train" / "b" / "again.jpg", quality=75)
     (line,) = problems(root)
-    assert "in another format" in line and "again.jpg" in line and "original.png" in line
+    assert (
+        "in another format" in line and "again.jpg" in line and "original.png" in line
+    )
 
 
 def image_list(counts):
@@ -197,7 +209,9 @@ def test_hold_out_does_not_depend_on_the_order_of_the_files():
 def test_hold_out_is_what_it_was():
     """Hold-out files are fixed: a change would silently give everyone another validation set."""
     images = image_list({"a": 10})
-    digests = {i: hashlib.sha256(f"0 a/{i:03d}.png".encode()).digest() for i in range(10)}
+    digests = {
+        i: hashlib.sha256(f"0 a/{i:03d}.png".encode()).digest() for i in range(10)
+    }
     assert splits.hold_out(images)[1] == sorted(sorted(digests, key=digests.get)[:2])
 
 
@@ -226,7 +240,11 @@ def test_manifest_and_digest(three, tmp_path):
     hashes = splits.digests(three)
     text = (tmp_path / "run/manifests/x-test.tsv").read_text()
     assert text.splitlines()[3] == "b/0.png\t1"
-    assert hashes["test"] == hashlib.sha256(text.encode()).hexdigest() == splits.digest(three.test)
+    assert (
+        hashes["test"]
+        == hashlib.sha256(text.encode()).hexdigest()
+        == splits.digest(three.test)
+    )
 
 
 def test_both_keeps_files_of_two_roots(three):
@@ -267,4 +285,6 @@ def test_pictures_that_look_alike_are_compared_by_all_pixels(root):
     other.save(root / "shapes" / "test" / "a" / "other.png")
     assert not problems(root)
     first.save(root / "shapes" / "test" / "a" / "same.png")
-    assert "train and test share 1 images: a/first.png is a/same.png" in problems(root)[0]
+    assert (
+        "train and test share 1 images: a/first.png is a/same.png" in problems(root)[0]
+    )

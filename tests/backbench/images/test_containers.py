@@ -37,10 +37,14 @@ def test_a_container_gives_the_class_folders_list(root, layout):
     for seed in range(5):
         a, b = (catalog.load("classes", where, seed=seed) for where in (root, there))
         assert splits.digests(a) == splits.digests(b)
-    assert isinstance(b.test, SpanList) and contents.whole(a.test) == contents.whole(b.test)
+    assert isinstance(b.test, SpanList) and contents.whole(a.test) == contents.whole(
+        b.test
+    )
     for (_, one), (_, two) in zip(a.items(), b.items()):
         assert contents.named(one).digest == contents.named(two).digest
-        assert [one.read(i) for i in range(len(one))] == [two.read(i) for i in range(len(two))]
+        assert [one.read(i) for i in range(len(one))] == [
+            two.read(i) for i in range(len(two))
+        ]
         assert (one.array(0) == two.array(0)).all()
         assert one.open(1).tobytes() == two.open(1).tobytes()
     both, other = a.both(), b.both()
@@ -96,7 +100,9 @@ def test_a_container_is_looked_into_once(root, monkeypatch):
     assert splits.digests(catalog.load("classes", there)) == splits.digests(first)
 
 
-def test_an_archive_of_all_splits_is_divided_once_and_again_when_it_is_another(root, monkeypatch):
+def test_an_archive_of_all_splits_is_divided_once_and_again_when_it_is_another(
+    root, monkeypatch
+):
     there = packed(root, "classes", "whole")
     catalog.load("classes", there)
     loaded, count = spans.Table.loaded, []
@@ -144,11 +150,19 @@ def zipped(file, *members, **about):
 
 
 REFUSED = {
-    "above": (dict.fromkeys(["../x/1.jpg", "a/2.jpg"]), {}, r"the name '\.\./x/1\.jpg'"),
+    "above": (
+        dict.fromkeys(["../x/1.jpg", "a/2.jpg"]),
+        {},
+        r"the name '\.\./x/1\.jpg'",
+    ),
     "absolute": (dict.fromkeys(["/x/1.jpg", "a/2.jpg"]), {}, "the name '/x/1.jpg'"),
     "long": (dict.fromkeys([f"{'x' * 400}/1.jpg"]), {}, "the name 'xxx"),
     "encrypted": (dict.fromkeys(["a/1.jpg"]), {"central": (8, 1)}, "is encrypted"),
-    "method": (dict.fromkeys(["a/1.jpg"]), {"central": (10, 12)}, "compression method 12"),
+    "method": (
+        dict.fromkeys(["a/1.jpg"]),
+        {"central": (10, 12)},
+        "compression method 12",
+    ),
     "apart": (dict.fromkeys(["a/1.jpg"]), {"local": (30, 65)}, "disagree"),
 }
 
@@ -158,57 +172,82 @@ def test_a_zip_that_lies_is_refused(tmp_path, case):
     names, changes, said = REFUSED[case]
     (tmp_path / "own").mkdir()
     zipped(tmp_path / "own" / "train.zip", *names, **changes)
-    with pytest.raises(BadInput, match=rf"train\.zip: not readable as a zip file \(.*{said}"):
+    with pytest.raises(
+        BadInput, match=rf"train\.zip: not readable as a zip file \(.*{said}"
+    ):
         catalog.open_split(tmp_path, "own", "train")
 
 
 SYNSETS = ("n01440764", "n01443537", "n02105855")
 
 
-@pytest.mark.parametrize(("name", "label", "wanted"), [
-    # What a container calls an image, and the label that it states -> its name in the class folder
-    ("n01440764_10026.JPEG", -1, "n01440764/n01440764_10026.JPEG"),
-    ("n02105855_2933_n02105855.JPEG", 2, "n02105855/n02105855_2933.JPEG"),
-    ("n01443537/n01443537_7.JPEG", 1, "n01443537/n01443537_7.JPEG"),
-    ("n01443537/n01443537_7.jpg", -1, "n01443537/n01443537_7.JPEG"),
-    ("n01440764_10026.jpeg", 0, "n01440764/n01440764_10026.JPEG"),
-    ("ILSVRC2012_val_00000293_n01440764.JPEG", 0, "n01440764/ILSVRC2012_val_00000293.JPEG"),
-    ("ILSVRC2012_val_00000293_n01440764.JPEG", -1, "n01440764/ILSVRC2012_val_00000293.JPEG"),
-    ("ILSVRC2012_val_00000293.JPEG", 1, "n01443537/ILSVRC2012_val_00000293.JPEG"),
-    ("ILSVRC2012_val_00000293.jpg", 2, "n02105855/ILSVRC2012_val_00000293.JPEG"),
-    ("n02105855/ILSVRC2012_val_00000293.JPEG", -1, "n02105855/ILSVRC2012_val_00000293.JPEG"),
-    ("ILSVRC/Data/CLS-LOC/train/n01440764/n01440764_18.JPEG", -1, "n01440764/n01440764_18.JPEG"),
-    ("./train/n01440764/n01440764_18.JPEG", -1, "n01440764/n01440764_18.JPEG"),
-    ("00001234.jpg", 1, "n01443537/00001234.jpg"),
-    ("n01440764_10026.JPEG", 1, None),
-    ("n01440764/00001234.jpg", 1, None),
-    ("ILSVRC2012_val_00000293_n01440764.JPEG", 2, None),
-    ("n01440764_1.JPEG", 7, None),
-    ("n01440764_10026_n01440764.JPEG", -1, "n01440764/n01440764_10026.JPEG"),
-    ("n01440764/n01440764_18_n01440764.JPEG", 0, "n01440764/n01440764_18.JPEG"),
-    ("n01440764/a/n01440764_18.JPEG", -1, "n01440764/a/n01440764_18.JPEG"),
-    ("n02105855/n02105855_2933.jpg", 2, "n02105855/n02105855_2933.JPEG"),
-    ("n02105855_2933.png", -1, "n02105855/n02105855_2933.JPEG"),
-    ("training/n01443537/n01443537_5.JPEG", -1, "n01443537/n01443537_5.JPEG"),
-    ("data/train/n02105855/n02105855_5.JPEG", 2, "n02105855/n02105855_5.JPEG"),
-    ("x/ILSVRC/Data/CLS-LOC/train/n01440764/n01440764_18.JPEG", -1, "n01440764/n01440764_18.JPEG"),
-    ("train/n01440764_18.JPEG", 0, "n01440764/n01440764_18.JPEG"),
-    ("ILSVRC2012_val_00050000.JPEG", 0, "n01440764/ILSVRC2012_val_00050000.JPEG"),
-    ("ILSVRC2012_val_00000001.jpeg", 1, "n01443537/ILSVRC2012_val_00000001.JPEG"),
-    ("val_00000001.JPEG", 2, "n02105855/val_00000001.JPEG"),
-    ("0000000.png", 0, "n01440764/0000000.png"),
-    ("s0000000.webp", 2, "n02105855/s0000000.webp"),
-    ("n01443537/00001234.jpg", -1, "n01443537/00001234.jpg"),
-    ("n01443537/00001234.jpg", 1, "n01443537/00001234.jpg"),
-    ("a/b/00001234.jpg", 1, "n01443537/a/b/00001234.jpg"),
-    ("n02105855_2933_n02105855.JPEG", 0, None),
-    ("n01443537/n01443537_7.JPEG", 2, None),
-    ("n02105855/ILSVRC2012_val_00000293.JPEG", 1, None),
-    ("ILSVRC2012_val_00000293_n02105855.JPEG", 0, None),
-    ("n02105855/00001234.jpg", 0, None),
-    ("00001234.jpg", 3, None),
-    ("n01440764/n01440764_18.JPEG", 999, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "label", "wanted"),
+    [
+        # What a container calls an image, and the label that it states -> its name in the class folder
+        ("n01440764_10026.JPEG", -1, "n01440764/n01440764_10026.JPEG"),
+        ("n02105855_2933_n02105855.JPEG", 2, "n02105855/n02105855_2933.JPEG"),
+        ("n01443537/n01443537_7.JPEG", 1, "n01443537/n01443537_7.JPEG"),
+        ("n01443537/n01443537_7.jpg", -1, "n01443537/n01443537_7.JPEG"),
+        ("n01440764_10026.jpeg", 0, "n01440764/n01440764_10026.JPEG"),
+        (
+            "ILSVRC2012_val_00000293_n01440764.JPEG",
+            0,
+            "n01440764/ILSVRC2012_val_00000293.JPEG",
+        ),
+        (
+            "ILSVRC2012_val_00000293_n01440764.JPEG",
+            -1,
+            "n01440764/ILSVRC2012_val_00000293.JPEG",
+        ),
+        ("ILSVRC2012_val_00000293.JPEG", 1, "n01443537/ILSVRC2012_val_00000293.JPEG"),
+        ("ILSVRC2012_val_00000293.jpg", 2, "n02105855/ILSVRC2012_val_00000293.JPEG"),
+        (
+            "n02105855/ILSVRC2012_val_00000293.JPEG",
+            -1,
+            "n02105855/ILSVRC2012_val_00000293.JPEG",
+        ),
+        (
+            "ILSVRC/Data/CLS-LOC/train/n01440764/n01440764_18.JPEG",
+            -1,
+            "n01440764/n01440764_18.JPEG",
+        ),
+        ("./train/n01440764/n01440764_18.JPEG", -1, "n01440764/n01440764_18.JPEG"),
+        ("00001234.jpg", 1, "n01443537/00001234.jpg"),
+        ("n01440764_10026.JPEG", 1, None),
+        ("n01440764/00001234.jpg", 1, None),
+        ("ILSVRC2012_val_00000293_n01440764.JPEG", 2, None),
+        ("n01440764_1.JPEG", 7, None),
+        ("n01440764_10026_n01440764.JPEG", -1, "n01440764/n01440764_10026.JPEG"),
+        ("n01440764/n01440764_18_n01440764.JPEG", 0, "n01440764/n01440764_18.JPEG"),
+        ("n01440764/a/n01440764_18.JPEG", -1, "n01440764/a/n01440764_18.JPEG"),
+        ("n02105855/n02105855_2933.jpg", 2, "n02105855/n02105855_2933.JPEG"),
+        ("n02105855_2933.png", -1, "n02105855/n02105855_2933.JPEG"),
+        ("training/n01443537/n01443537_5.JPEG", -1, "n01443537/n01443537_5.JPEG"),
+        ("data/train/n02105855/n02105855_5.JPEG", 2, "n02105855/n02105855_5.JPEG"),
+        (
+            "x/ILSVRC/Data/CLS-LOC/train/n01440764/n01440764_18.JPEG",
+            -1,
+            "n01440764/n01440764_18.JPEG",
+        ),
+        ("train/n01440764_18.JPEG", 0, "n01440764/n01440764_18.JPEG"),
+        ("ILSVRC2012_val_00050000.JPEG", 0, "n01440764/ILSVRC2012_val_00050000.JPEG"),
+        ("ILSVRC2012_val_00000001.jpeg", 1, "n01443537/ILSVRC2012_val_00000001.JPEG"),
+        ("val_00000001.JPEG", 2, "n02105855/val_00000001.JPEG"),
+        ("0000000.png", 0, "n01440764/0000000.png"),
+        ("s0000000.webp", 2, "n02105855/s0000000.webp"),
+        ("n01443537/00001234.jpg", -1, "n01443537/00001234.jpg"),
+        ("n01443537/00001234.jpg", 1, "n01443537/00001234.jpg"),
+        ("a/b/00001234.jpg", 1, "n01443537/a/b/00001234.jpg"),
+        ("n02105855_2933_n02105855.JPEG", 0, None),
+        ("n01443537/n01443537_7.JPEG", 2, None),
+        ("n02105855/ILSVRC2012_val_00000293.JPEG", 1, None),
+        ("ILSVRC2012_val_00000293_n02105855.JPEG", 0, None),
+        ("n02105855/00001234.jpg", 0, None),
+        ("00001234.jpg", 3, None),
+        ("n01440764/n01440764_18.JPEG", 999, None),
+    ],
+)
 def test_imagenets_names_and_orders(tmp_path, name, label, wanted):
     """Other orders of the classes are refused, other names of one image are one name."""
     above = name.partition("n0")[0]
@@ -227,7 +266,9 @@ def test_imagenets_names_and_orders(tmp_path, name, label, wanted):
             containers.read_split(tmp_path, "train", **how)
         return
     found = containers.read_split(tmp_path, "train", **how)
-    assert dict(zip(found.paths, found.labels))[wanted] == SYNSETS.index(wanted.split("/")[0])
+    assert dict(zip(found.paths, found.labels))[wanted] == SYNSETS.index(
+        wanted.split("/")[0]
+    )
 
 
 def test_places_in_its_tar_files(trees):
@@ -240,11 +281,16 @@ def test_places_in_its_tar_files(trees):
             out.add(base / folder, folder.removesuffix("_standard"))
         (base / folder).rename(root / f"no {folder}")
     after = catalog.load("places365", root)
-    assert splits.digests(before) == splits.digests(after) and len(after.test.read(0)) > 100
+    assert (
+        splits.digests(before) == splits.digests(after)
+        and len(after.test.read(0)) > 100
+    )
     (root / "no data_256_standard" / "a" / "airfield" / "00000001.jpg").unlink()
     with tarfile.open(base / "train_256_places365standard.tar", "w") as out:
         out.add(root / "no data_256_standard", "data_256")
-    with pytest.raises(BadInput, match=r"1 of 9 images are missing, first a/airfield/00000001"):
+    with pytest.raises(
+        BadInput, match=r"1 of 9 images are missing, first a/airfield/00000001"
+    ):
         catalog.load("places365", root)
 
 
@@ -258,11 +304,15 @@ def test_imagenet_and_its_100_classes_from_the_archives(trees):
         a, b = (catalog.load(name, where) for where in (root, there))
         assert splits.digests(a) == splits.digests(b)
     LAYOUTS["tar"](root / "imagenet" / "train", base, "train")
-    with pytest.raises(BadInput, match=r"'train' is there twice, .*train\.tar and .*_train\.tar"):
+    with pytest.raises(
+        BadInput, match=r"'train' is there twice, .*train\.tar and .*_train\.tar"
+    ):
         catalog.load("imagenet", there)
     (base / "train.tar").unlink()
     (base / "ILSVRC2012_img_train.tar").rename(base / "ILSVRC2012_img_train.tar.gz")
-    with pytest.raises(BadInput, match=r"a compressed tar can only be read from its beginning"):
+    with pytest.raises(
+        BadInput, match=r"a compressed tar can only be read from its beginning"
+    ):
         catalog.load("imagenet", there)
 
 
@@ -275,7 +325,9 @@ def test_flat_images_with_a_map_as_swin_has_them(trees, tmp_path):
         for n, file in enumerate(sorted((root / "imagenet" / "val").glob("*/*"))):
             out.write(file, f"ILSVRC2012_val_{n:08}.JPEG")
             lines.append(f"ILSVRC2012_val_{n:08}.JPEG\t{n}\n")
-    with pytest.raises(BadInput, match=r"val\.zip: states no labels; put val_map\.txt beside it"):
+    with pytest.raises(
+        BadInput, match=r"val\.zip: states no labels; put val_map\.txt beside it"
+    ):
         catalog.open_split(tmp_path / "flat", "imagenet", "val")
     (base / "val_map.txt").write_text("".join(lines))
     found = catalog.open_split(tmp_path / "flat", "imagenet", "val")
@@ -317,17 +369,24 @@ def test_the_hubs_imagenet(tmp_path):
     parquet(file, [(b, None, label) for b, _, label in HUB], ["owl", "ant", "cat"])
     # Without the files' names it is another list; classes of one's own are sorted by name
     own = containers.read_split(tmp_path, "train")
-    assert own.classes == ("ant", "cat", "owl") and own.paths[0] == "ant/train-0000001.jpg"
+    assert (
+        own.classes == ("ant", "cat", "owl") and own.paths[0] == "ant/train-0000001.jpg"
+    )
 
 
-@pytest.mark.parametrize(("stated", "classes"), [
-    (["crane", "crane"], ("crane 0", "crane 1")),  # as ImageNet's two
-    (["/a/abbey", "owl"], ("_a_abbey", "owl")),
-    (None, ("0", "1099511627776")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stated", "classes"),
+    [
+        (["crane", "crane"], ("crane 0", "crane 1")),  # as ImageNet's two
+        (["/a/abbey", "owl"], ("_a_abbey", "owl")),
+        (None, ("0", "1099511627776")),
+    ],
+)
 def test_classes_that_are_no_folders_of_their_own(tmp_path, stated, classes):
     last = 1 if stated else 1 << 40
-    parquet(tmp_path / "train.parquet", [(b"x", "1.jpg", 0), (b"y", "2.jpg", last)], stated)
+    parquet(
+        tmp_path / "train.parquet", [(b"x", "1.jpg", 0), (b"y", "2.jpg", last)], stated
+    )
     found = containers.read_split(tmp_path, "train")
     assert found.classes == classes
     assert found.paths == (f"{classes[0]}/1.jpg", f"{classes[1]}/2.jpg")
@@ -351,12 +410,18 @@ def test_a_split_that_is_not_whole_or_there_twice_is_refused(tmp_path, capsys):
         file = tmp_path / f"{name}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         parquet(file, rows)
-    with pytest.raises(BadInput, match=r"of-00003\.parquet: is one of 3 files, and 1 are there"):
+    with pytest.raises(
+        BadInput, match=r"of-00003\.parquet: is one of 3 files, and 1 are there"
+    ):
         containers.read_split(tmp_path / "part", "train")
-    with pytest.raises(BadInput, match=r"two/a/train: and .*two/b/train hold the same split"):
+    with pytest.raises(
+        BadInput, match=r"two/a/train: and .*two/b/train hold the same split"
+    ):
         containers.read_split(tmp_path / "two", "train")
     zipped(tmp_path / "own.zip", "train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg")
-    with pytest.raises(BadInput, match=r"own\.zip: 'val' is there twice, as val and valid"):
+    with pytest.raises(
+        BadInput, match=r"own\.zip: 'val' is there twice, as val and valid"
+    ):
         containers.find(tmp_path / "own", "val")
     assert main(["data", "list", "--data", str(tmp_path)]) == 0
     assert "own.zip: 'val' is there twice, as val and valid" in capsys.readouterr().out
@@ -388,14 +453,18 @@ def test_snappy_costs_the_blocks_of_an_image(tmp_path):
     found = containers.read_split(tmp_path, "train")
     assert {found.read(i) for i in range(200)} == {data for data, _, _ in rows}
     assert found.spans["stored"].mean() < 1.2 * (1 << 16) + 5000
-    bitmaps = [(bytes(3000) + data, f"{i}.bmp", 0) for i, (data, _, _) in enumerate(rows)]
+    bitmaps = [
+        (bytes(3000) + data, f"{i}.bmp", 0) for i, (data, _, _) in enumerate(rows)
+    ]
     parquet(tmp_path / "val.parquet", bitmaps)
     other = containers.read_split(tmp_path, "val")
     assert len({other.read(i) for i in range(200)}) == 200
 
 
 @pytest.mark.parametrize("layout", ["folder", "parquet of 2023", "deflated"])
-def test_packing_and_unpacking_keep_list_and_bytes(root, tmp_path, bad_input, monkeypatch, layout):
+def test_packing_and_unpacking_keep_list_and_bytes(
+    root, tmp_path, bad_input, monkeypatch, layout
+):
     monkeypatch.setattr(packing, "LARGEST_FILE", 3000)
     there = root if layout == "folder" else packed(root, "classes", layout)
     before = catalog.load("classes", there)
@@ -416,7 +485,9 @@ def test_packing_and_unpacking_keep_list_and_bytes(root, tmp_path, bad_input, mo
         assert splits.digests(after) == splits.digests(before)
         assert contents.whole(after.train) == contents.whole(before.train)
     (there / "classes" / "train" / "circle" / "odd.png").write_bytes(b"x")
-    bad_input(main([str(word) for word in words]), "'train' has other images than the source")
+    bad_input(
+        main([str(word) for word in words]), "'train' has other images than the source"
+    )
 
 
 @pytest.mark.parametrize("kind", ["zip", "folder"])
@@ -426,7 +497,9 @@ def test_an_older_state_of_the_images_is_not_taken_for_packed(root, tmp_path, ki
     first = next((root / "classes" / "train" / "circle").iterdir())
     picture(first, 77, size=(9, 9))
     if kind == "zip":
-        with pytest.raises(BadInput, match=r"'train' has other images than the source; empty"):
+        with pytest.raises(
+            BadInput, match=r"'train' has other images than the source; empty"
+        ):
             packing.pack("classes", root, kind, out)
         return
     first.write_bytes(first.read_bytes()[:-1] + b"?")
@@ -444,9 +517,14 @@ def test_a_copy_that_lost_its_names_gets_them_by_contents(root, tmp_path, capsys
     for split in ("train", "val", "test"):
         file = str(base / f"{split}.lmdb")
         rows = list(images_of(root / "classes" / split))
-        with lmdb.open(file, map_size=1 << 24, subdir=False) as env, env.begin(write=True) as out:
+        with (
+            lmdb.open(file, map_size=1 << 24, subdir=False) as env,
+            env.begin(write=True) as out,
+        ):
             for n, (_, label, data) in enumerate(rows):
-                out.put(str(n).encode(), pickle.dumps((data, label), protocol=3 + n % 2))
+                out.put(
+                    str(n).encode(), pickle.dumps((data, label), protocol=3 + n % 2)
+                )
             out.put(b"__len__", pickle.dumps(len(rows)))
     numbered = catalog.load("classes", base.parent)
     assert numbered.test.labels == before.test.labels
@@ -455,22 +533,33 @@ def test_a_copy_that_lost_its_names_gets_them_by_contents(root, tmp_path, capsys
     listed = root / "classes" / "contents.tsv.gz"
     (base / "names.tsv.gz").write_bytes(listed.read_bytes())
     for _ in range(2):
-        assert splits.digests(catalog.load("classes", base.parent)) == splits.digests(before)
+        assert splits.digests(catalog.load("classes", base.parent)) == splits.digests(
+            before
+        )
     lines = gzip.decompress(listed.read_bytes()).splitlines(keepends=True)
     (base / "names.tsv.gz").write_bytes(gzip.compress(b"".join(lines[1:])))
-    with pytest.raises(BadInput, match=r"names\.tsv\.gz: 1 of 8 images of 'test' are not in it"):
+    with pytest.raises(
+        BadInput, match=r"names\.tsv\.gz: 1 of 8 images of 'test' are not in it"
+    ):
         catalog.load("classes", base.parent)
     (base / "names.tsv.gz").write_bytes(listed.read_bytes()[:50])
-    with pytest.raises(BadInput, match=r"names\.tsv\.gz: not as `data check --record` writes it"):
+    with pytest.raises(
+        BadInput, match=r"names\.tsv\.gz: not as `data check --record` writes it"
+    ):
         catalog.load("classes", base.parent)
 
 
-@pytest.mark.parametrize("value", [Calls(os.mkdir, "executed"), (b"x",), (b"x", "0"), ("x", 0)])
+@pytest.mark.parametrize(
+    "value", [Calls(os.mkdir, "executed"), (b"x",), (b"x", "0"), ("x", 0)]
+)
 def test_pickled_values_execute_nothing(tmp_path, monkeypatch, value):
     import lmdb
 
     monkeypatch.chdir(tmp_path)
-    with lmdb.open(str(tmp_path / "train.lmdb"), subdir=False) as env, env.begin(write=True) as out:
+    with (
+        lmdb.open(str(tmp_path / "train.lmdb"), subdir=False) as env,
+        env.begin(write=True) as out,
+    ):
         out.put(b"0", pickle.dumps(value))
     said = r"train\.lmdb: not readable as lmdb \(.*(refused|not \(bytes)"
     with pytest.raises(BadInput, match=said):
@@ -496,14 +585,18 @@ def tarred(file, names, size=1):
 
 
 @pytest.mark.slow
-def test_jobs_that_start_together_look_once_and_kills_leave_no_half_index(tmp_path, monkeypatch):
+def test_jobs_that_start_together_look_once_and_kills_leave_no_half_index(
+    tmp_path, monkeypatch
+):
     (tmp_path / "own").mkdir()
     for shard in range(12):  # they take some time to look into
         names = [f"{'ab'[n % 2]}/{shard:03}{n:04}.jpg" for n in range(150)]
         tarred(tmp_path / "own" / f"own-train-{shard:04}.tar", names)
     monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "jobs"))
     command = [sys.executable, "-c", JOB, str(tmp_path / "own")]
-    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    jobs = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)
+    ]
     said = [job.communicate()[0].split() for job in jobs]
     assert sum(int(count) for count, _ in said) == 12
     digests = {digest for _, digest in said}
@@ -517,22 +610,40 @@ def test_jobs_that_start_together_look_once_and_kills_leave_no_half_index(tmp_pa
         job.kill()
         job.communicate()
         if turn % 5 == 4:
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, text=True, check=True
+            )
             assert done.stdout.split()[1] in digests
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("train.tar.gz", "a compressed tar can only be read from its beginning; unpack it"),
-    ("own-train.tfrecord-00000-of-00064", "TFRecord is not read; use the tar files"),
-    ("train.beton", "FFCV holds other pixels than the images"),
-    ("train.h5", "HDF5 has no convention for images"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "train.tar.gz",
+            "a compressed tar can only be read from its beginning; unpack it",
+        ),
+        (
+            "own-train.tfrecord-00000-of-00064",
+            "TFRecord is not read; use the tar files",
+        ),
+        ("train.beton", "FFCV holds other pixels than the images"),
+        ("train.h5", "HDF5 has no convention for images"),
+    ],
+)
 def test_what_is_not_read_says_why_and_what_to_do(tmp_path, bad_input, name, said):
     (tmp_path / "own").mkdir()
     file = tmp_path / "own" / name
     file.write_bytes(b"x")
     bad_input(main(["data", "check", "own", "--data", str(tmp_path)]), said)
-    words = ["evaluate", "timm:resnet18", "--data", str(file), "--out", str(tmp_path / "out")]
+    words = [
+        "evaluate",
+        "timm:resnet18",
+        "--data",
+        str(file),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     bad_input(main(words), said)
     with pytest.raises(BadInput, match=said):
         catalog.open_split(tmp_path, "own", "train")
@@ -559,13 +670,24 @@ def test_snappys_blocks_are_used_only_where_they_stand_alone():
 
 
 def test_folders_in_an_archive_that_are_no_classes(tmp_path):
-    names = [f"{split}/{c}/{n}.jpg" for split in ("train", "test") for c in "ab" for n in range(3)]
+    names = [
+        f"{split}/{c}/{n}.jpg"
+        for split in ("train", "test")
+        for c in "ab"
+        for n in range(3)
+    ]
     zipped(tmp_path / "own.zip", *names, "unlabeled/1.jpg", "preview.jpg")
     assert containers.splits_of(tmp_path / "own") == ["train", "test"]
-    train, test = (containers.read_split(tmp_path / "own", split) for split in ("train", "test"))
-    assert contents.whole(train) != contents.whole(test), "equal names and sizes in one file"
+    train, test = (
+        containers.read_split(tmp_path / "own", split) for split in ("train", "test")
+    )
+    assert contents.whole(train) != contents.whole(test), (
+        "equal names and sizes in one file"
+    )
     zipped(tmp_path / "renamed.zip", "pictures/a/1.jpg", "pictures/b/2.jpg")
-    with pytest.raises(BadInput, match=r"renamed\.zip: one class alone, 'pictures'; the classes"):
+    with pytest.raises(
+        BadInput, match=r"renamed\.zip: one class alone, 'pictures'; the classes"
+    ):
         catalog.load("renamed", tmp_path)
 
 
@@ -646,7 +768,19 @@ def test_tar_files_that_all_hold_one_folder_have_no_classes(root, tmp_path):
 @pytest.mark.parametrize("kind", ["tar", "zip", "folder"])
 def test_an_undivided_class_folder_is_packed(root, tmp_path, kind):
     out = tmp_path / "out" / "train"
-    words = ["data", "pack", "train", "--to", kind, "--out", out, "--data", root / "classes"]
+    words = [
+        "data",
+        "pack",
+        "train",
+        "--to",
+        kind,
+        "--out",
+        out,
+        "--data",
+        root / "classes",
+    ]
     assert main([str(word) for word in words]) == 0
-    before, after = (catalog.load("train", where) for where in (root / "classes", out.parent))
+    before, after = (
+        catalog.load("train", where) for where in (root / "classes", out.parent)
+    )
     assert splits.digests(after) == splits.digests(before)

@@ -25,7 +25,12 @@ from backbench.images.image_list import (
 
 @pytest.fixture
 def folder(tmp_path):
-    modes = (("b/2.png", "RGB"), ("a/1.png", "L"), ("a/sub/3.png", "RGBA"), ("b/10.jpg", "RGB"))
+    modes = (
+        ("b/2.png", "RGB"),
+        ("a/1.png", "L"),
+        ("a/sub/3.png", "RGBA"),
+        ("b/10.jpg", "RGB"),
+    )
     for name, mode in modes:
         path = tmp_path / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +90,11 @@ def test_names_are_a_sequence_in_a_third_of_the_memory(tmp_path):
     names = Names(["a/1.png", "", "b/\u00e9\udcff.png"])
     pickled = tuple(pickle.loads(pickle.dumps(names)))
     assert names == ("a/1.png", "", "b/\u00e9\udcff.png") == pickled
-    assert (names[-1], names[1:], names.index("")) == ("b/\u00e9\udcff.png", tuple(names)[1:], 1)
+    assert (names[-1], names[1:], names.index("")) == (
+        "b/\u00e9\udcff.png",
+        tuple(names)[1:],
+        1,
+    )
     with pytest.raises(IndexError):
         names[3]
     tracemalloc.start()
@@ -112,13 +121,20 @@ def test_decoding_is_pils(tmp_path):
     exif[0x0112] = 6
     picture(4, 40).save(rotated, exif=exif)
     for path in (gray, palette, alpha, rotated):
-        assert np.array_equal(decode_array(path.read_bytes(), path), np.asarray(decode(path)))
+        assert np.array_equal(
+            decode_array(path.read_bytes(), path), np.asarray(decode(path))
+        )
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
     """Pixels are PIL's with and without OpenCV's own RGB (from 4.11 on); CMYK's up to rounding."""
-    how = [{"quality": 90}, {"subsampling": 0}, {"subsampling": 1}, {"progressive": True}]
+    how = [
+        {"quality": 90},
+        {"subsampling": 0},
+        {"subsampling": 1},
+        {"progressive": True},
+    ]
     files = []
     for settings in how:
         for size in ((64, 48), (33, 17), (1, 1)):
@@ -131,10 +147,14 @@ def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
     monkeypatch.delattr(cv2, "IMREAD_COLOR_RGB", raising=False)
     for data, pixels in zip(files, found):
         assert np.array_equal(pixels, decode_array(data, "x"))
-        assert mode == "CMYK" or np.array_equal(pixels, np.asarray(decode("x", data=data)))
+        assert mode == "CMYK" or np.array_equal(
+            pixels, np.asarray(decode("x", data=data))
+        )
 
 
-@pytest.mark.parametrize(("name", "per", "train"), [("cifar10", 10, 50), ("cifar100", 2, 200)])
+@pytest.mark.parametrize(
+    ("name", "per", "train"), [("cifar10", 10, 50), ("cifar100", 2, 200)]
+)
 def test_cifar_for_pretraining(trees, name, per, train):
     root = trees(name, per=per)
     found = catalog.open_split(root, name, "train")
@@ -153,7 +173,10 @@ def test_stl10_with_its_unlabelled_part(tmp_path):
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     counts = {"train": 3, "unlabeled": 5}
-    raw = {s: rng.integers(0, 256, (n, 3, 96, 96), dtype=np.uint8) for s, n in counts.items()}
+    raw = {
+        s: rng.integers(0, 256, (n, 3, 96, 96), dtype=np.uint8)
+        for s, n in counts.items()
+    }
     for split, pixels in raw.items():
         pixels.tofile(folder / f"{split}_X.bin")
     np.array([1, 10, 3], np.uint8).tofile(folder / "train_y.bin")

@@ -34,7 +34,11 @@ def photo(seed, height=180, width=240):
     for sigma in (2, 8, 30):
         layer = cv2.GaussianBlur(rng.normal(size=image.shape), (0, 0), sigma)
         image += layer / layer.std()
-    return (image / image.std() * 45 + rng.uniform(70, 180, 3)).clip(0, 255).astype(np.uint8)
+    return (
+        (image / image.std() * 45 + rng.uniform(70, 180, 3))
+        .clip(0, 255)
+        .astype(np.uint8)
+    )
 
 
 PHOTOS = [photo(seed) for seed in range(12)]
@@ -51,15 +55,25 @@ def test_crop_boxes_are_torchvisions_number_for_number(scale):
         torch.manual_seed(seed)
         ranges = (list(scale), [3 / 4, 4 / 3])
         want = RandomResizedCrop.get_params(torch.empty(3, height, width), *ranges)
-        assert crop_box(generator(seed), height, width, scale, (3 / 4, 4 / 3)) == tuple(want)
+        assert crop_box(generator(seed), height, width, scale, (3 / 4, 4 / 3)) == tuple(
+            want
+        )
 
 
 def test_decisions_have_the_recipes_probabilities_and_ranges():
-    shares = {"flip": 0.5, "jitter_p": 0.8, "gray_p": 0.2, "blur_p": 0.1, "solarize_p": 0.2}
+    shares = {
+        "flip": 0.5,
+        "jitter_p": 0.8,
+        "gray_p": 0.2,
+        "blur_p": 0.1,
+        "solarize_p": 0.2,
+    }
     crops = Crops(jitter=(0.4, 0.3, 0.2, 0.1), **shares)
     views = [draw(generator(seed), 100, 100, crops) for seed in range(4000)]
     for name, p in shares.items():
-        share = sum(bool(getattr(view, name.removesuffix("_p"))) for view in views) / len(views)
+        share = sum(
+            bool(getattr(view, name.removesuffix("_p"))) for view in views
+        ) / len(views)
         assert share == pytest.approx(p, abs=0.03), name
     jittered = [v.jitter for v in views if v.jitter]
     orders = Counter(tuple(op for op, _ in jitter) for jitter in jittered)
@@ -91,7 +105,9 @@ def test_reference_views_are_torchvisions_functions_bit_for_bit(kernel, interpol
     for seed in range(60):
         image = Image.fromarray(PHOTOS[seed % len(PHOTOS)])
         view = draw(generator(seed), image.height, image.width, crops)
-        want = F.resized_crop(image, *view.box, [48, 48], F.InterpolationMode(interpolation))
+        want = F.resized_crop(
+            image, *view.box, [48, 48], F.InterpolationMode(interpolation)
+        )
         want = F.hflip(want) if view.flip else want
         for op, factor in view.jitter:
             want = adjust[op](want, factor)
@@ -101,25 +117,48 @@ def test_reference_views_are_torchvisions_functions_bit_for_bit(kernel, interpol
         elif view.blur:
             want = want.filter(ImageFilter.GaussianBlur(view.blur))
         want = F.solarize(want, 128) if view.solarize else want
-        assert np.array_equal(render_reference(image, view, crops), np.asarray(want)), view
+        assert np.array_equal(render_reference(image, view, crops), np.asarray(want)), (
+            view
+        )
 
 
-@pytest.mark.parametrize("how", [
-    {"resize": 256, "crop": 224}, {"resize": 31, "crop": 40}, {"resize": 30, "crop": 41},
-    {"resize": 65, "crop": 64, "interpolation": "bicubic"},
-    {"resize": 48, "crop": 48, "square": True},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"resize": 256, "crop": 224},
+        {"resize": 31, "crop": 40},
+        {"resize": 30, "crop": 41},
+        {"resize": 65, "crop": 64, "interpolation": "bicubic"},
+        {"resize": 48, "crop": 48, "square": True},
+    ],
+)
 def test_the_evaluations_view_is_torchvisions_bit_for_bit(how):
     """Sides that are odd, even, tiny, and smaller than the crop, which is then framed in black."""
     size = [how["resize"]] * (2 if how.get("square") else 1)
     mode = F.InterpolationMode(how.get("interpolation", "bilinear"))
-    theirs = v2.Compose([v2.Resize(size, interpolation=mode), v2.CenterCrop(how["crop"])])
+    theirs = v2.Compose(
+        [v2.Resize(size, interpolation=mode), v2.CenterCrop(how["crop"])]
+    )
     rng = np.random.default_rng(0)
-    sizes = [(1, 7), (7, 1), (224, 224), (256, 257), (257, 256), (500, 375), (31, 32), (33, 32)]
+    sizes = [
+        (1, 7),
+        (7, 1),
+        (224, 224),
+        (256, 257),
+        (257, 256),
+        (500, 375),
+        (31, 32),
+        (33, 32),
+    ]
     for height, width in sizes + rng.integers(1, 300, (30, 2)).tolist():
-        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        image = Image.fromarray(
+            rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        )
         want = np.asarray(theirs(image))
-        assert np.array_equal(np.asarray(eval_geometry(**how)(image)), want), (height, width)
+        assert np.array_equal(np.asarray(eval_geometry(**how)(image)), want), (
+            height,
+            width,
+        )
 
 
 def difference(crops, count=24):
@@ -136,18 +175,21 @@ def difference(crops, count=24):
     return np.mean(absolute), np.mean(signed)
 
 
-@pytest.mark.parametrize(("changes", "level"), [
-    pytest.param({"size": 224}, 0.3, id="crop and resize, growing"),
-    pytest.param({"size": 64}, 0.1, id="crop and resize, shrinking"),
-    pytest.param({"interpolation": "bicubic"}, 0.1, id="bicubic"),
-    pytest.param({"jitter": (0.4, 0, 0, 0), "jitter_p": 1}, 0.25, id="brightness"),
-    pytest.param({"jitter": (0, 0.4, 0, 0), "jitter_p": 1}, 0.4, id="contrast"),
-    pytest.param({"jitter": (0, 0, 0.4, 0), "jitter_p": 1}, 0.4, id="saturation"),
-    pytest.param({"gray_p": 1}, 0.25, id="gray"),
-    pytest.param({"blur_p": 1}, 0.6, id="PIL's blur"),
-    pytest.param({"blur_p": 1, "blur_kernel": 9}, 0.25, id="torchvision's blur"),
-    pytest.param({"solarize_p": 1}, 0.3, id="solarize"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        pytest.param({"size": 224}, 0.3, id="crop and resize, growing"),
+        pytest.param({"size": 64}, 0.1, id="crop and resize, shrinking"),
+        pytest.param({"interpolation": "bicubic"}, 0.1, id="bicubic"),
+        pytest.param({"jitter": (0.4, 0, 0, 0), "jitter_p": 1}, 0.25, id="brightness"),
+        pytest.param({"jitter": (0, 0.4, 0, 0), "jitter_p": 1}, 0.4, id="contrast"),
+        pytest.param({"jitter": (0, 0, 0.4, 0), "jitter_p": 1}, 0.4, id="saturation"),
+        pytest.param({"gray_p": 1}, 0.25, id="gray"),
+        pytest.param({"blur_p": 1}, 0.6, id="PIL's blur"),
+        pytest.param({"blur_p": 1, "blur_kernel": 9}, 0.25, id="torchvision's blur"),
+        pytest.param({"solarize_p": 1}, 0.3, id="solarize"),
+    ],
+)
 def test_fast_views_are_the_reference_views(changes, level):
     absolute, signed = difference(replace(PLAIN, **{"size": 96, **changes}))
     assert absolute < level
@@ -169,7 +211,9 @@ def colour_statistics(images):
 )
 def test_colour_jitter_is_torchvisions_in_distribution(strength):
     crops = replace(PLAIN, size=48, jitter=strength, jitter_p=1, flip=0)
-    drawn = [draw(generator(n), *image.shape[:2], crops) for n, image in enumerate(PHOTOS)]
+    drawn = [
+        draw(generator(n), *image.shape[:2], crops) for n, image in enumerate(PHOTOS)
+    ]
     small = [render_geometry(image, view, crops) for image, view in zip(PHOTOS, drawn)]
     jitter = ColorJitter(*strength)
     torch.manual_seed(0)
@@ -201,13 +245,20 @@ def test_the_hue_keeps_the_lightness_and_moves_the_colours():
     assert (render_fast(gray, draw(generator(1), 48, 48, crops), crops) == 77).all()
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"blur_kernel": 9}, {"jitter_p": 0, "gray_p": 0, "blur_p": 0, "solarize_p": 0.5},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"blur_kernel": 9},
+        {"jitter_p": 0, "gray_p": 0, "blur_p": 0, "solarize_p": 0.5},
+    ],
+)
 def test_views_are_finished_on_the_device(changes):
     crops = Crops(size=64, **changes)
     pixels = np.empty((12, 64, 64, 3), np.uint8)
-    views = [draw(generator(n), *image.shape[:2], crops) for n, image in enumerate(PHOTOS)]
+    views = [
+        draw(generator(n), *image.shape[:2], crops) for n, image in enumerate(PHOTOS)
+    ]
     want = np.empty_like(pixels)
     for n, image in enumerate(PHOTOS):
         pixels[n] = render_geometry(image, views[n], crops)
@@ -220,17 +271,20 @@ def test_views_are_finished_on_the_device(changes):
     assert off.max() < 4
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"size": 0}, "at least 1"),
-    ({"scale": (0.5, 0.2)}, "increasing"),
-    ({"blur_kernel": 4}, "odd"),
-    ({"size": 16, "blur_kernel": 33}, "from 1 to 31"),
-    ({"jitter": (0.4, 0.4, 0.4, 0.6)}, "hue"),
-    ({"jitter": (-0.4, 0.4, 0.4, 0.1)}, "negative"),
-    ({"flip": 1.5}, "flip is a probability"),
-    ({"blur_p": -0.1}, "blur_p is a probability"),
-    ({"blur_sigma": (2.0, 0.1)}, "increasing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 0}, "at least 1"),
+        ({"scale": (0.5, 0.2)}, "increasing"),
+        ({"blur_kernel": 4}, "odd"),
+        ({"size": 16, "blur_kernel": 33}, "from 1 to 31"),
+        ({"jitter": (0.4, 0.4, 0.4, 0.6)}, "hue"),
+        ({"jitter": (-0.4, 0.4, 0.4, 0.1)}, "negative"),
+        ({"flip": 1.5}, "flip is a probability"),
+        ({"blur_p": -0.1}, "blur_p is a probability"),
+        ({"blur_sigma": (2.0, 0.1)}, "increasing"),
+    ],
+)
 def test_impossible_crops_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Crops(**change)

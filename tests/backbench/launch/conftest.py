@@ -45,7 +45,14 @@ class Lab:
         return str(path)
 
     def linear(self, *datasets: str, **options) -> list[dict]:
-        return [{"verb": "linear", "datasets": list(datasets), "protocol": "lorac", **options}]
+        return [
+            {
+                "verb": "linear",
+                "datasets": list(datasets),
+                "protocol": "lorac",
+                **options,
+            }
+        ]
 
     def cluster(self, kind: str, /, *, fake: bool = True, **content) -> str:
         """A cluster file of this kind; with `fake` its verbs are the stand-ins."""
@@ -60,14 +67,34 @@ class Lab:
         return self.cluster("slurm", fake=fake, jobs=jobs, resources={"default": asked})
 
     def run(self, grid: str, cluster: str, out: str, *more: str) -> int:
-        line = ["launch", "run", grid, "--cluster", cluster, "--out", str(self.root / out), *more]
+        line = [
+            "launch",
+            "run",
+            grid,
+            "--cluster",
+            cluster,
+            "--out",
+            str(self.root / out),
+            *more,
+        ]
         return cli.main(line)
 
     def launch(self, action: str, out: str, *more: str) -> int:
         return cli.main(["launch", action, *more, "--out", str(self.root / out)])
 
-    def background(self, grid: str, cluster: str, out: str, *more: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "backbench", "launch", "run", grid, "--cluster", cluster]
+    def background(
+        self, grid: str, cluster: str, out: str, *more: str
+    ) -> subprocess.Popen:
+        command = [
+            sys.executable,
+            "-m",
+            "backbench",
+            "launch",
+            "run",
+            grid,
+            "--cluster",
+            cluster,
+        ]
         command += ["--out", str(self.root / out), *more]
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
@@ -82,15 +109,24 @@ class Lab:
 
     def attempts(self, out: str) -> dict[str, list[str]]:
         """Job name -> how each of its attempts ended."""
-        attempts = {name: status["attempts"] for name, status in self.statuses(out).items()}
-        return {name: [attempt.get("how") for attempt in made] for name, made in attempts.items()}
+        attempts = {
+            name: status["attempts"] for name, status in self.statuses(out).items()
+        }
+        return {
+            name: [attempt.get("how") for attempt in made]
+            for name, made in attempts.items()
+        }
 
     def most_at_once(self, out: str) -> int:
         """The largest number of attempts that overlap in time."""
         spans = []
         for status in self.statuses(out).values():
-            spans += [(attempt["start"], attempt["end"]) for attempt in status["attempts"]]
-        return max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
+            spans += [
+                (attempt["start"], attempt["end"]) for attempt in status["attempts"]
+            ]
+        return max(
+            sum(start <= moment < end for start, end in spans) for moment, _ in spans
+        )
 
     def values(self, out: str) -> dict[tuple, float]:
         """(checkpoint, dataset, protocol, seed) -> value; every number must be there once."""
@@ -104,16 +140,22 @@ class Lab:
         """Wait until condition(states) holds."""
         end = time.monotonic() + seconds
         while not condition(states := self.states(out)):
-            assert time.monotonic() < end, f"waited {seconds:.0f} s; {states}\n{self.logs(out)}"
+            assert time.monotonic() < end, (
+                f"waited {seconds:.0f} s; {states}\n{self.logs(out)}"
+            )
             time.sleep(0.3)
 
     def logs(self, out: str) -> str:
         folder = self.root / out / ".launch"
         files = [*folder.glob("logs/*"), *folder.glob("submitit/*/*.out")]
-        return "\n".join(f"{f.name}: {f.read_text(errors='replace')[-2000:]}" for f in files)
+        return "\n".join(
+            f"{f.name}: {f.read_text(errors='replace')[-2000:]}" for f in files
+        )
 
     def until_done(self, out: str, seconds: float = 60.0) -> None:
-        self.until(out, lambda states: states and set(states.values()) == {"done"}, seconds)
+        self.until(
+            out, lambda states: states and set(states.values()) == {"done"}, seconds
+        )
 
     def reference(self, grid: str) -> dict[tuple, float]:
         """Return the numbers of the same grid under --cluster debug."""
@@ -193,6 +235,8 @@ def three_nodes():
 def shell():
     def run(command: str) -> str:
         words = shlex.split(command)
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run(
+            words, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
 
     return run

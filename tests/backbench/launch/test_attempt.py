@@ -14,20 +14,29 @@ from backbench.launch.records import Ledger
 
 
 @pytest.mark.parametrize(
-    ("fault", "attempts"), [("broken", 3), pytest.param("bad", 1, marks=pytest.mark.slow)]
+    ("fault", "attempts"),
+    [("broken", 3), pytest.param("bad", 1, marks=pytest.mark.slow)],
 )
-def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, attempts):
+def test_failing_job_stops_says_so_and_blocks_what_needs_it(
+    lab, capsys, fault, attempts
+):
     lab.dataset("pretrain", steps=1, fault=fault)
     lab.dataset("flaky", steps=1, fault="now and then", times=2)
     evaluate = lab.linear("d1", "flaky")
-    grid = lab.grid(recipes=["demo_random"], checkpoints=[lab.checkpoints("a")], evaluate=evaluate)
+    grid = lab.grid(
+        recipes=["demo_random"], checkpoints=[lab.checkpoints("a")], evaluate=evaluate
+    )
     cluster = lab.cluster("local")
     assert lab.run(grid, cluster, "runs") == 1
     states = lab.states("runs")
     (bad,) = [n for n in states if n.startswith("pretrain/")]
     (flaky,) = [n for n in states if n.startswith("a-") and "flaky" in n]
     assert states[bad] == "failed" and list(states.values()).count("blocked") == 2
-    assert states[flaky] == "done" and lab.attempts("runs")[flaky] == ["failed", "failed", "done"]
+    assert states[flaky] == "done" and lab.attempts("runs")[flaky] == [
+        "failed",
+        "failed",
+        "done",
+    ]
     assert len(lab.attempts("runs")[bad]) == attempts
     capsys.readouterr()
     assert lab.launch("status", "runs", "--once") == 0
@@ -64,31 +73,56 @@ def attempt(how, at=None, reason="broken"):
     return {"start": 0.0, "end": 1.0, "how": how, "reason": reason, "at": at}
 
 
-@pytest.mark.parametrize(("attempts", "outcome"), [
-    # At one place: a fault of the job
-    ([attempt("failed", "walk 9/40")] * 3, "failed"),
-    ([attempt("failed")] * 3, "failed"),
-    # Farther each time; and what came before the progress counts no more
-    ([attempt("failed", f"walk {step}/40") for step in (9, 16, 25, 26, 27, 28, 29)], "again"),
-    ([attempt("failed", "walk 9/40")] * 2 + [attempt("failed", "walk 10/40")] * 2, "again"),
-    ([attempt("failed", "walk 9/40")] * 2 + [attempt("failed", "walk 10/40")] * 3, "failed"),
-    # Another part of the run is farther, too; the start of one that was begun before is not
-    ([attempt("failed", "rate 9/40")] * 2 + [attempt("failed", "final 1/40")] * 2, "again"),
-    ([attempt("failed", f"walk {step}/40") for step in (9, 1, 3)], "failed"),
-    # For other reasons each time, six in one place
-    ([attempt("failed", "walk 9/40", reason) for reason in ("abcdef")], "failed"),
-    ([attempt("failed", "walk 9/40", reason) for reason in ("abcde")], "again"),
-    # Preemptions between them are neither failures nor progress
-    ([attempt("failed"), attempt("preempted")] * 2 + [attempt("failed")], "failed"),
-    ([attempt("preempted", "walk 9/40")] * 20, "again"),
-    ([attempt("time limit", "walk 9/40")] * 3, "failed"),
-    ([attempt("time limit", f"walk {step}/40") for step in (9, 10, 11)], "again"),
-    # A lost peer is no failure of the job, unless they never find each other
-    ([attempt("lost peer", "walk 9/40")] * 3 + [attempt("failed", "walk 9/40")] * 2, "again"),
-    ([attempt("lost peer", "walk 9/40")] * 5, "again"),
-    ([attempt("lost peer")] * 6, "failed"),
-    ([attempt("lost peer", f"walk {step}/40") for step in range(1, 9)], "again"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attempts", "outcome"),
+    [
+        # At one place: a fault of the job
+        ([attempt("failed", "walk 9/40")] * 3, "failed"),
+        ([attempt("failed")] * 3, "failed"),
+        # Farther each time; and what came before the progress counts no more
+        (
+            [
+                attempt("failed", f"walk {step}/40")
+                for step in (9, 16, 25, 26, 27, 28, 29)
+            ],
+            "again",
+        ),
+        (
+            [attempt("failed", "walk 9/40")] * 2
+            + [attempt("failed", "walk 10/40")] * 2,
+            "again",
+        ),
+        (
+            [attempt("failed", "walk 9/40")] * 2
+            + [attempt("failed", "walk 10/40")] * 3,
+            "failed",
+        ),
+        # Another part of the run is farther, too; the start of one that was begun before is not
+        (
+            [attempt("failed", "rate 9/40")] * 2
+            + [attempt("failed", "final 1/40")] * 2,
+            "again",
+        ),
+        ([attempt("failed", f"walk {step}/40") for step in (9, 1, 3)], "failed"),
+        # For other reasons each time, six in one place
+        ([attempt("failed", "walk 9/40", reason) for reason in ("abcdef")], "failed"),
+        ([attempt("failed", "walk 9/40", reason) for reason in ("abcde")], "again"),
+        # Preemptions between them are neither failures nor progress
+        ([attempt("failed"), attempt("preempted")] * 2 + [attempt("failed")], "failed"),
+        ([attempt("preempted", "walk 9/40")] * 20, "again"),
+        ([attempt("time limit", "walk 9/40")] * 3, "failed"),
+        ([attempt("time limit", f"walk {step}/40") for step in (9, 10, 11)], "again"),
+        # A lost peer is no failure of the job, unless they never find each other
+        (
+            [attempt("lost peer", "walk 9/40")] * 3
+            + [attempt("failed", "walk 9/40")] * 2,
+            "again",
+        ),
+        ([attempt("lost peer", "walk 9/40")] * 5, "again"),
+        ([attempt("lost peer")] * 6, "failed"),
+        ([attempt("lost peer", f"walk {step}/40") for step in range(1, 9)], "again"),
+    ],
+)
 def test_what_follows_from_how_the_attempts_ended(attempts, outcome):
     last = Ending(attempts[-1]["how"], attempts[-1]["reason"])
     assert decide(last, attempts, cancelled=False)[0] == outcome
@@ -97,18 +131,28 @@ def test_what_follows_from_how_the_attempts_ended(attempts, outcome):
 def test_too_short_a_time_is_said():
     attempts = [attempt("time limit", "walk 9/40")] * 3
     _, why = decide(Ending("time limit", None), attempts, cancelled=False)
-    assert why == "3 time limits ended at the same point (walk 9/40): give it more hours"
+    assert (
+        why == "3 time limits ended at the same point (walk 9/40): give it more hours"
+    )
 
 
-@pytest.mark.parametrize(("exit_code", "outcome"), [(1, "failed"), (EXIT_PREEMPTED, "again")])
-def test_a_failure_that_cannot_be_noted_is_not_tried_again(lab, monkeypatch, exit_code, outcome):
+@pytest.mark.parametrize(
+    ("exit_code", "outcome"), [(1, "failed"), (EXIT_PREEMPTED, "again")]
+)
+def test_a_failure_that_cannot_be_noted_is_not_tried_again(
+    lab, monkeypatch, exit_code, outcome
+):
     """Without a record, counting to three would never end; preemptions are not counted anyway."""
     lab.dataset("d1", steps=1, fault="broken")
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     (job,) = Expansion(read_grid(grid), lab.root / "runs", where="grid").jobs
-    attempt = Attempt(job=job, ledger=Ledger(lab.root / "runs"), command=tuple(lab.command))
+    attempt = Attempt(
+        job=job, ledger=Ledger(lab.root / "runs"), command=tuple(lab.command)
+    )
     monkeypatch.setattr(Ledger, "write_status", lambda *_: False)
-    monkeypatch.setattr(Attempt, "_meaning", lambda it, _, of=Attempt._meaning: of(it, exit_code))
+    monkeypatch.setattr(
+        Attempt, "_meaning", lambda it, _, of=Attempt._meaning: of(it, exit_code)
+    )
     assert attempt.run() == outcome
 
 
@@ -118,7 +162,9 @@ def test_full_disk_loses_no_result(lab):
         grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
         assert lab.run(grid, lab.cluster("local"), "runs") == 0
         before = lab.values("runs")
-        (small / "ballast").write_bytes(b"x" * 4096 * ((os.statvfs(small).f_bavail) - 3))
+        (small / "ballast").write_bytes(
+            b"x" * 4096 * ((os.statvfs(small).f_bavail) - 3)
+        )
         more = lab.checkpoints("a", "b", "c")
         grid = lab.grid(checkpoints=[more], evaluate=lab.linear("d1", "d2", "d3"))
         assert lab.run(grid, lab.cluster("local"), "runs") != 0

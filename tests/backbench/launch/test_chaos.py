@@ -35,7 +35,9 @@ class Chaos:
 
     def __init__(self, lab, seed: int) -> None:
         self.lab, self.random = lab, random.Random(seed)
-        self.over = lab.root / "over"  # without it some jobs do not end: the faults find them
+        self.over = (
+            lab.root / "over"
+        )  # without it some jobs do not end: the faults find them
         walk = {"steps": 60, "step_s": 0.2, "save_every": 4, "rows": ROWS}
         lab.dataset("pretrain", "short", **walk)
         lab.dataset("long", **walk, until=str(self.over))
@@ -53,13 +55,17 @@ class Chaos:
         self.cluster = lab.slurm(jobs=8)
         self.happened: Counter[str] = Counter()
         self.launcher = self.launch("--watch", "--interval", "6")
-        lab.until("runs", lambda states: list(states.values()).count("running") > 3, LONG)
+        lab.until(
+            "runs", lambda states: list(states.values()).count("running") > 3, LONG
+        )
 
     def launch(self, *more: str) -> subprocess.Popen[str]:
         log = (self.lab.root / "launcher.log").open("a")
         words = ["backbench", "launch", "run", self.grid, "--cluster", self.cluster]
         words += ["--out", str(self.lab.root / "runs"), *more]
-        return subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=log, text=True)
+        return subprocess.Popen(
+            [sys.executable, "-m", *words], stdout=log, stderr=log, text=True
+        )
 
     @property
     def ledger(self) -> Ledger:
@@ -69,7 +75,9 @@ class Chaos:
         """Slurm's number -> name of our jobs that run."""
         states = {n: q.state for n, q in queue().items()}
         records = self.ledger.records()
-        found = {r.id: name for name, r in records.items() if states.get(r.id) == "RUNNING"}
+        found = {
+            r.id: name for name, r in records.items() if states.get(r.id) == "RUNNING"
+        }
         return dict(sorted(found.items()))
 
     def fault(self) -> None:
@@ -98,7 +106,10 @@ class Chaos:
         if kind in ("kill the command", "kill the task"):
             return self.kill(name, command=kind == "kill the command")
         if kind == "cancel":
-            return cli.main(["launch", "cancel", name, "--out", str(self.ledger.runs)]) == 0
+            return (
+                cli.main(["launch", "cancel", name, "--out", str(self.ledger.runs)])
+                == 0
+            )
         nodes = slurm_cluster.output("squeue", "-h", "-j", number, "-o", "%N").strip()
         node = slurm_cluster.output("scontrol", "show", "hostnames", nodes).split()[-1:]
         if kind in ("preempt", "node down") and not node:
@@ -124,7 +135,9 @@ class Chaos:
             return False
         pid = attempts[-1]["pid"]
         if command:
-            children = slurm_cluster.output("ps", "-o", "pid=", "--ppid", str(pid)).split()
+            children = slurm_cluster.output(
+                "ps", "-o", "pid=", "--ppid", str(pid)
+            ).split()
             if not children:
                 return False
             pid = int(children[0])
@@ -149,7 +162,9 @@ class Chaos:
         active = {"RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "REQUEUED"}
         while any(q.state in active for q in queue().values()):
             assert time.monotonic() < end, (self.lab.states("runs"), queue())
-            slurm_cluster.why_drained(or_down=True)  # brings them back, as an administrator would
+            slurm_cluster.why_drained(
+                or_down=True
+            )  # brings them back, as an administrator would
             time.sleep(1.0)
 
 
@@ -157,7 +172,9 @@ def undisturbed(jobs, lab) -> dict[tuple, float]:
     """The numbers of the same commands, one after the other in this process."""
     there = str(lab.root / "runs")
     for job in jobs:
-        words = [word.replace(there, str(lab.root / "undisturbed")) for word in job.argv]
+        words = [
+            word.replace(there, str(lab.root / "undisturbed")) for word in job.argv
+        ]
         args = cli.parser().parse_args(words)
         fake_verbs.VERBS[args.verb](args)
     return lab.values("undisturbed")

@@ -10,28 +10,61 @@ from backbench.launch.job import Job
 from backbench.recipes import config
 
 
-@pytest.mark.parametrize(("content", "says"), [
-    ({"kind": "slrum"}, "'kind' is 'slrum'; did you mean 'slurm'"),
-    ({"resources": {"linaer": {}}}, "unknown key 'resources.linaer'; did you mean 'linear'"),
-    ({"resources": {"linear": {"gpu": 1}}}, "unknown key 'gpu'; did you mean 'gpus'"),
-    ({"resources": {"default": {"nodes": 2, "gpus": 4}}}, "task per GPU: tasks_per_node 4"),
-    ({"gpus": 1, "resources": {"linear": {"gpus": 2}}}, "asks for 2 GPUs; this machine has 1"),
-    ({"overrides": ["jobs=1"]}, "unknown key 'overrides'"),
-    ({"file": "x"}, "unknown key 'file'"),
-    ({"jobs": 0}, "'jobs' must be greater than or equal to 1, not 0"),
-    ({"signal_s": -5}, "'signal_s' must be greater than or equal to 1, not -5"),
-    ({"gpus": -3}, "'gpus' must be greater than or equal to 0, not -3"),
-    ({"command": "apptainer exec \""}, "command 'apptainer exec \"': No closing quotation"),
-    ({"resources": {"default": {"hours": "inf"}}}, "'hours' must be less than"),
-    ({"resources": {"default": {"memory_gb": -1}}}, "'memory_gb' must be greater than 0, not -1"),
-    ({"resources": {"default": {"workers": -5}}}, "'workers' must be greater than or equal to 0"),
-    ({"sbatch": {"comment": "mine"}}, "'sbatch.comment' is set by the launcher itself"),
-    ({"sbatch": {"ntasks_per_node": 2}}, "'sbatch.ntasks-per-node' is set by the launcher"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"kind": "slrum"}, "'kind' is 'slrum'; did you mean 'slurm'"),
+        (
+            {"resources": {"linaer": {}}},
+            "unknown key 'resources.linaer'; did you mean 'linear'",
+        ),
+        (
+            {"resources": {"linear": {"gpu": 1}}},
+            "unknown key 'gpu'; did you mean 'gpus'",
+        ),
+        (
+            {"resources": {"default": {"nodes": 2, "gpus": 4}}},
+            "task per GPU: tasks_per_node 4",
+        ),
+        (
+            {"gpus": 1, "resources": {"linear": {"gpus": 2}}},
+            "asks for 2 GPUs; this machine has 1",
+        ),
+        ({"overrides": ["jobs=1"]}, "unknown key 'overrides'"),
+        ({"file": "x"}, "unknown key 'file'"),
+        ({"jobs": 0}, "'jobs' must be greater than or equal to 1, not 0"),
+        ({"signal_s": -5}, "'signal_s' must be greater than or equal to 1, not -5"),
+        ({"gpus": -3}, "'gpus' must be greater than or equal to 0, not -3"),
+        (
+            {"command": 'apptainer exec "'},
+            "command 'apptainer exec \"': No closing quotation",
+        ),
+        ({"resources": {"default": {"hours": "inf"}}}, "'hours' must be less than"),
+        (
+            {"resources": {"default": {"memory_gb": -1}}},
+            "'memory_gb' must be greater than 0, not -1",
+        ),
+        (
+            {"resources": {"default": {"workers": -5}}},
+            "'workers' must be greater than or equal to 0",
+        ),
+        (
+            {"sbatch": {"comment": "mine"}},
+            "'sbatch.comment' is set by the launcher itself",
+        ),
+        (
+            {"sbatch": {"ntasks_per_node": 2}},
+            "'sbatch.ntasks-per-node' is set by the launcher",
+        ),
+    ],
+)
 def test_bad_clusters(lab, bad_input, content, says):
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     said = [f"cluster.{key}={json.dumps(value)}" for key, value in content.items()]
-    for cluster, more in ((lab.cluster("local", **content), []), (lab.cluster("local"), said)):
+    for cluster, more in (
+        (lab.cluster("local", **content), []),
+        (lab.cluster("local"), said),
+    ):
         bad_input(lab.run(grid, cluster, "runs", *more), says)
 
 
@@ -76,4 +109,7 @@ def test_multi_node_options_and_resources():
     assert " ".join(asked.options("pretrain")) == said
     assert Resources(gpus=4).options("detect") == ("--num-gpus", "4")
     assert Resources(gpus=4).options("export") == ()
-    assert Resources(gpus=4, workers=1).options("analyze") == ("--workers", "1")  # one process
+    assert Resources(gpus=4, workers=1).options("analyze") == (
+        "--workers",
+        "1",
+    )  # one process

@@ -18,7 +18,9 @@ from backbench.results import store
 
 def test_grid_runs_n_at_a_time_and_again_runs_nothing(lab):
     lab.dataset("d1", "d2", "d3", steps=3, step_s=0.1)
-    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2", "d3"))
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2", "d3")
+    )
     cluster = lab.cluster("local", jobs=3)
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.most_at_once("runs") == 3
@@ -36,7 +38,9 @@ def test_grid_runs_n_at_a_time_and_again_runs_nothing(lab):
 def test_a_run_that_lost_rows_is_not_done_and_gets_them_back(lab):
     """10 of 30 rows are there, as after a restored backup: submitted again, 20 appended."""
     lab.dataset("d1", rows=15)
-    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", pack=2))
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", pack=2)
+    )
     cluster = lab.cluster("local")
     assert lab.run(grid, cluster, "runs") == 0
     before = lab.values("runs")
@@ -56,7 +60,9 @@ def test_pretraining_import_and_probes_in_order(lab):
     """recipe x values x seeds -> pretrain; foreign file -> import; both -> probes."""
     (lab.root / "foreign.pth").write_bytes(b"somebody else's weights")
     grid = lab.grid(
-        recipes=[{"recipe": "demo_random", "vary": {"optim.lr": [0.1, 0.2]}, "seeds": [0, 1]}],
+        recipes=[
+            {"recipe": "demo_random", "vary": {"optim.lr": [0.1, 0.2]}, "seeds": [0, 1]}
+        ],
         checkpoints=[{"path": str(lab.root / "foreign.pth"), "name": "theirs"}],
         evaluate=lab.linear("d1"),
     )
@@ -67,28 +73,38 @@ def test_pretraining_import_and_probes_in_order(lab):
     assert verbs == {"import": 1, "linear": 5, "pretrain": 4}
     for name, record in records.items():
         for need in record.job.needs:
-            assert statuses[need]["attempts"][-1]["end"] <= statuses[name]["attempts"][0]["start"]
+            assert (
+                statuses[need]["attempts"][-1]["end"]
+                <= statuses[name]["attempts"][0]["start"]
+            )
     assert len(lab.values("runs")) == 5
     assert lab.values("runs") == lab.reference(grid)
 
 
-@pytest.mark.parametrize(("kind", "number", "states"), [
-    ("local", "SIGINT", ["stopped", "stopped"]),
-    ("debug", "SIGTERM", ["lost", "stopped"]),  # the second never started
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "number", "states"),
+    [
+        ("local", "SIGINT", ["stopped", "stopped"]),
+        ("debug", "SIGTERM", ["lost", "stopped"]),  # the second never started
+    ],
+)
 def test_stops_cleanly_and_continues(lab, kind, number, states):
     lab.dataset("d1", "d2", steps=100, step_s=0.05)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
     cluster, count = lab.cluster(kind), states.count("stopped")
     process = lab.background(grid, cluster, "runs")
-    lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/progress.json"))) == count)
+    lab.until(
+        "runs", lambda s: len(list(lab.root.glob("runs/*/*/progress.json"))) == count
+    )
     process.send_signal(signal.Signals[number])
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75
     assert f"stopped by {number}" in said and "the same command continues" in said
     assert list(lab.attempts("runs").values()) == [["stopped"]] * count
     assert sorted(lab.states("runs").values()) == states
-    assert len(list(lab.root.glob("runs/*/*/state.json"))) == count, "what ran has saved"
+    assert len(list(lab.root.glob("runs/*/*/state.json"))) == count, (
+        "what ran has saved"
+    )
     lab.dataset("d1", "d2", steps=100)
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.values("runs") == lab.reference(grid)
@@ -112,15 +128,21 @@ def kill_launcher(lab, grid, cluster):
 @pytest.mark.slow
 @pytest.mark.parametrize(("then", "at_once"), [("local", 2), ("debug", 1)])
 @pytest.mark.parametrize("first", ["local", "debug"])
-def test_killed_launcher_leaves_jobs_to_finish_and_starts_none_twice(lab, first, then, at_once):
+def test_killed_launcher_leaves_jobs_to_finish_and_starts_none_twice(
+    lab, first, then, at_once
+):
     """A pretraining runs: it finishes on its GPU, others run beside it, its probe comes after."""
     lab.dataset("pretrain", steps=40, step_s=0.1)
     lab.dataset("d1", tell="CUDA_VISIBLE_DEVICES")
     named = [lab.checkpoints("a")]
-    grid = lab.grid(recipes=["demo_random"], checkpoints=named, evaluate=lab.linear("d1"))
+    grid = lab.grid(
+        recipes=["demo_random"], checkpoints=named, evaluate=lab.linear("d1")
+    )
     gpus = {"gpus": 2, "resources": {"default": {"gpus": 1}}}
     killed = kill_launcher(lab, grid, lab.cluster(first, jobs=1, **gpus))
-    assert killed.returncode < 0 and lab.run(grid, lab.cluster(then, **gpus), "runs") == 0
+    assert (
+        killed.returncode < 0 and lab.run(grid, lab.cluster(then, **gpus), "runs") == 0
+    )
     assert list(lab.attempts("runs").values()) == [["done"]] * 3
     told = {file.read_text() for file in lab.root.glob("runs/*/*/told")}
     assert lab.most_at_once("runs") == len(told) == at_once
@@ -128,17 +150,22 @@ def test_killed_launcher_leaves_jobs_to_finish_and_starts_none_twice(lab, first,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "code", "hows"), [
-    ("local", 0, [["killed", "done"], ["done"]]),
-    ("debug", 1, [[None]]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "code", "hows"),
+    [
+        ("local", 0, [["killed", "done"], ["done"]]),
+        ("debug", 1, [[None]]),
+    ],
+)
 def test_a_job_outlives_the_process_above_it(lab, kind, code, hows):
     """kill -9 for that one: no other job starts, and the launcher does not end, before the job."""
     lab.dataset("d1", "d2", steps=40, step_s=0.05)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
     process = lab.background(grid, lab.cluster(kind, jobs=1), "runs")
     lab.until("runs", lambda s: any(lab.root.glob("runs/*/*/progress.json")), 30)
-    (status,) = [status for status in lab.statuses("runs").values() if status["attempts"]]
+    (status,) = [
+        status for status in lab.statuses("runs").values() if status["attempts"]
+    ]
     os.kill(status["attempts"][-1]["pid"], signal.SIGKILL)
     _, said = process.communicate(timeout=60)
     assert process.returncode == code and re.search(r"a-\S+: killed", said)
@@ -151,7 +178,9 @@ def test_a_job_outlives_the_process_above_it(lab, kind, code, hows):
 def test_a_job_that_fails_after_its_launcher_was_killed_is_said(lab, caplog):
     caplog.set_level("INFO")
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
-    cluster = lab.cluster("local", fake=False, command="sh -c 'sleep 5; echo no luck; exit 2'")
+    cluster = lab.cluster(
+        "local", fake=False, command="sh -c 'sleep 5; echo no luck; exit 2'"
+    )
     killed = kill_launcher(lab, grid, cluster)
     assert killed.returncode < 0 and lab.run(grid, cluster, "runs") == 1
     assert list(lab.attempts("runs").values()) == [["bad input"]]
@@ -181,14 +210,22 @@ def test_watch_picks_up_new_checkpoints_and_running_pretrainings(lab):
     folder.mkdir()
     about = {"verb": "pretrain", "identity": {}, "created": "then"}
     (folder / "run.json").write_text(json.dumps(about))
-    grid = lab.grid(checkpoints=[lab.checkpoints(), str(folder)], evaluate=lab.linear("d1"))
-    process = lab.background(grid, lab.cluster("local"), "runs", "--watch", "--interval", "0.3")
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints(), str(folder)], evaluate=lab.linear("d1")
+    )
+    process = lab.background(
+        grid, lab.cluster("local"), "runs", "--watch", "--interval", "0.3"
+    )
     time.sleep(1.0)
     lab.checkpoints("a")
     lab.until("runs", lambda s: list(s.values()) == ["done"], 30)
     lab.checkpoints("b")
     (lab.root / "ck" / "b.safetensors").rename(folder / "backbone.safetensors")
-    lab.until("runs", lambda s: any("by_hand" in n for n in s) and set(s.values()) == {"done"}, 30)
+    lab.until(
+        "runs",
+        lambda s: any("by_hand" in n for n in s) and set(s.values()) == {"done"},
+        30,
+    )
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     names = {name.split("-")[0] for name in lab.states("runs")}
@@ -201,7 +238,9 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
 
     file = lab.root / "published.pth"
     torch.save(foreign_fixtures.moco(foreign_fixtures.known_resnet("resnet18")), file)
-    engines = ["torchvision"] + (["detectron2"] if importlib.util.find_spec("detectron2") else [])
+    engines = ["torchvision"] + (
+        ["detectron2"] if importlib.util.find_spec("detectron2") else []
+    )
     detection = "tiny_faster_rcnn_R_18_FPN"
     short = lab.root / "short.yaml"
     short.write_text(
@@ -210,14 +249,23 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
     )
     grid = lab.grid(
         data=str(tiny_root),
-        checkpoints=[{"path": str(file), "method": "moco_v2", "epochs": 200, "name": "MoCo v2"}],
+        checkpoints=[
+            {"path": str(file), "method": "moco_v2", "epochs": 200, "name": "MoCo v2"}
+        ],
         lists=str(tiny_root / "lists"),
         evaluate=[
             {"verb": "linear", "protocol": "linear_tiny", "datasets": ["digits"]},
             {"verb": "semisup", "percent": 10, "protocol": "semisup_tiny"},
             {"verb": "finetune", "protocol": str(short), "datasets": ["digits"]},
-            {"verb": "analyze", "datasets": ["digits"], "args": ["--recipe", "analyze_tiny"]},
-            *({"verb": "detect", "config": detection, "engine": engine} for engine in engines),
+            {
+                "verb": "analyze",
+                "datasets": ["digits"],
+                "args": ["--recipe", "analyze_tiny"],
+            },
+            *(
+                {"verb": "detect", "config": detection, "engine": engine}
+                for engine in engines
+            ),
         ],
     )
     resources = {"default": {"accelerator": "cpu", "cpus": 1}}

@@ -13,9 +13,13 @@ from backbench.launch.records import Ledger, Submission
 
 
 def test_arrays_have_one_set_of_resources_and_dependencies(lab):
-    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=["table2", "table4"], pack=1)
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b")], evaluate=["table2", "table4"], pack=1
+    )
     jobs = Expansion(read_grid(grid), lab.root / "runs", where="grid").jobs
-    cluster = read_cluster(lab.cluster("slurm", max_array=10, resources={"detect": {"gpus": 2}}))
+    cluster = read_cluster(
+        lab.cluster("slurm", max_array=10, resources={"detect": {"gpus": 2}})
+    )
     made = list(arrays(cluster, jobs))
     packed = [job.name for array in made for job in array.jobs]
     assert sorted(packed) == sorted(job.name for job in jobs)
@@ -40,7 +44,10 @@ def test_dry_run_prints_jobs_cost_and_what_is_done(lab, capsys):
     before = sorted(lab.root.glob("runs/.launch/submissions/*"))
     assert lab.run(grid, cluster, "runs", "--dry-run") == 0
     text = capsys.readouterr().out
-    assert "array 0: 5 jobs" in text and "  1 CPUs feed a GPU 250 to 750 images/s\n" in text
+    assert (
+        "array 0: 5 jobs" in text
+        and "  1 CPUs feed a GPU 250 to 750 images/s\n" in text
+    )
     assert "5 jobs, 1 skipped as done, 0 others" in text
     assert re.search(r"skipped \(done\): a-\w+/linear-lorac-d1", text)
     for name in ("b", "c"):
@@ -61,7 +68,11 @@ def cost(lab, capsys, grid, cluster):
     assert lab.run(grid, cluster, "runs", "--dry-run") == 0
     text = capsys.readouterr().out
     (said,) = re.findall(r"^  \S+  (.*)$", text, re.MULTILINE)
-    assert ("cost unknown for 1 jobs" in text) == (said == "unknown") != ("estimated" in text)
+    assert (
+        ("cost unknown for 1 jobs" in text)
+        == (said == "unknown")
+        != ("estimated" in text)
+    )
     return said
 
 
@@ -86,10 +97,24 @@ def test_cost_is_of_the_same_recipe_scaled_by_its_epochs_or_unknown(lab, capsys)
     (was_run(lab, short, cluster, "done", 100.0) / "backbone.safetensors").touch()
     for same in (["seed=1"], ["optim.lr=0.5"], ["method.temperature=0.7"]):
         assert cost(lab, capsys, pretraining(lab, "epochs=2", *same), cluster) == "1:40"
-        assert cost(lab, capsys, pretraining(lab, "epochs=200", *same), cluster) == "2:46:40"
-    for other in (["arch=resnet50"], ["batch_size=32"], ["method.head.hidden=256"], ["stem=small"]):
-        assert cost(lab, capsys, pretraining(lab, "epochs=2", *other), cluster) == "unknown"
-    assert cost(lab, capsys, pretraining(lab, "epochs=200"), lab.cluster("local")) == "unknown"
+        assert (
+            cost(lab, capsys, pretraining(lab, "epochs=200", *same), cluster)
+            == "2:46:40"
+        )
+    for other in (
+        ["arch=resnet50"],
+        ["batch_size=32"],
+        ["method.head.hidden=256"],
+        ["stem=small"],
+    ):
+        assert (
+            cost(lab, capsys, pretraining(lab, "epochs=2", *other), cluster)
+            == "unknown"
+        )
+    assert (
+        cost(lab, capsys, pretraining(lab, "epochs=200"), lab.cluster("local"))
+        == "unknown"
+    )
     more = lab.cluster("local", gpus=1, resources={"default": {"gpus": 1}})
     assert cost(lab, capsys, pretraining(lab, "epochs=200"), more) == "unknown"
 
@@ -104,7 +129,10 @@ def test_cost_of_a_detector_is_of_the_same_config_and_keys(lab, capsys):
     was_run(lab, detector(), cluster, "done", 100.0)
     (lab.root / "ck" / "a.safetensors").unlink()
     assert cost(lab, capsys, detector(name="b"), cluster) == "1:40"
-    for other in ({"keys": ("SOLVER.IMS_PER_BATCH", "2")}, {"config": "mask_rcnn_R_50_C4_1x"}):
+    for other in (
+        {"keys": ("SOLVER.IMS_PER_BATCH", "2")},
+        {"config": "mask_rcnn_R_50_C4_1x"},
+    ):
         assert cost(lab, capsys, detector(name="b", **other), cluster) == "unknown"
 
 
@@ -122,7 +150,9 @@ def test_each_kind_of_command_is_looked_at_once():
     jobs = [job("detect --config-file x")]  # which looks for itself
     for n in range(50):
         for protocol in ("a", "b"):
-            jobs.append(job(f"semisup {n}.pth --protocol {protocol} --seed {n} --out {n}"))
+            jobs.append(
+                job(f"semisup {n}.pth --protocol {protocol} --seed {n} --out {n}")
+            )
         for lr in (1, 2, 3):
             jobs.append(job(f"pretrain r optim.lr={lr} seed={n} --out {n}"))
     for _ in range(2):  # as --watch does

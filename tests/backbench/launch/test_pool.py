@@ -10,12 +10,17 @@ from backbench.launch.local import JobPool
 
 def test_gpus_asked_for_where_none_are_handed_out(lab):
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
-    assert lab.run(grid, lab.cluster("local", resources={"default": {"gpus": 1}}), "runs") == 0
+    assert (
+        lab.run(grid, lab.cluster("local", resources={"default": {"gpus": 1}}), "runs")
+        == 0
+    )
 
 
 def test_gpus_are_handed_out(lab):
     lab.dataset("d1", "d2", "d3", steps=3, step_s=0.1, tell="CUDA_VISIBLE_DEVICES")
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2", "d3"))
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2", "d3")
+    )
     cluster = lab.cluster("local", jobs=4, gpus=2, resources={"default": {"gpus": 1}})
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.most_at_once("runs") == 2
@@ -36,17 +41,24 @@ def test_order_of_jobs(lab):
     file = str(lab.root / "ck" / "a.safetensors")
     pool = JobPool(runs, at_once=1)
     jobs = [probe("last", after=("bad", "good")), probe("user", needs=("bad",))]
-    jobs += [probe("user's user", needs=("user",)), probe("nobody's user", needs=("nowhere",))]
+    jobs += [
+        probe("user's user", needs=("user",)),
+        probe("nobody's user", needs=("nowhere",)),
+    ]
     for job in (*jobs, probe("bad", "bad"), probe("good")):
         pool.add(Attempt(job=job, ledger=pool.ledger, command=tuple(lab.command)))
     assert pool.run()
     users = dict.fromkeys(("user", "user's user", "nobody's user"), "blocked")
     assert pool.outcomes == {**users, "bad": "failed", "good": "done", "last": "done"}
-    starts = {name: s["attempts"][0]["start"] for name, s in lab.statuses("runs").items()}
+    starts = {
+        name: s["attempts"][0]["start"] for name, s in lab.statuses("runs").items()
+    }
     assert sorted(starts, key=starts.get) == ["bad", "good", "last"]
 
 
-def test_a_stopped_pool_waits_and_leaves_the_deaf_to_end_by_themselves(monkeypatch, tmp_path):
+def test_a_stopped_pool_waits_and_leaves_the_deaf_to_end_by_themselves(
+    monkeypatch, tmp_path
+):
     monkeypatch.setattr(local, "PATIENCE_S", 0.5)
     pool = JobPool(tmp_path, at_once=2)
     polite = subprocess.Popen(["sleep", "60"])

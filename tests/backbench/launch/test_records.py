@@ -19,8 +19,16 @@ def job(name="x/y"):
 
 def test_a_submission_is_read_as_it_was_written(tmp_path):
     ledger = Ledger(tmp_path)
-    jobs = (job("x/one"), Job(**{**vars(job("x/two")), "resources": {"gpus": 1}, "arch": "vit"}))
-    about = {"grid": "g", "cluster": "c", "cluster_overrides": ("jobs=2",), "kind": "slurm"}
+    jobs = (
+        job("x/one"),
+        Job(**{**vars(job("x/two")), "resources": {"gpus": 1}, "arch": "vit"}),
+    )
+    about = {
+        "grid": "g",
+        "cluster": "c",
+        "cluster_overrides": ("jobs=2",),
+        "kind": "slurm",
+    }
     submission = Submission(uid="u1", time=1.5, jobs=jobs, ids=("7_0", "7_1"), **about)
     ledger.write_submission(submission)
     records = ledger.records()
@@ -35,13 +43,18 @@ def test_latest_submission_of_a_job_counts(tmp_path):
     for uid, moment, ids in (("b", 1.0, ("5",)), ("a", 2.0, ()), ("c", 0.0, ("4",))):
         submission = Submission(uid=uid, time=moment, jobs=(job(),), ids=ids, **about)
         ledger.write_submission(submission)
-    assert ledger.records()["x/y"].submission.uid == "a" and ledger.records()["x/y"].id is None
+    assert (
+        ledger.records()["x/y"].submission.uid == "a"
+        and ledger.records()["x/y"].id is None
+    )
 
 
 def test_retry_forgets_failures_and_keeps_them_on_record(tmp_path):
     ledger = Ledger(tmp_path)
     ledger.forgive(job())
-    assert not (ledger.root / "status").exists(), "a job that never started has nothing to forget"
+    assert not (ledger.root / "status").exists(), (
+        "a job that never started has nothing to forget"
+    )
     attempts = [{"start": 0.0, "end": 1.0, "how": "failed", "reason": "why"}]
     failed = {"name": "x/y", "state": "failed", "reason": "why", "attempts": attempts}
     ledger.write_status(job(), failed)
@@ -54,7 +67,9 @@ def test_retry_forgets_failures_and_keeps_them_on_record(tmp_path):
 
 def test_locks_tell_who_is_at_work(tmp_path):
     ledger = Ledger(tmp_path)
-    assert ledger.pool() is None and not ledger.running(job()) and not ledger.root.exists()
+    assert (
+        ledger.pool() is None and not ledger.running(job()) and not ledger.root.exists()
+    )
     with ledger.running_pool("p1"), ledger.alone(job()):
         assert ledger.pool() == "p1" and ledger.running(job())
         with pytest.raises(BadInput, match="another launcher is running jobs here"):
@@ -69,7 +84,10 @@ def test_where_no_lock_can_be_held_jobs_run_and_launchers_do_not(tmp_path, monke
     ledger = Ledger(tmp_path)
     with ledger.alone(job(), patience_s=0.1):
         assert not ledger.running(job())
-    with pytest.raises(BadInput, match="another launcher is submitting"), ledger.submitting():
+    with (
+        pytest.raises(BadInput, match="another launcher is submitting"),
+        ledger.submitting(),
+    ):
         pass
 
 

@@ -28,11 +28,15 @@ def ids(lab, out):
 @pytest.mark.slow
 def test_twelve_jobs_run_as_one_array_and_fill_the_table_and_again_submits_nothing(lab):
     names = ("d1", "d2", "d3", "d4")
-    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear(*names))
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear(*names)
+    )
     cluster = lab.slurm()
     assert lab.run(grid, cluster, "runs") == 0
     submitted = ids(lab, "runs")
-    assert len(submitted) == 12 and len({i.split("_")[0] for i in submitted.values()}) == 1
+    assert (
+        len(submitted) == 12 and len({i.split("_")[0] for i in submitted.values()}) == 1
+    )
     assert lab.run(grid, cluster, "runs") == 0  # while they run
     lab.until_done("runs")
     assert lab.run(grid, cluster, "runs") == 0  # when they are done
@@ -47,7 +51,9 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
     """Slurm has the array; its number and submitit's files are not written yet."""
     import submitit
 
-    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2"))
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2")
+    )
     cluster = lab.slurm()
 
     def die(*_, **__):
@@ -58,8 +64,12 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
         assert lab.run(grid, cluster, "runs") == 75
     ledger = Ledger(lab.root / "runs")
     assert [record.id for record in ledger.records().values()] == [None] * 4
-    assert None not in ids(lab, "runs").values(), "a look knows the array by its comment"
-    assert [record.id for record in ledger.records().values()] == [None] * 4, "and writes nothing"
+    assert None not in ids(lab, "runs").values(), (
+        "a look knows the array by its comment"
+    )
+    assert [record.id for record in ledger.records().values()] == [None] * 4, (
+        "and writes nothing"
+    )
     arrays = len(queue())
     assert lab.run(grid, cluster, "runs") == 0
     assert len(queue()) == arrays, "submitted a second time"
@@ -77,23 +87,34 @@ def test_cancel_and_blocked(lab):
     assert lab.run(grid, cluster, "runs") == 0
     lab.until("runs", lambda s: sorted(s.values()) == ["running", "waiting", "waiting"])
     assert lab.launch("cancel", "runs", "pretrain") == 0
-    lab.until("runs", lambda s: sorted(s.values()) == ["blocked", "blocked", "cancelled"], 30)
+    lab.until(
+        "runs", lambda s: sorted(s.values()) == ["blocked", "blocked", "cancelled"], 30
+    )
     lab.dataset("pretrain", steps=600, step_s=0)
     assert lab.launch("retry", "runs", "--cluster", cluster) == 0
     lab.until_done("runs")
     assert lab.values("runs") == lab.reference(grid)
 
 
-@pytest.mark.parametrize(("resources", "says"), [
-    ({"partition": "mian"}, r"partition 'mian'; did you mean 'main'"),
-    ({"gpus": 3}, r"with 3 GPUs, .* 0 have all \(at most 2 GPUs, 4 CPUs, 8000 MB\)"),
-    ({"cpus": 64}, r" 64 CPUs, 512 MB each; .* 0 have all"),
-    ({"memory_gb": 100}, r" 102400 MB each; .* 0 have all"),
-    ({"hours": 3}, r"3 hours; 'main' allows 2"),
-    ({"constraint": "lop"}, r"constraint 'lop' in partition 'main'; did you mean 'loop'"),
-    ({"nodes": 2}, r"2 node\(s\) .* of the 1 of partition 'main', 1 have all"),
-    ({"hours": None}, r"has no `hours`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("resources", "says"),
+    [
+        ({"partition": "mian"}, r"partition 'mian'; did you mean 'main'"),
+        (
+            {"gpus": 3},
+            r"with 3 GPUs, .* 0 have all \(at most 2 GPUs, 4 CPUs, 8000 MB\)",
+        ),
+        ({"cpus": 64}, r" 64 CPUs, 512 MB each; .* 0 have all"),
+        ({"memory_gb": 100}, r" 102400 MB each; .* 0 have all"),
+        ({"hours": 3}, r"3 hours; 'main' allows 2"),
+        (
+            {"constraint": "lop"},
+            r"constraint 'lop' in partition 'main'; did you mean 'loop'",
+        ),
+        ({"nodes": 2}, r"2 node\(s\) .* of the 1 of partition 'main', 1 have all"),
+        ({"hours": None}, r"has no `hours`"),
+    ],
+)
 def test_resources_that_no_partition_has_are_refused(lab, bad_input, resources, says):
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     before = queue()
@@ -107,7 +128,10 @@ def test_resources_that_no_partition_has_are_refused(lab, bad_input, resources, 
 def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
     """Task 1 fails at once, task 0 would go on for ten minutes: nobody waits for it."""
     lab.dataset("pretrain", steps=6000, step_s=0.1, fault_rank="1")
-    assert lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs") == 0
+    assert (
+        lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs")
+        == 0
+    )
     lab.until("runs", lambda s: list(s.values()) == ["failed"], 120)
     (status,) = lab.statuses("runs").values()
     # Three; one more for each in which task 0 got farther than before until it was ended
@@ -119,13 +143,22 @@ def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
 
 @pytest.mark.slow
 def test_where_the_first_task_has_nothing_to_begin_the_others_go_home(lab, shell):
-    blocker = shell("sbatch --parsable --cpus-per-task=4 --mem=100 --wrap 'sleep 600' -o /dev/null")
+    blocker = shell(
+        "sbatch --parsable --cpus-per-task=4 --mem=100 --wrap 'sleep 600' -o /dev/null"
+    )
     lab.dataset("pretrain", steps=6000, step_s=0.1)
-    assert lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs") == 0
+    assert (
+        lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs")
+        == 0
+    )
     (record,) = lab.look("runs").records.values()
     Ledger(lab.root / "runs").mark_cancelled(record.job)
     shell(f"scancel {blocker}")
-    lab.until("runs", lambda s: list(s.values()) == ["cancelled"] and not shell("squeue -h"), 60)
+    lab.until(
+        "runs",
+        lambda s: list(s.values()) == ["cancelled"] and not shell("squeue -h"),
+        60,
+    )
 
 
 @pytest.mark.slow
@@ -137,14 +170,20 @@ def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
     grid = lab.grid(recipes=[recipe], data=str(tiny_root), evaluate=[])
     cluster = lab.slurm(fake=False, tasks_per_node=2, accelerator="cpu", hours=0.5)
     assert lab.run(grid, cluster, "runs") == 0
-    lab.until("runs", lambda s: list(lab.root.glob("runs/pretrain/*/progress.json")), 400)
+    lab.until(
+        "runs", lambda s: list(lab.root.glob("runs/pretrain/*/progress.json")), 400
+    )
     (number,) = ids(lab, "runs").values()
     shell(f"scancel --signal USR2 {number}")
     lab.until_done("runs", 500)
     (hows,) = lab.attempts("runs").values()
     assert hows == ["preempted", "done"]
-    addresses = [f.read_text() for f in lab.root.glob("runs/.launch/meet/*/address.json")]
-    assert len(addresses) == len(set(addresses)) == 2, "a port of its own for each start"
+    addresses = [
+        f.read_text() for f in lab.root.glob("runs/.launch/meet/*/address.json")
+    ]
+    assert len(addresses) == len(set(addresses)) == 2, (
+        "a port of its own for each start"
+    )
     assert lab.run(grid, lab.cluster("debug", fake=False), "whole") == 0
     folders = (lab.root / "runs", lab.root / "whole")
     files = [next(out.glob("pretrain/*/backbone.safetensors")) for out in folders]

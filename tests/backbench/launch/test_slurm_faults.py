@@ -28,7 +28,16 @@ class Trial:
     """A pretraining under way on `nodes` nodes, with its state saved; a probe behind it."""
 
     def __init__(
-        self, lab, shell, *, nodes=1, partition="main", hours=0.2, steps=120, started=True, **more
+        self,
+        lab,
+        shell,
+        *,
+        nodes=1,
+        partition="main",
+        hours=0.2,
+        steps=120,
+        started=True,
+        **more,
     ) -> None:
         self.lab, self.shell = lab, shell
         self.walk = {"steps": steps, "step_s": 0.1, "save_every": 5}
@@ -42,11 +51,15 @@ class Trial:
             self.until_saved()
 
     def until_saved(self) -> None:
-        self.lab.until("runs", lambda s: list(self.lab.root.glob("runs/*/*/state.json")), LONG)
+        self.lab.until(
+            "runs", lambda s: list(self.lab.root.glob("runs/*/*/state.json")), LONG
+        )
 
     @property
     def name(self) -> str:
-        (name,) = [n for n in self.lab.look("runs").records if n.startswith("pretrain/")]
+        (name,) = [
+            n for n in self.lab.look("runs").records if n.startswith("pretrain/")
+        ]
         return name
 
     @property
@@ -66,7 +79,9 @@ class Trial:
     def ends_well(self, attempts: int = 2) -> list[str]:
         """How the attempts at the pretraining ended."""
         self.lab.until_done("runs", LONG)
-        failed = [q for q in queue().values() if q.state in ("FAILED", "NODE_FAIL", "TIMEOUT")]
+        failed = [
+            q for q in queue().values() if q.state in ("FAILED", "NODE_FAIL", "TIMEOUT")
+        ]
         assert not failed, failed
         hows = self.lab.attempts("runs")
         assert len(hows[self.name]) == attempts and hows[self.name][-1] == "done", hows
@@ -86,7 +101,9 @@ def test_preemption(lab, shell, partition, nodes):
     began = time.monotonic()
     trial.preempt()
     trial.ends_well()
-    assert "failed" not in str(lab.statuses("runs")), "nothing failed, so nothing may say so"
+    assert "failed" not in str(lab.statuses("runs")), (
+        "nothing failed, so nothing may say so"
+    )
     print(f"{partition}, {nodes} nodes: {time.monotonic() - began:.0f} s")
 
 
@@ -142,7 +159,9 @@ def test_time_limit(lab, shell, nodes):
     trial.equals_an_undisturbed_run()
 
 
-@pytest.mark.parametrize("fault", ["preemption", "user's signal", "failures", "time limit"])
+@pytest.mark.parametrize(
+    "fault", ["preemption", "user's signal", "failures", "time limit"]
+)
 def test_nodes_without_scontrol(lab, shell, fault):
     """Jobs there see every program but Slurm's own (submitit#1601)."""
     programs = lab.root / "programs"
@@ -158,13 +177,21 @@ def test_nodes_without_scontrol(lab, shell, fault):
     if fault == "preemption":
         trial.preempt()
         trial.ends_well()
-    elif fault == "user's signal":  # the warning before the time limit, by hand: nobody ends it
+    elif (
+        fault == "user's signal"
+    ):  # the warning before the time limit, by hand: nobody ends it
         shell(f"scancel --signal USR2 {trial.number}")
-        lab.until("runs", lambda s: "preempted" in lab.attempts("runs")[trial.name], LONG)
+        lab.until(
+            "runs", lambda s: "preempted" in lab.attempts("runs")[trial.name], LONG
+        )
         shell(f"scontrol requeue {trial.number}")
         trial.ends_well()
-    elif fault == "time limit":  # the job ends; who watches submits it again, and the probe
-        watch = lab.background(trial.grid, trial.cluster, "runs", "--watch", "--interval", "2")
+    elif (
+        fault == "time limit"
+    ):  # the job ends; who watches submits it again, and the probe
+        watch = lab.background(
+            trial.grid, trial.cluster, "runs", "--watch", "--interval", "2"
+        )
         _, said = watch.communicate(timeout=2 * LONG)
         assert watch.returncode == 0, said
         hows = lab.attempts("runs")[trial.name]
@@ -175,4 +202,6 @@ def test_nodes_without_scontrol(lab, shell, fault):
         (probe,) = [n for n in lab.attempts("runs") if n != trial.name]
         assert lab.attempts("runs")[probe] == ["failed", "failed", "done"]
         assert len({a["place"] for a in lab.statuses("runs")[probe]["attempts"]}) == 1
-    assert os.access("/usr/bin/scontrol", os.X_OK), "it was there all along, for this test"
+    assert os.access("/usr/bin/scontrol", os.X_OK), (
+        "it was there all along, for this test"
+    )

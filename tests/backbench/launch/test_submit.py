@@ -9,7 +9,9 @@ from backbench.launch.plan import CommandCheck
 from backbench.launch.records import Ledger
 from backbench.verbs import launch
 
-TIMED_OUT = 'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1'
+TIMED_OUT = (
+    'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1'
+)
 LIMIT = 'echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1'
 TAKEN = 'for i in 0 1; do echo "9_$i|RUNNING|None|$uid" >> squeue.out; done'
 
@@ -47,35 +49,63 @@ def test_an_array_that_shows_up_in_the_queue_later(lab, stand_in_slurm, two, cap
     assert ids(lab) == ["9_0", "9_1"] and len(stand_in_slurm.called("sbatch")) == 1
 
 
-def test_what_was_refused_leaves_no_record_and_is_told_in_a_line(lab, stand_in_slurm, two, capsys):
+def test_what_was_refused_leaves_no_record_and_is_told_in_a_line(
+    lab, stand_in_slurm, two, capsys
+):
     answer = "sbatch: error: Batch job submission failed: Invalid qos"
     stand_in_slurm.sbatch(f'echo "{answer}" >&2; exit 1')
     assert lab.run(*two, "runs") == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said == f"backbench: sbatch refused linear-lorac-d1: {answer}" and ids(lab) == []
+    assert (
+        said == f"backbench: sbatch refused linear-lorac-d1: {answer}"
+        and ids(lab) == []
+    )
 
 
 def test_refused_partway_says_how_many_went(lab, stand_in_slurm, capsys):
-    stand_in_slurm.sbatch(f'if [ $n -gt 2 ]; then {LIMIT}; fi; echo "Submitted batch job $n"')
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2", "d3", "d4"))
+    stand_in_slurm.sbatch(
+        f'if [ $n -gt 2 ]; then {LIMIT}; fi; echo "Submitted batch job $n"'
+    )
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2", "d3", "d4")
+    )
     cluster = lab.cluster("slurm", max_array=1, resources={"default": {"hours": 0.1}})
     assert lab.run(grid, cluster, "runs") == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "QOSMaxSubmitJobPerUserLimit; 2 of 4 jobs went: run this again later" in said
     assert sorted(ids(lab)) == ["1", "2"]
     lines = ("1|RUNNING|None|", "2|RUNNING|None|")
-    uids = {r.id: r.submission.uid for r in Ledger(lab.root / "runs").records().values()}
+    uids = {
+        r.id: r.submission.uid for r in Ledger(lab.root / "runs").records().values()
+    }
     stand_in_slurm.says("squeue", "".join(f"{line}{uids[line[0]]}\n" for line in lines))
     assert lab.run(grid, cluster, "runs") == 1
     assert "0 of 2 jobs went: run this again" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("case", [
-    ("MaxArraySize = 1001\nMaxJobCount = 1", "at most 1 (MaxJobCount); lower max_array", 2),
-    ("MaxArraySize = 2\nMaxJobCount = 9", "at most 1 (MaxArraySize); lower max_array", 2),
-    ("MaxArraySize = 1001\nMaxJobCount = 4", "room for 1 jobs; 0 of 2 jobs went: run this", 1),
-])  # fmt: skip
-def test_an_array_that_slurm_cannot_hold_is_said_at_once(lab, stand_in_slurm, two, capsys, case):
+@pytest.mark.parametrize(
+    "case",
+    [
+        (
+            "MaxArraySize = 1001\nMaxJobCount = 1",
+            "at most 1 (MaxJobCount); lower max_array",
+            2,
+        ),
+        (
+            "MaxArraySize = 2\nMaxJobCount = 9",
+            "at most 1 (MaxArraySize); lower max_array",
+            2,
+        ),
+        (
+            "MaxArraySize = 1001\nMaxJobCount = 4",
+            "room for 1 jobs; 0 of 2 jobs went: run this",
+            1,
+        ),
+    ],
+)
+def test_an_array_that_slurm_cannot_hold_is_said_at_once(
+    lab, stand_in_slurm, two, capsys, case
+):
     limits, says, status = case
     stand_in_slurm.says("scontrol", limits)
     stand_in_slurm.says("squeue", "1\n2\n3\n")
@@ -92,10 +122,16 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
     cluster = read_cluster(lab.slurm())
     ledger = Ledger(lab.root / "runs")
     commands = CommandCheck(None, None)
-    watcher = launch.GridRun(ledger, read_grid(path), cluster, "grid", None, 1.0, commands)
+    watcher = launch.GridRun(
+        ledger, read_grid(path), cluster, "grid", None, 1.0, commands
+    )
     watcher.submit_missing()
-    pretraining, probe = (ledger.records()[name] for name in sorted(ledger.records(), reverse=True))
-    assert pretraining.job.verb == "pretrain" and len(stand_in_slurm.called("sbatch")) == 2
+    pretraining, probe = (
+        ledger.records()[name] for name in sorted(ledger.records(), reverse=True)
+    )
+    assert (
+        pretraining.job.verb == "pretrain" and len(stand_in_slurm.called("sbatch")) == 2
+    )
 
     def standing(record, state, reason="None"):
         return (record.id, state, reason, record.submission.uid)
@@ -108,7 +144,9 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
     assert len(stand_in_slurm.called("sbatch")) == 3, "the pretraining goes on"
     again = ledger.records()[pretraining.job.name]
     for state in ("PENDING", "CANCELLED"):  # Slurm takes its time
-        stand_in_slurm.queue(standing(again, "RUNNING"), standing(probe, state, "Dependency"))
+        stand_in_slurm.queue(
+            standing(again, "RUNNING"), standing(probe, state, "Dependency")
+        )
         watcher.submit_missing()
     assert len(stand_in_slurm.called("sbatch")) == 4, "and so does its probe"
     once_more = ledger.records()[probe.job.name]
@@ -121,7 +159,9 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
 
 @pytest.mark.slow
 def test_watch_lives_on_where_slurm_is_full_and_ends_when_all_is_done(lab):
-    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2", "d3"))
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2", "d3")
+    )
     with slurm_cluster.running_slurm(max_jobs=4, min_job_age=2):
         resources = {"default": {"cpus": 1, "memory_gb": 0.5, "hours": 0.2}}
         cluster = lab.cluster("slurm", max_array=2, resources=resources)

@@ -20,7 +20,9 @@ def job(name, **more):
     return Job(name=name, argv=("linear",), like="linear", cells=(name,), **more)
 
 
-def submit(ledger, *jobs, uid="u1", kind="slurm", ids=(), cluster="slurm", when=HOUR_AGO):
+def submit(
+    ledger, *jobs, uid="u1", kind="slurm", ids=(), cluster="slurm", when=HOUR_AGO
+):
     """On record as an array of Slurm, or as a local pool's list."""
     about = {"grid": "lab", "cluster": cluster, "cluster_overrides": (), "kind": kind}
     submission = Submission(uid=uid, time=when, jobs=jobs, ids=ids, **about)
@@ -39,24 +41,35 @@ def shown(ledger):
     return {name: (s.name, s.detail) for name, s in Snapshot(ledger).states.items()}
 
 
-@pytest.mark.parametrize(("queued", "was", "state"), [
-    (("PENDING", "Resources"), None, ("queued", "Resources")),
-    (("PENDING", "Dependency"), None, ("waiting", "")),
-    (("PENDING", "BeginTime"), "failed", ("queued", "BeginTime")),  # submitted again
-    (("RUNNING", "None"), None, ("running", "")),
-    (("COMPLETING", "None"), "running", ("running", "")),
-    (("RUNNING", "None"), "failed", ("failed", "why")),  # its last process is on the way out
-    (("RUNNING", "None"), "done", ("done", "")),
-    (("CANCELLED", "None"), "running", ("cancelled", "")),
-    (("CANCELLED", "None"), "stopped", ("cancelled", "")),
-    (("NODE_FAIL", "None"), "running", ("lost", "Slurm says node_fail")),
-    (("COMPLETED", "None"), "running", ("lost", "started, not there any more")),
-    (None, "running", ("lost", "started, not there any more")),
-    (None, "stopped", ("stopped", "started, not there any more")),
-    (None, "queued", ("stopped", "started, not there any more")),
-    (None, "cancelled", ("cancelled", "")),
-    (None, None, ("lost", "Slurm knows it no longer and it wrote nothing")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("queued", "was", "state"),
+    [
+        (("PENDING", "Resources"), None, ("queued", "Resources")),
+        (("PENDING", "Dependency"), None, ("waiting", "")),
+        (
+            ("PENDING", "BeginTime"),
+            "failed",
+            ("queued", "BeginTime"),
+        ),  # submitted again
+        (("RUNNING", "None"), None, ("running", "")),
+        (("COMPLETING", "None"), "running", ("running", "")),
+        (
+            ("RUNNING", "None"),
+            "failed",
+            ("failed", "why"),
+        ),  # its last process is on the way out
+        (("RUNNING", "None"), "done", ("done", "")),
+        (("CANCELLED", "None"), "running", ("cancelled", "")),
+        (("CANCELLED", "None"), "stopped", ("cancelled", "")),
+        (("NODE_FAIL", "None"), "running", ("lost", "Slurm says node_fail")),
+        (("COMPLETED", "None"), "running", ("lost", "started, not there any more")),
+        (None, "running", ("lost", "started, not there any more")),
+        (None, "stopped", ("stopped", "started, not there any more")),
+        (None, "queued", ("stopped", "started, not there any more")),
+        (None, "cancelled", ("cancelled", "")),
+        (None, None, ("lost", "Slurm knows it no longer and it wrote nothing")),
+    ],
+)
 def test_state_of_a_job_on_slurm(tmp_path, stand_in_slurm, queued, was, state):
     ledger, one = Ledger(tmp_path / "runs"), job("x/one")
     submit(ledger, one, job("x/two"), ids=("7_0", "7_1"))
@@ -69,9 +82,14 @@ def test_state_of_a_job_on_slurm(tmp_path, stand_in_slurm, queued, was, state):
     assert shown(ledger) == {"x/one": state, "x/two": ("lost", gone)}
 
 
-def test_files_that_are_there_count_more_than_what_became_of_the_job(tmp_path, stand_in_slurm):
+def test_files_that_are_there_count_more_than_what_became_of_the_job(
+    tmp_path, stand_in_slurm
+):
     ledger = Ledger(tmp_path / "runs")
-    gone, failed = job("x/gone", makes="x/gone/file"), job("x/failed", makes="x/failed/file")
+    gone, failed = (
+        job("x/gone", makes="x/gone/file"),
+        job("x/failed", makes="x/failed/file"),
+    )
     submit(ledger, gone, failed, ids=("7_0", "7_1"))
     write_status(ledger, gone, "running")
     write_status(ledger, failed, "failed", "why")
@@ -88,11 +106,17 @@ def test_jobs_behind_others(tmp_path, stand_in_slurm):
     submit(ledger, first, second, third, ids=("7_0", "7_1", "7_2"))
     pending = [(f"7_{i}", "PENDING", "Dependency", "u1") for i in (1, 2)]
     stand_in_slurm.queue(("7_0", "RUNNING", "None", "u1"), *pending)
-    behind = {"second": ("waiting", "for first"), "third": ("waiting", "for second and 1 more")}
+    behind = {
+        "second": ("waiting", "for first"),
+        "third": ("waiting", "for second and 1 more"),
+    }
     assert shown(ledger) == {"first": ("running", ""), **behind}
     write_status(ledger, first, "failed", "why")
     stand_in_slurm.queue(*((f"7_{i}", "CANCELLED", "Dependency", "u1") for i in (1, 2)))
-    behind = {"second": ("blocked", "first failed"), "third": ("blocked", "second blocked")}
+    behind = {
+        "second": ("blocked", "first failed"),
+        "third": ("blocked", "second blocked"),
+    }
     assert shown(ledger) == {"first": ("failed", "why"), **behind}
     stand_in_slurm.queue()  # forgotten
     assert shown(ledger) == {"first": ("failed", "why"), **behind}
@@ -104,7 +128,10 @@ def test_a_long_chain_ends_no_look(lab, bad_input):
     submit(Ledger(lab.root / "runs"), *chain, kind="local")
     assert set(lab.states("runs").values()) == {"lost", "blocked"}
     submit(Ledger(lab.root / "runs"), *reversed(chain), kind="local")
-    bad_input(lab.launch("status", "runs"), "hundreds of jobs, each before the one that it needs")
+    bad_input(
+        lab.launch("status", "runs"),
+        "hundreds of jobs, each before the one that it needs",
+    )
 
 
 def test_slurm_that_does_not_answer_loses_nothing(tmp_path, stand_in_slurm):
@@ -125,7 +152,16 @@ def test_state_of_a_job_of_this_machine(tmp_path):
     ledger = Ledger(tmp_path / "runs")
     runs, left = job("x/runs"), job("x/left")
     behind, next_one = job("x/behind", needs=("x/runs",)), job("x/next")
-    submit(ledger, runs, behind, next_one, left, uid="pool-0", kind="local", cluster="local")
+    submit(
+        ledger,
+        runs,
+        behind,
+        next_one,
+        left,
+        uid="pool-0",
+        kind="local",
+        cluster="local",
+    )
     write_status(ledger, runs, "running")
     write_status(ledger, left, "running")
     with ledger.alone(runs):
@@ -134,24 +170,59 @@ def test_state_of_a_job_of_this_machine(tmp_path):
             others = {"x/behind": ("waiting", "for x/runs"), "x/next": ("queued", "")}
             others |= {"x/left": ("cancelled", "")}
             assert shown(ledger) == {"x/runs": ("running", ""), **others}
-        assert shown(ledger)["x/runs"][0] == "running", "its launcher was killed, it was not"
+        assert shown(ledger)["x/runs"][0] == "running", (
+            "its launcher was killed, it was not"
+        )
         assert shown(ledger)["x/next"] == ("lost", "its launcher ended first")
     assert shown(ledger)["x/runs"] == ("lost", "started, not there any more")
 
 
-@pytest.mark.parametrize("case", [
-    ("OUT_OF_MEMORY", "running", "", "out of memory:  x  Slurm says out_of_memory | loss 3.2"),
-    ("NODE_FAIL", "running", "", "node failed:    x  Slurm says node_fail | loss 3.2"),
-    ("TIMEOUT", "running", "", "out of time:    x  Slurm says timeout | loss 3.2"),
-    (None, "running", "", "killed:         x  started, not there any more | loss 3.2"),
-    ("FAILED", None,
-     "script: line 9: module: command not found\nsrun: error: n1: task 0: Exited with 1\n",
-     "never started:  x  Slurm says failed | script: line 9: module: command not found"),
-    (None, None, "srun: error: n1: no python\n", "never started:  x  srun: error: n1: no python"),
-    (None, None, None, "forgotten:      x  Slurm knows it no longer and it wrote nothing"),
-    (None, None, "", "not submitted:  x  sbatch was not done with it, or failed"),
-])  # fmt: skip
-def test_a_lost_job_has_its_cause_in_a_word_and_the_last_line_said(tmp_path, stand_in_slurm, case):
+@pytest.mark.parametrize(
+    "case",
+    [
+        (
+            "OUT_OF_MEMORY",
+            "running",
+            "",
+            "out of memory:  x  Slurm says out_of_memory | loss 3.2",
+        ),
+        (
+            "NODE_FAIL",
+            "running",
+            "",
+            "node failed:    x  Slurm says node_fail | loss 3.2",
+        ),
+        ("TIMEOUT", "running", "", "out of time:    x  Slurm says timeout | loss 3.2"),
+        (
+            None,
+            "running",
+            "",
+            "killed:         x  started, not there any more | loss 3.2",
+        ),
+        (
+            "FAILED",
+            None,
+            "script: line 9: module: command not found\nsrun: error: n1: task 0: Exited with 1\n",
+            "never started:  x  Slurm says failed | script: line 9: module: command not found",
+        ),
+        (
+            None,
+            None,
+            "srun: error: n1: no python\n",
+            "never started:  x  srun: error: n1: no python",
+        ),
+        (
+            None,
+            None,
+            None,
+            "forgotten:      x  Slurm knows it no longer and it wrote nothing",
+        ),
+        (None, None, "", "not submitted:  x  sbatch was not done with it, or failed"),
+    ],
+)
+def test_a_lost_job_has_its_cause_in_a_word_and_the_last_line_said(
+    tmp_path, stand_in_slurm, case
+):
     queued, was, wrapper, row = case
     ledger, one = Ledger(tmp_path / "runs"), job("x")
     submission = submit(ledger, one, ids=() if wrapper == "" and not was else ("7",))
@@ -186,18 +257,27 @@ def test_what_is_blocked_is_told_by_its_root_in_one_line(tmp_path, stand_in_slur
     ]
 
 
-@pytest.mark.parametrize(("done", "eta_s", "age", "ends"), [
-    (30, 100.0, 25, ", ETA 1:15"),
-    (30, 100.0, 110, ", no news for 1:50"),
-    (30, 5.0, 6, ""),  # a moment late is no news
-    (100, 0.0, 5, ""),  # this part of the run is over
-    (0, None, 5, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("done", "eta_s", "age", "ends"),
+    [
+        (30, 100.0, 25, ", ETA 1:15"),
+        (30, 100.0, 110, ", no news for 1:50"),
+        (30, 5.0, 6, ""),  # a moment late is no news
+        (100, 0.0, 5, ""),  # this part of the run is over
+        (0, None, 5, ""),
+    ],
+)
 def test_no_time_is_told_that_is_not_known(tmp_path, done, eta_s, age, ends):
     ledger, one = Ledger(tmp_path / "runs"), job("x")
     submit(ledger, one, uid="pool-0", kind="local", cluster="local")
     write_status(ledger, one, "running")
-    about = {"what": "probe", "done": done, "total": 100, "unit": "step", "eta_s": eta_s}
+    about = {
+        "what": "probe",
+        "done": done,
+        "total": 100,
+        "unit": "step",
+        "eta_s": eta_s,
+    }
     (ledger.runs / "x").mkdir()
     note = json.dumps({**about, "time": time.time() - age})
     (ledger.runs / "x" / "progress.json").write_text(note)
@@ -210,7 +290,9 @@ def traces(folder):
     out = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
         stat = path.lstat()
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        content = (
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        )
         out[str(path)] = (content, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_mode)
     return out
 
@@ -218,7 +300,9 @@ def traces(folder):
 def fill(lab, slurm):
     """A RUNS with everything in it: jobs of this machine and of Slurm, in every state."""
     lab.dataset("bad", fault="bad")
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "bad"))
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "bad")
+    )
     assert lab.run(grid, lab.cluster("local"), "runs") == 1
     ledger = Ledger(lab.root / "runs")
     alive, dead, never = (job(f"here/{name}") for name in ("alive", "dead", "never"))
@@ -247,7 +331,9 @@ def fill(lab, slurm):
 
 def test_a_look_leaves_no_trace(lab, stand_in_slurm, capsys):
     ledger, alive, cluster = fill(lab, stand_in_slurm)
-    more = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2"))
+    more = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2")
+    )
     runs = str(ledger.runs)
     looks = [
         ("launch", "status", "--once", "--out", runs),
@@ -281,7 +367,10 @@ def test_a_look_leaves_no_trace(lab, stand_in_slurm, capsys):
     }
     seen = {name: state["name"] for name, state in states.items()}
     assert expected.items() <= seen.items()
-    assert sorted(seen[name] for name in seen.keys() - expected.keys()) == ["done", "failed"]
+    assert sorted(seen[name] for name in seen.keys() - expected.keys()) == [
+        "done",
+        "failed",
+    ]
     assert not stand_in_slurm.called("scancel")
 
 

@@ -14,7 +14,12 @@ from pretrain.recipe import PretrainConfig
 
 KIND = ("linear", "cifar10", "top1", "linear-lorac-v1", None)
 # As printed, the worst first: 82.3, 89.8, 91.4, 91.8
-NAMES = {"moco-v1": "moco_v1", "moco-v2": "moco_v2", "moco-m": "moco_m", "lorac": "lorac"}
+NAMES = {
+    "moco-v1": "moco_v1",
+    "moco-v2": "moco_v2",
+    "moco-m": "moco_m",
+    "lorac": "lorac",
+}
 
 
 def pretrained(runs, kind, trunks, **more):
@@ -23,7 +28,9 @@ def pretrained(runs, kind, trunks, **more):
     boards.synthetic(runs, names, [kind], images=10_000, **more)
     for name, (recipe, seed, *own) in zip(names, trunks):
         if recipe:
-            about = config.load(PretrainConfig, recipe, [f"seed={seed}", *own], kind="pretrain")
+            about = config.load(
+                PretrainConfig, recipe, [f"seed={seed}", *own], kind="pretrain"
+            )
             file = runs / f"{name}.safetensors"
             digest = boards.digest_of(name)
             records.checkpoint_header(file, digest, recipe=config.to_dict(about))
@@ -59,11 +66,23 @@ def said(capsys, runs):
 def test_the_printed_order_holds_or_is_reversed_here_and_on_the_page(tmp_path, capsys):
     measured(tmp_path / "printed", NAMES)
     pairs, count = said(capsys, tmp_path / "printed")
-    assert len(pairs) == 6 and set(pairs.values()) == {"holds"} and ("lorac", "moco-v1") in pairs
-    assert "claims: 6 hold, " in count and "not measured" in count and "reversed" not in count
+    assert (
+        len(pairs) == 6
+        and set(pairs.values()) == {"holds"}
+        and ("lorac", "moco-v1") in pairs
+    )
+    assert (
+        "claims: 6 hold, " in count
+        and "not measured" in count
+        and "reversed" not in count
+    )
     measured(tmp_path / "runs", list(NAMES)[::-1])
     pairs, count = said(capsys, tmp_path / "runs")
-    assert len(pairs) == 6 and set(pairs.values()) == {"reversed"} and "6 reversed" in count
+    assert (
+        len(pairs) == 6
+        and set(pairs.values()) == {"reversed"}
+        and "6 reversed" in count
+    )
     page = tmp_path / "l.html"
     assert main(["leaderboard", str(tmp_path / "runs"), "--html", str(page), "-q"]) == 0
     script = r'<script type="application/json" id="data">(.*?)</script>'
@@ -72,10 +91,15 @@ def test_the_printed_order_holds_or_is_reversed_here_and_on_the_page(tmp_path, c
     assert papers.startswith("papers: 834 printed, 574 judgeable, 4 measured")
     assert all(each.endswith(" 0 measured") for each in (timm, testbed, pages))
     assert first.startswith("lorac:2: ") and "6 reversed" in first and len(others) == 6
-    assert any("lorac:resnet50:200 > moco-v1:resnet50:200 by 9.5, measured -" in x for x in others)
+    assert any(
+        "lorac:resnet50:200 > moco-v1:resnet50:200 by 9.5, measured -" in x
+        for x in others
+    )
 
 
-@pytest.mark.parametrize("how", [{"gap": 0.0}, {"gap": 0.1}, {"trainings": 8.0}, {"seeds": 1}])
+@pytest.mark.parametrize(
+    "how", [{"gap": 0.0}, {"gap": 0.1}, {"trainings": 8.0}, {"seeds": 1}]
+)
 def test_what_no_test_separates_cannot_be_told_apart(tmp_path, capsys, how):
     """Equal trunks; a gap below the noise; trainings that spread; noise that nobody knows."""
     measured(tmp_path, NAMES, **how)
@@ -87,9 +111,15 @@ def test_what_no_test_separates_cannot_be_told_apart(tmp_path, capsys, how):
 def test_a_changed_recipe_and_missing_trunks_prove_nothing(tmp_path, capsys):
     measured(tmp_path, NAMES, "method.beta=2")
     pairs, _ = said(capsys, tmp_path)
-    assert set(pairs) == {("moco-m", "moco-v2"), ("moco-m", "moco-v1"), ("moco-v2", "moco-v1")}
+    assert set(pairs) == {
+        ("moco-m", "moco-v2"),
+        ("moco-m", "moco-v1"),
+        ("moco-v2", "moco-v1"),
+    }
     assert main(["paper", "lorac:2"]) == 0
-    assert "not measured" in capsys.readouterr().out.split(" claims: ")[1].split("\n")[0]
+    assert (
+        "not measured" in capsys.readouterr().out.split(" claims: ")[1].split("\n")[0]
+    )
 
 
 @pytest.mark.parametrize("how", ["unbacked", "unsettled"])
@@ -99,7 +129,9 @@ def test_what_cannot_be_tested_is_not_measured(tmp_path, capsys, how):
         (file,) = tmp_path.rglob("t3/results.jsonl")  # LORAC's
         records.edit_lines(file, lambda row: row["chosen"].update(converged=False))
     pairs, _ = said(capsys, tmp_path)
-    assert len(pairs) == (3 if how == "unsettled" else 0) and not any("lorac" in p for p in pairs)
+    assert len(pairs) == (3 if how == "unsettled" else 0) and not any(
+        "lorac" in p for p in pairs
+    )
 
 
 def test_equal_numbers_claim_nothing():
@@ -109,18 +141,33 @@ def test_equal_numbers_claim_nothing():
     for n in numbers:
         columns.setdefault((n.task, n.dataset, n.metric), []).append(n.value)
     pairs = sum(a < b for values in columns.values() for a in values for b in values)
-    assert len(made) == pairs and {claim.verdict for claim in made} == {claims.NOT_MEASURED}
+    assert len(made) == pairs and {claim.verdict for claim in made} == {
+        claims.NOT_MEASURED
+    }
     assert all(claim.better.value > claim.worse.value for claim in made)
 
 
 MOCO, LORAC = "lorac/moco_m_imagenet", "lorac/lorac_imagenet"
 # Pretrainings that spread by 4 points, LORAC 6 points better in the mean
-SPREAD = [(MOCO, 0), (None, 0), (MOCO, 1), (LORAC, 0), (MOCO, 2), (LORAC, 1), (None, 0), (LORAC, 2)]
+SPREAD = [
+    (MOCO, 0),
+    (None, 0),
+    (MOCO, 1),
+    (LORAC, 0),
+    (MOCO, 2),
+    (LORAC, 1),
+    (None, 0),
+    (LORAC, 2),
+]
 
 
 def test_the_trunk_to_the_papers_letter_goes_before_fast_ones(tmp_path, capsys):
     """LORAC's is worse than MoCo-M, and its three fast pretrainings are better."""
-    trunks = [(LORAC, 0), (MOCO, 0), *((LORAC, seed, *fast.spelled()) for seed in range(3))]
+    trunks = [
+        (LORAC, 0),
+        (MOCO, 0),
+        *((LORAC, seed, *fast.spelled()) for seed in range(3)),
+    ]
     pretrained(tmp_path, KIND, trunks, gap=4.0, seeds=3, trainings=0.1)
     assert said(capsys, tmp_path)[0] == {("lorac", "moco-m"): "reversed"}
 
@@ -132,8 +179,12 @@ def test_probes_of_one_trunk_are_no_pretrainings(tmp_path, capsys, probes):
     assert said(capsys, tmp_path)[0] == {("lorac", "moco-m"): "cannot be told apart"}
 
 
-@pytest.mark.parametrize(("mixed", "verdict"), [(True, "cannot be told apart"), (False, "holds")])
-def test_pretrainings_spread_where_the_task_trains_nothing(tmp_path, capsys, mixed, verdict):
+@pytest.mark.parametrize(
+    ("mixed", "verdict"), [(True, "cannot be told apart"), (False, "holds")]
+)
+def test_pretrainings_spread_where_the_task_trains_nothing(
+    tmp_path, capsys, mixed, verdict
+):
     """Their spread counts for neighbours, too, which are the same each time."""
     order = [("arb/arb_direct_cifar100", 0), ("arb/arb_cifar100_256", 0)]
     order += [(recipe, seed) for seed in (1, 2) for recipe, _ in order]
@@ -141,5 +192,7 @@ def test_pretrainings_spread_where_the_task_trains_nothing(tmp_path, capsys, mix
     pretrained(tmp_path, kind, order if mixed else sorted(order, reverse=True), gap=2.0)
     records.edit_lines(tmp_path, lambda row: row.update(arch="resnet18", epochs=1000))
     assert main(["paper", "arb:3", str(tmp_path)]) == 0
-    (claim,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("  claim "))
+    (claim,) = (
+        x for x in capsys.readouterr().out.splitlines() if x.startswith("  claim ")
+    )
     assert claim.endswith(f": {verdict}"), claim

@@ -12,7 +12,9 @@ from backbench.tasks import TASKS
 
 def key_of(line, ambiguous=()):
     """A line's key, before the pretraining set; `ambiguous`: keys that several rows share."""
-    parts = [line[name] for name in ("paper", "table", "model", "arch", "pretrain_epochs")]
+    parts = [
+        line[name] for name in ("paper", "table", "model", "arch", "pretrain_epochs")
+    ]
     key = ":".join(map(published.slug, parts))
     text = published.variant(line["note"]) if key in ambiguous else None
     return f"{key}:{published.slug(text)}" if text else key
@@ -22,7 +24,10 @@ def test_stored_keys_follow_the_rule():
     with published.FILE.open(newline="") as file:
         lines = list(csv.DictReader(file))
     # 1. Rows that share a name get a variant: two numbers of one pretraining cannot be one row's.
-    kinds = [(key_of(x), x["trained_on"], x["task"], x["dataset"], x["metric"]) for x in lines]
+    kinds = [
+        (key_of(x), x["trained_on"], x["task"], x["dataset"], x["metric"])
+        for x in lines
+    ]
     count = collections.Counter(kinds)
     ambiguous = {key[0] for key, n in count.items() if n > 1}
     # 2. Models that were pretrained on several sets get the set.
@@ -73,7 +78,9 @@ def test_what_is_no_score_of_images_is_counted_and_never_judged():
 def test_averages_are_the_mean_of_the_printed_twelve():
     for row in published.rows():
         if row.metric == "average":
-            values = [r.value for r in published.lookup(row.key) if r.metric != "average"]
+            values = [
+                r.value for r in published.lookup(row.key) if r.metric != "average"
+            ]
             assert len(values) == 12
             assert row.value == pytest.approx(sum(values) / 12, abs=0.06)
 

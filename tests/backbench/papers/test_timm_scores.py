@@ -35,18 +35,23 @@ def test_the_counts_are_the_printed_percents():
     assert ("resnet50.tv_in1k", 224, "imagenet-a") not in scores
 
 
-@pytest.mark.parametrize(("changed", "off", "word"), [
-    ({}, 0, "within"),
-    ({}, 60, "within"),
-    ({}, -61, "outside"),
-    ({"crop_pct": 0.9995}, 0, "within"),
-    ({"crop_pct": 0.998}, 0, "unlike"),
-    ({"interpolation": "bilinear"}, 0, "unlike"),
-    ({"images": 9_999}, 0, "unlike"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "off", "word"),
+    [
+        ({}, 0, "within"),
+        ({}, 60, "within"),
+        ({}, -61, "outside"),
+        ({"crop_pct": 0.9995}, 0, "within"),
+        ({"crop_pct": 0.998}, 0, "unlike"),
+        ({"interpolation": "bilinear"}, 0, "unlike"),
+        ({"images": 9_999}, 0, "unlike"),
+    ],
+)
 def test_a_count_is_judged_within_the_sets_tolerance(changed, off, word):
     score = timm_scores.scores()[MODEL]
-    found, why = timm_scores.verdict(score, right=score.right + off, **{**SAME, **changed})
+    found, why = timm_scores.verdict(
+        score, right=score.right + off, **{**SAME, **changed}
+    )
     assert found == word and bool(why) == (word == "unlike")
 
 
@@ -55,13 +60,19 @@ def test_every_count_can_be_measured_as_it_was_printed():
     """By the two protocols of `backbench reproduce timm-*`: timm's sizes for tests and training."""
     for (model, size, dataset), score in timm_scores.scores().items():
         about = get_pretrained_cfg(model).to_dict()
-        ways = (True, False) if len(timm_scores.of_model(model, dataset)) > 1 else (True,)
+        ways = (
+            (True, False) if len(timm_scores.of_model(model, dataset)) > 1 else (True,)
+        )
         verdicts = set()
         for test_size in ways:
             way = resolve_data_config({}, pretrained_cfg=about, use_test_size=test_size)
             if way["input_size"][-1] == size:
                 geometry = {key: way[key] for key in ("crop_pct", "interpolation")}
-                same = {"right": score.right, "images": score.printed.images, **geometry}
+                same = {
+                    "right": score.right,
+                    "images": score.printed.images,
+                    **geometry,
+                }
                 verdicts.add(timm_scores.verdict(score, **same)[0])
         # timm says 0.9 of the FasterNets, and printed what they do at 1
         expected = "unlike" if model.startswith("fasternet_") else "within"
@@ -78,18 +89,27 @@ def test_the_testbeds_counts_are_its_percents():
         ("resnet50", "imagenet-a"): 0.0,
     }
     for (model, dataset), percent in printed.items():
-        assert timm_scores.testbed()[model, 224, dataset].top1 == pytest.approx(percent, abs=1e-6)
+        assert timm_scores.testbed()[model, 224, dataset].top1 == pytest.approx(
+            percent, abs=1e-6
+        )
     # The supervised ResNet is timm's resnet50.tv_in1k: two people counted the same weights
     for dataset in timm_scores.SETS.keys() - {"imagenet-a", "imagenet-real"}:
         theirs = timm_scores.scores()["resnet50.tv_in1k", 224, dataset]
         ours = timm_scores.testbed()["resnet50", 224, dataset]
         printed = theirs.printed
-        assert abs(ours.right - theirs.right) <= printed.tolerance * printed.images / 100
+        assert (
+            abs(ours.right - theirs.right) <= printed.tolerance * printed.images / 100
+        )
 
 
 def test_a_count_of_an_unknown_file_is_not_judged():
     score = timm_scores.testbed()["resnet50_simsiam", 224, "imagenet-a"]
-    same = {"right": score.right, "images": 7500, "crop_pct": 0.875, "interpolation": "bilinear"}
+    same = {
+        "right": score.right,
+        "images": 7500,
+        "crop_pct": 0.875,
+        "interpolation": "bilinear",
+    }
     found, why = timm_scores.verdict(score, **same)
     assert found == "unlike" and "which of SimSiam's files" in why
 
@@ -111,14 +131,25 @@ def test_a_count_is_judged_by_its_own_measurement(tmp_path, name):
     changes = dict(ROWS[name])
     about = {
         "recipe": {"kind": "ood", "rule": "subset"},
-        "own_geometry": {"input_size": [3, 288, 288], "crop_pct": 1.0, "interpolation": "bicubic"},
+        "own_geometry": {
+            "input_size": [3, 288, 288],
+            "crop_pct": 1.0,
+            "interpolation": "bicubic",
+        },
         "right": {"top1": 1000, "top5": 2000},
         "images": {"train": 0, "val": 0, "test": 7500},
     }
     for key in about.keys() & changes.keys():
-        about[key] = {**about[key], **changes.pop(key)} if changes[key] else changes.pop(key)
+        about[key] = (
+            {**about[key], **changes.pop(key)} if changes[key] else changes.pop(key)
+        )
     about = {key: value for key, value in about.items() if value is not None}
-    row = {"task": "ood", "dataset": "imagenet-a", "protocol": "own-subset", "value": 100 / 7.5}
+    row = {
+        "task": "ood",
+        "dataset": "imagenet-a",
+        "protocol": "own-subset",
+        "value": 100 / 7.5,
+    }
     store.append(tmp_path, [a_result(**{**row, **changes}, provenance=about)])
     listed = selection.timm_list("timm-a", ["resnet50.a1_in1k"])
     covered = {"resnet50.a1_in1k": {("ood", "imagenet-a")}}

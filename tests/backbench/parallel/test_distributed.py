@@ -23,7 +23,13 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 def network() -> nn.Module:
     torch.manual_seed(1)
-    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 4)
+    layers = (
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36, 4),
+    )
     return nn.Sequential(*layers).double()
 
 
@@ -37,8 +43,12 @@ def train_step(kind: str) -> dict[str, torch.Tensor]:
         model = batchnorm.convert_group_batchnorm(model, 2)
     z = model(distributed.local_slice(images))
     gathered = distributed.gather(z)
-    local = distributed.mean_over_ranks((distributed.local_slice(weights) * z).square().mean())
-    loss = (gathered @ gathered.T).logsumexp(1).mean() + local  # every sample meets every other
+    local = distributed.mean_over_ranks(
+        (distributed.local_slice(weights) * z).square().mean()
+    )
+    loss = (gathered @ gathered.T).logsumexp(
+        1
+    ).mean() + local  # every sample meets every other
     loss.backward()
     out = {"loss": loss.detach(), "z": distributed.gather_without_gradient(z)}
     for name, parameter in model.named_parameters():
@@ -54,7 +64,9 @@ def exchanges() -> dict[str, torch.Tensor]:
     return {
         "shuffled": distributed.gather_without_gradient(shuffled),
         "restored": distributed.unshuffle(shuffled, order),
-        "broadcast": distributed.broadcast(torch.full((2,), float(distributed.rank() + 5))),
+        "broadcast": distributed.broadcast(
+            torch.full((2,), float(distributed.rank() + 5))
+        ),
         "sum": distributed.sum_over_ranks(mine.sum()),
     }
 
@@ -74,14 +86,21 @@ def votes() -> dict[str, object]:
 
 
 def everything() -> dict[str, dict[str, torch.Tensor]]:
-    return {"sync": train_step("sync"), "groups": train_step("groups"), "exchanges": exchanges()}
+    return {
+        "sync": train_step("sync"),
+        "groups": train_step("groups"),
+        "exchanges": exchanges(),
+    }
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """What two ranks saved, RANK.pt and votes-RANK.json."""
     folder = tmp_path_factory.mktemp("ranks")
-    children = [subprocess.Popen([sys.executable, __file__, str(r), str(folder)]) for r in (0, 1)]
+    children = [
+        subprocess.Popen([sys.executable, __file__, str(r), str(folder)])
+        for r in (0, 1)
+    ]
     assert [child.wait(timeout=120) for child in children] == [0, 0]
     return folder
 
@@ -94,7 +113,9 @@ def test_two_ranks_equal_one_process(folder, part):
         assert found.keys() == alone.keys()
         for name, expected in alone.items():
             said = {"msg": lambda m, n=name: n + m}
-            torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-9, **said)
+            torch.testing.assert_close(
+                found[name], expected, rtol=1e-9, atol=1e-9, **said
+            )
 
 
 def test_what_one_rank_finds_all_ranks_know(folder):
@@ -142,12 +163,17 @@ def test_local_modules_are_left_alone_by_the_conversion():
     model = nn.ModuleDict({"a": network(), "b": network()})
     model["b"].local_batchnorm = True
     batchnorm.convert_sync_batchnorm(model)
-    assert type(model["a"][1]) is batchnorm.SyncBatchNorm and type(model["b"][1]) is nn.BatchNorm2d
+    assert (
+        type(model["a"][1]) is batchnorm.SyncBatchNorm
+        and type(model["b"][1]) is nn.BatchNorm2d
+    )
 
 
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
     torch.save(everything(), folder / f"{rank}.pt")
     (folder / f"votes-{rank}.json").write_text(json.dumps(votes()))
     dist.destroy_process_group()
@@ -166,6 +192,8 @@ def test_a_cpu_without_bf16_is_told(bf16, monkeypatch):
         pytest.skip("this CPU has no bf16")
     if not bf16:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
+    )
     assert ran.stdout.split() == [str(bf16), "True"]
     assert ran.stderr.count("no bf16 instructions") == (not bf16)

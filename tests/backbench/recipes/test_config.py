@@ -70,7 +70,9 @@ def test_bases_merge_from_low_to_high(tmp_path):
     top = write(tmp_path, "top", "base: [low, side]\nname: top\ntable: {b: 3}")
     found = load(top)
     pet, heads = Dog(name="dog", tricks=("sit",)), (Head(width=1), Head(norm=True))
-    assert found == Recipe(name="top", lr=0.5, pet=pet, heads=heads, table={"a": 1.0, "b": 3.0})
+    assert found == Recipe(
+        name="top", lr=0.5, pet=pet, heads=heads, table={"a": 1.0, "b": 3.0}
+    )
 
 
 def test_numbers_are_read_as_people_write_them(tmp_path):
@@ -90,32 +92,51 @@ def test_overrides_reach_into_groups_and_the_last_one_wins(tmp_path):
     assert load(path, "heads=[{width: 2}]", "table.x=1").table == {"x": 1.0}
 
 
-@pytest.mark.parametrize(("text", "overrides", "message"), [
-    ("name: r\nlrr: 1", [], "unknown key 'lrr'; did you mean 'lr'"),
-    ("lr: 1", [], "key 'name' is missing"),
-    ("name: r\nlr: fast", [], "'lr' must be a number, not 'fast'"),
-    ("name: r\nlr: true", [], "'lr' must be a number"),
-    ("name: r\nlimit: 1.5", [], "'limit' must be"),
-    ("name: r\nmode: plian", [], "did you mean 'plain'"),
-    ("name: r\npair: [1]", [], "'pair' must be"),
-    ("name: r\nheads: [{width: x}]", [], r"'heads\[0\].width' must be a whole number"),
-    ("name: r\npet: {name: cow}", [], "allowed: cat, dog"),
-    ("name: r\npet: {name: dog, lives: 3}", [], "unknown key 'pet.lives'; allowed: name, tr"),
-    ("name: r\nheads: [{widht: 1}]", [], r"unknown key 'heads\[0\].widht'; did you mean 'width'"),
-    ("name: r\ncompile: 2", [], "'compile' must be true or false or 'cuda', not 2"),
-    ("name: r\npair: [1, 2, 3]", [], "'pair' must be a shorter list"),
-    ("name: r\nlimit: 2020-01-01", [], "'limit' must be a whole number, not '2020-01-01'"),
-    ("name: r\nname: s", [], "the key 'name' stands twice"),
-    ("name: !!binary aGk=", [], "could not determine a constructor"),
-    ("name: r\nlr: -1", [], "lr must not be negative"),
-    ("name: r", ["lr"], "override 'lr': expected key=value"),
-    ("name: r", ["pet.nmae=cat"], "allowed: cat, dog"),
-    ("name: [r", [], "not readable as YAML"),
-    ("- a\n- b", [], "expected `key: value` lines"),
-    ("name: r\nbase: 7", [], "must be a name or a list"),
-    ("name: r\nbase: nobody", [], "base 'nobody' is not there"),
-    ("name: r\nbase: recipe", [], "goes in a circle"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("name: r\nlrr: 1", [], "unknown key 'lrr'; did you mean 'lr'"),
+        ("lr: 1", [], "key 'name' is missing"),
+        ("name: r\nlr: fast", [], "'lr' must be a number, not 'fast'"),
+        ("name: r\nlr: true", [], "'lr' must be a number"),
+        ("name: r\nlimit: 1.5", [], "'limit' must be"),
+        ("name: r\nmode: plian", [], "did you mean 'plain'"),
+        ("name: r\npair: [1]", [], "'pair' must be"),
+        (
+            "name: r\nheads: [{width: x}]",
+            [],
+            r"'heads\[0\].width' must be a whole number",
+        ),
+        ("name: r\npet: {name: cow}", [], "allowed: cat, dog"),
+        (
+            "name: r\npet: {name: dog, lives: 3}",
+            [],
+            "unknown key 'pet.lives'; allowed: name, tr",
+        ),
+        (
+            "name: r\nheads: [{widht: 1}]",
+            [],
+            r"unknown key 'heads\[0\].widht'; did you mean 'width'",
+        ),
+        ("name: r\ncompile: 2", [], "'compile' must be true or false or 'cuda', not 2"),
+        ("name: r\npair: [1, 2, 3]", [], "'pair' must be a shorter list"),
+        (
+            "name: r\nlimit: 2020-01-01",
+            [],
+            "'limit' must be a whole number, not '2020-01-01'",
+        ),
+        ("name: r\nname: s", [], "the key 'name' stands twice"),
+        ("name: !!binary aGk=", [], "could not determine a constructor"),
+        ("name: r\nlr: -1", [], "lr must not be negative"),
+        ("name: r", ["lr"], "override 'lr': expected key=value"),
+        ("name: r", ["pet.nmae=cat"], "allowed: cat, dog"),
+        ("name: [r", [], "not readable as YAML"),
+        ("- a\n- b", [], "expected `key: value` lines"),
+        ("name: r\nbase: 7", [], "must be a name or a list"),
+        ("name: r\nbase: nobody", [], "base 'nobody' is not there"),
+        ("name: r\nbase: recipe", [], "goes in a circle"),
+    ],
+)
 def test_every_mistake_is_one_line_with_the_file(tmp_path, text, overrides, message):
     path = write(tmp_path, "recipe", text)
     with pytest.raises(BadInput, match=message) as caught:
@@ -145,7 +166,9 @@ def test_a_family_holds_several_recipes(tmp_path):
     write(tmp_path, "side", "lr: 0.7\nmode: fancy")
     family = write(tmp_path, "_family", FAMILY)
     other = write(tmp_path, "other", "base: old_rex\nname: other")
-    rex = Recipe(name="rex", lr=0.7, pet=Dog(name="dog"), limit=3, mode="fancy", table={"a": 1.0})
+    rex = Recipe(
+        name="rex", lr=0.7, pet=Dog(name="dog"), limit=3, mode="fancy", table={"a": 1.0}
+    )
     assert load(family / "rex") == rex
     assert load(tmp_path / "rex.yaml") == rex, "as if it stood in a file of its own"
     old = dataclasses.replace(rex, pet=Dog(name="dog", tricks=("sit",)))
@@ -153,12 +176,31 @@ def test_a_family_holds_several_recipes(tmp_path):
     assert load(other) == dataclasses.replace(old, name="other")
 
 
-@pytest.mark.parametrize(("text", "variant", "message"), [
-    ("variants:\n  rex: {name: r}", "rx", "family.yaml: no variant 'rx'; did you mean 'rex'"),
-    ("a: 1\nvariants: [rex]", "rex", "family.yaml: `variants:` must map each name to its keys"),
-    ("variants:\n  rex: {base: rex}", "rex", "family.yaml/rex: `base:` goes in a circle"),
-    ("variants:\n  rex: {name: r, lr: x}", "rex", "family.yaml/rex: 'lr' must be a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "variant", "message"),
+    [
+        (
+            "variants:\n  rex: {name: r}",
+            "rx",
+            "family.yaml: no variant 'rx'; did you mean 'rex'",
+        ),
+        (
+            "a: 1\nvariants: [rex]",
+            "rex",
+            "family.yaml: `variants:` must map each name to its keys",
+        ),
+        (
+            "variants:\n  rex: {base: rex}",
+            "rex",
+            "family.yaml/rex: `base:` goes in a circle",
+        ),
+        (
+            "variants:\n  rex: {name: r, lr: x}",
+            "rex",
+            "family.yaml/rex: 'lr' must be a number",
+        ),
+    ],
+)
 def test_a_mistake_in_a_family_names_the_variant(tmp_path, text, variant, message):
     family = write(tmp_path, "family", f"name: all\n{text}")
     with pytest.raises(BadInput, match=message):
@@ -180,7 +222,9 @@ def test_unknown_recipe_names_the_nearest():
 
 
 def test_a_recipe_written_out_reads_back_as_itself(tmp_path):
-    recipe = Recipe(name="r", lr=math.inf, pet=Dog(name="dog", tricks=("roll",)), limit=3)
+    recipe = Recipe(
+        name="r", lr=math.inf, pet=Dog(name="dog", tricks=("roll",)), limit=3
+    )
     assert load(write(tmp_path, "again", config.to_yaml(recipe))) == recipe
 
 

@@ -52,12 +52,16 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 self.end_headers()
                 return
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header(
+                "Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}"
+            )
         else:
             self.send_response(200)
         self.send_header("Content-Type", server.kind)
         piece = data[start:] if server.cut is None else data[start : start + server.cut]
-        self.send_header("Content-Length", str(len(piece if server.capped else data[start:])))
+        self.send_header(
+            "Content-Length", str(len(piece if server.capped else data[start:]))
+        )
         if server.tag and (server.tag_of_parts or not start):
             self.send_header("ETag", server.tag)
         self.end_headers()
@@ -93,15 +97,21 @@ def test_a_file_comes_whole(server, tmp_path):
 REST = f"bytes={1 << 20}-"
 
 
-@pytest.mark.parametrize(("tag", "then", "asked"), [
-    ('"v1"', {}, REST),
-    # Never the head of one version and the tail of the other; without a version, all anew
-    ('"v1"', {"data": DATA[::-1], "tag": '"v2"'}, REST),
-    ('"v1"', {"name": "other.pth"}, None),
-    ("", {}, None),
-    ('W/"weak"', {}, None),
-], ids=["goes on", "another file", "another address", "no tag", "weak tag"])  # fmt: skip
-def test_what_broke_off_goes_on_where_it_is_the_same_file(server, tmp_path, tag, then, asked):
+@pytest.mark.parametrize(
+    ("tag", "then", "asked"),
+    [
+        ('"v1"', {}, REST),
+        # Never the head of one version and the tail of the other; without a version, all anew
+        ('"v1"', {"data": DATA[::-1], "tag": '"v2"'}, REST),
+        ('"v1"', {"name": "other.pth"}, None),
+        ("", {}, None),
+        ('W/"weak"', {}, None),
+    ],
+    ids=["goes on", "another file", "another address", "no tag", "weak tag"],
+)
+def test_what_broke_off_goes_on_where_it_is_the_same_file(
+    server, tmp_path, tag, then, asked
+):
     server.tag = tag
     begin(server, tmp_path)
     vars(server).update(then)
@@ -159,15 +169,26 @@ def a_list(tmp_path, url, *parts, **about):
     """A list of one file, and an empty ROOT."""
     (tmp_path / "ROOT").mkdir(exist_ok=True)
     keys = {"page": "https://x.org", "file": "model.pth", "url": url, **about}
-    text = f"title: t\nestimate: none\ncheckpoints: {{one: {keys}}}\nparts: {[*parts]}\n"
+    text = (
+        f"title: t\nestimate: none\ncheckpoints: {{one: {keys}}}\nparts: {[*parts]}\n"
+    )
     (tmp_path / "mine.yaml").write_text(text)
-    where = ["--data", tmp_path / "ROOT", "--files", tmp_path / "files", "--out", tmp_path / "runs"]
+    where = [
+        "--data",
+        tmp_path / "ROOT",
+        "--files",
+        tmp_path / "files",
+        "--out",
+        tmp_path / "runs",
+    ]
     return ["reproduce", *map(str, (tmp_path / "mine.yaml", *where))]
 
 
 @pytest.mark.parametrize("what", ["sha256", "md5"])
 def test_another_file_than_the_published_one_is_removed(server, tmp_path, capsys, what):
-    words = a_list(tmp_path, server.url, **{what: "0" * 8, "digest_page": "x.org (README)"})
+    words = a_list(
+        tmp_path, server.url, **{what: "0" * 8, "digest_page": "x.org (README)"}
+    )
     assert cli.main([*words, "--download"]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "not the published file" in said and "x.org (README)" in said
@@ -188,7 +209,9 @@ def test_a_damaged_file_on_disk_is_refused(server, tmp_path, capsys):
 
 def test_a_dry_run_writes_and_downloads_nothing(server, tmp_path, capsys, caplog):
     knn = {"verb": "linear", "protocol": "knn", "datasets": ["cifar10"]}
-    words = a_list(tmp_path, server.url, {"title": "knn", "evaluate": [knn], "gpu_hours": 1.0})
+    words = a_list(
+        tmp_path, server.url, {"title": "knn", "evaluate": [knn], "gpu_hours": 1.0}
+    )
     (tmp_path / "small.yaml").write_text("{name: small, kind: local, jobs: 1}")
     words += ["--cluster", str(tmp_path / "small.yaml"), "--download", "--dry-run"]
     assert cli.main(words) == 2 and not server.asked
@@ -221,5 +244,7 @@ def test_no_network_without_being_asked(server, tmp_path, capsys, caplog, monkey
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
     assert cli.main(a_list(tmp_path, server.url)) == 2
-    assert "add --download" in capsys.readouterr().err and "https://x.org" in caplog.text
+    assert (
+        "add --download" in capsys.readouterr().err and "https://x.org" in caplog.text
+    )
     assert not server.asked

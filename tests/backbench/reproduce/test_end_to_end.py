@@ -25,7 +25,9 @@ from backbench.results import store
 LAYOUTS = {
     "byol_300": made.byol_deepmind,
     # github.com/ajtejankar/byol-convert writes torchvision's names, `fc` and no counters
-    "byol_1000": lambda net: {k: v for k, v in net.state_dict().items() if "tracked" not in k},
+    "byol_1000": lambda net: {
+        k: v for k, v in net.state_dict().items() if "tracked" not in k
+    },
     "supervised": made.torchvision,
     "simsiam_100": made.simsiam,
     "swav_200": made.swav,
@@ -39,7 +41,10 @@ LAYOUTS = {
     "vicreg_1000": made.plain,
     "dino": made.plain,
 }
-LARGE = ("dino", "moco_v2_200")  # the ResNet-50s among them; the others are of the same layout
+LARGE = (
+    "dino",
+    "moco_v2_200",
+)  # the ResNet-50s among them; the others are of the same layout
 DATA = ("imagenet", "cifar10", "dtd", "flowers", "pets")
 
 
@@ -62,7 +67,9 @@ def with_digests_of(paths: dict[str, Path], folder: Path) -> Path:
     for name, about in selection.read_list("short").files.items():
         for what in ("md5", "sha256"):
             if printed := getattr(about, what):
-                own = hashlib.new(what, paths[name].read_bytes()).hexdigest()[: len(printed)]
+                own = hashlib.new(what, paths[name].read_bytes()).hexdigest()[
+                    : len(printed)
+                ]
                 text = text.replace(f"{what}: {printed}", f'{what}: "{own}"')
     folder.mkdir()
     (folder / "_checkpoints.yaml").write_text(text)
@@ -84,7 +91,9 @@ def field(tmp_path, monkeypatch):
 
 def started(words):
     command = [sys.executable, "-m", "backbench", *words]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def rows():
@@ -117,12 +126,18 @@ def test_the_short_list_end_to_end(field, capsys, tmp_path):
     assert not Path("runs/checkpoints").exists()
 
     # 2. With their own digests; killed while files are imported, stopped while jobs run
-    words = ["reproduce", str(with_digests_of(field, tmp_path / "lists-of-mine")), *words]
+    words = [
+        "reproduce",
+        str(with_digests_of(field, tmp_path / "lists-of-mine")),
+        *words,
+    ]
     run = started(words)
     until(run, lambda: len(list(Path("runs/checkpoints").glob("*.safetensors"))) >= 3)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
-    kept = {p: p.stat().st_mtime_ns for p in Path("runs/checkpoints").glob("*.safetensors")}
+    kept = {
+        p: p.stat().st_mtime_ns for p in Path("runs/checkpoints").glob("*.safetensors")
+    }
     run = started(words)
     until(run, lambda: len(done_jobs()) >= 3)
     os.killpg(run.pid, signal.SIGTERM)
@@ -132,17 +147,21 @@ def test_the_short_list_end_to_end(field, capsys, tmp_path):
     assert not Path("runs/reproduce/short.zip").exists()
 
     # 3. The same command to its end: what was done is not done again
-    attempts = {n: len(s["attempts"]) for n, s in Ledger(Path("runs")).statuses().items()}
+    attempts = {
+        n: len(s["attempts"]) for n, s in Ledger(Path("runs")).statuses().items()
+    }
     assert cli.main(words) == 0, capsys.readouterr().err
     after = {n: len(s["attempts"]) for n, s in Ledger(Path("runs")).statuses().items()}
     assert all(after[name] == attempts[name] for name in before)
     # DINO's kNN, and of all 14 checkpoints kNN and few labels on four sets
-    assert {column for _, column in rows() if column.startswith("knn/imagenet/top1")} == {
-        f"knn/imagenet/top1_k{k}@knn-dino-v1" for k in (10, 20, 100, 200)
-    }
+    assert {
+        column for _, column in rows() if column.startswith("knn/imagenet/top1")
+    } == {f"knn/imagenet/top1_k{k}@knn-dino-v1" for k in (10, 20, 100, 200)}
     for dataset in ("cifar10", "dtd", "flowers", "pets"):
         for task in ("knn", "fewshot"):
-            measured = {c for c, column in rows() if column.startswith(f"{task}/{dataset}/")}
+            measured = {
+                c for c, column in rows() if column.startswith(f"{task}/{dataset}/")
+            }
             assert len(measured) == len(field), (task, dataset)
 
     # 4. The table says that small images are another measurement; the bundle holds together
@@ -155,7 +174,9 @@ def test_the_short_list_end_to_end(field, capsys, tmp_path):
     # 5. Again: nothing to do, the same table
     assert cli.main(words) == 0
     assert Path("runs/reproduce/short.md").read_text() == page
-    assert {n: len(s["attempts"]) for n, s in Ledger(Path("runs")).statuses().items()} == after
+    assert {
+        n: len(s["attempts"]) for n, s in Ledger(Path("runs")).statuses().items()
+    } == after
 
     # 6. A file that became another one: refused, whatever is there of it
     field["supervised"].write_bytes(field["simsiam_100"].read_bytes())

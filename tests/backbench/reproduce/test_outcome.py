@@ -29,15 +29,31 @@ def test_a_shipped_list_names_what_there_is(name, tmp_path):
         for number in selection.judged_rows(about):
             assert number.arch == "resnet50"
             assert number.epochs in (None, about.epochs), "of another pretraining"
-    assert len({(about.url, about.by_hand) for about in one.files.values()}) == len(one.files)
-    assert all(part.gpu_hours > 0 for part in one.parts) and "not measured" in one.estimate
+    assert len({(about.url, about.by_hand) for about in one.files.values()}) == len(
+        one.files
+    )
+    assert (
+        all(part.gpu_hours > 0 for part in one.parts) and "not measured" in one.estimate
+    )
 
 
 def test_the_lists_hold_the_methods_that_were_asked_for():
     methods = {about.method for about in selection.read_list("full").files.values()}
-    wanted = {"moco", "swav", "barlow_twins", "vicreg", "dino", "simsiam", "byol", "supervised"}
+    wanted = {
+        "moco",
+        "swav",
+        "barlow_twins",
+        "vicreg",
+        "dino",
+        "simsiam",
+        "byol",
+        "supervised",
+    }
     assert wanted | {"lorac", "moco_m", "jcl"} == methods
-    assert selection.read_list("short").gpu_hours(list(selection.read_list("short").files)) <= 1.0
+    assert (
+        selection.read_list("short").gpu_hours(list(selection.read_list("short").files))
+        <= 1.0
+    )
 
 
 def measured_by(runs, names=("dino", "moco_v2_200", "swav_200")):
@@ -50,18 +66,31 @@ def measured_by(runs, names=("dino", "moco_v2_200", "swav_200")):
     for name in digests:
         about = one.files[name]
         found[name] = FoundFile(runs / about.file, about, 9, "0" * 64, "1" * 32)
-    return {"listed": one, "covered": covered, "files": found, "digests": digests, "lines": lines}
+    return {
+        "listed": one,
+        "covered": covered,
+        "files": found,
+        "digests": digests,
+        "lines": lines,
+    }
 
 
 def rows():
     knn = {"task": "knn", "dataset": "imagenet", "arch": "resnet50"}
     dino = {"checkpoint": DINO, "name": "dino", "method": "dino", "epochs": None, **knn}
-    moco = {"checkpoint": MOCO, "name": "moco_v2_200", "method": "moco", "arch": "resnet50"}
+    moco = {
+        "checkpoint": MOCO,
+        "name": "moco_v2_200",
+        "method": "moco",
+        "arch": "resnet50",
+    }
     probe = {"task": "linear", "dataset": "imagenet", "protocol": "linear-moco-v1"}
     return [
         a_result(**dino, metric="top1_k20", value=67.1, protocol="knn-dino-v1"),
         a_result(**dino, metric="top1_k10", value=67.9, protocol="knn-dino-v1"),
-        a_result(**moco, **probe, epochs=200, metric="top1", value=65.0, ci95=(64.6, 65.4)),
+        a_result(
+            **moco, **probe, epochs=200, metric="top1", value=65.0, ci95=(64.6, 65.4)
+        ),
         a_result(**moco, **probe, epochs=200, metric="top5", value=87.9),
         a_result(checkpoint="f" * 64, name="somebody else's"),
     ]
@@ -76,19 +105,28 @@ def runs(tmp_path):
 
 def test_every_printed_number_has_a_verdict_or_a_reason(runs):
     lines = measured_by(runs)["lines"]
-    found = {(each.checkpoint, each.source, each.column.split("@")[0]): each for each in lines}
-    dino = found["dino", "dino README, Pretrained models, k-nn", "knn/imagenet/top1_k20"]
+    found = {
+        (each.checkpoint, each.source, each.column.split("@")[0]): each
+        for each in lines
+    }
+    dino = found[
+        "dino", "dino README, Pretrained models, k-nn", "knn/imagenet/top1_k20"
+    ]
     assert (dino.verdict, dino.measured, dino.printed) == ("within", 67.1, 67.5)
     key = "lorac:1:moco-v2:resnet50:200"
     assert found["moco_v2_200", key, "linear/imagenet/top1"].verdict == "outside"
     assert found["moco_v2_200", key, "linear/imagenet/top5"].verdict == "within"
     readme = found["moco_v2_200", "moco README, Models", "linear/imagenet/top1"]
     assert (readme.verdict, readme.ci95) == ("outside", (64.6, 65.4))
-    probe = found["dino", "dino README, Pretrained models, linear", "linear/imagenet/top1"]
+    probe = found[
+        "dino", "dino README, Pretrained models, linear", "linear/imagenet/top1"
+    ]
     assert (probe.verdict, probe.measured) == ("not measured", None)
     swav = {line.verdict for line in lines if line.checkpoint == "swav_200"}
     assert swav == {"no file"}
-    assert "| dino | knn/imagenet/top1\\_k20" not in markdown(selection.read_list("short"), lines)
+    assert "| dino | knn/imagenet/top1\\_k20" not in markdown(
+        selection.read_list("short"), lines
+    )
 
 
 def test_what_was_measured_otherwise_has_no_verdict(runs):
@@ -98,31 +136,45 @@ def test_what_was_measured_otherwise_has_no_verdict(runs):
     store.append(runs / "c", [other])
     (runs / "a" / RESULTS_FILE).unlink()
     (line,) = [one for one in measured_by(runs)["lines"] if "k20" in one.column]
-    assert line.verdict == "unlike" and line.measured == 67.1 and "imagenet:test~" in line.why
+    assert (
+        line.verdict == "unlike"
+        and line.measured == 67.1
+        and "imagenet:test~" in line.why
+    )
 
 
 DEEP = {"arch": "timm:vit_small_patch16_dinov3", "epochs": None}
-SEG = {"task": "segmentation", "dataset": "ade20k", "metric": "miou", "protocol": "seg-dinov3-v1"}
+SEG = {
+    "task": "segmentation",
+    "dataset": "ade20k",
+    "metric": "miou",
+    "protocol": "seg-dinov3-v1",
+}
 EP = {"task": "attentive", "dataset": "imagenet", "protocol": "attentive-ep-v1"}
 OWN = {"task": "ood", "dataset": "imagenet-val", "protocol": "own-all"}
 
 
-@pytest.mark.parametrize(("of", "row", "value", "verdict"), [
-    # The printed numbers are the best on val, so ours may be lower by more than higher
-    ("dinov3 dinov3_vit_small", SEG, 46.21, "within"),
-    ("dinov3 dinov3_vit_small", SEG, 46.19, "outside"),
-    ("dinov3 dinov3_vit_small", SEG, 47.29, "within"),
-    ("dinov3 dinov3_vit_small", SEG, 47.31, "outside"),
-    ("dinov3 dinov3_convnext_tiny", SEG, 42.7, "unlike"),
-    ("efficient_probing hiera_base", EP, 75.09, "within"),
-    ("efficient_probing hiera_base", EP, 75.99, "outside"),
-    ("efficient_probing mae_vitb16", EP, 75.46, "unlike"),
-    ("heads moco_v3_100", OWN, 68.99, "within"),
-    ("heads moco_v3_100", OWN, 69.01, "outside"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("of", "row", "value", "verdict"),
+    [
+        # The printed numbers are the best on val, so ours may be lower by more than higher
+        ("dinov3 dinov3_vit_small", SEG, 46.21, "within"),
+        ("dinov3 dinov3_vit_small", SEG, 46.19, "outside"),
+        ("dinov3 dinov3_vit_small", SEG, 47.29, "within"),
+        ("dinov3 dinov3_vit_small", SEG, 47.31, "outside"),
+        ("dinov3 dinov3_convnext_tiny", SEG, 42.7, "unlike"),
+        ("efficient_probing hiera_base", EP, 75.09, "within"),
+        ("efficient_probing hiera_base", EP, 75.99, "outside"),
+        ("efficient_probing mae_vitb16", EP, 75.46, "unlike"),
+        ("heads moco_v3_100", OWN, 68.99, "within"),
+        ("heads moco_v3_100", OWN, 69.01, "outside"),
+    ],
+)
 def test_a_pages_number_has_its_own_tolerance(tmp_path, of, row, value, verdict):
     name, file = of.split()
-    store.append(tmp_path, [a_result(checkpoint=DINO, name=file, **DEEP, **row, value=value)])
+    store.append(
+        tmp_path, [a_result(checkpoint=DINO, name=file, **DEEP, **row, value=value)]
+    )
     covered = {file: {(row["task"], row["dataset"])}}
     (line,) = outcome(selection.read_list(name), covered, {file: DINO}, [tmp_path])
     assert (line.verdict, line.measured) == (verdict, value)
@@ -133,12 +185,21 @@ def test_a_pages_number_has_its_own_tolerance(tmp_path, of, row, value, verdict)
 
 def test_the_testbeds_counts_stand_beside_its_files(tmp_path):
     listed = selection.read_list("heads")
-    geometry = {"input_size": [3, 224, 224], "crop_pct": 0.875, "interpolation": "bilinear"}
+    geometry = {
+        "input_size": [3, 224, 224],
+        "crop_pct": 0.875,
+        "interpolation": "bilinear",
+    }
     about = {"own_geometry": geometry, "recipe": {"kind": "ood", "rule": "subset"}}
     about |= {"images": {"train": 0, "val": 0, "test": 7500}}
     found = {}
     for file, right in (("resnet50_swav", 391), ("resnet50_simsiam", 204)):
-        row = {"task": "ood", "dataset": "imagenet-a", "protocol": "own-subset", "name": file}
+        row = {
+            "task": "ood",
+            "dataset": "imagenet-a",
+            "protocol": "own-subset",
+            "name": file,
+        }
         facts = {**about, "right": {"top1": right}}
         store.append(tmp_path, [a_result(**row, value=right / 75, provenance=facts)])
         covered = {file: {("ood", "imagenet-a")}}
@@ -146,7 +207,10 @@ def test_the_testbeds_counts_stand_beside_its_files(tmp_path):
         found[file] = (line.verdict, round(line.printed, 2))
         (tmp_path / RESULTS_FILE).unlink()
     # 23 images of 7,500 are more than 0.3 points
-    assert found == {"resnet50_swav": ("outside", 5.52), "resnet50_simsiam": ("unlike", 2.72)}
+    assert found == {
+        "resnet50_swav": ("outside", 5.52),
+        "resnet50_simsiam": ("unlike", 2.72),
+    }
 
 
 @pytest.fixture
@@ -194,17 +258,39 @@ def resealed(members, name, data):
     members[bundle.MANIFEST] = json.dumps(manifest).encode()
 
 
-@pytest.mark.parametrize(("change", "status", "said"), [
-    (lambda m: m.update({"results/1/results.jsonl": better(m["results/1/results.jsonl"])}),
-     2, "results/1/results.jsonl was changed"),
-    (lambda m: m.pop(bundle.PAGE), 2, "table.md is not in both"),
-    (lambda m: m.update({"../evil.py": b"1"}), 2, "../evil.py is not in both"),
-    (lambda m: m.update({bundle.MANIFEST: b"{}"}), 2, "no bundle of `backbench reproduce`"),
-    (lambda m: m.update({bundle.MANIFEST: b"[" * 9999}), 2, "manifest.json"),
-    (lambda m: resealed(m, bundle.TABLE, better(m[bundle.TABLE])), 1, "does not follow"),
-    (lambda m: resealed(m, bundle.LIST, m[bundle.LIST].replace(b"67.5", b"67.0")), 1,
-     "does not follow"),
-], ids=["row", "lost", "more", "no manifest", "nested", "table", "list"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        (
+            lambda m: m.update(
+                {"results/1/results.jsonl": better(m["results/1/results.jsonl"])}
+            ),
+            2,
+            "results/1/results.jsonl was changed",
+        ),
+        (lambda m: m.pop(bundle.PAGE), 2, "table.md is not in both"),
+        (lambda m: m.update({"../evil.py": b"1"}), 2, "../evil.py is not in both"),
+        (
+            lambda m: m.update({bundle.MANIFEST: b"{}"}),
+            2,
+            "no bundle of `backbench reproduce`",
+        ),
+        (lambda m: m.update({bundle.MANIFEST: b"[" * 9999}), 2, "manifest.json"),
+        (
+            lambda m: resealed(m, bundle.TABLE, better(m[bundle.TABLE])),
+            1,
+            "does not follow",
+        ),
+        (
+            lambda m: resealed(
+                m, bundle.LIST, m[bundle.LIST].replace(b"67.5", b"67.0")
+            ),
+            1,
+            "does not follow",
+        ),
+    ],
+    ids=["row", "lost", "more", "no manifest", "nested", "table", "list"],
+)
 def test_a_changed_bundle_is_refused(sent, capsys, change, status, said):
     changed(sent, change)
     assert cli.main(["reproduce", "--check", str(sent)]) == status
@@ -215,7 +301,11 @@ def test_a_changed_bundle_is_refused(sent, capsys, change, status, said):
 def test_a_list_is_held_against_the_shipped_one_of_its_name(runs, tmp_path):
     """timm's own is made again for the models in the bundle."""
     nothing = {"covered": {}, "files": {}, "digests": {}, "lines": []}
-    said = {"": 0, "title": "is not as it is shipped here", "name": "is none that is shipped here"}
+    said = {
+        "": 0,
+        "title": "is not as it is shipped here",
+        "name": "is none that is shipped here",
+    }
     timms = selection.timm_list("timm-v2", ["resnet18.tv_in1k"])
     for listed in (selection.read_list("short"), timms):
         for key, words in said.items():
@@ -232,20 +322,44 @@ def test_what_is_no_zip_is_refused(tmp_path, capsys, content):
     assert "not readable as a bundle" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("checkpoints", "said"), [
-    ("", "name one at least"),
-    ("one: {page: https://x.org, file: ../a.pth, url: https://x.org}", "without a folder"),
-    ("one: {page: https://x.org, file: a.pth}", "by_hand"),
-    ("one: {page: https://x.org, file: a.pth, url: https://x.org, md5: ab}", "eight or more"),
-    ("one: {page: https://x.org, file: a.pth, url: https://x.org, md5: abcdef01}", "digest_page"),
-    ("one: {page: https://x.org, file: a.pth, url: file:///etc/passwd}", "https://"),
-    ("one: {page: https://x.org, file: a.pth, url: 'https://[::1/a'}", "https://HOST/PATH"),
-    ("one: {page: https://x.org, file: a.pth, url: https://x.org:1/é}", "in ASCII"),
-    ("one: {page: https://x.org, file: a.pth, url: https://x.org, rows: [lorac:9]}", "lorac:9"),
-    ("one: {page: https://x.org, file: a.pth, url: https://x.org, testbed: vit}", "'vit': allowed"),
-    ("one: {timm: ../../../etc/passwd}", "must be NAME.TAG"),
-    ("one: {timm: resnet18}", "must be NAME.TAG"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("checkpoints", "said"),
+    [
+        ("", "name one at least"),
+        (
+            "one: {page: https://x.org, file: ../a.pth, url: https://x.org}",
+            "without a folder",
+        ),
+        ("one: {page: https://x.org, file: a.pth}", "by_hand"),
+        (
+            "one: {page: https://x.org, file: a.pth, url: https://x.org, md5: ab}",
+            "eight or more",
+        ),
+        (
+            "one: {page: https://x.org, file: a.pth, url: https://x.org, md5: abcdef01}",
+            "digest_page",
+        ),
+        (
+            "one: {page: https://x.org, file: a.pth, url: file:///etc/passwd}",
+            "https://",
+        ),
+        (
+            "one: {page: https://x.org, file: a.pth, url: 'https://[::1/a'}",
+            "https://HOST/PATH",
+        ),
+        ("one: {page: https://x.org, file: a.pth, url: https://x.org:1/é}", "in ASCII"),
+        (
+            "one: {page: https://x.org, file: a.pth, url: https://x.org, rows: [lorac:9]}",
+            "lorac:9",
+        ),
+        (
+            "one: {page: https://x.org, file: a.pth, url: https://x.org, testbed: vit}",
+            "'vit': allowed",
+        ),
+        ("one: {timm: ../../../etc/passwd}", "must be NAME.TAG"),
+        ("one: {timm: resnet18}", "must be NAME.TAG"),
+    ],
+)
 def test_a_list_that_says_too_little_is_refused(tmp_path, capsys, checkpoints, said):
     text = f"title: t\nestimate: e\ncheckpoints: {{{checkpoints}}}\nparts: []\n"
     (tmp_path / "mine.yaml").write_text(text)
@@ -254,10 +368,17 @@ def test_a_list_that_says_too_little_is_refused(tmp_path, capsys, checkpoints, s
     assert said in err and err.count("\n") == 0
 
 
-def test_what_a_later_part_lacks_is_said_before_the_first_runs(tmp_path, capsys, monkeypatch):
+def test_what_a_later_part_lacks_is_said_before_the_first_runs(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["reproduce", "full", "--data", str(tmp_path)]) == 2
     assert "semisup needs `lists: DIR`" in capsys.readouterr().err
     (tmp_path / "1percent.txt").touch()
-    semisup = {"evaluate": [{"verb": "semisup", "percent": 1, "lists": str(tmp_path)}], "name": "x"}
-    assert selection.measures(semisup) == {("semi_1pct", "imagenet")}, "and no other percent"
+    semisup = {
+        "evaluate": [{"verb": "semisup", "percent": 1, "lists": str(tmp_path)}],
+        "name": "x",
+    }
+    assert selection.measures(semisup) == {("semi_1pct", "imagenet")}, (
+        "and no other percent"
+    )

@@ -29,7 +29,10 @@ _BASES = {  # task, dataset, metric, protocol
     "detect": ("mask_rcnn", "coco2017", "segm_AP", "detection-1x-v1"),
     "amp": ("mask_rcnn", "coco2017", "segm_AP", "detection-1x-bf16-v1"),
 }
-BASES = {k: dict(zip(("task", "dataset", "metric", "protocol"), v)) for k, v in _BASES.items()}
+BASES = {
+    k: dict(zip(("task", "dataset", "metric", "protocol"), v))
+    for k, v in _BASES.items()
+}
 for _detector in ("detect", "amp"):
     BASES[_detector] |= {"engine": "torchvision", "split": "val"}
 MORE = {  # what a row of this kind holds beside its recipe and its lists
@@ -38,7 +41,11 @@ MORE = {  # what a row of this kind holds beside its recipe and its lists
     "fewshot": {"shots": 2, "labelled_from": "train+val", "draws": [70.0, 71.0]},
     "detect": {"evaluator": "hotcoco", "config": "mask_rcnn_R_50_FPN_1x"},
 }
-MORE["bare"] = {"draws": [70.0, 71.0, 72.0], "shots": 2, "labelled_from": "train+val"}  # no recipe
+MORE["bare"] = {
+    "draws": [70.0, 71.0, 72.0],
+    "shots": 2,
+    "labelled_from": "train+val",
+}  # no recipe
 CHOSEN = {"lr": 1.0, "on": "val", "scores": {"0.1": 60.0, "1": 70.0}}
 
 
@@ -64,7 +71,9 @@ def mutated(row, where, value):
     node = data
     for key in path[:-1]:
         node = node[key]
-    assert path[-1] not in node or node[path[-1]] != value, "a change that changes nothing"
+    assert path[-1] not in node or node[path[-1]] != value, (
+        "a change that changes nothing"
+    )
     node[path[-1]] = value
     return changed(row, **{top: data})
 
@@ -79,7 +88,11 @@ UNLIKE = [
     ("knn", R + "geometry", {"resize": 12, "crop": 8, "interpolation": "bilinear"}),
     ("sgd", R + "augment", None),
     ("sgd", R + "augment/scale", [0.2, 1.0]),
-    ("demo", R + "augment", {"size": 32, "scale": [0.08, 1.0], "ratio": [0.75, 1.33], "flip": 0}),
+    (
+        "demo",
+        R + "augment",
+        {"size": 32, "scale": [0.08, 1.0], "ratio": [0.75, 1.33], "flip": 0},
+    ),
     # recipe
     ("sgd", R + "length/default/iterations", 3000),
     ("sgd", R + "length/dtd/iterations", 50000),
@@ -183,7 +196,11 @@ def columns_of(*rows):
     board = board_of(*rows)
     found = []
     for row in rows:
-        held = [c for (checkpoint, c), _ in board.cells.items() if checkpoint == row.checkpoint]
+        held = [
+            c
+            for (checkpoint, c), _ in board.cells.items()
+            if checkpoint == row.checkpoint
+        ]
         found.append(held[0])
     return found
 
@@ -219,9 +236,13 @@ def test_unlike_rows_never_share_a_column(name, where, value):
 def test_what_decides_nothing_shares_the_column(name, where, value):
     row = base(name)
     if where.endswith("momentum"):
-        assert row.provenance["recipe"].pop("momentum") == value, "a row may lack it at its default"
+        assert row.provenance["recipe"].pop("momentum") == value, (
+            "a row may lack it at its default"
+        )
         where = "name"
-    other = mutated(changed(row, checkpoint="b" * 64), where, value if where != "name" else "x2")
+    other = mutated(
+        changed(row, checkpoint="b" * 64), where, value if where != "name" else "x2"
+    )
     mine, its = columns_of(row, other)
     assert mine == its
     assert "~" not in mine.name.replace("~unknown", "")
@@ -233,11 +254,19 @@ def test_a_copy_of_a_shipped_recipe_meets_no_published_number():
     add_published(board)
     (column,) = board.measured_columns()
     assert re.fullmatch(r"linear/cifar10/top1@linear-lorac-v1~[0-9a-f]{4}", column.name)
-    assert not [row for row in board.rows if row.source == "published" and board.cell(row, column)]
+    assert not [
+        row
+        for row in board.rows
+        if row.source == "published" and board.cell(row, column)
+    ]
     board = board_of(base("sgd"))
     add_published(board)
     (column,) = board.measured_columns()
-    assert [row for row in board.rows if row.source == "published" and board.cell(row, column)]
+    assert [
+        row
+        for row in board.rows
+        if row.source == "published" and board.cell(row, column)
+    ]
 
 
 def test_names_say_what_is_another():
@@ -259,8 +288,13 @@ def test_seeds_that_hold_out_other_images_share_a_column():
     def row(checkpoint, seed, drawn):
         of_seed = base("sgd")
         provenance = copy.deepcopy(of_seed.provenance)
-        provenance["manifests"] |= {"train": digest_of(drawn), "val": digest_of(drawn + "v")}
-        return changed(of_seed, checkpoint=checkpoint * 64, seed=seed, provenance=provenance)
+        provenance["manifests"] |= {
+            "train": digest_of(drawn),
+            "val": digest_of(drawn + "v"),
+        }
+        return changed(
+            of_seed, checkpoint=checkpoint * 64, seed=seed, provenance=provenance
+        )
 
     rows = [row(c, seed, f"seed {seed}") for c in "ab" for seed in range(3)]
     assert len(set(columns_of(*rows))) == 1
@@ -273,9 +307,13 @@ def test_rows_of_unknown_protocol_are_compared_by_all_that_they_hold():
     bare = [changed(base("sgd"), checkpoint=c * 64, provenance={}) for c in "ab"]
     assert len({c.name for c in columns_of(*bare)}) == 1
     more = changed(bare[0], checkpoint="c" * 64, provenance={"k": 5})
-    grid = changed(bare[0], checkpoint="d" * 64, chosen={**CHOSEN, "scores": {"7": 1.0}})
+    grid = changed(
+        bare[0], checkpoint="d" * 64, chosen={**CHOSEN, "scores": {"7": 1.0}}
+    )
     names = [c.name for c in columns_of(*bare, more, grid)]
-    assert len(set(names)) == 3 and all("@linear-lorac-v1~unknown" in name for name in names)
+    assert len(set(names)) == 3 and all(
+        "@linear-lorac-v1~unknown" in name for name in names
+    )
 
 
 def test_a_config_that_is_its_own_name_is_not_marked_twice():

@@ -18,16 +18,23 @@ def test_an_erratum_names_rows_that_lack_what_its_mending_added(entry):
     row = a_result(task=entry["tasks"][0], chosen={"converged": True})
     assert flaws.flaw(row) == ""
     without = {k: v for k, v in getattr(row, part).items() if k != key}
-    assert flaws.flaw(dataclasses.replace(row, **{part: without})).startswith(entry["id"])
+    assert flaws.flaw(dataclasses.replace(row, **{part: without})).startswith(
+        entry["id"]
+    )
     assert len(entry["what"]) > 20 and set(entry) <= {"id", "what", "tasks", "lacks"}
 
 
-@pytest.mark.parametrize(("trained_on", "mark", "words"), [
-    (["imagenet"], "best", "may hold these test images"),
-    (["stl10"], "best", ""),
-    (["places365", "stl10:test"], "unsettled", "has seen the test images"),
-])  # fmt: skip
-def test_a_trunk_that_has_seen_the_test_images_is_marked(tmp_path, trained_on, mark, words):
+@pytest.mark.parametrize(
+    ("trained_on", "mark", "words"),
+    [
+        (["imagenet"], "best", "may hold these test images"),
+        (["stl10"], "best", ""),
+        (["places365", "stl10:test"], "unsettled", "has seen the test images"),
+    ],
+)
+def test_a_trunk_that_has_seen_the_test_images_is_marked(
+    tmp_path, trained_on, mark, words
+):
     boards.synthetic(tmp_path, ["one", "two"], [KIND], gap=15)
     for file in store.files_below(tmp_path):
         rows, _ = store.read(file)
@@ -42,9 +49,13 @@ def test_a_trunk_that_has_seen_the_test_images_is_marked(tmp_path, trained_on, m
     assert words in note and bool(note) == bool(words)
 
 
-@pytest.mark.parametrize("dataset", ["imagenet-real", "imagenet-val-a", "imagenet100", "imagenet"])
+@pytest.mark.parametrize(
+    "dataset", ["imagenet-real", "imagenet-val-a", "imagenet100", "imagenet"]
+)
 def test_imagenets_test_images_are_known_under_other_names(dataset):
-    row = a_result(task="ood", dataset=dataset, chosen={}, provenance={"trained_on": ["imagenet"]})
+    row = a_result(
+        task="ood", dataset=dataset, chosen={}, provenance={"trained_on": ["imagenet"]}
+    )
     assert flaws.flaw(row) == ""
     seen = dataclasses.replace(row, provenance={"trained_on": ["imagenet:test"]})
     assert "imagenet:test: it has seen the test images" in flaws.flaw(seen)

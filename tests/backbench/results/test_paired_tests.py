@@ -25,7 +25,12 @@ def test_files_pair_only_on_the_same_test_list(tmp_path):
     assert found.real
     assert found.value > 60
     assert found.paired == "images"
-    for bad in (elsewhere, relabelled, tmp_path / "broken.npz", tmp_path / "missing.npz"):
+    for bad in (
+        elsewhere,
+        relabelled,
+        tmp_path / "broken.npz",
+        tmp_path / "missing.npz",
+    ):
         assert compare([a], [bad], "top1") is None
     assert compare([a], [b], "top5") is None, "hits5 was not kept"
     assert compare([a], [b], "bbox_AP") is None
@@ -34,23 +39,36 @@ def test_files_pair_only_on_the_same_test_list(tmp_path):
 
 def test_resamples_pair(tmp_path):
     rng = np.random.default_rng(0)
-    a, b = (keep(tmp_path, n, bootstrap_AP=rng.normal(40, 1, 500), images=500) for n in "ab")
+    a, b = (
+        keep(tmp_path, n, bootstrap_AP=rng.normal(40, 1, 500), images=500) for n in "ab"
+    )
     noise = compare([a], [b], "AP")
     assert (noise.paired, noise.real) == ("resamples", False)
     bare = keep(tmp_path, "c", bootstrap_AP=rng.normal(40, 1, 500))
-    assert compare([a], [bare], "AP") is None, "it does not say how many images there were"
+    assert compare([a], [bare], "AP") is None, (
+        "it does not say how many images there were"
+    )
 
 
 def test_the_images_part_of_seeds_is_that_of_the_metric(tmp_path):
     rng = np.random.default_rng(0)
-    label = np.sort(rng.integers(0, 12, 400) // 9)  # three images in four are of class 0
+    label = np.sort(
+        rng.integers(0, 12, 400) // 9
+    )  # three images in four are of class 0
     hits = rng.random((2, 400)) < np.where(label, 0.5, 0.99)
     files = [
-        keep(tmp_path, str(n), prediction=label + 5 * ~h, label=label) for n, h in enumerate(hits)
+        keep(tmp_path, str(n), prediction=label + 5 * ~h, label=label)
+        for n, h in enumerate(hits)
     ]
     of_classes = column_noise.seeds_of([80, 81], files, "mean_per_class")
-    assert of_classes.by_images == pytest.approx(training_noise.by_images(hits * 1.0, label))
-    assert of_classes.by_images > 2 * column_noise.seeds_of([80, 81], files, "top1").by_images > 0
+    assert of_classes.by_images == pytest.approx(
+        training_noise.by_images(hits * 1.0, label)
+    )
+    assert (
+        of_classes.by_images
+        > 2 * column_noise.seeds_of([80, 81], files, "top1").by_images
+        > 0
+    )
 
 
 LABEL = np.arange(40) % 4
@@ -82,12 +100,16 @@ def test_lists_of_other_lengths_do_not_pair(tmp_path):
     """One manifest says one list: who else names it lies, and is compared with nobody."""
     a = keep(tmp_path, "a", prediction=LABEL, label=LABEL, hits5=LABEL > 0)
     b = keep(tmp_path, "b", prediction=LABEL + 1, label=LABEL, hits5=LABEL > 1)
-    short = keep(tmp_path, "c", prediction=LABEL[:7], label=LABEL[:7], hits5=LABEL[:7] > 0)
+    short = keep(
+        tmp_path, "c", prediction=LABEL[:7], label=LABEL[:7], hits5=LABEL[:7] > 0
+    )
     unlabelled = keep(tmp_path, "d", hits5=LABEL[:7] > 0)
     for metric in ("top1", "top5", "mean_per_class"):
         assert compare([a], [b], metric) is not None
         assert compare([a], [short], metric) is None
-        assert compare([a, short], [b, short], metric) is None, "the seeds' lists differ"
+        assert compare([a, short], [b, short], metric) is None, (
+            "the seeds' lists differ"
+        )
         assert compare([a, unlabelled], [b, unlabelled], metric) is None
     many = keep(tmp_path, "e", bootstrap_AP=AP, images=40)
     few = keep(tmp_path, "f", bootstrap_AP=AP[:200], images=40)
@@ -96,7 +118,9 @@ def test_lists_of_other_lengths_do_not_pair(tmp_path):
 
 def test_a_resample_may_have_no_ap(tmp_path):
     gap = np.where(np.arange(500) % 9, AP, np.nan)
-    a, b = (keep(tmp_path, n, bootstrap_AP=gap + i, images=40) for i, n in enumerate("ab"))
+    a, b = (
+        keep(tmp_path, n, bootstrap_AP=gap + i, images=40) for i, n in enumerate("ab")
+    )
     found = compare([b], [a], "AP")
     assert found.value == pytest.approx(1)
 
@@ -138,7 +162,9 @@ def test_as_many_files_are_held_as_the_bytes_allow(tmp_path, monkeypatch):
     held, reads, read = predictions._Latest(), [], predictions._read
     monkeypatch.setattr(predictions._Latest, "BYTES", 40_000)
     monkeypatch.setattr(predictions, "_latest", held)
-    monkeypatch.setattr(predictions, "_read", lambda path: reads.append(path) or read(path))
+    monkeypatch.setattr(
+        predictions, "_read", lambda path: reads.append(path) or read(path)
+    )
     ones = np.ones(1000, int)
     files = [keep(tmp_path, str(n), prediction=n * ones, label=ones) for n in range(3)]
     for n in (0, 1, 0, 2, 0, 1):

@@ -114,7 +114,9 @@ def test_where_a_number_was_made_is_recorded(tmp_path):
 @pytest.mark.parametrize(
     ("processes", "each"), [(4, 50), pytest.param(50, 200, marks=pytest.mark.slow)]
 )
-def test_processes_that_append_to_one_file_lose_and_tear_none(tmp_path, processes, each):
+def test_processes_that_append_to_one_file_lose_and_tear_none(
+    tmp_path, processes, each
+):
     run = tmp_path / "run"
     command = [sys.executable, records.__file__, str(run)]
     lines = [[*command, str(n), str(each)] for n in range(processes)]
@@ -135,7 +137,9 @@ def test_a_truncated_last_line_is_reported_and_survives(tmp_path):
     store.append(tmp_path, [a_result(seed=2)])
     read, problems = store.read(tmp_path)
     assert [r.seed for r in read] == [1, 2]
-    assert problems == [f'{file}:2: truncated line, not counted: {{"checkpoint": "bbbb", "na']
+    assert problems == [
+        f'{file}:2: truncated line, not counted: {{"checkpoint": "bbbb", "na'
+    ]
     assert '{"checkpoint": "bbbb", "na\n' in file.read_text()
 
 
@@ -166,7 +170,11 @@ def test_links_are_followed_once(tmp_path):
 
 def test_predictions_are_kept_beside_the_results(tmp_path):
     where = store.keep_predictions(
-        tmp_path, "lorac/digits", prediction=np.arange(4), label=np.arange(4), manifest="f" * 64
+        tmp_path,
+        "lorac/digits",
+        prediction=np.arange(4),
+        label=np.arange(4),
+        manifest="f" * 64,
     )
     assert where == "predictions/lorac_digits.npz"
     with np.load(tmp_path / where) as file:
@@ -185,7 +193,15 @@ LINES = [
     b"0.1234567890123456789012345678901234567890123",
     b"[" * 60 + b"]" * 60,
 ]
-BAD = [b'{"a": 1', b"[1,]", b"01", b'"\xff"', b"\xef\xbb\xbf1", b"[" * 61 + b"]" * 61, b"8" * 41]
+BAD = [
+    b'{"a": 1',
+    b"[1,]",
+    b"01",
+    b'"\xff"',
+    b"\xef\xbb\xbf1",
+    b"[" * 61 + b"]" * 61,
+    b"8" * 41,
+]
 BAD += [b'{"deep": ' + b"[" * 100_000, b'"a\nb"', b"-NaN", b"9" * 5000, b""]
 
 

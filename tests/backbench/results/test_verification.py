@@ -10,7 +10,10 @@ from backbench import cli
 from backbench.board.board import collect, read_verified, standing
 from backbench.results import verification
 
-EDITS = {**FORGERIES, **{f"impossible: {name}": edit for name, edit in IMPOSSIBLE.items()}}
+EDITS = {
+    **FORGERIES,
+    **{f"impossible: {name}": edit for name, edit in IMPOSSIBLE.items()},
+}
 COMMANDS = {
     "verify": ("verify", "{runs}"),
     "leaderboard": ("leaderboard", "{runs}"),
@@ -38,7 +41,9 @@ def test_a_forgery_is_named(name, tmp_path):
     run = forged(name, tmp_path)
     problems = []
     stand = read_verified([run / "results.jsonl"], problems)
-    assert problems and all("is left out: " in problem for problem in problems), problems
+    assert problems and all("is left out: " in problem for problem in problems), (
+        problems
+    )
     assert not [p for p in problems if "cannot be computed again" in p], problems
     lines = (run / "results.jsonl").read_text().splitlines()
     assert len(stand) + len(problems) == len(lines)
@@ -56,7 +61,9 @@ def all_forged(tmp_path_factory):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_names_them_all(command, all_forged, tmp_path, capsys, caplog):
-    given = [word.format(runs=all_forged, out=tmp_path / "C") for word in COMMANDS[command]]
+    given = [
+        word.format(runs=all_forged, out=tmp_path / "C") for word in COMMANDS[command]
+    ]
     with caplog.at_level("WARNING", logger="backbench"):
         status = cli.main(given)
     assert status == (1 if command == "verify" else 0)
@@ -71,7 +78,9 @@ def test_the_demo_stands(capsys):
     assert "25 level 3" in said and "30 level 2" in said and "0 do not fit" in said
 
 
-def test_without_the_list_labels_are_believed_and_the_level_says_so(tmp_path, monkeypatch):
+def test_without_the_list_labels_are_believed_and_the_level_says_so(
+    tmp_path, monkeypatch
+):
     record = forgeries.copied("linear", tmp_path)
     monkeypatch.setattr(verification, "_lists", {})
     for file in (tmp_path / "lists").iterdir():
@@ -84,8 +93,16 @@ def test_without_the_list_labels_are_believed_and_the_level_says_so(tmp_path, mo
 
 def test_what_nothing_backs_never_leads(tmp_path):
     record = forgeries.copied("linear", tmp_path)
-    lines = [json.loads(t) for t in (record.run / "results.jsonl").read_text().splitlines()]
-    best = {**lines[0], "checkpoint": "7" * 64, "name": "best", "value": 100.0, "ci95": None}
+    lines = [
+        json.loads(t) for t in (record.run / "results.jsonl").read_text().splitlines()
+    ]
+    best = {
+        **lines[0],
+        "checkpoint": "7" * 64,
+        "name": "best",
+        "value": 100.0,
+        "ci95": None,
+    }
     del best["provenance"]["predictions"]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "results.jsonl").write_text(json.dumps(best) + "\n")
@@ -97,12 +114,17 @@ def test_what_nothing_backs_never_leads(tmp_path):
 
 
 def test_merge_keeps_each_list_once_and_what_it_wrote_is_verified(tmp_path, capsys):
-    assert cli.main(["merge", f"lab={RECORDS}", "--out", str(tmp_path / "C"), "--public"]) == 0
+    assert (
+        cli.main(["merge", f"lab={RECORDS}", "--out", str(tmp_path / "C"), "--public"])
+        == 0
+    )
     (kept,) = (tmp_path / "C" / "lists").iterdir()
     assert kept.read_bytes() == (RECORDS / "lists" / kept.name).read_bytes()
     assert cli.main(["verify", str(tmp_path / "C")]) == 0
     assert "25 level 3" in capsys.readouterr().out
-    assert '"verified"' not in (tmp_path / "C/lab/backbench/knn/results.jsonl").read_text()
+    assert (
+        '"verified"' not in (tmp_path / "C/lab/backbench/knn/results.jsonl").read_text()
+    )
 
 
 def test_a_list_is_read_within_bounds(tmp_path, monkeypatch):
@@ -113,15 +135,20 @@ def test_a_list_is_read_within_bounds(tmp_path, monkeypatch):
     assert stands.result.origin["verified"] == verification.FROM_KEPT
 
 
-@pytest.mark.parametrize("edit", [
-    forgeries.put("chosen", "reference_batch", to=0),
-    forgeries.put("chosen", "scores", to={"1": "a", "b": None}),
-    forgeries.put("chosen", "lr", to="x"),
-    forgeries.put("provenance", "recipe", "lr", to=["x", None]),
-    forgeries.put("provenance", "recipe", to={"kind": "logreg", "l2": [1e-6, 1e5, 10**12]}),
-    forgeries.put("provenance", "draws", to=["x"]),
-    forgeries.arrays(lambda a: {"label": a["label"] + 10**17}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "edit",
+    [
+        forgeries.put("chosen", "reference_batch", to=0),
+        forgeries.put("chosen", "scores", to={"1": "a", "b": None}),
+        forgeries.put("chosen", "lr", to="x"),
+        forgeries.put("provenance", "recipe", "lr", to=["x", None]),
+        forgeries.put(
+            "provenance", "recipe", to={"kind": "logreg", "l2": [1e-6, 1e5, 10**12]}
+        ),
+        forgeries.put("provenance", "draws", to=["x"]),
+        forgeries.arrays(lambda a: {"label": a["label"] + 10**17}),
+    ],
+)
 def test_a_record_of_odd_values_is_named_and_costs_nothing(edit, tmp_path):
     record = forgeries.copied("linear", tmp_path)
     if "l2" not in record.line["chosen"]:

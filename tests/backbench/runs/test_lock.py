@@ -51,7 +51,9 @@ def test_a_dead_machine_does_not_block_for_ever(tmp_path):
 
 
 @pytest.mark.parametrize("sign", [os.utime, partial(Path.unlink, missing_ok=True)])
-def test_a_machine_whose_heart_beats_or_that_just_ends_is_left_alone(tmp_path, monkeypatch, sign):
+def test_a_machine_whose_heart_beats_or_that_just_ends_is_left_alone(
+    tmp_path, monkeypatch, sign
+):
     on_another_machine(tmp_path)
     monkeypatch.setattr(time, "sleep", lambda _: sign(tmp_path / lock.LOCK_FILE))
     told = r"process 41 on n7 \(since 2026-01-02 03:04\) is at"
@@ -66,7 +68,9 @@ def test_the_heart_beats_while_the_folder_is_held(tmp_path):
         assert (tmp_path / lock.LOCK_FILE).stat().st_mtime_ns > before
 
 
-def test_without_locks_of_the_file_system_the_process_is_looked_for(tmp_path, monkeypatch):
+def test_without_locks_of_the_file_system_the_process_is_looked_for(
+    tmp_path, monkeypatch
+):
     none = mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     first = holder(tmp_path)
     monkeypatch.setattr(lock.fcntl, "lockf", none)

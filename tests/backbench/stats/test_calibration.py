@@ -30,9 +30,16 @@ def softmax(z):
 
 def record(logits, label, t, manifest="m"):
     """A file of scores in float64, written down independently of `head_scores.compact`."""
-    order = np.argsort(-logits, axis=1, kind="stable")[:, :10]  # of equals the smaller class
+    order = np.argsort(-logits, axis=1, kind="stable")[
+        :, :10
+    ]  # of equals the smaller class
     z = logits - logits.max(1, keepdims=True)
-    out = {"classes": order, "label": label, "manifest": manifest, "temperature": np.asarray(t)}
+    out = {
+        "classes": order,
+        "label": label,
+        "manifest": manifest,
+        "temperature": np.asarray(t),
+    }
     out["logits"] = np.take_along_axis(z, order, 1)
     out["label_logit"] = z[np.arange(len(z)), label]
     for suffix, scaled in (("", z), ("_t", z / t)):
@@ -63,7 +70,9 @@ def loop_aece(conf, right):
 
 
 def loop_aurc(conf, right):
-    errors = [float(np.mean([not right[j] for j in np.flatnonzero(conf == c)])) for c in conf]
+    errors = [
+        float(np.mean([not right[j] for j in np.flatnonzero(conf == c)])) for c in conf
+    ]
     ordered = [e for _, e in sorted(zip(-conf, errors))]
     return np.mean([np.mean(ordered[: i + 1]) for i in range(len(ordered))])
 
@@ -98,7 +107,9 @@ def test_every_metric_is_an_independent_scorers(first, monkeypatch):
         logits32 = torch.tensor(logits, dtype=torch.float64).split(7)
         kept = head_scores.compact(logits32, label.tolist(), t)
         for name, array in kept.items():
-            np.testing.assert_allclose(array, x[name], atol=1e-6, rtol=1e-6, err_msg=name)
+            np.testing.assert_allclose(
+                array, x[name], atol=1e-6, rtol=1e-6, err_msg=name
+            )
 
 
 def test_ece_is_torchmetrics_where_no_confidence_is_on_an_edge():
@@ -117,13 +128,18 @@ def test_edges_belong_to_the_bin_below_and_the_most_confident_bin_counts():
     # 3/15 is of bin (2/15, 3/15], 3/15 + tiny of the next one: two bins, two gaps
     apart = calibration.ece(np.array([0.2, np.nextafter(0.2, 1)]), right)
     assert apart == pytest.approx((0.8 + 0.2) / 2)
-    assert calibration.ece(np.ones(4), np.zeros(4, dtype=bool)) == 1  # conf 1 is not left out
+    assert (
+        calibration.ece(np.ones(4), np.zeros(4, dtype=bool)) == 1
+    )  # conf 1 is not left out
     assert calibration.ece(np.zeros(1), np.ones(1, dtype=bool)) == 1
 
 
 def test_the_order_of_tied_images_does_not_matter():
     conf, right = np.array([0.9, 0.9, 0.9, 0.5]), np.array([True, False, True, False])
-    areas = {calibration.aurc(conf[o], right[o]) for o in map(list, ([0, 1, 2, 3], [1, 3, 2, 0]))}
+    areas = {
+        calibration.aurc(conf[o], right[o])
+        for o in map(list, ([0, 1, 2, 3], [1, 3, 2, 0]))
+    }
     assert len(areas) == 1
 
 
@@ -135,7 +151,9 @@ def test_a_temperature_follows_the_scale_of_the_logits():
     scaled = head_scores.fit_temperature((3 * z).split(64), label.tolist())
     assert scaled == pytest.approx(3 * fitted, rel=1e-5)
     log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    solver = torch.optim.LBFGS([log_t], max_iter=200, tolerance_grad=1e-12, tolerance_change=1e-15)
+    solver = torch.optim.LBFGS(
+        [log_t], max_iter=200, tolerance_grad=1e-12, tolerance_change=1e-15
+    )
 
     def closure():
         solver.zero_grad()

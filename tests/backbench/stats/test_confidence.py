@@ -19,13 +19,17 @@ def test_few_labels_vary_by_draw_and_by_image(name):
     assert 0.95 - 3 * 0.013 <= simulated.covered(name, 500, 0.8, 300) <= 0.99
 
 
-@pytest.mark.parametrize("name", ["top-1", "mean per class", "three seeds", "AP (500 resamples)"])
+@pytest.mark.parametrize(
+    "name", ["top-1", "mean per class", "three seeds", "AP (500 resamples)"]
+)
 def test_equals_are_rarely_called_different(name):
     assert simulated.called(name, 500, 0.8, 250) <= 0.05 + 3 * 0.014
     assert simulated.called(name, 500, 0.7, 20, gap=0.3) >= 0.9
 
 
-@pytest.mark.parametrize("name", ["mean per class", "AP (500 resamples)", "average of twelve"])
+@pytest.mark.parametrize(
+    "name", ["mean per class", "AP (500 resamples)", "average of twelve"]
+)
 def test_intervals_cover(name):
     assert 0.95 - 3 * 0.0126 <= simulated.covered(name, 500, 0.9, 300) <= 0.99
 
@@ -38,7 +42,8 @@ def test_top1_covers(n, share):
 
 
 @pytest.mark.parametrize(
-    ("draws", "least", "most"), [(2, 0.03, 0.055), (3, 0.044, 0.052), (20, 0.049, 0.051)]
+    ("draws", "least", "most"),
+    [(2, 0.03, 0.055), (3, 0.044, 0.052), (20, 0.049, 0.051)],
 )
 @pytest.mark.parametrize("part", [0.05, 0.3, 0.5, 0.8, 0.95])
 def test_few_draws_hold_the_rate_whatever_varies(draws, part, least, most):
@@ -60,7 +65,9 @@ def test_what_draws_and_images_share_counts_once():
     """A mean of N x D independent hits has the variance of so many, not twice as much."""
     x = np.random.default_rng(3).random((20, 5000)) < 0.5
     by_image = float(x.mean(0).var(ddof=1)) / 5000
-    variance, _ = confidence.draws_and_images(x.astype(float), np.full(5000, 1 / 5000), by_image)
+    variance, _ = confidence.draws_and_images(
+        x.astype(float), np.full(5000, 1 / 5000), by_image
+    )
     assert variance == pytest.approx(0.25 / 100_000, rel=0.35)
 
 
@@ -81,7 +88,9 @@ def test_draws_that_agree_by_chance_claim_little(draws):
 def test_the_average_counts_how_little_few_seeds_tell():
     one = (68.0, 72.0)
     ends = (70 - 2 / 12**0.5, 70 + 2 / 12**0.5)
-    assert confidence.of_mean([70.0] * 12, [one] * 12, [np.inf] * 12) == pytest.approx(ends)
+    assert confidence.of_mean([70.0] * 12, [one] * 12, [np.inf] * 12) == pytest.approx(
+        ends
+    )
     # Three seeds: standard errors of 2 / 4.303 each; twelve of them have 48 degrees of freedom
     low, high = confidence.of_mean([70.0] * 12, [one] * 12, [2.0] * 12)
     assert (high - low) / 2 == pytest.approx(2.0106 * 2 / 4.3027 / 12**0.5, rel=1e-3)
@@ -93,14 +102,18 @@ def test_one_seed_has_no_interval():
 
 
 def test_all_right_is_no_certainty():
-    assert confidence.of_hits(np.ones(100, bool)) == pytest.approx((97.53, 100), abs=0.01)
+    assert confidence.of_hits(np.ones(100, bool)) == pytest.approx(
+        (97.53, 100), abs=0.01
+    )
     assert confidence.of_hits(np.zeros(100, bool)) == pytest.approx((0, 2.47), abs=0.01)
     low, high = confidence.of_draws(np.ones((20, 100), bool))
     assert 90 < low < 99
     assert high == 100
     label = np.arange(100) % 7
     for found in (confidence.of_hits, confidence.of_draws):
-        low, high = found(np.ones((20, 100) if found is confidence.of_draws else 100, bool), label)
+        low, high = found(
+            np.ones((20, 100) if found is confidence.of_draws else 100, bool), label
+        )
         assert 90 < low < 99 and high == 100
 
 
@@ -110,7 +123,11 @@ def test_few_label_files_are_compared_over_draws_and_images(tmp_path):
     files = []
     for name, hits in zip("ab", p.drawn(2, 300, 0.6, 20, gap=0.2)):
         prediction = np.where(hits, label, (label + 1) % 10)
-        arrays = {"prediction": prediction, "label": label, "values": 100 * hits.mean(1)}
+        arrays = {
+            "prediction": prediction,
+            "label": label,
+            "values": 100 * hits.mean(1),
+        }
         kept = store.keep_predictions(tmp_path, name, manifest="m", **arrays)
         files.append([tmp_path / kept])
     for metric in ("top1", "mean_per_class"):

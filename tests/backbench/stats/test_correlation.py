@@ -24,8 +24,12 @@ def test_many_pairs_have_a_narrow_interval():
     x = rng.normal(size=400)
     rho, interval = spearman(x, x + rng.normal(size=400))
     assert rho is not None and interval is not None
-    half = 1.96 * math.sqrt((1 + rho**2 / 2) / 397)  # Bonett and Wright's; Pearson's is narrower
-    assert np.arctanh(interval) - np.arctanh(rho) == pytest.approx([-half, half], rel=1e-3)
+    half = 1.96 * math.sqrt(
+        (1 + rho**2 / 2) / 397
+    )  # Bonett and Wright's; Pearson's is narrower
+    assert np.arctanh(interval) - np.arctanh(rho) == pytest.approx(
+        [-half, half], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("pairs", [50, 150])

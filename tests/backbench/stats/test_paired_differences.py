@@ -26,7 +26,10 @@ def called(gap: float, *, mean_per_class: bool, repeats: int) -> tuple[float, fl
 @pytest.mark.parametrize("mean_per_class", [False, True])
 def test_noise_is_called_at_most_one_time_in_twenty(mean_per_class):
     false, covered = called(0.0, mean_per_class=mean_per_class, repeats=600)
-    powers = [called(gap, mean_per_class=mean_per_class, repeats=150)[0] for gap in (0.02, 0.05)]
+    powers = [
+        called(gap, mean_per_class=mean_per_class, repeats=150)[0]
+        for gap in (0.02, 0.05)
+    ]
     assert false <= 0.05 + 2 * 0.009
     assert covered >= 0.93
     assert powers[0] < powers[1]
@@ -79,5 +82,7 @@ def test_one_resample_says_nothing():
 def test_the_highest_of_many_is_one_of_all_pairs():
     assert tied_with_first([0.04]) == 0, "one pair"
     assert tied_with_first([0.9, 0.02]) == 2, "three pairs, so 0.06"
-    assert tied_with_first([0.9, 0.001]) == 1, "who is told apart is out, and the rest is looked at"
+    assert tied_with_first([0.9, 0.001]) == 1, (
+        "who is told apart is out, and the rest is looked at"
+    )
     assert tied_with_first([0.04, 0.001]) == 0, "with one pair left"

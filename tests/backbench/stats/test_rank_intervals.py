@@ -35,7 +35,9 @@ def test_nothing_is_imputed():
     values[4, :12] = strong.mean(0) + 3  # measured on the first half only
     found = of(values)
     assert found.places[4].columns == 12 and found.places[4].rank == 1
-    assert not found.above[[3, 1], [1, 3]].any() and not found.above[[3, 4], [4, 3]].any()
+    assert (
+        not found.above[[3, 1], [1, 3]].any() and not found.above[[3, 4], [4, 3]].any()
+    )
     assert found.above[0, 3]
     assert found.places[3].interval[1] == 5 and found.places[3].interval[0] > 1
 
@@ -43,7 +45,9 @@ def test_nothing_is_imputed():
 def test_a_pair_that_wins_all_and_one_that_swaps():
     rng = np.random.default_rng(1)
     base = rng.uniform(50, 90, 12)
-    values = np.array([base, base + 3 + rng.normal(0, 0.5, 12), base + rng.normal(0, 1, 12)])
+    values = np.array(
+        [base, base + 3 + rng.normal(0, 0.5, 12), base + rng.normal(0, 1, 12)]
+    )
     found = of(values)
     assert found.leaders == [1]
     assert found.places[1].interval == (1, 1) and found.places[1].average == 1.0

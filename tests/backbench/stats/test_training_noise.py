@@ -32,7 +32,9 @@ def test_the_part_of_resamples_is_theirs():
 
 
 def test_noise_is_pooled_by_degrees_of_freedom():
-    noise = training_noise.pooled([Seeds([70, 72, 74], 1.0), Seeds([50, 51], 0.5), Seeds([9], 0)])
+    noise = training_noise.pooled(
+        [Seeds([70, 72, 74], 1.0), Seeds([50, 51], 0.5), Seeds([9], 0)]
+    )
     assert noise.df == 3 and not noise.known
     assert noise.seeds == pytest.approx((2 * 4 + 0.5) / 3)
     assert noise.excess == pytest.approx(noise.seeds - (2 * 1.0 + 0.5) / 3)
@@ -55,12 +57,20 @@ def test_a_difference_of_trainings_is_wider_with_fewer_of_them():
     assert alone.ci95 == pytest.approx(d.ci95, rel=1e-6)
 
 
-@pytest.mark.parametrize(("t", "df", "columns", "apart"), [
-    (2.5, 4, 1, False),
-    (2.5, 1e6, 1, True),
-    (10, 4, 1, True),
-    (0.1, 4, 6, True),  # six columns were trained anew each, so they show it themselves
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("t", "df", "columns", "apart"),
+    [
+        (2.5, 4, 1, False),
+        (2.5, 1e6, 1, True),
+        (10, 4, 1, True),
+        (
+            0.1,
+            4,
+            6,
+            True,
+        ),  # six columns were trained anew each, so they show it themselves
+    ],
+)
 def test_ranks_by_few_columns_weigh_trainings_in_their_units(t, df, columns, apart):
     """A gap of 10 points is `t` standard errors of the difference of two trainings."""
     images = np.random.default_rng(2).normal(0, 1e-3, (2, columns, 300))

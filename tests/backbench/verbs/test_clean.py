@@ -31,11 +31,15 @@ def runs(tmp_path):
     made = Checkpoint(arch="resnet18", method="random", state_dict=trunk)
     made.save(done / "backbone.safetensors")
     torn = a_run(tmp_path / "runs" / "torn", "pretrain")
-    (torn / "backbone.safetensors").write_bytes((done / "backbone.safetensors").read_bytes()[:-100])
+    (torn / "backbone.safetensors").write_bytes(
+        (done / "backbone.safetensors").read_bytes()[:-100]
+    )
     a_run(tmp_path / "runs" / "going", "pretrain")
     detector = a_run(tmp_path / "runs" / "nested" / "detector", "detect")
     store.append(detector, [a_result()])
-    probe = a_run(tmp_path / "runs" / "probe", "linear")  # may hold the state of its next dataset
+    probe = a_run(
+        tmp_path / "runs" / "probe", "linear"
+    )  # may hold the state of its next dataset
     store.append(probe, store.read(detector)[0])
     old, new = done / ".state.pt.abc.tmp", done / ".state.pt.def.tmp"
     (done / "predictions").mkdir()
@@ -63,7 +67,9 @@ def test_what_goes_and_what_stays(runs, capsys):
     assert cli.main(["clean", str(runs), "--yes"]) == 0
     gone = {"done/state.pt", "done/.state.pt.abc.tmp", "nested/detector/state.pt"}
     assert before - files(runs) == gone
-    kept = Checkpoint.load(runs / "done" / "backbone.safetensors").state_dict["bn1.weight"]
+    kept = Checkpoint.load(runs / "done" / "backbone.safetensors").state_dict[
+        "bn1.weight"
+    ]
     assert torch.equal(kept, torch.ones(64))
     assert cli.main(["clean", str(runs), "--yes"]) == 0
     assert "0 B can go" in capsys.readouterr().out
@@ -75,9 +81,15 @@ def test_sizes_and_states(runs):
     finished = {name for name, each in held.items() if each.finished}
     assert finished == {"detector", "done", "probe"} == held.keys() - {"going", "torn"}
     files = [file for file in held["done"].run.rglob("*") if file.is_file()]
-    assert held["done"].size == sum(file.stat().st_blocks * 512 for file in files) > 40_000_000
+    assert (
+        held["done"].size
+        == sum(file.stat().st_blocks * 512 for file in files)
+        > 40_000_000
+    )
     alone = {h.run.name: h.size for h in clean.held([runs])}
-    assert alone == {name: h.size for name, h in held.items()}, "a folder named twice counts once"
+    assert alone == {name: h.size for name, h in held.items()}, (
+        "a folder named twice counts once"
+    )
 
 
 def test_a_damaged_run_file_keeps_everything(runs):

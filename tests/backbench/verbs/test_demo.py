@@ -18,7 +18,13 @@ from backbench.results import store
 from backbench.verbs import demo
 
 pytestmark = pytest.mark.slow
-SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+SIGNALS = (
+    signal.SIGKILL,
+    signal.SIGKILL,
+    signal.SIGINT,
+    signal.SIGKILL,
+    signal.SIGTERM,
+)
 TINY = ("demo", "--size", "tiny", "--out")
 
 
@@ -55,21 +61,36 @@ def whole(tmp_path_factory):
 def test_fills_the_table(whole):
     rows = board(whole)
     assert sorted(row["name"] for row in rows) and len(rows) == len(demo.CHECKPOINTS)
-    assert len({row["checkpoint"] for row in rows}) == len(rows), "five different trunks"
+    assert len({row["checkpoint"] for row in rows}) == len(rows), (
+        "five different trunks"
+    )
     columns = set(rows[0])
-    expected = ["linear/digits/", "fewshot/digits/", "knn/digits/", "semi_10pct/digits/"]
+    expected = [
+        "linear/digits/",
+        "fewshot/digits/",
+        "knn/digits/",
+        "semi_10pct/digits/",
+    ]
     expected += ["calibration/digits/nll@", "calibration/digits/ece_t@"]
     for measured in ("faster_rcnn/scenes:val/bbox", "mask_rcnn/scenes:val/segm"):
         expected += [f"{measured}_{ap}@" for ap in ("AP", "AP50", "AP75")]
-    expected += [f"keypoint_rcnn/scenes:val/keypoints_{ap}@" for ap in ("AP", "AP50", "AP75")]
+    expected += [
+        f"keypoint_rcnn/scenes:val/keypoints_{ap}@" for ap in ("AP", "AP50", "AP75")
+    ]
     for start_of in expected:
         named = [c for c in columns if c.startswith(start_of)]
         assert named, f"no column {start_of}; there are {sorted(columns)}"
         assert any(row[named[0]] for row in rows), f"{named[0]} is empty"
         small = ("-demo-v1", "-tiny-v1", "-tiny-frozen-v1")
-        assert all(c.split("@")[1].removesuffix("+torchvision").endswith(small) for c in named)
+        assert all(
+            c.split("@")[1].removesuffix("+torchvision").endswith(small) for c in named
+        )
     page = (whole / "leaderboard.html").read_text()
-    assert "<table" in page and 'src="http' not in page and 'href="http://fonts' not in page
+    assert (
+        "<table" in page
+        and 'src="http' not in page
+        and 'href="http://fonts' not in page
+    )
 
 
 def test_again_skips_everything_in_seconds_and_makes_the_table(whole):
@@ -101,10 +122,14 @@ def test_killed_in_every_step_ends_with_the_same_numbers(whole, tmp_path):
         if victim is None:
             assert process.returncode == 0
             break
-        time.sleep((0.3, 1.0, 2.5)[attempt % 3])  # as it begins, while it runs, while it writes
+        time.sleep(
+            (0.3, 1.0, 2.5)[attempt % 3]
+        )  # as it begins, while it runs, while it writes
         number = SIGNALS[attempt % len(SIGNALS)]
         process.send_signal(number)
-        if number == signal.SIGKILL and attempt % 2:  # not the demo alone, whose jobs would go on
+        if (
+            number == signal.SIGKILL and attempt % 2
+        ):  # not the demo alone, whose jobs would go on
             for running in _mentioning(str(out)):
                 os.kill(int(running.parent.name), signal.SIGKILL)
         process.wait()  # not for its jobs, which the next demo finds running
@@ -148,4 +173,6 @@ def test_a_rows_command_measures_the_same_value(whole, tmp_path):
         command = [sys.executable, "-m", "backbench", *arguments]
         subprocess.run(command, cwd=cwd, check=True, capture_output=True)
         repeated, _ = store.read(tmp_path / part)
-        assert {(r.column, r.value) for r in repeated} == {(r.column, r.value) for r in rows}
+        assert {(r.column, r.value) for r in repeated} == {
+            (r.column, r.value) for r in rows
+        }

@@ -50,9 +50,20 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     # 1. A ViT's file does not say what it is: one line says what to write, and that line works
     vit = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=32, patch_size=8)
     torch.save(vit.state_dict(), home / "my_vit.pth")
-    line = ["evaluate", "my_resnet.pth", "my_vit.pth", "--data", "mine", "--out", "runs"]
+    line = [
+        "evaluate",
+        "my_resnet.pth",
+        "my_vit.pth",
+        "--data",
+        "mine",
+        "--out",
+        "runs",
+    ]
     assert cli.main(line) == 2
-    assert "my_vit.pth: holds" in (said := capsys.readouterr().err) and "--arch timm:NAME" in said
+    assert (
+        "my_vit.pth: holds" in (said := capsys.readouterr().err)
+        and "--arch timm:NAME" in said
+    )
     line = ["import", "my_vit.pth", "--arch", SMALL, "--out", "vit.safetensors"]
     assert cli.main(line) == 0
     assert "my_vit.pth: the file does not say its pixels; taken are" in caplog.text
@@ -63,7 +74,13 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     assert "plan: nearest neighbours (knn), few labels" in caplog.text
     assert caplog.text.count("is drawn for test, by sha256 of '0 <path>'") == 1
     assert "k [5, 20] instead of [5, 20, 200] of the shipped knn" in caplog.text
-    for word in ("my_resnet  ", "vit  ", "knn/mine/top1_k20@knn-v1~", "logreg/mine", "fewshot/"):
+    for word in (
+        "my_resnet  ",
+        "vit  ",
+        "knn/mine/top1_k20@knn-v1~",
+        "logreg/mine",
+        "fewshot/",
+    ):
         assert word in out
     assert "images, about" in out and "semisup runs" in out
     # linear: 30,000 steps of 256 images, twice; finetune: 20,000 steps, for five rates and the best
@@ -106,10 +123,14 @@ def test_one_set_of_weights_has_one_number_by_every_door(home, monkeypatch):
     doors = {"file": snapshot / "model.safetensors", "name": "timm:test_vit"}
     doors |= {"import": home / "imported.safetensors", "module": model}
     how = {"data": home / "mine", "here": True}
-    found = {d: backbench.evaluate(m, "knn", out=home / d, **how) for d, m in doors.items()}
+    found = {
+        d: backbench.evaluate(m, "knn", out=home / d, **how) for d, m in doors.items()
+    }
     for door, results in found.items():
         numbers = [(row.checkpoint, row.column, row.value) for row in results]
-        assert numbers == [(row.checkpoint, row.column, row.value) for row in found["file"]], door
+        assert numbers == [
+            (row.checkpoint, row.column, row.value) for row in found["file"]
+        ], door
         pixels = results[0].provenance["pixels"]
         assert pixels["mean"] == pixels["std"] == [0.5, 0.5, 0.5], door
     assert "does not say its pixels" in found["import"][0].provenance["pixels"]["from"]
@@ -152,7 +173,10 @@ def test_own_folders_are_shown(tmp_path, capsys):
     said = capsys.readouterr().out
     line = next(line for line in said.splitlines() if line.startswith("mine"))
     assert line.split()[:5] == ["mine", "3", "9", "3", "3"] and "your own" in line
-    assert "half: no folder 'test' or 'val' beside 'train'" in said and "knn-mine" not in said
+    assert (
+        "half: no folder 'test' or 'val' beside 'train'" in said
+        and "knn-mine" not in said
+    )
 
 
 @pytest.fixture
@@ -166,11 +190,18 @@ def wrong(home):
     folder(home / "only" / "train", per_class=3)
     for name in ("a,b", "all", "cifar10"):
         folder(home / name, per_class=3)
-    files = {"notes.txt": "no weights", "packed/photos.zip": "PK", "base.yaml": "base: nobody"}
+    files = {
+        "notes.txt": "no weights",
+        "packed/photos.zip": "PK",
+        "base.yaml": "base: nobody",
+    }
     files |= {"odd.yaml": "base: knn\nkk: [5]", "empty/1percent.txt": "\n"}
     files |= {"lists/1percent.txt": "cat/0.png\n\ncat/999.png\n"}
     files |= {"lists/10percent.txt": "cat/0.png\nbird/1.png\n"}
-    for name, text in {**files, "empty/10percent.txt": "cat/0.png\ncat/0.png\n"}.items():
+    for name, text in {
+        **files,
+        "empty/10percent.txt": "cat/0.png\ncat/0.png\n",
+    }.items():
         (home / name).write_text(text)
     return home
 
@@ -180,38 +211,101 @@ LINEAR = "linear my_resnet.pth --datasets mine --data . --out runs --protocol {}
 SEMISUP = "semisup my_resnet.pth --data . --out runs --percent {}"
 WRONG = [
     ("evaluate nobody.pth --data mine --out runs", "nobody.pth: no such file"),
-    ("evaluate knm my_resnet.pth --data mine --out runs", "knm: no such file, and no task; did"),
-    ("evaluate knn --data mine --out runs", "knn: is a task; name a checkpoint file or timm:NAME"),
-    ("evaluate timm:resnet5 --data mine --out runs", "has no model 'resnet5'; did you mean"),
+    (
+        "evaluate knm my_resnet.pth --data mine --out runs",
+        "knm: no such file, and no task; did",
+    ),
+    (
+        "evaluate knn --data mine --out runs",
+        "knn: is a task; name a checkpoint file or timm:NAME",
+    ),
+    (
+        "evaluate timm:resnet5 --data mine --out runs",
+        "has no model 'resnet5'; did you mean",
+    ),
     ("evaluate notes.txt --data mine --out runs", "notes.txt: "),
-    (EVALUATE.format("", "nowhere"), "--data nowhere: no such folder; give the folder with the im"),
+    (
+        EVALUATE.format("", "nowhere"),
+        "--data nowhere: no such folder; give the folder with the im",
+    ),
     (EVALUATE.format("", "notes.txt"), "--data notes.txt: is a file"),
     (EVALUATE.format("", "packed"), "photos.zip: not readable as a zip file"),
-    (EVALUATE.format("", "flat"), "flat: 1 images lie in no class folder (1.png first); expected"),
+    (
+        EVALUATE.format("", "flat"),
+        "flat: 1 images lie in no class folder (1.png first); expected",
+    ),
     (EVALUATE.format("", "bare"), "bare: no class folders in it; expected"),
     (EVALUATE.format("", "single"), "single: one class folder alone, 'a'; expected"),
-    (EVALUATE.format("", "root"), "root: holds datasets (mine), no classes; name one of them"),
-    (EVALUATE.format("", "only"), "only: no folder 'test' or 'val' beside 'train'; expected"),
-    (EVALUATE.format("", "a,b"), "a dataset's name has no comma and is not 'all'; rename it"),
-    (EVALUATE.format("", "all"), "a dataset's name has no comma and is not 'all'; rename it"),
-    (EVALUATE.format("mask_rcnn --workers 1", "mine"), "mask_rcnn: --accelerator and --workers"),
-    (EVALUATE.format("", "cifar10"), "the name of the known dataset cifar10, and not its files"),
+    (
+        EVALUATE.format("", "root"),
+        "root: holds datasets (mine), no classes; name one of them",
+    ),
+    (
+        EVALUATE.format("", "only"),
+        "only: no folder 'test' or 'val' beside 'train'; expected",
+    ),
+    (
+        EVALUATE.format("", "a,b"),
+        "a dataset's name has no comma and is not 'all'; rename it",
+    ),
+    (
+        EVALUATE.format("", "all"),
+        "a dataset's name has no comma and is not 'all'; rename it",
+    ),
+    (
+        EVALUATE.format("mask_rcnn --workers 1", "mine"),
+        "mask_rcnn: --accelerator and --workers",
+    ),
+    (
+        EVALUATE.format("", "cifar10"),
+        "the name of the known dataset cifar10, and not its files",
+    ),
     (EVALUATE.format("", "one"), "one/a: class folder without images"),
     (EVALUATE.format("knn@nobody", "mine"), "no recipe 'nobody'"),
-    (EVALUATE.format("finetune@finetune,semisup", "mine"), "no recipe 'finetune,semisup'"),
+    (
+        EVALUATE.format("finetune@finetune,semisup", "mine"),
+        "no recipe 'finetune,semisup'",
+    ),
     (EVALUATE.format("knn/other", "."), "other: no such folder; expected"),
-    ("evaluate my_resnet.pth --data mine --out notes.txt", "notes.txt: is a file; --out needs"),
-    (LINEAR.format("knn"), "k = 200 neighbours of 48 images; write --protocol knn k=5,20"),
-    (LINEAR.format("knn kk=5"), "--protocol knn kk=5: unknown key 'kk'; did you mean 'k'"),
-    (LINEAR.format("knn k=5,many"), "--protocol knn k=5,many: 'k[1]' must be a whole number"),
-    (LINEAR.format("own k=5"), "'k=5' after --protocol own: each checkpoint has another; name one"),
+    (
+        "evaluate my_resnet.pth --data mine --out notes.txt",
+        "notes.txt: is a file; --out needs",
+    ),
+    (
+        LINEAR.format("knn"),
+        "k = 200 neighbours of 48 images; write --protocol knn k=5,20",
+    ),
+    (
+        LINEAR.format("knn kk=5"),
+        "--protocol knn kk=5: unknown key 'kk'; did you mean 'k'",
+    ),
+    (
+        LINEAR.format("knn k=5,many"),
+        "--protocol knn k=5,many: 'k[1]' must be a whole number",
+    ),
+    (
+        LINEAR.format("own k=5"),
+        "'k=5' after --protocol own: each checkpoint has another; name one",
+    ),
     (LINEAR.format("base.yaml"), "base 'nobody' is not there (looked for"),
     (LINEAR.format("odd.yaml"), "odd.yaml: unknown key 'kk'"),
     (SEMISUP.format("1"), "measures on a published list of imagenet; give --lists DIR"),
-    (SEMISUP.format("1 --dataset mine --lists lists"), "1percent.txt:3: 'cat/999.png' is not"),
-    (SEMISUP.format("10 --dataset mine --lists lists"), "10percent.txt:2: 'bird/1.png' has a"),
-    (SEMISUP.format("1 --dataset mine --lists empty"), "1percent.txt: the list is empty; write an"),
-    (SEMISUP.format("10 --dataset mine --lists empty"), "10percent.txt:2: 'cat/0.png' is listed"),
+    (
+        SEMISUP.format("1 --dataset mine --lists lists"),
+        "1percent.txt:3: 'cat/999.png' is not",
+    ),
+    (
+        SEMISUP.format("10 --dataset mine --lists lists"),
+        "10percent.txt:2: 'bird/1.png' has a",
+    ),
+    (
+        SEMISUP.format("1 --dataset mine --lists empty"),
+        "1percent.txt: the list is empty; write an",
+    ),
+    (
+        SEMISUP.format("10 --dataset mine --lists empty"),
+        "10percent.txt:2: 'cat/0.png' is listed",
+    ),
     (SEMISUP.format("1 --dataset nothing"), "nothing: no such folder; expected"),
 ]
 
@@ -221,34 +315,68 @@ def test_a_mistake_is_one_line_that_names_it(wrong, capsys):
         assert cli.main(line.split()) == 2, line
         error = capsys.readouterr().err.strip()
         assert expected in error, f"{line}\n{error}"
-        assert len([text for text in error.splitlines() if text.startswith("backbench: ")]) == 1
-        assert "fault of backbench" not in error and len(error.splitlines()[-1]) < 800, error
+        assert (
+            len([text for text in error.splitlines() if text.startswith("backbench: ")])
+            == 1
+        )
+        assert (
+            "fault of backbench" not in error and len(error.splitlines()[-1]) < 800
+        ), error
     assert not list(wrong.glob("runs/**/results.jsonl"))
 
 
-def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(home, caplog, capsys):
+def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
+    home, caplog, capsys
+):
     caplog.set_level("INFO")
     (home / "mine.yaml").write_text("base: knn_demo\nk: [3]\n")
-    (home / "knn.yaml").write_text("base: knn\nk: [3]\ngeometry: {resize: 32, crop: 32}\n")
-    line = ["linear", "--protocol", "knn_demo", "k=3", "my_resnet.pth", "--datasets", "mine"]
+    (home / "knn.yaml").write_text(
+        "base: knn\nk: [3]\ngeometry: {resize: 32, crop: 32}\n"
+    )
+    line = [
+        "linear",
+        "--protocol",
+        "knn_demo",
+        "k=3",
+        "my_resnet.pth",
+        "--datasets",
+        "mine",
+    ]
     assert cli.main([*line, "--data", ".", "--out", "a"]) == 0
     said = "--protocol knn_demo: k [3] instead of [5, 20] of the shipped knn_demo; its columns"
     assert said in caplog.text
     caplog.clear()
     words = ["my_resnet.pth", "--datasets", "mine", "--data", "."]
     assert cli.main(["linear", *words, "--out", "b", "--protocol", "mine.yaml"]) == 0
-    assert "k [3] instead of [5, 20] of the shipped knn_demo; its columns" in caplog.text
+    assert (
+        "k [3] instead of [5, 20] of the shipped knn_demo; its columns" in caplog.text
+    )
     a, b = (rows_of(home / run) for run in "ab")
-    assert [(row.column, row.value) for row in a] == [(row.column, row.value) for row in b]
+    assert [(row.column, row.value) for row in a] == [
+        (row.column, row.value) for row in b
+    ]
     caplog.clear()
     assert cli.main(["linear", *words, "--out", "c", "--protocol", "knn.yaml"]) == 0
     assert "geometry.resize 32 instead of 256" in caplog.text
     # A list of labels is drawn: 2 of each class at least, the same for every checkpoint
     more = ["length.epochs=1", "augment.size=32", "head_lr=0.01", "batch_size=4"]
     more = [f"parts.10.{more[0]}", *more[1:], "geometry.resize=32", "geometry.crop=32"]
-    semisup = ["semisup", "my_resnet.pth", "--percent", "10", "--dataset", "mine", *more]
-    assert cli.main([*semisup, "--data", ".", "--out", "d"]) == 0, capsys.readouterr().err
+    semisup = [
+        "semisup",
+        "my_resnet.pth",
+        "--percent",
+        "10",
+        "--dataset",
+        "mine",
+        *more,
+    ]
+    assert cli.main([*semisup, "--data", ".", "--out", "d"]) == 0, (
+        capsys.readouterr().err
+    )
     assert "no --lists, so 6 of 48 labels are drawn" in caplog.text
     (row,) = rows_of(home / "d")
-    assert row.dataset == "mine" and "6 labelled images from a list" in row.provenance["notes"][-1]
+    assert (
+        row.dataset == "mine"
+        and "6 labelled images from a list" in row.provenance["notes"][-1]
+    )
     assert row.provenance["images"] == {"train": 3, "val": 3, "test": 12}

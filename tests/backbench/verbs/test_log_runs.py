@@ -35,7 +35,9 @@ def scalars(folder):
     read = event_accumulator.EventAccumulator(str(folder))
     read.Reload()
     scalars = {name: read.Scalars(name) for name in read.Tags()["scalars"]}
-    return {name: [(e.step, round(e.value, 4)) for e in es] for name, es in scalars.items()}
+    return {
+        name: [(e.step, round(e.value, 4)) for e in es] for name, es in scalars.items()
+    }
 
 
 def test_tensorboard_shows_steps_and_numbers_once(runs, caplog):
@@ -49,7 +51,11 @@ def test_tensorboard_shows_steps_and_numbers_once(runs, caplog):
     # What is new is sent by the next call, and nothing else
     Metrics(runs / "pretrain", from_step=20).write(20, loss=1.0, lr=0.1)
     assert log(runs, "tensorboard") == 0
-    assert scalars(runs / "pretrain" / "tensorboard")["loss"] == [(0, 4.0), (10, 3.0), (20, 1.0)]
+    assert scalars(runs / "pretrain" / "tensorboard")["loss"] == [
+        (0, 4.0),
+        (10, 3.0),
+        (20, 1.0),
+    ]
 
 
 def logger(name):
@@ -66,7 +72,12 @@ def test_the_others_are_called_for_every_step_and_number(runs, monkeypatch, to):
     for _ in range(2):
         assert log(runs, to) == 0
     said = repr(module.mock_calls)
-    assert said.count("'loss': 4.0") == said.count("'loss': 3.0") == said.count("91.25") == 1
+    assert (
+        said.count("'loss': 4.0")
+        == said.count("'loss': 3.0")
+        == said.count("91.25")
+        == 1
+    )
     assert "mine" in said and "linear" in said
 
 
@@ -89,11 +100,21 @@ def test_a_logger_that_fails_is_one_line_and_is_asked_again(runs, monkeypatch, c
     assert not list(runs.rglob("logged.json"))
 
 
-@pytest.mark.parametrize("of_tensorboard", [
-    None, '"x"', '{"step": 1}', '{"step": "a", "numbers": []}', '{"step": 1e999, "numbers": []}',
-    '{"step": 1, "numbers": 3}', "}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "of_tensorboard",
+    [
+        None,
+        '"x"',
+        '{"step": 1}',
+        '{"step": "a", "numbers": []}',
+        '{"step": 1e999, "numbers": []}',
+        '{"step": 1, "numbers": 3}',
+        "}",
+    ],
+)
 def test_a_damaged_note_is_named(runs, bad_input, of_tensorboard):
     note = f'{{"tensorboard": {of_tensorboard}}}' if of_tensorboard else "[1]"
     (runs / "linear" / "logged.json").write_text(note)
-    bad_input(log(runs, "tensorboard"), "logged.json: damaged; remove it to send all again")
+    bad_input(
+        log(runs, "tensorboard"), "logged.json: damaged; remove it to send all again"
+    )

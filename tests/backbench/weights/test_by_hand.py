@@ -31,7 +31,9 @@ def attention(x, file, at, heads):
     n, t, width = x.shape
     qkv = x @ file[f"{at}.qkv.weight"].T + file[f"{at}.qkv.bias"]
     # Three thirds, queries first, each of whole heads
-    parts = (part.reshape(n, t, heads, width // heads) for part in np.split(qkv, 3, axis=-1))
+    parts = (
+        part.reshape(n, t, heads, width // heads) for part in np.split(qkv, 3, axis=-1)
+    )
     q, k, v = (part.transpose(0, 2, 1, 3) for part in parts)
     logits = q @ k.transpose(0, 1, 3, 2) / math.sqrt(width // heads)
     shares = np.exp(logits - logits.max(-1, keepdims=True))
@@ -59,7 +61,11 @@ def layers(file, images, heads):
         inner = layer_norm(x, *norms[1]) @ file[f"{block}.mlp.fc1.weight"].T
         inner = inner + file[f"{block}.mlp.fc1.bias"]
         inner = inner * (1 + _erf(inner / math.sqrt(2))) / 2
-        x = x + inner @ file[f"{block}.mlp.fc2.weight"].T + file[f"{block}.mlp.fc2.bias"]
+        x = (
+            x
+            + inner @ file[f"{block}.mlp.fc2.weight"].T
+            + file[f"{block}.mlp.fc2.bias"]
+        )
         out.append(x)
     return [layer_norm(x, file["norm.weight"], file["norm.bias"]) for x in out]
 
@@ -70,7 +76,9 @@ FILES = {
     fx.moco_v3: ("state_dict", "module.base_encoder.", 1),
     fx.ibot: ("state_dict", "", 4),
 }
-maker_of = pytest.mark.parametrize("maker", [pytest.param(m, id=m.__name__) for m in FILES])
+maker_of = pytest.mark.parametrize(
+    "maker", [pytest.param(m, id=m.__name__) for m in FILES]
+)
 
 
 def drawn(arch):
@@ -92,10 +100,16 @@ def difference(maker, of, heads, tmp_path, **said):
     torch.save(made, tmp_path / "file.pth")
     checkpoint = importing.read(tmp_path / "file.pth", **said)
     table, prefix, last = FILES[maker]
-    file = {k.removeprefix(prefix): v for k, v in made[table].items() if k.startswith(prefix)}
+    file = {
+        k.removeprefix(prefix): v
+        for k, v in made[table].items()
+        if k.startswith(prefix)
+    }
     file = {key: value.double().numpy() for key, value in file.items()}
     trunk = checkpoint.backbone().eval()
-    images = torch.randn(2, 3, trunk.size, trunk.size, generator=torch.Generator().manual_seed(1))
+    images = torch.randn(
+        2, 3, trunk.size, trunk.size, generator=torch.Generator().manual_seed(1)
+    )
     every = layers(file, images.double().numpy(), heads)
     expected = np.concatenate([one[:, 0] for one in every[-last:]], axis=1)
     with torch.no_grad():

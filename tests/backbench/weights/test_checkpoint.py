@@ -24,7 +24,10 @@ def make(trunk, **changes):
 
 
 def test_saved_and_loaded_without_a_difference(trunk, tmp_path):
-    heads = {"projector.0.weight": torch.randn(3, 4), "projector.1.steps": torch.tensor(7)}
+    heads = {
+        "projector.0.weight": torch.randn(3, 4),
+        "projector.1.steps": torch.tensor(7),
+    }
     pixels = Pixels((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "BGR")
     provenance = {"name": "Demo, 5 epochs", "recipe": {"optim": {"lr": 0.1}}}
     original = make(trunk, epochs=5, heads=heads, pixels=pixels, provenance=provenance)
@@ -34,13 +37,18 @@ def test_saved_and_loaded_without_a_difference(trunk, tmp_path):
     about = (loaded.name, loaded.epochs, loaded.pixels, loaded.stem)
     assert about == ("Demo, 5 epochs", 5, original.pixels, "imagenet")
     assert loaded.provenance == original.provenance
-    for mine, theirs in ((loaded.state_dict, original.state_dict), (loaded.heads, original.heads)):
+    for mine, theirs in (
+        (loaded.state_dict, original.state_dict),
+        (loaded.heads, original.heads),
+    ):
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[key], value) for key, value in theirs.items())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.safetensors"]
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        assert torch.equal(loaded.backbone().eval()(images), original.backbone().eval()(images))
+        assert torch.equal(
+            loaded.backbone().eval()(images), original.backbone().eval()(images)
+        )
 
 
 def test_digest_is_sha256_over_sorted_names_shapes_and_bytes(trunk):
@@ -51,7 +59,10 @@ def test_digest_is_sha256_over_sorted_names_shapes_and_bytes(trunk):
             sha.update(f"{name} {shape}\n".encode() + trunk[name].numpy().tobytes())
     assert make(trunk).digest == sha.hexdigest()
     shuffled = dict(reversed(trunk.items()))
-    assert make(shuffled, method="other", heads={"a": torch.ones(1)}).digest == sha.hexdigest()
+    assert (
+        make(shuffled, method="other", heads={"a": torch.ones(1)}).digest
+        == sha.hexdigest()
+    )
     counted = trunk | {"bn1.num_batches_tracked": torch.tensor(99)}
     assert make(counted).digest == sha.hexdigest()
     moved = trunk | {"bn1.running_mean": trunk["bn1.running_mean"] + 1e-7}
@@ -64,11 +75,17 @@ def test_only_absent_counters_are_forgiven(trunk):
     assert len(made.state_dict) == len(trunk_shapes("resnet18")) == 120
     assert made.state_dict["bn1.num_batches_tracked"].dtype == torch.int64
     without = {k: v for k, v in bare.items() if k != "layer1.0.bn1.running_mean"}
-    with pytest.raises(BadInput, match=r"1 of 120 tensors missing: layer1\.0\.bn1\.running_mean"):
+    with pytest.raises(
+        BadInput, match=r"1 of 120 tensors missing: layer1\.0\.bn1\.running_mean"
+    ):
         make(without)
-    with pytest.raises(BadInput, match=r"1 of 120 tensors not part of the trunk: fc\.weight"):
+    with pytest.raises(
+        BadInput, match=r"1 of 120 tensors not part of the trunk: fc\.weight"
+    ):
         make(bare | {"fc.weight": torch.ones(2)})
-    said = r"of the wrong shape: conv1\.weight \(64, 3, 7, 7\) instead of \(64, 3, 3, 3\)"
+    said = (
+        r"of the wrong shape: conv1\.weight \(64, 3, 7, 7\) instead of \(64, 3, 3, 3\)"
+    )
     with pytest.raises(BadInput, match=said):
         make(bare, stem="conv3")
     with pytest.raises(BadInput, match=r"missing: .* and \d+ more"):
@@ -78,11 +95,15 @@ def test_only_absent_counters_are_forgiven(trunk):
 
 
 def test_values_become_float32_on_the_cpu(trunk):
-    half = {k: v.to(torch.float16) if v.is_floating_point() else v for k, v in trunk.items()}
+    half = {
+        k: v.to(torch.float16) if v.is_floating_point() else v for k, v in trunk.items()
+    }
     fitted = make(half).state_dict
     assert fitted["conv1.weight"].dtype == torch.float32
     assert torch.equal(fitted["conv1.weight"], half["conv1.weight"].float())
-    sideways = trunk | {"layer1.0.conv1.weight": trunk["layer1.0.conv1.weight"].transpose(0, 1)}
+    sideways = trunk | {
+        "layer1.0.conv1.weight": trunk["layer1.0.conv1.weight"].transpose(0, 1)
+    }
     assert make(sideways).state_dict["layer1.0.conv1.weight"].is_contiguous()
 
 
@@ -98,20 +119,29 @@ def rewritten(path, change, tensors=None):
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda about: about.update(schema=2), "checkpoint schema 2; this version reads 1"),
-    (lambda about: about.pop("pixels"), "header is incomplete"),
-    (lambda about: about.update(digest="0" * 64), "do not match the digest"),
-    (lambda about: about.update(arch="resnet34"), "tensors missing"),
-    (lambda about: about.update(arch="vgg"), "unknown architecture 'vgg'"),
-    (lambda about: about["pixels"].update(std=[0.2, 0.0, 0.2]), "std"),
-    (lambda about: about["pixels"].update(mean=[0.5, 0.5, 1e999]), "mean"),
-    (lambda about: about.update(method="a\nb"), "control character"),
-    (lambda about: about.update(method=["a"]), "method"),
-    (lambda about: about.update(epochs=1.5), "epochs"),
-    (lambda about: about.update(provenance=[]), "header"),
-    (lambda about: about.update(provenance={"name": "\x1b[2J"}), "control character"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda about: about.update(schema=2),
+            "checkpoint schema 2; this version reads 1",
+        ),
+        (lambda about: about.pop("pixels"), "header is incomplete"),
+        (lambda about: about.update(digest="0" * 64), "do not match the digest"),
+        (lambda about: about.update(arch="resnet34"), "tensors missing"),
+        (lambda about: about.update(arch="vgg"), "unknown architecture 'vgg'"),
+        (lambda about: about["pixels"].update(std=[0.2, 0.0, 0.2]), "std"),
+        (lambda about: about["pixels"].update(mean=[0.5, 0.5, 1e999]), "mean"),
+        (lambda about: about.update(method="a\nb"), "control character"),
+        (lambda about: about.update(method=["a"]), "method"),
+        (lambda about: about.update(epochs=1.5), "epochs"),
+        (lambda about: about.update(provenance=[]), "header"),
+        (
+            lambda about: about.update(provenance={"name": "\x1b[2J"}),
+            "control character",
+        ),
+    ],
+)
 def test_a_changed_header_is_refused(change, message, trunk, tmp_path):
     path = tmp_path / "x.safetensors"
     make(trunk).save(path)

@@ -32,7 +32,9 @@ def export(kept, tmp_path):
     """The exit status of the command on a checkpoint, and the file that it is to make."""
     kept.save(tmp_path / "x.safetensors")
     words = ["export", tmp_path / "x.safetensors", "--format", "detectron2", "--out"]
-    return cli.main(list(map(str, [*words, tmp_path / "out.pkl"]))), tmp_path / "out.pkl"
+    return cli.main(
+        list(map(str, [*words, tmp_path / "out.pkl"]))
+    ), tmp_path / "out.pkl"
 
 
 def exported(arch, tmp_path, **changes):
@@ -50,7 +52,9 @@ def test_names_are_a_total_map(arch):
     assert len(theirs) == len(ours)
     for prefix in ("", "backbone.bottom_up."):
         found = trunks_of({f"{prefix}{key}": value for key, value in theirs.items()})
-        assert [(each.arch, each.missing, each.extra) for each in found] == [(arch, [], ())]
+        assert [(each.arch, each.missing, each.extra) for each in found] == [
+            (arch, [], ())
+        ]
         assert found[0].keys.keys() == ours.keys()
     del theirs["res3.0.shortcut.norm.running_var"]
     assert trunks_of(theirs)[0].missing == ["layer2.0.downsample.1.running_var"]
@@ -66,9 +70,14 @@ def test_there_and_back(tmp_path, capsys):
     source, out = exported(arch, tmp_path, pixels=pixels)
     assert "MODEL.PIXEL_MEAN [25.500,51.000,76.500]" in capsys.readouterr().out
     content = pickle.loads(out.read_bytes())
-    assert (content["__author__"], content["matching_heuristics"]) == ("backbench", True)
+    assert (content["__author__"], content["matching_heuristics"]) == (
+        "backbench",
+        True,
+    )
     assert content["backbench"]["pixels"]["input_format"] == "BGR"
-    assert content["backbench"]["pixels"]["pixel_std"] == pytest.approx([102, 127.5, 153])
+    assert content["backbench"]["pixels"]["pixel_std"] == pytest.approx(
+        [102, 127.5, 153]
+    )
     assert len(content["model"]) == len(trunk_shapes(arch))
     back = importing.read(out)
     about = (back.digest, back.name, back.pixels, back.epochs)
@@ -76,7 +85,10 @@ def test_there_and_back(tmp_path, capsys):
     assert back.provenance == source.provenance
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        stages = [source.backbone().eval().stages(images), back.backbone().eval().stages(images)]
+        stages = [
+            source.backbone().eval().stages(images),
+            back.backbone().eval().stages(images),
+        ]
     assert [float((a - b).abs().max()) for a, b in zip(*stages)] == [0.0] * 4
 
 
@@ -90,7 +102,9 @@ def test_a_changed_file_is_noticed(tmp_path):
     for key in ("pixels", "name"):
         said = {k: v for k, v in content["backbench"].items() if k != key}
         out.write_bytes(pickle.dumps({**content, "backbench": said}))
-        with pytest.raises(BadInput, match=rf"header is incomplete \(KeyError\('{key}'\)\)"):
+        with pytest.raises(
+            BadInput, match=rf"header is incomplete \(KeyError\('{key}'\)\)"
+        ):
             importing.read(out)
 
 
@@ -120,20 +134,26 @@ def detectron2_stages(arch, file, *, stride_in_1x1=False, norm="BN"):
     config = get_cfg()
     config.MODEL.DEVICE = "cpu"
     config.MODEL.RESNETS.DEPTH = int(arch.removeprefix("resnet"))
-    config.MODEL.RESNETS.RES2_OUT_CHANNELS = 64 if arch in ("resnet18", "resnet34") else 256
+    config.MODEL.RESNETS.RES2_OUT_CHANNELS = (
+        64 if arch in ("resnet18", "resnet34") else 256
+    )
     config.MODEL.RESNETS.OUT_FEATURES = ["res2", "res3", "res4", "res5"]
     config.MODEL.RESNETS.NORM = norm
     config.MODEL.RESNETS.STRIDE_IN_1X1 = stride_in_1x1
     config.MODEL.BACKBONE.FREEZE_AT = 0
     backbone = build_resnet_backbone(config, ShapeSpec(channels=3))
-    model = torch.nn.ModuleDict({"backbone": torch.nn.ModuleDict({"bottom_up": backbone})})
+    model = torch.nn.ModuleDict(
+        {"backbone": torch.nn.ModuleDict({"bottom_up": backbone})}
+    )
     DetectionCheckpointer(model).load(str(file))
     backbone.eval()
     return (lambda images: list(backbone(images).values())), backbone
 
 
 @needs_detectron2
-@pytest.mark.parametrize("arch", [pytest.param("resnet18", marks=pytest.mark.slow), "resnet50"])
+@pytest.mark.parametrize(
+    "arch", [pytest.param("resnet18", marks=pytest.mark.slow), "resnet50"]
+)
 def test_detectron2_computes_the_same_c2_to_c5(arch, tmp_path):
     source, out = exported(arch, tmp_path)
     stages, backbone = detectron2_stages(arch, out)
@@ -143,10 +163,14 @@ def test_detectron2_computes_the_same_c2_to_c5(arch, tmp_path):
     assert all(torch.equal(loaded[k], v) for k, v in source.state_dict.items())
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        found = zip(source.backbone().eval().stages(images), stages(images), strict=True)
+        found = zip(
+            source.backbone().eval().stages(images), stages(images), strict=True
+        )
         differences = [float((a - b).abs().max()) for a, b in found]
     assert differences == [0.0] * 4
-    if arch == "resnet50":  # another convolution's stride loads without a word; the features tell
+    if (
+        arch == "resnet50"
+    ):  # another convolution's stride loads without a word; the features tell
         wrong, _ = detectron2_stages(arch, out, stride_in_1x1=True)
         with torch.no_grad():
             pairs = list(zip(source.backbone().eval().stages(images), wrong(images)))
@@ -165,7 +189,9 @@ def test_what_detectron2_saves_comes_back(tmp_path):
 
     source, out = exported("resnet18", tmp_path)
     _, backbone = detectron2_stages("resnet18", out)
-    model = torch.nn.ModuleDict({"backbone": torch.nn.ModuleDict({"bottom_up": backbone})})
+    model = torch.nn.ModuleDict(
+        {"backbone": torch.nn.ModuleDict({"bottom_up": backbone})}
+    )
     DetectionCheckpointer(model, str(tmp_path)).save("model_final", iteration=9)
     back = importing.read(tmp_path / "model_final.pth", name="after detection")
     assert back.digest == source.digest
@@ -177,7 +203,9 @@ TOOL = Path(__file__).parents[3] / "tools" / "convert_to_d2.py"
 
 def run(*arguments):
     command = [sys.executable, str(TOOL), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.slow
@@ -190,9 +218,15 @@ def test_converts_any_importable_file_and_refuses_others(tmp_path):
     assert "STRIDE_IN_1X1 False" in done.stdout
     content = pickle.loads((tmp_path / "out.pkl").read_bytes())
     assert len(content["model"]) == 120
-    original, back = importing.read(tmp_path / "moco.pth.tar"), importing.read(tmp_path / "out.pkl")
+    original, back = (
+        importing.read(tmp_path / "moco.pth.tar"),
+        importing.read(tmp_path / "out.pkl"),
+    )
     assert (back.digest, back.name, back.epochs) == (original.digest, "moco", 200)
-    torch.save({k.replace("layer4", "layer5"): v for k, v in state.items()}, tmp_path / "bad.pth")
+    torch.save(
+        {k.replace("layer4", "layer5"): v for k, v in state.items()},
+        tmp_path / "bad.pth",
+    )
     done = run(tmp_path / "bad.pth", tmp_path / "bad.pkl")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "missing: module.encoder_q.layer4.0.conv1.weight" in done.stderr

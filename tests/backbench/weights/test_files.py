@@ -28,7 +28,11 @@ def refused(path, capsys, *words):
     before = sorted(path.parent.iterdir())
     out = path.parent / "out.safetensors"
     export = ["export", str(path), "--format", "detectron2", "--out", str(out)]
-    for command in (["inspect", str(path)], ["import", str(path), "--out", str(out)], export):
+    for command in (
+        ["inspect", str(path)],
+        ["import", str(path), "--out", str(out)],
+        export,
+    ):
         assert cli.main(command) == 2
         line = capsys.readouterr().err
         assert line.count("\n") == 1, line
@@ -96,7 +100,9 @@ def test_allowed_names_stand_for_inert_values():
     assert STAND_INS["builtins.getattr"](os, "system") is not os.system
 
 
-def test_torch_names_that_weights_only_allows_cannot_make_a_tensor_from_nothing(tmp_path, capsys):
+def test_torch_names_that_weights_only_allows_cannot_make_a_tensor_from_nothing(
+    tmp_path, capsys
+):
     class Liar:
         """A tensor that claims a hundred thousand times more elements than its storage has."""
 
@@ -107,26 +113,36 @@ def test_torch_names_that_weights_only_allows_cannot_make_a_tensor_from_nothing(
             return torch._utils._rebuild_tensor_v2, arguments
 
     for legacy in (False, True):
-        refused(torch_file({"a": Liar()}, tmp_path / "x.pth", legacy=legacy), capsys, "damaged")
+        refused(
+            torch_file({"a": Liar()}, tmp_path / "x.pth", legacy=legacy),
+            capsys,
+            "damaged",
+        )
 
 
 def test_zip_bombs(tmp_path, capsys):
     source = torch_file({"a": torch.zeros(1 << 20)}, tmp_path / "source.pth")
-    bomb = rezipped(source, tmp_path / "packed.pth", lambda _, data: (data, zipfile.ZIP_DEFLATED))
+    bomb = rezipped(
+        source, tmp_path / "packed.pth", lambda _, data: (data, zipfile.ZIP_DEFLATED)
+    )
     assert bomb.stat().st_size < source.stat().st_size / 50
     refused(bomb, capsys, "compressed", "zip bomb")
     # every record of the central directory points to the same bytes
     data = source.read_bytes()
     overlapping = tmp_path / "overlap.pth"
     with zipfile.ZipFile(source) as archive:
-        names = [info for info in archive.infolist() if info.filename.endswith("data/0")]
+        names = [
+            info for info in archive.infolist() if info.filename.endswith("data/0")
+        ]
         start = archive.start_dir
     entry_at = data.index(names[0].filename.encode(), start) - 46
     entry_end = entry_at + 46 + sum(struct.unpack_from("<HHH", data, entry_at + 28))
     after = data[entry_end : data.index(b"PK\x05\x06", start)]
     entries = data[start:entry_at] + data[entry_at:entry_end] * 20 + after
     count = entries.count(b"PK\x01\x02")
-    end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, count, count, len(entries), start, 0)
+    end = struct.pack(
+        "<4sHHHHIIH", b"PK\x05\x06", 0, 0, count, count, len(entries), start, 0
+    )
     overlapping.write_bytes(data[:start] + entries + end)
     refused(overlapping, capsys, "overlap")
 
@@ -134,7 +150,9 @@ def test_zip_bombs(tmp_path, capsys):
 def test_deeply_nested_and_self_similar_pickles(tmp_path, capsys):
     layer = ["x"]
     for _ in range(18):
-        layer = [layer] * 50  # 50**18 items when written out, a few hundred bytes in the file
+        layer = [
+            layer
+        ] * 50  # 50**18 items when written out, a few hundred bytes in the file
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"model": layer, "__author__": "x"}))
     with pytest.raises(BadInput, match="no trunk in it"):
         importing.read(tmp_path / "x.pkl")
@@ -187,14 +205,18 @@ def test_wrong_endian_files(tmp_path, capsys):
         return (b"big" if name.endswith("byteorder") else data), zipfile.ZIP_STORED
 
     refused(rezipped(source, tmp_path / "big.pth", big), capsys, "big-endian")
-    legacy = torch_file({"a": torch.ones(3)}, tmp_path / "legacy.pth", legacy=True).read_bytes()
+    legacy = torch_file(
+        {"a": torch.ones(3)}, tmp_path / "legacy.pth", legacy=True
+    ).read_bytes()
     at = legacy.index(b"little_endian") + len(b"little_endian")
     position = legacy.index(b"\x88", at)  # the pickled True that follows
     path = tmp_path / "legacy_big.pth"
     path.write_bytes(legacy[:position] + b"\x89" + legacy[position + 1 :])
     refused(path, capsys, "big-endian")
     path = tmp_path / "x.pkl"
-    path.write_bytes(pickle.dumps({"model": {"a": np.ones(3, ">f4")}, "__author__": "x"}))
+    path.write_bytes(
+        pickle.dumps({"model": {"a": np.ones(3, ">f4")}, "__author__": "x"})
+    )
     refused(path, capsys, "big-endian")
     path = tmp_path / "x.safetensors"
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
@@ -202,15 +224,18 @@ def test_wrong_endian_files(tmp_path, capsys):
     refused(path, capsys, "big-endian")
 
 
-@pytest.mark.parametrize(("content", "word"), [
-    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "LFS"),
-    (b"<!DOCTYPE html><html><head><title>404</title>", "web page"),
-    (b"\x1f\x8b\x08\x00aaaaaaaaaaaa", "gzip"),
-    (b"\x89HDF\r\n\x1a\n", "HDF5"),
-    (b"just some text\n" * 10, "not a readable weight file"),
-    (b"\x80\x04.", "damaged"),
-    pytest.param(np.random.default_rng(0).bytes(1000), "", id="noise"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "LFS"),
+        (b"<!DOCTYPE html><html><head><title>404</title>", "web page"),
+        (b"\x1f\x8b\x08\x00aaaaaaaaaaaa", "gzip"),
+        (b"\x89HDF\r\n\x1a\n", "HDF5"),
+        (b"just some text\n" * 10, "not a readable weight file"),
+        (b"\x80\x04.", "damaged"),
+        pytest.param(np.random.default_rng(0).bytes(1000), "", id="noise"),
+    ],
+)
 def test_other_files_are_named_for_what_they_are(content, word, tmp_path, capsys):
     path = tmp_path / "x.pth"
     path.write_bytes(content)
@@ -305,16 +330,28 @@ print(good)
 
 def test_a_thousand_mutated_files(tmp_path):
     """Small files of each container: a report or one line; nothing is run, nothing else read."""
-    tiny = {k: torch.randn(2, 2) for k in list(fx.known_resnet("resnet18").state_dict())[:40]}
-    content = {"epoch": 3, "arch": "resnet18", "state_dict": tiny, "optimizer": fx.sgd_state()}
+    tiny = {
+        k: torch.randn(2, 2)
+        for k in list(fx.known_resnet("resnet18").state_dict())[:40]
+    }
+    content = {
+        "epoch": 3,
+        "arch": "resnet18",
+        "state_dict": tiny,
+        "optimizer": fx.sgd_state(),
+    }
     for legacy in (False, True):
         torch_file(content, tmp_path / f"{legacy}.pth", legacy=legacy)
     arrays = {"model": {k: v.numpy() for k, v in tiny.items()}, "__author__": "x"}
     for protocol in (2, 4):
-        (tmp_path / f"{protocol}.pkl").write_bytes(pickle.dumps(arrays, protocol=protocol))
+        (tmp_path / f"{protocol}.pkl").write_bytes(
+            pickle.dumps(arrays, protocol=protocol)
+        )
     save_file(tiny, tmp_path / "x.safetensors", metadata={"format": "pt"})
     command = [sys.executable, "-c", MUTATE, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr[-2000:]
     assert int(done.stdout) < 500
 
@@ -338,15 +375,22 @@ print((kilobytes("VmHWM") - base) * 1024, time.process_time() - start)
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc to measure memory"
+    not Path("/proc/self/clear_refs").exists(),
+    reason="needs Linux's /proc to measure memory",
 )
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(legacy, tmp_path):
+def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(
+    legacy, tmp_path
+):
     model = fx.known_resnet("resnet50")
     parameters = enumerate(model.parameters())
     momentum = {i: {"momentum_buffer": torch.randn_like(p)} for i, p in parameters}
     optimizer = {"state": momentum}
-    content = {"epoch": 90, "state_dict": fx.ddp(model.state_dict()), "optimizer": optimizer}
+    content = {
+        "epoch": 90,
+        "state_dict": fx.ddp(model.state_dict()),
+        "optimizer": optimizer,
+    }
     file = torch_file(content, tmp_path / "x.pth", legacy=legacy)
     state = fx.known_resnet("resnet18").state_dict()
     small = torch_file(state, tmp_path / "small.pth", legacy=legacy)
@@ -358,7 +402,9 @@ def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(legacy
         how = {"capture_output": True, "text": True, "timeout": 300, "env": environment}
         done = subprocess.run(command, check=True, **how)
         peak, seconds = (float(word) for word in done.stdout.split())
-        print(f"{verb}: peak {peak / size:.2f} of the file's size, {seconds:.2f} s of CPU")
+        print(
+            f"{verb}: peak {peak / size:.2f} of the file's size, {seconds:.2f} s of CPU"
+        )
         assert peak < 1.5 * size
         assert verb == "read" or seconds < 2.0
 
@@ -366,7 +412,9 @@ def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(legacy
 def test_names_cannot_write_to_the_terminal_or_take_forever(tmp_path, capsys):
     names = ["\x1b[2J\nfake line", "." * 1_000_000, *(f"{i}.{i}" for i in range(300))]
     path = torch_file({name: torch.zeros(1) for name in names}, tmp_path / "x.pth")
-    assert cli.main(["import", str(path), "--out", str(tmp_path / "out.safetensors")]) == 2
+    assert (
+        cli.main(["import", str(path), "--out", str(tmp_path / "out.safetensors")]) == 2
+    )
     line = capsys.readouterr().err
     assert "no trunk in it; it holds 302 tensors: \\x1b[2J\\nfake line" in line
     assert "\x1b" not in line

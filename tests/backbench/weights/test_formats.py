@@ -16,7 +16,9 @@ from backbench.weights.file_contents import FileContents
 from backbench.weights.weight_file import Opened, open_file
 
 MAKERS = list(fx.EXPECTED)
-with_all_makers = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+with_all_makers = pytest.mark.parametrize(
+    "maker", MAKERS, ids=lambda maker: maker.__name__
+)
 
 
 def write(made, path):
@@ -31,7 +33,9 @@ def write(made, path):
 def opened(made, tmp_path):
     """The object as `open_file` returns it, without the file: arrays as tensors."""
     if "__author__" in made:
-        made = made | {"model": {k: torch.from_numpy(v) for k, v in made["model"].items()}}
+        made = made | {
+            "model": {k: torch.from_numpy(v) for k, v in made["model"].items()}
+        }
     return Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})
 
 
@@ -83,8 +87,12 @@ def test_the_other_encoder_can_be_chosen(maker, tmp_path):
     other = found.checkpoint(found.choose(fx.EXPECTED[maker][2]), None, False)
     assert equal(one.state_dict, trunk)
     assert torch.equal(other.state_dict["conv1.weight"], -trunk["conv1.weight"])
-    assert torch.equal(other.state_dict["bn1.running_mean"], trunk["bn1.running_mean"] + 1)
-    with pytest.raises(BadInput, match=r"no encoder 'teachr' in it; (did you mean|allowed)"):
+    assert torch.equal(
+        other.state_dict["bn1.running_mean"], trunk["bn1.running_mean"] + 1
+    )
+    with pytest.raises(
+        BadInput, match=r"no encoder 'teachr' in it; (did you mean|allowed)"
+    ):
         found.choose("teachr")
 
 
@@ -93,7 +101,9 @@ def renamed(tensors, key):
     # A slip inside the name, as a hand-written converter makes it
     old, new = ("conv", "cnv") if "conv" in key else ("running_mean", "runing_mean")
     changed = key.replace(old, new)
-    tensors[changed if changed != key else key.replace("weight", "wieght")] = tensors.pop(key)
+    tensors[changed if changed != key else key.replace("weight", "wieght")] = (
+        tensors.pop(key)
+    )
     return key
 
 
@@ -111,7 +121,11 @@ def reshaped(tensors, key):
 def test_damage_is_refused_by_name(maker, tmp_path):
     made = maker(fx.known_resnet("resnet18"))
     trunk = FileContents(opened(made, tmp_path)).choose()
-    for name in ("conv1.weight", "layer3.1.conv2.weight", "layer4.0.downsample.1.running_mean"):
+    for name in (
+        "conv1.weight",
+        "layer3.1.conv2.weight",
+        "layer4.0.downsample.1.running_mean",
+    ):
         for damage in (renamed, removed, reshaped):
             content = copy_tables(made)
             table = content
@@ -127,33 +141,56 @@ def test_damage_is_refused_by_name(maker, tmp_path):
 
 def copy_tables(value):
     """Plain dicts throughout, so that one table can be changed; tensors are shared."""
-    return {k: copy_tables(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return (
+        {k: copy_tables(v) for k, v in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def test_command_line_refuses_with_one_line_and_no_file(tmp_path, bad_input):
     made = fx.moco(fx.known_resnet("resnet18"))
     key = renamed(made["state_dict"], "module.encoder_q.layer1.0.conv1.weight")
-    file, out = write(made, tmp_path / "damaged.pth"), tmp_path / "out" / "x.safetensors"
+    file, out = (
+        write(made, tmp_path / "damaged.pth"),
+        tmp_path / "out" / "x.safetensors",
+    )
     meant = "is 'module.encoder_q.layer1.0.cnv1.weight' meant?"
     said = bad_input(cli.main(["import", str(file), "--out", str(out)]), key, meant)
     assert said.count("\n") == 1 and not out.exists()
-    words = ["export", str(file), "--format", "detectron2", "--out", str(tmp_path / "x.pkl")]
+    words = [
+        "export",
+        str(file),
+        "--format",
+        "detectron2",
+        "--out",
+        str(tmp_path / "x.pkl"),
+    ]
     assert cli.main(words) == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged.pth"]
 
 
 def test_unrecognised_file_with_two_trunks_is_refused(tmp_path, bad_input):
     model = fx.known_resnet("resnet18")
-    made = fx.prefixed("encoder_one.", model) | fx.prefixed("encoder_two.", fx.second(model))
+    made = fx.prefixed("encoder_one.", model) | fx.prefixed(
+        "encoder_two.", fx.second(model)
+    )
     file, out = write({"weights": made}, tmp_path / "x.pth"), tmp_path / "x.safetensors"
     choice = ("nearest format: ", "--encoder encoder_one or encoder_two")
     both = "'weights: encoder_one.' and 'weights: encoder_two.'"
     bad_input(cli.main(["import", str(file), "--out", str(out)]), both, *choice)
     assert not out.exists()
     away = cli.main(["export", str(file), "--format", "timm", "--out", str(out)])
-    bad_input(away, "in `backbench import FILE --out X.safetensors`")  # export has no --encoder
-    assert cli.main(["import", str(file), "--out", str(out), "--encoder", "encoder_two"]) == 0
-    assert torch.equal(importing.read(out).state_dict["conv1.weight"], -model.conv1.weight)
+    bad_input(
+        away, "in `backbench import FILE --out X.safetensors`"
+    )  # export has no --encoder
+    assert (
+        cli.main(["import", str(file), "--out", str(out), "--encoder", "encoder_two"])
+        == 0
+    )
+    assert torch.equal(
+        importing.read(out).state_dict["conv1.weight"], -model.conv1.weight
+    )
 
 
 def test_recognised_format_with_a_stray_trunk_is_refused(tmp_path):
@@ -165,27 +202,41 @@ def test_recognised_format_with_a_stray_trunk_is_refused(tmp_path):
 
 def test_key_encoder_alone_is_not_taken_for_the_query(tmp_path):
     made = fx.moco(fx.known_resnet("resnet18"))
-    made["state_dict"] = {k: v for k, v in made["state_dict"].items() if "encoder_q" not in k}
-    refused(opened(made, tmp_path), "format moco without its query; choose with --encoder key")
+    made["state_dict"] = {
+        k: v for k, v in made["state_dict"].items() if "encoder_q" not in k
+    }
+    refused(
+        opened(made, tmp_path),
+        "format moco without its query; choose with --encoder key",
+    )
 
 
 def test_unrecognised_file_with_one_trunk_goes_in(tmp_path):
     model = fx.known_resnet("resnet18")
     file = write({"net": {"visual": model.state_dict()}}, tmp_path / "x.pth")
-    checkpoint = importing.read(file, method="mine", name="Mine", epochs=7, published="p/t/r")
+    checkpoint = importing.read(
+        file, method="mine", name="Mine", epochs=7, published="p/t/r"
+    )
     assert equal(checkpoint.state_dict, fx.trunk_of(model))
-    assert (checkpoint.method, checkpoint.name, checkpoint.epochs) == ("mine", "Mine", 7)
+    assert (checkpoint.method, checkpoint.name, checkpoint.epochs) == (
+        "mine",
+        "Mine",
+        7,
+    )
     assert checkpoint.provenance["format"] == "unrecognised"
     assert checkpoint.provenance["published"] == "p/t/r"
 
 
-@pytest.mark.parametrize("extra", [
-    "layer1.0.conv4.weight",
-    "layer5.0.conv1.weight",
-    "layer2.7.bn1.weight",
-    "bn1.extra",
-    "conv0.weight",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "layer1.0.conv4.weight",
+        "layer5.0.conv1.weight",
+        "layer2.7.bn1.weight",
+        "bn1.extra",
+        "conv0.weight",
+    ],
+)
 def test_extra_tensor_inside_the_trunk_is_refused(extra, tmp_path):
     state = fx.known_resnet("resnet18").state_dict() | {extra: torch.ones(3)}
     refused(opened(state, tmp_path), f"1 extra inside the trunk: {extra}")
@@ -195,8 +246,13 @@ def test_other_networks_are_not_trunks(tmp_path):
     from torchvision.models import mobilenet_v3_small, wide_resnet50_2
 
     with torch.device("meta"):
-        wide = {k: torch.zeros(v.shape) for k, v in wide_resnet50_2().state_dict().items()}
-    refused(opened(wide, tmp_path), r"of the wrong shape: layer1.0.conv1.weight \(128, 64, 1, 1\)")
+        wide = {
+            k: torch.zeros(v.shape) for k, v in wide_resnet50_2().state_dict().items()
+        }
+    refused(
+        opened(wide, tmp_path),
+        r"of the wrong shape: layer1.0.conv1.weight \(128, 64, 1, 1\)",
+    )
     state = mobilenet_v3_small().state_dict()
     refused(opened(state, tmp_path), "no trunk in it; it holds 244 tensors")
     refused(opened({"epoch": 3}, tmp_path), "it holds no tensors")
@@ -219,13 +275,20 @@ def test_missing_statistics_are_refused_unless_asked_for(tmp_path, capsys, bad_i
     state = {k: v for k, v in model.state_dict().items() if not k.endswith(absent)}
     file, out = write(state, tmp_path / "parameters.pth"), tmp_path / "x.safetensors"
     allow = "--allow-missing-statistics in `backbench import FILE"
-    bad_input(cli.main(["import", str(file), "--out", str(out)]), "no batch-norm statistics", allow)
+    bad_input(
+        cli.main(["import", str(file), "--out", str(out)]),
+        "no batch-norm statistics",
+        allow,
+    )
     assert not out.exists()
     assert cli.main(["inspect", str(file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["importable"] is False
     assert report["encoders"][0]["missing_statistics"] == "all"
-    assert cli.main(["import", str(file), "--out", str(out), "--allow-missing-statistics"]) == 0
+    assert (
+        cli.main(["import", str(file), "--out", str(out), "--allow-missing-statistics"])
+        == 0
+    )
     checkpoint = importing.read(out)
     for key, value in checkpoint.state_dict.items():
         if "running" in key:
@@ -244,23 +307,42 @@ def test_one_missing_statistic_is_a_missing_tensor(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floats_become_float32_and_absent_counters_zero(dtype, tmp_path):
     model = fx.known_resnet("resnet18")
-    state = {k: v.to(dtype) for k, v in model.state_dict().items() if "num_batches" not in k}
+    state = {
+        k: v.to(dtype) for k, v in model.state_dict().items() if "num_batches" not in k
+    }
     found = importing.read(write(state, tmp_path / "x.pth")).state_dict
-    assert equal(found, {k: v.to(dtype).to(v.dtype) for k, v in fx.trunk_of(model).items()})
+    assert equal(
+        found, {k: v.to(dtype).to(v.dtype) for k, v in fx.trunk_of(model).items()}
+    )
     assert found["conv1.weight"].dtype == torch.float32
     assert found["bn1.num_batches_tracked"] == 0
 
 
-@pytest.mark.parametrize(("key", "change", "word"), [
-    ("layer1.0.conv1.weight", lambda t: t.fill_(float("nan")), "not finite"),
-    ("bn1.running_mean", lambda t: t.fill_(float("inf")), "not finite"),
-    ("bn1.running_var", lambda t: t.neg_(), "negative"),
-    ("bn1.running_var", lambda t: t.neg_().to(torch.float8_e4m3fn), "negative"),
-    ("conv1.weight", lambda t: t.fill_(float("nan")).to(torch.float8_e4m3fn), "not finite"),
-    ("conv1.weight", lambda t: torch.full(t.shape, 1e300, dtype=torch.float64), "float32"),
-    ("conv1.weight", lambda t: (t * 100).to(torch.int8), "int8"),
-    ("layer4.0.conv1.weight", lambda t: torch.zeros(1).expand(t.shape), "not all in the file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "change", "word"),
+    [
+        ("layer1.0.conv1.weight", lambda t: t.fill_(float("nan")), "not finite"),
+        ("bn1.running_mean", lambda t: t.fill_(float("inf")), "not finite"),
+        ("bn1.running_var", lambda t: t.neg_(), "negative"),
+        ("bn1.running_var", lambda t: t.neg_().to(torch.float8_e4m3fn), "negative"),
+        (
+            "conv1.weight",
+            lambda t: t.fill_(float("nan")).to(torch.float8_e4m3fn),
+            "not finite",
+        ),
+        (
+            "conv1.weight",
+            lambda t: torch.full(t.shape, 1e300, dtype=torch.float64),
+            "float32",
+        ),
+        ("conv1.weight", lambda t: (t * 100).to(torch.int8), "int8"),
+        (
+            "layer4.0.conv1.weight",
+            lambda t: torch.zeros(1).expand(t.shape),
+            "not all in the file",
+        ),
+    ],
+)
 def test_unusable_values_are_refused(key, change, word, tmp_path):
     state = dict(fx.known_resnet("resnet18").state_dict())
     state[key] = change(state[key].clone())
@@ -269,7 +351,9 @@ def test_unusable_values_are_refused(key, change, word, tmp_path):
 
 def test_large_but_finite_weights_are_finite(tmp_path):
     state = dict(fx.known_resnet("resnet18").state_dict())
-    state["layer1.0.conv1.weight"] = torch.full((64, 64, 3, 3), 3e38)  # their sum overflows float32
+    state["layer1.0.conv1.weight"] = torch.full(
+        (64, 64, 3, 3), 3e38
+    )  # their sum overflows float32
     found = FileContents(opened(state, tmp_path))
     found.checkpoint(found.choose())
 
@@ -290,9 +374,17 @@ def test_padding_of_a_plain_3x3_convolution_must_be_told(tmp_path, bad_input):
 
 
 def test_a_rule_of_positions_is_refused_for_a_resnet(tmp_path, bad_input):
-    file, out = write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "x.pth"), tmp_path / "out"
-    for rule, why in (("nope", "--pos nope: expected +0.1, aa, size"), ("aa", "leave out --pos")):
-        said = bad_input(cli.main(["import", str(file), "--out", str(out), "--pos", rule]), why)
+    file, out = (
+        write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "x.pth"),
+        tmp_path / "out",
+    )
+    for rule, why in (
+        ("nope", "--pos nope: expected +0.1, aa, size"),
+        ("aa", "leave out --pos"),
+    ):
+        said = bad_input(
+            cli.main(["import", str(file), "--out", str(out), "--pos", rule]), why
+        )
         assert said.count("\n") == 1
     assert not out.exists()
 
@@ -304,14 +396,17 @@ def features_of(model, size):
         return images, model.eval()(images).flatten(1)
 
 
-@pytest.mark.parametrize(("maker", "padding"), [
-    (fx.moco, None),
-    (fx.vissl, None),
-    (fx.lightly_example, None),
-    (fx.cllr, 1),
-    (fx.mio, 0),
-    (fx.arb_cifar, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("maker", "padding"),
+    [
+        (fx.moco, None),
+        (fx.vissl, None),
+        (fx.lightly_example, None),
+        (fx.cllr, 1),
+        (fx.mio, 0),
+        (fx.arb_cifar, 2),
+    ],
+)
 def test_features_before_and_after_are_equal(maker, padding, tmp_path):
     model = fx.known_resnet("resnet18")
     made = maker(model)  # the modules' padding does not reach the file
@@ -335,7 +430,11 @@ def test_inspect_tells_what_is_there(tmp_path, capsys):
     query, key = report["encoders"]
     about = [query[key] for key in ("encoder", "default", "matched", "expected")]
     assert about == ["query", True, 120, 120]
-    assert (key["encoder"], key["default"], key["prefix"]) == ("key", False, "module.encoder_k.")
+    assert (key["encoder"], key["default"], key["prefix"]) == (
+        "key",
+        False,
+        "module.encoder_k.",
+    )
     assert query["problems"] == {}
     assert query["untrained"] == []
     groups = {row["group"]: row["tensors"] for row in report["leftovers"]}
@@ -344,7 +443,15 @@ def test_inspect_tells_what_is_there(tmp_path, capsys):
     assert report["pixels"]["order"] == "RGB"
     assert cli.main(["inspect", str(file)]) == 0
     table = capsys.readouterr().out
-    for word in ("moco", "JCL", "query", "120/120", "resnet18", "queue", report["digest"]):
+    for word in (
+        "moco",
+        "JCL",
+        "query",
+        "120/120",
+        "resnet18",
+        "queue",
+        report["digest"],
+    ):
         assert word in table
 
 
@@ -384,7 +491,9 @@ def test_inspect_and_import_of_our_own_files(tmp_path, capsys):
         importing.read(tmp_path / "x.safetensors", encoder="key")
 
 
-@pytest.mark.parametrize(("form", "suffix"), [("torchvision", ".pth"), ("timm", ".safetensors")])
+@pytest.mark.parametrize(
+    ("form", "suffix"), [("torchvision", ".pth"), ("timm", ".safetensors")]
+)
 def test_export_and_back(form, suffix, tmp_path, capsys):
     from torchvision.models import resnet18
 
@@ -399,5 +508,7 @@ def test_export_and_back(form, suffix, tmp_path, capsys):
     beside = json.loads((tmp_path / f"{out.name}.json").read_text())
     assert beside["pixels"]["std"] == [0.228, 0.224, 0.225]
     first, again = importing.read(file), importing.read(out)
-    assert first.digest == beside["digest"] != again.digest, "its format has ImageNet's deviations"
+    assert first.digest == beside["digest"] != again.digest, (
+        "its format has ImageNet's deviations"
+    )
     assert again.replace(pixels=first.pixels).digest == first.digest

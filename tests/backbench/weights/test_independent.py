@@ -11,7 +11,12 @@ pytestmark = pytest.mark.slow
 
 SIZE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 SIZE |= {"intermediate_size": 256, "image_size": 32, "patch_size": 8}
-TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
+TEXT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 99,
+}
 STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
 VIT = ",depth=4,embed_dim=64,img_size=32,num_heads=4,patch_size=8"
 NEXT = ",dims=8-16-24-32,depths=1-1-2-1"
@@ -71,7 +76,10 @@ CLIP = "timm:vit_base_patch16_clip_quickgelu_224" + VIT
 SIGLIP = "timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh" + VIT
 EXACT, EXACT_NEXT = SIZE | {"layer_norm_eps": 1e-6}, STAGES | {"layer_norm_eps": 1e-6}
 MAE = {"mask_ratio": 0.0, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1}
-FOUR, GATED = SIZE | {"num_register_tokens": 4}, {"use_gated_mlp": True, "hidden_act": "silu"}
+FOUR, GATED = (
+    SIZE | {"num_register_tokens": 4},
+    {"use_gated_mlp": True, "hidden_act": "silu"},
+)
 TOWERS = {"vision_config": SIZE, "text_config": TEXT}
 PLUS = DINOV3.replace("small", "small_plus") + DINOV3_VIT
 CASES = {
@@ -87,7 +95,12 @@ CASES = {
     "clip tower": ("CLIPVisionModel", SIZE, CLIP, pooled),
     "siglip": ("SiglipModel", TOWERS, SIGLIP, of_tower),
     "convnext": ("ConvNextForImageClassification", EXACT_NEXT, TINY, of_convnext),
-    "convnext v2": ("ConvNextV2Model", EXACT_NEXT, "timm:convnextv2_tiny" + NEXT, pooled),
+    "convnext v2": (
+        "ConvNextV2Model",
+        EXACT_NEXT,
+        "timm:convnextv2_tiny" + NEXT,
+        pooled,
+    ),
 }
 
 
@@ -100,7 +113,9 @@ def difference(checkpoint, expected, images):
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_hub_holds_is_what_transformers_computes(case, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed"
+    )
     kind, words, arch, read = CASES[case]
     network = getattr(transformers, kind)
     model = randomised(network(network.config_class(**words)))
@@ -122,11 +137,19 @@ def test_what_open_clip_saves_is_what_it_computes(quick, tmp_path):
     open_clip = pytest.importorskip("open_clip", reason="open_clip is not installed")
     vision = {"image_size": 224, "patch_size": 32, "width": 768, "layers": 12}
     text = {"context_length": 7, "vocab_size": 99, "width": 32, "heads": 2, "layers": 1}
-    config = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text, "quick_gelu": quick}
+    config = {
+        "embed_dim": 16,
+        "vision_cfg": vision,
+        "text_cfg": text,
+        "quick_gelu": quick,
+    }
     model = randomised(open_clip.CLIP(**config))
     torch.save(model.state_dict(), tmp_path / "open_clip_pytorch_model.bin")
     mean = [0.4, 0.5, 0.6]
-    about = {"model_cfg": config, "preprocess_cfg": {"mean": mean, "std": [0.2, 0.2, 0.2]}}
+    about = {
+        "model_cfg": config,
+        "preprocess_cfg": {"mean": mean, "std": [0.2, 0.2, 0.2]},
+    }
     (tmp_path / "open_clip_config.json").write_text(json.dumps(about))
     checkpoint = importing.read(tmp_path / "open_clip_pytorch_model.bin")
     kind = "clip_quickgelu" if quick else "clip"

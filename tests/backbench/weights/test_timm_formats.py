@@ -51,11 +51,15 @@ def test_goes_in_bit_equal(maker, tmp_path):
     state = fx.known(arch)
     # Of two layers, four cannot be read
     said = {"reading": "cls@2"} if reading == "cls@4" else {}
-    checkpoint = importing.read(saved(maker(state), tmp_path), arch=arch, **options, **said)
+    checkpoint = importing.read(
+        saved(maker(state), tmp_path), arch=arch, **options, **said
+    )
     assert checkpoint.provenance["format"] == form
     assert checkpoint.state_dict.keys() == state.keys()
     for name, tensor in state.items():
-        if name == "cls_token" and "registers" in maker.__name__:  # token and position, added
+        if (
+            name == "cls_token" and "registers" in maker.__name__
+        ):  # token and position, added
             assert torch.allclose(checkpoint.state_dict[name], tensor, atol=1e-6)
             continue
         assert torch.equal(checkpoint.state_dict[name], tensor), name
@@ -95,7 +99,12 @@ def test_damage_is_refused_by_name(maker, tmp_path):
     keys = [key for name, key in trunk.keys.items() if "bias_mask" not in name]
     middle = keys[len(keys) // 2]
     norm = next(key for key in keys if re.search(r"(norm|ln_|block\.2).*weight", key))
-    damages = [(keys[0], "missing"), (keys[0], "reshaped"), (middle, "renamed"), (norm, "extra")]
+    damages = [
+        (keys[0], "missing"),
+        (keys[0], "reshaped"),
+        (middle, "renamed"),
+        (norm, "extra"),
+    ]
     damages += [(keys[1], "sparse"), (middle, "missing"), (keys[-1], "not finite")]
     for key, damage in damages:
         content = {k: dict(v) if isinstance(v, dict) else v for k, v in made.items()}
@@ -124,22 +133,31 @@ def test_damage_is_refused_by_name(maker, tmp_path):
 
 
 def test_a_file_without_its_last_block_is_no_shallower_model(tmp_path):
-    state = {k: v for k, v in fx.shaped("timm:vit_small_patch16_224").items() if ".11." not in k}
+    state = {
+        k: v
+        for k, v in fx.shaped("timm:vit_small_patch16_224").items()
+        if ".11." not in k
+    }
     with pytest.raises(BadInput, match=r"12 missing: blocks\.11"):
         found = FileContents(opened(state, tmp_path), TrunkMetadata(method="dino"))
         found.checkpoint(found.choose())
 
 
-@pytest.mark.parametrize(("maker", "key", "change"), [
-    (fx.dinov3, "rope_embed.periods", lambda t: t * 2),
-    (fx.dinov3, "rope_embed.periods", torch.Tensor.to_sparse),
-    (fx.dinov3, "blocks.0.attn.qkv.bias_mask", torch.ones_like),
-    (fx.dinov3, "blocks.0.attn.qkv.bias_mask", torch.Tensor.to_sparse),
-    (fx.dinov3_convnext, "norms.3.weight", lambda t: t + 1),
-    (fx.dinov3_convnext, "norms.3.weight", torch.Tensor.to_sparse),
-    (fx.dinov3_convnext, "norms.3.weight", lambda t: t.to(torch.float8_e4m3fn)),
-])  # fmt: skip
-def test_what_dinov3_has_beside_its_trunk_must_be_as_in_timm(maker, key, change, tmp_path):
+@pytest.mark.parametrize(
+    ("maker", "key", "change"),
+    [
+        (fx.dinov3, "rope_embed.periods", lambda t: t * 2),
+        (fx.dinov3, "rope_embed.periods", torch.Tensor.to_sparse),
+        (fx.dinov3, "blocks.0.attn.qkv.bias_mask", torch.ones_like),
+        (fx.dinov3, "blocks.0.attn.qkv.bias_mask", torch.Tensor.to_sparse),
+        (fx.dinov3_convnext, "norms.3.weight", lambda t: t + 1),
+        (fx.dinov3_convnext, "norms.3.weight", torch.Tensor.to_sparse),
+        (fx.dinov3_convnext, "norms.3.weight", lambda t: t.to(torch.float8_e4m3fn)),
+    ],
+)
+def test_what_dinov3_has_beside_its_trunk_must_be_as_in_timm(
+    maker, key, change, tmp_path
+):
     arch = fx.CASES[maker][1]
     made = maker(fx.known(arch))
     made[key] = change(made[key])
@@ -154,7 +172,9 @@ def test_nothing_is_guessed(tmp_path, bad_input):
     fixed["pos_embed"][:, 0] = 0  # MoCo-v3's and MAE's; their heads differ
     head = {"head.weight": torch.ones(3, 32), "head.bias": torch.ones(3)}
     for made in (fixed, fx.known(fx.VIT) | head):
-        with pytest.raises(BadInput, match="no known format; say what it is with --arch timm:NAME"):
+        with pytest.raises(
+            BadInput, match="no known format; say what it is with --arch timm:NAME"
+        ):
             importing.read(saved(made, tmp_path))
         named = importing.read(saved(made, tmp_path), arch=fx.VIT)
         assert named.pixels == archs.default_pixels(fx.VIT)
@@ -200,12 +220,22 @@ def test_timm_says_it_in_its_configuration(tmp_path):
     from safetensors.torch import save_file
 
     state = fx.known("timm:test_vit")
-    save_file(state | {"head.weight": torch.ones(3, 64)}, tmp_path / "model.safetensors")
+    save_file(
+        state | {"head.weight": torch.ones(3, 64)}, tmp_path / "model.safetensors"
+    )
     pretrained = {"mean": [0.5] * 3, "std": [0.5] * 3, "license": "apache-2.0"}
-    config = {"architecture": "test_vit", "global_pool": "avg", "pretrained_cfg": pretrained}
+    config = {
+        "architecture": "test_vit",
+        "global_pool": "avg",
+        "pretrained_cfg": pretrained,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = importing.read(tmp_path / "model.safetensors")
-    assert (found.arch, found.reading, found.pixels.std) == ("timm:test_vit", "mean", (0.5,) * 3)
+    assert (found.arch, found.reading, found.pixels.std) == (
+        "timm:test_vit",
+        "mean",
+        (0.5,) * 3,
+    )
     assert found.provenance["licence"] == "apache-2.0"
     assert found.provenance["format"] == TIMM.name
     (tmp_path / "config.json").write_text("[" * 100)
@@ -271,7 +301,10 @@ def test_inspect_and_export_of_a_trunk_of_timms(tmp_path, bad_input, capsys):
     assert cli.main(["import", str(file), "--out", str(out), "--arch", arch]) == 0
     report = inspecting.inspect(out)
     assert importing.read(out, reading="mean").reading == "mean"
-    assert (report["encoders"][0]["matched"], report["encoders"][0]["problems"]) == (30, {})
+    assert (report["encoders"][0]["matched"], report["encoders"][0]["problems"]) == (
+        30,
+        {},
+    )
     allows = {"reading": "cls", "feature_dim": 32, "size": 32, "divisor": 8}
     assert report["allows"] == allows | {"strides": [8], "positions": "size"}
     assert cli.main(["inspect", str(out)]) == 0
@@ -284,7 +317,12 @@ def test_inspect_and_export_of_a_trunk_of_timms(tmp_path, bad_input, capsys):
     for form in ("torchvision", "detectron2"):
         words = ["export", str(out), "--format", form, "--out", str(tmp_path / "no")]
         bad_input(cli.main(words), "goes out with --format timm")
-    assert inspecting.inspect("timm:test_convnext@random")["allows"]["strides"] == [4, 8, 16, 32]
+    assert inspecting.inspect("timm:test_convnext@random")["allows"]["strides"] == [
+        4,
+        8,
+        16,
+        32,
+    ]
 
 
 def test_the_manual_names_every_format():
@@ -314,9 +352,13 @@ def test_another_model_is_not_dinos(tmp_path, model):
     ("table", "method"), [("", "dino"), ("state_dict", "ibot"), ("model", "mae")]
 )
 def test_a_bare_transformer_is_asked_about(tmp_path, table, method):
-    state = headless("vit_small_patch16_224" if method != "mae" else "vit_base_patch16_224")
+    state = headless(
+        "vit_small_patch16_224" if method != "mae" else "vit_base_patch16_224"
+    )
     file = saved({table: state} if table else state, tmp_path)
-    with pytest.raises(BadInput, match=r"--arch timm:NAME --pixels P .*--method dino, ibot or mae"):
+    with pytest.raises(
+        BadInput, match=r"--arch timm:NAME --pixels P .*--method dino, ibot or mae"
+    ):
         importing.read(file)
     assert importing.read(file, method=method).method == method
 
@@ -336,7 +378,9 @@ def test_other_resnets_are_timms(tmp_path, model):
     x = torch.randn(1, 3, 64, 64)
     theirs.reset_classifier(0)
     with torch.no_grad():
-        assert torch.allclose(checkpoint.backbone().eval()(x), theirs.eval()(x), atol=1e-5)
+        assert torch.allclose(
+            checkpoint.backbone().eval()(x), theirs.eval()(x), atol=1e-5
+        )
     state = theirs.state_dict()
     del state["layer3.1.conv2.weight"]
     with pytest.raises(BadInput, match=r"layer3\.1\.conv2\.weight"):
@@ -362,16 +406,26 @@ def test_a_reading_that_the_trunk_lacks_is_refused_at_import(tmp_path, model):
         importing.read(saved(state, tmp_path), reading="map", **how)
 
 
-@pytest.mark.parametrize(("key", "value", "pixels", "match"), [
-    ("hidden_act", "relu", "half", "timm:vit_small_patch16_224,act_layer=relu"),
-    ("rope_theta", 10000.0, "half", "'rope_theta' is 10000"),
-    ("hidden_act", "gelu", None, "choose --pixels imagenet or half or clip"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value", "pixels", "match"),
+    [
+        ("hidden_act", "relu", "half", "timm:vit_small_patch16_224,act_layer=relu"),
+        ("rope_theta", 10000.0, "half", "'rope_theta' is 10000"),
+        ("hidden_act", "gelu", None, "choose --pixels imagenet or half or clip"),
+    ],
+)
 def test_the_hubs_configuration_is_read_or_refused(tmp_path, key, value, pixels, match):
-    config = {"model_type": "vit", "num_attention_heads": 6, "hidden_act": "gelu", key: value}
+    config = {
+        "model_type": "vit",
+        "num_attention_heads": 6,
+        "hidden_act": "gelu",
+        key: value,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     state = fx.hub_vit(headless("vit_small_patch16_224"))
-    bias = "encoder.layer.0.attention.attention.key.bias"  # between others of other types
+    bias = (
+        "encoder.layer.0.attention.attention.key.bias"  # between others of other types
+    )
     state[bias] = state[bias].to(torch.float8_e4m3fn)
     file = saved(state, tmp_path, "pytorch_model.bin")
     try:

@@ -22,7 +22,12 @@ from backbench.weights import archs
 from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families import pair_trunk
-from backbench.weights.families.resnet_trunk import ARCHS, STEMS, build_backbone, trunk_shapes
+from backbench.weights.families.resnet_trunk import (
+    ARCHS,
+    STEMS,
+    build_backbone,
+    trunk_shapes,
+)
 from backbench.weights.families.timm_trunk import resized
 from backbench.weights.family import POSITION_RULES
 from backbench.weights.importing import checkpoint_of
@@ -43,7 +48,9 @@ def randomised(arch: str, reading: str = "", seed: int = 0):
     with torch.no_grad():
         for name, parameter in trunk.named_parameters():
             drawn = torch.rand(parameter.shape, generator=generator)
-            scale = parameter.ndim <= 1 and name.endswith(("weight", "gamma", "gamma_1", "gamma_2"))
+            scale = parameter.ndim <= 1 and name.endswith(
+                ("weight", "gamma", "gamma_1", "gamma_2")
+            )
             parameter.copy_(0.5 + drawn if scale else (drawn - 0.5) * 0.2)
     return trunk
 
@@ -72,10 +79,16 @@ def test_a_trunk_gives_what_it_says(arch):
 def test_a_checkpoint_of_any_trunk_is_whole_or_refused(arch, tmp_path):
     trunk = randomised(arch)
     pixels = archs.default_pixels(arch)
-    kept = Checkpoint(arch=arch, method="random", state_dict=trunk.state_dict(), pixels=pixels)
+    kept = Checkpoint(
+        arch=arch, method="random", state_dict=trunk.state_dict(), pixels=pixels
+    )
     kept.save(tmp_path / "a.safetensors")
     back = Checkpoint.load(tmp_path / "a.safetensors")
-    assert (back.digest, back.arch, back.reading) == (kept.digest, trunk.arch, trunk.reading)
+    assert (back.digest, back.arch, back.reading) == (
+        kept.digest,
+        trunk.arch,
+        trunk.reading,
+    )
     side = trunk.size or 64
     x = torch.rand(2, 3, side, side)
     with torch.no_grad():
@@ -86,7 +99,9 @@ def test_a_checkpoint_of_any_trunk_is_whole_or_refused(arch, tmp_path):
             with pytest.raises(BadInput, match="missing"):
                 kept.replace(state_dict=fewer)
     with pytest.raises(BadInput, match="not part of the trunk"):
-        kept.replace(state_dict={**kept.state_dict, "blocks.99.ls1.gamma": torch.ones(3)})
+        kept.replace(
+            state_dict={**kept.state_dict, "blocks.99.ls1.gamma": torch.ones(3)}
+        )
 
 
 def test_the_same_tensors_read_otherwise_are_another_row():
@@ -134,7 +149,9 @@ def test_readings_are_parts_of_timms_own_tokens(arch):
 
 
 def test_attention_pooling_is_read_by_its_own_name():
-    arch = "timm:vit_base_patch16_siglip_224,depth=1,embed_dim=24,img_size=32,num_heads=2"
+    arch = (
+        "timm:vit_base_patch16_siglip_224,depth=1,embed_dim=24,img_size=32,num_heads=2"
+    )
     trunk = randomised(arch)
     assert trunk.reading == "map"
     x = torch.rand(2, 3, 32, 32)
@@ -147,19 +164,25 @@ def test_attention_pooling_is_read_by_its_own_name():
 def test_a_norm_behind_the_pooling_is_part_of_the_feature():
     """`fc_norm` of EVA-02 and others, whose files have no other last norm."""
     trunk = archs.build_trunk("timm:eva02_tiny_patch14_224,img_size=28").eval()
-    whole = timm.create_model("eva02_tiny_patch14_224", img_size=28, num_classes=0).eval()
+    whole = timm.create_model(
+        "eva02_tiny_patch14_224", img_size=28, num_classes=0
+    ).eval()
     assert trunk.reading == "pooled"
     whole.load_state_dict(trunk.model.state_dict(), strict=True)
     nn.init.normal_(trunk.model.fc_norm.weight)
     whole.fc_norm.weight = trunk.model.fc_norm.weight
     x = torch.rand(2, 3, 28, 28)
     assert torch.equal(trunk(x), whole(x))
-    with pytest.raises(BadInput, match="its last norm follows the pooling; take 'pooled'"):
+    with pytest.raises(
+        BadInput, match="its last norm follows the pooling; take 'pooled'"
+    ):
         archs.build_trunk("timm:eva02_tiny_patch14_224", reading="cls")
 
 
 def test_positions_are_resized_by_request_and_rule_only():
-    with pytest.raises(BadInput, match=r"takes images of 32 x 32 pixels, not 48 x 48; .*pos=RULE"):
+    with pytest.raises(
+        BadInput, match=r"takes images of 32 x 32 pixels, not 48 x 48; .*pos=RULE"
+    ):
         archs.build_trunk(VIT)(torch.rand(1, 3, 48, 48))
     ruled = {rule: randomised(f"{VIT},pos={rule}") for rule in POSITION_RULES}
     plain = randomised(VIT)
@@ -172,8 +195,16 @@ def test_positions_are_resized_by_request_and_rule_only():
         for other in features[:i]:
             assert (one - other).abs().max() > 1e-4
     # timm resizes by `aa`
-    size = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 24, "num_heads": 2}
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, dynamic_img_size=True, **size)
+    size = {
+        "img_size": 32,
+        "patch_size": 8,
+        "depth": 3,
+        "embed_dim": 24,
+        "num_heads": 2,
+    }
+    model = timm.create_model(
+        "vit_tiny_patch16_224", num_classes=0, dynamic_img_size=True, **size
+    )
     model.eval()
     model.load_state_dict(plain.state_dict())
     with torch.no_grad():
@@ -196,7 +227,9 @@ def test_rules_of_positions_sample_where_their_authors_do(rule):
         wide = max(1.0, step) if rule == "aa" else 1.0
         places = [(i + 0.5) * step for i in range(n)]
         grid = torch.stack([_sample(grid, axis, at, wide, rule) for at in places], axis)
-    torch.testing.assert_close(got[0, 1:].double(), grid.reshape(-1, 3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        got[0, 1:].double(), grid.reshape(-1, 3), rtol=0, atol=1e-5
+    )
 
 
 def _sample(grid, axis, centre, wide, rule):
@@ -221,25 +254,31 @@ def _cubic(x, a):
     return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
 
 
-@pytest.mark.parametrize(("arch", "message"), [
-    ("timm:vit_smal_patch16_224", "has no model 'vit_smal_patch16_224'; did you mean"),
-    ("timm:hf-hub:timm/x", "has no model"),
-    ("timm:../etc", "has no model"),
-    ("timm:test_vit,colour=3", "'colour=3' is none of img_size"),
-    ("timm:test_vit,depth=0", "expected a whole number from 1 to 200"),
-    ("timm:test_vit,depth=99999999999", "expected a whole number from 1 to 200"),
-    ("timm:test_vit,depth=60000", "from 1 to 200"),
-    ("timm:test_convnext,depths=2-60000-2-2", "from 1 to 200"),
-    ("timm:test_convnext,dims=" + "-".join("8" * 40), "a number for each stage"),
-    ("timm:test_vit,pos=nearest", "expected .0.1 or aa or size"),
-    ("timm:test_convnext,pos=aa", "no position embeddings"),
-    ("timm:test_convnext,num_heads=3", "cannot be built"),
-    ("timm:test_vit,num_heads=7", "cannot be built"),
-    ("lab:vgg", "expected lab:ARCH,width=W"),
-    ("lab:resnet50,width=0.3", "expected lab:ARCH,width=W"),
-    ("python:Net", "a module that was given from Python"),
-    ("vgg", "unknown architecture 'vgg'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        (
+            "timm:vit_smal_patch16_224",
+            "has no model 'vit_smal_patch16_224'; did you mean",
+        ),
+        ("timm:hf-hub:timm/x", "has no model"),
+        ("timm:../etc", "has no model"),
+        ("timm:test_vit,colour=3", "'colour=3' is none of img_size"),
+        ("timm:test_vit,depth=0", "expected a whole number from 1 to 200"),
+        ("timm:test_vit,depth=99999999999", "expected a whole number from 1 to 200"),
+        ("timm:test_vit,depth=60000", "from 1 to 200"),
+        ("timm:test_convnext,depths=2-60000-2-2", "from 1 to 200"),
+        ("timm:test_convnext,dims=" + "-".join("8" * 40), "a number for each stage"),
+        ("timm:test_vit,pos=nearest", "expected .0.1 or aa or size"),
+        ("timm:test_convnext,pos=aa", "no position embeddings"),
+        ("timm:test_convnext,num_heads=3", "cannot be built"),
+        ("timm:test_vit,num_heads=7", "cannot be built"),
+        ("lab:vgg", "expected lab:ARCH,width=W"),
+        ("lab:resnet50,width=0.3", "expected lab:ARCH,width=W"),
+        ("python:Net", "a module that was given from Python"),
+        ("vgg", "unknown architecture 'vgg'"),
+    ],
+)
 def test_names_that_are_no_trunk_are_refused_in_one_line(arch, message):
     with pytest.raises(BadInput, match=message) as caught:
         archs.build_trunk(arch)
@@ -252,15 +291,24 @@ def test_a_module_of_ones_own_is_a_trunk_in_this_process():
 
     net = TwoLayers(nn.Conv2d(3, 5, 4, stride=4), nn.BatchNorm2d(5))
     trunk = ModuleTrunk(
-        net, feature_dim=5, features=lambda module, x: module(x).mean((2, 3)),
-        stages=lambda module, x: [module(x)], strides=(4,), widths=(5,), identity="mean of maps",
-    )  # fmt: skip
+        net,
+        feature_dim=5,
+        features=lambda module, x: module(x).mean((2, 3)),
+        stages=lambda module, x: [module(x)],
+        strides=(4,),
+        widths=(5,),
+        identity="mean of maps",
+    )
     kept = checkpoint_of(trunk)
-    assert kept.arch == "python:TwoLayers:mean of maps" and kept.family.lasting(kept.arch)
+    assert kept.arch == "python:TwoLayers:mean of maps" and kept.family.lasting(
+        kept.arch
+    )
     assert set(kept.state_dict) == set(net.state_dict())  # the module's own names
     x = torch.rand(2, 3, 16, 16)
     with torch.no_grad():
-        torch.testing.assert_close(kept.backbone().eval()(x), net.eval()(x).mean((2, 3)))
+        torch.testing.assert_close(
+            kept.backbone().eval()(x), net.eval()(x).mean((2, 3))
+        )
     wrong = ModuleTrunk(nn.Conv2d(3, 5, 4), feature_dim=5)
     wrong.arch = "python:Wrong"
     with pytest.raises(BadInput, match="say how to read it by `features`"):
@@ -280,7 +328,9 @@ def test_modules_of_one_class_are_one_row_only_under_one_identity():
         return module(x).amax((2, 3))
 
     one, other, again = given(mean), given(largest), given(mean)
-    assert len({c.digest for c in (one, other, again)}) == 3, "nobody said that two are the same"
+    assert len({c.digest for c in (one, other, again)}) == 3, (
+        "nobody said that two are the same"
+    )
     assert not any(c.family.lasting(c.arch) for c in (one, other, again))
     x = torch.rand(2, 3, 16, 16)
     with torch.no_grad():
@@ -371,7 +421,9 @@ def test_draws_and_gradients_and_stages_are_torchvisions(arch, dim):
     gradients = dict(theirs.named_parameters())
     for name, parameter in ours.named_parameters():
         assert torch.equal(parameter, gradients[name]), name
-        torch.testing.assert_close(parameter.grad, gradients[name].grad, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(
+            parameter.grad, gradients[name].grad, rtol=1e-4, atol=1e-3
+        )
     ours.eval(), theirs.eval()
     with torch.no_grad():
         torch.testing.assert_close(ours(images), theirs(images))
@@ -398,7 +450,9 @@ def test_a_width_is_of_the_stages_and_part_of_the_name(tmp_path):
         build_trunk("resnet18,width=0.3")
 
 
-@pytest.mark.parametrize(("stem", "size"), [("conv3", 32), ("conv3_p0", 30), ("conv3_p2", 34)])
+@pytest.mark.parametrize(
+    ("stem", "size"), [("conv3", 32), ("conv3_p0", 30), ("conv3_p2", 34)]
+)
 def test_small_stems_differ_in_padding_only(stem, size):
     trunk = build_backbone("resnet18", stem).eval()
     weight = trunk.conv1.weight
@@ -418,9 +472,13 @@ def test_zero_init_residual_zeroes_the_last_norm_of_each_block():
 
 
 def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(BadInput, match="unknown architecture 'resnet5'; did you mean 'resnet50'"):
+    with pytest.raises(
+        BadInput, match="unknown architecture 'resnet5'; did you mean 'resnet50'"
+    ):
         build_backbone("resnet5")
-    with pytest.raises(BadInput, match="unknown stem 'conv3p0'; did you mean 'conv3_p0'"):
+    with pytest.raises(
+        BadInput, match="unknown stem 'conv3p0'; did you mean 'conv3_p0'"
+    ):
         build_backbone("resnet18", "conv3p0")
     assert set(STEMS) == {"imagenet", "conv3", "conv3_p0", "conv3_p2"}
 
@@ -454,13 +512,18 @@ def test_costs_are_those_that_fvcore_counts(arch):
 @pytest.mark.parametrize("patch", [14, 16])
 def test_of_a_detector_the_maps_are_counted_at_the_size_that_the_trunk_sees(patch):
     side = 8 * patch
-    arch = SMALL_VIT.replace("img_size=64", f"img_size={side}") + f",patch_size={patch},pos=aa"
+    arch = (
+        SMALL_VIT.replace("img_size=64", f"img_size={side}")
+        + f",patch_size={patch},pos=aa"
+    )
     trunk = archs.build_trunk(arch).eval()
     kept = Checkpoint(arch=arch, method="random", state_dict=trunk.state_dict())
     # 128 x 128 pixels of the detector are 8 x 8 patches, whatever their size
     found = of_maps(kept, (128, 128), backbones.scaled)
     features = facts(kept, side)
-    assert found == {k: features[k] for k in ("parameters", "gflops")} | {"sides": [128, 128]}
+    assert found == {k: features[k] for k in ("parameters", "gflops")} | {
+        "sides": [128, 128]
+    }
     twice = of_maps(kept, (128, 256), backbones.scaled)
     assert twice["gflops"] > 2 * found["gflops"] > 0
 
@@ -486,7 +549,9 @@ def test_a_module_that_cannot_be_counted_has_no_cost():
 
 def test_the_first_batch_is_not_timed(monkeypatch):
     now = iter([0.0, 90.0, 100.0, 101.0, 200.0, 203.0])
-    monkeypatch.setattr("backbench.runs.forward_clock.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr(
+        "backbench.runs.forward_clock.time.perf_counter", lambda: next(now)
+    )
     clock, cpu = ForwardClock(), torch.device("cpu")
     for images in (64, 64, 32):
         assert clock.rate("a") is None or images == 32
@@ -504,11 +569,18 @@ def test_rows_say_what_the_trunk_costs(tiny_root, tmp_path):
         kept.save(tmp_path / f"{arch[:6]}.safetensors")
     protocol = tmp_path / "knn.yaml"
     geometry = "geometry: {resize: 64, crop: 64}"
-    protocol.write_text(f"kind: knn\nprotocol: own-v1\nk: [5]\n{geometry}\nfeature_batch: 32\n")
+    protocol.write_text(
+        f"kind: knn\nprotocol: own-v1\nk: [5]\n{geometry}\nfeature_batch: 32\n"
+    )
     files = [str(path) for path in sorted(tmp_path.glob("*.safetensors"))]
     line = ["linear", *files, "--datasets", "digits", "--protocol", str(protocol)]
-    assert cli.main([*line, "--data", str(tiny_root), "--out", str(tmp_path / "run")]) == 0
-    rows = [json.loads(x) for x in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    assert (
+        cli.main([*line, "--data", str(tiny_root), "--out", str(tmp_path / "run")]) == 0
+    )
+    rows = [
+        json.loads(x)
+        for x in (tmp_path / "run" / "results.jsonl").read_text().splitlines()
+    ]
     by_name = {row["name"]: row for row in rows}
     vit, resnet = by_name["timm:v"], by_name["resnet"]
     assert vit["arch"] == f"{SMALL_VIT} cls" and resnet["arch"] == "resnet18"

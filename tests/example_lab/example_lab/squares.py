@@ -17,7 +17,9 @@ def _maps(module: Any, x: Tensor) -> list[Tensor]:
 
 
 def build() -> ModuleTrunk:
-    small, large = (nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in ((3, 16), (16, 24)))
+    small, large = (
+        nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in ((3, 16), (16, 24))
+    )
     net = nn.Sequential(small, nn.BatchNorm2d(16), nn.ReLU(), large)
     sizes = {"feature_dim": 24, "strides": (4,), "widths": (24,)}
     return ModuleTrunk(net, features=_pooled, stages=_maps, **sizes)
