@@ -44,20 +44,18 @@ class Verb:
     declare: Declare  # its arguments; the docstring says what it does
     # A function without torch that refuses a wrong recipe or file, before the target is imported
     check: str | None
-    # It imports none of pretrain, transfer, detection, and starts none of their verbs
-    alone: bool
 
 
 VERBS: dict[str, Verb] = {}  # in the order of --help
 
 
 def verb(
-    name: str, target: str, *, check: str | None = None, alone: bool = False
+    name: str, target: str, *, check: str | None = None
 ) -> Callable[[Declare], Declare]:
     """Decorate the function that declares the arguments of a verb."""
 
     def known(declare: Declare) -> Declare:
-        VERBS[name] = Verb(target, declare, check, alone)
+        VERBS[name] = Verb(target, declare, check)
         return declare
 
     return known
@@ -131,7 +129,9 @@ class _Protocol(argparse.Action):
         *_: object,
     ) -> None:
         if value == "list":
-            lines = _function("transfer.protocols:listing")(parser.prog.split()[-1])
+            lines = _function("backbench.transfer.protocols:listing")(
+                parser.prog.split()[-1]
+            )
             parser._print_message("".join(f"{line}\n" for line in lines), sys.stdout)
             parser.exit()
         setattr(namespace, self.dest, value)
@@ -184,7 +184,9 @@ def _demo(p: argparse.ArgumentParser) -> None:
     p.set_defaults(command=command)
 
 
-@verb("pretrain", "pretrain.train:run", check="pretrain.recipe:check")
+@verb(
+    "pretrain", "backbench.pretrain.train:run", check="backbench.pretrain.recipe:check"
+)
 def _pretrain(p: argparse.ArgumentParser) -> None:
     """Train a backbone by a recipe."""
     p.add_argument(
@@ -226,24 +228,14 @@ def _evaluate(p: argparse.ArgumentParser) -> None:
 WEIGHT_FILES = "backbench.datasets.availability:weight_files"
 
 
-@verb(
-    "inspect",
-    "backbench.verbs.convert_weights:run_inspect",
-    check=WEIGHT_FILES,
-    alone=True,
-)
+@verb("inspect", "backbench.verbs.convert_weights:run_inspect", check=WEIGHT_FILES)
 def _inspect(p: argparse.ArgumentParser) -> None:
     """Show what a checkpoint file holds."""
     p.add_argument("file", metavar="FILE", type=Path)
     _json(p)
 
 
-@verb(
-    "import",
-    "backbench.verbs.convert_weights:run_import",
-    check=WEIGHT_FILES,
-    alone=True,
-)
+@verb("import", "backbench.verbs.convert_weights:run_import", check=WEIGHT_FILES)
 def _import(p: argparse.ArgumentParser) -> None:
     """Take in a published checkpoint, completely or not at all."""
     p.add_argument("file", metavar="FILE", type=Path)
@@ -288,12 +280,7 @@ def _import(p: argparse.ArgumentParser) -> None:
     )
 
 
-@verb(
-    "export",
-    "backbench.verbs.convert_weights:run_export",
-    check=WEIGHT_FILES,
-    alone=True,
-)
+@verb("export", "backbench.verbs.convert_weights:run_export", check=WEIGHT_FILES)
 def _export(p: argparse.ArgumentParser) -> None:
     """Write a checkpoint in another library's format."""
     p.add_argument("checkpoint", metavar="X", type=Path)
@@ -303,10 +290,10 @@ def _export(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", metavar="F", type=Path, required=True)
 
 
-PROTOCOL = "transfer.protocols:check"
+PROTOCOL = "backbench.transfer.protocols:check"
 
 
-@verb("linear", "transfer.linear:run", check=PROTOCOL)
+@verb("linear", "backbench.transfer.linear:run", check=PROTOCOL)
 def _linear(p: argparse.ArgumentParser) -> None:
     """Train frozen-backbone probes; attentive ones, retrieval, clusters and segmentation too."""
     _checkpoints(p)
@@ -323,7 +310,7 @@ def _linear(p: argparse.ArgumentParser) -> None:
     _run_on_data(p)
 
 
-@verb("ood", "transfer.linear:run", check=PROTOCOL)
+@verb("ood", "backbench.transfer.linear:run", check=PROTOCOL)
 def _ood(p: argparse.ArgumentParser) -> None:
     """Try ImageNet's heads on other pictures: V2, A, R, Sketch, ReaL, ObjectNet."""
     _checkpoints(p)
@@ -338,7 +325,7 @@ def _ood(p: argparse.ArgumentParser) -> None:
     _run_on_data(p)
 
 
-@verb("semisup", "transfer.finetune:run_semisup", check=PROTOCOL)
+@verb("semisup", "backbench.transfer.finetune:run_semisup", check=PROTOCOL)
 def _semisup(p: argparse.ArgumentParser) -> None:
     """Finetune on 1% or 10% of the labels."""
     p.add_argument("checkpoint", metavar="X", type=Path)
@@ -355,7 +342,7 @@ def _semisup(p: argparse.ArgumentParser) -> None:
     _run_on_data(p)
 
 
-@verb("finetune", "transfer.finetune:run", check=PROTOCOL)
+@verb("finetune", "backbench.transfer.finetune:run", check=PROTOCOL)
 def _finetune(p: argparse.ArgumentParser) -> None:
     """Finetune on a whole dataset."""
     p.add_argument("checkpoint", metavar="X", type=Path)
@@ -364,7 +351,11 @@ def _finetune(p: argparse.ArgumentParser) -> None:
     _run_on_data(p)
 
 
-@verb("analyze", "transfer.analyze:run", check="transfer.protocols:check_analysis")
+@verb(
+    "analyze",
+    "backbench.transfer.analyze:run",
+    check="backbench.transfer.protocols:check_analysis",
+)
 def _analyze(p: argparse.ArgumentParser) -> None:
     """Show what the features look like: the papers' figures."""
     _checkpoints(p)
@@ -376,7 +367,11 @@ def _analyze(p: argparse.ArgumentParser) -> None:
     _run_on_data(p)
 
 
-@verb("detect", "detection.train_net:run", check="detection.dialect:check")
+@verb(
+    "detect",
+    "backbench.detection.train_net:run",
+    check="backbench.detection.dialect:check",
+)
 def _detect(p: argparse.ArgumentParser) -> None:
     """Train Faster, Mask or Keypoint R-CNN on COCO."""
     _word(
@@ -459,7 +454,7 @@ def _launch(p: argparse.ArgumentParser) -> None:
         _data(action, required=False)
 
 
-@verb("leaderboard", "backbench.verbs.write_leaderboard:run", alone=True)
+@verb("leaderboard", "backbench.verbs.write_leaderboard:run")
 def _leaderboard(p: argparse.ArgumentParser) -> None:
     """Write results as CSV, page and tables."""
     _path(p, "runs", "RUNS", "run folders; results are found below them", nargs="+")
@@ -481,7 +476,7 @@ def _leaderboard(p: argparse.ArgumentParser) -> None:
     _switch(p, "--check", "exit 1 when a measured value misses its published number")
 
 
-@verb("verify", "backbench.verbs.verify:run", alone=True)
+@verb("verify", "backbench.verbs.verify:run")
 def _verify(p: argparse.ArgumentParser) -> None:
     """Compute every number again from what was kept beside it."""
     _path(
@@ -493,7 +488,7 @@ def _verify(p: argparse.ArgumentParser) -> None:
     )
 
 
-@verb("calibrate", "backbench.verbs.calibrate:run", alone=True)
+@verb("calibrate", "backbench.verbs.calibrate:run")
 def _calibrate(p: argparse.ArgumentParser) -> None:
     """Add calibration and selective prediction of linear and logreg runs, from their kept scores."""
     _path(
@@ -531,7 +526,7 @@ def _merge(p: argparse.ArgumentParser) -> None:
     )
 
 
-@verb("paper", "backbench.verbs.paper:run", alone=True)
+@verb("paper", "backbench.verbs.paper:run")
 def _paper(p: argparse.ArgumentParser) -> None:
     """Show the papers' tables: measured, running, missing."""
     help = "lorac:2, arb:fig.7; all, or nothing: every table in a line"
@@ -573,7 +568,7 @@ def _reproduce(p: argparse.ArgumentParser) -> None:
     _path(p, "--check", "ZIP", "check that a bundle is consistent")
 
 
-@verb("log", "backbench.verbs.log_runs:run", alone=True)
+@verb("log", "backbench.verbs.log_runs:run")
 def _log(p: argparse.ArgumentParser) -> None:
     """Send runs to an experiment logger, from files."""
     _path(
@@ -587,7 +582,7 @@ def _log(p: argparse.ArgumentParser) -> None:
     p.add_argument("--to", choices=loggers, required=True)
 
 
-@verb("data", "backbench.verbs.list_data:run", alone=True)
+@verb("data", "backbench.verbs.list_data:run")
 def _data_verb(p: argparse.ArgumentParser) -> None:
     """List and check datasets."""
     actions = p.add_subparsers(
@@ -619,7 +614,7 @@ def _doctor(p: argparse.ArgumentParser) -> None:
     _json(p)
 
 
-@verb("clean", "backbench.verbs.clean:run", alone=True)
+@verb("clean", "backbench.verbs.clean:run")
 def _clean(p: argparse.ArgumentParser) -> None:
     """List what runs hold on disk, and what can go."""
     p.add_argument("runs", nargs="+", type=Path, metavar="RUNS")
@@ -713,16 +708,9 @@ def command(argv: Sequence[str]) -> int | None:
 
 
 def _run(args: argparse.Namespace) -> int | None:
-    from backbench import plugins
     from backbench.datasets import availability
 
     verb = VERBS[args.verb]
-    # `doctor` reports hidden programs by itself; they are no matter to verbs that stand alone
-    for why in [] if args.verb == "doctor" else plugins.hidden().values():
-        if not verb.alone:
-            raise BadInput(why)
-        print(f"backbench: {why}", file=sys.stderr)
-        break
     if verb.check is not None:
         check(args)
         if getattr(args, "data", None) is not None:

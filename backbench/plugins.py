@@ -1,5 +1,4 @@
-"""Other installed packages: a lab's own may add methods, datasets, checkpoint formats and trunks,
-and a stranger's may hide one of the three programs.
+"""Finds what other installed packages add: a lab's own methods, datasets, formats and trunks.
 
 A package names what it adds in its pyproject.toml, by an entry point:
 
@@ -17,10 +16,8 @@ recipe from a stranger runs nothing that was not here before.
 """
 
 import functools
-import importlib.util
 from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import TypeVar
 
 from backbench.errors import BadInput
@@ -29,32 +26,6 @@ T = TypeVar("T")
 
 METHODS, DATASETS = "backbench.methods", "backbench.datasets"
 FORMATS, TRUNKS = "backbench.formats", "backbench.trunks"
-
-# Names that others may have, too: whichever comes first on Python's path is imported
-PROGRAMS = ("pretrain", "transfer", "detection")
-
-
-def hidden() -> dict[str, str]:
-    """The programs that Python would not find, each with what it finds instead and what to do."""
-    home = Path(__file__).resolve().parent.parent  # a checkout's top, or site-packages
-    found = {}
-    for name in PROGRAMS:
-        # The folder that Python would import it from, also one without an __init__.py, or the file
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            found[name] = (
-                f"'{name}' is not installed beside backbench: install it again"
-            )
-            continue
-        place = next(iter(spec.submodule_search_locations or [spec.origin or ""]))
-        if (where := Path(place).resolve()) != home / name:
-            remedy = (
-                "rename or uninstall that, or give backbench an environment of its own"
-            )
-            found[name] = (
-                f"'import {name}' gives {where}, which is not backbench's: {remedy}"
-            )
-    return found
 
 
 @functools.cache

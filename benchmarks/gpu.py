@@ -35,13 +35,13 @@ from probe import checkpoint
 
 from backbench import cli
 from backbench.parallel import precision
+from backbench.pretrain.recipe import PretrainConfig
 from backbench.recipes import config as recipes
 from backbench.recipes import fast
 from backbench.runs import atomic
 from backbench.runs.step_metrics import read_metrics
-from pretrain.recipe import PretrainConfig
-from transfer.frozen import FrozenTrunk, forward_all
-from transfer.heads import LinearHeads
+from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.heads import LinearHeads
 
 TABLES = ("steps", "peers", "losses", "loop", "cores", "probe", "detection")
 RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])

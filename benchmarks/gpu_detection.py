@@ -16,11 +16,11 @@ from machine import Work
 from torch import nn
 
 from backbench.datasets import embedded
+from backbench.detection import dialect, train_net
+from backbench.detection.data.split import training_records
+from backbench.detection.engine import DetectionEngine
+from backbench.detection.run import Prepared
 from backbench.runs import seeding
-from detection import dialect, train_net
-from detection.data.split import training_records
-from detection.engine import DetectionEngine
-from detection.run import Prepared
 
 TASKS = ("faster", "mask", "keypoint")
 IMAGES = 4  # of an iteration

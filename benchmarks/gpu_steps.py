@@ -14,16 +14,16 @@ from machine import Work, least
 from torch import Tensor, nn
 
 from backbench.parallel import precision
+from backbench.pretrain import optim
+from backbench.pretrain.method import Method, Setup, build_method
+from backbench.pretrain.methods.arb import arb_loss
+from backbench.pretrain.methods.cllr import cllr_regularizer
+from backbench.pretrain.methods.lorac import lorac_loss, nuclear_norm
+from backbench.pretrain.methods.simclr import nt_xent_loss
+from backbench.pretrain.recipe import PretrainConfig
 from backbench.recipes import config as recipes
 from backbench.weights.families.resnet_trunk import build_backbone
 from backbench.weights.trunk import Trunk
-from pretrain import optim
-from pretrain.method import Method, Setup, build_method
-from pretrain.methods.arb import arb_loss
-from pretrain.methods.cllr import cllr_regularizer
-from pretrain.methods.lorac import lorac_loss, nuclear_norm
-from pretrain.methods.simclr import nt_xent_loss
-from pretrain.recipe import PretrainConfig
 
 RECIPES = {
     "SimCLR": "lorac/simclr_imagenet",

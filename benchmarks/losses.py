@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from machine import least, print_ratios
 from torch import Tensor
 
-from pretrain.methods.arb import nearest_base, standardise
-from pretrain.methods.jcl import jcl_loss, moments
-from pretrain.methods.lorac import lorac_loss, nuclear_norm
-from pretrain.methods.mio import mio_loss
-from pretrain.methods.moco import CHUNK_ELEMENTS, LEAST_KEYS, infonce_loss
+from backbench.pretrain.methods.arb import nearest_base, standardise
+from backbench.pretrain.methods.jcl import jcl_loss, moments
+from backbench.pretrain.methods.lorac import lorac_loss, nuclear_norm
+from backbench.pretrain.methods.mio import mio_loss
+from backbench.pretrain.methods.moco import CHUNK_ELEMENTS, LEAST_KEYS, infonce_loss
 
 T = 0.2
 REPEATS = 20

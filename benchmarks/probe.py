@@ -20,20 +20,20 @@ from backbench.images.image_list import scan_folder
 from backbench.images.preprocess import Pixels, normalise
 from backbench.knn import knn_scores
 from backbench.parallel import precision
-from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.families.resnet_trunk import build_backbone
-from transfer import logreg
-from transfer.batches import (
+from backbench.transfer import logreg
+from backbench.transfer.batches import (
     Pictures,
     equal_shares,
     global_batches,
     loader,
     training_pictures,
 )
-from transfer.devices import Machine
-from transfer.frozen import FrozenTrunk, forward_all
-from transfer.heads import LinearHeads
-from transfer.protocols import CropAugment, Geometry
+from backbench.transfer.devices import Machine
+from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.heads import LinearHeads
+from backbench.transfer.protocols import CropAugment, Geometry
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.families.resnet_trunk import build_backbone
 
 CPU = torch.device("cpu")
 RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])

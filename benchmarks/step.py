@@ -18,12 +18,12 @@ from machine import Work, least, print_ratios
 from torch import Tensor, nn
 
 from backbench.parallel import precision
+from backbench.pretrain import optim
+from backbench.pretrain.method import Batch, Method, Setup, build_method
+from backbench.pretrain.methods import moco
+from backbench.pretrain.methods._heads import MOCO_HEAD
+from backbench.pretrain.methods._momentum import momentum_update
 from backbench.weights.families.resnet_trunk import build_backbone
-from pretrain import optim
-from pretrain.method import Batch, Method, Setup, build_method
-from pretrain.methods import moco
-from pretrain.methods._heads import MOCO_HEAD
-from pretrain.methods._momentum import momentum_update
 
 ROUNDS = 5
 

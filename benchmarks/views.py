@@ -32,8 +32,8 @@ from backbench.images.augmentations import (
 from backbench.images.crops import Crops
 from backbench.images.image_list import decode_array
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
+from backbench.pretrain.recipe import ViewsConfig
 from backbench.verbs import list_data
-from pretrain.recipe import ViewsConfig
 
 PIXELS = Pixels()
 MOCO = (Crops(count=1),)

@@ -27,20 +27,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.convnext import LayerNorm2d
 
+from backbench.detection import dialect
+from backbench.detection.data.images import shortest_edge
+from backbench.detection.dialect import Given, Value
 from backbench.errors import BadInput
 from backbench.parallel import batchnorm, distributed
 from backbench.runs import seeding
 from backbench.weights import archs, importing
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
-from detection import dialect
-from detection.data.images import shortest_edge
-from detection.dialect import Given, Value
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
-    from detection.engine import DetectionEngine
+    from backbench.detection.engine import DetectionEngine
 
 FPN, SIMPLE = "build_trunk_fpn_backbone", "build_trunk_simple_fpn_backbone"
 RESNET_FPN = "build_resnet_fpn_backbone"

@@ -10,9 +10,9 @@ states and dialect.DEFAULTS holds, and refuses everything else.
 
 from collections.abc import Mapping
 
+from backbench.detection.dialect import Given, Value
+from backbench.detection.protocol import NEUTRAL
 from backbench.errors import BadInput
-from detection.dialect import Given, Value
-from detection.protocol import NEUTRAL
 
 # A word with a colon is the group of the keys behind it
 _HONOURED = """

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import Dataset
 
+from backbench.detection.data.dataset_dicts import Detection, ImageRecord
+from backbench.detection.data.order import ImageOrder, Slots
+from backbench.detection.dialect import AMP_PRECISION, Given
+from backbench.detection.run import Prepared
 from backbench.errors import BadInput
 from backbench.parallel import distributed, loading, precision
 from backbench.parallel.loading import Unreadable
 from backbench.runs import seeding
 from backbench.runs.forward_clock import ForwardClock
-from detection.data.dataset_dicts import Detection, ImageRecord
-from detection.data.order import ImageOrder, Slots
-from detection.dialect import AMP_PRECISION, Given
-from detection.run import Prepared
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from backbench.detection import detectron2_keys, dialect
+from backbench.detection.data.dataset_dicts import Detection, ImageRecord
+from backbench.detection.data.order import Slots
+from backbench.detection.engine import DetectionEngine, MixedPrecision
 from backbench.errors import BadInput
 from backbench.images.spans import PREFIX, plain_name, read_spelled
 from backbench.parallel import distributed, loading
 from backbench.runs import seeding
 from backbench.runs.state import signals_blocked
-from detection import detectron2_keys, dialect
-from detection.data.dataset_dicts import Detection, ImageRecord
-from detection.data.order import Slots
-from detection.engine import DetectionEngine, MixedPrecision
 
 try:
     with warnings.catch_warnings():
@@ -45,7 +45,7 @@ try:
         from detectron2.utils.events import EventStorage
         from detectron2.utils.file_io import PathHandler, PathManager
 
-        from detection.engine_detectron2_backbones import (
+        from backbench.detection.engine_detectron2_backbones import (
             trunk_of,
         )  # which registers ours
 except ImportError as error:

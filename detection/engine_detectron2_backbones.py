@@ -15,9 +15,9 @@ from detectron2.solver import build_optimizer
 from detectron2.solver.build import maybe_add_gradient_clipping
 from torch import Tensor, nn
 
+from backbench.detection import backbones
+from backbench.detection.backbones import STRIDE, TrunkMaps
 from backbench.weights import archs, exporting
-from detection import backbones
-from detection.backbones import STRIDE, TrunkMaps
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

@@ -24,14 +24,10 @@ import torch
 from torch import Tensor
 from torchvision.ops import boxes as box_ops
 
-from backbench.errors import BadInput
-from backbench.parallel import distributed, loading
-from backbench.parallel.loading import Unreadable
-from backbench.runs import seeding
-from detection import backbones, dialect
-from detection.backbones import FPN, RESNET_FPN, SIMPLE
-from detection.data.dataset_dicts import Detection, ImageRecord
-from detection.data.images import (
+from backbench.detection import backbones, dialect
+from backbench.detection.backbones import FPN, RESNET_FPN, SIMPLE
+from backbench.detection.data.dataset_dicts import Detection, ImageRecord
+from backbench.detection.data.images import (
     ResizeAndFlip,
     TrainImages,
     TrainSample,
@@ -41,10 +37,14 @@ from detection.data.images import (
     shortest_edge,
     to_uint8,
 )
-from detection.data.masks import paste
-from detection.dialect import Given, Value
-from detection.engine import DetectionEngine
-from detection.rcnn.detector import Detector
+from backbench.detection.data.masks import paste
+from backbench.detection.dialect import Given, Value
+from backbench.detection.engine import DetectionEngine
+from backbench.detection.rcnn.detector import Detector
+from backbench.errors import BadInput
+from backbench.parallel import distributed, loading
+from backbench.parallel.loading import Unreadable
+from backbench.runs import seeding
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

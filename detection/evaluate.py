@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbench.detection import coco_ap
+from backbench.detection.data.dataset_dicts import Detection
+from backbench.detection.data.split import Split
 from backbench.errors import BadInput
 from backbench.runs import seeding
 from backbench.stats import confidence
 from backbench.stats.resampling import AP_COUNT
-from detection import coco_ap
-from detection.data.dataset_dicts import Detection
-from detection.data.split import Split
 
 if TYPE_CHECKING:
     import hotcoco

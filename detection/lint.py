@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbench.detection import backbones, dialect, evaluate, process_group, voc_ap
+from backbench.detection.data import images, voc
+from backbench.detection.data.split import Split, training_records
+from backbench.detection.dialect import AMP_PRECISION, Given
+from backbench.detection.run import DetectionRun, Prepared
+from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.runs.terminal import log
-from detection import backbones, dialect, evaluate, process_group, voc_ap
-from detection.data import images, voc
-from detection.data.split import Split, training_records
-from detection.dialect import AMP_PRECISION, Given
-from detection.run import DetectionRun, Prepared
-from detection.task_rows import DetectionTask
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

@@ -9,6 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbench.detection import backbones, evaluate, voc_ap
+from backbench.detection.data import voc
+from backbench.detection.data.dataset_dicts import Detection
+from backbench.detection.engine import DetectionEngine
+from backbench.detection.process_group import wait_until
+from backbench.detection.protocol import decisive, protocol
+from backbench.detection.run import (
+    DETECTIONS_FILE,
+    EVALUATIONS_FILE,
+    FINAL_FILE,
+    PER_CATEGORY_FILE,
+    DetectionRun,
+    Prepared,
+)
 from backbench.errors import BadInput
 from backbench.images import containers, contents
 from backbench.parallel import loading
@@ -20,20 +34,6 @@ from backbench.runs.folder import PICTURES, RESULTS_FILE, RUN_FILE
 from backbench.runs.run_progress import Progress
 from backbench.runs.terminal import log
 from backbench.weights import trunk_facts
-from detection import backbones, evaluate, voc_ap
-from detection.data import voc
-from detection.data.dataset_dicts import Detection
-from detection.engine import DetectionEngine
-from detection.process_group import wait_until
-from detection.protocol import decisive, protocol
-from detection.run import (
-    DETECTIONS_FILE,
-    EVALUATIONS_FILE,
-    FINAL_FILE,
-    PER_CATEGORY_FILE,
-    DetectionRun,
-    Prepared,
-)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,7 +102,7 @@ def record(
 ) -> None:
     """Write AP with intervals, AP per category and pictures; all numbers appended in one write,
     once. `speed` is how many images a second the detector took on this rank."""
-    from detection import pictures
+    from backbench.detection import pictures
 
     # 1. What was found
     atomic.write_text(run.out / DETECTIONS_FILE, json.dumps(detections))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbench.detection.data.dataset_dicts import Annotation, Detection, ImageRecord
+from backbench.detection.data.images import load_image
+from backbench.detection.data.masks import outlines
+from backbench.detection.data.split import Split
 from backbench.runs import atomic
-from detection.data.dataset_dicts import Annotation, Detection, ImageRecord
-from detection.data.images import load_image
-from detection.data.masks import outlines
-from detection.data.split import Split
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -20,6 +20,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from backbench.__main__ import NUMBERS, listen
+from backbench.detection.data.split import Split
+from backbench.detection.dialect import DEVICE_KEY, Given
+from backbench.detection.run import DetectionRun
 from backbench.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
@@ -30,9 +33,6 @@ from backbench.errors import (
 from backbench.runs import atomic
 from backbench.runs.state import StopFlag, die_with_parent, signals_blocked
 from backbench.runs.terminal import log
-from detection.data.split import Split
-from detection.dialect import DEVICE_KEY, Given
-from detection.run import DetectionRun
 
 HOST = "127.0.0.1"
 GRACE_SECONDS = 2

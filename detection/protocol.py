@@ -4,10 +4,10 @@ key that can change the numbers agrees, so a changed rate never lands in a publi
 import functools
 from pathlib import Path
 
+from backbench.detection import dialect
+from backbench.detection.dialect import Given, Value
 from backbench.errors import Failed
 from backbench.recipes import config as recipes
-from detection import dialect
-from detection.dialect import Given, Value
 
 STATED = "# protocol: "
 FROZEN = "MODEL.TRUNK.FROZEN"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbench.detection.data.split import Split
+from backbench.detection.dialect import Given
+from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
-from detection.data.split import Split
-from detection.dialect import Given
-from detection.task_rows import DetectionTask
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what fvcore.common imports on the way

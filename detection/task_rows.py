@@ -4,9 +4,9 @@ reader of an annotation field that no task has read before."""
 
 from dataclasses import dataclass
 
+from backbench.detection.dialect import Given
 from backbench.errors import BadInput
 from backbench.tasks import TASKS
-from detection.dialect import Given
 
 
 @dataclass(frozen=True, kw_only=True)

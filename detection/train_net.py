@@ -27,6 +27,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from backbench.detection import backbones, dialect, lint, measure, process_group
+from backbench.detection.data import reading
+from backbench.detection.data.split import training_records
+from backbench.detection.engine import DetectionEngine, reestimate_batch_norm
+from backbench.detection.protocol import decisive, stated
+from backbench.detection.run import DetectionRun, Prepared, SolverSchedule
+from backbench.detection.task_rows import task_of
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.parallel import distributed, precision
 from backbench.results import store
@@ -36,13 +43,6 @@ from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.step_metrics import Metrics
 from backbench.runs.terminal import log
-from detection import backbones, dialect, lint, measure, process_group
-from detection.data import reading
-from detection.data.split import training_records
-from detection.engine import DetectionEngine, reestimate_batch_norm
-from detection.protocol import decisive, stated
-from detection.run import DetectionRun, Prepared, SolverSchedule
-from detection.task_rows import task_of
 
 SAVE_SECONDS = 300
 LOGGED = 4500  # rows of metrics.jsonl in a long run
@@ -142,10 +142,10 @@ def new_run(
 def engine_class(name: str) -> type[DetectionEngine]:
     """The engine of that name; importing Detectron2's raises BadInput where it is not installed."""
     if name == "detectron2":
-        from detection.engine_detectron2 import Detectron2Engine
+        from backbench.detection.engine_detectron2 import Detectron2Engine
 
         return Detectron2Engine
-    from detection.engine_torchvision import TorchvisionEngine
+    from backbench.detection.engine_torchvision import TorchvisionEngine
 
     return TorchvisionEngine
 

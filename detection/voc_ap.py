@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbench.detection import evaluate
+from backbench.detection.data.dataset_dicts import Detection
+from backbench.detection.data.split import Split
 from backbench.errors import BadInput
-from detection import evaluate
-from detection.data.dataset_dicts import Detection
-from detection.data.split import Split
 
 THRESHOLDS = [0.5 + 0.05 * t for t in range(10)]  # of overlap; AP is the mean over them
 CHUNK = 50  # draws at a time: 25,000 detections of a category are 10 MB for 50

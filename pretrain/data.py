@@ -23,8 +23,8 @@ from backbench.images.crops import Crops
 from backbench.images.image_list import ImageList
 from backbench.images.preprocess import normalise
 from backbench.parallel import loading
+from backbench.pretrain.recipe import PretrainConfig, ViewsConfig
 from backbench.runs import seeding
-from pretrain.recipe import PretrainConfig, ViewsConfig
 
 CACHE_BYTES = (
     512 << 20

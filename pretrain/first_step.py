@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from backbench.errors import Failed
 from backbench.parallel import distributed
-from pretrain.method import Method
+from backbench.pretrain.method import Method
 
 # Ranks compute an equal loss from equal numbers; other processors may round otherwise
 EQUAL = 1e-5

@@ -34,14 +34,14 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.weights.trunk import Trunk
-from pretrain.method_config import (
+from backbench.pretrain.method_config import (
     AnyMethodConfig,
     MethodConfig,
     choose_config,
     method_module,
     method_names,
 )
+from backbench.weights.trunk import Trunk
 
 # What a method's file, or an installed package's, imports from here
 __all__ = [

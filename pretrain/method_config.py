@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Annotated
 
-import pretrain.methods
+import backbench.pretrain.methods
 from backbench import plugins
 from backbench.errors import BadInput, nearest
 from backbench.recipes.config import ChosenBy
@@ -21,7 +21,10 @@ class MethodConfig:
 
 
 def shipped_names() -> list[str]:
-    files = [module.name for module in pkgutil.iter_modules(pretrain.methods.__path__)]
+    files = [
+        module.name
+        for module in pkgutil.iter_modules(backbench.pretrain.methods.__path__)
+    ]
     return [name for name in files if not name.startswith("_")]
 
 
@@ -45,7 +48,7 @@ def check_name(data: object) -> str:
 def method_module(name: str) -> ModuleType:
     """The module of that name, with its `Config` and `Method`."""
     if name in shipped_names():
-        return importlib.import_module(f"pretrain.methods.{name}")
+        return importlib.import_module(f"backbench.pretrain.methods.{name}")
     return plugins.load(plugins.METHODS, name, ModuleType)
 
 

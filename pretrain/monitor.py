@@ -18,13 +18,13 @@ from backbench.images.preprocess import eval_geometry, to_input
 from backbench.knn import knn_scores
 from backbench.parallel import loading
 from backbench.parallel.precision import bf16_is_quick
+from backbench.pretrain.data import LoadedBatch
+from backbench.pretrain.recipe import PretrainConfig, ViewsConfig
 from backbench.runs import price
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.runs.step_metrics import Metrics, read_metrics
 from backbench.runs.terminal import log
-from pretrain.data import LoadedBatch
-from pretrain.recipe import PretrainConfig, ViewsConfig
 
 # Unit features whose standard deviation is this part of an isotropic cloud's, or whose effective
 # rank is this low, tell images apart along at most one direction. A random ResNet has about 0.1 and

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from backbench.errors import BadInput, nearest
+from backbench.pretrain.recipe import Optim, PretrainConfig
 from backbench.weights.trunk import Trunk
-from pretrain.recipe import Optim, PretrainConfig
 
 Group = dict[str, Any]  # a parameter group, as torch's optimisers keep them
 

@@ -10,8 +10,8 @@ from pydantic import Field
 from backbench.errors import BadInput
 from backbench.images.crops import Crops
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels
+from backbench.pretrain.method_config import AnyMethodConfig, check_name
 from backbench.recipes import config, fast
-from pretrain.method_config import AnyMethodConfig, check_name
 
 # What values may be; `config.build` refuses others by the key's name
 Count = Annotated[int, Field(ge=1)]

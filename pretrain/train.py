@@ -19,6 +19,10 @@ from backbench.datasets import catalog
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.images.image_list import ImageList
 from backbench.parallel import batchnorm, distributed, division, loading, precision
+from backbench.pretrain import data, monitor, optim
+from backbench.pretrain.first_step import FirstStep
+from backbench.pretrain.method import Batch, Method, Setup, build_method
+from backbench.pretrain.recipe import PretrainConfig, overrides_of
 from backbench.recipes import config as recipes
 from backbench.results import store
 from backbench.runs import atomic, seeding
@@ -35,10 +39,6 @@ from backbench.runs.terminal import log
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
-from pretrain import data, monitor, optim
-from pretrain.first_step import FirstStep
-from pretrain.method import Batch, Method, Setup, build_method
-from pretrain.recipe import PretrainConfig, overrides_of
 
 
 def run(args: argparse.Namespace) -> int:

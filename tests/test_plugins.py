@@ -1,4 +1,4 @@
-"""A lab's own package, really installed, serves; one that hides a program of ours is named."""
+"""A lab's own package, really installed, serves; strangers' packages stand in no way."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import backbench
 from backbench import cli, plugins
 from backbench.datasets import catalog
 from backbench.errors import BadInput
@@ -201,52 +202,42 @@ def test_a_broken_package_stands_in_nobody_elses_way(path, tmp_path, capsys, cap
         catalog.find("mine")
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "status"),
-    [
-        # A command of a program, two that start them, one that does without, and doctor
-        (
-            "transfer",
-            ("linear", "x.pth", "--datasets", "digits", "--data", ".", "--out", "run"),
-            2,
-        ),
-        pytest.param(
-            "detection",
-            ("launch", "status", "--out", "runs"),
-            2,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("transfer", ("reproduce",), 2, marks=pytest.mark.slow),
-        ("transfer", ("data", "list"), 0),
-        pytest.param("detection", ("doctor",), 1, marks=pytest.mark.slow),
-    ],
-)
-def test_a_verb_says_so_and_stops_where_it_needs_the_program(
-    tmp_path, name, words, status
+OTHERS = ("pretrain", "transfer", "detection", "configs", "tools", "tests")
+
+
+@pytest.fixture
+def beside_others(tmp_path):
+    """Run `python -m backbench` in a folder of somebody else's packages of our folders' names."""
+    for name in OTHERS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
+
+    def run(*words):
+        command = [sys.executable, *map(str, words)]
+        # Our checkout stands behind the folder, as an installed package does
+        path = os.pathsep.join(
+            [str(tmp_path), str(Path(backbench.__file__).parents[1])]
+        )
+        env = {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path
+        )
+
+    return run
+
+
+def test_a_reading_runs_beside_packages_of_the_same_names(
+    beside_others, tiny_root, trunk
 ):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    # From a folder that is none of ours, whose packages `python -m` would find first
-    command = [sys.executable, "-m", "backbench", *words]
-    env = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=env, cwd="/"
-    )
-    assert done.returncode == status
-    said = f"'import {name}' gives {tmp_path / name}"
-    if words == ("doctor",):
-        lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-        for beginning in (
-            f"hidden {name} broken {said}",
-            f"verbs demo, pretrain broken {name}: ",
-        ):
-            assert [line for line in lines if line.startswith(beginning)]
-        return
-    (line,) = done.stderr.strip().splitlines()
-    assert said in line and "uninstall" in line
-    assert status or "cifar10" in done.stdout
+    words = ("linear", trunk, "--datasets", "digits", "--protocol", "knn_demo")
+    data = ("--data", tiny_root, "--out", "run")
+    done = beside_others("-m", "backbench", *words, *data)
+    assert done.returncode == 0, done.stderr
+    assert "knn-demo-v1" in done.stdout
 
 
-def test_nothing_is_hidden_here():
-    assert plugins.hidden() == {}
+@pytest.mark.parametrize("name", ["pretrain", "transfer", "detection"])
+def test_python_finds_our_programs_below_backbench(beside_others, name):
+    done = beside_others("-c", f"import backbench.{name} as m; print(m.__file__)")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).resolve().parent.name == name

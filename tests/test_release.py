@@ -128,12 +128,17 @@ def told(installed, *words, timeout=600):
 @pytest.mark.timeout(900)
 def test_an_installed_wheel_finds_itself(installed):
     place, python = installed
-    code = "import backbench, pretrain, transfer, detection as d; print(backbench.__file__, d.__file__)"
+    code = (
+        "import importlib.util, backbench, backbench.pretrain, backbench.transfer, backbench.detection as d;"
+        "print(backbench.__file__, d.__file__);"
+        "print([n for n in ('pretrain', 'transfer', 'detection') if importlib.util.find_spec(n)])"
+    )
     command = [python, "-c", code]
     found = subprocess.run(
         command, cwd=place, capture_output=True, text=True, check=True
     )
     assert found.stdout.count(str(place / "env")) == 2, found.stdout
+    assert found.stdout.splitlines()[-1] == "[]", "only backbench is at the top"
     assert "VERB" in told(installed, "--help")
     assert "14 checkpoints" in told(installed, "reproduce")
     assert "LORAC Table 2" in told(installed, "paper")

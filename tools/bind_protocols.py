@@ -68,8 +68,8 @@ def _pretraining() -> dict[str, Leaves]:
     """The defaults of a pretraining recipe; its crops and its method have some of their own, and so
     has a group of a method that is written in part (`simclr.head`)."""
     from backbench.images.crops import Crops
-    from pretrain import method_config
-    from pretrain.recipe import PretrainConfig
+    from backbench.pretrain import method_config
+    from backbench.pretrain.recipe import PretrainConfig
 
     methods = {
         n: method_config.method_module(n).Config for n in method_config.shipped_names()
@@ -85,7 +85,7 @@ def _pretraining() -> dict[str, Leaves]:
 def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
     """Reads every recipe of configs/transfer by the dataclass of its kind."""
     from backbench.tasks import TASKS
-    from transfer.protocols import PROTOCOLS, RULES, AnalyzeConfig
+    from backbench.transfer.protocols import PROTOCOLS, RULES, AnalyzeConfig
 
     classes: dict[str, Any] = {**PROTOCOLS, "analyze": AnalyzeConfig}
     tasks = {"analyze": "analyze"}  # kind -> a task
@@ -140,8 +140,8 @@ def _defaults(cls: Any, prefix: str = "") -> Leaves:
 
 def _detectors() -> tuple[dict[str, Leaves], list[Recipe]]:
     """Reads every config of configs/detection; a base file has the defaults of its backbone."""
-    from detection import dialect as detection
-    from detection import protocol, task_rows
+    from backbench.detection import dialect as detection
+    from backbench.detection import protocol, task_rows
 
     defaults: dict[str, Leaves] = {}
     recipes: list[Recipe] = []

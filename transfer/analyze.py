@@ -32,22 +32,27 @@ from backbench.runs.folder import PICTURES, STATES, open_run
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.stats import confidence
-from backbench.weights.checkpoint import Checkpoint
-from transfer import analyze_pictures, probe_fewshot
-from transfer import feature_statistics as stats
-from transfer.analyze_pictures import (
+from backbench.transfer import analyze_pictures, probe_fewshot
+from backbench.transfer import feature_statistics as stats
+from backbench.transfer.analyze_pictures import (
     PROJECTOR,
     TRUNK,
     SpaceCurves,
     Summary,
     training_curves,
 )
-from transfer.devices import Machine, read_checkpoints, start_for
-from transfer.feature_statistics import finite
-from transfer.features import FeatureRows
-from transfer.frozen import FrozenTrunk, build_projector, forward_all, output_dim
-from transfer.protocols import AnalyzeConfig, FewShot, load_analysis
-from transfer.scoring import recorded
+from backbench.transfer.devices import Machine, read_checkpoints, start_for
+from backbench.transfer.feature_statistics import finite
+from backbench.transfer.features import FeatureRows
+from backbench.transfer.frozen import (
+    FrozenTrunk,
+    build_projector,
+    forward_all,
+    output_dim,
+)
+from backbench.transfer.protocols import AnalyzeConfig, FewShot, load_analysis
+from backbench.transfer.scoring import recorded
+from backbench.weights.checkpoint import Checkpoint
 
 SUMMARY = "analysis.json"
 STATE = f"{STATES}/analyze.state"  # below the run's folder

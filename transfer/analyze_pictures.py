@@ -15,8 +15,12 @@ from matplotlib.axes import Axes
 
 from backbench import charts
 from backbench.runs.step_metrics import read_metrics
+from backbench.transfer.feature_statistics import (
+    HistogramSummary,
+    MinMaxSummary,
+    finite,
+)
 from backbench.weights import header
-from transfer.feature_statistics import HistogramSummary, MinMaxSummary, finite
 
 BARS = 40  # of a histogram in a picture, about
 NOT_DRAWN = (

@@ -18,8 +18,8 @@ from backbench.images.augmentations import crop_box
 from backbench.images.image_list import ImageList
 from backbench.parallel import loading
 from backbench.runs import seeding
-from transfer.devices import Machine
-from transfer.protocols import CropAugment, Geometry
+from backbench.transfer.devices import Machine
+from backbench.transfer.protocols import CropAugment, Geometry
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -13,9 +13,9 @@ from torchvision.transforms import (
 from backbench.images.dense import IGNORED, DenseList
 from backbench.parallel import loading
 from backbench.runs import seeding
-from transfer.batches import EpochIndex
-from transfer.devices import Machine
-from transfer.protocols import Seg
+from backbench.transfer.batches import EpochIndex
+from backbench.transfer.devices import Machine
+from backbench.transfer.protocols import Seg
 
 TRIES = 10  # crops that are drawn until no class fills one
 Bilinear, Nearest = Image.Resampling.BILINEAR, Image.Resampling.NEAREST

@@ -41,9 +41,9 @@ from backbench.recipes import config
 from backbench.runs import atomic, failures
 from backbench.runs.folder import cache_folder
 from backbench.runs.terminal import log
+from backbench.transfer.frozen import FrozenTrunk, state_digest
+from backbench.transfer.protocols import Geometry
 from backbench.untrusted import jsons, printable
-from transfer.frozen import FrozenTrunk, state_digest
-from transfer.protocols import Geometry
 
 Description = Mapping[str, object]  # JSON-able
 Seen = NDArray[np.int64]  # one row per image: inode, ctime in ns, hash

@@ -21,12 +21,24 @@ from backbench.runs.folder import STATES
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
-from transfer import feature_cache
-from transfer.batches import EpochIndex, Pictures, centred, equal_shares, loader
-from transfer.devices import Machine, preempted
-from transfer.feature_cache import Description, FeatureCache, PartFiles, Seen, describe
-from transfer.frozen import FrozenTrunk, forward_all
-from transfer.protocols import Geometry
+from backbench.transfer import feature_cache
+from backbench.transfer.batches import (
+    EpochIndex,
+    Pictures,
+    centred,
+    equal_shares,
+    loader,
+)
+from backbench.transfer.devices import Machine, preempted
+from backbench.transfer.feature_cache import (
+    Description,
+    FeatureCache,
+    PartFiles,
+    Seen,
+    describe,
+)
+from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.protocols import Geometry
 
 # Below a run: features that no other run may take for its own, or that are large; while it measures
 OWN_FEATURES = f"{STATES}/features"

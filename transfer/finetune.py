@@ -34,12 +34,12 @@ from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.stats import training_noise
 from backbench.tasks import TASKS
+from backbench.transfer import batches, scoring
+from backbench.transfer.devices import Machine, preempted, read_checkpoints, start_for
+from backbench.transfer.protocols import Finetune, Part, load_protocol
+from backbench.transfer.scoring import Assignment, CheckpointPredictions, best_of
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
-from transfer import batches, scoring
-from transfer.devices import Machine, preempted, read_checkpoints, start_for
-from transfer.protocols import Finetune, Part, load_protocol
-from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
 SHOW_EVERY = 20  # steps; reading a loss waits for the device
 

@@ -19,15 +19,15 @@ from backbench.runs.folder import open_run
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
+from backbench.transfer import scoring
+from backbench.transfer.devices import Machine, read_checkpoints, start_for
+from backbench.transfer.feature_cache import FeatureCache
+from backbench.transfer.features import OWN_FEATURES, Extractor
+from backbench.transfer.frozen import FrozenTrunk, kept_head
+from backbench.transfer.probe_kind import Probe, probe_of
+from backbench.transfer.protocols import RULES, Ood, Protocol, load_protocol, of_verb
+from backbench.transfer.scoring import Assignment
 from backbench.weights.checkpoint import Checkpoint
-from transfer import scoring
-from transfer.devices import Machine, read_checkpoints, start_for
-from transfer.feature_cache import FeatureCache
-from transfer.features import OWN_FEATURES, Extractor
-from transfer.frozen import FrozenTrunk, kept_head
-from transfer.probe_kind import Probe, probe_of
-from transfer.protocols import RULES, Ood, Protocol, load_protocol, of_verb
-from transfer.scoring import Assignment
 
 TASK_OF = {
     task.kind: name for name, task in TASKS.items() if task.verb in ("linear", "ood")

@@ -25,18 +25,18 @@ from backbench.results.store import Result
 from backbench.runs import seeding
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
+from backbench.transfer import head_scores, scoring
+from backbench.transfer.batches import Pictures, centred, equal_shares, loader
+from backbench.transfer.devices import Machine
+from backbench.transfer.features import Extractor
+from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.head_scores import Scores
+from backbench.transfer.heads import TokenHeads, copies
+from backbench.transfer.probe_kind import Probe
+from backbench.transfer.probe_sgd import best_heads, chosen_rate, train_on_tokens
+from backbench.transfer.protocols import Attentive
+from backbench.transfer.scoring import Assignment, CheckpointPredictions
 from backbench.weights.kept_heads import KeptHead
-from transfer import head_scores, scoring
-from transfer.batches import Pictures, centred, equal_shares, loader
-from transfer.devices import Machine
-from transfer.features import Extractor
-from transfer.frozen import FrozenTrunk, forward_all
-from transfer.head_scores import Scores
-from transfer.heads import TokenHeads, copies
-from transfer.probe_kind import Probe
-from transfer.probe_sgd import best_heads, chosen_rate, train_on_tokens
-from transfer.protocols import Attentive
-from transfer.scoring import Assignment, CheckpointPredictions
 
 PIECE = 2**26  # numbers that are pooled at a time: 256 MB
 

@@ -15,12 +15,12 @@ from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
-from transfer import scoring
-from transfer.devices import Machine
-from transfer.features import Extractor
-from transfer.probe_kind import Probe
-from transfer.protocols import ClassRetrieval
-from transfer.scoring import Assignment
+from backbench.transfer import scoring
+from backbench.transfer.devices import Machine
+from backbench.transfer.features import Extractor
+from backbench.transfer.probe_kind import Probe
+from backbench.transfer.protocols import ClassRetrieval
+from backbench.transfer.scoring import Assignment
 
 
 def refuse(p: ClassRetrieval, name: str, splits: Splits) -> None:

@@ -16,12 +16,12 @@ from backbench.results.store import Result
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.stats.partitions import METRICS, agreement
-from transfer import scoring
-from transfer.devices import Machine
-from transfer.features import Extractor
-from transfer.probe_kind import Probe
-from transfer.protocols import KMeansClusters
-from transfer.scoring import Assignment
+from backbench.transfer import scoring
+from backbench.transfer.devices import Machine
+from backbench.transfer.features import Extractor
+from backbench.transfer.probe_kind import Probe
+from backbench.transfer.protocols import KMeansClusters
+from backbench.transfer.scoring import Assignment
 
 
 def refuse(p: KMeansClusters, name: str, splits: Splits) -> None:

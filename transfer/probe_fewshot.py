@@ -15,12 +15,12 @@ from backbench.images.image_list import ImageList
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
 from backbench.stats import confidence
-from transfer import logreg, scoring
-from transfer.devices import Machine
-from transfer.features import Extractor, FeatureRows
-from transfer.probe_kind import Probe
-from transfer.protocols import FewShot
-from transfer.scoring import Assignment
+from backbench.transfer import logreg, scoring
+from backbench.transfer.devices import Machine
+from backbench.transfer.features import Extractor, FeatureRows
+from backbench.transfer.probe_kind import Probe
+from backbench.transfer.protocols import FewShot
+from backbench.transfer.scoring import Assignment
 
 
 def refuse(p: FewShot, name: str, found: Splits) -> None:

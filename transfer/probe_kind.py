@@ -10,11 +10,11 @@ from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
+from backbench.transfer.devices import Machine
+from backbench.transfer.features import Extractor
+from backbench.transfer.protocols import Protocol
+from backbench.transfer.scoring import Assignment
 from backbench.weights.kept_heads import KeptHead
-from transfer.devices import Machine
-from transfer.features import Extractor
-from transfer.protocols import Protocol
-from transfer.scoring import Assignment
 
 P = TypeVar("P", bound=Protocol)
 
@@ -60,5 +60,7 @@ class Probe(Generic[P]):
 
 def probe_of(kind: str) -> Probe[Protocol]:
     """The probe of a `kind` that backbench/tasks.toml has."""
-    probe: Probe[Protocol] = importlib.import_module(f"transfer.probe_{kind}").PROBE
+    probe: Probe[Protocol] = importlib.import_module(
+        f"backbench.transfer.probe_{kind}"
+    ).PROBE
     return probe

@@ -7,12 +7,12 @@ from backbench.errors import BadInput
 from backbench.knn import knn_scores
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
-from transfer import scoring
-from transfer.devices import Machine
-from transfer.features import Extractor
-from transfer.probe_kind import Probe
-from transfer.protocols import Knn
-from transfer.scoring import Assignment, CheckpointPredictions
+from backbench.transfer import scoring
+from backbench.transfer.devices import Machine
+from backbench.transfer.features import Extractor
+from backbench.transfer.probe_kind import Probe
+from backbench.transfer.protocols import Knn
+from backbench.transfer.scoring import Assignment, CheckpointPredictions
 
 
 def refuse(p: Knn, name: str, splits: Splits) -> None:

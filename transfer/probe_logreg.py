@@ -12,16 +12,16 @@ from backbench.results.store import Result
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
+from backbench.transfer import head_scores, logreg, scoring
+from backbench.transfer.devices import Machine
+from backbench.transfer.features import Extractor
+from backbench.transfer.head_scores import ROWS
+from backbench.transfer.logreg import Fit
+from backbench.transfer.probe_kind import Probe
+from backbench.transfer.protocols import LogReg
+from backbench.transfer.scoring import Assignment, CheckpointPredictions
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.kept_heads import KeptHead
-from transfer import head_scores, logreg, scoring
-from transfer.devices import Machine
-from transfer.features import Extractor
-from transfer.head_scores import ROWS
-from transfer.logreg import Fit
-from transfer.probe_kind import Probe
-from transfer.protocols import LogReg
-from transfer.scoring import Assignment, CheckpointPredictions
 
 
 class PathState(TypedDict, total=False):

@@ -23,16 +23,22 @@ from backbench.datasets.splits import InImageNet, Splits
 from backbench.errors import BadInput
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
+from backbench.transfer import head_scores, scoring
+from backbench.transfer.devices import Machine
+from backbench.transfer.features import Extractor
+from backbench.transfer.frozen import FrozenTrunk, TokenFeature, state_digest
+from backbench.transfer.probe_kind import Probe
+from backbench.transfer.protocols import (
+    OWN_HEAD,
+    Geometry,
+    ModelGeometry,
+    Ood,
+    TrimmedGeometry,
+)
+from backbench.transfer.scoring import Assignment, CheckpointPredictions
 from backbench.weights import kept_heads
 from backbench.weights.families import timm_classifier
 from backbench.weights.kept_heads import KeptHead
-from transfer import head_scores, scoring
-from transfer.devices import Machine
-from transfer.features import Extractor
-from transfer.frozen import FrozenTrunk, TokenFeature, state_digest
-from transfer.probe_kind import Probe
-from transfer.protocols import OWN_HEAD, Geometry, ModelGeometry, Ood, TrimmedGeometry
-from transfer.scoring import Assignment, CheckpointPredictions
 
 CLASSES = 1000
 BEST = 5

@@ -28,17 +28,28 @@ from backbench.runs.folder import PICTURES
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.stats import confidence, dense_counts
-from transfer import scoring
-from transfer.batches import rank_batches
-from transfer.dense_views import TestPairs, TrainingPairs, best_classes, pairs, starts
-from transfer.devices import Machine
-from transfer.features import Extractor
-from transfer.frozen import FrozenTrunk, forward_all
-from transfer.heads import TokenHeads, copies
-from transfer.probe_kind import Probe
-from transfer.probe_sgd import ProbeTraining, best_heads, chosen_rate, train_on_tokens
-from transfer.protocols import Protocol, Seg
-from transfer.scoring import Assignment
+from backbench.transfer import scoring
+from backbench.transfer.batches import rank_batches
+from backbench.transfer.dense_views import (
+    TestPairs,
+    TrainingPairs,
+    best_classes,
+    pairs,
+    starts,
+)
+from backbench.transfer.devices import Machine
+from backbench.transfer.features import Extractor
+from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.heads import TokenHeads, copies
+from backbench.transfer.probe_kind import Probe
+from backbench.transfer.probe_sgd import (
+    ProbeTraining,
+    best_heads,
+    chosen_rate,
+    train_on_tokens,
+)
+from backbench.transfer.protocols import Protocol, Seg
+from backbench.transfer.scoring import Assignment
 
 SHOWN = 4  # test images in a picture
 SHOWN_SIDE = 192  # pixels of their height there

@@ -23,16 +23,23 @@ from backbench.results.store import Result
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.stats import dense_counts
-from transfer.batches import equal_shares
-from transfer.dense_views import SquareMaps, pairs
-from transfer.devices import Machine
-from transfer.feature_cache import FeatureCache
-from transfer.features import OWN_FEATURES, Extractor
-from transfer.frozen import FrozenTrunk, TokenFeature
-from transfer.probe_kind import Probe
-from transfer.probe_seg import SHOWN, Shown, gathered, own_images, rows_of, score
-from transfer.protocols import Distance, SegKnn
-from transfer.scoring import Assignment, best_of
+from backbench.transfer.batches import equal_shares
+from backbench.transfer.dense_views import SquareMaps, pairs
+from backbench.transfer.devices import Machine
+from backbench.transfer.feature_cache import FeatureCache
+from backbench.transfer.features import OWN_FEATURES, Extractor
+from backbench.transfer.frozen import FrozenTrunk, TokenFeature
+from backbench.transfer.probe_kind import Probe
+from backbench.transfer.probe_seg import (
+    SHOWN,
+    Shown,
+    gathered,
+    own_images,
+    rows_of,
+    score,
+)
+from backbench.transfer.protocols import Distance, SegKnn
+from backbench.transfer.scoring import Assignment, best_of
 
 PIECE = 2**24  # numbers that are looked through at a time: 64 MB of float32
 Way = tuple[int, Distance]  # how many neighbours, and by which distance

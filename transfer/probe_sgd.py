@@ -33,16 +33,16 @@ from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.stats import confidence
+from backbench.transfer import head_scores, scoring
+from backbench.transfer.batches import rank_batches, training_pictures
+from backbench.transfer.devices import Machine, preempted
+from backbench.transfer.features import Extractor, FeatureRows
+from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.heads import AdamHeads, BestHeads, LinearHeads
+from backbench.transfer.probe_kind import Probe
+from backbench.transfer.protocols import Sgd
+from backbench.transfer.scoring import Assignment, CheckpointPredictions, best_of
 from backbench.weights.kept_heads import KeptHead
-from transfer import head_scores, scoring
-from transfer.batches import rank_batches, training_pictures
-from transfer.devices import Machine, preempted
-from transfer.features import Extractor, FeatureRows
-from transfer.frozen import FrozenTrunk, forward_all
-from transfer.heads import AdamHeads, BestHeads, LinearHeads
-from transfer.probe_kind import Probe
-from transfer.protocols import Sgd
-from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
 TRAIN_SCORE = "train_top1"  # the metric of `train_score`
 SHOW_EVERY = 50  # steps; reading a loss waits for the device

@@ -27,12 +27,12 @@ from backbench.runs.folder import HEADS_FILE, PREDICTIONS, RESULTS_FILE, STATES
 from backbench.runs.forward_clock import clock
 from backbench.runs.terminal import log
 from backbench.stats import confidence
+from backbench.transfer.head_scores import Scores
+from backbench.transfer.protocols import Protocol
 from backbench.untrusted import printable
 from backbench.weights import kept_heads, trunk_facts
 from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint
 from backbench.weights.kept_heads import KeptHead
-from transfer.head_scores import Scores
-from transfer.protocols import Protocol
 
 # The kind of protocol: a probe that measures an Assignment[Sgd] finds an Sgd in it
 Kind_co = TypeVar("Kind_co", bound=Protocol, covariant=True)

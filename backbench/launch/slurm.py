@@ -10,7 +10,7 @@ How a killed job continues, from the signal to the next start:
 3. A lost node or `scontrol requeue` give no word. Slurm starts the job anew by itself (`requeue`
    in `_parameters`); `Attempt._begin` notes that the attempt before was killed.
 4. The job starts: the same pickle, the same command, the same folder, whose state it continues
-   (`pretrain.train.SavedState`).
+   (`backbench.pretrain.train.SavedState`).
 5. Nothing started it: it is `stopped` by SIGTERM at the time limit, or after any time limit on a
    node without scontrol; `lost` after a kill -9 of this process. `launch run` submits it again.
 """

@@ -49,9 +49,6 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(data: Path) -> list[Finding]:
     needed = [*packages(), device()]
-    needed += [
-        Finding("hidden", name, BROKEN, why) for name, why in plugins.hidden().items()
-    ]
     more = [detectron2(), slurm(), *datasets(data), lists(data), coco(data)]
     trunks = dict.fromkeys(plugins.installed(plugins.TRUNKS), "installed")
     for family in archs.FAMILIES:

@@ -16,9 +16,7 @@ from pydantic import (
 )
 from typing_extensions import NotRequired, TypedDict  # noqa: UP035 - the only one pydantic takes
 
-from backbench.errors import BadInput
-from backbench.untrusted import opening, printable
-from detection.data.dataset_dicts import (
+from backbench.detection.data.dataset_dicts import (
     LARGEST,
     XYWH,
     Annotation,
@@ -26,8 +24,10 @@ from detection.data.dataset_dicts import (
     Polygon,
     RunLength,
 )
-from detection.data.split import DatasetFiles, Split, is_marked
-from detection.task_rows import DetectionTask
+from backbench.detection.data.split import DatasetFiles, Split, is_marked
+from backbench.detection.task_rows import DetectionTask
+from backbench.errors import BadInput
+from backbench.untrusted import opening, printable
 
 LARGEST_FILE = 8 * opening.GIGABYTE  # COCO's have half of one
 LAYOUT = "COCO is ROOT/coco/{annotations,train2017,val2017}"

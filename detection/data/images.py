@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbench.detection.data.dataset_dicts import ImageRecord
+from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.images.image_list import FORMATS, decode, readable
 from backbench.images.spans import plain_name, read_spelled
 from backbench.runs import seeding
-from detection.data.dataset_dicts import ImageRecord
-from detection.task_rows import DetectionTask
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbench.detection.data.dataset_dicts import Outline, Polygon, RunLength
 from backbench.parallel import distributed
-from detection.data.dataset_dicts import Outline, Polygon, RunLength
 
 
 def rasterise(

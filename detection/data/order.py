@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from backbench.detection.data.dataset_dicts import ImageRecord
 from backbench.runs import seeding
-from detection.data.dataset_dicts import ImageRecord
 
 
 class ImageOrder:

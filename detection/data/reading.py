@@ -5,13 +5,13 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
+from backbench.detection.data import coco, voc
+from backbench.detection.data.split import DatasetFiles, Split, join
+from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput, nearest
 from backbench.images import containers
 from backbench.images.spans import spelled
 from backbench.untrusted import opening, printable
-from detection.data import coco, voc
-from detection.data.split import DatasetFiles, Split, join
-from detection.task_rows import DetectionTask
 
 DATASETS = coco.DATASETS | voc.DATASETS
 

@@ -3,11 +3,16 @@
 import re
 import xml.etree.ElementTree as ET
 
+from backbench.detection.data.dataset_dicts import (
+    LARGEST,
+    XYWH,
+    Annotation,
+    ImageRecord,
+)
+from backbench.detection.data.split import DatasetFiles, Split
+from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
-from detection.data.dataset_dicts import LARGEST, XYWH, Annotation, ImageRecord
-from detection.data.split import DatasetFiles, Split
-from detection.task_rows import DetectionTask
 
 VOC_CLASSES = (
     "aeroplane",

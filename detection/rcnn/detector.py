@@ -17,13 +17,13 @@ from torchvision.ops.feature_pyramid_network import (
     LastLevelMaxPool,
 )
 
+from backbench.detection.backbones import STRIDE, DropPath, TrunkMaps, is_plain
+from backbench.detection.data.images import TrainTarget
+from backbench.detection.rcnn.roi_heads import build_heads
+from backbench.detection.rcnn.rpn import BalancedSampler, build_rpn
 from backbench.images.preprocess import Pixels, normalise
 from backbench.parallel import batchnorm, distributed
 from backbench.weights.trunk import Trunk
-from detection.backbones import STRIDE, DropPath, TrunkMaps, is_plain
-from detection.data.images import TrainTarget
-from detection.rcnn.roi_heads import build_heads
-from detection.rcnn.rpn import BalancedSampler, build_rpn
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

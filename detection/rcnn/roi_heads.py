@@ -22,10 +22,10 @@ from torchvision.models.detection.roi_heads import (
 )
 from torchvision.ops import roi_align
 
+from backbench.detection.data.images import TrainTarget
+from backbench.detection.data.masks import rasterise
+from backbench.detection.rcnn.rpn import BalancedSampler, smooth_l1, true_indices
 from backbench.parallel import distributed
-from detection.data.images import TrainTarget
-from detection.data.masks import rasterise
-from detection.rcnn.rpn import BalancedSampler, smooth_l1, true_indices
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

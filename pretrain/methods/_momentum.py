@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.parallel import batchnorm, distributed, division
+from backbench.pretrain import method
+from backbench.pretrain.method import MethodConfig, Setup
+from backbench.pretrain.methods._heads import MOCO_HEAD, Head, build_head
+from backbench.pretrain.methods._precision import unit
+from backbench.pretrain.recipe import Positive
 from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import MethodConfig, Setup
-from pretrain.methods._heads import MOCO_HEAD, Head, build_head
-from pretrain.methods._precision import unit
-from pretrain.recipe import Positive
 
 
 def momentum_copy(module: nn.Module) -> nn.Module:

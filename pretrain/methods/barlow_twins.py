@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pretrain.methods._heads import BARLOW_HEAD, Head
-from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews, TwoViewsConfig
+from backbench.pretrain.methods._heads import BARLOW_HEAD, Head
+from backbench.pretrain.methods._precision import full_precision
+from backbench.pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 @full_precision

@@ -10,12 +10,18 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
+from backbench.pretrain import method
+from backbench.pretrain.method import (
+    AnyMethodConfig,
+    Batch,
+    MethodConfig,
+    Setup,
+    build_method,
+)
+from backbench.pretrain.methods._precision import full_precision
+from backbench.pretrain.methods.lorac import nuclear_norm
 from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import AnyMethodConfig, Batch, MethodConfig, Setup, build_method
-from pretrain.methods._precision import full_precision
-from pretrain.methods.lorac import nuclear_norm
 
 ON = ("simclr", "dcl", "hcl", "moco", "byol", "simsiam", "cmc")
 

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
+from backbench.pretrain import method
+from backbench.pretrain.method import Batch, MethodConfig, Setup
+from backbench.pretrain.methods._heads import CMC_HEAD, Head, build_head
+from backbench.pretrain.methods._precision import unit
+from backbench.pretrain.methods.moco import infonce_loss
+from backbench.pretrain.recipe import Positive
 from backbench.runs import seeding
 from backbench.weights.families.pair_trunk import LabPair
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
-from pretrain.methods._heads import CMC_HEAD, Head, build_head
-from pretrain.methods._precision import unit
-from pretrain.methods.moco import infonce_loss
-from pretrain.recipe import Positive
 
 
 @dataclass(frozen=True, kw_only=True)

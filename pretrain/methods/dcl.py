@@ -3,7 +3,7 @@ negatives alike (Eq. 8, M = 1); lightly's DCL is the decoupled loss."""
 
 from dataclasses import dataclass
 
-from pretrain.methods import hcl
+from backbench.pretrain.methods import hcl
 
 
 @dataclass(frozen=True, kw_only=True)

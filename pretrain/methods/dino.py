@@ -9,13 +9,17 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
+from backbench.pretrain import method
+from backbench.pretrain.method import Batch, MethodConfig, Setup
+from backbench.pretrain.methods._heads import forward_crops
+from backbench.pretrain.methods._momentum import (
+    momentum_at,
+    momentum_copy,
+    momentum_update,
+)
+from backbench.pretrain.methods._precision import full_precision
+from backbench.pretrain.recipe import Positive
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
-from pretrain.methods._heads import forward_crops
-from pretrain.methods._momentum import momentum_at, momentum_copy, momentum_update
-from pretrain.methods._precision import full_precision
-from pretrain.recipe import Positive
 
 
 class DinoHead(nn.Module):

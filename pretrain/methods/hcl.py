@@ -6,10 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pretrain.methods._heads import HCL_HEAD, Head
-from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews, TwoViewsConfig, pair_similarities
-from pretrain.recipe import BelowOne, Positive
+from backbench.pretrain.methods._heads import HCL_HEAD, Head
+from backbench.pretrain.methods._precision import full_precision
+from backbench.pretrain.methods.simclr import (
+    TwoViews,
+    TwoViewsConfig,
+    pair_similarities,
+)
+from backbench.pretrain.recipe import BelowOne, Positive
 
 
 @full_precision

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
+from backbench.pretrain.method import Batch, Setup
+from backbench.pretrain.methods._momentum import ContrastConfig, MomentumContrast
+from backbench.pretrain.methods._precision import full_precision, unit
+from backbench.pretrain.methods.moco import queue_logsumexp
 from backbench.weights.trunk import Trunk
-from pretrain.method import Batch, Setup
-from pretrain.methods._momentum import ContrastConfig, MomentumContrast
-from pretrain.methods._precision import full_precision, unit
-from pretrain.methods.moco import queue_logsumexp
 
 
 def moments(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
+from backbench.pretrain.method import Batch, Setup
+from backbench.pretrain.methods._heads import forward_crops
+from backbench.pretrain.methods._linalg import polar
+from backbench.pretrain.methods._momentum import ContrastConfig, MomentumContrast
+from backbench.pretrain.methods._precision import GradientContext, full_precision, unit
+from backbench.pretrain.methods.moco import queue_logsumexp
 from backbench.weights.trunk import Trunk
-from pretrain.method import Batch, Setup
-from pretrain.methods._heads import forward_crops
-from pretrain.methods._linalg import polar
-from pretrain.methods._momentum import ContrastConfig, MomentumContrast
-from pretrain.methods._precision import GradientContext, full_precision, unit
-from pretrain.methods.moco import queue_logsumexp
 
 Prior = Literal["laplace", "gaussian", "margin", "none", "batch"]
 

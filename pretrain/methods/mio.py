@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.methods._heads import MIO_HEAD, Head
-from pretrain.methods._precision import GradientContext, full_precision
-from pretrain.methods.simclr import TwoViews, TwoViewsConfig
-from pretrain.recipe import Positive
+from backbench.pretrain.methods._heads import MIO_HEAD, Head
+from backbench.pretrain.methods._precision import GradientContext, full_precision
+from backbench.pretrain.methods.simclr import TwoViews, TwoViewsConfig
+from backbench.pretrain.recipe import Positive
 
 BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}  # similarities held at once
 

@@ -10,10 +10,14 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
+from backbench.pretrain.method import Batch, Setup
+from backbench.pretrain.methods._momentum import (
+    ContrastConfig,
+    MomentumContrast,
+    momentum_at,
+)
+from backbench.pretrain.methods._precision import GradientContext, full_precision, unit
 from backbench.weights.trunk import Trunk
-from pretrain.method import Batch, Setup
-from pretrain.methods._momentum import ContrastConfig, MomentumContrast, momentum_at
-from pretrain.methods._precision import GradientContext, full_precision, unit
 
 # Logits held at once: 256 KiB in a CPU's cache, 64 MiB on a GPU; fewer keys make slow products
 CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}

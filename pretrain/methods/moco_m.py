@@ -4,7 +4,7 @@ the first view's; here each key meets every other view.)"""
 
 from dataclasses import dataclass
 
-from pretrain.methods import lorac
+from backbench.pretrain.methods import lorac
 
 
 @dataclass(frozen=True, kw_only=True)

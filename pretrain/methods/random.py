@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from backbench.pretrain import method
+from backbench.pretrain.method import Batch, MethodConfig, Setup
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
 
 
 @dataclass(frozen=True, kw_only=True)

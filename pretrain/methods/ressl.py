@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.methods import moco
-from pretrain.methods._precision import full_precision
-from pretrain.recipe import Positive
+from backbench.pretrain.methods import moco
+from backbench.pretrain.methods._precision import full_precision
+from backbench.pretrain.recipe import Positive
 
 
 @full_precision

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbench.parallel import distributed
+from backbench.pretrain import method
+from backbench.pretrain.method import Batch, MethodConfig, Setup
+from backbench.pretrain.methods._heads import SIMCLR_HEAD, Head, build_head
+from backbench.pretrain.methods._precision import full_precision, raised
+from backbench.pretrain.recipe import Positive
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
-from pretrain.methods._heads import SIMCLR_HEAD, Head, build_head
-from pretrain.methods._precision import full_precision, raised
-from pretrain.recipe import Positive
 
 
 def pair_similarities(

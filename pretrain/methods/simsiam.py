@@ -6,11 +6,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbench.parallel import distributed
+from backbench.pretrain.method import Batch, Setup
+from backbench.pretrain.methods._heads import (
+    SIMSIAM_HEAD,
+    SIMSIAM_PREDICTOR,
+    Head,
+    build_head,
+)
+from backbench.pretrain.methods._precision import full_precision
+from backbench.pretrain.methods.simclr import TwoViews, TwoViewsConfig
 from backbench.weights.trunk import Trunk
-from pretrain.method import Batch, Setup
-from pretrain.methods._heads import SIMSIAM_HEAD, SIMSIAM_PREDICTOR, Head, build_head
-from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 @full_precision

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.parallel import batchnorm, distributed, division
+from backbench.pretrain import method
+from backbench.pretrain.method import Batch, MethodConfig, Setup
+from backbench.pretrain.methods._precision import full_precision
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
-from pretrain.methods._precision import full_precision
 
 
 @full_precision

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
+from backbench.pretrain import method
+from backbench.pretrain.method import Batch, MethodConfig, Setup
+from backbench.pretrain.methods._heads import SWAV_HEAD, Head, build_head, forward_crops
+from backbench.pretrain.methods._momentum import Queue
+from backbench.pretrain.methods._precision import unit
+from backbench.pretrain.recipe import Count, Positive
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
-from pretrain.methods._heads import SWAV_HEAD, Head, build_head, forward_crops
-from pretrain.methods._momentum import Queue
-from pretrain.methods._precision import unit
-from pretrain.recipe import Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)

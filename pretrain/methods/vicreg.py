@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.methods._heads import VICREG_HEAD, Head
-from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews, TwoViewsConfig
+from backbench.pretrain.methods._heads import VICREG_HEAD, Head
+from backbench.pretrain.methods._precision import full_precision
+from backbench.pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 EPSILON = 1e-4  # under the root of the standard deviation
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
+from backbench.pretrain.method import Batch, Setup
+from backbench.pretrain.methods._heads import WMSE_HEAD, Head
+from backbench.pretrain.methods._precision import full_precision
+from backbench.pretrain.methods.simclr import TwoViews, TwoViewsConfig
 from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
-from pretrain.method import Batch, Setup
-from pretrain.methods._heads import WMSE_HEAD, Head
-from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 def whiten(x: Tensor, ridge: float) -> Tensor:

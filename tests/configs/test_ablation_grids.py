@@ -20,13 +20,13 @@ from backbench.datasets import embedded
 from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
 from backbench.papers import published
+from backbench.pretrain.method import Setup, build_method
+from backbench.pretrain.recipe import PretrainConfig
 from backbench.recipes import config, own_probe
 from backbench.results import store
 from backbench.results.store import Result
+from backbench.transfer.protocols import load_analysis, load_protocol, of_verb
 from backbench.weights.families.resnet_trunk import build_backbone
-from pretrain.method import Setup, build_method
-from pretrain.recipe import PretrainConfig
-from transfer.protocols import load_analysis, load_protocol, of_verb
 
 FILES = sorted((config.configs_dir() / "grids").glob("*.yaml"))
 GRIDS = [p.stem for p in FILES if "vary:" in p.read_text()]

@@ -12,16 +12,16 @@ from support.detection_runs import (
     run_of_config,
 )
 
+from backbench.detection import backbones, dialect, train_net
+from backbench.detection.evaluate import AP_KINDS
+from backbench.detection.protocol import STATED, protocol
+from backbench.detection.task_rows import DETECTION_TASKS, task_of
 from backbench.errors import BadInput
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from backbench.recipes import config as recipes
 from backbench.tasks import DETECTION
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
-from detection import backbones, dialect, train_net
-from detection.evaluate import AP_KINDS
-from detection.protocol import STATED, protocol
-from detection.task_rows import DETECTION_TASKS, task_of
 
 FPN, SIMPLE = "tiny_faster_rcnn_ConvNeXt_FPN", "tiny_faster_rcnn_ViT_SFP"
 SMALL = "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,num_heads=2,init_values=1,reg_tokens=2"

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 from support.detection_runs import ENGINES, built, run_of_config
 
+from backbench.detection import evaluate, lint, train_net
+from backbench.detection.data import images, reading
+from backbench.detection.data.split import training_records
+from backbench.detection.task_rows import FASTER_RCNN
 from backbench.errors import BadInput
-from detection import evaluate, lint, train_net
-from detection.data import images, reading
-from detection.data.split import training_records
-from detection.task_rows import FASTER_RCNN
 
 NAN = float("nan")
 

@@ -6,13 +6,13 @@ import torch
 from PIL import Image
 from support.detection_runs import built, near_its_checkpoint, run_of_config
 
+from backbench.detection import evaluate, lint, train_net, voc_ap
+from backbench.detection.data import reading
+from backbench.detection.data.split import join, training_records
+from backbench.detection.data.voc import VOC_CLASSES
+from backbench.detection.protocol import protocol
+from backbench.detection.task_rows import FASTER_RCNN, MASK_RCNN
 from backbench.errors import BadInput
-from detection import evaluate, lint, train_net, voc_ap
-from detection.data import reading
-from detection.data.split import join, training_records
-from detection.data.voc import VOC_CLASSES
-from detection.protocol import protocol
-from detection.task_rows import FASTER_RCNN, MASK_RCNN
 
 pytest.importorskip(
     "detectron2", reason="Detectron2 is not installed: `make detectron2`"

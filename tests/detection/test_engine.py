@@ -9,13 +9,13 @@ from support.detection_ranks import batch_norm_of_a_rank, compare_batch_norm
 from support.detection_runs import ENGINES, built, needs_detectron2, run_of_config
 from support.pretended_gpu import PretendedGpu
 
+from backbench.detection import process_group, train_net
+from backbench.detection.data.split import training_records
+from backbench.detection.engine import reestimate_batch_norm
 from backbench.errors import BadInput, Preempted
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag, load_state
 from backbench.runs.step_metrics import read_metrics
-from detection import process_group, train_net
-from detection.data.split import training_records
-from detection.engine import reestimate_batch_norm
 
 
 @pytest.fixture(scope="module", params=ENGINES)

@@ -11,10 +11,10 @@ from pycocotools import mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from backbench.detection import evaluate
+from backbench.detection.data import reading
+from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
 from backbench.errors import BadInput
-from detection import evaluate
-from detection.data import reading
-from detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
 
 TASKS = {"bbox": FASTER_RCNN, "segm": MASK_RCNN, "keypoints": KEYPOINT_RCNN}
 SIGMAS = [0.107, 0.05, 0.2, 0.107, 0.079]

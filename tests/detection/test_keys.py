@@ -6,16 +6,16 @@ import pytest
 import torch
 from support.detection_runs import built, run_of_config
 
+from backbench.detection import detectron2_keys, dialect, engine, evaluate
+from backbench.detection.data.split import training_records
+from backbench.detection.protocol import NEUTRAL, protocol
 from backbench.errors import BadInput
-from detection import detectron2_keys, dialect, engine, evaluate
-from detection.data.split import training_records
-from detection.protocol import NEUTRAL, protocol
 
 pytest.importorskip(
     "detectron2", reason="Detectron2 is not installed: `make detectron2`"
 )
 
-from detection import engine_detectron2
+from backbench.detection import engine_detectron2
 
 LEAVES = dialect.flat(engine_detectron2.defaults())
 HONOURED = sorted(detectron2_keys.HONOURED)

@@ -12,12 +12,12 @@ import torch
 from support.detection_loop import OneNumber, long_scored, stays, stopped_while_saving
 from support.detection_runs import run_of_config
 
+from backbench.detection import measure, process_group, train_net
+from backbench.detection.data.order import ImageOrder, Slots
 from backbench.errors import Failed, Preempted
 from backbench.results import store
 from backbench.runs.state import StopFlag, load_state
 from backbench.runs.step_metrics import read_metrics
-from detection import measure, process_group, train_net
-from detection.data.order import ImageOrder, Slots
 
 SHORT = (
     "SOLVER.MAX_ITER",

@@ -14,13 +14,13 @@ from detectron2.structures import Boxes, ImageList
 from detectron2.utils.events import EventStorage
 from support.detection_runs import built, rates_and_decays, run_of_config
 
+from backbench.detection import dialect, engine_detectron2
+from backbench.detection.data.images import load_image, shortest_edge, targets, to_uint8
+from backbench.detection.data.split import training_records
+from backbench.detection.rcnn.detector import Detector
+from backbench.detection.run import SolverSchedule
+from backbench.detection.task_rows import DETECTION_TASKS
 from backbench.weights import exporting
-from detection import dialect, engine_detectron2
-from detection.data.images import load_image, shortest_edge, targets, to_uint8
-from detection.data.split import training_records
-from detection.rcnn.detector import Detector
-from detection.run import SolverSchedule
-from detection.task_rows import DETECTION_TASKS
 
 
 def to_detectron2_names(state):

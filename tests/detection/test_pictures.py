@@ -7,10 +7,10 @@ from PIL import Image
 from pycocotools import mask
 
 from backbench.datasets import embedded
-from detection import pictures
-from detection.data import reading
-from detection.data.masks import encode, paste
-from detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN
+from backbench.detection import pictures
+from backbench.detection.data import reading
+from backbench.detection.data.masks import encode, paste
+from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import torch
 from support.detection_runs import built, near_its_checkpoint, run_of_config
 
 from backbench.datasets import embedded
+from backbench.detection import backbones, dialect, train_net
+from backbench.detection.data import images
+from backbench.detection.data.split import training_records
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
-from detection import backbones, dialect, train_net
-from detection.data import images
-from detection.data.split import training_records
 
 FASTER = "tiny_faster_rcnn_R_18_FPN"
 

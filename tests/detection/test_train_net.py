@@ -25,6 +25,7 @@ from support.detection_runs import (
 from support.slurm_cluster import free_ports
 
 from backbench import cli
+from backbench.detection import process_group, train_net
 from backbench.errors import BadInput
 from backbench.images import contents
 from backbench.results import store
@@ -33,7 +34,6 @@ from backbench.runs.step_metrics import read_metrics
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
-from detection import process_group, train_net
 
 ROOT = Path(__file__).parent.parent.parent
 SIX = ("SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")

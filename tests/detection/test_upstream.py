@@ -6,11 +6,11 @@ import pytest
 import torch
 from support.detection_runs import built, run_of_config
 
+from backbench.detection import measure, train_net
+from backbench.detection.data.split import training_records
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.runs.step_metrics import read_metrics
-from detection import measure, train_net
-from detection.data.split import training_records
 
 pytest.importorskip(
     "detectron2", reason="Detectron2 is not installed: `make detectron2`"

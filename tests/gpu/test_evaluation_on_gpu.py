@@ -7,11 +7,11 @@ from support.extraction import CPU, checkpoint
 from support.gpu import DEVICE, on_gpu
 
 from backbench import cli
+from backbench.detection.data.split import training_records
 from backbench.knn import knn_scores
 from backbench.parallel import precision
 from backbench.results import store
-from detection.data.split import training_records
-from transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.frozen import FrozenTrunk, forward_all
 
 pytestmark = on_gpu
 

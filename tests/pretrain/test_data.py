@@ -16,9 +16,9 @@ from backbench.images.augmentations import draw
 from backbench.images.crops import Crops
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.images.preprocess import Pixels, normalise
+from backbench.pretrain import data
+from backbench.pretrain.recipe import Data, ViewsConfig
 from backbench.runs import seeding
-from pretrain import data
-from pretrain.recipe import Data, ViewsConfig
 
 CROPS = (Crops(count=2, size=24), Crops(count=1, size=16, scale=(0.05, 0.3)))
 

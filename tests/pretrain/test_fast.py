@@ -9,12 +9,12 @@ from support.tiny_pretraining import refused
 
 from backbench import cli
 from backbench.errors import EXIT_PREEMPTED
+from backbench.pretrain import train
+from backbench.pretrain.recipe import PretrainConfig, check, overrides_of
 from backbench.recipes import config, fast
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
-from pretrain import train
-from pretrain.recipe import PretrainConfig, check, overrides_of
 
 # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset behind a 1 x 1 map
 VIEWS = tiny_pretraining.crops(32) | {"pipeline": "reference"}

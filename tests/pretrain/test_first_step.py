@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from backbench.errors import Failed
 from backbench.parallel import distributed
-from pretrain.first_step import FirstStep
-from pretrain.method import Batch, Method
+from backbench.pretrain.first_step import FirstStep
+from backbench.pretrain.method import Batch, Method
 
 
 class Good(Method):

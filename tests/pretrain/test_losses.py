@@ -8,23 +8,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.methods._linalg import inverse_root, polar
-from pretrain.methods.arb import arb_loss, standardise, tracks
-from pretrain.methods.barlow_twins import barlow_twins_loss
-from pretrain.methods.byol import cosine_loss
-from pretrain.methods.cllr import cllr_regularizer, released_reconstruction
-from pretrain.methods.co2 import consistency_loss
-from pretrain.methods.dino import dino_loss
-from pretrain.methods.hcl import hcl_loss
-from pretrain.methods.jcl import jcl_loss
-from pretrain.methods.lorac import lorac_loss, nuclear_norm
-from pretrain.methods.mio import mio_loss
-from pretrain.methods.moco import infonce_loss
-from pretrain.methods.ressl import ressl_loss
-from pretrain.methods.simclr import nt_xent_loss
-from pretrain.methods.simsiam import simsiam_loss
-from pretrain.methods.vicreg import vicreg_loss
-from pretrain.methods.w_mse import w_mse_loss, whiten
+from backbench.pretrain.methods._linalg import inverse_root, polar
+from backbench.pretrain.methods.arb import arb_loss, standardise, tracks
+from backbench.pretrain.methods.barlow_twins import barlow_twins_loss
+from backbench.pretrain.methods.byol import cosine_loss
+from backbench.pretrain.methods.cllr import cllr_regularizer, released_reconstruction
+from backbench.pretrain.methods.co2 import consistency_loss
+from backbench.pretrain.methods.dino import dino_loss
+from backbench.pretrain.methods.hcl import hcl_loss
+from backbench.pretrain.methods.jcl import jcl_loss
+from backbench.pretrain.methods.lorac import lorac_loss, nuclear_norm
+from backbench.pretrain.methods.mio import mio_loss
+from backbench.pretrain.methods.moco import infonce_loss
+from backbench.pretrain.methods.ressl import ressl_loss
+from backbench.pretrain.methods.simclr import nt_xent_loss
+from backbench.pretrain.methods.simsiam import simsiam_loss
+from backbench.pretrain.methods.vicreg import vicreg_loss
+from backbench.pretrain.methods.w_mse import w_mse_loss, whiten
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -360,9 +360,9 @@ def test_infonce_at_identical_vectors_and_over_many_chunks(monkeypatch):
     q = unit(4, 6)
     queue = torch.cat([q, unit(40, 6, seed=3)])
     monkeypatch.setattr(
-        "pretrain.methods.moco.CHUNK_ELEMENTS", {"cpu": 12}
+        "backbench.pretrain.methods.moco.CHUNK_ELEMENTS", {"cpu": 12}
     )  # 3 keys at a time
-    monkeypatch.setattr("pretrain.methods.moco.LEAST_KEYS", 1)
+    monkeypatch.setattr("backbench.pretrain.methods.moco.LEAST_KEYS", 1)
     for t in (0.01, 0.2):
         ours = lambda a, t=t: infonce_loss(a, q.to(a), queue.to(a), temperature=t)  # noqa: E731
         loop = lambda a, t=t: loop_infonce(a, q, queue, t)  # noqa: E731
@@ -489,7 +489,7 @@ def test_jcl_at_equal_and_nearly_equal_keys():
 )
 def test_mio(n, l2, reduction, monkeypatch):
     # Several blocks of rows
-    monkeypatch.setattr("pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": 40})
+    monkeypatch.setattr("backbench.pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": 40})
     ours = functools.partial(
         mio_loss, temperature=0.5, l2_weight=l2, l2_reduction=reduction
     )
@@ -499,7 +499,9 @@ def test_mio(n, l2, reduction, monkeypatch):
 
 @pytest.mark.parametrize("block", [1, 3, 1000])
 def test_mio_at_identical_views_and_at_low_temperature(block, monkeypatch):
-    monkeypatch.setattr("pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": block * 10})
+    monkeypatch.setattr(
+        "backbench.pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": block * 10}
+    )
     z = raw(5, 4)
     ours = functools.partial(mio_loss, temperature=0.5)
     check_loss(ours, lambda a, b: loop_mio(a, b, 0.5), z, z.clone())

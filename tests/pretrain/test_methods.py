@@ -16,15 +16,15 @@ from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.images import preprocess
 from backbench.images.crops import Crops
+from backbench.pretrain import data, optim
+from backbench.pretrain.method import Batch, Method, Setup, build_method, choose_config
+from backbench.pretrain.methods import lorac
+from backbench.pretrain.methods._momentum import Queue
+from backbench.pretrain.methods.cllr import alive, kept_projection
+from backbench.pretrain.monitor import RecentTerms, warn_if_collapsed
+from backbench.pretrain.recipe import Optim, ViewsConfig
 from backbench.recipes import config as recipes
 from backbench.runs import seeding
-from pretrain import data, optim
-from pretrain.method import Batch, Method, Setup, build_method, choose_config
-from pretrain.methods import lorac
-from pretrain.methods._momentum import Queue
-from pretrain.methods.cllr import alive, kept_projection
-from pretrain.monitor import RecentTerms, warn_if_collapsed
-from pretrain.recipe import Optim, ViewsConfig
 
 HEAD = {"hidden": 12, "dim": 6}
 KEYS = {"head": HEAD, "queue": 32, "momentum": 0.9}

@@ -83,7 +83,7 @@ def test_ranks_equal_one_process(made, plan, name, ranks):
 
 
 def test_every_method_is_compared():
-    from pretrain.method import method_names
+    from backbench.pretrain.method import method_names
 
     assert {case["name"] for case in CASES.values()} == set(method_names()) - {"random"}
 

@@ -6,9 +6,9 @@ from support import tiny_pretraining
 from torch import nn
 
 from backbench.errors import BadInput
+from backbench.pretrain import optim
+from backbench.pretrain.recipe import Optim
 from backbench.weights import archs
-from pretrain import optim
-from pretrain.recipe import Optim
 
 
 def network():

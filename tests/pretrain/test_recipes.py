@@ -14,13 +14,13 @@ from backbench.datasets import catalog
 from backbench.images.image_list import ImageList
 from backbench.papers import published
 from backbench.parallel import division
+from backbench.pretrain import data, monitor, optim
+from backbench.pretrain.method import Setup, build_method, method_names
+from backbench.pretrain.recipe import PretrainConfig
 from backbench.recipes import config
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
-from pretrain import data, monitor, optim
-from pretrain.method import Setup, build_method, method_names
-from pretrain.recipe import PretrainConfig
 
 FOLDER = config.configs_dir() / "pretrain"
 NAMES = sorted(config.recipe_names("pretrain"))

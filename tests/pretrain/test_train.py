@@ -15,16 +15,16 @@ from backbench import cli
 from backbench.datasets import catalog
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.images.crops import Crops
+from backbench.pretrain import monitor
+from backbench.pretrain.methods import simclr
+from backbench.pretrain.monitor import RecentTerms
+from backbench.pretrain.recipe import ViewsConfig
+from backbench.pretrain.train import SavedState, Training
 from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE
 from backbench.runs.state import load_state
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
-from pretrain import monitor
-from pretrain.methods import simclr
-from pretrain.monitor import RecentTerms
-from pretrain.recipe import ViewsConfig
-from pretrain.train import SavedState, Training
 
 MOCO = [tiny_pretraining.MOCO]
 LARGER = ["views.crops=[{count: 2, size: 32}]"]

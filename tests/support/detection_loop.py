@@ -4,10 +4,10 @@ import time
 
 import torch
 
+from backbench.detection import measure, process_group, train_net
+from backbench.detection.engine import DetectionEngine
 from backbench.errors import EXIT_PREEMPTED, Preempted
 from backbench.runs.state import StopFlag
-from detection import measure, process_group, train_net
-from detection.engine import DetectionEngine
 
 
 class OneNumber(DetectionEngine):
@@ -111,7 +111,7 @@ def long_scored(run, seat):
 
 def normalised_in_bfloat16(run, seat):
     """For ranks.spawn: Detectron2's batch norm in bfloat16 far from 0; 0 where it is float32's."""
-    from detection.engine_detectron2 import WideSyncBatchNorm
+    from backbench.detection.engine_detectron2 import WideSyncBatchNorm
 
     torch.manual_seed(seat.rank)
     x = (20 + torch.randn(8, 4, 9, 9)).bfloat16()

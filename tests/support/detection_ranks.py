@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from backbench.detection import process_group, train_net
+from backbench.detection.data.split import training_records
+from backbench.detection.engine import DetectionEngine, reestimate_batch_norm
+from backbench.detection.run import DetectionRun, Prepared
 from backbench.errors import Preempted
 from backbench.parallel import distributed
 from backbench.runs.state import StopFlag
-from detection import process_group, train_net
-from detection.data.split import training_records
-from detection.engine import DetectionEngine, reestimate_batch_norm
-from detection.run import DetectionRun, Prepared
 from support.detection_runs import built, run_of_config
 
 VIT = "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,img_size=56,num_heads=2,patch_size=14,pos=aa"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from backbench.detection import backbones, dialect, train_net
+from backbench.detection.engine import DetectionEngine
+from backbench.detection.run import DetectionRun, Prepared
 from backbench.results import store
-from detection import backbones, dialect, train_net
-from detection.engine import DetectionEngine
-from detection.run import DetectionRun, Prepared
 
 needs_detectron2 = pytest.mark.skipif(
     importlib.util.find_spec("detectron2") is None,

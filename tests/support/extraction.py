@@ -4,12 +4,12 @@ import functools
 
 import torch
 
+from backbench.transfer.devices import Machine
+from backbench.transfer.features import Extractor
+from backbench.transfer.frozen import FrozenTrunk
+from backbench.transfer.protocols import Geometry
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
-from transfer.devices import Machine
-from transfer.features import Extractor
-from transfer.frozen import FrozenTrunk
-from transfer.protocols import Geometry
 
 CPU = torch.device("cpu")
 GEOMETRY = Geometry(resize=40, crop=32)

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backbench.parallel import batchnorm, distributed
+from backbench.pretrain.first_step import FirstStep
+from backbench.pretrain.method import Batch, Method, Setup, build_method, choose_config
 from backbench.recipes import config as recipes
 from backbench.weights.families.pair_trunk import LabPair
-from pretrain.first_step import FirstStep
-from pretrain.method import Batch, Method, Setup, build_method, choose_config
 from support.pretended_gpu import PretendedGpu
 
 HEAD = {"hidden": 12, "dim": 6}

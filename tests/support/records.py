@@ -104,9 +104,14 @@ def recipe_of(protocol, task):
 @functools.cache
 def shipped_recipes():
     """(name, what it measures) -> resolved recipe, as a row of it holds it."""
-    from detection import dialect as detection
-    from detection import protocol, task_rows
-    from transfer.protocols import PROTOCOLS, RULES, AnalyzeConfig, load_protocol
+    from backbench.detection import dialect as detection
+    from backbench.detection import protocol, task_rows
+    from backbench.transfer.protocols import (
+        PROTOCOLS,
+        RULES,
+        AnalyzeConfig,
+        load_protocol,
+    )
 
     found = {}
     for name in config.recipe_names("transfer"):

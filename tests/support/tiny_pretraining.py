@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 from backbench.errors import EXIT_BAD_INPUT
+from backbench.pretrain.method_config import MethodConfig
+from backbench.pretrain.recipe import Data, Optim, PretrainConfig
 from backbench.weights.checkpoint import Checkpoint
-from pretrain.method_config import MethodConfig
-from pretrain.recipe import Data, Optim, PretrainConfig
 
 HEAD = {"hidden": 32, "dim": 16}
 SIMCLR = {"name": "simclr", "head": HEAD}

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 
 from backbench.parallel import precision
+from backbench.pretrain import optim
+from backbench.pretrain.method import Batch, Setup, build_method
+from backbench.pretrain.recipe import PretrainConfig
 from backbench.recipes import config as recipes
 from backbench.runs import seeding
-from pretrain import optim
-from pretrain.method import Batch, Setup, build_method
-from pretrain.recipe import PretrainConfig
 from support.methods import TinyTrunk, moved
 
 FOLDER = Path(__file__).parents[1] / "traces"

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from backbench.__main__ import end
 from backbench.datasets import catalog
 from backbench.runs.state import StopFlag
+from backbench.transfer.devices import Machine
+from backbench.transfer.frozen import FrozenTrunk
+from backbench.transfer.heads import LinearHeads
+from backbench.transfer.probe_sgd import ProbeTraining
+from backbench.transfer.protocols import CropAugment, Geometry, Length, Sgd
+from backbench.transfer.scoring import Assignment
 from backbench.weights.checkpoint import Checkpoint
-from transfer.devices import Machine
-from transfer.frozen import FrozenTrunk
-from transfer.heads import LinearHeads
-from transfer.probe_sgd import ProbeTraining
-from transfer.protocols import CropAugment, Geometry, Length, Sgd
-from transfer.scoring import Assignment
 
 RATES = (0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0)
 SIZES = {"augment": CropAugment(size=32, scale=(0.5, 1.0))}

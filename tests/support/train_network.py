@@ -13,11 +13,10 @@ from backbench.datasets import catalog
 from backbench.images.preprocess import normalise, to_input
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
-from backbench.weights.checkpoint import Checkpoint
-from transfer.batches import CropFlip, global_batches
-from transfer.devices import Machine
-from transfer.finetune import Finetuning, Network
-from transfer.protocols import (
+from backbench.transfer.batches import CropFlip, global_batches
+from backbench.transfer.devices import Machine
+from backbench.transfer.finetune import Finetuning, Network
+from backbench.transfer.protocols import (
     CropAugment,
     Finetune,
     Geometry,
@@ -25,7 +24,8 @@ from transfer.protocols import (
     Part,
     RateSchedule,
 )
-from transfer.scoring import Assignment
+from backbench.transfer.scoring import Assignment
+from backbench.weights.checkpoint import Checkpoint
 
 LR, BATCH = 0.02, 8
 SIZES = {"augment": CropAugment(size=32, scale=(0.5, 1.0))}

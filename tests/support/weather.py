@@ -17,15 +17,24 @@ from backbench.results import store
 from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.weights.checkpoint import Checkpoint
 
-HEAVY = ("pretrain.train", "transfer.linear", "transfer.finetune", "transfer.analyze")
+HEAVY = (
+    "backbench.pretrain.train",
+    "backbench.transfer.linear",
+    "backbench.transfer.finetune",
+    "backbench.transfer.analyze",
+)
 HEAVY += (
-    "detection.train_net",
-    "detection.engine_torchvision",
+    "backbench.detection.train_net",
+    "backbench.detection.engine_torchvision",
     "backbench.datasets.embedded",
 )
-HEAVY += ("transfer.probe_sgd", "transfer.probe_knn", "transfer.probe_fewshot")
 HEAVY += (
-    "transfer.probe_logreg",
+    "backbench.transfer.probe_sgd",
+    "backbench.transfer.probe_knn",
+    "backbench.transfer.probe_fewshot",
+)
+HEAVY += (
+    "backbench.transfer.probe_logreg",
     "sklearn.datasets",
     "cv2",
     "lightning_fabric",

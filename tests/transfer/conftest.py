@@ -10,7 +10,7 @@ from backbench.datasets import embedded
 from backbench.images import image_list
 from backbench.images.image_list import scan_folder
 from backbench.results import store, verification
-from transfer.feature_cache import FeatureCache
+from backbench.transfer.feature_cache import FeatureCache
 
 
 @pytest.fixture

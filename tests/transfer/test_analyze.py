@@ -13,16 +13,16 @@ from support.interruptions import terminate
 from backbench import cli
 from backbench.datasets import catalog, embedded
 from backbench.images.preprocess import normalise
+from backbench.pretrain.methods import _heads
 from backbench.results import store
 from backbench.runs import seeding
+from backbench.transfer import analyze, analyze_pictures
+from backbench.transfer import feature_statistics as stats
+from backbench.transfer.analyze import AnalyzedViews
+from backbench.transfer.frozen import build_projector
+from backbench.transfer.protocols import load_analysis
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
-from pretrain.methods import _heads
-from transfer import analyze, analyze_pictures
-from transfer import feature_statistics as stats
-from transfer.analyze import AnalyzedViews
-from transfer.frozen import build_projector
-from transfer.protocols import load_analysis
 
 SMALL = """base: {base}
 protocol: analyze-{{space}}-test-v1

@@ -15,9 +15,9 @@ from backbench.cli import main
 from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.results import store, verification
-from transfer.devices import Machine
-from transfer.probe_attentive import Lars, QueryPoolHeads
-from transfer.protocols import PROTOCOLS, load_protocol
+from backbench.transfer.devices import Machine
+from backbench.transfer.probe_attentive import Lars, QueryPoolHeads
+from backbench.transfer.protocols import PROTOCOLS, load_protocol
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 CAPI = load_protocol("attentive_demo", PROTOCOLS)
@@ -101,7 +101,7 @@ def trained(p, lrs, steps=200, **changes):
 def test_each_head_is_what_it_would_be_alone(p, monkeypatch):
     lrs = p.lr[:2]
     alone = [trained(p, (lr,)).heads[0] for lr in lrs]
-    monkeypatch.setattr("transfer.probe_attentive.PIECE", 500)
+    monkeypatch.setattr("backbench.transfer.probe_attentive.PIECE", 500)
     for together, single in zip(trained(p, lrs).heads, alone):
         for name, parameter in together.items():
             torch.testing.assert_close(

@@ -17,12 +17,12 @@ from backbench.datasets import catalog
 from backbench.recipes import config
 from backbench.results import store
 from backbench.stats import training_noise
+from backbench.transfer import finetune
+from backbench.transfer.devices import Machine
+from backbench.transfer.finetune import Network
+from backbench.transfer.protocols import Finetune, load_protocol
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
-from transfer import finetune
-from transfer.devices import Machine
-from transfer.finetune import Network
-from transfer.protocols import Finetune, load_protocol
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 

@@ -8,14 +8,14 @@ from support.pretended_gpu import CUDA, OnGpu, PretendedGpu
 from backbench.datasets import catalog
 from backbench.images import preprocess
 from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels
-from transfer import logreg
-from transfer.devices import Machine
-from transfer.feature_cache import FeatureCache
-from transfer.features import Extractor
-from transfer.finetune import Network
-from transfer.frozen import FrozenTrunk, forward_all
-from transfer.heads import AdamHeads, LinearHeads
-from transfer.protocols import Finetune, Knn
+from backbench.transfer import logreg
+from backbench.transfer.devices import Machine
+from backbench.transfer.feature_cache import FeatureCache
+from backbench.transfer.features import Extractor
+from backbench.transfer.finetune import Network
+from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.heads import AdamHeads, LinearHeads
+from backbench.transfer.protocols import Finetune, Knn
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from backbench.cli import main
 from backbench.results import store, verification
 from backbench.runs.state import StopFlag
 from backbench.stats.partitions import agreement
-from transfer import feature_statistics as fs
-from transfer.probe_class_retrieval import retrieve
-from transfer.probe_cluster import clusterings
-from transfer.protocols import KMeansClusters
+from backbench.transfer import feature_statistics as fs
+from backbench.transfer.probe_class_retrieval import retrieve
+from backbench.transfer.probe_cluster import clusterings
+from backbench.transfer.protocols import KMeansClusters
 
 
 def loop_retrieval(features, labels):

@@ -26,15 +26,20 @@ from backbench.recipes import config
 from backbench.results import store
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
+from backbench.transfer import scoring
+from backbench.transfer.batches import (
+    CropFlip,
+    equal_shares,
+    global_batches,
+    rank_batches,
+)
+from backbench.transfer.devices import Machine, read_checkpoints
+from backbench.transfer.frozen import FrozenTrunk
+from backbench.transfer.heads import AdamHeads, BestHeads, LinearHeads
+from backbench.transfer.probe_sgd import ProbeTraining
+from backbench.transfer.protocols import PROTOCOLS, Sgd, load_protocol
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
-from transfer import scoring
-from transfer.batches import CropFlip, equal_shares, global_batches, rank_batches
-from transfer.devices import Machine, read_checkpoints
-from transfer.frozen import FrozenTrunk
-from transfer.heads import AdamHeads, BestHeads, LinearHeads
-from transfer.probe_sgd import ProbeTraining
-from transfer.protocols import PROTOCOLS, Sgd, load_protocol
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 RATES = train_heads.RATES

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backbench.errors import Preempted
 from backbench.images.image_list import ImageList
 from backbench.runs.state import StopFlag
-from transfer import logreg, probe_fewshot, scoring
-from transfer.features import FeatureRows
-from transfer.protocols import FewShot
+from backbench.transfer import logreg, probe_fewshot, scoring
+from backbench.transfer.features import FeatureRows
+from backbench.transfer.protocols import FewShot
 
 
 def problem(n=400, d=20, classes=5, seed=0):

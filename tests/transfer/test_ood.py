@@ -31,14 +31,14 @@ from backbench.errors import EXIT_FAILED, BadInput
 from backbench.images.preprocess import Pixels, to_input
 from backbench.reproduce import selection
 from backbench.results import kept_scores, store
+from backbench.transfer import scoring
+from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.probe_ood import Ruled
+from backbench.transfer.protocols import Geometry, Ood
 from backbench.weights import importing, kept_heads
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families import timm_classifier
 from backbench.weights.kept_heads import KeptHead
-from transfer import scoring
-from transfer.frozen import FrozenTrunk, forward_all
-from transfer.probe_ood import Ruled
-from transfer.protocols import Geometry, Ood
 
 RAW, UNIT = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # statistics that leave pixels as they are
 SLOW = pytest.mark.slow

@@ -10,11 +10,11 @@ import pytest
 from backbench import Checkpoint, cli
 from backbench.cli import main
 from backbench.errors import BadInput
+from backbench.pretrain.recipe import PretrainConfig
+from backbench.pretrain.train import what_decides
 from backbench.recipes import config, own_probe
 from backbench.results import store
 from backbench.runs import price
-from pretrain.recipe import PretrainConfig
-from pretrain.train import what_decides
 
 TINY = {"resize": 32, "crop": 32}
 SGD = {"kind": "sgd", "protocol": "sgd-test-v1", "lr": [0.1, 1.0], "augment": None}

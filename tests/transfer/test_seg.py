@@ -19,12 +19,12 @@ from backbench.cli import main
 from backbench.images.dense import IGNORED, DenseList
 from backbench.results import store, verification
 from backbench.stats import dense_counts
+from backbench.transfer import dense_views, probe_seg
+from backbench.transfer.dense_views import TrainingPairs, best_classes, starts
+from backbench.transfer.devices import Machine
+from backbench.transfer.probe_seg import DenseHeads
+from backbench.transfer.protocols import PROTOCOLS, load_protocol
 from backbench.weights.families.resnet_trunk import build_backbone
-from transfer import dense_views, probe_seg
-from transfer.dense_views import TrainingPairs, best_classes, starts
-from transfer.devices import Machine
-from transfer.probe_seg import DenseHeads
-from transfer.protocols import PROTOCOLS, load_protocol
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 DEMO = load_protocol("seg_demo", PROTOCOLS)

@@ -20,13 +20,13 @@ from backbench.images.dense import IGNORED
 from backbench.knn import knn_scores, nearest
 from backbench.results import store, verification
 from backbench.stats import dense_counts
+from backbench.transfer import probe_seg_knn
+from backbench.transfer.batches import Pictures, centred
+from backbench.transfer.devices import Machine
+from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.probe_seg_knn import Neighbours
+from backbench.transfer.protocols import PROTOCOLS, load_protocol
 from backbench.weights.checkpoint import Checkpoint
-from transfer import probe_seg_knn
-from transfer.batches import Pictures, centred
-from transfer.devices import Machine
-from transfer.frozen import FrozenTrunk, forward_all
-from transfer.probe_seg_knn import Neighbours
-from transfer.protocols import PROTOCOLS, load_protocol
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 DEMO = load_protocol("seg_knn_demo", PROTOCOLS)

@@ -22,14 +22,14 @@ from support.small_verbs import smaller
 from backbench import cli
 from backbench.datasets import availability, catalog
 from backbench.datasets.catalog import TWELVE
+from backbench.detection import dialect as detection_config
+from backbench.pretrain.recipe import PretrainConfig, overrides_of
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
 from backbench.results import store
 from backbench.runs.folder import CHECKPOINT_FILE, open_run
+from backbench.transfer.protocols import load_protocol, of_verb
 from backbench.verbs import list_data
-from detection import dialect as detection_config
-from pretrain.recipe import PretrainConfig, overrides_of
-from transfer.protocols import load_protocol, of_verb
 
 HOME = Path(__file__).parents[2]
 RUN = (

@@ -151,7 +151,7 @@ def test_published_rows_stand_beside_marked(tmp_path):
 
 
 def test_the_protocol_of_printed_detections_is_the_shipped_one():
-    from detection import dialect, protocol
+    from backbench.detection import dialect, protocol
 
     given = dialect.read("mask_rcnn_R_50_FPN_1x", [])
     one = next(r for r in published.rows() if r.task == "mask_rcnn")

@@ -9,8 +9,8 @@ from support import boards, records
 from backbench.board.board import Board, collect
 from backbench.cli import main
 from backbench.papers import catalogue, claims, published
+from backbench.pretrain.recipe import PretrainConfig
 from backbench.recipes import config, fast
-from pretrain.recipe import PretrainConfig
 
 KIND = ("linear", "cifar10", "top1", "linear-lorac-v1", None)
 # As printed, the worst first: 82.3, 89.8, 91.4, 91.8

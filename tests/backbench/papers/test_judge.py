@@ -10,9 +10,9 @@ from backbench.board.board import collect
 from backbench.cli import main
 from backbench.papers import printed_recipes, published
 from backbench.papers.judge import expected_keys, judge
+from backbench.pretrain.recipe import PretrainConfig
 from backbench.recipes import config, fast
 from backbench.results import store
-from pretrain.recipe import PretrainConfig
 
 
 def whole(name, *overrides):

@@ -9,7 +9,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from backbench.results import kept_scores
 from backbench.stats import calibration
 from backbench.stats.calibration import BINS
-from transfer import head_scores
+from backbench.transfer import head_scores
 
 
 def random_case(seed):

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from backbench import cli
+from backbench.detection import backbones
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs.forward_clock import ForwardClock
@@ -33,7 +34,6 @@ from backbench.weights.family import POSITION_RULES
 from backbench.weights.importing import checkpoint_of
 from backbench.weights.trunk import ModuleTrunk
 from backbench.weights.trunk_facts import facts, of_maps
-from detection import backbones
 
 VIT = "timm:vit_tiny_patch16_224,depth=3,embed_dim=24,img_size=32,num_heads=2,patch_size=8"
 ROPE = "timm:vit_small_patch16_dinov3_qkvb,depth=2,embed_dim=32,num_heads=2"

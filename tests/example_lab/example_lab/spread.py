@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.parallel import distributed
+from backbench.pretrain import method
+from backbench.pretrain.method import Batch, MethodConfig, Setup
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
