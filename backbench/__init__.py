@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from backbench.api import Results, evaluate
     from backbench.board.board import collect
     from backbench.images.preprocess import Pixels
-    from backbench.results.store import Result
+    from backbench.records.store import Result
     from backbench.weights.checkpoint import Checkpoint
     from backbench.weights.importing import read as load
     from backbench.weights.trunk import ModuleTrunk
@@ -24,7 +24,7 @@ _NAMES = {
     "evaluate": ("backbench.api", "evaluate"),
     "Results": ("backbench.api", "Results"),
     "Checkpoint": ("backbench.weights.checkpoint", "Checkpoint"),
-    "Result": ("backbench.results.store", "Result"),
+    "Result": ("backbench.records.store", "Result"),
     "load": (
         "backbench.weights.importing",
         "read",

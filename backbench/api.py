@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from backbench.board.board import Board, Measurement, fill
+from backbench.containers import containers
 from backbench.datasets import catalog
 from backbench.errors import (
     EXIT_BAD_INPUT,
@@ -29,10 +30,9 @@ from backbench.errors import (
     Preempted,
     nearest,
 )
-from backbench.images import containers
 from backbench.recipes import config
-from backbench.results import store
-from backbench.results.store import Result
+from backbench.records import store
+from backbench.records.store import Result
 from backbench.runs.state import die_with_parent
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS

@@ -34,7 +34,7 @@ from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
 from backbench.launch.records import Ledger
 from backbench.launch.view import Snapshot
-from backbench.results import store
+from backbench.records import store
 from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
 

@@ -28,8 +28,8 @@ from backbench.board.board import (
     difference,
     standing,
 )
+from backbench.cli import demo
 from backbench.datasets import embedded
-from backbench.verbs import demo
 
 MOVED = 1e-7  # of a weight: less than a float32 in two can tell
 THREADS = (1, 1, 1, 2)  # of the runs, in turn

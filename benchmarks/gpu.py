@@ -40,7 +40,7 @@ from backbench.recipes import config as recipes
 from backbench.recipes import fast
 from backbench.runs import atomic
 from backbench.runs.step_metrics import read_metrics
-from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.heads import LinearHeads
 
 TABLES = ("steps", "peers", "losses", "loop", "cores", "probe", "detection")

@@ -21,15 +21,15 @@ from backbench.images.preprocess import Pixels, normalise
 from backbench.knn import knn_scores
 from backbench.parallel import precision
 from backbench.transfer import logreg
-from backbench.transfer.batches import (
+from backbench.transfer.devices import Machine
+from backbench.transfer.features.batches import (
     Pictures,
     equal_shares,
     global_batches,
     loader,
     training_pictures,
 )
-from backbench.transfer.devices import Machine
-from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.heads import LinearHeads
 from backbench.transfer.protocols import CropAugment, Geometry
 from backbench.weights.checkpoint import Checkpoint

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from backbench.results import resamples
 from backbench.stats import rank_intervals, resampling
+from backbench.verify import resamples
 
 OWN = 1.5  # points: the spread of the difference of two equals between datasets
 GAPS = (1.0, 2.0, 5.0)  # points

@@ -25,8 +25,8 @@ from backbench.board.board import (
     noise_of,
     predictions,
 )
-from backbench.results.paired_tests import compare
 from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.verify.paired_tests import compare
 from backbench.weights.checkpoint import Checkpoint
 
 MOVED = 1e-7  # of each weight

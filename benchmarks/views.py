@@ -22,6 +22,7 @@ from machine import least, print_ratios
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
+from backbench.cli import data as list_data
 from backbench.datasets import catalog
 from backbench.images.augmentations import (
     draw,
@@ -33,7 +34,6 @@ from backbench.images.crops import Crops
 from backbench.images.image_list import decode_array
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
 from backbench.pretrain.recipe import ViewsConfig
-from backbench.verbs import list_data
 
 PIXELS = Pixels()
 MOCO = (Crops(count=1),)

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from backbench.containers.spans import PREFIX, plain_name, read_spelled
 from backbench.detection import detectron2_keys, dialect
 from backbench.detection.data.dataset_dicts import Detection, ImageRecord
 from backbench.detection.data.order import Slots
 from backbench.detection.engine import DetectionEngine, MixedPrecision
 from backbench.errors import BadInput
-from backbench.images.spans import PREFIX, plain_name, read_spelled
 from backbench.parallel import distributed, loading
 from backbench.runs import seeding
 from backbench.runs.state import signals_blocked

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbench.containers import containers
 from backbench.detection import backbones, evaluate, voc_ap
 from backbench.detection.data import voc
 from backbench.detection.data.dataset_dicts import Detection
@@ -24,11 +25,11 @@ from backbench.detection.run import (
     Prepared,
 )
 from backbench.errors import BadInput
-from backbench.images import containers, contents
+from backbench.images import contents
 from backbench.parallel import loading
 from backbench.recipes import fast
-from backbench.results import store
-from backbench.results.store import Result
+from backbench.records import store
+from backbench.records.store import Result
 from backbench.runs import atomic
 from backbench.runs.folder import PICTURES, RESULTS_FILE, RUN_FILE
 from backbench.runs.run_progress import Progress

@@ -36,7 +36,7 @@ from backbench.detection.run import DetectionRun, Prepared, SolverSchedule
 from backbench.detection.task_rows import task_of
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.parallel import distributed, precision
-from backbench.results import store
+from backbench.records import store
 from backbench.runs import atomic, price, seeding
 from backbench.runs.folder import STATE_FILE, open_run
 from backbench.runs.run_progress import Progress

@@ -24,7 +24,7 @@ from backbench.pretrain.first_step import FirstStep
 from backbench.pretrain.method import Batch, Method, Setup, build_method
 from backbench.pretrain.recipe import PretrainConfig, overrides_of
 from backbench.recipes import config as recipes
-from backbench.results import store
+from backbench.records import store
 from backbench.runs import atomic, seeding
 from backbench.runs.folder import (
     CHECKPOINT_FILE,

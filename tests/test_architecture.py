@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backbench.results import protocol_fingerprints
+from backbench.records import protocol_fingerprints
 from backbench.weights.archs import FAMILIES
 
 ROOT = Path(__file__).parent.parent
@@ -18,12 +18,12 @@ SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 # The one rule: a room imports only its own storey and those before it.
 STOREYS = (
     ("errors", "tasks", "recipes", "plugins", "untrusted"),
-    ("runs", "parallel", "images", "stats"),
-    ("weights", "results", "datasets", "knn", "charts"),
+    ("runs", "parallel", "images", "containers", "stats"),
+    ("weights", "records", "verify", "datasets", "knn", "charts"),
     ("board",),
     ("launch",),
-    ("papers", "reproduce"),
-    ("cli", "api", "verbs", "__main__"),
+    ("published",),
+    ("cli", "api", "__main__"),
 )
 
 
@@ -100,7 +100,7 @@ def test_nobody_imports_a_verb_or_the_command_line():
     doors = ("backbench.__main__", "backbench.api", "tools.convert_to_d2")
     doors += ("backbench.detection.train_net", "backbench.detection.process_group")
     for name, others in GRAPH.items():
-        verbs = {other for other in others if other.startswith("backbench.verbs.")}
+        verbs = {other for other in others if other.startswith("backbench.cli.")}
         if name.startswith("benchmarks."):
             continue  # they time the commands
         assert not verbs, f"{name} imports {verbs}"
@@ -199,11 +199,11 @@ def test_no_file_but_its_own_asks_for_a_kind_of_trunk():
 
 
 def test_names_of_protocols_are_bound_to_their_recipes():
-    """backbench/results/protocol_fingerprints.py: rows under a shipped name are held to what is bound here."""
+    """backbench/records/protocol_fingerprints.py: rows under a shipped name are held to what is bound here."""
     tool = runpy.run_path(str(ROOT / "tools" / "bind_protocols.py"))
     now = tool["text_of"](tool["bound"]())
     assert protocol_fingerprints.FILE.read_text() == now, (
-        "a recipe in configs/ or a default is not what backbench/results/shipped.json binds: "
+        "a recipe in configs/ or a default is not what backbench/records/shipped.json binds: "
         "run `python tools/bind_protocols.py` and commit the file; a protocol that measures "
         "something else than before needs another name"
     )

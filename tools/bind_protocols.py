@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from backbench.recipes import config  # noqa: E402 - as a script, from any folder
-from backbench.results import protocol_fingerprints  # noqa: E402
-from backbench.results.protocol_fingerprints import Leaves, Shipped  # noqa: E402
+from backbench.records import protocol_fingerprints  # noqa: E402
+from backbench.records.protocol_fingerprints import Leaves, Shipped  # noqa: E402
 from backbench.runs import atomic  # noqa: E402
 
 SPACES = ("trunk", "projector")  # of `analyze`, each with a name of its own

@@ -11,9 +11,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from backbench.papers import judging_rules, published  # noqa: E402
+from backbench.published import judging_rules, published  # noqa: E402
 from backbench.recipes import config  # noqa: E402
-from backbench.results import protocol_fingerprints  # noqa: E402
+from backbench.records import protocol_fingerprints  # noqa: E402
 from backbench.runs import atomic  # noqa: E402
 
 PAGE = ROOT / "docs" / "protocols.md"

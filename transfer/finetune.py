@@ -25,8 +25,8 @@ from backbench.errors import BadInput
 from backbench.images.image_list import ImageList
 from backbench.images.preprocess import normalise
 from backbench.parallel import batchnorm, distributed, precision
-from backbench.results import store
-from backbench.results.store import Result
+from backbench.records import store
+from backbench.records.store import Result
 from backbench.runs import price, seeding
 from backbench.runs.folder import STATES, open_run
 from backbench.runs.run_progress import Progress
@@ -34,8 +34,9 @@ from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.stats import training_noise
 from backbench.tasks import TASKS
-from backbench.transfer import batches, scoring
+from backbench.transfer import scoring
 from backbench.transfer.devices import Machine, preempted, read_checkpoints, start_for
+from backbench.transfer.features import batches
 from backbench.transfer.protocols import Finetune, Part, load_protocol
 from backbench.transfer.scoring import Assignment, CheckpointPredictions, best_of
 from backbench.weights.checkpoint import Checkpoint

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from backbench.results.kept_scores import TOP
+from backbench.records.kept_scores import TOP
 
 Scores = dict[str, NDArray[np.generic]]
 ROWS = 8192  # of features whose logits are held at a time

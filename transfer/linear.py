@@ -1,6 +1,6 @@
 """`backbench linear` scores frozen features by linear heads, neighbours or a few labels; `backbench
 ood` scores heads on other pictures. All checkpoints see the same decoded images, in one pass per
-dataset. How a number is made stands in the file of its probe, `transfer/probe_<kind>.py`."""
+dataset. How a number is made stands in the file of its probe, `transfer/probes/<kind>.py`."""
 
 import argparse
 import shutil
@@ -12,8 +12,8 @@ from pathlib import Path
 from backbench.datasets import catalog, splits
 from backbench.datasets.splits import Splits
 from backbench.recipes import own_probe
-from backbench.results import store
-from backbench.results.store import Result
+from backbench.records import store
+from backbench.records.store import Result
 from backbench.runs import price
 from backbench.runs.folder import open_run
 from backbench.runs.state import StopFlag
@@ -21,10 +21,10 @@ from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.transfer import scoring
 from backbench.transfer.devices import Machine, read_checkpoints, start_for
-from backbench.transfer.feature_cache import FeatureCache
-from backbench.transfer.features import OWN_FEATURES, Extractor
-from backbench.transfer.frozen import FrozenTrunk, kept_head
-from backbench.transfer.probe_kind import Probe, probe_of
+from backbench.transfer.features.cache import FeatureCache
+from backbench.transfer.features.extractor import OWN_FEATURES, Extractor
+from backbench.transfer.features.frozen import FrozenTrunk, kept_head
+from backbench.transfer.probes.kind import Probe, probe_of
 from backbench.transfer.protocols import RULES, Ood, Protocol, load_protocol, of_verb
 from backbench.transfer.scoring import Assignment
 from backbench.weights.checkpoint import Checkpoint

@@ -17,7 +17,7 @@ from backbench.images.preprocess import eval_geometry
 from backbench.parallel.precision import Precision
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
-from backbench.results import protocol_fingerprints
+from backbench.records import protocol_fingerprints
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS, by_kind
 

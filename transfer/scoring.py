@@ -15,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from backbench.containers import containers
 from backbench.datasets import splits
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
-from backbench.images import containers, contents
+from backbench.images import contents
 from backbench.recipes import config, fast
-from backbench.results import kept_scores, protocol_fingerprints, store
-from backbench.results.store import Origin, Result
+from backbench.records import kept_scores, protocol_fingerprints, store
+from backbench.records.store import Origin, Result
 from backbench.runs import atomic
 from backbench.runs.folder import HEADS_FILE, PREDICTIONS, RESULTS_FILE, STATES
 from backbench.runs.forward_clock import clock

@@ -19,22 +19,16 @@ from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.recipes import fast
-from backbench.results import (
-    column_keys,
-    column_noise,
-    flaws,
-    store,
-    trunk_costs,
-    verification,
-)
-from backbench.results.paired_tests import compare
-from backbench.results.store import Result
-from backbench.results.trunk_costs import TrunkCost
+from backbench.records import column_keys, store, trunk_costs
+from backbench.records.store import Result
+from backbench.records.trunk_costs import TrunkCost
 from backbench.stats import confidence
 from backbench.stats.paired_differences import Difference, tied_with_first
 from backbench.stats.training_noise import FEWEST, NOTHING_TRAINED, TrainingNoise
 from backbench.tasks import ORDER, TASKS
 from backbench.untrusted import printable
+from backbench.verify import column_noise, flaws, verification
+from backbench.verify.paired_tests import compare
 
 MEASURED, PUBLISHED = "measured", "published"  # Row.source
 # A row's mark in a column; `standing` defines it

@@ -19,8 +19,8 @@ from backbench.board.board import (
     standing,
     text_of,
 )
-from backbench.results import column_keys, trunk_costs
-from backbench.results.result_line import Result
+from backbench.records import column_keys, trunk_costs
+from backbench.records.result_line import Result
 from backbench.runs import atomic
 from backbench.untrusted import printable
 

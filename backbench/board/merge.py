@@ -21,13 +21,14 @@ from typing import NamedTuple
 
 from backbench.board.board import Column, Measurement, read_verified
 from backbench.errors import BadInput
-from backbench.results import column_keys, kept_scores, store, verification
-from backbench.results.predictions import load
-from backbench.results.result_line import Origin, Result
+from backbench.records import column_keys, kept_scores, store
+from backbench.records.predictions import load
+from backbench.records.result_line import Origin, Result
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.terminal import log
 from backbench.untrusted import printable
+from backbench.verify import verification
 
 _LAB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 _ALIKE = 1e-6  # percent: equal values

@@ -166,7 +166,7 @@ def _noise_and_runs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """How values move on resamples of the images (rows, columns, resamples), nan if unknown, and
     how many trainings each is the mean of (rows, columns)."""
-    from backbench.results import resamples
+    from backbench.verify import resamples
 
     noise = np.full((len(rows), len(columns), resampling.COUNT), np.nan)
     runs = np.ones((len(rows), len(columns)))

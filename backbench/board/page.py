@@ -28,9 +28,9 @@ from backbench.board.board import (
 from backbench.board.export import command_again
 from backbench.board.overall import Overall
 from backbench.board.page_figures import Record
-from backbench.results import verification
 from backbench.runs import atomic
 from backbench.tasks import TASKS
+from backbench.verify import verification
 
 HERE = Path(__file__).parent
 # page_*.js in the order in which they stand in the page; the last one draws it

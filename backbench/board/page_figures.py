@@ -14,7 +14,7 @@ from backbench.board import ablation, predictor
 from backbench.board.board import Board, joined
 from backbench.errors import BadInput
 from backbench.images.image_list import readable
-from backbench.results.result_line import Result
+from backbench.records.result_line import Result
 from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE
 from backbench.runs.step_metrics import read_metrics
 from backbench.tasks import TASKS

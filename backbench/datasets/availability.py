@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from backbench.containers import containers
 from backbench.datasets import catalog
 from backbench.errors import BadInput
-from backbench.images import containers
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
 from backbench.weights import archs

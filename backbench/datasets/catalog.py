@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from backbench import plugins
+from backbench.containers import containers
 from backbench.datasets import imagenet_sets, readers, splits, walk
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
-from backbench.images import containers
 from backbench.images.image_list import ImageList, is_image, scan_folder
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable

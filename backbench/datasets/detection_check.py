@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from backbench.containers import containers
 from backbench.errors import BadInput
-from backbench.images import containers
 from backbench.untrusted import opening, printable
 
 LARGEST = 8 * opening.GIGABYTE  # bytes of an annotation file; COCO's have half of one

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from backbench.containers import containers
 from backbench.datasets.readers import class_list
 from backbench.datasets.row import Reader
 from backbench.datasets.splits import InImageNet, Splits
 from backbench.errors import BadInput
-from backbench.images import containers
 from backbench.images.image_list import ImageList, scan_folder
 from backbench.untrusted import jsons, opening
 

@@ -6,9 +6,10 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from backbench.containers import containers
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
-from backbench.images import containers, contents
+from backbench.images import contents
 from backbench.images.image_list import ImageList
 from backbench.runs import atomic
 from backbench.runs.run_progress import Progress

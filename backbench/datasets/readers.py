@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from backbench.containers import archives, containers
 from backbench.datasets import splits
 from backbench.datasets.row import Reader, SplitReader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images import archives, containers
 from backbench.images.dense import IGNORED, DenseList
 from backbench.images.image_list import ImageList, scan_folder
 from backbench.untrusted import opening, printable

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from backbench.containers import containers
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images import containers
 from backbench.images.image_list import ImageList
 
 Metric = Literal["top1", "mean_per_class", "miou"]  # miou: its images have label maps

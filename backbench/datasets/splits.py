@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from backbench.containers import archives
 from backbench.errors import BadInput
-from backbench.images import archives
 from backbench.images.dense import DenseList
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs import atomic

@@ -9,7 +9,7 @@ from annotated_types import Interval
 
 from backbench.errors import BadInput
 from backbench.recipes import config
-from backbench.results import store
+from backbench.records import store
 from backbench.untrusted import printable
 
 LARGEST = 1e12  # of a number in a record: far beyond any time or count

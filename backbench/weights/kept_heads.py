@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.results.origin import versions
+from backbench.records.origin import versions
 from backbench.runs import atomic
 from backbench.runs.folder import HEADS_FILE
 from backbench.untrusted import jsons, printable, walking

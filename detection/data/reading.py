@@ -5,12 +5,12 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
+from backbench.containers import containers
+from backbench.containers.spans import spelled
 from backbench.detection.data import coco, voc
 from backbench.detection.data.split import DatasetFiles, Split, join
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput, nearest
-from backbench.images import containers
-from backbench.images.spans import spelled
 from backbench.untrusted import opening, printable
 
 DATASETS = coco.DATASETS | voc.DATASETS

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from backbench.containers.spans import NamedImages
 from backbench.detection.data.dataset_dicts import Annotation, ImageRecord
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.images import contents
 from backbench.images.image_list import ImageList
-from backbench.images.spans import NamedImages
 
 LEFT_RIGHT = (("left", "right"), ("right", "left"))
 # Folder of the data -> the dataset's name in results, where they differ

@@ -19,12 +19,12 @@ from backbench.board.board import Measurement, collect, fill
 from backbench.datasets import embedded
 from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
-from backbench.papers import published
 from backbench.pretrain.method import Setup, build_method
 from backbench.pretrain.recipe import PretrainConfig
+from backbench.published import published
 from backbench.recipes import config, own_probe
-from backbench.results import store
-from backbench.results.store import Result
+from backbench.records import store
+from backbench.records.store import Result
 from backbench.transfer.protocols import load_analysis, load_protocol, of_verb
 from backbench.weights.families.resnet_trunk import build_backbone
 

@@ -15,7 +15,7 @@ from support.detection_runs import run_of_config
 from backbench.detection import measure, process_group, train_net
 from backbench.detection.data.order import ImageOrder, Slots
 from backbench.errors import Failed, Preempted
-from backbench.results import store
+from backbench.records import store
 from backbench.runs.state import StopFlag, load_state
 from backbench.runs.step_metrics import read_metrics
 

@@ -28,7 +28,7 @@ from backbench import cli
 from backbench.detection import process_group, train_net
 from backbench.errors import BadInput
 from backbench.images import contents
-from backbench.results import store
+from backbench.records import store
 from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights import archs
@@ -418,7 +418,7 @@ def test_the_converter_and_the_detector_give_a_row_that_the_judge_takes(
 ):
     """As typed, without --engine: the converter's line, then the detector with the keys in it."""
     from backbench.board.board import collect
-    from backbench.papers import judging_rules, published
+    from backbench.published import judging_rules, published
 
     torch.manual_seed(1)
     key = next(n.key for n in published.rows() if n.key.startswith("lorac:4:lorac:"))

@@ -10,8 +10,8 @@ from backbench import cli
 from backbench.detection.data.split import training_records
 from backbench.knn import knn_scores
 from backbench.parallel import precision
-from backbench.results import store
-from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.records import store
+from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 
 pytestmark = on_gpu
 

@@ -22,8 +22,8 @@ from support.strangers import Calls, door, record, write_cifar10
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.published import bundle
 from backbench.recipes import config
-from backbench.reproduce import bundle
 from backbench.weights.families.resnet_trunk import build_backbone
 
 SECRET = "hunter2-of-the-environment"

@@ -7,8 +7,8 @@ import pytest
 from support.containers import LAYOUTS
 from support.layouts import class_folder
 
+from backbench.containers import containers, spans
 from backbench.errors import BadInput
-from backbench.images import containers, spans
 
 # Layout -> how many files in the fast suite, and in the whole one
 CASES = {"tar": (8, 30), "wds": (6, 30), "zip": (6, 30), "deflated": (6, 30)}

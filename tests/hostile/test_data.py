@@ -33,7 +33,7 @@ from backbench.board import rank_csv
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.images import image_list
-from backbench.transfer.feature_cache import FeatureCache, PartFiles
+from backbench.transfer.features.cache import FeatureCache, PartFiles
 from backbench.untrusted import opening
 from backbench.weights import importing
 from backbench.weights.families.resnet_trunk import build_backbone

@@ -12,11 +12,11 @@ import torch
 from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.images.image_list import ImageList
-from backbench.papers import published
 from backbench.parallel import division
 from backbench.pretrain import data, monitor, optim
 from backbench.pretrain.method import Setup, build_method, method_names
 from backbench.pretrain.recipe import PretrainConfig
+from backbench.published import published
 from backbench.recipes import config
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights.archs import build_trunk

@@ -9,9 +9,9 @@ from backbench.board.overall import answer, overall
 from backbench.board.page import write_page
 from backbench.board.page_figures import collect_figures
 from backbench.datasets.catalog import DATASETS, TWELVE
-from backbench.results import store
-from backbench.results.data_manifests import DETECTION_SIZES
-from backbench.results.store import Result
+from backbench.records import store
+from backbench.records.data_manifests import DETECTION_SIZES
+from backbench.records.store import Result
 from backbench.stats import confidence
 from backbench.tasks import TASKS
 from support import records

@@ -11,7 +11,7 @@ import torch
 from backbench.detection import backbones, dialect, train_net
 from backbench.detection.engine import DetectionEngine
 from backbench.detection.run import DetectionRun, Prepared
-from backbench.results import store
+from backbench.records import store
 
 needs_detectron2 = pytest.mark.skipif(
     importlib.util.find_spec("detectron2") is None,

@@ -5,8 +5,8 @@ import functools
 import torch
 
 from backbench.transfer.devices import Machine
-from backbench.transfer.features import Extractor
-from backbench.transfer.frozen import FrozenTrunk
+from backbench.transfer.features.extractor import Extractor
+from backbench.transfer.features.frozen import FrozenTrunk
 from backbench.transfer.protocols import Geometry
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone

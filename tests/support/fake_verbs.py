@@ -15,7 +15,7 @@ from pathlib import Path
 
 from backbench import cli
 from backbench.errors import BadInput, Failed, Preempted
-from backbench.results import store
+from backbench.records import store
 from backbench.runs import atomic
 from backbench.runs.folder import CHECKPOINT_FILE, open_run
 from backbench.runs.run_progress import Progress

@@ -8,9 +8,9 @@ import sys
 
 from backbench.datasets.catalog import DATASETS
 from backbench.recipes import config
-from backbench.results import store
-from backbench.results.data_manifests import DETECTION_SIZES
-from backbench.results.store import Result
+from backbench.records import store
+from backbench.records.data_manifests import DETECTION_SIZES
+from backbench.records.store import Result
 from backbench.tasks import TASKS
 
 

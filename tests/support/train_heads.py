@@ -12,9 +12,9 @@ from backbench.__main__ import end
 from backbench.datasets import catalog
 from backbench.runs.state import StopFlag
 from backbench.transfer.devices import Machine
-from backbench.transfer.frozen import FrozenTrunk
+from backbench.transfer.features.frozen import FrozenTrunk
 from backbench.transfer.heads import LinearHeads
-from backbench.transfer.probe_sgd import ProbeTraining
+from backbench.transfer.probes.sgd import ProbeTraining
 from backbench.transfer.protocols import CropAugment, Geometry, Length, Sgd
 from backbench.transfer.scoring import Assignment
 from backbench.weights.checkpoint import Checkpoint

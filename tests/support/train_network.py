@@ -13,8 +13,8 @@ from backbench.datasets import catalog
 from backbench.images.preprocess import normalise, to_input
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
-from backbench.transfer.batches import CropFlip, global_batches
 from backbench.transfer.devices import Machine
+from backbench.transfer.features.batches import CropFlip, global_batches
 from backbench.transfer.finetune import Finetuning, Network
 from backbench.transfer.protocols import (
     CropAugment,

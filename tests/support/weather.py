@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from backbench.results import store
+from backbench.records import store
 from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.weights.checkpoint import Checkpoint
 
@@ -21,7 +21,7 @@ HEAVY = (
     "backbench.pretrain.train",
     "backbench.transfer.linear",
     "backbench.transfer.finetune",
-    "backbench.transfer.analyze",
+    "backbench.transfer.analysis.analyze",
 )
 HEAVY += (
     "backbench.detection.train_net",
@@ -29,12 +29,12 @@ HEAVY += (
     "backbench.datasets.embedded",
 )
 HEAVY += (
-    "backbench.transfer.probe_sgd",
-    "backbench.transfer.probe_knn",
-    "backbench.transfer.probe_fewshot",
+    "backbench.transfer.probes.sgd",
+    "backbench.transfer.probes.knn",
+    "backbench.transfer.probes.fewshot",
 )
 HEAVY += (
-    "backbench.transfer.probe_logreg",
+    "backbench.transfer.probes.logreg",
     "sklearn.datasets",
     "cv2",
     "lightning_fabric",

@@ -9,8 +9,9 @@ from support.layouts import trunk_file
 from backbench.datasets import embedded
 from backbench.images import image_list
 from backbench.images.image_list import scan_folder
-from backbench.results import store, verification
-from backbench.transfer.feature_cache import FeatureCache
+from backbench.records import store
+from backbench.transfer.features.cache import FeatureCache
+from backbench.verify import verification
 
 
 @pytest.fixture

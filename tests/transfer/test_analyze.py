@@ -14,12 +14,13 @@ from backbench import cli
 from backbench.datasets import catalog, embedded
 from backbench.images.preprocess import normalise
 from backbench.pretrain.methods import _heads
-from backbench.results import store
+from backbench.records import store
 from backbench.runs import seeding
-from backbench.transfer import analyze, analyze_pictures
-from backbench.transfer import feature_statistics as stats
-from backbench.transfer.analyze import AnalyzedViews
-from backbench.transfer.frozen import build_projector
+from backbench.transfer.analysis import analyze
+from backbench.transfer.analysis import pictures as analyze_pictures
+from backbench.transfer.analysis import statistics as stats
+from backbench.transfer.analysis.analyze import AnalyzedViews
+from backbench.transfer.features.frozen import build_projector
 from backbench.transfer.protocols import load_analysis
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone

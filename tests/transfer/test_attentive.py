@@ -14,10 +14,11 @@ from support.layouts import Trees, trunk_file
 from backbench.cli import main
 from backbench.errors import BadInput
 from backbench.recipes import config
-from backbench.results import store, verification
+from backbench.records import store
 from backbench.transfer.devices import Machine
-from backbench.transfer.probe_attentive import Lars, QueryPoolHeads
+from backbench.transfer.probes.attentive import Lars, QueryPoolHeads
 from backbench.transfer.protocols import PROTOCOLS, load_protocol
+from backbench.verify import verification
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 CAPI = load_protocol("attentive_demo", PROTOCOLS)
@@ -101,7 +102,7 @@ def trained(p, lrs, steps=200, **changes):
 def test_each_head_is_what_it_would_be_alone(p, monkeypatch):
     lrs = p.lr[:2]
     alone = [trained(p, (lr,)).heads[0] for lr in lrs]
-    monkeypatch.setattr("backbench.transfer.probe_attentive.PIECE", 500)
+    monkeypatch.setattr("backbench.transfer.probes.attentive.PIECE", 500)
     for together, single in zip(trained(p, lrs).heads, alone):
         for name, parameter in together.items():
             torch.testing.assert_close(

@@ -12,7 +12,7 @@ from support.tiny_pretraining import digest, recipe
 
 from backbench.cli import main
 from backbench.datasets import catalog, splits
-from backbench.results import store
+from backbench.records import store
 from backbench.runs.folder import RESULTS_FILE, cache_folder
 
 SMALL = {"resize": 32, "crop": 32}

@@ -29,10 +29,10 @@ from backbench.images.preprocess import (
 )
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
-from backbench.transfer import feature_cache
-from backbench.transfer.feature_cache import FeatureCache, describe
-from backbench.transfer.features import FeatureRows
-from backbench.transfer.frozen import FrozenTrunk
+from backbench.transfer.features import cache as feature_cache
+from backbench.transfer.features.cache import FeatureCache, describe
+from backbench.transfer.features.extractor import FeatureRows
+from backbench.transfer.features.frozen import FrozenTrunk
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
@@ -205,7 +205,7 @@ def test_what_a_run_is_using_is_not_removed(images, tmp_path):
 
 
 def test_what_another_run_computes_is_waited_for(images, cache, caplog, monkeypatch):
-    monkeypatch.setattr("backbench.transfer.features.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("backbench.transfer.features.extractor.WAIT_SECONDS", 0.05)
     caplog.set_level("INFO", logger=log.name)
     make = extractor(cache, checkpoint())
     wanted = describe(make.trunks[0], contents.named(images).digest, GEOMETRY)

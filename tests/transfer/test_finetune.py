@@ -15,7 +15,7 @@ from support.slurm_cluster import free_ports
 from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.recipes import config
-from backbench.results import store
+from backbench.records import store
 from backbench.stats import training_noise
 from backbench.transfer import finetune
 from backbench.transfer.devices import Machine

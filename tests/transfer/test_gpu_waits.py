@@ -10,10 +10,10 @@ from backbench.images import preprocess
 from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels
 from backbench.transfer import logreg
 from backbench.transfer.devices import Machine
-from backbench.transfer.feature_cache import FeatureCache
-from backbench.transfer.features import Extractor
+from backbench.transfer.features.cache import FeatureCache
+from backbench.transfer.features.extractor import Extractor
+from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.finetune import Network
-from backbench.transfer.frozen import FrozenTrunk, forward_all
 from backbench.transfer.heads import AdamHeads, LinearHeads
 from backbench.transfer.protocols import Finetune, Knn
 

@@ -12,13 +12,14 @@ import torch
 from support.layouts import trunk_file
 
 from backbench.cli import main
-from backbench.results import store, verification
+from backbench.records import store
 from backbench.runs.state import StopFlag
 from backbench.stats.partitions import agreement
-from backbench.transfer import feature_statistics as fs
-from backbench.transfer.probe_class_retrieval import retrieve
-from backbench.transfer.probe_cluster import clusterings
+from backbench.transfer.analysis import statistics as fs
+from backbench.transfer.probes.class_retrieval import retrieve
+from backbench.transfer.probes.cluster import clusterings
 from backbench.transfer.protocols import KMeansClusters
+from backbench.verify import verification
 
 
 def loop_retrieval(features, labels):

@@ -23,20 +23,20 @@ from backbench.datasets import catalog
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.images.preprocess import Pixels, to_input
 from backbench.recipes import config
-from backbench.results import store
+from backbench.records import store
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.transfer import scoring
-from backbench.transfer.batches import (
+from backbench.transfer.devices import Machine, read_checkpoints
+from backbench.transfer.features.batches import (
     CropFlip,
     equal_shares,
     global_batches,
     rank_batches,
 )
-from backbench.transfer.devices import Machine, read_checkpoints
-from backbench.transfer.frozen import FrozenTrunk
+from backbench.transfer.features.frozen import FrozenTrunk
 from backbench.transfer.heads import AdamHeads, BestHeads, LinearHeads
-from backbench.transfer.probe_sgd import ProbeTraining
+from backbench.transfer.probes.sgd import ProbeTraining
 from backbench.transfer.protocols import PROTOCOLS, Sgd, load_protocol
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone

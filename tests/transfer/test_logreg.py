@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backbench.errors import Preempted
 from backbench.images.image_list import ImageList
 from backbench.runs.state import StopFlag
-from backbench.transfer import logreg, probe_fewshot, scoring
-from backbench.transfer.features import FeatureRows
+from backbench.transfer import logreg, scoring
+from backbench.transfer.features.extractor import FeatureRows
+from backbench.transfer.probes import fewshot as probe_fewshot
 from backbench.transfer.protocols import FewShot
 
 

@@ -29,11 +29,11 @@ from backbench.datasets.readers import class_list
 from backbench.datasets.splits import InImageNet
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.images.preprocess import Pixels, to_input
-from backbench.reproduce import selection
-from backbench.results import kept_scores, store
+from backbench.published import selection
+from backbench.records import kept_scores, store
 from backbench.transfer import scoring
-from backbench.transfer.frozen import FrozenTrunk, forward_all
-from backbench.transfer.probe_ood import Ruled
+from backbench.transfer.features.frozen import FrozenTrunk, forward_all
+from backbench.transfer.probes.ood import Ruled
 from backbench.transfer.protocols import Geometry, Ood
 from backbench.weights import importing, kept_heads
 from backbench.weights.checkpoint import Checkpoint

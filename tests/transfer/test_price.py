@@ -13,7 +13,7 @@ from backbench.errors import BadInput
 from backbench.pretrain.recipe import PretrainConfig
 from backbench.pretrain.train import what_decides
 from backbench.recipes import config, own_probe
-from backbench.results import store
+from backbench.records import store
 from backbench.runs import price
 
 TINY = {"resize": 32, "crop": 32}

@@ -17,13 +17,15 @@ from torch import nn
 from backbench.board.board import collect, compare_rows
 from backbench.cli import main
 from backbench.images.dense import IGNORED, DenseList
-from backbench.results import store, verification
+from backbench.records import store
 from backbench.stats import dense_counts
-from backbench.transfer import dense_views, probe_seg
-from backbench.transfer.dense_views import TrainingPairs, best_classes, starts
 from backbench.transfer.devices import Machine
-from backbench.transfer.probe_seg import DenseHeads
+from backbench.transfer.features import dense_views
+from backbench.transfer.features.dense_views import TrainingPairs, best_classes, starts
+from backbench.transfer.probes import seg as probe_seg
+from backbench.transfer.probes.seg import DenseHeads
 from backbench.transfer.protocols import PROTOCOLS, load_protocol
+from backbench.verify import verification
 from backbench.weights.families.resnet_trunk import build_backbone
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)

@@ -18,14 +18,15 @@ from backbench.cli import main
 from backbench.datasets import catalog, embedded
 from backbench.images.dense import IGNORED
 from backbench.knn import knn_scores, nearest
-from backbench.results import store, verification
+from backbench.records import store
 from backbench.stats import dense_counts
-from backbench.transfer import probe_seg_knn
-from backbench.transfer.batches import Pictures, centred
 from backbench.transfer.devices import Machine
-from backbench.transfer.frozen import FrozenTrunk, forward_all
-from backbench.transfer.probe_seg_knn import Neighbours
+from backbench.transfer.features.batches import Pictures, centred
+from backbench.transfer.features.frozen import FrozenTrunk, forward_all
+from backbench.transfer.probes import seg_knn as probe_seg_knn
+from backbench.transfer.probes.seg_knn import Neighbours
 from backbench.transfer.protocols import PROTOCOLS, load_protocol
+from backbench.verify import verification
 from backbench.weights.checkpoint import Checkpoint
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)

@@ -16,10 +16,10 @@ from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.recipes import config
-from backbench.results import kept_scores, store
+from backbench.records import kept_scores, store
 from backbench.transfer import logreg, scoring
-from backbench.transfer.batches import Pictures, centred
-from backbench.transfer.frozen import FrozenTrunk, forward_all
+from backbench.transfer.features.batches import Pictures, centred
+from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.protocols import Attentive, Geometry, LogReg, Sgd
 from backbench.weights import kept_heads
 from backbench.weights.checkpoint import Checkpoint

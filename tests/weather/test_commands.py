@@ -20,16 +20,16 @@ from support.records import a_result
 from support.small_verbs import smaller
 
 from backbench import cli
+from backbench.cli import data as list_data
 from backbench.datasets import availability, catalog
 from backbench.datasets.catalog import TWELVE
 from backbench.detection import dialect as detection_config
 from backbench.pretrain.recipe import PretrainConfig, overrides_of
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
-from backbench.results import store
+from backbench.records import store
 from backbench.runs.folder import CHECKPOINT_FILE, open_run
 from backbench.transfer.protocols import load_protocol, of_verb
-from backbench.verbs import list_data
 
 HOME = Path(__file__).parents[2]
 RUN = (

@@ -11,7 +11,7 @@ from support.weather import VERBS, command, disk, fill, warm
 from backbench import cli
 from backbench.errors import BadInput, Failed
 from backbench.runs import atomic, failures, lock
-from backbench.transfer.feature_cache import FeatureCache, PartFiles
+from backbench.transfer.features.cache import FeatureCache, PartFiles
 
 FAULT = "fault of backbench"
 

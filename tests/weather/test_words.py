@@ -12,7 +12,7 @@ from support.layouts import class_folder
 from support.records import a_result
 
 from backbench import cli
-from backbench.results import store
+from backbench.records import store
 from backbench.runs import run_progress
 from backbench.runs import terminal as terminal_output
 from backbench.runs.run_progress import Progress

@@ -19,10 +19,10 @@ from backbench.board.export import command_again, write_csv, write_tidy
 from backbench.board.overall import overall
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
-from backbench.papers import catalogue, judging_rules, paper_tables, published
-from backbench.papers.judge import add_published, expected_keys, judge
+from backbench.published import catalogue, judging_rules, paper_tables, published
+from backbench.published.judge import add_published, expected_keys, judge
 from backbench.recipes import config, fast
-from backbench.results import store
+from backbench.records import store
 
 ROOT = Path(__file__).parents[3]
 LORAC = {"name": "lorac", "method": "lorac", "arch": "resnet50", "epochs": 200}
@@ -102,7 +102,7 @@ def test_reading_a_board_is_light(tmp_path):
     store.append(tmp_path, [a_result(), a_result(dataset="dtd")])
     heavy = "('torch', 'torchvision', 'scipy', 'PIL', 'matplotlib')"
     code = (
-        "import sys, backbench; from backbench.verbs import write_leaderboard; "
+        "import sys, backbench; from backbench.cli import leaderboard; "
         f"board = backbench.collect([{str(tmp_path)!r}]); "
         f"print(len(board.columns), [m for m in {heavy} if m in sys.modules])"
     )

@@ -10,7 +10,7 @@ from support.records import a_result, edit_lines
 from backbench import cli
 from backbench.board.board import collect, compare_rows, noise_of, noise_words, standing
 from backbench.board.overall import answer, overall
-from backbench.results import store
+from backbench.records import store
 
 LINEAR, KNN, FEWSHOT, SEMISUP = boards.DEMO[:4]
 COCO = boards.detection("coco2017", "detection-1x-v1", "torchvision")

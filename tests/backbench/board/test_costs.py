@@ -7,7 +7,7 @@ from support.records import a_result
 
 from backbench.board import export, page
 from backbench.board.board import collect
-from backbench.results import store
+from backbench.records import store
 
 R18 = {"reading": "pooled", "parameters": 11_176_512, "side": 224, "gflops": 1.8186}
 VIT = {"reading": "cls", "parameters": 21_665_664, "side": 224, "gflops": 4.5985}

@@ -9,7 +9,7 @@ from support.records import a_result
 
 from backbench.board import ablation, page_figures, predictor
 from backbench.board.board import Board, Measurement, fill
-from backbench.results.store import Result
+from backbench.records.store import Result
 
 
 def row(digest, name, value, *, task="linear", metric="top1") -> Result:

@@ -6,7 +6,7 @@ from support import boards, records
 from backbench import cli
 from backbench.board.board import collect
 from backbench.errors import BadInput
-from backbench.results import store
+from backbench.records import store
 
 KIND = boards.DEMO[:1]
 

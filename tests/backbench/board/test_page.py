@@ -13,8 +13,8 @@ from support.tab import CHROMIUM, tab
 from backbench import cli
 from backbench.board.board import collect
 from backbench.board.page_figures import CURVE_POINTS
-from backbench.papers.judge import Judged
-from backbench.results import store
+from backbench.published.judge import Judged
+from backbench.records import store
 
 
 def data_of(page):

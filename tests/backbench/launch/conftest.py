@@ -14,7 +14,7 @@ from support import fake_verbs, slurm_cluster
 from backbench import cli
 from backbench.launch.records import Ledger, Status
 from backbench.launch.view import Snapshot
-from backbench.results import store
+from backbench.records import store
 
 FAKE = [sys.executable, str(Path(fake_verbs.__file__))]
 

@@ -17,7 +17,7 @@ from support import fake_verbs, slurm_cluster
 from backbench import cli
 from backbench.launch.records import Ledger
 from backbench.launch.slurm_client import queue
-from backbench.results import store
+from backbench.records import store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("three_nodes")]
 FAULTS = 60

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from backbench.recipes.config import configs_dir
-from backbench.results import store
+from backbench.records import store
 
 
 def test_grid_runs_n_at_a_time_and_again_runs_nothing(lab):

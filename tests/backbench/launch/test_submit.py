@@ -3,11 +3,11 @@
 import pytest
 from support import slurm_cluster
 
+from backbench.cli import launch
 from backbench.launch.clusters import read_cluster
 from backbench.launch.grid import read_grid
 from backbench.launch.plan import CommandCheck
 from backbench.launch.records import Ledger
-from backbench.verbs import launch
 
 TIMED_OUT = (
     'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1'

@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import brier_score_loss, log_loss
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from backbench.results import kept_scores
+from backbench.records import kept_scores
 from backbench.stats import calibration
 from backbench.stats.calibration import BINS
 from backbench.transfer import head_scores

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, norm
 
-from backbench.results import store
-from backbench.results.paired_tests import compare
+from backbench.records import store
 from backbench.stats import confidence
+from backbench.verify.paired_tests import compare
 from benchmarks import intervals as simulated
 
 

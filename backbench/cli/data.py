@@ -1,0 +1,279 @@
+"""`backbench data`: lists datasets, checks and packs them, and fetches SimCLR's lists."""
+
+import argparse
+import gzip
+import hashlib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from backbench.containers import containers
+from backbench.containers.spans import SpanList, contents_name
+from backbench.datasets import (
+    availability,
+    catalog,
+    copies,
+    detection_check,
+    packing,
+    splits,
+)
+from backbench.datasets.copies import Look
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput
+from backbench.images import image_list
+from backbench.images.dense import DenseList
+from backbench.images.image_list import ImageList
+from backbench.recipes import config
+from backbench.runs import atomic
+from backbench.runs.run_progress import QUIET_SECONDS, Progress
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.action == "check":
+        args.document = {"name": args.name, "problems": []}
+        return _check(args.name, args.data, args.record, args.document["problems"])
+    if args.action == "pack":
+        packing.pack(args.name, args.data, args.to, args.out)
+    elif args.action == "list":
+        args.document = _list(args.data)
+    else:
+        _fetch(args.out)
+    return 0
+
+
+# data list
+
+
+def _list(root: Path) -> list[dict[str, object]]:
+    """Print a line for each dataset; return the rows."""
+    line = "{:<21} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
+    print(
+        line.format(
+            "name", "classes", "train", "val", "test", "metric", "on disk", "licence"
+        )
+    )
+    rows = availability.listed(root)
+    for row in rows:
+        train, val, test = row.get("images", (None, None, None))
+        # Without a val split of its own, a dataset's val is held out of train
+        counts = (
+            row.get("classes"),
+            train,
+            "held" if train and val is None else val,
+            test,
+        )
+        cells = ["-" if count is None else str(count) for count in counts]
+        metric, licence = row.get("metric", ""), row.get("licence", "")
+        print(
+            line.format(row["name"], *cells, metric, row["on_disk"], licence).rstrip()
+        )
+        if row["wrong"]:
+            print(f"{'':<21} {row['wrong']}")
+        if row.get("container"):
+            print(f"{'':<21} found: {row['container']}")
+    if not root.is_dir():
+        print(f"--data {root}: no such folder, so every dataset is missing")
+    print(
+        "Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or"
+    )
+    print("ROOT/NAME/<class>/<image>, of which a fifth is drawn for test.")
+    return rows
+
+
+# data check
+
+
+def _check(name: str, root: Path, record: bool, problems: list[str]) -> int:
+    """Print what is there and what is wrong, which goes to `problems`, too; 1 if anything is."""
+    dense = name in catalog.DATASETS and catalog.DATASETS[name].dense
+    if name not in catalog.known() or dense:
+        said = detection_check.check(name, root)
+        if said is not None and (said or not dense):
+            return said
+    # 1. What makes the data unusable is refused, as every evaluation would refuse it.
+    dataset = catalog.find(name)
+    found = catalog.read_lists(dataset, root)
+    if not record:
+        catalog.compare_record(name, root, found, 0)
+    # 2. What can be used is described, and everything odd about it is a problem.
+    problems += catalog.odd_sizes(dataset, found)
+    classes = found.train.classes
+    print(f"{name}: {len(classes)} classes, {classes[0]} .. {classes[-1]}")
+    for note in found.notes:
+        print(f"{name}: {note}")
+    if name not in catalog.known():
+        problems += _ignored(root / name)
+    problems += _content_problems(name, found)
+    problems += _map_problems(found)
+    for line in problems:
+        print(f"{name}: PROBLEM: {line}")
+    # 3. The record is what there is, problems included: it is there to tell a change, not to judge.
+    if record:
+        file = catalog.record_file(name, root)
+        atomic.write_json(file, {"seed": 0, "splits": catalog.record_of(found)})
+        print(
+            f"{name}: recorded in {file}, the images' names by contents in {_record(found, file)}"
+        )
+    print(f"{name}: {len(problems)} problems" if problems else f"{name}: all right")
+    return 1 if problems else 0
+
+
+def _record(found: Splits, beside: Path) -> Path:
+    """Write (split on disk, path, digest of the bytes) of every image; no image is in it."""
+    lines = []
+    for _, images in found.items():
+        split = images.root.name if images.root.name in containers.WORDS else ""
+        for index, path in enumerate(images.paths):
+            lines.append(f"{split}\t{path}\t{contents_name(images.read(index))}\n")
+    file = beside.with_name("contents.tsv.gz")
+    atomic.write_bytes(file, gzip.compress("".join(sorted(lines)).encode(), mtime=0))
+    return file
+
+
+def _ignored(base: Path) -> list[str]:
+    """A line per split with files that no evaluation looks at."""
+    out = []
+    for split in ("train", "val", "test"):
+        folder = (base / split).is_dir() and containers.find(base, split) is None
+        left = image_list.ignored(base / split) if folder else []
+        if left:
+            kinds = Counter(
+                Path(name).suffix.lower() or "without a suffix" for name in left
+            )
+            counts = ", ".join(
+                f"{count} {kind}" for kind, count in sorted(kinds.items())
+            )
+            out.append(
+                f"{split}: {len(left)} files are ignored ({counts}), {left[0]} first"
+            )
+    return out
+
+
+def _content_problems(name: str, found: Splits) -> list[str]:
+    """Reads every image: a line per problem within a split, then of two splits together."""
+    problems = []
+    seen: dict[str, tuple[ImageList, list[Look | None]]] = {}
+    for which, images in found.items():
+        if found.imagenet is not None and which != "test":  # a set of test images alone
+            seen[which] = images, []
+            continue
+        print(
+            f"{name} {which}: {len(images)} images, sha256 of the list {splits.digest(images)}"
+        )
+        if isinstance(images, SpanList):
+            print(f"{name} {which}: {images.described}")
+        problems += _list_problems(which, images)
+        looks, unreadable = _read_all(f"{name} {which}", images)
+        seen[which] = images, looks
+        problems += [f"{which}: unreadable {line}" for line in unreadable[:5]]
+        if len(unreadable) > 5:
+            problems.append(f"{which}: {len(unreadable) - 5} more unreadable images")
+    by_content: dict[str, dict[tuple[Look, bytes], str]] = {}
+    for which, by_path in copies.contents(seen).items():
+        by_content[which] = {content: path for path, content in by_path.items()}
+        if twice := len(by_path) - len(by_content[which]):
+            problems.append(f"{which} holds {twice} copies of other images of it")
+    # The worst first: what a model has trained on must not be what it is scored on.
+    for a, b in (("train", "test"), ("val", "test"), ("train", "val")):
+        shared = sorted(by_content[a].keys() & by_content[b].keys())
+        if shared:
+            one, other = by_content[a][shared[0]], by_content[b][shared[0]]
+            problems.append(f"{a} and {b} share {len(shared)} images: {one} is {other}")
+        again = copies.rewritten(*seen[b], *seen[a])
+        if again:
+            other, one = again[0]
+            problems.append(
+                f"{a} and {b} share {len(again)} images in another format: {one} shows {other}"
+            )
+    return problems
+
+
+def _map_problems(found: Splits) -> list[str]:
+    """Reads every label map beside its image; a line for each that does not fit."""
+    problems = []
+    for which, images in found.items():
+        if not isinstance(images, DenseList):
+            continue
+        for index in range(len(images)):
+            try:
+                images.pair(index)
+            except BadInput as error:
+                problems.append(f"{which}: {error}")
+    return problems
+
+
+def _list_problems(which: str, images: ImageList) -> list[str]:
+    """The problems of a split's list, before any image is read."""
+    problems = []
+    empty = sorted(set(range(len(images.classes))) - set(images.labels))
+    if empty and not isinstance(images, DenseList):
+        first = images.classes[empty[0]]
+        problems.append(
+            f"{which} has no image of {len(empty)} classes, '{first}' first"
+        )
+    twice = [path for path, count in Counter(images.paths).items() if count > 1]
+    if twice:
+        problems.append(f"{which} lists {len(twice)} images twice, {twice[0]} first")
+    return problems
+
+
+def _read_all(title: str, images: ImageList) -> tuple[list[Look | None], list[str]]:
+    """The look of every image, None where it cannot be decoded, and a line for each of those."""
+    progress = Progress(
+        None, len(images), f"{title}: reading", unit="image", after=QUIET_SECONDS
+    )
+
+    def read(index: int) -> Look | str:
+        try:
+            # As PIL reads it: what OpenCV fills up with gray must not pass for whole
+            return copies.look_at(images.open(index))
+        except BadInput as error:
+            return str(error)
+
+    rows = []
+    with ThreadPoolExecutor(8) as pool:
+        for begin in range(
+            0, len(images), 1000
+        ):  # a pool makes an object of each at once
+            for row in pool.map(read, range(begin, min(begin + 1000, len(images)))):
+                rows.append(row)
+                progress.advance()
+    looks = [row if isinstance(row, Look) else None for row in rows]
+    return looks, [row for row in rows if isinstance(row, str)]
+
+
+# data fetch-splits
+
+LISTS_URL = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/{percent}percent.txt"
+
+
+def _fetch(out: Path) -> None:
+    """SimCLR's lists, verified before they are written."""
+    import urllib.request
+
+    # The protocol says what the lists must be: a run that uses
+    # another one is refused by the same hash.
+    parts = config.read_recipe(config.find_recipe("semisup", "transfer"))["parts"]
+    for percent, part in parts.items():
+        wanted = part["list"]
+        file = out / f"{percent}percent.txt"
+        if (
+            file.exists()
+            and hashlib.sha256(file.read_bytes()).hexdigest() == wanted["sha256"]
+        ):
+            print(f"{file}: there already, {wanted['lines']} lines")
+            continue
+        url = LISTS_URL.format(percent=percent)
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                data = answer.read()
+        except OSError as error:
+            raise BadInput(
+                f"{url}: cannot be fetched ({error}); copy the file to {file} by other means"
+            ) from None
+        if hashlib.sha256(data).hexdigest() != wanted["sha256"]:
+            raise BadInput(
+                f"{url}: not the published list (sha256 differs); nothing was written"
+            )
+        atomic.write_bytes(file, data)
+        print(f"{file}: {wanted['lines']} lines")

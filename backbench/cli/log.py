@@ -1,0 +1,187 @@
+"""`backbench log RUNS --to NAME`: sends runs, also unfinished ones, to an experiment logger, from
+their files: machines that compute need no network. RUN/logged.json notes what was sent to whom."""
+
+import argparse
+import hashlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from backbench.errors import BadInput, Failed
+from backbench.recipes import config
+from backbench.records import store
+from backbench.records.store import Result
+from backbench.runs import atomic
+from backbench.runs.folder import METRICS_FILE, RECIPE_FILE, RESULTS_FILE
+from backbench.runs.step_metrics import read_metrics
+from backbench.runs.terminal import log
+from backbench.untrusted import jsons, walking
+
+NOTE = "logged.json"
+PROJECT = "backbench"
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """The part of a run that a logger gets."""
+
+    folder: Path
+    name: str
+    id: str  # the same in every call
+    config: Mapping[str, object]
+    steps: list[tuple[int, dict[str, float]]]
+    numbers: dict[str, float]  # by column
+
+
+def run(args: argparse.Namespace) -> int:
+    if importlib.util.find_spec(args.to) is None:
+        raise BadInput(
+            f"--to {args.to}: {args.to} is not installed; pip install {args.to}"
+        )
+    count = 0
+    for root in args.runs:
+        if not root.is_dir():
+            raise BadInput(f"{root}: no such folder; give the --out of a run")
+        files = walking.files(root, follow=True)
+        folders = sorted(
+            {f.parent for f in files if f.name in (METRICS_FILE, RESULTS_FILE)}
+        )
+        if not folders:
+            raise BadInput(
+                f"{root}: no {METRICS_FILE} or {RESULTS_FILE} below; nothing to log"
+            )
+        for folder in folders:
+            count += _send_new(folder, root, args.to)
+    log.info(
+        f"{count} runs sent to {args.to}"
+        if count
+        else f"{args.to} has all of it already"
+    )
+    return 0
+
+
+def _send_new(folder: Path, root: Path, to: str) -> bool:
+    """Send what `to` does not have yet of a run; False where it has all."""
+    file = folder / NOTE
+    try:
+        note = dict(jsons.read(file)) if file.exists() else {}
+        sent = note.get(to, {"step": -1, "numbers": []})
+        last, known = int(sent["step"]), set(map(str, sent["numbers"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        raise BadInput(f"{file}: damaged; remove it to send all again") from None
+    # 1. The steps and the numbers that are new
+    steps = []
+    for row in read_metrics(folder):
+        step = row.pop("step", -1)
+        if step > last:
+            steps.append((int(step), row))
+    lines = (
+        store.read_file(folder / RESULTS_FILE)
+        if (folder / RESULTS_FILE).exists()
+        else ()
+    )
+    results = [line for line in lines if isinstance(line, Result)]
+    several = len({result.checkpoint for result in results}) > 1
+    numbers = {}
+    for result in results:
+        key = f"{result.name}/{result.column}" if several else result.column
+        if result.value is not None and key not in known:
+            numbers[key] = result.value
+    if not steps and not numbers:
+        return False
+    # 2. The recipe: a pretraining's file, or the protocol of the results
+    recipe: dict[str, object] = {}
+    if (folder / RECIPE_FILE).exists():
+        recipe = dict(config.read_yaml(folder / RECIPE_FILE))
+    elif results:
+        recipe = dict(results[0].facts.get("recipe") or {})
+        recipe |= {"checkpoint": results[0].checkpoint, "seed": results[0].seed}
+    # 3. The note, once the logger has it
+    name = folder.name if folder == root else folder.relative_to(root).as_posix()
+    own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    try:
+        LOGGERS[to](LoggedRun(folder, name, own, recipe, steps, numbers))
+    except (
+        Exception
+    ) as error:  # whatever a logger raises is about its server or settings
+        raise Failed(
+            f"{folder}: {to} refused it: {error}; the same command continues"
+        ) from error
+    last = steps[-1][0] if steps else last
+    note[to] = {"step": last, "numbers": sorted({*known, *numbers})}
+    atomic.write_json(file, note)
+    log.info(f"{folder}: {len(steps)} steps and {len(numbers)} numbers")
+    return True
+
+
+# ---- the loggers: each is imported only when it is used
+
+
+def _tensorboard(run: LoggedRun) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(run.folder / "tensorboard")) as writer:
+        for step, values in run.steps:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+        for name, value in run.numbers.items():
+            writer.add_scalar(name, value, 0)
+
+
+def _wandb(run: LoggedRun) -> None:
+    import wandb
+
+    logged = wandb.init(
+        project=PROJECT,
+        name=run.name,
+        id=run.id,
+        resume="allow",
+        config=run.config,
+        dir=run.folder,
+    )
+    for step, values in run.steps:
+        logged.log(values, step=step)
+    logged.summary.update(run.numbers)
+    logged.finish()
+
+
+def _mlflow(run: LoggedRun) -> None:
+    import mlflow
+
+    mlflow.set_experiment(PROJECT)
+    tag = f"tags.backbench = '{run.id}'"
+    known = mlflow.search_runs(filter_string=tag, output_format="list")
+    about = {"run_id": known[0].info.run_id} if known else {"run_name": run.name}
+    with mlflow.start_run(**about):
+        if not known:
+            mlflow.set_tag("backbench", run.id)
+            mlflow.log_params(
+                {key: str(value)[:500] for key, value in run.config.items()}
+            )
+        for step, values in run.steps:
+            mlflow.log_metrics(values, step=step)
+        # Its names may have no @, ~, + or %
+        for name, value in run.numbers.items():
+            allowed = "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
+            mlflow.log_metric(allowed, value)
+
+
+def _trackio(run: LoggedRun) -> None:
+    import trackio
+
+    trackio.init(project=PROJECT, name=run.name, config=run.config, resume="allow")
+    for step, values in run.steps:
+        trackio.log(values, step=step)
+    if run.numbers:
+        trackio.log(run.numbers)
+    trackio.finish()
+
+
+# --to, which is the package's name, too -> how a run is sent
+LOGGERS: dict[str, Callable[[LoggedRun], None]] = {
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+    "trackio": _trackio,
+    "tensorboard": _tensorboard,
+}

@@ -1,1 +1,0 @@
-"""The papers' printed numbers: which are judged and how, which grid measures them, and their tables."""

@@ -1,0 +1,199 @@
+"""The lists of images that a row was trained and scored on, as its manifests tell them.
+
+No committed file says what a lab's lists must be. Two rows have one kind of data if all that does
+not depend on the seed is equal (the test list, official splits, numbers of images), and all that
+does (a hold-out, a choice of images) is equal for equal seeds.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from backbench.containers import containers
+from backbench.datasets.catalog import DATASETS
+from backbench.images import contents
+from backbench.recipes import fast
+from backbench.records.protocol_fingerprints import digest
+from backbench.records.result_line import Result
+from backbench.tasks import TASKS
+
+# Images that detectors train on and are scored on. COCO: cocodataset.org, 2017 train and val. VOC:
+# trainval of 2007 and 2012 together, and test of 2007 (host.robots.ox.ac.uk/pascal/VOC).
+DETECTION_SIZES = {"coco2017": (118287, 5000), "voc2007": (16551, 4952)}
+# Keys of provenance that name lists, and those that say how a number was made beside its recipe
+LISTS = ("manifests", "manifest", "images", "val", "train", "labelled")
+MANNER = ("bank", "labelled_from", "temperature", "shots", "evaluator")
+# Keys of provenance and of `chosen` that are outcomes of one run, never a way of measuring
+_OUTCOMES = {
+    "predictions",
+    "per_class",
+    "per_category",
+    "confusion",
+    "notes",
+    "draws",
+    "command",
+}
+_OUTCOMES |= {
+    "trunk_sha256",
+    "trunk_unchanged",
+    "checkpoint",
+    "published",
+    "about",
+    "space",
+}
+_OUTCOMES |= {"scores", "head_sha256", "temperature_from"}
+_OUTCOMES |= {fast.PRETRAINING, contents.KEY, containers.KEY}
+_CHOSEN = {
+    "lr",
+    "lr_used",
+    "trunk_lr_used",
+    "l2",
+    "at_edge",
+    "converged",
+    "gradient",
+    "scores",
+}
+_CHOSEN |= {"choice_noise", "weight_decay", "k", "distance"}
+
+
+class Lists(NamedTuple):
+    """The lists of one row; digests and counts as one hashable value each."""
+
+    fixed: str  # digest of everything that is equal for all seeds
+    drawn: str = (
+        ""  # digest of everything that a seed decides; empty where nothing is drawn
+    )
+    labelled: str = ""  # digest of all labelled images, drawn or not
+    size: str = ""  # numbers of images, where the dataset has others
+    contents: str = ""  # digest of what the scored images hold, where the row says it
+
+
+def of_row(row: Result, *, has_recipe: bool) -> Lists | None:
+    """The row's lists; None where it names none."""
+    facts = row.facts
+    manner: dict[str, object] = {
+        k: row.provenance[k] for k in MANNER if k in row.provenance
+    }
+    if not has_recipe:
+        manner |= _everything_but_outcomes(row)
+    manifests, images = facts.get("manifests"), facts.get("images")
+    held = facts.get("image_contents") or ""
+    if manifests is not None and isinstance(images, dict):
+        return _of_probe(row, manifests, images, manner)._replace(contents=held)
+    if "train" in facts and "val" in facts:
+        of_detector = _of_detector(row.dataset, facts["train"], facts["val"], manner)
+        return of_detector._replace(contents=held)
+    if "manifest" in facts:
+        # `analyze`: a recipe with a number of images draws them by the seed
+        if (facts.get("recipe") or {}).get("images") is None:
+            return Lists(digest([facts["manifest"], images, manner]))
+        return Lists(digest([images, manner]), facts["manifest"])
+    return Lists(digest(manner)) if manner else None
+
+
+def scored_list(row: Result) -> str | None:
+    """The digest of the test list that `of_row` takes, and no other that the row may name."""
+    facts = row.facts
+    manifests = facts.get("manifests")
+    if manifests is not None and isinstance(facts.get("images"), dict):
+        return manifests.get("test")
+    if "train" in facts and "val" in facts:
+        return hashlib.sha256(facts["val"].encode()).hexdigest()
+    return facts.get("manifest")
+
+
+def _everything_but_outcomes(row: Result) -> dict[str, object]:
+    """Whatever may tell two ways of measuring apart, for a row that does not hold its recipe."""
+    chosen = row.chosen or {}
+    held: dict[str, object] = {
+        k: v for k, v in row.provenance.items() if k not in _OUTCOMES
+    }
+    draws = row.provenance.get("draws")
+    if isinstance(draws, list):
+        held["number of draws"] = len(draws)
+    settings = {k: v for k, v in chosen.items() if k not in _CHOSEN}
+    scores = chosen.get("scores")
+    if isinstance(scores, dict):
+        settings["grid"] = sorted(scores)
+    if settings:
+        held["chosen"] = settings
+    return held
+
+
+def _of_probe(
+    row: Result,
+    manifests: Mapping[str, str | None],
+    images: Mapping[str, int | None],
+    manner: Mapping[str, object],
+) -> Lists:
+    """Train, val and test list, where val may be held out of train by the seed."""
+    val = row.facts.get("val")
+    counts = [images.get(split) for split in ("train", "val", "test")]
+    size = _unusual_size(row, counts, val == "official")
+    test = manifests.get("test")
+    training = [manifests.get("train"), manifests.get("val")]
+    if val == "official":
+        return Lists(digest([test, val, training, counts, manner]), size=size)
+    labelled = row.facts.get("labelled") or ""
+    return Lists(digest([test, val, counts, manner]), digest(training), labelled, size)
+
+
+def _of_detector(
+    dataset: str, train: str, val: str, manner: Mapping[str, object]
+) -> Lists:
+    """The annotation files: "coco_2017_val:<sha256>:5000"."""
+    counts = [file.rpartition(":")[2] for file in (train, val)]
+    usual = DETECTION_SIZES.get(dataset)
+    unusual = usual is not None and counts != [str(count) for count in usual]
+    return Lists(
+        digest([train, val, manner]), size="n" + "+".join(counts) if unusual else ""
+    )
+
+
+def _unusual_size(row: Result, counts: Sequence[int | None], official_val: bool) -> str:
+    """Return "n40000+10000" (labelled, test images) if the dataset has other numbers, else ""."""
+    dataset = DATASETS.get(row.dataset)
+    train, val, test = counts
+    if dataset is None or train is None or val is None or test is None:
+        return ""
+    labelled = train if official_val else train + val
+    wanted: list[tuple[int | None, int]] = [(dataset.sizes[2], test)]
+    percent = TASKS[row.task].percent
+    if percent is None:
+        wanted.append((dataset.sizes[0], labelled))
+        if official_val:
+            wanted.append((dataset.sizes[1], val))
+    else:
+        wanted.append((_labels_in_list(row, percent), labelled))
+    if all(right in (None, actual) for right, actual in wanted):
+        return ""
+    return f"n{labelled}+{test}"
+
+
+def _labels_in_list(row: Result, percent: int) -> int | None:
+    """How many labels the published list of a semi-supervised protocol has."""
+    node: object = row.facts.get("recipe")
+    for key in ("parts", str(percent), "list", "lines"):
+        node = node.get(key) if isinstance(node, dict) else None
+    return node if isinstance(node, int) else None
+
+
+def digests(rows: Iterable[tuple[Lists, int]]) -> dict[tuple[Lists, int], str]:
+    """(lists of a row, its seed) -> a digest that is equal exactly for rows of one kind of data."""
+    groups: dict[tuple[str, str], set[tuple[Lists, int]]] = defaultdict(set)
+    for lists, seed in rows:
+        groups[lists.fixed, lists.labelled].add((lists, seed))
+    out: dict[tuple[Lists, int], str] = {}
+    for (fixed, labelled), members in groups.items():
+        # Where one seed drew two lists, nothing tells which of them another seed's belong to: each
+        # list is then a kind of its own.
+        drawn: dict[int, set[str]] = defaultdict(set)
+        for lists, seed in members:
+            drawn[seed].add(lists.drawn)
+        ambiguous = any(len(of_seed) > 1 for of_seed in drawn.values())
+        for lists, seed in members:
+            out[lists, seed] = digest(
+                [fixed, labelled, lists.drawn if ambiguous else ""]
+            )
+    return out

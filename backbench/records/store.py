@@ -1,0 +1,238 @@
+"""RUN/results.jsonl: one line per measured number, appended once and never edited. Predictions are
+kept beside it, to compare checkpoints image by image. docs/results.md describes both."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backbench.errors import BadInput
+from backbench.records.origin import code_revision, hardware, versions
+from backbench.records.result_line import SCHEMA, Origin, Result, parse
+from backbench.runs import atomic
+from backbench.runs.folder import OWED_FILE, PREDICTIONS, RESULTS_FILE, RUN_FILE
+from backbench.untrusted import jsons, opening, printable, walking
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["SCHEMA", "Origin", "Result", "code_revision", "hardware"]  # of other files
+
+LARGEST_FILE = 4 * opening.GIGABYTE  # of results: a million of them
+
+
+# ---- writing
+
+
+def append(
+    run: str | Path, results: Iterable[Result], *, skip_known: bool = False
+) -> None:
+    """Append to RUN/results.jsonl by one locked, synced write: many jobs may share the file. With
+    `skip_known`, known numbers are skipped: a killed run adds the missing ones."""
+    run = Path(run)
+    origin = _origin(run)
+    lines: list[tuple[NumberKey, str]] = []
+    for result in results:
+        data = dataclasses.asdict(result)
+        data["origin"] = {**origin, **result.origin}
+        lines.append((_number_key(data), json.dumps(data, sort_keys=True) + "\n"))
+    if not lines:
+        return
+    path = run / RESULTS_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)  # lockf also works over NFS
+        known: set[NumberKey] = set()
+        if skip_known:
+            # Read under the lock: of two writers, the second sees the first one's rows. Read by
+            # this descriptor: closing another one of the same file would give the lock away.
+            known = _numbers(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+        new = "".join(line for number, line in lines if number not in known)
+        if new:
+            _write_whole(descriptor, new.encode(), path)
+    finally:
+        os.close(descriptor)
+
+
+def _origin(run: Path) -> Origin:
+    """The origin of numbers added now; the command is the one that opened the run folder."""
+    origin: Origin = {
+        "recorded": round(time.time(), 3),
+        "code": code_revision(),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+    try:
+        opened = json.loads((run / RUN_FILE).read_text())
+    except (OSError, ValueError):
+        return origin  # no run folder: a test, or somebody's own script
+    for key in ("command", "cwd"):
+        if key in opened:
+            origin[key] = opened[key]
+    return origin
+
+
+def _write_whole(descriptor: int, data: bytes, path: Path) -> None:
+    """All of `data` at the end of the locked file, on disk; or nothing of it and an OSError."""
+    size = os.fstat(descriptor).st_size
+    # A writer may have died in the middle of a line: keep its part apart from ours.
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        data = b"\n" + data
+    try:
+        while data:  # a write may take only part of what it is given
+            data = data[os.write(descriptor, data) :]
+    except (
+        OSError
+    ) as error:  # a full disk: half of a run's rows would pass for all of them
+        os.ftruncate(descriptor, size)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    os.fsync(descriptor)
+
+
+def keep_predictions(run: str | Path, name: str, **arrays: ArrayLike) -> str:
+    """Write RUN/predictions/NAME.npz; returns its path relative to RUN, for
+    `provenance["predictions"]`.
+
+    `manifest` (str) is the digest of the test list; two files are compared only when theirs are
+    equal. Beside it one of
+        prediction, label (N,) int, and hits5 (N,) bool where top-5 is reported: one entry per test
+            image, in the order of the manifest;
+        values (D,): one value in percent per draw or fold, in the order of the draws (fewshot);
+        bootstrap_<metric> (B,), one array per metric: the metric on B resamples of the test
+            images, drawn from the manifest's digest alone (detection);
+        label, and queries_r1 and queries_map_r, or cluster (N,): retrieval and clustering;
+        intersection, predicted, labelled (N, C) int: pixels of each test image and class, of which
+            all metrics and their resamples are made (segmentation).
+    """
+    import io
+
+    import numpy as np
+
+    if "manifest" not in arrays:
+        raise ValueError("predictions need the manifest's digest")
+    relative = f"{PREDICTIONS}/{name.replace('/', '_')}.npz"
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # one name is numpy's own
+    atomic.write_bytes(Path(run) / relative, buffer.getvalue())
+    return relative
+
+
+# ---- which numbers a run has
+
+
+# The keys of a line that tell one number of a run from another, and their values
+KEY_NAMES = (
+    "checkpoint",
+    "task",
+    "dataset",
+    "split",
+    "metric",
+    "protocol",
+    "engine",
+    "seed",
+)
+NumberKey = tuple[object, ...]
+
+
+def _number_key(line: dict[str, Any]) -> NumberKey:
+    return tuple(line.get(name) for name in KEY_NAMES)
+
+
+def numbers(run: str | Path) -> set[NumberKey]:
+    """The numbers that RUN/results.jsonl has a line of; unreadable lines have none."""
+    try:
+        return _numbers(opening.read_bytes(Path(run) / RESULTS_FILE, most=LARGEST_FILE))
+    except OSError:
+        return set()
+
+
+def _numbers(content: bytes) -> set[NumberKey]:
+    keys = set()
+    for content_line in content.split(b"\n"):
+        try:
+            line = jsons.decode(content_line)
+            if line.get("checkpoint") and line.get("dataset"):
+                keys.add(_number_key(line))
+        except (ValueError, AttributeError, TypeError):
+            continue  # torn, damaged, or no texts in it: no result; the leaderboard reports it
+    return keys
+
+
+def owe(run: str | Path, rows: int) -> None:
+    """Note that RUN will have this many rows when it is done. Called before the first is written."""
+    path = Path(run) / OWED_FILE
+    if owed(run) != rows:
+        atomic.write_json(path, {"rows": rows})
+
+
+def owed(run: str | Path) -> int | None:
+    """How many rows RUN must deliver; None where nothing was noted."""
+    try:
+        rows = jsons.read(Path(run) / OWED_FILE)["rows"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return rows if isinstance(rows, int) else None
+
+
+def complete(run: str | Path) -> bool:
+    """True once RUN has every row that it owes; at least one, where nothing was noted."""
+    return len(numbers(run)) >= max(1, owed(run) or 1)
+
+
+# ---- reading
+
+
+def files_below(path: str | Path) -> list[Path]:
+    """Every results file at or below `path`, sorted. Raises BadInput where `path` is missing."""
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise BadInput(f"{path}: no such run folder or results file")
+    # Links are followed, since runs often lie on a scratch disk
+    files = walking.files(path, follow=True)
+    return sorted(file for file in files if file.name == RESULTS_FILE)
+
+
+def read_file(file: Path) -> Iterator[Result | str]:
+    """Each line as a Result, or as one line of text that says why it could not be read."""
+    where = printable.shown(str(file), 300)
+    try:
+        # Opening a FIFO in the place of a file would wait for its writer
+        opened = opening.open_regular(file, most=LARGEST_FILE)
+    except OSError as error:
+        yield f"{where}: not read: {error.strerror}"
+        return
+    with opened:
+        for number, line in enumerate(opened, 1):
+            if not line.strip():
+                continue
+            try:
+                yield parse(jsons.decode_line(line))
+            except BadInput as error:
+                yield f"{where}:{number}: {printable.shown(str(error))}"
+            except ValueError as error:
+                start = printable.shown(
+                    line.rstrip(b"\n")[:60].decode(errors="replace")
+                )
+                # Text that does not end as JSON ends was cut off; text that is too deep was not
+                why = (
+                    "truncated line"
+                    if isinstance(error, json.JSONDecodeError)
+                    else str(error)
+                )
+                yield f"{where}:{number}: {printable.shown(why)}, not counted: {start}"
+
+
+def read(path: str | Path) -> tuple[list[Result], list[str]]:
+    """All results below `path` (file or folder), and a line about each that could not be read."""
+    lines = [line for file in files_below(path) for line in read_file(file)]
+    problems = [line for line in lines if isinstance(line, str)]
+    return [line for line in lines if isinstance(line, Result)], problems

@@ -1,0 +1,79 @@
+"""The cost of a trunk, shown beside its numbers: parameters, multiply-adds, images a second."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from backbench.records.result_line import Result
+
+
+class TrunkCost(NamedTuple):
+    """The cost of one checkpoint's trunk, at the largest image size that it was measured at. For a
+    trunk that was only measured below a detector, `side` is the shorter side of its images,
+    `gflops` are those of the maps below the detector, and the speed is the whole detector's."""
+
+    parameters: int
+    side: int
+    gflops: float | None  # billions of multiply-adds an image
+    images_per_second: float | None = None  # the last that was measured, on `hardware`
+    hardware: str | None = None
+    detector: bool = False
+
+    @property
+    def text(self) -> str:
+        """'11.2M parameters · 1.8 GFLOPs at 224 px · 35 images/s'"""
+        parts = [f"{self.parameters / 1e6:.1f}M parameters"]
+        if self.gflops is not None:
+            parts.append(f"{self.gflops:.2g} GFLOPs at {self.side} px")
+        if self.images_per_second is not None:
+            parts.append(f"{self.images_per_second:.3g} images/s")
+        return " · ".join(parts)
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """The sorting key among the costs of one checkpoint: the greatest stands for it."""
+        return not self.detector, self.side
+
+
+FIELDS = TrunkCost._fields[:-1]  # of a table
+
+
+def of_result(result: Result) -> TrunkCost | None:
+    """The cost that one row states; None where it states none."""
+    trunk = result.facts.get("trunk")
+    if not trunk or "parameters" not in trunk:
+        return None
+    side, detector = trunk.get("side"), False
+    if side is None and trunk.get("sides"):
+        side, detector = min(trunk["sides"]), True
+    if side is None:
+        return None
+    speed, hardware = (
+        result.origin.get("images_per_second"),
+        result.origin.get("hardware"),
+    )
+    shown = hardware if speed is not None and hardware else None
+    return TrunkCost(
+        trunk["parameters"], side, trunk.get("gflops"), speed, shown, detector
+    )
+
+
+def of_results(results: Iterable[Result]) -> dict[str, TrunkCost]:
+    """Checkpoint -> cost and last speed; costs below a detector only if there is no other."""
+    costs: dict[str, TrunkCost] = {}
+    for result in sorted(
+        results, key=lambda result: result.origin.get("recorded") or 0.0
+    ):
+        new, known = of_result(result), costs.get(result.checkpoint)
+        if new is None or (known is not None and new.rank < known.rank):
+            continue
+        # Of equal rank, the last measured speed counts.
+        if (
+            known is not None
+            and new.rank == known.rank
+            and new.images_per_second is None
+        ):
+            new = new._replace(
+                images_per_second=known.images_per_second, hardware=known.hardware
+            )
+        costs[result.checkpoint] = new
+    return costs

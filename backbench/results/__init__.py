@@ -1,1 +1,0 @@
-"""Results: the record of one measured number, its files, and which numbers share a column."""

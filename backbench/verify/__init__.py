@@ -1,0 +1,1 @@
+"""Whether numbers follow from what was kept beside them, and whether they differ."""

@@ -1,0 +1,72 @@
+"""Kept predictions scored on resamples of their test list: the same for all rows and columns."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from backbench.records.predictions import Arrays, hits, load
+from backbench.runs import seeding
+from backbench.stats import confidence, resampling
+from backbench.verify.paired_tests import classes_of
+
+
+def moved(files: Sequence[Path], metric: str) -> np.ndarray | None:
+    """The mean of these files (one for each seed) on each resample, in percent, minus the mean over
+    resamples: (resampling.COUNT,). None if a file does not tell."""
+    by_file = []
+    for file in files:
+        arrays = load(file)
+        values = None if arrays is None else of_arrays(arrays, metric)
+        if values is None:
+            return None
+        by_file.append(values)
+    if not by_file:
+        return None
+    mean = np.mean(by_file, axis=0)
+    return mean - mean.mean()
+
+
+def value_again(x: Arrays, metric: str) -> float | None:
+    """The value that these predictions give, in percent; None if they do not tell it."""
+    right = hits(x, metric)
+    if right is None:
+        return None
+    return 100 * float((np.atleast_2d(right) @ weights(x, metric)).mean())
+
+
+def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
+    """The values of one file in percent on each resample, with the spread of the population."""
+    drawn = x.get(f"bootstrap_{metric}")
+    if drawn is not None:
+        drawn = drawn[: resampling.COUNT].astype(float)
+        if (
+            len(drawn) < resampling.COUNT
+            or not np.isfinite(drawn).all()
+            or "images" not in x
+        ):
+            return None
+        return drawn * resampling.widening(int(x["images"]))
+    right = hits(x, metric)
+    if right is None:
+        return None
+    right = np.atleast_2d(right)
+    manifest = str(x["manifest"])
+    draws_seed = seeding.seed_of("draws", manifest, len(right))
+    counts = _image_counts(manifest, right.shape[1])
+    return 100 * resampling.resampled_means(
+        right, weights(x, metric), counts, draws_seed
+    )
+
+
+def weights(x: Arrays, metric: str) -> np.ndarray:
+    """The weight of each image (N,): equal, or those of a mean of class means."""
+    n = (x["prediction"] if "prediction" in x else x["hits5"]).shape[-1]
+    return confidence.weights(n, classes_of(x, metric))
+
+
+@functools.lru_cache(maxsize=4)
+def _image_counts(manifest: str, images: int) -> np.ndarray:
+    """The resamples of one test list, kept for the columns that share it."""
+    return resampling.image_counts(seeding.seed_of("images", manifest, images), images)

@@ -1,0 +1,119 @@
+"""doctor says what is here and what that allows; a broken or missing part is named, not raised."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support.layouts import class_folder
+
+from backbench import cli
+from backbench.cli import doctor
+from backbench.cli.doctor import BROKEN, MISSING, OK, Finding
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "fits"),
+    [
+        ("2.15.0+cu130", ">=2.11,<2.16", True),
+        ("2.16.0", ">=2.11,<2.16", False),
+        ("0.1.10", ">=0.1.7,<0.1.10", False),
+        ("0.1.5.post20221221", ">=0.1.5.post20221221", True),
+        ("3.0", "", True),
+        ("2.11.0a0+eb1f9c3", ">=2.11,<2.16", True),
+        ("2.15.0-custom", ">=2.11", True),
+        ("2.15.0.nv25.1", ">=2.11,<2.15", False),
+    ],
+)
+def test_version_ranges(version, wanted, fits):
+    assert doctor.within(version, wanted) is fits
+
+
+def test_packages_without_the_one_that_reads_ranges(monkeypatch):
+    monkeypatch.setitem(sys.modules, "packaging.requirements", None)
+    assert [(one.name, one.state) for one in doctor.packages()] == [
+        ("packaging", MISSING)
+    ]
+
+
+@pytest.fixture
+def quick():
+    """Without the processes that import torch and Detectron2, which take seconds."""
+    engine = Finding("engine", "detectron2", MISSING, "not built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            doctor, "device", lambda: Finding("device", "torch", OK, "the CPU")
+        )
+        patch.setattr(doctor, "detectron2", lambda: engine)
+        yield
+
+
+def states(capsys, root, status=0):
+    """Name -> (state, what is said of it)."""
+    assert cli.main(["doctor", "--data", str(root), "--json"]) == status
+    rows = json.loads(capsys.readouterr().out)
+    return {row["name"]: (row["state"], row["about"]) for row in rows}
+
+
+def test_doctor_here(tiny_root, capsys):
+    seen = states(capsys, tiny_root)
+    for name in ("torch", "digits", "coco", "demo, pretrain", "detect (torchvision)"):
+        assert seen[name][0] == OK, name
+    assert seen["semisup"] == (OK, "10percent.txt, 1percent.txt")
+
+
+def test_what_is_missing_is_named(tmp_path, quick, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    seen = states(capsys, tmp_path)
+    assert seen["slurm"] == (MISSING, "no sbatch on PATH")
+    assert seen["launch --cluster slurm"] == (MISSING, "slurm: no sbatch on PATH")
+    assert seen["detect (detectron2)"] == (MISSING, "detectron2: not built")
+    assert (
+        seen["linear, finetune, semisup"][0]
+        == seen["detect (torchvision)"][0]
+        == MISSING
+    )
+    assert seen["demo, pretrain"][0] == OK
+    monkeypatch.setattr(
+        doctor, "packages", lambda: [Finding("package", "x", MISSING, "pip it")]
+    )
+    seen = states(capsys, tmp_path, status=1)
+    assert (
+        seen["demo, pretrain"] == seen["detect (torchvision)"] == (MISSING, "x: pip it")
+    )
+
+
+def test_nothing_is_there_that_linear_refuses(trees, quick, capsys):
+    root = trees("cifar10")
+    class_folder(root / "mine", classes="ab", per=3)
+    (root / "half" / "train" / "a").mkdir(parents=True)
+    (root / "pets").mkdir()
+    (root / "pets" / "images.tar.gz").write_bytes(b"")
+    trees.monkeypatch.undo()  # the checksums of the tiny archive
+    seen = states(capsys, root)
+    assert seen["mine"][0] == OK and seen["linear, finetune, semisup"][0] == OK
+    assert (
+        seen["cifar10"][0] == BROKEN
+        and "not as they were published" in seen["cifar10"][1]
+    )
+    assert seen["pets"][0] == BROKEN and "get images.tar.gz" in seen["pets"][1]
+    assert seen["half"][0] == BROKEN and "no folder 'test' or 'val'" in seen["half"][1]
+
+
+def test_a_slurm_that_does_not_answer_is_broken(tmp_path, monkeypatch):
+    said = "echo 'slurm_load_partitions: no controller' >&2; exit 1"
+    for name, text in (("sbatch", "exit 0"), ("sinfo", said)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = doctor.slurm()
+    assert found.state == BROKEN and "no controller" in found.about
+
+
+def test_doctor_leaves_torch_to_a_process_of_its_own():
+    code = "import sys; from backbench.cli import doctor; doctor.packages(); print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,384 @@
+"""The table of a list, and the bundle sent back: whole, changed, or unlike its rows."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import zipfile
+
+import pytest
+from support.records import a_result
+
+from backbench import cli
+from backbench.published import bundle, selection
+from backbench.published.outcome import markdown, outcome
+from backbench.published.public_files import FoundFile
+from backbench.recipes import config
+from backbench.records import store
+from backbench.runs.folder import RESULTS_FILE
+
+DINO, MOCO = "d" * 64, "e" * 64
+
+
+@pytest.mark.parametrize("name", sorted(config.recipe_names(selection.KIND)))
+def test_a_shipped_list_names_what_there_is(name, tmp_path):
+    one = selection.read_list(name)
+    for about in one.files.values():
+        assert about.page.startswith("https://") and (about.url or about.by_hand)
+        assert about.rows or about.beside or about.testbed, "nothing is printed of it"
+        for number in selection.judged_rows(about):
+            assert number.arch == "resnet50"
+            assert number.epochs in (None, about.epochs), "of another pretraining"
+    assert len({(about.url, about.by_hand) for about in one.files.values()}) == len(
+        one.files
+    )
+    assert (
+        all(part.gpu_hours > 0 for part in one.parts) and "not measured" in one.estimate
+    )
+
+
+def test_the_lists_hold_the_methods_that_were_asked_for():
+    methods = {about.method for about in selection.read_list("full").files.values()}
+    wanted = {
+        "moco",
+        "swav",
+        "barlow_twins",
+        "vicreg",
+        "dino",
+        "simsiam",
+        "byol",
+        "supervised",
+    }
+    assert wanted | {"lorac", "moco_m", "jcl"} == methods
+    assert (
+        selection.read_list("short").gpu_hours(list(selection.read_list("short").files))
+        <= 1.0
+    )
+
+
+def measured_by(runs, names=("dino", "moco_v2_200", "swav_200")):
+    """What the short list and an ImageNet probe came to in `runs`: dino and moco are there."""
+    one = selection.read_list("short")
+    covered = {name: {("knn", "imagenet"), ("linear", "imagenet")} for name in names}
+    digests = {"dino": DINO, "moco_v2_200": MOCO}
+    lines = outcome(one, covered, digests, [runs])
+    found = {}
+    for name in digests:
+        about = one.files[name]
+        found[name] = FoundFile(runs / about.file, about, 9, "0" * 64, "1" * 32)
+    return {
+        "listed": one,
+        "covered": covered,
+        "files": found,
+        "digests": digests,
+        "lines": lines,
+    }
+
+
+def rows():
+    knn = {"task": "knn", "dataset": "imagenet", "arch": "resnet50"}
+    dino = {"checkpoint": DINO, "name": "dino", "method": "dino", "epochs": None, **knn}
+    moco = {
+        "checkpoint": MOCO,
+        "name": "moco_v2_200",
+        "method": "moco",
+        "arch": "resnet50",
+    }
+    probe = {"task": "linear", "dataset": "imagenet", "protocol": "linear-moco-v1"}
+    return [
+        a_result(**dino, metric="top1_k20", value=67.1, protocol="knn-dino-v1"),
+        a_result(**dino, metric="top1_k10", value=67.9, protocol="knn-dino-v1"),
+        a_result(
+            **moco, **probe, epochs=200, metric="top1", value=65.0, ci95=(64.6, 65.4)
+        ),
+        a_result(**moco, **probe, epochs=200, metric="top5", value=87.9),
+        a_result(checkpoint="f" * 64, name="somebody else's"),
+    ]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    store.append(tmp_path / "runs" / "a", rows()[:2])
+    store.append(tmp_path / "runs" / "b", rows()[2:])
+    return tmp_path / "runs"
+
+
+def test_every_printed_number_has_a_verdict_or_a_reason(runs):
+    lines = measured_by(runs)["lines"]
+    found = {
+        (each.checkpoint, each.source, each.column.split("@")[0]): each
+        for each in lines
+    }
+    dino = found[
+        "dino", "dino README, Pretrained models, k-nn", "knn/imagenet/top1_k20"
+    ]
+    assert (dino.verdict, dino.measured, dino.printed) == ("within", 67.1, 67.5)
+    key = "lorac:1:moco-v2:resnet50:200"
+    assert found["moco_v2_200", key, "linear/imagenet/top1"].verdict == "outside"
+    assert found["moco_v2_200", key, "linear/imagenet/top5"].verdict == "within"
+    readme = found["moco_v2_200", "moco README, Models", "linear/imagenet/top1"]
+    assert (readme.verdict, readme.ci95) == ("outside", (64.6, 65.4))
+    probe = found[
+        "dino", "dino README, Pretrained models, linear", "linear/imagenet/top1"
+    ]
+    assert (probe.verdict, probe.measured) == ("not measured", None)
+    swav = {line.verdict for line in lines if line.checkpoint == "swav_200"}
+    assert swav == {"no file"}
+    assert "| dino | knn/imagenet/top1\\_k20" not in markdown(
+        selection.read_list("short"), lines
+    )
+
+
+def test_what_was_measured_otherwise_has_no_verdict(runs):
+    row = rows()[0]
+    fewer = {**row.provenance, "images": {"train": 5, "val": 0, "test": 1000}}
+    other = dataclasses.replace(row, provenance=fewer)
+    store.append(runs / "c", [other])
+    (runs / "a" / RESULTS_FILE).unlink()
+    (line,) = [one for one in measured_by(runs)["lines"] if "k20" in one.column]
+    assert (
+        line.verdict == "unlike"
+        and line.measured == 67.1
+        and "imagenet:test~" in line.why
+    )
+
+
+DEEP = {"arch": "timm:vit_small_patch16_dinov3", "epochs": None}
+SEG = {
+    "task": "segmentation",
+    "dataset": "ade20k",
+    "metric": "miou",
+    "protocol": "seg-dinov3-v1",
+}
+EP = {"task": "attentive", "dataset": "imagenet", "protocol": "attentive-ep-v1"}
+OWN = {"task": "ood", "dataset": "imagenet-val", "protocol": "own-all"}
+
+
+@pytest.mark.parametrize(
+    ("of", "row", "value", "verdict"),
+    [
+        # The printed numbers are the best on val, so ours may be lower by more than higher
+        ("dinov3 dinov3_vit_small", SEG, 46.21, "within"),
+        ("dinov3 dinov3_vit_small", SEG, 46.19, "outside"),
+        ("dinov3 dinov3_vit_small", SEG, 47.29, "within"),
+        ("dinov3 dinov3_vit_small", SEG, 47.31, "outside"),
+        ("dinov3 dinov3_convnext_tiny", SEG, 42.7, "unlike"),
+        ("efficient_probing hiera_base", EP, 75.09, "within"),
+        ("efficient_probing hiera_base", EP, 75.99, "outside"),
+        ("efficient_probing mae_vitb16", EP, 75.46, "unlike"),
+        ("heads moco_v3_100", OWN, 68.99, "within"),
+        ("heads moco_v3_100", OWN, 69.01, "outside"),
+    ],
+)
+def test_a_pages_number_has_its_own_tolerance(tmp_path, of, row, value, verdict):
+    name, file = of.split()
+    store.append(
+        tmp_path, [a_result(checkpoint=DINO, name=file, **DEEP, **row, value=value)]
+    )
+    covered = {file: {(row["task"], row["dataset"])}}
+    (line,) = outcome(selection.read_list(name), covered, {file: DINO}, [tmp_path])
+    assert (line.verdict, line.measured) == (verdict, value)
+    assert bool(line.why) == (verdict == "unlike")
+    if name == "dinov3" and verdict != "unlike":
+        assert "| -0.8 +0.3 |" in markdown(selection.read_list(name), [line])
+
+
+def test_the_testbeds_counts_stand_beside_its_files(tmp_path):
+    listed = selection.read_list("heads")
+    geometry = {
+        "input_size": [3, 224, 224],
+        "crop_pct": 0.875,
+        "interpolation": "bilinear",
+    }
+    about = {"own_geometry": geometry, "recipe": {"kind": "ood", "rule": "subset"}}
+    about |= {"images": {"train": 0, "val": 0, "test": 7500}}
+    found = {}
+    for file, right in (("resnet50_swav", 391), ("resnet50_simsiam", 204)):
+        row = {
+            "task": "ood",
+            "dataset": "imagenet-a",
+            "protocol": "own-subset",
+            "name": file,
+        }
+        facts = {**about, "right": {"top1": right}}
+        store.append(tmp_path, [a_result(**row, value=right / 75, provenance=facts)])
+        covered = {file: {("ood", "imagenet-a")}}
+        (line,) = outcome(listed, covered, {file: "a" * 64}, [tmp_path])
+        found[file] = (line.verdict, round(line.printed, 2))
+        (tmp_path / RESULTS_FILE).unlink()
+    # 23 images of 7,500 are more than 0.3 points
+    assert found == {
+        "resnet50_swav": ("outside", 5.52),
+        "resnet50_simsiam": ("unlike", 2.72),
+    }
+
+
+@pytest.fixture
+def sent(runs, tmp_path):
+    bundle.write(tmp_path / "short.zip", runs, **measured_by(runs))
+    return tmp_path / "short.zip"
+
+
+def test_a_bundle_is_whole_and_its_table_follows(sent, capsys):
+    assert cli.main(["reproduce", "--check", str(sent)]) == 0
+    said = capsys.readouterr().out
+    assert "| dino | knn/imagenet/top1_k20@knn-dino-v1 | 67.5 | 67.10 |" in said
+    assert "its table follows from its rows" in said
+    # The file that was measured is not the one whose md5 moco's page prints
+    assert "REMARK moco_v2_200: its md5 begins 11111111, printed is 59fd9945" in said
+
+
+def test_a_bundle_holds_nothing_of_others(sent):
+    with zipfile.ZipFile(sent) as archive:
+        text = b"".join(archive.read(name) for name in archive.namelist())
+    assert b"somebody" not in text and b"f" * 64 not in text
+
+
+def changed(sent, change):
+    """The bundle with its members changed by `change(members)`."""
+    with zipfile.ZipFile(sent) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    sent.write_bytes(buffer.getvalue())
+
+
+def better(data):
+    return data.replace(b"65.0", b"67.4")
+
+
+def resealed(members, name, data):
+    """As somebody would who knows of the manifest."""
+    members[name] = data
+    manifest = json.loads(members[bundle.MANIFEST])
+    manifest["files"][name] = hashlib.sha256(data).hexdigest()
+    members[bundle.MANIFEST] = json.dumps(manifest).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        (
+            lambda m: m.update(
+                {"results/1/results.jsonl": better(m["results/1/results.jsonl"])}
+            ),
+            2,
+            "results/1/results.jsonl was changed",
+        ),
+        (lambda m: m.pop(bundle.PAGE), 2, "table.md is not in both"),
+        (lambda m: m.update({"../evil.py": b"1"}), 2, "../evil.py is not in both"),
+        (
+            lambda m: m.update({bundle.MANIFEST: b"{}"}),
+            2,
+            "no bundle of `backbench reproduce`",
+        ),
+        (lambda m: m.update({bundle.MANIFEST: b"[" * 9999}), 2, "manifest.json"),
+        (
+            lambda m: resealed(m, bundle.TABLE, better(m[bundle.TABLE])),
+            1,
+            "does not follow",
+        ),
+        (
+            lambda m: resealed(
+                m, bundle.LIST, m[bundle.LIST].replace(b"67.5", b"67.0")
+            ),
+            1,
+            "does not follow",
+        ),
+    ],
+    ids=["row", "lost", "more", "no manifest", "nested", "table", "list"],
+)
+def test_a_changed_bundle_is_refused(sent, capsys, change, status, said):
+    changed(sent, change)
+    assert cli.main(["reproduce", "--check", str(sent)]) == status
+    err = capsys.readouterr().err.strip()
+    assert said in err and err.count("\n") == 0
+
+
+def test_a_list_is_held_against_the_shipped_one_of_its_name(runs, tmp_path):
+    """timm's own is made again for the models in the bundle."""
+    nothing = {"covered": {}, "files": {}, "digests": {}, "lines": []}
+    said = {
+        "": 0,
+        "title": "is not as it is shipped here",
+        "name": "is none that is shipped here",
+    }
+    timms = selection.timm_list("timm-v2", ["resnet18.tv_in1k"])
+    for listed in (selection.read_list("short"), timms):
+        for key, words in said.items():
+            sent = dataclasses.replace(listed, **({key: "made-up"} if key else {}))
+            bundle.write(tmp_path / "x.zip", runs, listed=sent, **nothing)
+            remarks = bundle.check(tmp_path / "x.zip").remarks
+            assert len(remarks) == bool(words) and all(words in one for one in remarks)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"no zip"])
+def test_what_is_no_zip_is_refused(tmp_path, capsys, content):
+    (tmp_path / "x.zip").write_bytes(content)
+    assert cli.main(["reproduce", "--check", str(tmp_path / "x.zip")]) == 2
+    assert "not readable as a bundle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "said"),
+    [
+        ("", "name one at least"),
+        (
+            "one: {page: https://x.org, file: ../a.pth, url: https://x.org}",
+            "without a folder",
+        ),
+        ("one: {page: https://x.org, file: a.pth}", "by_hand"),
+        (
+            "one: {page: https://x.org, file: a.pth, url: https://x.org, md5: ab}",
+            "eight or more",
+        ),
+        (
+            "one: {page: https://x.org, file: a.pth, url: https://x.org, md5: abcdef01}",
+            "digest_page",
+        ),
+        (
+            "one: {page: https://x.org, file: a.pth, url: file:///etc/passwd}",
+            "https://",
+        ),
+        (
+            "one: {page: https://x.org, file: a.pth, url: 'https://[::1/a'}",
+            "https://HOST/PATH",
+        ),
+        ("one: {page: https://x.org, file: a.pth, url: https://x.org:1/é}", "in ASCII"),
+        (
+            "one: {page: https://x.org, file: a.pth, url: https://x.org, rows: [lorac:9]}",
+            "lorac:9",
+        ),
+        (
+            "one: {page: https://x.org, file: a.pth, url: https://x.org, testbed: vit}",
+            "'vit': allowed",
+        ),
+        ("one: {timm: ../../../etc/passwd}", "must be NAME.TAG"),
+        ("one: {timm: resnet18}", "must be NAME.TAG"),
+    ],
+)
+def test_a_list_that_says_too_little_is_refused(tmp_path, capsys, checkpoints, said):
+    text = f"title: t\nestimate: e\ncheckpoints: {{{checkpoints}}}\nparts: []\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    assert cli.main(["reproduce", str(tmp_path / "mine.yaml"), "--download"]) == 2
+    err = capsys.readouterr().err.strip()
+    assert said in err and err.count("\n") == 0
+
+
+def test_what_a_later_part_lacks_is_said_before_the_first_runs(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["reproduce", "full", "--data", str(tmp_path)]) == 2
+    assert "semisup needs `lists: DIR`" in capsys.readouterr().err
+    (tmp_path / "1percent.txt").touch()
+    semisup = {
+        "evaluate": [{"verb": "semisup", "percent": 1, "lists": str(tmp_path)}],
+        "name": "x",
+    }
+    assert selection.measures(semisup) == {("semi_1pct", "imagenet")}, (
+        "and no other percent"
+    )

@@ -1,0 +1,1 @@
+"""From images to features: batches of views, frozen trunks, the cache."""

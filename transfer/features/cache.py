@@ -1,0 +1,448 @@
+"""Keeps features on disk, under names that say exactly what they are features of.
+
+The cache is $BACKBENCH_CACHE (default ~/.cache/backbench), at most $BACKBENCH_CACHE_GB (default 50)
+large; the least recently used entries go first. An entry is named by the hash of a description of
+all that decides its content, and refused if the description beside it is another. Files by suffix:
+
+    .npy         the rows, float32 (N, dim), in the order of the image list
+    .json        description, shape and sha256 of the rows, and the file that was last hashed;
+                 without it there is no entry. Its time of change is that of the entry's last use
+    .files       inode, ctime and hash of each image (`Seen`)
+    .lock        held by the run that looks or computes
+    .part        the rows while they are computed (`PartFiles`)
+    .rows.json   how many rows of the .part files hold; beside the first of them
+    .files.part  inodes, ctimes and hashes of the images so far; beside the first of them
+
+The description names an image list by paths, sizes and a few files' contents (`contents.named`). On
+a hit only files that have moved since are hashed again (`changed_file`).
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed
+from backbench.images import contents
+from backbench.images.image_list import ArrayList, ImageList
+from backbench.recipes import config
+from backbench.runs import atomic, failures
+from backbench.runs.folder import cache_folder
+from backbench.runs.terminal import log
+from backbench.transfer.features.frozen import FrozenTrunk, state_digest
+from backbench.transfer.protocols import Geometry
+from backbench.untrusted import jsons, printable
+
+Description = Mapping[str, object]  # JSON-able
+Seen = NDArray[np.int64]  # one row per image: inode, ctime in ns, hash
+COLUMNS, HASH = 3, 2
+UNKNOWN = 0  # a hash that is not known
+
+
+def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, object]:
+    """All that decides the features, up to rounding. `images` is the list's name (`contents`)."""
+    head = {} if trunk.head is None else {"head": state_digest(trunk.head)}
+    if trunk.own_head is not None:
+        head = {"own_head": trunk.own_head}
+    if trunk.of_tokens is not None:
+        head = {"of_tokens": trunk.of_tokens.name}
+    return {
+        "checkpoint": trunk.digest,
+        "arch": trunk.checkpoint.arch,
+        "stem": trunk.checkpoint.stem,
+        "pixels": json.loads(json.dumps(dataclasses.asdict(trunk.pixels))),
+        "images": images,
+        "geometry": config.to_dict(geometry),
+        "precision": trunk.precision,
+        "device": trunk.device.type,
+        "torch": torch.__version__.split("+")[0],
+        **head,
+    }
+
+
+# Images that were looked at
+
+
+def file_hash(images: ImageList, index: int) -> int:
+    """64 bits of a file's sha256, as a signed integer that is not UNKNOWN."""
+    digest = hashlib.sha256(images.read(index)).digest()
+    return int.from_bytes(digest[:8], "little", signed=True) or 1
+
+
+def not_yet_seen(named: contents.Named) -> Seen:
+    """The table of images that are about to be looked at; hashes are filled in as they come."""
+    out = np.full((len(named.inodes), COLUMNS), UNKNOWN, dtype=np.int64)
+    out[:, 0], out[:, 1] = named.inodes, named.changed
+    return out
+
+
+def changed_file(images: ImageList, named: contents.Named, seen: Seen) -> str | None:
+    """Return the first file that no longer holds what `seen` says, or None. The same inode and
+    ctime (which no program can set) mean the same file. The others are hashed: all if few, a seeded
+    2% if many, as on another disk. `seen` may lack hashes, and be shorter than the list."""
+    if isinstance(images, ArrayList):
+        return None
+    now = not_yet_seen(named)[: len(seen), :2]
+    moved = np.flatnonzero(
+        (now != seen[:, :2]).any(axis=1) & (seen[:, HASH] != UNKNOWN)
+    )
+    most = max(contents.SAMPLE, len(images) // 50)  # 2% of what an extraction reads
+    if len(moved) > most:
+        moved = moved[contents.chosen(len(moved), most)]
+    for index in moved.tolist():
+        if file_hash(images, index) != seen[index, HASH]:
+            return images.paths[index]
+    return None
+
+
+def _write_seen(path: Path, seen: Seen) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, seen)
+    atomic.write_bytes(path, buffer.getvalue())
+
+
+def _read_seen(path: Path, count: int) -> Seen | None:
+    """The table of `count` images; None where there is none, or only part of one."""
+    try:
+        with path.open("rb") as file:
+            seen = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    right = isinstance(seen, np.ndarray) and seen.shape == (count, COLUMNS)
+    return seen if right and seen.dtype == np.int64 else None
+
+
+# Entries
+
+
+class About(TypedDict, total=False):
+    """The .json of an entry."""
+
+    description: Description
+    shape: list[int]
+    sha256: str
+    file: list[int]  # `_stamp` of the rows that were last hashed
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """The cache folder. `description` dicts go in, rows of features come out."""
+
+    folder: Path
+    limit: int  # bytes
+
+    @staticmethod
+    def default() -> "FeatureCache":
+        said = os.environ.get("BACKBENCH_CACHE_GB") or "50"
+        try:
+            limit = int(float(said) * 1e9)
+        except (ValueError, OverflowError):  # no number, nan, infinite
+            limit = -1
+        if limit < 0:
+            came = printable.shown(said, 40)
+            raise BadInput(
+                f"BACKBENCH_CACHE_GB={came}: expected gigabytes, 0 or more, as 50"
+            )
+        return FeatureCache(cache_folder() / "features", limit)
+
+    def path(self, description: Description) -> Path:
+        text = json.dumps(description, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npy"
+
+    def try_lock(
+        self, descriptions: Sequence[Description]
+    ) -> contextlib.ExitStack | None:
+        """All of these entries, until the stack is closed; None where another run has one."""
+        with self.elsewhere():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as locks:
+            for path in {self.path(d) for d in descriptions}:
+                with self.elsewhere():
+                    file = locks.enter_context(path.with_suffix(".lock").open("w"))
+                if not _taken(file):
+                    return None
+                for left in self.folder.glob(
+                    f".{path.stem}.*.tmp"
+                ):  # by a writer that was killed
+                    left.unlink(missing_ok=True)
+            return locks.pop_all()
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """An error of the disk inside says that the cache may be put on another disk."""
+        try:
+            yield
+        except OSError as error:
+            told = failures.explain(error)
+            if told is None:
+                raise
+            line, status = told
+            kind = BadInput if status == EXIT_BAD_INPUT else Failed
+            raise kind(f"{line}; or set BACKBENCH_CACHE to another disk") from None
+
+    def seen(self, description: Description) -> Seen | None:
+        """The images of an entry, as they were; None where there is no entry, or that is unknown."""
+        path = self.path(description)
+        about = self._about(path)
+        return (
+            _read_seen(path.with_suffix(".files"), about["shape"][0]) if about else None
+        )
+
+    def _about(self, path: Path) -> About | None:
+        """The .json beside the rows at `path`; None where there are no rows, or no whole .json."""
+        file = path.with_suffix(".json")
+        if not path.exists():
+            return None
+        try:
+            about = jsons.read(file)
+            whole = isinstance(about["description"], dict) and isinstance(
+                about["sha256"], str
+            )
+            if whole and isinstance(about["shape"], list) and len(about["shape"]) == 2:
+                return about
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            pass
+        log.warning(f"{file}: torn; its features are made anew")
+        return None
+
+    def open(self, description: Description) -> Tensor | None:
+        """Map the rows from disk; None if absent, BadInput if damaged or those of another entry."""
+        path = self.path(description)
+        about = self._about(path)
+        if about is None:
+            return None
+        there = about["description"]
+        keys = sorted({*there, *description})
+        differing = [key for key in keys if there.get(key) != description.get(key)]
+        if differing:
+            raise BadInput(
+                f"{path}: features of another {', '.join(differing)} than asked for;"
+                " remove the file"
+            )
+        # While rows are mapped, their file is locked: `make_room` spares it.
+        file = path.open("rb")
+        fcntl.flock(file, fcntl.LOCK_SH)
+        # What is not as it was written may be no array at all
+        rows = np.load(path, mmap_mode="c") if _verified(path, about) else None
+        if rows is None or list(rows.shape) != about["shape"]:
+            raise BadInput(f"{path}: the cached features are damaged; remove the file")
+        rows.lock = file  # which is closed when the last tensor of these rows is gone
+        # The time of its last use; the rows' own file stays as it is, since that vouches for it
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path.with_suffix(".json"))
+        return torch.from_numpy(rows)
+
+    def finish(self, description: Description, part: Path, seen: Seen) -> None:
+        """Make the complete `part` file the entry of `description`, of the images `seen`."""
+        path = self.path(description)
+        shape = list(np.load(part, mmap_mode="r").shape)
+        about = {
+            "description": dict(description),
+            "shape": shape,
+            "sha256": _file_digest(part),
+        }
+        # The .json goes first and comes last: a kill in between leaves rows that are no entry.
+        path.with_suffix(".json").unlink(missing_ok=True)
+        _write_seen(path.with_suffix(".files"), seen)
+        part.replace(path)
+        atomic.write_json(path.with_suffix(".json"), {**about, "file": _stamp(path)})
+
+    def make_room(self, size: int, keep: set[Path]) -> None:
+        """Remove the least recently used entries, and what killed runs left, until `size` more
+        bytes fit. Those of `keep`, and those that a run computes or has mapped, always stay."""
+        if size > self.limit:
+            need, have = f"{size / 1e9:.1f}", f"{self.limit / 1e9:.1f}"
+            raise BadInput(
+                f"{self.folder}: the features need {need} GB, the cache may have {have};"
+                " set BACKBENCH_CACHE_GB"
+            )
+        files: list[tuple[float, int, Path]] = []
+        for path in self.folder.glob("*"):
+            if path.suffix not in (".npy", ".part") or "." in path.stem:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another run makes room too
+                about = path.stat()
+                used_at = about.st_mtime
+                json_file = path.with_suffix(".json")
+                if path.suffix == ".npy" and json_file.exists():
+                    used_at = max(used_at, json_file.stat().st_mtime)
+                files.append((used_at, about.st_size, path))
+        used = sum(bytes_ for _, bytes_, _ in files)
+        for _, bytes_, path in sorted(files):
+            if used + size <= self.limit:
+                return
+            if path.with_suffix(".npy") not in keep and _remove_unused(path):
+                used -= bytes_
+
+
+def _remove_unused(path: Path) -> bool:
+    """Remove an entry or an unfinished part of one; False where a run is using it."""
+    with contextlib.ExitStack() as files:
+        lock = files.enter_context(path.with_suffix(".lock").open("w"))
+        if not _taken(lock):
+            return False  # at work on it
+        with contextlib.suppress(FileNotFoundError):
+            if not _taken(files.enter_context(path.open("rb"))):
+                return False  # has it mapped
+        # The .json first: what a removal that is cut off leaves must not look like an entry. An
+        # unfinished part is worth nothing without its marker.
+        entry, part = (
+            (".json", ".files", ".npy"),
+            (".rows.json", ".files.part", ".part"),
+        )
+        for suffix in entry if path.suffix == ".npy" else part:
+            path.with_suffix(suffix).unlink(missing_ok=True)
+        return True
+
+
+def _taken(file: IO[str] | IO[bytes]) -> bool:
+    """Lock the file for this run alone; False where another has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _stamp(path: Path) -> list[int]:
+    """Return inode, size and ctime (ns): while they stay, the file holds what it held."""
+    about = path.stat()
+    return [about.st_ino, about.st_size, about.st_ctime_ns]
+
+
+def _verified(path: Path, about: About) -> bool:
+    """True if `path` holds the rows of `about`. A file is hashed once; a copy is another file."""
+    now = _stamp(path)
+    if about.get("file") == now:
+        return True
+    if _file_digest(path) != about["sha256"]:
+        return False
+    with contextlib.suppress(OSError):  # what cannot be noted is hashed again
+        atomic.write_json(path.with_suffix(".json"), {**about, "file": now})
+    return True
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class PartFiles:
+    """Entries that are being computed together, row by row, by the run that holds their locks.
+
+    States, and what takes one to the next:
+
+        nothing      room is made, a .part file of full size is begun per entry   -> begun
+        begun        rows are written; `save` flushes them, then the marker says n -> saved at n
+        saved at n   the same, and n grows
+        all written  `finish` makes the parts entries, then removes the marker    -> finished
+
+    A kill leaves one of these states. The next run continues at row n if it finds a marker and all
+    the parts that it names, and `still` accepts the images before n. Otherwise it begins anew.
+    """
+
+    def __init__(
+        self,
+        cache: FeatureCache,
+        descriptions: Sequence[Description],
+        dims: Sequence[int],
+        count: int,
+        *,
+        keep: Sequence[Description],
+        seen: Seen,
+        still: Callable[[Seen], bool],
+    ) -> None:
+        """Begin or continue parts of `count` rows each, for images `seen` without hashes yet.
+        Making room for them spares the entries of `keep`."""
+        self.cache, self.descriptions = cache, descriptions
+        self.parts = [cache.path(d).with_suffix(".part") for d in descriptions]
+        self.marker = self.parts[0].with_suffix(".rows.json")
+        self.table = self.parts[0].with_suffix(".files.part")
+        self.names = sorted(part.name for part in self.parts)
+        self.first, self.seen = 0, seen
+        saved = self._saved_rows()
+        before = _read_seen(self.table, count)
+        if saved and before is not None and still(before[:saved]):
+            self.first, self.seen = saved, before  # where to begin
+        if not self.first:
+            # Before the parts: a marker that is left over would vouch for rows not written.
+            self.marker.unlink(missing_ok=True)
+            cache.make_room(
+                4 * count * sum(dims), set(map(cache.path, keep))
+            )  # bytes of float32
+        self.rows = []
+        for part, dim in zip(self.parts, dims):
+            mode: Literal["r+", "w+"] = "r+" if self.first else "w+"
+            shape = (count, dim)
+            self.rows.append(
+                np.lib.format.open_memmap(part, mode, np.dtype(np.float32), shape)
+            )
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Reserve disk for the parts: a full disk would end a write by SIGBUS, without a word."""
+        try:
+            for part in self.parts:
+                with (
+                    self.cache.elsewhere(),
+                    failures.naming(part),
+                    part.open("r+b") as file,
+                ):
+                    os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+        except (BadInput, Failed):
+            self.rows = []
+            if not self.first:
+                for part in self.parts:
+                    part.unlink(missing_ok=True)
+            raise
+
+    def _saved_rows(self) -> int:
+        """n of `saved at n`; 0 in any other state."""
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            begun = jsons.read(self.marker)
+            if begun["parts"] == self.names and all(
+                part.exists() for part in self.parts
+            ):
+                return int(begun["rows"])
+        return 0
+
+    def write(
+        self, begin: int, end: int, features: Sequence[Tensor], hashes: Tensor
+    ) -> None:
+        """Rows begin..end-1 of each entry, (end - begin, dim), and their images' hashes."""
+        self.seen[begin:end, HASH] = hashes.cpu().numpy()
+        for rows, feature in zip(self.rows, features):
+            rows[begin:end] = feature.cpu().numpy()
+
+    def save(self, end: int) -> None:
+        """From now on a new run starts at row `end`."""
+        self._flush()  # the rows reach the disk before the marker that vouches for them
+        _write_seen(self.table, self.seen)
+        atomic.write_json(self.marker, {"rows": end, "parts": self.names})
+
+    def finish(self) -> None:
+        """Make the parts entries; a kill between two leaves the other to be begun anew."""
+        self._flush()
+        self.rows = []
+        for description, part in zip(self.descriptions, self.parts):
+            self.cache.finish(description, part, self.seen)
+        self.marker.unlink(missing_ok=True)
+        self.table.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        for rows in self.rows:
+            rows.flush()

@@ -1,0 +1,269 @@
+"""Gives the features of frozen trunks, from the cache or computed in one pass for all of them:
+float32 rows in the order of the image list."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from backbench.datasets.splits import Splits
+from backbench.images import contents
+from backbench.images.contents import Named
+from backbench.images.image_list import ArrayList, ImageList
+from backbench.parallel import distributed
+from backbench.runs import price
+from backbench.runs.folder import STATES
+from backbench.runs.run_progress import Progress
+from backbench.runs.state import StopFlag
+from backbench.runs.terminal import log
+from backbench.transfer.devices import Machine, preempted
+from backbench.transfer.features import cache as feature_cache
+from backbench.transfer.features.batches import (
+    EpochIndex,
+    Pictures,
+    centred,
+    equal_shares,
+    loader,
+)
+from backbench.transfer.features.cache import (
+    Description,
+    FeatureCache,
+    PartFiles,
+    Seen,
+    describe,
+)
+from backbench.transfer.features.frozen import FrozenTrunk, forward_all
+from backbench.transfer.protocols import Geometry
+
+# Below a run: features that no other run may take for its own, or that are large; while it measures
+OWN_FEATURES = f"{STATES}/features"
+SAVE_EVERY = 20  # batches
+WAIT_SECONDS = 1.0  # between two looks at whether another run has finished
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """Joins feature files as one table (N, D) without a copy: ImageNet's would be 10 GB again."""
+
+    parts: Sequence[Tensor]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def take(self, index: Tensor) -> Tensor:
+        """The rows at `index` (n,), in that order: (n, D)."""
+        if len(self.parts) == 1:
+            return self.parts[0][index]
+        first = self.parts[0]
+        out = first.new_empty(len(index), first.shape[1])
+        begin, taken = 0, 0
+        for part in self.parts:
+            # Part p holds rows begin_p .. begin_p + n_p - 1 of the table
+            (here,) = torch.where((index >= begin) & (index < begin + len(part)))
+            out[here] = part[index[here] - begin]
+            begin, taken = begin + len(part), taken + len(here)
+        if taken != len(index):
+            raise IndexError(f"a row outside 0..{len(self) - 1}")
+        return out
+
+    def split(self, rows: int) -> Iterator[Tensor]:
+        """All rows in order, at most `rows` at a time, as views."""
+        for part in self.parts:
+            yield from part.split(rows)
+
+
+class HashedPictures(Pictures):
+    """Item (epoch, index) -> (uint8 (3, H, W), the file's hash). Rows of an array have no hash, as
+    their pixels name the entry."""
+
+    def __getitem__(self, key: EpochIndex) -> tuple[Tensor, int]:
+        picture, index = super().__getitem__(key)
+        if isinstance(self.images, ArrayList):
+            return picture, feature_cache.UNKNOWN
+        # Decoded a moment ago, so the file comes from memory and not from the disk
+        return picture, feature_cache.file_hash(self.images, index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extractor:
+    """Computes features by several trunks at once. All ranks call it with the same lists, in the
+    same order; rank 0 alone locks, writes and reports."""
+
+    trunks: Sequence[FrozenTrunk]
+    geometry: Geometry
+    cache: FeatureCache
+    machine: Machine
+    batch: int = 256  # images of all ranks together
+    run: Path | None = None  # where progress is reported
+    stop: StopFlag | None = None
+
+    def __call__(self, images: ImageList, what: str = "features") -> list[Tensor]:
+        """(N, dim) per trunk. Raises Preempted on a signal; the next call goes on at that batch."""
+        # 1. Name each trunk's entry by all that decides its content.
+        named = contents.named(images)
+        described = [
+            describe(trunk, named.digest, self.geometry) for trunk in self.trunks
+        ]
+        with contextlib.ExitStack() as held:
+            # 2. Rank 0 takes the locks of all entries, while all ranks wait for it.
+            held.enter_context(self._locked(described))
+            # 3. Rank 0 looks for features of these very images, with the locks in hand, and all
+            #    ranks do as it found.
+            holds = []
+            for description in described:
+                seen = self.cache.seen(description) if self.machine.main else None
+                holds.append(int(seen is not None and _unchanged(images, named, seen)))
+            there = self._as_main_says(holds)
+            # 4. What is missing is computed by all ranks together.
+            if all(there):
+                price.skip("image", len(images))
+            else:
+                self._compute(there, described, images, named, what)
+            # 5. All of them are mapped from disk.
+            out = []
+            for description in described:
+                rows = self.cache.open(description)
+                assert rows is not None, "features that were just written are gone"
+                out.append(rows)
+        return out
+
+    def of_splits(
+        self, splits: Splits, name: str
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Features of train, val and test, each per trunk; the trunks are verified after."""
+        train = self(splits.train, f"{name} train features")
+        val = self(splits.val, f"{name} val features")
+        test = self(splits.test, f"{name} test features")
+        for trunk in self.trunks:
+            trunk.verify()
+        return train, val, test
+
+    def _locked(
+        self, described: Sequence[Description]
+    ) -> AbstractContextManager[object]:
+        """Lock these entries for this run alone. While another run computes one, wait a second at a
+        time: no rank is in a collective for long, and all hear a signal."""
+        waiting = False
+        while True:
+            locks = self.cache.try_lock(described) if self.machine.main else None
+            (taken,) = self._as_main_says([int(locks is not None)])
+            if taken:
+                return locks or contextlib.nullcontext()
+            if self.machine.main and not waiting:
+                log.info(
+                    f"{self.cache.folder}: waiting for another run that computes them"
+                )
+                waiting = True
+            self.machine.preempt(self.stop, "while another run computed the features")
+            time.sleep(WAIT_SECONDS)
+
+    def _compute(
+        self,
+        there: list[int],
+        described: Sequence[Description],
+        images: ImageList,
+        named: Named,
+        what: str,
+    ) -> None:
+        """Compute the entries not `there`, from where a stopped run left them (see `PartFiles`)."""
+        machine, count = self.machine, len(images)
+        trunks, wanted = [], []
+        for trunk, description, yes in zip(self.trunks, described, there):
+            if not yes:
+                trunks.append(trunk)
+                wanted.append(description)
+        parts = None
+        if machine.main:
+            dims = [trunk.dim for trunk in trunks]
+            parts = PartFiles(
+                self.cache,
+                wanted,
+                dims,
+                count,
+                keep=described,
+                seen=feature_cache.not_yet_seen(named),
+                still=lambda seen: _unchanged(images, named, seen),
+            )
+        # 1. Where to begin, on all ranks.
+        (first,) = self._as_main_says([parts.first if parts else 0])
+        progress = Progress(
+            self.run if parts else None, count, what, unit="image", done=first
+        )
+        saved = first
+        for begin, features, hashes in self._arriving(trunks, images, first):
+            end = begin + len(hashes)
+            # 2. A signal reaches one of the ranks; all vote on it after every batch.
+            stopping = machine.stopping(self.stop)
+            # 3. Rank 0 writes each batch, and saves now and then and before a stop. After the last
+            #    batch there is nothing to save: the entries are finished instead.
+            if parts:
+                parts.write(begin, end, features, hashes)
+                progress.advance(end - begin)
+                if end < count and (stopping or end - saved >= SAVE_EVERY * self.batch):
+                    parts.save(end)
+                    saved = end
+            if stopping and end < count:
+                raise preempted(stopping, f"after {end} of {count} images")
+        if parts:
+            parts.finish()
+        # 4. No rank goes on before rank 0 has finished the entries.
+        self._as_main_says([0])
+
+    def _arriving(
+        self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
+    ) -> Iterator[tuple[int, list[Tensor], Tensor]]:
+        """The batches of `_forwards`, on the CPU; a GPU works on the next one meanwhile."""
+        if self.trunks[0].device.type != "cuda":
+            yield from self._forwards(trunks, images, first)
+            return
+        # On every rank alike: all of them exchange the next batch before they vote on this one.
+        before: tuple[int, distributed.OnTheirWay] | None = None
+        for begin, features, hashes in self._forwards(trunks, images, first):
+            sent = distributed.OnTheirWay([*features, hashes])
+            if before is not None:
+                *arrived, of_files = before[1].taken()
+                yield before[0], arrived, of_files
+            before = begin, sent
+        if before is not None:
+            *arrived, of_files = before[1].taken()
+            yield before[0], arrived, of_files
+
+    def _forwards(
+        self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
+    ) -> Iterator[tuple[int, list[Tensor], Tensor]]:
+        """From `first` on: a batch's first index, its features per trunk, its files' hashes."""
+        # On every rank: each computes its share, and all gather them.
+        machine, count, batch = self.machine, len(images), self.batch
+        device = trunks[0].device
+        shares = equal_shares(first, count, batch, machine.rank, machine.world)
+        pictures = loader(
+            HashedPictures(images, centred(self.geometry)), shares, machine=machine
+        )
+        for begin, (pixels, hashes) in zip(range(first, count, batch), pictures):
+            mine = forward_all(trunks, pixels.to(device, non_blocking=True))
+            gathered = map(distributed.gather_without_gradient, mine)
+            size = min(batch, count - begin)  # the rest is padding
+            of_files = distributed.gather_without_gradient(
+                distributed.sent(hashes, device)
+            )
+            yield begin, [features[:size] for features in gathered], of_files[:size]
+
+    def _as_main_says(self, numbers: list[int]) -> list[int]:
+        """Rank 0's numbers on every rank. The others wait here until rank 0 has come."""
+        values = torch.tensor(numbers, dtype=torch.int64, device=self.trunks[0].device)
+        return distributed.broadcast(values).tolist()
+
+
+def _unchanged(images: ImageList, named: Named, seen: Seen) -> bool:
+    """True if the images are those that were `seen`; one that is not is named in the log."""
+    path = feature_cache.changed_file(images, named, seen)
+    if path is not None:
+        log.warning(
+            f"{images.root / path}: not what it was; its list's features are made anew"
+        )
+    return path is None

@@ -1,0 +1,1 @@
+"""The readings of frozen features, a file each."""
