@@ -12,8 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from backbench.api import Results, evaluate
     from backbench.board.board import collect
+    from backbench.evaluation.api import Results, evaluate
     from backbench.images.preprocess import Pixels
     from backbench.records.store import Result
     from backbench.weights.checkpoint import Checkpoint
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from backbench.weights.trunk import ModuleTrunk
 
 _NAMES = {
-    "evaluate": ("backbench.api", "evaluate"),
-    "Results": ("backbench.api", "Results"),
+    "evaluate": ("backbench.evaluation.api", "evaluate"),
+    "Results": ("backbench.evaluation.api", "Results"),
     "Checkpoint": ("backbench.weights.checkpoint", "Checkpoint"),
     "Result": ("backbench.records.store", "Result"),
     "load": (

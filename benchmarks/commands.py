@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from machine import least, print_ratios
 from support import boards, fake_verbs, slurm_cluster
 
-from backbench import cli
 from backbench.board.board import collect, many_objects, read_verified
 from backbench.board.export import write_csv
 from backbench.board.overall import overall
+from backbench.cli import program
 from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
 from backbench.launch.records import Ledger
@@ -131,7 +131,7 @@ def launch(*words: str) -> None:
         contextlib.redirect_stdout(io.StringIO()) as said,
         contextlib.redirect_stderr(said),
     ):
-        code = cli.main(["launch", "-q", *words])
+        code = program.main(["launch", "-q", *words])
     assert code == 0, said.getvalue()[-500:]
 
 

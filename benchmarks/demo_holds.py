@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from backbench import cli
 from backbench.board.board import (
     Board,
     Cell,
@@ -28,7 +27,7 @@ from backbench.board.board import (
     difference,
     standing,
 )
-from backbench.cli import demo
+from backbench.cli import demo, verbs
 from backbench.datasets import embedded
 
 MOVED = 1e-7  # of a weight: less than a float32 in two can tell
@@ -103,7 +102,7 @@ def run_one(out: Path, number: int) -> int:
     for step in demo.demo_steps(folder, "full").values():
         seed = {"pretrain": [f"seed={number}"], "detect": ["SEED", str(number)]}
         words = [*step.argv, *seed.get(step.verb, ["--seed", str(number)])]
-        if exit_code := demo.run_chain(words, cli.command):
+        if exit_code := demo.run_chain(words, verbs.command):
             return exit_code
     (folder / "done").touch()
     return 0

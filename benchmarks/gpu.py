@@ -33,7 +33,7 @@ from gpu_steps import RECIPES, Scale, beside_lightly, losses, steps
 from machine import Work, describe
 from probe import checkpoint
 
-from backbench import cli
+from backbench.cli import program
 from backbench.parallel import precision
 from backbench.pretrain.recipe import PretrainConfig
 from backbench.recipes import config as recipes
@@ -103,7 +103,7 @@ def loop(scale: Scale) -> None:
             out,
         ]
         command += ["--accelerator", scale.device, "--workers", workers, *words]
-        if code := cli.main(list(map(str, command))):
+        if code := program.main(list(map(str, command))):
             raise SystemExit(code)
         kept = [row for row in read_metrics(out) if "images_per_s" in row][2:]
     speed = sum(row["images_per_s"] for row in kept) / len(kept)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from backbench import cli
 from backbench.board.board import (
     Board,
     Measurement,
@@ -25,6 +24,7 @@ from backbench.board.board import (
     noise_of,
     predictions,
 )
+from backbench.cli import program
 from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.verify.paired_tests import compare
 from backbench.weights.checkpoint import Checkpoint
@@ -93,7 +93,7 @@ def train(words: list[str], files: list[Path], out: Path, *, seeded: int) -> Boa
         if n < seeded:
             where = ["--out", str(out / str(n)), "--seeds", "3"]
         trunk = ["--checkpoint", str(file)] if verb == "detect" else [str(file)]
-        status = cli.main([verb, *trunk, *options, "-q", *where])
+        status = program.main([verb, *trunk, *options, "-q", *where])
         if status:
             raise SystemExit(status)
     return collect([out])

@@ -3,7 +3,6 @@ no copy of Detectron2's defaults: configs/detection/_base_rcnn_fpn.yaml states e
 torchvision engine reads; a config that has others, or leaves one out, is refused by name. The
 Detectron2 engine merges the same files over its own defaults."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from backbench.datasets import availability
 from backbench.errors import BadInput, nearest
 from backbench.recipes import config
 from backbench.recipes.config import Value, flat, read_detector
+from backbench.requests.detect import DetectRequest
 
 KIND = "detection"
 BASE = "_base_rcnn_fpn.yaml"
@@ -88,10 +88,10 @@ def read(name: str, opts: Sequence[str]) -> Given:
     return Given(path, values)
 
 
-def check(args: argparse.Namespace) -> None:
+def check(request: DetectRequest) -> None:
     """Refuse a wrong config, override or checkpoint of `detect` before torch is imported."""
-    read(args.config_file, args.opts)
-    availability.weight_files(args)
+    read(request.config_file, request.opts)
+    availability.weight_files(request)
 
 
 def shipped(path: Path) -> Given:

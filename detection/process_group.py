@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from backbench.__main__ import NUMBERS, listen
 from backbench.detection.data.split import Split
 from backbench.detection.dialect import DEVICE_KEY, Given
 from backbench.detection.run import DetectionRun
@@ -32,6 +31,7 @@ from backbench.errors import (
 )
 from backbench.runs import atomic
 from backbench.runs.state import StopFlag, die_with_parent, signals_blocked
+from backbench.runs.stopping import NUMBERS, listen
 from backbench.runs.terminal import log
 
 HOST = "127.0.0.1"

@@ -16,7 +16,6 @@ if __name__ == "__main__":
 
     raise SystemExit(program(["detect", *sys.argv[1:]]))
 
-import argparse
 import importlib.util
 import logging
 import math
@@ -37,6 +36,8 @@ from backbench.detection.task_rows import task_of
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.parallel import distributed, precision
 from backbench.records import store
+from backbench.requests.detect import DetectRequest
+from backbench.requests.options import Outcome
 from backbench.runs import atomic, price, seeding
 from backbench.runs.folder import STATE_FILE, open_run
 from backbench.runs.run_progress import Progress
@@ -48,9 +49,9 @@ SAVE_SECONDS = 300
 LOGGED = 4500  # rows of metrics.jsonl in a long run
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: DetectRequest) -> Outcome | None:
     """The verb `detect`: train, evaluate, record. A finished run only prints its numbers."""
-    run = from_arguments(args)
+    run = from_arguments(request)
     prepared = prepare(run)
     who = identity(run, prepared)
     if run.eval_only:
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if not run.leads:  # the run folder is the first machine's to open and to lock
         if not store.complete(run.out):
             start_ranks(run, prepared)
-        return 0
+        return None
     # The weights are proven before the folder is made; a finished run needs no engine.
     finished = store.complete(run.out)
     if not finished and not (run.out / STATE_FILE).exists():
@@ -66,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
     engine = None if finished else ready(run, prepared)
     with open_run(run.out, verb="detect", identity=who):
         if rows := measure.report(run.out):
-            args.document = rows
             log.info(f"{run.out}: already finished")
-            return 0
+            return Outcome(document=rows)
         if run.world > 1:
             # The engine was built for its errors: each rank builds its own.
             del engine
@@ -76,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
             start_ranks(run, prepared)
         else:
             work(run, prepared, engine or ready(run, prepared))
-    args.document = measure.report(run.out)
-    return 0
+    return Outcome(document=measure.report(run.out))
 
 
 def start_ranks(run: DetectionRun, p: Prepared) -> None:
@@ -91,30 +90,34 @@ def start_ranks(run: DetectionRun, p: Prepared) -> None:
         process_group.spawn(take_part, run)
 
 
-def from_arguments(args: argparse.Namespace) -> DetectionRun:
+def from_arguments(request: DetectRequest) -> DetectionRun:
     """The command line and the config, read and checked once for all processes."""
-    opts = list(args.opts)
-    if args.seed is not None:
+    opts = list(request.opts)
+    if request.seed is not None:
         if "SEED" in opts:
             raise BadInput("--seed (or --seeds) and SEED: give one of them")
-        opts += ["SEED", str(args.seed)]
-    given = dialect.read(args.config_file, opts)
-    out = args.out or given.get("OUTPUT_DIR")
+        opts += ["SEED", str(request.seed)]
+    given = dialect.read(request.config_file, opts)
+    out = request.out or given.get("OUTPUT_DIR")
     if not out:
         raise BadInput("no run folder: give --out RUN (or OUTPUT_DIR RUN)")
-    if args.num_gpus < 1:
-        raise BadInput(f"--num-gpus {args.num_gpus}: at least 1")
-    gpus, root = process_group.gpus(given), reading.root_folder(args.data)
-    if gpus and args.num_gpus > gpus:
+    if request.num_gpus < 1:
+        raise BadInput(f"--num-gpus {request.num_gpus}: at least 1")
+    gpus, root = process_group.gpus(given), reading.root_folder(request.data)
+    if gpus and request.num_gpus > gpus:
         raise BadInput(
-            f"--num-gpus {args.num_gpus}: this machine has {gpus} GPUs; or MODEL.DEVICE cpu"
+            f"--num-gpus {request.num_gpus}: this machine has {gpus} GPUs; or MODEL.DEVICE cpu"
         )
     run = new_run(
-        given, engine=args.engine, root=root, out=Path(out), checkpoint=args.checkpoint
+        given,
+        engine=request.engine,
+        root=root,
+        out=Path(out),
+        checkpoint=request.checkpoint,
     )
-    run = replace(run, world=args.num_gpus, eval_only=args.eval_only)
+    run = replace(run, world=request.num_gpus, eval_only=request.eval_only)
     return process_group.over_machines(
-        run, args.num_machines, args.machine_rank, args.dist_url
+        run, request.num_machines, request.machine_rank, request.dist_url
     )
 
 
@@ -215,7 +218,7 @@ def build_engine(
 def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
     """Run one rank's process, started by process_group.spawn. Its errors are one line, from rank 0
     or from the rank that fails."""
-    from backbench.cli import guarded
+    from backbench.runs.ending import guarded
 
     def action() -> int:
         with process_group.joined(run, seat):
@@ -226,10 +229,13 @@ def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
             work(run, prepared, engine, seat.rank)
         return 0
 
-    quiet, verbose = seat.log_level > logging.INFO, seat.log_level < logging.INFO
-    return guarded(
-        action, argparse.Namespace(quiet=quiet, verbosity=int(verbose), debug=False)
-    )
+    # What the command line asked for: -1 warnings only, 1 more output
+    verbosity = 0
+    if seat.log_level > logging.INFO:
+        verbosity = -1
+    elif seat.log_level < logging.INFO:
+        verbosity = 1
+    return guarded(action, verbosity=verbosity)
 
 
 def work(

@@ -1,7 +1,7 @@
 """Declares a pretraining recipe. Defaults are the field's customs; recipes hold papers' numbers."""
 
-import argparse
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from backbench.images.crops import Crops
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels
 from backbench.pretrain.method_config import AnyMethodConfig, check_name
 from backbench.recipes import config, fast
+from backbench.requests.pretrain import PretrainRequest
 
 # What values may be; `config.build` refuses others by the key's name
 Count = Annotated[int, Field(ge=1)]
@@ -131,18 +132,18 @@ class _AnyMethod(PretrainConfig):
     method: Any
 
 
-def overrides_of(args: argparse.Namespace) -> list[str]:
+def overrides_of(request: PretrainRequest) -> Sequence[str]:
     """List what the command line changes of its recipe: keys by hand, over those of --fast."""
-    if not args.fast:
-        return args.overrides
-    path = config.find_recipe(args.recipe, "pretrain")
-    return fast.overrides(config.read_recipe(path), args.overrides, str(path))
+    if not request.fast:
+        return request.overrides
+    path = config.find_recipe(request.recipe, "pretrain")
+    return fast.overrides(config.read_recipe(path), request.overrides, str(path))
 
 
-def check(args: argparse.Namespace) -> None:
+def check(request: PretrainRequest) -> None:
     """Raise BadInput for a bad pretraining recipe, but for its method's keys: those need torch."""
-    path = config.find_recipe(args.recipe, "pretrain")
-    data = config.apply_overrides(config.read_recipe(path), overrides_of(args))
+    path = config.find_recipe(request.recipe, "pretrain")
+    data = config.apply_overrides(config.read_recipe(path), overrides_of(request))
     if "method" in data:
         try:
             check_name(data["method"])

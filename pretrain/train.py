@@ -1,6 +1,5 @@
 """`backbench pretrain`: images -> Checkpoint. The loop is `Training.loop`."""
 
-import argparse
 import logging
 import platform
 import time
@@ -25,6 +24,7 @@ from backbench.pretrain.method import Batch, Method, Setup, build_method
 from backbench.pretrain.recipe import PretrainConfig, overrides_of
 from backbench.recipes import config as recipes
 from backbench.records import store
+from backbench.requests.pretrain import PretrainRequest
 from backbench.runs import atomic, seeding
 from backbench.runs.folder import (
     CHECKPOINT_FILE,
@@ -41,39 +41,45 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: PretrainRequest) -> None:
+    """The verb `pretrain`: train by a recipe until RUN/backbone.safetensors is there."""
     config = recipes.load(
-        PretrainConfig, args.recipe, overrides_of(args), kind="pretrain"
+        PretrainConfig, request.recipe, overrides_of(request), kind="pretrain"
     )
-    found = catalog.open_split(args.data, config.data.dataset, config.data.split)
+    found = catalog.open_split(request.data, config.data.dataset, config.data.split)
     found = data.to_train_on(found, config.data.hold_out)
-    if args.workers is not None and args.workers < 0:
-        raise BadInput(f"--workers {args.workers}: 0 (in this process) or more")
-    ranks = args.devices * args.nodes
+    if request.workers is not None and request.workers < 0:
+        raise BadInput(f"--workers {request.workers}: 0 (in this process) or more")
+    ranks = request.devices * request.nodes
     division.check_batch(config.batch_size, ranks, config.accumulate)
     refuse_too_few(config, found)
     method = build(
         config, found
     )  # refuses what the method cannot do before anything starts
-    identity = {"recipe": what_decides(config), "data": data.dataset_fingerprint(found)}
+    identity: dict[str, Any] = {
+        "recipe": what_decides(config),
+        "data": data.dataset_fingerprint(found),
+    }
     for groups in batchnorm.groups_of(method):
         if groups is None:
             identity["processes"] = ranks  # a group each: their number decides
         else:
             division.check_nesting(groups, ranks)
 
-    if (args.out / CHECKPOINT_FILE).exists():
-        if not recognise(args.out, verb="pretrain", identity=identity):
+    if (request.out / CHECKPOINT_FILE).exists():
+        if not recognise(request.out, verb="pretrain", identity=identity):
             made = f"not made by a pretraining in this folder, which has no {RUN_FILE}"
-            file = args.out / CHECKPOINT_FILE
+            file = request.out / CHECKPOINT_FILE
             raise BadInput(
                 f"{file}: {made}; choose another --out, or move the file away"
             )
-        digest = Checkpoint.load(args.out / CHECKPOINT_FILE).digest
+        digest = Checkpoint.load(request.out / CHECKPOINT_FILE).digest
         log.info(
-            "%s: already finished, digest %s", args.out / CHECKPOINT_FILE, digest[:12]
+            "%s: already finished, digest %s",
+            request.out / CHECKPOINT_FILE,
+            digest[:12],
         )
-        return 0
+        return
 
     if config.accumulate > 1 and not method.accumulates:
         raise BadInput(
@@ -81,28 +87,27 @@ def run(args: argparse.Namespace) -> int:
             "samples of the whole batch, which micro-batches cannot; set accumulate to 1 and use "
             "more processes"
         )
-    fabric = launch(config, args)
+    fabric = launch(config, request)
     with distributed.rank_0_tells(watched=distributed.started_by_fabric()):
         if ranks > 1:
             method = build(
                 config, found
             )  # again, now that the method can see the other ranks
-        workers = min(config.data.workers, loading.cores(args.devices))
-        if args.workers is not None:
-            workers = args.workers
+        workers = min(config.data.workers, loading.cores(request.devices))
+        if request.workers is not None:
+            workers = request.workers
         # Only rank 0 writes in RUN, and makes sure that nobody else does
-        opening = open_run(args.out, verb="pretrain", identity=identity)
+        opening = open_run(request.out, verb="pretrain", identity=identity)
         agree = distributed.Agreement()
         with agree.together(opening if fabric.is_global_zero else None):
-            if fabric.is_global_zero and not (args.out / RECIPE_FILE).exists():
-                atomic.write_text(args.out / RECIPE_FILE, recipes.to_yaml(config))
+            if fabric.is_global_zero and not (request.out / RECIPE_FILE).exists():
+                atomic.write_text(request.out / RECIPE_FILE, recipes.to_yaml(config))
             recipe = recipes.fingerprint(identity["recipe"])
             training = Training(
-                fabric, config, method, found, args.out, recipe, agree, workers
+                fabric, config, method, found, request.out, recipe, agree, workers
             )
             training.loop()
             training.write_checkpoint()
-    return 0
 
 
 T = TypeVar("T")
@@ -123,15 +128,15 @@ class Autocast(MixedPrecision):
         return data
 
 
-def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
+def launch(config: PretrainConfig, request: PretrainRequest) -> Fabric:
     """Make this process one of devices x nodes, all of them started. Under Slurm or torchrun the
     processes are there already; otherwise Fabric starts this command once a device."""
-    accelerator = args.accelerator
+    accelerator = request.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    if accelerator == "cuda" and torch.cuda.device_count() < args.devices:
+    if accelerator == "cuda" and torch.cuda.device_count() < request.devices:
         raise BadInput(
-            f"--devices {args.devices}: this machine has {torch.cuda.device_count()} GPUs"
+            f"--devices {request.devices}: this machine has {torch.cuda.device_count()} GPUs"
         )
     precision.use("tf32" if config.precision == "tf32" else "fp32")
     autocast: Autocast | None = None
@@ -140,7 +145,7 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
     if config.precision in AUTOCAST:
         autocast = Autocast(AUTOCAST[config.precision], accelerator)
     strategy: DDPStrategy | str = "auto"
-    if args.devices * args.nodes > 1:
+    if request.devices * request.nodes > 1:
         # Methods keep the statistics of batch norm equal; broadcasting queues at every step would
         # cost more
         strategy = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
@@ -151,8 +156,8 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     fabric = Fabric(
         accelerator=accelerator,
-        devices=args.devices,
-        num_nodes=args.nodes,
+        devices=request.devices,
+        num_nodes=request.nodes,
         strategy=strategy,
         plugins=autocast,
     )

@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 import backbench
-from backbench import cli, plugins
+from backbench import plugins
+from backbench.cli import program
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.weights import archs
@@ -77,10 +78,10 @@ def data(tmp_path_factory) -> Path:
 # Commands one after the other, each told by the line before it: torch starts once.
 COMMANDS = """
 import json, sys
-from backbench import cli
+from backbench.cli import program
 for words in json.loads(sys.argv[1]):
     print("$", *words, flush=True)
-    if cli.main(words):
+    if program.main(words):
         sys.exit(f"failed: {words}")
 """
 
@@ -129,7 +130,7 @@ def test_a_recipe_names_what_is_installed_and_never_a_module(
         RECIPE.replace("name: spread", f"name: {name}")
     )
     out = ("--data", str(data), "--out", str(tmp_path / "run"))
-    assert cli.main(["pretrain", str(tmp_path / "recipe.yaml"), *out]) == 2
+    assert program.main(["pretrain", str(tmp_path / "recipe.yaml"), *out]) == 2
     said = capsys.readouterr().err
     assert f"unknown method '{name}'" in said and len(said.splitlines()) == 1
     with pytest.raises(BadInput, match="unknown architecture 'squares'"):
@@ -193,7 +194,7 @@ def test_a_broken_package_stands_in_nobody_elses_way(path, tmp_path, capsys, cap
     point(path, plugins.DATASETS, "mine", "nowhere_at_all:ROW")
     point(path, plugins.FORMATS, "mine", "nowhere_at_all:ROW", package="even")
     assert catalog.find("digits").name == "digits"
-    assert cli.main(["data", "list", "--data", str(tmp_path)]) == 0
+    assert program.main(["data", "list", "--data", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "odd 1.0: 'mine'" in shown and "stl10" in shown
     assert "torchvision" in all_formats() and "mine" not in all_formats()

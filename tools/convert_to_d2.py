@@ -12,7 +12,7 @@ def main() -> int:
         "--debug", action="store_true", help="show the traceback of an error"
     )
     args = parser.parse_args()
-    from backbench.cli import main as backbench
+    from backbench.cli.program import main as backbench
 
     debug = ["--debug"] if args.debug else []
     return backbench(

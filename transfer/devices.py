@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from backbench.errors import BadInput, Preempted
 from backbench.parallel import distributed
 from backbench.parallel.distributed import Agreement
 from backbench.parallel.loading import Unreadable, default_workers
+from backbench.requests.places import RunRequest
 from backbench.runs.terminal import log
 
 if TYPE_CHECKING:
@@ -80,14 +80,14 @@ def preempted(signal: str, where: str) -> Preempted:
     return Preempted(f"stopped by {signal} {where}; the same command continues")
 
 
-def start_for(args: argparse.Namespace) -> Machine:
+def start_for(request: RunRequest) -> Machine:
     """This process's place among --devices x --nodes; the other processes are started by Fabric."""
-    devices, nodes, workers = args.devices, args.nodes, args.workers
+    devices, nodes, workers = request.devices, request.nodes, request.workers
     if devices < 1 or nodes < 1:
         raise BadInput(f"--devices {devices} --nodes {nodes}: both must be at least 1")
     if workers is not None and workers < 0:
         raise BadInput(f"--workers {workers}: 0 (in this process) or more")
-    kind: str = args.accelerator
+    kind: str = request.accelerator
     if kind == "cuda" and not torch.cuda.is_available():
         use = "use --accelerator cpu, or see `backbench doctor`"
         raise BadInput(f"--accelerator cuda: torch finds no GPU; {use}")

@@ -5,7 +5,6 @@ network scores the test split once. The trunk's rate is the head's divided by `h
 Batch norm uses the global batch's statistics, so the number of processes changes nothing.
 """
 
-import argparse
 import dataclasses
 import json
 import time
@@ -27,6 +26,8 @@ from backbench.images.preprocess import normalise
 from backbench.parallel import batchnorm, distributed, precision
 from backbench.records import store
 from backbench.records.store import Result
+from backbench.requests.finetune import FinetuneRequest, SemisupRequest
+from backbench.requests.options import Outcome
 from backbench.runs import price, seeding
 from backbench.runs.folder import STATES, open_run
 from backbench.runs.run_progress import Progress
@@ -45,62 +46,82 @@ from backbench.weights.trunk import Trunk
 SHOW_EVERY = 20  # steps; reading a loss waits for the device
 
 
-def run_semisup(args: argparse.Namespace) -> int:
-    """The verb `semisup`."""
-    protocol = load_protocol(args.protocol, {"finetune": Finetune}, args.overrides)
-    part = protocol.parts.get(str(args.percent))
-    dataset = args.dataset or protocol.dataset
+def run_semisup(
+    request: SemisupRequest, checkpoint: Checkpoint | None = None
+) -> Outcome:
+    """The verb `semisup`; `checkpoint` is the file's, where the caller has read it already."""
+    protocol = load_protocol(
+        request.protocol, {"finetune": Finetune}, request.overrides
+    )
+    part = protocol.parts.get(str(request.percent))
+    dataset = request.dataset or protocol.dataset
     if dataset is None or part is None:
         what = (
             "names no dataset"
             if dataset is None
-            else f"has no part for {args.percent}%"
+            else f"has no part for {request.percent}%"
         )
         raise BadInput(
-            f"--protocol {args.protocol}: {what}; use a semi-supervised protocol, as `semisup`"
+            f"--protocol {request.protocol}: {what}; use a semi-supervised protocol, as `semisup`"
         )
     if (
         dataset != protocol.dataset
     ):  # a published list belongs to the protocol's own dataset
         part = dataclasses.replace(part, list=None)
-        parts = {**protocol.parts, str(args.percent): part}
+        parts = {**protocol.parts, str(request.percent): part}
         protocol = dataclasses.replace(protocol, dataset=dataset, parts=parts)
-    if args.lists is None and part.list is not None:
+    if request.lists is None and part.list is not None:
         raise BadInput(
-            f"--protocol {args.protocol}: measures on a published list of {dataset}; give --lists DIR"
+            f"--protocol {request.protocol}: measures on a published list of {dataset}; give --lists DIR"
             " (`backbench data fetch-splits --out DIR` fetches it)"
         )
     listed: dict[str, int] | None = None
-    where = f"a list of {args.percent}% that seed {args.seed} draws"
-    if args.lists is not None:
-        file = args.lists / f"{args.percent}percent.txt"
+    where = f"a list of {request.percent}% that seed {request.seed} draws"
+    if request.lists is not None:
+        file = request.lists / f"{request.percent}percent.txt"
         published = {} if part.list is None else dataclasses.asdict(part.list)
         listed, where = splits.read_list(file, **published), str(file)
-    images = catalog.load(dataset, args.data, seed=args.seed)
+    images = catalog.load(dataset, request.data, seed=request.seed)
     if listed is None:
         pool = images.both() if images.held_out else images.train
-        listed = splits.drawn_list(pool, args.percent, args.seed)
+        listed = splits.drawn_list(pool, request.percent, request.seed)
         log.info(
             f"{dataset}: no --lists, so {len(listed)} of {len(pool)} labels are drawn"
         )
-    labelled = labelled_part(images, listed, where, args.seed)
-    task = f"semi_{args.percent}pct"
-    return _run(args, protocol, part, labelled, task_name=task, dataset=dataset)
+    labelled = labelled_part(images, listed, where, request.seed)
+    task = f"semi_{request.percent}pct"
+    return _run(
+        request,
+        checkpoint,
+        protocol,
+        part,
+        labelled,
+        task_name=task,
+        dataset=dataset,
+    )
 
 
-def run(args: argparse.Namespace) -> int:
-    """The verb `finetune`."""
-    protocol = load_protocol(args.protocol, {"finetune": Finetune}, args.overrides)
+def run(request: FinetuneRequest, checkpoint: Checkpoint | None = None) -> Outcome:
+    """The verb `finetune`; `checkpoint` is the file's, where the caller has read it already."""
+    protocol = load_protocol(
+        request.protocol, {"finetune": Finetune}, request.overrides
+    )
     part = protocol.parts.get("100")
     if part is None:
         raise BadInput(
-            f"--protocol {args.protocol}: has no part for all labels; use `finetune`,"
+            f"--protocol {request.protocol}: has no part for all labels; use `finetune`,"
             " or `backbench semisup`"
         )
-    images = catalog.load(args.dataset, args.data, seed=args.seed)
-    splits.refuse_untrainable(args.dataset, images)
+    images = catalog.load(request.dataset, request.data, seed=request.seed)
+    splits.refuse_untrainable(request.dataset, images)
     return _run(
-        args, protocol, part, images, task_name="finetune", dataset=args.dataset
+        request,
+        checkpoint,
+        protocol,
+        part,
+        images,
+        task_name="finetune",
+        dataset=request.dataset,
     )
 
 
@@ -119,39 +140,41 @@ def labelled_part(
 
 
 def _run(
-    args: argparse.Namespace,
+    request: SemisupRequest | FinetuneRequest,
+    checkpoint: Checkpoint | None,
     protocol: Finetune,
     part: Part,
     images: Splits,
     *,
     task_name: str,
     dataset: str,
-) -> int:
-    (checkpoint,) = read_checkpoints([args.checkpoint])
-    machine = start_for(args)
+) -> Outcome:
+    if checkpoint is None:
+        (checkpoint,) = read_checkpoints([request.checkpoint])
+    machine = start_for(request)
     task = Assignment(
-        run=args.out,
+        run=request.out,
         task=task_name,
         dataset=catalog.find(dataset),
         splits=images,
         protocol=protocol,
-        seed=args.seed,
+        seed=request.seed,
         checkpoints=(checkpoint,),
     )
     identity = scoring.identity_of([task]) | {"task": task_name}
-    opening = open_run(args.out, verb=TASKS[task_name].verb, identity=identity)
+    opening = open_run(request.out, verb=TASKS[task_name].verb, identity=identity)
     with (
         machine.rank_0_tells(),
         machine.agreement.together(opening if machine.main else None),
     ):
         if machine.main:
-            splits.write_manifests(args.out, dataset, images)
-            store.owe(args.out, len(task.dataset.metrics))
+            splits.write_manifests(request.out, dataset, images)
+            store.owe(request.out, len(task.dataset.metrics))
         rows = finetune(task, part, machine)
-    if machine.main:
-        args.document = scoring.recorded(args.out)
-        scoring.show(rows)
-    return 0
+    if not machine.main:
+        return Outcome()
+    scoring.show(rows)
+    return Outcome(document=scoring.recorded(request.out))
 
 
 def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[Result]:

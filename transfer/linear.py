@@ -2,7 +2,6 @@
 ood` scores heads on other pictures. All checkpoints see the same decoded images, in one pass per
 dataset. How a number is made stands in the file of its probe, `transfer/probes/<kind>.py`."""
 
-import argparse
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,8 @@ from backbench.datasets.splits import Splits
 from backbench.recipes import own_probe
 from backbench.records import store
 from backbench.records.store import Result
+from backbench.requests.options import Outcome
+from backbench.requests.probe import LinearRequest, OodRequest
 from backbench.runs import price
 from backbench.runs.folder import open_run
 from backbench.runs.state import StopFlag
@@ -36,47 +37,99 @@ TASK_OF = {
 Group = tuple[str, Protocol, tuple[Checkpoint, ...]]
 
 
-def run(args: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class ProbeRun:
+    """A run folder with all that is measured in it."""
+
+    folder: Path
+    verb: str
+    groups: tuple[Assignment[Protocol], ...]
+
+
+# (dataset, whether with label maps) -> its images
+Images = dict[tuple[str, bool], Splits]
+
+
+def run(request: LinearRequest | OodRequest) -> Outcome:
     """The verbs `linear` and `ood`."""
     # 1. A protocol or dataset that does not exist is reported before any file is read.
-    several: list[Protocol] = []
-    if args.protocol != own_probe.OWN:
-        for name in args.protocol.split(","):
-            several.append(load_protocol(name, of_verb(args.verb), args.overrides))
-    names = catalog.names(args.datasets)
-    checkpoints = read_checkpoints(args.checkpoints)
-    chosen: list[Group] = []
-    for name in names:
-        for named in several:
-            if isinstance(named, Ood) and named.rule is None:
-                for rule in catalog.find(name).rules or RULES[:1]:
-                    chosen.append((name, replace(named, rule=rule), tuple(checkpoints)))
-            else:
-                chosen.append((name, named, tuple(checkpoints)))
-        if not several:
-            chosen += own_groups(checkpoints, name)
-    machine = start_for(args)
+    protocols_of(request)
+    catalog.names(request.datasets)
+    checkpoints = read_checkpoints(request.checkpoints)
+    machine = start_for(request)
     with machine.rank_0_tells():
         # 2. Everything is read and refused before the first feature is computed.
-        heads = getattr(args, "heads", None)
-        groups = read_groups(
-            chosen, data=args.data, out=args.out, seed=args.seed, heads=heads
-        )
+        planned = plan_run(request, checkpoints, {})
         # 3. The folder is this run's, or becomes it.
-        opening = open_run(
-            args.out, verb=args.verb, identity=scoring.identity_of(groups)
-        )
+        rows = measure_runs([planned], machine)
+    if not machine.main:
+        return Outcome()
+    scoring.show(rows)
+    return Outcome(document=scoring.recorded(request.out))
+
+
+def measure_runs(runs: Sequence[ProbeRun], machine: Machine) -> list[Result]:
+    """Measure what is missing of each run, and return the rows of all. The price is said once. Only
+    a run alone can take several processes."""
+    assert machine.world == 1 or len(runs) == 1
+    if machine.main:
+        passes: list[list[Work]] = []
+        for each in runs:
+            together, alone = passes_of(each.groups, scoring.recorded(each.folder))
+            passes += [*together, *([work] for work in alone)]
+        announce(passes, on_cpu=machine.device.type == "cpu")
+    rows: list[Result] = []
+    for each in runs:
+        identity = scoring.identity_of(each.groups)
+        opening = open_run(each.folder, verb=each.verb, identity=identity)
         with (
             machine.agreement.together(opening if machine.main else None),
             StopFlag() as stop,
         ):
             if machine.main:
-                write_down(args.out, groups)
-            rows = evaluate(groups, scoring.recorded(args.out), machine, stop)
-    if machine.main:
-        args.document = scoring.recorded(args.out)
-        scoring.show(rows)
-    return 0
+                write_down(each.folder, each.groups)
+            recorded = scoring.recorded(each.folder)
+            rows += evaluate(each.groups, recorded, machine, stop)
+    return rows
+
+
+def protocols_of(request: LinearRequest | OodRequest) -> list[Protocol]:
+    """Load the protocols that a request names; none where each checkpoint has its own."""
+    if request.protocol == own_probe.OWN:
+        return []
+    kinds = of_verb(request.verb)
+    names = request.protocol.split(",")
+    return [load_protocol(name, kinds, request.overrides) for name in names]
+
+
+def plan_run(
+    request: LinearRequest | OodRequest,
+    checkpoints: Sequence[Checkpoint],
+    images: Images,
+) -> ProbeRun:
+    """Say all that a request measures in its folder. Images that others have read are taken from
+    `images`, and new ones are put there. BadInput for what cannot be measured."""
+    several = protocols_of(request)
+    chosen: list[Group] = []
+    for name in catalog.names(request.datasets):
+        if not several:
+            chosen += own_groups(checkpoints, name)
+        for named in several:
+            if isinstance(named, Ood) and named.rule is None:
+                for rule in catalog.find(name).rules or RULES[:1]:
+                    one = replace(named, rule=rule)
+                    chosen.append((name, one, tuple(checkpoints)))
+            else:
+                chosen.append((name, named, tuple(checkpoints)))
+    groups = read_groups(
+        chosen,
+        data=request.data,
+        out=request.out,
+        seed=request.seed,
+        heads=request.heads if isinstance(request, OodRequest) else None,
+        images=images,
+    )
+    return ProbeRun(request.out, request.verb, tuple(groups))
 
 
 def own_groups(checkpoints: Sequence[Checkpoint], dataset: str) -> list[Group]:
@@ -99,19 +152,19 @@ def read_groups(
     out: Path,
     seed: int,
     heads: Path | None = None,
+    images: Images,
 ) -> list[Assignment[Protocol]]:
     """The groups with their images; BadInput for data or a checkpoint that a protocol refuses."""
-    read: dict[str, Splits] = {}
     groups = []
     for name, protocol, checkpoints in chosen:
-        if name not in read:
-            dense = probe_of(protocol.kind).dense
-            read[name] = catalog.load(name, data, seed=seed, dense=dense)
+        dense = probe_of(protocol.kind).dense
+        if (name, dense) not in images:
+            images[name, dense] = catalog.load(name, data, seed=seed, dense=dense)
         group = Assignment(
             run=out,
             task=TASK_OF[protocol.kind],
             dataset=catalog.find(name),
-            splits=read[name],
+            splits=images[name, dense],
             protocol=protocol,
             seed=seed,
             checkpoints=checkpoints,
@@ -157,28 +210,11 @@ def evaluate(
     stop: StopFlag,
 ) -> list[Result]:
     """Measure all that is not `recorded` yet; returns the rows of all groups."""
-    # 1. What is done, and what is left. Probes that all processes train together, on one stream of
-    #    images, do so in one pass.
-    passes: dict[tuple[str, str, tuple[str, ...]], list[Work]] = {}
-    alone: list[Work] = []
-    for group in groups:
-        probe = probe_of(group.protocol.kind)
-        done = group.done(recorded, probe.metrics(group.protocol, group.dataset))
-        pending = [c for c in group.checkpoints if c.digest not in done]
-        one = Work(group, probe, done, pending)
-        if probe.together:
-            digests = tuple(c.digest for c in pending)
-            stream = (group.dataset.name, probe.stream(group.protocol), digests)
-            passes.setdefault(stream, []).append(one)
-        else:
-            alone.append(one)
-    if machine.main:
-        _announce(
-            [*passes.values(), *([one] for one in alone)], machine.device.type == "cpu"
-        )
+    # 1. What is done, and what is left.
+    together, alone = passes_of(groups, recorded)
     # 2. Those passes come first.
     rows: list[Result] = []
-    for of_pass in passes.values():
+    for of_pass in together:
         rows += measure(of_pass, machine, stop)
     # 3. For the others all processes compute the features, into the cache. The rest is rank 0's
     #    work alone, and may take longer than an exchange between processes waits.
@@ -199,7 +235,28 @@ def evaluate(
     return rows
 
 
-def _announce(passes: Sequence[Sequence[Work]], on_cpu: bool) -> None:
+def passes_of(
+    groups: Sequence[Assignment[Protocol]], recorded: Sequence[Result]
+) -> tuple[list[list[Work]], list[Work]]:
+    """Split groups into passes and single ones. A pass holds probes that all processes train
+    together on one stream of images."""
+    passes: dict[tuple[str, str, tuple[str, ...]], list[Work]] = {}
+    alone: list[Work] = []
+    for group in groups:
+        probe = probe_of(group.protocol.kind)
+        done = group.done(recorded, probe.metrics(group.protocol, group.dataset))
+        pending = [c for c in group.checkpoints if c.digest not in done]
+        one = Work(group, probe, done, pending)
+        if probe.together:
+            digests = tuple(c.digest for c in pending)
+            stream = (group.dataset.name, probe.stream(group.protocol), digests)
+            passes.setdefault(stream, []).append(one)
+        else:
+            alone.append(one)
+    return list(passes.values()), alone
+
+
+def announce(passes: Sequence[Sequence[Work]], *, on_cpu: bool) -> None:
     """Say what the pending work is, all datasets and protocols in one line."""
     units: Counter[str] = Counter()
     pending: list[Work] = []

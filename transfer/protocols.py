@@ -3,7 +3,6 @@ has a versioned name; a number under another name is another column."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,6 +17,9 @@ from backbench.parallel.precision import Precision
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
 from backbench.records import protocol_fingerprints
+from backbench.requests.analyze import AnalyzeRequest
+from backbench.requests.finetune import FinetuneRequest, SemisupRequest
+from backbench.requests.probe import LinearRequest, OodRequest
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS, by_kind
 
@@ -574,31 +576,35 @@ def listing(verb: str) -> list[str]:
     return lines
 
 
-def check(args: argparse.Namespace) -> None:
+def check(
+    request: LinearRequest | OodRequest | SemisupRequest | FinetuneRequest,
+) -> None:
     """BadInput for the protocol of `linear`, `semisup` or `finetune`, before torch is imported."""
-    if args.protocol == OWN:  # that one is in the checkpoint
-        if args.overrides:
+    if request.protocol == OWN:  # that one is in the checkpoint
+        if request.overrides:
             raise BadInput(
-                f"'{args.overrides[0]}' after --protocol own: each checkpoint has another; name one"
+                f"'{request.overrides[0]}' after --protocol own: each checkpoint has another; name one"
             )
         return
     # Several names only where the verb measures several
-    names = args.protocol.split(",") if args.verb == "linear" else [args.protocol]
+    names = (
+        request.protocol.split(",") if request.verb == "linear" else [request.protocol]
+    )
     found: set[tuple[str, str]] = set()
     for name in names:
-        protocol = load_protocol(name, of_verb(args.verb), args.overrides)
+        protocol = load_protocol(name, of_verb(request.verb), request.overrides)
         if (protocol.kind, protocol.name) in found:
             raise BadInput(
-                f"--protocol {args.protocol}: {name} gives rows named {protocol.name}, as one"
+                f"--protocol {request.protocol}: {name} gives rows named {protocol.name}, as one"
                 " before it does; leave one out, or give them a `protocol` of their own"
             )
         found.add((protocol.kind, protocol.name))
         if changed := changes(protocol):
             log.info(f"--protocol {name}: {changed}")
-        task = TASKS[by_kind(args.verb)[protocol.kind]]
-        if args.seeds > 1 and not task.trains:
+        task = TASKS[by_kind(request.verb)[protocol.kind]]
+        if request.seeds > 1 and not task.trains:
             raise BadInput(
-                f"--seeds {args.seeds}: {name} trains nothing by chance, all seeds would give"
+                f"--seeds {request.seeds}: {name} trains nothing by chance, all seeds would give"
                 " one number; leave --seeds out"
             )
 
@@ -669,6 +675,6 @@ def load_analysis(name: str, augmentations: int | None) -> AnalyzeConfig:
     return config.build(AnalyzeConfig, data, where="--augmentations")
 
 
-def check_analysis(args: argparse.Namespace) -> None:
+def check_analysis(request: AnalyzeRequest) -> None:
     """BadInput for the recipe of `analyze`, before torch is imported."""
-    load_analysis(args.recipe, args.augmentations)
+    load_analysis(request.recipe, request.augmentations)

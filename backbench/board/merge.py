@@ -7,7 +7,6 @@ of test images once, paths and labels, so labels beside predictions can be check
 a sender. With --public, useful for one lab too, the lines name no folder of a machine.
 """
 
-import argparse
 import dataclasses
 import gzip
 import json
@@ -24,6 +23,7 @@ from backbench.errors import BadInput
 from backbench.records import column_keys, kept_scores, store
 from backbench.records.predictions import load
 from backbench.records.result_line import Origin, Result
+from backbench.requests.runs import MergeRequest
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.terminal import log
@@ -49,14 +49,16 @@ class LabRecord(NamedTuple):
     below: Path
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: MergeRequest) -> None:
     """The verb `merge`."""
-    labs = _labs(args.folders)
-    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise BadInput(f"{args.out}: is there already; --out needs a new folder")
-    if any(args.out.resolve().is_relative_to(lab.folder.resolve()) for lab in labs):
+    labs = _labs(request.folders)
+    if request.out.exists() and (
+        not request.out.is_dir() or any(request.out.iterdir())
+    ):
+        raise BadInput(f"{request.out}: is there already; --out needs a new folder")
+    if any(request.out.resolve().is_relative_to(lab.folder.resolve()) for lab in labs):
         raise BadInput(
-            f"{args.out}: lies in a folder that is merged; choose another --out"
+            f"{request.out}: lies in a folder that is merged; choose another --out"
         )
     # Those that follow from what they kept; the others are named in `problems`
     problems: list[str] = []
@@ -69,19 +71,18 @@ def run(args: argparse.Namespace) -> int:
             records.append(LabRecord(measured_by, measurement, below))
     if not records:
         raise BadInput(
-            f"no {RESULTS_FILE} with a record that fits below {', '.join(args.folders)}"
+            f"no {RESULTS_FILE} with a record that fits below {', '.join(request.folders)}"
         )
     merged = _newest_of_each(records, problems)
-    _write(args.out, merged, hide=args.public)
+    _write(request.out, merged, hide=request.public)
     for problem in problems:
         log.warning(printable.shown(problem, 1000))
     twice = sum("also" in r.measurement.result.origin for r in merged)
     labs_said = f"{len(labs)} lab{'s' * (len(labs) > 1)}"
     print(
         f"{len(records)} records of {labs_said}: {len(merged)} numbers, {twice} of them measured"
-        f" more than once, {len(problems)} lines to look at; backbench leaderboard {args.out}"
+        f" more than once, {len(problems)} lines to look at; backbench leaderboard {request.out}"
     )
-    return 0
 
 
 def _labs(given: Sequence[str]) -> list[Lab]:

@@ -1,6 +1,5 @@
 """`backbench rank FILE.csv|RUNS`: who leads a table or a folder's results, and how surely."""
 
-import argparse
 import csv
 import io
 import math
@@ -16,6 +15,8 @@ from backbench.board import overall
 from backbench.board.board import AVERAGE, collect, text_of
 from backbench.board.export import write_lines
 from backbench.errors import BadInput, nearest
+from backbench.requests.options import Outcome
+from backbench.requests.runs import RankRequest
 from backbench.runs.terminal import log
 from backbench.stats import column_comparisons, rank_intervals
 from backbench.tasks import TASKS
@@ -55,20 +56,20 @@ class ForeignTable:
     values: np.ndarray  # (rows, columns)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: RankRequest) -> Outcome:
     """Run the verb `rank`."""
-    if args.file.is_dir():
-        if args.name or args.lower:
+    if request.file.is_dir():
+        if request.name or request.lower:
             raise BadInput(
-                f"{args.file}: --name and --lower are for a CSV; leave them out"
+                f"{request.file}: --name and --lower are for a CSV; leave them out"
             )
-        table = of_runs(args.file)
+        table = of_runs(request.file)
     else:
-        table = read(args.file, name=args.name, lower=args.lower)
+        table = read(request.file, name=request.name, lower=request.lower)
     if len(table.names) > rank_intervals.MOST_ROWS:
         most = f"at most {rank_intervals.MOST_ROWS} are ranked, as every pair of them is compared"
         raise BadInput(
-            f"{args.file}: {len(table.names)} rows; {most}: leave the others out"
+            f"{request.file}: {len(table.names)} rows; {most}: leave the others out"
         )
     ranking = rank_intervals.ranking(table.values, table.datasets)
     order = sorted(
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             (p.rank, *p.interval, average, rate, p.columns, p.group, table.names[i])
         )
     said = answer(table, ranking)
-    args.document = {"answer": said, "ranks": [dict(zip(HEAD, line)) for line in lines]}
+    document = {"answer": said, "ranks": [dict(zip(HEAD, line)) for line in lines]}
     print(said)
     print(f"{'rank':>6} {'95%':>9} {'average':>8} {'wins %':>7} {'columns':>8}  name")
     for rank, low, high, mean, wins, columns, _, who in lines[:SHOWN]:
@@ -92,10 +93,10 @@ def run(args: argparse.Namespace) -> int:
         )
     if len(lines) > SHOWN:
         print(f"... and {len(lines) - SHOWN} more; --csv F writes all")
-    if args.csv:
-        write_lines(args.csv, [HEAD, *lines])
-        log.info(f"wrote {args.csv}")
-    return 0
+    if request.csv:
+        write_lines(request.csv, [HEAD, *lines])
+        log.info(f"wrote {request.csv}")
+    return Outcome(document=document)
 
 
 def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:

@@ -1,7 +1,6 @@
 """`backbench calibrate`: calibration and selective prediction of measured heads. No image is read:
 numbers follow from RUN/scores, and are rows of that run."""
 
-import argparse
 import dataclasses
 from pathlib import Path
 
@@ -9,6 +8,8 @@ from backbench.board.board import read_verified
 from backbench.errors import BadInput
 from backbench.records import kept_scores, store
 from backbench.records.result_line import Result
+from backbench.requests.options import Outcome
+from backbench.requests.runs import CalibrateRequest
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.untrusted import printable
@@ -19,13 +20,13 @@ _OF_PREDICTIONS = ("predictions", "per_class", "confusion")
 _CHOSEN = ("on", "converged", "gradient")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: CalibrateRequest) -> Outcome:
     rows: list[Result] = []
-    for runs in args.runs:
+    for runs in request.runs:
         for file in store.files_below(runs):
             rows += of_run(file)
     if not rows:
-        where = ", ".join(map(str, args.runs))
+        where = ", ".join(map(str, request.runs))
         raise BadInput(
             f"{where}: no run with scores below; `backbench linear` keeps them, by SGD and logreg"
         )
@@ -34,8 +35,7 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"{printable.shown(r.name, 40):<16} {r.column:<60} {r.value:9.3f}{interval}"
         )
-    args.document = rows
-    return 0
+    return Outcome(document=rows)
 
 
 def of_run(file: Path) -> list[Result]:

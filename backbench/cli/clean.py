@@ -5,7 +5,6 @@ with results, and temporary files of writers that died. The rest stays: checkpoi
 predictions, metrics, pictures, logs, and every state of an unfinished run.
 """
 
-import argparse
 import os
 import time
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from backbench.errors import BadInput
 from backbench.records import store
+from backbench.requests.runs import CleanRequest
 from backbench.runs.folder import CHECKPOINT_FILE, RUN_FILE, STATE_FILE
 from backbench.untrusted import jsons, printable
 from backbench.weights import header
@@ -93,11 +93,11 @@ def _open(folder: Path) -> Held:
     return Held(folder, verb, finished=whole)
 
 
-def run(args: argparse.Namespace) -> int:
-    all_held = held(args.runs)
+def run(request: CleanRequest) -> None:
+    all_held = held(request.runs)
     if not all_held:
         print("no run folders here")
-        return 0
+        return
     width = max(len(str(each.run)) for each in all_held)
     removable = [file for each in all_held for file in each.removable]
     for each in all_held:
@@ -109,12 +109,13 @@ def run(args: argparse.Namespace) -> int:
     total = _size(sum(each.size for each in all_held))
     print(f"{len(all_held)} folders hold {total}; {_size(free)} can go")
     for file, size, reason in removable:
-        if args.yes:
+        if request.yes:
             file.unlink(missing_ok=True)
-        print(f"{'removed' if args.yes else 'can go '} {file}  {_size(size)}, {reason}")
-    if free and not args.yes:
+        print(
+            f"{'removed' if request.yes else 'can go '} {file}  {_size(size)}, {reason}"
+        )
+    if free and not request.yes:
         print("nothing was removed; --yes removes what can go")
-    return 0
 
 
 def _size(value: float) -> str:

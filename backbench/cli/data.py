@@ -1,6 +1,5 @@
 """`backbench data`: lists datasets, checks and packs them, and fetches SimCLR's lists."""
 
-import argparse
 import gzip
 import hashlib
 from collections import Counter
@@ -24,21 +23,38 @@ from backbench.images import image_list
 from backbench.images.dense import DenseList
 from backbench.images.image_list import ImageList
 from backbench.recipes import config
+from backbench.requests.data import (
+    DataCheckRequest,
+    DataListRequest,
+    DataPackRequest,
+    FetchSplitsRequest,
+)
+from backbench.requests.options import Outcome
 from backbench.runs import atomic
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.action == "check":
-        args.document = {"name": args.name, "problems": []}
-        return _check(args.name, args.data, args.record, args.document["problems"])
-    if args.action == "pack":
-        packing.pack(args.name, args.data, args.to, args.out)
-    elif args.action == "list":
-        args.document = _list(args.data)
-    else:
-        _fetch(args.out)
-    return 0
+def run_list(request: DataListRequest) -> Outcome:
+    """Print a line for each dataset below ROOT."""
+    return Outcome(document=_list(request.data))
+
+
+def run_check(request: DataCheckRequest) -> Outcome:
+    """Read one dataset whole and print what is wrong with it."""
+    problems: list[str] = []
+    status = _check(request.name, request.data, request.record, problems)
+    return Outcome(status=status, document={"name": request.name, "problems": problems})
+
+
+def run_pack(request: DataPackRequest) -> Outcome:
+    """Write one dataset into another kind of container."""
+    packing.pack(request.name, request.data, request.to, request.out)
+    return Outcome()
+
+
+def run_fetch_splits(request: FetchSplitsRequest) -> None:
+    """Download SimCLR's lists of labels."""
+    _fetch(request.out)
 
 
 # data list

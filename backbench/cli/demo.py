@@ -8,7 +8,6 @@ local pool, two at a time with one thread each. Finished steps are skipped the n
 ones continue, and `backbench launch status --out OUT` shows the jobs.
 """
 
-import argparse
 import dataclasses
 import itertools
 import shlex
@@ -25,6 +24,8 @@ from backbench.launch.job import Job, finished
 from backbench.launch.local import JobPool, run_here
 from backbench.launch.plan import spent_seconds
 from backbench.launch.records import Ledger
+from backbench.requests.demo import DemoRequest
+from backbench.requests.options import Outcome
 from backbench.runs import atomic, lock
 from backbench.runs.folder import CHECKPOINT_FILE, DEMO_FILE, RESULTS_FILE
 from backbench.runs.run_progress import read_progress, seconds
@@ -127,9 +128,7 @@ def chained(steps: Mapping[str, Job]) -> list[Job]:
     return jobs
 
 
-def run_chain(
-    words: Sequence[str], run_verb: Callable[[Sequence[str]], int | None]
-) -> int:
+def run_chain(words: Sequence[str], run_verb: Callable[[Sequence[str]], int]) -> int:
     """Run commands one after another in this process, until one fails; return its exit status."""
     for is_and, command in itertools.groupby(words, lambda word: word == AND):
         if is_and:
@@ -142,17 +141,17 @@ def run_chain(
     return 0
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.chain:
-        return run_chain(args.chain, args.command)
-    out = Path(args.out)
-    _check_folder(out, args.size)
+def run(request: DemoRequest, run_command: Callable[[Sequence[str]], int]) -> Outcome:
+    if request.chain:
+        return Outcome(status=run_chain(request.chain, run_command))
+    out = request.out
+    _check_folder(out, request.size)
     started = time.monotonic()
     with lock.held(out):  # two demos in one folder would write the same data
-        embedded.build(out / "data", args.size)
-        exit_code = _run_jobs(out, args.size)
+        embedded.build(out / "data", request.size)
+        exit_code = _run_jobs(out, request.size)
         if exit_code:
-            return exit_code
+            return Outcome(status=exit_code)
         command = [sys.executable, "-m", "backbench"]
         # From the scores that the linear probe kept: nothing is measured
         calibrate = [*command, "calibrate", "-q", str(out / "linear")]
@@ -175,11 +174,11 @@ def run(args: argparse.Namespace) -> int:
             raise Failed("the leaderboard was not written; the same command continues")
     ledger, took = Ledger(out), seconds(time.monotonic() - started)
     spent = []
-    for job in chained(demo_steps(out, args.size)):
+    for job in chained(demo_steps(out, request.size)):
         spent.append(f"{job.name} {spent_seconds(ledger.status(job)):.0f} s")
     print(f"took {took} this time; jobs: {', '.join(spent)}")
     print(f"page:  {out / 'leaderboard.html'}\ntable: {out / 'leaderboard.csv'}")
-    return 0
+    return Outcome()
 
 
 def _check_folder(out: Path, size: str) -> None:

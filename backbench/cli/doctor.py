@@ -1,7 +1,6 @@
 """`backbench doctor`: reports what is installed, what the machine has, and what that allows. It
 changes nothing. Exit status 1 if the suite itself cannot run."""
 
-import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -17,6 +16,8 @@ from backbench import plugins
 from backbench.datasets import availability, catalog
 from backbench.errors import EXIT_FAILED
 from backbench.records import store
+from backbench.requests.doctor import DoctorRequest
+from backbench.requests.options import Outcome
 from backbench.weights import archs
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
@@ -33,9 +34,9 @@ class Finding:
     about: str = ""
 
 
-def run(args: argparse.Namespace) -> int:
-    args.document = parts = examine(args.data)
-    if not args.json:
+def run(request: DoctorRequest) -> Outcome:
+    parts = examine(request.data)
+    if not request.json:
         version = importlib.metadata.version("backbench")
         print(
             f"backbench {version} ({store.code_revision()}), Python {platform.python_version()}"
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{one.kind:<8} {one.name:<25} {one.state:<8} {one.about}".rstrip())
     # Without the first verb there is none
     verbs = [one for one in parts if one.kind == "verbs"]
-    return 0 if verbs[0].state == OK else EXIT_FAILED
+    status = 0 if verbs[0].state == OK else EXIT_FAILED
+    return Outcome(status=status, document=parts)
 
 
 def examine(data: Path) -> list[Finding]:

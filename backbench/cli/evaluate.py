@@ -1,12 +1,13 @@
-"""`backbench evaluate`: one's own models on one's own images, to the table. `backbench.evaluate`
-measures; this verb shows the plan, the table and the page, and commands for what takes hours."""
+"""`backbench evaluate`: one's own models on one's own images, to the table: the plan, the numbers,
+the table and the page, and commands for what takes hours."""
 
-import argparse
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from backbench import api
-from backbench.api import WantedTask
-from backbench.board import overall
+from backbench.board import export, overall
 from backbench.board.board import (
     BEST,
     ONCE,
@@ -16,9 +17,25 @@ from backbench.board.board import (
     standing,
     text_of,
 )
+from backbench.board.page import write_page
+from backbench.board.page_figures import collect_figures
 from backbench.datasets import catalog
 from backbench.errors import BadInput, nearest
+from backbench.evaluation import models, wanted
+from backbench.evaluation.measure import measure
+from backbench.evaluation.plan import (
+    EvaluationPlan,
+    images_of,
+    make_plan,
+    refuse_places,
+    refuse_recipes,
+)
+from backbench.evaluation.wanted import WantedTask
 from backbench.recipes import config
+from backbench.records.store import Result
+from backbench.requests.evaluate import EvaluateRequest
+from backbench.requests.measuring import measuring_request
+from backbench.requests.options import Outcome
 from backbench.runs import price
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
@@ -29,102 +46,99 @@ from backbench.weights import archs
 DEAR = {"linear": 1, "finetune": 3, "semi_10pct": 3}
 
 
-def check(args: argparse.Namespace) -> None:
-    """Split the words into `args.checkpoints` and `args.tasks`. BadInput for one that is neither a
-    model nor a task, and for a folder that holds no classes."""
-    args.checkpoints, tasks = [], []
-    for word in args.words:
+def models_and_tasks(
+    request: EvaluateRequest,
+) -> tuple[list[Path], list[str] | None]:
+    """Split the words of a request into models and tasks. BadInput for one that is neither."""
+    found: list[Path] = []
+    tasks: list[str] = []
+    for word in request.words:
         kind = word.partition("@")[0].partition("/")[0]
         if archs.is_name(word) or Path(word).exists():
-            args.checkpoints.append(Path(word))
+            found.append(Path(word))
         elif kind in TASKS:
             tasks.append(word)
         elif "." in kind or "/" in word:
             raise BadInput(f"{word}: no such file")
         else:
             raise BadInput(f"{word}: no such file, and no task; {nearest(kind, TASKS)}")
-    if not args.checkpoints:
+    if not found:
         raise BadInput(
-            f"{args.words[0]}: is a task; name a checkpoint file or timm:NAME before it"
+            f"{request.words[0]}: is a task; name a checkpoint file or timm:NAME before it"
         )
-    args.tasks = tasks or None
-    _, wanted = api.place_tasks(args.tasks, args.data, args.out)
-    for task in wanted:
-        if TASKS[task.task].from_scores:
-            continue
-        detects = TASKS[task.task].detects
-        several = TASKS[task.task].verb == "linear"
-        for recipe in task.words[0].split(",") if several else task.words[:1]:
-            config.find_recipe(recipe, "detection" if detects else "transfer")
-        if detects and (args.accelerator != "auto" or args.workers is not None):
-            others = (
-                "--accelerator and --workers are for the other tasks; leave them out"
-            )
-            raise BadInput(
-                f"{task.task}: {others}, or use `backbench detect ... MODEL.DEVICE cpu`"
-            )
+    return found, tasks or None
 
 
-def run(args: argparse.Namespace) -> int:
-    # 1. The plan
-    root, wanted = api.place_tasks(args.tasks, args.data, args.out)
-    names = list(dict.fromkeys(task.dataset for task in wanted))
-    boxed = [task.dataset for task in wanted if TASKS[task.task].detects]
-    for name in names:
-        if name in [*catalog.DATASETS, *boxed, "all"]:
-            continue
-        images = catalog.load(name, root, seed=args.seed)
-        counts = ", ".join(f"{len(part)} {split}" for split, part in images.items())
-        classes = len(images.train.classes)
-        log.info(f"{name}: {classes} classes; {counts} images")
-    titles = ", ".join(
-        f"{TASKS[task.task].title.lower()} ({task.recipe})" for task in wanted
+def check(request: EvaluateRequest) -> None:
+    """BadInput, before torch is imported, for a word that is neither a model nor a task, a recipe
+    that is not there, and a folder that holds no classes."""
+    _, tasks = models_and_tasks(request)
+    _, tasks_there = wanted.place_tasks(tasks, request.data, request.out)
+    refuse_recipes(tasks_there)
+    refuse_places(tasks_there, request.accelerator, request.workers)
+
+
+def run(request: EvaluateRequest) -> Outcome:
+    """The verb `evaluate`."""
+    # 1. The plan: models and images are read here, and nowhere again
+    given, tasks = models_and_tasks(request)
+    root, tasks_there = wanted.place_tasks(tasks, request.data, request.out)
+    found = models.read_models(given)
+    alone = len(found) == 1
+    files = {models.keep_in(request.out, one, alone=alone): one for one in found}
+    plan = make_plan(
+        tasks_there,
+        files,
+        root=root,
+        out=request.out,
+        seed=request.seed,
+        lists=root / "lists" if (root / "lists").is_dir() else None,
+        accelerator=request.accelerator,
+        workers=request.workers,
     )
-    models = len(args.checkpoints)
-    log.info(
-        f"plan: {titles}; {models} model{'s' if models > 1 else ''} on {', '.join(names)}"
-    )
+    tell_plan(plan)
     # 2. The numbers
-    options = [] if args.accelerator == "auto" else ["--accelerator", args.accelerator]
-    options += [] if args.workers is None else ["--workers", str(args.workers)]
-    args.document = results = api.evaluate(
-        args.checkpoints,
-        args.tasks,
-        data=args.data,
-        out=args.out,
-        seed=args.seed,
-        options=options,
-        here=True,
-    )
+    results = measure(plan)
     # 3. The table, of all that OUT holds, and the page
-    board = collect([args.out])
+    board = collect([request.out])
     sets = overall.overall(board)
     answer = overall.answer(board, sets)
     print_table(board)
     print(printable.shown(answer, 2000))
-    from backbench.board import export
-    from backbench.board.page import write_page
-    from backbench.board.page_figures import collect_figures
-
-    page, table = args.out / "leaderboard.html", args.out / "leaderboard.csv"
-    pairs, figures = compare_rows(board), collect_figures(board, [args.out])
-    write_page(board, page, pairs=pairs, figures=figures, answer=answer, sets=sets)
+    page = request.out / "leaderboard.html"
+    table = request.out / "leaderboard.csv"
+    write_page(
+        board,
+        page,
+        pairs=compare_rows(board),
+        figures=collect_figures(board, [request.out]),
+        answer=answer,
+        sets=sets,
+    )
     export.write_csv(board, table)
     # 4. What takes longer, and where all of it is
-    if args.tasks is None and results:
-        files = sorted(args.out.glob("checkpoint*.safetensors"))
-        rates = [
-            r.origin["images_per_second"]
-            for r in results
-            if "images_per_second" in r.origin
-        ]
-        print("What takes longer, for one model (prices from the speed just seen):")
-        for task in DEAR:
-            wanted_task = WantedTask(task, names[0], TASKS[task].recipe)
-            print(f"  {offer(wanted_task, root, files[0], rates)}")
-        print("  detection needs boxes: `backbench detect --help`")
+    if tasks is None and results:
+        tell_what_takes_longer(plan, next(iter(files)), results)
     print(f"table: {table}   page: {page}")
-    return 0
+    return Outcome(document=results)
+
+
+def tell_plan(plan: EvaluationPlan) -> None:
+    """Say how many images there are, and what will be measured."""
+    names = list(dict.fromkeys(task.dataset for task in plan.wanted))
+    boxed = [task.dataset for task in plan.wanted if TASKS[task.task].detects]
+    for name in names:
+        if name in [*catalog.DATASETS, *boxed, "all"]:
+            continue
+        images = images_of(plan, name)
+        counts = ", ".join(f"{len(part)} {split}" for split, part in images.items())
+        classes = len(images.train.classes)
+        log.info(f"{name}: {classes} classes; {counts} images")
+    titles = []
+    for task in plan.wanted:
+        titles.append(f"{TASKS[task.task].title.lower()} ({task.recipe})")
+    models = price.plural(len(plan.checkpoints), "model")
+    log.info(f"plan: {', '.join(titles)}; {models} on {', '.join(names)}")
 
 
 def print_table(board: Board) -> None:
@@ -141,36 +155,58 @@ def print_table(board: Board) -> None:
             print(f"  {labels[row.checkpoint]:<{width}}  {value:>5}{half}{mark}")
 
 
-def offer(wanted: WantedTask, root: Path, file: Path, rates: list[float]) -> str:
+def tell_what_takes_longer(
+    plan: EvaluationPlan, file: Path, results: Sequence[Result]
+) -> None:
+    """Print the commands of tasks that take hours, with their prices by the speed just seen."""
+    rates = []
+    for result in results:
+        if "images_per_second" in result.origin:
+            rates.append(result.origin["images_per_second"])
+    print("What takes longer, for one model (prices from the speed just seen):")
+    for task in DEAR:
+        dataset = plan.wanted[0].dataset
+        dear = WantedTask(task, dataset, TASKS[task].recipe)
+        print(f"  {offer(dear, plan, file, rates)}")
+    print("  detection needs boxes: `backbench detect --help`")
+
+
+def offer(
+    dear: WantedTask, plan: EvaluationPlan, file: Path, rates: Sequence[float]
+) -> str:
     """The command of a task that takes long, and its price by `rates` (images a second)."""
-    run = file.parent / wanted.folder
-    words = api.command_of([file], wanted, data=root, run=run, lists=None)
-    command = f"backbench {' '.join(words)}"
-    seen = images_seen(wanted.task, wanted.dataset, root)
+    request = measuring_request(
+        TASKS[dear.task].verb,
+        [file],
+        data=plan.root,
+        out=file.parent / dear.folder,
+        dataset=dear.dataset,
+        recipe=dear.recipe,
+        percent=TASKS[dear.task].percent,
+    )
+    command = shlex.join(["backbench", *request.argv()])
+    seen = images_seen(dear.task, dear.dataset, plan)
     if not rates:
         return f"{command}  ({seen:,} images)"
-    cost = price.spelled(seen * DEAR[wanted.task] / min(rates))
+    cost = price.spelled(seen * DEAR[dear.task] / min(rates))
     return f"{command}  ({seen:,} images, about {cost} here)"
 
 
-def images_seen(task: str, dataset: str, root: Path) -> int:
+def images_seen(task: str, dataset: str, plan: EvaluationPlan) -> int:
     """The number of images that a task's default protocol trains on, over all of its rates."""
     recipe = config.read_recipe(config.find_recipe(TASKS[task].recipe, "transfer"))
-    batch, percent = recipe.get("batch_size", 256), TASKS[task].percent or 100
+    batch = recipe.get("batch_size", 256)
+    percent = TASKS[task].percent or 100
     if task == "linear":  # all rates in one pass, then the best one again
-        lengths, trainings = recipe["length"], 2
+        lengths = recipe["length"]
         length = lengths.get(dataset, lengths["default"])
+        trainings = 2
     else:
-        length, trainings = (
-            recipe["parts"][str(percent)]["length"],
-            len(recipe["head_lr"]) + 1,
-        )
-    trained = (
-        len(catalog.read_lists(catalog.find(dataset), root).both()) * percent // 100
-    )
-    once = (
-        length["iterations"] * batch
-        if "iterations" in length
-        else length["epochs"] * trained
-    )
+        length = recipe["parts"][str(percent)]["length"]
+        trainings = len(recipe["head_lr"]) + 1
+    if "iterations" in length:
+        once = length["iterations"] * batch
+    else:
+        images = len(images_of(plan, dataset).both())
+        once = length["epochs"] * (images * percent // 100)
     return int(once * trainings)

@@ -1,7 +1,6 @@
 """`backbench launch`: the missing jobs of a grid, on Slurm or on this machine. `run`, `retry` and
 `cancel` submit and record (`slurm.catch_up`); `status` and `run --dry-run` write nothing."""
 
-import argparse
 import contextlib
 import itertools
 import math
@@ -11,7 +10,7 @@ import socket
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +29,14 @@ from backbench.launch.plan import CommandCheck, Plan, make_plan, plan_text, with
 from backbench.launch.records import Ledger
 from backbench.launch.slurm import catch_up, submit
 from backbench.launch.view import ACTIVE, UNSUCCESSFUL, Snapshot, counted, status_text
+from backbench.requests.launch import (
+    LaunchCancelRequest,
+    LaunchRetryRequest,
+    LaunchRunRequest,
+    LaunchStatusRequest,
+    NamedJobs,
+)
+from backbench.requests.options import Outcome, Request
 from backbench.runs.folder import CHECKPOINT_FILE, DEMO_FILE
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
@@ -38,30 +45,26 @@ CLEAR = "\x1b[H\x1b[2J"  # the terminal
 REFRESH_S = 2.0  # of `status` on a terminal
 
 
-def run(args: argparse.Namespace) -> int:
-    actions = {"run": run_grid, "status": show_status, "retry": retry, "cancel": cancel}
-    return actions[args.action](args)
-
-
-def run_grid(args: argparse.Namespace) -> int:
-    if not 0 < args.interval < math.inf:
+def run_grid(request: LaunchRunRequest, check: Callable[[Request], None]) -> Outcome:
+    """Start what is missing of a grid; `check` refuses a command that cannot run."""
+    if not 0 < request.interval < math.inf:
         raise BadInput(
-            f"--interval {args.interval:g}: seconds between two looks, above 0"
+            f"--interval {request.interval:g}: seconds between two looks, above 0"
         )
     # cluster.a.b=c changes a key of the cluster's file, a.b=c one of the grid's
-    of_cluster, of_grid = _split_overrides(args.overrides)
-    grid = read_grid(args.grid, of_grid)
-    cluster = read_cluster(args.cluster, of_cluster)
+    of_cluster, of_grid = _split_overrides(request.overrides)
+    grid = read_grid(request.grid, of_grid)
+    cluster = read_cluster(request.cluster, of_cluster)
     grid_run = GridRun(
-        ledger=Ledger(args.out),
+        ledger=Ledger(request.out),
         grid=grid,
         cluster=cluster,
-        where=f"grid {args.grid}",
-        data=args.data,
-        interval=args.interval if args.watch else None,
-        commands=CommandCheck(args.parsed, args.check),
+        where=f"grid {request.grid}",
+        data=request.data,
+        interval=request.interval if request.watch else None,
+        commands=CommandCheck(check),
     )
-    if args.dry_run:
+    if request.dry_run:
         snapshot = Snapshot(grid_run.ledger)
         plan = grid_run.plan(
             snapshot, watching=True
@@ -71,11 +74,17 @@ def run_grid(args: argparse.Namespace) -> int:
                 snapshot, watching=False
             )  # says which of its names match nothing
         sys.stdout.write(plan_text(plan, cluster, snapshot))
-        return 0
+        return Outcome()
     if cluster.kind == "slurm":
-        return grid_run.on_slurm()
-    find, interval = grid_run.missing, grid_run.interval
-    return run_here(grid_run.ledger, cluster, grid.name, find, interval=interval)
+        return Outcome(status=grid_run.on_slurm())
+    status = run_here(
+        grid_run.ledger,
+        cluster,
+        grid.name,
+        grid_run.missing,
+        interval=grid_run.interval,
+    )
+    return Outcome(status=status)
 
 
 def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -230,14 +239,13 @@ def _sleep(stop: StopFlag, seconds: float) -> bool:
     return bool(stop.requested)
 
 
-def show_status(args: argparse.Namespace) -> int:
-    ledger = Ledger(args.out)
-    if args.json:
-        args.document = Snapshot(ledger).states
-        return 0
-    if args.once or not sys.stdout.isatty():
+def show_status(request: LaunchStatusRequest) -> Outcome:
+    ledger = Ledger(request.out)
+    if request.json:
+        return Outcome(document=Snapshot(ledger).states)
+    if request.once or not sys.stdout.isatty():
         print(status_text(Snapshot(ledger), width=400), flush=True)
-        return 0
+        return Outcome()
     with StopFlag() as stop:
         while True:
             snapshot = Snapshot(ledger)
@@ -246,14 +254,14 @@ def show_status(args: argparse.Namespace) -> int:
             # When nothing is left to happen there is nothing left to watch
             active = any(state.name in ACTIVE for state in snapshot.states.values())
             if not active or _sleep(stop, REFRESH_S):
-                return 0
+                return Outcome()
 
 
-def _named_cluster(args: argparse.Namespace) -> tuple[Cluster | None, list[str]]:
+def _named_cluster(request: NamedJobs) -> tuple[Cluster | None, list[str]]:
     """Return the cluster of the command line, if there is one, and the patterns of jobs' names."""
-    overrides, patterns = _split_overrides(args.names)
-    if args.cluster is not None:
-        return read_cluster(args.cluster, overrides), patterns
+    overrides, patterns = _split_overrides(request.names)
+    if request.cluster is not None:
+        return read_cluster(request.cluster, overrides), patterns
     if overrides:
         raise BadInput(f"cluster.{overrides[0]}: say of which cluster, --cluster FILE")
     return None, patterns
@@ -274,11 +282,11 @@ def _chosen(
     return [name for name in named if snapshot.states[name].name in states]
 
 
-def retry(args: argparse.Namespace) -> int:
+def retry(request: LaunchRetryRequest) -> Outcome:
     """Submit the jobs that came to nothing again, where they were before, with a clean slate. Their
     commands are the recorded ones, checked; the cluster is ours or the command line's."""
-    ledger = Ledger(args.out)
-    given, patterns = _named_cluster(args)
+    ledger = Ledger(request.out)
+    given, patterns = _named_cluster(request)
     here: list[tuple[Cluster, str, list[Job]]] = []
     with ledger.submitting():
         snapshot = catch_up(ledger, given)
@@ -313,13 +321,13 @@ def retry(args: argparse.Namespace) -> int:
         status = max(status, run_here(ledger, cluster, grid, found.__next__))
         if status == EXIT_PREEMPTED:
             break
-    return status
+    return Outcome(status=status)
 
 
-def cancel(args: argparse.Namespace) -> int:
+def cancel(request: LaunchCancelRequest) -> Outcome:
     """Stop jobs for good: queued ones never start, running ones are told to save and end."""
-    ledger = Ledger(args.out)
-    given, patterns = _named_cluster(args)
+    ledger = Ledger(request.out)
+    given, patterns = _named_cluster(request)
     snapshot = catch_up(ledger, given)
     chosen = _chosen(snapshot, patterns, (*ACTIVE, "stopped", "lost"))
     ids: set[str] = set()
@@ -344,7 +352,7 @@ def cancel(args: argparse.Namespace) -> int:
         )
     note = f", {left} marked only: their processes go on (see above)" if left else ""
     log.info(f"{len(chosen) - left} jobs cancelled{note}")
-    return 0
+    return Outcome()
 
 
 def _end_here(snapshot: Snapshot, name: str) -> bool:

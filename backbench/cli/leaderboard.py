@@ -1,6 +1,5 @@
 """`backbench leaderboard`: reads the runs, writes the files that were asked for, prints the table."""
 
-import argparse
 import time
 from collections import Counter
 
@@ -10,6 +9,8 @@ from backbench.board.overall import Overall
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.published import judge as gate
 from backbench.published.judge import Judged
+from backbench.requests.options import Outcome
+from backbench.requests.runs import LeaderboardRequest
 from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
@@ -20,20 +21,20 @@ ROWS = 30  # of the table on standard output
 STATISTICS = ("nuclear_norm", "rankme", "ece", "nll_t")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: LeaderboardRequest) -> Outcome:
     """Return 1 if --check finds a number outside its tolerance, one not judged, or none at all."""
     start = time.perf_counter()
-    board = collect(args.runs)
+    board = collect(request.runs)
     if not board.rows and not board.problems:
-        where = ", ".join(map(str, args.runs))
+        where = ", ".join(map(str, request.runs))
         raise BadInput(
             f"{where}: no {RESULTS_FILE} below; run an evaluation with --out there"
         )
     # Judged before the papers' rows join the board: verdicts are about measured rows.
-    expected = gate.expected_keys(board, args.runs)
+    expected = gate.expected_keys(board, request.runs)
     judged = gate.judge(board, expected)
-    unjudged = gate.not_judged(board, expected) if args.check else []
-    if args.published:
+    unjudged = gate.not_judged(board, expected) if request.check else []
+    if request.published:
         gate.add_published(board)
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
@@ -46,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
         )
     sets = overall.overall(board)
     answer = overall.answer(board, sets)
-    _write(board, judged, sets, answer, args)
-    args.document = export.document(board, answer, judged)
+    _write(board, judged, sets, answer, request)
+    document = export.document(board, answer, judged)
     print(printable.shown(answer, 2000))
     _print(board, sets)
     for j in judged:
@@ -58,13 +59,13 @@ def run(args: argparse.Namespace) -> int:
         numbers = f"{j.measured:.2f}{interval}, published {j.published:g}"
         log.info("; ".join([f"{said} {j.column.name} {numbers}", *j.notes]))
     log.debug(f"took {time.perf_counter() - start:.1f} s")
-    if not args.check:
-        return 0
+    if not request.check:
+        return Outcome(document=document)
     from backbench.published import catalogue
 
     for one in catalogue.sources(board, judged):
         print(one.words)
-    return _checked(judged, unjudged)
+    return Outcome(status=_checked(judged, unjudged), document=document)
 
 
 def _checked(judged: list[Judged], unjudged: list[str]) -> int:
@@ -91,18 +92,18 @@ def _write(
     judged: list[Judged],
     sets: list[Overall],
     answer: str,
-    args: argparse.Namespace,
+    request: LeaderboardRequest,
 ) -> None:
     """Writes every file that the command asks for; modules for other files are not imported."""
     tables = (
-        (args.csv, export.write_csv, "checkpoint"),
-        (args.tidy, export.write_tidy, "number"),
+        (request.csv, export.write_csv, "checkpoint"),
+        (request.tidy, export.write_tidy, "number"),
     )
     for file, write, each in tables:
         if file:
             write(board, file)
             log.info(f"wrote {file}: a row per {each}")
-    if args.html:
+    if request.html:
         from backbench.board.page import write_page
         from backbench.board.page_figures import collect_figures
         from backbench.published import catalogue, claims
@@ -112,32 +113,32 @@ def _write(
         )
         write_page(
             board,
-            args.html,
+            request.html,
             pairs=compare_rows(board),
-            figures=collect_figures(board, args.runs),
+            figures=collect_figures(board, request.runs),
             answer=answer,
             sets=sets,
             judged=[verdict.on_page() for verdict in judged],
             claims=[*by_source, *claims.on_page(board, judged)],
         )
-        log.info(f"wrote {args.html}: the page")
-    if args.latex or args.markdown:
+        log.info(f"wrote {request.html}: the page")
+    if request.latex or request.markdown:
         from backbench.published import paper_tables
 
         paper_tables.write(
-            board, judged, sets, latex=args.latex, markdown=args.markdown
+            board, judged, sets, latex=request.latex, markdown=request.markdown
         )
-        for folder in filter(None, (args.latex, args.markdown)):
+        for folder in filter(None, (request.latex, request.markdown)):
             log.info(f"wrote {folder}: the board's own table (board) and the papers'")
-    if args.figures:
+    if request.figures:
         from backbench.board.page_figures import write_figures
 
-        drawn = write_figures(board, args.figures)
+        drawn = write_figures(board, request.figures)
         for title, file in drawn:
             log.info(f"wrote {file}: {title}")
         if not drawn:
             log.info(
-                f"nothing for {args.figures}: an ablation needs a recipe with one value changed,"
+                f"nothing for {request.figures}: an ablation needs a recipe with one value changed,"
                 " the early predictor cheap and dear scores of the same checkpoints"
             )
 

@@ -1,7 +1,6 @@
 """`backbench log RUNS --to NAME`: sends runs, also unfinished ones, to an experiment logger, from
 their files: machines that compute need no network. RUN/logged.json notes what was sent to whom."""
 
-import argparse
 import hashlib
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from backbench.errors import BadInput, Failed
 from backbench.recipes import config
 from backbench.records import store
 from backbench.records.store import Result
+from backbench.requests.runs import LogRequest
 from backbench.runs import atomic
 from backbench.runs.folder import METRICS_FILE, RECIPE_FILE, RESULTS_FILE
 from backbench.runs.step_metrics import read_metrics
@@ -34,13 +34,13 @@ class LoggedRun:
     numbers: dict[str, float]  # by column
 
 
-def run(args: argparse.Namespace) -> int:
-    if importlib.util.find_spec(args.to) is None:
+def run(request: LogRequest) -> None:
+    if importlib.util.find_spec(request.to) is None:
         raise BadInput(
-            f"--to {args.to}: {args.to} is not installed; pip install {args.to}"
+            f"--to {request.to}: {request.to} is not installed; pip install {request.to}"
         )
     count = 0
-    for root in args.runs:
+    for root in request.runs:
         if not root.is_dir():
             raise BadInput(f"{root}: no such folder; give the --out of a run")
         files = walking.files(root, follow=True)
@@ -52,13 +52,12 @@ def run(args: argparse.Namespace) -> int:
                 f"{root}: no {METRICS_FILE} or {RESULTS_FILE} below; nothing to log"
             )
         for folder in folders:
-            count += _send_new(folder, root, args.to)
+            count += _send_new(folder, root, request.to)
     log.info(
-        f"{count} runs sent to {args.to}"
+        f"{count} runs sent to {request.to}"
         if count
-        else f"{args.to} has all of it already"
+        else f"{request.to} has all of it already"
     )
-    return 0
 
 
 def _send_new(folder: Path, root: Path, to: str) -> bool:

@@ -1,6 +1,5 @@
 """`backbench paper`: a printed table, its measured numbers, and the command for the rest."""
 
-import argparse
 import dataclasses
 import statistics
 from collections import Counter
@@ -14,6 +13,8 @@ from backbench.published.catalogue import PrintedItem
 from backbench.published.judge import Judged
 from backbench.published.published import Published, expected_keys_in
 from backbench.recipes import config
+from backbench.requests.options import Outcome
+from backbench.requests.published import PaperRequest
 from backbench.runs import atomic
 from backbench.runs.folder import RECIPE_FILE
 from backbench.runs.step_metrics import read_metrics
@@ -23,22 +24,24 @@ MEASURED, RUNNING, MISSING = "measured", "running", "missing"
 ALL = "all"  # in place of a table
 
 
-def run(args: argparse.Namespace) -> int:
-    for run in args.runs:
+def run(request: PaperRequest) -> Outcome:
+    for run in request.runs:
         if not run.exists():
             raise BadInput(
                 f"{run}: no such folder; give the RUNS of `backbench launch run --out`"
             )
-    if args.markdown:
-        kept = args.markdown.parent / "records"  # docs/records, beside docs/papers.md
-        runs = args.runs or ([kept] if kept.is_dir() else [])
-        atomic.write_text(args.markdown, catalogue.markdown(runs))
-        print(args.markdown)
-    elif args.item in (None, ALL):
-        args.document = _list(args.runs)
+    if request.markdown:
+        kept = (
+            request.markdown.parent / "records"
+        )  # docs/records, beside docs/papers.md
+        runs = request.runs or ([kept] if kept.is_dir() else [])
+        atomic.write_text(request.markdown, catalogue.markdown(runs))
+        print(request.markdown)
+    elif request.item in (None, ALL):
+        return Outcome(document=_list(request.runs))
     else:
-        args.document = _show(catalogue.find(args.item), args.runs)
-    return 0
+        return Outcome(document=_show(catalogue.find(request.item), request.runs))
+    return Outcome()
 
 
 def _list(runs: Sequence[Path]) -> list[dict[str, object]]:

@@ -8,11 +8,10 @@
 Each step keeps what those before it left, so the same command continues.
 """
 
-import argparse
 import dataclasses
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from backbench.datasets import availability
@@ -22,6 +21,8 @@ from backbench.published.outcome import Covered
 from backbench.published.public_files import FoundFile
 from backbench.published.selection import ReproductionList
 from backbench.recipes import config
+from backbench.requests.options import Outcome
+from backbench.requests.published import ReproduceRequest
 from backbench.runs import atomic
 from backbench.runs.terminal import log
 from backbench.untrusted import printable
@@ -30,80 +31,84 @@ from backbench.weights import header
 FOLDER = "reproduce"  # below RUNS
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.check is not None:
-        checked = bundle.check(args.check)
+def run(
+    request: ReproduceRequest, run_command: Callable[[Sequence[str]], int]
+) -> Outcome:
+    if request.check is not None:
+        checked = bundle.check(request.check)
         print(outcome.markdown(checked.listed, checked.lines), end="")
         for remark in checked.remarks:
             print(f"REMARK {printable.shown(remark, 400)}")
         made = f"made {checked.made} by {checked.code}"
-        print(f"{args.check}: whole, {made}; its table follows from its rows")
-        args.document = checked.lines
-        return 0
-    if args.list is None:
-        args.document = _print_lists()
-        return 0
+        print(f"{request.check}: whole, {made}; its table follows from its rows")
+        return Outcome(document=checked.lines)
+    if request.list is None:
+        return Outcome(document=_print_lists())
     # 1. The list; a mistake in any part of it is refused before any part runs.
-    if args.list in timm_scores.LISTS:
-        listed = selection.timm_list(args.list, args.models)
-    elif args.models:
+    if request.list in timm_scores.LISTS:
+        listed = selection.timm_list(request.list, request.models)
+    elif request.models:
         raise BadInput(f"--models is for {', '.join(timm_scores.LISTS)}; give --only")
-    elif args.list.startswith("timm-"):
-        raise BadInput(f"{args.list}: {nearest(args.list, timm_scores.LISTS)}")
+    elif request.list.startswith("timm-"):
+        raise BadInput(f"{request.list}: {nearest(request.list, timm_scores.LISTS)}")
     else:
-        listed = selection.read_list(args.list)
-    for name in args.only:
+        listed = selection.read_list(request.list)
+    for name in request.only:
         if name not in listed.checkpoints:
             raise BadInput(f"--only {name}: {nearest(name, listed.checkpoints)}")
-    if args.data is None or not args.data.is_dir():
+    if request.data is None or not request.data.is_dir():
         holds = "it holds one folder per dataset (`backbench data list`)"
-        raise BadInput(f"--data {args.data or 'ROOT'}: no such folder; {holds}")
-    names = [name for name in listed.checkpoints if not args.only or name in args.only]
+        raise BadInput(f"--data {request.data or 'ROOT'}: no such folder; {holds}")
+    names = [
+        name for name in listed.checkpoints if not request.only or name in request.only
+    ]
     covered: dict[str, set[tuple[str, str]]] = {name: set() for name in names}
     for number, part in enumerate(listed.parts):
-        measured = selection.measures(selection.part_grid(listed, number, args.lists))
+        measured = selection.measures(
+            selection.part_grid(listed, number, request.lists)
+        )
         for name in listed.of_part(part, names):
             covered[name] |= measured
     # 2. The files, and the checkpoints made of them.
-    note = args.out / FOLDER / public_files.DIGESTS_FILE
+    note = request.out / FOLDER / public_files.DIGESTS_FILE
     files = public_files.find(
         listed,
         names,
-        args.files,
+        request.files,
         note=note,
-        download=args.download,
-        dry_run=args.dry_run,
+        download=request.download,
+        dry_run=request.dry_run,
     )
     hours = listed.gpu_hours(list(files))
     log.info(
         f"about {hours:.1f} GPU-hours for {len(files)} checkpoints ({listed.estimate})"
     )
-    checkpoints = _import_files(args, files)
+    checkpoints = _import_files(request, files)
     files = {name: files[name] for name in checkpoints}
     # 3. The jobs, one grid after the other.
     status = 0
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if args.dry_run else args.out / FOLDER
-        for grid in _write_grids(args, folder, listed, checkpoints):
+        folder = Path(scratch) if request.dry_run else request.out / FOLDER
+        for grid in _write_grids(request, folder, listed, checkpoints):
             words = [
                 "launch",
                 "run",
                 str(grid),
-                *args.overrides,
+                *request.overrides,
                 "--cluster",
-                args.cluster,
+                request.cluster,
             ]
-            words += ["--data", str(args.data), "--out", str(args.out)]
-            words += ["--dry-run"] if args.dry_run else []
-            status = max(status, int(args.command(words) or 0))
+            words += ["--data", str(request.data), "--out", str(request.out)]
+            words += ["--dry-run"] if request.dry_run else []
+            status = max(status, run_command(words))
             if status == EXIT_PREEMPTED:
-                return status
-    if args.dry_run:
-        return status
+                return Outcome(status=status)
+    if request.dry_run:
+        return Outcome(status=status)
     # 4. The outcome.
-    args.document = lines = _write_outcome(args, listed, covered, files)
+    lines = _write_outcome(request, listed, covered, files)
     bad = any(line.verdict in (outcome.OUTSIDE, outcome.ANOTHER) for line in lines)
-    return status or (EXIT_FAILED if bad else 0)
+    return Outcome(status=status or (EXIT_FAILED if bad else 0), document=lines)
 
 
 def _print_lists() -> list[dict[str, object]]:
@@ -127,19 +132,19 @@ def _print_lists() -> list[dict[str, object]]:
 
 
 def _import_files(
-    args: argparse.Namespace, files: Mapping[str, FoundFile]
+    request: ReproduceRequest, files: Mapping[str, FoundFile]
 ) -> dict[str, Path]:
     """Import files not imported yet; a dry run takes them as they are. Cached timm models that
     cannot be imported are left out."""
     checkpoints = {}
     for name, file in files.items():
-        out = args.out / "checkpoints" / f"{name}.safetensors"
+        out = request.out / "checkpoints" / f"{name}.safetensors"
         provenance = header.about(out).get("provenance") if out.is_file() else None
         same = (
             isinstance(provenance, Mapping) and provenance.get("sha256") == file.sha256
         )
-        checkpoints[name] = out if same or not args.dry_run else file.path
-        if same or args.dry_run:
+        checkpoints[name] = out if same or not request.dry_run else file.path
+        if same or request.dry_run:
             continue
         from backbench.weights.families.timm_model_names import PREFIX
         from backbench.weights.importing import read  # torch, for those who need it
@@ -157,7 +162,7 @@ def _import_files(
                 published=about.rows or None,
             )
         except BadInput as error:
-            if about.timm is None or args.models:
+            if about.timm is None or request.models:
                 raise
             log.warning(f"{name}: left out: {printable.shown(str(error), 300)}")
             del checkpoints[name]
@@ -170,7 +175,7 @@ def _import_files(
 
 
 def _write_grids(
-    args: argparse.Namespace,
+    request: ReproduceRequest,
     folder: Path,
     listed: ReproductionList,
     files: Mapping[str, Path],
@@ -182,15 +187,16 @@ def _write_grids(
         if not names:
             continue
         content = selection.part_grid(
-            listed, number, args.lists, [files[name] for name in names]
+            listed, number, request.lists, [files[name] for name in names]
         )
         # On a cluster, data may lie where this machine cannot see it.
-        if args.cluster in ("local", "debug"):
+        if request.cluster in ("local", "debug"):
             measured = selection.measures(content)
             probed = {
                 dataset for task, dataset in measured if not task.endswith("_rcnn")
             }
-            availability.all_there(sorted(probed), args.data)
+            assert request.data is not None  # `run` has refused that
+            availability.all_there(sorted(probed), request.data)
         path = folder / f"{content['name']}.yaml"
         atomic.write_text(path, json.dumps(content, indent=1) + "\n")  # JSON is YAML
         paths.append(path)
@@ -198,25 +204,26 @@ def _write_grids(
 
 
 def _write_outcome(
-    args: argparse.Namespace,
+    request: ReproduceRequest,
     listed: ReproductionList,
     covered: Covered,
     files: Mapping[str, FoundFile],
 ) -> list[outcome.OutcomeLine]:
     """Writes the table, the same as JSON, and the bundle to send back; prints the table."""
     there = {
-        n: header.digest(args.out / "checkpoints" / f"{n}.safetensors") for n in files
+        n: header.digest(request.out / "checkpoints" / f"{n}.safetensors")
+        for n in files
     }
     digests = {name: digest for name, digest in there.items() if digest is not None}
-    lines = outcome.outcome(listed, covered, digests, [args.out])
-    stem = args.out / FOLDER / listed.name
+    lines = outcome.outcome(listed, covered, digests, [request.out])
+    stem = request.out / FOLDER / listed.name
     page = outcome.markdown(listed, lines)
     atomic.write_text(stem.with_suffix(".md"), page)
     atomic.write_json(stem.with_suffix(".json"), list(map(dataclasses.asdict, lines)))
     sent = stem.with_suffix(".zip")
     bundle.write(
         sent,
-        args.out,
+        request.out,
         listed=listed,
         covered=covered,
         files=files,

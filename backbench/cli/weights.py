@@ -1,10 +1,11 @@
 """The verbs inspect, import and export."""
 
-import argparse
 import re
 from pathlib import Path
 
 from backbench.errors import BadInput
+from backbench.requests.options import Outcome
+from backbench.requests.weights import ExportRequest, ImportRequest, InspectRequest
 from backbench.runs.terminal import log
 from backbench.untrusted.printable import shown
 from backbench.weights import exporting
@@ -20,11 +21,11 @@ from backbench.weights.inspecting import (
 from backbench.weights.tensor_names import first_names
 
 
-def run_inspect(args: argparse.Namespace) -> int:
-    args.document = report = inspect(args.file)
-    if not args.json:
+def run_inspect(request: InspectRequest) -> Outcome:
+    report = inspect(request.file)
+    if not request.json:
         _print_report(report)
-    return 0
+    return Outcome(document=report)
 
 
 def _print_report(report: Report) -> None:
@@ -108,56 +109,55 @@ def _notes(row: EncoderReport) -> list[str]:
     return [*notes, *(f"untrained? {sign}" for sign in row["untrained"])]
 
 
-def run_import(args: argparse.Namespace) -> int:
+def run_import(request: ImportRequest) -> None:
     checkpoint = read(
-        args.file,
-        encoder=args.encoder,
-        method=args.method,
-        epochs=args.epochs,
-        name=args.name,
-        published=args.published,
-        stem=args.stem,
-        allow_missing_statistics=args.allow_missing_statistics,
-        arch=args.arch,
-        reading=args.reading,
-        pixels=args.pixels,
-        pos=args.pos,
+        request.file,
+        encoder=request.encoder,
+        method=request.method,
+        epochs=request.epochs,
+        name=request.name,
+        published=request.published,
+        stem=request.stem,
+        allow_missing_statistics=request.allow_missing_statistics,
+        arch=request.arch,
+        reading=request.reading,
+        pixels=request.pixels,
+        pos=request.pos,
     )
-    for name in args.trained_on or ():
+    for name in request.trained_on or ():
         if not re.fullmatch(r"[^\s:]+(:[^\s:]+)?", name):
             raise BadInput(f"--trained-on {name}: DATASET or DATASET:SPLIT")
-    if args.trained_on:
-        provenance = {**checkpoint.provenance, "trained_on": args.trained_on}
+    if request.trained_on:
+        provenance = {**checkpoint.provenance, "trained_on": list(request.trained_on)}
         checkpoint = checkpoint.replace(provenance=provenance)
     for sign in untrained_signs(checkpoint.state_dict):
-        log.warning("warning: %s looks untrained: %s", args.file, sign)
+        log.warning("warning: %s looks untrained: %s", request.file, sign)
     if remark := checkpoint.provenance.get(PIXELS_FROM):
-        log.warning(f"{args.file}: {remark}")
-    checkpoint.save(args.out)
+        log.warning(f"{request.file}: {remark}")
+    checkpoint.save(request.out)
     about = checkpoint.provenance
     how = checkpoint.reading
     if checkpoint.family.tensors_say_all:
         how = f"{checkpoint.stem} stem"
     print(
-        f"{args.out}: '{checkpoint.name}', method {checkpoint.method}, {checkpoint.arch}, {how}, "
+        f"{request.out}: '{checkpoint.name}', method {checkpoint.method}, {checkpoint.arch}, {how}, "
         f"{len(checkpoint.state_dict)} tensors; format {about.get('format', 'backbench')}, encoder "
         f"{about.get('encoder', 'trunk')} from '{about.get('prefix', '')}'; "
         f"epochs {'unknown' if checkpoint.epochs is None else checkpoint.epochs}; "
         f"digest {checkpoint.digest[:12]}"
     )
-    return 0
 
 
-def run_export(args: argparse.Namespace) -> int:
-    checkpoint = read(args.checkpoint)
-    out: Path = args.out
-    load = checkpoint.family.loaded_by(checkpoint.arch, args.format)
+def run_export(request: ExportRequest) -> None:
+    checkpoint = read(request.checkpoint)
+    out: Path = request.out
+    load = checkpoint.family.loaded_by(checkpoint.arch, request.format)
     if load is None:
-        lacks = f"is a {checkpoint.arch}, which {args.format} does not have"
+        lacks = f"is a {checkpoint.arch}, which {request.format} does not have"
         raise BadInput(
             f"'{checkpoint.name}' {lacks}; a timm trunk goes out with --format timm"
         )
-    if args.format == "detectron2":
+    if request.format == "detectron2":
         exporting.write_detectron2(checkpoint, out)
         units = exporting.detectron2_pixels(checkpoint.pixels)
         mean = ",".join(f"{value:.3f}" for value in units["pixel_mean"])
@@ -166,9 +166,8 @@ def run_export(args: argparse.Namespace) -> int:
             f"--engine detectron2 MODEL.WEIGHTS {out} MODEL.PIXEL_MEAN [{mean}] MODEL.PIXEL_STD [{std}]"
             f" INPUT.FORMAT {checkpoint.pixels.order} {load}"
         )
-        return 0
+        return
     exporting.write_state_dict(checkpoint, out)
     reading = "" if checkpoint.family.tensors_say_all else "reading, "
     count = f"{len(checkpoint.state_dict)} tensors for {load}"
     print(f"{out}: {count}; {reading}pixel statistics in {out.name}.json")
-    return 0

@@ -1,6 +1,5 @@
 """Checks that the files and names of a command line are there, before anything heavy is imported."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,49 +9,62 @@ from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
+from backbench.requests.analyze import AnalyzeRequest
+from backbench.requests.detect import DetectRequest
+from backbench.requests.evaluate import EvaluateRequest
+from backbench.requests.finetune import FinetuneRequest
+from backbench.requests.options import Request
+from backbench.requests.places import RunRequest
+from backbench.requests.pretrain import PretrainRequest
+from backbench.requests.probe import LinearRequest, OodRequest
 from backbench.weights import archs
 
 FOUND, MISSING, UNUSABLE = "found", "missing", "unusable"
 
 
-def refuse(args: argparse.Namespace) -> None:
+def refuse(request: RunRequest | DetectRequest | EvaluateRequest) -> None:
     """Raise BadInput if a folder, file or dataset that a verb would read images from is missing."""
-    if args.out is not None and args.out.exists() and not args.out.is_dir():
-        raise BadInput(f"{args.out}: is a file; --out needs a folder")
-    weight_files(args)
-    if not args.data.is_dir() and not (args.verb == "evaluate" and args.data.is_file()):
+    if request.data is None:
+        return
+    if request.out is not None and request.out.exists() and not request.out.is_dir():
+        raise BadInput(f"{request.out}: is a file; --out needs a folder")
+    if isinstance(request, EvaluateRequest):
+        there = request.data.exists()  # one archive is a dataset, too
+    else:
+        weight_files(request)
+        there = request.data.is_dir()
+    if not there:
         raise BadInput(
-            f"--data {args.data}: no such folder; it holds one folder per dataset "
+            f"--data {request.data}: no such folder; it holds one folder per dataset "
             "(`backbench data list`)"
         )
-    datasets_there(args)
+    datasets_there(request)
 
 
-def weight_files(args: argparse.Namespace) -> None:
+def weight_files(request: Request) -> None:
     """BadInput for a file of weights on the command line that is not there."""
-    one = [getattr(args, name, None) for name in ("file", "checkpoint")]
-    for file in (*getattr(args, "checkpoints", ()), *one):
+    one = [getattr(request, name, None) for name in ("file", "checkpoint")]
+    for file in (*getattr(request, "checkpoints", ()), *one):
         if file is not None and not archs.is_name(file) and not file.exists():
             raise BadInput(f"{file}: no such file")
 
 
-def datasets_there(args: argparse.Namespace) -> None:
+def datasets_there(request: Request) -> None:
     """BadInput for datasets that the command names and that are not below its --data."""
-    if args.verb in ("linear", "ood"):
-        all_there(
-            [name for name in catalog.names(args.datasets) if name != OWN], args.data
-        )
-    elif args.verb in ("finetune", "analyze"):
-        all_there([args.dataset], args.data)
-    elif args.verb == "pretrain":
-        recipe = config.read_recipe(config.find_recipe(args.recipe, "pretrain"))
-        data = config.apply_overrides(recipe, args.overrides).get("data") or {}
+    if isinstance(request, LinearRequest | OodRequest):
+        names = [name for name in catalog.names(request.datasets) if name != OWN]
+        all_there(names, request.data)
+    elif isinstance(request, FinetuneRequest | AnalyzeRequest):
+        all_there([request.dataset], request.data)
+    elif isinstance(request, PretrainRequest):
+        recipe = config.read_recipe(config.find_recipe(request.recipe, "pretrain"))
+        data = config.apply_overrides(recipe, request.overrides).get("data") or {}
         name = str(data.get("dataset"))
         known = catalog.row(name)
         folders = (known.folders if known else ()) or (name,)
         # One split is enough to train on: where the folder is, reading it says what is missing
-        if not any((args.data / folder).is_dir() for folder in folders):
-            all_there([name], args.data)
+        if not any((request.data / folder).is_dir() for folder in folders):
+            all_there([name], request.data)
 
 
 def all_there(names: Sequence[str], root: Path) -> None:

@@ -26,6 +26,10 @@ from backbench.launch.grid import (
 )
 from backbench.launch.job import Job
 from backbench.recipes import config, fast, own_probe
+from backbench.requests.measuring import measuring_request
+from backbench.requests.parsing import parse
+from backbench.requests.pretrain import PretrainRequest
+from backbench.requests.weights import ImportRequest
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE
 from backbench.tasks import TASKS, by_kind
 from backbench.untrusted import jsons
@@ -105,13 +109,13 @@ class Expansion:
     def jobs(self) -> list[Job]:
         return list(self._jobs.values())
 
-    def _folders(self, name: str) -> tuple[str, ...]:
-        """Return the options of a job that tell it where it reads and writes."""
+    def _folders(self, name: str) -> tuple[Path, Path]:
+        """Return where a job reads, and where it writes."""
         if self._root is None:
             raise BadInput(
                 f"{self._where}: no data folder; add `data: ROOT` to it or --data ROOT"
             )
-        return ("--data", self._root, "--out", str(self._runs / name))
+        return Path(self._root), self._runs / name
 
     # Pretrainings
 
@@ -152,10 +156,17 @@ class Expansion:
             )
             name = f"pretrain/{label}"
             # 3. The job, and the checkpoint that it will write
-            switch = (fast.SWITCH,) if sweep.fast else ()
+            data, out = self._folders(name)
+            request = PretrainRequest(
+                recipe=file,
+                overrides=tuple(overrides),
+                data=data,
+                out=out,
+                fast=bool(sweep.fast),
+            )
             job = Job(
                 name=name,
-                argv=("pretrain", file, *overrides, *switch, *self._folders(name)),
+                argv=request.argv(),
                 like=f"pretrain-{path.stem}",
                 cells=(name,),
                 makes=f"{name}/{CHECKPOINT_FILE}",
@@ -250,21 +261,27 @@ class Expansion:
         if (digest or label) in self._seen:
             return
         self._seen.add(digest or label)
-        options: list[str] = []
-        for option in ("name", "method", "encoder", "epochs"):
-            value = getattr(source, option)
-            if value is not None:
-                options += [f"--{option}", str(value)]
-        if digest is not None and not options:
+        described = (source.name, source.method, source.encoder, source.epochs)
+        if digest is not None and described == (None,) * 4:
             recipe = None if archs.is_name(file) else _recipe_of(Path(file))
             self._subjects.setdefault(
                 label, Subject(label=label, file=file, recipe=recipe)
             )
             return
-        name, makes = f"imported/{label}", f"imported/{label}/{CHECKPOINT_FILE}"
+        name = f"imported/{label}"
+        makes = f"{name}/{CHECKPOINT_FILE}"
         made = str(self._runs / makes)
-        argv = ("import", file, *options, "--out", made)
-        job = Job(name=name, argv=argv, like="import", cells=(name,), makes=makes)
+        request = ImportRequest(
+            file=Path(file),
+            out=Path(made),
+            name=source.name,
+            method=source.method,
+            encoder=source.encoder,
+            epochs=source.epochs,
+        )
+        job = Job(
+            name=name, argv=request.argv(), like="import", cells=(name,), makes=makes
+        )
         self._jobs.setdefault(name, job)
         self._subjects.setdefault(label, Subject(label=label, file=made, maker=name))
 
@@ -360,9 +377,10 @@ class Expansion:
         if geometry is not None:
             keys = [(label, evaluation.datasets[0], geometry) for label in labels]
             first = {self._features.setdefault(key, name) for key in keys}
+        data, out = self._folders(name)
         return Job(
             name=name,
-            argv=_argv(evaluation, [s.file for s in pack], seed, self._folders(name)),
+            argv=_argv(evaluation, [s.file for s in pack], seed, data, out),
             like=_kind(evaluation),
             cells=cells,
             needs=tuple(subject.maker for subject in pack if subject.maker is not None),
@@ -436,34 +454,24 @@ def content_digest(path: Path) -> str:
 
 
 def _argv(
-    evaluation: Evaluation, files: Sequence[str], seed: int, end: Sequence[str]
+    evaluation: Evaluation, files: Sequence[str], seed: int, data: Path, out: Path
 ) -> tuple[str, ...]:
-    """The command that measures these checkpoint files."""
-    if (
-        evaluation.verb == "detect"
-    ):  # it takes one checkpoint, and continues where it stopped
-        engine = evaluation.engine or "auto"
-        argv = [
-            "detect",
-            "--config-file",
-            str(evaluation.config),
-            "--engine",
-            engine,
-            *end,
-        ]
-        if seed:
-            argv += ["--seed", str(seed)]
-        return (*argv, "--checkpoint", files[0], "--resume", *evaluation.args)
-    argv = [evaluation.verb, *files]
-    if evaluation.datasets:
-        option = "--datasets" if evaluation.verb in ("linear", "ood") else "--dataset"
-        argv += [option, evaluation.datasets[0]]
-    if evaluation.percent is not None:
-        lists = str(Path(str(evaluation.lists)).resolve())
-        argv += ["--percent", str(evaluation.percent), "--lists", lists]
-    if evaluation.protocol is not None:
-        argv += ["--protocol", evaluation.protocol]
-    return (*argv, "--seed", str(seed), *evaluation.args, *end)
+    """Write the command that measures these checkpoint files."""
+    request = measuring_request(
+        evaluation.verb,
+        [Path(file) for file in files],
+        data=data,
+        out=out,
+        dataset=next(iter(evaluation.datasets), None),
+        recipe=evaluation.config or evaluation.protocol,
+        percent=evaluation.percent,
+        lists=Path(evaluation.lists).resolve() if evaluation.lists else None,
+        engine=evaluation.engine or "auto",
+        seed=seed,
+    )
+    if evaluation.args:  # options by hand are read as the command line reads them
+        request = parse((*request.argv(), *evaluation.args))
+    return request.argv()
 
 
 def _kind(evaluation: Evaluation) -> str:

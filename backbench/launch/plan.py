@@ -2,7 +2,6 @@
 is the time of ended jobs of the same command: the same recipe, options and data on the same kind of
 trunk, cluster and machine. Nothing else is guessed: across recipes a guess is off by any factor."""
 
-import argparse
 import dataclasses
 import re
 import shlex
@@ -23,6 +22,8 @@ from backbench.launch.job import Job, command_kind, finished
 from backbench.launch.records import Status
 from backbench.launch.view import ACTIVE, Snapshot, State, StateName
 from backbench.recipes import fast
+from backbench.requests.options import Request
+from backbench.requests.parsing import parse
 from backbench.runs.run_progress import seconds
 from backbench.runs.terminal import log
 from backbench.weights import header
@@ -113,8 +114,7 @@ def without_done(new: Sequence[Job], states: Mapping[str, State]) -> list[Job]:
 class CommandCheck:
     """Checks a grid's commands before they are submitted, as errors would else fail job by job."""
 
-    parsed: Callable[[Sequence[str]], argparse.Namespace]  # the command line's parser
-    check: Callable[[argparse.Namespace], None]
+    check: Callable[[Request], None]  # BadInput for an unknown recipe or key
     seen: set[tuple[str, ...]] = field(
         default_factory=set
     )  # kinds of commands, and warnings
@@ -126,13 +126,13 @@ class CommandCheck:
             if job.verb not in CHECKED or kind in self.seen:
                 continue
             self.seen.add(kind)
-            args = self.parsed(job.argv)
+            request = parse(job.argv)
             try:
-                self.check(args)
+                self.check(request)
             except BadInput as error:
                 raise BadInput(f"{where}: {job.name}: {error}") from None
             try:
-                availability.datasets_there(args)
+                availability.datasets_there(request)
             except BadInput as error:
                 if (str(error),) not in self.seen:
                     self.seen.add((str(error),))

@@ -24,7 +24,7 @@ from support.detection_runs import (
 )
 from support.slurm_cluster import free_ports
 
-from backbench import cli
+from backbench.cli import program
 from backbench.detection import process_group, train_net
 from backbench.errors import BadInput
 from backbench.images import contents
@@ -93,7 +93,7 @@ def detect_here(config, data, out, *more):
     torch.set_num_threads(1)
     try:
         words = ["--config-file", config, "--data", data, "--out", out, *more]
-        return cli.main(["detect", *map(str, words)])
+        return program.main(["detect", *map(str, words)])
     finally:
         torch.set_num_threads(threads)
 
@@ -499,7 +499,7 @@ def test_a_detector_does_not_see_where_its_images_lie(
             "SOLVER.STEPS",
             "()",
         ]
-        assert cli.main(["detect", *map(str, words), *short]) == 0
+        assert program.main(["detect", *map(str, words), *short]) == 0
         metrics.append((out / "metrics.jsonl").read_text())
         found, problems = store.read(out / RESULTS_FILE)
         assert found and not problems
@@ -520,7 +520,7 @@ def test_what_names_the_images_is_the_same(tiny_root, packed, tmp_path, capsys):
         assert (a.fingerprint, a.contents) == (b.fingerprint, b.contents)
         assert contents.whole(a.images) == contents.whole(b.images)
     (packed / "coco").symlink_to(packed / "scenes")
-    assert cli.main(["data", "check", "coco", "--data", str(packed)]) == 0
+    assert program.main(["data", "check", "coco", "--data", str(packed)]) == 0
     file = packed / "scenes" / "annotations" / "instances_val2017.json"
     about = json.loads(file.read_text())
     about["images"][0]["file_name"] = "../train2017/1.jpg"
@@ -529,5 +529,5 @@ def test_what_names_the_images_is_the_same(tiny_root, packed, tmp_path, capsys):
         BadInput, match=r"val2017\.tar: 1 of \d+ images are missing, first \.\./"
     ):
         train_net.prepare(run_of_config(CONFIG, packed, tmp_path / "y"))
-    assert cli.main(["data", "check", "coco", "--data", str(packed)]) == 1
+    assert program.main(["data", "check", "coco", "--data", str(packed)]) == 1
     assert "1 of" in capsys.readouterr().out

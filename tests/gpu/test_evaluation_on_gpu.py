@@ -6,7 +6,7 @@ from support.detection_runs import built, near_its_checkpoint, run_of_config
 from support.extraction import CPU, checkpoint
 from support.gpu import DEVICE, on_gpu
 
-from backbench import cli
+from backbench.cli import program
 from backbench.detection.data.split import training_records
 from backbench.knn import knn_scores
 from backbench.parallel import precision
@@ -57,7 +57,7 @@ def measured(words, tmp_path, monkeypatch):
         monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / f"cache-{len(both)}"))
         out = tmp_path / f"{len(both)}"
         where = ["--out", out, "--accelerator", device, "--workers", "0"]
-        assert cli.main(list(map(str, [*words, *where]))) == 0
+        assert program.main(list(map(str, [*words, *where]))) == 0
         rows, problems = store.read(out)
         assert rows and not problems
         both.append({(row.task, row.metric): row.value for row in rows})

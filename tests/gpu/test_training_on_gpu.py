@@ -9,7 +9,7 @@ from support import traces
 from support.gpu import DEVICE, REAL, all_cases, on_gpu
 from support.methods import CASES, train
 
-from backbench import cli
+from backbench.cli import program
 from backbench.errors import EXIT_PREEMPTED
 from backbench.parallel import precision
 from backbench.runs.folder import CHECKPOINT_FILE
@@ -83,7 +83,7 @@ SMALL = ("epochs=2", "data.workers=2", "log_every=1", "knn_every=0")
 
 def pretrain(root, out, *more):
     where = ["--data", root, "--out", out, "--accelerator", DEVICE]
-    return cli.main(["pretrain", *map(str, ["tiny_simclr", *where, *SMALL, *more])])
+    return program.main(["pretrain", *map(str, ["tiny_simclr", *where, *SMALL, *more])])
 
 
 def losses(out):
@@ -130,7 +130,7 @@ def test_more_devices_than_there_are(tiny_root, trunk, tmp_path, capsys):
         tiny_root,
     ]
     words += ["--out", tmp_path / "x", "--accelerator", "cuda", "--devices", many]
-    assert cli.main(list(map(str, words))) == 2
+    assert program.main(list(map(str, words))) == 2
     assert "this machine has" in capsys.readouterr().err
 
 

@@ -7,11 +7,12 @@ import pytest
 from support import tiny_pretraining
 from support.tiny_pretraining import refused
 
-from backbench import cli
+from backbench.cli import program
 from backbench.errors import EXIT_PREEMPTED
 from backbench.pretrain import train
 from backbench.pretrain.recipe import PretrainConfig, check, overrides_of
 from backbench.recipes import config, fast
+from backbench.requests import parsing
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
@@ -22,7 +23,7 @@ TINY = tiny_pretraining.recipe(views=VIEWS, epochs=1)
 
 
 def arguments(*words):
-    return cli.parser().parse_args(["pretrain", *words, "--data", ".", "--out", "x"])
+    return parsing.parse(["pretrain", *words, "--data", ".", "--out", "x"])
 
 
 def flat(value, key=""):
@@ -108,7 +109,7 @@ def pretrain(shapes, capsys, caplog):
             "--out",
             str(out),
         ]
-        status = cli.main(command)
+        status = program.main(command)
         return status, capsys.readouterr().err + caplog.text
 
     return run

@@ -11,7 +11,7 @@ import torch
 from support import tiny_pretraining
 from support.tiny_pretraining import digest, refused
 
-from backbench import cli
+from backbench.cli import program
 from backbench.datasets import catalog
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.images.crops import Crops
@@ -46,7 +46,7 @@ def pretrain(root, capsys, caplog):
         command = ["pretrain", str(root / recipe), *overrides, "--data", str(root)]
         command += ["--out", str(out), *options]
         caplog.clear()
-        status = cli.main(command)
+        status = program.main(command)
         return status, capsys.readouterr().err + caplog.text
 
     return run

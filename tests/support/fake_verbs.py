@@ -4,7 +4,6 @@ checkpoint, "die_at": the steps after which it is killed, one an attempt, "tell"
 variable to write down, "fault_rank": the task that breaks, "until": a file without which the last
 step is not made}."""
 
-import argparse
 import hashlib
 import json
 import os
@@ -13,10 +12,14 @@ import sys
 import time
 from pathlib import Path
 
-from backbench import cli
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.records import store
+from backbench.requests import parsing
+from backbench.requests.pretrain import PretrainRequest
+from backbench.requests.probe import LinearRequest
+from backbench.requests.weights import ExportRequest, ImportRequest
 from backbench.runs import atomic
+from backbench.runs.ending import guarded
 from backbench.runs.folder import CHECKPOINT_FILE, open_run
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
@@ -82,7 +85,7 @@ def fail_as_ordered(out: Path, plan: dict) -> None:
     raise Failed(f"{plan['fault']} (attempt at {time.time():.3f})")
 
 
-def linear(args: argparse.Namespace) -> None:
+def linear(args: LinearRequest) -> None:
     files = [Path(f) for f in args.checkpoints]
     digests = [
         header.digest(f) or hashlib.sha256(f.read_bytes()).hexdigest() for f in files
@@ -110,7 +113,7 @@ def linear(args: argparse.Namespace) -> None:
         store.append(out, rows, skip_known=True)
 
 
-def pretrain(args: argparse.Namespace) -> None:
+def pretrain(args: PretrainRequest) -> None:
     if os.environ.get("SLURM_PROCID", "none") == behaviour(args.data, "pretrain").get(
         "fault_rank"
     ):
@@ -145,7 +148,7 @@ def write_checkpoint(path: Path, word: str) -> None:
     atomic.write_bytes(path, len(head).to_bytes(8, "little") + head)
 
 
-def copy(args: argparse.Namespace) -> None:
+def copy(args: ImportRequest | ExportRequest) -> None:
     source = getattr(args, "file", None) or args.checkpoint
     atomic.write_bytes(args.out, Path(source).read_bytes())
 
@@ -154,8 +157,8 @@ VERBS = {"linear": linear, "pretrain": pretrain, "import": copy, "export": copy}
 
 
 def main() -> int:
-    args = cli.parser().parse_args(sys.argv[1:])
-    return cli.guarded(lambda: VERBS[args.verb](args), args)
+    args = parsing.parse(sys.argv[1:])
+    return guarded(lambda: VERBS[args.verb](args))
 
 
 if __name__ == "__main__":

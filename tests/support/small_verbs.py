@@ -1,6 +1,6 @@
 """`small_verbs.py VERB ...`: the verbs at 32 pixels, in two steps, on files with any md5."""
 
-from backbench import cli
+from backbench.cli import program
 from backbench.recipes import config
 
 
@@ -38,7 +38,7 @@ def main():
     read = config.read_recipe
     config.read_recipe = lambda *args, **more: smaller(read(*args, **more))
     flowers102.check_integrity = utils.check_md5 = lambda *_, **__: True
-    return cli.main()
+    return program.main()
 
 
 if __name__ == "__main__":

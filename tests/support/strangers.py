@@ -47,7 +47,7 @@ class TooLongError(BaseException):
 
 def door(*arguments) -> Said:
     """`backbench ARGUMENTS` in this process."""
-    from backbench import cli
+    from backbench.cli import program
 
     def over(*_):
         raise TooLongError
@@ -62,7 +62,7 @@ def door(*arguments) -> Said:
     signal.setitimer(signal.ITIMER_PROF, PATIENCE_S)
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            status = cli.main([str(word) for word in arguments])
+            status = program.main([str(word) for word in arguments])
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except TooLongError:

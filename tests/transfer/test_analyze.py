@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.interruptions import terminate
 
-from backbench import cli
+from backbench.cli import program
 from backbench.datasets import catalog, embedded
 from backbench.images.preprocess import normalise
 from backbench.pretrain.methods import _heads
@@ -70,7 +70,7 @@ def command(files, root, out, file):
 
 
 def run(files, root, out, file, *more):
-    return cli.main([*command(files, root, out, file), *more])
+    return program.main([*command(files, root, out, file), *more])
 
 
 def values(out):
@@ -287,8 +287,8 @@ def test_another_number_of_views_is_another_column() -> None:
 
 PEAK = """
 import resource, sys
-from backbench import cli
-assert cli.main(sys.argv[1:]) == 0
+from backbench.cli import program
+assert program.main(sys.argv[1:]) == 0
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 

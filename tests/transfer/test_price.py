@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from backbench import Checkpoint, cli
-from backbench.cli import main
+from backbench import Checkpoint
+from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.pretrain.recipe import PretrainConfig
 from backbench.pretrain.train import what_decides
@@ -59,7 +59,7 @@ def says(tiny_root, trunk, tmp_path, caplog):
         if "SOLVER.MAX_ITER" in head:
             at = head.index("SOLVER.MAX_ITER")
             head, tail = head[:at], head[at:]
-        assert cli.main([*head, *where, *tail]) == 0
+        assert program.main([*head, *where, *tail]) == 0
         return [record.getMessage() for record in caplog.records]
 
     return run
@@ -147,14 +147,14 @@ def test_a_price_is_spelled_for_people():
 )
 def test_the_protocols_are_listed(capsys, verb, default, listed, others):
     with pytest.raises(SystemExit) as ended:
-        cli.main([verb, "--protocol", "list"])
+        program.main([verb, "--protocol", "list"])
     assert ended.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
     assert listed <= names.keys() and others not in names
     assert all(names.values())
     with pytest.raises(SystemExit):
-        cli.main([verb, "--help"])
+        program.main([verb, "--help"])
     assert f"(default: {default})" in " ".join(capsys.readouterr().out.split())
 
 
@@ -215,7 +215,7 @@ def test_one_command_measures_each_by_its_own(
     out = tmp_path / "run"
     command = ["linear", *map(str, files), "--datasets", "classes", "--protocol", "own"]
     command += ["--data", str(root), "--out", str(out), "--workers", "0"]
-    assert main(command) == 0
+    assert program.main(command) == 0
     rows, _ = store.read(out)
     found = {(r.name, r.task, r.protocol) for r in rows}
     first = ("first", "knn", "knn-fast-demo-v1")
@@ -226,11 +226,11 @@ def test_one_command_measures_each_by_its_own(
         # What a file says of its images goes before its recipe
         seen = ["imagenet"] if row.name == "first" else ["stl10:test"]
         assert row.provenance["trained_on"] == seen
-    assert main(command) == 0 and len(store.read(out)[0]) == len(rows), (
+    assert program.main(command) == 0 and len(store.read(out)[0]) == len(rows), (
         "the same run continued"
     )
     slow.write_text(slow.read_text().replace("0.1", "0.2"))
-    assert main(command) == 2 and "recipe" in capsys.readouterr().err
+    assert program.main(command) == 2 and "recipe" in capsys.readouterr().err
 
 
 def test_a_recipes_probe_decides_no_training():

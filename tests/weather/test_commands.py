@@ -19,8 +19,8 @@ from support.pages import commands, words_of
 from support.records import a_result
 from support.small_verbs import smaller
 
-from backbench import cli
 from backbench.cli import data as list_data
+from backbench.cli import program, verbs
 from backbench.datasets import availability, catalog
 from backbench.datasets.catalog import TWELVE
 from backbench.detection import dialect as detection_config
@@ -28,6 +28,10 @@ from backbench.pretrain.recipe import PretrainConfig, overrides_of
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
 from backbench.records import store
+from backbench.requests import parsing
+from backbench.requests.detect import DetectRequest
+from backbench.requests.evaluate import EvaluateRequest
+from backbench.requests.places import RunRequest
 from backbench.runs.folder import CHECKPOINT_FILE, open_run
 from backbench.transfer.protocols import load_protocol, of_verb
 
@@ -89,8 +93,8 @@ def _lay_out():
 def look_at(args):
     """What a verb that takes hours would read first."""
     if args.verb == "evaluate":
-        cli.check(args)  # tells models from tasks
-    if cli.VERBS[args.verb].check is not None:
+        verbs.check(args)  # tells models from tasks
+    if isinstance(args, RunRequest | DetectRequest | EvaluateRequest):
         availability.refuse(args)
     if args.verb == "pretrain":
         config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
@@ -109,10 +113,9 @@ def test_a_command_of_the_pages(line, desk, capsys):
         # A dry run on this machine: Slurm has its own tests, and is not everywhere
         words = [word if word != "slurm" else "local" for word in words]
         words += ["--dry-run"] if "--dry-run" not in words else []
-    args, rest = cli.parser().parse_known_args(words)
-    assert not [word for word in rest if "=" not in word], rest
-    if args.verb in RUN:
-        assert cli.main(words) == 0, capsys.readouterr().err
+    args = parsing.parse(words)
+    if args.verb.split()[0] in RUN:
+        assert program.main(words) == 0, capsys.readouterr().err
     else:
         look_at(args)
 
@@ -158,7 +161,7 @@ def test_fetch_splits(line, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(list_data, "LISTS_URL", address)
         words = words_of(line)
         monkeypatch.chdir(tmp_path)
-        assert cli.main(words) == 0, capsys.readouterr().err
+        assert program.main(words) == 0, capsys.readouterr().err
         server.shutdown()
     out = Path(words[words.index("--out") + 1])
     found = {file.name: file.read_bytes() for file in out.iterdir()}
@@ -236,7 +239,7 @@ def test_the_pages_from_top_to_bottom(field, capsys):
         if words[0] not in VERBS:
             continue
         began = time.monotonic()
-        assert cli.main(words) == 0, f"{line}: {capsys.readouterr().err}"
+        assert program.main(words) == 0, f"{line}: {capsys.readouterr().err}"
         print(f"{time.monotonic() - began:.0f} s  {line}")
         if words[0] in MEASURE:
             rows, problems = store.read(Path(words[words.index("--out") + 1]))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support.weather import VERBS, command, disk, fill, warm
 
-from backbench import cli
 from backbench.errors import BadInput, Failed
 from backbench.runs import atomic, failures, lock
+from backbench.runs.ending import guarded
 from backbench.transfer.features.cache import FeatureCache, PartFiles
 
 FAULT = "fault of backbench"
@@ -21,7 +21,7 @@ def test_what_a_disk_says_is_a_plain_line(number, capsys):
     def refused(args):
         raise OSError(number, os.strerror(number), "/runs/a/state.pt")
 
-    status = cli.guarded(lambda: refused(None), cli.parser().parse_args(["doctor"]))
+    status = guarded(lambda: refused(None))
     said = capsys.readouterr().err
     assert status in (1, 2)
     assert said.startswith("backbench: /runs/a/state.pt: ") and said.count("\n") == 1
@@ -32,7 +32,7 @@ def test_what_is_no_disks_doing_stays_a_fault(capsys):
     def broken():
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    assert cli.guarded(broken, cli.parser().parse_args(["doctor"])) == 1
+    assert guarded(broken) == 1
     assert FAULT in capsys.readouterr().err
 
 

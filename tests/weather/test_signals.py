@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.weather import VERBS, command, numbers, warm
 
-from backbench import cli
 from backbench.errors import STOP_SIGNALS, BadInput
+from backbench.runs.ending import guarded
 
 SIGNALS = int(os.environ.get("BACKBENCH_SIGNALS", "200"))
 HOME = Path(__file__).parents[2]
@@ -144,7 +144,7 @@ def test_a_signal_outside_the_loops(name, hidden, capsys):
                 raise BadInput("x.safetensors: damaged") from None
             raise
 
-    assert cli.guarded(reading, cli.parser().parse_args(["doctor"])) == 75
+    assert guarded(reading) == 75
     assert (
         capsys.readouterr().err
         == f"backbench: stopped by {name}; the same command continues\n"

@@ -11,10 +11,11 @@ import torch
 from support.layouts import class_folder
 from support.records import a_result
 
-from backbench import cli
+from backbench.cli import program
 from backbench.records import store
 from backbench.runs import run_progress
 from backbench.runs import terminal as terminal_output
+from backbench.runs.ending import guarded
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
@@ -37,7 +38,7 @@ def said(capfd):
 
     def run(*words):
         capfd.readouterr()
-        status = cli.main([str(word) for word in words])
+        status = program.main([str(word) for word in words])
         out, err = capfd.readouterr()
         lines = err.strip().splitlines()
         assert "Traceback" not in err
@@ -110,7 +111,7 @@ def test_names_are_looked_up_before_torch_is_imported(tmp_path, shapes):
             words.extend(["--out", "run"])
     code = (
         "import json, sys\nfrom backbench import cli\n"
-        "for words in json.loads(sys.argv[1]): assert cli.main(words) == 2\n"
+        "for words in json.loads(sys.argv[1]): assert program.main(words) == 2\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     command = [sys.executable, "-c", code, json.dumps(wrong)]
@@ -263,7 +264,7 @@ def test_the_leaderboard_names_what_it_wrote_or_why_not(tmp_path, caplog):
     words = ["leaderboard", str(tmp_path / "runs")]
     for option in ("csv", "tidy", "html", "latex", "markdown", "figures"):
         words += [f"--{option}", str(tmp_path / option)]
-    assert cli.main(words) == 0
+    assert program.main(words) == 0
     said = caplog.text
     wrote = ("csv: a row per checkpoint", "tidy: a row per number", "html: the page")
     own = "the board's own table (board) and the papers'"
@@ -304,7 +305,7 @@ def test_a_second_ctrl_c_says_that_the_same_command_continues(capsys):
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
 
-    assert cli.guarded(looping, cli.parser().parse_args(["doctor"])) == 75
+    assert guarded(looping) == 75
     assert "stopped by SIGINT; the same command continues" in capsys.readouterr().err
 
 
@@ -337,7 +338,7 @@ def test_killed_workers_and_neighbours(text, words, capsys):
     def loading():
         raise RuntimeError(text)
 
-    assert cli.guarded(loading, cli.parser().parse_args(["doctor"])) == 1
+    assert guarded(loading) == 1
     line = capsys.readouterr().err
     assert words in line and "the same command continues" in line
     assert "fault of backbench" not in line

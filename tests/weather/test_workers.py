@@ -12,8 +12,8 @@ import pytest
 import torch
 from support.weather import VERBS, command, numbers, warm
 
-from backbench import cli
 from backbench.parallel import loading
+from backbench.runs.ending import guarded
 
 TRIES = 3  # of each verb
 
@@ -48,15 +48,14 @@ def test_a_killed_worker_is_a_plain_line(workers, tmp_path, capsys):
     def run():
         assert numbers_of(items, workers) == list(range(20))
 
-    args = cli.parser().parse_args(["doctor"])
-    assert cli.guarded(run, args) == 1
+    assert guarded(run) == 1
     said = capsys.readouterr().err
     assert (
         said.startswith("backbench: a loader worker was killed")
         and said.count("\n") == 1
     )
     assert "the same command continues" in said
-    assert cli.guarded(run, args) == 0
+    assert guarded(run) == 0
 
 
 class KilledHolding(torch.utils.data.Dataset):

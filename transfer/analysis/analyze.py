@@ -6,7 +6,6 @@ does not grow with the dataset. Every statistic is taken on the trunk's features
 checkpoint has kept it, on its projector's.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,8 @@ from backbench.parallel import loading
 from backbench.recipes import config, fast
 from backbench.records import store
 from backbench.records.store import Result
+from backbench.requests.analyze import AnalyzeRequest
+from backbench.requests.options import Outcome
 from backbench.runs import atomic, price, seeding
 from backbench.runs.folder import PICTURES, STATES, open_run
 from backbench.runs.run_progress import Progress
@@ -60,36 +61,35 @@ SUMMARY = "analysis.json"
 STATE = f"{STATES}/analyze.state"  # below the run's folder
 
 
-def run(args: argparse.Namespace) -> int:
-    """The verb `analyze`."""
-    recipe = load_analysis(args.recipe, args.augmentations)
-    if args.devices * args.nodes > 1:
+def run(request: AnalyzeRequest, loaded: Sequence[Checkpoint] | None = None) -> Outcome:
+    """The verb `analyze`; `loaded` are the files' checkpoints, where the caller has read them."""
+    recipe = load_analysis(request.recipe, request.augmentations)
+    if request.devices * request.nodes > 1:
         raise BadInput(
             "--devices: analyze runs in one process; analyze other checkpoints beside it instead"
         )
-    dataset = catalog.load(args.dataset, args.data, seed=args.seed)
+    dataset = catalog.load(request.dataset, request.data, seed=request.seed)
     images = choose_images(
-        dict(dataset.items())[recipe.split], recipe.images, args.seed
+        dict(dataset.items())[recipe.split], recipe.images, request.seed
     )
-    checkpoints = read_checkpoints(args.checkpoints)
+    checkpoints = loaded or read_checkpoints(request.checkpoints)
     # All that decides the numbers: the list of images, and what they hold.
     identity = {
         "recipe": config.to_dict(recipe),
         "checkpoints": [c.digest for c in checkpoints],
-        "dataset": args.dataset,
+        "dataset": request.dataset,
         "images": splits.digest(images),
         contents.KEY: contents.sample(images),
-        "seed": args.seed,
+        "seed": request.seed,
     }
-    machine = start_for(args)
-    with open_run(args.out, verb="analyze", identity=identity) as out:
+    machine = start_for(request)
+    with open_run(request.out, verb="analyze", identity=identity) as out:
         if not store.complete(out):
-            analyze(args, checkpoints, images, recipe, machine)
+            analyze(request, checkpoints, images, recipe, machine)
         (out / STATE).unlink(missing_ok=True)
         rows = recorded(out)
-    args.document = rows
-    show(rows, args.out)
-    return 0
+    show(rows, request.out)
+    return Outcome(document=rows)
 
 
 def choose_images(images: ImageList, count: int | None, seed: int) -> ImageList:
@@ -103,17 +103,17 @@ def choose_images(images: ImageList, count: int | None, seed: int) -> ImageList:
 
 
 def analyze(
-    args: argparse.Namespace,
+    request: AnalyzeRequest,
     checkpoints: Sequence[Checkpoint],
     images: ImageList,
     recipe: AnalyzeConfig,
     machine: Machine,
 ) -> None:
     """Everything for `checkpoints` on `images`: OUT/analysis.json, OUT/pictures and the rows."""
-    out, seed = args.out, args.seed
+    out, seed = request.out, request.seed
     price.announce(
-        f"analyze on {args.dataset}",
-        f"{args.recipe} ({recipe.augmentations} views of each image)",
+        f"analyze on {request.dataset}",
+        f"{request.recipe} ({recipe.augmentations} views of each image)",
         price.plural(len(checkpoints), "checkpoint"),
         work={"image": len(images)},
         cheaper="`--augmentations 4` costs less"
@@ -127,11 +127,11 @@ def analyze(
     # 2. The numbers of each space, as rows and as what the pictures are drawn from.
     names = unique_names(checkpoints)
     summary: Summary = {
-        "dataset": args.dataset,
+        "dataset": request.dataset,
         "images": len(images),
         "augmentations": recipe.augmentations,
         "spaces": [],
-        "training": training_curves(args.checkpoints, names),
+        "training": training_curves(request.checkpoints, names),
     }
     rows: list[Result] = []
     for space in spaces:
@@ -163,7 +163,7 @@ def analyze(
                 number,
                 about=about,
                 recipe=recipe,
-                dataset=args.dataset,
+                dataset=request.dataset,
                 seed=seed,
             )
             rows.append(made)

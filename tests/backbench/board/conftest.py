@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from support import boards
 
-from backbench import cli
+from backbench.cli import program
 
 # Where LORAC's prior begins, as a run's recipe says it, and the same recipe without a prior
 LORAC = {
@@ -57,5 +57,5 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="session")
 def page(runs):
     path = runs.parent / "leaderboard.html"
-    assert cli.main(["leaderboard", str(runs), "--html", str(path), "-q"]) == 0
+    assert program.main(["leaderboard", str(runs), "--html", str(path), "-q"]) == 0
     return path

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from support import boards, records
 
-from backbench import cli
 from backbench.board import ablation
 from backbench.board.board import Board, collect, standing
 from backbench.board.export import command_again, write_csv, write_tidy
 from backbench.board.overall import overall
+from backbench.cli import program
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
 from backbench.published import catalogue, judging_rules, paper_tables, published
@@ -163,7 +163,7 @@ def test_tables_of_the_papers(tmp_path):
     names = ["random", "moco_m_200", "lorac_200"]
     boards.synthetic(tmp_path / "runs", names, boards.PAPER, gap=12, seeds=3)
     folders = [f"--latex={tmp_path / 'tex'}", f"--markdown={tmp_path / 'md'}"]
-    assert cli.main(["leaderboard", str(tmp_path / "runs"), *folders, "-q"]) == 0
+    assert program.main(["leaderboard", str(tmp_path / "runs"), *folders, "-q"]) == 0
     printed = [(item.grid.name, n) for item in catalogue.items() for n in item.numbers]
     unscored = judging_rules.NO_SCORES
     names = {name for name, n in printed if judging_rules.reason(n) not in unscored}
@@ -269,7 +269,7 @@ def test_the_reproduction_gate_and_the_word_for_fast_pretraining(
     csv_file = tmp_path / "x.csv"
     options = ["--check", "--csv", str(csv_file), "--markdown", str(pages)]
     with caplog.at_level("INFO", logger="backbench"):
-        status = cli.main(["leaderboard", str(runs), *options])
+        status = program.main(["leaderboard", str(runs), *options])
     assert status == ("OUTSIDE" in said)
     assert any(r.getMessage().startswith(said) for r in caplog.records), caplog.text
     out, page = capsys.readouterr().out, (pages / "reproduction.md").read_text()
@@ -279,7 +279,7 @@ def test_the_reproduction_gate_and_the_word_for_fast_pretraining(
     assert (f"({word})" in page) == bool(word) and said.split()[0].lower() in page
     name = "lorac (fast)" if recipe is FAST else "lorac"
     assert read_csv(csv_file)[0]["name"] == name and f"\n{name} " in out
-    assert cli.main(["paper", "lorac:2", str(runs)]) == 0
+    assert program.main(["paper", "lorac:2", str(runs)]) == 0
     verdict = "outside" if status else "within"
     assert (
         f"{value:.2f} {verdict}{f' ({word})' if word else ''} (lorac)"
@@ -343,7 +343,7 @@ def test_what_cannot_be_judged_fails_the_check(tmp_path, capsys, key, rows, said
     records.checkpoint_header(
         tmp_path / "runs" / "backbone.safetensors", "a" * 64, expected=[key]
     )
-    assert cli.main(["leaderboard", str(tmp_path / "runs"), "--check", "-q"]) == 1
+    assert program.main(["leaderboard", str(tmp_path / "runs"), "--check", "-q"]) == 1
     assert said in capsys.readouterr().out
 
 
@@ -389,7 +389,7 @@ def test_tidy_has_a_row_per_number(tmp_path):
 def test_nothing_to_show_is_a_mistake(tmp_path, capsys):
     (tmp_path / "runs").mkdir()
     assert (
-        cli.main(
+        program.main(
             ["leaderboard", str(tmp_path / "runs"), "--csv", str(tmp_path / "l.csv")]
         )
         == 2
@@ -428,7 +428,7 @@ def test_a_fit_that_has_not_converged_never_leads(tmp_path, highest):
         lambda line: line.update(stopped if line["name"] == highest else {}),
     )
     files = [f"--{kind}={tmp_path / kind}" for kind in ("html", "markdown", "latex")]
-    assert cli.main(["leaderboard", str(tmp_path / "runs"), *files, "-q"]) == 0
+    assert program.main(["leaderboard", str(tmp_path / "runs"), *files, "-q"]) == 0
     board = collect([tmp_path / "runs"])
     digest = boards.digest_of(highest)
     marks = standing(board, board.columns[0])

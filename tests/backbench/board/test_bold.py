@@ -7,9 +7,9 @@ import pytest
 from support import boards
 from support.records import a_result, edit_lines
 
-from backbench import cli
 from backbench.board.board import collect, compare_rows, noise_of, noise_words, standing
 from backbench.board.overall import answer, overall
+from backbench.cli import program
 from backbench.records import store
 
 LINEAR, KNN, FEWSHOT, SEMISUP = boards.DEMO[:4]
@@ -30,7 +30,7 @@ def only_mark(board, column=0):
 def test_one_training_each_is_never_bold(tmp_path, capsys):
     boards.synthetic(tmp_path / "runs", NAMES, [boards.PAPER[0], KNN], gap=20)
     files = [f"--{kind}={tmp_path / kind}" for kind in ("html", "markdown", "latex")]
-    assert cli.main(["leaderboard", str(tmp_path / "runs"), *files, "-q"]) == 0
+    assert program.main(["leaderboard", str(tmp_path / "runs"), *files, "-q"]) == 0
     said = capsys.readouterr().out.splitlines()[0]
     assert "best by a paired test: three in Nearest neighbours" in said
     assert "best of one training each: three in Linear probe" in said

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backbench import cli
 from backbench.board.board import collect
 from backbench.board.merge import without_folders
+from backbench.cli import program
 
 ROOT = Path(__file__).parents[3]
 AGAIN = (
@@ -22,7 +22,7 @@ def made(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     files = {"csv": tmp_path / "leaderboard.csv", "html": tmp_path / "leaderboard.html"}
     args = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
-    assert cli.main(["leaderboard", "docs/demo/records", *args, "-q"]) == 0
+    assert program.main(["leaderboard", "docs/demo/records", *args, "-q"]) == 0
     return tmp_path
 
 

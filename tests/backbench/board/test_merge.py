@@ -3,8 +3,8 @@
 import pytest
 from support import boards, records
 
-from backbench import cli
 from backbench.board.board import collect
+from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.records import store
 
@@ -25,7 +25,7 @@ def merge(tmp_path, capsys, caplog, *folders):
     caplog.clear()
     args = [*map(str, folders), "--out", str(tmp_path / "C")]
     with caplog.at_level("WARNING", logger="backbench"):
-        assert cli.main(["merge", *args]) == 0
+        assert program.main(["merge", *args]) == 0
     return capsys.readouterr().out, [r.getMessage() for r in caplog.records]
 
 
@@ -53,7 +53,9 @@ def test_one_row_with_both_origins(labs, capsys, caplog):
     assert other["value"] == pytest.approx(part.result.value) and other["command"]
     # The predictions came along, so trunks of both labs are tested against each other
     page = labs / "l.html"
-    assert cli.main(["leaderboard", str(labs / "C"), "--html", str(page), "-q"]) == 0
+    assert (
+        program.main(["leaderboard", str(labs / "C"), "--html", str(page), "-q"]) == 0
+    )
     assert '"labs":[["north"],' in page.read_text().replace(" ", "")
     assert '"paired":["images","images","images"]' in page.read_text()
 
@@ -120,4 +122,4 @@ def test_predictions_of_another_list(labs, capsys, caplog):
 def test_what_cannot_be_merged(labs):
     twice, out = [str(labs / "north")] * 2, str(labs / "C")
     with pytest.raises(BadInput, match="two folders are called"):
-        cli.main(["--debug", "merge", *twice, "--out", out])
+        program.main(["--debug", "merge", *twice, "--out", out])

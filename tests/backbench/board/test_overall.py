@@ -5,10 +5,10 @@ import csv
 import pytest
 from support import boards
 
-from backbench import cli
 from backbench.board import rank_csv
 from backbench.board.board import collect
 from backbench.board.overall import answer, column_sets, overall
+from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.stats import rank_intervals
 
@@ -22,7 +22,7 @@ def runs(tmp_path_factory):
 
 def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
     where = ["--latex", str(tmp_path), "--markdown", str(tmp_path)]
-    assert cli.main(["leaderboard", str(runs), *where, "-q"]) == 0
+    assert program.main(["leaderboard", str(runs), *where, "-q"]) == 0
     out = capsys.readouterr().out
     said = out.splitlines()[0]
     alone = (
@@ -108,7 +108,7 @@ def test_a_csv_of_somebody_else(tmp_path, capsys):
     ]
     file.write_text("\n".join(lines) + "\n")
     args = ["rank", str(file), "--lower", "loss", "--csv", str(out), "-q"]
-    assert cli.main(args) == 0
+    assert program.main(args) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == (
         "good, equal lead among 3 rows over 8 columns and cannot be told apart,"
@@ -126,11 +126,13 @@ def test_a_csv_of_somebody_else(tmp_path, capsys):
 def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):
     file = tmp_path / "l.csv"
     assert (
-        cli.main(["leaderboard", str(runs), "--csv", str(file), "--published", "-q"])
+        program.main(
+            ["leaderboard", str(runs), "--csv", str(file), "--published", "-q"]
+        )
         == 0
     )
     capsys.readouterr()
-    assert cli.main(["rank", str(file), "-q"]) == 0
+    assert program.main(["rank", str(file), "-q"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("lorac leads alone among 3 rows over 18 columns")
     assert "for other datasets like these 14" in said[0]
@@ -174,7 +176,7 @@ def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
 
 def test_what_a_folder_of_runs_has_no_use_for_is_refused(tmp_path):
     with pytest.raises(BadInput, match="--name and --lower are for a CSV"):
-        cli.main(["--debug", "rank", str(tmp_path), "--lower", "loss"])
+        program.main(["--debug", "rank", str(tmp_path), "--lower", "loss"])
 
 
 def test_very_many_are_not_ranked(tmp_path, capsys, monkeypatch):
@@ -182,7 +184,7 @@ def test_very_many_are_not_ranked(tmp_path, capsys, monkeypatch):
     file = tmp_path / "x.csv"
     lines = [f"m{n},{n}" for n in range(rank_intervals.MOST_ROWS + 1)]
     file.write_text("\n".join(["name,a", *lines]))
-    assert cli.main(["rank", str(file)]) == 2
+    assert program.main(["rank", str(file)]) == 2
     most = rank_intervals.MOST_ROWS
     assert f"{most + 1} rows; at most {most}" in capsys.readouterr().err
     boards.synthetic(tmp_path / "runs", ["one", "two"], boards.DEMO[:1], images=50)

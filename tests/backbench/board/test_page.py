@@ -10,9 +10,9 @@ from support import boards
 from support.records import a_result
 from support.tab import CHROMIUM, tab
 
-from backbench import cli
 from backbench.board.board import collect
 from backbench.board.page_figures import CURVE_POINTS
+from backbench.cli import program
 from backbench.published.judge import Judged
 from backbench.records import store
 
@@ -167,7 +167,7 @@ def test_an_undefined_number_and_problems_are_shown(tmp_path):
         file.write("torn")
     html = tmp_path / "l.html"
     assert (
-        cli.main(["leaderboard", str(tmp_path / "runs"), "--html", str(html), "-q"])
+        program.main(["leaderboard", str(tmp_path / "runs"), "--html", str(html), "-q"])
         == 0
     )
     data = data_of(html)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from support.records import a_result
 
-from backbench import cli
-from backbench.cli import clean
+from backbench.cli import clean, program
 from backbench.records import store
 from backbench.runs.folder import open_run
 from backbench.weights.checkpoint import Checkpoint
@@ -55,7 +54,7 @@ def files(root):
 
 def test_only_listed_until_told(runs, capsys):
     before = files(runs)
-    assert cli.main(["clean", str(runs)]) == 0
+    assert program.main(["clean", str(runs)]) == 0
     assert files(runs) == before
     shown = capsys.readouterr().out
     assert "nothing was removed" in shown
@@ -64,14 +63,14 @@ def test_only_listed_until_told(runs, capsys):
 
 def test_what_goes_and_what_stays(runs, capsys):
     before = files(runs)
-    assert cli.main(["clean", str(runs), "--yes"]) == 0
+    assert program.main(["clean", str(runs), "--yes"]) == 0
     gone = {"done/state.pt", "done/.state.pt.abc.tmp", "nested/detector/state.pt"}
     assert before - files(runs) == gone
     kept = Checkpoint.load(runs / "done" / "backbone.safetensors").state_dict[
         "bn1.weight"
     ]
     assert torch.equal(kept, torch.ones(64))
-    assert cli.main(["clean", str(runs), "--yes"]) == 0
+    assert program.main(["clean", str(runs), "--yes"]) == 0
     assert "0 B can go" in capsys.readouterr().out
 
 
@@ -100,4 +99,4 @@ def test_a_damaged_run_file_keeps_everything(runs):
 
 
 def test_no_folder(tmp_path, bad_input):
-    bad_input(cli.main(["clean", str(tmp_path / "nowhere")]), "no such folder")
+    bad_input(program.main(["clean", str(tmp_path / "nowhere")]), "no such folder")

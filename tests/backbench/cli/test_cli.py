@@ -9,9 +9,10 @@ import pytest
 from support import boards
 from support.layouts import trunk_file
 
-from backbench import cli
+from backbench.cli import program
 from backbench.datasets import embedded
 from backbench.errors import BadInput
+from backbench.requests import parsing
 
 
 def backbench(*arguments, **kwargs):
@@ -23,11 +24,12 @@ def backbench(*arguments, **kwargs):
 
 HELP = """
 import sys, contextlib, io
-from backbench import cli
-for verb in ([], *([v] for v in cli.VERBS)):
+from backbench.cli import program
+from backbench.requests.every import REQUESTS
+for verb in ([], *(request.verb.split() for request in REQUESTS)):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        cli.main([*verb, '--help'])
+        program.main([*verb, '--help'])
     assert out.getvalue().startswith(' '.join(['usage: backbench', *verb])) and '%%' not in out.getvalue()
 heavy = {'torch', 'torchvision', 'numpy', 'pydantic', 'submitit', 'rich', 'matplotlib', 'yaml'}
 print(sorted(heavy & set(sys.modules)))
@@ -44,10 +46,10 @@ def test_help_imports_nothing_heavy():
 
 QUICK = """
 import sys
-from backbench import cli
-assert cli.main(['inspect', sys.argv[1]]) == 0
+from backbench.cli import program
+assert program.main(['inspect', sys.argv[1]]) == 0
 data = ['--datasets', 'digits', '--data', sys.argv[2], '--workers', '0']
-assert cli.main(['linear', sys.argv[1], '--protocol', 'knn_demo', *data, '--out', sys.argv[3]]) == 0
+assert program.main(['linear', sys.argv[1], '--protocol', 'knn_demo', *data, '--out', sys.argv[3]]) == 0
 print(sorted({'torchvision', 'torch._dynamo', 'sklearn'} & set(sys.modules)))
 """
 
@@ -114,19 +116,19 @@ def test_bad_arguments_are_one_line_and_status_2(arguments, words):
 
 @pytest.mark.parametrize("word", ["-v", "-q", "--debug"])
 def test_how_much_is_said_stands_before_the_verb_or_after_it(word):
-    before = cli.parser().parse_args([word, "doctor"])
-    assert before == cli.parser().parse_args(["doctor", word])
-    assert before != cli.parser().parse_args(["doctor"])
+    before = parsing.invocation([word, "doctor"])
+    assert before == parsing.invocation(["doctor", word])
+    assert before != parsing.invocation(["doctor"])
 
 
 def test_debug_before_the_verb_shows_the_traceback(tmp_path, capsys):
     words = ["inspect", str(tmp_path / "none.pth")]
-    assert cli.main(words) == 2
+    assert program.main(words) == 2
     assert "Traceback" not in capsys.readouterr().err
     with pytest.raises(
         BadInput, match="no such file"
     ):  # which Python prints with its traceback
-        cli.main(["--debug", *words])
+        program.main(["--debug", *words])
 
 
 def test_the_version_is_printed():
@@ -146,7 +148,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault(words):
 
 
 def document(capfd, *words, status=0):
-    assert cli.main([str(word) for word in words]) == status
+    assert program.main([str(word) for word in words]) == status
     return json.loads(capfd.readouterr().out)
 
 
@@ -193,7 +195,7 @@ def test_the_leaderboard_is_a_document(runs, capfd):
 
 
 def test_ranks_are_a_document(runs, tmp_path, capfd):
-    cli.main(["leaderboard", str(runs), "--csv", str(tmp_path / "l.csv")])
+    program.main(["leaderboard", str(runs), "--csv", str(tmp_path / "l.csv")])
     capfd.readouterr()
     ranked = document(capfd, "rank", tmp_path / "l.csv", "--json")
     assert {one["name"] for one in ranked["ranks"]} == {"one", "two"}
@@ -221,6 +223,6 @@ def test_a_check_of_data_says_its_problems(tiny_root, capfd):
 
 
 def test_an_error_prints_no_document(tmp_path, capfd):
-    assert cli.main(["leaderboard", str(tmp_path / "gone"), "--json"]) == 2
+    assert program.main(["leaderboard", str(tmp_path / "gone"), "--json"]) == 2
     captured = capfd.readouterr()
     assert captured.out == "" and "gone" in captured.err

@@ -8,8 +8,7 @@ import sys
 import pytest
 from support.layouts import class_folder
 
-from backbench import cli
-from backbench.cli import doctor
+from backbench.cli import doctor, program
 from backbench.cli.doctor import BROKEN, MISSING, OK, Finding
 
 
@@ -51,7 +50,7 @@ def quick():
 
 def states(capsys, root, status=0):
     """Name -> (state, what is said of it)."""
-    assert cli.main(["doctor", "--data", str(root), "--json"]) == status
+    assert program.main(["doctor", "--data", str(root), "--json"]) == status
     rows = json.loads(capsys.readouterr().out)
     return {row["name"]: (row["state"], row["about"]) for row in rows}
 

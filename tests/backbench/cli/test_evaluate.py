@@ -14,7 +14,7 @@ from support.records import rows_of
 from support.timm_fixtures import put_in_hub
 
 import backbench
-from backbench import cli
+from backbench.cli import program
 from backbench.datasets import catalog, embedded
 
 SMALL = "timm:vit_tiny_patch16_224,depth=2,img_size=32,patch_size=8"
@@ -59,17 +59,17 @@ def test_the_first_ten_minutes(home, capsys, caplog):
         "--out",
         "runs",
     ]
-    assert cli.main(line) == 2
+    assert program.main(line) == 2
     assert (
         "my_vit.pth: holds" in (said := capsys.readouterr().err)
         and "--arch timm:NAME" in said
     )
     line = ["import", "my_vit.pth", "--arch", SMALL, "--out", "vit.safetensors"]
-    assert cli.main(line) == 0
+    assert program.main(line) == 0
     assert "my_vit.pth: the file does not say its pixels; taken are" in caplog.text
     # 2. Three models, three readings, one command
     models = ["my_resnet.pth", "vit.safetensors", f"{SMALL}@random"]
-    assert cli.main(["evaluate", *models, "--data", "mine", "--out", "runs"]) == 0
+    assert program.main(["evaluate", *models, "--data", "mine", "--out", "runs"]) == 0
     out = capsys.readouterr().out
     assert "plan: nearest neighbours (knn), few labels" in caplog.text
     assert caplog.text.count("is drawn for test, by sha256 of '0 <path>'") == 1
@@ -98,10 +98,10 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     assert sides == {("resnet18", 224), ("timm", 32)}
     # 3. The same again measures nothing; another model joins the table
     caplog.clear()
-    assert cli.main(["evaluate", *models, "--data", "mine", "--out", "runs"]) == 0
+    assert program.main(["evaluate", *models, "--data", "mine", "--out", "runs"]) == 0
     assert len(rows_of(home / "runs")) == len(rows) and "features:" not in caplog.text
     more = ["timm:resnet18@random", "knn", "--data", "mine", "--out", "runs"]
-    assert cli.main(["evaluate", *more]) == 0
+    assert program.main(["evaluate", *more]) == 0
     assert len({row.checkpoint for row in rows_of(home / "runs")}) == 4
 
 
@@ -119,7 +119,7 @@ def test_one_set_of_weights_has_one_number_by_every_door(home, monkeypatch):
     (snapshot / "config.json").write_text(json.dumps(config))  # without mean and std
     torch.save(model.state_dict(), home / "bare.pth")
     words = ["--arch", "timm:test_vit", "--out", "imported.safetensors"]
-    assert cli.main(["import", "bare.pth", *words]) == 0
+    assert program.main(["import", "bare.pth", *words]) == 0
     doors = {"file": snapshot / "model.safetensors", "name": "timm:test_vit"}
     doors |= {"import": home / "imported.safetensors", "module": model}
     how = {"data": home / "mine", "here": True}
@@ -141,7 +141,7 @@ def test_detection_is_a_task_beside_others(home):
     embedded.build(home / "root", "tiny")
     tasks = ["knn/digits@knn_demo", "faster_rcnn/scenes@tiny_faster_rcnn_R_18_FPN"]
     line = ["evaluate", "my_resnet.pth", *tasks, "--data", "root", "--out", "runs"]
-    assert cli.main(line) == 0
+    assert program.main(line) == 0
     assert {row.task for row in rows_of(home / "runs")} == {"knn", "faster_rcnn"}
 
 
@@ -169,7 +169,7 @@ def test_own_folders_are_shown(tmp_path, capsys):
     (tmp_path / "half" / "train" / "a").mkdir(parents=True)
     for run in ("knn-mine", "logreg-mine"):  # a folder of folders is no dataset yet
         (tmp_path / "runs" / run).mkdir(parents=True)
-    assert cli.main(["data", "list", "--data", str(tmp_path)]) == 0
+    assert program.main(["data", "list", "--data", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     line = next(line for line in said.splitlines() if line.startswith("mine"))
     assert line.split()[:5] == ["mine", "3", "9", "3", "3"] and "your own" in line
@@ -312,7 +312,7 @@ WRONG = [
 
 def test_a_mistake_is_one_line_that_names_it(wrong, capsys):
     for line, expected in WRONG:  # thirty, in one process
-        assert cli.main(line.split()) == 2, line
+        assert program.main(line.split()) == 2, line
         error = capsys.readouterr().err.strip()
         assert expected in error, f"{line}\n{error}"
         assert (
@@ -342,12 +342,14 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
         "--datasets",
         "mine",
     ]
-    assert cli.main([*line, "--data", ".", "--out", "a"]) == 0
+    assert program.main([*line, "--data", ".", "--out", "a"]) == 0
     said = "--protocol knn_demo: k [3] instead of [5, 20] of the shipped knn_demo; its columns"
     assert said in caplog.text
     caplog.clear()
     words = ["my_resnet.pth", "--datasets", "mine", "--data", "."]
-    assert cli.main(["linear", *words, "--out", "b", "--protocol", "mine.yaml"]) == 0
+    assert (
+        program.main(["linear", *words, "--out", "b", "--protocol", "mine.yaml"]) == 0
+    )
     assert (
         "k [3] instead of [5, 20] of the shipped knn_demo; its columns" in caplog.text
     )
@@ -356,7 +358,7 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
         (row.column, row.value) for row in b
     ]
     caplog.clear()
-    assert cli.main(["linear", *words, "--out", "c", "--protocol", "knn.yaml"]) == 0
+    assert program.main(["linear", *words, "--out", "c", "--protocol", "knn.yaml"]) == 0
     assert "geometry.resize 32 instead of 256" in caplog.text
     # A list of labels is drawn: 2 of each class at least, the same for every checkpoint
     more = ["length.epochs=1", "augment.size=32", "head_lr=0.01", "batch_size=4"]
@@ -370,7 +372,7 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
         "mine",
         *more,
     ]
-    assert cli.main([*semisup, "--data", ".", "--out", "d"]) == 0, (
+    assert program.main([*semisup, "--data", ".", "--out", "d"]) == 0, (
         capsys.readouterr().err
     )
     assert "no --lists, so 6 of 48 labels are drawn" in caplog.text

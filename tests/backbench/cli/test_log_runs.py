@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from support.records import a_result
 
-from backbench import cli
+from backbench.cli import program
 from backbench.records import store
 from backbench.runs.step_metrics import Metrics
 
@@ -26,7 +26,7 @@ def runs(tmp_path):
 
 
 def log(runs, to):
-    return cli.main(["log", str(runs), "--to", to])
+    return program.main(["log", str(runs), "--to", to])
 
 
 def scalars(folder):

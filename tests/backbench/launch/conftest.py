@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import fake_verbs, slurm_cluster
 
-from backbench import cli
+from backbench.cli import program
 from backbench.launch.records import Ledger, Status
 from backbench.launch.view import Snapshot
 from backbench.records import store
@@ -77,10 +77,10 @@ class Lab:
             str(self.root / out),
             *more,
         ]
-        return cli.main(line)
+        return program.main(line)
 
     def launch(self, action: str, out: str, *more: str) -> int:
-        return cli.main(["launch", action, *more, "--out", str(self.root / out)])
+        return program.main(["launch", action, *more, "--out", str(self.root / out)])
 
     def background(
         self, grid: str, cluster: str, out: str, *more: str
@@ -174,17 +174,17 @@ class StandInSlurm:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for program in ("squeue", "scancel", "srun"):
-            self.says(program, "")
+        for name in ("squeue", "scancel", "srun"):
+            self.says(name, "")
         self.says("sinfo", "main*|infinite|64|256000|gpu:8|(null)\n")
         self.says("scontrol", "", status=1)
 
-    def says(self, program: str, text: str, *, status: int = 0) -> None:
-        (self.folder / f"{program}.out").write_text(text)
-        script = self.folder / program
+    def says(self, name: str, text: str, *, status: int = 0) -> None:
+        (self.folder / f"{name}.out").write_text(text)
+        script = self.folder / name
         script.write_text(
-            f'#!/bin/sh\necho "$@" >> {self.folder}/{program}.called\n'
-            f"cat {self.folder}/{program}.out\nexit {status}\n"
+            f'#!/bin/sh\necho "$@" >> {self.folder}/{name}.called\n'
+            f"cat {self.folder}/{name}.out\nexit {status}\n"
         )
         script.chmod(0o755)
 
@@ -203,9 +203,9 @@ class StandInSlurm:
         """(number, state, reason, comment) of each job in the queue."""
         self.says("squeue", "".join("|".join(job) + "\n" for job in jobs))
 
-    def called(self, program: str) -> list[str]:
+    def called(self, name: str) -> list[str]:
         """The arguments of each call."""
-        file = self.folder / f"{program}.called"
+        file = self.folder / f"{name}.called"
         return file.read_text().splitlines() if file.exists() else []
 
 

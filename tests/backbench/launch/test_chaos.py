@@ -14,10 +14,11 @@ from collections import Counter
 import pytest
 from support import fake_verbs, slurm_cluster
 
-from backbench import cli
+from backbench.cli import program
 from backbench.launch.records import Ledger
 from backbench.launch.slurm_client import queue
 from backbench.records import store
+from backbench.requests import parsing
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("three_nodes")]
 FAULTS = 60
@@ -107,7 +108,7 @@ class Chaos:
             return self.kill(name, command=kind == "kill the command")
         if kind == "cancel":
             return (
-                cli.main(["launch", "cancel", name, "--out", str(self.ledger.runs)])
+                program.main(["launch", "cancel", name, "--out", str(self.ledger.runs)])
                 == 0
             )
         nodes = slurm_cluster.output("squeue", "-h", "-j", number, "-o", "%N").strip()
@@ -175,7 +176,7 @@ def undisturbed(jobs, lab) -> dict[tuple, float]:
         words = [
             word.replace(there, str(lab.root / "undisturbed")) for word in job.argv
         ]
-        args = cli.parser().parse_args(words)
+        args = parsing.parse(words)
         fake_verbs.VERBS[args.verb](args)
     return lab.values("undisturbed")
 

@@ -1,6 +1,5 @@
 """The plan of a grid: the missing jobs, their arrays, their cost."""
 
-import argparse
 import re
 import time
 
@@ -142,19 +141,20 @@ def test_each_kind_of_command_is_looked_at_once():
     def job(line):
         return Job(name=line, argv=tuple(line.split()), like="x", cells=())
 
-    def parsed(argv):
-        looked.append(argv)
-        return argparse.Namespace(verb="semisup")
-
-    line = CommandCheck(parsed, lambda args: None)
+    line = CommandCheck(looked.append)
     jobs = [job("detect --config-file x")]  # which looks for itself
     for n in range(50):
         for protocol in ("a", "b"):
             jobs.append(
-                job(f"semisup {n}.pth --protocol {protocol} --seed {n} --out {n}")
+                job(
+                    f"semisup {n}.pth --percent 1 --protocol {protocol} --seed {n}"
+                    f" --data . --out {n}"
+                )
             )
         for lr in (1, 2, 3):
-            jobs.append(job(f"pretrain r optim.lr={lr} seed={n} --out {n}"))
+            jobs.append(
+                job(f"pretrain demo_moco_v2 optim.lr={lr} seed={n} --data . --out {n}")
+            )
     for _ in range(2):  # as --watch does
         line.refuse(jobs, "grid")
     assert len(looked) == 2 + 3

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from backbench import cli
+from backbench.cli import program
 from backbench.launch.clusters import read_cluster
 from backbench.launch.job import Job
 from backbench.launch.records import Ledger, Submission
@@ -348,7 +348,7 @@ def test_a_look_leaves_no_trace(lab, stand_in_slurm, capsys):
         before = traces(ledger.runs)
         for look in looks:
             capsys.readouterr()
-            assert cli.main(look) == 0, look
+            assert program.main(look) == 0, look
             assert traces(ledger.runs) == before, look
             if "--json" in look:
                 states = json.loads(capsys.readouterr().out)
@@ -387,7 +387,7 @@ def test_whoever_acts_writes_down_what_slurm_forgets(lab, stand_in_slurm):
     """An array's numbers after its launcher's death; who was cancelled. Then Slurm may forget."""
     ledger, _, cluster = fill(lab, stand_in_slurm)
     named = ["slurm/runs", "slurm/pends", "slurm/vanished"]
-    assert cli.main(["launch", "cancel", *named, "--out", str(ledger.runs)]) == 0
+    assert program.main(["launch", "cancel", *named, "--out", str(ledger.runs)]) == 0
     # What runs goes last; the number of what vanished may be anybody's
     assert stand_in_slurm.called("scancel") == ["7_1 7_0"]
     catch_up(ledger, read_cluster(cluster))  # as `run` and `retry` are told

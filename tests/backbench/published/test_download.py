@@ -11,7 +11,7 @@ import threading
 import pytest
 from support import records
 
-from backbench import cli
+from backbench.cli import program
 from backbench.errors import BadInput, Failed
 from backbench.published import public_files
 
@@ -189,7 +189,7 @@ def test_another_file_than_the_published_one_is_removed(server, tmp_path, capsys
     words = a_list(
         tmp_path, server.url, **{what: "0" * 8, "digest_page": "x.org (README)"}
     )
-    assert cli.main([*words, "--download"]) == 2
+    assert program.main([*words, "--download"]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "not the published file" in said and "x.org (README)" in said
     assert not list((tmp_path / "files" / "one").iterdir())
@@ -202,7 +202,7 @@ def test_a_damaged_file_on_disk_is_refused(server, tmp_path, capsys):
     file = tmp_path / "files" / "one" / "model.pth"
     file.parent.mkdir(parents=True)
     file.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
-    assert cli.main([*words, "--download"]) == 2
+    assert program.main([*words, "--download"]) == 2
     assert f"printed is {digest}" in capsys.readouterr().err
     assert not server.asked and file.exists()
 
@@ -214,7 +214,7 @@ def test_a_dry_run_writes_and_downloads_nothing(server, tmp_path, capsys, caplog
     )
     (tmp_path / "small.yaml").write_text("{name: small, kind: local, jobs: 1}")
     words += ["--cluster", str(tmp_path / "small.yaml"), "--download", "--dry-run"]
-    assert cli.main(words) == 2 and not server.asked
+    assert program.main(words) == 2 and not server.asked
     assert "a dry run fetches nothing" in caplog.text
     file = tmp_path / "files" / "one" / "model.pth"
     file.parent.mkdir(parents=True)
@@ -222,7 +222,7 @@ def test_a_dry_run_writes_and_downloads_nothing(server, tmp_path, capsys, caplog
     imported = tmp_path / "runs" / "checkpoints" / "one.safetensors"
     records.checkpoint_header(imported, "a" * 64, sha256="of another file")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert cli.main(words) == 0 and "/linear-knn-cifar10" in capsys.readouterr().out
+    assert program.main(words) == 0 and "/linear-knn-cifar10" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -243,7 +243,7 @@ def test_no_network_without_being_asked(server, tmp_path, capsys, caplog, monkey
 
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
-    assert cli.main(a_list(tmp_path, server.url)) == 2
+    assert program.main(a_list(tmp_path, server.url)) == 2
     assert (
         "add --download" in capsys.readouterr().err and "https://x.org" in caplog.text
     )

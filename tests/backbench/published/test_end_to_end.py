@@ -16,7 +16,7 @@ from support import foreign_fixtures as made
 from support import small_verbs
 from support.layouts import Trees
 
-from backbench import cli
+from backbench.cli import program
 from backbench.launch.records import Ledger
 from backbench.published import selection
 from backbench.recipes import config
@@ -121,7 +121,7 @@ def test_the_short_list_end_to_end(field, capsys, tmp_path):
     words = ["--data", "ROOT", "--cluster", "small.yaml", "--out", "runs"]
 
     # 1. As shipped, these are not the published files: nothing is imported or run
-    assert cli.main(["reproduce", "short", *words]) == 2
+    assert program.main(["reproduce", "short", *words]) == 2
     assert "printed is b251726a" in capsys.readouterr().err
     assert not Path("runs/checkpoints").exists()
 
@@ -150,7 +150,7 @@ def test_the_short_list_end_to_end(field, capsys, tmp_path):
     attempts = {
         n: len(s["attempts"]) for n, s in Ledger(Path("runs")).statuses().items()
     }
-    assert cli.main(words) == 0, capsys.readouterr().err
+    assert program.main(words) == 0, capsys.readouterr().err
     after = {n: len(s["attempts"]) for n, s in Ledger(Path("runs")).statuses().items()}
     assert all(after[name] == attempts[name] for name in before)
     # DINO's kNN, and of all 14 checkpoints kNN and few labels on four sets
@@ -168,11 +168,11 @@ def test_the_short_list_end_to_end(field, capsys, tmp_path):
     page = Path("runs/reproduce/short.md").read_text()
     assert page in capsys.readouterr().out
     assert "1 printed numbers: 1 unlike" in page and "measured as knn/imagenet" in page
-    assert cli.main(["reproduce", "--check", "runs/reproduce/short.zip"]) == 0
+    assert program.main(["reproduce", "--check", "runs/reproduce/short.zip"]) == 0
     assert "its table follows from its rows" in capsys.readouterr().out
 
     # 5. Again: nothing to do, the same table
-    assert cli.main(words) == 0
+    assert program.main(words) == 0
     assert Path("runs/reproduce/short.md").read_text() == page
     assert {
         n: len(s["attempts"]) for n, s in Ledger(Path("runs")).statuses().items()
@@ -180,4 +180,4 @@ def test_the_short_list_end_to_end(field, capsys, tmp_path):
 
     # 6. A file that became another one: refused, whatever is there of it
     field["supervised"].write_bytes(field["simsiam_100"].read_bytes())
-    assert cli.main(words) == 2 and "supervised" in capsys.readouterr().err
+    assert program.main(words) == 2 and "supervised" in capsys.readouterr().err

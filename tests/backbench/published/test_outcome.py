@@ -9,7 +9,7 @@ import zipfile
 import pytest
 from support.records import a_result
 
-from backbench import cli
+from backbench.cli import program
 from backbench.published import bundle, selection
 from backbench.published.outcome import markdown, outcome
 from backbench.published.public_files import FoundFile
@@ -220,7 +220,7 @@ def sent(runs, tmp_path):
 
 
 def test_a_bundle_is_whole_and_its_table_follows(sent, capsys):
-    assert cli.main(["reproduce", "--check", str(sent)]) == 0
+    assert program.main(["reproduce", "--check", str(sent)]) == 0
     said = capsys.readouterr().out
     assert "| dino | knn/imagenet/top1_k20@knn-dino-v1 | 67.5 | 67.10 |" in said
     assert "its table follows from its rows" in said
@@ -293,7 +293,7 @@ def resealed(members, name, data):
 )
 def test_a_changed_bundle_is_refused(sent, capsys, change, status, said):
     changed(sent, change)
-    assert cli.main(["reproduce", "--check", str(sent)]) == status
+    assert program.main(["reproduce", "--check", str(sent)]) == status
     err = capsys.readouterr().err.strip()
     assert said in err and err.count("\n") == 0
 
@@ -318,7 +318,7 @@ def test_a_list_is_held_against_the_shipped_one_of_its_name(runs, tmp_path):
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"no zip"])
 def test_what_is_no_zip_is_refused(tmp_path, capsys, content):
     (tmp_path / "x.zip").write_bytes(content)
-    assert cli.main(["reproduce", "--check", str(tmp_path / "x.zip")]) == 2
+    assert program.main(["reproduce", "--check", str(tmp_path / "x.zip")]) == 2
     assert "not readable as a bundle" in capsys.readouterr().err
 
 
@@ -363,7 +363,7 @@ def test_what_is_no_zip_is_refused(tmp_path, capsys, content):
 def test_a_list_that_says_too_little_is_refused(tmp_path, capsys, checkpoints, said):
     text = f"title: t\nestimate: e\ncheckpoints: {{{checkpoints}}}\nparts: []\n"
     (tmp_path / "mine.yaml").write_text(text)
-    assert cli.main(["reproduce", str(tmp_path / "mine.yaml"), "--download"]) == 2
+    assert program.main(["reproduce", str(tmp_path / "mine.yaml"), "--download"]) == 2
     err = capsys.readouterr().err.strip()
     assert said in err and err.count("\n") == 0
 
@@ -372,7 +372,7 @@ def test_what_a_later_part_lacks_is_said_before_the_first_runs(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["reproduce", "full", "--data", str(tmp_path)]) == 2
+    assert program.main(["reproduce", "full", "--data", str(tmp_path)]) == 2
     assert "semisup needs `lists: DIR`" in capsys.readouterr().err
     (tmp_path / "1percent.txt").touch()
     semisup = {

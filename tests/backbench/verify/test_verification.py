@@ -6,8 +6,8 @@ import pytest
 from support import forgeries
 from support.forgeries import FORGERIES, IMPOSSIBLE, RECORDS
 
-from backbench import cli
 from backbench.board.board import collect, read_verified, standing
+from backbench.cli import program
 from backbench.verify import verification
 
 EDITS = {
@@ -65,7 +65,7 @@ def test_every_command_names_them_all(command, all_forged, tmp_path, capsys, cap
         word.format(runs=all_forged, out=tmp_path / "C") for word in COMMANDS[command]
     ]
     with caplog.at_level("WARNING", logger="backbench"):
-        status = cli.main(given)
+        status = program.main(given)
     assert status == (1 if command == "verify" else 0)
     said = capsys.readouterr().out + "\n".join(r.getMessage() for r in caplog.records)
     missing = [name for n, name in enumerate(EDITS) if f"/n{n:03}/" not in said]
@@ -73,7 +73,7 @@ def test_every_command_names_them_all(command, all_forged, tmp_path, capsys, cap
 
 
 def test_the_demo_stands(capsys):
-    assert cli.main(["verify", str(RECORDS)]) == 0
+    assert program.main(["verify", str(RECORDS)]) == 0
     said = capsys.readouterr().out
     assert "25 level 3" in said and "30 level 2" in said and "0 do not fit" in said
 
@@ -115,12 +115,14 @@ def test_what_nothing_backs_never_leads(tmp_path):
 
 def test_merge_keeps_each_list_once_and_what_it_wrote_is_verified(tmp_path, capsys):
     assert (
-        cli.main(["merge", f"lab={RECORDS}", "--out", str(tmp_path / "C"), "--public"])
+        program.main(
+            ["merge", f"lab={RECORDS}", "--out", str(tmp_path / "C"), "--public"]
+        )
         == 0
     )
     (kept,) = (tmp_path / "C" / "lists").iterdir()
     assert kept.read_bytes() == (RECORDS / "lists" / kept.name).read_bytes()
-    assert cli.main(["verify", str(tmp_path / "C")]) == 0
+    assert program.main(["verify", str(tmp_path / "C")]) == 0
     assert "25 level 3" in capsys.readouterr().out
     assert (
         '"verified"' not in (tmp_path / "C/lab/backbench/knn/results.jsonl").read_text()

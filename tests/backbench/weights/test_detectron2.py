@@ -11,7 +11,7 @@ from support import foreign_fixtures as fx
 from support.detection_runs import needs_detectron2
 from torchvision.models import resnet18
 
-from backbench import cli
+from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.weights import exporting, importing
@@ -32,7 +32,7 @@ def export(kept, tmp_path):
     """The exit status of the command on a checkpoint, and the file that it is to make."""
     kept.save(tmp_path / "x.safetensors")
     words = ["export", tmp_path / "x.safetensors", "--format", "detectron2", "--out"]
-    return cli.main(
+    return program.main(
         list(map(str, [*words, tmp_path / "out.pkl"]))
     ), tmp_path / "out.pkl"
 

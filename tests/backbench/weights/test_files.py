@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from support import foreign_fixtures as fx
 from support.strangers import Calls
 
-from backbench import cli
+from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.weights import importing
 from backbench.weights.file_contents import FileContents
@@ -33,7 +33,7 @@ def refused(path, capsys, *words):
         ["import", str(path), "--out", str(out)],
         export,
     ):
-        assert cli.main(command) == 2
+        assert program.main(command) == 2
         line = capsys.readouterr().err
         assert line.count("\n") == 1, line
         assert str(path) in line
@@ -185,8 +185,8 @@ def test_empty_truncated_and_flipped_files(tmp_path, bad_input, capsys):
     flipped[at + 5] ^= 0x10  # one bit of one weight
     path.write_bytes(flipped)
     refused(path, capsys, "damaged", "CRC")
-    bad_input(cli.main(["inspect", str(tmp_path / "none.pth")]), "no such file")
-    bad_input(cli.main(["inspect", str(tmp_path)]), "is a folder")
+    bad_input(program.main(["inspect", str(tmp_path / "none.pth")]), "no such file")
+    bad_input(program.main(["inspect", str(tmp_path)]), "is a folder")
 
 
 def test_checksums_that_torch_was_told_to_skip_are_no_damage(tmp_path):
@@ -413,7 +413,8 @@ def test_names_cannot_write_to_the_terminal_or_take_forever(tmp_path, capsys):
     names = ["\x1b[2J\nfake line", "." * 1_000_000, *(f"{i}.{i}" for i in range(300))]
     path = torch_file({name: torch.zeros(1) for name in names}, tmp_path / "x.pth")
     assert (
-        cli.main(["import", str(path), "--out", str(tmp_path / "out.safetensors")]) == 2
+        program.main(["import", str(path), "--out", str(tmp_path / "out.safetensors")])
+        == 2
     )
     line = capsys.readouterr().err
     assert "no trunk in it; it holds 302 tensors: \\x1b[2J\\nfake line" in line

@@ -8,7 +8,7 @@ import torch
 from support import foreign_fixtures as fx
 from torch import nn
 
-from backbench import cli
+from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.weights import importing, inspecting
 from backbench.weights.families.resnet_tables import FORMATS
@@ -156,7 +156,7 @@ def test_command_line_refuses_with_one_line_and_no_file(tmp_path, bad_input):
         tmp_path / "out" / "x.safetensors",
     )
     meant = "is 'module.encoder_q.layer1.0.cnv1.weight' meant?"
-    said = bad_input(cli.main(["import", str(file), "--out", str(out)]), key, meant)
+    said = bad_input(program.main(["import", str(file), "--out", str(out)]), key, meant)
     assert said.count("\n") == 1 and not out.exists()
     words = [
         "export",
@@ -166,7 +166,7 @@ def test_command_line_refuses_with_one_line_and_no_file(tmp_path, bad_input):
         "--out",
         str(tmp_path / "x.pkl"),
     ]
-    assert cli.main(words) == 2
+    assert program.main(words) == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged.pth"]
 
 
@@ -178,14 +178,16 @@ def test_unrecognised_file_with_two_trunks_is_refused(tmp_path, bad_input):
     file, out = write({"weights": made}, tmp_path / "x.pth"), tmp_path / "x.safetensors"
     choice = ("nearest format: ", "--encoder encoder_one or encoder_two")
     both = "'weights: encoder_one.' and 'weights: encoder_two.'"
-    bad_input(cli.main(["import", str(file), "--out", str(out)]), both, *choice)
+    bad_input(program.main(["import", str(file), "--out", str(out)]), both, *choice)
     assert not out.exists()
-    away = cli.main(["export", str(file), "--format", "timm", "--out", str(out)])
+    away = program.main(["export", str(file), "--format", "timm", "--out", str(out)])
     bad_input(
         away, "in `backbench import FILE --out X.safetensors`"
     )  # export has no --encoder
     assert (
-        cli.main(["import", str(file), "--out", str(out), "--encoder", "encoder_two"])
+        program.main(
+            ["import", str(file), "--out", str(out), "--encoder", "encoder_two"]
+        )
         == 0
     )
     assert torch.equal(
@@ -276,17 +278,19 @@ def test_missing_statistics_are_refused_unless_asked_for(tmp_path, capsys, bad_i
     file, out = write(state, tmp_path / "parameters.pth"), tmp_path / "x.safetensors"
     allow = "--allow-missing-statistics in `backbench import FILE"
     bad_input(
-        cli.main(["import", str(file), "--out", str(out)]),
+        program.main(["import", str(file), "--out", str(out)]),
         "no batch-norm statistics",
         allow,
     )
     assert not out.exists()
-    assert cli.main(["inspect", str(file), "--json"]) == 0
+    assert program.main(["inspect", str(file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["importable"] is False
     assert report["encoders"][0]["missing_statistics"] == "all"
     assert (
-        cli.main(["import", str(file), "--out", str(out), "--allow-missing-statistics"])
+        program.main(
+            ["import", str(file), "--out", str(out), "--allow-missing-statistics"]
+        )
         == 0
     )
     checkpoint = importing.read(out)
@@ -363,10 +367,12 @@ def test_padding_of_a_plain_3x3_convolution_must_be_told(tmp_path, bad_input):
     model = fx.small_stem(fx.known_resnet("resnet18"))
     file, out = write(fx.plain(model), tmp_path / "x.pth"), tmp_path / "x.safetensors"
     words = ["import", str(file), "--out", str(out)]
-    bad_input(cli.main(words), "choose --stem", "in `backbench import FILE")
-    bad_input(cli.main([*words, "--stem", "imagenet"]), "(64, 3, 3, 3), not 'imagenet'")
-    bad_input(cli.main([*words, "--stem", "conv3_p1"]), "did you mean")
-    assert cli.main([*words, "--stem", "conv3_p2"]) == 0
+    bad_input(program.main(words), "choose --stem", "in `backbench import FILE")
+    bad_input(
+        program.main([*words, "--stem", "imagenet"]), "(64, 3, 3, 3), not 'imagenet'"
+    )
+    bad_input(program.main([*words, "--stem", "conv3_p1"]), "did you mean")
+    assert program.main([*words, "--stem", "conv3_p2"]) == 0
     assert importing.read(out).stem == "conv3_p2"
     with pytest.raises(BadInput, match="not 'conv3'"):
         file = write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "y.pth")
@@ -383,7 +389,7 @@ def test_a_rule_of_positions_is_refused_for_a_resnet(tmp_path, bad_input):
         ("aa", "leave out --pos"),
     ):
         said = bad_input(
-            cli.main(["import", str(file), "--out", str(out), "--pos", rule]), why
+            program.main(["import", str(file), "--out", str(out), "--pos", rule]), why
         )
         assert said.count("\n") == 1
     assert not out.exists()
@@ -423,7 +429,7 @@ def test_features_before_and_after_are_equal(maker, padding, tmp_path):
 # --- inspect and export ---
 def test_inspect_tells_what_is_there(tmp_path, capsys):
     file = write(fx.moco(fx.known_resnet("resnet18")), tmp_path / "x.pth.tar")
-    assert cli.main(["inspect", str(file), "--json"]) == 0
+    assert program.main(["inspect", str(file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     about = [report[key] for key in ("format", "container", "epochs", "arch")]
     assert about == ["moco", "torch zip", 200, "resnet18"]
@@ -441,7 +447,7 @@ def test_inspect_tells_what_is_there(tmp_path, capsys):
     assert groups == {"optimiser": 3, "projector": 8, "queue": 2}
     assert report["digest"] == importing.read(file).digest
     assert report["pixels"]["order"] == "RGB"
-    assert cli.main(["inspect", str(file)]) == 0
+    assert program.main(["inspect", str(file)]) == 0
     table = capsys.readouterr().out
     for word in (
         "moco",
@@ -458,7 +464,7 @@ def test_inspect_tells_what_is_there(tmp_path, capsys):
 def test_inspect_shows_what_is_wrong_and_how_much_matches(tmp_path, capsys):
     made = fx.dino(fx.known_resnet("resnet18"))
     removed(made["teacher"], "module.backbone.layer1.0.conv1.weight")
-    assert cli.main(["inspect", str(write(made, tmp_path / "x.pth"))]) == 0
+    assert program.main(["inspect", str(write(made, tmp_path / "x.pth"))]) == 0
     text = capsys.readouterr().out
     assert "119/120" in text
     assert "1 missing: module.backbone.layer1.0.conv1.weight" in text
@@ -499,7 +505,7 @@ def test_export_and_back(form, suffix, tmp_path, capsys):
 
     model = fx.known_resnet("resnet18")
     file, out = write(fx.swav(model), tmp_path / "x.pth"), tmp_path / f"out{suffix}"
-    assert cli.main(["export", str(file), "--format", form, "--out", str(out)]) == 0
+    assert program.main(["export", str(file), "--format", form, "--out", str(out)]) == 0
     state = open_file(out).tree
     theirs = resnet18()
     theirs.fc = nn.Identity()

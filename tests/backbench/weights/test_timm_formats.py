@@ -10,7 +10,7 @@ import torch
 import torchvision
 from support import timm_fixtures as fx
 
-from backbench import cli
+from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.weights import archs, importing, inspecting
@@ -189,8 +189,8 @@ def test_nothing_is_guessed(tmp_path, bad_input):
         FileContents(opened(clip, tmp_path)).choose()
     out = tmp_path / "x.safetensors"
     words = ["import", str(saved(fixed, tmp_path)), "--out", str(out), "--arch"]
-    assert cli.main([*words, "resnet50"]) == 2
-    bad_input(cli.main([*words, "timm:vit_smal_patch16_224"]), "did you mean")
+    assert program.main([*words, "resnet50"]) == 2
+    bad_input(program.main([*words, "timm:vit_smal_patch16_224"]), "did you mean")
     assert not out.exists()
 
 
@@ -298,7 +298,7 @@ def test_inspect_and_export_of_a_trunk_of_timms(tmp_path, bad_input, capsys):
     out, away = tmp_path / "x.safetensors", tmp_path / "away.safetensors"
     arch = fx.CASES[fx.mae][1]
     file = saved(fx.mae(fx.known(arch)), tmp_path, "mae.pth")
-    assert cli.main(["import", str(file), "--out", str(out), "--arch", arch]) == 0
+    assert program.main(["import", str(file), "--out", str(out), "--arch", arch]) == 0
     report = inspecting.inspect(out)
     assert importing.read(out, reading="mean").reading == "mean"
     assert (report["encoders"][0]["matched"], report["encoders"][0]["problems"]) == (
@@ -307,16 +307,18 @@ def test_inspect_and_export_of_a_trunk_of_timms(tmp_path, bad_input, capsys):
     )
     allows = {"reading": "cls", "feature_dim": 32, "size": 32, "divisor": 8}
     assert report["allows"] == allows | {"strides": [8], "positions": "size"}
-    assert cli.main(["inspect", str(out)]) == 0
+    assert program.main(["inspect", str(out)]) == 0
     said = capsys.readouterr().out
     assert "images of 32 x 32 pixels; of others with `import --pos size`" in said
     assert "detection on maps at strides 8" in said
-    assert cli.main(["export", str(out), "--format", "timm", "--out", str(away)]) == 0
+    assert (
+        program.main(["export", str(out), "--format", "timm", "--out", str(away)]) == 0
+    )
     assert "timm.create_model('vit_small_patch16_224'" in capsys.readouterr().out
     assert importing.read(away).digest == importing.read(out).digest
     for form in ("torchvision", "detectron2"):
         words = ["export", str(out), "--format", form, "--out", str(tmp_path / "no")]
-        bad_input(cli.main(words), "goes out with --format timm")
+        bad_input(program.main(words), "goes out with --format timm")
     assert inspecting.inspect("timm:test_convnext@random")["allows"]["strides"] == [
         4,
         8,

@@ -14,7 +14,7 @@ from fvcore.nn.jit_handles import get_shape
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from backbench import cli
+from backbench.cli import program
 from backbench.detection import backbones
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
@@ -575,7 +575,8 @@ def test_rows_say_what_the_trunk_costs(tiny_root, tmp_path):
     files = [str(path) for path in sorted(tmp_path.glob("*.safetensors"))]
     line = ["linear", *files, "--datasets", "digits", "--protocol", str(protocol)]
     assert (
-        cli.main([*line, "--data", str(tiny_root), "--out", str(tmp_path / "run")]) == 0
+        program.main([*line, "--data", str(tiny_root), "--out", str(tmp_path / "run")])
+        == 0
     )
     rows = [
         json.loads(x)

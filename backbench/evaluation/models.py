@@ -1,0 +1,121 @@
+"""Takes what people have of a model (a file, a name, a module) as a Checkpoint, and keeps it in OUT."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backbench.errors import BadInput
+from backbench.runs.terminal import log
+from backbench.weights import header
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from backbench.images.preprocess import Pixels
+    from backbench.weights.checkpoint import Checkpoint
+
+    Model = Checkpoint | nn.Module | str | Path
+
+FILE = "checkpoint.safetensors"
+
+
+def read_models(
+    given: Model | Sequence[Model],
+    *,
+    name: str | None = None,
+    method: str | None = None,
+    epochs: int | None = None,
+    encoder: str | None = None,
+    pixels: Pixels | None = None,
+) -> list[Checkpoint]:
+    """Read one model or several, each set of weights once; `name` and the like describe them."""
+    # A path and a module are no sequences, a text is one model
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    found: dict[str, Checkpoint] = {}
+    for each in given if several else [given]:  # type: ignore[union-attr]
+        one = checkpoint_of(each, encoder, pixels)  # type: ignore[arg-type]
+        one = one.described(name or None, method, epochs)
+        if one.digest in found:
+            log.warning(
+                f"{each}: the same weights as {found[one.digest].name}; measured once"
+            )
+        else:
+            found[one.digest] = one
+    return list(found.values())
+
+
+def checkpoint_of(
+    given: Model, encoder: str | None, pixels: Pixels | None
+) -> Checkpoint:
+    """Turn a Checkpoint, a file or a module into a Checkpoint."""
+    import torch
+
+    from backbench.weights import importing
+    from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint
+
+    if isinstance(given, Checkpoint):
+        found = given
+    elif isinstance(given, str | Path):
+        found = importing.read(Path(given), encoder=encoder)
+    elif isinstance(given, torch.nn.Module):
+        found = importing.checkpoint_of(given, pixels) or _of_module(given, encoder)
+    else:
+        raise BadInput(
+            f"expected a Checkpoint, torch module or path, not {type(given).__name__}"
+        )
+    if pixels is None:
+        if remark := found.provenance.get(PIXELS_FROM):
+            log.info(f"{found.name}: {remark}")
+        return found
+    provenance = {
+        key: value for key, value in found.provenance.items() if key != PIXELS_FROM
+    }
+    return found.replace(pixels=pixels, provenance=provenance)
+
+
+def _of_module(module: nn.Module, encoder: str | None) -> Checkpoint:
+    """Read the one trunk that the module's weights hold, as a file of them would be."""
+    import torch
+
+    from backbench.weights import importing
+
+    kind = type(module)
+    source = f"module {kind.__qualname__}"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "module.pt"
+        torch.save(module.state_dict(), file)
+        try:
+            found = importing.read(
+                file, encoder=encoder, name=kind.__name__, method="module"
+            )
+        except BadInput as error:
+            # The reader names a temporary file, which is gone by now
+            said = str(error).replace(str(file), source)
+            raise BadInput(
+                f"{said}; a module of another kind is given as"
+                " backbench.weights.trunk.ModuleTrunk"
+            ) from None
+    return found.replace(provenance={**found.provenance, "source": source})
+
+
+def keep_in(out: Path, checkpoint: Checkpoint, *, alone: bool) -> Path:
+    """Write the weights below OUT, unless they are there; return their file. The only checkpoint
+    of a call is OUT/checkpoint.safetensors, unless another one has that name."""
+    first = out / FILE
+    if alone and (not first.exists() or header.digest(first) == checkpoint.digest):
+        file = first
+    else:
+        file = out / f"checkpoint-{checkpoint.digest[:12]}.safetensors"
+        if not checkpoint.family.lasting(checkpoint.arch) and first.exists():
+            raise BadInput(
+                f"{out}: holds results of other weights ({FILE}); choose another out; a module"
+                " without `identity` is another one in every process"
+            )
+    if not file.exists():
+        checkpoint.save(file)
+    elif header.digest(file) != checkpoint.digest:
+        raise BadInput(f"{file}: holds other weights than its name says; remove it")
+    return file

@@ -1,0 +1,184 @@
+"""Plans an evaluation: which runs measure the wanted tasks, each as a typed request."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backbench.datasets import catalog
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput
+from backbench.evaluation.wanted import DEFAULT_TASKS, WantedTask
+from backbench.recipes import config
+from backbench.requests.measuring import measuring_request
+from backbench.requests.options import Request
+from backbench.requests.places import Accelerator
+from backbench.tasks import TASKS
+from backbench.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run folder: what is asked for, and the checkpoints of the request's files."""
+
+    task: WantedTask
+    request: Request
+    checkpoints: tuple[Checkpoint, ...]
+    out: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """All runs of an evaluation, in the order of the wanted tasks."""
+
+    root: Path
+    out: Path
+    seed: int
+    wanted: tuple[WantedTask, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    runs: list[PlannedRun] = field(default_factory=list)
+    # (dataset, whether with label maps) -> its images, read once for all runs
+    images: dict[tuple[str, bool], Splits] = field(default_factory=dict)
+
+    def of(self, wanted: WantedTask) -> list[PlannedRun]:
+        return [run for run in self.runs if run.task == wanted]
+
+
+def make_plan(
+    wanted: Sequence[WantedTask],
+    checkpoints: Mapping[Path, Checkpoint],
+    *,
+    root: Path,
+    out: Path,
+    seed: int = 0,
+    lists: Path | None = None,
+    engine: str = "auto",
+    accelerator: Accelerator = "auto",
+    workers: int | None = None,
+) -> EvaluationPlan:
+    """EvaluationPlan the runs of the wanted tasks on checkpoint files that are read already."""
+    plan = EvaluationPlan(
+        root=root,
+        out=out,
+        seed=seed,
+        wanted=tuple(wanted),
+        checkpoints=tuple(checkpoints.values()),
+    )
+    files = {checkpoint.digest: file for file, checkpoint in checkpoints.items()}
+    for task in wanted:
+        row = TASKS[task.task]
+        if row.from_scores:  # of what was measured before, in this call or another
+            continue
+        for fitted, group in _groups(task, plan):
+            recipe, *overrides = fitted.words
+            run = _run_folder(fitted, group, out, files)
+            request = measuring_request(
+                row.verb,
+                [files[checkpoint.digest] for checkpoint in group],
+                data=root,
+                out=run,
+                dataset=task.dataset,
+                recipe=recipe,
+                overrides=overrides,
+                percent=row.percent,
+                lists=lists,
+                engine=engine,
+                seed=seed,
+                accelerator=accelerator,
+                workers=workers,
+            )
+            plan.runs.append(PlannedRun(task, request, tuple(group), run))
+    return plan
+
+
+def images_of(plan: EvaluationPlan, dataset: str, *, dense: bool = False) -> Splits:
+    """Read the images of a dataset, once for the whole plan."""
+    key = (dataset, dense)
+    if key not in plan.images:
+        plan.images[key] = catalog.load(dataset, plan.root, seed=plan.seed, dense=dense)
+    return plan.images[key]
+
+
+def _run_folder(
+    task: WantedTask,
+    group: Sequence[Checkpoint],
+    out: Path,
+    files: Mapping[str, Path],
+) -> Path:
+    """OUT/<task> for OUT's own checkpoint, with a mark behind it for any others."""
+    from backbench.evaluation.models import FILE
+
+    if [files[each.digest] for each in group] == [out / FILE]:
+        return out / task.folder
+    mark = hashlib.sha256("".join(each.digest for each in group).encode()).hexdigest()
+    return out / f"{task.folder}-{mark[:8]}"
+
+
+def _groups(
+    wanted: WantedTask, plan: EvaluationPlan
+) -> list[tuple[WantedTask, list[Checkpoint]]]:
+    """Split a task into runs: checkpoints of one input size together if its verb can, else alone.
+    Cheap readings by their default recipe are fitted to the data and the input size."""
+    groups: dict[WantedTask, list[Checkpoint]] = {wanted: list(plan.checkpoints)}
+    of_its_name = (
+        wanted.task in DEFAULT_TASKS and wanted.recipe == TASKS[wanted.task].recipe
+    )
+    if of_its_name and wanted.dataset != "all":
+        recipe = config.read_recipe(config.find_recipe(wanted.recipe, "transfer"))
+        fitted = [wanted.recipe, *_fewer(wanted, recipe, plan)]
+        resize = recipe["geometry"]["resize"]
+        crop = recipe["geometry"]["crop"]
+        groups = {}
+        for each in plan.checkpoints:
+            size = each.family.blank(each.arch, each.stem, each.reading).size
+            words = list(fitted)
+            if size not in (None, crop):
+                words += [
+                    f"geometry.resize={round(resize * size / crop)}",
+                    f"geometry.crop={size}",
+                ]
+            groups.setdefault(wanted._replace(recipe=" ".join(words)), []).append(each)
+    if TASKS[wanted.task].verb in ("linear", "ood", "analyze"):
+        return list(groups.items())
+    return [(task, [each]) for task, together in groups.items() for each in together]
+
+
+def _fewer(
+    wanted: WantedTask, recipe: config.Recipe, plan: EvaluationPlan
+) -> list[str]:
+    """The changes to a recipe that asks for more neighbours or shots than there are images."""
+    images = images_of(plan, wanted.dataset).both()
+    if wanted.task == "knn" and max(recipe["k"]) > len(images):
+        few = [k for k in recipe["k"] if k <= len(images)] or [1]
+        return [f"k={','.join(map(str, few))}"]
+    fewest = min(Counter(images.labels).values())
+    if wanted.task == "fewshot" and recipe["shots"] > fewest:
+        return [f"shots={fewest}"]
+    return []
+
+
+def refuse_recipes(wanted: Sequence[WantedTask]) -> None:
+    """BadInput for a recipe that is not there, before anything is read."""
+    for task in wanted:
+        row = TASKS[task.task]
+        if row.from_scores:
+            continue
+        several = row.verb == "linear"
+        names = task.words[0].split(",") if several else task.words[:1]
+        for name in names:
+            config.find_recipe(name, "detection" if row.detects else "transfer")
+
+
+def refuse_places(
+    wanted: Sequence[WantedTask], accelerator: str, workers: int | None
+) -> None:
+    """BadInput for options of place that one of the tasks does not take."""
+    for task in wanted:
+        if TASKS[task.task].detects and (accelerator != "auto" or workers is not None):
+            raise BadInput(
+                f"{task.task}: --accelerator and --workers are for the other tasks; leave them"
+                " out, or use `backbench detect ... MODEL.DEVICE cpu`"
+            )

@@ -1,0 +1,110 @@
+"""Reads which tasks are wanted, on which dataset: knn, linear/cifar10@lorac, knn@RECIPE k=5."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from backbench.containers import containers
+from backbench.datasets import catalog
+from backbench.errors import BadInput, nearest
+from backbench.tasks import TASKS
+
+# The readings where no task is named: minutes on a CPU, from one pass over the images
+DEFAULT_TASKS = ("knn", "fewshot", "logreg")
+
+
+class WantedTask(NamedTuple):
+    """A task to measure, `task/dataset[@recipe]`; `recipe` may have changes: "knn k=5,20"."""
+
+    task: str
+    dataset: str
+    recipe: str
+
+    @property
+    def words(self) -> list[str]:
+        """The recipe and its changes."""
+        return re.split(r" +(?=[a-z_][\w.]*=)", self.recipe)
+
+    @property
+    def folder(self) -> str:
+        """The name of its run folder: the task, the dataset and the recipe."""
+        names = [Path(recipe).stem for recipe in self.words[0].split(",")]
+        words = [*names, *self.words[1:]]
+        name = re.sub(r"[^\w.-]+", "_", "-".join(words))
+        return f"{self.task}-{self.dataset}-{name}"
+
+
+def parse_task(task: str, folder: str = "") -> WantedTask:
+    """ "linear/cifar10@lorac" -> ("linear", "cifar10", "lorac"); the recipe may be left out, and the
+    dataset where it is `folder`, whose name may have an @ in it. More of them: "linear/all",
+    "knn/dtd@knn k=5,20", "semi_1pct/imagenet" (with lists), "mask_rcnn/coco2017"; "ood/imagenet-a"
+    uses the heads that "linear/imagenet" left, "calibration" the scores of linear and logreg."""
+    what, _, recipe = task.partition("@")
+    kind, slash, dataset = what.partition("/")
+    if kind not in TASKS:
+        raise BadInput(f"task '{task}': unknown task '{kind}'; {nearest(kind, TASKS)}")
+    dataset = dataset if slash else folder
+    if not dataset:
+        raise BadInput(
+            f"task '{task}': expected task/dataset[@recipe], as in linear/cifar10"
+        )
+    return WantedTask(kind, dataset, recipe or TASKS[kind].recipe)
+
+
+def place_tasks(
+    tasks: str | Iterable[str] | None, data: Path, out: Path
+) -> tuple[Path, list[WantedTask]]:
+    """Return ROOT and the tasks with their datasets. `data` is ROOT if the tasks name datasets,
+    else the folder of one dataset. BadInput if it is no such folder."""
+    if tasks is None:
+        names = list(DEFAULT_TASKS)
+    elif isinstance(tasks, str):
+        names = [tasks]
+    else:
+        names = list(tasks)
+    if not names:
+        raise BadInput(
+            "no tasks given; a task is task/dataset[@recipe], as in linear/cifar10"
+        )
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"{out}: is a file; --out needs a folder")
+    if all("/" in text.partition("@")[0] for text in names):
+        return data, [parse_task(text) for text in names]
+    folder = dataset_folder(data)
+    return folder.parent, [parse_task(text, folder.name) for text in names]
+
+
+def dataset_folder(data: Path) -> Path:
+    """Return the folder of the one dataset that `data` is; BadInput where it is none."""
+    folder = Path(os.path.abspath(data))  # noqa: PTH100 - links stay as they are named
+    # The archive of a dataset stands for the folder that it would unpack to
+    endings = itertools.chain(*containers.WHOLE.values())
+    if folder.is_file() and folder.suffix.lower() in endings:
+        folder = folder.with_suffix("")
+    if not folder.is_dir() and containers.whole(folder) is None:
+        if why := containers.refused(folder):
+            raise BadInput(f"--data {why}")
+        what = "is a file" if folder.exists() else "no such folder"
+        raise BadInput(
+            f"--data {data}: {what}; give the folder with the images, as mine/<class>/"
+        )
+    name = folder.name
+    if "," in name or name == "all":
+        raise BadInput(
+            f"--data {data}: a dataset's name has no comma and is not 'all'; rename it"
+        )
+    if catalog.row(name) is not None and catalog.is_class_folder(folder):
+        try:
+            catalog.present(name, folder.parent)
+        except BadInput:
+            raise BadInput(
+                f"--data {data}: has the name of the known dataset {name}, and not its files;"
+                " rename the folder"
+            ) from None
+    catalog.present(name, folder.parent)
+    return folder

@@ -1,0 +1,47 @@
+"""`backbench detect`: R-CNNs on COCO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from backbench.requests.options import argument, option
+from backbench.requests.places import JsonRequest
+
+Engine = Literal["auto", "detectron2", "torchvision"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectRequest(JsonRequest):
+    """Train Faster, Mask or Keypoint R-CNN on COCO."""
+
+    verb: ClassVar[str] = "detect"
+    config_file: str = option("a file or a name under configs/detection", "YAML")
+    engine: Engine = option("auto: detectron2 where it is installed", default="auto")
+    checkpoint: Path | None = option(
+        "a Checkpoint or any importable file", "X", default=None
+    )
+    data: Path | None = option(
+        "folder that holds coco/ (default: $DETECTRON2_DATASETS)", "ROOT", default=None
+    )
+    out: Path | None = option("run folder (or OUTPUT_DIR DIR)", "RUN", default=None)
+    resume: bool = option("continue the run that RUN holds", default=False)
+    eval_only: bool = option("only evaluate", default=False)
+    num_gpus: int = option(
+        "processes on this machine (CPU ranks without a GPU)", "N", default=1
+    )
+    num_machines: int = option(
+        "machines; the same command on each, with its --machine-rank", "N", default=1
+    )
+    machine_rank: int = option("from 0", "R", default=0)
+    dist_url: str = option("tcp://HOST:PORT of machine 0", "URL", default="")
+    seed: int | None = option("in place of the config's SEED", "S", default=None)
+    seeds: int = option(
+        "train again with the next seeds, N runs in RUN/s0, RUN/s1, ...: bold needs them",
+        "N",
+        default=1,
+    )
+    opts: tuple[str, ...] = argument(
+        "KEY VALUE", "changes to the config", several="rest", default=()
+    )

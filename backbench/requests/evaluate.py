@@ -1,0 +1,34 @@
+"""`backbench evaluate`: several readings of one's own models, to the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from backbench.requests.options import argument, option
+from backbench.requests.places import Accelerator, JsonRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(JsonRequest):
+    """Measure your models on your folder of images, in minutes."""
+
+    verb: ClassVar[str] = "evaluate"
+    words: tuple[str, ...] = argument(
+        "MODEL|TASK",
+        "checkpoint files or timm:NAME; then, if you like, tasks (knn, fewshot, logreg,"
+        " linear, class_retrieval, cluster, attentive, calibration, finetune, semi_10pct,"
+        " ood/imagenet-a, segmentation/voc2012; knn@RECIPE, knn/DATASET)",
+    )
+    data: Path = option(
+        "the images as FOLDER/<class>/, or in FOLDER/{train,val,test}/<class>/, or a tar or"
+        " zip file; or ROOT, with TASK/DATASET",
+        "FOLDER",
+    )
+    out: Path = option(
+        "folder of runs, page and table; the same command continues", "RUNS"
+    )
+    seed: int = option("of the draws and the training", "N", default=0)
+    accelerator: Accelerator = option("auto: a GPU where there is one", default="auto")
+    workers: int | None = option("loader workers per process", "N", default=None)

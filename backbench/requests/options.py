@@ -1,0 +1,213 @@
+"""Turns the fields of a request into options of the command line, and back into words.
+
+    @dataclass(frozen=True, kw_only=True)
+    class CleanRequest(Request):
+        "List what runs hold on disk, and what can go."
+        verb: ClassVar[str] = "clean"
+        runs: tuple[Path, ...] = argument("RUNS", "run folders")
+        yes: bool = option("remove what can go; without it, only list", default=False)
+
+A field's type decides how its words are read: bool is a switch, a tuple takes several words, Literal
+has choices. `declare` and `Request.argv` both follow this one table, so neither can know an option
+that the other does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import types
+import typing
+from dataclasses import MISSING, dataclass
+from typing import Any, ClassVar, Literal
+
+KEY = "option"  # of a field's metadata
+
+# How many words a tuple takes. "+": one or more, as where nothing is said; "*": any number; "each":
+# one, and the flag may be repeated; "rest": all words to the end of the line; "loose": words such
+# as k=5 that stand anywhere and that no other option takes
+Several = Literal["+", "*", "each", "rest", "loose"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is spelled on the command line."""
+
+    help: str
+    metavar: str | None
+    flagged: bool  # False: its words stand without a flag
+    several: Several | None
+    hidden: bool = False
+    action: type[argparse.Action] | None = None  # in place of keeping the word
+
+
+def option(
+    help: str,
+    metavar: str | None = None,
+    *,
+    default: Any = MISSING,
+    several: Several | None = None,
+    hidden: bool = False,
+    action: type[argparse.Action] | None = None,
+) -> Any:
+    """Declare a field with the flag --name. Without a default it must be given."""
+    spelled = Option(help, metavar, True, several, hidden, action)
+    return dataclasses.field(default=default, metadata={KEY: spelled})
+
+
+def argument(
+    metavar: str,
+    help: str | None = None,
+    *,
+    several: Several | None = None,
+    default: Any = MISSING,
+) -> Any:
+    """Declare a field whose words stand without a flag; a tuple takes one or more of them."""
+    spelled = Option(help or "", metavar, False, several)
+    return dataclasses.field(default=default, metadata={KEY: spelled})
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A field, its option, and the type of one word of it."""
+
+    field: dataclasses.Field[Any]
+    option: Option
+    word: type
+    many: bool  # the field is a tuple of words
+    switch: bool
+    choices: tuple[Any, ...] | None
+
+    @property
+    def flag(self) -> str | None:
+        if not self.option.flagged:
+            return None
+        return f"--{self.field.name.replace('_', '-')}"
+
+    @property
+    def required(self) -> bool:
+        return self.field.default is MISSING
+
+
+_SPELLINGS: dict[type[Request], tuple[Spelling, ...]] = {}
+
+
+def spellings(request: type[Request]) -> tuple[Spelling, ...]:
+    """The options of a request: its own, in the order of its fields, then those that it shares with
+    others. They are worked out once for each request."""
+    if request not in _SPELLINGS:
+        hints = typing.get_type_hints(request)
+        by_name = {field.name: field for field in dataclasses.fields(request)}
+        found = []
+        for owner in request.__mro__:
+            for name in inspect.get_annotations(owner):
+                field = by_name.pop(name, None)
+                if field is not None and KEY in field.metadata:
+                    found.append(_spelling(field, hints[name]))
+        _SPELLINGS[request] = tuple(found)
+    return _SPELLINGS[request]
+
+
+def _spelling(field: dataclasses.Field[Any], hint: Any) -> Spelling:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # int | None
+        (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
+    many = typing.get_origin(hint) is tuple
+    if many:
+        hint = typing.get_args(hint)[0]
+    choices = None
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        hint = type(choices[0])
+    return Spelling(field, field.metadata[KEY], hint, many, hint is bool, choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What one command asks for. Its docstring's first line says what the verb does."""
+
+    verb: ClassVar[
+        str
+    ]  # "linear"; with a blank where it is one of several: "launch run"
+
+    def argv(self) -> tuple[str, ...]:
+        """Write the words behind `backbench` that parse into this request."""
+        bare: list[str] = []
+        flagged: list[str] = []
+        rest: list[str] = []
+        for spelling in spellings(type(self)):
+            value = getattr(self, spelling.field.name)
+            if value == spelling.field.default:
+                continue
+            words = [str(one) for one in value] if spelling.many else [str(value)]
+            several = spelling.option.several
+            if several == "rest":
+                rest += words if spelling.flag is None else [spelling.flag, *words]
+            elif several == "loose":
+                flagged += words
+            elif spelling.flag is None:
+                bare += words
+            elif spelling.switch:
+                flagged.append(spelling.flag)
+            elif several == "each":
+                flagged += [f"{spelling.flag}={word}" for word in words]
+            elif not spelling.many and words[0].startswith("-"):
+                flagged.append(f"{spelling.flag}={words[0]}")  # --seed=-1
+            else:
+                flagged += [spelling.flag, *words]
+        return (*self.verb.split(), *bare, *flagged, *rest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a verb ends with."""
+
+    status: int = 0
+    document: object = None  # what --json prints; None on all processes but the first
+
+
+def declare(parser: argparse.ArgumentParser, request: type[Request]) -> None:
+    """Add the options of a request to the parser of its verb."""
+    for spelling in spellings(request):
+        several = spelling.option.several
+        if several == "loose":
+            continue  # the parser leaves such words over
+        how: dict[str, Any] = {"help": spelling.option.help or None}
+        if spelling.option.hidden:
+            how["help"] = argparse.SUPPRESS
+        if spelling.flag is None:
+            name = (spelling.field.name,)
+        else:
+            name = (spelling.flag,)
+            how |= {"dest": spelling.field.name, "required": spelling.required}
+        if spelling.switch:
+            parser.add_argument(*name, action="store_true", **how)
+            continue
+        how |= {"type": spelling.word, "metavar": spelling.option.metavar}
+        if spelling.choices is not None:
+            how["choices"] = spelling.choices
+        if several == "each":
+            parser.add_argument(*name, action="append", **how)
+            continue
+        if spelling.option.action is not None:
+            how["action"] = spelling.option.action
+        if several == "rest":
+            how["nargs"] = argparse.REMAINDER
+        elif spelling.many:
+            how["nargs"] = several or "+"
+        elif spelling.flag is None and not spelling.required:
+            how["nargs"] = "?"
+        parser.add_argument(*name, **how)
+
+
+def made(request: type[Request], namespace: argparse.Namespace) -> Request:
+    """Make the request that a parsed command line is."""
+    values: dict[str, Any] = {}
+    for spelling in spellings(request):
+        value = getattr(namespace, spelling.field.name, None)
+        if value is None:  # nothing was said of it
+            value = spelling.field.default
+        elif spelling.many:
+            value = tuple(value)
+        values[spelling.field.name] = value
+    return request(**values)

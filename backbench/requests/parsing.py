@@ -1,0 +1,138 @@
+"""Parses a command line into the request that it is."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from backbench.errors import EXIT_BAD_INPUT
+from backbench.requests.every import GROUPS, REQUESTS
+from backbench.requests.options import Request, declare, made, spellings
+
+CHANGE = re.compile(r"[a-z_][\w.]*=")  # the beginning of k=5,20
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+class _PrintVersion(argparse.Action):
+    """`--version`; reading it takes longer than all of --help, so only this does."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        parser._print_message(f"backbench {version('backbench')}\n", sys.stdout)
+        parser.exit()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation:
+    """A command line: what it asks for, and how much it wants to be told."""
+
+    request: Request
+    verbosity: int = 0  # -1 with -q
+    debug: bool = False
+
+
+def _add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """Add the options that may stand before the verb or after it."""
+    parser.add_argument("-v", dest="verbosity", action="count", help="more output")
+    parser.add_argument("-q", dest="quiet", action="store_true", help="warnings only")
+    parser.add_argument(
+        "--debug", action="store_true", help="show the traceback of an error"
+    )
+
+
+@functools.cache
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of the whole command line."""
+    question = "What is a self-supervised ResNet-50 worth?"
+    top = Parser(prog="backbench", description=question, allow_abbrev=False)
+    _add_verbosity(top)
+    top.add_argument("--version", action=_PrintVersion, help="print the version")
+    top.set_defaults(verbosity=0, quiet=False, debug=False)
+    # A verb's own defaults would undo what stands before it, so it has none
+    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    _add_verbosity(common)
+    verbs = top.add_subparsers(
+        dest="verb", required=True, metavar="VERB", parser_class=Parser
+    )
+    groups: dict[str, Any] = {}
+    for request in REQUESTS:
+        verb, _, action = request.verb.partition(" ")
+        beside = verbs
+        if action:
+            if verb not in groups:
+                group = verbs.add_parser(verb, **_about(GROUPS[verb]))
+                names = [
+                    r.verb.split()[1] for r in REQUESTS if r.verb.split()[0] == verb
+                ]
+                groups[verb] = group.add_subparsers(
+                    dest="action", required=True, metavar="|".join(names)
+                )
+            beside = groups[verb]
+        child = beside.add_parser(
+            action or verb,
+            **_about(str(request.__doc__)),
+            parents=[common],
+            allow_abbrev=False,
+        )
+        declare(child, request)
+        child.set_defaults(request=request)
+    return top
+
+
+def _about(docstring: str) -> dict[str, Any]:
+    about = docstring.rstrip(".")
+    # argparse formats the help, and not the description
+    return {"help": about.replace("%", "%%"), "description": about}
+
+
+def parse(argv: Sequence[str]) -> Request:
+    """Parse the words of a request, as `Request.argv` writes them."""
+    return invocation(argv).request
+
+
+def invocation(argv: Sequence[str]) -> Invocation:
+    """Parse a command line; SystemExit, with argparse's own text, where that fails."""
+    top = parser()
+    args, rest = top.parse_known_args(list(argv))
+    request: Any = made(args.request, args)
+    names = {spelling.field.name for spelling in spellings(args.request)}
+    changed: dict[str, tuple[Any, ...]] = {}
+    # `linear --protocol knn k=5,20 X`: argparse takes k=5,20 for a checkpoint
+    if {"checkpoints", "overrides"} <= names:
+        words = request.checkpoints
+        changes = [w for w in words if CHANGE.match(str(w)) and not w.exists()]
+        changed["checkpoints"] = tuple(w for w in words if w not in changes)
+        changed["overrides"] = tuple(map(str, changes))
+        if not changed["checkpoints"]:
+            top.error(f"{changes[0]} is no checkpoint; name one before --protocol")
+    # argparse takes words without a flag in one place only, before the options or after them; here
+    # both will do
+    flags = [word for word in rest if word.startswith("-")]
+    if "words" in names and not flags:
+        changed["words"] = (*request.words, *rest)
+    elif "overrides" in names and not flags and all("=" in word for word in rest):
+        before = changed.get("overrides", request.overrides)
+        changed["overrides"] = (*before, *rest)
+    elif rest:
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    return Invocation(
+        request=dataclasses.replace(request, **changed),
+        verbosity=-1 if args.quiet else args.verbosity,
+        debug=args.debug,
+    )

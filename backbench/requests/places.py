@@ -1,0 +1,89 @@
+"""Fields that several requests share: where data and runs are, which processes work, what is said."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from backbench.requests.options import Request, argument, option
+
+Accelerator = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonRequest(Request):
+    """A request whose answer can be a JSON document."""
+
+    json: bool = option(
+        "one JSON document on standard output; all else goes to standard error",
+        default=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(Request):
+    """A request that reads data, writes a run folder, and may take several processes."""
+
+    data: Path = option("folder with one folder per dataset", "ROOT")
+    out: Path = option("run folder; the same command continues it", "RUN")
+    devices: int = option("processes on this node (GPUs, or CPU ranks)", "N", default=1)
+    nodes: int = option("nodes; under Slurm start one task per device", "N", default=1)
+    accelerator: Accelerator = option("auto: a GPU where there is one", default="auto")
+    workers: int | None = option("loader workers per process", "N", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeededRequest(JsonRequest):
+    """A request whose training can be repeated with other seeds."""
+
+    seed: int = option("of the draws and the training", "N", default=0)
+    seeds: int = option(
+        "train again with the next seeds, N runs in RUN/s0, RUN/s1, ...: bold needs them",
+        "N",
+        default=1,
+    )
+
+
+class ProtocolsAsked(Exception):
+    """`--protocol list` asks which protocols there are for a verb, its only argument."""
+
+
+class ProtocolAction(argparse.Action):
+    """Keep the name of a protocol; the name `list` asks for the names."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        value: Any,
+        *_: object,
+    ) -> None:
+        if value == "list":
+            raise ProtocolsAsked(parser.prog.split()[-1])
+        setattr(namespace, self.dest, value)
+
+
+CHECKPOINTS = (
+    "checkpoint file(s), published formats too; timm:NAME from the local cache"
+)
+CHANGES = "`list` shows them; k=5 after it changes it"
+
+
+def checkpoints_argument() -> tuple[Path, ...]:
+    found: tuple[Path, ...] = argument("X", CHECKPOINTS)
+    return found
+
+
+def protocol_option(default: str, also: str = "") -> str:
+    """A field for a protocol's name."""
+    help = f"a recipe's name or file{also} (default: {default}); {CHANGES}"
+    found: str = option(help, "NAME", default=default, action=ProtocolAction)
+    return found
+
+
+def overrides_words() -> tuple[str, ...]:
+    """A field for the changes to a protocol, which may stand anywhere on the line."""
+    found: tuple[str, ...] = argument("k=v", several="loose", default=())
+    return found

@@ -1,0 +1,85 @@
+"""A request and its words are two spellings of one thing."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from backbench.cli import verbs
+from backbench.requests.every import REQUESTS
+from backbench.requests.options import spellings
+from backbench.requests.parsing import parse
+from backbench.requests.probe import LinearRequest
+
+DRAWS = 30
+WORDS = ("x", "a/b.pth", "two words", "-1", "k", "timm:vit", "ünder", "0")
+
+
+def drawn(spelling, draw):
+    """A value of the field's type that is not its default, as far as there is one."""
+    if spelling.switch:
+        return True
+    if spelling.many:
+        count = draw.randint(1, 3)
+        return tuple(drawn_word(spelling, draw) for _ in range(count))
+    return drawn_word(spelling, draw)
+
+
+def drawn_word(spelling, draw):
+    if spelling.choices is not None:
+        return draw.choice(spelling.choices)
+    if spelling.word in (int, float):
+        return spelling.word(draw.randint(-5, 10**6))
+    word = draw.choice(WORDS)
+    if spelling.option.several == "loose":
+        return f"k={word}"
+    if spelling.flag is None or spelling.many:
+        word = word.lstrip("-")  # a word of its own that begins with - is an option
+    if spelling.field.name == "overrides":
+        return f"a.b={word}"
+    return spelling.word(word)
+
+
+@pytest.mark.parametrize("request_type", REQUESTS, ids=lambda r: r.verb)
+def test_argv_and_parse_are_inverse(request_type):
+    draw = random.Random(request_type.verb)
+    for _ in range(DRAWS):
+        values = {}
+        for spelling in spellings(request_type):
+            if spelling.required or draw.random() < 0.5:
+                values[spelling.field.name] = drawn(spelling, draw)
+        # A word without a flag fills the first such field: a later one needs those before it
+        bare = [s for s in spellings(request_type) if s.flag is None]
+        bare = [s for s in bare if s.option.several not in ("rest", "loose")]
+        given = [s for s in bare if s.field.name in values]
+        for spelling in bare[: bare.index(given[-1]) if given else 0]:
+            values.setdefault(spelling.field.name, drawn(spelling, draw))
+        request = request_type(**values)
+        assert parse(request.argv()) == request, request.argv()
+
+
+def test_every_field_is_an_option():
+    for request_type in REQUESTS:
+        names = {spelling.field.name for spelling in spellings(request_type)}
+        assert names == {field.name for field in dataclasses.fields(request_type)}
+
+
+def test_every_request_is_done_by_a_verb():
+    assert set(verbs.VERBS) == set(REQUESTS)
+
+
+def test_changes_stand_anywhere():
+    """k=5 behind the protocol, and a checkpoint behind that."""
+    line = "linear --protocol knn k=5,20 x.pth --datasets digits --data d --out o"
+    request = parse([*line.split(), "temperature=0.1"])
+    assert isinstance(request, LinearRequest)
+    assert request.checkpoints == (Path("x.pth"),)
+    assert request.overrides == ("k=5,20", "temperature=0.1")
+
+
+def test_each_seed_has_a_folder_of_its_own():
+    line = "linear x.pth --datasets d --data d --out o --seed 4 --seeds 3"
+    seeds = list(verbs.each_seed(parse(line.split())))
+    assert [one.seed for one in seeds] == [4, 5, 6]
+    assert [one.out for one in seeds] == [Path("o/s4"), Path("o/s5"), Path("o/s6")]
