@@ -1,9 +1,12 @@
-"""Finds what other installed packages add: a lab's own methods, datasets, formats and trunks.
+"""Finds what other installed packages add: a lab's own methods, readings, datasets, formats and
+trunks.
 
 A package names what it adds in its pyproject.toml, by an entry point:
 
     [project.entry-points."backbench.methods"]
     my_method = "my_lab.my_method"              # a module like those in pretrain/methods
+    [project.entry-points."backbench.probes"]
+    my_reading = "my_lab.my_reading:PROBE"      # a backbench.transfer.probes.kind.Probe
     [project.entry-points."backbench.datasets"]
     my_birds = "my_lab.data:MY_BIRDS"           # a backbench.datasets.row.Dataset of that name
     [project.entry-points."backbench.formats"]
@@ -16,15 +19,18 @@ recipe from a stranger runs nothing that was not here before.
 """
 
 import functools
+import importlib.util
 from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TypeVar
 
 from backbench.errors import BadInput
 
 T = TypeVar("T")
 
-METHODS, DATASETS = "backbench.methods", "backbench.datasets"
+METHODS, PROBES = "backbench.methods", "backbench.probes"
+DATASETS = "backbench.datasets"
 FORMATS, TRUNKS = "backbench.formats", "backbench.trunks"
 
 
@@ -68,6 +74,16 @@ def load(group: str, name: str, kind: type[T]) -> T:
     ):  # its results would be under another name than the one that asks for it
         raise BadInput(f"{where} calls itself '{own}'")
     return value
+
+
+def package_file(point: EntryPoint, name: str) -> Path:
+    """Return the path of the file `name` beside the `__init__.py` of an entry point's package. The
+    package is not imported. FileNotFoundError where no such package is installed."""
+    package = point.module.partition(".")[0]
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(f"no package '{package}'")
+    return Path(spec.submodule_search_locations[0]) / name
 
 
 def origin(point: EntryPoint) -> str:

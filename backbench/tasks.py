@@ -1,11 +1,20 @@
 """The tasks that can be measured, one row of tasks.toml each; every list of tasks is made here. A
 task is a kind of number (a linear probe, the AP of Mask R-CNN), measured by a verb. A protocol (a
-recipe under configs/transfer or configs/detection) says how."""
+recipe under configs/transfer or configs/detection) says how.
 
+A package that adds a reading (backbench/plugins.py) has a row for it in a tasks.toml of its own,
+beside the package's `__init__.py`: a board needs the row, and must not import the reading's code.
+"""
+
+import logging
 import tomllib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from typing import Any
+
+from backbench import plugins
+from backbench.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -51,11 +60,43 @@ class Task:
         return self.tolerances.get(dataset, self.tolerance)
 
 
-_ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-TASKS = {
-    n: Task(n, **(row | {"ious": tuple(row.get("ious", ()))}))
-    for n, row in _ROWS.items()
-}
+def read(file: Path) -> dict[str, Task]:
+    """Read the rows of a tasks.toml. TypeError for a key that is unknown or missing."""
+    rows: dict[str, dict[str, Any]] = tomllib.loads(file.read_text())
+    tasks = {}
+    for name, row in rows.items():
+        ious = tuple(row.get("ious", ()))
+        tasks[name] = Task(name, **{**row, "ious": ious})
+    return tasks
+
+
+def installed(shipped: Mapping[str, Task]) -> dict[str, Task]:
+    """Return the tasks of the readings that packages add. A package whose row cannot be read, or
+    has a shipped name, is named in a warning and stands in nobody else's way."""
+    log = logging.getLogger("backbench")
+    try:
+        points = plugins.installed(plugins.PROBES)
+    except BadInput as error:
+        log.warning(str(error))
+        return {}
+    found: dict[str, Task] = {}
+    for kind, point in points.items():
+        try:
+            rows = read(plugins.package_file(point, "tasks.toml"))
+            of_kind = [task for task in rows.values() if task.kind == kind]
+            if not of_kind:
+                raise ValueError(f"its tasks.toml has no row of kind '{kind}'")
+            for task in of_kind:
+                if task.name in shipped or task.name in found:
+                    raise ValueError(f"there is a task '{task.name}' already")
+                found[task.name] = task
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            log.warning(f"{plugins.origin(point)}: '{kind}' has no task: {error}")
+    return found
+
+
+TASKS = read(Path(__file__).with_suffix(".toml"))
+TASKS |= installed(TASKS)
 ORDER = {name: place for place, name in enumerate(TASKS)}
 DETECTION = tuple(name for name, task in TASKS.items() if task.detects)
 

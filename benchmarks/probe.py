@@ -31,7 +31,7 @@ from backbench.transfer.features.batches import (
 )
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.heads import LinearHeads
-from backbench.transfer.protocols import CropAugment, Geometry
+from backbench.transfer.protocol import CropAugment, Geometry
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 

@@ -13,10 +13,12 @@ import torch
 from PIL import Image
 
 import backbench
-from backbench import plugins
+from backbench import plugins, tasks
 from backbench.cli import program
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.tasks import TASKS
+from backbench.transfer.probes.kind import probe_of
 from backbench.weights import archs
 from backbench.weights.families.resnet_trunk import build_backbone
 from backbench.weights.formats import all_formats
@@ -87,8 +89,9 @@ for words in json.loads(sys.argv[1]):
 
 
 @pytest.mark.slow
-def test_all_four_in_one_life(site, data, tmp_path):
-    """The lab's trunk, by its own method and from its own file, is probed on the lab's dataset."""
+def test_all_five_in_one_life(site, data, tmp_path):
+    """The lab's trunk, by its own method and from its own file, is probed on the lab's dataset, by
+    the lab's reading too."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     content = {
         f"net.trunk.{k}": v for k, v in build_backbone("resnet18").state_dict().items()
@@ -97,13 +100,17 @@ def test_all_four_in_one_life(site, data, tmp_path):
     common = ("--data", str(data))
     out, imported = tmp_path / "pretrained", tmp_path / "imported.safetensors"
     files = (str(out / "backbone.safetensors"), str(imported))
+    reading = str(site / "example_lab" / "nearest_mean.yaml")
     commands = [
         ["pretrain", str(tmp_path / "recipe.yaml"), *common, "--out", str(out)],
         ["import", str(tmp_path / "lab.pth"), "--out", str(imported)],
         ["linear", *files, "--datasets", "stripes", "--protocol", "knn_demo", *common],
+        ["linear", *files, "--datasets", "stripes", "--protocol", reading, *common],
+        ["leaderboard", str(tmp_path), "--csv", str(tmp_path / "board.csv")],
         ["data", "list", *common],
     ]
     commands[2] += ["--out", str(tmp_path / "probe")]
+    commands[3] += ["--out", str(tmp_path / "means")]
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     process = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
     environment = os.environ | {"PYTHONPATH": path}
@@ -111,7 +118,7 @@ def test_all_four_in_one_life(site, data, tmp_path):
         process, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    _, _, brought, _, listed = done.stdout.split("$ ")
+    _, _, brought, _, means, _, listed = done.stdout.split("$ ")
     assert "method spread" in brought and "epochs 7" in brought
     assert "format example lab" in brought
     lines = (tmp_path / "probe" / "results.jsonl").read_text().splitlines()
@@ -120,6 +127,9 @@ def test_all_four_in_one_life(site, data, tmp_path):
     assert {row["dataset"] for row in rows} == {"stripes"}
     assert {row["arch"] for row in rows} == {"squares", "resnet18"}
     assert "stripes" in listed
+    assert means.count("lab-nearest-mean-v1") == 2  # a row for each of the two trunks
+    columns = (tmp_path / "board.csv").read_text().splitlines()[0]
+    assert "nearest_mean/stripes/top1@lab-nearest-mean-v1" in columns
 
 
 @pytest.mark.parametrize("name", ["spread", "example_lab.spread", "os", "../spread"])
@@ -201,6 +211,57 @@ def test_a_broken_package_stands_in_nobody_elses_way(path, tmp_path, capsys, cap
     assert "even 1.0: 'mine'" in caplog.text
     with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.*cannot be loaded"):
         catalog.find("mine")
+
+
+TASK = """
+[nearest]
+title = "Nearest"
+verb = "linear"
+recipe = "nearest.yaml"
+kind = "nearest"
+"""
+
+
+def test_a_package_brings_the_row_of_its_task_without_being_imported(path):
+    (path / "odd").mkdir()
+    (path / "odd" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (path / "odd" / "tasks.toml").write_text(TASK)
+    point(path, plugins.PROBES, "nearest", "odd.nearest:PROBE")
+    (row,) = tasks.installed(TASKS).values()
+    assert (row.name, row.title, row.kind) == ("nearest", "Nearest", "nearest")
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (TASK.replace("[nearest]", "[knn]"), "there is a task 'knn' already"),
+        (TASK.replace("kind =", "kin ="), "unexpected keyword argument 'kin'"),
+        (TASK.replace('"nearest"', '"farthest"'), "no row of kind 'nearest'"),
+        ("[nearest", "'nearest' has no task: Expected"),
+        (None, "No such file"),
+    ],
+)
+def test_a_task_that_cannot_be_used_is_named_and_left_out(path, caplog, rows, says):
+    (path / "odd").mkdir()
+    (path / "odd" / "__init__.py").write_text("")
+    if rows is not None:
+        (path / "odd" / "tasks.toml").write_text(rows)
+    point(path, plugins.PROBES, "nearest", "odd.nearest:PROBE")
+    assert tasks.installed(TASKS) == {}
+    assert "odd 1.0" in caplog.text and says in caplog.text
+
+
+def test_a_reading_must_be_a_probe_under_a_name_of_its_own(path):
+    (path / "odd_readings.py").write_text("PROBE = 'no probe'\n")
+    point(path, plugins.PROBES, "nearest", "odd_readings:PROBE")
+    with pytest.raises(BadInput, match=r"odd 1\.0: 'nearest'.* is str, not Probe"):
+        probe_of("nearest")
+    with pytest.raises(BadInput, match="no probe 'nearst'; did you mean 'nearest'"):
+        probe_of("nearst")
+    point(path, plugins.PROBES, "knn", "odd_readings:PROBE", package="even")
+    plugins.installed.cache_clear()
+    with pytest.raises(BadInput, match=r"even 1\.0 calls something 'knn'"):
+        probe_of("nearest")
 
 
 OTHERS = ("pretrain", "transfer", "detection", "configs", "tools", "tests")

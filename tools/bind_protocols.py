@@ -85,9 +85,14 @@ def _pretraining() -> dict[str, Leaves]:
 def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
     """Reads every recipe of configs/transfer by the dataclass of its kind."""
     from backbench.tasks import TASKS
-    from backbench.transfer.protocols import PROTOCOLS, RULES, AnalyzeConfig
+    from backbench.transfer.analysis.protocol import AnalyzeConfig
+    from backbench.transfer.probes.kind import shipped_kinds
+    from backbench.transfer.probes.ood import RULES
+    from backbench.transfer.protocols import class_of
 
-    classes: dict[str, Any] = {**PROTOCOLS, "analyze": AnalyzeConfig}
+    classes: dict[str, Any] = {"analyze": AnalyzeConfig}
+    for kind in (*shipped_kinds(), "finetune"):
+        classes[kind] = class_of(kind)
     tasks = {"analyze": "analyze"}  # kind -> a task
     for task in TASKS.values():
         if task.kind is not None:

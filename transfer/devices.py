@@ -1,4 +1,4 @@
-"""Processes and devices of an evaluation, and the checkpoints it reads."""
+"""The processes and devices of an evaluation, and the checkpoints that it reads."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Machine:
     world: int
     workers: int  # loader processes of this process
     watched: bool = False  # whether Fabric started the other processes and watches them
-    # Made once, when all processes are up: making it is itself an exchange among them. Its votes go
-    # over the CPU, so none of them waits for a GPU; of one process they do nothing.
+    # It is made once, when all processes are up, as making it is itself an exchange among them. Its
+    # votes go over the CPU, so none of them waits for a GPU. With one process they do nothing.
     agreement: Agreement = field(default_factory=Agreement, compare=False, repr=False)
 
     @property
@@ -43,20 +43,23 @@ class Machine:
         return self.rank == 0
 
     def stopping(self, stop: StopFlag | None) -> str | None:
-        """The signal, on all ranks as soon as one has it. All ranks must ask in the same step."""
-        # Only the ranks that have it know its name.
+        """Return the name of a signal on all ranks as soon as one rank has it, else None. All ranks
+        must ask in the same step."""
         asked = stop.requested if stop is not None else None
         (anyone,) = self.agreement.any(asked is not None)
-        return (asked or "a signal") if anyone else None
+        if not anyone:
+            return None
+        # Only the ranks that have the signal know its name.
+        return asked or "a signal"
 
     def preempt(self, stop: StopFlag | None, where: str) -> None:
-        """Raises Preempted on all ranks as soon as one has a signal."""
+        """Raise Preempted on all ranks as soon as one has a signal."""
         if stopping := self.stopping(stop):
             raise preempted(stopping, where)
 
     def readable(self, batch: T | Unreadable) -> T:
-        """Return the batch; BadInput on all ranks if one of them could not read its own. All must
-        ask in the same step."""
+        """Return the batch. BadInput on all ranks if one of them could not read its own. All ranks
+        must ask in the same step."""
         mine = batch.error if isinstance(batch, Unreadable) else None
         error = self.agreement.first(mine)
         if error is not None or isinstance(batch, Unreadable):
@@ -64,19 +67,19 @@ class Machine:
         return batch
 
     def rank_0_tells(self) -> AbstractContextManager[None]:
-        """Around all that comes to the same end in every process."""
+        """Let rank 0 alone report an error inside, which every process comes to alike."""
         return distributed.rank_0_tells(watched=self.watched)
 
     def alone(self) -> Machine:
         """Leave the group of processes: nothing after this waits for the others."""
-        # The agreement's own group goes with the processes', so a new one is made: of one process.
+        # The agreement's group is destroyed too, so a new agreement is made, of one process.
         if self.world > 1:
             dist.destroy_process_group()
         return replace(self, world=1, agreement=Agreement())
 
 
 def preempted(signal: str, where: str) -> Preempted:
-    """The error of a run that has saved what it needs to go on."""
+    """Make the error of a run that has saved what it needs to go on."""
     return Preempted(f"stopped by {signal} {where}; the same command continues")
 
 
@@ -115,7 +118,7 @@ def start_for(request: RunRequest) -> Machine:
 
 
 def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
-    """The files as checkpoints, each set of weights once."""
+    """Read the files as checkpoints. Weights that two files hold are measured once."""
     from backbench.weights.checkpoint import PIXELS_FROM
     from backbench.weights.importing import read
 

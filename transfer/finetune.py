@@ -35,11 +35,14 @@ from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.stats import training_noise
 from backbench.tasks import TASKS
-from backbench.transfer import scoring
+from backbench.transfer import keeping, scoring
+from backbench.transfer.assignment import Assignment, identity_of
 from backbench.transfer.devices import Machine, preempted, read_checkpoints, start_for
 from backbench.transfer.features import batches
-from backbench.transfer.protocols import Finetune, Part, load_protocol
-from backbench.transfer.scoring import Assignment, CheckpointPredictions, best_of
+from backbench.transfer.finetune_protocol import Finetune, Part
+from backbench.transfer.keeping import CheckpointPredictions
+from backbench.transfer.protocols import load_protocol
+from backbench.transfer.scoring import best_of
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 
@@ -50,9 +53,8 @@ def run_semisup(
     request: SemisupRequest, checkpoint: Checkpoint | None = None
 ) -> Outcome:
     """The verb `semisup`; `checkpoint` is the file's, where the caller has read it already."""
-    protocol = load_protocol(
-        request.protocol, {"finetune": Finetune}, request.overrides
-    )
+    protocol = load_protocol(request.protocol, ["finetune"], request.overrides)
+    assert isinstance(protocol, Finetune)
     part = protocol.parts.get(str(request.percent))
     dataset = request.dataset or protocol.dataset
     if dataset is None or part is None:
@@ -103,9 +105,8 @@ def run_semisup(
 
 def run(request: FinetuneRequest, checkpoint: Checkpoint | None = None) -> Outcome:
     """The verb `finetune`; `checkpoint` is the file's, where the caller has read it already."""
-    protocol = load_protocol(
-        request.protocol, {"finetune": Finetune}, request.overrides
-    )
+    protocol = load_protocol(request.protocol, ["finetune"], request.overrides)
+    assert isinstance(protocol, Finetune)
     part = protocol.parts.get("100")
     if part is None:
         raise BadInput(
@@ -161,7 +162,7 @@ def _run(
         seed=request.seed,
         checkpoints=(checkpoint,),
     )
-    identity = scoring.identity_of([task]) | {"task": task_name}
+    identity = identity_of([task]) | {"task": task_name}
     opening = open_run(request.out, verb=TASKS[task_name].verb, identity=identity)
     with (
         machine.rank_0_tells(),
@@ -173,14 +174,14 @@ def _run(
         rows = finetune(task, part, machine)
     if not machine.main:
         return Outcome()
-    scoring.show(rows)
-    return Outcome(document=scoring.recorded(request.out))
+    keeping.show(rows)
+    return Outcome(document=keeping.recorded(request.out))
 
 
 def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[Result]:
     """Try every rate of the grid, choose one, train the final network, score test -> the rows."""
     (checkpoint,) = task.checkpoints
-    done = task.done(scoring.recorded(task.run), task.dataset.metrics)
+    done = task.done(keeping.recorded(task.run), task.dataset.metrics)
     if checkpoint.digest in done:
         return done[checkpoint.digest]
     p = task.protocol
@@ -227,7 +228,7 @@ def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[R
     predictions = CheckpointPredictions(
         checkpoint=checkpoint, ranking=ranking, chosen=chosen
     )
-    rows = scoring.write(task, [predictions])
+    rows = keeping.write(task, [predictions])
     work.tried_file.unlink(missing_ok=True)
     work.training_file.unlink(missing_ok=True)
     return rows

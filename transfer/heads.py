@@ -1,4 +1,5 @@
-"""Many linear heads on one trunk's features: a step is two matrix products, however many."""
+"""Trains many linear heads on one trunk's features: a step is two matrix products, however many
+heads there are."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,12 +22,8 @@ class LinearHeads:
     weights are one (H C, D) matrix, and the gradient of the cross-entropy is written down instead
     of traced. Each head trains as it would alone; a nan in one does not touch the others."""
 
-    named: tuple[str, ...] = (
-        "weight",
-        "bias",
-        "weight_momentum",
-        "bias_momentum",
-    )  # of a state
+    # The tensors of a state
+    named: tuple[str, ...] = ("weight", "bias", "weight_momentum", "bias_momentum")
 
     def __init__(
         self,
@@ -41,9 +38,8 @@ class LinearHeads:
         self.count, self.classes, self.dim = count, classes, dim
         generator = seeding.generator(seed, "head", classes, dim)
         one = torch.empty(classes, dim).normal_(0, std, generator=generator)
-        self.weight = one.repeat(count, 1).to(
-            device
-        )  # one start for all, as separate runs have
+        # All heads begin alike, as they do in separate runs with one seed.
+        self.weight = one.repeat(count, 1).to(device)
         self.bias = torch.zeros(count * classes, device=device)
         self.weight_momentum = torch.zeros_like(self.weight)
         self.bias_momentum = torch.zeros_like(self.bias)
@@ -53,17 +49,17 @@ class LinearHeads:
         """Make what this kind of optimiser keeps beside the momentum."""
 
     def logits(self, features: Tensor) -> Tensor:
-        """(N, D) -> (N, H, C)."""
-        return torch.addmm(self.bias, features, self.weight.T).view(
-            -1, self.count, self.classes
-        )
+        """Features (N, D) -> logits (N, H, C)."""
+        flat = torch.addmm(self.bias, features, self.weight.T)
+        return flat.view(-1, self.count, self.classes)
 
     def log_probability(
         self, features: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Every head's log softmax (N, H, C), and the index of the labels in it (N, H, 1)."""
+        """Return every head's log softmax (N, H, C), and the index of the labels in it (N, H, 1)."""
         log_p = torch.log_softmax(self.logits(features), 2)
-        return log_p, labels.view(-1, 1, 1).expand(-1, self.count, 1)
+        true_class = labels.view(-1, 1, 1).expand(-1, self.count, 1)
+        return log_p, true_class
 
     @torch.no_grad()
     def step(
@@ -83,7 +79,7 @@ class LinearHeads:
         losses = -log_p.gather(2, true_class).sum((0, 2))
         # 2. Its derivative by that head's logits is p - onehot(y). Divided by the global batch
         #    these are the rows of G (n, H C), the gradient of the mean over the batch by the
-        #    logits. In place: log_p becomes p becomes G.
+        #    logits. It is computed in place: log_p becomes p, and p becomes G.
         minus_one = -torch.ones_like(true_class, dtype=log_p.dtype)
         p = log_p.clamp_(min=LEAST_LOG_P).exp_().scatter_add_(2, true_class, minus_one)
         gradient = p.view(len(features), -1).div_(batch)
@@ -105,7 +101,7 @@ class LinearHeads:
         # logits = F W^T + b, so by W the gradient is G^T F, and by b the sum of G's rows; those of
         # all ranks add up. A matrix of 1,000 classes is larger than a cache, so what counts beside
         # the product is how often the weights and the momentum are gone through.
-        # 1. m v + gradient. Of one rank the product itself adds to the momentum.
+        # 1. m v + gradient. With one rank the product itself adds to the momentum.
         if distributed.world_size() == 1:
             self.weight_momentum.addmm_(gradient.T, features, beta=momentum)
             self.bias_momentum.mul_(momentum).add_(gradient.sum(0))
@@ -123,13 +119,13 @@ class LinearHeads:
             self._descend(values, mean, rates)
 
     def _descend(self, values: Tensor, momentum: Tensor, rates: Tensor) -> None:
-        """w <- w - rate * v, each head by its own rate."""
+        """Step each head by its own rate: w <- w - rate * v."""
         # Rows h C .. (h + 1) C - 1 are head h, so in the (H, ...) view a row is a head.
         by_head = momentum.view(self.count, -1)
         values.view(self.count, -1).addcmul_(by_head, rates[:, None], value=-1)
 
     def mean_loss(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy of each head (H,) over (N, D) features."""
+        """Return the mean cross-entropy (H,) of each head over features (N, D)."""
         log_p, true_class = self.log_probability(features, labels)
         return -log_p.gather(2, true_class).mean((0, 2))
 
@@ -142,21 +138,24 @@ class LinearHeads:
 
 
 def _of_all_ranks(gradient: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient by the weights (H C, D) and by the biases (H C,), summed over ranks."""
-    rows, dim = gradient.shape[1], features.shape[1]
-    whole = gradient.new_empty(rows * dim + rows)  # the weights', then the biases'
-    weight, bias = whole[: rows * dim].view(rows, dim), whole[rows * dim :]
+    """Return the gradient by the weights (H C, D) and by the biases (H C,), summed over ranks."""
+    rows = gradient.shape[1]
+    dim = features.shape[1]
+    # Both lie in one tensor, so that one exchange sums them.
+    whole = gradient.new_empty(rows * dim + rows)
+    weight = whole[: rows * dim].view(rows, dim)
+    bias = whole[rows * dim :]
     torch.mm(gradient.T, features, out=weight)
     torch.sum(gradient, 0, out=bias)
     if distributed.world_size() > 1:
-        dist.all_reduce(whole)  # one exchange for weights and biases
+        dist.all_reduce(whole)
     return weight, bias
 
 
 def copies(
     start: Mapping[str, Tensor], count: int, device: torch.device
 ) -> list[dict[str, nn.Parameter]]:
-    """The parameters of `count` heads that begin alike."""
+    """Return the parameters of `count` heads that begin alike, by name."""
     heads: list[dict[str, nn.Parameter]] = [{} for _ in range(count)]
     for head in heads:
         for name, tensor in start.items():
@@ -173,11 +172,13 @@ class TokenHeads:
     optimizer: torch.optim.Optimizer
 
     def descend(self, rates: Tensor) -> None:
-        """One step by the gradients of this rank, which are summed over ranks."""
+        """Sum the gradients over ranks and take one step with `rates` (H,)."""
         if distributed.world_size() > 1:
-            for each in (each for head in self.heads for each in head.values()):
-                assert each.grad is not None
-                dist.all_reduce(each.grad)
+            for head in self.heads:
+                for parameter in head.values():
+                    assert parameter.grad is not None
+                    dist.all_reduce(parameter.grad)
+        # Each head has equally many groups, and they follow one another.
         groups = self.optimizer.param_groups
         for n, group in enumerate(groups):
             group["lr"] = float(rates[n * len(rates) // len(groups)])
@@ -185,10 +186,9 @@ class TokenHeads:
         self.optimizer.zero_grad()
 
     def state(self) -> dict[str, object]:
-        heads = [
-            {name: each.detach().cpu() for name, each in head.items()}
-            for head in self.heads
-        ]
+        heads = []
+        for head in self.heads:
+            heads.append({name: each.detach().cpu() for name, each in head.items()})
         norm = {} if self.norm is None else self.norm.state_dict()
         return {"heads": heads, "norm": norm, "optimizer": self.optimizer.state_dict()}
 
@@ -232,7 +232,8 @@ class AdamHeads(LinearHeads):
             slope = by_values.add(values, alpha=decay)
             mean.mul_(momentum).add_(slope, alpha=1 - momentum)
             square.mul_(self.beta2).addcmul_(slope, slope, value=1 - self.beta2)
-            # 2. Both began at 0, which is divided out: w <- w - rate * m' / (sqrt(v') + eps).
+            # 2. Both means began at 0, and that is divided out:
+            #    w <- w - rate * m' / (sqrt(v') + eps).
             made = int(self.steps)
             root = square.div(1 - self.beta2**made).sqrt_().add_(self.eps)
             self._descend(values, mean.div(1 - momentum**made).div_(root), rates)
@@ -244,27 +245,27 @@ class BestHeads:
     def __init__(self, heads: LinearHeads) -> None:
         self.loss = torch.full((heads.count,), torch.inf)
         self.epoch = torch.zeros(heads.count)
-        self.weight, self.bias = heads.weight.cpu().clone(), heads.bias.cpu().clone()
+        self.weight = heads.weight.cpu().clone()
+        self.bias = heads.bias.cpu().clone()
 
     def update(
         self, heads: LinearHeads, loss: Tensor, *, epoch: int, patience: int
     ) -> bool:
-        """Take over the heads whose `loss` (H,) is lower now; returns whether all have given up."""
+        """Keep the heads whose `loss` (H,) is lower now; return whether all have given up."""
         # A head that went `patience` epochs without a lower loss has given up and stays as it was
         # best, even if its loss falls again: what it becomes must not depend on the other heads.
         waiting = epoch - self.epoch <= patience
         better = (loss < self.loss) & waiting
         self.loss = torch.where(better, loss, self.loss)
         self.epoch = torch.where(better, torch.tensor(float(epoch)), self.epoch)
-        rows = better.repeat_interleave(
-            heads.classes
-        )  # head h has rows h C .. (h + 1) C - 1
+        # Head h has rows h C .. (h + 1) C - 1.
+        rows = better.repeat_interleave(heads.classes)
         self.weight[rows] = heads.weight.cpu()[rows]
         self.bias[rows] = heads.bias.cpu()[rows]
         return bool((epoch - self.epoch > patience).all())
 
     def restore(self, heads: LinearHeads) -> None:
-        """The heads as they were at their best."""
+        """Set the heads to what they were at their best."""
         heads.weight.copy_(self.weight)
         heads.bias.copy_(self.bias)
 

@@ -19,15 +19,17 @@ from backbench.runs import price
 from backbench.runs.folder import open_run
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
-from backbench.tasks import TASKS
-from backbench.transfer import scoring
+from backbench.tasks import TASKS, by_kind
+from backbench.transfer import keeping
+from backbench.transfer.assignment import Assignment, identity_of
 from backbench.transfer.devices import Machine, read_checkpoints, start_for
 from backbench.transfer.features.cache import FeatureCache
 from backbench.transfer.features.extractor import OWN_FEATURES, Extractor
 from backbench.transfer.features.frozen import FrozenTrunk, kept_head
 from backbench.transfer.probes.kind import Probe, probe_of
-from backbench.transfer.protocols import RULES, Ood, Protocol, load_protocol, of_verb
-from backbench.transfer.scoring import Assignment
+from backbench.transfer.probes.ood import RULES, Ood
+from backbench.transfer.protocol import Protocol
+from backbench.transfer.protocols import load_protocol
 from backbench.weights.checkpoint import Checkpoint
 
 TASK_OF = {
@@ -64,8 +66,8 @@ def run(request: LinearRequest | OodRequest) -> Outcome:
         rows = measure_runs([planned], machine)
     if not machine.main:
         return Outcome()
-    scoring.show(rows)
-    return Outcome(document=scoring.recorded(request.out))
+    keeping.show(rows)
+    return Outcome(document=keeping.recorded(request.out))
 
 
 def measure_runs(runs: Sequence[ProbeRun], machine: Machine) -> list[Result]:
@@ -75,12 +77,12 @@ def measure_runs(runs: Sequence[ProbeRun], machine: Machine) -> list[Result]:
     if machine.main:
         passes: list[list[Work]] = []
         for each in runs:
-            together, alone = passes_of(each.groups, scoring.recorded(each.folder))
+            together, alone = passes_of(each.groups, keeping.recorded(each.folder))
             passes += [*together, *([work] for work in alone)]
         announce(passes, on_cpu=machine.device.type == "cpu")
     rows: list[Result] = []
     for each in runs:
-        identity = scoring.identity_of(each.groups)
+        identity = identity_of(each.groups)
         opening = open_run(each.folder, verb=each.verb, identity=identity)
         with (
             machine.agreement.together(opening if machine.main else None),
@@ -88,7 +90,7 @@ def measure_runs(runs: Sequence[ProbeRun], machine: Machine) -> list[Result]:
         ):
             if machine.main:
                 write_down(each.folder, each.groups)
-            recorded = scoring.recorded(each.folder)
+            recorded = keeping.recorded(each.folder)
             rows += evaluate(each.groups, recorded, machine, stop)
     return rows
 
@@ -97,7 +99,7 @@ def protocols_of(request: LinearRequest | OodRequest) -> list[Protocol]:
     """Load the protocols that a request names; none where each checkpoint has its own."""
     if request.protocol == own_probe.OWN:
         return []
-    kinds = of_verb(request.verb)
+    kinds = by_kind(request.verb)
     names = request.protocol.split(",")
     return [load_protocol(name, kinds, request.overrides) for name in names]
 
@@ -141,7 +143,7 @@ def own_groups(checkpoints: Sequence[Checkpoint], dataset: str) -> list[Group]:
         of_protocol.setdefault(own, []).append(c)
     groups: list[Group] = []
     for own, together in of_protocol.items():
-        groups.append((dataset, load_protocol(own, of_verb("linear")), tuple(together)))
+        groups.append((dataset, load_protocol(own, by_kind("linear")), tuple(together)))
     return groups
 
 

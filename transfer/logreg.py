@@ -5,9 +5,9 @@ not penalised. Features are read in chunks of rows, so memory is two chunks, abo
 weights (L-BFGS keeps ten pairs) and two matrices of d x d: about 1 GB on the CPU for 1.8M x 2048
 features and 365 classes. A GPU with room for the features keeps them.
 
-L-BFGS alone needs thousands of iterations where features differ in scale or move together, as a
-transformer's do. So it works on U = T L, with T = (W | b) and L L^T the Hessian for equal
-probabilities: the objective is the same, and its level lines are nearly round.
+L-BFGS alone needs thousands of iterations where features differ in scale or are correlated, as a
+transformer's are. So it works on U = T L, where T = (W | b) and L L^T is the Hessian at equal
+probabilities of all classes: the objective is the same, and its level lines are nearly round.
 """
 
 import math
@@ -18,27 +18,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALIKE = 100.0  # largest over smallest scale of features that L-BFGS is quick with
+ALIKE = (
+    100.0  # largest ratio of second moments with which L-BFGS is quick without a factor
+)
 ROOM = 0.5  # of a GPU's free memory, for features
 LabelledFeatures = tuple[Tensor, Tensor]  # (n, d), labels (n,)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """`gradient`: the largest entry of the mean objective's gradient, by T or by features of unit
-    spread, whichever is larger; by the weights of a feature beyond 1 in units of the feature. A fit
-    has converged if it is within the tolerance."""
+    """Where a minimisation ended."""
 
     weight: Tensor  # (C, d)
     bias: Tensor  # (C,)
     loss: float  # of the objective as a mean over samples
     iterations: int
-    converged: bool
+    converged: bool  # whether `gradient` is within the tolerance
+    # The largest entry of the gradient of the mean objective. It is the larger of two: by T, where
+    # a feature whose root mean square is above 1 is measured in units of that, and by the weights
+    # of features that L has brought to unit spread.
     gradient: float = 0.0
 
     @staticmethod
     def at(weight: Tensor, bias: Tensor) -> "Fit":
-        """A point to start from."""
+        """Return a point to start from."""
         return Fit(weight, bias, loss=0.0, iterations=0, converged=True)
 
     def logits(self, features: Tensor, chunk: int = 65536) -> Tensor:
@@ -52,7 +55,8 @@ class Fit:
 
 @dataclass
 class Objective:
-    """The objective and its gradient as scipy asks for them: of one vector, the rows of U."""
+    """The objective and its gradient in the form that scipy asks for: as functions of one vector,
+    the rows of U one after the other."""
 
     blocks: Sequence[LabelledFeatures]
     classes: int
@@ -62,34 +66,37 @@ class Objective:
     dtype: torch.dtype
     spread: float  # the mean p (1 - p) that the factor was made with
     units: Tensor  # (d + 1,): each feature's root mean square where that is above 1
-    gradient: float = field(
-        default=float("inf"), init=False
-    )  # of the last evaluation, as in Fit
-    # Where that was, and what it gave: scipy asks for the first and the last point again
+    # `Fit.gradient` of the last evaluation
+    gradient: float = field(default=float("inf"), init=False)
+    # The point of the last evaluation, its loss and its gradient by U. They are kept because scipy
+    # asks for the first and the last point again.
     last: tuple[np.ndarray, float, np.ndarray] | None = field(default=None, init=False)
 
     def __call__(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
-        """Both per sample, so that a tolerance means the same for every dataset."""
+        """Return the loss and its gradient by U, both per sample, so that a tolerance means the
+        same for every dataset."""
         if self.last is not None and np.array_equal(flat, self.last[0]):
             return self.last[1:]
         device = self.device
         both = self.to_weights(torch.from_numpy(flat).to(device))
         point = both.to(self.dtype)
-        weight, bias = point[:, :-1], point[:, -1]
+        weight = point[:, :-1]
+        bias = point[:, -1]
         gradient = torch.zeros_like(point)
         loss = torch.zeros((), dtype=torch.float64, device=device)
         count = 0
         for features, labels in self.blocks:
-            x, y = features.to(device, self.dtype), labels.to(device)
+            x = features.to(device, self.dtype)
+            y = labels.to(device)
             rows = torch.arange(len(y), device=device)
             # 1. The cross-entropy of image i is -log p[i, y_i], with p = softmax(x W^T + b).
             log_p = torch.log_softmax(torch.addmm(bias, x, weight.T), 1)
             loss -= log_p[rows, y].double().sum()
-            # 2. By the logits its derivative is R = p - onehot(y); in
-            #    place, log_p becomes p becomes R.
+            # 2. Its derivative by the logits is R = p - onehot(y). It is computed in place: log_p
+            #    becomes p, and p becomes R.
             residual = log_p.exp_()
             residual[rows, y] -= 1
-            # 3. So by W it is R^T x, and by b the sum of R's rows.
+            # 3. So its derivative by W is R^T x, and by b the sum of R's rows.
             gradient[:, :-1].addmm_(residual.T, x)
             gradient[:, -1] += residual.sum(0)
             count += len(y)
@@ -102,14 +109,14 @@ class Objective:
         #    L, U's features have unit spread.
         by_u = by_weights
         if self.factor is not None:
-            by_u = torch.linalg.solve_triangular(
+            solved = torch.linalg.solve_triangular(
                 self.factor, by_weights.T, upper=False
-            ).T
+            )
+            by_u = solved.T
         whitened = self.spread**0.5 * by_u.abs().max()
-        self.gradient = float(
-            torch.maximum((by_weights / self.units).abs().max(), whitened)
-        )
-        self.last = flat.copy(), float(loss) / count, by_u.cpu().numpy().ravel()
+        plain = (by_weights / self.units).abs().max()
+        self.gradient = float(torch.maximum(plain, whitened))
+        self.last = (flat.copy(), float(loss) / count, by_u.cpu().numpy().ravel())
         return self.last[1:]
 
     def to_weights(self, flat: Tensor) -> Tensor:
@@ -122,8 +129,9 @@ class Objective:
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """Second moments of features: the mean of z z^T, where z is (x | 1). If the features are
-    `alike` in scale and independent, L-BFGS is quick with them as they are."""
+    """Second moments of features: the mean of z z^T, where z is (x | 1). `alike` says that the
+    features have similar scales and are nearly uncorrelated: L-BFGS is quick with those as they
+    are."""
 
     mean: Tensor  # (d + 1, d + 1), float64; float32 if they are alike
     alike: bool
@@ -132,31 +140,34 @@ class SecondMoments:
 def second_moments(
     parts: Sequence[LabelledFeatures], device: torch.device, chunk: int
 ) -> SecondMoments:
-    """The moments over every k-th image: as many as the estimate needs."""
+    """Compute the moments over every k-th image, about four images for each feature."""
     dim = parts[0][0].shape[1]
-    step = max(1, sum(len(labels) for _, labels in parts) // (4 * dim))
-    alike = False
+    images = sum(len(labels) for _, labels in parts)
+    step = max(1, images // (4 * dim))
+    # Rows at a time: a chunk in float64 takes twice the memory, and z is a copy of it.
+    few = max(1, chunk // 4)
+    # Single precision is enough to see that features are alike. A factor needs double precision.
     for precision in (torch.float32, torch.float64):
         total = torch.zeros(dim + 1, dim + 1, dtype=precision, device=device)
         count = 0
         for features, _ in parts:
-            for rows in features[::step].split(
-                max(1, chunk // 4)
-            ):  # float64 and a column more
-                z = torch.nn.functional.pad(
-                    rows.to(device, precision), (0, 1), value=1.0
-                )
+            for rows in features[::step].split(few):
+                x = rows.to(device, precision)
+                z = torch.nn.functional.pad(x, (0, 1), value=1.0)
                 total.addmm_(z.T, z)
                 count += len(rows)
         factor, failed = torch.linalg.cholesky_ex(total)
-        if alike := not failed and _alike(total, factor):
+        alike = not failed and _alike(total, factor)
+        if alike:
             break
     return SecondMoments(total / count, alike)
 
 
 def _alike(moments: Tensor, factor: Tensor) -> bool:
-    """Returns True if no feature is much larger than what those before it leave of another: then
-    none is under any penalty, which adds to both."""
+    """Return whether no feature has a second moment much larger than what is left of another's when
+    the features before that one are projected out. A penalty adds to both, so features that are
+    alike without one are alike with every penalty."""
+    # The square of a diagonal entry of a Cholesky factor is what is left of that feature.
     left = factor.diagonal()[:-1].square()
     return bool(moments.diagonal()[:-1].max() < ALIKE * left.min())
 
@@ -164,16 +175,14 @@ def _alike(moments: Tensor, factor: Tensor) -> bool:
 def resident(
     blocks: list[LabelledFeatures], device: torch.device, dtype: torch.dtype
 ) -> list[LabelledFeatures]:
-    """Move the blocks to a GPU that has room: otherwise each evaluation would send them anew."""
+    """Move the blocks to a GPU that has room for them; without room each evaluation sends them."""
     if device.type != "cuda":
         return blocks
     need = sum(features.numel() for features, _ in blocks) * dtype.itemsize
     free, _ = torch.cuda.mem_get_info(device)
     if need > ROOM * free:
         return blocks
-    return [
-        (features.to(device, dtype), labels.to(device)) for features, labels in blocks
-    ]
+    return [(x.to(device, dtype), y.to(device)) for x, y in blocks]
 
 
 @torch.no_grad()
@@ -191,36 +200,45 @@ def fit(
     tolerance: float = 1e-5,
     between: Callable[[], None] = lambda: None,
 ) -> Fit:
-    """Minimise over all `parts`, to `tolerance` on `Fit.gradient`. A path of penalties passes the
-    `moments` of these or similar features. `between`, called each iteration, may raise to stop."""
+    """Minimise the objective over all `parts`, to `tolerance` on `Fit.gradient`. A path of penalties
+    passes the `moments` of these or of similar features, so that they are computed once. `between`
+    is called at each iteration, and may raise to stop."""
     device = device or torch.device("cpu")
-    dim, count = parts[0][0].shape[1], sum(len(labels) for _, labels in parts)
+    dim = parts[0][0].shape[1]
+    count = sum(len(labels) for _, labels in parts)
+    # 1. With fewer images than features, the best W is a sum of the images' rows. In coordinates
+    #    of their span the problem is smaller, and ||W|| is the same.
     if count < dim:
-        # The best W is a sum of the images' rows: fewer coordinates, in their span, are the same
-        # problem with the same ||W||.
-        span = torch.linalg.qr(torch.cat([x for x, _ in parts]).double().T)[0]  # (d, n)
+        everything = torch.cat([x for x, _ in parts]).double()
+        span = torch.linalg.qr(everything.T).Q  # (d, n)
         parts = [((x.double() @ span).to(dtype), y) for x, y in parts]
         moments = None
-    moments = moments or second_moments(parts, device, chunk)
+    if moments is None:
+        moments = second_moments(parts, device, chunk)
+    # 2. The point to start from, (W | b)
     if start is None:
         point = torch.zeros(classes, dim + 1, dtype=torch.float64, device=device)
     else:
-        point = torch.cat([start.weight, start.bias[:, None]], 1).to(
-            device, torch.float64
-        )
+        given = torch.cat([start.weight, start.bias[:, None]], 1)
+        point = given.to(device, torch.float64)
     if count < dim:
         point = torch.cat([point[:, :-1] @ span.to(device), point[:, -1:]], 1)
+    # 3. The factor L. `spread` enters it and, by its root (at most 1/2), the test of convergence.
+    #    Without a factor that term is max|g| * root, and the other is at least max|g| / max(units):
+    #    with units up to 2 the other always decides, so no pass over the images is needed.
     units = moments.mean.diagonal().double().sqrt().clamp(min=1)
-    # `spread` enters the factor and, by its root (at most 1/2), the test of convergence. Without a
-    # factor that term is max|g| * root, and the other is at least max|g| / max(units): with units
-    # up to 2 the other always decides, so no pass over the images is needed
     if start is None or (moments.alike and units.max() <= 2):
         spread = 1 / classes - 1 / classes**2
     else:
         spread = _spread(parts, point, chunk)
-    factor = None if moments.alike else preconditioner(moments.mean, spread, l2 / count)
-    iterations, loss, gradient = 0, 0.0, float("inf")
-    # In single precision the objective soon is flat for a line search: double precision goes on.
+    factor = None
+    if not moments.alike:
+        factor = preconditioner(moments.mean, spread, l2 / count)
+    # 4. L-BFGS. In single precision the objective soon is flat for a line search: double precision
+    #    goes on from there.
+    iterations = 0
+    loss = 0.0
+    gradient = float("inf")
     for precision in dict.fromkeys((dtype, torch.float64)):
         rows = max(1, chunk * 4 // precision.itemsize)
         blocks: list[LabelledFeatures] = []
@@ -234,25 +252,26 @@ def fit(
         point, done = minimised(objective, point, left, tolerance, between)
         iterations += done
         assert objective.last is not None
-        loss, gradient = objective.last[1], objective.gradient
+        _, loss, _ = objective.last
+        gradient = objective.gradient
         if gradient <= tolerance or iterations >= max_iterations:
             break
-    weight, bias = point[:, :-1], point[:, -1]
+    weight = point[:, :-1]
     if count < dim:
         weight = weight @ span.to(device).T
     return Fit(
-        weight.to(dtype),
-        bias.to(dtype),
-        loss,
-        iterations,
-        gradient <= tolerance,
-        gradient,
+        weight=weight.to(dtype),
+        bias=point[:, -1].to(dtype),
+        loss=loss,
+        iterations=iterations,
+        converged=gradient <= tolerance,
+        gradient=gradient,
     )
 
 
 def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | None:
     """Return L, with L L^T the Hessian per sample: `spread` (the mean p (1 - p)) times the moments
-    of z, plus the penalty on W. None where features are alike in scale and independent."""
+    of z, plus the penalty on W. None where the features are alike (`_alike`) under the penalty."""
     hessian = moments * spread
     diagonal = hessian.diagonal()
     diagonal[:-1] += penalty
@@ -269,18 +288,21 @@ def minimised(
     between: Callable[[], None],
 ) -> tuple[Tensor, int]:
     """Return (W | b) after L-BFGS from `point`, in at most `most` iterations, and their number. The
-    objective was last evaluated there."""
+    objective's last evaluation is that of the returned point."""
     from scipy.optimize import minimize
 
-    # L-BFGS's first step has length 1. In units of the gradient that is a Newton step; the
-    # unit is a power of 2, so that the same point comes back with the same bits. The loss is in
-    # the unit's square, so that the first gradient is about 1: from one of 1e-12, next to the
-    # minimum, the line search takes no step.
-    factor, iterations = objective.factor, 0
-    at = (point if factor is None else point @ factor).cpu().numpy().ravel()
+    # 1. L-BFGS's first step has length 1. In units of the gradient that is a Newton step; the unit
+    #    is a power of 2, so that the same point comes back with the same bits. The loss is in the
+    #    unit's square, so that the first gradient is about 1: from one of 1e-12, next to the
+    #    minimum, the line search takes no step.
+    factor = objective.factor
+    u = point if factor is None else point @ factor
+    at = u.cpu().numpy().ravel()
     _, slope = objective(at)
-    length = 1.0 if factor is None else max(float(np.linalg.norm(slope)), 1e-30)
-    unit = 2.0 ** round(math.log2(length))
+    unit = 1.0
+    if factor is not None:
+        length = max(float(np.linalg.norm(slope)), 1e-30)
+        unit = 2.0 ** round(math.log2(length))
 
     def in_units(flat: np.ndarray) -> tuple[float, np.ndarray]:
         loss, slope = objective(flat * unit)
@@ -291,6 +313,9 @@ def minimised(
         if objective.gradient <= tolerance:
             raise StopIteration
 
+    # 2. The minimisation, unless the start is good enough. scipy's own tolerances are 0: what ends
+    #    it is `after_iteration`.
+    iterations = 0
     if objective.gradient > tolerance:
         found = minimize(
             in_units,
@@ -306,15 +331,17 @@ def minimised(
             },
             callback=after_iteration,
         )
-        at, iterations = found.x * unit, int(found.nit)
-    # The last evaluation may be one that the line search rejected
+        at = found.x * unit
+        iterations = int(found.nit)
+    # 3. The last evaluation may be one that the line search rejected.
     objective(at)
     return objective.to_weights(torch.from_numpy(at).to(point.device)), iterations
 
 
 def _spread(parts: Sequence[LabelledFeatures], point: Tensor, chunk: int) -> float:
-    """The mean of p (1 - p) over images and classes at (W | b)."""
-    total, count = 0.0, 0
+    """Return the mean of p (1 - p) over images and classes at (W | b)."""
+    total = 0.0
+    count = 0
     start = Fit.at(point[:, :-1].float(), point[:, -1].float())
     for features, _ in parts:
         for rows in features.split(chunk):

@@ -85,9 +85,9 @@ def check_protocol(
 
 
 def check_analysis(request: AnalyzeRequest) -> None:
-    from backbench.transfer import protocols
+    from backbench.transfer.analysis import protocol
 
-    protocols.check_analysis(request)
+    protocol.check_analysis(request)
 
 
 def check_detect(request: DetectRequest) -> None:

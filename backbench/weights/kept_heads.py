@@ -1,6 +1,6 @@
 """RUN/heads.safetensors keeps trained heads. A head's logits mean nothing on another trunk,
 reading, image geometry or list of classes, and its tensors show none of these: so `load` asks for a
-head by all of them (`backbench.transfer.scoring.bound_to`) and refuses every other."""
+head by all of them (`backbench.transfer.keeping.bound_to`) and refuses every other."""
 
 import hashlib
 import json

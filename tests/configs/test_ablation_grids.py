@@ -25,7 +25,9 @@ from backbench.published import published
 from backbench.recipes import config, own_probe
 from backbench.records import store
 from backbench.records.store import Result
-from backbench.transfer.protocols import load_analysis, load_protocol, of_verb
+from backbench.tasks import by_kind
+from backbench.transfer.analysis.protocol import load_analysis
+from backbench.transfer.protocols import load_protocol
 from backbench.weights.families.resnet_trunk import build_backbone
 
 FILES = sorted((config.configs_dir() / "grids").glob("*.yaml"))
@@ -101,7 +103,7 @@ def test_what_a_grid_measures_with_is_there(name) -> None:
         if entry["verb"] == "analyze":
             load_analysis(entry["args"][1], None)
         elif entry["protocol"] != own_probe.OWN:
-            load_protocol(entry["protocol"], of_verb("linear"))
+            load_protocol(entry["protocol"], by_kind("linear"))
 
 
 def test_what_the_papers_vary_is_what_changes() -> None:

@@ -7,7 +7,7 @@ import torch
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.extractor import Extractor
 from backbench.transfer.features.frozen import FrozenTrunk
-from backbench.transfer.protocols import Geometry
+from backbench.transfer.protocol import Geometry
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 

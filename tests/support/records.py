@@ -106,12 +106,9 @@ def shipped_recipes():
     """(name, what it measures) -> resolved recipe, as a row of it holds it."""
     from backbench.detection import dialect as detection
     from backbench.detection import protocol, task_rows
-    from backbench.transfer.protocols import (
-        PROTOCOLS,
-        RULES,
-        AnalyzeConfig,
-        load_protocol,
-    )
+    from backbench.transfer.analysis.protocol import AnalyzeConfig
+    from backbench.transfer.probes.ood import RULES
+    from backbench.transfer.protocols import all_kinds, load_protocol
 
     found = {}
     for name in config.recipe_names("transfer"):
@@ -120,7 +117,7 @@ def shipped_recipes():
             for space in ("trunk", "projector"):
                 found[analysis.name(space), "analyze"] = config.to_dict(analysis)
         else:
-            recipe = load_protocol(name, PROTOCOLS)
+            recipe = load_protocol(name, all_kinds())
             rules = RULES if recipe.kind == "ood" else ()
             for each in [dataclasses.replace(recipe, rule=rule) for rule in rules] or [
                 recipe

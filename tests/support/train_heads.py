@@ -11,12 +11,12 @@ import torch.distributed as dist
 from backbench.__main__ import end
 from backbench.datasets import catalog
 from backbench.runs.state import StopFlag
+from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.frozen import FrozenTrunk
 from backbench.transfer.heads import LinearHeads
-from backbench.transfer.probes.sgd import ProbeTraining
-from backbench.transfer.protocols import CropAugment, Geometry, Length, Sgd
-from backbench.transfer.scoring import Assignment
+from backbench.transfer.probes.sgd import ProbeTraining, Sgd
+from backbench.transfer.protocol import CropAugment, Geometry, Length
 from backbench.weights.checkpoint import Checkpoint
 
 RATES = (0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0)

@@ -13,18 +13,12 @@ from backbench.datasets import catalog
 from backbench.images.preprocess import normalise, to_input
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
+from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.batches import CropFlip, global_batches
 from backbench.transfer.finetune import Finetuning, Network
-from backbench.transfer.protocols import (
-    CropAugment,
-    Finetune,
-    Geometry,
-    Length,
-    Part,
-    RateSchedule,
-)
-from backbench.transfer.scoring import Assignment
+from backbench.transfer.finetune_protocol import Finetune, Part
+from backbench.transfer.protocol import CropAugment, Geometry, Length, RateSchedule
 from backbench.weights.checkpoint import Checkpoint
 
 LR, BATCH = 0.02, 8

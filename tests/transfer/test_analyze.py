@@ -20,8 +20,8 @@ from backbench.transfer.analysis import analyze
 from backbench.transfer.analysis import pictures as analyze_pictures
 from backbench.transfer.analysis import statistics as stats
 from backbench.transfer.analysis.analyze import AnalyzedViews
+from backbench.transfer.analysis.protocol import load_analysis
 from backbench.transfer.features.frozen import build_projector
-from backbench.transfer.protocols import load_analysis
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 

@@ -17,14 +17,14 @@ from backbench.recipes import config
 from backbench.records import store
 from backbench.transfer.devices import Machine
 from backbench.transfer.probes.attentive import Lars, QueryPoolHeads
-from backbench.transfer.protocols import PROTOCOLS, load_protocol
+from backbench.transfer.protocols import all_kinds, load_protocol
 from backbench.verify import verification
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
-CAPI = load_protocol("attentive_demo", PROTOCOLS)
-EP = load_protocol("attentive_ep", PROTOCOLS)
+CAPI = load_protocol("attentive_demo", all_kinds())
+EP = load_protocol("attentive_ep", all_kinds())
 EP = dataclasses.replace(EP, lr=(0.1, 0.5), batch_size=8, reference_batch=8)
-MEAN = load_protocol("attentive_mean_demo", PROTOCOLS)
+MEAN = load_protocol("attentive_mean_demo", all_kinds())
 POOLS = pytest.mark.parametrize("p", [CAPI, EP], ids=["capi", "ep"])
 
 
@@ -112,7 +112,7 @@ def test_each_head_is_what_it_would_be_alone(p, monkeypatch):
 
 def test_heads_of_several_weight_decays_are_what_they_would_be_alone():
     """CAPI's grid: 10 rates by 3 decays; here 2 of the rates, a decay that shows, in one pass."""
-    assert len(load_protocol("attentive_full", PROTOCOLS).grid) == 30
+    assert len(load_protocol("attentive_full", all_kinds()).grid) == 30
     lrs, decays = CAPI.lr[1:], (0.001, 0.05, 1.0)
     together = trained(CAPI, lrs, weight_decays=decays)
     for head, (lr, decay) in zip(together.heads, together.p.grid, strict=True):

@@ -20,7 +20,7 @@ from backbench.stats import training_noise
 from backbench.transfer import finetune
 from backbench.transfer.devices import Machine
 from backbench.transfer.finetune import Network
-from backbench.transfer.protocols import Finetune, load_protocol
+from backbench.transfer.protocols import load_protocol
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 
@@ -271,7 +271,7 @@ def of_arch(arch):
 @pytest.mark.parametrize("arch", [VIT, "timm:test_convnext", "resnet18"])
 def test_each_layer_has_its_share_of_the_rate_and_norms_no_decay(arch):
     """BEiT: rate x decay^(layers above); tokens, positions, norms and biases are not decayed."""
-    p = load_protocol("finetune_vit_demo", {"finetune": Finetune})
+    p = load_protocol("finetune_vit_demo", ["finetune"])
     network = Network(of_arch(arch), 10, p, 0, ONE)
     trunk, head = network.module[0], network.module[1]
     rate = {}
@@ -293,12 +293,12 @@ def test_each_layer_has_its_share_of_the_rate_and_norms_no_decay(arch):
 
 
 def test_the_rates_rise_then_follow_the_schedule():
-    p = load_protocol("finetune_vit", {"finetune": Finetune})
+    p = load_protocol("finetune_vit", ["finetune"])
     shares = [p.factor(step, 100, 10.0) for step in range(100)]
     assert shares[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert shares[5] == 1.0 and shares[-1] < 0.001
     assert shares[5 + 95 // 2] == pytest.approx(0.5, abs=0.02)
-    old = load_protocol("finetune", {"finetune": Finetune})
+    old = load_protocol("finetune", ["finetune"])
     assert old.factor(0, 100, 10.0) == 1.0 and old.factor(
         50, 100, 10.0
     ) == pytest.approx(0.5)

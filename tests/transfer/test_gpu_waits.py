@@ -14,8 +14,9 @@ from backbench.transfer.features.cache import FeatureCache
 from backbench.transfer.features.extractor import Extractor
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.finetune import Network
+from backbench.transfer.finetune_protocol import Finetune
 from backbench.transfer.heads import AdamHeads, LinearHeads
-from backbench.transfer.protocols import Finetune, Knn
+from backbench.transfer.probes.knn import Knn
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from backbench.runs.state import StopFlag
 from backbench.stats.partitions import agreement
 from backbench.transfer.analysis import statistics as fs
 from backbench.transfer.probes.class_retrieval import retrieve
-from backbench.transfer.probes.cluster import clusterings
-from backbench.transfer.protocols import KMeansClusters
+from backbench.transfer.probes.cluster import KMeansClusters, clusterings
 from backbench.verify import verification
 
 

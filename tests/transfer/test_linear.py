@@ -26,7 +26,7 @@ from backbench.recipes import config
 from backbench.records import store
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
-from backbench.transfer import scoring
+from backbench.transfer import keeping
 from backbench.transfer.devices import Machine, read_checkpoints
 from backbench.transfer.features.batches import (
     CropFlip,
@@ -36,8 +36,8 @@ from backbench.transfer.features.batches import (
 )
 from backbench.transfer.features.frozen import FrozenTrunk
 from backbench.transfer.heads import AdamHeads, BestHeads, LinearHeads
-from backbench.transfer.probes.sgd import ProbeTraining
-from backbench.transfer.protocols import PROTOCOLS, Sgd, load_protocol
+from backbench.transfer.probes.sgd import ProbeTraining, Sgd
+from backbench.transfer.protocols import all_kinds, load_protocol
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 
@@ -290,14 +290,14 @@ def test_killed_behind_its_rows_a_protocol_keeps_its_choice(
         files.append(str(protocol_file(tmp_path, name, **about)))
     both = ",".join(files)
     assert main(command(root, [trunk], tmp_path / "whole", both)) == 0
-    killed, write = command(root, [trunk], tmp_path / "killed", both), scoring.write
+    killed, write = command(root, [trunk], tmp_path / "killed", both), keeping.write
 
     def write_and_die(*args):
         write(*args)
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(scoring, "write", write_and_die)
+        patch.setattr(keeping, "write", write_and_die)
         main(killed)
     assert main(killed) == 0
     assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
@@ -620,7 +620,7 @@ def test_every_shipped_protocol_loads_and_has_its_own_name():
     for recipe in config.recipe_names("transfer"):
         if recipe.startswith("analyze"):
             continue
-        protocol = load_protocol(recipe, PROTOCOLS)
+        protocol = load_protocol(recipe, all_kinds())
         assert protocol.name not in names, (
             f"{recipe} and {names[protocol.name]} share a name"
         )

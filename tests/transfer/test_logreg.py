@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backbench.errors import Preempted
 from backbench.images.image_list import ImageList
 from backbench.runs.state import StopFlag
-from backbench.transfer import logreg, scoring
+from backbench.transfer import drawing, logreg, scoring
 from backbench.transfer.features.extractor import FeatureRows
 from backbench.transfer.probes import fewshot as probe_fewshot
-from backbench.transfer.protocols import FewShot
+from backbench.transfer.probes.fewshot import FewShot
 
 
 def problem(n=400, d=20, classes=5, seed=0):
@@ -257,7 +257,7 @@ def test_accuracies_and_confusion_by_hand():
     # Undefined predictions are left out
     matrix = scoring.confusion(prediction, label, 3)
     assert matrix.tolist() == [[3, 1, 0], [1, 1, 0], [0, 0, 0]]
-    assert scoring.confusion_picture(matrix, ("a", "b", "c"), "t").startswith(
+    assert drawing.confusion_picture(matrix, ("a", "b", "c"), "t").startswith(
         b"\x89PNG"
     )
 

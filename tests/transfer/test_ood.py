@@ -31,10 +31,10 @@ from backbench.errors import EXIT_FAILED, BadInput
 from backbench.images.preprocess import Pixels, to_input
 from backbench.published import selection
 from backbench.records import kept_scores, store
-from backbench.transfer import scoring
+from backbench.transfer import keeping
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
-from backbench.transfer.probes.ood import Ruled
-from backbench.transfer.protocols import Geometry, Ood
+from backbench.transfer.probes.ood import Ood, Ruled
+from backbench.transfer.protocol import Geometry
 from backbench.weights import importing, kept_heads
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families import timm_classifier
@@ -212,7 +212,7 @@ def keep_head(trunk, run, weight=None):
     bias = torch.randn(1000, generator=draw)
     head = KeptHead(drawn if weight is None else weight, bias, 2.0, "hold-out, twin")
     reads = Ood(kind="ood", protocol="ood", geometry=Geometry(**GEOMETRY))
-    bound = scoring.bound_to(
+    bound = keeping.bound_to(
         checkpoint, "linear-grid-v1", reads, class_list("imagenet"), 0
     )
     run.mkdir(parents=True, exist_ok=True)
@@ -300,7 +300,7 @@ def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, bad_input):
     reads = Ood(
         kind="ood", protocol="ood", reads="tokens", geometry=Geometry(**GEOMETRY)
     )
-    bound = scoring.bound_to(
+    bound = keeping.bound_to(
         checkpoint, "attentive-v1", reads, class_list("imagenet"), 0
     )
     run = tmp_path / "runs" / "linear"

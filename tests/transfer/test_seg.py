@@ -24,12 +24,12 @@ from backbench.transfer.features import dense_views
 from backbench.transfer.features.dense_views import TrainingPairs, best_classes, starts
 from backbench.transfer.probes import seg as probe_seg
 from backbench.transfer.probes.seg import DenseHeads
-from backbench.transfer.protocols import PROTOCOLS, load_protocol
+from backbench.transfer.protocols import all_kinds, load_protocol
 from backbench.verify import verification
 from backbench.weights.families.resnet_trunk import build_backbone
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
-DEMO = load_protocol("seg_demo", PROTOCOLS)
+DEMO = load_protocol("seg_demo", all_kinds())
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_map_is_scored_alone_as_among_others():
 
 def test_the_rates_follow_dinov3s_schedule():
     """The two lines of its code, at the steps where they begin and end."""
-    p, total = load_protocol("seg_linear", PROTOCOLS).schedule, 40000
+    p, total = load_protocol("seg_linear", all_kinds()).schedule, 40000
     assert p.factor(0, total, 1.0) == pytest.approx(1e-6)
     assert p.factor(750, total, 1.0) == pytest.approx(0.5 * (1 - 750 / 40000), rel=1e-5)
     assert p.factor(1500, total, 1.0) == pytest.approx(
@@ -167,7 +167,15 @@ def test_a_crop_and_its_labels_stay_together_and_repeat(tmp_path, monkeypatch):
     """Cut, flipped and padded alike: away from the blocks' borders the red channel is the label."""
     monkeypatch.setattr(dense_views, "distorted", lambda pixels, *_: pixels)
     p = dataclasses.replace(DEMO, scale=(0.5, 2.0))
-    items = TrainingPairs(blocks(tmp_path), p, 96, seed=0)
+    items = TrainingPairs(
+        blocks(tmp_path),
+        side=96,
+        scale=p.scale,
+        crop=p.geometry.crop,
+        most_of_a_class=p.most_of_a_class,
+        hue=p.hue,
+        seed=0,
+    )
     padded = 0
     for key in ((epoch, i) for epoch in range(8) for i in range(3)):
         image, labels, inside = items[key]

@@ -25,12 +25,12 @@ from backbench.transfer.features.batches import Pictures, centred
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.probes import seg_knn as probe_seg_knn
 from backbench.transfer.probes.seg_knn import Neighbours
-from backbench.transfer.protocols import PROTOCOLS, load_protocol
+from backbench.transfer.protocols import all_kinds, load_protocol
 from backbench.verify import verification
 from backbench.weights.checkpoint import Checkpoint
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
-DEMO = load_protocol("seg_knn_demo", PROTOCOLS)
+DEMO = load_protocol("seg_knn_demo", all_kinds())
 WAYS = [(k, by) for k in (1, 3, 10) for by in ("cosine", "l2")]
 
 

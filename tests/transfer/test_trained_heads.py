@@ -17,10 +17,13 @@ from backbench.datasets import catalog
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.recipes import config
 from backbench.records import kept_scores, store
-from backbench.transfer import logreg, scoring
+from backbench.transfer import keeping, logreg
 from backbench.transfer.features.batches import Pictures, centred
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
-from backbench.transfer.protocols import Attentive, Geometry, LogReg, Sgd
+from backbench.transfer.probes.attentive import Attentive
+from backbench.transfer.probes.logreg import LogReg
+from backbench.transfer.probes.sgd import Sgd
+from backbench.transfer.protocol import Geometry
 from backbench.weights import kept_heads
 from backbench.weights.checkpoint import Checkpoint
 
@@ -124,8 +127,8 @@ def bound(checkpoint, run, classes=("a", "b", "c"), **changes):
     """All that the head of a run is bound to."""
     recipe = json.loads((run / "run.json").read_text())["identity"]["recipe"]
     built = config.build(KINDS[run.name], recipe, where="test")
-    print_ = scoring.print_of("linear" if run.name == "sgd" else run.name, built, "val")
-    return {**scoring.bound_to(checkpoint, print_, built, classes, 0), **changes}
+    print_ = keeping.print_of("linear" if run.name == "sgd" else run.name, built, "val")
+    return {**keeping.bound_to(checkpoint, print_, built, classes, 0), **changes}
 
 
 def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):

@@ -33,7 +33,8 @@ from backbench.requests.detect import DetectRequest
 from backbench.requests.evaluate import EvaluateRequest
 from backbench.requests.places import RunRequest
 from backbench.runs.folder import CHECKPOINT_FILE, open_run
-from backbench.transfer.protocols import load_protocol, of_verb
+from backbench.tasks import by_kind
+from backbench.transfer.protocols import load_protocol
 
 HOME = Path(__file__).parents[2]
 RUN = (
@@ -99,7 +100,7 @@ def look_at(args):
     if args.verb == "pretrain":
         config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
     elif args.verb == "linear" and args.protocol != OWN:
-        load_protocol(args.protocol, of_verb("linear"))
+        load_protocol(args.protocol, by_kind("linear"))
     elif args.verb == "detect":
         detection_config.read(HOME / args.config_file, args.opts)
 

@@ -43,6 +43,7 @@ from backbench.transfer.analysis.pictures import (
     Summary,
     training_curves,
 )
+from backbench.transfer.analysis.protocol import AnalyzeConfig, load_analysis
 from backbench.transfer.analysis.statistics import finite
 from backbench.transfer.devices import Machine, read_checkpoints, start_for
 from backbench.transfer.features.extractor import FeatureRows
@@ -52,9 +53,9 @@ from backbench.transfer.features.frozen import (
     forward_all,
     output_dim,
 )
+from backbench.transfer.keeping import recorded
 from backbench.transfer.probes import fewshot as probe_fewshot
-from backbench.transfer.protocols import AnalyzeConfig, FewShot, load_analysis
-from backbench.transfer.scoring import recorded
+from backbench.transfer.probes.fewshot import FewShot
 from backbench.weights.checkpoint import Checkpoint
 
 SUMMARY = "analysis.json"

@@ -1,4 +1,5 @@
-"""Turns a list of images into batches of pixels: which images a step sees, where, in which view.
+"""Turns a list of images into batches of pixels: which images a step sees, on which rank, in which
+view.
 
 A batch is a pure function of the seed and the step, so a continued run sees what an uninterrupted
 one sees, whatever the numbers of processes and workers.
@@ -6,6 +7,7 @@ one sees, whatever the numbers of processes and workers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ from backbench.images.image_list import ImageList
 from backbench.parallel import loading
 from backbench.runs import seeding
 from backbench.transfer.devices import Machine
-from backbench.transfer.protocols import CropAugment, Geometry
+from backbench.transfer.protocol import CropAugment, Geometry
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -34,9 +36,11 @@ View = Callable[["Image.Image", EpochIndex], "Image.Image"]
 def global_batches(
     seed: int, images: int, batch: int, first: int, last: int
 ) -> Iterator[list[EpochIndex]]:
-    """The global batches of steps first..last-1 as (epoch, index) lists."""
-    # One endless stream of seeded permutations; a batch may lie across the end of an epoch.
-    epoch, order = -1, torch.empty(0)
+    """Yield the global batches of steps first..last-1 as (epoch, index) lists."""
+    # They are cut from one endless stream of seeded permutations, so a batch may lie across the end
+    # of an epoch.
+    epoch = -1
+    order = torch.empty(0)
     for step in range(first, last):
         out = []
         for position in range(step * batch, (step + 1) * batch):
@@ -52,9 +56,10 @@ def global_batches(
 def rank_batches(
     seed: int, images: int, batch: int, first: int, last: int, *, machine: Machine
 ) -> Iterator[list[EpochIndex]]:
-    """This rank's contiguous part of each of `global_batches`; parts differ by one image at most."""
-    rank, world = machine.rank, machine.world
-    begin, end = batch * rank // world, batch * (rank + 1) // world
+    """Yield this rank's contiguous part of each of `global_batches`. The parts of ranks differ by
+    at most one image."""
+    begin = batch * machine.rank // machine.world
+    end = batch * (machine.rank + 1) // machine.world
     for whole in global_batches(seed, images, batch, first, last):
         yield whole[begin:end]
 
@@ -68,7 +73,8 @@ def equal_shares(
     shares = []
     for begin in range(first, count, batch):
         # A batch of b images is W contiguous parts of ceil(b / W); behind its end lies padding.
-        each = -(-(min(begin + batch, count) - begin) // world)
+        images = min(begin + batch, count) - begin
+        each = math.ceil(images / world)
         mine = range(begin + rank * each, begin + (rank + 1) * each)
         shares.append([(0, min(i, count - 1)) for i in mine])
     return shares
@@ -78,7 +84,8 @@ def equal_shares(
 
 
 class CropFlip:
-    """The training view of an image in an epoch: RandomResizedCrop and flip, by the seed alone."""
+    """The training view of an image in an epoch: RandomResizedCrop and flip. Seed, epoch and index
+    decide it."""
 
     def __init__(self, augment: CropAugment, seed: int) -> None:
         self.augment, self.seed = augment, seed
@@ -98,7 +105,7 @@ class CropFlip:
 
 
 def centred(geometry: Geometry) -> View:
-    """The view of an image that evaluation takes: resized, the centre cropped."""
+    """Return the view of an image that evaluation takes: resized, the centre cropped."""
     transform = geometry.transform()
 
     def view(picture: Image.Image, _: EpochIndex) -> Image.Image:
@@ -116,7 +123,8 @@ class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]]):
     def __getitem__(self, key: EpochIndex) -> tuple[Tensor, int]:
         index = key[1]
         picture = np.asarray(self.view(self.images.open(index), key), dtype=np.uint8)
-        # A copy, since PIL's array cannot be written to; channels last in memory, as trunks take it
+        # PIL's array cannot be written to, so it is copied. Channels stay last in memory, which is
+        # how trunks read them.
         return torch.from_numpy(picture.copy()).permute(2, 0, 1), index
 
 
@@ -128,15 +136,15 @@ def training_pictures(
     seed: int,
     machine: Machine,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Augmented views of each share of `shares`: (uint8 (n, 3, size, size), indices (n,))."""
+    """Yield augmented views of each of `shares`: (uint8 (n, 3, size, size), indices (n,))."""
     return loader(Pictures(images, CropFlip(augment, seed)), shares, machine=machine)
 
 
 def loader(
     pictures: Pictures, batches: Iterable[list[EpochIndex]], *, machine: Machine
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Load (uint8 (N, 3, H, W), indices (N,)) for each of `batches`, lists of (epoch, index).
-    Pixels are channels last in memory. BadInput, on all ranks, for an unreadable image of one."""
+    """Yield (uint8 (N, 3, H, W), indices (N,)) for each of `batches`, lists of (epoch, index).
+    Pixels are channels last in memory. BadInput on all ranks if one cannot read an image."""
     pin = machine.device.type == "cuda"
     found = loading.batches(
         pictures,
@@ -151,8 +159,8 @@ def loader(
 
 
 def _stacked(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    # default_collate itself would write channel after channel
-    pixels, about = default_collate(
-        [(picture.permute(1, 2, 0), one) for picture, one in rows]
-    )
-    return pixels.permute(0, 3, 1, 2), about
+    """Collate pictures and what is beside each, with channels last in memory."""
+    # default_collate alone would write channel after channel.
+    channels_last = [(picture.permute(1, 2, 0), beside) for picture, beside in rows]
+    pixels, all_beside = default_collate(channels_last)
+    return pixels.permute(0, 3, 1, 2), all_beside

@@ -1,8 +1,9 @@
 """Keeps features on disk, under names that say exactly what they are features of.
 
-The cache is $BACKBENCH_CACHE (default ~/.cache/backbench), at most $BACKBENCH_CACHE_GB (default 50)
-large; the least recently used entries go first. An entry is named by the hash of a description of
-all that decides its content, and refused if the description beside it is another. Files by suffix:
+The cache is $BACKBENCH_CACHE (default ~/.cache/backbench), and holds at most $BACKBENCH_CACHE_GB
+(default 50) gigabytes: the least recently used entries are removed first. An entry is named by the
+hash of a description of all that decides its content. It is refused if the description beside it is
+another one. Files by suffix:
 
     .npy         the rows, float32 (N, dim), in the order of the image list
     .json        description, shape and sha256 of the rows, and the file that was last hashed;
@@ -13,8 +14,9 @@ all that decides its content, and refused if the description beside it is anothe
     .rows.json   how many rows of the .part files hold; beside the first of them
     .files.part  inodes, ctimes and hashes of the images so far; beside the first of them
 
-The description names an image list by paths, sizes and a few files' contents (`contents.named`). On
-a hit only files that have moved since are hashed again (`changed_file`).
+The description names an image list by the paths and sizes of its files and the contents of a few
+(`contents.named`). When an entry is found, only files that have changed their place or time since are
+hashed again (`changed_file`).
 """
 
 import contextlib
@@ -42,22 +44,28 @@ from backbench.runs import atomic, failures
 from backbench.runs.folder import cache_folder
 from backbench.runs.terminal import log
 from backbench.transfer.features.frozen import FrozenTrunk, state_digest
-from backbench.transfer.protocols import Geometry
+from backbench.transfer.protocol import Geometry
 from backbench.untrusted import jsons, printable
 
 Description = Mapping[str, object]  # JSON-able
 Seen = NDArray[np.int64]  # one row per image: inode, ctime in ns, hash
-COLUMNS, HASH = 3, 2
+COLUMNS = 3
+HASH = 2  # the column of the hash
 UNKNOWN = 0  # a hash that is not known
 
 
 def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, object]:
-    """All that decides the features, up to rounding. `images` is the list's name (`contents`)."""
-    head = {} if trunk.head is None else {"head": state_digest(trunk.head)}
-    if trunk.own_head is not None:
-        head = {"own_head": trunk.own_head}
+    """Return all that decides the features, up to rounding. `images` is the name of the list of
+    images (`contents.named`)."""
+    # What follows the trunk. Features of the trunk itself have no key for it, so that their entries
+    # keep their names.
+    head = {}
     if trunk.of_tokens is not None:
-        head = {"of_tokens": trunk.of_tokens.name}
+        head["of_tokens"] = trunk.of_tokens.name
+    elif trunk.own_head is not None:
+        head["own_head"] = trunk.own_head
+    elif trunk.head is not None:
+        head["head"] = state_digest(trunk.head)
     return {
         "checkpoint": trunk.digest,
         "arch": trunk.checkpoint.arch,
@@ -76,28 +84,32 @@ def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, o
 
 
 def file_hash(images: ImageList, index: int) -> int:
-    """64 bits of a file's sha256, as a signed integer that is not UNKNOWN."""
+    """Return 64 bits of a file's sha256, as a signed integer that is not UNKNOWN."""
     digest = hashlib.sha256(images.read(index)).digest()
-    return int.from_bytes(digest[:8], "little", signed=True) or 1
+    number = int.from_bytes(digest[:8], "little", signed=True)
+    return 1 if number == UNKNOWN else number
 
 
 def not_yet_seen(named: contents.Named) -> Seen:
-    """The table of images that are about to be looked at; hashes are filled in as they come."""
+    """Make the table of images that are about to be looked at; hashes are filled in as they come."""
     out = np.full((len(named.inodes), COLUMNS), UNKNOWN, dtype=np.int64)
-    out[:, 0], out[:, 1] = named.inodes, named.changed
+    out[:, 0] = named.inodes
+    out[:, 1] = named.changed
     return out
 
 
 def changed_file(images: ImageList, named: contents.Named, seen: Seen) -> str | None:
-    """Return the first file that no longer holds what `seen` says, or None. The same inode and
-    ctime (which no program can set) mean the same file. The others are hashed: all if few, a seeded
-    2% if many, as on another disk. `seen` may lack hashes, and be shorter than the list."""
+    """Return the first file that is found not to hold what `seen` says, or None. `seen` may lack
+    hashes, and be shorter than the list.
+
+    The same inode and ctime mean the same file, as no program can set a ctime. Of the other files
+    all are hashed if they are few. If they are many, as after a copy to another disk, a seeded 2%
+    of the list are."""
     if isinstance(images, ArrayList):
         return None
     now = not_yet_seen(named)[: len(seen), :2]
-    moved = np.flatnonzero(
-        (now != seen[:, :2]).any(axis=1) & (seen[:, HASH] != UNKNOWN)
-    )
+    differs = (now != seen[:, :2]).any(axis=1)
+    moved = np.flatnonzero(differs & (seen[:, HASH] != UNKNOWN))
     most = max(contents.SAMPLE, len(images) // 50)  # 2% of what an extraction reads
     if len(moved) > most:
         moved = moved[contents.chosen(len(moved), most)]
@@ -114,14 +126,15 @@ def _write_seen(path: Path, seen: Seen) -> None:
 
 
 def _read_seen(path: Path, count: int) -> Seen | None:
-    """The table of `count` images; None where there is none, or only part of one."""
+    """Read the table of `count` images; None where there is none, or only part of one."""
     try:
         with path.open("rb") as file:
             seen = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    right = isinstance(seen, np.ndarray) and seen.shape == (count, COLUMNS)
-    return seen if right and seen.dtype == np.int64 else None
+    if not isinstance(seen, np.ndarray) or seen.dtype != np.int64:
+        return None
+    return seen if seen.shape == (count, COLUMNS) else None
 
 
 # Entries
@@ -138,7 +151,7 @@ class About(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """The cache folder. `description` dicts go in, rows of features come out."""
+    """The cache's folder. An entry is asked for by its description, and gives rows of features."""
 
     folder: Path
     limit: int  # bytes
@@ -151,20 +164,21 @@ class FeatureCache:
         except (ValueError, OverflowError):  # no number, nan, infinite
             limit = -1
         if limit < 0:
-            came = printable.shown(said, 40)
             raise BadInput(
-                f"BACKBENCH_CACHE_GB={came}: expected gigabytes, 0 or more, as 50"
+                f"BACKBENCH_CACHE_GB={printable.shown(said, 40)}: expected gigabytes, 0 or more,"
+                " as 50"
             )
         return FeatureCache(cache_folder() / "features", limit)
 
     def path(self, description: Description) -> Path:
+        """Return the path of an entry's rows."""
         text = json.dumps(description, sort_keys=True)
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npy"
 
     def try_lock(
         self, descriptions: Sequence[Description]
     ) -> contextlib.ExitStack | None:
-        """All of these entries, until the stack is closed; None where another run has one."""
+        """Lock all of these entries until the stack is closed; None where another run has one."""
         with self.elsewhere():
             self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as locks:
@@ -173,15 +187,14 @@ class FeatureCache:
                     file = locks.enter_context(path.with_suffix(".lock").open("w"))
                 if not _taken(file):
                     return None
-                for left in self.folder.glob(
-                    f".{path.stem}.*.tmp"
-                ):  # by a writer that was killed
+                # With the lock in hand no other run writes here: these are of killed writers.
+                for left in self.folder.glob(f".{path.stem}.*.tmp"):
                     left.unlink(missing_ok=True)
             return locks.pop_all()
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """An error of the disk inside says that the cache may be put on another disk."""
+        """Add to an error of the disk that the cache may be put on another disk."""
         try:
             yield
         except OSError as error:
@@ -193,24 +206,28 @@ class FeatureCache:
             raise kind(f"{line}; or set BACKBENCH_CACHE to another disk") from None
 
     def seen(self, description: Description) -> Seen | None:
-        """The images of an entry, as they were; None where there is no entry, or that is unknown."""
+        """Return the images of an entry as they were; None where there is no entry, or that is
+        unknown."""
         path = self.path(description)
         about = self._about(path)
-        return (
-            _read_seen(path.with_suffix(".files"), about["shape"][0]) if about else None
-        )
+        if about is None:
+            return None
+        return _read_seen(path.with_suffix(".files"), about["shape"][0])
 
     def _about(self, path: Path) -> About | None:
-        """The .json beside the rows at `path`; None where there are no rows, or no whole .json."""
+        """Read the .json beside the rows at `path`; None where there are no rows, or no whole
+        .json."""
         file = path.with_suffix(".json")
         if not path.exists():
             return None
         try:
             about = jsons.read(file)
-            whole = isinstance(about["description"], dict) and isinstance(
-                about["sha256"], str
-            )
-            if whole and isinstance(about["shape"], list) and len(about["shape"]) == 2:
+            if (
+                isinstance(about["description"], dict)
+                and isinstance(about["sha256"], str)
+                and isinstance(about["shape"], list)
+                and len(about["shape"]) == 2
+            ):
                 return about
         except FileNotFoundError:
             return None
@@ -236,12 +253,15 @@ class FeatureCache:
         # While rows are mapped, their file is locked: `make_room` spares it.
         file = path.open("rb")
         fcntl.flock(file, fcntl.LOCK_SH)
-        # What is not as it was written may be no array at all
-        rows = np.load(path, mmap_mode="c") if _verified(path, about) else None
+        # The hash is checked before anything is read: what is damaged may be no array at all.
+        rows = None
+        if _verified(path, about):
+            rows = np.load(path, mmap_mode="c")
         if rows is None or list(rows.shape) != about["shape"]:
             raise BadInput(f"{path}: the cached features are damaged; remove the file")
         rows.lock = file  # which is closed when the last tensor of these rows is gone
-        # The time of its last use; the rows' own file stays as it is, since that vouches for it
+        # The .json has the time of the last use. The rows' own file must not change its ctime, which
+        # vouches for what it holds.
         with contextlib.suppress(FileNotFoundError):
             os.utime(path.with_suffix(".json"))
         return torch.from_numpy(rows)
@@ -249,10 +269,9 @@ class FeatureCache:
     def finish(self, description: Description, part: Path, seen: Seen) -> None:
         """Make the complete `part` file the entry of `description`, of the images `seen`."""
         path = self.path(description)
-        shape = list(np.load(part, mmap_mode="r").shape)
         about = {
             "description": dict(description),
-            "shape": shape,
+            "shape": list(np.load(part, mmap_mode="r").shape),
             "sha256": _file_digest(part),
         }
         # The .json goes first and comes last: a kill in between leaves rows that are no entry.
@@ -265,11 +284,11 @@ class FeatureCache:
         """Remove the least recently used entries, and what killed runs left, until `size` more
         bytes fit. Those of `keep`, and those that a run computes or has mapped, always stay."""
         if size > self.limit:
-            need, have = f"{size / 1e9:.1f}", f"{self.limit / 1e9:.1f}"
             raise BadInput(
-                f"{self.folder}: the features need {need} GB, the cache may have {have};"
-                " set BACKBENCH_CACHE_GB"
+                f"{self.folder}: the features need {size / 1e9:.1f} GB, the cache may have"
+                f" {self.limit / 1e9:.1f}; set BACKBENCH_CACHE_GB"
             )
+        # 1. When each entry or part was used last, and how large it is
         files: list[tuple[float, int, Path]] = []
         for path in self.folder.glob("*"):
             if path.suffix not in (".npy", ".part") or "." in path.stem:
@@ -281,6 +300,7 @@ class FeatureCache:
                 if path.suffix == ".npy" and json_file.exists():
                     used_at = max(used_at, json_file.stat().st_mtime)
                 files.append((used_at, about.st_size, path))
+        # 2. The oldest go, until there is room.
         used = sum(bytes_ for _, bytes_, _ in files)
         for _, bytes_, path in sorted(files):
             if used + size <= self.limit:
@@ -294,23 +314,23 @@ def _remove_unused(path: Path) -> bool:
     with contextlib.ExitStack() as files:
         lock = files.enter_context(path.with_suffix(".lock").open("w"))
         if not _taken(lock):
-            return False  # at work on it
+            return False  # a run is at work on it
         with contextlib.suppress(FileNotFoundError):
             if not _taken(files.enter_context(path.open("rb"))):
-                return False  # has it mapped
-        # The .json first: what a removal that is cut off leaves must not look like an entry. An
-        # unfinished part is worth nothing without its marker.
-        entry, part = (
-            (".json", ".files", ".npy"),
-            (".rows.json", ".files.part", ".part"),
-        )
-        for suffix in entry if path.suffix == ".npy" else part:
+                return False  # a run has it mapped
+        # The .json, or the marker, goes first: what is left when a removal is cut off must not look
+        # like an entry, or like a part that may be continued.
+        if path.suffix == ".npy":
+            suffixes = (".json", ".files", ".npy")
+        else:
+            suffixes = (".rows.json", ".files.part", ".part")
+        for suffix in suffixes:
             path.with_suffix(suffix).unlink(missing_ok=True)
         return True
 
 
 def _taken(file: IO[str] | IO[bytes]) -> bool:
-    """Lock the file for this run alone; False where another has it."""
+    """Lock the file for this run alone; return False where another has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -325,7 +345,8 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _verified(path: Path, about: About) -> bool:
-    """True if `path` holds the rows of `about`. A file is hashed once; a copy is another file."""
+    """Return whether `path` holds the rows of `about`. A file is hashed once; a copy of it is
+    another file, and is hashed again."""
     now = _stamp(path)
     if about.get("file") == now:
         return True
@@ -373,36 +394,38 @@ class PartFiles:
         self.marker = self.parts[0].with_suffix(".rows.json")
         self.table = self.parts[0].with_suffix(".files.part")
         self.names = sorted(part.name for part in self.parts)
-        self.first, self.seen = 0, seen
+        # 1. Where to begin
+        self.first = 0
+        self.seen = seen
         saved = self._saved_rows()
         before = _read_seen(self.table, count)
         if saved and before is not None and still(before[:saved]):
-            self.first, self.seen = saved, before  # where to begin
+            self.first = saved
+            self.seen = before
         if not self.first:
-            # Before the parts: a marker that is left over would vouch for rows not written.
+            # The marker goes before the parts are made: one that is left over would vouch for rows
+            # that are not written.
             self.marker.unlink(missing_ok=True)
-            cache.make_room(
-                4 * count * sum(dims), set(map(cache.path, keep))
-            )  # bytes of float32
+            size = 4 * count * sum(dims)  # float32 has 4 bytes
+            cache.make_room(size, {cache.path(d) for d in keep})
+        # 2. The parts
         self.rows = []
         for part, dim in zip(self.parts, dims):
             mode: Literal["r+", "w+"] = "r+" if self.first else "w+"
-            shape = (count, dim)
-            self.rows.append(
-                np.lib.format.open_memmap(part, mode, np.dtype(np.float32), shape)
-            )
+            float32 = np.dtype(np.float32)
+            rows = np.lib.format.open_memmap(part, mode, float32, (count, dim))
+            self.rows.append(rows)
         self._allocate()
 
     def _allocate(self) -> None:
-        """Reserve disk for the parts: a full disk would end a write by SIGBUS, without a word."""
+        """Reserve disk for the parts. Without that, writing to a mapped file on a full disk would end
+        the process by SIGBUS, without a message."""
         try:
             for part in self.parts:
-                with (
-                    self.cache.elsewhere(),
-                    failures.naming(part),
-                    part.open("r+b") as file,
-                ):
-                    os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+                with self.cache.elsewhere(), failures.naming(part):
+                    size = part.stat().st_size
+                    with part.open("r+b") as file:
+                        os.posix_fallocate(file.fileno(), 0, size)
         except (BadInput, Failed):
             self.rows = []
             if not self.first:
@@ -411,26 +434,26 @@ class PartFiles:
             raise
 
     def _saved_rows(self) -> int:
-        """n of `saved at n`; 0 in any other state."""
+        """Return n of `saved at n`; 0 in any other state."""
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             begun = jsons.read(self.marker)
-            if begun["parts"] == self.names and all(
-                part.exists() for part in self.parts
-            ):
+            all_there = all(part.exists() for part in self.parts)
+            if begun["parts"] == self.names and all_there:
                 return int(begun["rows"])
         return 0
 
     def write(
         self, begin: int, end: int, features: Sequence[Tensor], hashes: Tensor
     ) -> None:
-        """Rows begin..end-1 of each entry, (end - begin, dim), and their images' hashes."""
+        """Write rows begin..end-1 of each entry, (end - begin, dim), and their images' hashes."""
         self.seen[begin:end, HASH] = hashes.cpu().numpy()
         for rows, feature in zip(self.rows, features):
             rows[begin:end] = feature.cpu().numpy()
 
     def save(self, end: int) -> None:
-        """From now on a new run starts at row `end`."""
-        self._flush()  # the rows reach the disk before the marker that vouches for them
+        """Note on disk that a new run may start at row `end`."""
+        # The rows reach the disk before the marker that vouches for them.
+        self._flush()
         _write_seen(self.table, self.seen)
         atomic.write_json(self.marker, {"rows": end, "parts": self.names})
 

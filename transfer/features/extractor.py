@@ -38,9 +38,10 @@ from backbench.transfer.features.cache import (
     describe,
 )
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
-from backbench.transfer.protocols import Geometry
+from backbench.transfer.protocol import Geometry
 
-# Below a run: features that no other run may take for its own, or that are large; while it measures
+# The folder below a run's for features that are large, or that no other run may take for its own.
+# It lasts while the run measures.
 OWN_FEATURES = f"{STATES}/features"
 SAVE_EVERY = 20  # batches
 WAIT_SECONDS = 1.0  # between two looks at whether another run has finished
@@ -61,31 +62,34 @@ class FeatureRows:
             return self.parts[0][index]
         first = self.parts[0]
         out = first.new_empty(len(index), first.shape[1])
-        begin, taken = 0, 0
+        begin = 0
+        taken = 0
         for part in self.parts:
-            # Part p holds rows begin_p .. begin_p + n_p - 1 of the table
-            (here,) = torch.where((index >= begin) & (index < begin + len(part)))
+            # This part has the rows begin .. end - 1 of the table.
+            end = begin + len(part)
+            (here,) = torch.where((index >= begin) & (index < end))
             out[here] = part[index[here] - begin]
-            begin, taken = begin + len(part), taken + len(here)
+            taken += len(here)
+            begin = end
         if taken != len(index):
             raise IndexError(f"a row outside 0..{len(self) - 1}")
         return out
 
     def split(self, rows: int) -> Iterator[Tensor]:
-        """All rows in order, at most `rows` at a time, as views."""
+        """Yield all rows in order, at most `rows` at a time, as views."""
         for part in self.parts:
             yield from part.split(rows)
 
 
 class HashedPictures(Pictures):
-    """Item (epoch, index) -> (uint8 (3, H, W), the file's hash). Rows of an array have no hash, as
-    their pixels name the entry."""
+    """Item (epoch, index) -> (uint8 (3, H, W), the file's hash). Rows of an array have no hash:
+    their pixels are part of the entry's name."""
 
     def __getitem__(self, key: EpochIndex) -> tuple[Tensor, int]:
         picture, index = super().__getitem__(key)
         if isinstance(self.images, ArrayList):
             return picture, feature_cache.UNKNOWN
-        # Decoded a moment ago, so the file comes from memory and not from the disk
+        # The file was decoded a moment ago, so it is read from memory and not from the disk.
         return picture, feature_cache.file_hash(self.images, index)
 
 
@@ -103,22 +107,23 @@ class Extractor:
     stop: StopFlag | None = None
 
     def __call__(self, images: ImageList, what: str = "features") -> list[Tensor]:
-        """(N, dim) per trunk. Raises Preempted on a signal; the next call goes on at that batch."""
+        """Return features (N, dim) per trunk. Preempted is raised on a signal, and the next call
+        goes on at that batch."""
         # 1. Name each trunk's entry by all that decides its content.
         named = contents.named(images)
-        described = [
-            describe(trunk, named.digest, self.geometry) for trunk in self.trunks
-        ]
+        described = []
+        for trunk in self.trunks:
+            described.append(describe(trunk, named.digest, self.geometry))
         with contextlib.ExitStack() as held:
             # 2. Rank 0 takes the locks of all entries, while all ranks wait for it.
             held.enter_context(self._locked(described))
-            # 3. Rank 0 looks for features of these very images, with the locks in hand, and all
-            #    ranks do as it found.
-            holds = []
+            # 3. Rank 0 looks for features of these very images, with the locks in hand, and tells
+            #    all ranks which entries are there.
+            found = []
             for description in described:
                 seen = self.cache.seen(description) if self.machine.main else None
-                holds.append(int(seen is not None and _unchanged(images, named, seen)))
-            there = self._as_main_says(holds)
+                found.append(int(seen is not None and _unchanged(images, named, seen)))
+            there = self._as_main_says(found)
             # 4. What is missing is computed by all ranks together.
             if all(there):
                 price.skip("image", len(images))
@@ -135,7 +140,7 @@ class Extractor:
     def of_splits(
         self, splits: Splits, name: str
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Features of train, val and test, each per trunk; the trunks are verified after."""
+        """Return features of train, val and test, each per trunk, and verify the trunks after."""
         train = self(splits.train, f"{name} train features")
         val = self(splits.val, f"{name} val features")
         test = self(splits.test, f"{name} test features")
@@ -152,8 +157,10 @@ class Extractor:
         while True:
             locks = self.cache.try_lock(described) if self.machine.main else None
             (taken,) = self._as_main_says([int(locks is not None)])
-            if taken:
-                return locks or contextlib.nullcontext()
+            if taken and locks is not None:
+                return locks
+            if taken:  # rank 0 holds the locks for all
+                return contextlib.nullcontext()
             if self.machine.main and not waiting:
                 log.info(
                     f"{self.cache.folder}: waiting for another run that computes them"
@@ -217,50 +224,55 @@ class Extractor:
     def _arriving(
         self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
     ) -> Iterator[tuple[int, list[Tensor], Tensor]]:
-        """The batches of `_forwards`, on the CPU; a GPU works on the next one meanwhile."""
+        """Yield the batches of `_forwards` on the CPU; a GPU works on the next one meanwhile."""
         if self.trunks[0].device.type != "cuda":
             yield from self._forwards(trunks, images, first)
             return
-        # On every rank alike: all of them exchange the next batch before they vote on this one.
+        # A batch is given when the next one is on its way. This is so on every rank: all of them
+        # exchange the next batch before they vote on this one.
         before: tuple[int, distributed.OnTheirWay] | None = None
         for begin, features, hashes in self._forwards(trunks, images, first):
-            sent = distributed.OnTheirWay([*features, hashes])
+            on_their_way = distributed.OnTheirWay([*features, hashes])
             if before is not None:
-                *arrived, of_files = before[1].taken()
-                yield before[0], arrived, of_files
-            before = begin, sent
+                begin_before, sent_before = before
+                *arrived, of_files = sent_before.taken()
+                yield begin_before, arrived, of_files
+            before = (begin, on_their_way)
         if before is not None:
-            *arrived, of_files = before[1].taken()
-            yield before[0], arrived, of_files
+            begin_before, sent_before = before
+            *arrived, of_files = sent_before.taken()
+            yield begin_before, arrived, of_files
 
     def _forwards(
         self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
     ) -> Iterator[tuple[int, list[Tensor], Tensor]]:
-        """From `first` on: a batch's first index, its features per trunk, its files' hashes."""
-        # On every rank: each computes its share, and all gather them.
-        machine, count, batch = self.machine, len(images), self.batch
+        """Yield from image `first` on: a batch's first index, its features per trunk, and the hashes
+        of its files. Each rank computes its share, and all gather them."""
+        machine = self.machine
+        count = len(images)
+        batch = self.batch
         device = trunks[0].device
         shares = equal_shares(first, count, batch, machine.rank, machine.world)
         pictures = loader(
             HashedPictures(images, centred(self.geometry)), shares, machine=machine
         )
         for begin, (pixels, hashes) in zip(range(first, count, batch), pictures):
-            mine = forward_all(trunks, pixels.to(device, non_blocking=True))
-            gathered = map(distributed.gather_without_gradient, mine)
             size = min(batch, count - begin)  # the rest is padding
-            of_files = distributed.gather_without_gradient(
-                distributed.sent(hashes, device)
-            )
-            yield begin, [features[:size] for features in gathered], of_files[:size]
+            features = []
+            for mine in forward_all(trunks, pixels.to(device, non_blocking=True)):
+                features.append(distributed.gather_without_gradient(mine)[:size])
+            sent_hashes = distributed.sent(hashes, device)
+            of_files = distributed.gather_without_gradient(sent_hashes)[:size]
+            yield begin, features, of_files
 
     def _as_main_says(self, numbers: list[int]) -> list[int]:
-        """Rank 0's numbers on every rank. The others wait here until rank 0 has come."""
+        """Return rank 0's numbers on every rank. The others wait here until rank 0 has come."""
         values = torch.tensor(numbers, dtype=torch.int64, device=self.trunks[0].device)
         return distributed.broadcast(values).tolist()
 
 
 def _unchanged(images: ImageList, named: Named, seen: Seen) -> bool:
-    """True if the images are those that were `seen`; one that is not is named in the log."""
+    """Return whether the images are those that were `seen`; name one that is not in the log."""
     path = feature_cache.changed_file(images, named, seen)
     if path is not None:
         log.warning(

@@ -16,7 +16,7 @@ from backbench.runs.forward_clock import clock
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 
-# How the published files call it, the surest name first
+# What published files call a projector, the surest name first
 NAMES = ("projector", "projection_head", "projection", "fc", "head", "mlp", "g")
 _KEY = re.compile(
     r"(.*?)\.(\d+)\.(weight|bias|running_mean|running_var|num_batches_tracked)"
@@ -25,7 +25,7 @@ Layers = dict[int, dict[str, Tensor]]  # position in the chain -> the module's t
 
 
 def state_digest(module: nn.Module) -> str:
-    """sha256 over names and bytes of all parameters and buffers."""
+    """Return the sha256 over names and bytes of all parameters and buffers."""
     sha = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         sha.update(name.encode())
@@ -39,13 +39,13 @@ class TokenFeature:
 
     make: Callable[[Tensor], Tensor]  # tokens (N, T, C) -> (N, dim)
     dim: int
-    name: str  # of all that it does beside the trunk, for the cache
+    name: str  # says in the cache what is made of the tokens
 
 
 @dataclass(frozen=True)
 class FrozenTrunk:
-    """A trunk in eval(), batch norm folded into the convolutions, channels last, without gradients;
-    `verify` shows that it has not changed."""
+    """A trunk in eval mode, without gradients, channels last, with batch norm folded into the
+    convolutions. `verify` shows that it has not changed."""
 
     checkpoint: Checkpoint
     module: Trunk
@@ -53,7 +53,7 @@ class FrozenTrunk:
     precision: Precision
     state: str  # digest of the module as it was built
     head: nn.Sequential | None = None  # what follows the trunk
-    # Digest of the classifier of a whole timm model, which then is the module: features are logits
+    # The digest of the classifier, where the module is a whole timm model and features are logits
     own_head: str | None = None
     of_tokens: TokenFeature | None = (
         None  # the feature, in the place of the trunk's own
@@ -67,8 +67,8 @@ class FrozenTrunk:
         precision: Precision = "fp32",
         head: str | None = None,
     ) -> "FrozenTrunk":
-        """With `head`, the name of one that the checkpoint has kept, features are its output. All
-        trunks of a process have one precision."""
+        """Build the trunk of a checkpoint. With `head`, the name of one that the checkpoint has
+        kept, features are its output. All trunks of a process have one precision."""
         precisions.use(precision)
         if precision == "bf16":
             precisions.warn_if_slow(device.type)
@@ -103,8 +103,10 @@ class FrozenTrunk:
         bf16 = self.precision == "bf16"
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         with autocast, clock.around(self.digest, len(images), self.device):
-            maps = tokens or self.of_tokens is not None
-            features = (self.module.tokens if maps else self.module)(images).float()
+            if tokens or self.of_tokens is not None:
+                features = self.module.tokens(images).float()
+            else:
+                features = self.module(images).float()
         if tokens:
             return features
         if self.of_tokens is not None:
@@ -112,7 +114,7 @@ class FrozenTrunk:
         return features if self.head is None else self.head(features)
 
     def verify(self) -> None:
-        """Raises Failed when a weight or buffer is not what it was at the start."""
+        """Raise Failed if a weight or buffer is not what it was at the start."""
         if self.module.training or state_digest(self.module) != self.state:
             raise Failed(
                 f"the frozen trunk of '{self.checkpoint.name}' has changed;"
@@ -121,7 +123,7 @@ class FrozenTrunk:
 
 
 def kept_head(checkpoint: Checkpoint, name: str) -> nn.Sequential:
-    """The head of that name on the checkpoint's trunk; BadInput where it has none."""
+    """Return the head of that name on the checkpoint's trunk; BadInput where it has none."""
     width = checkpoint.backbone().feature_dim
     head = build_projector(checkpoint.heads, width, (name,))
     if head is None:
@@ -140,8 +142,9 @@ def forward_all(
     tokens: bool = False,
     inside: Tensor | None = None,
 ) -> list[Tensor]:
-    """uint8 RGB (N, 3, H, W) -> features, or `tokens`, per trunk. Trunks with equal pixel
-    statistics share the normalised images, which are 0 where `inside` (N, 1, H, W) is."""
+    """Return the features, or with `tokens` the maps, of uint8 RGB (N, 3, H, W) per trunk. Trunks
+    with equal pixel statistics share the normalised images, which are 0 outside of `inside`
+    (N, 1, H, W)."""
     ready: dict[Pixels, Tensor] = {}
     out = []
     for trunk in trunks:
@@ -166,9 +169,11 @@ def build_projector(
         match = _KEY.fullmatch(key)
         if match:
             root, index, part = match.groups()
-            chains.setdefault(root, {}).setdefault(int(index), {})[part] = tensor
+            layers = chains.setdefault(root, {})
+            layers.setdefault(int(index), {})[part] = tensor
     for name in names:
         for root, layers in sorted(chains.items()):
+            # A chain is a head only if it has all tensors below that name.
             below = sum(key == root or key.startswith(f"{root}.") for key in heads)
             whole = below == sum(len(tensors) for tensors in layers.values())
             if whole and root.rpartition(".")[2] == name:
@@ -179,10 +184,12 @@ def build_projector(
 
 
 def output_dim(projector: nn.Sequential) -> int:
+    """Return the width of its last linear map."""
     return next(m.out_features for m in reversed(projector) if isinstance(m, nn.Linear))
 
 
 def _chain(layers: Layers, width: int) -> nn.Sequential | None:
+    """Build a chain on features (N, width); None if a position's tensors fit no module."""
     modules: list[nn.Module] = []
     for index in range(max(layers) + 1):
         tensors = layers.get(index)
@@ -199,7 +206,7 @@ def _chain(layers: Layers, width: int) -> nn.Sequential | None:
 
 
 def _module(tensors: Mapping[str, Tensor], width: int) -> nn.Module | None:
-    """The module that takes (N, width) and holds exactly these tensors; None where there is none."""
+    """Return the module that takes (N, width) and holds exactly these tensors; None if none does."""
     weight = tensors.get("weight")
     if "running_mean" in tensors and len(tensors["running_mean"]) == width:
         module: nn.Module = nn.BatchNorm1d(width, affine=weight is not None)
@@ -210,7 +217,7 @@ def _module(tensors: Mapping[str, Tensor], width: int) -> nn.Module | None:
     try:
         module.load_state_dict(
             dict(tensors)
-        )  # the counter of batches alone may be missing
+        )  # only the counter of batches may be missing
     except RuntimeError:
         return None
     return module

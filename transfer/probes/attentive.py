@@ -1,18 +1,19 @@
 """Attentive probes pool a frozen trunk's tokens by learned queries, followed by a linear layer.
 
-Tokens of ImageNet would be 385 GB, so all heads train on the stream, in one pass, without making
-keys and values of tokens x_t. A score q . K x_t is (K^T q) . x_t (a bias of K cancels in the
-softmax); values V x_t + b with weights a_t sum to V (sum of a_t x_t) + b. So a head is a few query
-vectors u over the tokens.
+ImageNet's tokens would take 385 GB, so all heads train on the stream of images, in one pass. Keys
+and values of the tokens x_t are never made. The score q . K x_t equals (K^T q) . x_t, and a bias of
+K cancels in the softmax. Values V x_t + b with weights a_t sum to V (sum of a_t x_t) + b. So the
+pooling of a head needs only a few vectors u = K^T q over the tokens.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from backbench.datasets import splits
@@ -25,20 +26,73 @@ from backbench.records.store import Result
 from backbench.runs import seeding
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
-from backbench.transfer import head_scores, scoring
+from backbench.transfer import head_scores, keeping, scoring
+from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.batches import Pictures, centred, equal_shares, loader
 from backbench.transfer.features.extractor import Extractor
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.head_scores import Scores
 from backbench.transfer.heads import TokenHeads, copies
+from backbench.transfer.keeping import CheckpointPredictions
 from backbench.transfer.probes.kind import Probe
-from backbench.transfer.probes.sgd import best_heads, chosen_rate, train_on_tokens
-from backbench.transfer.protocols import Attentive
-from backbench.transfer.scoring import Assignment, CheckpointPredictions
+from backbench.transfer.probes.sgd import (
+    TokenProbe,
+    best_heads,
+    chosen_rate,
+    train_on_tokens,
+)
+from backbench.transfer.protocol import NotNegative
 from backbench.weights.kept_heads import KeptHead
 
 PIECE = 2**26  # numbers that are pooled at a time: 256 MB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attentive(TokenProbe):
+    """Learned queries pool the tokens, or `pool: mean` takes their mean; a linear layer follows."""
+
+    pool: Literal["capi", "ep", "mean"] = "capi"
+    beta2: Annotated[float, Field(ge=0, lt=1)] = (
+        0.95  # AdamW's; its first is `momentum`
+    )
+    # Each of these goes with each rate, in the place of `weight_decay`.
+    weight_decays: tuple[NotNegative, ...] = ()
+    # An official val chooses the rate; without one, this share of train does.
+    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.augment is None:
+            raise ValueError("attentive heads train on views: give `augment`")
+
+    @property
+    def space(self) -> str:
+        return "tokens"
+
+    @property
+    def grid(self) -> list[tuple[float, float]]:
+        decays = self.weight_decays or (self.weight_decay,)
+        return [(lr, decay) for lr in self.lr for decay in decays]
+
+    def stream(self) -> str:
+        """Name all that decides which tokens a step sees; protocols of one stream share a pass."""
+        of_heads = {
+            "protocol",
+            "pool",
+            "optimizer",
+            "lr",
+            "weight_decay",
+            "weight_decays",
+            "momentum",
+            "beta2",
+        }
+        keys = {}
+        for f in fields(self):
+            if f.name not in of_heads:
+                keys[f.name] = getattr(self, f.name)
+        # A grid holds images out, so it sees others than a single rate does.
+        return repr((len(self.grid) > 1, keys))
 
 
 class QueryPoolHeads(TokenHeads):
@@ -52,126 +106,124 @@ class QueryPoolHeads(TokenHeads):
     def __init__(
         self, p: Attentive, classes: int, dim: int, *, seed: int, machine: Machine
     ) -> None:
-        self.p, self.count, self.dim, self.machine = p, len(p.grid), dim, machine
+        self.p = p
+        self.count = len(p.grid)
+        self.dim = dim
+        self.machine = machine
         self.queries = {"capi": dim // 64, "ep": 32, "mean": 1}[p.pool]
         if dim % {"capi": 64, "ep": 32, "mean": 1}[p.pool]:
             raise BadInput(
                 f"tokens of {dim} numbers do not divide into the slices of {p.name}"
             )
         generator = seeding.generator(seed, "attentive", classes, dim)
-        self.heads = copies(
-            _start(p.pool, classes, dim, generator), self.count, machine.device
-        )
+        start = _start(p.pool, classes, dim, generator)
+        self.heads = copies(start, self.count, machine.device)
         self.norm = None
         if p.pool == "ep":
-            self.norm = SyncBatchNorm(self.count * dim, eps=1e-6, affine=False).to(
-                machine.device
-            )
+            # One norm for all heads, each of which has its own channels
+            norm = SyncBatchNorm(self.count * dim, eps=1e-6, affine=False)
+            self.norm = norm.to(machine.device)
         self.optimizer = self._optimizer()
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """Two groups of parameters for each head, which has its own rate; biases do not decay."""
-        p, groups = self.p, []
-        for head, (_, of_head) in zip(self.heads, self.p.grid):
-            for decays in (True, False):
-                chosen = [
-                    each
-                    for name, each in head.items()
-                    if name.endswith("bias") != decays
-                ]
-                decay = of_head if decays else 0.0
-                groups.append({"params": chosen, "weight_decay": decay})
+        """Make the optimiser, with two groups of parameters for each head: biases do not decay."""
+        p = self.p
+        groups: list[dict[str, object]] = []
+        for head, (_, decay) in zip(self.heads, p.grid):
+            biases = [each for name, each in head.items() if name.endswith("bias")]
+            others = [each for name, each in head.items() if not name.endswith("bias")]
+            groups.append({"params": others, "weight_decay": decay})
+            groups.append({"params": biases, "weight_decay": 0.0})
         if p.optimizer == "lars":
             return Lars(groups, momentum=p.momentum)
         return torch.optim.AdamW(groups, betas=(p.momentum, p.beta2))
 
     def _all(self, name: str) -> Tensor:
-        """A tensor of every head, (H, ...)."""
+        """Stack the tensor of that name of every head, (H, ...)."""
         return torch.stack([head[name] for head in self.heads])
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Tokens (N, T, D) -> (N, H, C)."""
+        """Tokens (N, T, D) -> logits (N, H, C)."""
         n, _, dim = tokens.shape
+        weight, bias = self._all("weight"), self._all("bias")
         if self.p.pool == "mean":
-            mean = tokens.mean(1)
-            return torch.einsum("nd,hcd->nhc", mean, self._all("weight")) + self._all(
-                "bias"
-            )
-        count, queries, own = self.count, self.queries, dim // self.queries
+            return torch.einsum("nd,hcd->nhc", tokens.mean(1), weight) + bias
+        count, queries = self.count, self.queries
         # 1. Each query's weights over the tokens, (N, H Q, T), and what it pools
-        weights = torch.softmax(
-            self._over_tokens().view(-1, dim) @ tokens.transpose(1, 2), 2
-        )
+        u = self._over_tokens().view(-1, dim)
+        weights = torch.softmax(u @ tokens.transpose(1, 2), 2)
         pooled = (weights @ tokens).view(n, count, queries, dim)
         # 2. Each query's slice of the values, side by side, and the linear layer
-        values = self._all("value").view(count, queries, own, dim)
+        values = self._all("value").view(count, queries, dim // queries, dim)
         x = torch.einsum("nhqd,hqsd->nhqs", pooled, values).reshape(n, count, dim)
         if self.norm is None:
             x = x + self._all("value_bias")
         else:
             x = self.norm(x.reshape(n, -1)).view(n, count, dim)
-        return torch.einsum("nhd,hcd->nhc", x, self._all("weight")) + self._all("bias")
+        return torch.einsum("nhd,hcd->nhc", x, weight) + bias
 
     def _over_tokens(self) -> Tensor:
-        """The queries over tokens, (H, Q, D)."""
+        """Return the vectors u over tokens, (H, Q, D), scaled as attention scales scores."""
         count, queries, dim = self.count, self.queries, self.dim
-        u = self._all("query")
+        query = self._all("query")
         if self.p.pool == "ep":
-            return u * dim**-0.5
-        keys, u = (
-            self._all("key").view(count, queries, -1, dim),
-            u.view(count, queries, -1),
-        )
-        return torch.einsum("hqsd,hqs->hqd", keys, u) * (dim // queries) ** -0.5
+            return query * dim**-0.5
+        # Query j reads slice j of the keys: u_j = K_j^T q_j.
+        slices = self._all("key").view(count, queries, -1, dim)
+        query = query.view(count, queries, -1)
+        u = torch.einsum("hqsd,hqs->hqd", slices, query)
+        return u * (dim // queries) ** -0.5
 
     @torch.no_grad()
     def kept(self, index: int) -> KeptHead:
         """Fold one head's keys, value bias and batch norm into its queries and linear layer."""
-        head = {
-            name: tensor.detach().cpu() for name, tensor in self.heads[index].items()
-        }
-        weight, bias, query = head["weight"], head["bias"], None
+        head = {}
+        for name, tensor in self.heads[index].items():
+            head[name] = tensor.detach().cpu()
+        weight, bias = head["weight"], head["bias"]
+        query = None
         if self.p.pool != "mean":
             query = self._over_tokens()[index].cpu()
+        # W (v + b_v) + b = W v + (b + W b_v)
         if "value_bias" in head:
             bias = bias + weight @ head["value_bias"]
+        # W (v - mean) / std + b = (W / std) v + (b - (W / std) mean)
         if self.norm is not None:
             own = slice(index * self.dim, (index + 1) * self.dim)
-            state = {
-                name: tensor.cpu() for name, tensor in self.norm.state_dict().items()
-            }
-            weight = weight / (state["running_var"][own] + self.norm.eps).sqrt()
-            bias = bias - weight @ state["running_mean"][own]
+            state = self.norm.state_dict()
+            variance = state["running_var"][own].cpu()
+            weight = weight / (variance + self.norm.eps).sqrt()
+            bias = bias - weight @ state["running_mean"][own].cpu()
         return KeptHead(weight, bias, query=query, value=head.get("value"))
 
     @torch.no_grad()
     def scores(self, tokens: Tensor) -> Tensor:
-        """The logits (N, H, C) of the heads as they are, for maps (N, h, w, D)."""
+        """Return the logits (N, H, C) of the heads as they are, for maps (N, h, w, D)."""
         if self.norm is not None:
             self.norm.eval()
         return torch.cat([self.logits(part) for part in self._pieces(tokens)])
 
-    def _pieces(self, tokens: Tensor) -> Sequence[Tensor]:
-        return tokens.flatten(1, 2).split(
-            max(1, PIECE // (self.count * self.queries * self.dim))
-        )
+    def _pieces(self, maps: Tensor) -> Sequence[Tensor]:
+        """Split maps (N, h, w, D) into tokens (n, h w, D) of as many images as memory allows."""
+        images = max(1, PIECE // (self.count * self.queries * self.dim))
+        return maps.flatten(1, 2).split(images)
 
     def step(
         self, tokens: Tensor, labels: Tensor, rates: Tensor, *, batch: int, **_: float
     ) -> Tensor:
         """Step on this share: maps (n, h, w, D), labels (n,); return its summed losses (H,)."""
-        # 1. The gradients of pieces add up; a batch norm must see the whole batch.
-        pieces = self._pieces(tokens)
-        if self.norm is not None:
+        # 1. The gradients of pieces add up. A batch norm must see the whole batch at once.
+        if self.norm is None:
+            pieces = self._pieces(tokens)
+        else:
             self.norm.train()
             pieces = [tokens.flatten(1, 2)]
         losses = torch.zeros(self.count, device=tokens.device)
         for piece, known in zip(pieces, labels.split([len(each) for each in pieces])):
-            logits = self.logits(piece)
+            logits = self.logits(piece).transpose(1, 2)  # (n, C, H)
             truth = known[:, None].expand(-1, self.count)
-            of_heads = F.cross_entropy(
-                logits.transpose(1, 2), truth, reduction="none"
-            ).sum(0)
+            of_images = F.cross_entropy(logits, truth, reduction="none")
+            of_heads = of_images.sum(0)
             (of_heads.sum() / batch).backward()
             losses += of_heads.detach()
         # 2. The step
@@ -182,13 +234,19 @@ class QueryPoolHeads(TokenHeads):
 def _start(
     pool: str, classes: int, dim: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """The parameters that every head begins with. A bias of the keys would cancel."""
-    # 1. What is drawn, in the order of the draws; EP's bias is drawn, too.
-    drawn: dict[str, tuple[int, ...]] = {"weight": (classes, dim)}
+    """Draw the parameters that every head begins with. Keys have no bias, as it would cancel."""
+    # 1. What is drawn, in the order of the draws. EP draws its bias, too.
+    drawn: dict[str, tuple[int, ...]] = {}
     if pool == "capi":
-        drawn = {"query": (dim,), "key": (dim, dim), "value": (dim, dim), **drawn}
+        drawn["query"] = (dim,)
+        drawn["key"] = (dim, dim)
+        drawn["value"] = (dim, dim)
     if pool == "ep":
-        drawn = {"query": (32, dim), "value": (dim, dim), **drawn, "bias": (classes,)}
+        drawn["query"] = (32, dim)
+        drawn["value"] = (dim, dim)
+    drawn["weight"] = (classes, dim)
+    if pool == "ep":
+        drawn["bias"] = (classes,)
     start = {}
     for name, shape in drawn.items():
         start[name] = torch.empty(shape)
@@ -198,7 +256,7 @@ def _start(
             start[name].normal_(0, 0.02, generator=generator)
         else:  # torch's default of a linear layer
             start[name].uniform_(-(dim**-0.5), dim**-0.5, generator=generator)
-    # 2. What begins at 0
+    # 2. What begins at 0.
     if pool == "capi":
         start["value_bias"] = torch.zeros(dim)
     start.setdefault("bias", torch.zeros(classes))
@@ -257,7 +315,7 @@ class Lars(torch.optim.Optimizer):
 def measure(
     task: Assignment[Attentive], extractor: Extractor, machine: Machine, stop: StopFlag
 ) -> list[Result]:
-    """The rows of all trunks by one protocol."""
+    """Return the rows of all trunks by one protocol."""
     return measure_several([task], extractor, machine, stop)[0]
 
 
@@ -268,36 +326,51 @@ def measure_several(
     stop: StopFlag,
 ) -> list[list[Result]]:
     """Return, on rank 0, the rows of all trunks by each protocol; one stream serves them all."""
-    task, trunks = tasks[0], extractor.trunks
+    task = tasks[0]  # of whose stream all are
     p = task.protocol
+    trunks = extractor.trunks
     if p.batch_size % machine.world and any(t.protocol.pool == "ep" for t in tasks):
         raise BadInput(
             f"--devices: {machine.world} do not divide a batch of {p.batch_size} images"
         )
-    # 1. All heads in one pass; one alone has nothing to choose, and trains on all of train.
+    # 1. All heads train in one pass. A single rate has nothing to choose, and trains on all of train.
     train, held = _parts(task.splits, p)
-    heads, classes = [], len(train.classes)
+    classes = len(train.classes)
+    heads = []
     for trunk in trunks:
-        dim, parts = trunk.module.token_dim, {}
+        parts = {}
         for t in tasks:
-            own = QueryPoolHeads(t.protocol, classes, dim, seed=t.seed, machine=machine)
-            parts[t.protocol.name] = own
+            parts[t.protocol.name] = QueryPoolHeads(
+                t.protocol,
+                classes,
+                trunk.module.token_dim,
+                seed=t.seed,
+                machine=machine,
+            )
         heads.append(HeadsOfProtocols(parts))
     train_on_tokens(tasks, trunks, heads, train, machine=machine, stop=stop)
-    # 2. The rates, by what was held out
+    # 2. What was held out chooses a rate of each protocol. The heads of all protocols are columns
+    #    side by side: those of each begin at one of `columns`.
     stream = TokenLogits(task, trunks, heads, machine, stop)
-    scores = None if held is None else _held_out_scores(task, stream, held)
-    finals, columns = [], [0]  # where each protocol's heads begin
+    scores = None
+    if held is not None:
+        scores = _held_out_scores(task, stream, held)
+    columns = []
+    finals = []
+    begin = 0
     for t in tasks:
-        mine = slice(columns[-1], columns[-1] + len(t.protocol.grid))
-        columns.append(mine.stop)
+        end = begin + len(t.protocol.grid)
+        own_scores = None
+        if scores is not None:
+            own_scores = [of_trunk[begin:end] for of_trunk in scores]
         of_protocol = [each.parts[t.protocol.name] for each in heads]
-        own_scores = None if scores is None else [of_trunk[mine] for of_trunk in scores]
         finals.append(best_heads(t.protocol, of_protocol, own_scores))
+        columns.append(begin)
+        begin = end
     # 3. The one look at test, by the chosen heads
     picked = []
     for n in range(len(trunks)):
-        picked.append([begin + final[n].index for begin, final in zip(columns, finals)])
+        picked.append([first + final[n].index for first, final in zip(columns, finals)])
     answers = _answers(stream, task.splits.test, picked)
     for trunk in trunks:
         trunk.verify()
@@ -311,29 +384,32 @@ def measure_several(
             ranking, scores_of_test = answers[n][k]
             chosen = chosen_rate(t, trunk, final)
             head = heads[n].parts[t.protocol.name].kept(final.index)
+            said = keeping.keep_trained(
+                t, trunk.checkpoint, head, scores_of_test, chosen
+            )
             one = CheckpointPredictions(
                 checkpoint=trunk.checkpoint,
                 ranking=ranking,
                 chosen=chosen,
                 provenance={
-                    **scoring.keep_trained(
-                        t, trunk.checkpoint, head, scores_of_test, chosen
-                    ),
+                    **said,
                     "trunk_sha256": trunk.state,
                     "tokens": trunk.module.strides[-1:],
                     "held_out": 0 if held is None else len(held),
                 },
             )
             measured.append(one)
-        rows.append(scoring.write(t, measured))
+        rows.append(keeping.write(t, measured))
     return rows
 
 
 def _held_out_scores(
     task: Assignment[Attentive], stream: "TokenLogits", held: ImageList
 ) -> list[list[float]]:
-    """Per trunk, the dataset's metric of every head on the images that were held out."""
-    label, classes = np.asarray(held.labels), len(held.classes)
+    """Return per trunk the dataset's metric of every head on the images that were held out."""
+    metric = task.dataset.metric
+    label = np.asarray(held.labels)
+    classes = len(held.classes)
     firsts: list[list[Tensor]] = [[] for _ in stream.trunks]  # (n, H) of each batch
     for _, of_trunks in stream(held):
         for logits, out in zip(of_trunks, firsts):
@@ -342,38 +418,38 @@ def _held_out_scores(
     scores = []
     for of_trunk in firsts:
         by_head = torch.cat(of_trunk).T.numpy()
-        scores.append(
-            [scoring.score(task.dataset.metric, b, label, classes) for b in by_head]
-        )
+        scores.append([scoring.score(metric, b, label, classes) for b in by_head])
     return scores
 
 
 def _answers(
     stream: "TokenLogits", test: ImageList, picked: Sequence[Sequence[int]]
 ) -> list[list[tuple[Tensor, Scores | None]]]:
-    """The best classes and the scores of the test images, per trunk by each of its `picked` heads."""
-    parts: list[list[list[tuple[Tensor, Scores | None]]]] = [
-        [[] for _ in own] for own in picked
-    ]
+    """Return, per trunk and for each of its `picked` heads, the best classes (N, 5) of the test
+    images and their scores."""
+    # 1. The parts of each batch, in lists by trunk and head
+    rankings: list[list[list[Tensor]]] = [[[] for _ in own] for own in picked]
+    scores: list[list[list[Scores | None]]] = [[[] for _ in own] for own in picked]
     for first, of_trunks in stream(test):
-        for by_head, own, out in zip(of_trunks, picked, parts):
-            for index, of_head in zip(own, out):
+        for n, by_head in enumerate(of_trunks):
+            for k, index in enumerate(picked[n]):
                 logits = by_head[:, index]
-                facts = head_scores.compact(
-                    [logits], test.labels[first:][: len(logits)], None
-                )
-                of_head.append((scoring.rank_classes(logits), facts))
+                labels = test.labels[first : first + len(logits)]
+                rankings[n][k].append(scoring.rank_classes(logits))
+                scores[n][k].append(head_scores.compact([logits], labels, None))
+    # 2. All test images of each head
     answers = []
-    for out in parts:
-        whole = [tuple(zip(*of_head)) for of_head in out]
-        answers.append(
-            [(torch.cat(ranked), head_scores.joined(facts)) for ranked, facts in whole]
-        )
+    for rankings_of_trunk, scores_of_trunk in zip(rankings, scores):
+        of_heads = []
+        for ranked, facts in zip(rankings_of_trunk, scores_of_trunk):
+            of_heads.append((torch.cat(ranked), head_scores.joined(facts)))
+        answers.append(of_heads)
     return answers
 
 
 def _parts(found: Splits, p: Attentive) -> tuple[ImageList, ImageList | None]:
-    """The images to train on, and those that choose: official val, or a share of each class."""
+    """Return the images to train on, and those that choose: official val, or a share of each class
+    of train. Nothing chooses where there is only one head."""
     if len(p.grid) == 1:
         return found.both(), None
     if not found.held_out:
@@ -394,12 +470,10 @@ class TokenLogits:
     stop: StopFlag
 
     def __call__(self, images: ImageList) -> Iterator[tuple[int, list[Tensor]]]:
-        """A batch's first image, and per trunk its logits (n, H, C)."""
-        machine, batch, count = (
-            self.machine,
-            self.task.protocol.feature_batch,
-            len(images),
-        )
+        """Yield the first image of each batch, and per trunk the logits (n, H, C) of the batch."""
+        machine = self.machine
+        batch = self.task.protocol.feature_batch
+        count = len(images)
         shares = equal_shares(0, count, batch, machine.rank, machine.world)
         what = f"{self.task.dataset.name} tokens"
         progress = Progress(
@@ -410,13 +484,11 @@ class TokenLogits:
         for begin, (pixels, _) in zip(range(0, count, batch), pictures):
             size = min(batch, count - begin)  # the rest is padding
             here = pixels.to(machine.device, non_blocking=True)
+            of_trunks = forward_all(self.trunks, here, tokens=True)
             logits = []
-            for maps, own in zip(
-                forward_all(self.trunks, here, tokens=True), self.heads
-            ):
-                logits.append(
-                    distributed.gather_without_gradient(own.scores(maps))[:size]
-                )
+            for maps, own in zip(of_trunks, self.heads):
+                everybodys = distributed.gather_without_gradient(own.scores(maps))
+                logits.append(everybodys[:size])
             yield begin, logits
             progress.advance(size)
             machine.preempt(self.stop, f"at {what}")
@@ -424,11 +496,14 @@ class TokenLogits:
 
 def _work(p: Attentive, name: str, found: Splits, _: int) -> dict[str, int]:
     train, held = _parts(found, p)
-    scored = len(found.test) + (0 if held is None else len(held))
+    scored = len(found.test)
+    if held is not None:
+        scored += len(held)
     return {"step": p.steps(name, len(train)), "image": scored}
 
 
 PROBE = Probe(
+    protocol=Attentive,
     measure=measure,
     measure_several=measure_several,
     stream=Attentive.stream,

@@ -1,9 +1,11 @@
-"""K-means clusters the test images' unit features, to be compared with their classes.
+"""K-means clusters the test images' unit features, and the clusters are compared with the classes.
 
-There are as many clusters as classes with test images; of several starts the one of least inertia
-counts. `nmi` is the mutual information over the arithmetic mean of both entropies, `ari` the
+There are as many clusters as classes with test images. Of several starts the one with the least
+inertia counts. `nmi` is the mutual information over the arithmetic mean of both entropies, `ari` the
 adjusted Rand index, `cluster_acc` the accuracy with the best one-to-one match to classes.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch.nn.functional as F
@@ -16,16 +18,25 @@ from backbench.records.store import Result
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.stats.partitions import METRICS, agreement
-from backbench.transfer import scoring
+from backbench.transfer import keeping
+from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.extractor import Extractor
 from backbench.transfer.probes.kind import Probe
-from backbench.transfer.protocols import KMeansClusters
-from backbench.transfer.scoring import Assignment
+from backbench.transfer.protocol import Count, NotNegative, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class KMeansClusters(Protocol):
+    """k-means on test features of unit length, compared with the classes."""
+
+    restarts: Count = 10  # the one with the least inertia counts
+    iterations: Count = 300
+    tolerance: NotNegative = 1e-4  # scikit-learn's, on the movement of the centres
 
 
 def refuse(p: KMeansClusters, name: str, splits: Splits) -> None:
-    """BadInput if all test images are of one class."""
+    """Raise BadInput if all test images are of one class."""
     if len(set(splits.test.labels)) < 2:
         raise BadInput(f"{name}: its test images are of one class; clusters need two")
 
@@ -33,7 +44,8 @@ def refuse(p: KMeansClusters, name: str, splits: Splits) -> None:
 def clusterings(
     features: Tensor, clusters: int, p: KMeansClusters, seed: int, stop: StopFlag
 ) -> list[tuple[float, NDArray[np.int64]]]:
-    """Inertia and clusters (N,) of the rows of features (N, d), for each start, the best first."""
+    """Cluster features (N, d) from each start; return its inertia and clusters (N,), the start with
+    the least inertia first."""
     from sklearn.cluster import KMeans
 
     unit = F.normalize(features.float(), dim=1).cpu().numpy()
@@ -59,7 +71,8 @@ def measure(
     machine: Machine,
     stop: StopFlag,
 ) -> list[Result]:
-    p, test = task.protocol, task.splits.test
+    p = task.protocol
+    test = task.splits.test
     found = extractor(test, f"{task.dataset.name} test features")
     label = np.asarray(test.labels)
     rows = []
@@ -69,14 +82,17 @@ def measure(
         by_start = [agreement(label, cluster) for _, cluster in starts]
         values = {}
         for metric, best in by_start[0].items():
-            values[metric] = best, {"starts": [one[metric] for one in by_start]}
-        rows += scoring.write_plain(
-            task, trunk.checkpoint, values, {"cluster": starts[0][1]}
+            of_starts = [one[metric] for one in by_start]
+            values[metric] = (best, {"starts": of_starts})
+        _, clusters = starts[0]
+        rows += keeping.write_plain(
+            task, trunk.checkpoint, values, {"cluster": clusters}
         )
     return rows
 
 
 PROBE = Probe(
+    protocol=KMeansClusters,
     measure=measure,
     metrics=lambda *_: list(METRICS),
     refuse=refuse,

@@ -1,7 +1,8 @@
-"""The few-label probe fits a logistic regression on k labels per class, in each of many seeded
-draws of unit features. The row is the mean over the draws."""
+"""The few-label probe fits a logistic regression on a few labels per class, in each of many seeded
+draws of images. The row is the mean over the draws."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,25 +16,39 @@ from backbench.images.image_list import ImageList
 from backbench.records.store import Result
 from backbench.runs.state import StopFlag
 from backbench.stats import confidence
-from backbench.transfer import logreg, scoring
+from backbench.transfer import keeping, logreg, scoring
+from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.extractor import Extractor, FeatureRows
 from backbench.transfer.probes.kind import Probe
-from backbench.transfer.protocols import FewShot
-from backbench.transfer.scoring import Assignment
+from backbench.transfer.protocol import Count, NotNegative, Positive, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShot(Protocol):
+    """Logistic regression on `shots` labels per class, many draws of them."""
+
+    shots: Count = 2
+    draws: Count = 20
+    l2: NotNegative = 0.01  # as in LogReg, on features of unit length
+    max_iterations: Count = 500
+    tolerance: Positive = 1e-6
 
 
 def refuse(p: FewShot, name: str, found: Splits) -> None:
-    """BadInput if a class has fewer images than shots."""
+    """Raise BadInput if a class has fewer images than shots."""
     splits.draw(found.both(), p.shots, 0, what=f"{p.shots} shots")
 
 
 def measure(
     task: Assignment[FewShot], extractor: Extractor, machine: Machine, stop: StopFlag
 ) -> list[Result]:
+    p = task.protocol
+    metric = task.dataset.metric
     features = extractor.of_splits(task.splits, task.dataset.name)
-    p, both, metric = task.protocol, task.splits.both(), task.dataset.metric
-    label, classes = np.asarray(task.splits.test.labels), len(both.classes)
+    both = task.splits.both()
+    label = np.asarray(task.splits.test.labels)
+    classes = len(both.classes)
     # The draws are the same for every checkpoint, so that checkpoints can be compared draw by draw.
     drawn = draws(both, shots=p.shots, count=p.draws, seed=task.seed)
     rows = []
@@ -43,28 +58,28 @@ def measure(
             bank, both.labels, test, drawn, classes=classes, p=p, stop=stop
         )
         values = [scoring.score(metric, one, label, classes) for one in predicted]
-        by_class = label if metric == "mean_per_class" else None
         about = {"draws": values, "shots": p.shots, "labelled_from": "train+val"}
-        rows += scoring.write_plain(
+        by_class = label if metric == "mean_per_class" else None
+        chosen = None
+        if gradient > p.tolerance:
+            chosen = {"converged": False, "gradient": gradient}
+        rows += keeping.write_plain(
             task,
             trunk.checkpoint,
             {metric: (float(np.mean(values)), about)},
             {"values": np.asarray(values), "prediction": predicted.astype(np.int32)},
             ci95=confidence.of_draws(predicted == label, by_class),
-            chosen={"converged": False, "gradient": gradient}
-            if gradient > p.tolerance
-            else None,
+            chosen=chosen,
         )
     return rows
 
 
 def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[int]]:
-    """`count` lists of indices with `shots` images of each class; the same for every checkpoint."""
+    """Return `count` lists of indices with `shots` images of each class."""
     out = []
     for i in range(count):
-        chosen, _ = splits.draw(
-            images, shots, seed * 1_000_003 + i, what=f"{shots} shots"
-        )
+        seed_of_draw = seed * 1_000_003 + i
+        chosen, _ = splits.draw(images, shots, seed_of_draw, what=f"{shots} shots")
         out.append(chosen)
     return out
 
@@ -79,12 +94,15 @@ def predictions(
     p: FewShot,
     stop: StopFlag | None = None,
 ) -> tuple[NDArray[np.int64], float]:
-    """Predict (draws, M): the class of each row of `test` (M, d) by each draw, a list of indices of
-    `bank` (N, d); and the largest gradient that a fit was left with. All is in float64, because few
-    labels leave nearly equal scores, whose order single precision would decide."""
+    """Fit each draw, a list of indices of `bank` (N, d), on features of unit length. Return the
+    predicted classes of `test` (M, d) by each, (draws, M), and the largest gradient that a fit was
+    left with."""
+    # All is in float64: few labels leave nearly equal scores, whose order single precision would
+    # decide.
     known = torch.as_tensor(labels)
     queries = F.normalize(test.double(), dim=1)
-    predicted, gradient = [], 0.0
+    predicted = []
+    gradient = 0.0
     for indices in drawn:
         if stop is not None:
             stop.end_here("between two draws")
@@ -104,6 +122,7 @@ def predictions(
 
 
 PROBE = Probe(
+    protocol=FewShot,
     measure=measure,
     metrics=lambda p, dataset: [dataset.metric],
     refuse=refuse,

@@ -1,35 +1,50 @@
 """The nearest-neighbour probe: train + val vote on every test image; nothing is chosen."""
 
-import torch
+from dataclasses import dataclass
+from typing import Annotated
 
+import torch
+from pydantic import Field
+
+from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.knn import knn_scores
 from backbench.records.store import Result
 from backbench.runs.state import StopFlag
-from backbench.transfer import scoring
+from backbench.transfer import keeping, scoring
+from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.extractor import Extractor
+from backbench.transfer.keeping import CheckpointPredictions
 from backbench.transfer.probes.kind import Probe
-from backbench.transfer.protocols import Knn
-from backbench.transfer.scoring import Assignment, CheckpointPredictions
+from backbench.transfer.protocol import Count, Positive, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knn(Protocol):
+    """Weighted k-nearest neighbours by cosine similarity, weights exp(similarity / temperature)."""
+
+    k: Annotated[tuple[Count, ...], Field(min_length=1)] = (5, 20, 200)
+    temperature: Positive = 0.07
 
 
 def refuse(p: Knn, name: str, splits: Splits) -> None:
-    """BadInput if there are fewer images than neighbours."""
+    """Raise BadInput if there are fewer images than neighbours."""
     count = len(splits.train) + len(splits.val)
     if max(p.k) > count:
-        ks = ",".join(str(k) for k in p.k if k <= count) or "1"
+        possible = [str(k) for k in p.k if k <= count] or ["1"]
         raise BadInput(
-            f"{name}: k = {max(p.k)} neighbours of {count} images; write --protocol knn k={ks}"
+            f"{name}: k = {max(p.k)} neighbours of {count} images;"
+            f" write --protocol knn k={','.join(possible)}"
         )
 
 
 def measure(
     task: Assignment[Knn], extractor: Extractor, machine: Machine, stop: StopFlag
 ) -> list[Result]:
-    features = extractor.of_splits(task.splits, task.dataset.name)
     p = task.protocol
+    features = extractor.of_splits(task.splits, task.dataset.name)
     labels = torch.tensor(task.splits.train.labels + task.splits.val.labels)
     measured = []
     for trunk, train, val, test in zip(extractor.trunks, *features):
@@ -51,15 +66,18 @@ def measure(
                 suffix=f"_k{k}",
             )
             measured.append(one)
-    return scoring.write(task, measured)
+    return keeping.write(task, measured)
+
+
+def metrics(p: Knn, dataset: Dataset) -> list[str]:
+    """List the metrics for every k: top1_k5, top1_k20, ..."""
+    return [f"{metric}_k{k}" for k in p.k for metric in dataset.metrics]
 
 
 PROBE = Probe(
+    protocol=Knn,
     measure=measure,
-    # For every k: top1_k5, top1_k20, ...
-    metrics=lambda p, dataset: [
-        f"{metric}_k{k}" for k in p.k for metric in dataset.metrics
-    ],
+    metrics=metrics,
     refuse=refuse,
     words=lambda p: f"k = {', '.join(map(str, p.k))}",
 )

@@ -8,7 +8,7 @@ A protocol decides by its rates and its `select` in which of three ways a head i
     a grid, select test  every rate trains on train + val, and the best on test is reported, as in
                          some papers: comparable with nothing else, and under a name of its own
 
-Where `patience` stops a training early, val is what it watches, so val trains nothing; nor does it
+Val trains nothing where `patience` stops a training early, since val is what patience watches, and
 on the datasets of `train_only`.
 """
 
@@ -17,12 +17,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.images.image_list import ImageList
 from backbench.parallel.distributed import sent
@@ -33,19 +34,111 @@ from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.stats import confidence
-from backbench.transfer import head_scores, scoring
+from backbench.transfer import head_scores, keeping, scoring
+from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine, preempted
 from backbench.transfer.features.batches import rank_batches, training_pictures
 from backbench.transfer.features.extractor import Extractor, FeatureRows
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.heads import AdamHeads, BestHeads, LinearHeads
+from backbench.transfer.keeping import CheckpointPredictions
 from backbench.transfer.probes.kind import Probe
-from backbench.transfer.protocols import Sgd
-from backbench.transfer.scoring import Assignment, CheckpointPredictions, best_of
+from backbench.transfer.protocol import (
+    CropAugment,
+    Length,
+    Rates,
+    RateSchedule,
+    ScaledRates,
+)
+from backbench.transfer.scoring import best_of
 from backbench.weights.kept_heads import KeptHead
 
 TRAIN_SCORE = "train_top1"  # the metric of `train_score`
 SHOW_EVERY = 50  # steps; reading a loss waits for the device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(ScaledRates):
+    """Linear heads train by SGD on a frozen trunk, all rates of `lr` in one pass. Without `augment`
+    they train on features that are computed once."""
+
+    # With one rate nothing is chosen, and nothing held out but what `patience` watches.
+    lr: Rates
+    # `adam` is torch's; its first beta is `momentum`.
+    optimizer: Literal["sgd", "adam", "adamw", "lars"] = "sgd"
+    schedule: RateSchedule = RateSchedule()
+    length: dict[str, Length]  # by dataset, and `default`
+    augment: CropAugment | None = CropAugment()
+    init_std: float = 0.01
+    # The training ends after so many epochs without a better validation loss; null: never early.
+    patience: int | None = None
+    # Datasets whose val stays out of the final head's training
+    train_only: tuple[str, ...] = ()
+    # The split that chooses a rate. `test` is the reported one, and needs a name that says so.
+    select: Literal["val", "test"] = "val"
+    # Whether there is also a row of the split `train`: top-1 on centre crops of the images that
+    # were trained on
+    train_score: bool = False
+    save_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.select == "test" and "testsel" not in self.protocol:
+            raise ValueError(
+                "select: test needs a protocol name that says so, as in linear-lorac-testsel-v1"
+            )
+        if "default" not in self.length:
+            raise ValueError("length needs a `default`")
+        if self.optimizer in ("adamw", "lars") and self.kind == "sgd":
+            raise ValueError(
+                "optimizers adamw and lars are for maps and tokens; take sgd or adam"
+            )
+        if self.train_score and (
+            len(self.lr) > 1 or self.patience is not None or self.train_only
+        ):
+            raise ValueError(
+                "train_score needs one rate, no patience and no train_only: all labels train"
+            )
+
+    @property
+    def grid(self) -> list[tuple[float, float]]:
+        """The rate, as declared, and the weight decay of each head."""
+        return [(lr, self.weight_decay) for lr in self.lr]
+
+    def trains_on_val(self, dataset: str) -> bool:
+        """Return whether the final heads train on train + val, and not on train alone."""
+        return self.patience is None and dataset not in self.train_only
+
+    def steps(self, dataset: str, images: int) -> int:
+        """Return the optimiser steps of one training on so many images of a dataset."""
+        length = self.length.get(dataset, self.length["default"])
+        return length.steps(images, self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenProbe(Sgd):
+    """Base of protocols whose heads train on a frozen trunk's tokens, all rates in one pass. With
+    one rate they train on all of train. With a grid a held-out part chooses a head, which is scored
+    as it is, without another training."""
+
+    optimizer: Literal["sgd", "adam", "adamw", "lars"] = "adamw"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (
+            self.optimizer not in ("adamw", "lars")
+            or self.patience is not None
+            or self.head
+        ):
+            raise ValueError(
+                "heads on tokens have `optimizer: adamw` or lars, no patience, no head"
+            )
+        if self.select != "val" or self.train_score or self.train_only:
+            raise ValueError(
+                "heads on tokens have no select, train_score or train_only"
+            )
+
+    def trains_on_val(self, dataset: str) -> bool:
+        return len(self.grid) == 1
 
 
 @dataclass(frozen=True)
@@ -56,25 +149,26 @@ class FinalHead:
     index: int  # of the head among them
     lr: float  # as declared
     scores: list[float] | None = None  # of every head of the grid, where one was chosen
-    temperature: float | None = (
-        None  # of itself, or of its twin that did not see the hold-out
-    )
+    # The head's own, or that of its twin, which has the same rate and did not see the hold-out
+    temperature: float | None = None
 
     @property
     def kept(self) -> KeptHead:
         """The head alone, as it is kept."""
-        heads, classes = self.heads, self.heads.classes
-        own = slice(self.index * classes, (self.index + 1) * classes)
-        source = "hold-out" if self.scores is None else "hold-out, twin"
+        heads = self.heads
+        own = slice(self.index * heads.classes, (self.index + 1) * heads.classes)
+        source = None
+        if self.temperature is not None:
+            source = "hold-out" if self.scores is None else "hold-out, twin"
         return KeptHead(
             heads.weight[own].cpu().clone(),
             heads.bias[own].cpu().clone(),
             self.temperature,
-            None if self.temperature is None else source,
+            source,
         )
 
     def logits(self, features: Tensor) -> Iterator[Tensor]:
-        """Those of `features` (N, D), some rows (n, C) at a time."""
+        """Yield the logits (n, C) of some rows of `features` (N, D) at a time."""
         for rows in features.split(head_scores.ROWS):
             yield self.heads.logits(rows.to(self.heads.weight.device))[:, self.index]
 
@@ -82,8 +176,10 @@ class FinalHead:
 def measure(
     task: Assignment[Sgd], extractor: Extractor, machine: Machine, stop: StopFlag
 ) -> list[Result]:
-    """The rows of all trunks, on rank 0; the other ranks take part until the end, and have none."""
-    p, name = task.protocol, task.dataset.name
+    """Return the rows of all trunks, on rank 0. The other ranks take part until the end, and return
+    none."""
+    p = task.protocol
+    name = task.dataset.name
     probe = SgdProbe(task, extractor, machine, stop)
     if machine.main:
         used = ", ".join(f"{p.used(lr):g}" for lr in p.lr)
@@ -104,13 +200,14 @@ def measure(
     for trunk, final, features in zip(extractor.trunks, finals, test):
         trunk.verify()
         (ranking,) = rankings(final.heads, features, [final.index])
-        chosen, said = chosen_rate(task, trunk, final), {}
+        chosen = chosen_rate(task, trunk, final)
+        said: dict[str, str] = {}
         if machine.main:
             labels = task.splits.test.labels
             scores = head_scores.compact(
                 final.logits(features), labels, final.temperature
             )
-            said = scoring.keep_trained(
+            said = keeping.keep_trained(
                 task, trunk.checkpoint, final.kept, scores, chosen
             )
         one = CheckpointPredictions(
@@ -120,12 +217,12 @@ def measure(
             provenance={**said, "trunk_sha256": trunk.state, "trunk_unchanged": True},
         )
         measured.append(one)
-    # Features are computed by all ranks together.
+    # All ranks compute features together, so this comes before the other ranks leave.
     trained = probe.features(with_val=True) if p.train_score else None
     if not machine.main:
         return []
     # 3. The rows hold the scores that the rates were chosen by, so their file is not needed now.
-    rows = scoring.write(task, measured)
+    rows = keeping.write(task, measured)
     if trained is not None:
         rows += probe.train_rows(finals, trained)
     probe.choice_file.unlink(missing_ok=True)
@@ -143,47 +240,44 @@ class SgdProbe:
 
     @property
     def choice_file(self) -> Path:
-        """Every rate's val score by digest, so that a stopped refit does not choose again."""
+        """The file of every rate's val scores: with it a stopped refit does not choose again."""
         return self.task.state_file.with_suffix(".chosen.json")
 
     def one_rate(self) -> list[FinalHead]:
-        rates, trunks = self.task.protocol.lr, self.extractor.trunks
-        trained = self._train("train", [rates] * len(trunks), with_val=True)
-        finals = best_heads(self.task.protocol, trained, None)
-        if self.task.protocol.trains_on_val(self.task.dataset.name):
+        p, trunks = self.task.protocol, self.extractor.trunks
+        trained = self._train("train", [p.lr] * len(trunks), with_val=True)
+        finals = best_heads(p, trained, None)
+        if p.trains_on_val(self.task.dataset.name):
             return finals
         temperatures = self._temperatures(finals)
         return [replace(final, temperature=t) for final, t in zip(finals, temperatures)]
 
     def chosen_on_val(self) -> list[FinalHead]:
-        grid, trunks = self.task.protocol.lr, self.extractor.trunks
-        # 1. Every rate on train, scored on val; a run that was stopped after this left the scores,
-        #    and the temperature of each trunk's best head, which saw nothing of val.
+        p, trunks = self.task.protocol, self.extractor.trunks
+        grid = p.lr
+        # 1. Every rate trains on train, and is scored on val. A run that was stopped after this has
+        #    left the scores, and the temperature of each trunk's best head, which saw nothing of
+        #    val.
         scores: dict[str, list[float]] = {}
         temperatures: dict[str, float | None] = {}
         if self.choice_file.exists():
             chosen_before = json.loads(self.choice_file.read_text())
-            scores, temperatures = (
-                chosen_before["scores"],
-                chosen_before["temperatures"],
-            )
+            scores = chosen_before["scores"]
+            temperatures = chosen_before["temperatures"]
         if all(trunk.digest in scores for trunk in trunks):
-            steps = self.task.protocol.steps(
-                self.task.dataset.name, len(self.task.splits.train)
-            )
+            steps = p.steps(self.task.dataset.name, len(self.task.splits.train))
             price.skip("step", steps)
         else:
             candidates = self._train("select", [grid] * len(trunks), with_val=False)
             scores = self._scores(candidates, "val")
-            best = best_heads(self.task.protocol, candidates, scores.values())
-            twins = [
-                replace(head, scores=None) for head in best
-            ]  # none is the chosen head
+            best = best_heads(p, candidates, scores.values())
+            # These heads are not the final ones: each is the twin of one that trains again.
+            twins = [replace(head, scores=None) for head in best]
             temperatures = dict(zip(scores, self._temperatures(twins)))
             if self.machine.main:
                 kept = {"scores": scores, "temperatures": temperatures}
                 atomic.write_json(self.choice_file, kept)
-        # 2. Each trunk's best rate again, from the start, on all that may be trained on.
+        # 2. Each trunk's best rate trains again, from the start, on all that may be trained on.
         of_trunks = [scores[trunk.digest] for trunk in trunks]
         chosen = [grid[best_of(of_rates)] for of_rates in of_trunks]
         trained = self._train("refit", [(lr,) for lr in chosen], with_val=True)
@@ -195,47 +289,40 @@ class SgdProbe:
         return finals
 
     def chosen_on_test(self) -> list[FinalHead]:
-        grid, trunks = self.task.protocol.lr, self.extractor.trunks
-        trained = self._train("train", [grid] * len(trunks), with_val=True)
-        return best_heads(
-            self.task.protocol, trained, self._scores(trained, "test").values()
-        )
+        p, trunks = self.task.protocol, self.extractor.trunks
+        trained = self._train("train", [p.lr] * len(trunks), with_val=True)
+        return best_heads(p, trained, self._scores(trained, "test").values())
 
     def _temperatures(self, heads: Sequence[FinalHead]) -> list[float | None]:
-        """Fit each head's temperature on val, which did not train it; keep its scores (rank 0)."""
-        task, val = self.task, self.task.splits.val
+        """Fit each head's temperature on val, which did not train it, and keep the scores that it
+        gives val. Only rank 0 does; the others return None for each."""
+        task = self.task
+        val = task.splits.val
         features = self.extractor(val, f"{task.dataset.name} val features")
         if not self.machine.main:
             return [None] * len(heads)
-        out = []
+        temperatures = []
         for trunk, head, of_trunk in zip(self.extractor.trunks, heads, features):
-            fitted = replace(
-                head,
-                temperature=head_scores.fit_temperature(
-                    head.logits(of_trunk), val.labels
-                ),
-            )
-            scores = head_scores.compact(
-                head.logits(of_trunk), val.labels, fitted.temperature
-            )
+            temperature = head_scores.fit_temperature(head.logits(of_trunk), val.labels)
+            scores = head_scores.compact(head.logits(of_trunk), val.labels, temperature)
             if scores is not None:
-                scoring.keep_scores(
-                    task, trunk.checkpoint, fitted.kept.digest, scores, "val"
-                )
-            out.append(fitted.temperature)
-        return out
+                kept = replace(head, temperature=temperature).kept
+                keeping.keep_scores(task, trunk.checkpoint, kept.digest, scores, "val")
+            temperatures.append(temperature)
+        return temperatures
 
     def train_rows(
         self, finals: Sequence[FinalHead], trained: Sequence[FeatureRows]
     ) -> list[Result]:
-        """Append each final head's top-1 on the images that it was trained on (`trained`)."""
+        """Append a row for each final head: its top-1 on the images that it was trained on, whose
+        features are `trained`."""
         task, splits = self.task, self.task.splits
         label = np.asarray(splits.train.labels + splits.val.labels)
         rows = []
         for trunk, final, features in zip(self.extractor.trunks, finals, trained):
             (ranking,) = rankings(final.heads, features, [final.index])
             right = ranking[:, 0].numpy() == label
-            about = scoring.row(
+            about = keeping.row(
                 task,
                 trunk.checkpoint,
                 split="train",
@@ -252,24 +339,31 @@ class SgdProbe:
     def _train(
         self, phase: str, rates: Sequence[Sequence[float]], *, with_val: bool
     ) -> list[LinearHeads]:
-        """Heads of every trunk, one per rate of its `rates` (declared), on train or train + val."""
-        task, p, device = self.task, self.task.protocol, self.machine.device
-        classes, trunks = len(task.splits.train.classes), self.extractor.trunks
-        with_val = with_val and p.trains_on_val(task.dataset.name)
+        """Train the heads of every trunk, one for each of its `rates` (declared), on train, or with
+        `with_val` on all that the protocol lets final heads train on."""
+        task = self.task
+        p, name = task.protocol, task.dataset.name
+        device = self.machine.device
+        trunks = self.extractor.trunks
+        with_val = with_val and p.trains_on_val(name)
         images = task.splits.both() if with_val else task.splits.train
         kind = AdamHeads if p.optimizer == "adam" else LinearHeads
-        heads, used = [], []
+        heads = []
+        used = []
         for trunk, of_trunk in zip(trunks, rates):
-            count, std = len(of_trunk), p.init_std
-            heads.append(
-                kind(count, classes, trunk.dim, std=std, seed=task.seed, device=device)
+            of_rates = kind(
+                len(of_trunk),
+                len(task.splits.train.classes),
+                trunk.dim,
+                std=p.init_std,
+                seed=task.seed,
+                device=device,
             )
+            heads.append(of_rates)
             used.append(torch.tensor([p.used(lr) for lr in of_trunk], device=device))
         watched = None
         if p.patience is not None:
-            watched = self.extractor(
-                task.splits.val, f"{task.dataset.name} val features"
-            )
+            watched = self.extractor(task.splits.val, f"{name} val features")
         ProbeTraining(
             phase=phase,
             task=task,
@@ -285,7 +379,7 @@ class SgdProbe:
         return heads
 
     def features(self, with_val: bool) -> list[FeatureRows]:
-        """Per trunk, of the images that are trained on, in their order: train, then val."""
+        """Return the features of each trunk for train, then val, in the order of the images."""
         task, name = self.task, self.task.dataset.name
         parts = [self.extractor(task.splits.train, f"{name} train features")]
         if with_val:
@@ -295,34 +389,31 @@ class SgdProbe:
     def _scores(
         self, candidates: Sequence[LinearHeads], split: str
     ) -> dict[str, list[float]]:
-        """Digest -> the dataset's metric on `split` for every rate."""
-        task = self.task
+        """Return a trunk's digest -> the dataset's metric on `split` for every rate."""
+        task, name = self.task, self.task.dataset.name
         images = dict(task.splits.items())[split]
         label = np.asarray(images.labels)
-        features = self.extractor(images, f"{task.dataset.name} {split} features")
-        out = {}
-        metric, classes = task.dataset.metric, len(images.classes)
+        classes = len(images.classes)
+        features = self.extractor(images, f"{name} {split} features")
+        scores = {}
         for trunk, heads, of_trunk in zip(self.extractor.trunks, candidates, features):
             values = []
             for ranking in rankings(heads, of_trunk, range(heads.count)):
-                values.append(
-                    scoring.score(metric, ranking[:, 0].numpy(), label, classes)
-                )
-            out[trunk.digest] = values
-            rates = "  ".join(
-                f"{lr:g}: {v:.2f}" for lr, v in zip(task.protocol.lr, values)
-            )
-            name = trunk.checkpoint.name
+                best = ranking[:, 0].numpy()
+                values.append(scoring.score(task.dataset.metric, best, label, classes))
+            scores[trunk.digest] = values
+            by_rate = [f"{lr:g}: {v:.2f}" for lr, v in zip(task.protocol.lr, values)]
             log.info(
-                f"{name} on {task.dataset.name} {split}, by learning rate: {rates}"
+                f"{trunk.checkpoint.name} on {name} {split}, by learning rate:"
+                f" {'  '.join(by_rate)}"
             )
-        return out
+        return scores
 
 
 def rankings(
     heads: LinearHeads, features: Tensor | FeatureRows, indices: Sequence[int]
 ) -> list[Tensor]:
-    """The five best classes (N, 5) of `features` (N, D), by each of the heads at `indices`."""
+    """Return the five best classes (N, 5) of `features` (N, D) by each of the heads at `indices`."""
     parts: list[list[Tensor]] = [[] for _ in indices]
     for rows in features.split(head_scores.ROWS):
         logits = heads.logits(rows.to(heads.weight.device))
@@ -334,7 +425,7 @@ def rankings(
 def chosen_rate(
     task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead
 ) -> dict[str, object]:
-    """`chosen` of the rows: the rate, how it was found, and what the others would have given."""
+    """Return what rows say as `chosen`: the rate, what chose it, and the scores of all rates."""
     p = task.protocol
     choice: dict[str, object] = {
         "lr": final.lr,
@@ -345,15 +436,15 @@ def chosen_rate(
         "trained_on": "train+val" if p.trains_on_val(task.dataset.name) else "train",
     }
     if final.scores is not None:
+        # backbench/verify/verification.py reads these names.
         names = [f"{lr:g}" for lr in p.lr]
-        if len(p.grid) > len(p.lr):  # verification.py knows these names
+        if len(p.grid) > len(p.lr):
             choice["weight_decay"] = p.grid[final.index][1]
             names = [f"{lr:g} wd {decay:g}" for lr, decay in p.grid]
         choice["scores"] = dict(zip(names, final.scores))
-        edge = scoring.warn_edge(
+        choice["at_edge"] = scoring.warn_edge(
             task, trunk.checkpoint, "learning rate", final.lr, p.lr
         )
-        choice["at_edge"] = edge
     return choice
 
 
@@ -374,19 +465,18 @@ class ProbeTraining:
     watched: Sequence[Tensor] | None  # val's features per trunk, for `patience`
     machine: Machine
     stop: StopFlag
-    tokens: bool = (
-        False  # the heads take maps; what follows is long, so the end is saved too
-    )
+    # True: the heads take maps. What follows such a training is long, so its end is saved, too.
+    tokens: bool = False
 
     def __post_init__(self) -> None:
         p = self.task.protocol
         self.steps = p.steps(self.task.dataset.name, len(self.images))
-        self.per_epoch = (
-            len(self.images) / p.batch_size
-        )  # broken, where the batch does not divide
+        # The steps of an epoch need not be a whole number.
+        self.per_epoch = len(self.images) / p.batch_size
         self.labels = torch.tensor(self.images.labels)
-        watched = self.watched is not None
-        self.best = [BestHeads(heads) for heads in self.heads if watched]
+        self.best: list[BestHeads] = []
+        if self.watched is not None:
+            self.best = [BestHeads(heads) for heads in self.heads]
 
     def run(self) -> None:
         """All steps that are left; with `patience` the heads end as they were at their best."""
@@ -438,21 +528,22 @@ class ProbeTraining:
             self._save(self.steps)
 
     def _batches(self, first: int) -> Iterator[tuple[list[Tensor], Tensor]]:
-        """Features per trunk and labels of this rank's share of each global batch."""
+        """Yield the features per trunk and the labels of this rank's share of each global batch."""
         p, machine = self.task.protocol, self.machine
-        count, seed = len(self.images), self.task.seed
+        seed = self.task.seed
         shares = rank_batches(
-            seed, count, p.batch_size, first, self.steps, machine=machine
+            seed, len(self.images), p.batch_size, first, self.steps, machine=machine
         )
+        # 1. Features that were computed once
         if self.features is not None:
             for share in shares:
                 index = torch.tensor([i for _, i in share])
-                mine = [
-                    sent(of_trunk.take(index), machine.device)
-                    for of_trunk in self.features
-                ]
+                mine = []
+                for of_trunk in self.features:
+                    mine.append(sent(of_trunk.take(index), machine.device))
                 yield mine, sent(self.labels[index], machine.device)
             return
+        # 2. Features, or maps, of augmented views
         assert p.augment is not None
         pictures = training_pictures(
             self.images, p.augment, shares, seed=seed, machine=machine
@@ -513,10 +604,11 @@ def train_on_tokens(
     stop: StopFlag,
     kind: type[ProbeTraining] = ProbeTraining,
 ) -> None:
-    """Train the heads of each trunk, one for each rate of each protocol, on its tokens of images."""
-    rates = torch.tensor(
-        [t.protocol.used(lr) for t in tasks for lr, _ in t.protocol.grid]
-    )
+    """Train heads on each trunk's tokens of the images: one for each rate of each protocol."""
+    used = []
+    for t in tasks:
+        used += [t.protocol.used(lr) for lr, _ in t.protocol.grid]
+    rates = torch.tensor(used)
     kind(
         phase=" ".join(["train", *(t.protocol.name for t in tasks)]),
         task=tasks[0],
@@ -535,7 +627,7 @@ def train_on_tokens(
 def best_heads(
     p: Sgd, heads: Sequence[Any], scores: Iterable[list[float]] | None
 ) -> list[FinalHead]:
-    """The head of each trunk by the `scores` of its grid; without scores the only one."""
+    """Choose the head of each trunk by the `scores` of its grid; without scores it has only one."""
     if scores is None:
         return [FinalHead(each, 0, p.lr[0]) for each in heads]
     finals = []
@@ -545,34 +637,38 @@ def best_heads(
     return finals
 
 
+def _metrics(p: Sgd, dataset: Dataset) -> list[str]:
+    metrics = list(dataset.metrics)
+    if p.train_score:
+        metrics.append(TRAIN_SCORE)
+    return metrics
+
+
 def _words(p: Sgd) -> str:
-    several = (
-        f"best of {len(p.lr)} learning rates by {p.select}, " if len(p.lr) > 1 else ""
-    )
-    return f"{several}{p.batch_size} images a step"
+    if len(p.lr) == 1:
+        return f"{p.batch_size} images a step"
+    return f"best of {len(p.lr)} learning rates by {p.select}, {p.batch_size} images a step"
 
 
 def _work(p: Sgd, name: str, splits: Splits, _: int) -> dict[str, int]:
-    """Steps of all trainings, and images whose features are computed once."""
+    """Return the steps of all trainings, and the images whose features are computed once."""
     train, val, test = len(splits.train), len(splits.val), len(splits.test)
-    steps = p.steps(name, train + val if p.trains_on_val(name) else train)
     chooses = len(p.lr) > 1 and p.select == "val"
+    steps = p.steps(name, train + val if p.trains_on_val(name) else train)
     if chooses:
         steps += p.steps(name, train)
+    images = test
     if p.augment is None or p.train_score:
-        return {"step": steps, "image": train + val + test}
-    return {
-        "step": steps,
-        "image": test + (val if chooses or p.patience is not None else 0),
-    }
+        images += train + val
+    elif chooses or p.patience is not None:
+        images += val
+    return {"step": steps, "image": images}
 
 
 PROBE = Probe(
+    protocol=Sgd,
     measure=measure,
-    metrics=lambda p, dataset: [
-        *dataset.metrics,
-        *([TRAIN_SCORE] if p.train_score else []),
-    ],
+    metrics=_metrics,
     together=True,
     words=_words,
     work=_work,
