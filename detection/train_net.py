@@ -19,7 +19,6 @@ if __name__ == "__main__":
 import importlib.util
 import logging
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,13 +32,14 @@ from backbench.detection.engine import DetectionEngine, reestimate_batch_norm
 from backbench.detection.protocol import decisive, stated
 from backbench.detection.run import DetectionRun, Prepared, SolverSchedule
 from backbench.detection.task_rows import task_of
-from backbench.errors import BadInput, Failed, Preempted
+from backbench.errors import BadInput, Failed
 from backbench.parallel import distributed, precision
 from backbench.records import store
 from backbench.requests.detect import DetectRequest
 from backbench.requests.options import Outcome
 from backbench.runs import atomic, price, seeding
 from backbench.runs.folder import STATE_FILE, open_run
+from backbench.runs.resumable import ResumableSteps
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.step_metrics import Metrics
@@ -267,53 +267,57 @@ def train(
         announce(run, p, engine)
     records = training_records(p.train, p.task)
     engine.start(records, first, last)
-    if first and schedule.scores_after(first) and not measure.was_scored(run, first):
-        measure.on_the_way(run, p, engine, rank, first)
-    agree, every = distributed.Agreement(), max(1, last // LOGGED)
+    every = max(1, last // LOGGED)
     metrics = progress = None
     if rank == 0:
         metrics = Metrics(run.out, from_step=first)
         progress = Progress(run.out, last, p.task.name, unit="iteration", done=first)
+
+    def keep_state(done: int) -> None:
+        # After the last iteration the trained detector is kept instead
+        if rank == 0 and done < last:
+            save(run, engine, done)
+
+    def due(done: int, age: float) -> bool:
+        if done % schedule.save_every == 0 or age > SAVE_SECONDS:
+            return True
+        return schedule.scores_after(done)
+
+    iterations = ResumableSteps(
+        first,
+        last,
+        stop=stop,
+        agreement=distributed.Agreement(),
+        progress=progress,
+        save=keep_state,
+        due=due,
+        place="after iteration {done}; saved",
+        run=run.out,
+    )
     shown: dict[
         str, float
     ] = {}  # nothing yet where a run continues between two logged iterations
-    saved = time.monotonic()
-    for iteration in range(first, last):
-        # 1. The step. Whatever draws from a global generator in it draws from this iteration's.
+    for iteration in iterations:
+        # 1. The score on the way. The state is saved by now, as scoring takes long; a run that
+        #    continues at this iteration may have the score already.
+        known = iteration == first and measure.was_scored(run, first)
+        if iteration and schedule.scores_after(iteration) and not known:
+            measure.on_the_way(run, p, engine, rank, iteration)
+        # 2. The step. Whatever draws from a global generator in it draws from this iteration's.
         factor = schedule.factor_at(iteration)
         for group, base in zip(engine.optimizer.param_groups, bases, strict=True):
             group["lr"] = base * factor
         lr = p.cfg.SOLVER.BASE_LR * factor
         seeding.seed_everything(p.seed, "iteration", iteration, rank)
         losses = engine.step()
-        # 2. The losses, only where they are logged: reading them waits for the GPU.
+        # 3. The losses, only where they are logged: reading them waits for the GPU.
         if iteration % every == 0 or iteration + 1 == last:
             values = logged_losses(losses, run, iteration)
             shown = {"loss": values["loss"]}
             if metrics is not None:
                 metrics.write(iteration, lr=lr, **values)
-        if progress is not None:
-            progress.advance(1, **shown, lr=lr)
-        # 3. Save, stop: all ranks after the same iteration, whichever of them got the signal.
-        (stopping,) = agree.any(stop.requested is not None)
-        if iteration + 1 == last:
-            break
-        to_score = schedule.scores_after(iteration + 1)
-        due = (
-            iteration + 1
-        ) % schedule.save_every == 0 or time.monotonic() - saved > SAVE_SECONDS
-        if rank == 0 and (due or stopping or to_score):
-            saved = time.monotonic()
-            save(run, engine, iteration + 1)
-        if stopping:
-            # A rank that ends is what the others are killed for: see process_group._watch
-            process_group.barrier()
-            by = f"stopped by {stop.requested or 'a signal'} after iteration {iteration + 1}"
-            raise Preempted(f"{run.out}: {by}; saved; the same command continues")
-        # 4. Score on the way. It takes long, so the state is saved by now.
-        if to_score:
-            measure.on_the_way(run, p, engine, rank, iteration + 1)
-    # 5. The end
+        iterations.show(**shown, lr=lr)
+    # 4. The end
     if schedule.precise_bn is not None:
         reestimate_batch_norm(engine, records, batches=schedule.precise_bn, after=last)
     if rank == 0:

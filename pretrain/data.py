@@ -1,8 +1,8 @@
-"""Feeds a training step: which images, in which order, made into which views.
+"""Feeds a training step: decides which images come, in which order, and makes them into views.
 
-All is a pure function of recipe and dataset: the order of (seed, epoch), each image's views of
-(seed, epoch, image). A loader worker decodes, crops and resizes (`ViewBatches` -> LoadedBatch),
-then the device brings views to a network's numbers (`finish_views`).
+All of it is a pure function of recipe and dataset: the order depends on (seed, epoch), an image's
+views on (seed, epoch, image). A loader worker decodes, crops and resizes (`ViewBatches` makes a
+LoadedBatch), then the device turns the bytes into a network's numbers (`finish_views`).
 """
 
 import contextlib
@@ -26,19 +26,17 @@ from backbench.parallel import loading
 from backbench.pretrain.recipe import PretrainConfig, ViewsConfig
 from backbench.runs import seeding
 
-CACHE_BYTES = (
-    512 << 20
-)  # decoded images kept in memory, over all loader workers of a process
+# Of decoded images that are kept in memory, over all loader workers of a process
+CACHE_BYTES = 512 << 20
 
 
 def dataset_fingerprint(found: ImageList) -> str:
-    """Return 12 hex digits over all names and labels and the pixels of some 16 images. Another set,
-    or another order, is another data set."""
+    """Return 12 hex digits over all names and labels, in their order, and the pixels of some 16
+    images."""
     sha = hashlib.sha256()
     for i in range(0, len(found), max(1, len(found) // 16)):
-        with contextlib.suppress(
-            BadInput
-        ):  # a corrupt image is reported when its turn comes
+        # A corrupt image is reported when its turn comes
+        with contextlib.suppress(BadInput):
             sha.update(found.array(i).tobytes())
     for path, label in zip(found.paths, found.labels):
         sha.update(f"{path}\t{label}\n".encode())
@@ -46,12 +44,12 @@ def dataset_fingerprint(found: ImageList) -> str:
 
 
 def to_train_on(found: ImageList, hold_out: float) -> ImageList:
-    """`found` without a random share of it, in its order; the same share for every recipe."""
+    """Leave out the share `hold_out` of the images, drawn alike for all recipes and seeds. The
+    others keep their order."""
     if not hold_out:
         return found
-    order = torch.randperm(
-        len(found), generator=seeding.generator(0, "hold out")
-    ).tolist()
+    generator = seeding.generator(0, "hold out")
+    order = torch.randperm(len(found), generator=generator).tolist()
     return found.subset(sorted(order[round(hold_out * len(found)) :]))
 
 
@@ -64,12 +62,11 @@ def batch_order(
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield this rank's batches from step `first` to step `last`, as lists of (epoch, image), for
-    all micro-batches. Each epoch is a permutation of the images, cut into whole global batches; the
-    rest is not used. A micro-batch is rank-major: rank r has its r-th contiguous slice."""
-    # An epoch's order is cut into global batches (the rest is left out), a global batch into
-    # micro-batches, a micro-batch into the ranks' shares: who holds an image depends on the
-    # number of ranks, which images make a micro-batch does not.
+    """Yield this rank's share of each micro-batch from step `first` to step `last`, as a list of
+    (epoch, image). Each epoch is a permutation of the images."""
+    # An epoch's order is cut into global batches (what remains is not used), a global batch into
+    # micro-batches, and a micro-batch into contiguous shares, the r-th for rank r. So the images of
+    # a micro-batch do not depend on the number of ranks, only who holds them does.
     per_epoch = count // config.batch_size
     micro = config.batch_size // config.accumulate
     share = micro // ranks
@@ -88,22 +85,22 @@ def batch_order(
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """One micro-batch of N images as a loader worker leaves it, on the CPU. views: V tensors (N,
-    size, size, 3) uint8, in the order of `ViewsConfig.per_view`; colour: as many, where the device
-    is to do what comes after the geometry, else none; index (N,) positions in the dataset, labels
-    (N,). `skipped` are images that were replaced and why; with an `error`, an image that may not be
-    replaced, there is nothing else."""
+    """One micro-batch of N images as a loader worker leaves it, on the CPU."""
 
-    views: tuple[Tensor, ...]
+    views: tuple[
+        Tensor, ...
+    ]  # V of (N, size, size, 3) uint8, as `ViewsConfig.per_view`
+    # V, where the device does what comes after the geometry; else none
     colour: tuple[DeviceColour, ...]
-    index: Tensor
-    labels: Tensor
-    skipped: tuple[str, ...] = ()
+    index: Tensor  # (N,) positions in the dataset
+    labels: Tensor  # (N,)
+    skipped: tuple[str, ...] = ()  # images that were replaced, and why
+    # An image that may not be replaced; then the batch has nothing else
     error: str | None = None
 
     def pin_memory(self) -> "LoadedBatch":
-        """Move it to page-locked memory, from which a GPU copies while the CPU goes on. The
-        DataLoader calls it by this name on a type that it does not know."""
+        """Move the batch to page-locked memory, from which a GPU copies while the CPU goes on. The
+        DataLoader calls this method, by this name, on types that it does not know."""
         return replace(
             self,
             views=tuple(x.pin_memory() for x in self.views),
@@ -115,7 +112,7 @@ class LoadedBatch:
 
 @dataclass(frozen=True)
 class InputFormat:
-    """How a network of this run takes its numbers."""
+    """Where and in which form the networks of this run take their images."""
 
     device: torch.device
     dtype: torch.dtype
@@ -124,19 +121,20 @@ class InputFormat:
     @staticmethod
     def of(config: PretrainConfig, device: torch.device) -> "InputFormat":
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
-        layout = (
-            torch.channels_last if config.channels_last else torch.contiguous_format
-        )
+        layout = torch.contiguous_format
+        if config.channels_last:
+            layout = torch.channels_last
         return InputFormat(device, dtype, layout)
 
 
 def finish_views(
     loaded: LoadedBatch, recipe: ViewsConfig, form: InputFormat
 ) -> list[Tensor]:
-    """The views as a network takes them, (N, 3, h, w)."""
+    """Return the views as a network takes them, V tensors (N, 3, h, w)."""
     out = []
     for v, (made, crops) in enumerate(zip(loaded.views, recipe.per_view, strict=True)):
-        # The bytes travel, a quarter of the floats; (N, h, w, 3) is (N, 3, h, w), channels last
+        # Bytes travel to the device, as floats are four times as large. Permuted, (N, h, w, 3) is
+        # (N, 3, h, w) with channels last
         images = made.to(form.device, non_blocking=True).permute(0, 3, 1, 2)
         if loaded.colour:
             images = augmentations.apply_colour(
@@ -148,10 +146,12 @@ def finish_views(
 
 
 class ViewBatches(Dataset[LoadedBatch]):
-    """(epoch, image) pairs -> LoadedBatch. Images are decoded once for all their views, and kept
-    while the memory budget lasts. With `device_colour` only crop, resize and flip happen here, and
-    what colour and blur need goes along. A corrupt image is an error, or with `skip_corrupt`
-    replaced by the next readable one in the list."""
+    """Makes a LoadedBatch of (epoch, image) pairs.
+
+    An image is decoded once for all its views, and kept while the memory budget lasts. With
+    `device_colour` only crop, resize and flip happen here, and the batch carries what the device
+    needs for colour and blur. A corrupt image is an error, or with `skip_corrupt` replaced by the
+    next readable one in the list."""
 
     def __init__(
         self,
@@ -161,7 +161,9 @@ class ViewBatches(Dataset[LoadedBatch]):
         cache_bytes: int,
         device_colour: bool,
     ) -> None:
-        self.found, self.recipe, self.seed = found, config.views, config.seed
+        self.found = found
+        self.recipe = config.views
+        self.seed = config.seed
         self.skip_corrupt = config.data.skip_corrupt
         self.cache: dict[int, np.ndarray] = {}
         self.cache_left = cache_bytes
@@ -175,27 +177,30 @@ class ViewBatches(Dataset[LoadedBatch]):
                 image = np.asarray(self.found.open(index))
             else:
                 image = self.found.array(index)
-            # First come, first kept: nothing is thrown out again, so a worker's memory is bounded
+            # The first images are kept for good, so a worker's memory is bounded
             if image.nbytes <= self.cache_left:
                 self.cache_left -= image.nbytes
                 self.cache[index] = image
         return image
 
     def readable(self, index: int, skipped: list[str]) -> tuple[int, np.ndarray]:
-        """The image, or where allowed the next one that can be read."""
+        """Return the image and its index or, where allowed, those of the next one that can be
+        read. Raise BadInput where there is none."""
         for offset in range(len(self.found)):
             i = (index + offset) % len(self.found)
             try:
                 return i, self.pixels(i)
             except BadInput as error:
                 if not self.skip_corrupt:
-                    hint = "remove it, or leave such images out with data.skip_corrupt=true"
-                    raise BadInput(f"{error}; {hint}") from None
+                    raise BadInput(
+                        f"{error}; remove it, or leave such images out with"
+                        " data.skip_corrupt=true"
+                    ) from None
                 skipped.append(str(error))
         raise BadInput(f"{self.found.root}: not one readable image")
 
     def render(self, image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
-        """Make the part of a view that a worker makes: uint8 (size, size, 3)."""
+        """Make the worker's part of a view, uint8 (size, size, 3)."""
         if self.device_colour:
             return augmentations.render_geometry(image, view, crops)
         if self.recipe.pipeline == "reference":
@@ -203,6 +208,7 @@ class ViewBatches(Dataset[LoadedBatch]):
         return augmentations.render_fast(image, view, crops)
 
     def __getitems__(self, items: Sequence[tuple[int, int]]) -> LoadedBatch:
+        """Make the batch of these (epoch, image) pairs; the DataLoader calls it."""
         groups = self.recipe.per_view
         count = len(items)
         pixels = [
@@ -221,7 +227,8 @@ class ViewBatches(Dataset[LoadedBatch]):
                     (), (), index=nothing, labels=nothing, error=str(error)
                 )
             index.append(i)
-            # Views depend on the image that is shown and on the epoch, on nothing that was before
+            # Views depend on the epoch and on the image that is shown, which may be a replacement,
+            # and on nothing that was drawn before
             generator.manual_seed(seeding.seed_of(self.seed, "views", epoch, i))
             height, width = image.shape[:2]
             for v, crops in enumerate(groups):
@@ -253,7 +260,8 @@ def loader(
     ranks: int = 1,
     on_gpu: bool = False,
 ) -> Iterator[LoadedBatch]:
-    """This rank's micro-batches from step `first` on, in order. Workers run on across epochs."""
+    """Yield this rank's micro-batches from step `first` on, in order. The workers live through all
+    epochs."""
     dataset = ViewBatches(
         found,
         config,

@@ -1,4 +1,4 @@
-"""Checks the rules of method.py in a run's first step, before hours are spent on a bad method."""
+"""Checks the rules of method.py in a run's first step, before hours go into a method that breaks one."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,18 +8,20 @@ from backbench.errors import Failed
 from backbench.parallel import distributed
 from backbench.pretrain.method import Method
 
-# Ranks compute an equal loss from equal numbers; other processors may round otherwise
+# Ranks compute the same loss from the same numbers, but unlike processors may round it differently
 EQUAL = 1e-5
 
 Plain = int | float | str | None
 
 
 class FirstStep:
-    """Checks `terms` after forward, `gradients` after backward and `state` after `after_step`, then
-    nothing more. It changes no number and draws none; several ranks exchange one float."""
+    """Checks `terms` after forward, `gradients` after backward and `state` after `after_step`. All
+    of it happens in the first step only; later calls return at once. The checks change no number
+    and draw none. Ranks exchange one float."""
 
     def __init__(self, method: Method, name: str) -> None:
-        self.method, self.name = method, name
+        self.method = method
+        self.name = name
         self.over = False
         self.before = dict(_plain_attributes(method))
 
@@ -32,13 +34,14 @@ class FirstStep:
                 f'forward returns {{"loss": ..., **terms}}, not {terms!r:.60}'
             )
         for term, value in terms.items():
-            if not isinstance(value, Tensor) or value.ndim:
-                what = (
-                    f"shape {tuple(value.shape)}"
-                    if isinstance(value, Tensor)
-                    else repr(value)
+            if not isinstance(value, Tensor):
+                raise self._broken(
+                    f"'{term}' must be a 0-dim tensor, not {value!r:.60}"
                 )
-                raise self._broken(f"'{term}' must be a 0-dim tensor, not {what:.60}")
+            if value.ndim:
+                raise self._broken(
+                    f"'{term}' must be a 0-dim tensor, not shape {tuple(value.shape)}"
+                )
         loss = terms["loss"]
         if not loss.requires_grad or not loss.is_floating_point():
             raise self._broken("'loss' has no gradient; it is what is minimised")
@@ -46,7 +49,7 @@ class FirstStep:
             if value.requires_grad and value is not loss:
                 raise self._broken(f"'{term}' is only logged; detach it")
         losses = distributed.gather_without_gradient(loss.detach().double().reshape(1))
-        # A loss that is not finite compares as equal here, and is the loop's case
+        # A loss that is not finite passes this comparison; the loop refuses it
         apart = float(losses.max() - losses.min())
         if apart > EQUAL * float(losses.abs().max()):
             raise self._broken(
@@ -56,7 +59,7 @@ class FirstStep:
         return terms
 
     def gradients(self) -> None:
-        """Check rule 3."""
+        """Check rule 3: every parameter that requires a gradient has one."""
         if self.over:
             return
         missing = []
@@ -64,7 +67,9 @@ class FirstStep:
             if parameter.requires_grad and parameter.grad is None:
                 missing.append(name)
         if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            more = ""
+            if len(missing) > 1:
+                more = f" and {len(missing) - 1} more"
             raise self._broken(
                 f"no gradient reaches {missing[0]}{more}, and several processes would wait for it; "
                 "what stands still for a while takes part as p.detach() + 0.0 * p, what is never "
@@ -72,7 +77,7 @@ class FirstStep:
             )
 
     def state(self) -> None:
-        """Check rule 5."""
+        """Check rule 5: what a step leaves for the next is a parameter or a buffer."""
         if self.over:
             return
         self.over = True
@@ -97,10 +102,10 @@ class FirstStep:
 
 
 def _attributes(method: nn.Module) -> Iterator[tuple[str, nn.Module, object]]:
-    """Yield (where, module, value) of what torch itself does not keep in the modules."""
+    """Yield (where, module, value) of every attribute that torch itself does not manage."""
     for path, module in method.named_modules():
-        # torch's weight_norm (from `weight_v`) and spectral_norm (from `weight_orig`) compute these
-        # attributes in every forward
+        # torch's weight_norm and spectral_norm compute `weight` anew in every forward, from
+        # parameters named `weight_v` and `weight_orig`
         kept = {"_parameters", "_buffers", "_modules", "training"}
         for name in module._parameters:
             kept |= {name.removesuffix("_v"), name.removesuffix("_orig")} - {name}
@@ -110,7 +115,8 @@ def _attributes(method: nn.Module) -> Iterator[tuple[str, nn.Module, object]]:
 
 
 def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
-    """Numbers and words that the method's own modules hold (torch's change none in a step)."""
+    """Yield (where, value) of numbers and words that the method's own modules hold. torch's modules
+    change none in a step."""
     for where, module, value in _attributes(method):
         own = not type(module).__module__.startswith("torch.")
         if own and (value is None or isinstance(value, int | float | str)):
@@ -118,8 +124,12 @@ def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield the tensors in nested containers."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping | list | tuple | set):
-        for inner in value.values() if isinstance(value, Mapping) else value:
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors_in(inner)
+    elif isinstance(value, list | tuple | set):
+        for inner in value:
             yield from _tensors_in(inner)

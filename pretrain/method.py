@@ -51,65 +51,64 @@ __all__ = [
     "MethodConfig",
     "Setup",
     "build_method",
+    "choose_config",
+    "method_names",
 ]
-__all__ += ["choose_config", "method_names"]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of a global batch, or a micro-batch of it. views: V tensors (N, 3, h, w), in
-    the order of the recipe's crop groups; labels (N,) or None; index (N,) positions in the dataset.
-    `step` counts optimiser steps from 0, `progress` is step / total steps, in [0, 1); `epoch` is
-    progress in whole epochs of `epochs`."""
+    """One rank's share of a global batch, or of a micro-batch of it."""
 
-    views: Sequence[Tensor]
-    labels: Tensor | None
-    index: Tensor
-    step: int
-    epoch: int
-    epochs: int
-    progress: float
+    views: Sequence[
+        Tensor
+    ]  # V of (N, 3, h, w), in the order of the recipe's crop groups
+    labels: Tensor | None  # (N,)
+    index: Tensor  # (N,) positions in the dataset
+    step: int  # of the optimiser, from 0
+    epoch: int  # from 0
+    epochs: int  # of the whole schedule
+    progress: float  # step / total steps, in [0, 1)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Tells a method about its run. `batch_size` is the global one, over all ranks and the
-    `accumulate` micro-batches of a step; `seed` is the recipe's; `views` is the number of views per
-    image; `images` the dataset's length; `classes` its class count."""
+    """Tells a method about its run."""
 
-    batch_size: int
-    views: int
-    seed: int
-    images: int
-    classes: int
-    accumulate: int = 1
+    batch_size: int  # global: over all ranks, and all micro-batches of a step
+    views: int  # of each image
+    seed: int  # the recipe's
+    images: int  # in the dataset
+    classes: int  # in the dataset; 0 where it has images without labels
+    accumulate: int = 1  # micro-batches of a step
 
     @property
     def images_at_once(self) -> int:
-        """In one `forward`, over all ranks."""
+        """The images of one `forward`, over all ranks."""
         return self.batch_size // self.accumulate
 
 
 class Method(nn.Module):
-    """Base of all methods; the loop wraps the whole of it in DDP. The rules are above."""
+    """The base of all methods. The loop wraps the whole of it in DDP. The rules are above."""
 
     backbone: nn.Module
-    # Views of each image that it takes; None where its constructor looks at their number
+    # How many views of each image it takes; None where its constructor looks at their number
     views: int | None = None
     # The query encoder's batch norm spans ranks, unless the method's paper keeps it local
     sync_batchnorm = True
-    # The loss is a mean over samples that do not meet, so that micro-batches add up to the batch
+    # True where the loss is a mean over samples that do not meet, so that the losses of micro-batches
+    # add up to that of the batch
     accumulates = False
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """{"loss": 0-dim with gradient, over all ranks' samples, **detached terms to log}."""
+        """Return {"loss": 0-dim with gradient, over all ranks' samples, **detached terms to log}."""
         raise AssertionError("a method overrides forward")
 
     def after_step(self, progress: float) -> None:
-        """After each optimiser step: moving averages, queues. `progress` is in (0, 1]."""
+        """Move averages and queues after each optimiser step. `progress` is in (0, 1]."""
 
     def heads(self) -> dict[str, Tensor]:
-        """Projector and the like, kept in the Checkpoint; by default `projector`, if any."""
+        """Return what the Checkpoint keeps beside the trunk, by default `projector`, if any."""
         projector = getattr(self, "projector", None)
         if projector is None:
             return {}
@@ -117,9 +116,12 @@ class Method(nn.Module):
 
 
 def build_method(config: MethodConfig, backbone: Trunk, setup: Setup) -> Method:
+    """Build the method that `config` names. Raise BadInput where the views do not fit it."""
     method: type[Method] = method_module(config.name).Method
     if method.views not in (None, setup.views):
-        views = "one view" if method.views == 1 else f"{method.views} views"
+        views = f"{method.views} views"
+        if method.views == 1:
+            views = "one view"
         raise BadInput(
             f"{config.name} takes {views} of each image, not {setup.views}; change views.crops"
         )

@@ -1,5 +1,7 @@
-"""Declares the part of a recipe under `method:`, and lists the methods. Without torch: a recipe is
-checked before that is imported, but for the keys that a method's own file knows."""
+"""Declares the part of a recipe under `method:`, and lists the methods.
+
+It does not import torch, so that a recipe is checked before that is. Only the keys of the method
+itself are checked later, as they stand in the method's file."""
 
 import importlib
 import pkgutil
@@ -21,11 +23,12 @@ class MethodConfig:
 
 
 def shipped_names() -> list[str]:
-    files = [
-        module.name
-        for module in pkgutil.iter_modules(backbench.pretrain.methods.__path__)
-    ]
-    return [name for name in files if not name.startswith("_")]
+    """List the methods that have a file in pretrain/methods."""
+    names = []
+    for module in pkgutil.iter_modules(backbench.pretrain.methods.__path__):
+        if not module.name.startswith("_"):
+            names.append(module.name)
+    return names
 
 
 def method_names() -> list[str]:
@@ -35,7 +38,7 @@ def method_names() -> list[str]:
 
 
 def check_name(data: object) -> str:
-    """The name of the method that the group of keys `data` is about, a known one."""
+    """Return the name in the group of keys `data`. Raise BadInput where it names no method."""
     names = method_names()
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str):
@@ -46,14 +49,14 @@ def check_name(data: object) -> str:
 
 
 def method_module(name: str) -> ModuleType:
-    """The module of that name, with its `Config` and `Method`."""
+    """Import the method's module, which has a `Config` and a `Method`."""
     if name in shipped_names():
         return importlib.import_module(f"backbench.pretrain.methods.{name}")
     return plugins.load(plugins.METHODS, name, ModuleType)
 
 
 def choose_config(data: object) -> type[MethodConfig]:
-    """The Config class that `method.name` selects; ValueError where it selects none."""
+    """Return the Config class that `method.name` selects. Raise ValueError where it selects none."""
     try:
         return method_module(check_name(data)).Config
     except BadInput as error:

@@ -26,20 +26,22 @@ from backbench.runs.state import StopFlag
 from backbench.runs.step_metrics import Metrics, read_metrics
 from backbench.runs.terminal import log
 
-# Unit features whose standard deviation is this part of an isotropic cloud's, or whose effective
-# rank is this low, tell images apart along at most one direction. A random ResNet has about 0.1 and
-# a rank far above 2.
-COLLAPSED_STD, COLLAPSED_RANK = 1e-3, 1.5
-DEAD = 0.01  # share of phi that CLLR's L gives back
-KNN_IMAGES = 10_000  # at most so many images are encoded for one kNN score
+# Unit features whose standard deviation is below this share of an isotropic cloud's, or whose
+# effective rank is below this one, tell images apart along at most one direction. The features of
+# a random ResNet have a share of about 0.1 and a rank far above 2.
+COLLAPSED_STD = 1e-3
+COLLAPSED_RANK = 1.5
+# CLLR's L is dead where it gives back less than this share of phi
+DEAD = 0.01
+KNN_IMAGES = 10_000  # the most images that are encoded for one kNN score
 
 
 Terms = Mapping[str, Tensor]  # "loss" and what else a method logs, 0-dim
 
 
 class RecentTerms:
-    """Keeps the terms since the last row of metrics.jsonl, which will be their mean. They stay on
-    the device, as reading one waits for it. They are saved, so that a row may span a restart."""
+    """Keeps the terms since the last row of metrics.jsonl; the next row is their mean. They stay on
+    the device, as reading one waits for it, and are saved, so that a row may span a restart."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Tensor]] = []
@@ -51,66 +53,56 @@ class RecentTerms:
         """Add one step's terms: their mean over its micro-batches."""
         row = {}
         for name in parts[0]:
-            row[name] = (
-                torch.stack([terms[name] for terms in parts])
-                .mean(0)
-                .to(device, non_blocking=True)
-            )
+            mean = torch.stack([terms[name] for terms in parts]).mean(0)
+            row[name] = mean.to(device, non_blocking=True)
         self.rows.append(row)
 
     def first_not_finite(self) -> int | None:
-        """Return the place of the first loss that is infinite or nan; waits for the device."""
-        # One read for all steps since the last row
+        """Return the place of the first loss that is infinite or nan; wait for the device."""
+        # A single read answers for all steps since the last row
         finite = torch.stack([row["loss"] for row in self.rows]).isfinite().tolist()
         return None if all(finite) else finite.index(False)
 
     def mean(self) -> dict[str, float]:
-        """Average each term over the steps; waits for the device."""
+        """Average each term over the steps; wait for the device."""
         means = {}
         for name in self.rows[0]:
-            means[name] = float(
-                torch.stack([row[name].double() for row in self.rows]).mean()
-            )
+            values = torch.stack([row[name].double() for row in self.rows])
+            means[name] = float(values.mean())
         return means
 
 
 class RunLog:
-    """Writes rows and progress, on rank 0 only. A row has the mean of the terms since the last one,
-    the features' statistics, images per second, and the share of time spent waiting for batches."""
+    """Writes the rows of metrics.jsonl, on rank 0 only. A row has the mean of each term since the
+    last row, the features' statistics, the images per second, and the share of the time that was
+    spent waiting for batches. `shown` is what stands beside the progress."""
 
     def __init__(
         self, run: Path, config: PretrainConfig, rank: int, step: int, last: int
     ) -> None:
         self.metrics: Metrics | None = None
         self.progress: Progress | None = None
-        self.has_knn = False  # of the step that it begins at
+        self.has_knn = (
+            False  # whether the step that it begins at has a kNN score already
+        )
         if rank == 0:
             self.metrics = Metrics(run, from_step=step)
-            self.has_knn = any(
-                "knn" in row and row.get("step") == step - 1
-                for row in read_metrics(run)
-            )
-            quick = "--fast" if bf16_is_quick("cpu") else "--fast precision=fp32"
-            dear = f"`{quick}` or `epochs=N` costs less"
-            price.announce(
-                f"pretrain {config.name}",
-                f"{price.plural(config.epochs, 'epoch')}, {config.batch_size} images a step",
-                work={"step": last},
-                cheaper="" if torch.cuda.is_available() else dear,
-            )
+            for row in read_metrics(run):
+                if "knn" in row and row.get("step") == step - 1:
+                    self.has_knn = True
+            announce(config, last)
             self.progress = Progress(run, last, config.name, done=step)
         self.batch_size = config.batch_size
-        self.shown: dict[str, float] = {}  # beside the progress, from the last row
+        self.shown: dict[str, float] = {}
         self.left_out: set[str] = set()
-        self.since = time.monotonic()  # of the last row, without pauses
-        self.waited, self.made = (
-            0.0,
-            0,
-        )  # since then: seconds waiting for batches, steps
+        # Since the last row: when it was, moved on by pauses; seconds spent waiting; steps made
+        self.since = time.monotonic()
+        self.waited = 0.0
+        self.made = 0
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time the wait for a batch."""
+        """Add the time inside to that spent waiting for batches."""
         began = time.monotonic()
         yield
         self.waited += time.monotonic() - began
@@ -120,11 +112,11 @@ class RunLog:
         """Leave the time inside out of the training speed."""
         began = time.monotonic()
         yield
-        # Time that is not training passes before the row's time begins
+        # A row's time begins later by what was no training
         self.since += time.monotonic() - began
 
     def warn_of_skipped(self, parts: Sequence[LoadedBatch]) -> None:
-        """Name each image that was left out, once."""
+        """Warn of each image that was left out, once."""
         for part in parts:
             for line in part.skipped:
                 if line not in self.left_out:
@@ -141,21 +133,24 @@ class RunLog:
         lr: float,
         row_due: bool,
     ) -> None:
-        """Count a step: `done` are made, the last in `epoch` at `lr`. A due row resets terms."""
+        """Count a step, after which `done` are made; it was one of `epoch`, at the rate `lr`. Where
+        a row is due, write it and forget the terms that it is the mean of."""
         self.made += 1
         if row_due and self.metrics is not None:
             # 1. What the steps came to: the only place that waits for the device.
             now = time.monotonic()
             means = recent.mean() | features.statistics()
-            # 2. How fast they were, and the most memory so far: of the GPU, or of this process
-            #    (Linux counts in KiB); the clock starts anew for the next row.
+            # 2. How fast they were, and the most memory so far in GiB: of the GPU, or of this
+            #    process, which Linux counts in KiB. The clock starts anew for the next row.
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
                 memory = torch.cuda.max_memory_allocated() / 2**30
             speed = self.made * self.batch_size / (now - self.since)
             waiting = self.waited / (now - self.since)
-            self.since, self.waited, self.made = now, 0.0, 0
-            # 3. What the progress line shows until then.
+            self.since = now
+            self.waited = 0.0
+            self.made = 0
+            # 3. What the progress line shows until the next row.
             self.shown = {
                 "loss": means["loss"],
                 "lr": lr,
@@ -168,18 +163,30 @@ class RunLog:
             warn_if_collapsed(means, done)
         if row_due:
             recent.rows.clear()
-        if self.progress is not None:
-            self.progress.advance(1, **self.shown)
 
     def knn(self, score: float | None, *, done: int, epoch: int) -> None:
-        """Log the score after `done` steps, at the end of `epoch`; None means that there is none."""
+        """Log the score after `done` steps, at the end of `epoch`. None means that there is none."""
         if score is not None and self.metrics is not None:
             self.metrics.write(done - 1, epoch=epoch, knn=score)
             log.info("epoch %d: kNN %.2f%%", epoch + 1, score)
 
 
+def announce(config: PretrainConfig, last: int) -> None:
+    """Say what the run will do until step `last`, and what would cost less on a CPU."""
+    cheaper = ""
+    if not torch.cuda.is_available():
+        quick = "--fast" if bf16_is_quick("cpu") else "--fast precision=fp32"
+        cheaper = f"`{quick}` or `epochs=N` costs less"
+    price.announce(
+        f"pretrain {config.name}",
+        f"{price.plural(config.epochs, 'epoch')}, {config.batch_size} images a step",
+        work={"step": last},
+        cheaper=cheaper,
+    )
+
+
 class Features:
-    """Keeps the last features (N, d) that left the backbone in training, for `statistics`."""
+    """Keeps the features (N, d) that the backbone gave last in training, for `statistics`."""
 
     def __init__(self, backbone: nn.Module) -> None:
         self.last: Tensor | None = None
@@ -190,18 +197,19 @@ class Features:
             self.last = output.detach()
 
     def statistics(self) -> dict[str, float]:
-        return (
-            feature_statistics(self.last)
-            if self.last is not None and len(self.last) > 1
-            else {}
-        )
+        if self.last is None or len(self.last) < 2:
+            return {}
+        return feature_statistics(self.last)
 
 
 @torch.no_grad()
 def feature_statistics(features: Tensor) -> dict[str, float]:
-    """(N, d) -> feature_std: per-dimension standard deviation of the unit features, times sqrt(d)
-    (1: isotropic, 0: all equal); effective_rank: exp of the entropy of the normalised singular
-    values of the centred features (Roy and Vetterli, 2007), at most min(N - 1, d)."""
+    """Measure how far features (N, d) are spread, after scaling each to length 1.
+
+    feature_std is the mean over dimensions of the standard deviation, times sqrt(d): 1 for an
+    isotropic cloud, 0 where all features are equal. effective_rank is exp of the entropy of the
+    normalised singular values of the centred features (Roy and Vetterli, 2007), at most
+    min(N - 1, d)."""
     z = torch.nn.functional.normalize(features.double(), dim=1)
     centred = z - z.mean(0)
     std = centred.square().mean(0).sqrt().mean() * z.shape[1] ** 0.5
@@ -216,30 +224,35 @@ def feature_statistics(features: Tensor) -> dict[str, float]:
 
 
 def warn_if_collapsed(row: dict[str, float], step: int) -> None:
-    """Warn of features that are nearly equal, or on one line; the same of CLLR's L."""
-    rank_l, kept = row.get("rank_L"), row.get("kept_L")
-    if (
-        rank_l is not None
-        and kept is not None
-        and (rank_l < COLLAPSED_RANK or kept < DEAD)
-    ):
-        text = "step %d: CLLR's L collapses (effective rank %.3g, gives %.2g of phi back); "
-        text += "method.alpha is too large for these features"
-        log.warning(text, step, rank_l, kept)
-    std, rank = row.get("feature_std"), row.get("effective_rank")
-    if (
-        std is not None
-        and rank is not None
-        and (std < COLLAPSED_STD or rank < COLLAPSED_RANK)
-    ):
-        text = "step %d: the representation collapses (feature std %.2g, effective rank %.3g)"
-        log.warning(text, step, std, rank)
+    """Warn where the features are nearly equal, or on one line, and where CLLR's L is."""
+    if "rank_L" in row and "kept_L" in row:
+        rank, kept = row["rank_L"], row["kept_L"]
+        if rank < COLLAPSED_RANK or kept < DEAD:
+            log.warning(
+                "step %d: CLLR's L collapses (effective rank %.3g, gives %.2g of phi back);"
+                " method.alpha is too large for these features",
+                step,
+                rank,
+                kept,
+            )
+    if "feature_std" in row and "effective_rank" in row:
+        std, rank = row["feature_std"], row["effective_rank"]
+        if std < COLLAPSED_STD or rank < COLLAPSED_RANK:
+            log.warning(
+                "step %d: the representation collapses (feature std %.2g, effective rank %.3g)",
+                step,
+                std,
+                rank,
+            )
 
 
 class KnnScore(Dataset[tuple[int, Tensor | None]]):
-    """Classifies every second labelled training image by its 20 neighbours among the others: the
-    percentage of right ones (Wu et al. 2018). The images are evenly spaced. Item i is (i, centre
-    crop of the first view's size), or (i, None) where image i cannot be read, and is left out."""
+    """Scores a backbone by weighted kNN (Wu et al. 2018) on its own training images: of some evenly
+    spaced labelled ones, every second is classified by its 20 nearest neighbours among the others.
+    The score is the percentage that is right.
+
+    Item i is (i, centre crop of the first view's size), or (i, None) where image i cannot be read,
+    and is left out."""
 
     def __init__(
         self,
@@ -248,16 +261,14 @@ class KnnScore(Dataset[tuple[int, Tensor | None]]):
         device: torch.device,
         workers: int = 0,
     ) -> None:
-        self.found, self.pixels, self.device, self.workers = (
-            found,
-            views.pixels,
-            device,
-            workers,
-        )
+        self.found = found
+        self.pixels = views.pixels
+        self.device = device
+        self.workers = workers
         labelled = [i for i, label in enumerate(found.labels) if label >= 0]
         self.chosen = labelled[:: max(1, math.ceil(len(labelled) / KNN_IMAGES))]
-        # The share of the image that the centre crop keeps is ImageNet's 224 / 256; small images
-        # are taken whole
+        # The centre crop keeps ImageNet's share of the image, 224 / 256; small images are taken
+        # whole
         size = views.per_view[0].size
         resize = size if size <= 64 else round(size * 256 / 224)
         self.geometry = eval_geometry(resize=resize, crop=size)
@@ -272,7 +283,8 @@ class KnnScore(Dataset[tuple[int, Tensor | None]]):
     def __call__(
         self, backbone: nn.Module, stop: StopFlag | None = None
     ) -> float | None:
-        """The score, the backbone left as it was; None without labels or after a stop."""
+        """Return the score, or None without labels and after a stop. The backbone is left as it
+        was."""
         if len(self.chosen) < 4 or len(self.found.classes) < 2:
             return None
         training = backbone.training
@@ -285,7 +297,8 @@ class KnnScore(Dataset[tuple[int, Tensor | None]]):
             return None
         labels = torch.tensor([self.found.labels[i] for i in read], device=self.device)
         table = torch.cat(features)
-        bank, queries, classes = table[::2], table[1::2], len(self.found.classes)
+        bank, queries = table[::2], table[1::2]
+        classes = len(self.found.classes)
         k = min(20, len(bank))
         votes = knn_scores(queries, bank, labels[::2], classes=classes, k=(k,))[k]
         return 100 * float((votes.argmax(1) == labels[1::2]).double().mean())
@@ -293,33 +306,37 @@ class KnnScore(Dataset[tuple[int, Tensor | None]]):
     def _encode(
         self, backbone: nn.Module, stop: StopFlag | None
     ) -> tuple[list[Tensor], list[int]]:
-        """Return features (n, d) by batch, and whose they are; nothing once a stop is requested."""
+        """Return features (n, d) by batch, and the indices of their images; nothing at all once a
+        stop is requested."""
         dtype = next(backbone.parameters()).dtype
         features: list[Tensor] = []
         read: list[int] = []
-        parts = [
-            self.chosen[start : start + 256]
-            for start in range(0, len(self.chosen), 256)
-        ]
+        size = 256
+        starts = range(0, len(self.chosen), size)
+        parts = [self.chosen[start : start + size] for start in starts]
         for batch in loading.batches(self, parts, workers=self.workers, collate=list):
             if stop is not None and stop.requested is not None:
                 return [], []
             assert not isinstance(batch, loading.Unreadable)
-            seen = [(index, view) for index, view in batch if view is not None]
-            read += [index for index, _ in seen]
-            if seen:
-                views = torch.stack([view for _, view in seen])
-                features.append(backbone(views.to(self.device, dtype)).float())
+            views = []
+            for index, view in batch:
+                if view is not None:
+                    read.append(index)
+                    views.append(view)
+            if views:
+                images = torch.stack(views).to(self.device, dtype)
+                features.append(backbone(images).float())
         return features, read
 
 
 def plot_curves(run: Path, name: str) -> None:
-    """RUN/curves.svg and .png: every logged number against the step, one small panel each."""
+    """Draw RUN/curves.svg and .png: each logged number against the step, in a panel of its own."""
     rows = read_metrics(run)
-    keys = dict.fromkeys(
-        key for row in rows for key in row
-    )  # in the order of their first row
-    names = [key for key in keys if key not in ("step", "epoch")]
+    names: list[str] = []  # in the order of their first rows
+    for row in rows:
+        for key in row:
+            if key not in ("step", "epoch", *names):
+                names.append(key)
     if not names:
         return
     figure, axes = charts.grid(len(names), columns=3)

@@ -1,4 +1,4 @@
-"""Builds optimisers, parameter groups and schedules. Recipes count epochs, this file steps."""
+"""Builds optimisers, parameter groups and schedules. Recipes count in epochs, this file in steps."""
 
 import math
 from collections.abc import Iterable
@@ -17,12 +17,15 @@ Group = dict[str, Any]  # a parameter group, as torch's optimisers keep them
 class LARS(torch.optim.Optimizer):
     """SGD with momentum, its steps scaled layer by layer (You et al., arXiv:1708.03888, Eq. 6).
 
-    Where a group's `adapt` is true, a parameter's gradient becomes (g + wd p) * trust * |p| / (|g|
-    + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which LORAC uses: where |p| or |g| is
-    zero the gradient stays as it is, without weight decay. Elsewhere it is g + wd p. Momentum is
-    torch's: buffer = m buffer + gradient; p -= lr buffer. With `clip` the layer's rate is at most
-    lr, min(trust |p| / ..., lr), as in LARC's default and in solo-learn. fused: all tensors in a
-    handful of kernels, so that nothing waits for the device; by default on a GPU.
+    In a group with `adapt`, the gradient g of a parameter p becomes
+
+        trust |p| / (|g| + wd |p| + 1e-8) (g + wd p)
+
+    as in NVIDIA's LARC with clip=False, which LORAC uses. Where |p| or |g| is zero, g stays as it
+    is, without weight decay. In a group without `adapt` it becomes g + wd p. Momentum is torch's:
+    buffer = m buffer + g; p -= lr buffer. With `clip` the layer's rate is at most lr, as in LARC's
+    default and in solo-learn. `fused` updates all tensors in a handful of kernels, so that nothing
+    waits for the device; None is fused on a GPU.
     """
 
     def __init__(
@@ -42,8 +45,9 @@ class LARS(torch.optim.Optimizer):
             "momentum": momentum,
             "weight_decay": weight_decay,
             "trust": trust,
+            "clip": clip,
+            "adapt": adapt,
         }
-        defaults |= {"clip": clip, "adapt": adapt}
         super().__init__(params, defaults)
         self.fused = fused
 
@@ -64,20 +68,16 @@ class LARS(torch.optim.Optimizer):
                     self._step_one(group, p)
 
     def _step_one(self, group: Group, p: Tensor) -> None:
-        """One tensor on the CPU, where reading a norm costs nothing and a temporary would."""
-        decay, grad, buffer = (
-            group["weight_decay"],
-            p.grad,
-            self.state[p]["momentum_buffer"],
-        )
+        """Step one tensor on the CPU, where reading a norm is free and a temporary tensor is not."""
+        decay = group["weight_decay"]
+        buffer = self.state[p]["momentum_buffer"]
+        grad = p.grad
         assert grad is not None
         # 1. The layer's scale: trust |p| / (|g| + wd |p|), which multiplies gradient and decay
         scale = 1.0
         if group["adapt"]:
-            size, slope = (
-                float(torch.linalg.vector_norm(p)),
-                float(torch.linalg.vector_norm(grad)),
-            )
+            size = float(torch.linalg.vector_norm(p))
+            slope = float(torch.linalg.vector_norm(grad))
             if size and slope:
                 scale = group["trust"] * size / (slope + decay * size + 1e-8)
                 if group["clip"]:  # lr min(scale / lr, 1) = min(scale, lr)
@@ -91,7 +91,7 @@ class LARS(torch.optim.Optimizer):
         p.add_(buffer, alpha=-group["lr"])
 
     def _step_fused(self, group: Group, params: list[Tensor]) -> None:
-        """The same for all tensors at once; the scales stay on the device."""
+        """Step all tensors at once, by the same algebra; the scales stay on the device."""
         decay = group["weight_decay"]
         grads = [p.grad for p in params if p.grad is not None]
         buffers = [self.state[p]["momentum_buffer"] for p in params]
@@ -104,14 +104,12 @@ class LARS(torch.optim.Optimizer):
             if group["clip"]:
                 scale = (scale / group["lr"]).clamp_max(1.0)
             scale = torch.where(usable, scale, 1.0)
-            torch._foreach_add_(
-                buffers, torch._foreach_mul(grads, list(scale.unbind()))
-            )
+            scaled = torch._foreach_mul(grads, list(scale.unbind()))
+            torch._foreach_add_(buffers, scaled)
             if decay:
-                decayed = torch.where(usable, scale * decay, 0.0)
-                torch._foreach_add_(
-                    buffers, torch._foreach_mul(params, list(decayed.unbind()))
-                )
+                decays = torch.where(usable, scale * decay, 0.0)
+                decayed = torch._foreach_mul(params, list(decays.unbind()))
+                torch._foreach_add_(buffers, decayed)
         else:
             torch._foreach_add_(buffers, grads)
             if decay:
@@ -120,22 +118,24 @@ class LARS(torch.optim.Optimizer):
 
 
 def parameter_groups(module: nn.Module, o: Optim, scale: float = 1.0) -> list[Group]:
-    """Group the trainable parameters: tensors of two or more dimensions, and the rest (biases,
-    norms, and what else a trunk leaves undecayed: tokens, position embeddings). A group has
-    `weight_decay`, `adapt` (LARS) and `peak`, its own highest rate, None for the recipe's. The
-    parts named in `constant_lr` (predictor) are groups of their own, whose rate is `constant`."""
-    # The names of what a trunk leaves undecayed, wherever it stands in the module
+    """Group the trainable parameters: matrices (of two or more dimensions), and vectors, which are
+    biases, norms, and what else a trunk leaves undecayed, such as tokens and position embeddings.
+    Each group has `weight_decay`, `adapt` (of LARS), `peak`, which is its own highest rate or None
+    for the recipe's, and `constant`, which is true for the parts named in `constant_lr`."""
+    # 1. The names of what a trunk leaves undecayed, wherever it stands in the module
     special = set()
     for prefix, inner in module.named_modules():
         if isinstance(inner, Trunk):
             special |= {f"{prefix}.{name}".lstrip(".") for name in inner.undecayed()}
+    # 2. The settings of either kind
     matrices: Group = {"weight_decay": o.weight_decay, "adapt": True, "peak": None}
     vectors: Group = {
         "weight_decay": o.weight_decay if o.decay_1d else 0.0,
         "adapt": o.adapt_1d,
         "peak": None if o.lr_1d is None else o.lr_1d * scale,
     }
-    # One group where they do not differ, in the module's own order
+    # 3. The groups. Where their settings are alike, matrices and vectors are one group, in the
+    #    module's own order
     alike = matrices == vectors
     groups: dict[tuple[bool, bool], Group] = {}
     for name, p in module.named_parameters():
@@ -149,21 +149,24 @@ def parameter_groups(module: nn.Module, o: Optim, scale: float = 1.0) -> list[Gr
 
 
 def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimizer:
-    """The recipe's optimiser for what the method trains."""
+    """Build the recipe's optimiser for what the method trains. Raise BadInput where `constant_lr`
+    names a part that the method does not have."""
     o = config.optim
     lr = o.lr * _scale(config)
-    parts = {part for name, _ in method.named_parameters() for part in name.split(".")}
+    parts: set[str] = set()
+    for name, _ in method.named_parameters():
+        parts.update(name.split("."))
     for part in o.constant_lr:
         if part not in parts:
-            known = nearest(part, parts)
             raise BadInput(
-                f"optim.constant_lr: method '{config.method.name}' has no part '{part}'; {known}"
+                f"optim.constant_lr: method '{config.method.name}' has no part '{part}';"
+                f" {nearest(part, parts)}"
             )
     groups = parameter_groups(method, o, _scale(config))
     if o.name == "lars":
         return LARS(groups, lr, momentum=o.momentum, trust=o.trust, clip=o.clip)
-    # torch's own run fused, unless a gradient scaler and clipping are around them: the fused form
-    # unscales gradients by itself, after they were to be clipped
+    # torch's own run fused, but not in fp16: with a gradient scaler the fused form unscales the
+    # gradients by itself, after the point where they were to be clipped
     fused = config.precision != "fp16"
     if o.name == "sgd":
         return torch.optim.SGD(groups, lr, momentum=o.momentum, fused=fused)
@@ -178,11 +181,15 @@ def _scale(config: PretrainConfig) -> float:
 
 
 class LearningRates:
-    """Sets each group to the schedule's share of its peak: its own (`lr_1d`), or the recipe's.
-    Groups of `constant_lr` stay at their peak. The schedule: cosine, from 1 at the end of warm-up
-    to `final_lr` at the last step, per step; cosine_epoch, the same curve, held during each epoch
-    (JCL, MIO); step, times `gamma` at each milestone; constant. Warm-up is linear from `warmup_lr`,
-    per step, or per epoch with cosine_epoch."""
+    """Sets the rate of each group to the schedule's share of its peak, which is its own (`lr_1d`)
+    or the recipe's. Groups of `constant_lr` stay at their peak. Warm-up is linear from `warmup_lr`;
+    after it the share follows the schedule:
+
+        cosine         from 1 to `final_lr` at the last step, changed at every step
+        cosine_epoch   the same curve and warm-up, changed at every epoch (JCL, MIO)
+        step           times `gamma` at each milestone
+        constant       1
+    """
 
     def __init__(
         self,
@@ -190,19 +197,21 @@ class LearningRates:
         config: PretrainConfig,
         steps_per_epoch: int,
     ) -> None:
-        self.optimizer, self.optim = optimizer, config.optim
+        self.optimizer = optimizer
+        self.optim = config.optim
         self.peak = config.optim.lr * _scale(config)
-        self.steps_per_epoch, self.epochs = steps_per_epoch, config.epochs
+        self.steps_per_epoch = steps_per_epoch
+        self.epochs = config.epochs
 
     def share(self, step: int) -> float:
         """Return the share of the peak at optimiser step `step`, counted from 0."""
         o = self.optim
-        # 1. Everything in steps, and rates as shares of the peak: of a peak of 0 any share is 0
-        now, total = float(step), self.epochs * self.steps_per_epoch
+        # 1. Everything in steps, and rates as shares of the peak; of a peak of 0 any share is 0
+        now = float(step)
+        total = self.epochs * self.steps_per_epoch
         warmup = o.warmup_epochs * self.steps_per_epoch
-        start, final = (
-            rate / o.lr if o.lr else 0.0 for rate in (o.warmup_lr, o.final_lr)
-        )
+        start = o.warmup_lr / o.lr if o.lr else 0.0
+        final = o.final_lr / o.lr if o.lr else 0.0
         if o.schedule == "cosine_epoch":  # time stands still during an epoch
             now = float(step // self.steps_per_epoch * self.steps_per_epoch)
         # 2. Warm-up: from `start` to 1
@@ -219,11 +228,11 @@ class LearningRates:
         return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
 
     def at(self, step: int) -> float:
-        """The recipe's rate, which is that of all groups without a peak of their own."""
+        """Return the recipe's rate at `step`, which all groups without a peak of their own have."""
         return self.peak * self.share(step)
 
     def set(self, step: int) -> float:
-        """Set every group's rate for `step`; returns the recipe's."""
+        """Set every group's rate for `step`. Return the recipe's."""
         share = self.share(step)
         for group in self.optimizer.param_groups:
             peak = self.peak if group["peak"] is None else group["peak"]

@@ -1,4 +1,4 @@
-"""Declares a pretraining recipe. Defaults are the field's customs; recipes hold papers' numbers."""
+"""Declares a pretraining recipe. Defaults are the field's customs; recipes hold the papers' numbers."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from backbench.pretrain.method_config import AnyMethodConfig, check_name
 from backbench.recipes import config, fast
 from backbench.requests.pretrain import PretrainRequest
 
-# What values may be; `config.build` refuses others by the key's name
+# Bounds on values; `config.build` refuses a value outside them by its key's name
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
 Positive = Annotated[float, Field(gt=0, lt=math.inf)]
@@ -23,8 +23,9 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ViewsConfig:
-    """One image as views: `fast` (OpenCV; colour, blur on a GPU) or `reference` (torchvision)."""
+    """How an image is made into views."""
 
+    # fast: OpenCV, and on a GPU colour and blur there; reference: torchvision
     pipeline: Literal["fast", "reference"] = "fast"
     crops: Annotated[tuple[Crops, ...], Field(min_length=1)] = (Crops(),)
     mean: tuple[float, float, float] = IMAGENET_MEAN
@@ -35,7 +36,7 @@ class ViewsConfig:
 
     @property
     def per_view(self) -> tuple[Crops, ...]:
-        """The crop group of each view, in the order of the views, a group of three thrice."""
+        """The crop group of each view, in the order of the views: a group of three comes thrice."""
         return tuple(group for group in self.crops for _ in range(group.count))
 
     @property
@@ -45,31 +46,30 @@ class ViewsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """ROOT/<dataset>/<split>: a class folder, or a dataset of backbench/datasets."""
+    """The images of ROOT/<dataset>/<split>: a class folder, or a dataset of backbench/datasets."""
 
     dataset: str
     split: str = "train"
     # false: refuse the run and name the file; true: leave the image out and say so
     skip_corrupt: bool = False
     workers: Annotated[int, Field(ge=0)] = 8
-    # This share of the images, drawn once and for all seeds alike, is not trained on
+    # This share of the images is not trained on; it is the same one for all recipes and seeds
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """`lr` is the peak; used is lr * batch_size / reference_batch (null: lr as it is)."""
+    """The optimiser and its schedule. The peak of the rate is lr * batch_size / reference_batch, or
+    `lr` itself where reference_batch is null."""
 
     name: Literal["sgd", "adam", "adamw", "lars"] = "sgd"
     lr: NotNegative
     reference_batch: Count | None = None
     final_lr: float = 0.0
-    lr_1d: NotNegative | None = (
-        None  # its own peak for biases and norm weights (Barlow Twins, ARB)
-    )
-    constant_lr: tuple[
-        str, ...
-    ] = ()  # parts that keep the peak all the time (SimSiam's predictor)
+    # A peak of their own for biases and norm weights (Barlow Twins, ARB)
+    lr_1d: NotNegative | None = None
+    # Parts of the method whose rate stays at the peak (SimSiam's predictor)
+    constant_lr: tuple[str, ...] = ()
     momentum: NotNegative = 0.9
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     weight_decay: NotNegative = 1e-4
@@ -85,16 +85,18 @@ class Optim:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        # Both are given as rates and mean a share of the peak, also for lr_1d
+        # Both are given as rates, but used as shares of the peak, also of lr_1d
         if self.lr == 0 and (self.warmup_lr or self.final_lr):
-            others = f"warmup_lr {self.warmup_lr:g} and final_lr {self.final_lr:g}"
             raise ValueError(
-                f"lr is 0, the highest rate there is: {others} must be 0 too"
+                f"lr is 0, the highest rate there is: warmup_lr {self.warmup_lr:g} and"
+                f" final_lr {self.final_lr:g} must be 0 too"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
+    """A pretraining recipe, configs/pretrain/*.yaml."""
+
     name: str  # the row's name on the leaderboard
     arch: str = "resnet50"
     stem: str = "imagenet"
@@ -114,21 +116,23 @@ class PretrainConfig:
     save_minutes: float = 5.0
     knn_every: int = 0  # epochs between kNN scores; 0: none
     log_every: Count = 10  # steps between rows of metrics.jsonl
-    # MIO: the schedule is for 1000 epochs, the run stops at 250
+    # The schedule spans `epochs`, but the run ends here (MIO: 250 of 1000)
     stop_after_epochs: Count | None = None
-    # Dataset -> the protocol under configs/transfer that `--protocol own` is; decides no training
+    # Dataset -> the protocol under configs/transfer that `--protocol own` stands for; it has no
+    # influence on the training
     probe: dict[str, str] = field(default_factory=dict, hash=False)
-    expected: tuple[
-        str, ...
-    ] = ()  # published rows it must reproduce: lorac:1:lorac:resnet50:200
+    # Published rows that it must reproduce, such as lorac:1:lorac:resnet50:200
+    expected: tuple[str, ...] = ()
 
     def compiles_on(self, device: str) -> bool:
-        """Is torch.compile used on this kind of device, cpu or cuda?"""
+        """Tell if torch.compile is used on this kind of device, cpu or cuda."""
         return self.compile is True or self.compile == device
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AnyMethod(PretrainConfig):
+    """A recipe whose method's keys are not looked at."""
+
     method: Any
 
 

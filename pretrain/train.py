@@ -1,13 +1,12 @@
-"""`backbench pretrain`: images -> Checkpoint. The loop is `Training.loop`."""
+"""`backbench pretrain` trains a backbone on images and writes a Checkpoint. The loop is `Training.loop`."""
 
 import logging
 import platform
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -15,7 +14,7 @@ from lightning_fabric.plugins.precision.amp import MixedPrecision
 from lightning_fabric.strategies import DDPStrategy
 
 from backbench.datasets import catalog
-from backbench.errors import BadInput, Failed, Preempted
+from backbench.errors import BadInput, Failed
 from backbench.images.image_list import ImageList
 from backbench.parallel import batchnorm, distributed, division, loading, precision
 from backbench.pretrain import data, monitor, optim
@@ -34,6 +33,7 @@ from backbench.runs.folder import (
     open_run,
     recognise,
 )
+from backbench.runs.resumable import ResumableSteps
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.weights import archs
@@ -111,10 +111,9 @@ def run(request: PretrainRequest) -> None:
 
 
 T = TypeVar("T")
-EPOCH_END_SECONDS = (
-    30  # a state younger than this is not written again at the end of an epoch
-)
-# Fabric's names of the precisions that autocast; fp32 and fp64 are the method's own dtype
+# Where the last state is younger than this, the end of an epoch writes no other
+EPOCH_END_SECONDS = 30
+# Fabric's names of the precisions that autocast. The others are the method's own dtype
 AUTOCAST: dict[str, Literal["bf16-mixed", "16-mixed"]] = {
     "bf16": "bf16-mixed",
     "fp16": "16-mixed",
@@ -122,7 +121,7 @@ AUTOCAST: dict[str, Literal["bf16-mixed", "16-mixed"]] = {
 
 
 class Autocast(MixedPrecision):
-    """Autocast as Fabric does it, but a Batch goes in as it is: autocast casts where it must."""
+    """Autocasts as Fabric does, but leaves the Batch as it is: autocast casts where it must."""
 
     def convert_input(self, data: T) -> T:
         return data
@@ -149,8 +148,8 @@ def launch(config: PretrainConfig, request: PretrainRequest) -> Fabric:
         # Methods keep the statistics of batch norm equal; broadcasting queues at every step would
         # cost more
         strategy = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
-    # Nothing is said of what is as it should be: one process under no Slurm is fine, and torch 2.11
-    # knows no other name for `broadcast_buffers`
+    # Silence two harmless warnings: a single process without Slurm is fine, and torch 2.11 has no
+    # other name for `broadcast_buffers`
     warnings.filterwarnings("ignore", message="The `srun` command is available")
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
@@ -168,17 +167,18 @@ def launch(config: PretrainConfig, request: PretrainRequest) -> Fabric:
 
 
 def refuse_too_few(config: PretrainConfig, found: ImageList) -> None:
-    """BadInput where the images do not make one batch."""
+    """Raise BadInput where the images do not make one batch."""
     batch = config.batch_size
     if config.epochs and len(found) < batch:
-        most = f"set batch_size to at most {len(found)}"
         raise BadInput(
-            f"{found.root}: {len(found)} images are fewer than one batch of {batch}; {most}"
+            f"{found.root}: {len(found)} images are fewer than one batch of {batch};"
+            f" set batch_size to at most {len(found)}"
         )
 
 
 def what_decides(config: PretrainConfig) -> dict[str, Any]:
-    """The part of the recipe that decides the numbers: without how the run is fed and watched."""
+    """Return the part of the recipe that decides the numbers, without how the run is fed and
+    watched."""
     recipe = recipes.to_dict(config)
     recipe["data"].pop("workers")
     for name in ("save_minutes", "log_every", "knn_every", "probe", "expected"):
@@ -187,21 +187,23 @@ def what_decides(config: PretrainConfig) -> dict[str, Any]:
 
 
 def build(config: PretrainConfig, found: ImageList) -> Method:
-    """The method, drawn from the seed; the trunk first, so it is the same for all methods."""
+    """Build the method with weights drawn from the seed. The trunk is drawn first, from a seed of
+    its own, so that all methods start from the same one."""
     archs.family_of(config.arch).refuse_pixels(config.arch, config.views.pixels)
     seeding.seed_everything(config.seed, "backbone")
     backbone = archs.build_trunk(
         config.arch, config.stem, zero_init_residual=config.zero_init_residual
     )
     seeding.seed_everything(config.seed, "method")
+    classes = len(found.classes)
+    if min(found.labels, default=0) < 0:  # -1: an image without a label
+        classes = 0
     setup = Setup(
         batch_size=config.batch_size,
         views=len(config.views.per_view),
         seed=config.seed,
         images=len(found),
-        classes=len(found.classes)
-        if min(found.labels, default=0) >= 0
-        else 0,  # -1: unlabelled
+        classes=classes,
         accumulate=config.accumulate,
     )
     return build_method(config.method, backbone, setup)
@@ -209,10 +211,17 @@ def build(config: PretrainConfig, found: ImageList) -> Method:
 
 @dataclass
 class SavedState:
-    """RUN/state.pt: everything that decides the steps to come, written by rank 0 and read by all.
-    recipe (the fingerprint of what decides a run's numbers), step (how many are made), recent (the
-    terms since the last row of metrics.jsonl), method (parameters and buffers), optimizer,
-    precision (fp16's gradient scale). Nothing random is in it: draws are functions of the step."""
+    """Writes and reads RUN/state.pt, which holds everything that decides the steps to come:
+
+        recipe      the fingerprint of what decides the run's numbers
+        step        how many steps are made
+        recent      the terms since the last row of metrics.jsonl
+        method      parameters and buffers
+        optimizer   its state, such as momentum
+        precision   fp16's gradient scale
+
+    Rank 0 writes it and all ranks read it. It holds no random state, as all draws are functions of
+    the seed and the step."""
 
     run: Path
     recipe: str
@@ -222,11 +231,11 @@ class SavedState:
 
     def __post_init__(self) -> None:
         self.file = self.run / STATE_FILE
-        self.saved = time.monotonic()
 
     def resume(self, last: int) -> tuple[int, monitor.RecentTerms]:
-        """Return the step to continue at, of `last`, and the terms before it; 0 and none where
-        nothing was saved. BadInput for a damaged state, or one of another recipe."""
+        """Load the state. Return the step to continue at (out of `last`) and the recent terms; 0
+        and none where nothing was saved. Raise BadInput for a damaged state, or one of another
+        recipe."""
         if not self.file.exists():
             return 0, monitor.RecentTerms()
         state = load_state(self.file)
@@ -234,8 +243,9 @@ class SavedState:
             raise BadInput(
                 f"{self.file}: the state of another recipe; move it away, or use another --out"
             )
-        # The terms lie on the run's device, whatever the machine that saved them had
-        step, recent = state["step"], monitor.RecentTerms()
+        step = state["step"]
+        # The terms go to this run's device, whatever the machine that saved them had
+        recent = monitor.RecentTerms()
         for row in state["recent"]:
             recent.rows.append(
                 {name: x.to(self.fabric.device) for name, x in row.items()}
@@ -246,54 +256,42 @@ class SavedState:
         log.info("%s: continuing at step %d of %d", self.file.parent, step, last)
         return step, recent
 
-    def ages(self, save_minutes: float) -> tuple[bool, bool]:
-        """Say if the last state is too old at any step, and at the end of an epoch. Rank 0's clock
-        decides for all ranks; the others answer no."""
-        if self.fabric.global_rank:
-            return False, False
-        old = time.monotonic() - self.saved
-        return old > 60 * save_minutes, old > EPOCH_END_SECONDS
-
     def save(self, step: int, recent: monitor.RecentTerms) -> None:
-        """Save the state after `step` steps, on rank 0. Weights that are not finite never replace a
-        good state: all ranks call it, whose weights are alike, so that all fail or none."""
-        # A norm is finite only where all elements are, and one read answers for all: parameters,
-        # queues, running statistics
+        """Save the state after `step` steps, on rank 0. Weights that are not finite raise Failed, so
+        that they never replace a good state. All ranks call this and hold the same weights, so
+        either all fail or none."""
+        # A norm is finite only where all elements are. Stacked, the norms of all parameters, queues
+        # and running statistics take a single read from the device
         held = [x for x in self.method.state_dict().values() if x.is_floating_point()]
         norms = torch._foreach_norm(held)
         if not torch.stack(norms).isfinite().all():
-            what = "the weights, or queues and statistics beside them, are not finite"
-            raise Failed(f"after step {step} {what}; {self.last_good()}")
+            raise Failed(
+                f"after step {step} the weights, or queues and statistics beside them, are not"
+                f" finite; {self.last_good()}"
+            )
         if self.fabric.global_rank == 0:
-            state = {"recipe": self.recipe, "step": step, "recent": recent.rows}
-            state["precision"] = self.fabric.strategy.precision.state_dict()
-            state |= {
+            state = {
+                "recipe": self.recipe,
+                "step": step,
+                "recent": recent.rows,
+                "precision": self.fabric.strategy.precision.state_dict(),
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
             }
             save_state(self.file, state)
-        self.saved = time.monotonic()
 
     def last_good(self) -> str:
-        """Where a run that went wrong can be taken up."""
+        """Tell where a run that went wrong can be taken up, for its error message."""
         if not self.file.exists():
             return "no state was saved before"
-        return f"the last good state is {self.file}, at step {load_state(self.file)['step']}"
-
-
-class Verdict(NamedTuple):
-    """All ranks act upon these in this step, because one of them has found them."""
-
-    interrupted: bool  # a signal came: save and leave
-    failed: bool  # a loss is not finite
-    overdue: bool  # the last state is too old at any step
-    due: bool  # the last state is too old at the end of an epoch
+        step = load_state(self.file)["step"]
+        return f"the last good state is {self.file}, at step {step}"
 
 
 @dataclass
 class Training:
-    """A run of the loop knows what is trained, fed, watched and saved, and how far it is. `recipe`
-    is the fingerprint that the state in RUN must have to continue."""
+    """Trains the method from the step of the saved state to the last. `recipe` is the fingerprint of
+    what decides the numbers: a state of another recipe is refused."""
 
     fabric: Fabric
     config: PretrainConfig
@@ -305,9 +303,11 @@ class Training:
     workers: int
 
     def __post_init__(self) -> None:
-        fabric, config, method = self.fabric, self.config, self.method
+        fabric = self.fabric
+        config = self.config
+        method = self.method
         rank = fabric.global_rank
-        # 1. How long: `total` steps are the schedule's length; MIO stops before its end
+        # 1. How long: the schedule spans `total` steps, of which MIO makes only the first `last`
         self.steps_per_epoch = len(self.found) // config.batch_size
         self.total = config.epochs * self.steps_per_epoch
         self.epochs = min(config.epochs, config.stop_after_epochs or config.epochs)
@@ -327,13 +327,13 @@ class Training:
         self.model, self.stepper = fabric.setup(method, optimizer)
         # 3. The state, the log and the batches from its step on
         self.state = SavedState(self.run, self.recipe, fabric, method, optimizer)
-        self.step, self.recent = self.state.resume(self.last)
-        self.record = monitor.RunLog(self.run, config, rank, self.step, self.last)
+        self.first, self.recent = self.state.resume(self.last)
+        self.record = monitor.RunLog(self.run, config, rank, self.first, self.last)
         self.rules = FirstStep(method, config.method.name)  # checked once, then silent
         self.batches = data.loader(
             self.found,
             config,
-            first=self.step,
+            first=self.first,
             last=self.last,
             workers=self.workers,
             rank=rank,
@@ -343,67 +343,73 @@ class Training:
         method.train()
 
     def loop(self) -> None:
-        """The steps that are left, and the last state."""
-        config, record = self.config, self.record
+        """Make the steps that are left."""
+        config = self.config
+        record = self.record
         with StopFlag() as stop:
-            if (
-                self.step
-                and self.step % self.steps_per_epoch == 0
-                and not self.record.has_knn
-            ):
-                self.score_neighbours(
-                    stop
-                )  # which the stop at this epoch's end has ended
-            while self.step < self.last:
-                epoch = self.step // self.steps_per_epoch
-                lr = self.rates.set(self.step)
-                # Whatever draws from global state repeats itself too
-                seeding.seed_everything(config.seed, "step", self.step)
+            steps = ResumableSteps(
+                self.first,
+                self.last,
+                stop=stop,
+                agreement=self.agree,
+                progress=record.progress,
+                save=lambda done: self.state.save(done, self.recent),
+                due=self.state_is_due,
+                place="at step {done} of {total}, state saved",
+                run=self.run,
+            )
+            for step in steps:
+                epoch = step // self.steps_per_epoch
+                # 1. The kNN score of the epoch that has ended
+                if step % self.steps_per_epoch == 0:
+                    self.score_neighbours(step, stop)
 
-                # 1. The batch, in micro-batches
+                lr = self.rates.set(step)
+                # Whatever draws from global state repeats itself too
+                seeding.seed_everything(config.seed, "step", step)
+
+                # 2. The batch, in micro-batches
                 with record.waiting():
                     parts = [next(self.batches) for _ in range(config.accumulate)]
                 self.refuse_unreadable(parts)
 
-                # 2. The loss, and gradients that add up
-                self.recent.add(self.gradients(parts, epoch), self.fabric.device)
+                # 3. The loss, and gradients that add up
+                terms = self.gradients(parts, step, epoch)
+                self.recent.add(terms, self.fabric.device)
+                done = step + 1
+                row_due = done % config.log_every == 0 or done == self.last
+                self.refuse_not_finite(step, row_due)
 
-                # 3. Reasons to stop or save, which one rank has found for all
-                row_due = (
-                    self.step + 1
-                ) % config.log_every == 0 or self.step + 1 == self.last
-                verdict = self.vote(stop, row_due)
-
-                # 4. The step
-                self.update()
+                # 4. The step of the optimiser, then of the method
+                self.update(done)
 
                 # 5. The log
-                done, features = self.step, self.features
                 record.step(
                     self.recent,
-                    features,
+                    self.features,
                     done=done,
                     epoch=epoch,
                     lr=lr,
                     row_due=row_due,
                 )
-                epoch_ends = done % self.steps_per_epoch == 0
-                if epoch_ends:
-                    self.score_neighbours(stop)
+                steps.show(**record.shown)
+            # No signal cuts the last score short, since the run ends with it anyway
+            self.score_neighbours(self.last, None)
 
-                # 6. The state
-                at_end = done == self.last or (epoch_ends and verdict.due)
-                if verdict.interrupted or verdict.overdue or at_end:
-                    self.state.save(done, self.recent)
-                if verdict.interrupted and done < self.last:
-                    self.fabric.barrier()  # no rank leaves before the state is written
-                    by = stop.requested or "a signal to another process"
-                    at = f"stopped by {by} at step {done} of {self.last}, state saved"
-                    raise Preempted(f"{self.run}: {at}; the same command continues")
+    def state_is_due(self, done: int, age: float) -> bool:
+        """Save every few minutes, at the end of an epoch unless epochs are short, and at the end."""
+        epoch_ends = done % self.steps_per_epoch == 0
+        return (
+            done == self.last
+            or age > 60 * self.config.save_minutes
+            or (epoch_ends and age > EPOCH_END_SECONDS)
+        )
 
     def write_checkpoint(self) -> None:
-        """RUN/backbone.safetensors and the curves, by rank 0; the others wait."""
-        fabric, config, method = self.fabric, self.config, self.method
+        """Write RUN/backbone.safetensors and the curves, on rank 0; the others wait."""
+        fabric = self.fabric
+        config = self.config
+        method = self.method
         if fabric.is_global_zero:
             if self.last:
                 monitor.plot_curves(self.run, config.name)
@@ -426,7 +432,8 @@ class Training:
         fabric.barrier()
 
     def refuse_unreadable(self, parts: Sequence[data.LoadedBatch]) -> None:
-        """BadInput on all ranks for an image neither readable nor left out; else a warning."""
+        """Raise BadInput on all ranks where an image of one of them can be neither read nor left
+        out. Warn of each image that is left out."""
         errors = [part.error for part in parts if part.error is not None]
         unreadable = self.agree.first(errors[0] if errors else None)
         if unreadable is not None:
@@ -434,20 +441,21 @@ class Training:
         self.record.warn_of_skipped(parts)
 
     def gradients(
-        self, parts: Sequence[data.LoadedBatch], epoch: int
+        self, parts: Sequence[data.LoadedBatch], step: int, epoch: int
     ) -> list[dict[str, torch.Tensor]]:
-        """Forward and backward of each micro-batch; returns the terms of each."""
-        config, device = self.config, self.fabric.device
+        """Run forward and backward on each micro-batch. Return the terms of each, detached."""
+        config = self.config
+        device = self.fabric.device
         terms_of_parts = []
         for n, loaded in enumerate(parts):
             batch = Batch(
                 views=data.finish_views(loaded, config.views, self.form),
                 labels=loaded.labels.to(device, non_blocking=True),
                 index=loaded.index.to(device, non_blocking=True),
-                step=self.step,
+                step=step,
                 epoch=epoch,
                 epochs=config.epochs,
-                progress=self.step / self.total,
+                progress=step / self.total,
             )
             # Ranks exchange gradients with the last micro-batch
             with self.fabric.no_backward_sync(
@@ -461,40 +469,34 @@ class Training:
         self.rules.gradients()
         return terms_of_parts
 
-    def vote(self, stop: StopFlag, row_due: bool) -> Verdict:
-        """The reasons that any rank has found. A loss that is not finite ends the run on all of them."""
-        # The loss is read at every step where that costs nothing, on a GPU only when a row is due:
-        # reading waits
-        on_gpu = self.fabric.device.type == "cuda"
-        bad = self.recent.first_not_finite() if row_due or not on_gpu else None
-        signalled = stop.requested is not None
-        verdict = Verdict(
-            *self.agree.any(
-                signalled, bad is not None, *self.state.ages(self.config.save_minutes)
-            )
-        )
-        if verdict.failed:
-            raise self.loss_failure(bad)
-        return verdict
+    def refuse_not_finite(self, step: int, row_due: bool) -> None:
+        """Raise Failed on all ranks where a loss of one of them is infinite or nan."""
+        # On a GPU the losses are read only when a row is due, since reading waits for the device;
+        # elsewhere it costs nothing
+        if not row_due and self.fabric.device.type == "cuda":
+            return
+        bad = self.recent.first_not_finite()
+        (failed,) = self.agree.any(bad is not None)
+        if failed:
+            raise self.loss_failure(bad, step)
 
-    def loss_failure(self, bad: int | None) -> Failed:
-        """Make the error for a loss that is not finite: its value, its step and what may help.
-        `bad` is its place among the recent terms, None if only other ranks have found one."""
-        value, step = float("nan"), self.step
+    def loss_failure(self, bad: int | None, step: int) -> Failed:
+        """Make the error for a loss that is not finite, with its value, its step and what may help.
+        `bad` is its place among the recent terms, or None where only other ranks have found one."""
+        value = float("nan")
         if bad is not None:
             value = float(self.recent.rows[bad]["loss"])
-            step -= (
-                len(self.recent) - 1 - bad
-            )  # the last of the recent terms are this step's
+            # The last of the recent terms are those of `step`
+            step -= len(self.recent) - 1 - bad
         return Failed(
             f"the loss is {value} at step {step} (lr {self.rates.at(step):.4g});"
             f" {self.state.last_good()}; a lower optim.lr, a longer optim.warmup_epochs or"
             " precision=fp32 may help"
         )
 
-    def update(self) -> None:
-        """Step the optimiser, then the method. fp16's scaler skips gradients that overflowed;
-        elsewhere `SavedState.save` refuses what is not finite."""
+    def update(self, done: int) -> None:
+        """Step the optimiser, then the method, of which `done` steps are made then. fp16's scaler
+        skips gradients that overflowed; elsewhere `SavedState.save` refuses what is not finite."""
         norm = self.config.optim.clip_norm
         if norm is not None:
             self.fabric.clip_gradients(
@@ -502,32 +504,38 @@ class Training:
             )
         self.stepper.step()
         self.stepper.zero_grad(set_to_none=True)
-        self.step += 1
-        self.method.after_step(self.step / self.total)
+        self.method.after_step(done / self.total)
         self.rules.state()
 
-    def score_neighbours(self, stop: StopFlag) -> None:
-        """Score by kNN at an epoch's end, if due; only rank 0 works, the others wait for it."""
-        every, epoch = self.config.knn_every, self.step // self.steps_per_epoch - 1
-        due = every > 0 and (self.step == self.last or (epoch + 1) % every == 0)
-        if due and self.fabric.global_rank == 0:
-            with self.record.paused():
-                views, device = self.config.views, self.fabric.device
-                knn = monitor.KnnScore(self.found, views, device, self.workers)
-                # After the last step no run comes back to it
-                score = knn(
-                    self.method.backbone, stop if self.step < self.last else None
-                )
-            self.record.knn(score, done=self.step, epoch=epoch)
+    def score_neighbours(self, done: int, stop: StopFlag | None) -> None:
+        """Score by kNN after `done` steps, at an epoch's end, if that is due; only rank 0 works,
+        the others wait for it."""
+        if not done:
+            return
+        every = self.config.knn_every
+        epoch = done // self.steps_per_epoch - 1
+        due = every > 0 and (done == self.last or (epoch + 1) % every == 0)
+        # A run that continues at an epoch's end has the score, unless it was stopped before
+        known = done == self.first and self.record.has_knn
+        if not due or known or self.fabric.global_rank:
+            return
+        with self.record.paused():
+            knn = monitor.KnnScore(
+                self.found, self.config.views, self.fabric.device, self.workers
+            )
+            score = knn(self.method.backbone, stop)
+        self.record.knn(score, done=done, epoch=epoch)
 
 
 def provenance(
     config: PretrainConfig, found: ImageList, ranks: int, device: torch.device
 ) -> dict[str, Any]:
-    """Recipe, code, versions and data: all that is needed to repeat the run."""
+    """Collect all that is needed to repeat the run: recipe, code, versions and data."""
     from importlib.metadata import version
 
-    on_gpu = device.type == "cuda"
+    machine = platform.machine()
+    if device.type == "cuda":
+        machine = torch.cuda.get_device_name(device)
     return {
         "name": config.name,
         "recipe": recipes.to_dict(config),
@@ -547,5 +555,5 @@ def provenance(
             "fingerprint": data.dataset_fingerprint(found),
         },
         "processes": ranks,
-        "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
+        "device": machine,
     }

@@ -7,7 +7,6 @@ Batch norm uses the global batch's statistics, so the number of processes change
 
 import dataclasses
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from backbench.requests.finetune import FinetuneRequest, SemisupRequest
 from backbench.requests.options import Outcome
 from backbench.runs import price, seeding
 from backbench.runs.folder import STATES, open_run
+from backbench.runs.resumable import ResumableSteps
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
@@ -37,7 +37,7 @@ from backbench.stats import training_noise
 from backbench.tasks import TASKS
 from backbench.transfer import keeping, scoring
 from backbench.transfer.assignment import Assignment, identity_of
-from backbench.transfer.devices import Machine, preempted, read_checkpoints, start_for
+from backbench.transfer.devices import Machine, read_checkpoints, start_for
 from backbench.transfer.features import batches
 from backbench.transfer.finetune_protocol import Finetune, Part
 from backbench.transfer.keeping import CheckpointPredictions
@@ -343,28 +343,37 @@ class Finetuning:
                 f"a batch of {batch} images on {machine.world} processes:"
                 " use a number that divides it"
             )
-        steps = self.part.length.steps(len(images), batch)
+        total = self.part.length.steps(len(images), batch)
         key = json.dumps(
             [what, lr, len(images)]
         )  # a state of another training is not continued
-        first, shown = self._resume(network, key), 0.0
+        first = self._resume(network, key)
+        progress = None
+        if machine.main:
+            progress = Progress(task.run, total, f"{task.task} {what}", done=first)
+        steps = ResumableSteps(
+            first,
+            total,
+            stop=self.stop,
+            agreement=machine.agreement,
+            progress=progress,
+            save=lambda done: self._save(network, key, done),
+            due=lambda done, age: age > 60 * p.save_minutes,
+        )
         labels = torch.tensor(images.labels, device=machine.device)
-        run = task.run if machine.main else None
-        progress = Progress(run, steps, f"{task.task} {what}", done=first)
         peaks = {"trunk": p.used(lr) / self.part.head_over_trunk, "head": p.used(lr)}
         network.module.train()
-        saved = time.monotonic()
         # This rank's share of each global batch
         seed = task.seed
         shares = batches.rank_batches(
-            seed, len(images), batch, first, steps, machine=machine
+            seed, len(images), batch, first, total, machine=machine
         )
         found = batches.training_pictures(
             images, p.augment, shares, seed=seed, machine=machine
         )
-        for step, (pixels, index) in zip(range(first, steps), found):
+        for step, (pixels, index) in zip(steps, found):
             # 1. The rates of this step.
-            factor = p.factor(step, steps, len(images) / batch)
+            factor = p.factor(step, total, len(images) / batch)
             for group in network.optimizer.param_groups:
                 group["lr"] = peaks[group["of"]] * group["scale"] * factor
             # 2. The loss, summed over this rank's share and divided by the global batch: gradients
@@ -376,17 +385,8 @@ class Finetuning:
             loss.backward()
             network.sum_gradients(machine)
             network.optimizer.step()
-            if machine.main:
-                if step % SHOW_EVERY == first % SHOW_EVERY:
-                    shown = float(loss.detach()) * machine.world
-                progress.advance(1, loss=shown)
-            # 3. A signal reaches one of the ranks; all vote on it in every step, and rank 0 saves.
-            stopping = machine.stopping(self.stop)
-            if stopping or time.monotonic() - saved > 60 * p.save_minutes:
-                self._save(network, key, step + 1)
-                saved = time.monotonic()
-            if stopping and step + 1 < steps:
-                raise preempted(stopping, f"at step {step + 1} of {steps}")
+            if machine.main and step % SHOW_EVERY == first % SHOW_EVERY:
+                steps.show(loss=float(loss.detach()) * machine.world)
 
     def _save(self, network: "Network", key: str, step: int) -> None:
         if self.machine.main:

@@ -129,7 +129,7 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(
     rows = (
         "log_every=4",
         "knn_every=1",
-    )  # a row spans a restart, and a stop ends a score
+    )  # a row spans a restart, and a score waits for it
     assert pretrain(tmp_path / "whole", *rows)[0] == 0
     out = tmp_path / "parts"
     kill_at_step(2, signal.SIGUSR2)
@@ -416,9 +416,9 @@ def test_a_loss_that_is_read_late_is_named_by_the_step_that_had_it():
     recent = RecentTerms()
     for loss in (1.0, torch.inf, torch.nan):
         recent.add([{"loss": torch.tensor(loss)}], torch.device("cpu"))
-    training = SimpleNamespace(recent=recent, step=9, rates=SimpleNamespace(at=float))
+    training = SimpleNamespace(recent=recent, rates=SimpleNamespace(at=float))
     training.state = SimpleNamespace(last_good=lambda: "nothing is kept")
-    error = Training.loss_failure(training, recent.first_not_finite())
+    error = Training.loss_failure(training, recent.first_not_finite(), step=9)
     assert "the loss is inf at step 8 (lr 8); nothing is kept" in str(error)
 
 

@@ -7,7 +7,6 @@ checkpoint has kept it, on its projector's.
 """
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from backbench.requests.analyze import AnalyzeRequest
 from backbench.requests.options import Outcome
 from backbench.runs import atomic, price, seeding
 from backbench.runs.folder import PICTURES, STATES, open_run
+from backbench.runs.resumable import ResumableSteps
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.stats import confidence
@@ -360,23 +360,24 @@ def accumulate(
         workers=machine.workers,
         pin=machine.device.type == "cuda",
     )
-    progress = Progress(out, len(images), "analyze", unit="image", done=first)
-    saved = time.monotonic()
     with StopFlag() as stop, torch.no_grad():
-        for batch in loaded:
+        batches = ResumableSteps(
+            first,
+            len(images),
+            size=recipe.batch,
+            stop=stop,
+            agreement=machine.agreement,
+            progress=Progress(out, len(images), "analyze", unit="image", done=first),
+            save=save,
+            due=lambda done, age: age > 60 * recipe.save_minutes,
+            place="after {done} images",
+        )
+        for _, batch in zip(batches, loaded):
             pixels, index = machine.readable(batch)
             # 3. All views of the batch at once, (B (1 + N), 3, s, s), through every trunk.
             flat = pixels.flatten(0, 1).to(machine.device, non_blocking=True)
             for one, features in zip(analyzed, forward_all(trunks, flat)):
                 one.add(features, len(pixels), row_of[index])
-            progress.advance(len(pixels))
-            # 4. The state, now and then and before a stop.
-            done = int(index[-1]) + 1
-            due = time.monotonic() - saved > 60 * recipe.save_minutes
-            if done < len(images) and (stop.requested or due):
-                save(done)
-                saved = time.monotonic()
-                stop.end_here(f"after {done} images")
     for trunk in trunks:
         trunk.verify()
     save(len(images))  # what follows takes minutes too

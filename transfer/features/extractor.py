@@ -18,10 +18,11 @@ from backbench.images.image_list import ArrayList, ImageList
 from backbench.parallel import distributed
 from backbench.runs import price
 from backbench.runs.folder import STATES
+from backbench.runs.resumable import ResumableSteps
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
-from backbench.transfer.devices import Machine, preempted
+from backbench.transfer.devices import Machine
 from backbench.transfer.features import cache as feature_cache
 from backbench.transfer.features.batches import (
     EpochIndex,
@@ -198,27 +199,34 @@ class Extractor:
             )
         # 1. Where to begin, on all ranks.
         (first,) = self._as_main_says([parts.first if parts else 0])
-        progress = Progress(
-            self.run if parts else None, count, what, unit="image", done=first
+        progress = None
+        if parts:
+            progress = Progress(self.run, count, what, unit="image", done=first)
+
+        def save(end: int) -> None:
+            # After the last batch the entries are finished instead.
+            if parts and end < count:
+                parts.save(end)
+
+        batches = ResumableSteps(
+            first,
+            count,
+            size=self.batch,
+            stop=self.stop,
+            agreement=machine.agreement,
+            progress=progress,
+            save=save,
+            due=lambda end, age: (end - first) % (SAVE_EVERY * self.batch) == 0,
+            place="after {done} of {total} images",
         )
-        saved = first
-        for begin, features, hashes in self._arriving(trunks, images, first):
-            end = begin + len(hashes)
-            # 2. A signal reaches one of the ranks; all vote on it after every batch.
-            stopping = machine.stopping(self.stop)
-            # 3. Rank 0 writes each batch, and saves now and then and before a stop. After the last
-            #    batch there is nothing to save: the entries are finished instead.
+        # 2. Rank 0 writes each batch.
+        arriving = self._arriving(trunks, images, first)
+        for _, (begin, features, hashes) in zip(batches, arriving):
             if parts:
-                parts.write(begin, end, features, hashes)
-                progress.advance(end - begin)
-                if end < count and (stopping or end - saved >= SAVE_EVERY * self.batch):
-                    parts.save(end)
-                    saved = end
-            if stopping and end < count:
-                raise preempted(stopping, f"after {end} of {count} images")
+                parts.write(begin, begin + len(hashes), features, hashes)
+        # 3. It finishes the entries, and no rank goes on before.
         if parts:
             parts.finish()
-        # 4. No rank goes on before rank 0 has finished the entries.
         self._as_main_says([0])
 
     def _arriving(

@@ -13,7 +13,6 @@ on the datasets of `train_only`.
 """
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,13 +29,14 @@ from backbench.parallel.distributed import sent
 from backbench.records import store
 from backbench.records.store import Result
 from backbench.runs import atomic, price
+from backbench.runs.resumable import ResumableSteps
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.stats import confidence
 from backbench.transfer import head_scores, keeping, scoring
 from backbench.transfer.assignment import Assignment
-from backbench.transfer.devices import Machine, preempted
+from backbench.transfer.devices import Machine
 from backbench.transfer.features.batches import rank_batches, training_pictures
 from backbench.transfer.features.extractor import Extractor, FeatureRows
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
@@ -481,17 +481,21 @@ class ProbeTraining:
     def run(self) -> None:
         """All steps that are left; with `patience` the heads end as they were at their best."""
         p, machine = self.task.protocol, self.machine
-        first, loss = self._resume(), 0.0
-        progress = Progress(
-            self.task.run if machine.main else None,
+        first = self._resume()
+        progress = None
+        if machine.main:
+            what = f"{self.task.dataset.name} {self.phase}"
+            progress = Progress(self.task.run, self.steps, what, done=first)
+        steps = ResumableSteps(
+            first,
             self.steps,
-            f"{self.task.dataset.name} {self.phase}",
-            done=first,
+            stop=self.stop,
+            agreement=machine.agreement,
+            progress=progress,
+            save=self._save,
+            due=self._state_is_due,
         )
-        saved = time.monotonic()
-        for step, (features, labels) in zip(
-            range(first, self.steps), self._batches(first)
-        ):
+        for step, (features, labels) in zip(steps, self._batches(first)):
             # 1. One step of the heads of every trunk.
             factor = p.schedule.factor(step, self.steps, self.per_epoch)
             losses = []
@@ -505,27 +509,15 @@ class ProbeTraining:
                     batch=p.batch_size,
                 )
                 losses.append(of_heads)
-            if machine.main:
-                if step % SHOW_EVERY == first % SHOW_EVERY:
-                    loss = float(losses[0].min()) * machine.world / p.batch_size
-                progress.advance(1, loss=loss)
-            # 2. Every rank has the same heads and finds the same about their patience; a signal
-            #    reaches one of them, so all vote on it, in every step.
-            exhausted = self._exhausted(step)
-            stopping = machine.stopping(self.stop)
-            if exhausted:
+            if machine.main and step % SHOW_EVERY == first % SHOW_EVERY:
+                loss = float(losses[0].min()) * machine.world / p.batch_size
+                steps.show(loss=loss)
+            # 2. Every rank has the same heads and finds the same about their patience.
+            if self._exhausted(step):
                 break
-            # 3. Rank 0 saves, now and then and before a stop.
-            if stopping or time.monotonic() - saved > 60 * p.save_minutes:
-                self._save(step + 1)
-                saved = time.monotonic()
-            if stopping and step + 1 < self.steps:
-                raise preempted(stopping, f"at step {step + 1} of {self.steps}")
         if self.watched is not None:
             for heads, best in zip(self.heads, self.best):
                 best.restore(heads)
-        if self.tokens:
-            self._save(self.steps)
 
     def _batches(self, first: int) -> Iterator[tuple[list[Tensor], Tensor]]:
         """Yield the features per trunk and the labels of this rank's share of each global batch."""
@@ -567,6 +559,10 @@ class ProbeTraining:
             loss = heads.mean_loss(features.to(device), labels).cpu()
             given_up.append(best.update(heads, loss, epoch=epoch, patience=patience))
         return all(given_up)
+
+    def _state_is_due(self, done: int, age: float) -> bool:
+        at_end = self.tokens and done == self.steps
+        return at_end or age > 60 * self.task.protocol.save_minutes
 
     def _save(self, step: int) -> None:
         if not self.machine.main:
