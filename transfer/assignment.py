@@ -13,7 +13,7 @@ from backbench.images import contents
 from backbench.recipes import config
 from backbench.records.store import Result
 from backbench.runs.folder import STATES
-from backbench.transfer.protocol import Protocol
+from backbench.transfer.protocol import Geometry, Protocol, TrunkGeometry
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.kept_heads import KeptHead
 
@@ -36,6 +36,17 @@ class Assignment(Generic[Kind_co]):
     heads: Path | None = None
     # The heads that were found there, by their checkpoints' digests
     found: Mapping[str, KeptHead] = field(default_factory=dict)
+    # The checkpoints' own size in pixels, where the protocol measures each trunk at its own
+    own_size: int | None = None
+
+    @property
+    def geometry(self) -> Geometry:
+        """The geometry of the images that these checkpoints read."""
+        geometry = self.protocol.geometry
+        if isinstance(geometry, TrunkGeometry):
+            assert self.own_size is not None, "checkpoints of one own size"
+            return geometry.at(self.own_size)
+        return geometry
 
     @functools.cached_property
     def hashes(self) -> dict[str, str]:
@@ -45,8 +56,9 @@ class Assignment(Generic[Kind_co]):
     @property
     def state_file(self) -> Path:
         """The file that this measurement, unfinished, continues from."""
-        name = f"{self.dataset.name}-{self.protocol.name}.state".replace("/", "_")
-        return self.run / STATES / name
+        size = "" if self.own_size is None else f"-{self.own_size}px"
+        name = f"{self.dataset.name}-{self.protocol.name}{size}.state"
+        return self.run / STATES / name.replace("/", "_")
 
     def stem(self, checkpoint: Checkpoint, suffix: str = "") -> str:
         """Return the name of the files that are kept beside the rows of a checkpoint."""

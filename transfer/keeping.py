@@ -21,10 +21,11 @@ from backbench.runs.forward_clock import clock
 from backbench.transfer import drawing, scoring
 from backbench.transfer.assignment import Assignment
 from backbench.transfer.head_scores import Scores
-from backbench.transfer.protocol import Protocol
+from backbench.transfer.protocol import Geometry, Protocol
 from backbench.weights import kept_heads, trunk_facts
 from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint
 from backbench.weights.kept_heads import KeptHead
+from backbench.weights.own_size import own_size
 
 # Rows
 
@@ -69,11 +70,12 @@ def row(
             contents.KEY: task.test_contents,
             "notes": list(task.splits.notes),
             **containers.provenance(task.splits.items()),
-            "trunk": trunk_facts.facts(checkpoint, task.protocol.geometry.crop),
+            "trunk": trunk_facts.facts(checkpoint, task.geometry.crop),
             "pixels": {
                 **dataclasses.asdict(checkpoint.pixels),
                 "from": checkpoint.provenance.get(PIXELS_FROM, "the checkpoint"),
             },
+            "size": size_facts(checkpoint, task.geometry.crop),
             **provenance,
         },
         origin=origin,
@@ -264,7 +266,12 @@ def keep_trained(
             (task.task, task.dataset.name, checkpoint.trunk, protocol, place)
         )
         bound = bound_to(
-            checkpoint, protocol, task.protocol, task.splits.train.classes, task.seed
+            checkpoint,
+            protocol,
+            reads=task.protocol,
+            geometry=task.geometry,
+            classes=task.splits.train.classes,
+            seed=task.seed,
         )
         about = {**bound, "lists": task.hashes, "chosen": dict(chosen)}
         kept_heads.keep(task.run / HEADS_FILE, name, head, about)
@@ -279,10 +286,22 @@ def print_of(task: str, protocol: Protocol, chosen_on: object) -> str:
     return protocol.name if other is None else f"{protocol.name}~{other}"
 
 
+def size_facts(checkpoint: Checkpoint, measured: int) -> dict[str, object]:
+    """Return the side of the images that were read, in pixels, and the one of the training."""
+    own = own_size(checkpoint)
+    return {
+        "measured": measured,
+        "trained": own.pixels if own.known else None,
+        "from": own.source,
+    }
+
+
 def bound_to(
     checkpoint: Checkpoint,
     protocol: str,
+    *,
     reads: Protocol,
+    geometry: Geometry,
     classes: Sequence[str],
     seed: int,
 ) -> dict[str, object]:
@@ -293,7 +312,7 @@ def bound_to(
         "checkpoint": checkpoint.digest,
         "trunk": checkpoint.trunk,
         "protocol": protocol,
-        "geometry": config.to_dict(reads.geometry),
+        "geometry": config.to_dict(geometry),
         "precision": reads.precision,
         "space": reads.space,
         "classes": kept_heads.classes_digest(classes),

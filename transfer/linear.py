@@ -10,6 +10,7 @@ from pathlib import Path
 
 from backbench.datasets import catalog, splits
 from backbench.datasets.splits import Splits
+from backbench.errors import BadInput
 from backbench.recipes import own_probe
 from backbench.records import store
 from backbench.records.store import Result
@@ -28,9 +29,10 @@ from backbench.transfer.features.extractor import OWN_FEATURES, Extractor
 from backbench.transfer.features.frozen import FrozenTrunk, kept_head
 from backbench.transfer.probes.kind import Probe, probe_of
 from backbench.transfer.probes.ood import RULES, Ood
-from backbench.transfer.protocol import Protocol
+from backbench.transfer.protocol import Protocol, TrunkGeometry
 from backbench.transfer.protocols import load_protocol
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.own_size import own_size
 
 TASK_OF = {
     task.kind: name for name, task in TASKS.items() if task.verb in ("linear", "ood")
@@ -172,7 +174,7 @@ def read_groups(
             checkpoints=checkpoints,
             heads=heads,
         )
-        groups.append(group)
+        groups += of_one_size(group)
     for n, group in enumerate(groups):
         if not isinstance(group.protocol, Ood):
             splits.refuse_untrainable(group.dataset.name, group.splits)
@@ -183,6 +185,25 @@ def read_groups(
             for checkpoint in group.checkpoints:
                 kept_head(checkpoint, group.protocol.head)
     return groups
+
+
+def of_one_size(group: Assignment[Protocol]) -> list[Assignment[Protocol]]:
+    """Split a group whose protocol measures each trunk at its own size by these sizes."""
+    if not isinstance(group.protocol.geometry, TrunkGeometry):
+        return [group]
+    probe = probe_of(group.protocol.kind)
+    if probe.together or probe.dense or isinstance(group.protocol, Ood):
+        raise BadInput(
+            f"{group.protocol.name}: geometry.of is for readings of pooled features, not for"
+            f" kind '{group.protocol.kind}'; give resize and crop alone"
+        )
+    by_size: dict[int, list[Checkpoint]] = {}
+    for checkpoint in group.checkpoints:
+        by_size.setdefault(own_size(checkpoint).pixels, []).append(checkpoint)
+    return [
+        replace(group, checkpoints=tuple(those), own_size=size)
+        for size, those in by_size.items()
+    ]
 
 
 def write_down(run: Path, groups: Sequence[Assignment[Protocol]]) -> None:
@@ -259,20 +280,39 @@ def passes_of(
 
 
 def announce(passes: Sequence[Sequence[Work]], *, on_cpu: bool) -> None:
-    """Say what the pending work is, all datasets and protocols in one line."""
+    """Say what the pending work is, all datasets and protocols in one line, and at which size a
+    trunk is read where that is its own."""
     units: Counter[str] = Counter()
     pending: list[Work] = []
+    computed: set[tuple[object, ...]] = set()  # features, by what decides them
+    sizes: dict[str, str] = {}
     for works in passes:
-        if works[0].pending:
-            pending += works
-            # What is measured in one pass is paid once
-            probe, group, count = works[0].probe, works[0].group, len(works[0].pending)
-            units.update(
-                probe.work(group.protocol, group.dataset.name, group.splits, count)
+        if not works[0].pending:
+            continue
+        pending += works
+        # What is measured in one pass is paid once
+        work = works[0]
+        group = work.group
+        price_of = dict(
+            work.probe.work(
+                group.protocol, group.dataset.name, group.splits, len(work.pending)
             )
+        )
+        # And so are features that two readings share
+        features = features_of(work)
+        if features is not None and features in computed:
+            del price_of["image"]
+        computed.add(features or ())
+        units.update(price_of)
+        if group.own_size is not None:
+            sizes |= {c.name: own_size(c).told for c in work.pending}
     if not pending:
         return
-    ways, names, digests = [], [], set()
+    for name, told in sizes.items():
+        log.info(f"{name}: read at {told}")
+    ways: list[str] = []
+    names: list[str] = []
+    digests: set[str] = set()
     for one in pending:
         ways.append(
             f"{one.group.protocol.name} ({one.probe.words(one.group.protocol)})"
@@ -289,6 +329,22 @@ def announce(passes: Sequence[Sequence[Work]], *, on_cpu: bool) -> None:
         price.plural(len(digests), "checkpoint"),
         work=units,
         cheaper=cheaper if on_cpu else "",
+    )
+
+
+def features_of(work: Work) -> tuple[object, ...] | None:
+    """Return all that decides the features that a reading takes from the cache: equal ones are
+    computed once. None where it computes its own."""
+    probe = work.probe
+    if probe.together or probe.dense or probe.only_test:
+        return None
+    group = work.group
+    return (
+        group.dataset.name,
+        group.geometry,
+        group.protocol.precision,
+        group.protocol.head,
+        tuple(checkpoint.digest for checkpoint in work.pending),
     )
 
 
@@ -327,7 +383,7 @@ def _extractor(work: Work, machine: Machine, stop: StopFlag) -> Extractor:
         trunks.append(trunk)
     return Extractor(
         trunks=trunks,
-        geometry=p.geometry,
+        geometry=work.group.geometry,
         cache=cache,
         machine=machine,
         batch=p.feature_batch,

@@ -14,10 +14,13 @@ from pydantic import Field
 
 from backbench.images.preprocess import eval_geometry
 from backbench.parallel.precision import Precision
+from backbench.recipes.config import ChosenBy
 
 if TYPE_CHECKING:
     from PIL import Image
 
+
+OWN_SIZE = 224  # pixels of a trunk of which nobody says another size
 
 # The values that a key may have. `config.build` refuses others, and names the key.
 Count = Annotated[int, Field(ge=1)]
@@ -44,6 +47,32 @@ class Geometry:
             interpolation=self.interpolation,
             square=self.square,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrunkGeometry(Geometry):
+    """A geometry at each trunk's own size: `resize` and `crop` are those of a trunk that was trained
+    at 224 pixels, and both grow with the size. So trunks of several sizes share a column."""
+
+    of: Literal["trunk"]
+
+    def at(self, size: int) -> Geometry:
+        """Return the geometry of a trunk that was trained at `size` pixels."""
+        return Geometry(
+            resize=round(self.resize * size / OWN_SIZE),
+            crop=round(self.crop * size / OWN_SIZE),
+            interpolation=self.interpolation,
+            square=self.square,
+        )
+
+
+def choose_geometry(data: object) -> type[Geometry]:
+    """Return the class that a recipe's `geometry` is read into."""
+    return TrunkGeometry if isinstance(data, dict) and "of" in data else Geometry
+
+
+# The type of a recipe's `geometry`
+AnyGeometry = Annotated[Geometry, ChosenBy(choose_geometry)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +160,7 @@ class Protocol:
     kind: str
     # The protocol's name, with a version; it stands in every row.
     protocol: Annotated[str, Field(min_length=1)]
-    geometry: Geometry = Geometry()
+    geometry: AnyGeometry = Geometry()
     precision: Precision = "fp32"
     feature_batch: Count = 256
     # The name of a head that checkpoints keep, as `lphi`, which is CLLR's L. The feature is then

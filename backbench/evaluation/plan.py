@@ -120,30 +120,38 @@ def _run_folder(
 def _groups(
     wanted: WantedTask, plan: EvaluationPlan
 ) -> list[tuple[WantedTask, list[Checkpoint]]]:
-    """Split a task into runs: checkpoints of one input size together if its verb can, else alone.
-    Cheap readings by their default recipe are fitted to the data and the input size."""
+    """Split a task into runs: all checkpoints together if its verb can, else one by one. A cheap
+    reading by its default recipe is fitted to the data, and where that recipe has one size, to
+    checkpoints that take only another one."""
     groups: dict[WantedTask, list[Checkpoint]] = {wanted: list(plan.checkpoints)}
-    of_its_name = (
-        wanted.task in DEFAULT_TASKS and wanted.recipe == TASKS[wanted.task].recipe
-    )
-    if of_its_name and wanted.dataset != "all":
-        recipe = config.read_recipe(config.find_recipe(wanted.recipe, "transfer"))
-        fitted = [wanted.recipe, *_fewer(wanted, recipe, plan)]
-        resize = recipe["geometry"]["resize"]
-        crop = recipe["geometry"]["crop"]
-        groups = {}
-        for each in plan.checkpoints:
-            size = each.family.blank(each.arch, each.stem, each.reading).size
-            words = list(fitted)
-            if size not in (None, crop):
-                words += [
-                    f"geometry.resize={round(resize * size / crop)}",
-                    f"geometry.crop={size}",
-                ]
-            groups.setdefault(wanted._replace(recipe=" ".join(words)), []).append(each)
+    defaults = (TASKS[wanted.task].recipe, f"{wanted.task}_own")
+    by_default = wanted.task in DEFAULT_TASKS and wanted.recipe in defaults
+    if by_default and wanted.dataset != "all":
+        groups = _fitted(wanted, plan)
     if TASKS[wanted.task].verb in ("linear", "ood", "analyze"):
         return list(groups.items())
     return [(task, [each]) for task, together in groups.items() for each in together]
+
+
+def _fitted(
+    wanted: WantedTask, plan: EvaluationPlan
+) -> dict[WantedTask, list[Checkpoint]]:
+    """Change the recipe of a cheap reading so that the data and the checkpoints can be read."""
+    recipe = config.read_recipe(config.find_recipe(wanted.recipe, "transfer"))
+    fewer = [wanted.recipe, *_fewer(wanted, recipe, plan)]
+    geometry = recipe["geometry"]
+    groups: dict[WantedTask, list[Checkpoint]] = {}
+    for checkpoint in plan.checkpoints:
+        words = list(fewer)
+        size = checkpoint.family.blank(
+            checkpoint.arch, checkpoint.stem, checkpoint.reading
+        ).size
+        if "of" not in geometry and size not in (None, geometry["crop"]):
+            resize = round(geometry["resize"] * size / geometry["crop"])
+            words += [f"geometry.resize={resize}", f"geometry.crop={size}"]
+        fitted = wanted._replace(recipe=" ".join(words))
+        groups.setdefault(fitted, []).append(checkpoint)
+    return groups
 
 
 def _fewer(

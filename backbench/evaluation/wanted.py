@@ -53,7 +53,11 @@ def parse_task(task: str, folder: str = "") -> WantedTask:
         raise BadInput(
             f"task '{task}': expected task/dataset[@recipe], as in linear/cifar10"
         )
-    return WantedTask(kind, dataset, recipe or TASKS[kind].recipe)
+    if not recipe:
+        recipe = TASKS[kind].recipe
+        if kind in DEFAULT_TASKS and catalog.row(dataset) is None and dataset != "all":
+            recipe = f"{kind}_own"  # a folder of one's own: at each trunk's own size
+    return WantedTask(kind, dataset, recipe)
 
 
 def place_tasks(

@@ -26,6 +26,8 @@ class Trunk(nn.Module, ABC):
     strides: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     size: int | None = None
+    # The side of the images on which it was trained, where its library says so
+    trained_size: int | None = None
     divisor: int = 1
     # The user's own name for what a trunk that no file tells computes: its forward function
     identity: str = ""

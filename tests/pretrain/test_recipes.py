@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.datasets import catalog
 from backbench.images.image_list import ImageList
 from backbench.parallel import division

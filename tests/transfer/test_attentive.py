@@ -11,7 +11,7 @@ import yaml
 from support.interruptions import Killed, kill
 from support.layouts import Trees, trunk_file
 
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.records import store

@@ -10,7 +10,7 @@ import pytest
 from support.containers import LAYOUTS, packed
 from support.tiny_pretraining import digest, recipe
 
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.datasets import catalog, splits
 from backbench.records import store
 from backbench.runs.folder import RESULTS_FILE, cache_folder

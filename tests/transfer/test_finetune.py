@@ -12,7 +12,7 @@ from support.interruptions import kill, until_done
 from support.records import rows_of
 from support.slurm_cluster import free_ports
 
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.datasets import catalog
 from backbench.recipes import config
 from backbench.records import store

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.layouts import trunk_file
 
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.records import store
 from backbench.runs.state import StopFlag
 from backbench.stats.partitions import agreement

@@ -18,7 +18,7 @@ from support.slurm_cluster import free_ports
 from torch import nn
 
 from backbench.board.board import collect
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.datasets import catalog
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.images.preprocess import Pixels, to_input

@@ -23,7 +23,7 @@ from torchmetrics.functional.classification import multiclass_accuracy
 from torchvision.transforms import v2
 
 import backbench
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.datasets import catalog
 from backbench.datasets.readers import class_list
 from backbench.datasets.splits import InImageNet

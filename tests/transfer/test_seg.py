@@ -15,7 +15,7 @@ from support.interruptions import Killed, kill
 from torch import nn
 
 from backbench.board.board import collect, compare_rows
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.images.dense import IGNORED, DenseList
 from backbench.records import store
 from backbench.stats import dense_counts

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from support.interruptions import Killed, kill
 from support.layouts import Trees
 
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.datasets import catalog, embedded
 from backbench.images.dense import IGNORED
 from backbench.knn import knn_scores, nearest

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from support.interruptions import kill, until_done
 from support.layouts import trunk_file
 
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.datasets import catalog
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.recipes import config

@@ -110,7 +110,7 @@ def test_names_are_looked_up_before_torch_is_imported(tmp_path, shapes):
         if words[0] not in ("inspect", "leaderboard"):
             words.extend(["--out", "run"])
     code = (
-        "import json, sys\nfrom backbench import cli\n"
+        "import json, sys\nfrom backbench.cli import program\n"
         "for words in json.loads(sys.argv[1]): assert program.main(words) == 2\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )

@@ -174,7 +174,14 @@ def heads_of(task: Assignment[Ood]) -> dict[str, KeptHead]:
                 )
             timm_classifier.classifier(checkpoint)
             continue
-        bound = keeping.bound_to(checkpoint, p.of, p, classes, task.seed)
+        bound = keeping.bound_to(
+            checkpoint,
+            p.of,
+            reads=p,
+            geometry=task.geometry,
+            classes=classes,
+            seed=task.seed,
+        )
         module = checkpoint.backbone()
         width = module.feature_dim if p.reads == "trunk" else module.token_dim
         heads[checkpoint.digest] = kept_heads.load(where, bound, width, CLASSES)

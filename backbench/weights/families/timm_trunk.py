@@ -230,6 +230,9 @@ class TimmTrunk(WrappedTrunk):
         super().__init__(create(name))
         self.arch, self.stem, self.reading = str(name), "native", reading
         self.transformer = is_transformer(self.model)
+        trained = self.model.pretrained_cfg.get("input_size")
+        if trained is not None:
+            self.trained_size = int(name.options.get("img_size", trained[-1]))
         if self.transformer:
             self._describe_transformer(name)
         else:

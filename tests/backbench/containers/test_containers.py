@@ -19,7 +19,7 @@ from support.containers import LAYOUTS, add, images_of, packed
 from support.layouts import picture
 from support.strangers import Calls
 
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.containers import containers, parquet_pages, scan_columns, spans
 from backbench.containers.spans import SpanList
 from backbench.datasets import catalog, packing, splits

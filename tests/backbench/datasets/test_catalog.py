@@ -14,7 +14,7 @@ from support.strangers import door, refused
 from torchvision.datasets import ImageFolder
 
 import backbench.datasets
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.datasets import catalog, embedded, readers, splits
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput

@@ -7,7 +7,7 @@ import pytest
 from support import boards, records
 
 from backbench.board.board import Board, collect
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.pretrain.recipe import PretrainConfig
 from backbench.published import catalogue, claims, published
 from backbench.recipes import config, fast

@@ -7,7 +7,7 @@ import pytest
 from support.records import a_result, held
 
 from backbench.board.board import collect
-from backbench.cli import main
+from backbench.cli.program import main
 from backbench.pretrain.recipe import PretrainConfig
 from backbench.published import printed_recipes, published
 from backbench.published.judge import expected_keys, judge

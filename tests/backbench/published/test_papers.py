@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.records import a_result, held
 
-from backbench.cli import main
 from backbench.cli.paper import number_states
+from backbench.cli.program import main
 from backbench.datasets import catalog
 from backbench.published import catalogue, judging_rules, printed_recipes, published
 from backbench.recipes import config, own_probe

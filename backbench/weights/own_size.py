@@ -1,0 +1,54 @@
+"""Says at which size a trunk was trained: a trunk that is measured at another size is worth less."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from backbench.weights.checkpoint import Checkpoint
+
+UNKNOWN = 224  # pixels, as ImageNet's trunks have
+
+
+@dataclass(frozen=True)
+class OwnSize:
+    """The side of the images on which a trunk was trained, in pixels, and who says so."""
+
+    pixels: int
+    source: str  # "its pretraining recipe"; "nobody" where the size is a guess
+
+    @property
+    def known(self) -> bool:
+        return self.source != "nobody"
+
+    @property
+    def told(self) -> str:
+        """The size in words."""
+        if self.known:
+            return f"{self.pixels} pixels, its own size ({self.source})"
+        return f"{self.pixels} pixels, as nobody says at which size it was trained"
+
+
+def own_size(checkpoint: Checkpoint) -> OwnSize:
+    """Return a trunk's own size: that of its pretraining recipe, or of its architecture (position
+    embeddings, timm's configuration); 224 where nobody says it."""
+    pixels = _of_recipe(checkpoint.provenance.get("recipe"))
+    if pixels is not None:
+        return OwnSize(pixels, "its pretraining recipe")
+    trunk = checkpoint.family.blank(
+        checkpoint.arch, checkpoint.stem, checkpoint.reading
+    )
+    if trunk.size is not None:
+        return OwnSize(trunk.size, "its architecture")
+    if trunk.trained_size is not None:
+        return OwnSize(trunk.trained_size, "timm's configuration")
+    return OwnSize(UNKNOWN, "nobody")
+
+
+def _of_recipe(recipe: object) -> int | None:
+    """Return the size of the first crops of a pretraining recipe, as plain values."""
+    if not isinstance(recipe, Mapping):
+        return None
+    views = recipe.get("views")
+    crops = views.get("crops") if isinstance(views, Mapping) else None
+    first = crops[0] if isinstance(crops, list | tuple) and crops else None
+    size = first.get("size") if isinstance(first, Mapping) else None
+    return size if isinstance(size, int) and size > 0 else None
