@@ -19,6 +19,9 @@ from backbench.tasks import TASKS
 
 def measure(plan: EvaluationPlan) -> list[Result]:
     """Measure what is missing; return the rows of the wanted tasks, in their order."""
+    # 0. What a run would refuse, before the first is measured
+    for run in plan.runs:
+        _refuse(run)
     with contextlib.redirect_stdout(io.StringIO()):  # the rows are returned
         # 1. Probes of frozen features: one price, and features that one has computed serve all
         _measure_probes([run for run in plan.runs if is_probe(run)], plan)
@@ -32,6 +35,23 @@ def measure(plan: EvaluationPlan) -> list[Result]:
 
             calibrate.run(CalibrateRequest(runs=(plan.out,)))
     return _rows_of(plan)
+
+
+def _refuse(run: PlannedRun) -> None:
+    """BadInput for a request that its program cannot do."""
+    match run.request:
+        case LinearRequest() | OodRequest() | SemisupRequest() | FinetuneRequest():
+            from backbench.transfer import protocols
+
+            protocols.check(run.request)
+        case AnalyzeRequest():
+            from backbench.transfer.analysis import protocol
+
+            protocol.check_analysis(run.request)
+        case DetectRequest():
+            from backbench.detection import dialect
+
+            dialect.check(run.request)
 
 
 def is_probe(run: PlannedRun) -> bool:

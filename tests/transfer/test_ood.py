@@ -213,7 +213,12 @@ def keep_head(trunk, run, weight=None):
     head = KeptHead(drawn if weight is None else weight, bias, 2.0, "hold-out, twin")
     reads = Ood(kind="ood", protocol="ood", geometry=Geometry(**GEOMETRY))
     bound = keeping.bound_to(
-        checkpoint, "linear-grid-v1", reads, class_list("imagenet"), 0
+        checkpoint,
+        "linear-grid-v1",
+        reads=reads,
+        geometry=reads.geometry,
+        classes=class_list("imagenet"),
+        seed=0,
     )
     run.mkdir(parents=True, exist_ok=True)
     kept_heads.keep(run / "heads.safetensors", "linear/imagenet/x", head, bound)
@@ -301,7 +306,12 @@ def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, bad_input):
         kind="ood", protocol="ood", reads="tokens", geometry=Geometry(**GEOMETRY)
     )
     bound = keeping.bound_to(
-        checkpoint, "attentive-v1", reads, class_list("imagenet"), 0
+        checkpoint,
+        "attentive-v1",
+        reads=reads,
+        geometry=reads.geometry,
+        classes=class_list("imagenet"),
+        seed=0,
     )
     run = tmp_path / "runs" / "linear"
     run.mkdir(parents=True)

@@ -128,7 +128,17 @@ def bound(checkpoint, run, classes=("a", "b", "c"), **changes):
     recipe = json.loads((run / "run.json").read_text())["identity"]["recipe"]
     built = config.build(KINDS[run.name], recipe, where="test")
     print_ = keeping.print_of("linear" if run.name == "sgd" else run.name, built, "val")
-    return {**keeping.bound_to(checkpoint, print_, built, classes, 0), **changes}
+    return {
+        **keeping.bound_to(
+            checkpoint,
+            print_,
+            reads=built,
+            geometry=built.geometry,
+            classes=classes,
+            seed=0,
+        ),
+        **changes,
+    }
 
 
 def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import timm
 import torch
 import torchvision
 from PIL import Image
+from support.layouts import trunk_file
 from support.records import rows_of
 from support.timm_fixtures import put_in_hub
 
 import backbench
 from backbench.cli import program
 from backbench.datasets import catalog, embedded
+from backbench.images import image_list
+from backbench.weights.checkpoint import Checkpoint
 
 SMALL = "timm:vit_tiny_patch16_224,depth=2,img_size=32,patch_size=8"
 
@@ -71,13 +75,13 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     models = ["my_resnet.pth", "vit.safetensors", f"{SMALL}@random"]
     assert program.main(["evaluate", *models, "--data", "mine", "--out", "runs"]) == 0
     out = capsys.readouterr().out
-    assert "plan: nearest neighbours (knn), few labels" in caplog.text
+    assert "plan: nearest neighbours (knn_own), few labels" in caplog.text
     assert caplog.text.count("is drawn for test, by sha256 of '0 <path>'") == 1
-    assert "k [5, 20] instead of [5, 20, 200] of the shipped knn" in caplog.text
+    assert "k [5, 20] instead of [5, 20, 200] of the shipped knn_own" in caplog.text
     for word in (
         "my_resnet  ",
         "vit  ",
-        "knn/mine/top1_k20@knn-v1~",
+        "knn/mine/top1_k20@knn-own-v1~",
         "logreg/mine",
         "fewshot/",
     ):
@@ -93,7 +97,8 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     assert {row.task for row in rows} == {"knn", "fewshot", "logreg"}
     assert len({row.checkpoint for row in rows}) == 3
     assert all("is drawn for test" in row.provenance["notes"][0] for row in rows)
-    # Trunks of 32 pixels see images of 32, in a column of their own
+    # Trunks of 32 pixels see images of 32, in the same columns
+    assert len({row.column for row in rows}) == len(rows) / 3
     sides = {(row.arch.split(":")[0], row.provenance["trunk"]["side"]) for row in rows}
     assert sides == {("resnet18", 224), ("timm", 32)}
     # 3. The same again measures nothing; another model joins the table
@@ -103,6 +108,44 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     more = ["timm:resnet18@random", "knn", "--data", "mine", "--out", "runs"]
     assert program.main(["evaluate", *more]) == 0
     assert len({row.checkpoint for row in rows_of(home / "runs")}) == 4
+
+
+def test_three_readings_are_one_pass_and_one_price(home, caplog):
+    """Each image is decoded once; a trunk that this suite trained at 32 pixels is read at 32."""
+    caplog.set_level("INFO")
+    path = trunk_file(home / "trained.safetensors")
+    checkpoint = Checkpoint.load(path)
+    recipe = {"views": {"crops": [{"count": 2, "size": 32}]}}
+    provenance = {**checkpoint.provenance, "recipe": recipe}
+    checkpoint.replace(provenance=provenance).save(path)
+    words = ["trained.safetensors", "my_resnet.pth", "--data", "mine", "--out", "runs"]
+    opened = Counter()
+    plain = image_list.ImageList.open
+
+    def counted(images, index):
+        opened[images.paths[index]] += 1
+        return plain(images, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(image_list.ImageList, "open", counted)
+        assert program.main(["evaluate", *words, "--workers", "0"]) == 0
+    assert len(opened) == 60 and set(opened.values()) == {2}, "once for each size"
+    (price_said,) = [text for text in caplog.messages if "; 2 checkpoints; " in text]
+    assert "knn-own-v1" in price_said and "logreg-own-v1" in price_said
+    assert "120 images" in price_said
+    assert "read at 32 pixels, its own size (its pretraining recipe)" in caplog.text
+    assert "read at 224 pixels, as nobody says" in caplog.text
+    rows = rows_of(home / "runs")
+    columns = {
+        row.checkpoint: {r.column for r in rows if r.checkpoint == row.checkpoint}
+        for row in rows
+    }
+    assert len(columns) == 2 and len(set(map(frozenset, columns.values()))) == 1
+    sizes = {
+        (row.provenance["size"]["measured"], row.provenance["size"]["trained"])
+        for row in rows
+    }
+    assert sizes == {(32, 32), (224, None)}
 
 
 @pytest.mark.slow
@@ -122,7 +165,7 @@ def test_one_set_of_weights_has_one_number_by_every_door(home, monkeypatch):
     assert program.main(["import", "bare.pth", *words]) == 0
     doors = {"file": snapshot / "model.safetensors", "name": "timm:test_vit"}
     doors |= {"import": home / "imported.safetensors", "module": model}
-    how = {"data": home / "mine", "here": True}
+    how = {"data": home / "mine"}
     found = {
         d: backbench.evaluate(m, "knn", out=home / d, **how) for d, m in doors.items()
     }
