@@ -1,23 +1,26 @@
-"""The trunk below a detector has one path for all kinds of trunks, in both engines.
+"""Puts a trunk of any kind below a detector, in both engines, and proves that its weights arrived.
 
-MODEL.BACKBONE.NAME says what stands on the trunk, and by whose rules it is trained:
+MODEL.BACKBONE.NAME says what stands on the trunk, and by whose rules the two are trained:
 
-    build_resnet_fpn_backbone         a ResNet under an FPN, by Detectron2's own rules
-    build_resnet_backbone             a ResNet without one (C4), the same
-    build_trunk_fpn_backbone          a hierarchical trunk of any kind, C2..C5 under an FPN
+    build_resnet_fpn_backbone         a ResNet under an FPN, trained by Detectron2's own rules
+    build_resnet_backbone             a ResNet without an FPN (C4), trained by the same rules
+    build_trunk_fpn_backbone          a hierarchical trunk of any kind, its maps C2..C5 under an FPN
     build_trunk_simple_fpn_backbone   a plain vision transformer under the simple feature pyramid of
-                                      ViTDet (arXiv:2203.16527), attention global in every block
+                                      ViTDet (arXiv:2203.16527), with global attention in every block
 
-The trunk is the `Trunk` that probes and finetuning use, not built again, so nothing of it is lost
-(Detectron2's own ViT has neither LayerScale nor registers nor a last norm). Only a ResNet under
-Detectron2's engine is built by that engine, the reference of the published numbers.
+The trunk is the same `Trunk` that probes and finetuning use. It is not built anew by the detector,
+so nothing of it is lost: Detectron2's own ViT has neither LayerScale nor registers nor a last norm.
+Only a ResNet under Detectron2's engine is that engine's own, because it is the reference of the
+published numbers.
 
-A plain trunk's map must have stride 16: the pyramid makes 4 to 32 of it. For another patch size p
-the image is scaled by p / 16 (patch 14: 896 pixels become 784, 56 x 56 patches), not the weights.
+The simple pyramid makes the strides 4 to 32 from a plain trunk's one map, which must have stride 16.
+For another patch size p the image is scaled by p / 16, not the weights: with patch size 14, an image
+of 896 pixels becomes 784 pixels, which are 56 x 56 patches.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,22 +45,26 @@ if TYPE_CHECKING:
 
     from backbench.detection.engine import DetectionEngine
 
-FPN, SIMPLE = "build_trunk_fpn_backbone", "build_trunk_simple_fpn_backbone"
+# MODEL.BACKBONE.NAME
 RESNET_FPN = "build_resnet_fpn_backbone"
+FPN = "build_trunk_fpn_backbone"
+SIMPLE = "build_trunk_simple_fpn_backbone"
 STRIDES = (4, 8, 16, 32)  # of the maps that an FPN stands on
-STRIDE = STRIDES[-1]  # levels only add up where an image is a multiple of it
+# An image's sides are padded to multiples of this, so that levels of different strides add up.
+STRIDE = STRIDES[-1]
 PLAIN_STRIDE = 16  # of a plain trunk's map, in pixels of the image
-PROBE_SIDE = (
-    64  # of the noise that tells which parameters a map depends on: 4 x 4 patches
-)
+PROBE_SIDE = 64  # pixels of the noise in `stop_gradients`: 4 x 4 patches
 PIXEL_TOLERANCE = 0.01  # of 255; converters round the statistics
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 OPTIMIZERS = ("SGD", "ADAMW")
-TOLERANCE = 1e-5  # of a map's size: the operations are the same in the same order
+# Relative to a map's largest value. It is small because both sides do the same operations in the
+# same order.
+TOLERANCE = 1e-5
 RANDOM = "random"  # MODEL.WEIGHTS of the random row
 
 
-# Detectron2's keys for its own ResNet, and the values that go with every trunk that is whole
+# Detectron2's keys for its own ResNet -> the values that leave a trunk whole: nothing is frozen,
+# batch norm is trained, the 3x3 convolutions stride, all four stages are used
 WHOLE_TRUNK: dict[str, tuple[Value, ...]] = {
     "MODEL.BACKBONE.FREEZE_AT": (0,),
     "MODEL.RESNETS.NORM": ("SyncBN", "BN"),
@@ -65,8 +72,8 @@ WHOLE_TRUNK: dict[str, tuple[Value, ...]] = {
     "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
     "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
 }
-# Keys that decide nothing -> the values that they may be stated with: under Detectron2's names of
-# backbones, and under ours
+# Keys that decide nothing -> the values that they may be stated with. The first table is for
+# Detectron2's names of backbones, the second for ours.
 IDLE_FOR_RESNETS = {key: (value,) for key, value in dialect.OURS.items()}
 IDLE_FOR_TRUNKS: dict[str, tuple[Value, ...]] = {
     **WHOLE_TRUNK,
@@ -77,16 +84,19 @@ IDLE_FOR_TRUNKS: dict[str, tuple[Value, ...]] = {
 
 
 def is_resnet(cfg: CfgNode) -> bool:
-    """True for Detectron2's names: a ResNet of MODEL.RESNETS.DEPTH with batch norm, trained as
-    Detectron2 trains it. False for ours: any trunk with its own norms, trained as ViTDet trains."""
+    """Return True for Detectron2's names of backbones, False for ours.
+
+    The former are a ResNet of MODEL.RESNETS.DEPTH with batch norm, trained as Detectron2 trains it;
+    the latter any trunk with its own norms, trained as ViTDet trains.
+    """
     return cfg.MODEL.BACKBONE.NAME not in (FPN, SIMPLE)
 
 
 def arch_of(cfg: CfgNode) -> str:
-    """The trunk that the config names, for the random row; empty where it names none."""
-    return (
-        f"resnet{cfg.MODEL.RESNETS.DEPTH}" if is_resnet(cfg) else cfg.MODEL.TRUNK.ARCH
-    )
+    """Return the trunk that the config names, for the random row; "" where it names none."""
+    if is_resnet(cfg):
+        return f"resnet{cfg.MODEL.RESNETS.DEPTH}"
+    return cfg.MODEL.TRUNK.ARCH
 
 
 def refuse(cfg: CfgNode, given: Given, checkpoint: Checkpoint, trunk: Trunk) -> None:
@@ -98,9 +108,10 @@ def refuse(cfg: CfgNode, given: Given, checkpoint: Checkpoint, trunk: Trunk) -> 
         if isinstance(value, tuple):
             value = list(value)
         if value not in allowed:
-            nothing = f"{value!r} would decide nothing with MODEL.BACKBONE.NAME {name}"
-            values = " or ".join(map(repr, allowed))
-            raise BadInput(f"{given.path}: {key} {nothing}; it must be {values}")
+            raise BadInput(
+                f"{given.path}: {key} {value!r} would decide nothing with MODEL.BACKBONE.NAME "
+                f"{name}; it must be {' or '.join(map(repr, allowed))}"
+            )
     refuse_shape(trunk, name)
     if is_resnet(cfg):
         _refuse_resnet(cfg, given, checkpoint)
@@ -117,8 +128,8 @@ def _refuse_resnet(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
             f"with MODEL.BACKBONE.NAME {FPN} or {SIMPLE}"
         )
     # MSRA's ResNet-50, which Detectron2's own configs start from, strides in the first 1x1
-    # convolution of a stage; torchvision's, and with it every checkpoint here, in the 3x3. Both
-    # have the same names and shapes.
+    # convolution of a stage. torchvision's, and with it every checkpoint here, strides in the 3x3.
+    # Names and shapes are the same, so no loading would notice.
     if cfg.MODEL.RESNETS.STRIDE_IN_1X1:
         raise BadInput(
             f"{given.path}: MODEL.RESNETS.STRIDE_IN_1X1 is True, as MSRA's weights need it, but "
@@ -128,31 +139,40 @@ def _refuse_resnet(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
 
 
 def _refuse_trunk(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
-    solver, trunk = cfg.SOLVER, cfg.MODEL.TRUNK
+    solver = cfg.SOLVER
+    trunk = cfg.MODEL.TRUNK
     if trunk.ARCH and archs.canonical(trunk.ARCH)[0] != checkpoint.arch:
-        both = f"is {trunk.ARCH} but {checkpoint.name} is {checkpoint.arch}"
-        use = "it is for MODEL.WEIGHTS random, leave it out"
-        raise BadInput(f"{given.path}: MODEL.TRUNK.ARCH {both}; {use}")
-    said = ""
+        raise BadInput(
+            f"{given.path}: MODEL.TRUNK.ARCH is {trunk.ARCH} but {checkpoint.name} is "
+            f"{checkpoint.arch}; it is for MODEL.WEIGHTS random, leave it out"
+        )
     if solver.OPTIMIZER not in OPTIMIZERS:
-        said = f"SOLVER.OPTIMIZER {solver.OPTIMIZER}: {' or '.join(OPTIMIZERS)}"
-    elif not 0 < solver.LAYER_DECAY <= 1:
-        said = f"SOLVER.LAYER_DECAY must be above 0 and at most 1, not {solver.LAYER_DECAY}"
-    elif not 0 <= trunk.DROP_PATH < 1:
-        said = f"MODEL.TRUNK.DROP_PATH must be from 0 to below 1, not {trunk.DROP_PATH}"
-    elif cfg.MODEL.BACKBONE.NAME == SIMPLE and not cfg.MODEL.FPN.NORM:
-        said = "MODEL.FPN.NORM '': the simple feature pyramid needs one, LN"
-    if said:
-        raise BadInput(f"{given.path}: {said}")
+        raise BadInput(
+            f"{given.path}: SOLVER.OPTIMIZER {solver.OPTIMIZER}: {' or '.join(OPTIMIZERS)}"
+        )
+    if not 0 < solver.LAYER_DECAY <= 1:
+        raise BadInput(
+            f"{given.path}: SOLVER.LAYER_DECAY must be above 0 and at most 1, "
+            f"not {solver.LAYER_DECAY}"
+        )
+    if not 0 <= trunk.DROP_PATH < 1:
+        raise BadInput(
+            f"{given.path}: MODEL.TRUNK.DROP_PATH must be from 0 to below 1, "
+            f"not {trunk.DROP_PATH}"
+        )
+    if cfg.MODEL.BACKBONE.NAME == SIMPLE and not cfg.MODEL.FPN.NORM:
+        raise BadInput(
+            f"{given.path}: MODEL.FPN.NORM '': the simple feature pyramid needs one, LN"
+        )
 
 
 def has_fpn(cfg: CfgNode) -> bool:
-    """False for C4 configs."""
+    """Return False for C4 configs."""
     return "fpn" in cfg.MODEL.BACKBONE.NAME
 
 
 def is_plain(trunk: Trunk) -> bool:
-    """A plain vision transformer gives one map; a hierarchical trunk gives C2..C5."""
+    """Return True for a plain vision transformer, which has one map; other trunks have C2..C5."""
     return len(trunk.strides) == 1
 
 
@@ -165,36 +185,48 @@ def refuse_shape(trunk: Trunk, backbone: str) -> None:
             f"{trunk.arch} ({trunk.stem} stem) has maps of stride {strides}: detection needs those "
             "of 4, 8, 16 and 32, or the one map of a plain vision transformer"
         )
-    if plain != (backbone == SIMPLE):
-        kind, wanted = ("plain", SIMPLE) if plain else ("hierarchical", FPN)
+    if plain and backbone != SIMPLE:
         raise BadInput(
-            f"{trunk.arch} is {kind}: MODEL.BACKBONE.NAME must be {wanted}, not {backbone}"
+            f"{trunk.arch} is plain: MODEL.BACKBONE.NAME must be {SIMPLE}, not {backbone}"
+        )
+    if not plain and backbone == SIMPLE:
+        raise BadInput(
+            f"{trunk.arch} is hierarchical: MODEL.BACKBONE.NAME must be {FPN}, not {backbone}"
         )
     if trunk.size is not None:
-        own = f"{trunk.arch} takes images of {trunk.size} x {trunk.size} pixels alone"
-        raise BadInput(f"{own}, and detection's have many sizes; {trunk.other_sizes()}")
+        raise BadInput(
+            f"{trunk.arch} takes images of {trunk.size} x {trunk.size} pixels alone, and "
+            f"detection's have many sizes; {trunk.other_sizes()}"
+        )
 
 
 def refuse_pixels(given: Given, checkpoint: Checkpoint) -> None:
-    """Refuse another channel order or other statistics than the checkpoint's, if they are stated."""
-    own, name = checkpoint.pixels, checkpoint.name
-    order = given.get("INPUT.FORMAT", own.order)
-    if order != own.order:
+    """Raise BadInput if the config states another channel order or other statistics than the
+    checkpoint's."""
+    pixels = checkpoint.pixels
+    order = given.get("INPUT.FORMAT", pixels.order)
+    if order != pixels.order:
         raise BadInput(
-            f"{given.path}: INPUT.FORMAT is {order} but {name} was trained on {own.order} images"
+            f"{given.path}: INPUT.FORMAT is {order} but {checkpoint.name} was trained on "
+            f"{pixels.order} images"
         )
-    for key, values in (("MODEL.PIXEL_MEAN", own.mean), ("MODEL.PIXEL_STD", own.std)):
+    statistics = {"MODEL.PIXEL_MEAN": pixels.mean, "MODEL.PIXEL_STD": pixels.std}
+    for key, values in statistics.items():
         wanted = [round(255 * v, 3) for v in values]
         stated = list(given.get(key, wanted))
         far = [abs(a - b) > PIXEL_TOLERANCE for a, b in zip(stated, wanted)]
         if len(stated) != len(wanted) or any(far):
             raise BadInput(
-                f"{given.path}: {key} is {stated} but {name} was trained with {wanted}; leave it out"
+                f"{given.path}: {key} is {stated} but {checkpoint.name} was trained with "
+                f"{wanted}; leave it out"
             )
 
 
 def scaled(x: Tensor, trunk: Trunk) -> Tensor:
-    """Scale (N, 3, H, W), sides multiples of 32, by p / 16 for a plain trunk with patch size p."""
+    """Scale images (N, 3, H, W) by p / 16 for a plain trunk with patch size p; leave them for others.
+
+    Their sides must be multiples of 32, so that the scaled sides are whole numbers of patches.
+    """
     if not is_plain(trunk) or trunk.strides[0] == PLAIN_STRIDE:
         return x
     patch = trunk.strides[0]
@@ -203,33 +235,36 @@ def scaled(x: Tensor, trunk: Trunk) -> Tensor:
 
 
 def padded_test_size(cfg: CfgNode) -> tuple[int, int]:
-    """(height, width) of an image of four by three at the size of testing, padded."""
-    i = cfg.INPUT
-    height, width = shortest_edge(3, 4, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST)
-    return -(-height // STRIDE) * STRIDE, -(-width // STRIDE) * STRIDE
+    """Return (height, width) of a four by three image at the size of testing, padded to 32 n."""
+    height, width = shortest_edge(
+        3, 4, cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+    )
+    return math.ceil(height / STRIDE) * STRIDE, math.ceil(width / STRIDE) * STRIDE
 
 
 class TrunkMaps(nn.Module):
-    """Holds the trunk inside a detector, as MODEL.TRUNK says: frozen or trained, with stochastic
-    depth, with a layer norm on each of its maps."""
+    """Holds the trunk inside a detector, as MODEL.TRUNK says: frozen or trained, with or without
+    stochastic depth, with or without a layer norm on each of its maps."""
 
     def __init__(self, trunk: Trunk, cfg: CfgNode) -> None:
         super().__init__()
         options = cfg.MODEL.TRUNK
-        self.trunk, self.frozen = trunk, bool(options.FROZEN)
-        # In pixels of the detector's image
+        self.trunk = trunk
+        self.frozen = bool(options.FROZEN)
+        # In pixels of the detector's image, which is scaled for a plain trunk
         self.strides = (PLAIN_STRIDE,) if is_plain(trunk) else STRIDES
+        # A map of stride 2 ** n is Cn.
         self.keys = [f"c{stride.bit_length() - 1}" for stride in self.strides]
         if cfg.MODEL.RESNETS.NORM != "BN":
-            batchnorm.convert_sync_batchnorm(trunk)  # where there is batch norm
+            # This changes nothing in a trunk without batch norm.
+            batchnorm.convert_sync_batchnorm(trunk)
         if options.DROP_PATH:
             set_drop_paths(trunk, options.DROP_PATH)
         stop_gradients(trunk, all_of_it=self.frozen)
         self.norms = nn.ModuleList()
         for width in trunk.widths:
-            self.norms.append(
-                LayerNorm2d(width, eps=1e-6) if options.MAP_NORM else nn.Identity()
-            )
+            norm = LayerNorm2d(width, eps=1e-6) if options.MAP_NORM else nn.Identity()
+            self.norms.append(norm)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> TrunkMaps:
@@ -239,22 +274,25 @@ class TrunkMaps(nn.Module):
         return self
 
     def stages(self, x: Tensor) -> list[Tensor]:
-        """Images (N, 3, H, W) -> the trunk's own maps, each (N, C, H / stride, W / stride)."""
+        """Compute the trunk's own maps of images (N, 3, H, W), each (N, C, H / stride, W / stride)."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return self.trunk.stages(scaled(x, self.trunk))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        maps = self.stages(x)
-        return {
-            key: norm(m)
-            for key, norm, m in zip(self.keys, self.norms, maps, strict=True)
-        }
+        """Compute the maps by their names, c2 to c5, after their norms."""
+        out = {}
+        for key, norm, m in zip(self.keys, self.norms, self.stages(x), strict=True):
+            out[key] = norm(m)
+        return out
 
 
 class DropPath(nn.Module):
     """Stochastic depth: in training it drops a branch for an image with probability `drop_prob`, and
-    scales it by 1 / (1 - drop_prob) for the others, as timm's. `generators`, one per image, make
-    its draws independent of all else; None draws from torch's global one."""
+    scales it by 1 / (1 - drop_prob) for the others, as timm's.
+
+    `generators`, one per image, make its draws independent of all else. With None it draws from
+    torch's global generator.
+    """
 
     def __init__(self, drop_prob: float) -> None:
         super().__init__()
@@ -267,15 +305,18 @@ class DropPath(nn.Module):
         draws = torch.rand(len(x))
         for i, generator in enumerate(self.generators or ()):
             draws[i] = torch.rand((), generator=generator)
-        kept = distributed.sent(draws >= self.drop_prob, x.device).view(
-            -1, *[1] * (x.dim() - 1)
-        )
+        kept = distributed.sent(draws >= self.drop_prob, x.device)
+        # (N,) -> (N, 1, 1, ...), to be multiplied with x
+        kept = kept.view(len(x), *[1] * (x.dim() - 1))
         return x * kept.to(x.dtype) / (1 - self.drop_prob)
 
 
 def set_drop_paths(trunk: Trunk, last: float) -> None:
-    """Let the blocks' stochastic depth rise evenly from 0 to `last`, as timm's drop_path_rate."""
-    names = ("drop_path", "drop_path1", "drop_path2")
+    """Let the blocks' stochastic depth rise evenly from 0 to `last`, as timm's drop_path_rate.
+
+    Raises BadInput for a trunk whose blocks have no paths to drop.
+    """
+    names = ("drop_path", "drop_path1", "drop_path2")  # timm's
     blocks = [m for m in trunk.modules() if any(hasattr(m, name) for name in names)]
     if not blocks:
         raise BadInput(
@@ -289,11 +330,16 @@ def set_drop_paths(trunk: Trunk, last: float) -> None:
 
 
 def stop_gradients(trunk: Trunk, *, all_of_it: bool) -> None:
-    """Stop the gradients of what is not trained: everything, or what no map depends on (a pooling
-    head, a mask token), which DDP would wait for and weight decay shrink."""
+    """Stop the gradients of the whole trunk, or of the parameters that no map depends on.
+
+    The latter are, for example, a pooling head or a mask token. DDP would wait for their gradients,
+    and weight decay would shrink them.
+    """
     if not all_of_it:
-        training, draw = trunk.training, seeding.generator(0, "which parameters")
-        noise = torch.randn(1, 3, PROBE_SIDE, PROBE_SIDE, generator=draw)
+        # A backward pass from the maps of some noise leaves a gradient at what they depend on.
+        training = trunk.training
+        generator = seeding.generator(0, "which parameters")
+        noise = torch.randn(1, 3, PROBE_SIDE, PROBE_SIDE, generator=generator)
         maps = trunk.eval().stages(scaled(noise, trunk))
         torch.stack([m.square().mean() for m in maps]).sum().backward()
         trunk.train(training)
@@ -303,68 +349,82 @@ def stop_gradients(trunk: Trunk, *, all_of_it: bool) -> None:
 
 
 def optimizer(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> torch.optim.Optimizer:
-    """The optimiser of the whole detector, `body` being its trunk."""
+    """Make the optimiser of the whole detector, `body` being its trunk."""
     solver = cfg.SOLVER
     groups = parameter_groups(model, body, cfg)
     if solver.OPTIMIZER == "SGD":
         return torch.optim.SGD(groups, lr=solver.BASE_LR, momentum=solver.MOMENTUM)
-    # MOMENTUM is the decay of the first moment; 0.999 is that of the second in every recipe here
+    # MOMENTUM is AdamW's beta 1. Every recipe here has a beta 2 of 0.999.
     return torch.optim.AdamW(groups, lr=solver.BASE_LR, betas=(solver.MOMENTUM, 0.999))
 
 
 def parameter_groups(
     model: nn.Module, body: TrunkMaps, cfg: CfgNode
 ) -> list[dict[str, object]]:
-    """Group parameters by rate and decay, the trunk's deepest layers last. The rate of layer d of D
-    is LAYER_DECAY ** (D + 1 - d) of the heads', as in BEiT (arXiv:2106.08254) and ViTDet. Norms
-    have WEIGHT_DECAY_NORM; so have, under our backbones, biases, scales, tokens and position
-    embeddings. By Detectron2's get_default_optimizer_params biases have WEIGHT_DECAY, and
-    BIAS_LR_FACTOR on the rate."""
-    solver, trunk = cfg.SOLVER, body.trunk
+    """Group the trained parameters by learning rate and weight decay, the heads' last.
+
+    Layer d of the trunk's D has the heads' rate times LAYER_DECAY ** (D + 1 - d), as in BEiT
+    (arXiv:2106.08254) and ViTDet. Norms have WEIGHT_DECAY_NORM; so have, under our backbones,
+    biases, scales, tokens and position embeddings. Under Detectron2's, biases have WEIGHT_DECAY,
+    and their rate has the factor BIAS_LR_FACTOR, as by its get_default_optimizer_params.
+    """
+    solver = cfg.SOLVER
+    trunk = body.trunk
+    # 1. The depth of each parameter of the trunk. All else, the heads, is one layer deeper.
     depths: Mapping[str, int] = {}
     if solver.LAYER_DECAY != 1 and not body.frozen:
         depths = trunk.depths()
-    heads = max(depths.values(), default=0) + 1  # the depth of what stands on the trunk
-    spared = {
-        id(p)
-        for m in model.modules()
-        if isinstance(m, NORM_LAYERS)
-        for p in m.parameters(False)
-    }
+    heads_depth = max(depths.values(), default=0) + 1
+    depth_of = {}
+    for name, parameter in trunk.named_parameters():
+        depth_of[id(parameter)] = depths.get(name, heads_depth)
+    # 2. The parameters that have WEIGHT_DECAY_NORM
+    decayed_as_norms = set()
+    for module in model.modules():
+        if isinstance(module, NORM_LAYERS):
+            decayed_as_norms |= {id(p) for p in module.parameters(recurse=False)}
     if not is_resnet(cfg):
-        spared |= {id(p) for p in model.parameters() if p.ndim <= 1}
+        decayed_as_norms |= {id(p) for p in model.parameters() if p.ndim <= 1}
         undecayed = trunk.undecayed()
-        spared |= {id(p) for name, p in trunk.named_parameters() if name in undecayed}
-    trunk_names = {id(parameter): name for name, parameter in trunk.named_parameters()}
+        for name, parameter in trunk.named_parameters():
+            if name in undecayed:
+                decayed_as_norms.add(id(parameter))
+    # 3. The groups: all parameters of one depth, one rate and one decay
     groups: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            depth = depths.get(trunk_names.get(id(parameter), ""), heads)
-            bias = name.endswith("bias") and solver.BIAS_LR_FACTOR != 1
-            groups.setdefault((depth, bias, id(parameter) in spared), []).append(
-                parameter
-            )
+        if not parameter.requires_grad:
+            continue
+        depth = depth_of.get(id(parameter), heads_depth)
+        is_bias = name.endswith("bias") and solver.BIAS_LR_FACTOR != 1
+        as_norm = id(parameter) in decayed_as_norms
+        groups.setdefault((depth, is_bias, as_norm), []).append(parameter)
     out: list[dict[str, object]] = []
-    for depth, bias, norm in sorted(groups):
-        factor = solver.LAYER_DECAY ** (heads - depth) * (
-            solver.BIAS_LR_FACTOR if bias else 1
-        )
-        decay = solver.WEIGHT_DECAY_NORM if norm else solver.WEIGHT_DECAY
-        members = groups[depth, bias, norm]
-        out.append(
-            {"params": members, "lr": solver.BASE_LR * factor, "weight_decay": decay}
-        )
+    for depth, is_bias, as_norm in sorted(groups):
+        factor = solver.LAYER_DECAY ** (heads_depth - depth)
+        if is_bias:
+            factor *= solver.BIAS_LR_FACTOR
+        group: dict[str, object] = {
+            "params": groups[depth, is_bias, as_norm],
+            "lr": solver.BASE_LR * factor,
+            "weight_decay": solver.WEIGHT_DECAY_NORM
+            if as_norm
+            else solver.WEIGHT_DECAY,
+        }
+        out.append(group)
     return out
 
 
-# The checkpoint that a detector starts from, and the proof that it arrived: equal maps
+# The checkpoint that a detector starts from, and the proof that its weights arrived: equal maps
 
 
 def read_trunk(
     checkpoint: Path | None, model_weights: str, arch: str, seed: int
 ) -> Checkpoint:
     """Read --checkpoint X or MODEL.WEIGHTS FILE; MODEL.WEIGHTS random is a fresh trunk of `arch`.
-    Without weights it refuses: a detector trained from scratch by mistake only looks a bit low."""
+
+    Raises BadInput without any weights: a detector that is trained from scratch by mistake would
+    only look a bit low.
+    """
     if checkpoint is not None and model_weights:
         raise BadInput(
             f"--checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one"
@@ -386,12 +446,13 @@ def read_trunk(
         raise BadInput(
             f"MODEL.WEIGHTS {model_weights}: a run downloads nothing; give a local file"
         )
-    file = checkpoint or (Path(model_weights) if model_weights else None)
-    if file is None:
-        raise BadInput(
-            f"no weights: give --checkpoint X, MODEL.WEIGHTS OUT.pkl or MODEL.WEIGHTS {RANDOM}"
-        )
-    return importing.read(file)
+    if checkpoint is not None:
+        return importing.read(checkpoint)
+    if model_weights:
+        return importing.read(Path(model_weights))
+    raise BadInput(
+        f"no weights: give --checkpoint X, MODEL.WEIGHTS OUT.pkl or MODEL.WEIGHTS {RANDOM}"
+    )
 
 
 def check_features(
@@ -400,11 +461,13 @@ def check_features(
     engine: DetectionEngine,
     sides: tuple[int, int],
 ) -> float:
-    """Return the largest relative difference between the maps of `trunk` and of the loaded
-    detector, for images of (height, width) `sides`. BadInput above the tolerance: half of the names
-    matched, or another convolution strides."""
-    # The noise is what the trunk sees after normalisation; how the engine normalises is not looked
-    # at here. At the size of testing, where position embeddings are resized.
+    """Return the largest relative difference between the maps of `trunk` and of the loaded detector.
+
+    Their images have (height, width) `sides`, those of testing, because position embeddings are
+    resized for them. Raises BadInput for a difference above TOLERANCE: then only some of the names
+    matched, or another convolution strides.
+    """
+    # The noise stands for normalised images, so this does not check how the engine normalises.
     noise = torch.randn(2, 3, *sides, generator=seeding.generator(0, "feature check"))
     x = noise.to(engine.device)
     with torch.no_grad():
@@ -414,8 +477,10 @@ def check_features(
     names = ("C2", "C3", "C4", "C5") if len(own) > 1 else ("map",)
     for name, a, b in zip(names, own, engine.stages(x), strict=True):
         if a.shape != b.shape:
-            shapes = f"{tuple(b.shape)}, the checkpoint's {tuple(a.shape)}"
-            raise BadInput(f"{engine.name}: {name} of the detector is {shapes}")
+            raise BadInput(
+                f"{engine.name}: {name} of the detector is {tuple(b.shape)}, "
+                f"the checkpoint's {tuple(a.shape)}"
+            )
         difference = float((a - b).abs().max() / a.abs().max().clamp(min=1e-12))
         if not difference <= TOLERANCE:  # not `>`: NaN is refused too
             raise BadInput(

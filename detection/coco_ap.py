@@ -1,9 +1,10 @@
-"""Computes intervals for COCO's AP: the images are drawn anew, many times.
+"""Computes COCO's AP of many bootstrap draws of the images, from which intervals follow.
 
-Matching is per image, so a draw counts an image's detections as often as it has the image. Only
-hits matter, a few in a hundred detections: precision rises at a hit and falls between two. Counts
-are whole numbers, which float64 adds without rounding in any order, so a draw's AP is, bit by bit,
-what COCOeval.accumulate would make of all detections (benchmarks/ap_intervals.txt).
+Detections are matched within an image, so the matching need not be repeated: a draw counts an
+image's detections as often as it has the image. Only the hits matter, a few in a hundred detections,
+because precision rises at a hit and falls between two. All counts are whole numbers, which float64
+adds without rounding in any order. A draw's AP is therefore, bit by bit, what COCOeval.accumulate
+would compute from all its detections (benchmarks/ap_intervals.txt).
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from scipy import sparse
 from torch import Tensor
 
 BLOCK = 100  # draws at a time: the 11,000 people of COCO, all found, are 9 MB for 100
-# numpy's, as COCOeval has them: torch's differ in the last bit, which a recall of 0.35 is on.
+# COCOeval has numpy's linspace, too. torch's differs in the last bit, and then a recall of 0.35 is
+# read off at another hit.
 RECALLS = np.linspace(0, 1, 101)
 
 
@@ -23,28 +25,35 @@ RECALLS = np.linspace(0, 1, 101)
 class RankedDetections:
     """One category's D detections in N images, the surest first, at T thresholds of overlap."""
 
-    image: np.ndarray  # (D,): the image's place in the list
+    image: np.ndarray  # (D,): the index of the detection's image
     hit: np.ndarray  # (T, D) bool: it found an object that counts
-    miss: np.ndarray  # (T, D) bool: it found none; what is ignored is neither
-    truths: np.ndarray  # (N,) float64: objects to be found in each image
+    miss: np.ndarray  # (T, D) bool: it found none; an ignored detection is neither
+    truths: np.ndarray  # (N,) float64: how many objects of each image count
 
 
 def aps(ranked: RankedDetections, blocks: Sequence[np.ndarray]) -> Tensor:
-    """Compute one category's AP, from 0 to 1, for each draw and threshold: (draws, T). `blocks` (N,
-    b) say how often a draw has each image. Where a draw has no object the AP has no meaning."""
-    needed = [_needed(ranked.truths @ weight) for weight in blocks]
+    """Compute one category's AP, from 0 to 1, of each draw at each threshold: (draws, T).
+
+    `blocks` hold the draws, b in each: how often a draw has each image, (N, b). The AP of a draw
+    without any object is meaningless; the caller must leave it out.
+    """
+    needed = [_hits_needed(ranked.truths @ weight) for weight in blocks]
     out = []
     for hit, miss in zip(ranked.hit, ranked.miss, strict=True):
         out.append(_average_precision(ranked.image, hit, miss, blocks, needed))
     return torch.stack(out, 1)
 
 
-def _needed(positives: np.ndarray) -> np.ndarray:
-    """(b,) objects -> (b, 101): the least number of hits whose share of them, a rounded quotient,
-    reaches each recall; 1 for a recall of 0."""
-    of = np.maximum(positives, 1)[:, None]
-    least = np.floor(RECALLS * of)
-    least += least / of < RECALLS
+def _hits_needed(objects: np.ndarray) -> np.ndarray:
+    """Return the least number of hits that reaches each recall: (b,) objects -> (b, 101).
+
+    A recall of 0 needs one hit, as it is read off at the first.
+    """
+    total = np.maximum(objects, 1)[:, None]
+    least = np.floor(RECALLS * total)
+    # COCOeval compares the rounded quotient hits / objects with the recall. Where that of the floor
+    # is still below it, one hit more is needed.
+    least += least / total < RECALLS
     return np.maximum(least, 1).astype(np.intp)
 
 
@@ -55,40 +64,49 @@ def _average_precision(
     blocks: Sequence[np.ndarray],
     needed: Sequence[np.ndarray],
 ) -> Tensor:
-    """AP of each draw, (draws,), from hit and miss (D,) of ranked detections."""
+    """Compute the AP of each draw, (draws,), from the hits and misses (D,) at one threshold."""
     hits = np.flatnonzero(hit)
-    # The detections before and at each hit, since the one before it, as a (hits, N) matrix: times
-    # an image's weight it is how many a draw counts there.
+    # For each hit, the images of the detections that count since the hit before it, itself
+    # included, as a (hits, N) matrix of counts. Its product with a draw's weights is how many
+    # detections the draw counts there.
     counted = np.flatnonzero(hit | miss)
-    place = np.searchsorted(hits, counted)
-    before = place < len(hits)  # what comes after the last hit lowers no precision
-    entries = (np.ones(before.sum()), (place[before], image[counted[before]]))
-    between = sparse.csr_matrix(entries, shape=(len(hits), len(blocks[0])))
-    read = []
+    next_hit = np.searchsorted(hits, counted)
+    # Detections after the last hit lower no precision that is read off.
+    relevant = next_hit < len(hits)
+    rows, columns = next_hit[relevant], image[counted[relevant]]
+    since_last_hit = sparse.csr_matrix(
+        (np.ones(len(rows)), (rows, columns)), shape=(len(hits), len(blocks[0]))
+    )
+    read_off = []
     for weight, least in zip(blocks, needed, strict=True):
-        # 1. Precision after each hit, (hits + 1, b); 0 in the place of a hit that there is not
+        # 1. Precision after each hit, (hits + 1, b). The last row, 0, stands for a hit that does
+        #    not exist.
         times = weight[image[hits]]
+        true = times.cumsum(0)
+        detections = (since_last_hit @ weight).cumsum(0)
         precision = np.zeros((len(hits) + 1, weight.shape[1]))
-        precision[:-1] = times.cumsum(0) / (
-            (between @ weight).cumsum(0) + np.spacing(1)
-        )
+        precision[:-1] = true / (detections + np.spacing(1))
         # 2. The best precision at that recall or a larger one
         upwards = precision[::-1]
         np.maximum.accumulate(upwards, axis=0, out=upwards)
-        # 3. Read off at 101 recalls; 0 where a recall is not reached
+        # 3. The mean of what is read off at 101 recalls; 0 where a recall is not reached
         draw = np.arange(weight.shape[1])[:, None]
-        read.append(precision[_nth_hits(times, least), draw])
-    return torch.from_numpy(np.concatenate(read)).mean(1)
+        read_off.append(precision[_nth_hits(times, least), draw])
+    return torch.from_numpy(np.concatenate(read_off)).mean(1)
 
 
 def _nth_hits(times: np.ndarray, nth: np.ndarray) -> np.ndarray:
-    """Find each draw's n-th hit, for (b, R) n from 1: (b, R) indices of hits, h where there are
-    fewer. Each of h hits counts `times` (h, b) in b draws."""
+    """Find the n-th hit of each draw, where each of h hits counts `times` (h, b) in b draws.
+
+    `nth` (b, R) are R numbers n of each draw, from 1. Returns the indices of the hits, (b, R), and h
+    where a draw has fewer than n.
+    """
     h, b = times.shape
     counts = times.T.astype(np.intp, order="C")
-    # 1. All draws' hits in one row, one draw's behind another's, each as often as it counts; and h
-    of = np.append(np.repeat(np.tile(np.arange(h), b), counts.reshape(-1)), h)
-    # 2. A draw's n-th is the n-th from where its own begin.
+    # 1. List every draw's hits, each as often as it counts, one draw behind the other; then h.
+    listed = np.repeat(np.tile(np.arange(h), b), counts.reshape(-1))
+    listed = np.append(listed, h)
+    # 2. A draw's n-th hit is the n-th from where its own hits begin.
     total = counts.sum(1)[:, None]
     begin = total.cumsum(0) - total
-    return of[np.where(nth <= total, begin + nth - 1, -1)]
+    return listed[np.where(nth <= total, begin + nth - 1, -1)]

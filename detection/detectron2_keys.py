@@ -1,8 +1,9 @@
-"""Lists the keys of Detectron2's config, and what its engine makes of each.
+"""Lists the keys of Detectron2's config that its engine honours, and refuses the others.
 
 A key that is accepted and then ignored would stand in a protocol without having decided anything.
-So an honoured key changes what runs; a neutral one (protocol.NEUTRAL) may differ between two runs
-of one protocol; any other must have Detectron2's own value. A test changes every key.
+Therefore every key is of one of three kinds: an honoured key changes what runs; a neutral key
+(protocol.NEUTRAL) may differ between two runs of one protocol; any other key must have Detectron2's
+own value. A test changes every key.
 
 The torchvision engine needs no such table: it reads what configs/detection/_base_rcnn_fpn.yaml
 states and dialect.DEFAULTS holds, and refuses everything else.
@@ -14,7 +15,7 @@ from backbench.detection.dialect import Given, Value
 from backbench.detection.protocol import NEUTRAL
 from backbench.errors import BadInput
 
-# A word with a colon is the group of the keys behind it
+# A word with a colon is the group of the keys that follow it.
 _HONOURED = """
 MODEL: MASK_ON KEYPOINT_ON META_ARCHITECTURE WEIGHTS PIXEL_MEAN PIXEL_STD
 MODEL.BACKBONE: NAME FREEZE_AT
@@ -60,11 +61,16 @@ for _word in _HONOURED.split():
 def check(given: Given, defaults: Mapping[str, Value]) -> None:
     """Raise BadInput for a key, neither honoured nor neutral, that differs from `defaults`."""
     for key, value in given.values.items():
-        if key in HONOURED or key in NEUTRAL or key not in defaults:
-            continue  # a key that Detectron2 has not is refused where it is merged
+        if key in HONOURED or key in NEUTRAL:
+            continue
+        if key not in defaults:
+            # Detectron2 does not know it. It is refused where the config is merged.
+            continue
         if _as_lists(value) != _as_lists(defaults[key]):
-            idle = f"{key} {value!r} would decide nothing here"
-            raise BadInput(f"{given.path}: {idle}; leave it at {defaults[key]!r}")
+            raise BadInput(
+                f"{given.path}: {key} {value!r} would decide nothing here; "
+                f"leave it at {defaults[key]!r}"
+            )
     if given.get("VERSION", 2) != 2:
         raise BadInput(
             f"{given.path}: VERSION {given.get('VERSION')}: only Detectron2's 2"
@@ -72,5 +78,7 @@ def check(given: Given, defaults: Mapping[str, Value]) -> None:
 
 
 def _as_lists(value: Value) -> Value:
-    """Turn tuples into lists, so that the two compare equal."""
-    return [_as_lists(v) for v in value] if isinstance(value, list | tuple) else value
+    """Turn tuples into lists at all depths, so that the two compare equal."""
+    if isinstance(value, list | tuple):
+        return [_as_lists(v) for v in value]
+    return value

@@ -1,7 +1,9 @@
-"""Reads Detectron2's YAML, with `_BASE_` and `KEY VALUE` overrides, by fvcore's CfgNode. There is
-no copy of Detectron2's defaults: configs/detection/_base_rcnn_fpn.yaml states every key that the
-torchvision engine reads; a config that has others, or leaves one out, is refused by name. The
-Detectron2 engine merges the same files over its own defaults."""
+"""Reads Detectron2's dialect of YAML, with `_BASE_` and `KEY VALUE` overrides, by fvcore's CfgNode.
+
+There is no copy of Detectron2's defaults. configs/detection/_base_rcnn_fpn.yaml states every key
+that the torchvision engine reads; a config that has others, or leaves one out, is refused by name.
+The Detectron2 engine merges the same files over its own defaults.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +20,12 @@ from backbench.requests.detect import DetectRequest
 KIND = "detection"
 BASE = "_base_rcnn_fpn.yaml"
 DEVICE_KEY = "MODEL.DEVICE"
-AMP_ENABLED, AMP_PRECISION = "SOLVER.AMP.ENABLED", "SOLVER.AMP.PRECISION"
+AMP_ENABLED = "SOLVER.AMP.ENABLED"
+AMP_PRECISION = "SOLVER.AMP.PRECISION"
 
-# Keys that any config may leave out. The checkpoint owns those of the pixels and the trunk's name,
-# each here with a value of its type; the device is where it runs.
 PIXELS = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
+# Keys that any config may leave out, because the checkpoint owns the pixels and the trunk's name,
+# and the machine the device. The values only say of which type a stated one must be.
 OPTIONAL: dict[str, Value] = {
     "MODEL.PIXEL_MEAN": [0.0],
     "MODEL.PIXEL_STD": [1.0],
@@ -30,15 +33,16 @@ OPTIONAL: dict[str, Value] = {
     DEVICE_KEY: "auto",
     "MODEL.TRUNK.ARCH": "",
 }
-# Keys of the backbones that are ours (`backbones.is_resnet`); Detectron2 has none of these.
+# Keys of our backbones (see `backbones.is_resnet`), which Detectron2 does not have
 OURS: dict[str, Value] = {
-    "MODEL.TRUNK.FROZEN": False,  # else it is trained
-    "MODEL.TRUNK.DROP_PATH": 0.0,  # stochastic depth of its last block
+    "MODEL.TRUNK.FROZEN": False,  # else the trunk is trained
+    "MODEL.TRUNK.DROP_PATH": 0.0,  # the rate of stochastic depth in the trunk's last block
     "MODEL.TRUNK.MAP_NORM": False,  # a layer norm on each of its maps, trained with the heads
     "SOLVER.OPTIMIZER": "SGD",  # or ADAMW
-    "SOLVER.LAYER_DECAY": 1.0,  # of the rate, from one of its layers to the one before
+    "SOLVER.LAYER_DECAY": 1.0,  # the factor on the rate from one layer to the one before it
 }
-# Others, each with the value that it then has, Detectron2's own: stated so, it changes nothing.
+# Other keys that a config may leave out, and the values that they then have. They are Detectron2's
+# own defaults, so stating one of them changes nothing.
 DEFAULTS: dict[str, Value] = {
     "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
     "SOLVER.WARMUP_METHOD": "linear",
@@ -63,29 +67,35 @@ class Given:
 
 
 def read(name: str, opts: Sequence[str]) -> Given:
-    """The config by path or name, with `KEY VALUE` overrides. BadInput names the file or key."""
+    """Read a config by its path or name, with `KEY VALUE` overrides.
+
+    Raises BadInput that names the file or the key.
+    """
     path = config.find_recipe(name, KIND)
     values = read_detector(path)
-    # The shipped bases state ImageNet's pixels for Detectron2 by itself
+    # The shipped bases state ImageNet's pixels, for those who use Detectron2 alone. The user has not
+    # stated them, so they are no claim about the checkpoint.
     base = read_detector(config.configs_dir() / KIND / BASE)
     for key in PIXELS:
         if key in values and list(values[key]) == list(base[key]):
             del values[key]
-    opts = [o for o in opts if o != "--"]
-    if len(opts) % 2:
-        raise BadInput(f"overrides come as KEY VALUE pairs; '{opts[-1]}' has no value")
-    for key, text in zip(opts[::2], opts[1::2]):
-        # A flag or a file among the overrides is no key
-        parts = key.split(".")
-        if not all(
-            part.replace("_", "").isalnum() and part.isupper() for part in parts
-        ):
-            wanted = (
-                "expected KEY VALUE as in SOLVER.BASE_LR 0.01; flags go before them"
+    words = [word for word in opts if word != "--"]
+    if len(words) % 2:
+        raise BadInput(f"overrides come as KEY VALUE pairs; '{words[-1]}' has no value")
+    for key, text in zip(words[::2], words[1::2]):
+        if not _is_key(key):
+            raise BadInput(
+                f"override '{key} {text}': expected KEY VALUE as in SOLVER.BASE_LR 0.01; "
+                "flags go before them"
             )
-            raise BadInput(f"override '{key} {text}': {wanted}")
         values[key] = CfgNode._decode_cfg_value(text)
     return Given(path, values)
+
+
+def _is_key(word: str) -> bool:
+    """Return True for a key, False for a flag or a file among the overrides."""
+    parts = word.split(".")
+    return all(part.isupper() and part.replace("_", "").isalnum() for part in parts)
 
 
 def check(request: DetectRequest) -> None:
@@ -100,7 +110,10 @@ def shipped(path: Path) -> Given:
 
 
 def embedded(given: Given) -> CfgNode:
-    """The config for the torchvision engine; BadInput for an unknown, missing or mistyped key."""
+    """Make the torchvision engine's config.
+
+    Raises BadInput for a key that is unknown, missing or of a wrong type.
+    """
     # The keys that the engine takes, each with a value of its type
     known = {
         **read_detector(config.configs_dir() / KIND / BASE),
@@ -130,12 +143,12 @@ def embedded(given: Given) -> CfgNode:
 
 
 def merge(cfg: CfgNode, given: Given) -> None:
-    """Set the given values in `cfg`. Types must agree; a whole number may stand for a fraction."""
+    """Set the given values in `cfg`. Raises BadInput for an unknown key or a value of a wrong type."""
     known = flat(cfg)
     for key, value in given.values.items():
         if key not in known:
             raise BadInput(f"{given.path}: no such key '{key}'; {nearest(key, known)}")
-        # CfgNode compares types, and has `SOLVER.BASE_LR 1` for a mistake.
+        # CfgNode compares types, so it would refuse `SOLVER.BASE_LR 1`.
         whole = isinstance(known[key], float) and type(value) is int
         try:
             cfg.merge_from_list([key, float(value) if whole else value])

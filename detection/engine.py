@@ -1,8 +1,9 @@
 """Defines an engine's interface: all that the program knows of a detector.
 
-An iteration is a pure function of the weights, the optimiser's state, the seed and its number, not
-of what ran before it or the number of workers. So a continued run equals one never stopped. The
-caller seeds torch's and numpy's global generators for each step.
+An iteration is a pure function of the weights, the optimiser's state, the seed and the iteration's
+number. It does not depend on what ran before it, or on the number of workers, so a continued run
+equals one that was never stopped. The caller seeds torch's and numpy's global generators before each
+step.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}  # SOLVER.AMP.PRECI
 
 
 class MixedPrecision:
-    """Autocast and loss scaling for training steps in both engines: off (`dtype` is None),
-    bfloat16, or float16 with a scaled loss. Evaluation and the re-estimation of batch norm run
-    without it, as in Detectron2 (engine/train_loop.py::AMPTrainer, and its PreciseBN hook)."""
+    """Autocast and loss scaling for the training steps of both engines.
+
+    It is off (`dtype` is None), bfloat16, or float16 with a scaled loss. Evaluation and the
+    re-estimation of batch norm run without it, as in Detectron2 (engine/train_loop.py::AMPTrainer,
+    and its PreciseBN hook).
+    """
 
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         amp = cfg.SOLVER.AMP
@@ -49,7 +53,7 @@ class MixedPrecision:
         self.dtype = PRECISIONS[amp.PRECISION] if amp.ENABLED else None
         if self.dtype is torch.bfloat16:
             precision.warn_if_slow(device.type)
-        # bfloat16 reaches as far as float32: only float16's gradients would vanish.
+        # bfloat16 has float32's range, so only float16's small gradients would vanish.
         self.scaler = torch.amp.GradScaler(
             self.device, enabled=self.dtype is torch.float16
         )
@@ -71,16 +75,23 @@ class DetectionEngine(ABC):
     """A detector with its trunk loaded, its optimiser and its stream of training images."""
 
     name: str  # in commands and results
-    model: nn.Module  # the whole network; its state dict is what is saved and scored
-    optimizer: (
-        torch.optim.Optimizer
-    )  # the caller sets its groups' rates before each step
-    amp: MixedPrecision  # of `step`; its scaler is saved with the optimiser
-    parallel: nn.Module  # `model`, or DDP around it where several ranks train
+    # The whole network; its state dict is what is saved and scored.
+    model: nn.Module
+    # The caller sets its groups' rates before each step.
+    optimizer: torch.optim.Optimizer
+    # For `step`; its scaler is saved with the optimiser.
+    amp: MixedPrecision
+    # `model`, or DDP around it where several ranks train
+    parallel: nn.Module
 
     def __init__(self, p: Prepared, device: torch.device) -> None:
-        self.cfg, self.checkpoint, self.flip_map = p.cfg, p.checkpoint, p.train.flip
-        self.task, self.seed, self.device = p.task, p.seed, device
+        self.cfg = p.cfg
+        self.checkpoint = p.checkpoint
+        self.flip_map = p.train.flip
+        self.task = p.task
+        self.seed = p.seed
+        self.device = device
+        # The heads' fresh weights are drawn next.
         seeding.seed_everything(p.seed, "detector")
         self.model = self.build()
         self.optimizer = self.build_optimizer()
@@ -91,34 +102,49 @@ class DetectionEngine(ABC):
     @staticmethod
     @abstractmethod
     def read_config(given: Given) -> CfgNode:
-        """Put the given values over the engine's defaults; BadInput for an unknown key or value."""
+        """Put the given values over the engine's defaults. Raises BadInput for an unknown key or
+        value."""
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """The network on its device, with the checkpoint's trunk and fresh heads."""
+        """Build the network on its device, with the checkpoint's trunk and fresh heads."""
 
     @abstractmethod
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """The optimiser of `model` that the config's SOLVER asks for."""
+        """Make the optimiser of `model` that the config's SOLVER asks for."""
 
     @abstractmethod
     def stages(self, x: Tensor) -> list[Tensor]:
-        """C2..C5 of a batch (N, 3, H, W), each (N, C, H/s, W/s); in eval mode, no gradient."""
+        """Compute the trunk's maps of a batch (N, 3, H, W), each (N, C, H / stride, W / stride).
+
+        This is in evaluation mode and without a gradient.
+        """
 
     @abstractmethod
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         """Open the stream of this rank's batches for iterations `first` to `last` - 1."""
 
     def slots(self, records: Sequence[ImageRecord], first: int, last: int) -> Slots:
-        """This rank's places in the order of images."""
-        solver, grouped = self.cfg.SOLVER, self.cfg.DATALOADER.ASPECT_RATIO_GROUPING
-        order = ImageOrder(records, solver.IMS_PER_BATCH, self.seed, grouped=grouped)
-        rank, world = distributed.rank(), distributed.world_size()
-        return Slots(order, first=first, last=last, rank=rank, world=world)
+        """Return this rank's places in the order of images."""
+        order = ImageOrder(
+            records,
+            self.cfg.SOLVER.IMS_PER_BATCH,
+            self.seed,
+            grouped=self.cfg.DATALOADER.ASPECT_RATIO_GROUPING,
+        )
+        return Slots(
+            order,
+            first=first,
+            last=last,
+            rank=distributed.rank(),
+            world=distributed.world_size(),
+        )
 
     def spread(self) -> None:
-        """Put DDP around the network where several ranks train, which are joined by now. Buffers
-        stay a rank's own: batch norm's are equal on all."""
+        """Put DDP around the network where several ranks train; they must have joined by now.
+
+        Buffers are not broadcast, because those of batch norm are equal on all ranks.
+        """
         if distributed.world_size() > 1 and self.parallel is self.model:
             ids = [self.device.index] if self.device.type == "cuda" else None
             self.parallel = nn.parallel.DistributedDataParallel(
@@ -127,28 +153,32 @@ class DetectionEngine(ABC):
 
     @abstractmethod
     def losses(self) -> dict[str, Tensor]:
-        """The next batch's loss terms, 0-dim, to be summed; the model must be in training mode."""
+        """Return the loss terms of the next batch, 0-dim, whose sum is the loss.
+
+        The model must be in training mode.
+        """
 
     @abstractmethod
     def step(self) -> dict[str, Tensor]:
-        """Train on the next batch at the optimiser's rates; its loss terms, detached."""
+        """Train on the next batch at the optimiser's rates. Returns the loss terms, detached."""
 
     @abstractmethod
     def read(self, record: ImageRecord) -> Any:
-        """Read one image as `detect` takes it; BadInput if unreadable or not of the stated size."""
+        """Read one image for `detect`. Raises BadInput if it is unreadable or has another size than
+        stated."""
 
     @abstractmethod
     def detect(self, image: Any, record: ImageRecord) -> list[Detection]:
-        """The detections in what `read` made of a record, in the file's pixels; labels from 0."""
+        """Detect objects in what `read` made of the record: in pixels of the file, labels from 0."""
 
     def predict(self, record: ImageRecord) -> list[Detection]:
-        """One image's detections, as `detect` says them."""
+        """Read one image and return its detections."""
         return self.detect(self.read(record), record)
 
     def predictions(
         self, records: Sequence[ImageRecord], *, workers: int
     ) -> Iterator[list[Detection]]:
-        """`predict` of each record in turn; `workers` read ahead while the network works."""
+        """Yield the detections of each record; `workers` read ahead while the network works."""
         indices = [[i] for i in range(len(records))]
         images = loading.batches(
             ToDetect(self, records), indices, workers=workers, collate=list
@@ -156,37 +186,42 @@ class DetectionEngine(ABC):
         for record, image in zip(records, images, strict=True):
             if isinstance(image, Unreadable):
                 raise BadInput(image.error)
-            # Detections are lists: whatever the device, they are there when it returns
+            # `detect` returns lists, so a GPU has finished by then and the clock need not wait for
+            # it.
             with self._clock.around(self.checkpoint.digest, 1, torch.device("cpu")):
                 detections = self.detect(image[0], record)
             yield detections
 
     @property
     def images_per_second(self) -> float | None:
-        """Through the whole detector, one by one, in the last `predictions` of this process."""
+        """The speed of the whole detector, image by image, in this process's last `predictions`."""
         return self._clock.rate(self.checkpoint.digest)
 
 
 class ToDetect(Dataset[Any]):
-    """Images as an engine reads them."""
+    """Reads images for an engine's `detect`."""
 
     def __init__(self, engine: DetectionEngine, records: Sequence[ImageRecord]) -> None:
-        self.engine, self.records = engine, records
+        self.engine = engine
+        self.records = records
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, place: int) -> Any:
-        return self.engine.read(self.records[place])
+    def __getitem__(self, index: int) -> Any:
+        return self.engine.read(self.records[index])
 
 
 @torch.no_grad()
 def reestimate_batch_norm(
     engine: DetectionEngine, records: Sequence[ImageRecord], *, batches: int, after: int
 ) -> None:
-    """Detectron2's PreciseBN hook: batch norm's statistics become true averages at the final
-    weights, over the training batches of iterations `after`, `after + 1`... fvcore's own function
-    knows no batch norm but torch's, and takes one rank's samples for those of all."""
+    """Replace batch norm's running statistics by true averages at the final weights.
+
+    They are over as many training batches as `batches` says, those of the iterations from `after`
+    on. This is Detectron2's PreciseBN hook. fvcore's own function knows no batch norm but torch's,
+    and takes one rank's samples for those of all.
+    """
     engine.model.train()
     averages = []
     for layer in engine.model.modules():
@@ -203,13 +238,13 @@ def reestimate_batch_norm(
 
 
 class AverageStatistics:
-    """The mean and variance of all samples that a batch norm layer sees in several batches of all
+    """Computes the mean and variance of all that a batch norm layer sees in several batches of all
     ranks: fvcore/nn/precise_bn.py::_PopulationVarianceEstimator, from sums instead of averages."""
 
     def __init__(self, layer: _BatchNorm) -> None:
         assert layer.running_mean is not None
         self.layer = layer
-        # Of each channel: how many, their sum, and that of their squares
+        # For each channel: the number of samples, their sum, and the sum of their squares
         self.sums = layer.running_mean.new_zeros(
             3, layer.num_features, dtype=torch.float64
         )
@@ -224,11 +259,11 @@ class AverageStatistics:
     def finish(self) -> None:
         self.hook.remove()
         count, total, square = distributed.sum_over_ranks(self.sums)
-        if count[0] == 0:  # some trunks have layers that no map of a detector uses
+        if count[0] == 0:
+            # Some trunks have layers that no map of a detector uses.
             return
         mean = total / count
-        assert (
-            self.layer.running_mean is not None and self.layer.running_var is not None
-        )
+        assert self.layer.running_mean is not None
+        assert self.layer.running_var is not None
         self.layer.running_mean.copy_(mean)
         self.layer.running_var.copy_(square / count - mean.square())

@@ -1,10 +1,11 @@
 """Runs the reference, Detectron2's model, mapper, loader, optimiser and trainer, with exact resume.
 
 This file and engine_detectron2_backbones.py import detectron2, which is on no package index (`make
-detectron2` installs it); voc_ap.py uses its VOC evaluator. What is ours: strict loading (Detectron2
-only logs what did not match), the order of images, one seed per iteration and per image, and the
-loop that calls its trainer, so that a killed run continues as if it had not been. Its evaluator
-only turns predictions into COCO's format; AP comes from evaluate.py, for both engines.
+detectron2` installs it); voc_ap.py uses its VOC evaluator. Four things are ours: strict loading
+(Detectron2 only logs what did not match), the order of images, one seed per iteration and per image,
+and the loop that calls its trainer. With them a killed run continues as if it had not been killed.
+Of Detectron2's evaluation only the conversion to COCO's format is used; AP comes from evaluate.py,
+for both engines.
 """
 
 import io
@@ -29,7 +30,8 @@ from backbench.runs.state import signals_blocked
 
 try:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit.script and pkg_resources
+        # torch.jit.script and pkg_resources, which it uses, are deprecated.
+        warnings.simplefilter("ignore")
         from detectron2.config import CfgNode, get_cfg
         from detectron2.data import DatasetMapper, build_detection_train_loader
         from detectron2.data.detection_utils import (
@@ -45,9 +47,8 @@ try:
         from detectron2.utils.events import EventStorage
         from detectron2.utils.file_io import PathHandler, PathManager
 
-        from backbench.detection.engine_detectron2_backbones import (
-            trunk_of,
-        )  # which registers ours
+        # This import registers our backbones, too.
+        from backbench.detection.engine_detectron2_backbones import trunk_of
 except ImportError as error:
     raise BadInput(
         f"--engine detectron2: it is not usable here ({error}); `make detectron2` installs it, "
@@ -56,7 +57,7 @@ except ImportError as error:
 
 
 class SpanHandler(PathHandler):
-    """Detectron2's mapper opens images through PathManager: those in containers, too."""
+    """Opens images in containers, for Detectron2's mapper, which opens them by PathManager."""
 
     def _get_supported_prefixes(self) -> list[str]:
         return [PREFIX]
@@ -69,14 +70,13 @@ class SpanHandler(PathHandler):
 
 PathManager.register_handler(SpanHandler(), allow_override=True)
 
-ModelInput: TypeAlias = dict[
-    str, object
-]  # image, instances, ...: what Detectron2's models take
+# What Detectron2's models take of an image: image, instances, height, ...
+ModelInput: TypeAlias = dict[str, object]
 
 
 @ROI_HEADS_REGISTRY.register()
 class Res5ROIHeadsExtraNorm(Res5ROIHeads):
-    """The C4 head of MoCo (arXiv:1911.05722): batch norm after res5, for finetuned trunks."""
+    """MoCo's C4 head (arXiv:1911.05722), with batch norm after res5 for trunks that are finetuned."""
 
     @classmethod
     def _build_res5_block(cls, cfg: CfgNode) -> tuple[nn.Sequential, int]:
@@ -86,21 +86,21 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
 
 
 def defaults() -> CfgNode:
-    """Detectron2's, and the keys that are ours."""
+    """Return Detectron2's default config with our keys added."""
     cfg = get_cfg()
     cfg.SOLVER.AMP.PRECISION = dialect.DEFAULTS[dialect.AMP_PRECISION]
     cfg.MODEL.TRUNK = CfgNode({"ARCH": ""})
     for key, value in dialect.OURS.items():
-        group, last = key.rsplit(".", 1)
+        *groups, last = key.split(".")
         node = cfg
-        for part in group.split("."):
-            node = node[part]
+        for group in groups:
+            node = node[group]
         node[last] = value
     return cfg
 
 
 class FlatSlots(torch.utils.data.Sampler[tuple[int, int, int]]):
-    """One rank's keys of SeededImages: Detectron2's loader makes batches of single images."""
+    """Yields one rank's keys of SeededImages one by one; Detectron2's loader makes the batches."""
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
@@ -111,8 +111,10 @@ class FlatSlots(torch.utils.data.Sampler[tuple[int, int, int]]):
 
 
 class SeededImages(torch.utils.data.Dataset[ModelInput]):
-    """(iteration, slot, record), a key of order.Slots -> the image as the model takes it. The
-    mapper's augmentations draw from the global generators, which are seeded for this image."""
+    """Makes the model's input for a key of order.Slots, (iteration, slot, record).
+
+    The mapper's augmentations draw from the global generators, which are seeded for each image.
+    """
 
     def __init__(
         self,
@@ -122,7 +124,10 @@ class SeededImages(torch.utils.data.Dataset[ModelInput]):
         batch: int,
         seed: int,
     ) -> None:
-        self.records, self.mapper, self.batch, self.seed = records, mapper, batch, seed
+        self.records = records
+        self.mapper = mapper
+        self.batch = batch
+        self.seed = seed
 
     def __getitem__(self, key: tuple[int, int, int]) -> ModelInput:
         iteration, slot, index = key
@@ -142,15 +147,16 @@ def mapped(mapper: DatasetMapper, record: ImageRecord) -> ModelInput:
 
 
 def standard_dict(record: ImageRecord) -> dict[str, object]:
-    """The record as the mapper wants it: with the enumeration BoxMode itself, not its number."""
-    objects = [
-        {**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]
-    ]
+    """Return the record as the mapper wants it, with BoxMode's enumeration for its number."""
+    objects = []
+    for annotation in record["annotations"]:
+        objects.append({**annotation, "bbox_mode": BoxMode(annotation["bbox_mode"])})
     return {**record, "annotations": objects}
 
 
 def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> DatasetMapper:
-    """DatasetMapper.from_config, but for the keypoints' flip, which it looks up in a registry."""
+    """Build the mapper as DatasetMapper.from_config does, except that the partners of mirrored
+    keypoints are given instead of looked up in Detectron2's registry of datasets."""
     return DatasetMapper(
         is_train=True,
         augmentations=build_augmentation(cfg, is_train=True),
@@ -163,7 +169,7 @@ def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> DatasetMapper:
 
 
 class LossKeepingTrainer(SimpleTrainer):
-    """Detectron2's trainer; losses are kept for our metrics, not gathered into its storage."""
+    """Detectron2's trainer, which keeps the losses for our metrics instead of writing its own."""
 
     losses: dict[str, Tensor]
     amp: MixedPrecision
@@ -172,7 +178,7 @@ class LossKeepingTrainer(SimpleTrainer):
         if self.amp.dtype is None:
             super().run_step()
             return
-        # AMPTrainer's own step, which insists on CUDA and on a scaler for bfloat16, too
+        # This is the step of AMPTrainer, which insists on CUDA, and on a scaler even for bfloat16.
         data = next(self._data_loader_iter)
         with self.amp.autocast():
             losses = self.model(data)
@@ -190,8 +196,11 @@ class LossKeepingTrainer(SimpleTrainer):
 
 
 class WideSyncBatchNorm(NaiveSyncBatchNorm):
-    """Sums a bfloat16 batch's statistics over several processes in float32, as Detectron2 by itself
-    does for float16 and torch's SyncBatchNorm for both: of E[x^2] - E[x]^2, 8 bits leave nothing."""
+    """Computes the statistics of a bfloat16 batch over several processes in float32.
+
+    Detectron2 itself does so only for float16, torch's SyncBatchNorm for both. In bfloat16, with its
+    8 bits, nothing would be left of the difference E[x^2] - E[x]^2.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dtype is not torch.bfloat16 or distributed.world_size() == 1:
@@ -208,22 +217,23 @@ class Detectron2Engine(DetectionEngine):
         detectron2_keys.check(given, dialect.flat(cfg))
         dialect.merge(cfg, given)
         if cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
-            kind = cfg.MODEL.META_ARCHITECTURE
             raise BadInput(
-                f"{given.path}: MODEL.META_ARCHITECTURE {kind}: only GeneralizedRCNN"
+                f"{given.path}: MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE}: "
+                "only GeneralizedRCNN"
             )
         return cfg
 
     def build(self) -> nn.Module:
-        # Changes that only Detectron2 needs are made in a copy: the caller's config is the run's
+        # What only Detectron2 needs is changed in a copy, because the caller's config is the run's.
         self.cfg = self.cfg.clone()
         self.cfg.MODEL.DEVICE = str(self.device)
         self.cfg.MODEL.WEIGHTS = ""
         self.cfg.MODEL.TRUNK.ARCH = self.checkpoint.arch
-        # torch's SyncBatchNorm has no CPU path; Detectron2's own has, and is equal.
+        # torch's SyncBatchNorm has no CPU path. Detectron2's own has one, and is equal.
         if self.device.type == "cpu":
             for node in (self.cfg.MODEL.RESNETS, self.cfg.MODEL.FPN):
-                node.NORM = "naiveSyncBN" if node.NORM == "SyncBN" else node.NORM
+                if node.NORM == "SyncBN":
+                    node.NORM = "naiveSyncBN"
         model = build_model(self.cfg)
         for module in model.modules():
             if type(module) is NaiveSyncBatchNorm:
@@ -236,39 +246,41 @@ class Detectron2Engine(DetectionEngine):
         return self.trunk.optimizer(self.cfg)
 
     def _load(self, model: nn.Module) -> None:
-        """Put every tensor of the trunk in its place, or raise BadInput; nothing is guessed."""
-        # The model's own heads and FPN stay; load_state_dict below is strict about all of it.
+        """Load every tensor of the trunk into the model. Raises BadInput if one has no place."""
+        # The model's own heads and FPN stay in the state, so load_state_dict can be strict.
         state = model.state_dict()
         for key, tensor in self.trunk.named(self.checkpoint.state_dict).items():
             if key not in state and key.endswith("num_batches_tracked"):
-                continue  # frozen batch norm does not count
+                continue  # frozen batch norm does not count batches
             if key not in state or state[key].shape != tensor.shape:
-                left = f"{key} {tuple(tensor.shape)} of {self.checkpoint.name}"
-                raise BadInput(f"detectron2: the model has no place for {left}")
+                raise BadInput(
+                    f"detectron2: the model has no place for {key} {tuple(tensor.shape)} "
+                    f"of {self.checkpoint.name}"
+                )
             state[key] = tensor
         model.load_state_dict(state)
 
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
-        """Detectron2's loader and mapper over our order."""
-        cfg, batch = self.cfg, self.cfg.SOLVER.IMS_PER_BATCH
-        mapper = training_mapper(cfg, self.flip_map)
+        """Open Detectron2's loader and mapper over our order of images."""
+        batch = self.cfg.SOLVER.IMS_PER_BATCH
+        mapper = training_mapper(self.cfg, self.flip_map)
+        cores = loading.cores(distributed.world_size())
         loader = build_detection_train_loader(
             SeededImages(records, mapper, batch=batch, seed=self.seed),
-            mapper=None,  # SeededImages has it
+            mapper=None,  # SeededImages applies it
             sampler=FlatSlots(self.slots(records, first, last)),
             total_batch_size=batch,
-            aspect_ratio_grouping=False,  # the order is grouped already, and knows its position
-            num_workers=min(
-                cfg.DATALOADER.NUM_WORKERS, loading.cores(distributed.world_size())
-            ),
+            aspect_ratio_grouping=False,  # our order is grouped already
+            num_workers=min(self.cfg.DATALOADER.NUM_WORKERS, cores),
         )
         self.spread()
         self.trainer = LossKeepingTrainer(self.parallel, loader, self.optimizer)
         self.trainer.amp = self.amp
-        with signals_blocked():  # its workers start here
-            self.batches: Iterator[list[ModelInput]] = loading.WatchedBatches(
-                self.trainer._data_loader_iter
-            )
+        # Reading the trainer's iterator for the first time starts the loader's workers. We then put
+        # a watched one in its place.
+        with signals_blocked():
+            batches = loading.WatchedBatches(self.trainer._data_loader_iter)
+        self.batches: Iterator[list[ModelInput]] = batches
         self.trainer._data_loader_iter_obj = self.batches
         self.iteration = first
 
@@ -289,7 +301,7 @@ class Detectron2Engine(DetectionEngine):
         return self.trunk.stages(x.to(self.device))
 
     def read(self, record: ImageRecord) -> ModelInput:
-        """The record through Detectron2's mapper, at the size of testing."""
+        """Read an image by Detectron2's mapper, at the size of testing."""
         mapper = DatasetMapper(
             is_train=False,
             augmentations=build_augmentation(self.cfg, is_train=False),
@@ -301,5 +313,5 @@ class Detectron2Engine(DetectionEngine):
     def detect(self, image: ModelInput, record: ImageRecord) -> list[Detection]:
         self.model.eval()
         instances = self.model([image])[0]["instances"].to("cpu")
-        # Boxes become x, y, w, h; keypoints go half a pixel back.
+        # Boxes become x, y, width, height; keypoints go half a pixel back.
         return instances_to_coco_json(instances, record["image_id"])

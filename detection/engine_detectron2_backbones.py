@@ -22,56 +22,56 @@ from backbench.weights import archs, exporting
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
-SCALES = (
-    4.0,
-    2.0,
-    1.0,
-    0.5,
-)  # of the map of stride 16: projects/ViTDet, mask_rcnn_vitdet.py
+# Of the map of stride 16: projects/ViTDet, mask_rcnn_vitdet.py
+SCALES = (4.0, 2.0, 1.0, 0.5)
 
 
 class OwnResNet:
-    """The ResNet of a Detectron2 model; a C4 model has its last stage in the head."""
+    """The ResNet of a Detectron2 model. A C4 model has its last stage in the head."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.in_head = not hasattr(model.backbone, "bottom_up")
-        self.path = "backbone" if self.in_head else "backbone.bottom_up"
+        self.is_c4 = not hasattr(model.backbone, "bottom_up")
+        self.path = "backbone" if self.is_c4 else "backbone.bottom_up"
 
     def named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A checkpoint's tensors under the names that they have in the whole model."""
+        """Return a checkpoint's tensors under the names that they have in the whole model."""
         out = {}
         for name, tensor in exporting.to_detectron2(state).items():
-            last = self.in_head and name.startswith("res5")
-            out[f"{'roi_heads' if last else self.path}.{name}"] = tensor
+            if self.is_c4 and name.startswith("res5"):
+                out[f"roi_heads.{name}"] = tensor
+            else:
+                out[f"{self.path}.{name}"] = tensor
         return out
 
     def stages(self, x: Tensor) -> list[Tensor]:
-        """Normalised images (N, 3, H, W) -> the trunk's maps."""
+        """Compute the trunk's maps of normalised images (N, 3, H, W)."""
         maps = []
-        for name, part in self.model.get_submodule(self.path).named_children():
-            x = part(x)
+        for name, stage in self.model.get_submodule(self.path).named_children():
+            x = stage(x)
             if name != "stem":
                 maps.append(x)
-        if self.in_head:
+        if self.is_c4:
             # C5 is the head's res5, without MoCo's extra norm after it.
-            for name, block in self.model.get_submodule(
-                "roi_heads.res5"
-            ).named_children():
-                x = x if name == "norm" else block(x)
+            res5 = self.model.get_submodule("roi_heads.res5")
+            for name, block in res5.named_children():
+                if name != "norm":
+                    x = block(x)
             maps.append(x)
         return maps
 
     def optimizer(self, cfg: CfgNode) -> torch.optim.Optimizer:
-        """The optimiser of the whole model."""
+        """Make the optimiser of the whole model."""
         return build_optimizer(cfg, self.model)
 
 
 class WholeTrunk:
-    """A trunk of ours, as it is, with the methods of OwnResNet."""
+    """A trunk of ours inside a Detectron2 model, with the methods of OwnResNet."""
 
     def __init__(self, model: nn.Module, path: str, body: TrunkMaps) -> None:
-        self.model, self.path, self.body = model, path, body
+        self.model = model
+        self.path = path  # of `body` in the model
+        self.body = body
 
     def named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {f"{self.path}.trunk.{name}": tensor for name, tensor in state.items()}
@@ -80,12 +80,12 @@ class WholeTrunk:
         return self.body.stages(x)
 
     def optimizer(self, cfg: CfgNode) -> torch.optim.Optimizer:
-        made = backbones.optimizer(self.model, self.body, cfg)
-        return maybe_add_gradient_clipping(cfg, made)
+        optimizer = backbones.optimizer(self.model, self.body, cfg)
+        return maybe_add_gradient_clipping(cfg, optimizer)
 
 
 def trunk_of(model: nn.Module) -> OwnResNet | WholeTrunk:
-    """The trunk that Detectron2 has built into the model."""
+    """Find the trunk inside a model that Detectron2 has built."""
     for path, module in model.named_modules():
         if isinstance(module, TrunkMaps):
             return WholeTrunk(model, path, module)
@@ -93,7 +93,8 @@ def trunk_of(model: nn.Module) -> OwnResNet | WholeTrunk:
 
 
 class TrunkBackbone(TrunkMaps, Backbone):
-    """A trunk with fresh weights; the engine loads the checkpoint's."""
+    """A trunk as Detectron2's backbones are. Its weights are fresh; the engine loads the
+    checkpoint's."""
 
     def __init__(self, cfg: CfgNode) -> None:
         trunk = archs.build_trunk(cfg.MODEL.TRUNK.ARCH)
@@ -108,7 +109,8 @@ class TrunkBackbone(TrunkMaps, Backbone):
 
 
 class PaddedSimplePyramid(SimpleFeaturePyramid):
-    """Pads images; Detectron2's does not, by a misspelt key (facebookresearch/detectron2#4676)."""
+    """Pads images to multiples of 32. Detectron2's own pyramid does not, because of a misspelt key
+    (facebookresearch/detectron2#4676)."""
 
     @property
     def size_divisibility(self) -> int:
@@ -121,14 +123,14 @@ class PaddedSimplePyramid(SimpleFeaturePyramid):
 
 @BACKBONE_REGISTRY.register()
 def build_trunk_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
-    body, fpn = TrunkBackbone(cfg), cfg.MODEL.FPN
+    body = TrunkBackbone(cfg)
     return FPN(
         bottom_up=body,
         in_features=body.keys,
-        out_channels=fpn.OUT_CHANNELS,
-        norm=fpn.NORM,
+        out_channels=cfg.MODEL.FPN.OUT_CHANNELS,
+        norm=cfg.MODEL.FPN.NORM,
         top_block=LastLevelMaxPool(),
-        fuse_type=fpn.FUSE_TYPE,
+        fuse_type=cfg.MODEL.FPN.FUSE_TYPE,
     )
 
 
@@ -136,12 +138,12 @@ def build_trunk_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
 def build_trunk_simple_fpn_backbone(
     cfg: CfgNode, input_shape: ShapeSpec
 ) -> SimpleFeaturePyramid:
-    body, fpn = TrunkBackbone(cfg), cfg.MODEL.FPN
+    body = TrunkBackbone(cfg)
     return PaddedSimplePyramid(
         net=body,
         in_feature=body.keys[0],
-        out_channels=fpn.OUT_CHANNELS,
+        out_channels=cfg.MODEL.FPN.OUT_CHANNELS,
         scale_factors=SCALES,
         top_block=LastLevelMaxPool(),
-        norm=fpn.NORM,
+        norm=cfg.MODEL.FPN.NORM,
     )

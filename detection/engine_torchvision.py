@@ -1,18 +1,18 @@
 """Makes Faster, Mask and Keypoint R-CNN with FPN from torchvision's parts, equal to Detectron2's.
 
-With the weights copied across, equal are FPN features, anchors, proposals, boxes, scores, targets
-and losses (tests/detection/test_parity.py, and the table in docs/detection.md). torchvision's own
+With the weights copied across, FPN features, anchors, proposals, boxes, scores, targets and losses
+are equal (tests/detection/test_parity.py, and the table in docs/detection.md). torchvision's own
 defaults differ in base anchors (rounded), RoIAlign (not aligned), FPN (no norm), losses (smooth L1,
-beta 1/9), mask targets (resampled bitmaps), head initialisation, top-k and input resize; here each
-is Detectron2's. rcnn/, data/images.py and data/masks.py say so at the lines.
+beta 1/9), mask targets (resampled bitmaps), head initialisation, top-k and input resize. Here each
+is Detectron2's, and rcnn/, data/images.py and data/masks.py say so at the lines.
 
-What differs on purpose or by nature:
-- images are padded to the largest of the global batch, not of one GPU's share, and losses are
-  normalised over the global batch, so that a run does not depend on the number of processes;
-- all images of a batch are drawn in groups of four of one orientation, Detectron2 groups per loader
-  worker;
-- fg/bg sampling draws from a generator per image, Detectron2 from the global one;
-- no CIoU, no Cascade, no C4: other keys and values are refused by name.
+Four things differ:
+- Images are padded to the largest of the global batch, not of one GPU's share, and losses are
+  normalised over the global batch, so that a run does not depend on the number of processes.
+- All images of a batch are drawn in groups of four of one orientation; Detectron2 groups per loader
+  worker.
+- fg/bg sampling draws from a generator per image, Detectron2 from the global one.
+- There is no CIoU, no Cascade and no C4: other keys and values are refused by name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from backbench.runs import seeding
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
-# Keys of the dialect whose other values this engine does not implement.
+# Keys of the dialect -> the only values of them that this engine implements
 IMPLEMENTED: dict[str, tuple[Value, ...]] = {
     "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
     "MODEL.BACKBONE.NAME": (RESNET_FPN, FPN, SIMPLE),
@@ -79,30 +79,31 @@ class TorchvisionEngine(DetectionEngine):
         cfg = dialect.embedded(given)
         values = dialect.flat(cfg)
         for key, allowed in IMPLEMENTED.items():
-            value = list(values[key]) if isinstance(values[key], tuple) else values[key]
+            value = values[key]
+            if isinstance(value, tuple):
+                value = list(value)
             if value not in allowed:
-                options = " or ".join(map(repr, allowed))
-                other = "(Detectron2 may have it: --engine detectron2)"
-                wanted = f"the torchvision engine has {options} {other}"
-                raise BadInput(f"{given.path}: {key} is {value!r}; {wanted}")
+                raise BadInput(
+                    f"{given.path}: {key} is {value!r}; the torchvision engine has "
+                    f"{' or '.join(map(repr, allowed))} "
+                    "(Detectron2 may have it: --engine detectron2)"
+                )
         return cfg
 
     def build(self) -> Detector:
-        trunk, pixels = self.checkpoint.backbone(), self.checkpoint.pixels
-        return Detector(self.cfg, trunk, pixels).to(self.device)
+        trunk = self.checkpoint.backbone()
+        return Detector(self.cfg, trunk, self.checkpoint.pixels).to(self.device)
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         return backbones.optimizer(self.model, self.model.backbone.body, self.cfg)
 
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
-        cfg = self.cfg
-        augment = ResizeAndFlip.of(cfg, self.seed)
+        augment = ResizeAndFlip.of(self.cfg, self.seed)
+        cores = loading.cores(distributed.world_size())
         self.batches: Iterator[list[TrainSample] | Unreadable] = loading.batches(
             TrainImages(records, augment, self.flip_map, self.task),
             self.slots(records, first, last),
-            workers=min(
-                cfg.DATALOADER.NUM_WORKERS, loading.cores(distributed.world_size())
-            ),
+            workers=min(self.cfg.DATALOADER.NUM_WORKERS, cores),
             pin=self.device.type == "cuda",
             collate=list,
         )
@@ -112,23 +113,23 @@ class TorchvisionEngine(DetectionEngine):
         batch = next(self.batches)
         if isinstance(batch, Unreadable):
             raise BadInput(batch.error)
-        images, targets, slots = [], [], []
+        images = []
+        targets = []
         for sample in batch:
             images.append(sample["image"])
-            target: TrainTarget = {
-                **sample["target"]
-            }  # polygons stay where they are rasterised
+            # Polygons stay on the CPU, where they are rasterised.
+            target: TrainTarget = {**sample["target"]}
             target["boxes"] = distributed.sent(target["boxes"], self.device)
             target["labels"] = distributed.sent(target["labels"], self.device)
             if "keypoints" in target:
                 target["keypoints"] = distributed.sent(target["keypoints"], self.device)
             targets.append(target)
-            slots.append((sample["iteration"], sample["slot"]))
-        # An image's anchors and proposals are drawn by its place in the run, whichever rank it is
-        # on.
+        # Whatever is drawn for an image depends on its place in the run, not on the rank that has
+        # it.
         for name, sampler in self.model.samplers().items():
             sampler.generators = [
-                seeding.generator(self.seed, name, *slot) for slot in slots
+                seeding.generator(self.seed, name, sample["iteration"], sample["slot"])
+                for sample in batch
             ]
         return self.parallel(images, targets)
 
@@ -146,10 +147,13 @@ class TorchvisionEngine(DetectionEngine):
         return self.model.backbone.body.stages(x.to(self.device))
 
     def read(self, record: ImageRecord) -> Tensor:
-        """Its pixels at the size of testing, uint8 (3, H, W)."""
-        i = self.cfg.INPUT
-        size = record["height"], record["width"]
-        height, width = shortest_edge(*size, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST)
+        """Read an image at the size of testing: uint8 (3, H, W)."""
+        height, width = shortest_edge(
+            record["height"],
+            record["width"],
+            self.cfg.INPUT.MIN_SIZE_TEST,
+            self.cfg.INPUT.MAX_SIZE_TEST,
+        )
         return to_uint8(resized(load_image(record), height, width))
 
     @torch.no_grad()
@@ -162,14 +166,19 @@ class TorchvisionEngine(DetectionEngine):
 def to_coco(
     detections: Mapping[str, Tensor], record: ImageRecord, height: int, width: int
 ) -> list[Detection]:
-    """Turn detections on the (height, width) image (tensors: RCNNHeads) into COCO results on the
-    original, without empty boxes: detectron2/modeling/postprocessing.py::detector_postprocess."""
+    """Turn the heads' detections on a (height, width) image into COCO results on the original.
+
+    The tensors are those of RCNNHeads. Boxes that are empty after clipping are left out, as in
+    detectron2/modeling/postprocessing.py::detector_postprocess.
+    """
     detections = {k: v.cpu() for k, v in detections.items()}
-    # 1. Boxes in pixels of the file
-    sx, sy = record["width"] / width, record["height"] / height
-    boxes = detections["boxes"] * torch.tensor([sx, sy, sx, sy])
+    # 1. Boxes, in pixels of the file
+    scale_x = record["width"] / width
+    scale_y = record["height"] / height
+    boxes = detections["boxes"] * torch.tensor([scale_x, scale_y, scale_x, scale_y])
     boxes = box_ops.clip_boxes_to_image(boxes, (record["height"], record["width"]))
-    keep = torch.where((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))[0]
+    has_area = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    keep = torch.where(has_area)[0]
     out: list[Detection] = []
     for i in keep.tolist():
         x1, y1, x2, y2 = boxes[i].tolist()
@@ -180,16 +189,17 @@ def to_coco(
             "score": float(detections["scores"][i]),
         }
         out.append(item)
-    # 2. Masks, from their boxes to the whole image
+    # 2. Masks, moved from their boxes to the whole image
     if "masks" in detections:
         pasted = paste(
             detections["masks"][keep], boxes[keep], record["height"], record["width"]
         )
         for item, outline in zip(out, pasted):
             item["segmentation"] = outline
-    # 3. Keypoints, from positions back to pixel indices, as COCO stores them
+    # 3. Keypoints, turned from positions back to pixel indices, as COCO stores them
     if "keypoints" in detections:
-        scale, half = torch.tensor([sx, sy, 1.0]), torch.tensor([0.5, 0.5, 0.0])
+        scale = torch.tensor([scale_x, scale_y, 1.0])
+        half = torch.tensor([0.5, 0.5, 0.0])
         for item, points in zip(out, detections["keypoints"][keep]):
             item["keypoints"] = (points * scale - half).flatten().tolist()
     return out

@@ -1,4 +1,7 @@
-"""AP from detections, the same way for both engines: in total, per category, with an interval."""
+"""Computes AP from detections, in total, per category and with an interval.
+
+Both engines are scored here. hotcoco, a fast COCOeval, does the matching and the AP itself.
+"""
 
 from __future__ import annotations
 
@@ -25,33 +28,32 @@ from backbench.stats.resampling import AP_COUNT
 if TYPE_CHECKING:
     import hotcoco
 
-REHEARSED = 100  # images
+REHEARSED = 100  # images whose objects `rehearse` scores
 
 
 @dataclass(frozen=True)
 class ApKind:
     """One of COCO's ways to compare a detection with an object."""
 
-    shape: Literal[
-        "bbox", "segmentation", "keypoints"
-    ]  # the field of a detection that it compares
-    stats: Mapping[str, int]  # metric -> its place in the numbers of COCOeval.summarize
+    # The field of a detection that is compared
+    shape: Literal["bbox", "segmentation", "keypoints"]
+    # Metric -> its index in the numbers of COCOeval.summarize
+    stats: Mapping[str, int]
 
 
 _BY_SIZE = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5}
+# COCO marks no keypoints on small objects.
+_WITHOUT_SMALL = {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4}
 AP_KINDS = {
     "bbox": ApKind("bbox", _BY_SIZE),
     "segm": ApKind("segmentation", _BY_SIZE),
-    # COCO marks no keypoints on small objects.
-    "keypoints": ApKind(
-        "keypoints", {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4}
-    ),
+    "keypoints": ApKind("keypoints", _WITHOUT_SMALL),
 }
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Percent; None where undefined: nothing predicted at all, or no ground truth of that kind."""
+    """APs in percent. None is undefined: nothing was predicted, or there is no such ground truth."""
 
     values: Mapping[str, float | None]
     ci95: Mapping[str, tuple[float, float] | None]
@@ -60,16 +62,18 @@ class Scores:
 
 
 class ImageMatches(TypedDict):
-    """COCOeval's matching of an image's d detections and g objects of one category, for one range
-    of areas, at T thresholds of overlap. A match is the object's id, 0 is none; what is ignored
-    counts neither as hit nor as miss."""
+    """COCOeval's matching of one image's detections and objects of one category.
+
+    It is for one range of areas and T thresholds of overlap. What is ignored counts neither as a hit
+    nor as a miss.
+    """
 
     image_id: int
     category_id: int
     aRng: Sequence[float]
-    gtIgnore: Sequence[int]  # (g,)
-    dtScores: Sequence[float]  # (d,), falling
-    dtMatches: Sequence[Sequence[int]]  # (T, d)
+    gtIgnore: Sequence[int]  # (g,) of the g objects
+    dtScores: Sequence[float]  # (d,) of the d detections, falling
+    dtMatches: Sequence[Sequence[int]]  # (T, d): the matched object's id, or 0
     dtIgnore: Sequence[Sequence[int]]  # (T, d)
 
 
@@ -81,27 +85,34 @@ def score(
     *,
     manifest: str | None,
 ) -> Scores:
-    """Return the AP of detections in COCO's format. `kind` is one of AP_KINDS; `sigmas` of
-    keypoints default to COCO's; `manifest` decides the bootstrap's draws (None: none)."""
+    """Return the AP of detections in COCO's format.
+
+    `kind` is one of AP_KINDS. `sigmas` are the keypoints'; where empty, COCO's are used. `manifest`
+    decides the bootstrap's draws; with None nothing is drawn and there are no intervals.
+    """
     stats = AP_KINDS[kind].stats
     if not detections:
         return Scores(dict.fromkeys(stats), {}, dict.fromkeys(split.categories), {})
+    # 1. AP in total
     rows = rows_of(detections, split, kind)
     ev = matched(ground_truth(split, kind), rows, kind, sigmas)
     ev.accumulate()
-    # hotcoco prints a table of its own and warns of other sigmas than COCO's
+    # hotcoco prints a table of its own, and warns of other sigmas than COCO's.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ev.summarize()
     values = {name: _percent(ev.stats[i]) for name, i in stats.items()}
-    # (T, R, K, areas, most detections) -> (T, R, K): all areas, the largest number of detections. A
-    # category's AP is the mean over thresholds and recalls, as COCOeval.summarize averages over all
+    # 2. AP per category: the mean over thresholds and recalls, as COCOeval.summarize averages over
+    #    everything. Precision has the axes (threshold, recall, category, area range, number of
+    #    detections); area range 0 is all areas, the last number of detections the largest.
     assert ev.eval is not None
     precision = np.asarray(ev.eval["precision"])[:, :, :, 0, -1]
-    per_category: dict[str, float | None] = {}
+    per_category: dict[str, float | None] = dict.fromkeys(split.categories)
     for k, name in enumerate(split.categories):
         defined = precision[:, :, k][precision[:, :, k] > -1]
-        per_category[name] = _percent(defined.mean()) if defined.size else None
+        if defined.size:
+            per_category[name] = _percent(defined.mean())
+    # 3. Intervals
     samples: dict[str, np.ndarray] = {}
     if manifest is not None:
         weights = drawn(len(split.records), manifest)
@@ -116,11 +127,11 @@ def matched(
     kind: str,
     sigmas: Sequence[float],
 ) -> hotcoco.COCOeval:
-    """COCOeval of all images of `truth`, its matching done."""
+    """Return a COCOeval that has matched all images of `truth`."""
     import hotcoco
 
-    truth_ = hotcoco.COCO(truth)
-    ev = hotcoco.COCOeval(truth_, truth_.load_res(rows), kind)
+    objects = hotcoco.COCO(truth)
+    ev = hotcoco.COCOeval(objects, objects.load_res(rows), kind)
     if kind == "keypoints" and sigmas:
         ev.params.kpt_oks_sigmas = list(sigmas)
     ev.evaluate()
@@ -128,30 +139,32 @@ def matched(
 
 
 def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
-    """Score some objects as if found: BadInput here, not after training, if that is impossible."""
-    truth = ground_truth(split, kind)
+    """Score some objects as if they had been found.
+
+    Raises BadInput if scoring is impossible: before the training, instead of after it.
+    """
     shape = AP_KINDS[kind].shape
+    numbers = image_numbers(split)
     rows = []
     for record in split.records[:REHEARSED]:
-        place = image_numbers(split)[record["image_id"]]
         for a in record["annotations"][:1]:
-            label = a["category_id"] + 1
             row: dict[str, object] = {
-                "image_id": place,
-                "category_id": label,
+                "image_id": numbers[record["image_id"]],
+                "category_id": a["category_id"] + 1,
                 "score": 0.5,
             }
             if shape == "segmentation":
-                empty = [record["height"] * record["width"]]
+                # An empty mask: one run of zeros over the whole image
                 row[shape] = {
                     "size": [record["height"], record["width"]],
-                    "counts": empty,
+                    "counts": [record["height"] * record["width"]],
                 }
             else:
                 row[shape] = a[shape]
             rows.append(row)
     if not rows:
         return
+    truth = ground_truth(split, kind)
     try:
         matched(truth, rows, kind, sigmas).accumulate()
     except (KeyboardInterrupt, SystemExit):
@@ -167,65 +180,85 @@ def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
 
 
 def image_numbers(split: Split) -> dict[int | str, int]:
+    """Return image id -> the image's number in scoring."""
     return {record["image_id"]: i for i, record in enumerate(split.records, 1)}
+
+
+def category_numbers(split: Split) -> dict[int, int]:
+    """Return category id of the file -> the category's number in scoring."""
+    return {id: i for i, id in enumerate(split.ids, 1)}
 
 
 def rows_of(
     detections: Sequence[Detection], split: Split, kind: str
 ) -> list[dict[str, object]]:
-    """List detections with `kind`'s fields alone: COCO would take a mask's area from its box."""
-    place, label = image_numbers(split), {id: i for i, id in enumerate(split.ids, 1)}
+    """List detections for COCOeval, with only the field that `kind` compares: beside a box, COCO
+    would take a mask's area from the box."""
+    images = image_numbers(split)
+    categories = category_numbers(split)
     shape = AP_KINDS[kind].shape
-    out = []
-    for d in detections:
-        row: dict[str, object] = {shape: d[shape], "score": d["score"]}
-        row["image_id"] = place[d["image_id"]]
-        row["category_id"] = label[d["category_id"]]
-        out.append(row)
-    return out
+    rows = []
+    for detection in detections:
+        row: dict[str, object] = {
+            "image_id": images[detection["image_id"]],
+            "category_id": categories[detection["category_id"]],
+            "score": detection["score"],
+            shape: detection[shape],
+        }
+        rows.append(row)
+    return rows
 
 
 def ground_truth(split: Split, kind: str) -> dict[str, object]:
-    """List objects, crowds included, in COCO's format; absent `area` is the box's, `iscrowd` 0."""
-    place, label = image_numbers(split), {id: i for i, id in enumerate(split.ids, 1)}
+    """List all objects, crowds included, for COCOeval. An object without `area` gets its box's."""
+    images = image_numbers(split)
+    categories = category_numbers(split)
     objects: list[dict[str, object]] = []
     for a in json.loads(split.file.read_text())["annotations"]:
-        if a["image_id"] not in place:
+        if a["image_id"] not in images:
             continue
+        _, _, width, height = a["bbox"]
         row: dict[str, object] = {
             "id": len(objects) + 1,
-            "image_id": place[a["image_id"]],
-            "category_id": label[a["category_id"]],
+            "image_id": images[a["image_id"]],
+            "category_id": categories[a["category_id"]],
             "bbox": a["bbox"],
-            "area": a.get("area", a["bbox"][2] * a["bbox"][3]),
+            "area": a.get("area", width * height),
             "iscrowd": int(a.get("iscrowd", 0)),
         }
         if kind == "segm":
             row["segmentation"] = a["segmentation"]
         elif kind == "keypoints":
             points = a.get("keypoints") or [0] * 3 * len(split.keypoints)
-            marked = sum(v > 0 for v in points[2::3])
-            row |= {
-                "keypoints": points,
-                "num_keypoints": a.get("num_keypoints", marked),
-            }
+            marked = sum(visibility > 0 for visibility in points[2::3])
+            row["keypoints"] = points
+            row["num_keypoints"] = a.get("num_keypoints", marked)
         objects.append(row)
-    images = [
-        {"id": place[r["image_id"]], "height": r["height"], "width": r["width"]}
+    image_rows = [
+        {"id": images[r["image_id"]], "height": r["height"], "width": r["width"]}
         for r in split.records
     ]
-    categories = [{"id": i, "name": name} for i, name in enumerate(split.categories, 1)]
-    return {"images": images, "annotations": objects, "categories": categories}
+    category_rows = [{"id": i, "name": n} for i, n in enumerate(split.categories, 1)]
+    return {
+        "images": image_rows,
+        "annotations": objects,
+        "categories": category_rows,
+    }
 
 
 def _percent(value: float) -> float | None:
-    """COCOeval says -1 where there is no ground truth."""
-    return None if value < 0 or not np.isfinite(value) else 100 * float(value)
+    # COCOeval says -1 where there is no ground truth.
+    if value < 0 or not np.isfinite(value):
+        return None
+    return 100 * float(value)
 
 
 def drawn(images: int, manifest: str) -> Tensor:
-    """Draw AP_COUNT times with replacement: how often each draw has each image, (draws, images). It
-    depends on the list of images alone, so two checkpoints are compared draw by draw."""
+    """Draw the images AP_COUNT times with replacement.
+
+    Returns how often each draw has each image, (draws, images). The draws depend on `manifest`, a
+    digest of the list of images, alone, so that two checkpoints are compared draw by draw.
+    """
     generator = seeding.generator(manifest, "bootstrap")
     draws = torch.randint(images, (AP_COUNT, images), generator=generator)
     weights = torch.zeros(AP_COUNT, images, dtype=torch.float64)
@@ -233,23 +266,26 @@ def drawn(images: int, manifest: str) -> Tensor:
 
 
 def summarised(aps: Tensor) -> dict[str, np.ndarray]:
-    """(draws, thresholds 0.5, 0.55, ... 0.95) from 0 to 1 -> the three APs of each, in percent."""
-    aps = 100 * aps
+    """Return the AP, AP50 and AP75 of each draw in percent.
+
+    `aps` (draws, 10) are from 0 to 1, at the overlaps 0.5, 0.55, ... 0.95.
+    """
+    percent = 100 * aps
     return {
-        "AP": aps.mean(1).numpy(),
-        "AP50": aps[:, 0].numpy(),
-        "AP75": aps[:, 5].numpy(),
+        "AP": percent.mean(1).numpy(),
+        "AP50": percent[:, 0].numpy(),
+        "AP75": percent[:, 5].numpy(),
     }
 
 
 def intervals_of(
     values: Mapping[str, float | None], samples: Mapping[str, np.ndarray], images: int
 ) -> dict[str, tuple[float, float] | None]:
-    """Return the 95% interval of each value in percent, by resamples (B,); None if undefined."""
-    intervals: dict[str, tuple[float, float] | None] = {}
+    """Return the 95% interval of each value from its resamples (draws,); None for an undefined value.
+    All are in percent."""
+    intervals: dict[str, tuple[float, float] | None] = dict.fromkeys(samples)
     for name, draws in samples.items():
         value = values[name]
-        intervals[name] = None
         if value is not None:
             intervals[name] = confidence.of_resamples(value / 100, draws / 100, images)
     return intervals
@@ -261,29 +297,34 @@ def weighted_ap(
     categories: int,
     weights: Tensor,
 ) -> Tensor:
-    """(draws, images) multiplicities -> (draws, thresholds) AP, the mean over the categories 1, 2,
-    ... with ground truth: COCOeval.accumulate for one area range (all) and most detections, each
-    image counted `weight` times. `ev` stays matched for that range and the last category."""
+    """Compute the AP of each draw at each threshold: (draws, thresholds), from 0 to 1.
+
+    `weights` (draws, images) says how often a draw has each image. AP is the mean over the
+    `categories` that have ground truth in the draw, NaN if none has. This is COCOeval.accumulate for
+    all areas and the largest number of detections. `ev` is left with the matching of the last
+    category.
+    """
     total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
     counted = torch.zeros(len(weights), 1, dtype=torch.float64)
     blocks = [part.T.contiguous().numpy() for part in weights.split(coco_ap.BLOCK)]
     image = np.array([row["image_id"] for row in rows])
     label = np.array([row["category_id"] for row in rows])
     score = np.array([row["score"] for row in rows])
-    # One category at a time: the matches of every area, image and category at once are gigabytes of
-    # lists
-    ev.params.area_rng, ev.params.area_rng_lbl = ev.params.area_rng[:1], ["all"]
+    # Categories are matched again one at a time, because the matches of every area, image and
+    # category at once are gigabytes of lists.
+    ev.params.area_rng = ev.params.area_rng[:1]
+    ev.params.area_rng_lbl = ["all"]
     for category in range(1, 1 + categories):
         mine = label == category
         ranked = ranked_detections(
             ev, category, image[mine], score[mine], weights.shape[1]
         )
         # A category counts in the draws that have ground truth of it.
-        there = weights @ torch.from_numpy(ranked.truths) > 0
-        if not there.any():
+        has_truth = weights @ torch.from_numpy(ranked.truths) > 0
+        if not has_truth.any():
             continue
-        counted[there] += 1
-        total[there] += coco_ap.aps(ranked, blocks)[there]
+        counted[has_truth] += 1
+        total[has_truth] += coco_ap.aps(ranked, blocks)[has_truth]
     return total / counted.masked_fill(counted == 0, float("nan"))
 
 
@@ -294,13 +335,18 @@ def ranked_detections(
     score: np.ndarray,
     images: int,
 ) -> coco_ap.RankedDetections:
-    """Match and rank one category's detections: `image` (D,), numbered from 1, and `score` (D,)."""
+    """Match one category's detections and rank them.
+
+    `image` (D,), numbered from 1, and `score` (D,) are the detections of the category; `images` is
+    the number of all images.
+    """
     thresholds = len(ev.params.iou_thrs)
-    # 1. In images with objects of the category, as COCOeval matches them
-    there = ev.coco_gt.get_img_ids(cat_ids=[category])
+    # 1. Images with objects of the category: COCOeval matches their detections.
+    images_with_objects = ev.coco_gt.get_img_ids(cat_ids=[category])
     matches: list[ImageMatches] = []
-    if there:
-        ev.params.cat_ids, ev.params.img_ids = [category], there
+    if images_with_objects:
+        ev.params.cat_ids = [category]
+        ev.params.img_ids = images_with_objects
         ev.evaluate()
         matches = [cast(ImageMatches, m) for m in ev.eval_imgs if m is not None]
     truths = np.zeros(images)
@@ -310,35 +356,36 @@ def ranked_detections(
         truths[m["image_id"] - 1] = len(m["gtIgnore"]) - sum(m["gtIgnore"])
         matched_image += [m["image_id"]] * len(m["dtScores"])
         matched_score += m["dtScores"]
-    hit = _of_thresholds([m["dtMatches"] for m in matches], thresholds)
-    skip = _of_thresholds([m["dtIgnore"] for m in matches], thresholds)
-    # 2. In all others nothing can be matched: the surest of each image, as many as COCOeval takes
-    others = ~np.isin(image, there)
-    image, score = image[others], score[others]
-    order = np.lexsort((-score, image))
-    image, score = image[order], score[order]
-    surest = (
-        np.arange(len(image)) - np.searchsorted(image, image) < ev.params.max_dets[-1]
-    )
-    image = np.concatenate([np.array(matched_image, int), image[surest]])
-    score = np.concatenate([np.array(matched_score, float), score[surest]])
-    misses = np.ones((thresholds, int(surest.sum())), bool)
-    # 3. The surest first; of equals the first image's, as COCOeval breaks ties
-    ranking = np.lexsort((image, -score))
+    hit = _side_by_side([m["dtMatches"] for m in matches], thresholds)
+    ignored = _side_by_side([m["dtIgnore"] for m in matches], thresholds)
+    # 2. All other images: every detection is a miss. COCOeval takes only the surest of an image.
+    others = ~np.isin(image, images_with_objects)
+    other_image, other_score = image[others], score[others]
+    order = np.lexsort((-other_score, other_image))
+    other_image, other_score = other_image[order], other_score[order]
+    # In this order the first detection of an image is found by searchsorted, which gives every
+    # detection its rank within its image.
+    rank = np.arange(len(other_image)) - np.searchsorted(other_image, other_image)
+    surest = rank < ev.params.max_dets[-1]
+    other_image, other_score = other_image[surest], other_score[surest]
+    misses = np.ones((thresholds, len(other_image)), bool)
+    # 3. Together, the surest first. Of equals the first image's comes first, as in COCOeval.
+    all_image = np.concatenate([np.array(matched_image, int), other_image])
+    all_score = np.concatenate([np.array(matched_score, float), other_score])
+    ranking = np.lexsort((all_image, -all_score))
     return coco_ap.RankedDetections(
-        image=image[ranking] - 1,
-        hit=np.concatenate([hit & ~skip, ~misses], 1)[:, ranking],
-        miss=np.concatenate([~hit & ~skip, misses], 1)[:, ranking],
+        image=all_image[ranking] - 1,
+        hit=np.concatenate([hit & ~ignored, ~misses], 1)[:, ranking],
+        miss=np.concatenate([~hit & ~ignored, misses], 1)[:, ranking],
         truths=truths,
     )
 
 
-def _of_thresholds(
+def _side_by_side(
     lists: Sequence[Sequence[Sequence[int]]], thresholds: int
 ) -> np.ndarray:
-    """The (T, d) lists of each image -> (T, sum of d) bool."""
-    columns = [
-        [value for of_image in lists for value in of_image[t]]
-        for t in range(thresholds)
-    ]
-    return np.array(columns, np.int64).reshape(thresholds, -1) != 0
+    """Join the (T, d) lists of all images into one bool array (T, sum of d)."""
+    rows = []
+    for t in range(thresholds):
+        rows.append([value for of_image in lists for value in of_image[t]])
+    return np.array(rows, np.int64).reshape(thresholds, -1) != 0

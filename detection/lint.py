@@ -18,44 +18,43 @@ if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
 SYNC_NORMS = ("SyncBN", "naiveSyncBN")
-# Learning rate at this many images per batch
+# Optimiser -> the published learning rate, and its number of images per batch
 REFERENCES = {"SGD": (0.02, 16), "ADAMW": (0.0001, 16)}
-AT_LEAST_1 = (
-    *("SOLVER.IMS_PER_BATCH", "SOLVER.MAX_ITER", "SOLVER.CHECKPOINT_PERIOD"),
-    *(
-        "INPUT.MIN_SIZE_TRAIN",
-        "INPUT.MAX_SIZE_TRAIN",
-        "INPUT.MIN_SIZE_TEST",
-        "INPUT.MAX_SIZE_TEST",
-    ),
-    *("MODEL.RPN.BATCH_SIZE_PER_IMAGE", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"),
-)
-# Least values, of each number where there are several
-LEAST = {**dict.fromkeys(AT_LEAST_1, 1), "DATALOADER.NUM_WORKERS": 0}
-THRESHOLDS = {
-    "MODEL.RPN.IOU_THRESHOLDS": 2,
-    "MODEL.ROI_HEADS.IOU_THRESHOLDS": 1,
-}  # how many
+# Key -> its least value, which holds for each number where there are several
+LEAST = {
+    "SOLVER.IMS_PER_BATCH": 1,
+    "SOLVER.MAX_ITER": 1,
+    "SOLVER.CHECKPOINT_PERIOD": 1,
+    "INPUT.MIN_SIZE_TRAIN": 1,
+    "INPUT.MAX_SIZE_TRAIN": 1,
+    "INPUT.MIN_SIZE_TEST": 1,
+    "INPUT.MAX_SIZE_TEST": 1,
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 1,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 1,
+    "DATALOADER.NUM_WORKERS": 0,
+}
+# Key -> the least number of thresholds
+THRESHOLDS = {"MODEL.RPN.IOU_THRESHOLDS": 2, "MODEL.ROI_HEADS.IOU_THRESHOLDS": 1}
 
 
 def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
     """Raise BadInput for what gives a wrong number; log a warning for what departs from the
-    published protocol. `cfg` is the run's with the checkpoint's pixels."""
-    given, solver = run.given, cfg.SOLVER
+    published protocol. `cfg` is the run's, with the checkpoint's pixels filled in."""
+    given = run.given
+    solver = cfg.SOLVER
     if val.name in voc.DATASETS and run.engine != "detectron2":
         raise BadInput(
             f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2"
         )
     check_ground_truth(cfg, given, train, val, run.task)
     if solver.IMS_PER_BATCH % run.world:
-        batch = f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH}"
         raise BadInput(
-            f"{batch} does not divide into {run.world} processes (--num-gpus)"
+            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} does not divide into "
+            f"{run.world} processes (--num-gpus)"
         )
     check_values(cfg, given)
     gpus = process_group.gpus(given)
-    half = solver.AMP.ENABLED and solver.AMP.PRECISION == "fp16"
-    if half and not gpus:
+    if solver.AMP.ENABLED and solver.AMP.PRECISION == "fp16" and gpus == 0:
         raise BadInput(
             f"{AMP_PRECISION} fp16: a CPU takes a hundred times as long; bf16, or a GPU"
         )
@@ -78,15 +77,18 @@ def check_values(cfg: CfgNode, given: Given) -> None:
     for key, count in THRESHOLDS.items():
         value = list(values[key])
         if len(value) < count or value != sorted(value):
-            rising = f"{count} or more" if count == 1 else f"{count}"
+            wanted = "1 or more" if count == 1 else str(count)
             raise BadInput(
-                f"{given.path}: {key} {value}: {rising} overlaps, in rising order"
+                f"{given.path}: {key} {value}: {wanted} overlaps, in rising order"
             )
 
 
 def files(p: Prepared) -> None:
-    """Find images (cut off, of another size) and objects that would end training or scoring. It
-    takes minutes for COCO on a network disk, so it runs once, before the first iteration."""
+    """Raise BadInput for images and objects that would end training or scoring, such as an image
+    that is cut off or has another size than stated.
+
+    This takes minutes for COCO on a network disk, so it is done once, before the first iteration.
+    """
     trained = training_records(p.train, p.task)
     log.info(f"checking {len(trained)} + {len(p.val.records)} images")
     images.check_files(trained)
@@ -101,39 +103,41 @@ def files(p: Prepared) -> None:
 def check_ground_truth(
     cfg: CfgNode, given: Given, train: Split, val: Split, task: DetectionTask
 ) -> None:
-    """The config against the annotation files."""
+    """Raise BadInput if the annotation files do not fit the config, or each other."""
+    # 1. As many categories as the head has classes, the same in both files
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
     for split in (train, val):
         if len(split.categories) != classes:
-            wanted = f"MODEL.ROI_HEADS.NUM_CLASSES is {classes} ({given.path})"
             raise BadInput(
-                f"{split.file}: {len(split.categories)} categories, but {wanted}"
+                f"{split.file}: {len(split.categories)} categories, but "
+                f"MODEL.ROI_HEADS.NUM_CLASSES is {classes} ({given.path})"
             )
     if (train.categories, train.ids) != (val.categories, val.ids):
-        odd = sorted(
-            set(zip(train.ids, train.categories)) ^ set(zip(val.ids, val.categories))
-        )[0]
-        first = f"first difference: {odd[0]} '{odd[1]}'"
+        trained = set(zip(train.ids, train.categories))
+        scored = set(zip(val.ids, val.categories))
+        id, name = min(trained ^ scored)
         raise BadInput(
-            f"{val.file}: its categories are not those of {train.file}; {first}"
+            f"{val.file}: its categories are not those of {train.file}; "
+            f"first difference: {id} '{name}'"
         )
-    shared = {r["file_name"] for r in train.records} & {
-        r["file_name"] for r in val.records
-    }
+    # 2. No image in both
+    train_names = {record["file_name"] for record in train.records}
+    val_names = {record["file_name"] for record in val.records}
+    shared = train_names & val_names
     if shared:
-        first = Path(min(shared)).name
         raise BadInput(
-            f"{val.name} and {train.name} share {len(shared)} images, first {first}"
+            f"{val.name} and {train.name} share {len(shared)} images, "
+            f"first {Path(min(shared)).name}"
         )
     if not task.keypoints:
         return
-    # Files, head and the sigmas that score them name equally many keypoints
+    # 3. As many keypoints in both files as the head has, and as there are sigmas to score them by
     wanted = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     for split in (train, val):
         if len(split.keypoints) != wanted:
-            keys = f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {wanted}"
             raise BadInput(
-                f"{split.file}: {len(split.keypoints)} keypoints, but {keys}"
+                f"{split.file}: {len(split.keypoints)} keypoints, but "
+                f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {wanted}"
             )
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS)
     if sigmas != len(val.keypoints):
@@ -145,38 +149,40 @@ def check_ground_truth(
 def departures(
     cfg: CfgNode, task: DetectionTask, train: Split, val: Split
 ) -> list[str]:
-    """List in words what differs from the protocol of LORAC's Table 4 and JCL's Table 2 (the
-    numbers then carry another protocol's name), and what the data lacks."""
+    """List, in words, what differs from the protocol of LORAC's Table 4 and JCL's Table 2, and what
+    the data lacks. Numbers of another protocol carry another name."""
     out = []
-    m = cfg.MODEL
-    # 1. Batch norm is trained over all GPUs in trunk and FPN, re-estimated at the end; heads have none
-    if m.BACKBONE.FREEZE_AT:
+    model = cfg.MODEL
+    # 1. In the protocol, batch norm is trained over all GPUs in trunk and FPN, and re-estimated at
+    #    the end. Heads have none.
+    if model.BACKBONE.FREEZE_AT:
         out.append(
-            f"FREEZE_AT {m.BACKBONE.FREEZE_AT}: the protocol trains all layers (0)"
+            f"FREEZE_AT {model.BACKBONE.FREEZE_AT}: the protocol trains all layers (0)"
         )
-    if any(m[head].get("NORM") for head in task.heads):
+    if any(model[head].get("NORM") for head in task.heads):
         out.append("norm in the heads: the protocol has it in trunk and FPN only")
     if backbones.is_resnet(cfg):
-        if m.RESNETS.NORM not in SYNC_NORMS:
+        if model.RESNETS.NORM not in SYNC_NORMS:
             out.append(
-                f"RESNETS.NORM {m.RESNETS.NORM!r}: the protocol has SyncBN in the trunk"
+                f"RESNETS.NORM {model.RESNETS.NORM!r}: the protocol has SyncBN in the trunk"
             )
-        if backbones.has_fpn(cfg) and m.FPN.NORM not in SYNC_NORMS:
-            why = "without it keypoint training does not converge"
-            out.append(f"FPN.NORM {m.FPN.NORM!r}: the protocol has SyncBN; {why}")
+        if backbones.has_fpn(cfg) and model.FPN.NORM not in SYNC_NORMS:
+            out.append(
+                f"FPN.NORM {model.FPN.NORM!r}: the protocol has SyncBN; "
+                "without it keypoint training does not converge"
+            )
         if not cfg.TEST.PRECISE_BN.ENABLED:
             out.append(
                 "TEST.PRECISE_BN off: the protocol re-estimates batch norm before testing"
             )
-    # 2. The rate for the batch. C4 has other rates; the embedded scenes are no protocol's
+    # 2. The learning rate follows the batch. C4 has other rates, and the embedded scenes are no
+    #    published protocol's data.
     rate, images = REFERENCES[cfg.SOLVER.OPTIMIZER]
-    lr, batch = cfg.SOLVER.BASE_LR, cfg.SOLVER.IMS_PER_BATCH
+    lr = cfg.SOLVER.BASE_LR
+    batch = cfg.SOLVER.IMS_PER_BATCH
     wanted = rate * batch / images
-    if (
-        backbones.has_fpn(cfg)
-        and not 0.5 <= lr / wanted <= 2
-        and "scenes" not in train.name
-    ):
+    has_published_rate = backbones.has_fpn(cfg) and "scenes" not in train.name
+    if has_published_rate and not 0.5 <= lr / wanted <= 2:
         out.append(
             f"BASE_LR {lr} for {batch} images per batch; {rate} at {images} scales to {wanted:.3g}"
         )

@@ -1,4 +1,4 @@
-"""From a trained detector to its numbers: detections of all ranks, AP, and what is kept of them."""
+"""Turns a trained detector into its numbers: gathers detections, scores them, writes the results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backbench.containers import containers
 from backbench.detection import backbones, evaluate, voc_ap
@@ -40,21 +40,27 @@ if TYPE_CHECKING:
     import numpy as np
 
 EVALUATIONS_FOLDER = "evaluations"
-SCORING = ("DATASETS.TEST", "TEST.")  # how the keys begin that only scoring reads
-IMAGES = ("train_images", "val_images")  # of an identity: what the images hold
-TRAINING = "TEST.PRECISE_BN."  # of those, what belongs to the training
 SHARE = ".predictions.{}.json"  # a rank's detections, until they are scored
+# Keys of a config that only scoring reads begin so, but for the last, which the training reads.
+SCORING = ("DATASETS.TEST", "TEST.")
+TRAINING = "TEST.PRECISE_BN."
+# The entries of a run's identity that digest the bytes of the images
+IMAGES = ("train_images", "val_images")
 
 
 def predict(
     run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int
 ) -> list[Detection]:
-    """Gather all detections, in the split's order, on rank 0; category ids are the file's own."""
+    """Detect objects in this rank's images, and gather all ranks' detections on rank 0.
+
+    They are in the split's order, and their category ids are the file's own. The other ranks return
+    nothing.
+    """
     mine = p.val.records[rank :: run.world]
-    progress = (
-        Progress(run.out, len(mine), "evaluate", unit="image") if rank == 0 else None
-    )
-    by_image: list[list[Detection]] = []  # of each image
+    progress = None
+    if rank == 0:
+        progress = Progress(run.out, len(mine), "evaluate", unit="image")
+    by_image: list[list[Detection]] = []
     workers = min(p.cfg.DATALOADER.NUM_WORKERS, loading.cores(run.world))
     for detections in engine.predictions(mine, workers=workers):
         for detection in detections:
@@ -69,14 +75,16 @@ def predict(
 def _gather(
     run: DetectionRun, mine: list[list[Detection]], rank: int, *, images: int
 ) -> list[list[Detection]]:
-    """Bring every rank's images to rank 0, through files: masks of 5,000 images are no tensor. They
-    lie there until rank 0 is through with them: see `scored`."""
-    if rank:
+    """Bring every rank's detections to rank 0, through files, as they are no tensor.
+
+    The files stay until rank 0 has scored them: see `scored`.
+    """
+    if rank != 0:
         atomic.write_text(run.out / SHARE.format(rank), json.dumps(mine))
         return []
     shares = [mine]
-    for r in range(1, run.world):
-        file = run.out / SHARE.format(r)
+    for other in range(1, run.world):
+        file = run.out / SHARE.format(other)
         wait_until(file.exists)
         shares.append(json.loads(file.read_text()))
     # Rank r had the images r, r + world, r + 2 world, ...
@@ -90,40 +98,49 @@ def clear(run: DetectionRun) -> None:
 
 
 def scored(run: DetectionRun, rank: int) -> None:
-    """Rank 0 has scored what `predict` gave it; the others have waited here for that."""
-    if rank:
+    """Let the other ranks wait here until rank 0 has scored what `predict` gave it."""
+    # Rank 0 says so by removing the shares.
+    if rank == 0:
+        clear(run)
+    else:
         share = run.out / SHARE.format(rank)
         wait_until(lambda: not share.exists())
-    else:
-        clear(run)
 
 
 def record(
     run: DetectionRun, p: Prepared, detections: list[Detection], speed: float | None
 ) -> None:
-    """Write AP with intervals, AP per category and pictures; all numbers appended in one write,
-    once. `speed` is how many images a second the detector took on this rank."""
+    """Score the detections and write AP with intervals, AP per category and pictures.
+
+    All rows are appended in one write, once. `speed` is how many images a second the detector took
+    on this rank.
+    """
     from backbench.detection import pictures
 
-    # 1. What was found
+    # 1. The detections themselves
     atomic.write_text(run.out / DETECTIONS_FILE, json.dumps(detections))
-    # 2. Its AP. The intervals' draws depend on the images alone: checkpoints are compared by them.
+    # 2. AP. The draws of the intervals depend on the images alone, so that two checkpoints are
+    #    compared draw by draw.
     manifest = hashlib.sha256(p.val.fingerprint.encode()).hexdigest()
     scores = {kind: _scores(kind, p, detections, manifest) for kind in p.task.aps}
     samples: dict[str, np.ndarray] = {}
     for kind, of_kind in scores.items():
         for name, draws in of_kind.samples.items():
             samples[f"bootstrap_{kind}_{name}"] = draws
-    # 3. Files first, rows last: a run that has rows is finished.
-    stem = f"{p.task.name}_{run.engine}-s{p.seed}-{p.checkpoint.digest[:12]}"
-    images = len(p.val.records)
+    # 3. Files come first and rows last, because a run that has rows is finished.
     kept = store.keep_predictions(
-        run.out, stem, manifest=manifest, images=images, **samples
+        run.out,
+        f"{p.task.name}_{run.engine}-s{p.seed}-{p.checkpoint.digest[:12]}",
+        manifest=manifest,
+        images=len(p.val.records),
+        **samples,
     )
     per_category = {kind: of_kind.per_category for kind, of_kind in scores.items()}
     atomic.write_json(run.out / PER_CATEGORY_FILE, per_category)
     pictures.write(run.out / PICTURES, p.val, detections)
-    origin: store.Origin = {} if speed is None else {"images_per_second": speed}
+    origin: store.Origin = {}
+    if speed is not None:
+        origin["images_per_second"] = speed
     rows = results(run, p, scores, kept, origin)
     store.owe(run.out, len(rows))
     store.append(run.out, rows, skip_known=True)
@@ -132,34 +149,35 @@ def record(
 def on_the_way(
     run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int, step: int
 ) -> None:
-    """Append AP after `step` iterations to EVALUATIONS_FILE, to look at: no row of results is made,
-    and the training goes on as if it had not been."""
+    """Score the detector after `step` iterations and append its AP to EVALUATIONS_FILE.
+
+    It is there to look at: it is no row of the results, and it does not influence the training.
+    """
     detections = predict(run, p, engine, rank)
     if rank == 0:
         values: dict[str, float | None] = {}
         for kind in p.task.aps:
             for metric, value in _scores(kind, p, detections, None).values.items():
                 values[f"{kind}_{metric}"] = value
-        # What a lost future had written goes.
+        # A killed run that continues from an earlier state has lines of later steps; they go.
         rows = [row for row in _evaluations(run) if row["step"] < step]
-        lines = [json.dumps(row) + "\n" for row in (*rows, {"step": step, **values})]
+        rows.append({"step": step, **values})
+        lines = [json.dumps(row) + "\n" for row in rows]
         atomic.write_text(run.out / EVALUATIONS_FILE, "".join(lines))
         log.info(f"after iteration {step}: {values}")
     scored(run, rank)
 
 
 def was_scored(run: DetectionRun, step: int) -> bool:
-    """True if EVALUATIONS_FILE has the line of `step`."""
+    """Return True if EVALUATIONS_FILE has the line of `step`."""
     return any(row["step"] == step for row in _evaluations(run))
 
 
-def _evaluations(run: DetectionRun) -> list[dict[str, float]]:
+def _evaluations(run: DetectionRun) -> list[dict[str, Any]]:
     file = run.out / EVALUATIONS_FILE
-    return (
-        [json.loads(line) for line in file.read_text().splitlines()]
-        if file.exists()
-        else []
-    )
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def _scores(
@@ -178,8 +196,10 @@ def results(
     kept: str,
     origin: store.Origin,
 ) -> list[store.Result]:
-    """A row for every AP; `kept` is the file of the draws."""
-    name, sides = protocol(run.given), backbones.padded_test_size(p.cfg)
+    """Make a row for every AP; `kept` is the file of the draws."""
+    protocol_name = protocol(run.given)
+    sides = backbones.padded_test_size(p.cfg)
+    evaluator = "detectron2 voc_eval" if p.val.name in voc.DATASETS else "hotcoco"
     provenance = {
         **fast.of_trunk(p.checkpoint.provenance),
         "config": run.given.path.stem,
@@ -191,7 +211,7 @@ def results(
         "predictions": kept,
         "per_category": PER_CATEGORY_FILE,
         "trunk": trunk_facts.of_maps(p.checkpoint, sides, backbones.scaled),
-        "evaluator": "detectron2 voc_eval" if p.val.name in voc.DATASETS else "hotcoco",
+        "evaluator": evaluator,
     }
     rows = []
     for kind, of_kind in scores.items():
@@ -208,7 +228,7 @@ def results(
                 metric=f"{kind}_{metric}",
                 value=value,
                 ci95=of_kind.ci95.get(metric),
-                protocol=name,
+                protocol=protocol_name,
                 engine=run.engine,
                 seed=p.seed,
                 provenance=provenance,
@@ -219,53 +239,65 @@ def results(
 
 
 def report(out: Path) -> list[Result]:
-    """Log the numbers that the run holds, and return them; none unless they are all that it owes."""
+    """Log the numbers of a finished run and return them; an unfinished run has none."""
     if not store.complete(out):
         return []
     rows, _ = store.read(out / RESULTS_FILE)
-    for r in rows:
-        interval = f"  [{r.ci95[0]:.1f}, {r.ci95[1]:.1f}]" if r.ci95 else ""
-        value = "undefined" if r.value is None else f"{r.value:.2f}"
-        log.info(f"{r.metric:16} {value}{interval}")
+    for row in rows:
+        value = "undefined" if row.value is None else f"{row.value:.2f}"
+        interval = ""
+        if row.ci95:
+            low, high = row.ci95
+            interval = f"  [{low:.1f}, {high:.1f}]"
+        log.info(f"{row.metric:16} {value}{interval}")
     return rows
 
 
 def evaluation(run: DetectionRun, identity: Mapping[str, object]) -> DetectionRun:
-    """Choose the folder of --eval-only: the trained run's own if nothing differs, else a folder
-    below it. Raises BadInput if there is no detector, or another training's."""
-    # What only scoring reads -- the file that is scored on, sizes and thresholds of testing -- may
-    # be another than in the training: that is a run of its own, both are on the board.
+    """Choose the folder of --eval-only: the trained run's own, or one below it.
+
+    Whatever only scoring reads (the annotation file, the sizes and thresholds of testing) may differ
+    from the training's. Then the evaluation is a run of its own, in a folder below the trained run,
+    and both are on the board. Raises BadInput if there is no trained detector.
+    """
     file = run.out / FINAL_FILE
     if not file.exists():
         raise BadInput(
             f"{file}: no trained detector to evaluate; run without --eval-only first"
         )
     now = json.loads(json.dumps(identity))
-    then = _trained(run.out)
-    if then is None or then == now or _training(then) != _training(now):
-        return run  # and the folder says what differs, if anything does
+    then = _identity_of_training(run.out)
+    if then is None or then == now:
+        return run
+    if _training_part(then) != _training_part(now):
+        # It is another training's detector. Opening the run's folder says so, and what differs.
+        return run
     named = {key: value for key, value in now.items() if key not in IMAGES}
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-    name = f"{str(now['val']).split(':')[0]}-{digest[:8]}"
-    return replace(run, out=run.out / EVALUATIONS_FOLDER / name, trained=run.out)
+    dataset = str(now["val"]).split(":")[0]
+    out = run.out / EVALUATIONS_FOLDER / f"{dataset}-{digest[:8]}"
+    return replace(run, out=out, trained=run.out)
 
 
-def _trained(out: Path) -> dict[str, object] | None:
-    """The identity of the run that made the detector; None where its folder does not say."""
+def _identity_of_training(out: Path) -> dict[str, object] | None:
+    """Return the identity of the run that made the detector; None where its folder does not say."""
     try:
         return dict(json.loads((out / RUN_FILE).read_text())["identity"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _training(identity: Mapping[str, object]) -> dict[str, object]:
-    """The part of an identity that decides the detector itself."""
-    out = {
-        k: v for k, v in identity.items() if k not in ("config", "val", "val_images")
-    }
-    config, keys = identity.get("config"), {}
-    for key, value in config.items() if isinstance(config, Mapping) else ():
-        scoring = key.startswith(SCORING) and not key.startswith(TRAINING)
-        if not scoring and not key.endswith("_TEST"):
-            keys[key] = value
-    return out | {"config": keys}
+def _training_part(identity: Mapping[str, object]) -> dict[str, object]:
+    """Return the part of an identity that decides the detector itself."""
+    training_config: dict[str, object] = {}
+    config = identity.get("config")
+    # A folder's file may hold anything.
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            scoring = key.startswith(SCORING) and not key.startswith(TRAINING)
+            if not scoring and not key.endswith("_TEST"):
+                training_config[key] = value
+    part: dict[str, object] = {**identity, "config": training_config}
+    part.pop("val", None)
+    part.pop("val_images", None)
+    return part

@@ -1,4 +1,4 @@
-"""Small pictures of detections beside the ground truth, drawn with PIL."""
+"""Draws small pictures of detections beside the ground truth, with PIL."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
-COUNT, SIDE, LARGER = (
-    6,
-    320,
-    4.0,
-)  # pictures of a run; pixels of one side, times of a small one
-LETTERS, GAP = 13, 6  # pixels
+COUNT = 6  # pictures of a run
+SIDE = 320  # pixels of an image's longer side
+ENLARGED = 4.0  # small images are enlarged at most so many times
+LETTERS = 13  # pixels
+GAP = 6  # pixels
 COLOURS = (
     (230, 80, 60),
     (60, 160, 230),
@@ -35,20 +34,24 @@ COLOURS = (
 
 
 def write(folder: Path, split: Split, detections: Sequence[Detection]) -> list[Path]:
-    """Draw FOLDER/<image>.png: ground truth on the left; on the right as many of the best
-    detections as there are objects, at least three. Which is which stands above them."""
+    """Draw FOLDER/<image>.png for the first images and return the files.
+
+    The ground truth is on the left. On the right are as many of the best detections as there are
+    objects, but at least three. A line above says which is which.
+    """
     by_image: dict[int | str, list[Detection]] = {}
-    for d in detections:
-        by_image.setdefault(d["image_id"], []).append(d)
-    out = []
+    for detection in detections:
+        by_image.setdefault(detection["image_id"], []).append(detection)
+    files = []
     for record in split.records[:COUNT]:
-        best = sorted(by_image.get(record["image_id"], ()), key=lambda d: -d["score"])
-        both = _side_by_side(record, best[: max(3, len(record["annotations"]))], split)
+        found = by_image.get(record["image_id"], [])
+        ranked = sorted(found, key=lambda detection: -detection["score"])
+        best = ranked[: max(3, len(record["annotations"]))]
         file = folder / f"{Path(record['file_name']).stem}.png"
         with atomic.atomic_path(file) as temporary:
-            both.save(temporary, format="PNG")
-        out.append(file)
-    return out
+            _side_by_side(record, best, split).save(temporary, format="PNG")
+        files.append(file)
+    return files
 
 
 def _side_by_side(
@@ -56,38 +59,37 @@ def _side_by_side(
 ) -> Image:
     from PIL import Image, ImageDraw
 
-    # At most SIDE pixels, and small images at most LARGER times their size
     image = load_image(record)
-    scale = min(SIDE / max(image.size), LARGER)
-    size = (round(image.width * scale), round(image.height * scale))
-    left = image.resize(size)
-    right = left.copy()
-    # The objects of the file have labels; detections have the file's ids. The surest is drawn last,
-    # so that its name lies on top
-    objects = [
-        (a, a["category_id"], split.categories[a["category_id"]])
-        for a in record["annotations"]
-    ]
-    detected = []
+    scale = min(SIDE / max(image.size), ENLARGED)
+    width = round(image.width * scale)
+    height = round(image.height * scale)
+    # 1. The objects, on the left. Their category is a label already.
+    left = image.resize((width, height))
+    pen = ImageDraw.Draw(left)
+    for a in record["annotations"]:
+        _draw(pen, a, a["category_id"], scale=scale, shift=0.5)
+    for a in record["annotations"]:
+        label = a["category_id"]
+        _write(pen, split.categories[label], a["bbox"], label, scale)
+    # 2. The detections, on the right. Their category is the file's id. The surest is drawn last, so
+    #    that its name lies on top.
+    right = image.resize((width, height))
+    pen = ImageDraw.Draw(right)
+    for d in reversed(best):
+        _draw(pen, d, split.ids.index(d["category_id"]), scale=scale, shift=0.0)
     for d in reversed(best):
         label = split.ids.index(d["category_id"])
-        detected.append((d, label, f"{split.categories[label]} {d['score']:.2f}"))
-    for side, items, shift in ((left, objects, 0.5), (right, detected, 0.0)):
-        pen = ImageDraw.Draw(side)
-        for item, label, _ in items:
-            _draw(pen, item, label, scale=scale, shift=shift)
-        for item, label, name in items:
-            _write(pen, name, item["bbox"], label, scale)
-    # A line above says which side is which
-    high = LETTERS + 2 * GAP
-    both = Image.new("RGB", (2 * size[0] + GAP, size[1] + high), "white")
+        text = f"{split.categories[label]} {d['score']:.2f}"
+        _write(pen, text, d["bbox"], label, scale)
+    # 3. Both, below a line that says which is which
+    heading = LETTERS + 2 * GAP
+    both = Image.new("RGB", (2 * width + GAP, height + heading), "white")
+    both.paste(left, (0, heading))
+    both.paste(right, (width + GAP, heading))
     pen = ImageDraw.Draw(both)
-    for x, side, text in (
-        (0, left, "ground truth"),
-        (size[0] + GAP, right, "detected" if best else "nothing detected"),
-    ):
-        pen.text((x + GAP, GAP - 1), text, fill="black", font=_font())
-        both.paste(side, (x, high))
+    said = "detected" if best else "nothing detected"
+    pen.text((GAP, GAP - 1), "ground truth", fill="black", font=_font())
+    pen.text((width + 2 * GAP, GAP - 1), said, fill="black", font=_font())
     return both
 
 
@@ -99,8 +101,8 @@ def _draw(
     scale: float,
     shift: float,
 ) -> None:
-    """Draw outline, box and keypoints. `shift` is where a pixel's middle is: at .5 in annotations.
-    An annotation's unmarked keypoint is left out; a detection's last value is its score."""
+    """Draw outline, box and keypoints. `shift` is where the middle of a pixel is: at .5 in
+    annotations, at .0 in detections."""
     colour = COLOURS[label % len(COLOURS)]
     for polygon in outlines(item.get("segmentation")):
         draw.polygon([v * scale for v in polygon], outline=colour)
@@ -108,29 +110,38 @@ def _draw(
     draw.rectangle([x, y, max(x + w, x), max(y + h, y)], outline=colour, width=2)
     values = item.get("keypoints", [])
     for px, py, seen in zip(values[0::3], values[1::3], values[2::3]):
+        # An annotation's keypoint may be unmarked. In a detection the value is a score instead,
+        # which may be negative.
         if shift and not seen > 0:
             continue
-        left, top = (px - shift) * scale - 3, (py - shift) * scale - 3
-        right, bottom = (px - shift) * scale + 3, (py - shift) * scale + 3
-        draw.ellipse([left, top, right, bottom], fill=colour, outline="white")
+        middle_x = (px - shift) * scale
+        middle_y = (py - shift) * scale
+        draw.ellipse(
+            [middle_x - 3, middle_y - 3, middle_x + 3, middle_y + 3],
+            fill=colour,
+            outline="white",
+        )
 
 
 def _write(
     draw: ImageDraw, text: str, box: Sequence[float], label: int, scale: float
 ) -> None:
-    """The label on a ground of its colour, above the box where there is room, else inside it."""
-    x, y = box[0] * scale, box[1] * scale
+    """Write a text on a ground of its label's colour, above the box if there is room, else inside."""
+    x = box[0] * scale
+    y = box[1] * scale
     left, top, right, bottom = draw.textbbox((0, 0), text, font=_font())
-    wide, high = right - left + 4, bottom - top + 4
-    y = y - high if y >= high else y
-    x = max(0.0, min(x, draw.im.size[0] - wide))
-    draw.rectangle([x, y, x + wide, y + high], fill=COLOURS[label % len(COLOURS)])
+    width = right - left + 4
+    height = bottom - top + 4
+    if y >= height:
+        y -= height
+    x = max(0.0, min(x, draw.im.size[0] - width))
+    draw.rectangle([x, y, x + width, y + height], fill=COLOURS[label % len(COLOURS)])
     draw.text((x + 2 - left, y + 2 - top), text, fill="black", font=_font())
 
 
 @functools.cache
 def _font() -> FreeTypeFont | ImageFont:
-    """PIL's own, which every machine has."""
+    """Load PIL's own font, which every machine has."""
     from PIL import ImageFont as fonts
 
     return fonts.load_default(size=LETTERS)

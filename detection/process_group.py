@@ -1,4 +1,4 @@
-"""The processes of a run: one per GPU, or per CPU rank, begun and ended with one command."""
+"""Starts, joins and ends the processes of a run: one per GPU, or per rank on the CPU."""
 
 import contextlib
 import datetime
@@ -39,8 +39,8 @@ GRACE_SECONDS = 2
 POLL_SECONDS = 0.2
 JOIN_MINUTES = 30  # how long a rank waits for another in a collective
 SPLITS_FILE = ".splits.pkl"  # in the run's folder, while its ranks are at work
-# What the run exits with is the first of these that a rank did. Where one was stopped by a signal,
-# its state is saved, however the others ended.
+# The run exits with the first of these that one of its ranks has exited with. Being stopped by a
+# signal comes first, because then the state is saved, however the other ranks ended.
 STATUSES = (EXIT_PREEMPTED, EXIT_BAD_INPUT, EXIT_FAILED)
 
 
@@ -48,29 +48,30 @@ STATUSES = (EXIT_PREEMPTED, EXIT_BAD_INPUT, EXIT_FAILED)
 class Seat:
     """The place of a child process in the run."""
 
-    rank: int  # on all machines
-    local: int  # on this one
+    rank: int  # among those of all machines
+    local: int  # among those of this machine
     url: str  # where the ranks meet
-    parent: int  # process id
+    parent: int  # its process id
     log_level: int
 
 
-_meeting: list[dist.TCPStore] = []  # the one of this process's run
+# The store at which this process's ranks have met; empty while it is not joined
+_meeting: list[dist.TCPStore] = []
 
-Body: TypeAlias = Callable[
-    [DetectionRun, Seat], int
-]  # what a rank does; returns its exit status
+# What a rank does; it returns its exit status.
+Body: TypeAlias = Callable[[DetectionRun, Seat], int]
 
 
 def gpus(given: Given) -> int:
-    """The number of GPUs that the run may use; 0 for a run on the CPU."""
-    wanted, here = given.get(DEVICE_KEY, "auto"), torch.cuda.device_count()
-    if wanted not in ("auto", "cpu", "cuda") or (wanted == "cuda" and not here):
+    """Return the number of GPUs that the run may use; 0 for a run on the CPU."""
+    wanted = given.get(DEVICE_KEY, "auto")
+    count = torch.cuda.device_count()
+    if wanted not in ("auto", "cpu", "cuda") or (wanted == "cuda" and count == 0):
         raise BadInput(
-            f"{DEVICE_KEY} {wanted}: auto, cpu or cuda, of which {here} are here;"
+            f"{DEVICE_KEY} {wanted}: auto, cpu or cuda, of which {count} are here;"
             " CUDA_VISIBLE_DEVICES chooses among them"
         )
-    return 0 if wanted == "cpu" else here
+    return 0 if wanted == "cpu" else count
 
 
 def device_of(given: Given, rank: int) -> torch.device:
@@ -80,8 +81,11 @@ def device_of(given: Given, rank: int) -> torch.device:
 def over_machines(
     run: DetectionRun, machines: int, machine: int, url: str
 ) -> DetectionRun:
-    """Spread the run over several machines by Detectron2's flags, or make it one of Slurm's tasks,
-    one for each rank, as `backbench launch` starts them."""
+    """Spread the run over several machines by Detectron2's flags, or by Slurm's tasks.
+
+    In the latter case this process is one of the tasks, which `backbench launch` starts for each
+    rank. Raises BadInput for flags that do not fit.
+    """
     if not 0 <= machine < machines:
         raise BadInput(
             f"--machine-rank {machine}: from 0 to --num-machines {machines} - 1"
@@ -98,77 +102,100 @@ def over_machines(
         machine=machine,
         dist_url=url,
     )
-    host, task = os.environ.get("MASTER_ADDR"), os.environ.get("SLURM_PROCID")
-    started = int(os.environ.get("SLURM_NTASKS", "1"))
-    if host and task and not url and started > 1:
-        if started != run.world:
+    host = os.environ.get("MASTER_ADDR")
+    task = os.environ.get("SLURM_PROCID")
+    tasks = int(os.environ.get("SLURM_NTASKS", "1"))
+    if host and task and not url and tasks > 1:
+        if tasks != run.world:
             raise BadInput(
-                f"Slurm has started {started} tasks, --num-gpus times --num-machines is {run.world}"
+                f"Slurm has started {tasks} tasks, --num-gpus times --num-machines is {run.world}"
             )
-        local = int(os.environ.get("SLURM_LOCALID", "0"))
-        url = f"tcp://{host}:{os.environ['MASTER_PORT']}"
-        return replace(run, dist_url=url, task_rank=int(task), local_rank=local)
+        return replace(
+            run,
+            dist_url=f"tcp://{host}:{os.environ['MASTER_PORT']}",
+            task_rank=int(task),
+            local_rank=int(os.environ.get("SLURM_LOCALID", "0")),
+        )
     if machines > 1 and not url:
-        where = "where do they meet? --dist-url tcp://HOST:PORT, a free port of the first machine"
-        raise BadInput(f"--num-machines {machines}: {where}")
+        raise BadInput(
+            f"--num-machines {machines}: where do they meet? --dist-url tcp://HOST:PORT, "
+            "a free port of the first machine"
+        )
     return run
 
 
 def seat_of_task(run: DetectionRun) -> Seat:
-    """The place of this process, which Slurm has started as a rank."""
-    rank, local = run.task_rank or 0, run.local_rank
+    """Return the place of this process, which Slurm has started as a rank."""
     if gpus(run.given):
-        torch.cuda.set_device(local)
-    return Seat(rank, local, run.dist_url, parent=os.getppid(), log_level=log.level)
+        torch.cuda.set_device(run.local_rank)
+    return Seat(
+        rank=run.task_rank or 0,
+        local=run.local_rank,
+        url=run.dist_url,
+        parent=os.getppid(),
+        log_level=log.level,
+    )
 
 
 def spawn(body: Body, run: DetectionRun) -> None:
-    """Run `body` in this machine's share of `run.world` processes, which get our signals and end
-    with us; SystemExit with their status if not 0. `body` must be importable by name."""
+    """Run `body` in this machine's share of the run's processes.
+
+    They get our signals, and end with us. `body` must be importable by name. Raises SystemExit with
+    their status if it is not 0.
+    """
+    # 1. Where the ranks meet: at a free port of this machine, unless the user has named one
     url = run.dist_url
     if not url:
         with socket.socket() as free:
             free.bind((HOST, 0))
             url = f"tcp://{HOST}:{free.getsockname()[1]}"
+    # 2. The processes
     context = mp.get_context("spawn")
     children: list[BaseProcess] = []
-    here = run.world // run.machines
-    for local in range(here):
+    on_this_machine = run.world // run.machines
+    for local in range(on_this_machine):
         seat = Seat(
-            run.machine * here + local,
-            local,
-            url,
+            rank=run.machine * on_this_machine + local,
+            local=local,
+            url=url,
             parent=os.getpid(),
             log_level=log.level,
         )
         children.append(context.Process(target=_child, args=(body, run, seat)))
-    resource_tracker.ensure_running()  # by whom the signals would come through again
+    # Starting the first child starts multiprocessing's resource tracker, which unblocks signals in
+    # this process. It must run before they are blocked.
+    resource_tracker.ensure_running()
     with StopFlag() as stop:
         with signals_blocked():
             for child in children:
                 child.start()
         _watch(children, stop)
+    # 3. Their status
     ended = {child.exitcode or 0 for child in children}
     if ended == {0}:
         return
     for status in STATUSES:
         if status in ended:
             raise SystemExit(status)
-    raise SystemExit(EXIT_FAILED)  # killed
+    # All that failed were killed.
+    raise SystemExit(EXIT_FAILED)
 
 
 def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:
-    """Wait until all have ended. From state to state:
+    """Wait until all ranks have ended. A state machine:
 
-    running          -- a signal to this process -->   signalled: each rank stops after its iteration
-    running, signalled    -- a rank ends badly -->     the others get GRACE_SECONDS, are then killed
+    running            -- this process gets a signal -->  signalled: each rank stops after its
+                                                          iteration
+    running, signalled -- a rank ends badly -->           the others get GRACE_SECONDS, and are then
+                                                          killed
 
-    A signalled rank ends with the status of a stopped run, so nothing changes. One whose neighbour
-    died would wait for it in a collective.
+    A rank whose neighbour died would wait for it in a collective, so it is killed. A rank that was
+    signalled ends with the status of a stopped run, which counts as a bad end, too: the other ranks
+    were signalled as well, and end within the GRACE_SECONDS.
     """
     signalled = False
     while alive := [child for child in children if child.is_alive()]:
-        alive[0].join(0.2)
+        alive[0].join(POLL_SECONDS)
         if stop.requested and not signalled:
             signalled = True
             for child in children:
@@ -182,31 +209,33 @@ def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:
 
 
 def _child(body: Body, run: DetectionRun, seat: Seat) -> None:
-    # No orphan writes to the run after its parent. Where it died before this line, our parent is
-    # another by now.
+    # A rank must not write to the run after its parent has ended. Where the parent ended before
+    # die_with_parent, this process has another parent by now.
     die_with_parent()
     if os.getppid() != seat.parent:
         raise SystemExit(EXIT_FAILED)
-    # A signal that came while this process was importing has waited; later ones end it plainly,
-    # until what `body` does with them is in place
+    # A signal that came while this process was importing has been kept back until now. Later ones
+    # end the process, until `body` has its own way with them.
     listen()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
     if gpus(run.given):
         torch.cuda.set_device(seat.local)
-    else:  # of several on one machine, unlike a task of Slurm's, which has CPUs of its own
+    else:
+        # Several ranks share this machine's CPUs. (A task of Slurm's has CPUs of its own.)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     raise SystemExit(body(run, seat))
 
 
 @contextlib.contextmanager
 def joined(run: DetectionRun, seat: Seat) -> Iterator[None]:
-    """Inside, this process is one of the run's ranks."""
+    """Make this process one of the run's ranks while inside."""
     host, _, port = seat.url.removeprefix("tcp://").rpartition(":")
     patience = datetime.timedelta(minutes=JOIN_MINUTES)
-    _meeting[:] = [dist.TCPStore(host, int(port), run.world, seat.rank == 0, patience)]
+    meeting = dist.TCPStore(host, int(port), run.world, seat.rank == 0, patience)
+    _meeting[:] = [meeting]
     dist.init_process_group(
         "nccl" if gpus(run.given) else "gloo",
-        store=_meeting[0],
+        store=meeting,
         rank=seat.rank,
         world_size=run.world,
         timeout=patience,
@@ -221,8 +250,11 @@ def joined(run: DetectionRun, seat: Seat) -> Iterator[None]:
 
 @contextlib.contextmanager
 def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[None]:
-    """Keep the splits in a file of the run's folder while inside: ranks load that instead of
-    parsing the annotations again. A process that has seen a GPU cannot fork."""
+    """Keep the splits in a file of the run's folder while inside.
+
+    Ranks load the file instead of parsing the annotations again. They cannot inherit the splits,
+    because a process that has seen a GPU cannot fork.
+    """
     run.out.mkdir(parents=True, exist_ok=True)
     file = _splits_file(run)
     atomic.write_bytes(
@@ -235,8 +267,11 @@ def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[None]:
 
 
 def _splits_file(run: DetectionRun) -> Path:
-    """One for each machine: they share the run's folder."""
-    return run.out / (SPLITS_FILE + (f".{run.machine}" if run.machine else ""))
+    # Machines share the run's folder, so each has a file of its own.
+    name = SPLITS_FILE
+    if run.machine:
+        name = f"{SPLITS_FILE}.{run.machine}"
+    return run.out / name
 
 
 def handed_over(run: DetectionRun) -> tuple[Split, Split]:
@@ -252,13 +287,19 @@ def barrier() -> None:
 
 
 def wait_until(there: Callable[[], bool]) -> None:
-    """Wait for one rank's long work, such as COCO's scoring: a collective would end the run after
-    JOIN_MINUTES. This wait ends with a signal, with the parent (see _watch), or with rank 0."""
+    """Wait for one rank's long work, such as COCO's scoring.
+
+    In a collective, the run would end after JOIN_MINUTES. This wait ends with a signal, with the
+    parent (see _watch), or with rank 0. Raises Failed in the last case.
+    """
     while not there():
         for store in _meeting:
             try:
+                # Any question will do: only rank 0's process, which holds the store, answers.
                 store.check(["rank 0 is there"])
-            except RuntimeError:  # it has ended: perhaps because all is done
+            except RuntimeError:
+                # Rank 0 has ended. If it did so because all its work is done, its last file may
+                # have come since the look above.
                 time.sleep(POLL_SECONDS)
                 if there():
                     return

@@ -1,6 +1,8 @@
-"""A row says what a detection task needs beyond boxes; backbench.tasks has its title, table and
-tolerance. A new task is a row in both, plus what is really new: its head in each engine, and a
-reader of an annotation field that no task has read before."""
+"""Declares what each detection task needs beyond boxes, in a row a task.
+
+backbench.tasks has the task's title, table and tolerance. A new task is a row in both, its head in
+each engine, and a reader for an annotation field that no task has read before.
+"""
 
 from dataclasses import dataclass
 
@@ -13,19 +15,18 @@ from backbench.tasks import TASKS
 class DetectionTask:
     name: str
     heads: tuple[str, ...]  # the config's groups below MODEL for the heads it trains
-    switch: str | None = (
-        None  # the config's key that turns its own head on; None: boxes alone
-    )
+    # The config's key that turns the task's own head on; None for boxes alone
+    switch: str | None = None
     outlines: bool = False  # every object needs a `segmentation`
-    keypoints: bool = False  # the only category names keypoints, and objects have them
+    keypoints: bool = False  # there is one category, with keypoints
 
     @property
     def aps(self) -> tuple[str, ...]:
-        """The kinds of AP that it is scored by (keys of evaluate.AP_KINDS), its own first."""
+        """The kinds of AP that the task is scored by (keys of evaluate.AP_KINDS), its own first."""
         return TASKS[self.name].ious
 
 
-# A test holds these to the tasks of backbench.tasks that detect.
+# A test compares these with the detection tasks of backbench.tasks.
 FASTER_RCNN = DetectionTask(name="faster_rcnn", heads=("ROI_BOX_HEAD",))
 MASK_RCNN = DetectionTask(
     name="mask_rcnn",
@@ -43,15 +44,16 @@ DETECTION_TASKS = {task.name: task for task in (FASTER_RCNN, MASK_RCNN, KEYPOINT
 
 
 def task_of(given: Given) -> DetectionTask:
-    """The task whose switch is on in a config. Raises BadInput where several are."""
-    on = [
-        task
-        for task in DETECTION_TASKS.values()
-        if task.switch and given.get(task.switch)
-    ]
+    """Return the task whose switch is on in a config. Raises BadInput if several are on."""
+    on = []
+    for task in DETECTION_TASKS.values():
+        if task.switch and given.get(task.switch):
+            on.append(task)
     if len(on) > 1:
         switches = " and ".join(str(task.switch).removeprefix("MODEL.") for task in on)
         raise BadInput(
             f"{given.path}: {switches} together; choose one, each is a table of its own"
         )
-    return on[0] if on else FASTER_RCNN
+    if on:
+        return on[0]
+    return FASTER_RCNN

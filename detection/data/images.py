@@ -1,4 +1,4 @@
-"""One image and its targets as a network is trained on them: read, resized, perhaps mirrored."""
+"""Prepares an image and its targets for training: reads, resizes and perhaps mirrors them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
     from PIL import Image
 
-# Pixels: the box_threshold of detectron2/data/detection_utils.py::filter_empty_instances
+# A box whose side has at most so many pixels is empty: the box_threshold of
+# detectron2/data/detection_utils.py::filter_empty_instances
 EMPTY = 1e-5
-EXIF_ORIENTATION, SIDEWAYS = (
-    0x0112,
-    (5, 6, 7, 8),
-)  # the tag, and its values that swap the sides
-JPEG_END, TAIL = b"\xff\xd9", 1024  # some writers put a few bytes behind the end
+EXIF_ORIENTATION = 0x0112
+SIDEWAYS = (5, 6, 7, 8)  # orientations that swap an image's sides
+JPEG_END = b"\xff\xd9"
+TAIL = (
+    1024  # bytes in which the end is looked for: some writers put a few bytes behind it
+)
 THREADS = 16
 Array: TypeAlias = np.ndarray
 
 
 class TrainTarget(TypedDict):
-    """The objects of one training image, n of them, in its pixels."""
+    """The n objects of one training image, in its pixels."""
 
     boxes: Tensor  # (n, 4) float32, x1 y1 x2 y2
     labels: Tensor  # (n,) int64 from 1; 0 is the background
@@ -46,28 +48,30 @@ class TrainTarget(TypedDict):
 class TrainSample(TypedDict):
     image: Tensor  # uint8 (3, H, W)
     target: TrainTarget
-    slot: int
+    slot: int  # in the global batch
     iteration: int
 
 
 def shortest_edge(height: int, width: int, size: int, limit: int) -> tuple[int, int]:
-    """Return (height, width) with the shorter side `size`, unless the longer would pass `limit`:
-    Detectron2's ResizeShortestEdge, its rounding included."""
-    # Its operations in its order, rounded once at the end: sizes must agree to the pixel.
+    """Return (height, width) scaled so that the shorter side is `size`, or the longer is `limit` if
+    it would be above. This is Detectron2's ResizeShortestEdge, its rounding included."""
+    # The operations and their order are Detectron2's, with one rounding at the end: sizes must
+    # agree to the pixel.
     scale = size / min(height, width)
-    new = (
-        (float(size), scale * width)
-        if height < width
-        else (scale * height, float(size))
-    )
-    if max(new) > limit:
-        shrink = limit / max(new)
-        new = (new[0] * shrink, new[1] * shrink)
-    return int(new[0] + 0.5), int(new[1] + 0.5)
+    if height < width:
+        new_height, new_width = float(size), scale * width
+    else:
+        new_height, new_width = scale * height, float(size)
+    longer = max(new_height, new_width)
+    if longer > limit:
+        shrink = limit / longer
+        new_height *= shrink
+        new_width *= shrink
+    return int(new_height + 0.5), int(new_width + 0.5)
 
 
 def load_image(record: ImageRecord) -> Image.Image:
-    """Load the image, turned as its EXIF orientation says; BadInput if its size is not the
+    """Load an image, turned as its EXIF orientation says. Raises BadInput if its size is not the
     annotation file's: detectron2/data/detection_utils.py::read_image and check_image_size."""
     name = record["file_name"]
     image = decode(plain_name(name), upright=True, data=read_spelled(name))
@@ -84,32 +88,35 @@ def _check_size(record: ImageRecord, size: tuple[int, int]) -> None:
 
 
 def check_file(record: ImageRecord) -> None:
-    """Raise BadInput for an image that would end a training: of another size than stated, cut off,
-    or no image. Only its head and its tail are read."""
+    """Raise BadInput for an image that would end a training: one of another size than stated, one
+    that is cut off, or no image at all. Only its head and its tail are read."""
     from PIL import Image
 
     path = plain_name(record["file_name"])
     data = read_spelled(record["file_name"])
     with readable(path, data) as file, Image.open(file, formats=FORMATS) as image:
-        size, jpeg = image.size, image.format == "JPEG"
+        size = image.size
         if image.getexif().get(EXIF_ORIENTATION) in SIDEWAYS:
             size = (image.height, image.width)
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-        whole = not jpeg or JPEG_END in file.read()
-    if not whole:
+        is_jpeg = image.format == "JPEG"
+        length = file.seek(0, os.SEEK_END)
+        file.seek(max(0, length - TAIL))
+        tail = file.read()
+    if is_jpeg and JPEG_END not in tail:
         raise BadInput(f"{path}: corrupt image (truncated: it has no end)")
     _check_size(record, size)
 
 
 def check_files(records: Sequence[ImageRecord]) -> None:
-    """Run `check_file` on all, in threads for network disks; raise the first error in order."""
+    """Run `check_file` on all images and raise the error of the first that has one."""
+    # Threads, because a network disk answers many requests at a time
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(check_file, records):
-            pass
+            pass  # reading a result raises its error
 
 
 def to_uint8(image: Image.Image) -> Tensor:
-    """PIL image -> uint8 (3, H, W)."""
+    """Turn a PIL image into uint8 (3, H, W)."""
     return torch.from_numpy(np.array(image, copy=True)).permute(2, 0, 1).contiguous()
 
 
@@ -125,37 +132,40 @@ def resized(image: Image.Image, height: int, width: int) -> Image.Image:
 
 @dataclass(frozen=True)
 class ResizeAndFlip:
-    """Does the whole augmentation: the shorter side is one of `sizes` ("choice") or between its two
-    ("range"), the longer at most `limit`; half of the images are mirrored where `flip`."""
+    """The whole augmentation: resize each image to a random size, mirror half of them."""
 
-    sizes: tuple[int, ...]
-    limit: int
-    flip: bool
+    sizes: tuple[int, ...]  # of the shorter side: several to choose from, or two limits
+    limit: int  # of the longer side
+    flip: bool  # whether any image is mirrored
     seed: int
-    sampling: str = "choice"
+    sampling: str = "choice"  # "choice" is one of `sizes`, "range" lies between its two
 
     @classmethod
     def of(cls, cfg: CfgNode, seed: int) -> ResizeAndFlip:
-        i = cfg.INPUT
-        flip = i.RANDOM_FLIP == "horizontal"
-        sizes = tuple(i.MIN_SIZE_TRAIN)
-        return cls(sizes, i.MAX_SIZE_TRAIN, flip, seed, i.MIN_SIZE_TRAIN_SAMPLING)
+        return cls(
+            sizes=tuple(cfg.INPUT.MIN_SIZE_TRAIN),
+            limit=cfg.INPUT.MAX_SIZE_TRAIN,
+            flip=cfg.INPUT.RANDOM_FLIP == "horizontal",
+            seed=seed,
+            sampling=cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING,
+        )
 
     def draw(self, iteration: int, slot: int) -> tuple[int, bool]:
         """Draw the shorter side, and whether to mirror, for the image at this place of the run."""
-        # Detectron2 draws with numpy: the same distributions, other numbers.
-        draw = seeding.generator(self.seed, "augment", iteration, slot)
+        # Detectron2 draws with numpy: its numbers are others, their distributions the same.
+        generator = seeding.generator(self.seed, "augment", iteration, slot)
         if self.sampling == "range":
-            size = int(
-                torch.randint(self.sizes[0], self.sizes[1] + 1, (), generator=draw)
-            )
+            low, high = self.sizes[:2]
+            size = int(torch.randint(low, high + 1, (), generator=generator))
         else:
-            size = self.sizes[int(torch.randint(len(self.sizes), (), generator=draw))]
-        return size, self.flip and bool(torch.rand((), generator=draw) < 0.5)
+            choice = torch.randint(len(self.sizes), (), generator=generator)
+            size = self.sizes[int(choice)]
+        mirrored = self.flip and bool(torch.rand((), generator=generator) < 0.5)
+        return size, mirrored
 
 
 class TrainImages(torch.utils.data.Dataset[TrainSample]):
-    """(iteration, slot, record), a key of order.Slots -> TrainSample."""
+    """Makes a TrainSample for a key of order.Slots, (iteration, slot, record)."""
 
     def __init__(
         self,
@@ -164,8 +174,10 @@ class TrainImages(torch.utils.data.Dataset[TrainSample]):
         flip_map: Sequence[int],
         task: DetectionTask,
     ) -> None:
-        self.records, self.augment, self.task = records, augment, task
+        self.records = records
+        self.augment = augment
         self.flip_map = list(flip_map)
+        self.task = task
 
     def __len__(self) -> int:
         return len(self.records)
@@ -201,31 +213,44 @@ def targets(
     flip_map: Sequence[int],
     task: DetectionTask,
 ) -> TrainTarget:
-    """Put the record's objects on the image resized to (height, width) and perhaps mirrored. Crowds
-    and boxes that are empty after clipping are left out, as in Detectron2's mapper."""
-    sx, sy = width / record["width"], height / record["height"]
-    mirror = width if mirrored else None
-    boxes, labels, polygons, keypoints = [], [], [], []
+    """Put the record's objects on the image, resized to (height, width) and perhaps mirrored.
+
+    Crowds and boxes that are empty after clipping are left out, as in Detectron2's mapper.
+    `flip_map` is the partner of each keypoint: Split.flip.
+    """
+    scale_x = width / record["width"]
+    scale_y = height / record["height"]
+    boxes: list[list[float]] = []
+    labels: list[int] = []
+    polygons: list[list[Array]] = []
+    keypoints: list[Array] = []
     for a in record["annotations"]:
         if a["iscrowd"]:
             continue
-        # The box moves first, then it is cut to the image; what nothing is left of is left out.
+        # The box is moved first, then cut to the image.
         x, y, w, h = a["bbox"]
-        x1, x2 = x * sx, (x + w) * sx
+        x1, x2 = x * scale_x, (x + w) * scale_x
+        y1, y2 = y * scale_y, (y + h) * scale_y
         if mirrored:
             x1, x2 = width - x2, width - x1
-        box = np.clip(
-            [x1, y * sy, x2, (y + h) * sy], 0, [width, height, width, height]
-        ).tolist()
+        limits = [width, height, width, height]
+        box = np.clip([x1, y1, x2, y2], 0, limits).tolist()
         if box[2] - box[0] <= EMPTY or box[3] - box[1] <= EMPTY:
             continue
         boxes.append(box)
         labels.append(a["category_id"] + 1)
         if task.outlines:
-            # Outlines are not cut: a head's grid is, when they are rasterised on its box.
-            polygons.append([_moved(p, sx, sy, mirror) for p in a["segmentation"]])
+            # Outlines are not cut to the image: rasterising them on a box cuts them to the box.
+            moved = []
+            for polygon in a["segmentation"]:
+                xy = np.asarray(polygon, np.float64).reshape(-1, 2) * [scale_x, scale_y]
+                if mirrored:
+                    xy[:, 0] = width - xy[:, 0]
+                moved.append(xy.reshape(-1))
+            polygons.append(moved)
         if task.keypoints:
-            points = np.asarray(a["keypoints"], np.float64).reshape(-1, 3) * [sx, sy, 1]
+            points = np.asarray(a["keypoints"], np.float64).reshape(-1, 3)
+            points = points * [scale_x, scale_y, 1]
             keypoints.append(
                 _keypoints(points, height, width, flip_map if mirrored else None)
             )
@@ -241,27 +266,21 @@ def targets(
     return out
 
 
-def _moved(polygon: Sequence[float], sx: float, sy: float, mirror: int | None) -> Array:
-    """A polygon on the resized image, `mirror` pixels wide if it is mirrored."""
-    xy = np.asarray(polygon, np.float64).reshape(-1, 2) * [sx, sy]
-    if mirror is not None:
-        xy[:, 0] = mirror - xy[:, 0]
-    return xy.reshape(-1)
-
-
 def _keypoints(
     points: Array, height: int, width: int, flip_map: Sequence[int] | None
 ) -> Array:
-    """(K, 3) in the image of that size, mirrored when a map is given; unmarked ones and those
-    outside it are zero: detectron2/data/detection_utils.py::transform_keypoint_annotations."""
-    # Mirroring keeps a point inside, so it does not matter which comes first.
-    inside = np.all(
-        (points[:, :2] >= 0) & (points[:, :2] <= np.array([width, height])), axis=1
-    )
+    """Mirror keypoints (K, 3) if a map is given; set the unmarked and those outside the image to 0.
+
+    This is detectron2/data/detection_utils.py::transform_keypoint_annotations.
+    """
+    # Mirroring keeps a point inside, so it does not matter which of the two comes first.
+    xy = points[:, :2]
+    inside = np.all((xy >= 0) & (xy <= np.array([width, height])), axis=1)
     if flip_map is not None:
         points[:, 0] = width - points[:, 0]
-        # A mirrored left eye is a right eye: not only the place changes, but also whose it is.
-        points, inside = points[list(flip_map)], inside[list(flip_map)]
+        # A mirrored left eye is a right eye, so the points change their order, too.
+        points = points[list(flip_map)]
+        inside = inside[list(flip_map)]
     points[~inside, 2] = 0
     points[points[:, 2] == 0] = 0
     return points

@@ -1,5 +1,5 @@
-"""Converts outlines between four forms: polygons (trained on), a small grid on a box (what a head
-sees and says), a bitmap of the image, and COCO's run lengths (stored)."""
+"""Converts outlines between four forms: polygons (which are trained on), a small grid on a box
+(which a mask head predicts), a bitmap of the image, and COCO's run lengths (which are stored)."""
 
 import math
 from collections.abc import Sequence
@@ -16,77 +16,91 @@ from backbench.parallel import distributed
 def rasterise(
     polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int
 ) -> Tensor:
-    """Draw each object's polygons on the size x size grid of its box, boxes (n, 4): (n, size, size)
-    float in {0, 1}. detectron2/structures/masks.py::rasterize_polygons_within_box, where
-    torchvision's project_masks_on_boxes resamples bitmaps of the whole image with RoIAlign."""
+    """Draw each object's polygons on the size x size grid of its box.
+
+    Takes boxes (n, 4) and returns (n, size, size) float in {0, 1}. This is
+    detectron2/structures/masks.py::rasterize_polygons_within_box; torchvision's
+    project_masks_on_boxes resamples bitmaps of the whole image with RoIAlign instead.
+    """
     from pycocotools import mask
 
     out = torch.zeros(len(boxes), size, size)
-    for i, (parts, box) in enumerate(zip(polygons, boxes.cpu().numpy())):
-        w, h = box[2] - box[0], box[3] - box[1]
-        moved = []
-        for part in parts:
-            p = np.array(part, np.float64)
-            p[0::2] = (p[0::2] - box[0]) * (size / max(w, 0.1))
-            p[1::2] = (p[1::2] - box[1]) * (size / max(h, 0.1))
-            moved.append(p)
-        out[i] = torch.from_numpy(
-            mask.decode(mask.merge(mask.frPyObjects(moved, size, size)))
-        )
+    for i, (object_polygons, box) in enumerate(zip(polygons, boxes.cpu().numpy())):
+        width = box[2] - box[0]
+        height = box[3] - box[1]
+        on_grid = []
+        for polygon in object_polygons:
+            points = np.array(polygon, np.float64)
+            points[0::2] = (points[0::2] - box[0]) * (size / max(width, 0.1))
+            points[1::2] = (points[1::2] - box[1]) * (size / max(height, 0.1))
+            on_grid.append(points)
+        run_lengths = mask.merge(mask.frPyObjects(on_grid, size, size))
+        out[i] = torch.from_numpy(mask.decode(run_lengths))
     return distributed.sent(out, boxes.device)
 
 
 def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> list[RunLength]:
-    """(n, M, M) probabilities on boxes (n, 4) -> COCO's compressed run lengths, sampled at pixel
-    centres and cut at a half: detectron2/layers/mask_ops.py::paste_masks_in_image (torchvision's
-    rounds boxes to whole pixels). Only a box's own pixels are looked at: whole bitmaps for 100
-    masks, made and read again, cost more than the masks (benchmarks/detectors.txt)."""
+    """Turn (n, M, M) probabilities on boxes (n, 4) into COCO's compressed run lengths.
+
+    The mask is sampled at the centres of pixels and cut at a half, as in
+    detectron2/layers/mask_ops.py::paste_masks_in_image (torchvision's rounds boxes to whole
+    pixels). Only the pixels of a box are sampled: making whole bitmaps for 100 masks and reading
+    them again takes longer than the masks themselves (benchmarks/detectors.txt).
+    """
     out: list[RunLength] = []
     for mask, box in zip(masks.cpu(), boxes.cpu()):
         x1, y1, x2, y2 = box.tolist()
-        # 1. The pixels that the box can touch, one more on each side: none of a box that is empty or
-        #    beside the image
-        left, top = max(int(x1) - 1, 0), max(int(y1) - 1, 0)
-        right, bottom = min(math.ceil(x2) + 1, width), min(math.ceil(y2) + 1, height)
-        w, h = max(right - left, 0) * (x2 > x1), max(bottom - top, 0) * (y2 > y1)
-        # 2. Their centres on the mask, which reaches from -1 to 1
-        gx = (torch.arange(left, left + w) + 0.5 - x1) / (x2 - x1) * 2 - 1
-        gy = (torch.arange(top, top + h) + 0.5 - y1) / (y2 - y1) * 2 - 1
-        grid = torch.stack((gx.expand(h, w), gy[:, None].expand(h, w)), -1)[None]
-        # 3. Bilinear; outside of the mask is 0
-        sampled = F.grid_sample(mask[None, None], grid, align_corners=False)[0, 0]
+        # 1. The pixels that the box can touch, and one more on each side. A box that is empty, or
+        #    lies beside the image, has none.
+        left = max(int(x1) - 1, 0)
+        top = max(int(y1) - 1, 0)
+        right = min(math.ceil(x2) + 1, width)
+        bottom = min(math.ceil(y2) + 1, height)
+        w = max(right - left, 0) if x2 > x1 else 0
+        h = max(bottom - top, 0) if y2 > y1 else 0
+        # 2. Their centres in the coordinates of the mask, which reaches from -1 to 1
+        grid_x = (torch.arange(left, left + w) + 0.5 - x1) / (x2 - x1) * 2 - 1
+        grid_y = (torch.arange(top, top + h) + 0.5 - y1) / (y2 - y1) * 2 - 1
+        grid = torch.stack((grid_x.expand(h, w), grid_y[:, None].expand(h, w)), -1)
+        # 3. Bilinear sampling, which reads 0 outside the mask
+        sampled = F.grid_sample(mask[None, None], grid[None], align_corners=False)[0, 0]
         out.append(encode((sampled >= 0.5).numpy(), left, top, (height, width)))
     return out
 
 
 def encode(part: np.ndarray, left: int, top: int, size: tuple[int, int]) -> RunLength:
-    """Encode a (h, w) bool part of an otherwise empty image of (height, width) `size` as COCO's
-    compressed run lengths, which count pixels down the columns, zeros first."""
+    """Encode a bool part (h, w) of an otherwise empty image as COCO's compressed run lengths.
+
+    `size` is the image's (height, width), and (left, top) is where the part lies in it. Run lengths
+    count pixels down the columns, zeros first.
+    """
     from pycocotools import mask
 
     height, width = size
-    # 1. Where a run of ones begins and where it has ended, in turn: column behind column, each with
-    #    a zero before and behind it
+    # 1. Put column behind column, each with a zero before and behind it. Then the places where the
+    #    value changes are, in turn, the beginning of a run of ones and its end.
     columns = np.zeros((part.shape[1], part.shape[0] + 2), bool)
     columns[:, 1:-1] = part.T
     row = columns.reshape(-1)
     change = np.flatnonzero(row[1:] != row[:-1])
-    # 2. Counted from the first pixel of the image
+    # 2. Count these places from the first pixel of the image.
     column, pixel = np.divmod(change, part.shape[0] + 2)
     edges = (left + column) * height + top + pixel
-    # 3. A run that ends at the bottom goes on in the next column: both edges are one place.
+    # 3. A run that ends at the bottom of the image may go on at the top of the next column. Its end
+    #    and the next beginning are then one place, and no edge.
     if len(edges) > 2:
         joined = np.flatnonzero(edges[2::2] == edges[1:-1:2])
         edges = np.delete(edges, np.concatenate([2 * joined + 1, 2 * joined + 2]))
     counts = np.diff(edges, prepend=0, append=height * width).tolist()
-    if counts[-1] == 0:  # ones up to the last pixel
+    if counts[-1] == 0:
+        # The last pixel is a one, so no zeros follow.
         counts.pop()
     rle = mask.frPyObjects({"size": [height, width], "counts": counts}, height, width)
     return {"size": list(rle["size"]), "counts": rle["counts"].decode()}
 
 
 def outlines(outline: Outline | None) -> list[Polygon]:
-    """An outline as polygons: COCO's polygons unchanged, a run-length mask by its contours."""
+    """Return an outline's polygons: COCO's unchanged, those of a run-length mask from its contours."""
     if not outline:
         return []
     if isinstance(outline, list):

@@ -1,4 +1,4 @@
-"""Which images a run sees, and when: for both engines, from the seed alone."""
+"""Decides which images a run sees, and when: for both engines, from the seed alone."""
 
 import itertools
 import math
@@ -11,10 +11,13 @@ from backbench.runs import seeding
 
 
 class ImageOrder:
-    """An endless stream of shuffled passes, cut into groups of like orientation. It is a pure
-    function of (records, batch, seed): no batch depends on ranks, workers or restarts. Groups of
-    gcd(4, batch) images, the papers' share of a GPU, are all wide or all tall, so little is padded.
-    A group that is incomplete at the end of a pass is filled in the next."""
+    """Makes an endless stream of batches from shuffled passes over the images.
+
+    The stream is a pure function of (records, batch, seed): no batch depends on ranks, workers or
+    restarts. The images of a group are all wide or all tall, so that little is padded. A group has
+    four images, the papers' share of a GPU, or gcd(4, batch). One that is incomplete at the end of a
+    pass is filled in the next.
+    """
 
     def __init__(
         self,
@@ -25,53 +28,54 @@ class ImageOrder:
         grouped: bool = True,
     ) -> None:
         self.wide = [r["width"] > r["height"] for r in records]
-        self.batch, self.seed = batch, seed
+        self.batch = batch
+        self.seed = seed
         self.group = math.gcd(4, batch) if grouped else 1
 
     def batches(self, first: int = 0) -> Iterator[list[int]]:
-        """Record indices of batch `first`, `first + 1`, ..."""
+        """Yield the record indices of batch `first`, of `first + 1`, and so on."""
         groups = self._groups()
-        per_batch = self.batch // self.group
-        # The batches before `first` are drawn and dropped: which group is full depends on all that
-        # came before it.
+        groups_per_batch = self.batch // self.group
+        # The batches before `first` are drawn and dropped, because which group is full depends on
+        # all that came before it.
         for number in itertools.count():
-            members = list(
-                itertools.chain.from_iterable(itertools.islice(groups, per_batch))
-            )
+            members: list[int] = []
+            for group in itertools.islice(groups, groups_per_batch):
+                members += group
             if number >= first:
                 yield members
 
     def _groups(self) -> Iterator[list[int]]:
-        # Two groups are open at any time: an image goes to its orientation's, a full one goes out.
-        open_groups: dict[bool, list[int]] = {True: [], False: []}
+        # Two groups are open at any time, of wide and of tall images. A full one goes out.
+        wide: list[int] = []
+        tall: list[int] = []
         for epoch in itertools.count():
             draw = seeding.generator(self.seed, "order", epoch)
-            for i in torch.randperm(len(self.wide), generator=draw).tolist():
-                group = open_groups[self.wide[i] if self.group > 1 else True]
-                group.append(i)
+            for index in torch.randperm(len(self.wide), generator=draw).tolist():
+                # A group of one image has one orientation whatever it is.
+                group = wide if self.wide[index] or self.group == 1 else tall
+                group.append(index)
                 if len(group) == self.group:
                     yield list(group)
                     group.clear()
 
 
 class Slots(torch.utils.data.Sampler[list[tuple[int, int, int]]]):
-    """Batches of one rank for a DataLoader: (iteration, slot in the global batch, record)."""
+    """Yields one rank's batches for a DataLoader: (iteration, slot in the global batch, record)."""
 
     def __init__(
         self, order: ImageOrder, *, first: int, last: int, rank: int = 0, world: int = 1
     ) -> None:
-        self.order, self.first, self.last, self.rank, self.world = (
-            order,
-            first,
-            last,
-            rank,
-            world,
-        )
+        self.order = order
+        self.first = first
+        self.last = last
+        self.rank = rank
+        self.world = world
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
-        share = (
-            self.order.batch // self.world
-        )  # rank-major, as everywhere: see runs/distributed.py
+        # A rank has consecutive slots of the global batch, as everywhere: see
+        # parallel/distributed.py.
+        share = self.order.batch // self.world
         mine = range(self.rank * share, (self.rank + 1) * share)
         stream = self.order.batches(self.first)
         for iteration in range(self.first, self.last):

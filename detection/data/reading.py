@@ -1,4 +1,4 @@
-"""Reads a config's datasets: found by Detectron2's names, parsed, and each image found."""
+"""Reads a config's datasets: finds them by Detectron2's names, parses them, finds each image."""
 
 import os
 from pathlib import Path
@@ -17,12 +17,12 @@ DATASETS = coco.DATASETS | voc.DATASETS
 
 
 def root_folder(data: Path | None) -> Path:
-    """--data, or Detectron2's $DETECTRON2_DATASETS."""
+    """Return --data, or else Detectron2's $DETECTRON2_DATASETS."""
     root = data or os.environ.get("DETECTRON2_DATASETS")
     if not root:
-        tree = "ROOT/coco/{annotations,train2017,val2017}"
         raise BadInput(
-            f"no data: give --data ROOT with {tree} (or $DETECTRON2_DATASETS)"
+            "no data: give --data ROOT with ROOT/coco/{annotations,train2017,val2017} "
+            "(or $DETECTRON2_DATASETS)"
         )
     return Path(root)
 
@@ -30,42 +30,45 @@ def root_folder(data: Path | None) -> Path:
 def read_splits(
     config: Path, names: CfgNode, root: Path, task: DetectionTask
 ) -> tuple[Split, Split]:
-    """Read the images that a config's DATASETS (`names`) train on and score on."""
+    """Read the training and the test images that a config's DATASETS (`names`) name."""
     for part in ("TRAIN", "TEST"):
         if not names[part]:
             raise BadInput(f"{config}: DATASETS.{part} is empty")
     if len(names.TEST) != 1:
-        tests = f"DATASETS.TEST {list(names.TEST)}"
-        raise BadInput(f"{config}: {tests}: one dataset is scored in a run")
+        raise BadInput(
+            f"{config}: DATASETS.TEST {list(names.TEST)}: one dataset is scored in a run"
+        )
     train = join([read(find(name, root), task) for name in names.TRAIN])
-    return train, read(find(names.TEST[0], root), task)
+    test = read(find(names.TEST[0], root), task)
+    return train, test
 
 
 def find(name: str, root: Path) -> DatasetFiles:
-    """The files of a dataset; coco_2017_val_100 is the first 100 images of coco_2017_val."""
+    """Find the files of a dataset; coco_2017_val_100 is the first 100 images of coco_2017_val."""
     base, _, tail = name.rpartition("_")
-    limit = int(tail) if tail.isdigit() and base in coco.DATASETS else None
+    limit = None
+    if tail.isdigit() and base in coco.DATASETS:
+        limit = int(tail)
     key = base if limit else name
     if key not in DATASETS:
         raise BadInput(f"DATASETS: unknown dataset '{name}'; {nearest(name, DATASETS)}")
-    file, folder = DATASETS[key]
-    return DatasetFiles(name, root / file, root / folder, limit)
+    file, images = DATASETS[key]
+    return DatasetFiles(name, root / file, root / images, limit)
 
 
 def read(files: DatasetFiles, task: DetectionTask) -> Split:
     """Read and check a dataset. Raises BadInput, one line, for what would train wrongly."""
-    kind = voc if files.name in voc.DATASETS else coco
-    if kind is voc and (task.outlines or task.keypoints):
+    layout = voc if files.name in voc.DATASETS else coco
+    if layout is voc and (task.outlines or task.keypoints):
         raise BadInput(
             f"{files.name}: VOC has boxes only; the {task.name} task needs COCO"
         )
     file = files.file
     try:
-        split = kind.parse(
-            opening.read_bytes(file, most=kind.LARGEST_FILE), files, task
-        )
+        text = opening.read_bytes(file, most=layout.LARGEST_FILE)
+        split = layout.parse(text, files, task)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise BadInput(f"{file}: no such file; {kind.LAYOUT}") from None
+        raise BadInput(f"{file}: no such file; {layout.LAYOUT}") from None
     except OSError as error:
         raise BadInput(f"{file}: {printable.shown(str(error), 100)}") from None
     except BadInput as error:
@@ -75,33 +78,40 @@ def read(files: DatasetFiles, task: DetectionTask) -> Split:
 
 
 def find_images(split: Split) -> None:
-    """Give each record its image's path, or its place in FOLDER.zip or FOLDER.tar. BadInput for a
-    path outside the dataset's folder (maybe another split's image), and for missing images."""
-    folder, records = split.folder, split.records
-    found = containers.archived(folder, [record["file_name"] for record in records])
-    if found is not None:
+    """Replace each record's file name by its image's path, or its place in FOLDER.zip or FOLDER.tar.
+
+    Raises BadInput for missing images, and for a path outside the dataset's folder, which may be an
+    image of another split.
+    """
+    folder = split.folder
+    records = split.records
+    # 1. Images in an archive
+    archived = containers.archived(folder, [record["file_name"] for record in records])
+    if archived is not None:
         for index, record in enumerate(records):
-            record["file_name"] = spelled(found, index)
+            record["file_name"] = spelled(archived, index)
         return
+    # 2. Images in a folder. Its path is not resolved: `link/..` may be another folder than without
+    #    the link.
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such image folder (dataset {split.name})")
-    root = str(folder)  # as it is: `link/..` may be another folder than no link at all
-    # One listing, and a look-up only for what is not in it (below a subfolder, say): 118,000
-    # look-ups take long on a network disk.
-    there = {str(path) for path in Path(root).iterdir()}
+    root = str(folder)
+    # The folder is listed once, and only what the listing lacks (an image in a subfolder, say) is
+    # looked up: 118,000 look-ups take long on a network disk.
+    listed = {str(path) for path in Path(root).iterdir()}
     missing = []
     for record in records:
         name = record["file_name"]
-        below = os.path.normpath(
-            os.path.relpath(name, root) if name.startswith("/") else name
-        )
-        if below in (".", "..") or below.startswith("../"):
+        relative = os.path.relpath(name, root) if name.startswith("/") else name
+        relative = os.path.normpath(relative)
+        if relative in (".", "..") or relative.startswith("../"):
             raise BadInput(f"{split.file}: file_name '{name}' is outside of {folder}")
-        path = record["file_name"] = f"{root}/{below}"
-        if path not in there and not os.path.isfile(path):  # noqa: PTH113 - any name at all
+        path = f"{root}/{relative}"
+        if path not in listed and not os.path.isfile(path):  # noqa: PTH113 - any name at all
             missing.append(name)
+        record["file_name"] = path
     if missing:
-        gone = (
-            f"{len(missing)} of {len(records)} images of {split.file.name} are missing"
+        raise BadInput(
+            f"{folder}: {len(missing)} of {len(records)} images of {split.file.name} "
+            f"are missing, first {missing[0]}"
         )
-        raise BadInput(f"{folder}: {gone}, first {missing[0]}")

@@ -1,4 +1,4 @@
-"""Split: a dataset, or several joined, as records; and which of them are trained on."""
+"""Holds a dataset, or several joined, as records, and says which of them are trained on."""
 
 import functools
 import hashlib
@@ -14,31 +14,30 @@ from backbench.images import contents
 from backbench.images.image_list import ImageList
 
 LEFT_RIGHT = (("left", "right"), ("right", "left"))
-# Folder of the data -> the dataset's name in results, where they differ
+# Folder of the data -> the dataset's name in results, where the two differ
 RESULT_NAMES = {"coco": "coco2017", "VOC2007": "voc2007"}
 
 
 @dataclass(frozen=True)
 class DatasetFiles:
-    """Where a dataset lies: its annotation file, or VOC's list of images, and its images."""
+    """Says where a dataset lies."""
 
     name: str  # Detectron2's
-    file: Path
+    file: Path  # the annotation file, or VOC's list of images
     folder: Path  # of the images
-    limit: int | None = None  # only so many images
+    limit: int | None = None  # only the first so many images
 
 
 @dataclass(frozen=True)
 class Split:
-    """Holds the images of a dataset, or of several joined, with their objects. `categories` are
-    names by contiguous label; `ids` are the file's own, in the same order."""
+    """Holds the images of a dataset, or of several joined, with their objects."""
 
     files: DatasetFiles
-    categories: tuple[str, ...]
-    ids: tuple[int, ...]
+    categories: tuple[str, ...]  # a label's name
+    ids: tuple[int, ...]  # a label's category id in the file
     records: list[ImageRecord]
     keypoints: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what was left out, in words
+    notes: tuple[str, ...] = ()  # say what was left out
     more_files: tuple[Path, ...] = ()  # of the datasets joined to this one
 
     @property
@@ -55,11 +54,11 @@ class Split:
 
     @property
     def flip(self) -> list[int]:
-        """The keypoint that each one becomes in a mirrored image: left_eye takes right_eye's."""
+        """The index of each keypoint's partner: left_eye has right_eye's, the nose has its own."""
         return [self.keypoints.index(self._partner(name)) for name in self.keypoints]
 
     def _partner(self, name: str) -> str:
-        """left_eye for right_eye; a name without a side is its own partner."""
+        """Return right_eye for left_eye; a name without a side is its own partner."""
         for side, other in LEFT_RIGHT:
             if side in name:
                 partner = name.replace(side, other)
@@ -68,7 +67,7 @@ class Split:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The images and annotations: the files' sha256 and the number of images taken."""
+        """The name, the annotation files' sha256 (16 digits) and the number of images taken."""
         digest = hashlib.sha256()
         for file in (self.file, *self.more_files):
             digest.update(file.read_bytes())
@@ -76,20 +75,22 @@ class Split:
 
     @functools.cached_property
     def contents(self) -> str:
-        """A digest of a sample of the images' bytes: it changes if other files get the same names."""
+        """A digest of a sample of the images' bytes. Other files under the same names change it."""
         return contents.sample(self.images)
 
     @property
     def images(self) -> ImageList:
-        """The images without their objects."""
+        """The images alone, without labels."""
         names = tuple(record["file_name"] for record in self.records)
-        return NamedImages(Path(), names, (-1,) * len(names), ())
+        unlabelled = (-1,) * len(names)
+        return NamedImages(Path(), names, unlabelled, ())
 
     @property
     def part(self) -> str:
         """The part of the dataset as results call it: val, test, trainval."""
-        names = [word for word in self.name.split("_") if not word.isdigit()]
-        return names[-1]
+        # The name may end in a number of images: coco_2017_val_100.
+        words = [word for word in self.name.split("_") if not word.isdigit()]
+        return words[-1]
 
     @property
     def dataset(self) -> str:
@@ -106,7 +107,8 @@ def join(splits: Sequence[Split]) -> Split:
             raise BadInput(
                 f"{other.file}: its categories are not those of {first.file}"
             )
-    records, notes = list(first.records), list(first.notes)
+    records = list(first.records)
+    notes = list(first.notes)
     for other in others:
         records += other.records
         notes += other.notes
@@ -120,8 +122,11 @@ def join(splits: Sequence[Split]) -> Split:
 
 
 def training_records(split: Split, task: DetectionTask) -> list[ImageRecord]:
-    """Keep the images with at least one object that is no crowd, and for keypoints at least one
-    marked keypoint. These are the filters of detectron2/data/build.py."""
+    """Keep the images that have an object to train on.
+
+    Such an object is no crowd, and for the keypoint task it has a marked keypoint. These are the
+    filters of detectron2/data/build.py. Raises BadInput if no image is left.
+    """
     kept = []
     for record in split.records:
         objects = [a for a in record["annotations"] if not a["iscrowd"]]
@@ -135,5 +140,6 @@ def training_records(split: Split, task: DetectionTask) -> list[ImageRecord]:
 
 
 def is_marked(annotation: Annotation) -> bool:
-    """True if the object has a keypoint to learn."""
-    return any(v > 0 for v in annotation.get("keypoints", ())[2::3])
+    """Return True if the object has a keypoint to learn."""
+    visibilities = annotation.get("keypoints", ())[2::3]
+    return any(value > 0 for value in visibilities)

@@ -1,4 +1,4 @@
-"""PASCAL VOC's files as records. AP by VOC's rules is in detection/voc_ap.py."""
+"""Reads PASCAL VOC's files as records. AP by VOC's rules is in detection/voc_ap.py."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -51,8 +51,10 @@ DATASETS = {
 
 
 def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
-    """Read a list of images and, beside it, ROOT/VOC2007/Annotations. Objects marked difficult are
-    trained on and, as VOC has it, neither hit nor miss when scored."""
+    """Read the images that a list names, and their objects from ROOT/VOC2007/Annotations.
+
+    Objects marked difficult are trained on; in scoring they are neither hit nor miss, as in VOC.
+    """
     try:
         names = text.decode().split()
     except ValueError as error:
@@ -64,17 +66,14 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
             if not re.fullmatch(r"[\w-]{1,100}", name):
                 raise ValueError("a name that is no plain word")
             tree = ET.fromstring(opening.read_bytes(path, most=opening.GIGABYTE))
-            height, width = (
-                int(str(tree.findtext(f"size/{k}"))) for k in ("height", "width")
-            )
-            if not 0 < height < 1 << 31 > width > 0:
+            height = int(str(tree.findtext("size/height")))
+            width = int(str(tree.findtext("size/width")))
+            if not (0 < height < 1 << 31 and 0 < width < 1 << 31):
                 raise ValueError(f"{width} x {height} pixels")
             objects = [_object(node) for node in tree.iter("object")]
         except (OSError, ET.ParseError, ValueError, LookupError) as error:
-            where, said = (
-                printable.shown(f"{path.parent.name}/{path.name}"),
-                printable.shown(str(error), 100),
-            )
+            where = printable.shown(f"{path.parent.name}/{path.name}")
+            said = printable.shown(str(error), 100)
             raise BadInput(f"{where}: not a VOC annotation file ({said})") from None
         records.append(
             {
@@ -91,25 +90,22 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
 
 
 def _object(node: ET.Element) -> Annotation:
-    # What the evaluator reads as well, after the training
+    # The evaluator reads these, too, after the training; it would end with an error.
     for key in ("pose", "truncated", "difficult"):
         if node.find(key) is None:
             raise ValueError(f"an object has no <{key}>")
-    # Boxes are 1-based and inclusive in the files.
-    corners = [
-        float(str(node.findtext(f"bndbox/{k}")))
-        for k in ("xmin", "ymin", "xmax", "ymax")
-    ]
-    if not all(-LARGEST < value < LARGEST for value in corners):  # NaN is refused, too
+    corners = []
+    for key in ("xmin", "ymin", "xmax", "ymax"):
+        corners.append(float(str(node.findtext(f"bndbox/{key}"))))
+    # A NaN compares false, so it is refused, too.
+    if not all(-LARGEST < value < LARGEST for value in corners):
         raise ValueError(f"a box {corners}")
+    # In the files corners are 1-based and inclusive.
     x1, y1, x2, y2 = corners
-    label = VOC_CLASSES.index(str(node.findtext("name")))
-    box = [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1]
-    difficult = bool(int(str(node.findtext("difficult"))))
     return {
-        "bbox": box,
+        "bbox": [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1],
         "bbox_mode": XYWH,
-        "category_id": label,
+        "category_id": VOC_CLASSES.index(str(node.findtext("name"))),
         "iscrowd": 0,
-        "difficult": difficult,
+        "difficult": bool(int(str(node.findtext("difficult")))),
     }

@@ -1,1 +1,1 @@
-"""torchvision's Faster, Mask and Keypoint R-CNN as Detectron2 builds, teaches and reads them."""
+"""Builds Faster, Mask and Keypoint R-CNN from torchvision's parts, equal to Detectron2's."""

@@ -1,4 +1,4 @@
-"""The network of the torchvision engine; P2..P6 of a trunk."""
+"""Builds the network of the torchvision engine: a trunk, its pyramid P2..P6, and the R-CNN's parts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
 
-Layer: TypeAlias = Callable[[int], nn.Module]  # channels -> a norm of them
-# MODEL.FPN.NORM; SyncBN is made of batch norm afterwards
+Layer: TypeAlias = Callable[[int], nn.Module]  # a number of channels -> a norm of them
+# MODEL.FPN.NORM -> its layer. Batch norm is converted to SyncBN once the pyramid is built.
 NORM_LAYERS: dict[str, Layer | None] = {
     "": None,
     "BN": nn.BatchNorm2d,
@@ -40,7 +40,7 @@ NORM_LAYERS: dict[str, Layer | None] = {
 
 
 class TrunkPyramid(nn.Module):
-    """Images (N, 3, H, W) -> P2..P6 under torchvision's names, 0 to 3 and pool."""
+    """Computes P2..P6 of images (N, 3, H, W), under torchvision's names: 0 to 3 and pool."""
 
     fpn: nn.Module
 
@@ -53,7 +53,8 @@ class TrunkPyramid(nn.Module):
             assert norm is not None
             self.fpn = SimplePyramid(trunk.widths[0], self.out_channels, norm)
         else:
-            # torchvision's detectors have no norm here. P6 is every second place of P5 in both.
+            # torchvision's own detectors have no norm here, Detectron2's may. In both, P6 is every
+            # second place of P5.
             self.fpn = FeaturePyramidNetwork(
                 list(trunk.widths),
                 self.out_channels,
@@ -74,19 +75,33 @@ class SimplePyramid(nn.Module):
 
     def __init__(self, width: int, channels: int, norm: Layer) -> None:
         super().__init__()
-        up, half, quarter = nn.ConvTranspose2d, width // 2, width // 4
-        four = [up(width, half, 2, 2), norm(half), nn.GELU(), up(half, quarter, 2, 2)]
+        half = width // 2
+        quarter = width // 4
+        # Stride -> the layers that resize the map to it, and their channels
+        to_4: list[nn.Module] = [
+            nn.ConvTranspose2d(width, half, 2, 2),
+            norm(half),
+            nn.GELU(),
+            nn.ConvTranspose2d(half, quarter, 2, 2),
+        ]
+        to_8: list[nn.Module] = [nn.ConvTranspose2d(width, half, 2, 2)]
+        to_16: list[nn.Module] = []
+        to_32: list[nn.Module] = [nn.MaxPool2d(2, 2)]
         self.levels = nn.ModuleList()
-        for resized, channels_in in (
-            (four, quarter),
-            ([up(width, half, 2, 2)], half),
-            ([], width),
-            ([nn.MaxPool2d(2, 2)], width),
+        for resize, channels_in in (
+            (to_4, quarter),
+            (to_8, half),
+            (to_16, width),
+            (to_32, width),
         ):
-            lateral = nn.Conv2d(channels_in, channels, 1, bias=False)
-            smooth = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-            layers = (lateral, norm(channels), smooth, norm(channels))
-            self.levels.append(nn.Sequential(*resized, *layers))
+            level = nn.Sequential(
+                *resize,
+                nn.Conv2d(channels_in, channels, 1, bias=False),
+                norm(channels),
+                nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+                norm(channels),
+            )
+            self.levels.append(level)
         self.pool = LastLevelMaxPool()
 
     def forward(self, maps: OrderedDict[str, Tensor]) -> OrderedDict[str, Tensor]:
@@ -97,7 +112,8 @@ class SimplePyramid(nn.Module):
 
 
 class Detector(nn.Module):
-    """The whole network: (images uint8, targets) -> losses; in evaluation images -> detections."""
+    """The whole network. It turns uint8 images and targets into losses in training, and images into
+    detections in evaluation."""
 
     def __init__(self, cfg: CfgNode, trunk: Trunk, pixels: Pixels) -> None:
         super().__init__()
@@ -107,16 +123,18 @@ class Detector(nn.Module):
         self.roi_heads = build_heads(cfg)
 
     def batch(self, images: Sequence[Tensor]) -> ImageList:
-        """uint8 (3, h, w) each -> a float batch, zero-padded to 32 n and to all ranks' largest."""
+        """Normalise uint8 images (3, h, w) and zero-pad them to the largest of all ranks, rounded up
+        to a multiple of 32."""
         device = self.roi_heads.box_predictor.cls_score.weight.device
         sizes = [(int(i.shape[-2]), int(i.shape[-1])) for i in images]
         height = math.ceil(max(h for h, _ in sizes) / STRIDE) * STRIDE
         width = math.ceil(max(w for _, w in sizes) / STRIDE) * STRIDE
-        # Batch norm sees the padding, so the padding may not depend on who holds which image.
+        # Batch norm sees the padding, so it must not depend on which rank holds which image.
         if self.training and distributed.world_size() > 1:
             mine = torch.tensor([[height, width]], device=device)
             height, width = distributed.gather_without_gradient(mine).amax(0).tolist()
-        # Padded after it was normalised, so that padding is the mean colour: as in Detectron2.
+        # Images are padded after they are normalised, so that the padding has the mean colour, as
+        # in Detectron2.
         out = torch.zeros(len(images), 3, height, width, device=device)
         for i, image in enumerate(images):
             pixels = normalise(distributed.sent(image, device), self.pixels)
@@ -134,7 +152,7 @@ class Detector(nn.Module):
         )
         if not self.training:
             return detections
-        # Under Detectron2's names
+        # All losses have Detectron2's names.
         return {
             "loss_rpn_cls": rpn_losses["loss_objectness"],
             "loss_rpn_loc": rpn_losses["loss_rpn_box_reg"],
@@ -142,12 +160,12 @@ class Detector(nn.Module):
         }
 
     def samplers(self) -> dict[str, BalancedSampler | DropPath]:
-        """The parts that draw at random, by the name that seeds their generators."""
-        paths = [module for module in self.modules() if isinstance(module, DropPath)]
-        named: dict[str, BalancedSampler | DropPath] = {
-            f"drop path {i}": path for i, path in enumerate(paths)
-        }
-        return named | {
+        """Return the parts that draw at random, by the names that seed their generators."""
+        samplers: dict[str, BalancedSampler | DropPath] = {
             "rpn": self.rpn.fg_bg_sampler,
             "roi": self.roi_heads.fg_bg_sampler,
         }
+        paths = [module for module in self.modules() if isinstance(module, DropPath)]
+        for i, path in enumerate(paths):
+            samplers[f"drop path {i}"] = path
+        return samplers

@@ -1,5 +1,7 @@
-"""Makes torchvision's heads pool, learn and predict as Detectron2's. Losses are divided by the
-global batch's mean share (see `per_rank`), not by what one GPU's share holds."""
+"""Makes torchvision's heads pool, learn and predict as Detectron2's.
+
+Losses are normalised by counts of the global batch (see `per_rank`), not of one GPU's share.
+"""
 
 from __future__ import annotations
 
@@ -32,53 +34,59 @@ if TYPE_CHECKING:
 
 
 def per_rank(count: int, device: torch.device) -> Tensor:
-    """The mean of a count over ranks: that of sum / count is then the global batch's mean."""
+    """Return the mean of a count over ranks, at least that of one in all.
+
+    A rank divides the sum of its losses by it, and DDP takes the mean over ranks. The result is the
+    global sum over the global count.
+    """
     value = torch.full((), count, dtype=torch.float32, device=device)
     return distributed.mean_over_ranks(value).clamp(min=1 / distributed.world_size())
 
 
 class LevelPool(nn.Module):
-    """Detectron2's ROIPooler: aligned RoIAlign, adaptive sampling, each box from the level of its
-    size. Features P2..P5 (N, C, H, W), boxes per image (n, 4) -> (sum n, C, size, size).
-    torchvision's MultiScaleRoIAlign is not aligned: it is off by half a pixel of the map."""
+    """Detectron2's ROIPooler: aligned RoIAlign with adaptive sampling, each box pooled from the
+    level that fits its size. torchvision's MultiScaleRoIAlign is not aligned: it is off by half a
+    pixel of the map."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
     def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor]) -> Tensor:
+        """Pool the boxes (n, 4) of each image from P2..P5, each (N, C, H, W): (sum n, C, size, size)."""
         maps = [features[k] for k in ("0", "1", "2", "3")]
-        # 1. (image, x1, y1, x2, y2) of every box
+        # 1. The rows of roi_align: image, x1, y1, x2, y2
         flat = torch.cat(boxes)
         image = torch.cat([b.new_full((len(b), 1), i) for i, b in enumerate(boxes)])
         rois = torch.cat([image, flat], 1)
-        # 2. Its level, P2 is 0. Eq. 1 of FPN (arXiv:1612.03144): 224 pixels belong on level 4.
+        # 2. The level of each box, by Eq. 1 of FPN (arXiv:1612.03144): a side of 224 pixels belongs
+        #    on P4. P2 to P5 are numbered from 0 here.
         side = ((flat[:, 2] - flat[:, 0]) * (flat[:, 3] - flat[:, 1])).sqrt()
-        level = (
-            torch.floor(4 + torch.log2(side / 224 + 1e-8)).clamp(2, 5).to(torch.int64)
-            - 2
-        )
-        # 3. Pooled level by level, each result back to its box's row
+        pyramid_level = torch.floor(4 + torch.log2(side / 224 + 1e-8)).clamp(2, 5)
+        level = pyramid_level.to(torch.int64) - 2
+        # 3. Level by level, each result goes back to its box's row.
         out = maps[0].new_zeros(len(flat), maps[0].shape[1], self.size, self.size)
-        of_level = true_indices([level == i for i in range(len(maps))])
-        for i, (feature, here) in enumerate(zip(maps, of_level)):
-            zoom = 1 / 2 ** (i + 2)
+        rows_of_level = true_indices([level == i for i in range(len(maps))])
+        for i, (feature, rows) in enumerate(zip(maps, rows_of_level)):
+            scale = 1 / 2 ** (i + 2)
             pooled = roi_align(
-                feature, rois[here], self.size, zoom, sampling_ratio=0, aligned=True
+                feature, rois[rows], self.size, scale, sampling_ratio=0, aligned=True
             )
-            out = out.index_put((here,), pooled.to(out.dtype))
+            out = out.index_put((rows,), pooled.to(out.dtype))
         return out
 
 
 class RCNNHeads(RoIHeads):
-    """torchvision's parts with Detectron2's losses, targets and post-processing. R proposals of the
-    whole batch, C classes and the background, which is class 0 here and the last in Detectron2."""
+    """torchvision's heads with Detectron2's losses, targets and post-processing.
+
+    In the shapes below, R is the number of proposals of the whole batch and C that of classes. The
+    background is class 0 here; in Detectron2 it is the last.
+    """
 
     beta = 0.0
 
-    def has_mask(
-        self,
-    ) -> bool:  # torchvision's check_targets asks for bitmaps; ours are polygons
+    def has_mask(self) -> bool:
+        # If it were True, torchvision's check_targets would ask for bitmaps; ours are polygons.
         return False
 
     def subsample(self, labels: list[Tensor]) -> list[Tensor]:
@@ -101,8 +109,8 @@ class RCNNHeads(RoIHeads):
         losses = box_losses(
             logits, deltas, torch.cat(labels), torch.cat(regression), self.beta
         )
-        # The other heads learn from the positive proposals alone: their boxes, the objects that
-        # they matched.
+        # The other heads learn from the positive proposals alone: from their boxes, and from the
+        # objects that they matched.
         positive = true_indices([label > 0 for label in labels])
         boxes = [p[i] for p, i in zip(proposals, positive)]
         objects = [m[i] for m, i in zip(matched, positive)]
@@ -120,7 +128,7 @@ class RCNNHeads(RoIHeads):
     def _boxes(
         self, features: dict[str, Tensor], proposals: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Logits and deltas in float32, under autocast, too: see FullPrecisionHead."""
+        """Compute logits and deltas, in float32 under autocast, too: see FullPrecisionHead."""
         pooled = self.box_roi_pool(features, proposals)
         logits, deltas = self.box_predictor(self.box_head(pooled))
         return logits.float(), deltas.float()
@@ -133,23 +141,22 @@ class RCNNHeads(RoIHeads):
         classes: Tensor,
         targets: list[TrainTarget],
     ) -> Tensor:
-        """Only the object's own class is taught. R positive proposals of the whole batch."""
+        """Compute the loss of R positive proposals; only the mask of the object's class is taught."""
         pooled = self.mask_roi_pool(features, boxes)
         logits = self.mask_predictor(self.mask_head(pooled)).float()  # (R, 1 + C, M, M)
+        # On a GPU the indices of all images are waited for at once.
+        on_cpu = torch.cat(objects).cpu().split([len(indices) for indices in objects])
         polygons = []
-        # On a GPU the host waits once for all images' numbers
-        on_cpu = torch.cat(objects).cpu().split([len(numbers) for numbers in objects])
-        for numbers, target in zip(on_cpu, targets):
-            polygons += [target["polygons"][j] for j in numbers.tolist()]
-        goal = rasterise(
-            polygons, torch.cat(boxes), logits.shape[-1]
-        )  # (R, M, M) in {0, 1}
-        chosen = logits[torch.arange(len(classes), device=logits.device), classes]
+        for indices, target in zip(on_cpu, targets):
+            polygons += [target["polygons"][i] for i in indices.tolist()]
+        # (R, M, M) in {0, 1}
+        goal = rasterise(polygons, torch.cat(boxes), logits.shape[-1])
+        own_class = logits[torch.arange(len(classes), device=logits.device), classes]
         loss = F.binary_cross_entropy_with_logits(
-            chosen, goal.to(chosen), reduction="sum"
+            own_class, goal.to(own_class), reduction="sum"
         )
-        # Without any object there is a gradient all the same, of zeros: DDP waits for one on each
-        # rank.
+        # The last term is a gradient of zeros for a batch without any object: DDP waits for a
+        # gradient on each rank.
         return loss / per_rank(goal.numel(), logits.device) + 0 * logits.sum()
 
     def _keypoint_loss(
@@ -159,27 +166,26 @@ class RCNNHeads(RoIHeads):
         objects: list[Tensor],
         targets: list[TrainTarget],
     ) -> Tensor:
-        # A proposal without a visible keypoint in it has nothing to teach:
-        # select_proposals_with_visible_keypoints of detectron2/modeling/roi_heads/roi_heads.py.
-        marked = [target["keypoints"][mine] for mine, target in zip(objects, targets)]
-        keep = true_indices([visible_inside(m, b) for m, b in zip(marked, boxes)])
-        kept = [of_image[i] for of_image, i in zip(boxes, keep)]
-        points = [of_image[i] for of_image, i in zip(marked, keep)]
-        pooled = self.keypoint_roi_pool(features, kept)
-        heat = self.keypoint_predictor(
-            self.keypoint_head(pooled)
-        ).float()  # (R, K, M, M)
-        # Cross-entropy over each visible keypoint's M x M places, divided by the visible ones:
-        # Detectron2's choice where NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS is on, its default
+        # 1. A proposal without a visible keypoint in it has nothing to teach:
+        #    select_proposals_with_visible_keypoints of detectron2/modeling/roi_heads/roi_heads.py.
+        points = [target["keypoints"][mine] for mine, target in zip(objects, targets)]
+        teaches = [visible_inside(p, b) for p, b in zip(points, boxes)]
+        keep = true_indices(teaches)
+        kept_boxes = [of_image[i] for of_image, i in zip(boxes, keep)]
+        kept_points = [of_image[i] for of_image, i in zip(points, keep)]
+        pooled = self.keypoint_roi_pool(features, kept_boxes)
+        # (R, K, M, M)
+        heatmaps = self.keypoint_predictor(self.keypoint_head(pooled)).float()
+        # 2. Each visible keypoint is a classification of M x M places. The loss is divided by the
+        #    number of visible ones: Detectron2's NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS, on by default.
         place, valid = keypoints_to_heatmap(
-            torch.cat(points), torch.cat(kept), heat.shape[-1]
+            torch.cat(kept_points), torch.cat(kept_boxes), heatmaps.shape[-1]
         )
         visible = torch.where(valid.flatten())[0]
-        maps = heat.flatten(2).flatten(0, 1)[visible]
-        loss = F.cross_entropy(maps, place.flatten()[visible], reduction="sum")
-        return (
-            loss / per_rank(len(visible), heat.device) + 0 * heat.sum()
-        )  # as in _mask_loss
+        logits = heatmaps.flatten(2).flatten(0, 1)[visible]
+        loss = F.cross_entropy(logits, place.flatten()[visible], reduction="sum")
+        # The last term is a gradient of zeros, as in _mask_loss.
+        return loss / per_rank(len(visible), heatmaps.device) + 0 * heatmaps.sum()
 
     def _detect(
         self,
@@ -187,51 +193,56 @@ class RCNNHeads(RoIHeads):
         proposals: list[Tensor],
         shapes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
-        """Return each image's n detections: boxes (n, 4), scores (n,), labels (n,) from 1; masks
-        (n, M, M), probabilities on the detection's own box; keypoints (n, K, 3)."""
+        """Return the n detections of each image.
+
+        They are boxes (n, 4), scores (n,) and labels (n,) from 1. With a mask head there are masks
+        (n, M, M), probabilities on the detection's own box, with a keypoint head keypoints
+        (n, K, 3).
+        """
         logits, deltas = self._boxes(features, proposals)
         boxes, scores, labels = self.postprocess_detections(
             logits, deltas, proposals, shapes
         )
-        out = [
-            {"boxes": b, "scores": s, "labels": c}
-            for b, s, c in zip(boxes, scores, labels)
-        ]
+        out: list[dict[str, Tensor]] = []
+        for b, s, c in zip(boxes, scores, labels):
+            out.append({"boxes": b, "scores": s, "labels": c})
         counts = [len(b) for b in boxes]
         if self.mask_predictor is not None:
-            logits = self.mask_predictor(
-                self.mask_head(self.mask_roi_pool(features, boxes))
-            )
+            pooled = self.mask_roi_pool(features, boxes)
+            logits = self.mask_predictor(self.mask_head(pooled))
             rows = torch.arange(len(logits), device=logits.device)
             of_class = logits[rows, torch.cat(labels)].sigmoid()
             for detections, masks in zip(out, of_class.split(counts)):
                 detections["masks"] = masks
         if self.keypoint_predictor is not None:
             pooled = self.keypoint_roi_pool(features, boxes)
-            heat = self.keypoint_predictor(self.keypoint_head(pooled))
-            for detections, maps in zip(out, heat.split(counts)):
-                detections["keypoints"] = heatmaps_to_keypoints(
-                    maps, detections["boxes"]
-                )[0]
+            heatmaps = self.keypoint_predictor(self.keypoint_head(pooled))
+            for detections, maps in zip(out, heatmaps.split(counts)):
+                keypoints, _ = heatmaps_to_keypoints(maps, detections["boxes"])
+                detections["keypoints"] = keypoints
         return out
 
 
 def box_losses(
     logits: Tensor, deltas: Tensor, labels: Tensor, regression: Tensor, beta: float
 ) -> dict[str, Tensor]:
-    """logits (R, 1 + C), deltas (R, 4 + 4 C), labels (R,), 0 the background, regression (R, 4). As
-    in FastRCNNOutputLayers.losses, the boxes' loss, too, is divided by all proposals."""
+    """Compute the losses of classes and of boxes.
+
+    Takes logits (R, 1 + C), deltas (R, 4 + 4 C), labels (R,), where 0 is the background, and the
+    regression's targets (R, 4). As in FastRCNNOutputLayers.losses, the boxes' loss, too, is divided
+    by the number of all proposals.
+    """
     count = per_rank(len(labels), logits.device)
     positive = torch.where(labels > 0)[0]
-    chosen = deltas.reshape(len(deltas), -1, 4)[positive, labels[positive]]
+    own_class = deltas.reshape(len(deltas), -1, 4)[positive, labels[positive]]
     return {
         "loss_cls": F.cross_entropy(logits, labels, reduction="sum") / count,
-        "loss_box_reg": smooth_l1(chosen, regression[positive], beta) / count,
+        "loss_box_reg": smooth_l1(own_class, regression[positive], beta) / count,
     }
 
 
 def visible_inside(points: Tensor, boxes: Tensor) -> Tensor:
-    """(n,) True for a box of (n, 4) with a visible keypoint of (n, K, 3) inside it."""
+    """Return (n,): whether one of a row's keypoints (n, K, 3) is visible and inside its box (n, 4)."""
     x, y, visible = points.unbind(-1)
     inside = (
         (x >= boxes[:, :1])
@@ -243,32 +254,37 @@ def visible_inside(points: Tensor, boxes: Tensor) -> Tensor:
 
 
 def build_heads(cfg: CfgNode) -> RCNNHeads:
-    m = cfg.MODEL
-    channels, classes = m.FPN.OUT_CHANNELS, m.ROI_HEADS.NUM_CLASSES + 1
-    box, mask, keypoint = m.ROI_BOX_HEAD, m.ROI_MASK_HEAD, m.ROI_KEYPOINT_HEAD
-    overlap = m.ROI_HEADS.IOU_THRESHOLDS[0]
+    """Build the heads that MODEL.ROI_HEADS and the config's head groups describe."""
+    roi = cfg.MODEL.ROI_HEADS
+    box = cfg.MODEL.ROI_BOX_HEAD
+    channels = cfg.MODEL.FPN.OUT_CHANNELS
+    classes = roi.NUM_CLASSES + 1  # with the background
+    # Detectron2 has one threshold: a proposal is an object's or it is background.
+    overlap = roi.IOU_THRESHOLDS[0]
     heads = RCNNHeads(
         LevelPool(box.POOLER_RESOLUTION),
         TwoMLPHead(channels * box.POOLER_RESOLUTION**2, box.FC_DIM),
         FastRCNNPredictor(box.FC_DIM, classes),
         fg_iou_thresh=overlap,
         bg_iou_thresh=overlap,
-        batch_size_per_image=m.ROI_HEADS.BATCH_SIZE_PER_IMAGE,
-        positive_fraction=m.ROI_HEADS.POSITIVE_FRACTION,
-        bbox_reg_weights=None,  # (10, 10, 5, 5) in both
-        score_thresh=m.ROI_HEADS.SCORE_THRESH_TEST,
-        nms_thresh=m.ROI_HEADS.NMS_THRESH_TEST,
+        batch_size_per_image=roi.BATCH_SIZE_PER_IMAGE,
+        positive_fraction=roi.POSITIVE_FRACTION,
+        bbox_reg_weights=None,  # the default, (10, 10, 5, 5), is Detectron2's, too
+        score_thresh=roi.SCORE_THRESH_TEST,
+        nms_thresh=roi.NMS_THRESH_TEST,
         detections_per_img=cfg.TEST.DETECTIONS_PER_IMAGE,
     )
     heads.beta = box.SMOOTH_L1_BETA
     heads.fg_bg_sampler = BalancedSampler(
-        m.ROI_HEADS.BATCH_SIZE_PER_IMAGE, m.ROI_HEADS.POSITIVE_FRACTION
+        roi.BATCH_SIZE_PER_IMAGE, roi.POSITIVE_FRACTION
     )
-    if m.MASK_ON:
+    if cfg.MODEL.MASK_ON:
+        mask = cfg.MODEL.ROI_MASK_HEAD
         heads.mask_roi_pool = LevelPool(mask.POOLER_RESOLUTION)
         heads.mask_head = MaskRCNNHeads(channels, [mask.CONV_DIM] * mask.NUM_CONV, 1)
         heads.mask_predictor = MaskRCNNPredictor(mask.CONV_DIM, mask.CONV_DIM, classes)
-    if m.KEYPOINT_ON:
+    if cfg.MODEL.KEYPOINT_ON:
+        keypoint = cfg.MODEL.ROI_KEYPOINT_HEAD
         heads.keypoint_roi_pool = LevelPool(keypoint.POOLER_RESOLUTION)
         heads.keypoint_head = KeypointRCNNHeads(channels, list(keypoint.CONV_DIMS))
         heads.keypoint_predictor = KeypointRCNNPredictor(
@@ -284,8 +300,7 @@ def initialise(heads: RCNNHeads) -> None:
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
         elif name.startswith("box_head"):
-            # c2_xavier_fill of fvcore, which box_head.py uses for its fc layers, is Caffe2's
-            # XavierFill.
+            # box_head.py uses fvcore's c2_xavier_fill for its fc layers, which is this.
             nn.init.kaiming_uniform_(parameter, a=1)
         elif name.startswith("box_predictor.cls_score"):
             nn.init.normal_(parameter, std=0.01)  # fast_rcnn.py
@@ -293,5 +308,6 @@ def initialise(heads: RCNNHeads) -> None:
             ("box_predictor.bbox_pred", "mask_predictor.mask_fcn_logits")
         ):
             nn.init.normal_(parameter, std=0.001)  # fast_rcnn.py, mask_head.py
-        else:  # the convolutions of mask_head.py and keypoint_head.py
+        else:
+            # The convolutions of mask_head.py and keypoint_head.py
             nn.init.kaiming_normal_(parameter, mode="fan_out", nonlinearity="relu")

@@ -1,4 +1,7 @@
-"""Trunks of any kind under both engines: whole, trained, refused; and a protocol's name."""
+"""Tests trunks of any kind under both engines: that they arrive whole, are trained, or are refused;
+and the name of a run's protocol."""
+
+import dataclasses
 
 import pytest
 import timm
@@ -8,6 +11,7 @@ from support.detection_runs import (
     built,
     near_its_checkpoint,
     needs_detectron2,
+    overrides,
     rates_and_decays,
     run_of_config,
 )
@@ -23,7 +27,8 @@ from backbench.tasks import DETECTION
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 
-FPN, SIMPLE = "tiny_faster_rcnn_ConvNeXt_FPN", "tiny_faster_rcnn_ViT_SFP"
+FPN = "tiny_faster_rcnn_ConvNeXt_FPN"
+SIMPLE = "tiny_faster_rcnn_ViT_SFP"
 SMALL = "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,num_heads=2,init_values=1,reg_tokens=2"
 VIT = f"{SMALL},img_size=64,pos=aa"
 VIT14 = f"{SMALL},img_size=56,patch_size=14,pos=aa"
@@ -32,7 +37,7 @@ TINY = "tiny_faster_rcnn_R_18_FPN"
 
 
 def spread(arch, seed=0):
-    """A checkpoint in which every tensor matters: scales, tokens and biases begin near 0."""
+    """Make a checkpoint in which every tensor matters, as scales, tokens and biases begin near 0."""
     draw = torch.Generator().manual_seed(seed)
     trunk = archs.build_trunk(arch)
     with torch.no_grad():
@@ -44,8 +49,9 @@ def spread(arch, seed=0):
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """Trunk's name -> its file."""
-    folder, known = tmp_path_factory.mktemp("trunks"), {}
+    """Return a function from a trunk's name to its file, which is made once."""
+    folder = tmp_path_factory.mktemp("trunks")
+    known = {}
 
     def file(arch):
         if arch not in known:
@@ -67,19 +73,22 @@ def body_of(engine):
     return next(m for m in engine.model.modules() if isinstance(m, backbones.TrunkMaps))
 
 
-# timm's maps: its transformers resize position embeddings by `aa`, pyramids are `features_only`
 def of_timm(arch, state, x):
+    """Compute the maps that timm's own model gives."""
     name, *options = arch.removeprefix("timm:").split(",")
     if arch == CONVNEXT:
+        # timm's pyramids are `features_only`; their names differ, and they have no head.
         model = timm.create_model(name, features_only=True).eval()
-        named = {
-            k.replace("stages.", "stages_").replace("stem.", "stem_"): state[k]
-            for k in state
-        }
-        model.load_state_dict(
-            {k: v for k, v in named.items() if not k.startswith("head.")}
-        )
+        renamed = {}
+        for key, value in state.items():
+            if not key.startswith("head."):
+                key_of_timm = key.replace("stages.", "stages_").replace(
+                    "stem.", "stem_"
+                )
+                renamed[key_of_timm] = value
+        model.load_state_dict(renamed)
         return model(x)
+    # With a dynamic size, timm's transformers resize position embeddings as by our rule `aa`.
     keywords = {"num_classes": 0, "dynamic_img_size": True}
     for option in options:
         key, value = option.split("=")
@@ -87,19 +96,20 @@ def of_timm(arch, state, x):
             keywords[key] = int(value)
     model = timm.create_model(name, **keywords).eval()
     model.load_state_dict(dict(state))
-    h, w = (side // model.patch_embed.patch_size[0] for side in x.shape[-2:])
+    patch, _ = model.patch_embed.patch_size
+    height, width = x.shape[-2] // patch, x.shape[-1] // patch
     patches = model.forward_features(x)[:, model.num_prefix_tokens :]
-    return [patches.transpose(1, 2).reshape(len(x), -1, h, w)]
+    return [patches.transpose(1, 2).reshape(len(x), -1, height, width)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("arch", [CONVNEXT, VIT, VIT14])
 def test_the_trunk_arrives_whole(tiny_root, tmp_path, checkpoints, engine, arch):
-    """Its maps at detection's size are timm's own; a tensor that did not arrive is found."""
+    """Its maps at detection's size are timm's own, and a tensor that did not arrive is found."""
     run = run_of(tiny_root, tmp_path, checkpoints, arch, engine=engine)
     p, built_engine = built(run)
     assert near_its_checkpoint(p, built_engine) <= backbones.TOLERANCE
-    # 1. Against timm: of patch 14, 96 x 128 pixels are 84 x 112
+    # 1. The maps are timm's. For patch 14, 96 x 128 pixels are scaled to 84 x 112.
     x = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(1))
     seen = x
     if arch == VIT14:
@@ -109,23 +119,26 @@ def test_the_trunk_arrives_whole(tiny_root, tmp_path, checkpoints, engine, arch)
     with torch.no_grad():
         reference = of_timm(arch, p.checkpoint.state_dict, seen)
     found = built_engine.stages(x)
-    sides = [(24, 32), (12, 16), (6, 8), (3, 4)] if arch == CONVNEXT else [(6, 8)]
+    sides = [(6, 8)]
+    if arch == CONVNEXT:
+        sides = [(24, 32), (12, 16), (6, 8), (3, 4)]
     assert [tuple(m.shape[-2:]) for m in found] == sides
     for mine, theirs in zip(found, reference, strict=True):
         assert float((mine - theirs).abs().max() / theirs.abs().max()) < 1e-5
-    # 2. What other wrappers drop in silence
+    # 2. The check finds a parameter that is zero, of kinds that other wrappers drop in silence.
     trunk = body_of(built_engine).trunk
     last = {name.split(".")[-1]: value for name, value in trunk.named_parameters()}
     for name in ("gamma", "reg_token", "pos_embed", "cls_token"):
-        if name in last:
-            value = last[name]
-            kept = value.detach().clone()
-            with torch.no_grad():
-                value.zero_()
-            with pytest.raises(BadInput, match="is off from"):
-                near_its_checkpoint(p, built_engine)
-            with torch.no_grad():
-                value.copy_(kept)
+        if name not in last:
+            continue
+        value = last[name]
+        kept = value.detach().clone()
+        with torch.no_grad():
+            value.zero_()
+        with pytest.raises(BadInput, match="is off from"):
+            near_its_checkpoint(p, built_engine)
+        with torch.no_grad():
+            value.copy_(kept)
 
 
 @pytest.mark.parametrize("patch", [8, 14, 16])
@@ -145,17 +158,18 @@ def test_a_place_of_the_image_is_its_place_on_the_map(patch):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rates_and_decay_by_layer(tiny_root, tmp_path, checkpoints, engine):
-    """ViTDet's: 0.75 of the rate per layer; no norm, bias, scale, token or position decays."""
+    """As in ViTDet, each layer has 0.75 of the next one's rate, and no norm, bias, scale, token or
+    position embedding decays."""
     run = run_of(tiny_root, tmp_path, checkpoints, VIT, engine=engine)
     p, e = built(run)
-    said = {}
+    rates = {}
+    heads = set()
     for name, (rate, decay) in rates_and_decays(e).items():
-        said[name] = (rate / p.cfg.SOLVER.BASE_LR, decay)
-    rates = {
-        name.split("trunk.model.")[1]: v
-        for name, v in said.items()
-        if ".trunk." in name
-    }
+        relative = rate / p.cfg.SOLVER.BASE_LR
+        if ".trunk." in name:
+            rates[name.split("trunk.model.")[1]] = (relative, decay)
+        else:
+            heads.add((relative, decay))
     assert rates["patch_embed.proj.weight"] == (pytest.approx(0.75**3), 0.05)
     for name in ("pos_embed", "cls_token", "reg_token"):
         assert rates[name] == (pytest.approx(0.75**3), 0.0)
@@ -163,7 +177,6 @@ def test_rates_and_decay_by_layer(tiny_root, tmp_path, checkpoints, engine):
     assert rates["blocks.0.ls1.gamma"] == (pytest.approx(0.75**2), 0.0)
     assert rates["blocks.1.mlp.fc1.weight"] == (pytest.approx(0.75), 0.05)
     assert rates["norm.weight"] == (pytest.approx(0.75), 0.0)
-    heads = {v for name, v in said.items() if ".trunk." not in name}
     assert heads == {(1.0, 0.05), (1.0, 0.0)}
 
 
@@ -180,33 +193,46 @@ def test_frozen_or_trained(tiny_root, tmp_path, checkpoints, engine, frozen):
     for name, value in e.model.state_dict().items():
         if ".trunk." in name:
             moved = not torch.equal(value, before[name])
+            # No map depends on the head's norm.
             assert moved != (frozen or ".head.norm." in name), name
     body = body_of(e)
-    assert body.trunk.training != frozen and body.training
+    assert body.training
+    assert body.trunk.training != frozen
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadCase:
+    """A task with a head of its own, on a trunk of ours."""
+
+    task: str
+    field: str  # of its detections
+    arch: str
+    backbone: str
+    norm: str
+
+
+HEAD_CASES = [
+    HeadCase("mask", "segmentation", CONVNEXT, backbones.FPN, ""),
+    HeadCase("keypoint", "keypoints", VIT, backbones.SIMPLE, "LN"),
+]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    "of", [("mask", CONVNEXT), ("keypoint", VIT)], ids=lambda of: of[0]
-)
-def test_masks_and_keypoints_too(tiny_root, tmp_path, checkpoints, engine, of):
-    task, arch = of
-    backbone, norm = (
-        (backbones.FPN, "") if arch == CONVNEXT else (backbones.SIMPLE, "LN")
+@pytest.mark.parametrize("case", HEAD_CASES, ids=lambda case: case.task)
+def test_masks_and_keypoints_too(tiny_root, tmp_path, checkpoints, engine, case):
+    words = overrides(
+        {
+            "MODEL.BACKBONE.NAME": case.backbone,
+            "MODEL.FPN.NORM": case.norm,
+            "SOLVER.OPTIMIZER": "ADAMW",
+            "SOLVER.WARMUP_ITERS": 0,
+            "SOLVER.BASE_LR": 0.0001,
+            "TEST.PRECISE_BN.ENABLED": False,
+        }
     )
-    words = (
-        "MODEL.BACKBONE.NAME",
-        backbone,
-        "MODEL.FPN.NORM",
-        norm,
-        "SOLVER.OPTIMIZER",
-        "ADAMW",
-    )
-    words += ("SOLVER.WARMUP_ITERS", "0", "TEST.PRECISE_BN.ENABLED", "False")
-    words += ("SOLVER.BASE_LR", "0.0001")
-    name = f"tiny_{task}_rcnn_R_18_FPN"
+    name = f"tiny_{case.task}_rcnn_R_18_FPN"
     run = run_of(
-        tiny_root, tmp_path, checkpoints, arch, *words, name=name, engine=engine
+        tiny_root, tmp_path, checkpoints, case.arch, *words, name=name, engine=engine
     )
     p, e = built(run)
     assert near_its_checkpoint(p, e) <= backbones.TOLERANCE
@@ -214,59 +240,64 @@ def test_masks_and_keypoints_too(tiny_root, tmp_path, checkpoints, engine, of):
     e.start(p.train.records, 0, 1)
     e.model.train()
     losses = e.step()
-    assert f"loss_{task}" in losses and all(
-        value.isfinite() for value in losses.values()
-    )
+    assert f"loss_{case.task}" in losses
+    assert all(value.isfinite() for value in losses.values())
     for key, value in e.model.named_parameters():
         assert value.isfinite().all()
         assert torch.equal(value, before[key]) != value.requires_grad, key
     e.model.eval()
     found = e.predict(p.val.records[0])
-    field = {"mask": "segmentation", "keypoint": "keypoints"}[task]
-    assert found and all(field in d for d in found)
+    assert found
+    assert all(case.field in d for d in found)
 
 
 def test_stochastic_depth_in_training_alone(tiny_root, tmp_path, checkpoints):
     words = ("MODEL.TRUNK.DROP_PATH", "0.5")
     _, e = built(run_of(tiny_root, tmp_path, checkpoints, VIT, *words))
-    body, x = e.model.backbone.body, torch.randn(4, 3, 64, 64)
+    body = e.model.backbone.body
     blocks = body.trunk.model.blocks
     assert [getattr(b.drop_path2, "drop_prob", 0.0) for b in blocks] == [0.0, 0.5]
+    x = torch.randn(4, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(body.eval().stages(x)[0], body.eval().stages(x)[0])
         assert not torch.equal(body.train().stages(x)[0], body.train().stages(x)[0])
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "words"),
+    ("arch", "name", "words"),
     [
-        ((f"{SMALL},img_size=64", SIMPLE, ()), "64 x 64 pixels alone.*pos=RULE"),
-        ((VIT, FPN, ()), "is plain: .* must be build_trunk_simple_fpn_backbone"),
-        (
-            (CONVNEXT, SIMPLE, ()),
-            "is hierarchical: .* must be build_trunk_fpn_backbone",
-        ),
-        ((VIT, TINY, ()), "is plain: .* must be build_trunk_simple_fpn_backbone"),
-        (
-            (VIT, SIMPLE, ("MODEL.TRUNK.ARCH", CONVNEXT)),
-            "ARCH is timm:test_convnext but",
-        ),
-        (
-            (VIT, SIMPLE, ("SOLVER.BIAS_LR_FACTOR", "2.0")),
-            "BIAS_LR_FACTOR 2.0 would decide nothing",
-        ),
-        ((VIT, SIMPLE, ("MODEL.RESNETS.NORM", "")), "RESNETS.NORM is ''"),
-        ((VIT, SIMPLE, ("SOLVER.OPTIMIZER", "ADAM")), "OPTIMIZER ADAM: SGD or ADAMW"),
-        ((VIT, SIMPLE, ("SOLVER.LAYER_DECAY", "0.0")), "LAYER_DECAY must be above 0"),
-        ((VIT, SIMPLE, ("MODEL.FPN.NORM", "")), "the simple feature pyramid needs one"),
+        (f"{SMALL},img_size=64", SIMPLE, "64 x 64 pixels alone.*pos=RULE"),
+        (VIT, FPN, "is plain: .* must be build_trunk_simple_fpn_backbone"),
+        (VIT, TINY, "is plain: .* must be build_trunk_simple_fpn_backbone"),
+        (CONVNEXT, SIMPLE, "is hierarchical: .* must be build_trunk_fpn_backbone"),
     ],
 )
-def test_refused_in_one_line(tiny_root, tmp_path, checkpoints, asked_for, words):
-    arch, name, opts = asked_for
+def test_a_trunk_of_another_kind_is_refused(
+    tiny_root, tmp_path, checkpoints, *, arch, name, words
+):
+    run = run_of(tiny_root, tmp_path, checkpoints, arch, name=name)
     with pytest.raises(BadInput, match=words) as caught:
-        train_net.prepare(
-            run_of(tiny_root, tmp_path, checkpoints, arch, *opts, name=name)
-        )
+        train_net.prepare(run)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("MODEL.TRUNK.ARCH", CONVNEXT, "ARCH is timm:test_convnext but"),
+        ("SOLVER.BIAS_LR_FACTOR", "2.0", "BIAS_LR_FACTOR 2.0 would decide nothing"),
+        ("MODEL.RESNETS.NORM", "", "RESNETS.NORM is ''"),
+        ("SOLVER.OPTIMIZER", "ADAM", "OPTIMIZER ADAM: SGD or ADAMW"),
+        ("SOLVER.LAYER_DECAY", "0.0", "LAYER_DECAY must be above 0"),
+        ("MODEL.FPN.NORM", "", "the simple feature pyramid needs one"),
+    ],
+)
+def test_a_value_that_does_not_go_with_a_plain_trunk_is_refused(
+    tiny_root, tmp_path, checkpoints, *, key, value, words
+):
+    with pytest.raises(BadInput, match=words) as caught:
+        run = run_of(tiny_root, tmp_path, checkpoints, VIT, key, value, name=SIMPLE)
+        train_net.prepare(run)
     assert "\n" not in str(caught.value)
 
 
@@ -284,7 +315,7 @@ def test_other_refusals(tiny_root, tmp_path):
 
 @needs_detectron2
 def test_detectron2_pads_what_a_transformer_sees(tiny_root, tmp_path, checkpoints):
-    """Its own simple pyramid leaves images as they are, and levels of odd sizes."""
+    """Its own simple pyramid does not, and then makes levels of odd sizes."""
     run = run_of(tiny_root, tmp_path, checkpoints, VIT14, engine="detectron2")
     _, e = built(run)
     image = torch.zeros(3, 100, 70, dtype=torch.uint8)
@@ -305,19 +336,24 @@ def test_protocol_names():
     assert name("keypoint_rcnn_R_50_FPN_1x", *words) == "detection-1x-v1"
     assert name("demo_mask_rcnn_R_18_FPN") == "detection-demo-v1"
     assert name(TINY) == "detection-tiny-v1"
-    # A frozen trunk under the same recipe has a name that says so; another trunk is another row
-    vit, frozen = "mask_rcnn_ViT_B_SFP_1x", ("MODEL.TRUNK.FROZEN", "True")
+    # Another trunk is another row; a frozen trunk has a name that says so.
+    vit = "mask_rcnn_ViT_B_SFP_1x"
     assert name(vit, "MODEL.TRUNK.ARCH", "timm:test_vit") == "detection-vit-b-1x-v1"
+    frozen = ("MODEL.TRUNK.FROZEN", "True")
     assert name(vit, *frozen) == "detection-vit-b-1x-frozen-v1"
+    # So has mixed precision.
     on = ("SOLVER.AMP.ENABLED", "True")
+    off = ("SOLVER.AMP.ENABLED", "False")
     assert name("mask_rcnn_R_50_FPN_1x", *on) == "detection-1x-fp16-v1"
-    assert name("mask_rcnn_R_50_FPN_1x", on[0], "False") == "detection-1x-v1"
-    half = (*on, "SOLVER.AMP.PRECISION", "bf16")
-    assert name(vit, *frozen, *half) == "detection-vit-b-1x-frozen-bf16-v1"
-    others = {"MODEL.TRUNK.DROP_PATH": "0.1", "MODEL.TRUNK.MAP_NORM": "True"}
-    others |= {"SOLVER.LAYER_DECAY": "0.9", "SOLVER.OPTIMIZER": "SGD"}
-    for other in {**others, "MODEL.BACKBONE.NAME": "build_trunk_fpn_backbone"}.items():
-        assert "1x" not in name(vit, *other)
+    assert name("mask_rcnn_R_50_FPN_1x", *off) == "detection-1x-v1"
+    bf16 = ("SOLVER.AMP.PRECISION", "bf16")
+    assert name(vit, *frozen, *on, *bf16) == "detection-vit-b-1x-frozen-bf16-v1"
+    # Any other value is another protocol.
+    assert "1x" not in name(vit, "MODEL.TRUNK.DROP_PATH", "0.1")
+    assert "1x" not in name(vit, "MODEL.TRUNK.MAP_NORM", "True")
+    assert "1x" not in name(vit, "SOLVER.LAYER_DECAY", "0.9")
+    assert "1x" not in name(vit, "SOLVER.OPTIMIZER", "SGD")
+    assert "1x" not in name(vit, "MODEL.BACKBONE.NAME", "build_trunk_fpn_backbone")
     changed = name("mask_rcnn_R_50_FPN_1x", "SOLVER.BASE_LR", "0.01")
     assert changed.startswith("detection-") and "1x" not in changed
     assert name("mask_rcnn_R_50_FPN_1x", "MODEL.FPN.NORM", "BN") != changed
@@ -333,32 +369,30 @@ def test_every_shipped_config_has_the_name_that_it_states():
 
 
 def test_detectron2_by_itself_reads_the_right_pixels():
-    """Each shipped config of its trunks, read by Detectron2 alone: RGB, ImageNet's statistics."""
+    """Each shipped config of its own trunks, read by Detectron2 alone, has RGB images and ImageNet's
+    statistics."""
     pytest.importorskip(
         "detectron2", reason="Detectron2 is not installed: `make detectron2`"
     )
     from detectron2.config import get_cfg
 
-    for path in (path for path in CONFIGS if "_R_" in path.stem):
+    mean = pytest.approx([255 * v for v in IMAGENET_MEAN], abs=0.01)
+    std = pytest.approx([255 * v for v in IMAGENET_STD], abs=0.01)
+    for path in CONFIGS:
+        if "_R_" not in path.stem:
+            continue
         cfg = get_cfg()
         cfg.merge_from_file(str(path))
         assert cfg.INPUT.FORMAT == "RGB"
-        assert (
-            pytest.approx([255 * v for v in IMAGENET_MEAN], abs=0.01)
-            == cfg.MODEL.PIXEL_MEAN
-        )
-        assert (
-            pytest.approx([255 * v for v in IMAGENET_STD], abs=0.01)
-            == cfg.MODEL.PIXEL_STD
-        )
+        assert mean == cfg.MODEL.PIXEL_MEAN
+        assert std == cfg.MODEL.PIXEL_STD
 
 
 def test_every_detection_task_has_its_row_and_its_switch():
     assert tuple(DETECTION_TASKS) == DETECTION
     for name, task in DETECTION_TASKS.items():
-        assert (
-            task.name == task_of(dialect.read(f"{name}_R_50_FPN_1x", [])).name == name
-        )
+        assert task.name == name
+        assert task_of(dialect.read(f"{name}_R_50_FPN_1x", [])).name == name
         assert set(task.aps) <= set(AP_KINDS)
     given = dialect.read("mask_rcnn_R_50_FPN_1x", ["MODEL.KEYPOINT_ON", "True"])
     with pytest.raises(BadInput, match="MASK_ON and KEYPOINT_ON together; choose one"):

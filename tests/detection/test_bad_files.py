@@ -1,4 +1,5 @@
-"""Damaged annotation files and images: one line before training, in both engines."""
+"""Tests that damaged annotation files and images are refused in one line before the training, in both
+engines."""
 
 import copy
 import json
@@ -18,40 +19,47 @@ from backbench.errors import BadInput
 NAN = float("nan")
 
 
+# Ways to damage the content of an annotation file
+
+
 def first(part, **values):
-    """A change of the first row of a list."""
-    return lambda d: d[part][0].update(values)
+    """Change the first row of a list."""
+    return lambda content: content[part][0].update(values)
 
 
 def without(part, key):
-    return lambda d: d[part][0].pop(key)
+    """Take a key from the first row of a list."""
+    return lambda content: content[part][0].pop(key)
 
 
 def replaced(key, value):
-    return lambda d: d.update({key: value})
+    """Replace a list."""
+    return lambda content: content.update({key: value})
+
+
+def again(part):
+    """Repeat the first row of a list."""
+    return lambda content: content[part].append(content[part][0])
 
 
 def points(*values):
-    return lambda d: d["annotations"][0].update(keypoints=list(values))
+    """Replace the keypoints of the first object."""
+    return first("annotations", keypoints=list(values))
 
 
 def crowd(size, counts):
+    """Turn the first object into a crowd with this mask."""
     return first(
         "annotations", iscrowd=1, segmentation={"size": size, "counts": counts}
     )
 
 
-def again(part):
-    """The first row of a list once more."""
-    return lambda d: d[part].append(d[part][0])
-
-
-def _all_ids_text(d):
-    for row in d["categories"]:
+def category_ids_of_text(content):
+    for row in content["categories"]:
         row["id"] = str(row["id"])
 
 
-# task -> what is done to its training file, and a word of what is said
+# Task -> name of a case -> what is done to its training file, and a part of what is said
 BAD = {
     "faster": {
         "images_not_a_list": (replaced("images", {}), "no 'images' list"),
@@ -78,7 +86,10 @@ BAD = {
         "width_text": (first("images", width="128"), "width '128'"),
         "width_endless": (first("images", width=1e400), "width inf"),
         "size_of_another": (first("images", height=64), "annotations say"),
-        "category_id_text": (_all_ids_text, "id '1': Input should be a valid integer"),
+        "category_id_text": (
+            category_ids_of_text,
+            "id '1': Input should be a valid integer",
+        ),
         "categories_empty": (replaced("categories", []), "'categories' is empty"),
         "category_of_another_name": (
             first("categories", name="zero"),
@@ -141,16 +152,18 @@ CASES = [(task, name) for task, cases in BAD.items() for name in cases]
 
 @pytest.fixture(scope="module")
 def scenes(tiny_root, tmp_path_factory):
-    """A private copy, and its training files' contents."""
+    """Make a private copy; return it, and its training files with their contents."""
     root = tmp_path_factory.mktemp("data")
     shutil.copytree(tiny_root / "scenes", root / "scenes")
-    kinds = ("instances", "person_keypoints")
-    files = {k: root / "scenes" / "annotations" / f"{k}_train2017.json" for k in kinds}
-    return root, {k: (file, json.loads(file.read_text())) for k, file in files.items()}
+    contents = {}
+    for kind in ("instances", "person_keypoints"):
+        file = root / "scenes" / "annotations" / f"{kind}_train2017.json"
+        contents[kind] = (file, json.loads(file.read_text()))
+    return root, contents
 
 
 def checked(root, tmp_path, task, engine):
-    """Everything that a run does before its folder is made, but for the network."""
+    """Do everything that a run does before its folder is made, but for the network."""
     run = run_of_config(
         f"tiny_{task}_rcnn_R_18_FPN", root, tmp_path / "run", engine=engine
     )
@@ -166,7 +179,8 @@ def engine(request):
 def test_refused_before_training(scenes, tmp_path, engine, task, name):
     root, contents = scenes
     change, words = BAD[task][name]
-    file, content = contents["person_keypoints" if task == "keypoint" else "instances"]
+    kind = "person_keypoints" if task == "keypoint" else "instances"
+    file, content = contents[kind]
     damaged = copy.deepcopy(content)
     change(damaged)
     file.write_text(json.dumps(damaged))
@@ -182,16 +196,16 @@ def test_refused_before_training(scenes, tmp_path, engine, task, name):
 def test_images_are_looked_at_before_training(tiny_root, tmp_path, engine, what):
     shutil.copytree(tiny_root / "scenes", tmp_path / "scenes")
     image = tmp_path / "scenes" / "val2017" / "000000000002.jpg"
-    data = image.read_bytes()
-    damaged = {
-        "cut off": data[: len(data) // 2],
-        "empty": b"",
-        "no image": b"GIF89a, or not",
-    }
-    if what == "gone":
-        image.unlink()
-    else:
-        image.write_bytes(damaged[what])
+    match what:
+        case "cut off":
+            data = image.read_bytes()
+            image.write_bytes(data[: len(data) // 2])
+        case "empty":
+            image.write_bytes(b"")
+        case "no image":
+            image.write_bytes(b"GIF89a, or not")
+        case "gone":
+            image.unlink()
     with pytest.raises(BadInput, match=r"000000000002.jpg"):
         checked(tmp_path, tmp_path, "faster", engine)
 
@@ -211,7 +225,7 @@ def test_what_only_scoring_would_stumble_over(tiny_root, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_turns_an_image_as_detectron2_does(tmp_path, orientation):
-    """A wide image, and a square one whose turning no size gives away."""
+    """One image is wide; the other is square, so that its size does not tell whether it was turned."""
     rng = np.random.default_rng(orientation)
     for width, height in ((24, 16), (16, 16)):
         file = tmp_path / f"{width}.jpg"
@@ -237,15 +251,16 @@ def test_exif_turns_an_image_as_detectron2_does(tmp_path, orientation):
 
 
 @pytest.mark.parametrize(
-    ("ids", "new"),
+    "new",
     [
-        ("texts", str),
-        ("negative", lambda i: i - 10**6),
-        ("huge", lambda i: i + 2**70),
-        ("from 0", lambda i: i - 1),
+        # As texts, 10 would come before 2. Padded, the images keep their order.
+        pytest.param(lambda id: f"{id:09}", id="texts"),
+        pytest.param(lambda id: id - 10**6, id="negative"),
+        pytest.param(lambda id: id + 2**70, id="huge"),
+        pytest.param(lambda id: id - 1, id="from 0"),
     ],
 )
-def test_ids_decide_nothing(tiny_root, tmp_path, ids, new):
+def test_ids_decide_nothing(tiny_root, tmp_path, new):
     scores = []
     for name in ("plain", "renamed"):
         root = tmp_path / name
@@ -253,13 +268,11 @@ def test_ids_decide_nothing(tiny_root, tmp_path, ids, new):
         file = root / "scenes" / "annotations" / "instances_val2017.json"
         data = json.loads(file.read_text())
         if name == "renamed":
-            # As texts, 10 would come before 2: padded, the order of the images stays.
             for row in data["images"]:
-                row["id"] = new(row["id"]) if ids != "texts" else f"{row['id']:09}"
+                row["id"] = new(row["id"])
             for row in data["annotations"]:
                 row["id"] = new(row["id"])
-                old = row["image_id"]
-                row["image_id"] = new(old) if ids != "texts" else f"{old:09}"
+                row["image_id"] = new(row["image_id"])
             file.write_text(json.dumps(data))
         split = reading.read(reading.find("scenes_val", root), FASTER_RCNN)
         evaluate.rehearse(split, "bbox", [])
@@ -267,20 +280,24 @@ def test_ids_decide_nothing(tiny_root, tmp_path, ids, new):
         for record in split.records:
             for n, a in enumerate(record["annotations"]):
                 x, y, w, h = a["bbox"]
-                row = {"bbox": [x + n, y, w, h], "score": 0.5 + n / 10}
-                row |= {
-                    "image_id": record["image_id"],
-                    "category_id": split.ids[a["category_id"]],
-                }
-                found.append(row)
+                found.append(
+                    {
+                        "image_id": record["image_id"],
+                        "category_id": split.ids[a["category_id"]],
+                        "bbox": [x + n, y, w, h],
+                        "score": 0.5 + n / 10,
+                    }
+                )
         scores.append(evaluate.score(split, found, "bbox", [], manifest="m"))
-    assert scores[0].values == scores[1].values
-    assert scores[0].ci95 == scores[1].ci95
-    assert scores[0].ci95["AP"][0] <= scores[0].values["AP"] <= scores[0].ci95["AP"][1]
+    plain, renamed = scores
+    assert plain.values == renamed.values
+    assert plain.ci95 == renamed.ci95
+    low, high = plain.ci95["AP"]
+    assert low <= plain.values["AP"] <= high
 
 
 def test_some_objects_without_keypoints(tiny_root, tmp_path, engine):
-    """They have unmarked ones; Detectron2 by itself ends in the middle of its training."""
+    """They get unmarked ones. Detectron2 by itself would end in the middle of its training."""
     shutil.copytree(tiny_root / "scenes", tmp_path / "scenes")
     file = tmp_path / "scenes" / "annotations" / "person_keypoints_train2017.json"
     data = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""MoCo's detectors on the Detectron2 engine: C4 with the extra norm, VOC's files and its AP."""
+"""Tests MoCo's detectors on the Detectron2 engine: C4 with the extra norm, VOC's files and its AP."""
 
 import numpy as np
 import pytest
@@ -19,9 +19,35 @@ pytest.importorskip(
 )
 
 
+def element(tag, *content):
+    return f"<{tag}>{''.join(content)}</{tag}>"
+
+
+def annotation_of(number):
+    """Return the annotation file of an image with a dog and a car, which is difficult if odd."""
+    objects = []
+    for name, difficult in (("dog", 0), ("car", number % 2)):
+        box = element(
+            "bndbox",
+            element("xmin", str(10 + number)),
+            element("ymin", "1"),
+            element("xmax", str(60 + number)),
+            element("ymax", "50"),
+        )
+        about = (
+            element("name", name),
+            element("pose", "x"),
+            element("truncated", "0"),
+            element("difficult", str(difficult)),
+        )
+        objects.append(element("object", *about, box))
+    sides = (element("width", "100"), element("height", "80"), element("depth", "3"))
+    return element("annotation", element("size", *sides), *objects)
+
+
 @pytest.fixture
 def voc(tmp_path):
-    """Six images a year in VOC's layout, objects of two classes, the second difficult at times."""
+    """Write six images a year in VOC's layout."""
     rng = np.random.default_rng(0)
     for year in (2007, 2012):
         root = tmp_path / f"VOC{year}"
@@ -33,14 +59,7 @@ def voc(tmp_path):
         for i, name in enumerate(names):
             pixels = rng.integers(0, 255, (80, 100, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / f"JPEGImages/{name}.jpg")
-            objects = "".join(
-                f"<object><name>{c}</name><pose>x</pose><truncated>0</truncated><difficult>{d}</difficult><bndbox>"
-                f"<xmin>{10 + i}</xmin><ymin>{1}</ymin><xmax>{60 + i}</xmax><ymax>{50}</ymax></bndbox></object>"
-                for c, d in (("dog", 0), ("car", i % 2))
-            )
-            size = "<size><width>100</width><height>80</height><depth>3</depth></size>"
-            text = f"<annotation>{size}{objects}</annotation>"
-            (root / f"Annotations/{name}.xml").write_text(text)
+            (root / f"Annotations/{name}.xml").write_text(annotation_of(i))
     return tmp_path
 
 
@@ -56,14 +75,22 @@ def test_records_are_detectron2s(voc):
             left, top, width, height = x["bbox"]
             assert [left, top, left + width, top + height] == y["bbox"]
             assert x["category_id"] == y["category_id"]
-    both = join(
-        [split, reading.read(reading.find("voc_2012_trainval", voc), FASTER_RCNN)]
-    )
-    assert len(both.records) == 6 and both.name == "voc_2007_trainval+voc_2012_trainval"
+
+
+def test_several_years_are_joined(voc):
+    year_2007 = reading.read(reading.find("voc_2007_trainval", voc), FASTER_RCNN)
+    year_2012 = reading.read(reading.find("voc_2012_trainval", voc), FASTER_RCNN)
+    both = join([year_2007, year_2012])
+    assert len(both.records) == 6
+    assert both.name == "voc_2007_trainval+voc_2012_trainval"
+
+
+def test_another_task_and_missing_images_are_refused(voc):
     test = reading.find("voc_2007_test", voc)
     with pytest.raises(BadInput, match="VOC has boxes only"):
         reading.read(test, MASK_RCNN)
-    (gone := sorted(test.folder.iterdir())[-1]).unlink()
+    gone = max(test.folder.iterdir())
+    gone.unlink()
     with pytest.raises(
         BadInput, match=f"1 of 3 images of test.txt are missing, first {gone.name}"
     ):
@@ -79,10 +106,11 @@ def test_perfect_and_missing_detections(voc):
             exact.append({**row, "bbox": a["bbox"], "score": 0.9})
     scores = voc_ap.score(split, exact, None)
     assert scores.per_category["dog"] == pytest.approx(100)
-    assert scores.values["AP"] == pytest.approx(
-        2 * 100 / 20
-    )  # two of the twenty classes are there
-    assert split.part == "test" and (split.dataset, scores.ci95) == ("voc2007", {})
+    # Two of the twenty classes are there.
+    assert scores.values["AP"] == pytest.approx(2 * 100 / 20)
+    assert scores.ci95 == {}
+    assert split.part == "test"
+    assert split.dataset == "voc2007"
     none = voc_ap.score(split, [], None)
     assert set(none.values.values()) == {None}
 
@@ -96,15 +124,15 @@ def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
         for a in record["annotations"]:
             for _ in range(4):
                 x, y, w, h = np.array(a["bbox"]) + rng.normal(0, 4, 4)
-                row = {
-                    "image_id": record["image_id"],
-                    "bbox": [x, y, max(w, 2), max(h, 2)],
-                }
-                row["category_id"] = int(
-                    rng.choice([a["category_id"], VOC_CLASSES.index("dog")])
+                label = rng.choice([a["category_id"], VOC_CLASSES.index("dog")])
+                found.append(
+                    {
+                        "image_id": record["image_id"],
+                        "category_id": int(label),
+                        "bbox": [x, y, max(w, 2), max(h, 2)],
+                        "score": float(np.round(rng.random(), 1)),  # ties on purpose
+                    }
                 )
-                row["score"] = float(np.round(rng.random(), 1))  # ties on purpose
-                found.append(row)
     scores = voc_ap.score(split, found, "m")
     assert scores.values["AP50"] > 0
     for name, value in scores.values.items():
@@ -126,10 +154,8 @@ def test_voc_config(voc, tmp_path):
     p = train_net.prepare(run)
     assert (len(p.train.records), len(p.val.records)) == (6, 3)
     lint.files(p)
-    assert (
-        run_of_config(name, voc, tmp_path / "auto", engine="auto").engine
-        == "detectron2"
-    )
+    auto = run_of_config(name, voc, tmp_path / "auto", engine="auto")
+    assert auto.engine == "detectron2"
     assert protocol(run.given) == "detection-c4-voc-v2"
     with pytest.raises(BadInput, match=r"no key|does not state"):
         train_net.prepare(run_of_config(name, voc, tmp_path / "run"))
@@ -137,7 +163,7 @@ def test_voc_config(voc, tmp_path):
 
 @pytest.mark.parametrize("what", ["a fraction", "no number", "an empty line"])
 def test_what_only_vocs_evaluator_would_stumble_over(voc, tmp_path, what):
-    """Boxes of fractions, as VOC 2012 has some, train; where they are scored they are refused."""
+    """Boxes of fractions, of which VOC 2012 has some, can be trained on, but not scored."""
     run = run_of_config(
         "faster_rcnn_R_50_C4_VOC", voc, tmp_path / "run", engine="detectron2"
     )

@@ -1,4 +1,5 @@
-"""Both engines keep the promises of engine.py, in mixed precision and on a pretended GPU, too."""
+"""Tests that both engines keep the promises of engine.py, in mixed precision and on a pretended GPU,
+too."""
 
 import copy
 
@@ -6,7 +7,13 @@ import pytest
 import torch
 from support.detection_loop import OneNumber, normalised_in_bfloat16
 from support.detection_ranks import batch_norm_of_a_rank, compare_batch_norm
-from support.detection_runs import ENGINES, built, needs_detectron2, run_of_config
+from support.detection_runs import (
+    ENGINES,
+    built,
+    needs_detectron2,
+    overrides,
+    run_of_config,
+)
 from support.pretended_gpu import PretendedGpu
 
 from backbench.detection import process_group, train_net
@@ -20,7 +27,7 @@ from backbench.runs.step_metrics import read_metrics
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request, tiny_root, tmp_path_factory):
-    """A mask detector, and the images that it trains on."""
+    """Build a mask detector and return it with the images that it trains on."""
     out = tmp_path_factory.mktemp("run")
     run = run_of_config("tiny_mask_rcnn_R_18_FPN", tiny_root, out, engine=request.param)
     p, engine = built(run)
@@ -70,9 +77,8 @@ def test_stages_and_detections_are_those_of_the_file(engine):
         x, y, w, h = d["bbox"]
         assert d["image_id"] == record["image_id"]
         assert 0 <= d["category_id"] < 10
-        assert (
-            x >= 0 and y >= 0 and x + w <= record["width"] and y + h <= record["height"]
-        )
+        assert x >= 0 and x + w <= record["width"]
+        assert y >= 0 and y + h <= record["height"]
         assert d["segmentation"]["size"] == [record["height"], record["width"]]
 
 
@@ -94,9 +100,8 @@ def test_batch_norm_is_estimated_again(engine):
     """Its statistics become those of every sample in these batches, as a loop over them finds."""
     engine, records = engine
     before = copy.deepcopy(engine.model.state_dict())
-    engine.model.unused = torch.nn.BatchNorm2d(
-        3
-    )  # as a trunk may have, behind its last map
+    # Some trunks have such a layer behind their last map.
+    engine.model.unused = torch.nn.BatchNorm2d(3)
     assert compare_batch_norm(engine, records) == 28
     assert engine.model.unused.running_var.tolist() == [1, 1, 1]
     del engine.model.unused
@@ -107,14 +112,13 @@ def test_batch_norm_is_estimated_again(engine):
 @pytest.mark.parametrize("norm", ["SyncBN", "BN"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_batch_norm_is_estimated_again_over_ranks(tiny_root, tmp_path, engine, norm):
-    """Each rank has the statistics of the samples of both, whatever layer trained."""
-    words = (
-        "MODEL.WEIGHTS",
-        "random",
-        "MODEL.RESNETS.NORM",
-        norm,
-        "MODEL.FPN.NORM",
-        norm,
+    """Each rank has the statistics of the samples of both, whichever kind of layer was trained."""
+    words = overrides(
+        {
+            "MODEL.WEIGHTS": "random",
+            "MODEL.RESNETS.NORM": norm,
+            "MODEL.FPN.NORM": norm,
+        }
     )
     name = "tiny_faster_rcnn_R_18_FPN"
     run = run_of_config(name, tiny_root, tmp_path, words, engine=engine, world=2)
@@ -132,11 +136,13 @@ PLAIN = ("MODEL.WEIGHTS", "random", "TEST.PRECISE_BN.ENABLED", "False")
 
 
 def prepared(root, out, engine, precision, *more):
-    words = () if precision == "fp32" else ("SOLVER.AMP.ENABLED", "True")
-    words += () if precision == "fp32" else ("SOLVER.AMP.PRECISION", precision)
-    name = "tiny_mask_rcnn_R_18_FPN"
-    run = run_of_config(name, root, out, (*PLAIN, *words, *more), engine=engine)
-    return run, *built(run)
+    """Prepare a run in this precision; return it, what it has read, and its engine."""
+    words = (*PLAIN, *more)
+    if precision != "fp32":
+        words += ("SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", precision)
+    run = run_of_config("tiny_mask_rcnn_R_18_FPN", root, out, words, engine=engine)
+    p, network = built(run)
+    return run, p, network
 
 
 @pytest.mark.slow
@@ -162,7 +168,7 @@ def test_batch_norm_of_two_ranks_is_summed_in_float32(tiny_root, tmp_path):
 
 
 def in_float16(root, out):
-    """A run of one number whose loss is scaled."""
+    """Prepare a run of one number whose loss is scaled."""
     words = (*PLAIN, "SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")
     run = run_of_config("tiny_faster_rcnn_R_18_FPN", root, out, words)
     p = train_net.prepare(run)
@@ -205,9 +211,10 @@ def test_another_precision_is_refused(tiny_root, tmp_path):
 
 
 IMAGES = 4
-# NMS and, in torchvision, a constant for it: once an image. Once a batch: what is drawn of anchors
-# and of proposals, boxes that are not empty, levels of two pools, positive ones (twice), masks or
-# keypoints (twice), and four constants of torchvision's box coder
+# What a step waits for on a GPU. Once an image: NMS, and in torchvision a constant for it. Once a
+# batch: 1 for boxes that are not empty, 2 for what is drawn of anchors and of proposals, 2 for the
+# levels of two pools, 2 for positive proposals, 2 for masks or keypoints, and 4 for constants of
+# torchvision's box coder
 WAITS = 2 * IMAGES + 1 + 2 + 2 + 2 + 2 + 4
 
 
@@ -215,8 +222,14 @@ WAITS = 2 * IMAGES + 1 + 2 + 2 + 2 + 2 + 4
     "task", ["mask", pytest.param("keypoint", marks=pytest.mark.slow)]
 )
 def test_a_step_waits_for_what_it_must(task, tiny_root, tmp_path):
-    words = ("MODEL.WEIGHTS", "random", "SOLVER.IMS_PER_BATCH", str(IMAGES))
-    words = (*words, "INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MAX_SIZE_TRAIN", "64")
+    words = overrides(
+        {
+            "MODEL.WEIGHTS": "random",
+            "SOLVER.IMS_PER_BATCH": IMAGES,
+            "INPUT.MIN_SIZE_TRAIN": "(64,)",
+            "INPUT.MAX_SIZE_TRAIN": 64,
+        }
+    )
     run = run_of_config(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path, words)
     losses = []
     with PretendedGpu() as gpu:

@@ -1,4 +1,4 @@
-"""AP against pycocotools on random detections: all summary numbers, categories, weighted draws."""
+"""Compares AP with pycocotools' on random detections: in total, per category and of weighted draws."""
 
 import contextlib
 import io
@@ -20,85 +20,99 @@ TASKS = {"bbox": FASTER_RCNN, "segm": MASK_RCNN, "keypoints": KEYPOINT_RCNN}
 SIGMAS = [0.107, 0.05, 0.2, 0.107, 0.079]
 
 
-def corners(x, y, w, h):
+SIZE = 260  # pixels of an image's side
+
+
+def rectangle(x, y, w, h):
+    """Return the polygon of a box."""
     return [x, y, x + w, y, x + w, y + h, x, y + h]
 
 
+def run_lengths(x, y, w, h):
+    """Return the compressed mask of a box."""
+    (code,) = mask.frPyObjects([rectangle(x, y, w, h)], SIZE, SIZE)
+    return {"size": [SIZE, SIZE], "counts": code["counts"].decode()}
+
+
 def make(root, task, *, images=25, empty=(), seed=0):
-    """A COCO layout with crowds, small and large objects, empty images; and noisy detections."""
+    """Write a COCO layout with crowds, small and large objects and empty images.
+
+    Returns its split and noisy detections of its objects.
+    """
     rng = np.random.default_rng(seed)
-    (root / "coco" / "val2017").mkdir(parents=True)
-    size = 260
-    categories = [{"id": i, "name": f"c{i}"} for i in (2, 5, 9)]
+    folder = root / "coco"
+    (folder / "val2017").mkdir(parents=True)
+    (folder / "annotations").mkdir()
     if task.keypoints:
+        kind, name = "person_keypoints", "keypoints_coco_2017_val"
         categories = [{"id": 1, "name": "p", "keypoints": list("abcde")}]
+    else:
+        kind, name = "instances", "coco_2017_val"
+        categories = [{"id": i, "name": f"c{i}"} for i in (2, 5, 9)]
     data = {"images": [], "annotations": [], "categories": categories}
     found = []
     for image in range(1, images + 1):
-        (root / "coco" / "val2017" / f"{image}.jpg").touch()
-        row = {"id": image, "file_name": f"{image}.jpg", "height": size, "width": size}
-        data["images"].append(row)
-        for _ in range(0 if image in empty else int(rng.integers(1, 5))):
+        (folder / "val2017" / f"{image}.jpg").touch()
+        data["images"].append(
+            {"id": image, "file_name": f"{image}.jpg", "height": SIZE, "width": SIZE}
+        )
+        if image in empty:
+            continue
+        for _ in range(int(rng.integers(1, 5))):
+            # 1. An object
             x, y = rng.uniform(0, 100, 2)
             w, h = rng.uniform(5, 150, 2)
             category = categories[int(rng.integers(len(categories)))]["id"]
             crowd = int(rng.random() < 0.1)
-            polygon = corners(x, y, w, h)
-            outline = mask.frPyObjects([polygon], size, size)[0]
-            if crowd:
-                outline = {"size": [size, size], "counts": outline["counts"].decode()}
-            marks = (
-                rng.uniform(x, x + w, 5),
-                rng.uniform(y, y + h, 5),
-                rng.integers(0, 3, 5),
-            )
-            points = np.stack(marks, 1)
+            points_x = rng.uniform(x, x + w, 5)
+            points_y = rng.uniform(y, y + h, 5)
+            visibility = rng.integers(0, 3, 5)
+            points = np.stack((points_x, points_y, visibility), 1)
             points[points[:, 2] == 0] = 0
-            truth = {
-                "id": len(data["annotations"]) + 1,
-                "image_id": image,
-                "category_id": category,
-            }
-            truth |= {"bbox": [x, y, w, h], "area": w * h * 0.8, "iscrowd": crowd}
-            truth |= {"segmentation": outline if crowd else [polygon]}
-            truth |= {"keypoints": points.flatten().tolist()}
-            truth |= {"num_keypoints": int((points[:, 2] > 0).sum())}
-            data["annotations"].append(truth)
+            outline = [rectangle(x, y, w, h)]
+            if crowd:
+                outline = run_lengths(x, y, w, h)
+            data["annotations"].append(
+                {
+                    "id": len(data["annotations"]) + 1,
+                    "image_id": image,
+                    "category_id": category,
+                    "bbox": [x, y, w, h],
+                    "area": w * h * 0.8,
+                    "iscrowd": crowd,
+                    "segmentation": outline,
+                    "keypoints": points.flatten().tolist(),
+                    "num_keypoints": int((points[:, 2] > 0).sum()),
+                }
+            )
+            # 2. Detections of it, some of another category
             for _ in range(int(rng.integers(0, 4))):
-                bx = np.array([x, y, w, h]) + rng.normal(0, 3, 4)
-                bx[2:] = bx[2:].clip(2)
-                rle = mask.frPyObjects([corners(*bx)], size, size)[0]
-                rle = {"size": [size, size], "counts": rle["counts"].decode()}
+                box = np.array([x, y, w, h]) + rng.normal(0, 3, 4)
+                box[2:] = box[2:].clip(2)
                 moved = points.copy()
                 moved[:, :2] += rng.normal(0, 3, (5, 2))
                 said = category if rng.random() < 0.8 else categories[0]["id"]
-                score = float(np.round(rng.random(), 2))  # ties on purpose
-                one = {
-                    "image_id": image,
-                    "category_id": said,
-                    "bbox": bx.tolist(),
-                    "score": score,
-                }
                 found.append(
-                    {**one, "segmentation": rle, "keypoints": moved.flatten().tolist()}
+                    {
+                        "image_id": image,
+                        "category_id": said,
+                        "bbox": box.tolist(),
+                        "score": float(np.round(rng.random(), 2)),  # ties on purpose
+                        "segmentation": run_lengths(*box),
+                        "keypoints": moved.flatten().tolist(),
+                    }
                 )
-    kind = "person_keypoints" if task.keypoints else "instances"
-    (root / "coco" / "annotations").mkdir()
-    (root / "coco" / "annotations" / f"{kind}_val2017.json").write_text(
-        json.dumps(data)
-    )
-    name = "keypoints_coco_2017_val" if task.keypoints else "coco_2017_val"
+    file = folder / "annotations" / f"{kind}_val2017.json"
+    file.write_text(json.dumps(data))
     return reading.read(reading.find(name, root), task), found
 
 
 def oracle(split, found, kind, ids=None):
+    """Return pycocotools' evaluation of all images, or of those with these ids."""
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(str(split.file))
-        shape = evaluate.AP_KINDS[kind].shape
-        rows = [
-            {k: d[k] for k in ("image_id", "category_id", "score", shape)}
-            for d in found
-        ]
+        keys = ("image_id", "category_id", "score", evaluate.AP_KINDS[kind].shape)
+        rows = [{key: d[key] for key in keys} for d in found]
         ev = COCOeval(truth, truth.loadRes(rows), kind)
         ev.params.imgIds = sorted(ids or [r["image_id"] for r in split.records])
         if kind == "keypoints":
@@ -118,10 +132,9 @@ def test_equals_pycocotools(tmp_path, kind):
         assert scores.values[name] == pytest.approx(100 * ev.stats[i], abs=1e-9), name
     assert 5 < scores.values["AP"] < 95
     for k, name in enumerate(split.categories):
-        p = ev.eval["precision"][:, :, k, 0, -1]
-        assert scores.per_category[name] == pytest.approx(
-            100 * p[p > -1].mean(), abs=1e-9
-        )
+        precision = ev.eval["precision"][:, :, k, 0, -1]
+        reference = 100 * precision[precision > -1].mean()
+        assert scores.per_category[name] == pytest.approx(reference, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -129,34 +142,37 @@ def test_interval_is_of_the_same_ap(tmp_path, monkeypatch, kind):
     """A draw's AP is pycocotools' AP of its images, also where they repeat or have no objects."""
     split, found = make(tmp_path, TASKS[kind], images=60, empty=(3,))
     rng = np.random.default_rng(2)
+    # More detections than COCOeval takes of an image, in the empty one and in another
     for image in (3, 11):
-        found += [
-            {**found[0], "image_id": image, "score": float(s)} for s in rng.random(130)
-        ]
-    drawn = torch.ones(14, 60, dtype=torch.float64)
+        for score in rng.random(130):
+            found.append({**found[0], "image_id": image, "score": float(score)})
+    # 1. Draws: all images, ten halves, one image alone, the empty one alone, repeated images
+    drawn = torch.zeros(14, 60, dtype=torch.float64)
+    drawn[0] = 1
     drawn[1:11] = torch.from_numpy(rng.random((10, 60)) < 0.5)
-    drawn[11:] = 0
-    drawn[11, 3] = drawn[12, 2] = 1  # one image alone; the empty one alone
+    drawn[11, 3] = 1
+    drawn[12, 2] = 1
     drawn[13, :12] = torch.tensor([1.0, 0, 2, 0, 1, 3, 1, 0, 2, 1, 1, 0])
     monkeypatch.setattr(evaluate, "drawn", lambda images, manifest: drawn)
     samples = evaluate.score(split, found, kind, SIGMAS, manifest="m").samples
     aps = np.stack([samples[name] for name in ("AP", "AP50", "AP75")], 1) / 100
+    # 2. Without repeated images, pycocotools scores some of the images.
     for weights, ours in zip(drawn[:12], aps):
         ids = (1 + weights.nonzero()[:, 0]).tolist()
-        assert ours == pytest.approx(
-            oracle(split, found, kind, ids).stats[:3], abs=1e-9
-        )
+        reference = oracle(split, found, kind, ids).stats[:3]
+        assert ours == pytest.approx(reference, abs=1e-9)
     assert np.isnan(aps[12]).all()
+    # 3. With repeated images, it scores a file in which they are repeated.
     data = json.loads(split.file.read_text())
     repeated, detections = written_out(data, found, drawn[13].int().tolist())
     split.file.write_text(json.dumps(repeated))
-    images = [i["id"] for i in repeated["images"]]
-    again = oracle(split, detections, kind, images).stats[:3]
-    assert aps[13] == pytest.approx(again, abs=1e-9)
+    ids = [image["id"] for image in repeated["images"]]
+    reference = oracle(split, detections, kind, ids).stats[:3]
+    assert aps[13] == pytest.approx(reference, abs=1e-9)
 
 
 def written_out(data, found, counts):
-    """Image i + 1 `counts[i]` times under new ids, and so its objects and detections."""
+    """Write image i `counts[i]` times under new ids, with its objects and its detections."""
     repeated = {"images": [], "annotations": [], "categories": data["categories"]}
     detections = []
     for image, count in zip(data["images"], counts, strict=True):

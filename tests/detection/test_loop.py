@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from support.detection_loop import OneNumber, long_scored, stays, stopped_while_saving
-from support.detection_runs import run_of_config
+from support.detection_runs import overrides, run_of_config
 
 from backbench.detection import measure, process_group, train_net
 from backbench.detection.data.order import ImageOrder, Slots
@@ -19,13 +19,12 @@ from backbench.records import store
 from backbench.runs.state import StopFlag, load_state
 from backbench.runs.step_metrics import read_metrics
 
-SHORT = (
-    "SOLVER.MAX_ITER",
-    "12",
-    "SOLVER.STEPS",
-    "(8,)",
-    "TEST.PRECISE_BN.ENABLED",
-    "False",
+SHORT = overrides(
+    {
+        "SOLVER.MAX_ITER": 12,
+        "SOLVER.STEPS": "(8,)",
+        "TEST.PRECISE_BN.ENABLED": False,
+    }
 )
 
 
@@ -40,7 +39,7 @@ def prepared(tiny_root, tmp_path):
 
 
 def stop_in(iteration):
-    """A flag, and a step's action that raises it in this iteration."""
+    """Return a flag, and an action of OneNumber's that raises it in this iteration."""
     stop = StopFlag()
 
     def at(now):
@@ -64,7 +63,7 @@ def test_rates_warm_up_and_drop(prepared):
 
 
 def test_a_group_keeps_its_own_base_rate(prepared):
-    """As biases have where BIAS_LR_FACTOR says so; continued, too."""
+    """Biases have another one where BIAS_LR_FACTOR says so. A continued run keeps it, too."""
 
     class TwoGroups(OneNumber):
         def build_optimizer(self):
@@ -81,7 +80,8 @@ def test_a_group_keeps_its_own_base_rate(prepared):
 
     def at(iteration):
         seen[iteration] = [group["lr"] for group in engine.optimizer.param_groups]
-        stop.requested = "SIGTERM" if iteration == 9 else None
+        if iteration == 9:
+            stop.requested = "SIGTERM"
 
     engine = TwoGroups(p, at)
     with pytest.raises(Preempted):
@@ -114,7 +114,7 @@ def test_stopped_and_continued_is_the_same_run(prepared):
 
 
 def test_a_long_run_continues_between_two_logged_iterations(prepared):
-    """A run of 18,000 iterations logs every fourth; saved at any, it continues."""
+    """A run of 18,000 iterations logs every fourth of them. It may be saved after any of them."""
     run, p = prepared("SOLVER.MAX_ITER", "18000")
     for last in (6, 8, 13):
         stop, at = stop_in(last)
@@ -143,7 +143,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(prepared):
 
 
 def test_weights_that_are_not_finite_replace_no_state(prepared):
-    """Losses are read in few iterations of a long run; a save between two of them finds out."""
+    """A long run reads its loss in few iterations, so saving between two of them must find out."""
     run, p = prepared("SOLVER.CHECKPOINT_PERIOD", "3")
 
     def at(iteration):
@@ -162,7 +162,7 @@ def test_weights_that_are_not_finite_replace_no_state(prepared):
 
 @pytest.mark.slow
 def test_no_rank_is_killed_while_another_saves(prepared):
-    """Saving takes longer than ranks get to end once another has."""
+    """Saving takes longer than ranks are given to end once another has ended."""
     run, _ = prepared("SOLVER.IMS_PER_BATCH", "2")
     run = dataclasses.replace(run, world=2)
     with pytest.raises(SystemExit) as ended:
@@ -172,7 +172,7 @@ def test_no_rank_is_killed_while_another_saves(prepared):
 
 
 def test_a_stop_comes_before_a_look_on_the_way(prepared, monkeypatch):
-    """Looking takes minutes: a stopped run saves first, and looks when it continues."""
+    """Scoring on the way takes minutes, so a stopped run saves first and scores when it continues."""
     run, p = prepared("TEST.EVAL_PERIOD", "4")
     looked = []
 
@@ -195,10 +195,11 @@ def test_a_stop_comes_before_a_look_on_the_way(prepared, monkeypatch):
 
 @pytest.mark.slow
 def test_ranks_wait_as_long_as_scoring_takes(prepared):
-    """Scoring takes longer than a collective waits; a killed run's findings are not taken."""
+    """Scoring takes longer than a collective waits; a killed run's detections are not taken."""
     run, _ = prepared("SOLVER.IMS_PER_BATCH", "2", "TEST.EVAL_PERIOD", "6")
     run = dataclasses.replace(run, world=2)
-    for rank in (1, 2):  # it had three ranks
+    # The killed run had three ranks.
+    for rank in (1, 2):
         (run.out / f".predictions.{rank}.json").write_text("[[1]]")
     measure.clear(run)
     process_group.spawn(long_scored, run)
@@ -212,12 +213,15 @@ def test_ranks_wait_as_long_as_scoring_takes(prepared):
 )
 @pytest.mark.parametrize("after_s", [0.05, 1.0])
 def test_a_signal_while_the_ranks_import(prepared, capfd, to_ranks, after_s):
-    run = dataclasses.replace(prepared("SOLVER.IMS_PER_BATCH", "2")[0], world=2)
+    run, _ = prepared("SOLVER.IMS_PER_BATCH", "2")
+    run = dataclasses.replace(run, world=2)
 
     def send():
         time.sleep(after_s)
-        ranks_of_this = [child.pid for child in multiprocessing.active_children()]
-        for pid in ranks_of_this if to_ranks else [os.getpid()]:
+        receivers = [os.getpid()]
+        if to_ranks:
+            receivers = [child.pid for child in multiprocessing.active_children()]
+        for pid in receivers:
             os.kill(pid, signal.SIGTERM)
 
     sender = threading.Thread(target=send)
@@ -227,14 +231,16 @@ def test_a_signal_while_the_ranks_import(prepared, capfd, to_ranks, after_s):
     sender.join()
     assert ended.value.code == 75
     said = capfd.readouterr().err
-    assert (
-        "stopped by SIGTERM; the same command continues" in said
-        and "Traceback" not in said
-    )
+    assert "stopped by SIGTERM; the same command continues" in said
+    assert "Traceback" not in said
 
 
 def test_order_is_a_function_of_its_position():
-    records = [{"width": 2 if i % 3 else 1, "height": 1 + i % 3 % 2} for i in range(23)]
+    sizes = [(1, 1), (2, 2), (2, 1)]  # only the third is wide
+    records = []
+    for i in range(23):
+        width, height = sizes[i % 3]
+        records.append({"width": width, "height": height})
     order = ImageOrder(records, 8, seed=4)
     stream = order.batches()
     whole = [next(stream) for _ in range(20)]
@@ -245,5 +251,10 @@ def test_order_is_a_function_of_its_position():
             assert len({order.wide[i] for i in group}) == 1
     seen = [i for batch in whole for i in batch]
     assert set(seen[:46]) == set(range(23))
-    shares = [list(Slots(order, first=3, last=6, rank=r, world=2)) for r in range(2)]
-    assert [[i for _, _, i in a + b] for a, b in zip(*shares)] == whole[3:6]
+    # Rank 0 has the first half of each batch, rank 1 the second.
+    first_half = Slots(order, first=3, last=6, rank=0, world=2)
+    second_half = Slots(order, first=3, last=6, rank=1, world=2)
+    joined = []
+    for a, b in zip(first_half, second_half, strict=True):
+        joined.append([index for _, _, index in a + b])
+    assert joined == whole[3:6]

@@ -1,4 +1,4 @@
-"""torchvision's engine against Detectron2's with the weights copied across."""
+"""Compares torchvision's engine with Detectron2's, with the weights copied across."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ pytest.importorskip(
 from detectron2.data import DatasetMapper
 from detectron2.structures import Boxes, ImageList
 from detectron2.utils.events import EventStorage
-from support.detection_runs import built, rates_and_decays, run_of_config
+from support.detection_runs import built, overrides, rates_and_decays, run_of_config
 
 from backbench.detection import dialect, engine_detectron2
 from backbench.detection.data.images import load_image, shortest_edge, targets, to_uint8
@@ -24,68 +24,86 @@ from backbench.weights import exporting
 
 
 def to_detectron2_names(state):
-    """The torchvision engine's whole state under Detectron2's names, class order rotated."""
+    """Return the torchvision engine's whole state under Detectron2's names, its classes in
+    Detectron2's order."""
     out = {}
+    # 1. The trunk
     prefix = "backbone.body."
     body = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-    wrapped = not any(name.startswith("trunk.layer4.") for name in body)
-    simple = "backbone.fpn.levels.0.0.weight" in state
-    if not wrapped:  # Detectron2's own ResNet
+    if any(name.startswith("trunk.layer4.") for name in body):
+        # Under the Detectron2 engine a ResNet is Detectron2's own.
         trunk = {k.removeprefix("trunk."): v for k, v in body.items()}
         body = exporting.to_detectron2(trunk)
-    for name, v in body.items():
-        out[f"backbone.{'net' if simple else 'bottom_up'}.{name}"] = v
-    for k, v in state.items():
-        parts = k.split(".")
-        if k.startswith("backbone.fpn.levels."):
-            out[simple_name(parts)] = v
-        elif k.startswith("backbone.fpn."):
-            kind = {"inner_blocks": "fpn_lateral", "layer_blocks": "fpn_output"}[
-                parts[2]
-            ]
-            middle = "norm." if parts[4] == "1" else ""
-            out[f"backbone.{kind}{int(parts[3]) + 2}.{middle}{parts[5]}"] = v
-        elif k.startswith("rpn.head."):
+    is_simple_pyramid = "backbone.fpn.levels.0.0.weight" in state
+    trunk_path = "backbone.net" if is_simple_pyramid else "backbone.bottom_up"
+    for name, value in body.items():
+        out[f"{trunk_path}.{name}"] = value
+    # 2. What stands on it
+    for key, value in state.items():
+        parts = key.split(".")
+        if key.startswith("backbone.fpn.levels."):
+            out[simple_pyramid_name(parts)] = value
+        elif key.startswith("backbone.fpn."):
+            out[fpn_name(parts)] = value
+        elif key.startswith("rpn.head."):
             heads = {"cls_logits": "objectness_logits", "bbox_pred": "anchor_deltas"}
             name = heads.get(parts[2], "conv")
-            out[f"proposal_generator.rpn_head.{name}.{parts[-1]}"] = v
-        elif k.startswith("roi_heads."):
-            out |= dict([head_name(parts, v)])
+            out[f"proposal_generator.rpn_head.{name}.{parts[-1]}"] = value
+        elif key.startswith("roi_heads."):
+            name, rotated = head_entry(parts, value)
+            out[name] = rotated
     return out
+
+
+def fpn_name(parts):
+    """Translate backbone.fpn.BLOCKS.LEVEL.LAYER.NAME, where layer 1 is the norm."""
+    _, _, blocks, level, layer, last = parts
+    kinds = {"inner_blocks": "fpn_lateral", "layer_blocks": "fpn_output"}
+    if layer == "1":
+        last = f"norm.{last}"
+    return f"backbone.{kinds[blocks]}{int(level) + 2}.{last}"
 
 
 RESIZING = (4, 1, 0, 1)  # layers of each level before its two convolutions
 
 
-def simple_name(parts):
-    """Detectron2 has a convolution's norm inside it."""
-    level, layer, last = int(parts[3]), int(parts[4]), parts[5]
+def simple_pyramid_name(parts):
+    """Translate backbone.fpn.levels.LEVEL.LAYER.NAME.
+
+    Each of the two convolutions is followed by a norm, which Detectron2 has inside it.
+    """
+    level = int(parts[3])
+    layer = int(parts[4])
+    last = parts[5]
     after = layer - RESIZING[level]
     if after >= 0:
-        layer, last = (
-            RESIZING[level] + after // 2,
-            f"norm.{last}" if after % 2 else last,
-        )
+        layer = RESIZING[level] + after // 2
+        if after % 2:
+            last = f"norm.{last}"
     return f"backbone.simfp_{level + 2}.{layer}.{last}"
 
 
 def to_detectron2_names_of(values):
-    """The same renaming for values that stand for a parameter, one for all classes."""
+    """Rename values that stand for a parameter, such as its rate, in the same way."""
+    # Each is replaced by a tensor of its index, which can be rotated and cut as a weight.
     indices = {name: torch.full((9, 9), float(i)) for i, name in enumerate(values)}
     known = list(values.values())
     named = to_detectron2_names(indices)
     return {name: known[int(v.flatten()[0])] for name, v in named.items()}
 
 
-def head_name(parts, v):
+def head_entry(parts, v):
+    """Return a head's name and its weights in Detectron2.
+
+    The background is class 0 here and the last there. Boxes and masks have no background there.
+    """
     match parts[1:]:
         case ["box_head", layer, last]:
             fc = {"fc6": "fc1", "fc7": "fc2"}.get(layer, layer)
             return f"roi_heads.box_head.{fc}.{last}", v
         case ["box_predictor", "cls_score", last]:
-            return f"roi_heads.box_predictor.cls_score.{last}", torch.cat(
-                [v[1:], v[:1]]
-            )
+            rotated = torch.cat([v[1:], v[:1]])
+            return f"roi_heads.box_predictor.cls_score.{last}", rotated
         case ["box_predictor", "bbox_pred", last]:
             return f"roi_heads.box_predictor.bbox_pred.{last}", v[4:]
         case ["mask_head", layer, _, last]:
@@ -101,7 +119,7 @@ def head_name(parts, v):
     raise AssertionError(parts)
 
 
-# Trunks as they are: a pyramid, and a plain transformer of another patch, whose images are scaled
+# Trunks of ours under both engines. The images of the plain one are scaled, because of its patch.
 TRUNKS = {
     "ConvNeXt_FPN": "timm:test_convnext",
     "ViT_SFP": "timm:vit_tiny_patch16_224,img_size=56,patch_size=14,depth=2,embed_dim=32,"
@@ -111,34 +129,40 @@ TRUNKS = {
 
 @pytest.fixture(scope="module", params=[*DETECTION_TASKS, *TRUNKS])
 def pair(request, tiny_root, tmp_path_factory):
-    """Both engines of a task or a kind of trunk, with equal weights, and the training split."""
-    name, words = f"tiny_{request.param}_R_18_FPN", ("MODEL.WEIGHTS", "random")
+    """Build both engines of a task, or of a kind of trunk, with equal weights.
+
+    Returns them with the training split and the task.
+    """
+    name = f"tiny_{request.param}_R_18_FPN"
+    values = {"MODEL.WEIGHTS": "random"}
     if request.param in TRUNKS:
         name = f"tiny_faster_rcnn_{request.param}"
-        words = (*words, "MODEL.TRUNK.ARCH", TRUNKS[request.param])
-        # As large as they are: what the tests read themselves is not resized
-        words = (*words, "INPUT.MIN_SIZE_TEST", "128", "INPUT.MAX_SIZE_TEST", "256")
+        values["MODEL.TRUNK.ARCH"] = TRUNKS[request.param]
+        # These are the images' own sizes: images that the tests read themselves are not resized.
+        values["INPUT.MIN_SIZE_TEST"] = 128
+        values["INPUT.MAX_SIZE_TEST"] = 256
+    words = overrides(values)
     out = tmp_path_factory.mktemp("run")
     p, ours = built(run_of_config(name, tiny_root, out, words))
     _, theirs = built(run_of_config(name, tiny_root, out, words, engine="detectron2"))
     generator = torch.Generator().manual_seed(1)
-    images = [to_uint8(load_image(r)) for r in p.train.records[:4]]
-    kind = torch.nn.modules.batchnorm._BatchNorm
-    norms = [m for m in ours.model.modules() if isinstance(m, kind)]
     with torch.no_grad():
+        # 1. Heads whose outputs have about the variance of their inputs
         for key, value in ours.model.named_parameters():
             if key.startswith(("rpn", "roi_heads")) and value.dim() > 1:
                 drawn = torch.randn(value.shape, generator=generator)
                 value.copy_(drawn * (1 / value[0].numel()) ** 0.5)
-        if (
-            request.param in TRUNKS
-        ):  # scales, tokens and positions begin at next to nothing
+        # 2. Scales, tokens and positions that matter: they begin at next to nothing.
+        if request.param in TRUNKS:
             for value in ours.model.backbone.body.parameters():
                 if value.dim() != 4 and min(value.shape) in (1, max(value.shape)):
                     value.add_(torch.randn(value.shape, generator=generator) * 0.3)
+        # 3. Batch norm's statistics that fit, so that scores spread and do not saturate
+        kind = torch.nn.modules.batchnorm._BatchNorm
+        norms = [m for m in ours.model.modules() if isinstance(m, kind)]
         for norm in norms:
             norm.momentum = 1.0
-        # Statistics that fit: scores spread and do not saturate
+        images = [to_uint8(load_image(r)) for r in p.train.records[:4]]
         ours.model.backbone(ours.model.batch(images).tensors)
         for norm in norms:
             norm.momentum = 0.1
@@ -148,10 +172,8 @@ def pair(request, tiny_root, tmp_path_factory):
 
 def test_every_weight_has_a_counterpart(pair):
     ours, theirs, _, _ = pair
-    assert (
-        to_detectron2_names(ours.model.state_dict()).keys()
-        == theirs.model.state_dict().keys()
-    )
+    renamed = to_detectron2_names(ours.model.state_dict())
+    assert renamed.keys() == theirs.model.state_dict().keys()
     assert to_detectron2_names_of(rates_and_decays(ours)) == rates_and_decays(theirs)
 
 
@@ -162,63 +184,69 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
     mapper = DatasetMapper(is_train=False, augmentations=[], image_format="RGB")
     for record in split.records[:3]:
         image = to_uint8(load_image(record))
+        # 1. What leads to the detections
         with torch.no_grad():
             batch = ours.model.batch([image])
             features = ours.model.backbone(batch.tensors)
             anchors = ours.model.rpn.anchor_generator(batch, list(features.values()))
             proposals, _ = ours.model.rpn(batch, features)
             images = theirs.model.preprocess_image([mapper(dict(record))])
-            reference = theirs.model.backbone(images.tensor)
-            anchors2 = theirs.model.proposal_generator.anchor_generator(
-                list(reference.values())
-            )
-            proposals2, _ = theirs.model.proposal_generator(images, reference)
+            their_features = theirs.model.backbone(images.tensor)
+            generator = theirs.model.proposal_generator
+            their_anchors = generator.anchor_generator(list(their_features.values()))
+            their_proposals, _ = generator(images, their_features)
         torch.testing.assert_close(batch.tensors, images.tensor, rtol=1e-5, atol=1e-5)
-        for a, b in zip(features.values(), reference.values(), strict=True):
-            torch.testing.assert_close(
-                a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max())
-            )
-        torch.testing.assert_close(
-            anchors[0], Boxes.cat(anchors2).tensor, rtol=0, atol=1e-5
-        )
-        boxes = proposals2[0].proposal_boxes.tensor
+        for a, b in zip(features.values(), their_features.values(), strict=True):
+            tolerance = 1e-5 * float(b.abs().max())
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=tolerance)
+        all_anchors = Boxes.cat(their_anchors).tensor
+        torch.testing.assert_close(anchors[0], all_anchors, rtol=0, atol=1e-5)
+        boxes = their_proposals[0].proposal_boxes.tensor
         torch.testing.assert_close(proposals[0], boxes, rtol=1e-5, atol=1e-3)
+        # 2. The detections
         a = ours.predict(record)
         b = theirs.predict(record)
         assert len(a) == len(b) > 0
         assert [x["category_id"] for x in a] == [x["category_id"] for x in b]
-        scores = [[x["score"] for x in found] for found in (a, b)]
-        np.testing.assert_allclose(*scores, rtol=1e-5, atol=1e-6)
-        boxes = [[x["bbox"] for x in found] for found in (a, b)]
-        np.testing.assert_allclose(*boxes, rtol=1e-5, atol=1e-3)
+        np.testing.assert_allclose(
+            [x["score"] for x in a], [x["score"] for x in b], rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            [x["bbox"] for x in a], [x["bbox"] for x in b], rtol=1e-5, atol=1e-3
+        )
         if task.outlines:
             for x, y in zip(a, b):
-                differing = (
-                    mask.decode(x["segmentation"]) != mask.decode(y["segmentation"])
-                ).sum()
-                assert differing <= 2
+                bitmap = mask.decode(x["segmentation"])
+                assert (bitmap != mask.decode(y["segmentation"])).sum() <= 2
         if task.keypoints:
-            ka, kb = (
-                np.array([x["keypoints"] for x in f]).reshape(len(a), -1, 3)
-                for f in (a, b)
+            points = np.array([x["keypoints"] for x in a]).reshape(len(a), -1, 3)
+            their_points = np.array([x["keypoints"] for x in b]).reshape(len(b), -1, 3)
+            np.testing.assert_allclose(
+                points[..., :2], their_points[..., :2], atol=1e-2
             )
-            np.testing.assert_allclose(ka[..., :2], kb[..., :2], atol=1e-2)
 
 
 def test_losses_from_the_same_images(pair, monkeypatch):
     ours, theirs, split, task = pair
+    # 1. The same images and targets
     records = training_records(split, task)[:2]
-    order = [
-        targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task)
-        for r in records
-    ]
-    images = [to_uint8(load_image(r)) for r in records]
-    how = {"use_instance_mask": task.outlines, "use_keypoint": task.keypoints}
-    how["keypoint_hflip_indices"] = np.array(split.flip) if split.flip else None
-    mapper = DatasetMapper(is_train=True, augmentations=[], image_format="RGB", **how)
+    images = [to_uint8(load_image(record)) for record in records]
+    our_targets = []
+    for record in records:
+        our_targets.append(
+            targets(record, 128, 128, mirrored=False, flip_map=split.flip, task=task)
+        )
+    mapper = DatasetMapper(
+        is_train=True,
+        augmentations=[],
+        image_format="RGB",
+        use_instance_mask=task.outlines,
+        use_keypoint=task.keypoints,
+        keypoint_hflip_indices=np.array(split.flip) if split.flip else None,
+    )
     mapped = [mapper(engine_detectron2.standard_dict(record)) for record in records]
-    for target, theirs_mapped in zip(order, mapped):
-        instances = theirs_mapped["instances"]
+    for target, their_input in zip(our_targets, mapped):
+        instances = their_input["instances"]
         torch.testing.assert_close(target["boxes"], instances.gt_boxes.tensor)
         assert (target["labels"] - 1).tolist() == instances.gt_classes.tolist()
         if task.keypoints:
@@ -229,13 +257,14 @@ def test_losses_from_the_same_images(pair, monkeypatch):
     theirs.model.train()
     for sampler in ours.model.samplers().values():
         sampler.generators = None
-    # Rounded alike, or a ReLU at zero falls on either side and its gradient is another
+    # 2. The same losses. Both get our pixels: with another rounding, a ReLU at zero may fall on the
+    #    other side, and its gradient would be another.
     batch = ours.model.batch(images)
     pixels = ImageList(batch.tensors, batch.image_sizes)
-    theirs_pixels = theirs.model.preprocess_image(mapped).tensor
-    torch.testing.assert_close(theirs_pixels, pixels.tensor, rtol=0, atol=1e-6)
+    their_pixels = theirs.model.preprocess_image(mapped).tensor
+    torch.testing.assert_close(their_pixels, pixels.tensor, rtol=0, atol=1e-6)
     torch.manual_seed(5)
-    mine = ours.model(images, order)
+    mine = ours.model(images, our_targets)
     torch.manual_seed(5)
     with EventStorage(0), monkeypatch.context() as patch:
         patch.setattr(theirs.model, "preprocess_image", lambda batched: pixels)
@@ -244,14 +273,15 @@ def test_losses_from_the_same_images(pair, monkeypatch):
     for key, value in reference.items():
         assert float(value) > 0
         torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-6, msg=key)
+    # 3. The same gradients
     sum(mine.values()).backward()
     sum(reference.values()).backward()
-    gradients = to_detectron2_names(
-        {k: p.grad for k, p in ours.model.named_parameters()}
-    )
+    our_gradients = {k: p.grad for k, p in ours.model.named_parameters()}
+    gradients = to_detectron2_names(our_gradients)
     for key, parameter in theirs.model.named_parameters():
         if not parameter.requires_grad:  # no map depends on it
-            assert parameter.grad is None and gradients[key] is None
+            assert parameter.grad is None
+            assert gradients[key] is None
             continue
         norm = parameter.grad.norm().clamp(min=1e-4)
         difference = float((gradients[key] - parameter.grad).norm() / norm)
@@ -259,45 +289,47 @@ def test_losses_from_the_same_images(pair, monkeypatch):
 
 
 def test_training_images_are_the_same(pair):
-    """The filter of Detectron2's loader, and its mapper under flips, against ours."""
-    from detectron2.data import transforms as moving
-    from detectron2.data.build import filter_images_with_few_keypoints as with_keypoints
-    from detectron2.data.build import (
-        filter_images_with_only_crowd_annotations as without_crowds,
-    )
+    """The filters of Detectron2's loader, and its mapper under flips, do as ours."""
+    from detectron2.data import build, transforms
     from detectron2.data.detection_utils import transform_instance_annotations
 
     _, _, split, task = pair
-    kept = without_crowds(split.records)
+    # 1. Which images are trained on
+    kept = build.filter_images_with_only_crowd_annotations(split.records)
     if task.keypoints:
-        kept = with_keypoints(kept, 1)
-    assert [r["image_id"] for r in kept] == [
-        r["image_id"] for r in training_records(split, task)
-    ]
+        kept = build.filter_images_with_few_keypoints(kept, 1)
+    ours = training_records(split, task)
+    assert [r["image_id"] for r in kept] == [r["image_id"] for r in ours]
+    # 2. Their targets, resized and mirrored
     height, width = 160, 200
-    for mirrored in (False, True):
-        flip = moving.HFlipTransform(width) if mirrored else moving.NoOpTransform()
-        resize = moving.ResizeTransform(128, 128, height, width)
-        moves = moving.TransformList([resize, flip])
+    resize = transforms.ResizeTransform(128, 128, height, width)
+    for mirrored, flip in (
+        (False, transforms.NoOpTransform()),
+        (True, transforms.HFlipTransform(width)),
+    ):
+        both = transforms.TransformList([resize, flip])
         for record in split.records[:4]:
             mine = targets(
                 record, height, width, mirrored=mirrored, flip_map=split.flip, task=task
             )
-            theirs = engine_detectron2.standard_dict(record)["annotations"]
-            for n, a in enumerate(theirs):
-                how = {"keypoint_hflip_indices": split.flip or None}
-                b = transform_instance_annotations(
-                    dict(a), moves, (height, width), **how
+            annotations = engine_detectron2.standard_dict(record)["annotations"]
+            for n, annotation in enumerate(annotations):
+                theirs = transform_instance_annotations(
+                    dict(annotation),
+                    both,
+                    (height, width),
+                    keypoint_hflip_indices=split.flip or None,
                 )
-                np.testing.assert_allclose(mine["boxes"][n], b["bbox"], rtol=1e-6)
+                np.testing.assert_allclose(mine["boxes"][n], theirs["bbox"], rtol=1e-6)
                 if task.outlines:
-                    for p, q in zip(
-                        mine["polygons"][n], b["segmentation"], strict=True
-                    ):
-                        np.testing.assert_allclose(p, q)
+                    polygons = zip(
+                        mine["polygons"][n], theirs["segmentation"], strict=True
+                    )
+                    for a, b in polygons:
+                        np.testing.assert_allclose(a, b)
                 if task.keypoints:
                     np.testing.assert_allclose(
-                        mine["keypoints"][n], b["keypoints"], rtol=1e-6
+                        mine["keypoints"][n], theirs["keypoints"], rtol=1e-6
                     )
 
 
@@ -312,10 +344,8 @@ def test_resized_sizes():
 
 
 def solver(**values):
-    words = []
-    for key, value in values.items():
-        words += [f"SOLVER.{key}", str(value)]
-    return words
+    """Return the words that set these keys of SOLVER."""
+    return overrides({f"SOLVER.{key}": value for key, value in values.items()})
 
 
 @pytest.mark.parametrize(
@@ -345,11 +375,11 @@ def test_rates_are_detectron2s(words):
     bases = [group["lr"] for group in optimizer.param_groups]
     assert len(bases) == 1 + (cfg.SOLVER.BIAS_LR_FACTOR != 1)
     scheduler = build_lr_scheduler(cfg, optimizer)
-    last = cfg.SOLVER.MAX_ITER
-    looked_at = (
-        range(last) if last < 3000 else (*range(1500), 59_999, 60_000, 79_999, 80_000)
-    )
-    for iteration in looked_at:
+    iterations = list(range(cfg.SOLVER.MAX_ITER))
+    if len(iterations) > 3000:
+        # The shipped schedule: its warm-up, and the edges of its steps
+        iterations = [*range(1500), 59_999, 60_000, 79_999, 80_000]
+    for iteration in iterations:
         scheduler.last_epoch = iteration
         factor = ours.factor_at(iteration)
         assert scheduler.get_lr() == [base * factor for base in bases], iteration

@@ -1,4 +1,4 @@
-"""Pictures for people, and masks pasted straight to run lengths, against bitmaps."""
+"""Tests the pictures for people, and compares masks pasted straight to run lengths with bitmaps."""
 
 import numpy as np
 import pytest
@@ -19,17 +19,22 @@ def root(tmp_path_factory):
 
 
 def found(record, ids, shift=0):
-    """Every object of an image, found where it is or a little beside it."""
+    """Detect every object of an image where it is, or a little beside it."""
     out = []
     for n, a in enumerate(record["annotations"]):
         x, y, w, h = a["bbox"]
-        detection = {
-            "image_id": record["image_id"],
-            "category_id": ids[a["category_id"]],
-        }
-        detection |= {"bbox": [x + shift, y, w, h], "score": 0.9 - n / 10}
-        out.append(detection)
+        out.append(
+            {
+                "image_id": record["image_id"],
+                "category_id": ids[a["category_id"]],
+                "bbox": [x + shift, y, w, h],
+                "score": 0.9 - n / 10,
+            }
+        )
     return out
+
+
+HEADING = pictures.LETTERS + 2 * pictures.GAP  # pixels above the two sides
 
 
 @pytest.mark.parametrize("task", [FASTER_RCNN, KEYPOINT_RCNN])
@@ -37,26 +42,26 @@ def test_each_side_says_what_it_is(root, tmp_path, task):
     name = "keypoints_scenes_val" if task.keypoints else "scenes_val"
     split = reading.read(reading.find(name, root), task)
     some = [d for record in split.records for d in found(record, split.ids)]
-    drawn = pictures.write(tmp_path / "some", split, some)
-    nothing = pictures.write(tmp_path / "none", split, [])
-    assert len(drawn) == len(split.records) == len(nothing)
-    one, bare = (np.asarray(Image.open(files[0]), int) for files in (drawn, nothing))
+    with_some = pictures.write(tmp_path / "some", split, some)
+    with_none = pictures.write(tmp_path / "none", split, [])
+    assert len(with_some) == len(split.records) == len(with_none)
+    one = np.asarray(Image.open(with_some[0]), int)
+    bare = np.asarray(Image.open(with_none[0]), int)
     assert one.shape == bare.shape
-    middle, above = one.shape[1] // 2, pictures.LETTERS + 2 * pictures.GAP
-    ink = 255 - one[:above].min(2)
-    assert ink[:, :middle].max() > 200 and ink[:, middle:].max() > 200, (
-        "a word above either side"
-    )
-    # The left is the truth's whatever was found; the right says that nothing was
-    assert (one[:, : middle - pictures.GAP] == bare[:, : middle - pictures.GAP]).all()
-    assert (one[:above, middle:] != bare[:above, middle:]).any()
-    scene = np.asarray(
-        Image.open(split.records[0]["file_name"]).resize((320, 320)), int
-    )
-    assert (bare[above:, -320:] == scene).all(), (
-        "where nothing was found, nothing is drawn"
-    )
-    assert (one[above:, -320:] != scene).any()
+    # There is a word above either side.
+    middle = one.shape[1] // 2
+    ink = 255 - one[:HEADING].min(2)
+    assert ink[:, :middle].max() > 200
+    assert ink[:, middle:].max() > 200
+    # The left shows the truth, whatever was found.
+    left = middle - pictures.GAP
+    assert (one[:, :left] == bare[:, :left]).all()
+    # The right says that nothing was found, and then nothing is drawn on it.
+    assert (one[:HEADING, middle:] != bare[:HEADING, middle:]).any()
+    with Image.open(split.records[0]["file_name"]) as image:
+        scene = np.asarray(image.resize((320, 320)), int)
+    assert (bare[HEADING:, -320:] == scene).all()
+    assert (one[HEADING:, -320:] != scene).any()
 
 
 def test_a_label_is_dark_on_the_ground_of_its_colour(root, tmp_path):
@@ -66,27 +71,26 @@ def test_a_label_is_dark_on_the_ground_of_its_colour(root, tmp_path):
     seen = np.asarray(Image.open(pictures.write(tmp_path, split, best)[0]), int)
     label = record["annotations"][0]["category_id"]
     colour = np.array(pictures.COLOURS[label % len(pictures.COLOURS)])
-    right = seen[pictures.LETTERS + 2 * pictures.GAP :, -320:]
-    ground = (abs(right - colour).sum(2) < 6).sum()
-    outline = 2 * 2 * 2.5 * sum(best[0]["bbox"][2:])
-    assert ground > outline + 300, "a patch, beside the lines of the box"
-    assert (right.sum(2) < 90).sum() > 40, "and letters on it"
+    right = seen[HEADING:, -320:]
+    # There is a patch, beside the lines of the box, which are 2 pixels wide and enlarged 2.5 times.
+    patch = (abs(right - colour).sum(2) < 6).sum()
+    _, _, width, height = best[0]["bbox"]
+    outline = 2 * 2 * 2.5 * (width + height)
+    assert patch > outline + 300
+    # And there are letters on it.
+    assert (right.sum(2) < 90).sum() > 40
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_part_of_an_image_in_run_lengths(seed):
     rng = np.random.default_rng(seed)
-    height, width = (int(v) for v in rng.integers(1, 12, 2))
-    h, w = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
-    top, left = (
-        int(rng.integers(0, height - h + 1)),
-        int(rng.integers(0, width - w + 1)),
-    )
-    for part in (
-        rng.random((h, w)) < 0.7,
-        np.ones((h, w), bool),
-        np.zeros((h, w), bool),
-    ):
+    height, width = rng.integers(1, 12, 2).tolist()
+    h = int(rng.integers(1, height + 1))
+    w = int(rng.integers(1, width + 1))
+    top = int(rng.integers(0, height - h + 1))
+    left = int(rng.integers(0, width - w + 1))
+    some = rng.random((h, w)) < 0.7
+    for part in (some, np.ones((h, w), bool), np.zeros((h, w), bool)):
         image = np.zeros((height, width), np.uint8)
         image[top : top + h, left : left + w] = part
         whole = mask.encode(np.asfortranarray(image))
@@ -138,14 +142,14 @@ def test_odd_boxes_have_the_codes_of_whole_images(box):
     for code, one in zip(found, masks, strict=True):
         bitmap = np.zeros((70, 90), np.uint8)
         if box[2] > box[0] and box[3] > box[1]:
-            x1, y1, x2, y2 = torch.tensor(box).tolist()
-            gx = (torch.arange(90) + 0.5 - x1) / (x2 - x1) * 2 - 1
-            gy = (torch.arange(70) + 0.5 - y1) / (y2 - y1) * 2 - 1
-            grid = torch.stack(torch.meshgrid(gx, gy, indexing="xy"), -1)
+            x1, y1, x2, y2 = torch.tensor(box).tolist()  # rounded to float32
+            grid_x = (torch.arange(90) + 0.5 - x1) / (x2 - x1) * 2 - 1
+            grid_y = (torch.arange(70) + 0.5 - y1) / (y2 - y1) * 2 - 1
+            grid = torch.stack(torch.meshgrid(grid_x, grid_y, indexing="xy"), -1)
             sampled = torch.nn.functional.grid_sample(
                 one[None, None], grid[None], align_corners=False
             )[0, 0]
-            # So that no machine's last bit decides
+            # No value is so near to a half that a machine's last bit decides.
             assert ((sampled - 0.5).abs() > 1e-6).all()
             bitmap = (sampled >= 0.5).numpy().astype(np.uint8)
         whole = mask.encode(np.asfortranarray(bitmap))

@@ -1,4 +1,4 @@
-"""The command as a user runs it: results, kill -9 and signals, refusals, several processes."""
+"""Runs the command as a user does: results, kill -9 and signals, refusals, several processes."""
 
 import dataclasses
 import json
@@ -19,6 +19,7 @@ from support.detection_runs import (
     ENGINES,
     needs_detectron2,
     numbers,
+    overrides,
     run_of_config,
     weights,
 )
@@ -42,20 +43,22 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 @pytest.fixture(scope="module")
 def x(tmp_path_factory):
-    """A ResNet-18 checkpoint."""
+    """Write a ResNet-18 checkpoint."""
     torch.manual_seed(1)
     file = tmp_path_factory.mktemp("checkpoint") / "x.safetensors"
-    state = build_backbone("resnet18").state_dict()
-    provenance = {"recipe": {"precision": "bf16"}}
-    Checkpoint(
-        arch="resnet18", method="test", state_dict=state, provenance=provenance
-    ).save(file)
+    checkpoint = Checkpoint(
+        arch="resnet18",
+        method="test",
+        state_dict=build_backbone("resnet18").state_dict(),
+        provenance={"recipe": {"precision": "bf16"}},
+    )
+    checkpoint.save(file)
     return file
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """Config -> a checkpoint of another kind of trunk."""
+    """Write a checkpoint of the trunk of each config for other kinds of trunks."""
     files = {}
     for config, arch in OTHER_TRUNKS.items():
         torch.manual_seed(1)
@@ -65,44 +68,50 @@ def others(tmp_path_factory):
     return files
 
 
+def words_of(config, data, out, *more):
+    """Return the command's words behind its name."""
+    words = ["--config-file", config, "--data", data, "--out", out, *more]
+    return [str(word) for word in words]
+
+
 def command(config, data, out, *more):
+    """Return the command as a process of its own."""
     train_net = str(ROOT / "detection" / "train_net.py")
-    return [
-        sys.executable,
-        train_net,
-        "--config-file",
-        config,
-        "--data",
-        data,
-        "--out",
-        out,
-        *more,
-    ]
+    return [sys.executable, train_net, *words_of(config, data, out, *more)]
 
 
 def detect(config, data, out, *more):
-    args = [str(a) for a in command(config, data, out, *more)]
+    """Run the command in a process of its own."""
     return subprocess.run(
-        args, capture_output=True, text=True, env=ENV, timeout=1200, check=False
+        command(config, data, out, *more),
+        capture_output=True,
+        text=True,
+        env=ENV,
+        timeout=1200,
+        check=False,
     )
 
 
 def detect_here(config, data, out, *more):
-    """The same in this process, which has torch already; on one thread, as the others."""
+    """Run the command in this process, which has torch already, on one thread, as the others."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        words = ["--config-file", config, "--data", data, "--out", out, *more]
-        return program.main(["detect", *map(str, words)])
+        return program.main(["detect", *words_of(config, data, out, *more)])
     finally:
         torch.set_num_threads(threads)
 
 
 def interrupted(number, rows, config, data, out, *more):
-    """Start, send signal `number` once metrics.jsonl has `rows` rows; the exit status."""
-    args = [str(a) for a in command(config, data, out, *more)]
+    """Start the command and send signal `number` once metrics.jsonl has `rows` rows.
+
+    Returns the exit status.
+    """
     process = subprocess.Popen(
-        args, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(config, data, out, *more),
+        env=ENV,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     metrics = Path(out) / "metrics.jsonl"
     deadline = time.monotonic() + 300
@@ -112,18 +121,15 @@ def interrupted(number, rows, config, data, out, *more):
             break
         time.sleep(0.01)
     process.wait(60)
-    assert not (Path(out) / "model_final.pth").exists(), (
-        "the run ended before the signal"
-    )
+    ended_before = (Path(out) / "model_final.pth").exists()
+    assert not ended_before, "the run ended before the signal"
     return process.returncode
 
 
 def assert_same_run(a, b):
     for key, value in weights(a).items():
         assert torch.equal(value, weights(b)[key]), key
-    assert (Path(a) / "metrics.jsonl").read_text() == (
-        Path(b) / "metrics.jsonl"
-    ).read_text()
+    assert (a / "metrics.jsonl").read_text() == (b / "metrics.jsonl").read_text()
     assert numbers(a) == numbers(b)
 
 
@@ -139,22 +145,20 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     assert columns == ("faster_rcnn", "scenes", "val", "torchvision")
     metrics = ("AP", "AP50", "AP75", "APs", "APm", "APl")
     assert {r.metric for r in rows} == {f"bbox_{metric}" for metric in metrics}
-    # SIX is no protocol's
-    assert first.protocol.startswith("detection-") and not first.protocol.endswith(
-        "-v1"
-    )
+    # No shipped protocol has six iterations.
+    assert first.protocol.startswith("detection-")
+    assert not first.protocol.endswith("-v1")
     assert len(list((whole / "pictures").glob("*.png"))) == 2
     assert (whole / first.provenance["predictions"]).is_file()
     assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
-    # A ResNet-18 has 1.814 billion at 224 x 224, without its classifier
+    # A ResNet-18 has 1.814 GFLOPs at 224 x 224, without its classifier.
     cost = first.provenance["trunk"]
     assert (cost["parameters"], cost["sides"]) == (11_176_512, [128, 192])
     assert cost["gflops"] == pytest.approx(1.814 * 128 * 192 / 224**2, rel=1e-3)
     assert first.origin["images_per_second"] > 0
     assert json.loads((whole / "progress.json").read_text())["done"] == 2
-    assert set(json.loads((whole / "per_category.json").read_text())["bbox"]) == set(
-        "0123456789"
-    )
+    per_category = json.loads((whole / "per_category.json").read_text())
+    assert set(per_category["bbox"]) == set("0123456789")
     # The same command again prints the numbers and adds none.
     before = (whole / "results.jsonl").read_bytes()
     caplog.clear()
@@ -169,20 +173,23 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     assert "SOLVER.BASE_LR" in said and said.count("\n") == 1
 
 
-VIT = "tiny_faster_rcnn_ViT_SFP"  # AdamW's state, a rate for each layer
+VIT = "tiny_faster_rcnn_ViT_SFP"  # it has AdamW's state, and a rate for each layer
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "config", [f"tiny_{t}_rcnn_R_18_FPN" for t in ("mask", "keypoint")] + [VIT]
+    "config", ["tiny_mask_rcnn_R_18_FPN", "tiny_keypoint_rcnn_R_18_FPN", VIT]
 )
 def test_killed_and_resumed(tiny_root, x, others, tmp_path, *, config, engine):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole = tmp_path / "whole"
+    broken = tmp_path / "broken"
     file = others.get(config, x)
     more = ("--engine", engine, "--checkpoint", file, "--resume", *SIX)
-    more += ("MODEL.TRUNK.DROP_PATH", "0.3") if config == VIT else ()
-    done = detect(config, tiny_root, whole, *more)  # a process as those that follow
+    if config == VIT:
+        more += ("MODEL.TRUNK.DROP_PATH", "0.3")
+    # This run, too, is a process of its own, as those that follow.
+    done = detect(config, tiny_root, whole, *more)
     assert done.returncode == 0, done.stderr
     assert interrupted(signal.SIGTERM, 1, config, tiny_root, broken, *more) == 75
     assert interrupted(signal.SIGKILL, 4, config, tiny_root, broken, *more) == -9
@@ -191,23 +198,29 @@ def test_killed_and_resumed(tiny_root, x, others, tmp_path, *, config, engine):
     assert_same_run(whole, broken)
     rows, _ = store.read(whole / "results.jsonl")
     assert {(r.arch, r.engine) for r in rows} == {(Checkpoint.load(file).arch, engine)}
-    # Without some of its rows the run is not done, and adds those without training again
+    # Without some of its rows the run is not done, and adds those without training again.
     before = numbers(whole)
-    cut = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)[:2]
-    (whole / "results.jsonl").write_bytes(b"".join(cut))
+    results = whole / "results.jsonl"
+    cut = results.read_bytes().splitlines(keepends=True)[:2]
+    results.write_bytes(b"".join(cut))
     again = detect(config, tiny_root, whole, *more)
     assert again.returncode == 0, again.stderr
-    lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
-    assert lines[:2] == cut and len(lines) == len(before) and numbers(whole) == before
+    lines = results.read_bytes().splitlines(keepends=True)
+    assert lines[:2] == cut
+    assert len(lines) == len(before)
+    assert numbers(whole) == before
+
+
+SMALL_IMAGES = overrides({"INPUT.MIN_SIZE_TRAIN": "(64,)", "INPUT.MIN_SIZE_TEST": 64})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_processes(tiny_root, x, tmp_path, engine):
-    """By a user's command, stopped by a signal and continued (numbers: test_two_ranks.py)."""
-    config, out = "tiny_mask_rcnn_R_18_FPN", tmp_path / "run"
-    more = ("--engine", engine, "--num-gpus", "2", "--checkpoint", x)
-    more += ("INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64")
+    """A user's command is stopped by a signal and continued; test_two_ranks.py looks at numbers."""
+    config = "tiny_mask_rcnn_R_18_FPN"
+    out = tmp_path / "run"
+    more = ("--engine", engine, "--num-gpus", "2", "--checkpoint", x, *SMALL_IMAGES)
     assert interrupted(signal.SIGTERM, 1, config, tiny_root, out, *more) == 75
     done = detect(config, tiny_root, out, *more)
     assert done.returncode == 0, done.stderr
@@ -222,17 +235,23 @@ def test_losses_fall_and_ap_rises(tmp_path, engine):
     from backbench.datasets import embedded
 
     data = embedded.build(tmp_path / "data")
-    short = ("SOLVER.MAX_ITER", "60", "SOLVER.STEPS", "(50,)")
-    short += ("DATASETS.TEST", "('keypoints_scenes_val_8',)")
-    flags = ("--engine", engine, "MODEL.WEIGHTS", "random", *short)
-    done = detect("demo_keypoint_rcnn_R_18_FPN", data, tmp_path / "run", *flags)
+    out = tmp_path / "run"
+    short = overrides(
+        {
+            "MODEL.WEIGHTS": "random",
+            "SOLVER.MAX_ITER": 60,
+            "SOLVER.STEPS": "(50,)",
+            "DATASETS.TEST": "('keypoints_scenes_val_8',)",
+        }
+    )
+    done = detect("demo_keypoint_rcnn_R_18_FPN", data, out, "--engine", engine, *short)
     assert done.returncode == 0, done.stderr
-    losses = [row["loss"] for row in read_metrics(tmp_path / "run")]
+    losses = [row["loss"] for row in read_metrics(out)]
     assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
-    value = {
-        r.metric: r.value for r in store.read(tmp_path / "run" / "results.jsonl")[0]
-    }
-    assert value["bbox_AP"] > 1 and value["keypoints_AP"] > 1
+    rows, _ = store.read(out / "results.jsonl")
+    value = {row.metric: row.value for row in rows}
+    assert value["bbox_AP"] > 1
+    assert value["keypoints_AP"] > 1
 
 
 @pytest.mark.slow
@@ -249,58 +268,61 @@ def test_seeds_are_runs_of_their_own(tiny_root, x, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_trained_detector_is_scored_again(tiny_root, x, tmp_path):
-    import shutil
-
     config = "tiny_faster_rcnn_R_18_FPN"
-    data, out = tmp_path / "data", tmp_path / "run"
+    data = tmp_path / "data"
+    out = tmp_path / "run"
     shutil.copytree(tiny_root / "scenes", data / "scenes")
     flags = ("--checkpoint", x)
+    # 1. Before there is a detector
     done = detect(config, data, out, "--eval-only", *flags)
-    assert done.returncode == 2 and "no trained detector to evaluate" in done.stderr
+    assert done.returncode == 2
+    assert "no trained detector to evaluate" in done.stderr
     assert not out.exists()
     assert detect(config, data, out, *flags).returncode == 0
     first = (out / "results.jsonl").read_bytes()
+    # 2. On other images; the second time it is finished, and adds nothing.
     other = ("--eval-only", *flags, "DATASETS.TEST", "('scenes_val_3',)")
-    for _ in range(2):  # again: it is finished, and adds nothing
+    for _ in range(2):
         done = detect(config, data, out, *other)
         assert done.returncode == 0, done.stderr
+    # 3. On other annotations
     file = data / "scenes" / "annotations" / "instances_val2017.json"
     content = json.loads(file.read_text())
     content["annotations"].pop()
     file.write_text(json.dumps(content))
     done = detect(config, data, out, "--eval-only", *flags)
     assert done.returncode == 0, done.stderr
+    # 4. Each is a run of its own below the trained one, whose rows stay.
     assert (out / "results.jsonl").read_bytes() == first
-    found = [
-        store.read(f)[0] for f in sorted((out / "evaluations").glob("*/results.jsonl"))
-    ]
-    scored_on = sorted(rows[0].provenance["val"].split(":")[0] for rows in found)
+    files = sorted((out / "evaluations").glob("*/results.jsonl"))
+    first_rows = [store.read(file)[0][0] for file in files]
+    scored_on = sorted(row.provenance["val"].split(":")[0] for row in first_rows)
     assert scored_on == ["scenes_val_2", "scenes_val_3"]
-    assert {rows[0].checkpoint for rows in found} == {Checkpoint.load(x).digest}
+    assert {row.checkpoint for row in first_rows} == {Checkpoint.load(x).digest}
+    # 5. Another training's detector is refused.
     changed = ("--eval-only", *flags, "SOLVER.BASE_LR", "0.5")
     done = detect(config, data, out, *changed)
-    assert done.returncode == 2 and "SOLVER.BASE_LR" in done.stderr
+    assert done.returncode == 2
+    assert "SOLVER.BASE_LR" in done.stderr
 
 
-def on_two_nodes(config, root, out, ways, *more):
-    """One command on two machines, both this one; `ways`: the words and environment of each."""
-    words = ["--config-file", config, "--data", root, "--out", out, *more]
+def on_two_nodes(config, root, out, nodes, *more):
+    """Run a command on two machines, which both are this one.
+
+    `nodes` are the words and the environment of each. Returns their outputs and exit statuses.
+    """
     running = []
-    for own, env in ways:
-        command = [sys.executable, ROOT / "detection" / "train_net.py", *own, *words]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-        running.append(
-            subprocess.Popen(
-                [str(w) for w in command],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+    for own_words, own_environment in nodes:
+        process = subprocess.Popen(
+            command(config, root, out, *own_words, *more),
+            env={**ENV, **own_environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-    return [
-        (process.communicate(timeout=300)[0], process.returncode) for process in running
-    ]
+        running.append(process)
+    outputs = [process.communicate(timeout=300)[0] for process in running]
+    return outputs, [process.returncode for process in running]
 
 
 @pytest.mark.slow
@@ -308,76 +330,67 @@ def on_two_nodes(config, root, out, ways, *more):
 def test_two_nodes_by_hand_and_by_slurm_are_two_processes(
     tiny_root, x, tmp_path, engine
 ):
-    """Bit by bit; test_two_ranks.py compares those with one process."""
+    """They are so bit by bit; test_two_ranks.py compares two processes with one."""
     config = "tiny_mask_rcnn_R_18_FPN"
-    more = (
-        "--engine",
-        engine,
-        "--checkpoint",
-        x,
-        "INPUT.MIN_SIZE_TRAIN",
-        "(64,)",
-        "INPUT.MIN_SIZE_TEST",
-        "64",
-        "MODEL.DEVICE",
-        "cpu",
-    )
-    assert (
-        detect(config, tiny_root, tmp_path / "one", "--num-gpus", "2", *more).returncode
-        == 0
-    )
-    port = free_ports()[0]
-    hand = []
-    for rank in "01":
-        words = ["--num-machines", "2", "--machine-rank", rank]
-        hand.append(([*words, "--dist-url", f"tcp://127.0.0.1:{port}"], {}))
-    port = free_ports()[0]
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURM_NTASKS": "2"}
-    two = ["--num-machines", "2"]
-    slurm = [(two, {**meet, "SLURM_PROCID": r, "SLURM_LOCALID": "0"}) for r in "01"]
-    for name, ways in (("hand", hand), ("slurm", slurm)):
+    more = ("--engine", engine, "--checkpoint", x, *SMALL_IMAGES)
+    more += ("MODEL.DEVICE", "cpu")
+    one = tmp_path / "one"
+    assert detect(config, tiny_root, one, "--num-gpus", "2", *more).returncode == 0
+    # 1. By hand, and by Slurm
+    meeting = f"tcp://127.0.0.1:{free_ports()[0]}"
+    by_hand = []
+    for rank in ("0", "1"):
+        words = ["--num-machines", "2", "--machine-rank", rank, "--dist-url", meeting]
+        by_hand.append((words, {}))
+    port = str(free_ports()[0])
+    by_slurm = []
+    for rank in ("0", "1"):
+        environment = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "SLURM_NTASKS": "2",
+            "SLURM_PROCID": rank,
+            "SLURM_LOCALID": "0",
+        }
+        by_slurm.append((["--num-machines", "2"], environment))
+    for name, nodes in (("hand", by_hand), ("slurm", by_slurm)):
         out = tmp_path / name
-        for said, status in on_two_nodes(config, tiny_root, out, ways, *more):
-            assert status == 0, said
-        a, b = (
-            torch.load(f / "model_final.pth")["model"] for f in (tmp_path / "one", out)
-        )
-        assert all(torch.equal(a[key], b[key]) for key in a)
-        assert numbers(out) == numbers(tmp_path / "one")
+        outputs, statuses = on_two_nodes(config, tiny_root, out, nodes, *more)
+        assert statuses == [0, 0], outputs
+        trained = weights(out)
+        for key, value in weights(one).items():
+            assert torch.equal(value, trained[key]), key
+        assert numbers(out) == numbers(one)
         assert not [*out.glob(".splits*"), *out.glob(".predictions*")]
-    again = on_two_nodes(config, tiny_root, tmp_path / "hand", hand, *more)
-    assert [status for _, status in again] == [0, 0] and "already finished" in again[0][
-        0
-    ]
-    scored = (*more, "TEST.DETECTIONS_PER_IMAGE", "5")
-    flagged = [([*words, "--eval-only"], env) for words, env in hand]
-    again = on_two_nodes(config, tiny_root, tmp_path / "hand", flagged, *scored)
-    assert [status for _, status in again] == [0, 0], again
-    assert [*(tmp_path / "hand" / "evaluations").glob("*/results.jsonl")]
+    # 2. The same again is finished already.
+    hand = tmp_path / "hand"
+    outputs, statuses = on_two_nodes(config, tiny_root, hand, by_hand, *more)
+    assert statuses == [0, 0], outputs
+    assert "already finished" in outputs[0]
+    # 3. Scoring again
+    scoring = [([*words, "--eval-only"], env) for words, env in by_hand]
+    more += ("TEST.DETECTIONS_PER_IMAGE", "5")
+    outputs, statuses = on_two_nodes(config, tiny_root, hand, scoring, *more)
+    assert statuses == [0, 0], outputs
+    assert list((hand / "evaluations").glob("*/results.jsonl"))
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--num-machines", "2"], "--dist-url tcp://HOST:PORT"),
-        (
-            ["--num-machines", "2", "--machine-rank", "2"],
-            "from 0 to --num-machines 2 - 1",
-        ),
-        (["--dist-url", "auto"], "give tcp://HOST:PORT"),
-        (
-            ["--num-machines", "2", "--dist-url", "tcp://127.0.0.1:99999"],
-            "give tcp://HOST:PORT",
-        ),
+        ("--num-machines 2", "--dist-url tcp://HOST:PORT"),
+        ("--num-machines 2 --machine-rank 2", "from 0 to --num-machines 2 - 1"),
+        ("--dist-url auto", "give tcp://HOST:PORT"),
+        ("--num-machines 2 --dist-url tcp://127.0.0.1:99999", "give tcp://HOST:PORT"),
     ],
 )
 def test_flags_of_several_machines_are_checked(
     tiny_root, x, tmp_path, capsys, *, words, said
 ):
-    status = detect_here(
-        "tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, "--checkpoint", x, *words
-    )
-    assert status == 2 and said in capsys.readouterr().err
+    config = "tiny_mask_rcnn_R_18_FPN"
+    more = ("--checkpoint", x, *words.split())
+    assert detect_here(config, tiny_root, tmp_path, *more) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_task_of_slurms_keeps_its_cpus(tiny_root, tmp_path, monkeypatch):
@@ -422,40 +435,40 @@ def test_the_converter_and_the_detector_give_a_row_that_the_judge_takes(
 
     torch.manual_seed(1)
     key = next(n.key for n in published.rows() if n.key.startswith("lorac:4:lorac:"))
-    file, pkl, out = tmp_path / "x.safetensors", tmp_path / "x.pkl", tmp_path / "run"
-    Checkpoint(
+    # 1. The converter prints the detector's words.
+    file = tmp_path / "x.safetensors"
+    checkpoint = Checkpoint(
         arch="resnet18",
         method="test",
         state_dict=build_backbone("resnet18").state_dict(),
         provenance={"expected": [key]},
-    ).save(file)
-    tool = [
-        sys.executable,
-        str(ROOT / "tools" / "convert_to_d2.py"),
-        str(file),
-        str(pkl),
-    ]
-    made = subprocess.run(
-        tool, capture_output=True, text=True, env=ENV, check=True
-    ).stdout
-    assert "--engine detectron2" in made
-    words = made[made.index("MODEL.WEIGHTS") :].split("\n")[0].split()
+    )
+    checkpoint.save(file)
+    tool = str(ROOT / "tools" / "convert_to_d2.py")
+    converting = [sys.executable, tool, str(file), str(tmp_path / "x.pkl")]
+    converted = subprocess.run(
+        converting, capture_output=True, text=True, env=ENV, check=True
+    )
+    said = converted.stdout
+    assert "--engine detectron2" in said
+    words = said[said.index("MODEL.WEIGHTS") :].split("\n")[0].split()
+    # 2. The detector
+    out = tmp_path / "run"
     assert detect_here("tiny_faster_rcnn_R_18_FPN", tiny_root, out, *words) == 0
     board = collect([out])
     assert {column.engine for column in board.columns} == {"detectron2"}
     assert {row.checkpoint for row in board.rows} == {Checkpoint.load(file).digest}
-    numbers = [n for n in published.lookup(key) if n.task == "faster_rcnn"]
-    wanted = {judging_rules.column_of(n) for n in numbers}
-    measured = {
-        dataclasses.replace(
-            c, dataset="coco2017", protocol="detection-1x-v1", split=w.split
-        )
-        for c in board.columns
-        for w in wanted
-    }
-    assert wanted <= measured, (
-        "but for the set and the schedule it is the judge's column"
-    )
+    # 3. But for the set and the schedule, its columns are the judge's.
+    printed = [n for n in published.lookup(key) if n.task == "faster_rcnn"]
+    wanted = {judging_rules.column_of(n) for n in printed}
+    measured = set()
+    for column in board.columns:
+        for split in {w.split for w in wanted}:
+            as_published = dataclasses.replace(
+                column, dataset="coco2017", protocol="detection-1x-v1", split=split
+            )
+            measured.add(as_published)
+    assert wanted <= measured
 
 
 CONFIG = "tiny_faster_rcnn_R_18_FPN"
@@ -463,7 +476,7 @@ CONFIG = "tiny_faster_rcnn_R_18_FPN"
 
 @pytest.fixture
 def packed(tiny_root, tmp_path):
-    """The scenes with train in a zip file and val in a tar file."""
+    """Write the scenes with train in a zip file and val in a tar file."""
     base = tmp_path / "packed" / "scenes"
     shutil.copytree(tiny_root / "scenes" / "annotations", base / "annotations")
     with zipfile.ZipFile(base / "train2017.zip", "w") as out:
@@ -478,44 +491,38 @@ def packed(tiny_root, tmp_path):
 def test_a_detector_does_not_see_where_its_images_lie(
     tiny_root, packed, tmp_path, engine
 ):
-    rows, metrics = [], []
-    for root in (tiny_root, packed):
+    short = overrides(
+        {
+            "MODEL.WEIGHTS": "random",
+            "SOLVER.MAX_ITER": 2,
+            "SOLVER.STEPS": "()",
+        }
+    )
+    rows = []
+    metrics = []
+    for root, containers in (
+        (tiny_root, {}),
+        (packed, {"train": "zip", "val": "tar"}),
+    ):
         out = tmp_path / f"of {root.name}"
-        words = [
-            "--config-file",
-            CONFIG,
-            "--engine",
-            engine,
-            "--data",
-            root,
-            "--out",
-            out,
-        ]
-        short = [
-            "MODEL.WEIGHTS",
-            "random",
-            "SOLVER.MAX_ITER",
-            "2",
-            "SOLVER.STEPS",
-            "()",
-        ]
-        assert program.main(["detect", *map(str, words), *short]) == 0
+        words = words_of(CONFIG, root, out, "--engine", engine, *short)
+        assert program.main(["detect", *words]) == 0
         metrics.append((out / "metrics.jsonl").read_text())
         found, problems = store.read(out / RESULTS_FILE)
-        assert found and not problems
+        assert found
+        assert not problems
         for row in found:
             held = row.provenance.pop("container", {})
             kinds = {split: about["kind"] for split, about in held.items()}
-            assert kinds == (
-                {} if root == tiny_root else {"train": "zip", "val": "tar"}
-            )
+            assert kinds == containers
         rows.append([dataclasses.replace(row, origin={}) for row in found])
-    assert metrics[0] == metrics[1] and rows[0] == rows[1]
+    assert metrics[0] == metrics[1]
+    assert rows[0] == rows[1]
 
 
 def test_what_names_the_images_is_the_same(tiny_root, packed, tmp_path, capsys):
-    runs = [run_of_config(CONFIG, root, tmp_path / "x") for root in (tiny_root, packed)]
-    folder, archive = map(train_net.prepare, runs)
+    folder = train_net.prepare(run_of_config(CONFIG, tiny_root, tmp_path / "x"))
+    archive = train_net.prepare(run_of_config(CONFIG, packed, tmp_path / "x"))
     for a, b in ((folder.train, archive.train), (folder.val, archive.val)):
         assert (a.fingerprint, a.contents) == (b.fingerprint, b.contents)
         assert contents.whole(a.images) == contents.whole(b.images)

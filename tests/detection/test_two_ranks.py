@@ -1,4 +1,4 @@
-"""Two gloo ranks against one process, in both engines: fresh, and continued."""
+"""Compares two gloo ranks with one process, in both engines: fresh, and continued."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def runs(tiny_root, tmp_path_factory):
-    """Folders of Detectron2's runs."""
+    """Run all kinds of Detectron2's runs and return their folder."""
     pytest.importorskip(
         "detectron2", reason="Detectron2 is not installed: `make detectron2`"
     )
@@ -23,22 +23,30 @@ def runs(tiny_root, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def precise_runs(tiny_root, tmp_path_factory):
-    """Folders of torchvision's runs in float64."""
+    """Run all kinds of torchvision's runs, in float64, and return their folder."""
     out = tmp_path_factory.mktemp("ranks")
     all_runs("torchvision", tiny_root, out)
     return out
 
 
 def losses(out):
-    """The whole loss first, then its terms, in each iteration."""
-    terms = ("rpn_cls", "rpn_loc", "cls", "box_reg", "mask", "keypoint")
-    keys = ["loss", *(f"loss_{term}" for term in terms)]
+    """Return the loss of each iteration, followed by its terms."""
+    keys = (
+        "loss",
+        "loss_rpn_cls",
+        "loss_rpn_loc",
+        "loss_cls",
+        "loss_box_reg",
+        "loss_mask",
+        "loss_keypoint",
+    )
     return [[row[key] for key in keys if key in row] for row in read_metrics(out)]
 
 
 @pytest.mark.parametrize("name", CONFIGS["detectron2"])
 def test_stopped_and_continued_by_two_is_the_same_run(runs, name):
-    a, b = runs / "two" / name, runs / "two_two" / name
+    a = runs / "two" / name
+    b = runs / "two_two" / name
     for key, value in weights(a).items():
         assert torch.equal(value, weights(b)[key]), key
     assert losses(a) == losses(b) and numbers(a) == numbers(b)
@@ -49,16 +57,23 @@ def test_stopped_and_continued_by_two_is_the_same_run(runs, name):
 @pytest.mark.parametrize("kind", ["two", "two_one", "one_two"])
 def test_near_to_one_process(runs, name, kind):
     """Each process divides the heads' losses by its own count of boxes: near, but not equal."""
-    one, other = runs / "one" / name, runs / kind / name
-    mine, theirs = losses(one), losses(other)
+    one = runs / "one" / name
+    other = runs / kind / name
+    mine = losses(one)
+    theirs = losses(other)
     assert len(mine) == len(theirs) == 3
+    # 1. The first iteration. Detectron2 divides the keypoints' loss by the visible ones of its
+    #    process, of which two processes do not have quite as many.
     assert theirs[0][1:5] == pytest.approx(mine[0][1:5], rel=1e-4)
-    # Detectron2 divides the keypoints' loss by the visible ones of its process: not quite as many
-    assert theirs[0] == pytest.approx(mine[0], rel=2e-3 if "keypoint" in name else 1e-4)
-    # One update later; after another at the full rate, C4's few boxes have gone their own ways
+    tolerance = 2e-3 if "keypoint" in name else 1e-4
+    assert theirs[0] == pytest.approx(mine[0], rel=tolerance)
+    # 2. The second. After another update, at the full rate, C4's few boxes are no longer alike.
     assert theirs[1][0] == pytest.approx(mine[1][0], rel=0.05)
-    start = runs / ("two" if kind == "two_one" else "one") / name
-    assert kind == "two" or theirs[0] == losses(start)[0]
+    # 3. A continued run began as the run of as many processes.
+    if kind == "two_one":
+        assert theirs[0] == losses(runs / "two" / name)[0]
+    if kind == "one_two":
+        assert theirs[0] == losses(runs / "one" / name)[0]
     assert numbers(other).keys() == numbers(one).keys()
     assert weights(other).keys() == weights(one).keys()
 
@@ -66,13 +81,16 @@ def test_near_to_one_process(runs, name, kind):
 @pytest.mark.parametrize("name", CONFIGS["torchvision"])
 @pytest.mark.parametrize("kind", ["two", "two_two", "two_one", "one_two"])
 def test_two_processes_are_one(precise_runs, name, kind):
-    """The loss is over the global batch, draws are per image: two ranks make one's detector."""
-    one, other = precise_runs / "one" / name, precise_runs / kind / name
-    a, b = weights(one), weights(other)
+    """The loss is over the global batch and draws are per image, so the detectors are equal."""
+    one = precise_runs / "one" / name
+    other = precise_runs / kind / name
+    a = weights(one)
+    b = weights(other)
     assert a.keys() == b.keys()
     floats = [key for key in a if a[key].is_floating_point()]
-    x, y = (torch.cat([w[key].flatten().double() for key in floats]) for w in (a, b))
-    # Targets are float32 all the same: where one of them is rounded otherwise, weights follow
+    x = torch.cat([a[key].flatten().double() for key in floats])
+    y = torch.cat([b[key].flatten().double() for key in floats])
+    # Targets are float32 all the same. Where one of them is rounded otherwise, the weights follow.
     assert float((x - y).norm() / x.norm()) < 1e-7
     assert len(losses(one)) == 3
     for mine, theirs in zip(losses(one), losses(other), strict=True):

@@ -1,4 +1,4 @@
-"""An engine of a single number, for the training loop; and a rank that is stopped with it."""
+"""Defines an engine of a single number for tests of the training loop, and what ranks do with it."""
 
 import time
 
@@ -11,11 +11,15 @@ from backbench.runs.state import StopFlag
 
 
 class OneNumber(DetectionEngine):
-    """Descends on (x - iteration)^2, so that the last x depends on every rate and iteration."""
+    """Descends on (x - iteration)^2, so that the last x depends on every rate and iteration.
+
+    `at` is called with the iteration in each step. What it returns, if not None, multiplies the loss
+    that is told.
+    """
 
     def __init__(self, p, at=None):
         super().__init__(p, torch.device("cpu"))
-        self.at = at or (lambda iteration: None)  # called in each step
+        self.at = at
         self.rates = {}
 
     @staticmethod
@@ -33,15 +37,13 @@ class OneNumber(DetectionEngine):
         )
 
     def stages(self, x):
-        """A number has no maps."""
-        return []
+        return []  # a number has no maps
 
     def read(self, record):
         return record["image_id"]
 
     def detect(self, image, record):
-        """It finds nothing."""
-        return []
+        return []  # it finds nothing
 
     def start(self, records, first, last):
         self.iteration = first
@@ -51,14 +53,15 @@ class OneNumber(DetectionEngine):
 
     def step(self):
         self.rates[self.iteration] = self.optimizer.param_groups[0]["lr"]
-        losses = self.losses()
-        self.amp.descend(losses["loss_square"], self.optimizer)
-        value = self.at(self.iteration)
+        loss = self.losses()["loss_square"]
+        self.amp.descend(loss, self.optimizer)
+        told = loss.detach()
+        if self.at is not None:
+            factor = self.at(self.iteration)
+            if factor is not None:
+                told = told * factor
         self.iteration += 1
-        return {
-            k: v.detach() if value is None else v.detach() * value
-            for k, v in losses.items()
-        }
+        return {"loss_square": told}
 
 
 class SlowToSave(torch.nn.Linear):
@@ -73,7 +76,7 @@ class SlowOneNumber(OneNumber):
 
 
 def stopped_while_saving(run, seat):
-    """For ranks.spawn: a signal reaches rank 1 in iteration 3; rank 0 saves slowly."""
+    """Train as a rank: a signal reaches rank 1 in iteration 3, and rank 0 saves slowly."""
     stop = StopFlag()
 
     def at(iteration):
@@ -91,9 +94,8 @@ def stopped_while_saving(run, seat):
 
 
 def long_scored(run, seat):
-    """For ranks.spawn: rank 0 scores, twice, for longer than a collective would wait for it."""
+    """Train as a rank: rank 0 scores, twice, for longer than a collective would wait for it."""
     process_group.JOIN_MINUTES = 1 / 20
-    record, values = measure.record, measure._scores
 
     def slow(action):
         def after_a_while(*args):
@@ -102,7 +104,8 @@ def long_scored(run, seat):
 
         return after_a_while
 
-    measure.record, measure._scores = slow(record), slow(values)
+    measure.record = slow(measure.record)
+    measure._scores = slow(measure._scores)
     with process_group.joined(run, seat):
         p = train_net.prepare(run)
         train_net.work(run, p, OneNumber(p), seat.rank)
@@ -110,7 +113,10 @@ def long_scored(run, seat):
 
 
 def normalised_in_bfloat16(run, seat):
-    """For ranks.spawn: Detectron2's batch norm in bfloat16 far from 0; 0 where it is float32's."""
+    """Normalise as a rank, by Detectron2's batch norm, a bfloat16 batch that is far from 0.
+
+    The result must be that of float32.
+    """
     from backbench.detection.engine_detectron2 import WideSyncBatchNorm
 
     torch.manual_seed(seat.rank)
@@ -118,12 +124,14 @@ def normalised_in_bfloat16(run, seat):
     with process_group.joined(run, seat):
         y = WideSyncBatchNorm(4).train()(x)
         wide = WideSyncBatchNorm(4).train()(x.float())
-    return int(
-        y.dtype is not torch.bfloat16 or not torch.allclose(y.float(), wide, atol=0.02)
-    )
+    if y.dtype is not torch.bfloat16:
+        return 1
+    if not torch.allclose(y.float(), wide, atol=0.02):
+        return 1
+    return 0
 
 
 def stays(run, seat):
-    """For ranks.spawn: at work for a minute."""
+    """Be at work for a minute, as a rank."""
     time.sleep(60)
     return 0

@@ -1,4 +1,5 @@
-"""Both engines over two ranks; all configs of one share a pair of processes, whose start costs."""
+"""Runs both engines over two ranks. All configs of an engine share one pair of processes, because a
+process takes seconds to start."""
 
 import contextlib
 import shutil
@@ -15,37 +16,60 @@ from backbench.detection.run import DetectionRun, Prepared
 from backbench.errors import Preempted
 from backbench.parallel import distributed
 from backbench.runs.state import StopFlag
-from support.detection_runs import built, run_of_config
+from support.detection_runs import built, overrides, run_of_config
 
 VIT = "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,img_size=56,num_heads=2,patch_size=14,pos=aa"
-# Configs for trunks of any kind
-OTHER_TRUNKS = {"tiny_faster_rcnn_ConvNeXt_FPN": "timm:test_convnext"}
-OTHER_TRUNKS["tiny_faster_rcnn_ViT_SFP"] = VIT
-R_18 = tuple(f"tiny_{task}_rcnn_R_18_FPN" for task in ("faster", "mask", "keypoint"))
-CONFIGS = {"detectron2": (*R_18, "tiny_faster_rcnn_R_50_C4", *OTHER_TRUNKS)}
-CONFIGS["torchvision"] = ("tiny_mask_rcnn_R_18_FPN", *OTHER_TRUNKS)
-# Every anchor and every proposal is taken, so that nothing is drawn; small, as are the images
-EVERY = "MODEL.RPN.BATCH_SIZE_PER_IMAGE 20000 MODEL.RPN.POSITIVE_FRACTION 1.0"
-EVERY += " INPUT.MIN_SIZE_TEST 64 MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE 200"
-EVERY += " MODEL.ROI_HEADS.POSITIVE_FRACTION 1.0 MODEL.RPN.POST_NMS_TOPK_TRAIN 8 INPUT.MIN_SIZE_TRAIN (64,)"
+# Configs for trunks of any kind, and their trunks
+OTHER_TRUNKS = {
+    "tiny_faster_rcnn_ConvNeXt_FPN": "timm:test_convnext",
+    "tiny_faster_rcnn_ViT_SFP": VIT,
+}
+CONFIGS = {
+    "detectron2": (
+        "tiny_faster_rcnn_R_18_FPN",
+        "tiny_mask_rcnn_R_18_FPN",
+        "tiny_keypoint_rcnn_R_18_FPN",
+        "tiny_faster_rcnn_R_50_C4",
+        *OTHER_TRUNKS,
+    ),
+    "torchvision": ("tiny_mask_rcnn_R_18_FPN", *OTHER_TRUNKS),
+}
+# Every anchor and every proposal is taken, so that nothing is drawn. Few proposals and small images
+# keep this fast.
+EVERY = {
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 20000,
+    "MODEL.RPN.POSITIVE_FRACTION": 1.0,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 200,
+    "MODEL.ROI_HEADS.POSITIVE_FRACTION": 1.0,
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 8,
+    "INPUT.MIN_SIZE_TRAIN": "(64,)",
+    "INPUT.MIN_SIZE_TEST": 64,
+}
 
 
 def run_of(engine: str, name: str, root: Path, out: Path, world: int) -> DetectionRun:
     out.mkdir(parents=True, exist_ok=True)
-    words = ("MODEL.WEIGHTS", "random")
-    if engine == "detectron2":  # whose losses are per process
-        words += tuple(EVERY.split())
-    if "C4" in name:  # it sends every box through a stage of its trunk
-        words += ("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4")
+    values: dict[str, object] = {"MODEL.WEIGHTS": "random"}
+    if engine == "detectron2":
+        # It draws samples, and normalises losses, per process.
+        values |= EVERY
+    if "C4" in name:
+        # It sends every box through a stage of its trunk.
+        values["MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION"] = 4
     if name in OTHER_TRUNKS:
-        words += ("MODEL.TRUNK.ARCH", OTHER_TRUNKS[name])
-        words += ("MODEL.TRUNK.DROP_PATH", "0.5") if engine == "torchvision" else ()
+        values["MODEL.TRUNK.ARCH"] = OTHER_TRUNKS[name]
+        if engine == "torchvision":
+            values["MODEL.TRUNK.DROP_PATH"] = 0.5
+    words = overrides(values)
     return run_of_config(name, root, out, words, engine=engine, world=world)
 
 
 @contextlib.contextmanager
 def precise(engine: str) -> Iterator[None]:
-    """torchvision's engine in float64: in float32, rounding on two ranks may swap two proposals."""
+    """Let torchvision's engine compute in float64 while inside.
+
+    In float32, rounding on two ranks may swap two proposals.
+    """
     if engine == "detectron2":
         yield
         return
@@ -73,7 +97,7 @@ def whole(run: DetectionRun, rank: int = 0) -> None:
 
 
 def stopped(run: DetectionRun, rank: int = 0) -> None:
-    """One iteration; its state is saved."""
+    """Train one iteration, after which a signal stops the run and its state is saved."""
     p, engine = built_precisely(run)
     stop = StopFlag()
     stop.requested = "SIGTERM"
@@ -82,25 +106,32 @@ def stopped(run: DetectionRun, rank: int = 0) -> None:
 
 
 def two_ranks(run: DetectionRun, seat: process_group.Seat) -> int:
-    """Make two/, two_two/ (stopped and continued) and two_one/ (stopped); continue one_two/."""
+    """Do the part of two ranks in `all_runs`."""
     torch.use_deterministic_algorithms(True)
+
+    def run_in(kind: str, name: str) -> DetectionRun:
+        return run_of(run.engine, name, run.root, run.out / kind / name, 2)
+
     with process_group.joined(run, seat), precise(run.engine):
         for name in CONFIGS[run.engine]:
-            outs = [run.out / kind / name for kind in ("two", "two_two", "one_two")]
-            runs = [run_of(run.engine, name, run.root, out, 2) for out in outs]
-            two, two_two, one_two = runs
-            whole(two, seat.rank)
-            stopped(two_two, seat.rank)
+            whole(run_in("two", name), seat.rank)
+            continued = run_in("two_two", name)
+            stopped(continued, seat.rank)
             if seat.rank == 0:
-                shutil.copytree(two_two.out, run.out / "two_one" / name)
+                shutil.copytree(continued.out, run.out / "two_one" / name)
             process_group.barrier()
-            whole(two_two, seat.rank)
-            whole(one_two, seat.rank)
+            whole(continued, seat.rank)
+            whole(run_in("one_two", name), seat.rank)
     return 0
 
 
 def all_runs(engine: str, root: Path, out: Path) -> None:
-    """Make what takes one process of one/, one_two/ and two_one/<config>; two ranks the rest."""
+    """Run every config in OUT/<kind>/<config>, by one process and by two ranks.
+
+    The kinds one and two are not interrupted. The others are stopped after an iteration and
+    continued: two_two by two ranks each time, one_two first by one process and then by two ranks,
+    two_one the other way round.
+    """
     torch.use_deterministic_algorithms(True)
     with precise(engine):
         for name in CONFIGS[engine]:
@@ -112,22 +143,25 @@ def all_runs(engine: str, root: Path, out: Path) -> None:
 
 
 def compare_batch_norm(engine, records):
-    """Batch norm's statistics, estimated again, against a loop over the samples of all ranks; how
-    many layers saw any."""
-    layers = {}
+    """Compare batch norm's statistics, estimated again, with those of the samples of all ranks.
+
+    Returns how many layers saw samples.
+    """
+    samples = {}  # layer -> its inputs, each (channels, n)
+
+    def keep(layer, inputs):
+        samples[layer].append(inputs[0].transpose(0, 1).flatten(1))
+
     for layer in engine.model.modules():
         if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
-            layers[layer] = []
-            layer.register_forward_pre_hook(
-                lambda layer, inputs: layers[layer].append(
-                    inputs[0].transpose(0, 1).flatten(1)
-                )
-            )
+            samples[layer] = []
+            layer.register_forward_pre_hook(keep)
     reestimate_batch_norm(engine, records, batches=2, after=5)
-    used = {layer: torch.cat(seen, 1) for layer, seen in layers.items() if seen}
+    used = {layer: torch.cat(seen, 1) for layer, seen in samples.items() if seen}
     for layer, mine in used.items():
         x = distributed.gather(mine.double().T)
-        mean, variance = layer.running_mean.double(), layer.running_var.double()
+        mean = layer.running_mean.double()
+        variance = layer.running_var.double()
         torch.testing.assert_close(mean, x.mean(0), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(
             variance, x.var(0, correction=0), rtol=1e-3, atol=1e-5
@@ -136,7 +170,7 @@ def compare_batch_norm(engine, records):
 
 
 def batch_norm_of_a_rank(run, seat):
-    """For process_group.spawn."""
+    """Compare batch norm's statistics as a rank."""
     with process_group.joined(run, seat):
         p, engine = built(run)
         assert compare_batch_norm(engine, training_records(p.train, p.task)) > 20

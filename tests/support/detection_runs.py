@@ -1,7 +1,7 @@
-"""Detection runs as the command line makes them, for tests that call the program's parts."""
+"""Makes detection runs as the command line does, for tests that call the program's parts."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,14 @@ needs_detectron2 = pytest.mark.skipif(
     reason="it is not installed: `make detectron2`",
 )
 ENGINES = ["torchvision", pytest.param("detectron2", marks=needs_detectron2)]
+
+
+def overrides(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the `KEY VALUE` words of a command that sets these keys of a config."""
+    words: list[str] = []
+    for key, value in values.items():
+        words += [key, str(value)]
+    return tuple(words)
 
 
 def run_of_config(
@@ -38,35 +46,36 @@ def run_of_config(
 
 
 def built(run: DetectionRun, device: str = "cpu") -> tuple[Prepared, DetectionEngine]:
-    """The prepared run, and its engine on the device."""
+    """Prepare a run and build its engine on the device."""
     prepared = train_net.prepare(run)
     return prepared, train_net.build_engine(run, prepared, torch.device(device))
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    """What a run has trained."""
+    """Load the weights that a run has trained."""
     return torch.load(out / "model_final.pth", weights_only=True)["model"]
 
 
 def numbers(out: Path) -> dict[str, tuple[float | None, tuple[float, float] | None]]:
-    """Column -> its value and interval."""
+    """Return the value and interval of each column of a run's results."""
     rows, problems = store.read(out / "results.jsonl")
     assert not problems
-    return {r.column: (r.value, r.ci95) for r in rows}
+    return {row.column: (row.value, row.ci95) for row in rows}
 
 
 def rates_and_decays(engine: DetectionEngine) -> dict[str, tuple[float, float] | None]:
-    """Parameter -> its learning rate and weight decay; None for one that is not trained."""
+    """Return each parameter's learning rate and weight decay; None for one that is not trained."""
     by_id = {}
     for group in engine.optimizer.param_groups:
         for parameter in group["params"]:
             by_id[id(parameter)] = (group["lr"], group["weight_decay"])
-    return {
-        name: by_id.get(id(value)) for name, value in engine.model.named_parameters()
-    }
+    out = {}
+    for name, parameter in engine.model.named_parameters():
+        out[name] = by_id.get(id(parameter))
+    return out
 
 
 def near_its_checkpoint(p: Prepared, engine: DetectionEngine) -> float:
-    """How far the detector's maps are from the checkpoint's, as the command measures it."""
+    """Measure how far the detector's maps are from the checkpoint's, as the command does."""
     sides = backbones.padded_test_size(p.cfg)
     return backbones.check_features(p.checkpoint, p.trunk, engine, sides)
