@@ -1,4 +1,4 @@
-"""JSON from elsewhere: bounded in size, depth and digits, and wrong in one way, ValueError."""
+"""Reads JSON from elsewhere: bounded in size, depth and digits; ValueError for whatever is wrong."""
 
 import contextlib
 import json
@@ -7,10 +7,9 @@ from typing import Any
 
 from backbench.untrusted import opening
 
-DEEPEST = 60  # of nested lists and objects; what this suite writes has ten
-MOST_DIGITS = (
-    40  # of a whole number: one of 309 and more is no float, and ends arithmetic
-)
+DEEPEST = 60  # levels of nested lists and objects; what this suite writes has ten
+# Digits of a whole number. One of 309 and more is no float, so that arithmetic with it fails.
+MOST_DIGITS = 40
 
 
 def decode(text: str | bytes) -> Any:
@@ -22,8 +21,16 @@ def decode(text: str | bytes) -> Any:
         value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} levels deep") from None
-    # A value is at most as deep as it has brackets: few values have to be walked through
-    level = [value] if text.count("[") + text.count("{") > DEEPEST else []
+    # A value is at most as deep as its text has brackets, so that few values are walked through.
+    if text.count("[") + text.count("{") > DEEPEST:
+        _refuse_deep(value)
+    return value
+
+
+def _refuse_deep(value: object) -> None:
+    """Raise ValueError for a value that is nested deeper than DEEPEST."""
+    # One level after another, rather than by recursion, which Python would end
+    level = [value]
     for _ in range(DEEPEST):
         below: list[object] = []
         for each in level:
@@ -34,7 +41,6 @@ def decode(text: str | bytes) -> Any:
         level = below
     if any(isinstance(each, dict | list) for each in level):
         raise ValueError(f"nested more than {DEEPEST} levels deep")
-    return value
 
 
 def _whole(digits: str) -> int:
@@ -48,17 +54,21 @@ _DIGITS_TO_0 = bytes.maketrans(b"123456789", b"000000000")
 
 
 def decode_line(line: bytes) -> Any:
-    """Do as `decode`, in a fifth of the time: pydantic's parser is faster than Python's and gives
-    equal values. What it refuses, and what may be too deep or too long, is left to `decode`."""
+    """Do as `decode`, in a fifth of the time.
+
+    pydantic's parser is faster than Python's and gives equal values. What it refuses, and what may be
+    too deep or too long, is left to `decode`.
+    """
     from pydantic_core import from_json
 
-    short = b"0" * (MOST_DIGITS + 1) not in line.translate(_DIGITS_TO_0)
-    if short and line.count(b"[") + line.count(b"{") <= DEEPEST:
+    too_long = b"0" * (MOST_DIGITS + 1) in line.translate(_DIGITS_TO_0)
+    too_deep = line.count(b"[") + line.count(b"{") > DEEPEST
+    if not too_long and not too_deep:
         with contextlib.suppress(ValueError):
             return from_json(line)
     return decode(line)
 
 
 def read(path: str | Path, *, most: int = 64 * opening.MEGABYTE) -> Any:
-    """The JSON value in a file. OSError where it cannot be read, ValueError where it is no JSON."""
+    """Read the JSON value in a file. OSError if it cannot be read, ValueError if it is no JSON."""
     return decode(opening.read_bytes(path, most=most))

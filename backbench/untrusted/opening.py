@@ -1,4 +1,4 @@
-"""Opening a file that may not be one: a FIFO, a device, or far larger than its kind ever is."""
+"""Opens files that may be no files: FIFOs, devices, or files far larger than their kind ever is."""
 
 import contextlib
 import errno
@@ -12,29 +12,31 @@ GIGABYTE = 1 << 30
 
 
 def open_regular(path: str | Path, *, most: int | None = None) -> BinaryIO:
-    """Open a file for reading. OSError, as from `open`, also for what is no regular file (opening a
-    FIFO would wait for its writer) and for more than `most` bytes."""
-    # Asked before it is opened, since a device may act on that; and again of what was opened, which
-    # nobody can exchange any more
+    """Open a file for reading. OSError as from `open`, and also for what is no regular file (opening
+    a FIFO would wait for its writer) and for a file of more than `most` bytes."""
+    # Check before opening, since a device may act when it is opened; and check again what was opened,
+    # since the file may have been exchanged in between.
     _refuse(os.stat(path), path, most)  # noqa: PTH116 - thousands: twice as fast
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _refuse(os.fstat(descriptor), path, most)
         return os.fdopen(descriptor, "rb")
     except BaseException:
-        # A stop that came behind fdopen: the file has closed it, and EBADF would hide the stop
+        # If a stop came behind fdopen, the file has closed the descriptor already, and EBADF would
+        # hide the stop.
         with contextlib.suppress(OSError):
             os.close(descriptor)
         raise
 
 
 def read_bytes(path: str | Path, *, most: int) -> bytes:
-    """The whole content of a regular file of at most `most` bytes; OSError otherwise."""
+    """Return the whole content of a regular file of at most `most` bytes; OSError otherwise."""
     with open_regular(path, most=most) as file:
         return file.read(most + 1)[:most]
 
 
 def _refuse(about: os.stat_result, path: str | Path, most: int | None) -> None:
+    """Raise OSError for a folder, for what is no regular file, and for more than `most` bytes."""
     if stat.S_ISDIR(about.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(about.st_mode):

@@ -1,12 +1,13 @@
-"""Texts from elsewhere: refuses, escapes and quotes the characters that do harm."""
+"""Refuses, escapes or quotes characters that do harm, in texts from elsewhere."""
 
 import re
 import shlex
 import unicodedata
 from collections.abc import Mapping
 
-# Control (newline, escape), format (text that runs backwards), lone surrogates, line and paragraph
-# separators: they change what a terminal shows, or where a line of a file ends.
+# Characters of these Unicode categories change what a terminal shows, or where a line of a file ends:
+# control (newline, escape), format (text that runs backwards), lone surrogates, line and paragraph
+# separators.
 _REFUSED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -16,8 +17,9 @@ _DIVIDERS = {ord(c): f"%{ord(c):02X}" for c in "%/@+:`"}
 
 
 def control_in(text: str, allowed: str = "") -> str | None:
-    """The first control character in `text`, as Python writes it ('\\n'), or None."""
-    if text.isprintable():  # nearly always, and fast
+    """Return the first control character in `text`, as Python writes it ('\\n'), or None."""
+    # Nearly every text is printable, and this check is fast.
+    if text.isprintable():
         return None
     for character in text:
         if unicodedata.category(character) in _REFUSED and character not in allowed:
@@ -28,7 +30,7 @@ def control_in(text: str, allowed: str = "") -> str | None:
 def control_below(
     value: object, path: str = "", allowed: str = ""
 ) -> tuple[str, str] | None:
-    """(path, character) of the first key or text with a control character in plain values."""
+    """Find the first key or text with a control character in plain values: (path, character)."""
     if isinstance(value, str):
         found = control_in(value, allowed)
         return (path, found) if found else None
@@ -36,9 +38,8 @@ def control_below(
         for key, below in value.items():
             if found := control_in(str(key)):
                 return ascii(str(key)), found
-            if inner := control_below(
-                below, f"{path}.{key}" if path else str(key), allowed
-            ):
+            path_below = f"{path}.{key}" if path else str(key)
+            if inner := control_below(below, path_below, allowed):
                 return inner
     elif isinstance(value, list | tuple):
         for number, below in enumerate(value):
@@ -48,7 +49,8 @@ def control_below(
 
 
 def shown(text: str, most: int = 200) -> str:
-    """`text` as it can be printed: control characters written out, cut to its first `most`."""
+    """Return `text` as it can be printed: cut to its first `most` characters, and with control
+    characters written out."""
     cut = text if len(text) <= most else text[:most] + "..."
     if control_in(cut) is None:
         return cut
@@ -59,8 +61,8 @@ def shown(text: str, most: int = 200) -> str:
 
 
 def of_command(line: str) -> list[str]:
-    """The words of a command line, as a shell splits it; ValueError for half a quotation."""
-    # Nearly every line has neither quotes nor backslashes, and shlex reads character by character
+    """Split a command line into words as a shell does. ValueError for half a quotation."""
+    # Nearly every line has neither quotes nor backslashes, and shlex reads character by character.
     if any(mark in line for mark in _QUOTING):
         return shlex.split(line)
     return [word for word in _SPACES.split(line) if word]
@@ -73,11 +75,8 @@ def spreadsheet(value: object) -> object:
         return value
     if value[0] in "=+-@\t\r" and not _NUMBER.fullmatch(value):
         value = f"'{value}"
-    if value.isascii():  # nearly always
-        return value
-    return value.encode(
-        errors="backslashreplace"
-    ).decode()  # a folder's name may be no text
+    # A folder's name may have bytes that are no text; Python keeps them as lone surrogates.
+    return value.encode(errors="backslashreplace").decode()
 
 
 def part(text: str) -> str:

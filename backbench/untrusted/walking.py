@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def files(root: str | Path, *, follow: bool = False) -> Iterator[Path]:
-    """Every file below `root`, as `names` has them."""
+    """Yield every file below `root`, in the order of `names`."""
     return map(Path, names(root, follow=follow))
 
 
@@ -16,10 +16,13 @@ def names(
     follow: bool = False,
     never_folders: Callable[[str], bool] = lambda _: False,
 ) -> Iterator[str]:
-    """Yield every file below `root`, its name beginning with that; folders that cannot be listed
-    are passed over. A folder whose name `never_folders` accepts is given too, for its reader to
-    refuse. Links to folders are taken only with `follow`, and then each real folder once."""
-    # A stack of our own: a path may have thousands of parts, more than Python goes deep
+    """Yield the path of every file below `root`. Folders that cannot be listed are passed over.
+
+    Links to folders are taken only with `follow`, and then each real folder once. A folder whose name
+    `never_folders` accepts is yielded, too, so that the reader of such files refuses it.
+    """
+    # With a stack instead of recursion: a path may have thousands of parts, more than Python's
+    # recursion allows.
     left = [str(root)]
     seen: set[str] = set()
     while left:

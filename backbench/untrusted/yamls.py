@@ -1,7 +1,9 @@
-"""Reads YAML from elsewhere as plain values, bounded before it is built. A few bytes can stand for
-gigabytes (aliases of aliases) or minutes (a number of a million digits), so a text is first read as
-events, which costs what its length costs. Then mappings, lists, text, numbers, true, false and null
-are built; no other tag is known."""
+"""Reads YAML from elsewhere as plain values: mappings, lists, text, numbers, true, false and null.
+
+A few bytes can stand for gigabytes (aliases of aliases) or cost minutes (a number of a million
+digits). So a text is first read as events, whose cost grows with its length alone, and values are
+built only if the events promise few. Other tags are refused.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,17 @@ if TYPE_CHECKING:
     import yaml
 
 LARGEST = opening.MEGABYTE // 2  # bytes of a file
-REMEMBERED = (
-    1 << 14
-)  # characters of the longest text whose values are kept for the next time
-DEEPEST = 40  # levels
-MOST = 20_000  # values and characters / 100, with every alias written out
-MOST_BITS = 128  # of a whole number: one of 1024 is no float, and ends arithmetic
-LONGEST_PLAIN = (
-    4096  # characters of a scalar without quotes: reading a longer number takes minutes
-)
+# The values of longer texts are not kept for the next time; in characters
+REMEMBERED = 1 << 14
+DEEPEST = 40  # levels of nesting
+# Values, and one more for each 100 characters of text, with every alias written out
+MOST = 20_000
+# Bits of a whole number. One of 1024 bits is no float, so that arithmetic with it fails.
+MOST_BITS = 128
+# Characters of a scalar without quotes. It may be a number, and reading a long one takes minutes.
+LONGEST_PLAIN = 4096
 
-# 1e-4 is a number here, and text in YAML 1.1, which wants a dot and a sign
+# 1e-4 is a number here. In YAML 1.1 it is text, because it has neither a dot nor a sign.
 _SCIENTIFIC = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
 _PLAIN_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
 
@@ -44,7 +46,7 @@ def decode(text: str) -> Any:
     return copy.deepcopy(_decode(text))
 
 
-# A base and a family stand below many recipes, and a grid names many of them
+# Many recipes have the same base, and a grid names many recipes.
 @functools.lru_cache(maxsize=256)
 def _decode(text: str) -> Any:
     import yaml
@@ -62,10 +64,10 @@ def encode(value: object) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Quotes text that `decode` would take for a number."""
+        """Quotes text that a reader would take for a number."""
 
     _add_scientific(Dumper)
-    # Text for us, and a number for other readers
+    # `inf` and `nan` are text for `decode`, but numbers for some other readers.
     Dumper.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile("(inf|nan)$"), ["i", "n"]
     )
@@ -79,6 +81,7 @@ def encode(value: object) -> str:
 
 
 def _add_scientific(cls: type[yaml.SafeDumper] | type[yaml.SafeLoader]) -> None:
+    """Let a loader or dumper take 1e-4 for a number."""
     cls.add_implicit_resolver(
         "tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789")
     )
@@ -86,10 +89,10 @@ def _add_scientific(cls: type[yaml.SafeDumper] | type[yaml.SafeLoader]) -> None:
 
 @functools.cache
 def _loader() -> type[yaml.SafeLoader]:
-    """PyYAML's safe loader for plain values; a key that stands twice is refused."""
+    """Return PyYAML's safe loader, reduced to plain values. It refuses a key that stands twice."""
     import yaml
 
-    # The C parser where PyYAML has it: ten times as fast, the same values
+    # PyYAML's parser in C, where there is one, is ten times as fast and gives the same values.
     base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc, valid-type]
@@ -98,9 +101,12 @@ def _loader() -> type[yaml.SafeLoader]:
         ) -> dict[object, object]:
             seen = set()
             for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                if key.value in seen:
                     raise ValueError(f"the key '{key.value}' stands twice in one group")
-                if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                # `<<` merges another mapping, and may stand more than once.
+                if not key.tag.endswith(":merge"):
                     seen.add(key.value)
             return super().construct_mapping(node, deep=deep)
 
@@ -110,37 +116,37 @@ def _loader() -> type[yaml.SafeLoader]:
                 raise ValueError(f"a whole number of {number.bit_length()} bits")
             return number
 
-    tags = {f"tag:yaml.org,2002:{name}" for name in _PLAIN_TAGS}
-    known = {
-        tag: make
-        for tag, make in base.yaml_constructors.items()
-        if tag in {*tags, None}
+    # 1. Tags of plain values only. The constructor for None refuses every tag without its own
+    known = {None, *(f"tag:yaml.org,2002:{name}" for name in _PLAIN_TAGS)}
+    Loader.yaml_constructors = {
+        tag: make for tag, make in base.yaml_constructors.items() if tag in known
     }
-    Loader.yaml_constructors = known
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
-    # A date is text: no recipe has any use for the day as a value
-    Loader.yaml_implicit_resolvers = {
-        first: [
+    # 2. A date is text: no recipe has any use for the day as a value
+    implicit = {}
+    for first_character, resolvers in base.yaml_implicit_resolvers.items():
+        implicit[first_character] = [
             (tag, pattern)
             for tag, pattern in resolvers
             if not tag.endswith(":timestamp")
         ]
-        for first, resolvers in base.yaml_implicit_resolvers.items()
-    }
+    Loader.yaml_implicit_resolvers = implicit
+    # 3. 1e-4 is a number
     _add_scientific(Loader)
     return Loader
 
 
 def _refuse_costly(text: str) -> None:
-    """ValueError for a text that could cost more than its length."""
+    """Raise ValueError for a text whose values could cost more than its length."""
     import yaml
 
     parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     sizes: dict[str, int] = {}  # anchor -> values below it, aliases written out
-    # One entry per open list or mapping: (its anchor, values so far); the first is the whole text
+    # (anchor, values so far) of each list or mapping that is open; the first is the whole text
     open_: list[tuple[str | None, int]] = [(None, 0)]
 
     def add(count: int) -> None:
+        """Add values to the innermost open list or mapping."""
         anchor, so_far = open_[-1]
         open_[-1] = anchor, so_far + count
         if so_far + count > MOST:
@@ -152,18 +158,16 @@ def _refuse_costly(text: str) -> None:
         if isinstance(event, yaml.ScalarEvent):
             length = len(event.value)
             if not event.style and length > LONGEST_PLAIN:
-                start = event.value[:20]
                 raise ValueError(
-                    f"'{start}...' has {length} characters; quote long texts"
+                    f"'{event.value[:20]}...' has {length} characters; quote long texts"
                 )
             size = 1 + length // 100
             if event.anchor:
                 sizes[event.anchor] = size
             add(size)
         elif isinstance(event, yaml.AliasEvent):
-            add(
-                sizes.get(str(event.anchor), MOST)
-            )  # an alias inside its own anchor has no end
+            # An alias inside its own anchor has no end. Its size is not known yet: MOST refuses it.
+            add(sizes.get(str(event.anchor), MOST))
         elif isinstance(event, yaml.CollectionStartEvent):
             if len(open_) > DEEPEST:
                 raise ValueError(f"nested more than {DEEPEST} levels deep")

@@ -1,4 +1,4 @@
-"""The registry of kinds of trunks: a name's family, asked once."""
+"""Lists the families of trunks, and finds the family of a trunk's name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from backbench.weights.trunk import Trunk
 
-# A file is searched in this order, and the first family that finds a trunk has it
+# A file belongs to the first family, in this order, that finds a trunk in it.
 FAMILIES: tuple[TrunkFamily, ...] = (
     ResNetFamily(),
     PairFamily(),
@@ -30,7 +30,7 @@ FAMILIES: tuple[TrunkFamily, ...] = (
 
 
 def family_of(arch: str) -> TrunkFamily:
-    """The family of a trunk's name. BadInput for a name that no family has."""
+    """Return the family of a trunk's name. BadInput for a name that no family has."""
     for family in FAMILIES:
         if family.owns(arch):
             return family
@@ -46,7 +46,7 @@ def family_of(arch: str) -> TrunkFamily:
 
 
 def canonical(arch: str, stem: str = "imagenet") -> tuple[str, str]:
-    """The one way to write a trunk's name and stem. BadInput for a trunk that does not exist."""
+    """Return the one way to write a trunk's name and stem. BadInput for an unknown trunk."""
     return family_of(arch).canonical(arch, stem)
 
 
@@ -57,7 +57,7 @@ def build_trunk(
     *,
     zero_init_residual: bool = False,
 ) -> Trunk:
-    """A trunk with fresh weights, read by `reading` (empty: its default)."""
+    """Build a trunk with fresh weights, read by `reading` (empty: its default)."""
     family = family_of(arch)
     trunk = family.build(*family.canonical(arch, stem), reading)
     if zero_init_residual:
@@ -66,24 +66,24 @@ def build_trunk(
 
 
 def default_pixels(arch: str) -> Pixels:
-    """The statistics of the pixels that a trunk takes where no file says otherwise."""
+    """Return the statistics of the pixels that a trunk takes where no file says otherwise."""
     return family_of(arch).default_pixels(arch)
 
 
 def tensors(arch: str, stem: str = "imagenet") -> Mapping[str, Tensor]:
-    """Every tensor of a trunk's state dict, without its elements."""
+    """Return every tensor of a trunk's state dict, without its elements."""
     family = family_of(arch)
     return family.tensors(*family.canonical(arch, stem))
 
 
 def is_name(text: object) -> bool:
-    """True for a text that names weights, as `timm:NAME` does, and no file."""
-    named = (family for family in FAMILIES if family.named_for_files)
-    return any(str(text).startswith(family.prefix) for family in named)
+    """True for a text that names weights, as `timm:NAME` does, and not for a file's path."""
+    prefixes = [family.prefix for family in FAMILIES if family.named_for_files]
+    return str(text).startswith(tuple(prefixes))
 
 
 def named_weights(text: object, metadata: TrunkMetadata) -> NamedWeights | None:
-    """The weights that a name stands for; None for the path of a file."""
+    """Return the weights that a name stands for; None for the path of a file."""
     for family in FAMILIES:
         named = family.named_weights(str(text), metadata)
         if named is not None:

@@ -1,4 +1,4 @@
-"""Checkpoint: the one thing that pretraining hands on. A safetensors file, complete or refused."""
+"""A Checkpoint is the one thing that pretraining hands on: a safetensors file, complete or refused."""
 
 import dataclasses
 import functools
@@ -26,46 +26,53 @@ from backbench.weights.trunk import Trunk
 from backbench.weights.weight_file import safetensors_of
 
 SCHEMA = 1
-_TRUNK, _HEADS = "trunk.", "heads."
-PIXELS_FROM = (
-    "pixels_from"  # in the provenance: why nobody but the trunk's name says the pixels
-)
+# Tensors in the file are named by these prefixes.
+_TRUNK = "trunk."
+_HEADS = "heads."
+# A key of the provenance; its value is a remark that the pixels were assumed (`assumed_pixels`).
+PIXELS_FROM = "pixels_from"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A Checkpoint holds a trunk's weights, how to use them, and where they come from. `state_dict`
-    is float32 with int64 counters, under torchvision's names without fc (318 for a ResNet-50); a
-    missing counter becomes 0, and nothing else may be missing. `heads` (projectors and the like)
-    are kept, but never loaded into a trunk. BadInput names the first keys that do not fit."""
+    """A Checkpoint holds a trunk's weights, how to use them, and where they come from.
+
+    It is complete, or its constructor raises a BadInput that names the first keys that do not fit.
+    """
 
     arch: str
     stem: str = "imagenet"
     method: str
     epochs: int | None = None
+    # The trunk's float32 tensors and int64 counters; of a ResNet under torchvision's names without
+    # fc (318 for a ResNet-50). A missing counter becomes 0; nothing else may be missing.
     state_dict: Mapping[str, Tensor]
     reading: str = ""  # which part of the trunk's output is the feature (`readings`)
+    # Projectors and the like are kept, but never loaded into a trunk.
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     pixels: Pixels = field(default_factory=Pixels)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_texts(self)
-        # One trunk has one name
+        # 1. One trunk has one name
         family = archs.family_of(self.arch)
         arch, stem = family.canonical(self.arch, self.stem)
         family.refuse_pixels(arch, self.pixels)
-        object.__setattr__(self, "arch", arch)
-        object.__setattr__(self, "stem", stem)
-        object.__setattr__(
-            self, "reading", self.reading or family.default_reading(arch)
-        )
-        if self.reading != family.default_reading(arch):
-            family.blank(arch, stem, self.reading)  # refuses one that it has not
+        # 2. Building the trunk refuses a reading that it does not have
+        default_reading = family.default_reading(arch)
+        reading = self.reading or default_reading
+        if reading != default_reading:
+            family.blank(arch, stem, reading)
+        # 3. The tensors are complete
         blank = family.tensors(arch, stem)
         tensors = fit_to_trunk(self.state_dict, blank, f"{arch} ({stem} stem)")
+        heads = {key: t.detach().cpu().contiguous() for key, t in self.heads.items()}
+        # The dataclass is frozen, so its fields can only be set like this.
+        object.__setattr__(self, "arch", arch)
+        object.__setattr__(self, "stem", stem)
+        object.__setattr__(self, "reading", reading)
         object.__setattr__(self, "state_dict", tensors)
-        heads = {k: v.detach().cpu().contiguous() for k, v in self.heads.items()}
         object.__setattr__(self, "heads", heads)
 
     @functools.cached_property
@@ -75,22 +82,23 @@ class Checkpoint:
 
     @functools.cached_property
     def parameters(self) -> int:
-        """How many numbers of the trunk are trained, known from its names and shapes."""
-        # A parameter with two names counts once
-        tensors = self.family.tensors(self.arch, self.stem).values()
-        known = {
-            id(tensor): tensor for tensor in tensors if isinstance(tensor, nn.Parameter)
-        }
-        return sum(tensor.numel() for tensor in known.values())
+        """The number of the trunk's trained values, from names and shapes alone."""
+        # A parameter with two names counts once.
+        parameters = {}
+        for tensor in self.family.tensors(self.arch, self.stem).values():
+            if isinstance(tensor, nn.Parameter):
+                parameters[id(tensor)] = tensor
+        return sum(parameter.numel() for parameter in parameters.values())
 
     @functools.cached_property
     def digest(self) -> str:
-        """This is sha256, 64 hex, over the sorted names, shapes and bytes of the float tensors.
+        """The sha256, 64 hex, over the sorted names, shapes and bytes of the float tensors.
 
-        All else that changes the features is hashed too: the name and reading of a trunk that is no
-        ResNet, a stem that the tensors do not tell, and the statistics and order of the pixels.
-        ImageNet's statistics are left out, as most trunks have them: such a digest is of the
-        tensors alone, so whoever has the file can compute it. Computed once, as it never changes.
+        Everything else that changes the features is hashed, too: the name and reading of a trunk
+        that is no ResNet, a stem that the tensors do not tell, and the mean, std and channel order
+        of the pixels. ImageNet's pixels are left out, because most trunks have them: the digest is
+        then over the tensors alone, and whoever has the file can compute it. It is computed once, as
+        it never changes.
         """
         return self._digest_of_tensors()
 
@@ -99,10 +107,8 @@ class Checkpoint:
         if self.stem not in (NATIVE, *PLAIN_STEMS):
             first += f"stem {self.stem}\n"
         if self.pixels != Pixels():
-            mean, std = (
-                tuple(map(float, self.pixels.mean)),
-                tuple(map(float, self.pixels.std)),
-            )
+            mean = tuple(map(float, self.pixels.mean))
+            std = tuple(map(float, self.pixels.std))
             first += f"pixels {mean} {std} {self.pixels.order}\n"
         sha = hashlib.sha256(first.encode())
         for name, tensor in sorted(self.state_dict.items()):
@@ -122,20 +128,22 @@ class Checkpoint:
         return str(self.provenance.get("name") or self.method)
 
     def backbone(self) -> Trunk:
-        """The trunk with these weights, in training mode; call .eval() before using it frozen."""
+        """Build the trunk with these weights, in training mode; call .eval() to use it frozen."""
         trunk = self.family.build(self.arch, self.stem, self.reading)
         trunk.load_state_dict(dict(self.state_dict), strict=True)
         return trunk
 
     def replace(self, **changes: Any) -> "Checkpoint":
-        """The same with these fields changed."""
+        """Return the same checkpoint with these fields changed."""
         return dataclasses.replace(self, **changes)
 
     def described(
         self, name: str | None, method: str | None, epochs: int | None, **added: object
     ) -> "Checkpoint":
-        """The same under the name, method and epochs that are given, with `added` provenance."""
-        added |= {} if name is None else {"name": name}
+        """Return the same checkpoint with the name, method and epochs that are not None, and with
+        `added` provenance."""
+        if name is not None:
+            added["name"] = name
         return self.replace(
             method=self.method if method is None else method,
             epochs=self.epochs if epochs is None else epochs,
@@ -143,7 +151,7 @@ class Checkpoint:
         )
 
     def about(self) -> dict[str, Any]:
-        """Everything but the tensors as plain values, for an exported file or beside it."""
+        """Return everything but the tensors as plain values, for an exported file or beside it."""
         values = {
             "digest": self.digest,
             "name": self.name,
@@ -156,18 +164,23 @@ class Checkpoint:
         }
         if not self.family.tensors_say_all:
             values["reading"] = self.reading
+        # Through JSON, so that tuples are lists here as they will be when the file is read
         return json.loads(json.dumps(values))
 
     def save(self, path: str | Path) -> None:
-        """Write atomically; the header has all but the tensors, and the digest for `load`."""
+        """Write the file atomically. Its header has everything but the tensors, and the digest."""
         from safetensors.torch import save_file
 
         about = self.about() | {"schema": SCHEMA}
         del about["name"]  # the provenance has it
-        # Computed from the bytes that are written: the tensors may have changed since
+        # `digest` was perhaps computed earlier, and the tensors may have changed since: the header
+        # needs the digest of the bytes that are written now.
         about["digest"] = self._digest_of_tensors()
-        tensors = {_TRUNK + k: v.contiguous() for k, v in self.state_dict.items()}
-        tensors |= {_HEADS + k: v.clone() for k, v in self.heads.items()}
+        tensors = {}
+        for key, tensor in self.state_dict.items():
+            tensors[_TRUNK + key] = tensor.contiguous()
+        for key, tensor in self.heads.items():
+            tensors[_HEADS + key] = tensor.clone()
         metadata = {"format": FORMAT, "about": json.dumps(about, sort_keys=True)}
         with atomic.atomic_path(path) as temporary:
             save_file(tensors, temporary, metadata=metadata)
@@ -183,13 +196,15 @@ class Checkpoint:
         try:
             tensors, metadata = safetensors_of(path)
         except (SafetensorError, OSError, ValueError) as error:
-            tensors, metadata = {}, {"format": str(error)[:80]}
+            # What went wrong stands in the refusal below in place of the file's format.
+            tensors = {}
+            metadata = {"format": str(error)[:80]}
         if metadata.get("format") != FORMAT:
             kind = metadata.get("format", "safetensors")
-            reader = (
-                f"`backbench import {path} --out X.safetensors` reads published formats"
+            raise BadInput(
+                f"{path}: not a backbench checkpoint ({kind});"
+                f" `backbench import {path} --out X.safetensors` reads published formats"
             )
-            raise BadInput(f"{path}: not a backbench checkpoint ({kind}); {reader}")
         return from_safetensors(path, tensors, metadata)
 
 
@@ -197,12 +212,13 @@ def from_safetensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> Checkpoint:
     """Make a Checkpoint of what one of our files holds. BadInput names the file and what is wrong."""
-    parts: dict[str, dict[str, Tensor]] = {_TRUNK: {}, _HEADS: {}}
+    trunk = {}
+    heads = {}
     for key, tensor in tensors.items():
-        for prefix, part in parts.items():
-            if key.startswith(prefix):
-                part[key.removeprefix(prefix)] = tensor
-    # The header says everything, and the tensors make a whole trunk: the constructor sees to it
+        if key.startswith(_TRUNK):
+            trunk[key.removeprefix(_TRUNK)] = tensor
+        elif key.startswith(_HEADS):
+            heads[key.removeprefix(_HEADS)] = tensor
     try:
         about = jsons.decode(metadata["about"])
         schema = about["schema"]
@@ -212,7 +228,7 @@ def from_safetensors(
         raise BadInput(
             f"{path}: checkpoint schema {schema}; this version reads {SCHEMA}"
         )
-    return from_about(path, about, state_dict=parts[_TRUNK], heads=parts[_HEADS])
+    return from_about(path, about, state_dict=trunk, heads=heads)
 
 
 def from_about(
@@ -222,7 +238,10 @@ def from_about(
     state_dict: Mapping[str, Tensor],
     heads: Mapping[str, Tensor] | None = None,
 ) -> Checkpoint:
-    """Make a Checkpoint from tensors and `about`. BadInput names the file and what is wrong."""
+    """Make a Checkpoint from tensors and what `Checkpoint.about` wrote, digest included.
+
+    BadInput names the file and what is wrong.
+    """
     try:
         pixels = about["pixels"]
         checkpoint = Checkpoint(
@@ -242,16 +261,16 @@ def from_about(
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
     if checkpoint.digest != recorded:
-        differ = "the weights do not match the digest in the header"
-        raise BadInput(f"{path}: {differ}; the file is damaged")
+        raise BadInput(
+            f"{path}: the weights do not match the digest in the header; the file is damaged"
+        )
     return checkpoint
 
 
 def assumed_pixels(arch: str, pixels: Pixels, source: str) -> str:
-    """The remark for a checkpoint whose `source` does not say the pixels of its training."""
-    mean, std = (
-        "/".join(f"{value:g}" for value in each) for each in (pixels.mean, pixels.std)
-    )
+    """Return the remark on a checkpoint whose `source` does not tell the pixels of its training."""
+    mean = "/".join(f"{value:g}" for value in pixels.mean)
+    std = "/".join(f"{value:g}" for value in pixels.std)
     return (
         f"{source} does not say its pixels; taken are {arch}'s usual, mean {mean}, std {std}; where"
         " it was trained with others, `backbench import --pixels` or evaluate(pixels=...) says so"
@@ -259,17 +278,23 @@ def assumed_pixels(arch: str, pixels: Pixels, source: str) -> str:
 
 
 def _check_texts(checkpoint: Checkpoint) -> None:
-    """Refuse names that are not text of one line: a file's header may say anything."""
-    said = {"method": checkpoint.method, "name": checkpoint.provenance.get("name", "")}
-    for what, text in said.items():
-        if text is not None and not isinstance(text, str):
-            raise BadInput(f"the checkpoint's {what} is no text but {str(text)[:40]!r}")
-        control = printable.control_in(text) if text else None
+    """Refuse names that are not text of one line, and epochs that are no count: a file's header may
+    say anything."""
+    texts = {"method": checkpoint.method, "name": checkpoint.provenance.get("name", "")}
+    for field_name, text in texts.items():
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise BadInput(
+                f"the checkpoint's {field_name} is no text but {str(text)[:40]!r}"
+            )
+        control = printable.control_in(text)
         if control:
             raise BadInput(
-                f"the checkpoint's {what} holds the control character {control}"
+                f"the checkpoint's {field_name} holds the control character {control}"
             )
     epochs = checkpoint.epochs
+    # Not isinstance: True is an int, too
     if epochs is not None and (type(epochs) is not int or not 0 <= epochs < 10**9):
         raise BadInput(
             f"the checkpoint's epochs are {str(epochs)[:40]!r}, not a whole number"
@@ -280,57 +305,56 @@ def fit_to_trunk(
     state_dict: Mapping[str, Tensor], blank: Mapping[str, Tensor], trunk: str
 ) -> dict[str, Tensor]:
     """Return a complete state dict, shaped like `blank`. BadInput names `trunk` and the misfits."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in blank.items()}
-    counters = {k for k in wanted if is_counter(k)}
-    missing = sorted(wanted.keys() - state_dict.keys() - counters)
-    extra = sorted(state_dict.keys() - wanted.keys())
-    shapes = []
-    for key, shape in wanted.items():
-        if key in state_dict and tuple(state_dict[key].shape) != shape:
-            shapes.append(f"{key} {tuple(state_dict[key].shape)} instead of {shape}")
+    # 1. The names and shapes are those of the trunk
+    shapes = {name: tuple(tensor.shape) for name, tensor in blank.items()}
+    counters = {name for name in shapes if is_counter(name)}
+    misshaped = []
+    for name, shape in shapes.items():
+        if name in state_dict and tuple(state_dict[name].shape) != shape:
+            given = tuple(state_dict[name].shape)
+            misshaped.append(f"{name} {given} instead of {shape}")
     wrong = {
-        "missing": missing,
-        "not part of the trunk": extra,
-        "of the wrong shape": shapes,
+        "missing": sorted(shapes.keys() - state_dict.keys() - counters),
+        "not part of the trunk": sorted(state_dict.keys() - shapes.keys()),
+        "of the wrong shape": misshaped,
     }
     for what, names in wrong.items():
         if names:
-            shown = first_names(names)
             raise BadInput(
-                f"{trunk}: {len(names)} of {len(wanted)} tensors {what}: {shown}"
+                f"{trunk}: {len(names)} of {len(shapes)} tensors {what}: {first_names(names)}"
             )
+    # 2. Each tensor, in the type that the trunk computes with
     out = {}
-    for key in wanted:
-        if (
-            key in counters
-        ):  # how many batches a norm has seen; nothing is computed from it
-            value = state_dict.get(key, torch.zeros((), dtype=torch.int64)).to(
-                torch.int64
-            )
-        elif not blank[key].is_floating_point():  # an index that a trunk computes with
-            value = state_dict[key].to(blank[key].dtype)
+    for name, tensor in blank.items():
+        if name in counters:
+            # A counter says how many batches a norm has seen. Nothing is computed from it.
+            value = state_dict.get(name, torch.zeros(())).to(torch.int64)
+        elif not tensor.is_floating_point():
+            # Some trunks compute with indices that are part of their state dict.
+            value = state_dict[name].to(tensor.dtype)
         else:
-            value = state_dict[key].to(torch.float32)
-            if why := unusable(key, state_dict[key]):
+            value = state_dict[name].to(torch.float32)
+            if why := unusable(name, state_dict[name]):
                 raise BadInput(
-                    f"'{key}' cannot be used: {why}; damaged or diverged weights"
+                    f"'{name}' cannot be used: {why}; damaged or diverged weights"
                 )
-        out[key] = value.detach().cpu().contiguous()
+        out[name] = value.detach().cpu().contiguous()
     return out
 
 
 def unusable(name: str, tensor: Tensor) -> str:
-    """Why a tensor's numbers cannot be those of `name` in a trunk; empty where they can."""
-    value = tensor.to(torch.float32)  # what torch can sum and compare, unlike float8
+    """Say why a tensor's numbers cannot be those of the trunk's `name`; empty where they can."""
+    # torch cannot sum or compare float8.
+    value = tensor.to(torch.float32)
     if not finite(value):
         return "beyond float32" if finite(tensor.to(torch.float64)) else "not finite"
-    return (
-        "negative" if name.endswith("running_var") and bool((value < 0).any()) else ""
-    )
+    if name.endswith("running_var") and bool((value < 0).any()):
+        return "negative"
+    return ""
 
 
 def finite(tensor: Tensor) -> bool:
     """True where every element is finite."""
-    # A sum carries every nan and inf at a fraction of isfinite's cost; a finite tensor may still
-    # overflow it
+    # Every nan and inf reaches the sum, which costs a fraction of isfinite. A finite tensor may
+    # overflow the sum, so isfinite has the last word.
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())

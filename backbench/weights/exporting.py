@@ -15,7 +15,7 @@ from backbench.weights.tensor_names import detectron2_name
 
 
 def write_state_dict(checkpoint: Checkpoint, out: Path) -> None:
-    """Write a file for torchvision and timm; they keep no pixel statistics, so OUT.json does."""
+    """Write a file for torchvision and timm, and OUT.json with what such a file does not tell."""
     atomic.write_json(out.with_name(out.name + ".json"), checkpoint.about())
     with atomic.atomic_path(out) as temporary:
         if out.suffix == ".safetensors":
@@ -27,20 +27,20 @@ def write_state_dict(checkpoint: Checkpoint, out: Path) -> None:
 
 
 def detectron2_pixels(pixels: Pixels) -> dict[str, list[float]]:
-    """Pixel statistics in Detectron2's units, 0..255."""
-    mean, std = (
-        [255 * value for value in values] for values in (pixels.mean, pixels.std)
-    )
-    return {"pixel_mean": mean, "pixel_std": std}
+    """Return pixel statistics in Detectron2's units, 0..255."""
+    return {
+        "pixel_mean": [255 * value for value in pixels.mean],
+        "pixel_std": [255 * value for value in pixels.std],
+    }
 
 
 def to_detectron2(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our names -> Detectron2's (res2.0.conv1.norm.weight, ...); every tensor of the trunk."""
+    """Rename every tensor of the trunk to Detectron2's names (res2.0.conv1.norm.weight, ...)."""
     return {detectron2_name(key): tensor for key, tensor in state_dict.items()}
 
 
 def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
-    """A file for MODEL.WEIGHTS: Detectron2 reads `model`, our import also `backbench`."""
+    """Write a file for MODEL.WEIGHTS: Detectron2 reads `model`, our import `backbench`, too."""
     if checkpoint.stem != "imagenet":
         raise BadInput(
             f"Detectron2's ResNet has the imagenet stem; '{checkpoint.name}' has '{checkpoint.stem}'"
@@ -51,8 +51,8 @@ def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
     model = to_detectron2(checkpoint.state_dict)
     content = {
         "model": {name: tensor.numpy() for name, tensor in model.items()},
-        # With `model`, this makes detectron2/checkpoint/detection_checkpoint.py read the file as is,
-        # and find backbone.bottom_up.* by the ends of the names
+        # With `model` and these two keys, detectron2/checkpoint/detection_checkpoint.py reads the
+        # file as it is, and finds backbone.bottom_up.* by the ends of the names.
         "__author__": "backbench",
         "matching_heuristics": True,
         "backbench": header,

@@ -1,6 +1,8 @@
 """A family is one typed object that knows everything the suite asks about a kind of trunk.
+
 `families/` has a file for each, listed in `archs.FAMILIES`; no other file tests a trunk's kind.
-That file imports no torch, so planning and `--help` stay fast; the network is in a second file."""
+That file imports no torch, so planning and `--help` stay fast; the network is in a second file.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,9 @@ Tables = dict[str, dict[str, "Tensor"]]  # dotted path in a file -> its tensors 
 # A file's content: nested dicts and lists with tensors and plain values at the leaves
 Tree = object
 
-NATIVE = "native"  # the stem of a trunk that has but one
-PLAIN_STEMS = (
-    "imagenet",
-    "conv3",
-)  # those of a 7x7 and a 3x3 convolution, where nobody says more
+NATIVE = "native"  # the stem of a trunk that has only one
+# The stems that the shape of conv1 alone tells: a 7x7 convolution, and a 3x3 one
+PLAIN_STEMS = ("imagenet", "conv3")
 # Rules by which authors resize position embeddings (`timm_trunk.resized`)
 POSITION_RULES = ("+0.1", "aa", "size")
 
@@ -41,23 +41,23 @@ POSITION_RULES = ("+0.1", "aa", "size")
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkMetadata:
-    """This says what a file's tensors do not: from the command line, or a small file beside the
-    weights. `arch` is a trunk's whole name; `options` change the format's name."""
+    """What a file's tensors do not tell: it comes from the command line, or from a small file
+    beside the weights."""
 
-    arch: str = ""
+    arch: str = ""  # the trunk's whole name
     reading: str = ""
     pixels: Pixels | None = None
+    # Options of the model (heads, eps, activation) that may differ from those of the format's model
     options: Mapping[str, str] = field(default_factory=dict)
-    activation: str = ""  # timm's name of it
+    activation: str = ""  # as timm calls it
     licence: str = ""
-    source: str = ""  # the file that says it; empty for the command line
-    names_model: bool = False  # that file names the model
-    method: str = (
-        ""  # of the command line: whose file it is, where no mark in it says so
-    )
+    source: str = ""  # the file that all this is from; empty for the command line
+    names_model: bool = False  # whether that file names the model
+    # --method: it tells whose file this is where no mark in the file does
+    method: str = ""
 
     def over(self, other: TrunkMetadata) -> TrunkMetadata:
-        """This metadata, completed by the other."""
+        """Fill in from `other` what this metadata leaves open."""
         values = {
             key: value or getattr(other, key) for key, value in vars(self).items()
         }
@@ -67,17 +67,16 @@ class TrunkMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkInFile(ABC):
-    """A trunk found under one prefix of one table of a file; each family has its own subclass.
-    `keys`: name of a tensor -> the file's key. `extra`: all keys inside it that its architecture lacks.
-    `if_misshaped` ends the refusal of tensors of other shapes with advice."""
+    """A trunk found under one prefix of one table of a file; each family has its own subclass."""
 
+    # Advice that ends the refusal of tensors with other shapes
     if_misshaped: ClassVar[str] = ""
     table: str
     prefix: str
-    dialect: str  # which project's names it has
+    dialect: str  # the project whose names its tensors have
     arch: str = ""
-    keys: Mapping[str, str] = field(default_factory=dict)
-    extra: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)  # tensor -> key in the file
+    extra: tuple[str, ...] = ()  # keys inside the trunk that its architecture has not
     metadata: TrunkMetadata = TrunkMetadata()
     form: Format | None = None  # its format, once it is known
 
@@ -101,64 +100,64 @@ class TrunkInFile(ABC):
 
     @abstractmethod
     def shapes(self) -> Mapping[str, Shape]:
-        """The shape of each tensor that a whole trunk has, named as in `keys`."""
+        """Return the shape of each tensor that a whole trunk has, named as in `keys`."""
 
     def assembled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The trunk's own state dict, made of the tensors of its table."""
+        """Make the trunk's own state dict of the tensors of its table."""
         return {ours: tensors[key].detach() for ours, key in self.keys.items()}
 
     def stem(self, wanted: str | None = None) -> str | None:
-        """The stem, checked against the `wanted` one; None where nothing tells it."""
+        """Return the stem, checked against the `wanted` one; None where nothing tells it."""
         if wanted is not None:
             raise BadInput(f"{self.arch} has no choice of stem; leave out --stem")
         return NATIVE
 
     @abstractmethod
     def pixels(self) -> Pixels | None:
-        """The statistics of its training's pixels, unless `metadata` has them; None: nothing tells."""
+        """Return the pixels of its training where `metadata` has none; None where nothing tells."""
 
     def head_keys(
         self, tensors: Mapping[str, Tensor], others: tuple[str, ...]
     ) -> list[str]:
-        """Keys to keep as heads; `others` are prefixes of the file's other trunks."""
+        """Return the keys to keep as heads; `others` are prefixes of the file's other trunks."""
         return []
 
     def name_in_file(self, key: str) -> str:
-        """The file's name, below the prefix, for a tensor of `keys`."""
+        """Return the file's name, below the prefix, for a tensor of `keys`."""
         return key
 
     def identified(self, tensors: Mapping[str, Tensor]) -> TrunkInFile:
-        """The trunk with its model's name, now that its format is known."""
+        """Return the trunk with its model's name, now that its format is known."""
         return self
 
     def contradictions(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Keys that the trunk leaves out, though they would change its features."""
+        """Return keys that the trunk leaves out, though they would change its features."""
         return []
 
     def reading(self) -> str:
-        """The reading that was asked for, or its authors' own; empty for the default."""
+        """Return the reading that was asked for, or its authors' own; empty for the default."""
         return ""
 
     def provenance(self) -> dict[str, str]:
-        """Decisions about this trunk that are not in the file."""
+        """Return decisions about this trunk that are not in the file."""
         return {}
 
 
 def in_file(tensor: Tensor) -> bool:
-    """True for a plain CPU tensor whose elements are all in the file (strides cannot pretend to more)."""
+    """True for a plain CPU tensor whose elements are all in the file."""
     import torch
 
-    if (
-        tensor.device.type != "cpu"
-        or tensor.layout != torch.strided
-        or tensor.is_quantized
-    ):
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return False
+    if tensor.is_quantized:
+        return False
+    # Strides of 0 make a few bytes look like a large tensor.
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def identical(one: Tensor, other: Tensor) -> bool:
-    """True for two tensors whose elements are in the file, and equal; torch compares no float8."""
+    """True for two tensors whose elements are in the file, and equal."""
+    # As float64, because torch compares no float8
     return in_file(one) and in_file(other) and one.double().equal(other.double())
 
 
@@ -174,22 +173,29 @@ def find_by_votes(
     fewest: int,
     most: int,
 ) -> list[InFile]:
-    """Find the trunks of a file, in its order. Each key votes for the prefixes and namings that it
-    may have (`candidates`). Only the `most` pairs with at least `fewest` votes are tried, as a file
-    may be made to delay. For each prefix the trunk with the largest `fit` above 0 counts."""
+    """Find the trunks of a file, in the file's order.
+
+    `candidates(key)` gives the pairs of prefix and naming that a key may have; `fit(table, prefix,
+    naming)` makes the trunk of such a pair, with a score. For each prefix the trunk with the largest
+    score above 0 counts.
+    """
     out: list[InFile] = []
     for table, tensors in tables.items():
+        # 1. Each key votes for its candidates
         votes: Counter[tuple[str, Naming]] = Counter()
         for key in tensors:
             votes.update(candidates(key))
+        # 2. The best trunk of each prefix. A fit is costly, and a file may be made to delay its
+        # reader: only the `most` pairs with at least `fewest` votes are tried.
         best: dict[str, tuple[int, InFile]] = {}
         for (prefix, naming), count in votes.most_common(most):
             if count < fewest:
                 break
             score, trunk = fit(table, prefix, naming)
-            beaten = best[prefix][0] if prefix in best else 0
-            if score > beaten:
+            score_to_beat = best[prefix][0] if prefix in best else 0
+            if score > score_to_beat:
                 best[prefix] = score, trunk
+        # 3. In the order of their first keys
         position = {key: i for i, key in enumerate(tensors)}
         trunks = [trunk for _, trunk in best.values()]
         out += sorted(
@@ -205,55 +211,53 @@ FormatTest = Callable[[Tables, list[TrunkInFile]], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A published checkpoint format is one row of a family's table. `encoders`: name -> places
-    'table:prefix' that hold the same weights, the default encoder first; a place without a table
-    means the usual ones (`formats.USUAL_TABLES`). `needs`: patterns of other keys that must be
-    there, or of '@key' at the file's top. `refines`: more general formats that its files also fit.
-    No file holds the fields from `timm` on: they are for vision transformers and ConvNeXts."""
+    """A published checkpoint format: one row of a family's table."""
 
     name: str
     source: str  # repository: file that builds the modules, file that saves them
     method: str  # Checkpoint.method, unless --method says otherwise
     also: str = ""  # other projects whose files look just the same
+    # Encoder -> places 'table:prefix' that all hold the same weights; the default encoder is first.
+    # A place without a table means the usual tables (`formats.USUAL_TABLES`).
     encoders: Mapping[str, tuple[str, ...]]
+    # Patterns of other keys that must be there; '@key' is one at the file's top
     needs: tuple[str, ...] = ()
-    refines: tuple[str, ...] = ()
-    test: FormatTest | None = None
+    refines: tuple[str, ...] = ()  # more general formats that its files fit, too
+    test: FormatTest | None = None  # what names alone cannot tell
     dialects: tuple[str, ...] = ("torchvision",)
     pixels: Pixels = field(default_factory=Pixels)
-    small_pixels: Pixels | None = None  # with a 3x3 conv1
+    small_pixels: Pixels | None = None  # the pixels of a trunk with a 3x3 conv1
     # The stem that a 3x3 conv1 means, where it is known: no file tells its padding
     conv3: str | None = None
-    epoch: tuple[str, int] = (
-        "epoch",
-        0,
-    )  # where the finished epochs are counted, and what to add
+    # The key that counts finished epochs, and what to add to its value
+    epoch: tuple[str, int] = ("epoch", 0)
+
+    # The fields from here on are for vision transformers and ConvNeXts. No file holds them.
     # 'width', 'width/patch' and more (`timm_files.signature`) -> timm's model with its options
     timm: Mapping[str, str] = field(default_factory=dict)
     # Patterns of keys that may stand below the trunk's prefix without being part of it
     beside: tuple[str, ...] = ()
     reading: str = ""  # the authors' reading; empty: the model's default
-    readings: Mapping[int, str] = field(
-        default_factory=dict
-    )  # for trunks of some width
+    # The authors' reading for trunks of these widths
+    readings: Mapping[int, str] = field(default_factory=dict)
     positions: str = ""  # the rule by which its authors resize position embeddings
-    positions_with_registers: str = ""  # where they changed it
-    # Its position embeddings begin with one of the class token, which timm's model has not
+    positions_with_registers: str = ""  # their rule for trunks with register tokens
+    # The file's position embeddings begin with one of the class token, which timm's model has not
     folds: bool = False
-    asks: tuple[
-        str, ...
-    ] = ()  # neither file nor format tells it: "activation", "pixels"
+    # What neither file nor format tells: "activation", "pixels"
+    asks: tuple[str, ...] = ()
     licence: str = ""
 
     @property
     def default(self) -> str:
+        """The encoder that is taken where none is named."""
         return next(iter(self.encoders))
 
 
 def format_row(
     name: str, row: Mapping[str, Any], tests: Mapping[str, FormatTest]
 ) -> Format:
-    """A row of a family's TOML file as a Format, with its test and its pixels by name."""
+    """Make a Format of a row of a family's TOML file, which has its test and its pixels by name."""
     fields: dict[str, Any] = {}
     for key, value in row.items():
         fields[key] = tuple(value) if isinstance(value, list) else value
@@ -270,28 +274,26 @@ def format_row(
 
 
 class NamedWeights(NamedTuple):
-    """Weights that a name stands for: a cached file, or else a fresh trunk (`metadata.arch`)."""
+    """The weights that a name stands for: a cached file, or else a fresh trunk (`metadata.arch`)."""
 
-    name: str  # of its row
+    name: str  # the name of its row on the leaderboard
     metadata: TrunkMetadata
     file: Path | None = None
 
 
 class TrunkFamily(ABC):
-    """One kind of trunk; its methods get canonical names and stems. `prefix` begins its trunks'
-    names. `tensors_say_all`: a digest is over the tensors alone, and there is only one reading.
-    `named_for_files`: `import --arch` may name such a trunk. `elsewhere`: other processes can build
-    it, too. `reads_memory`: it cannot be built on the meta device."""
+    """One kind of trunk. Its methods get canonical names and stems."""
 
-    prefix: str = ""
+    prefix: str = ""  # how the names of its trunks begin
+    # A digest is over the tensors alone, and there is only one reading
     tensors_say_all: bool = False
-    named_for_files: bool = False
-    elsewhere: bool = True
-    reads_memory: bool = False
+    named_for_files: bool = False  # `import --arch` may name such a trunk
+    elsewhere: bool = True  # other processes can build it, too
+    reads_memory: bool = False  # it cannot be built on the meta device
     formats: tuple[Format, ...] = ()
 
     def __init__(self) -> None:
-        # Trunks without memory by (arch, stem, reading)
+        # (arch, stem, reading) -> a trunk without memory
         self._blanks: dict[tuple[str, str, str], Trunk] = {}
 
     # Names
@@ -305,23 +307,23 @@ class TrunkFamily(ABC):
         return True
 
     def suggestions(self) -> Collection[str]:
-        """Names for "did you mean"."""
+        """Return names for "did you mean"."""
         return ()
 
     @abstractmethod
     def canonical(self, arch: str, stem: str) -> tuple[str, str]:
-        """The one way to write a trunk's name and stem; BadInput where there is no such trunk."""
+        """Return the one way to write a trunk's name and stem. BadInput for an unknown trunk."""
 
     def with_options(self, arch: str, options: Mapping[str, str]) -> str:
-        """The name with other options (`--pos`). BadInput where the trunk has none."""
+        """Return the name with other options (`--pos`). BadInput where the trunk has none."""
         raise BadInput(f"{arch} takes images of any size; leave out --pos")
 
     def name_in_papers(self, arch: str) -> str:
-        """The name that papers print for this trunk."""
+        """Return the name that papers print for this trunk."""
         return arch
 
     def dialect(self, arch: str) -> str:
-        """The project whose names its state dict has."""
+        """Return the project whose names its state dict has."""
         return "its own"
 
     # The trunk
@@ -331,18 +333,21 @@ class TrunkFamily(ABC):
         """Return a fresh trunk, read by `reading` (empty: its default). BadInput if unknown."""
 
     def default_reading(self, arch: str) -> str:
-        """The reading of its features where nobody says otherwise."""
+        """Return the reading of its features where nobody says otherwise."""
         return POOLED
 
     def default_pixels(self, arch: str) -> Pixels:
-        """The statistics of its pixels where no file says otherwise."""
+        """Return the statistics of its pixels where no file says otherwise."""
         return Pixels()
 
     def refuse_pixels(self, arch: str, pixels: Pixels) -> None:  # noqa: B027 - most take any
-        """BadInput for a trunk that converts pixels itself and is given others than it takes."""
+        """Raise BadInput if the trunk converts pixels itself and takes others than these."""
 
     def blank(self, arch: str, stem: str, reading: str) -> Trunk:
-        """The trunk in eval() on the meta device, built once: for names, shapes and costs."""
+        """Return the trunk in eval() on the meta device, for names, shapes and costs.
+
+        It is built once; do not change it.
+        """
         import torch
 
         key = arch, stem, reading
@@ -353,29 +358,28 @@ class TrunkFamily(ABC):
         return self._blanks[key]
 
     def tensors(self, arch: str, stem: str) -> Mapping[str, Tensor]:
-        """Every tensor of its state dict without elements; parameters are `nn.Parameter`."""
-        return self.blank(arch, stem, self.default_reading(arch)).state_dict(
-            keep_vars=True
-        )
+        """Return its state dict without elements; parameters are `nn.Parameter`."""
+        blank = self.blank(arch, stem, self.default_reading(arch))
+        return blank.state_dict(keep_vars=True)
 
     # Files, modules and names that hold weights
 
     def find(
         self, tables: Tables, tree: Tree, path: Path, metadata: TrunkMetadata
     ) -> list[TrunkInFile]:
-        """The trunks of this family in an opened file, in the file's order."""
+        """Find the trunks of this family in an opened file, in the file's order."""
         return []
 
     def named_weights(self, name: str, metadata: TrunkMetadata) -> NamedWeights | None:
-        """The weights that a name stands for; None for a name that is none of this family's."""
+        """Return the weights that a name stands for; None for a name of another family."""
         return None
 
     def cached_names(self) -> list[str]:
-        """Names whose weights are on this machine already."""
+        """Return the names whose weights are on this machine already."""
         return []
 
     def of_module(self, module: nn.Module) -> tuple[str, Pixels] | None:
-        """The name and pixels of the trunk that a torch module is; None where it is none."""
+        """Return the name and pixels of the trunk that a torch module is; None if it is none."""
         return None
 
     def loaded_by(self, arch: str, library: str) -> str | None:
@@ -384,13 +388,14 @@ class TrunkFamily(ABC):
 
 
 def refuse_other_readings(arch: str, reading: str) -> None:
-    """BadInput for another reading than the trunk's own pooling."""
+    """Raise BadInput for another reading than the trunk's own pooling."""
     if reading not in ("", POOLED):
         raise BadInput(f"{arch} is read by '{POOLED}' alone, not by '{reading[:40]}'")
 
 
 def native_stem(arch: str, stem: str) -> str:
-    """The stem of a trunk that has but one. BadInput where another is asked for."""
-    if stem not in (NATIVE, "imagenet"):  # recipes say imagenet where they say nothing
+    """Return the stem of a trunk that has only one. BadInput where another is asked for."""
+    # A recipe that says nothing of the stem has "imagenet".
+    if stem not in (NATIVE, "imagenet"):
         raise BadInput(f"{arch[:80]} has no stem '{stem[:40]}'; leave out stem")
     return NATIVE

@@ -1,6 +1,8 @@
-"""Finds the trunks in an opened weight file and the format that accounts for all of them. A trunk is
-taken completely or not at all: every tensor must be there, of the right shape, under one known
-format's names, and nothing inside it may be left over."""
+"""Finds the trunks in an opened weight file, and the published format that accounts for all of them.
+
+A trunk is taken completely or not at all: every tensor must be there, have the right shape, and be
+named as one known format names it; nothing inside the trunk may be left over.
+"""
 
 import contextlib
 import dataclasses
@@ -25,6 +27,7 @@ from backbench.weights.checkpoint import (
 from backbench.weights.family import (
     Tables,
     Tree,
+    TrunkFamily,
     TrunkInFile,
     TrunkMetadata,
     identical,
@@ -38,12 +41,12 @@ from backbench.weights.tensor_names import (
 )
 from backbench.weights.weight_file import Opened
 
-PIXEL_CHOICES = ("imagenet", "half", "clip")  # of --pixels
-DEEPEST = 20  # levels of nesting that are looked at
-# Only this verb has options for what a file does not tell; the others take what it writes
+PIXEL_CHOICES = ("imagenet", "half", "clip")  # what --pixels takes
+DEEPEST = 20  # deeper levels of nesting in a file are not looked at
+# Only `import` has options for what a file does not tell; the other verbs read the file it writes.
 _IN_IMPORT = "in `backbench import FILE --out X.safetensors`"
-# Detectron2's own weights: BGR pixels and the stride in the 1x1 convolution, neither of which shows
-# in the tensors
+# Networks of these authors take BGR pixels and have the stride in the 1x1 convolution. Neither shows
+# in the tensors.
 _FOREIGN_AUTHORS = ("Detectron2 Model Zoo", "Caffe2", "MSRA")
 
 
@@ -55,101 +58,113 @@ class FileContents:
         opened: Opened,
         metadata: TrunkMetadata = TrunkMetadata(),  # noqa: B008 - frozen
     ) -> None:
-        self.opened, self.path, self.tree = opened, opened.path, opened.tree
+        self.opened = opened
+        self.path = opened.path
+        self.tree = opened.tree
         self.tables = tables_of(opened.tree)
         self.form: formats.Format | None = None
         self.encoders: dict[str, list[TrunkInFile]] = {}
         self.trunks: list[TrunkInFile] = []
-        self.unknown = ""  # why a trunk is none that can be built
+        # The refusal of a trunk that no known model fits; `choose` raises it.
+        self.unknown = ""
         self._problems: dict[str, dict[str, list[str]]] = {}
         with _naming(self.path):
-            for family in (
-                [archs.family_of(metadata.arch)] if metadata.arch else archs.FAMILIES
-            ):
+            families: Iterable[TrunkFamily] = archs.FAMILIES
+            if metadata.arch:
+                families = [archs.family_of(metadata.arch)]
+            for family in families:
                 trunks = family.find(self.tables, self.tree, self.path, metadata)
                 if trunks:
                     self._recognise(trunks)
                     break
 
     def _recognise(self, trunks: list[TrunkInFile]) -> None:
-        """The format, the name of each trunk in it, and the model that each is."""
-        # 1. The format and its encoders; in no known format each trunk is called by its prefix
+        """Find the file's format, then give each trunk its name as an encoder, and its model."""
+        # 1. The format and its encoders
         form = trunks[0].form or formats.recognise(trunks, self.tables, self.tree)
         encoders = formats.encoders_in(form, trunks) if form is not None else None
         if encoders is not None:
             self.form = form
         else:
+            # In no known format each trunk is called by its prefix, or else by its table.
             encoders = {}
             for trunk in trunks:
                 name = unwrapped(trunk.prefix).rstrip(".") or trunk.table or "trunk"
                 if name in encoders:
                     name = f"{trunk.table}.{name}"
                 encoders.setdefault(name, []).append(trunk)
-        # 2. Each trunk's model
+        # 2. The model that each trunk is
         try:
             for name, alike in encoders.items():
                 self.encoders[name] = []
                 for trunk in alike:
                     placed = dataclasses.replace(trunk, form=self.form)
-                    self.encoders[name].append(
-                        placed.identified(self.tables[trunk.table])
-                    )
+                    model = placed.identified(self.tables[trunk.table])
+                    self.encoders[name].append(model)
         except BadInput as error:
-            self.unknown, self.encoders = str(error), {}
+            self.unknown = str(error)
+            self.encoders = {}
         for alike in self.encoders.values():
             self.trunks += alike
 
     # --- which trunk ---
 
     def default_encoder(self) -> str | None:
-        """The encoder that is taken where none is named; None where that would be a guess."""
+        """Return the encoder to take where none is named; None where that would be a guess."""
         if self.form is not None:
             return self.form.default if self.form.default in self.encoders else None
         return next(iter(self.encoders)) if len(self.trunks) == 1 else None
 
     def choose(self, encoder: str | None = None) -> TrunkInFile:
-        """The trunk to import, or BadInput that says why there is not exactly one."""
+        """Return the trunk to import, or raise BadInput that says why there is not exactly one."""
         with _naming(self.path):
-            if self.unknown:
-                raise BadInput(self.unknown)
-            if not self.trunks:
-                keys = [key for tensors in self.tables.values() for key in tensors]
-                content = (
-                    f"{len(keys)} tensors: {first_names(keys)}"
-                    if keys
-                    else "no tensors"
-                )
-                raise BadInput(f"no trunk in it; it holds {content}{self._hint()}")
-            author = self._at_top("__author__")
-            if author in _FOREIGN_AUTHORS:
-                raise BadInput(
-                    f"weights of '{author}' take BGR pixels and have their stride in the 1x1"
-                    " convolution; such a network is not one of backbench's trunks"
-                )
-            encoder = encoder or self.default_encoder()
-            if encoder is None:
-                labels = " and ".join(f"'{trunk.label}'" for trunk in self.trunks)
-                form, choices = self.form, " or ".join(map(shown, self.encoders))
-                what = f"format {form.name} without its {form.default}" if form else ""
-                raise BadInput(
-                    f"holds a trunk under {labels}, {what or 'in no known format'}{self._hint()};"
-                    f" choose with --encoder {choices} {_IN_IMPORT}"
-                )
-            if encoder not in self.encoders:
-                raise BadInput(
-                    f"no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}"
-                )
-            first, *again = self.encoders[encoder]
-            for other in again:  # the same weights written twice: they must be
-                table, copy = self.tables[first.table], self.tables[other.table]
-                for name, key in first.keys.items():
-                    twin = other.keys.get(name)
-                    if twin is None or not identical(table[key], copy[twin]):
-                        raise BadInput(
-                            f"'{first.label}' and '{other.label}' should be the same trunk"
-                            f" but differ in {shown(key)}"
-                        )
-            return first
+            return self._chosen(encoder)
+
+    def _chosen(self, encoder: str | None) -> TrunkInFile:
+        # 1. There is a trunk, and it is one that backbench can build
+        if self.unknown:
+            raise BadInput(self.unknown)
+        if not self.trunks:
+            keys = [key for tensors in self.tables.values() for key in tensors]
+            content = "no tensors"
+            if keys:
+                content = f"{len(keys)} tensors: {first_names(keys)}"
+            raise BadInput(f"no trunk in it; it holds {content}{self._hint()}")
+        author = self._at_top("__author__")
+        if author in _FOREIGN_AUTHORS:
+            raise BadInput(
+                f"weights of '{author}' take BGR pixels and have their stride in the 1x1"
+                " convolution; such a network is not one of backbench's trunks"
+            )
+        # 2. The encoder that was asked for, or the only sensible one
+        encoder = encoder or self.default_encoder()
+        if encoder is None:
+            labels = " and ".join(f"'{trunk.label}'" for trunk in self.trunks)
+            choices = " or ".join(map(shown, self.encoders))
+            form = "in no known format"
+            if self.form is not None:
+                form = f"format {self.form.name} without its {self.form.default}"
+            raise BadInput(
+                f"holds a trunk under {labels}, {form}{self._hint()};"
+                f" choose with --encoder {choices} {_IN_IMPORT}"
+            )
+        if encoder not in self.encoders:
+            raise BadInput(
+                f"no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}"
+            )
+        # 3. A format may write an encoder more than once; all copies must have the same weights
+        first, *copies = self.encoders[encoder]
+        for copy in copies:
+            for name, key in first.keys.items():
+                twin = copy.keys.get(name)
+                if twin is None or not identical(
+                    self.tables[first.table][key], self.tables[copy.table][twin]
+                ):
+                    raise BadInput(
+                        f"'{first.label}' and '{copy.label}' should be the same trunk"
+                        f" but differ in {shown(key)}"
+                    )
+        return first
 
     # --- the whole trunk, or why not ---
 
@@ -162,47 +177,45 @@ class FileContents:
         copy: bool = True,
     ) -> Checkpoint:
         """Return the whole trunk as a Checkpoint. BadInput names the first tensors that do not fit.
-        With `copy` False the tensors may still be the file's own memory."""
-        # 1. Is it whole, and is all known that its tensors do not tell?
+
+        With `copy` False the heads are left out, and the tensors may still be the file's own memory.
+        """
+        # 1. The trunk is whole, and everything is known that its tensors do not tell
         with _naming(self.path):
             self._refuse_unless_whole(trunk, allow_missing_statistics)
-            stem, pixels = _known_of(trunk, stem)
-        # 2. What is beside the trunk, and where it comes from
-        epochs, heads = self.epochs(), self._heads(trunk) if copy else {}
+            stem = _known_stem(trunk, stem)
+            pixels = _known_pixels(trunk)
+        # 2. Where it comes from
+        encoder = next(
+            name for name, trunks in self.encoders.items() if trunk in trunks
+        )
         provenance = {
             "name": self.path.name.split(".")[0],
             "source": self.path.name,
             "sha256": self.opened.sha256,
             "format": self.form.name if self.form else "unrecognised",
-            "encoder": next(
-                name for name, trunks in self.encoders.items() if trunk in trunks
-            ),
+            "encoder": encoder,
             "prefix": f"{trunk.table}:{trunk.prefix}" if trunk.table else trunk.prefix,
         }
         format_is_known = self.form is not None and self.form.method != "unknown"
         if trunk.metadata.pixels is None and not format_is_known:
             provenance[PIXELS_FROM] = assumed_pixels(trunk.arch, pixels, "the file")
-        # 3. The trunk
+        # 3. Its tensors
         tensors = trunk.assembled(self.tables[trunk.table])
-        if (
-            copy and self.opened.container == "torch zip"
-        ):  # the others are not mapped from the file
+        if copy and self.opened.container == "torch zip":
+            # Only a torch zip is mapped: its tensors would change with the file.
             tensors = {ours: tensor.clone() for ours, tensor in tensors.items()}
         if self.missing_statistics(trunk) == "all":
+            # These are the values of a batch norm before its first batch.
             provenance["statistics"] = "missing in the file: mean 0 and variance 1"
-            # As before the first batch
             for key, shape in trunk.shapes().items():
                 if is_statistic(key):
-                    tensors[key] = torch.full(
-                        shape, 1.0 if key.endswith("var") else 0.0
-                    )
+                    value = 1.0 if key.endswith("var") else 0.0
+                    tensors[key] = torch.full(shape, value)
+        # 4. A file that `exporting.write_detectron2` wrote holds everything about its checkpoint
         own = self._at_top("backbench")
-        if (
-            isinstance(own, Mapping)
-            and self.form is not None
-            and self.form.name == "detectron2"
-        ):
-            # `exporting.write_detectron2` wrote it, with all that is known about it
+        is_detectron2 = self.form is not None and self.form.name == "detectron2"
+        if isinstance(own, Mapping) and is_detectron2:
             if "name" not in own:
                 raise BadInput(
                     f"{self.path}: its header is incomplete (KeyError('name'))"
@@ -216,21 +229,23 @@ class FileContents:
             arch=trunk.arch,
             stem=stem,
             method=self.form.method if self.form else "unknown",
-            epochs=epochs,
+            epochs=self.epochs(),
             reading=trunk.reading(),
             state_dict=tensors,
-            heads=heads,
+            heads=self._heads(trunk) if copy else {},
             pixels=pixels,
             provenance=provenance | trunk.provenance(),
         )
 
     def _heads(self, trunk: TrunkInFile) -> dict[str, Tensor]:
-        """The trunk's projector and predictor, whose tensors are all in the file."""
+        """Copy the trunk's projector and predictor, as far as their elements are in the file."""
         table = self.tables[trunk.table]
-        others = [other for other in self.trunks if other is not trunk and other.prefix]
-        prefixes = tuple(other.prefix for other in others if other.table == trunk.table)
+        prefixes = []
+        for other in self.trunks:
+            if other is not trunk and other.prefix and other.table == trunk.table:
+                prefixes.append(other.prefix)
         heads = {}
-        for key in trunk.head_keys(table, prefixes):
+        for key in trunk.head_keys(table, tuple(prefixes)):
             if in_file(table[key]):
                 heads[unwrapped(key)] = table[key].detach().clone()
         return heads
@@ -238,6 +253,7 @@ class FileContents:
     def _refuse_unless_whole(
         self, trunk: TrunkInFile, allow_missing_statistics: bool
     ) -> None:
+        """BadInput names everything that keeps the trunk from being whole, and what may be meant."""
         problems = self.problems(trunk)
         if self.missing_statistics(trunk) == "all" and not allow_missing_statistics:
             raise BadInput(
@@ -251,146 +267,163 @@ class FileContents:
                 wrong.append(f"{len(keys)} {what}: {first_names(keys)}")
         if not wrong:
             return
-        near = ""
+        meant = ""
         if problems["missing"]:
-            # The file's own key that looks most like the first missing one. A key that a trunk of
-            # another table has taken is not meant either
+            # Suggest the file's own key that looks most like the first missing one. A key that a
+            # trunk of another table has taken is not meant.
             taken = {key for trunk in self.trunks for key in trunk.keys.values()}
             free = [key for _, key in self._free() if key not in taken]
             close = difflib.get_close_matches(
                 problems["missing"][0], free[:5000], 1, cutoff=0.8
             )
-            near = f" (is '{shown(close[0])}' meant?)" if close else ""
-        form = (
-            f"format {self.form.name}"
-            if self.form
-            else f"no known format{self._hint()}"
-        )
+            if close:
+                meant = f" (is '{shown(close[0])}' meant?)"
+        form = f"no known format{self._hint()}"
+        if self.form is not None:
+            form = f"format {self.form.name}"
         advice = trunk.if_misshaped if problems["of the wrong shape"] else ""
         raise BadInput(
-            f"'{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}{advice}"
+            f"'{trunk.label}' is not a whole {trunk.arch} ({form}):"
+            f" {'; '.join(wrong)}{meant}{advice}"
         )
 
     def problems(self, trunk: TrunkInFile) -> dict[str, list[str]]:
-        """Keys of the file (or `missing` ones) that keep the trunk from being whole."""
+        """Return the keys that keep the trunk from being whole, by what is wrong with them.
+
+        All are the file's own keys, but for the `missing` ones.
+        """
         if trunk.label in self._problems:
             return self._problems[trunk.label]
-        shapes, tensors = trunk.shapes(), self.tables[trunk.table]
-        misshaped, unusable = [], []
+        shapes = trunk.shapes()
+        tensors = self.tables[trunk.table]
+        # 1. Tensors that are there, but have another shape or cannot be computed with
+        misshaped = []
+        not_usable = []
         for ours, key in trunk.keys.items():
             tensor = tensors[key]
             if tuple(tensor.shape) != shapes[ours]:
                 misshaped.append(
                     f"{key} {tuple(tensor.shape)} instead of {shapes[ours]}"
                 )
-            elif reason := _unusable(ours, tensor):
-                unusable.append(f"{key} ({reason})")
+            elif reason := _why_unusable(ours, tensor):
+                not_usable.append(f"{key} ({reason})")
+        # 2. Tensors that are not there
         missing = trunk.missing
-        if (
-            self.missing_statistics(trunk) == "all"
-        ):  # refused or allowed as a whole, elsewhere
-            missing = [k for k in missing if not is_statistic(k)]
+        if self.missing_statistics(trunk) == "all":
+            # `checkpoint` refuses or allows the lack of all statistics as a whole.
+            missing = [key for key in missing if not is_statistic(key)]
         self._problems[trunk.label] = {
-            "missing": [trunk.prefix + trunk.name_in_file(k) for k in missing],
+            "missing": [trunk.prefix + trunk.name_in_file(key) for key in missing],
             "extra inside the trunk": list(trunk.extra),
             "of the wrong shape": misshaped,
-            "not usable": unusable + trunk.contradictions(tensors),
+            "not usable": not_usable + trunk.contradictions(tensors),
         }
         return self._problems[trunk.label]
 
     def missing_statistics(self, trunk: TrunkInFile) -> str:
-        """'all' where the file keeps no running mean and variance at all, 'none' or 'some'."""
-        wanted = [k for k in trunk.shapes() if is_statistic(k)]
-        absent = sum(k not in trunk.keys for k in wanted)
+        """Return how many running means and variances the file lacks: 'all', 'some' or 'none'."""
+        wanted = [key for key in trunk.shapes() if is_statistic(key)]
+        absent = [key for key in wanted if key not in trunk.keys]
         if not absent:
             return "none"
-        return "all" if absent == len(wanted) else "some"
+        return "all" if len(absent) == len(wanted) else "some"
 
     def epochs(self) -> int | None:
-        """Finished epochs, where the format counts them."""
+        """Return how many epochs were finished; None where the file does not tell."""
         if self.form is None:
             return None
         key, add = self.form.epoch
         value = self.tree
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        if (
-            isinstance(value, int)
-            and not isinstance(value, bool)
-            and 0 < value + add < 100_000
-        ):
-            return value + add
-        return None
+        # True is an int in Python, but no count.
+        if not isinstance(value, int) or isinstance(value, bool):
+            return None
+        finished = value + add
+        return finished if 0 < finished < 100_000 else None
 
     # --- the rest of the file ---
 
     def leftovers(self) -> list[dict[str, str | int]]:
-        """Tensors outside the trunks, by what they are for, with the first of each group."""
+        """Count the tensors outside the trunks, grouped by purpose, with an example of each group."""
         groups: dict[str, list[tuple[str, int]]] = {}
         for table, key in self._free():
             name = f"{table}: {key}" if table else key
             elements = self.tables[table][key].numel()
-            groups.setdefault(_group(table, key), []).append((name, elements))
+            groups.setdefault(_purpose(table, key), []).append((name, elements))
         out: list[dict[str, str | int]] = []
-        for group, some in sorted(groups.items()):
-            about = {"tensors": len(some), "elements": sum(count for _, count in some)}
-            out.append({"group": group, **about, "example": some[0][0]})
+        for purpose, tensors in sorted(groups.items()):
+            row: dict[str, str | int] = {
+                "group": purpose,
+                "tensors": len(tensors),
+                "elements": sum(elements for _, elements in tensors),
+                "example": tensors[0][0],
+            }
+            out.append(row)
         return out
 
     def _free(self) -> list[tuple[str, str]]:
-        """(table, key) of every tensor that belongs to no trunk."""
+        """List (table, key) of every tensor that belongs to no trunk."""
         taken = {
             (trunk.table, key) for trunk in self.trunks for key in trunk.keys.values()
         }
-        every = [
-            (table, key) for table, tensors in self.tables.items() for key in tensors
-        ]
-        return [place for place in every if place not in taken]
+        free = []
+        for table, tensors in self.tables.items():
+            free += [(table, key) for key in tensors if (table, key) not in taken]
+        return free
 
     def _at_top(self, key: str) -> object:
-        """A value at the top of the file; None where it is not there."""
+        """Return a value at the top of the file; None where it is not there."""
         return self.tree.get(key) if isinstance(self.tree, Mapping) else None
 
     def _hint(self) -> str:
-        """The known format that a file in no known format is most like, for messages."""
-        form = formats.nearest_format(self.tables) if self.form is None else None
+        """Name the format that a file in no known format is most like, for the end of a message."""
+        if self.form is not None:
+            return ""
+        form = formats.nearest_format(self.tables)
         if form is None:
             return ""
-        places = []
-        for specs in form.encoders.values():
-            prefixes = [spec.split(":")[-1] for spec in specs]
-            places += [f"{prefix}*" for prefix in prefixes if prefix][:2]
-        return f" (nearest format: {form.name}, with {', '.join(places)})"
+        examples = []
+        for places in form.encoders.values():
+            prefixes = [place.split(":")[-1] for place in places]
+            examples += [f"{prefix}*" for prefix in prefixes if prefix][:2]
+        return f" (nearest format: {form.name}, with {', '.join(examples)})"
 
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Puts the file's path before what is wrong with it."""
+    """Put the file's path before the message of a BadInput."""
     try:
         yield
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
 
-def _known_of(trunk: TrunkInFile, stem: str | None) -> tuple[str, Pixels]:
-    """The trunk's stem and pixels. BadInput with the option that says them where nothing else does."""
-    stem, pixels = trunk.stem(stem), trunk.metadata.pixels or trunk.pixels()
+def _known_stem(trunk: TrunkInFile, wanted: str | None) -> str:
+    """Return the trunk's stem. BadInput names the option that tells it where nothing else does."""
+    stem = trunk.stem(wanted)
     if stem is None:
         raise BadInput(
             "the first convolution is 3x3 and the file does not tell its padding; choose --stem conv3"
             " (padding 1: SimCLR, CLLR), conv3_p0 (MIO) or conv3_p2 (ARB, solo-learn)"
             f" {_IN_IMPORT}"
         )
+    return stem
+
+
+def _known_pixels(trunk: TrunkInFile) -> Pixels:
+    """Return the trunk's pixels. BadInput names the option that tells them where nothing else does."""
+    pixels = trunk.metadata.pixels or trunk.pixels()
     if pixels is None:
         raise BadInput(
             "neither the file nor one beside it tells the statistics of its pixels; choose"
             f" --pixels {' or '.join(PIXEL_CHOICES)} {_IN_IMPORT}"
         )
-    return stem, pixels
+    return pixels
 
 
-def _unusable(name: str, tensor: Tensor) -> str:
-    """Why a tensor cannot be `name` of a trunk; empty where it can."""
+def _why_unusable(name: str, tensor: Tensor) -> str:
+    """Say why a tensor cannot be the trunk's `name`; empty where it can."""
     if not in_file(tensor):
         return "its elements are not all in the file"
     if is_counter(name):
@@ -400,7 +433,8 @@ def _unusable(name: str, tensor: Tensor) -> str:
     return unusable(name, tensor)
 
 
-_GROUPS = (
+# Purpose -> parts of a name that tell it; the first that fits counts.
+_PURPOSES = (
     ("queue", ("queue", "memory_bank", "feature_bank")),
     ("predictor", ("predict",)),
     ("prototypes", ("prototype", "center", "last_layer")),
@@ -409,32 +443,32 @@ _GROUPS = (
 )
 
 
-def _group(table: str, key: str) -> str:
-    """The purpose of a tensor outside the trunk, judged by its name."""
+def _purpose(table: str, key: str) -> str:
+    """Guess the purpose of a tensor outside the trunk by its name."""
     if any(part in table.lower() for part in ("optim", "scheduler", "scaler", "amp")):
         return "optimiser"
     name = unwrapped(key).lower()
-    for group, words in _GROUPS:
-        if any(word in name for word in words):
-            return group
+    for purpose, parts in _PURPOSES:
+        if any(part in name for part in parts):
+            return purpose
     return "other"
 
 
 def tables_of(tree: Tree) -> Tables:
-    """Every dict of tensors under text keys in the file, by its dotted path ('': the file)."""
+    """Find every dict of tensors in the file, by its dotted path (the file's top has path '')."""
     out: Tables = {}
-    seen: set[int] = set()  # a file may refer to one object many times, or to itself
+    # A file may refer to one object many times, or to itself; each is walked once.
+    seen: set[int] = set()
 
     def walk(value: Tree, path: str, depth: int) -> None:
         if id(value) in seen or depth > DEEPEST:
             return
         if isinstance(value, Mapping):
             seen.add(id(value))
-            tensors = {
-                k: v
-                for k, v in value.items()
-                if isinstance(k, str) and isinstance(v, Tensor)
-            }
+            tensors = {}
+            for key, child in value.items():
+                if isinstance(key, str) and isinstance(child, Tensor):
+                    tensors[key] = child
             if tensors:
                 out[path] = tensors
             children: Iterable[tuple[object, object]] = value.items()

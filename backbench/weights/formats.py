@@ -1,5 +1,7 @@
-"""Recognises a file's published format, which must account for every trunk in it. If two formats
-fit, one must be a special case of the other (`refines`), or the file is refused."""
+"""Recognises a file's published format, which must account for every trunk in it.
+
+If two formats fit, one must be a special case of the other (`refines`), or the file is refused.
+"""
 
 import difflib
 import fnmatch
@@ -14,7 +16,7 @@ from backbench.weights.tensor_names import unwrapped
 
 __all__ = ["Format", "all_formats", "encoders_in", "nearest_format", "recognise"]
 
-# Where a place without a table is looked for
+# A place without a table may be in any of these.
 USUAL_TABLES = ("", "state_dict", "model", "model_state_dict", "net")
 
 
@@ -31,11 +33,11 @@ def all_formats() -> dict[str, Format]:
 
 def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Format | None:
     """Return the format of all trunks, or None. BadInput if several fit and none refines others."""
-    # 1. The file's other marks: the names of all tensors, and `@` of all entries.
+    # 1. The file's other marks: the names of all tensors, and '@key' for each entry at its top
     marks = {unwrapped(key) for tensors in tables.values() for key in tensors}
     if isinstance(tree, Mapping):
         marks |= {f"@{key}" for key in tree}
-    # 2. All formats that have a place for every trunk, and whose other marks are there.
+    # 2. All formats that have a place for every trunk, and whose other marks are there
     fitting: list[Format] = []
     for form in all_formats().values():
         if encoders_in(form, trunks) is None:
@@ -44,7 +46,7 @@ def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Format |
             continue
         if form.test is None or form.test(tables, trunks):
             fitting.append(form)
-    # 3. A format gives way to those that refine it; if two are left, nothing here can choose.
+    # 3. A format gives way to those that refine it; if two are left, nothing here can choose
     general = {name for form in fitting for name in form.refines}
     special = [form for form in fitting if form.name not in general]
     if len(special) > 1:
@@ -58,17 +60,15 @@ def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Format |
 def encoders_in(
     form: Format, trunks: list[TrunkInFile]
 ) -> dict[str, list[TrunkInFile]] | None:
-    """Encoder -> the trunks in its places; None where a trunk of the file has no place."""
+    """Return encoder -> the trunks in its places; None where a trunk of the file has no place."""
     encoder_at: dict[str, str] = {}
     for name, places in form.encoders.items():
         for place in places:
-            usual = (
-                [place]
-                if ":" in place
-                else [f"{table}:{place}" for table in USUAL_TABLES]
-            )
-            for each in usual:
-                encoder_at.setdefault(each, name)
+            if ":" in place:
+                encoder_at.setdefault(place, name)
+            else:
+                for table in USUAL_TABLES:
+                    encoder_at.setdefault(f"{table}:{place}", name)
     out: dict[str, list[TrunkInFile]] = {}
     for trunk in trunks:
         if trunk.dialect not in form.dialects or trunk.place not in encoder_at:
@@ -78,22 +78,26 @@ def encoders_in(
 
 
 def nearest_format(tables: Tables) -> Format | None:
-    """The format whose places look most like the prefixes in this file, for error messages."""
-    prefixes: dict[str, None] = {}  # in order, each once
+    """Return the format whose places look most like the prefixes in this file, for messages."""
+    # 1. The first words of the file's keys, in order, each once
+    first_words: dict[str, None] = {}
     for tensors in tables.values():
         for key in tensors:
-            prefixes[unwrapped(key[:200]).split(".")[0]] = None
-    best, score = (
-        None,
-        0.6,
-    )  # two that are less alike have nothing to do with one another
-    for form in (form for family in FAMILIES for form in family.formats):
-        places = [
-            place.split(":")[-1] for some in form.encoders.values() for place in some
-        ]
-        for start in (place.split(".")[0] for place in places if place):
-            for prefix in list(prefixes)[:100]:
-                ratio = difflib.SequenceMatcher(None, start, prefix).ratio()
-                if ratio > score:
-                    best, score = form, ratio
+            first_words[unwrapped(key[:200]).split(".")[0]] = None
+    # 2. The format with the most similar first word. Two words that are less alike than 0.6 have
+    # nothing to do with one another
+    best = None
+    best_ratio = 0.6
+    for family in FAMILIES:
+        for form in family.formats:
+            for places in form.encoders.values():
+                for place in places:
+                    expected = place.split(":")[-1].split(".")[0]
+                    if not expected:
+                        continue
+                    for word in list(first_words)[:100]:
+                        matcher = difflib.SequenceMatcher(None, expected, word)
+                        if matcher.ratio() > best_ratio:
+                            best = form
+                            best_ratio = matcher.ratio()
     return best

@@ -1,6 +1,9 @@
-"""Reads the header of a safetensors file, without its tensors. Layout: 8 bytes little-endian
-length, that many bytes of JSON (tensor -> dtype, shape, data_offsets; `__metadata__` -> texts),
-then the tensors. A Checkpoint describes itself in the metadata, under `about`."""
+"""Reads the header of a safetensors file, without its tensors.
+
+Such a file begins with a length (8 bytes, little-endian) and that many bytes of JSON (tensor ->
+dtype, shape, data_offsets; `__metadata__` -> texts). Then the tensors follow. A Checkpoint describes
+itself in the metadata, under `about`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +18,14 @@ LONGEST = 100_000_000  # bytes; no real header comes near
 
 @dataclass(frozen=True)
 class Header:
+    """What a header tells of its file."""
+
     about: Mapping[str, Any]  # empty for a file that is no Checkpoint
     size: int  # bytes that the whole file has when all its tensors are there
 
 
 def read(file: Path) -> Header | None:
-    """The header of a safetensors file; None for any other file."""
+    """Read the header of a safetensors file; None for any other file."""
     try:
         with opening.open_regular(file) as opened:
             length = int.from_bytes(opened.read(8), "little")
@@ -29,9 +34,9 @@ def read(file: Path) -> Header | None:
             entries = jsons.decode(opened.read(length))
         metadata = entries.pop("__metadata__", {})
         ends = [entry["data_offsets"][1] for entry in entries.values()]
-        about = (
-            jsons.decode(metadata["about"]) if metadata.get("format") == FORMAT else {}
-        )
+        about = {}
+        if metadata.get("format") == FORMAT:
+            about = jsons.decode(metadata["about"])
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
     if not isinstance(about, dict) or not all(type(end) is int for end in ends):
@@ -40,12 +45,12 @@ def read(file: Path) -> Header | None:
 
 
 def about(file: Path) -> Mapping[str, Any]:
-    """The description in a Checkpoint file; empty for any other file."""
+    """Return the description in a Checkpoint file; empty for any other file."""
     header = read(file)
     return header.about if header is not None else {}
 
 
 def digest(file: Path) -> str | None:
-    """The digest of the weights in one of our Checkpoint files; None for any other file."""
+    """Return the digest of the weights in a Checkpoint file; None for any other file."""
     digest = about(file).get("digest")
     return digest if isinstance(digest, str) else None

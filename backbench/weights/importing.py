@@ -1,6 +1,5 @@
 """Turns published checkpoint files, names of weights, and a program's modules into Checkpoints."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,19 +40,17 @@ def read(
     """Open a Checkpoint file or any published format (docs/checkpoints.md), executing none of it.
 
     `encoder` chooses among several trunks and `stem` among the paddings of a 3x3 first convolution;
-    `arch`, `reading`, `pixels` (`PIXEL_CHOICES`) and `pos` say what no file of a vision transformer
-    does; `method`, `epochs`, `name` and `published` override or add to the file. BadInput names the
+    `arch`, `reading`, `pixels` (`PIXEL_CHOICES`) and `pos` tell what no file of a vision transformer
+    tells; `method`, `epochs`, `name` and `published` override or add to the file. BadInput names the
     tensor, key or prefix for anything that is not exactly one whole trunk.
     """
-    asked = dataclasses.replace(
-        _metadata(arch, reading, pixels, pos), method=method or ""
-    )
+    asked = _metadata(arch, reading, pixels, pos, method)
     added: dict[str, object] = {}
     if published is not None:
         added["published"] = (
             published if isinstance(published, str) else list(published)
         )
-    # 1. A name stands for a cached file, or for a trunk that is drawn anew
+    # 1. `path` may be a name: of a cached file, or of a trunk that is drawn anew
     named = archs.named_weights(path, asked)
     if named is None:
         named = NamedWeights("", asked, Path(path))
@@ -62,20 +59,20 @@ def read(
             f"{path}: names one trunk; leave out the choice of encoder, stem, arch"
         )
     elif named.file is not None:
-        name, added["timm_weights"] = name or named.name, named.name
+        name = name or named.name
+        added["timm_weights"] = named.name
     # 2. The trunk: drawn, or from a file, ours or somebody else's
     if named.file is None:
         checkpoint = drawn(named.name, named.metadata)
     else:
-        opened, metadata = open_file(named.file), named.metadata
+        opened = open_file(named.file)
+        metadata = named.metadata
+        chosen = encoder is not None or stem is not None
         if opened.own_tensors is None:
-            found = FileContents(opened, metadata)
-            checkpoint = found.checkpoint(
-                found.choose(encoder), stem, allow_missing_statistics
-            )
-        elif (
-            encoder is not None or stem is not None or metadata.arch or metadata.pixels
-        ):
+            contents = FileContents(opened, metadata)
+            trunk = contents.choose(encoder)
+            checkpoint = contents.checkpoint(trunk, stem, allow_missing_statistics)
+        elif chosen or metadata.arch or metadata.pixels:
             raise BadInput(
                 f"{opened.path}: a backbench checkpoint holds one trunk; leave out the choice of"
                 " encoder, stem, arch and pixels"
@@ -83,43 +80,48 @@ def read(
         else:
             own = from_safetensors(opened.path, opened.own_tensors, opened.metadata)
             checkpoint = own.replace(reading=metadata.reading or own.reading)
-    # 3. Options that override what it tells
+    # 3. Options that override what the file tells
     if reading and checkpoint.reading != reading:
         raise BadInput(
             f"{path}: --reading {reading}: {checkpoint.arch} is read by '{checkpoint.reading}' alone;"
             " leave it out"
         )
-    if pos:  # the same tensors for images of other sizes make another trunk
+    if pos:
+        # The rule is part of the trunk's name: with another rule the same tensors give other
+        # features for images of other sizes.
         arch = checkpoint.family.with_options(checkpoint.arch, {"pos": pos})
         checkpoint = checkpoint.replace(arch=arch)
     return checkpoint.described(name, method, epochs, **added)
 
 
 def _metadata(
-    arch: str | None, reading: str | None, pixels: str | None, pos: str | None
+    arch: str | None,
+    reading: str | None,
+    pixels: str | None,
+    pos: str | None,
+    method: str | None,
 ) -> TrunkMetadata:
-    """The metadata on the command line. BadInput for values that do not exist."""
+    """Collect what the command line tells. BadInput for values that do not exist."""
     if arch and not archs.family_of(arch).named_for_files:
         raise BadInput(
             f"--arch {arch[:80]}: a trunk of this kind is known by its tensors; leave out --arch"
         )
     if reading and reading not in (readings.POOLED, readings.MAP):
-        readings.tokens(reading)
-    for option, value, allowed in (
-        ("pixels", pixels, PIXEL_CHOICES),
-        ("pos", pos, POSITION_RULES),
-    ):
-        if value and value not in allowed:
-            raise BadInput(f"--{option} {value[:40]}: expected {', '.join(allowed)}")
+        readings.tokens(reading)  # refuses what is no reading
+    if pixels and pixels not in PIXEL_CHOICES:
+        raise BadInput(f"--pixels {pixels[:40]}: expected {', '.join(PIXEL_CHOICES)}")
+    if pos and pos not in POSITION_RULES:
+        raise BadInput(f"--pos {pos[:40]}: expected {', '.join(POSITION_RULES)}")
     return TrunkMetadata(
         arch=arch or "",
         reading=reading or "",
         pixels=PIXELS[pixels] if pixels else None,
+        method=method or "",
     )
 
 
 def drawn(name: str, metadata: TrunkMetadata) -> Checkpoint:
-    """A checkpoint of random weights, the same each time."""
+    """Make a checkpoint of random weights, the same each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.seed_of("timm@random"))
         trunk = archs.build_trunk(metadata.arch, reading=metadata.reading)
@@ -136,36 +138,38 @@ def drawn(name: str, metadata: TrunkMetadata) -> Checkpoint:
 
 def checkpoint_of(module: nn.Module, pixels: Pixels | None = None) -> Checkpoint | None:
     """Return the checkpoint of a known family's module, or None. `pixels` override the family's."""
-    kind, reading, stem = (
-        type(module).__name__,
-        "",
-        "imagenet",
-    )  # a family without stems knows it
+    module_class = type(module).__name__
+    stem = "imagenet"  # a family without stems takes this for its own
+    reading = ""
     given: tuple[str, Pixels] | None = None
+    # 1. The trunk that the module is: one that its own name builds, or one that a family knows
     if isinstance(module, Trunk):
-        kind = type(getattr(module, "model", module)).__name__
-        try:  # a trunk that its name builds
+        module_class = type(getattr(module, "model", module)).__name__
+        try:
             arch, stem = archs.canonical(
                 getattr(module, "arch", ""), getattr(module, "stem", NATIVE)
             )
-            given, reading = (arch, archs.default_pixels(arch)), module.reading
+            given = arch, archs.default_pixels(arch)
+            reading = module.reading
         except BadInput:
-            pass  # its family gives it one
+            # No name builds it; `of_module` gives it one.
+            pass
     for family in archs.FAMILIES:
         given = given or family.of_module(module)
     if given is None:
         return None
     arch, own_pixels = given
-    name, state_dict = kind, module.state_dict()
-    if not isinstance(
-        module, Trunk
-    ):  # timm's, whose classifier is not part of the trunk
-        name, inside = arch.rpartition(":")[2], archs.tensors(arch, stem)
-        state_dict = {
-            key: tensor for key, tensor in state_dict.items() if key in inside
-        }
-    provenance = {"name": name, "source": f"module {kind}"}
-    if pixels is None and not archs.family_of(arch).elsewhere:  # no name has this one's
+    # 2. Its weights
+    name = module_class
+    state_dict = module.state_dict()
+    if not isinstance(module, Trunk):
+        # The module is timm's; its classifier is not part of the trunk.
+        name = arch.rpartition(":")[2]
+        inside = archs.tensors(arch, stem)
+        state_dict = {key: value for key, value in state_dict.items() if key in inside}
+    # 3. Where they come from. A module that other processes cannot build has no usual pixels
+    provenance = {"name": name, "source": f"module {module_class}"}
+    if pixels is None and not archs.family_of(arch).elsewhere:
         provenance[PIXELS_FROM] = assumed_pixels(arch, own_pixels, "the module")
     return Checkpoint(
         arch=arch,

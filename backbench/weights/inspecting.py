@@ -1,4 +1,4 @@
-"""The report on a weight file, whole or not, behind `backbench inspect`."""
+"""Writes the report of `backbench inspect` on a weight file, whether its trunks are whole or not."""
 
 import math
 from collections.abc import Mapping
@@ -17,38 +17,40 @@ from backbench.weights.weight_file import open_file
 
 
 class EncoderReport(TypedDict):
-    """One trunk of the file."""
+    """What is known of one trunk of the file."""
 
     encoder: str
     default: bool
     table: str
     prefix: str
-    names: str
+    names: str  # the dialect
     arch: str
     stem: str
-    matched: int
-    expected: int
+    matched: int  # tensors that are there
+    expected: int  # tensors of a whole trunk
     absent_counters: int
-    missing_statistics: str
+    missing_statistics: str  # 'all', 'some' or 'none'
     problems: dict[str, list[str]]
     untrained: list[str]
 
 
 class Allows(TypedDict):
-    """Uses that the trunk allows."""
+    """How the trunk can be used."""
 
     reading: str
     feature_dim: int
-    size: int | None  # the only side of an image that it takes
-    divisor: int
-    strides: list[int]  # of its maps; none: no detection
-    positions: (
-        str  # the rule by which its authors resize position embeddings, if it is known
-    )
+    size: int | None  # the only side of an image that it takes, in pixels; None: any
+    divisor: int  # both sides of an image must be multiples of it
+    strides: list[
+        int
+    ]  # the strides of its maps; empty: it cannot be used for detection
+    # The rule by which its authors resize position embeddings; empty: unknown
+    positions: str
 
 
 class Report(TypedDict, total=False):
-    """A JSON-able report: `importable` with the Checkpoint's own fields, else `why_not`."""
+    """A report that JSON can hold. If `importable`, it has the Checkpoint's own fields, else
+    `why_not`."""
 
     file: str
     bytes: int
@@ -69,7 +71,7 @@ class Report(TypedDict, total=False):
 
 
 def inspect(path: str | Path) -> Report:
-    """The report on a file. BadInput only where it cannot be opened as weights at all."""
+    """Report on a file. BadInput only where it cannot be opened as weights at all."""
     report: Report = {
         "format": None,
         "source": None,
@@ -79,21 +81,23 @@ def inspect(path: str | Path) -> Report:
     }
     metadata = TrunkMetadata()
     named = archs.named_weights(path, metadata)
-    # 1. A name of random weights
+    # 1. A name may stand for random weights
     if named is not None and named.file is None:
         drawn = importing.drawn(named.name, named.metadata)
-        report["file"], report["container"] = str(path), "no file: drawn anew"
-        report["bytes"] = sum(
-            t.numel() * t.element_size() for t in drawn.state_dict.values()
-        )
+        report["file"] = str(path)
+        report["container"] = "no file: drawn anew"
+        report["bytes"] = sum(t.nbytes for t in drawn.state_dict.values())
         report["format"] = "backbench" if drawn.family.tensors_say_all else "timm"
         return _importable(report, drawn)
     # 2. One of our own files
     if named is not None and named.file is not None:
-        path, metadata = named.file, named.metadata
+        path = named.file
+        metadata = named.metadata
     opened = open_file(path)
-    report["file"], report["container"] = str(opened.path), opened.container
-    report["bytes"], report["sha256"] = opened.size, opened.sha256
+    report["file"] = str(opened.path)
+    report["container"] = opened.container
+    report["bytes"] = opened.size
+    report["sha256"] = opened.sha256
     if opened.own_tensors is not None:
         own = from_safetensors(opened.path, opened.own_tensors, opened.metadata)
         whole = _encoder("trunk", True, own.arch, own.stem, own.state_dict)
@@ -104,13 +108,10 @@ def inspect(path: str | Path) -> Report:
     contents = FileContents(opened, metadata)
     report["encoders"] = _encoders(contents)
     report["leftovers"] = contents.leftovers()
-    known = contents.form
-    if known is not None:
-        report |= {
-            "format": known.name,
-            "source": known.source,
-            "also": known.also or None,
-        }
+    if contents.form is not None:
+        report["format"] = contents.form.name
+        report["source"] = contents.form.source
+        report["also"] = contents.form.also or None
     try:
         checkpoint = contents.checkpoint(contents.choose(), copy=False)
     except BadInput as error:
@@ -119,7 +120,7 @@ def inspect(path: str | Path) -> Report:
 
 
 def _importable(report: Report, checkpoint: Checkpoint) -> Report:
-    """The report with what the whole checkpoint is, and the uses that its trunk allows."""
+    """Complete the report with the checkpoint's own fields, and the uses that its trunk allows."""
     trunk = checkpoint.family.blank(
         checkpoint.arch, checkpoint.stem, checkpoint.reading
     )
@@ -136,33 +137,29 @@ def _importable(report: Report, checkpoint: Checkpoint) -> Report:
 
 
 def _encoders(contents: FileContents) -> list[EncoderReport]:
-    """Every trunk of the file, whole or not."""
+    """Report on every trunk of the file, whole or not."""
     out = []
     for name, trunks in contents.encoders.items():
+        is_default = name == contents.default_encoder()
         for trunk in trunks:
-            tensors, shapes = contents.tables[trunk.table], trunk.shapes()
-            here = {
-                ours: tensors[key]
-                for ours, key in trunk.keys.items()
-                if in_file(tensors[key])
-            }
+            tensors = contents.tables[trunk.table]
+            shapes = trunk.shapes()
+            state_dict = {}
+            for ours, key in trunk.keys.items():
+                if in_file(tensors[key]):
+                    state_dict[ours] = tensors[key]
             stem = trunk.stem() or "3x3, padding unknown"
-            row = _encoder(
-                name, name == contents.default_encoder(), trunk.arch, stem, here
-            )
-            row["table"], row["prefix"], row["names"] = (
-                trunk.table,
-                trunk.prefix,
-                trunk.dialect,
-            )
-            row["matched"], row["expected"] = len(trunk.keys), len(shapes)
-            row["absent_counters"] = sum(
-                is_counter(k) and k not in trunk.keys for k in shapes
-            )
+            row = _encoder(name, is_default, trunk.arch, stem, state_dict)
+            row["table"] = trunk.table
+            row["prefix"] = trunk.prefix
+            row["names"] = trunk.dialect
+            row["matched"] = len(trunk.keys)
+            row["expected"] = len(shapes)
+            absent = [key for key in shapes if key not in trunk.keys]
+            row["absent_counters"] = len([key for key in absent if is_counter(key)])
             row["missing_statistics"] = contents.missing_statistics(trunk)
-            row["problems"] = {
-                k: keys for k, keys in contents.problems(trunk).items() if keys
-            }
+            problems = contents.problems(trunk)
+            row["problems"] = {kind: keys for kind, keys in problems.items() if keys}
             out.append(row)
     return out
 
@@ -170,7 +167,7 @@ def _encoders(contents: FileContents) -> list[EncoderReport]:
 def _encoder(
     name: str, default: bool, arch: str, stem: str, state_dict: Mapping[str, Tensor]
 ) -> EncoderReport:
-    """A trunk that is whole, at the top of its file."""
+    """Report on a trunk as if it were whole and at the top of its file."""
     return {
         "encoder": name,
         "default": default,
@@ -189,16 +186,16 @@ def _encoder(
 
 
 def untrained_signs(state_dict: Mapping[str, Tensor]) -> list[str]:
-    """Signs that a trunk was never trained; empty for a trained one."""
+    """Return signs that a trunk was never trained; empty for a trained one."""
     signs = []
-    # A network that saw one batch has running variances other than 1.
+    # One batch in training mode moves the running variances away from 1.
     variances = [v for k, v in state_dict.items() if k.endswith("running_var")]
     if variances and all(bool((v == 1).all()) for v in variances):
         signs.append(
             "every running variance is 1: no batch was ever seen in training mode"
         )
     # torchvision draws every convolution from N(0, 2 / fan_out). Training moves the standard
-    # deviations, so all of them within 2% of it is no accident.
+    # deviations; if all of them are still within 2%, there was none.
     ratios = []
     for weight in state_dict.values():
         if weight.dim() == 4:
@@ -206,7 +203,7 @@ def untrained_signs(state_dict: Mapping[str, Tensor]) -> list[str]:
             ratios.append(float(weight.float().std()) / math.sqrt(2 / fan_out))
     if ratios and all(abs(ratio - 1) < 0.02 for ratio in ratios):
         signs.append("every convolution has the scale of its initialisation")
-    # Norms start at 1 (or at 0, the last of a block with zero_init_residual).
+    # The weights of norms start at 1; with zero_init_residual, the last of each block starts at 0.
     scales = [v for k, v in state_dict.items() if k.endswith("weight") and v.dim() == 1]
     if scales and all(bool(((v == 1) | (v == 0)).all()) for v in scales):
         signs.append("every norm's weight is 1 or 0")

@@ -1,4 +1,4 @@
-"""Names of tensors: wrappers' prefixes, batch norms' buffers, Detectron2's names, how to print them."""
+"""Names of tensors: batch norms' buffers, wrappers' prefixes, Detectron2's names, and their printing."""
 
 import re
 from collections.abc import Iterable
@@ -17,12 +17,13 @@ def is_statistic(name: str) -> bool:
 
 
 def unwrapped(key: str) -> str:
-    """The key without what DistributedDataParallel and torch.compile put before it."""
+    """Return the key without what DistributedDataParallel and torch.compile put before it."""
     return re.sub(r"^((module|_orig_mod)\.)+", "", key)
 
 
 def detectron2_name(key: str) -> str:
-    """layer1.0.bn2.weight -> res2.0.conv2.norm.weight (detectron2/modeling/backbone/resnet.py)."""
+    """Translate torchvision's name to Detectron2's, layer1.0.bn2.weight to res2.0.conv2.norm.weight
+    (detectron2/modeling/backbone/resnet.py)."""
     parts = key.split(".")
     if parts[0] == "conv1":
         return f"stem.{key}"
@@ -30,15 +31,17 @@ def detectron2_name(key: str) -> str:
         return f"stem.conv1.norm.{parts[1]}"
     stage, block, part, *rest = parts
     if part == "downsample":
-        name = {"0": "shortcut", "1": "shortcut.norm"}[rest.pop(0)]
+        # downsample.0 is the convolution, downsample.1 the norm.
+        number, *rest = rest
+        name = "shortcut" if number == "0" else "shortcut.norm"
     else:
-        # A norm belongs to the convolution it follows
+        # A norm belongs to the convolution that it follows.
         name = re.sub(r"^bn(\d)$", r"conv\1.norm", part)
     return ".".join([f"res{int(stage[-1]) + 1}", block, name, *rest])
 
 
 def first_names(items: Iterable[str], count: int = 3) -> str:
-    """'a, b, c and 7 more'"""
+    """List the first names as text: 'a, b, c and 7 more'."""
     listed = [shown(item, 150) for item in items]
     more = f" and {len(listed) - count} more" if len(listed) > count else ""
     return ", ".join(listed[:count]) + more

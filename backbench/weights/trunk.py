@@ -1,4 +1,4 @@
-"""The interface of a trunk: pretraining, probes, finetuning and detection all use it."""
+"""Defines the interface of a trunk, which pretraining, probes, finetuning and detection all use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,30 +13,28 @@ from backbench.images.preprocess import Pixels
 
 
 class Trunk(nn.Module, ABC):
-    """An image encoder without a head. `arch` and `stem` name it in recipes and checkpoints; its
-    state dict holds these names and nothing else. `reading` is the part of its output that is the
-    feature (`readings`), `feature_dim` that feature's width. `strides` and `widths` describe the
-    maps of `stages` (empty: none). `size` is the only image side that it takes, in pixels (None:
-    any); both sides must be multiples of `divisor`."""
+    """A trunk is an image encoder without a head. Its state dict has the names that a checkpoint of
+    its `arch` has, and nothing else."""
 
-    arch: str
+    arch: str  # with `stem`, its name in recipes and checkpoints
     stem: str
-    feature_dim: int
-    reading: str = "pooled"
+    feature_dim: int  # the width of a feature
+    reading: str = "pooled"  # the part of its output that is the feature (`readings`)
+    # Of the maps that `stages` returns; empty if there are none
     strides: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
-    size: int | None = None
+    size: int | None = None  # the only side of an image that it takes, in pixels
     # The side of the images on which it was trained, where its library says so
     trained_size: int | None = None
-    divisor: int = 1
-    # The user's own name for what a trunk that no file tells computes: its forward function
+    divisor: int = 1  # both sides of an image must be multiples of it
+    # The user's own name for the forward function of a trunk that no file describes
     identity: str = ""
-    # How its maps lie in memory where it is fastest: channels last pays for convolutions
+    # The layout of its maps in memory with which it is fastest; channels last pays for convolutions
     memory_format: torch.memory_format = torch.contiguous_format
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """Images (N, 3, H, W), normalised -> features (N, feature_dim)."""
+        """Map normalised images (N, 3, H, W) to features (N, feature_dim)."""
 
     @abstractmethod
     def stages(self, x: Tensor) -> list[Tensor]:
@@ -44,7 +42,7 @@ class Trunk(nn.Module, ABC):
         strides 4, 8, 16, 32, or the one grid of patch tokens of a plain vision transformer."""
 
     def tokens(self, x: Tensor) -> Tensor:
-        """Images (N, 3, H, W) -> (N, h, w, C): the last map, a token for each of its places."""
+        """Map images (N, 3, H, W) to tokens (N, h, w, C), one for each place of the last map."""
         return self.stages(x)[-1].permute(0, 2, 3, 1)
 
     @property
@@ -53,23 +51,29 @@ class Trunk(nn.Module, ABC):
         return self.widths[-1] if self.widths else self.feature_dim
 
     def multiply_adds(self, side: int) -> int | None:
-        """Return those of the features of a `side` x `side` image. None: they are counted in a
-        forward pass without elements, for which torch loads its compiler (a second)."""
+        """Return how many multiply-adds the features of a `side` x `side` image take.
+
+        For None they are counted in a forward pass without elements. That works for any trunk, but
+        torch loads its compiler for it, which takes a second.
+        """
         return None
 
     def zero_residuals(self) -> None:
         """Let each residual block begin as the identity, if the trunk knows how."""
 
     def fuse(self) -> None:
-        """Merge, in place, what is one map in eval(): for trunks that only give features."""
+        """Merge modules in place that are one linear map in eval(), such as a convolution and its
+        norm. The trunk can then only give features."""
 
     def dilate(self, stride: int) -> None:
-        """Give the last map, in place, a stride of at most `stride`, if the trunk can: dilation for
-        strides, which adds places and changes none."""
+        """Give the last map, in place, a stride of at most `stride`, if the trunk can.
+
+        Strides are replaced by dilation, which adds places to the map and keeps the others.
+        """
 
     def depths(self) -> dict[str, int]:
-        """Return parameter -> its layer, counted from the input, for rates that decay with depth
-        (BEiT, arXiv:2106.08254, appendix)."""
+        """Return parameter -> its layer, counted from the input, for learning rates that decay with
+        depth (BEiT, arXiv:2106.08254, appendix)."""
         raise BadInput(f"{self.arch} does not say which layers its parameters are of")
 
     def undecayed(self) -> set[str]:
@@ -80,21 +84,25 @@ class Trunk(nn.Module, ABC):
         }
 
     def refuse_size(self, height: int, width: int) -> None:
-        """BadInput for images that it does not take."""
+        """Raise BadInput for images of a size that it does not take."""
         if self.size is not None and (height, width) != (self.size, self.size):
-            sides = f"{self.size} x {self.size} pixels, not {height} x {width}"
-            raise BadInput(f"{self.arch} takes images of {sides}; {self.other_sizes()}")
+            raise BadInput(
+                f"{self.arch} takes images of {self.size} x {self.size} pixels, not"
+                f" {height} x {width}; {self.other_sizes()}"
+            )
         if height % self.divisor or width % self.divisor:
-            sides = f"multiples of {self.divisor}, not {height} x {width}"
-            raise BadInput(f"{self.arch} takes images whose sides are {sides}")
+            raise BadInput(
+                f"{self.arch} takes images whose sides are multiples of {self.divisor}, not"
+                f" {height} x {width}"
+            )
 
     def other_sizes(self) -> str:
-        """Advice to a user who has images of another size."""
+        """Advise a user who has images of another size."""
         return "use a protocol of that size"
 
 
 class WrappedTrunk(Trunk):
-    """A trunk around somebody else's module, whose state dict has that module's names."""
+    """A trunk around somebody else's module. Its state dict has that module's names."""
 
     model: Any  # nn.Module alone would know none of its attributes
 
@@ -105,30 +113,37 @@ class WrappedTrunk(Trunk):
         self.register_load_state_dict_pre_hook(_with_prefix)
 
 
+# What the attribute `model` adds to the names of a wrapped trunk. `prefix` below is what modules
+# around the trunk add.
 _INSIDE = "model."
 
 
 def _without_prefix(
     module: nn.Module, state: dict[str, object], prefix: str, _: object
 ) -> None:
-    """model.blocks.0 -> blocks.0, in a state dict that is being made."""
-    for key in [k for k in state if k.startswith(prefix + _INSIDE)]:
-        state[prefix + key[len(prefix + _INSIDE) :]] = state.pop(key)
+    """Rename model.blocks.0 to blocks.0, in a state dict that is being made."""
+    for key in list(state):
+        if key.startswith(prefix + _INSIDE):
+            state[prefix + key.removeprefix(prefix + _INSIDE)] = state.pop(key)
 
 
 def _with_prefix(
     module: nn.Module, state: dict[str, object], prefix: str, *others: object
 ) -> None:
-    """blocks.0 -> model.blocks.0, in a state dict that is being loaded."""
-    for key in [k for k in state if k.startswith(prefix)]:
-        state[prefix + _INSIDE + key[len(prefix) :]] = state.pop(key)
+    """Rename blocks.0 to model.blocks.0, in a state dict that is being loaded."""
+    for key in list(state):
+        if key.startswith(prefix):
+            state[prefix + _INSIDE + key.removeprefix(prefix)] = state.pop(key)
 
 
 class ModuleTrunk(WrappedTrunk):
-    """Any torch module as a trunk. `features(module, images)` gives (N, feature_dim), by default
-    the module's output; `stages` gives its maps, if any, with their `strides` and `widths`.
-    `identity` names all that it computes beside its weights ("mean of the last two layers, v1").
-    Only under it are features kept and do numbers share a row, also across processes."""
+    """Any torch module as a trunk.
+
+    `features(module, images)` gives features (N, feature_dim); by default they are the module's
+    output. `stages(module, images)` gives its maps, if any, with their `strides` and `widths`.
+    `identity` names everything that it computes beside its weights ("mean of the last two layers,
+    v1"). Without it, features are not kept, and no numbers of two modules share a row.
+    """
 
     def __init__(
         self,
@@ -145,26 +160,30 @@ class ModuleTrunk(WrappedTrunk):
     ) -> None:
         super().__init__(module)
         self.identity = identity
-        self.feature_dim, self.size, self.divisor = feature_dim, size, divisor
-        self.strides, self.widths = tuple(strides), tuple(widths)
-        self._features, self._stages = features, stages
-        if len(self.strides) != len(self.widths) or bool(self.strides) != (
-            stages is not None
-        ):
+        self.feature_dim = feature_dim
+        self.size = size
+        self.divisor = divisor
+        self.strides = tuple(strides)
+        self.widths = tuple(widths)
+        self._features = features
+        self._stages = stages
+        has_maps = stages is not None
+        if len(self.strides) != len(self.widths) or bool(self.strides) != has_maps:
             raise BadInput(
                 "a trunk's `stages` come with one stride and one width for each map"
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        given = (
-            self.model(x) if self._features is None else self._features(self.model, x)
-        )
-        if given.ndim != 2 or given.shape[1] != self.feature_dim:
-            shapes = f"{tuple(given.shape)} for {len(x)} images, not ({len(x)}, {self.feature_dim})"
+        if self._features is None:
+            features = self.model(x)
+        else:
+            features = self._features(self.model, x)
+        if features.ndim != 2 or features.shape[1] != self.feature_dim:
             raise BadInput(
-                f"{self.arch} gives features {shapes}; say how to read it by `features`"
+                f"{self.arch} gives features {tuple(features.shape)} for {len(x)} images, not"
+                f" ({len(x)}, {self.feature_dim}); say how to read it by `features`"
             )
-        return given
+        return features
 
     def stages(self, x: Tensor) -> list[Tensor]:
         if self._stages is None:
@@ -174,9 +193,9 @@ class ModuleTrunk(WrappedTrunk):
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledTrunk:
-    """A plugin's trunk: `build` draws fresh weights; `pixels` are those it was trained with."""
+    """A plugin offers a trunk by one of these."""
 
     name: str
-    build: Callable[[], Trunk]
-    pixels: Pixels = field(default_factory=Pixels)
+    build: Callable[[], Trunk]  # draws fresh weights
+    pixels: Pixels = field(default_factory=Pixels)  # those that it was trained with
     about: Mapping[str, str] = field(default_factory=dict)

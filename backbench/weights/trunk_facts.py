@@ -1,4 +1,4 @@
-"""Costs that a comparison of trunks needs beside the score: parameters, multiply-adds an image."""
+"""Counts what a trunk costs, which a comparison needs beside the score: parameters, multiply-adds."""
 
 import functools
 from collections.abc import Callable
@@ -14,15 +14,14 @@ Facts = dict[str, str | int | float | list[int] | None]
 
 
 def facts(checkpoint: Checkpoint, side: int) -> Facts:
-    """Return a checkpoint's costs. `gflops`: billions of multiply-adds for the features of one side
-    x side image, as fvcore counts them (a ResNet-50 at 224: 4.1); None if not countable."""
+    """Return a checkpoint's costs. `gflops` are billions of multiply-adds for the features of one
+    side x side image, as fvcore counts them (4.1 for a ResNet-50 at 224); None if not countable."""
+    gflops = _of_features(checkpoint.arch, checkpoint.stem, checkpoint.reading, side)
     return {
         "reading": checkpoint.reading,
         "parameters": checkpoint.parameters,
         "side": side,
-        "gflops": _of_features(
-            checkpoint.arch, checkpoint.stem, checkpoint.reading, side
-        ),
+        "gflops": gflops,
     }
 
 
@@ -31,8 +30,8 @@ def of_maps(
     sides: tuple[int, int],
     given: Callable[[Tensor, Trunk], Tensor],
 ) -> Facts:
-    """Return the costs of a trunk in a detector: `gflops` are those of its maps alone, for one
-    image of `sides` = (height, width) pixels; `given` makes its input of the detector's images."""
+    """Return the costs of a trunk in a detector: `gflops` are those of its maps alone, for one image
+    of `sides` = (height, width) pixels. `given` makes the trunk's input of the detector's images."""
     trunk = checkpoint.family.blank(
         checkpoint.arch, checkpoint.stem, checkpoint.reading
     )
@@ -44,16 +43,20 @@ def of_maps(
 def _of_features(arch: str, stem: str, reading: str, side: int) -> float | None:
     trunk = archs.family_of(arch).blank(arch, stem, reading)
     known = trunk.multiply_adds(side)
-    return _gflops(trunk, (side, side)) if known is None else round(known / 1e9, 4)
+    if known is None:
+        return _gflops(trunk, (side, side))
+    return round(known / 1e9, 4)
 
 
 def _gflops(call: Callable[[Tensor], object], sides: tuple[int, int]) -> float | None:
-    """Billions of multiply-adds of `call` for one image, on tensors without elements."""
+    """Count the multiply-adds of `call` for one image without elements, in billions."""
     from torch.utils.flop_counter import FlopCounterMode
 
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             call(torch.empty(1, 3, *sides, device="meta"))
-    except Exception:  # whatever a stranger's module does without elements
+    except Exception:
+        # A stranger's module may raise anything on tensors without elements.
         return None
-    return round(counter.get_total_flops() / 2e9, 4)  # it counts both of a multiply-add
+    # torch counts the multiplication and the addition each.
+    return round(counter.get_total_flops() / 2e9, 4)

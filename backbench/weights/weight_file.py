@@ -1,7 +1,10 @@
-"""Opens a weight file from elsewhere (torch zip, legacy torch, pickle, safetensors) as plain
-values. Nothing in it is executed: torch's `weights_only` unpickler reads torch files, the
-restricted one below other pickles. Both replace the classes in `STAND_INS`, known by name only, by
-inert values. Every way in which a file can be broken is a BadInput of one line."""
+"""Opens a weight file from elsewhere (torch zip, legacy torch, pickle, safetensors) as plain values.
+
+Nothing in it is executed: torch's `weights_only` unpickler reads torch files, and
+`untrusted.pickles` reads other pickles. In torch files the classes that `STAND_INS` lists by name
+become inert values; every other class is refused. However a file is broken, the error is a BadInput
+of one line.
+"""
 
 import hashlib
 import io
@@ -22,7 +25,9 @@ from backbench.untrusted import opening, pickles
 from backbench.weights.family import Tree
 from backbench.weights.header import FORMAT
 
-_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch before 1.6: its magic number, pickled
+# A file of torch before 1.6 begins with its magic number, pickled.
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# First bytes of files that are often taken for weights -> what such a file is
 _NOT_WEIGHTS = (
     (
         b"version https://git-lfs",
@@ -35,11 +40,12 @@ _NOT_WEIGHTS = (
     (b"7z\xbc\xaf", "a 7-zip archive: unpack it first"),
     (b"\x89HDF", "an HDF5 file: Keras weights are not read"),
 )
-_CHUNK = 1 << 20
+_CHUNK = 1 << 20  # bytes read at once
 
 
 class Inert:
-    """Stands in for an object of a package that is not imported: takes anything, keeps nothing."""
+    """An inert object stands for one of a package that is not imported. It takes anything and keeps
+    nothing."""
 
     def __new__(cls, *args: object, **kwargs: object) -> "Inert":
         return super().__new__(cls)
@@ -51,33 +57,42 @@ class Inert:
         pass
 
 
-# Published files name these beside tensors and plain values. The names are all that is known of
-# these packages.
+# Published files name these beside tensors and plain values. Only their names are known here: the
+# packages are not imported, and even `builtins.getattr` becomes an `Inert`.
 _INERT = (
-    "argparse.Namespace",  # arguments: facebookresearch/dino main_dino.py, timm, torchvision's references
-    *("pathlib.PosixPath", "pathlib._local.PosixPath"),
+    # Arguments: facebookresearch/dino main_dino.py, timm, torchvision's references
+    "argparse.Namespace",
+    "pathlib.PosixPath",
+    "pathlib._local.PosixPath",
     # numpy scalars and arrays among the metrics that mmengine, VISSL and Lightning save
-    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
-    *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"),
-    *(
-        "numpy.ndarray",
-        "numpy.dtype",
-        "numpy.dtypes.Float64DType",
-        "numpy.dtypes.Float32DType",
-    ),
-    *("numpy.dtypes.Int64DType", "numpy.dtypes.Int32DType", "numpy.dtypes.BoolDType"),
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.ndarray",
+    "numpy.dtype",
+    "numpy.dtypes.Float64DType",
+    "numpy.dtypes.Float32DType",
+    "numpy.dtypes.Int64DType",
+    "numpy.dtypes.Int32DType",
+    "numpy.dtypes.BoolDType",
     # mmengine's message hub
-    *("mmengine.logging.history_buffer.HistoryBuffer", "builtins.getattr"),
-    # hyper-parameters and callbacks in Lightning's files; solo-learn's are omegaconf's
+    "mmengine.logging.history_buffer.HistoryBuffer",
+    "builtins.getattr",
+    # Hyper-parameters and callbacks in Lightning's files; solo-learn's are omegaconf's
     "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
-    *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig"),
-    *(
-        "omegaconf.nodes.AnyNode",
-        "omegaconf.base.Metadata",
-        "omegaconf.base.ContainerMetadata",
-    ),
-    *("typing.Any", "builtins.dict", "builtins.list", "builtins.int", "builtins.float"),
-    *("builtins.str", "builtins.bool"),
+    "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig",
+    "omegaconf.nodes.AnyNode",
+    "omegaconf.base.Metadata",
+    "omegaconf.base.ContainerMetadata",
+    "typing.Any",
+    "builtins.dict",
+    "builtins.list",
+    "builtins.int",
+    "builtins.float",
+    "builtins.str",
+    "builtins.bool",
 )
 _DICTS = (
     "pytorch_lightning.utilities.parsing.AttributeDict",
@@ -87,20 +102,21 @@ _DICTS = (
 STAND_INS: dict[str, Callable[..., object]] = {
     **dict.fromkeys(_INERT, Inert),
     **dict.fromkeys(_DICTS, dict),
+    # Its factory is never called.
     "collections.defaultdict": lambda *_: {},
 }
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A file's content."""
+    """What an opened file holds."""
 
     path: Path
     container: str  # torch zip | torch legacy | pickle | safetensors
     sha256: str
-    size: int
+    size: int  # bytes
     tree: Tree
-    metadata: Mapping[str, str]  # safetensors only
+    metadata: Mapping[str, str]  # empty but for safetensors
 
     @property
     def own_tensors(self) -> dict[str, torch.Tensor] | None:
@@ -113,9 +129,10 @@ class Opened:
 def open_file(path: str | Path) -> Opened:
     """Read any weight file safely. BadInput names the file and what is wrong with it."""
     path = Path(path)
+    if path.is_dir():
+        raise BadInput(f"{path}: is a folder, not a weight file")
     if not path.is_file():
-        said = "is a folder, not a weight file" if path.is_dir() else "no such file"
-        raise BadInput(f"{path}: {said}")
+        raise BadInput(f"{path}: no such file")
     size = path.stat().st_size
     if size == 0:
         raise BadInput(f"{path}: the file is empty")
@@ -142,14 +159,13 @@ def open_file(path: str | Path) -> Opened:
         return Opened(path, container, sha256, size, tree, metadata)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
-    except (
-        Exception
-    ) as error:  # whatever a broken file provokes in torch, numpy or pickle
+    except Exception as error:
+        # A broken file may provoke any error in torch, numpy or pickle.
         raise BadInput(f"{path}: {_explain(error)}") from None
 
 
 def safetensors_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors of a safetensors file, and its metadata."""
+    """Return the tensors of a safetensors file, and its metadata."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -158,17 +174,18 @@ def safetensors_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]
 
 
 def _container(path: Path, size: int) -> str:
-    """The kind of the file, by its first bytes. BadInput for what holds no weights."""
+    """Tell the kind of the file by its first bytes. BadInput for what holds no weights."""
     with path.open("rb") as file:
         head = file.read(64)
-    for start, what in _NOT_WEIGHTS:
+    for start, kind in _NOT_WEIGHTS:
         if head.startswith(start):
-            raise BadInput(what)
+            raise BadInput(kind)
     if head.startswith(b"PK"):
         return "torch zip"
     if head.startswith(_LEGACY):
         return "torch legacy"
-    if head[8:9] == b"{":  # after the length of a header
+    # A safetensors file begins with the length of its header, 8 bytes, and the header's JSON.
+    if head[8:9] == b"{":
         if int.from_bytes(head[:8], "little") < size:
             return "safetensors"
         if int.from_bytes(head[:8], "big") < size:
@@ -179,23 +196,27 @@ def _container(path: Path, size: int) -> str:
 
 
 def _explain(error: Exception) -> str:
-    """One line for whatever went wrong inside a reader."""
+    """Say in one line what went wrong inside a reader."""
     text = " ".join(str(error).split())
+    # torch names the class it refuses so: "... unsupported GLOBAL posix.getcwd whose module ...".
     named = re.search(r"GLOBAL ([\w.]+)", text)
     if named:
         return pickles.refusal(named.group(1))
     if isinstance(error, pickle.UnpicklingError) and text.startswith("refused"):
         return text
+    name = type(error).__name__
     cut_off = isinstance(error, EOFError | zipfile.BadZipFile | struct.error)
     if cut_off or "central directory" in text:
-        return f"damaged or truncated ({text[:80] or type(error).__name__}); download it again"
-    return f"not a readable weight file, damaged or truncated ({type(error).__name__}: {text[:80]})"
+        return f"damaged or truncated ({text[:80] or name}); download it again"
+    return f"not a readable weight file, damaged or truncated ({name}: {text[:80]})"
 
 
 def _check_byte_order(path: Path) -> None:
+    """Refuse a legacy torch file of a big-endian machine."""
     with path.open("rb") as file:
-        for _ in range(2):  # magic number, protocol version
-            pickles.load(file)
+        # Such a file is several pickles: the magic number, the protocol version, the writing system.
+        pickles.load(file)
+        pickles.load(file)
         system = pickles.load(file)
     if isinstance(system, dict) and not system.get("little_endian", True):
         raise BadInput(
@@ -204,35 +225,39 @@ def _check_byte_order(path: Path) -> None:
 
 
 def _torch_load(path: Path, *, mmap: bool) -> Tree:
+    """Let torch read the file; for each name in `STAND_INS` it takes the stand-in."""
     known: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]
     with torch.serialization.safe_globals(known):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
-    """torch writes its zip uncompressed: what is packed is not torch's; a CRC shows damage."""
+    """Refuse a zip archive that torch cannot have written, or that is damaged."""
     records = archive.infolist()
     names = [record.filename for record in records]
     listings = [name for name in names if name.endswith("data.pkl")]
     if not listings:
         raise BadInput("a zip archive without data.pkl: not a torch checkpoint")
     if any(name.endswith("constants.pkl") for name in names):
-        clip = "(of CLIP, take the Hub's or OpenCLIP's file)"
         raise BadInput(
-            f"a TorchScript program, not a state dict; save model.state_dict() instead {clip}"
+            "a TorchScript program, not a state dict; save model.state_dict() instead"
+            " (of CLIP, take the Hub's or OpenCLIP's file)"
         )
-    # 1. Nothing is packed, and the records do not overlap
+    # 1. No record is compressed or encrypted (bit 0 of the flags), and none overlaps another
     for record in records:
         if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
-            why = "is compressed, which torch never writes (a zip bomb?)"
-            raise BadInput(f"refused: record '{record.filename}' {why}")
+            raise BadInput(
+                f"refused: record '{record.filename}' is compressed, which torch never writes"
+                " (a zip bomb?)"
+            )
     if sum(record.file_size for record in records) > size:
         raise BadInput(
             "refused: its records overlap, which torch never writes (a zip bomb?)"
         )
-    # 2. Its bytes lie as on this machine, and are those that were written
+    # 2. The bytes lie in this machine's order, and are those that were written
     for record in records:
-        record.CRC = record.CRC or None  # type: ignore[assignment]  # torch writes 0 where it is told to skip CRCs
+        # torch writes a CRC of 0 where it is told to skip CRCs. With None, ZipFile compares none.
+        record.CRC = record.CRC or None  # type: ignore[assignment]
     for record in records:
         if record.filename.endswith("/byteorder") and archive.read(record) != b"little":
             raise BadInput(
@@ -240,48 +265,54 @@ def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
             )
     for record in records:
         with archive.open(record) as file:
+            # ZipFile compares the CRC at the end of the record.
             while file.read(_CHUNK):
-                pass  # ZipFile compares the CRC at the end of the record
-    # 3. Every storage that data.pkl names is as long as its record: torch believes the former and
-    # would read on into the next record, or beyond the file
+                pass
+    # 3. No storage that data.pkl names is longer than its record: torch believes data.pkl, and would
+    # read on into the next record, or beyond the file
     folder = listings[0].removesuffix("data.pkl")
-    there = {record.filename: record.file_size for record in records}
+    sizes = {record.filename: record.file_size for record in records}
     storages = _Storages(io.BytesIO(archive.read(listings[0])))
     storages.load()
     for key, wanted in storages.sizes:
-        has = there.get(f"{folder}data/{key}")
-        if has is None:
+        size_of_record = sizes.get(f"{folder}data/{key}")
+        if size_of_record is None:
             raise BadInput(f"damaged: record data/{key} is missing; download it again")
-        if has < wanted:
+        if size_of_record < wanted:
             raise BadInput(
-                f"damaged: record data/{key} has {has} bytes, its tensor {wanted}; download it again"
+                f"damaged: record data/{key} has {size_of_record} bytes, its tensor {wanted};"
+                " download it again"
             )
 
 
 class _Storages(pickles.BoundedUnpickler):
-    """Collects a data.pkl's storages as (key, bytes); torch's own reader judges the rest later."""
+    """Collects the storages of a data.pkl as (key, bytes). Classes become `_Anything`: torch's own
+    reader judges them later."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, encoding="utf-8")
         self.sizes: list[tuple[str, int]] = []
 
     def find_class(self, module: str, name: str) -> object:
-        return _ELEMENT.get(name, _Anything)
+        # The class of a storage becomes the size of its elements.
+        return _ELEMENT_BYTES.get(name, _Anything)
 
     def persistent_load(self, pid: object) -> object:
-        # ("storage", type, key, location, number of elements)
+        # ("storage", class, key, location, number of elements)
         if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage":
             raise pickle.UnpicklingError(
                 "refused: it refers to storage outside the file"
             )
-        _, kind, key, _, elements = pid
+        _, element_bytes, key, _, elements = pid
         if not (
-            isinstance(kind, int) and isinstance(key, str) and isinstance(elements, int)
+            isinstance(element_bytes, int)
+            and isinstance(key, str)
+            and isinstance(elements, int)
         ):
             raise pickle.UnpicklingError(
                 "damaged: a storage without type, name or size"
             )
-        self.sizes.append((key, kind * elements))
+        self.sizes.append((key, element_bytes * elements))
         return _Anything()
 
 
@@ -299,17 +330,28 @@ class _Anything(dict[object, object]):
     def __setstate__(self, state: object) -> None:
         pass
 
+    # What pickle calls for the items of a list
     append = extend = __setstate__
 
 
-# Bytes of an element, by what torch calls the class of a storage
-_ELEMENT = {
-    **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage", "UntypedStorage"), 1),
-    **dict.fromkeys(
-        ("QInt8Storage", "QUInt8Storage", "QUInt4x2Storage", "QUInt2x4Storage"), 1
-    ),
-    **dict.fromkeys(("HalfStorage", "BFloat16Storage", "ShortStorage"), 2),
-    **dict.fromkeys(("FloatStorage", "IntStorage", "QInt32Storage"), 4),
-    **dict.fromkeys(("DoubleStorage", "LongStorage", "ComplexFloatStorage"), 8),
+# Class of a storage, as torch names it -> bytes of an element
+_ELEMENT_BYTES = {
+    "ByteStorage": 1,
+    "CharStorage": 1,
+    "BoolStorage": 1,
+    "UntypedStorage": 1,
+    "QInt8Storage": 1,
+    "QUInt8Storage": 1,
+    "QUInt4x2Storage": 1,
+    "QUInt2x4Storage": 1,
+    "HalfStorage": 2,
+    "BFloat16Storage": 2,
+    "ShortStorage": 2,
+    "FloatStorage": 4,
+    "IntStorage": 4,
+    "QInt32Storage": 4,
+    "DoubleStorage": 8,
+    "LongStorage": 8,
+    "ComplexFloatStorage": 8,
     "ComplexDoubleStorage": 16,
 }

@@ -1,5 +1,8 @@
-"""2,400 files by strangers, from a seed (`make test`: one of each kind): a door ends with exit 0,
-or with one line and exit 2, at once, and runs, reads and changes nothing else."""
+"""Opens 2,400 files by strangers, drawn from seeds (`make test` opens the first of each kind).
+
+A command ends with exit 0, or with one line and exit 2, at once, and it runs, reads and changes
+nothing else.
+"""
 
 import csv
 import functools
@@ -27,9 +30,20 @@ from backbench.recipes import config
 from backbench.weights.families.resnet_trunk import build_backbone
 
 SECRET = "hunter2-of-the-environment"
-COUNTS = {"results": 600, "records": 300, "recipes": 400, "grids": 200, "configs": 150}
-COUNTS |= {"weights": 250, "datasets": 100, "shared": 200, "csvs": 100, "bundles": 100}
-FAST = 4  # of each kind
+# Kind of file, a method of `Campaign` -> how many are opened
+COUNTS = {
+    "results": 600,
+    "records": 300,
+    "recipes": 400,
+    "grids": 200,
+    "configs": 150,
+    "weights": 250,
+    "datasets": 100,
+    "shared": 200,
+    "csvs": 100,
+    "bundles": 100,
+}
+FAST = 4  # of each kind in the fast tests
 
 VALUES = [
     None,
@@ -72,21 +86,23 @@ VALUES = [
 
 
 def mutated(tree, rng):
-    """The tree with one to three of its places changed, left out or doubled."""
+    """Copy the tree with one to three of its places changed, left out or added."""
     tree = json.loads(json.dumps(tree))
     for _ in range(rng.randint(1, 3)):
-        node, key = None, None
+        # 1. Walk down to a place
+        node = None
+        key = None
         below = tree
         while isinstance(below, dict | list) and below and rng.random() < 0.8:
             node = below
-            key = (
-                rng.choice(list(below))
-                if isinstance(below, dict)
-                else rng.randrange(len(below))
-            )
+            if isinstance(node, dict):
+                key = rng.choice(list(node))
+            else:
+                key = rng.randrange(len(node))
             below = node[key]
         if node is None:
             continue
+        # 2. Change it
         how = rng.random()
         if how < 0.7:
             node[key] = rng.choice(VALUES)
@@ -100,7 +116,7 @@ def mutated(tree, rng):
 
 
 def damaged(data, rng):
-    """Bytes cut, flipped, doubled or filled with others."""
+    """Cut, flip, insert, remove or repeat some of the bytes."""
     data = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         place = rng.randrange(len(data)) if data else 0
@@ -119,14 +135,13 @@ def damaged(data, rng):
 
 
 def yaml_text(tree, rng):
-    """A recipe as text; some with what only YAML can say."""
+    """Write a recipe as text; some texts have what only YAML can say."""
     text = json.dumps(tree, ensure_ascii=rng.random() < 0.5)
     if rng.random() < 0.2:
         text = "a: &a [x, x]\nb: [" + "*a, " * rng.randint(1, 3000) + "]\n"
     elif rng.random() < 0.2:
-        text = rng.choice(
-            ["[", "{a: ", "- ", "? ", "&a ", "!!set {", "'"]
-        ) * rng.randint(1, 5000)
+        start = rng.choice(["[", "{a: ", "- ", "? ", "&a ", "!!set {", "'"])
+        text = start * rng.randint(1, 5000)
     return text.encode(errors="surrogatepass")
 
 
@@ -136,11 +151,12 @@ def a_few_weights():
 
 
 class Campaign:
-    """One folder per case, the doors that read it, and what must not have happened."""
+    """A campaign writes a file, opens it with commands, and asserts what must not have happened."""
 
     def __init__(self, root, good):
-        self.root, self.good = root, good
-        self.ended = Counter()  # doors opened, by their exit status
+        self.root = root
+        self.good = good
+        self.ended = Counter()  # exit status -> commands
         self.before = self.rows(good)
 
     def rows(self, runs):
@@ -158,9 +174,8 @@ class Campaign:
             assert "Traceback" not in text and "Logging error" not in text, text[-1500:]
             assert SECRET not in text
         if said.status == 2:
-            told = [
-                line for line in said.err.splitlines() if line.startswith("backbench")
-            ]
+            lines = said.err.splitlines()
+            told = [line for line in lines if line.startswith("backbench")]
             assert len(told) == 1 and said.last == told[0], said.err
             assert said.last.isprintable() or SECRET not in said.last
         assert not list(self.root.rglob("called")) and not os.path.lexists("called")
@@ -182,7 +197,7 @@ class Campaign:
         for digest, row in self.before.items():
             assert digest in now
             for column, value in row.items():
-                # A stranger's row may share a column's name; the good value stays
+                # A stranger's row may share a column's name; the good value stays.
                 assert now[digest].get(column, value) == value
 
     def records(self, rng):
@@ -195,20 +210,17 @@ class Campaign:
         self.judge(door("launch", "cancel", "nothing", "--out", out))
 
     def recipes(self, rng):
-        tree = mutated(
-            config.read_recipe(config.find_recipe("tiny_simclr", "pretrain")), rng
-        )
+        recipe = config.read_recipe(config.find_recipe("tiny_simclr", "pretrain"))
+        data = self.root / "none"
         self._yaml(
-            rng, tree, lambda file: ("pretrain", file, "--data", self.root / "none")
+            rng, mutated(recipe, rng), lambda file: ("pretrain", file, "--data", data)
         )
 
     def grids(self, rng):
         one = {"verb": "linear", "datasets": ["digits"], "resources": {"account": "a"}}
-        tree = mutated(
-            {"checkpoints": ["x.pth"], "evaluate": [one], "data": "none"}, rng
-        )
+        grid = {"checkpoints": ["x.pth"], "evaluate": [one], "data": "none"}
         command = ("launch", "run", "--dry-run", "--cluster", "local")
-        self._yaml(rng, tree, lambda file: (*command, file))
+        self._yaml(rng, mutated(grid, rng), lambda file: (*command, file))
 
     def configs(self, rng):
         tree = {
@@ -240,9 +252,8 @@ class Campaign:
             call = Calls(os.system, "touch called") if rng.random() < 0.5 else 5
             pickle.dump({"model": model, "x": call}, buffer, protocol=rng.randint(0, 5))
         else:
-            buffer.write(
-                save(state, metadata={"format": "backbench-checkpoint", "about": "{}"})
-            )
+            metadata = {"format": "backbench-checkpoint", "about": "{}"}
+            buffer.write(save(state, metadata=metadata))
         file = self.root / "x.pth"
         data = buffer.getvalue()
         file.write_bytes(damaged(data, rng) if rng.random() < 0.8 else data)
@@ -270,14 +281,13 @@ class Campaign:
         assert not os.path.lexists("called")
 
     def shared(self, rng):
-        """Another lab's runs: rows and kept predictions, to be verified and merged."""
+        """Verify and merge another lab's runs, with rows and kept predictions."""
         theirs = self.root / "theirs"
         shutil.rmtree(theirs, ignore_errors=True)
         shutil.rmtree(self.root / "merged", ignore_errors=True)
         shutil.copytree(self.good, theirs)
-        file = rng.choice(
-            sorted(theirs.rglob("*.npz" if rng.random() < 0.4 else "results.jsonl"))
-        )
+        names = "*.npz" if rng.random() < 0.4 else "results.jsonl"
+        file = rng.choice(sorted(theirs.rglob(names)))
         if file.suffix == ".jsonl" and rng.random() < 0.8:
             rows = [json.loads(line) for line in file.read_text().splitlines()]
             rows[0] = mutated(rows[0], rng)
@@ -285,17 +295,13 @@ class Campaign:
         else:
             file.write_bytes(damaged(file.read_bytes(), rng))
         self.judge(door("verify", theirs), allowed=(0, 1, 2))
-        self.judge(
-            door(
-                "merge", f"a={self.good}", f"b={theirs}", "--out", self.root / "merged"
-            )
-        )
+        merged = self.root / "merged"
+        self.judge(door("merge", f"a={self.good}", f"b={theirs}", "--out", merged))
 
     def csvs(self, rng):
-        table = [
-            ["model", "a", "b"],
-            *([f"m{i}", str(i), f"{i / 3:.2f}"] for i in range(6)),
-        ]
+        table = [["model", "a", "b"]]
+        for i in range(6):
+            table.append([f"m{i}", str(i), f"{i / 3:.2f}"])
         for _ in range(rng.randint(1, 4)):
             row = rng.choice(table)
             row[rng.randrange(3)] = str(rng.choice(VALUES))[:4000]
@@ -307,20 +313,17 @@ class Campaign:
     def bundles(self, rng):
         manifest = {
             "format": bundle.FORMAT,
-            "files": {},
+            "files": {"list.json": "0" * 64},
             "covered": [],
             "checkpoints": {},
         }
         members = {
             "manifest.json": manifest,
-            "list.json": {"name": "short", "checkpoints": []},
+            "list.json": {"name": "short", "checkpoints": [], "files": {}},
         }
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members.items():
-                content["files"] = (
-                    {"list.json": "0" * 64} if name == "manifest.json" else {}
-                )
                 archive.writestr(name, json.dumps(mutated(content, rng)))
             name = rng.choice(["../called", "runs/results.jsonl", "x" * 300])
             archive.writestr(name, bytes(10**7))

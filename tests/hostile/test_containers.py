@@ -25,7 +25,7 @@ def mutated(data, draw):
     data = bytearray(data)
     for _ in range(draw.choice([1, 1, 3, 10])):
         at = draw.randrange(len(data))
-        # Headers and directories stand at the beginning and at the end
+        # Headers and directories stand at the beginning and at the end.
         at = draw.choice([at, at % 600, len(data) - 1 - at % 600])
         way = draw.randrange(6)
         if way < 3:
@@ -34,7 +34,8 @@ def mutated(data, draw):
             order = draw.choice(["little", "big"])
             data[at : at + 8] = (1 << draw.randrange(64)).to_bytes(8, order)
         elif way == 4:
-            other, size = draw.randrange(len(data)), draw.choice([1, 8, 512])
+            other = draw.randrange(len(data))
+            size = draw.choice([1, 8, 512])
             data[at : at + size] = data[other : other + size]
         elif len(data) > 2000:
             del data[draw.choice([at, len(data) - at % 2000]) :]
@@ -43,7 +44,7 @@ def mutated(data, draw):
 
 
 def look(base):
-    """Read all that can be read. BadInput must be one line."""
+    """Read all that can be read; True if the container could be opened. A BadInput has one line."""
     try:
         images = containers.read_split(base, "train")
         for index in range(len(images)):

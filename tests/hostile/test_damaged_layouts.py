@@ -49,7 +49,7 @@ def copied(path, name):
 
 
 def mapped(path, change):
-    """The first label map that fits, as `change` makes it of its image."""
+    """Replace the first label map that fits by what `change` makes of it."""
 
     def damage(root):
         file = min(root.glob(path))
@@ -64,8 +64,10 @@ def of_other_value(image):
 
 OF_COLOURS = operator.methodcaller("convert", "RGB")
 OF_OTHER_SIZE = operator.methodcaller("resize", (10, 8))
-VOC, ADE = "voc2012/VOCdevkit/VOC2012", "ade20k/ADEChallengeData2016"
-REAL, MAPPINGS = "imagenet/val", "objectnet/objectnet-1.0/mappings"
+VOC = "voc2012/VOCdevkit/VOC2012"
+ADE = "ade20k/ADEChallengeData2016"
+REAL = "imagenet/val"
+MAPPINGS = "objectnet/objectnet-1.0/mappings"
 UNREADABLE = "not in the layout that torchvision reads"
 
 
@@ -359,10 +361,12 @@ def test_a_damaged_layout_is_one_line(trees, name, damage, said):
     root = trees(name) if known else packed(trees("classes"), "classes", name)
     damage(root)
     dense = known and catalog.DATASETS[name].dense
+    dataset = name if known else "classes"
     with pytest.raises(BadInput, match=said) as error:
-        for _, images in catalog.load(
-            name if known else "classes", root, dense=dense
-        ).items():
+        for _, images in catalog.load(dataset, root, dense=dense).items():
             for index in range(len(images)):
-                images.pair(index) if dense else images.array(index)
+                if dense:
+                    images.pair(index)
+                else:
+                    images.array(index)
     assert "\n" not in str(error.value) and str(root) in str(error.value)

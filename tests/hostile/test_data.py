@@ -71,9 +71,8 @@ def test_an_image_is_given_to_no_other_program(tmp_path, monkeypatch):
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(
-        EpsImagePlugin, "gs_binary", None
-    )  # it looks for gs once a process
+    # PIL looks for gs once a process.
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
     said = door("data", "check", "own", "--data", tmp_path)
     assert not (tmp_path / "called").exists()
     assert said.status == 1 and f"{file}: corrupt image" in said.out, (
@@ -83,7 +82,7 @@ def test_an_image_is_given_to_no_other_program(tmp_path, monkeypatch):
 
 
 def opened(root, name):
-    """ROOT/name/train as a pretraining opens it."""
+    """Open ROOT/name/train as a pretraining does."""
     try:
         catalog.open_split(root, name, "train")
     except BadInput as error:
@@ -92,12 +91,9 @@ def opened(root, name):
 
 
 def chunk(kind, data):
-    return (
-        struct.pack(">I", len(data))
-        + kind
-        + data
-        + struct.pack(">I", zlib.crc32(kind + data))
-    )
+    length = struct.pack(">I", len(data))
+    checksum = struct.pack(">I", zlib.crc32(kind + data))
+    return length + kind + data + checksum
 
 
 def png(width, height, *extra):
@@ -185,7 +181,8 @@ def test_a_shard_that_is_none(tmp_path, case):
         file.write_bytes(bytes(data))
     else:  # names of names of names
         info = tarfile.TarInfo("x")
-        info.type, info.size = tarfile.GNUTYPE_LONGNAME, 4
+        info.type = tarfile.GNUTYPE_LONGNAME
+        info.size = 4
         file.write_bytes((info.tobuf() + b"abcd" + bytes(508)) * 3000)
     refused(opened(tmp_path, "own"), file)
 
@@ -197,9 +194,17 @@ def test_cifar_labels_without_a_class(tmp_path, label):
 
 
 def scenes(root):
-    """ROOT/scenes in COCO's layout, one image; its annotations."""
-    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "area": 81}
-    box |= {"iscrowd": 0, "segmentation": [[1, 1, 9, 1, 9, 9]]}
+    """Write ROOT/scenes in COCO's layout with one image; return the file of its annotations and what
+    it holds."""
+    box = {
+        "id": 1,
+        "image_id": 1,
+        "category_id": 1,
+        "bbox": [1, 1, 9, 9],
+        "area": 81,
+        "iscrowd": 0,
+        "segmentation": [[1, 1, 9, 1, 9, 9]],
+    }
     image = {"id": 1, "file_name": "1.png", "height": 64, "width": 64}
     categories = [{"id": 1, "name": "disc"}]
     data = {"images": [image], "categories": categories, "annotations": [box]}
@@ -477,14 +482,16 @@ def mutated(table, dice):
     ids=lambda maker: maker.__name__,
 )
 def test_mutated_files_are_whole_or_refused(maker, tmp_path):
-    """Whatever is changed: refused in one line, or every weight is what it was."""
-    arch, state = fx.CASES[maker][1], fx.known(fx.CASES[maker][1])
+    """Whatever is changed, the file is refused in one line, or every weight is what it was."""
+    _, arch, *_ = fx.CASES[maker]
+    state = fx.known(arch)
     metadata = TrunkMetadata(arch=arch)
     for seed in range(15):
         dice = random.Random(seed)
-        made = {
-            k: dict(v) if isinstance(v, dict) else v for k, v in maker(state).items()
-        }
+        # The dicts are copied, as the mutations change them.
+        made = {}
+        for key, value in maker(state).items():
+            made[key] = dict(value) if isinstance(value, dict) else value
         tables = [v for v in made.values() if isinstance(v, dict)] or [made]
         kinds = [mutated(tables[0], dice) for _ in range(dice.choice([1, 1, 2]))]
         opened = Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})

@@ -124,11 +124,12 @@ def test_geometries_that_are_none(runs, before, tmp_path):
 
 
 def deep(folder):
-    """Folders within folders, farther than a path can name."""
+    """Make folders within folders, deeper than a path can name."""
     folder = os.open(folder, os.O_RDONLY)
     for _ in range(60):
         os.mkdir("d" * 100, dir_fd=folder)
-        folder, above = os.open("d" * 100, os.O_RDONLY, dir_fd=folder), folder
+        above = folder
+        folder = os.open("d" * 100, os.O_RDONLY, dir_fd=above)
         os.close(above)
     os.close(folder)
 
@@ -226,8 +227,8 @@ def test_a_name_is_no_formula(runs, before, tmp_path, name):
     assert name not in rows and f"'{name}" in rows
     assert {key: rows[key] for key in before} == before
     with (tmp_path / "t.csv").open(newline="") as file:
-        cells = [cell for row in csv.reader(file) for cell in row]
-    assert not [cell for cell in cells if cell[:1] in ("=", "+", "@")]
+        for row in csv.reader(file):
+            assert not [cell for cell in row if cell[:1] in ("=", "+", "@")]
 
 
 def test_a_name_is_no_markup(runs, before, tmp_path):

@@ -58,7 +58,7 @@ def stopped(runs, argv, out, cache):
     return run.wait()
 
 
-# Those that keep a state of their own; what the others keep is in the cache of features
+# These verbs keep a state of their own; what the others keep is in the cache of features.
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
@@ -70,7 +70,8 @@ def test_images_swapped_after_a_stop(verb, tiny_root, trunk, tmp_path):
     before = noise(root, 1, split)
     with warm(tmp_path / "warm") as runs:
         for attempt in range(5):
-            out, cache = tmp_path / f"run-{attempt}", tmp_path / f"cache-{attempt}"
+            out = tmp_path / f"run-{attempt}"
+            cache = tmp_path / f"cache-{attempt}"
             argv = command(verb, root, trunk, out)
             if verb == "detect":
                 argv.insert(1, "--resume")

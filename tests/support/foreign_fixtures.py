@@ -1,4 +1,4 @@
-"""A maker of each published format: what its project saves of a torchvision ResNet."""
+"""Makes files of each published format: what its project saves of a torchvision ResNet."""
 
 import argparse
 import copy
@@ -20,22 +20,19 @@ BUILDERS = {"resnet18": resnet18, "resnet50": resnet50}
 
 
 def known_resnet(arch, seed=0):
-    """A torchvision ResNet whose parameters, buffers and counters all have values of their own."""
+    """Make a torchvision ResNet whose parameters, buffers and counters have values of their own."""
     torch.manual_seed(seed)
-    with torch.device("meta"):  # no need to initialise what is overwritten
+    # Everything is overwritten, so nothing needs to be initialised.
+    with torch.device("meta"):
         model = BUILDERS[arch]()
     model.to_empty(device="cpu")
     for index, tensor in enumerate(model.state_dict().values()):
-        if tensor.is_floating_point():
-            vector = tensor.dim() == 1
-            drawn = (
-                torch.rand_like(tensor) + 0.5
-                if vector
-                else torch.randn_like(tensor) * 0.02
-            )
-            tensor.copy_(drawn)
-        else:
+        if not tensor.is_floating_point():
             tensor.fill_(index)
+        elif tensor.dim() == 1:
+            tensor.copy_(torch.rand_like(tensor) + 0.5)
+        else:
+            tensor.copy_(torch.randn_like(tensor) * 0.02)
     return model
 
 
@@ -45,7 +42,7 @@ def trunk_of(model):
 
 
 def second(model):
-    """Another network that shares all but two of its tensors' values with `model`."""
+    """Make another network that shares all but two of its tensors with `model`."""
     other = copy.copy(model)
     other.__dict__ = {**model.__dict__, "_modules": dict(model._modules)}
     other.conv1 = copy.deepcopy(model.conv1)
@@ -57,7 +54,8 @@ def second(model):
 
 
 def small_stem(model):
-    """With the 3x3 first convolution for small images; a state dict does not show its padding."""
+    """Give the model the 3x3 first convolution for small images. A state dict does not show its
+    padding."""
     model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model
@@ -137,18 +135,19 @@ def deepcluster_v2(model):
 
 
 def dino(model):
-    model.fc, other = nn.Identity(), second(model)
-    networks = [
-        nn.ModuleDict({"backbone": net, "head": nn.Linear(4, 4)})
-        for net in (other, model)
-    ]
-    student, teacher = (ddp(network.state_dict()) for network in networks)
-    about = {"epoch": 300, "args": argparse.Namespace(arch="resnet50", lr=0.03)}
-    about |= {
+    def network(backbone):
+        modules = {"backbone": backbone, "head": nn.Linear(4, 4)}
+        return ddp(nn.ModuleDict(modules).state_dict())
+
+    model.fc = nn.Identity()
+    return {
+        "student": network(second(model)),
+        "teacher": network(model),
+        "epoch": 300,
+        "args": argparse.Namespace(arch="resnet50", lr=0.03),
         "optimizer": sgd_state(),
         "dino_loss": OrderedDict(center=torch.zeros(1, 4)),
     }
-    return {"student": student, "teacher": teacher} | about
 
 
 def simsiam(model):
@@ -276,10 +275,8 @@ def lightly_benchmark(model):
 
 def mmselfsup_09(model):
     small_stem(model).fc = nn.Identity()
-    query, key = (
-        nn.Sequential(model, head(model, 8)),
-        nn.Sequential(second(model), head(model, 8)),
-    )
+    query = nn.Sequential(model, head(model, 8))
+    key = nn.Sequential(second(model), head(model, 8))
     state = prefixed("encoder_q.", query) | prefixed("encoder_k.", key)
     state |= prefixed("backbone.", query[0]) | prefixed("neck.", query[1])
     state["queue"] = torch.randn(4, 8)
@@ -296,8 +293,11 @@ def mmselfsup_10(model):
     state |= prefixed("target_net.module.", target)
     state |= {"target_net.steps": torch.tensor(5)}
     history = {"loss": np.array([1.0, 2.0]), "lr": np.float64(0.1)}
-    meta, log = {"epoch": 300, "iter": 7}, {"log_scalars": history}
-    return {"meta": meta, "state_dict": state, "message_hub": log}
+    return {
+        "meta": {"epoch": 300, "iter": 7},
+        "state_dict": state,
+        "message_hub": {"log_scalars": history},
+    }
 
 
 def mmselfsup_extracted(model):
@@ -306,14 +306,17 @@ def mmselfsup_extracted(model):
 
 def byol_sthalles(model):
     def network(net):
-        parts = {"encoder": nn.Sequential(*list(net.children())[:-1])}
-        return nn.ModuleDict(
-            parts | {"projetion": nn.ModuleDict({"net": head(net, 8)})}
-        )
+        parts = {
+            "encoder": nn.Sequential(*list(net.children())[:-1]),
+            "projetion": nn.ModuleDict({"net": head(net, 8)}),
+        }
+        return nn.ModuleDict(parts)
 
-    online, target = network(model).state_dict(), network(second(model)).state_dict()
-    states = {"online_network_state_dict": online, "target_network_state_dict": target}
-    return states | {"optimizer_state_dict": sgd_state()}
+    return {
+        "online_network_state_dict": network(model).state_dict(),
+        "target_network_state_dict": network(second(model)).state_dict(),
+        "optimizer_state_dict": sgd_state(),
+    }
 
 
 def byol_yaox12(model):
@@ -324,16 +327,15 @@ def byol_yaox12(model):
     modules = {
         "online_network": network(model),
         "target_network": network(second(model)),
+        "predictor": nn.Linear(4, 4),
     }
-    modules["predictor"] = nn.Linear(4, 4)
-    state = ddp(nn.ModuleDict(modules).state_dict())
-    about = {
+    return {
         "config": {"model": {"base_momentum": 0.99}},
         "epoch": 300,
         "steps": 9,
         "amp": {},
+        "model": ddp(nn.ModuleDict(modules).state_dict()),
     }
-    return about | {"model": state}
 
 
 def byol_lucidrains(model):
@@ -344,8 +346,10 @@ def byol_lucidrains(model):
 
 def byol_deepmind(model):
     model.fc = nn.Identity()
-    online, target = ddp(model.state_dict()), ddp(second(model).state_dict())
-    return {"online_backbone": online, "target_backbone": target}
+    return {
+        "online_backbone": ddp(model.state_dict()),
+        "target_backbone": ddp(second(model).state_dict()),
+    }
 
 
 def torchvision(model):
@@ -353,24 +357,30 @@ def torchvision(model):
 
 
 def timm_training(model):
-    about = {"epoch": 299, "arch": "resnet50", "version": 2, "metric": 76.1}
-    about |= {"args": argparse.Namespace(opt="sgd"), "optimizer": sgd_state()}
-    states = {
+    return {
+        "epoch": 299,
+        "arch": "resnet50",
+        "version": 2,
+        "metric": 76.1,
+        "args": argparse.Namespace(opt="sgd"),
+        "optimizer": sgd_state(),
         "state_dict": second(model).state_dict(),
         "state_dict_ema": model.state_dict(),
     }
-    return about | states
 
 
 def torchvision_training(model):
-    ema = ddp(model.state_dict()) | {"n_averaged": torch.tensor(9)}
-    state = second(model).state_dict()
-    about = {"epoch": 89, "args": argparse.Namespace(lr=0.5), "optimizer": sgd_state()}
-    return about | {"model": state, "model_ema": ema}
+    return {
+        "epoch": 89,
+        "args": argparse.Namespace(lr=0.5),
+        "optimizer": sgd_state(),
+        "model": second(model).state_dict(),
+        "model_ema": ddp(model.state_dict()) | {"n_averaged": torch.tensor(9)},
+    }
 
 
 def detectron2_names(state_dict):
-    """The renaming that the community's converter scripts do, as text replacements."""
+    """Rename tensors as the community's converter scripts do, by text replacements."""
     out = {}
     for key, value in state_dict.items():
         name = key if "layer" in key else "stem." + key
@@ -378,30 +388,28 @@ def detectron2_names(state_dict):
             name = name.replace(f"layer{t}", f"res{t + 1}")
         for t in (1, 2, 3):
             name = name.replace(f"bn{t}", f"conv{t}.norm")
-        name = name.replace("downsample.0", "shortcut").replace(
-            "downsample.1", "shortcut.norm"
-        )
+        name = name.replace("downsample.0", "shortcut")
+        name = name.replace("downsample.1", "shortcut.norm")
         out[name] = value
     return out
 
 
 def detectron2_moco(model):
-    # Its fc becomes stem.fc
+    # Its fc becomes stem.fc.
     arrays = {k: v.numpy() for k, v in detectron2_names(model.state_dict()).items()}
     return {"model": arrays, "__author__": "MOCO", "matching_heuristics": True}
 
 
 def detectron2_trained(model):
     model.fc = nn.Identity()
-    trunk = {
-        f"backbone.bottom_up.{k}": v
-        for k, v in detectron2_names(model.state_dict()).items()
-    }
-    # FrozenBatchNorm2d has none
-    trunk = {k: v for k, v in trunk.items() if not k.endswith("num_batches_tracked")}
-    fpn = {"backbone.fpn_lateral2.weight": torch.randn(2, 3)}
-    fpn["proposal_generator.rpn_head.conv.weight"] = torch.ones(2)
-    return {"model": trunk | fpn, "optimizer": sgd_state(), "iteration": 89999}
+    tensors = {}
+    for key, value in detectron2_names(model.state_dict()).items():
+        # FrozenBatchNorm2d has no counters.
+        if not key.endswith("num_batches_tracked"):
+            tensors[f"backbone.bottom_up.{key}"] = value
+    tensors["backbone.fpn_lateral2.weight"] = torch.randn(2, 3)
+    tensors["proposal_generator.rpn_head.conv.weight"] = torch.ones(2)
+    return {"model": tensors, "optimizer": sgd_state(), "iteration": 89999}
 
 
 RGB = (IMAGENET_MEAN, IMAGENET_STD)

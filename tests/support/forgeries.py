@@ -1,4 +1,4 @@
-"""Forgeries of docs/demo/records: each edits a line or a file of predictions in a copy of a run."""
+"""Forges docs/demo/records: each forgery edits a line or a file of predictions in a copy of a run."""
 
 import json
 import shutil
@@ -13,13 +13,14 @@ from backbench.stats import confidence
 from support.records import edit_lines
 
 RECORDS = Path(__file__).parents[2] / "docs" / "demo" / "records"
+# Kind of run -> its folder
 RUNS = {
     "knn": "knn",
     "linear": "linear",
     "semisup": "semisup/lorac",
     "fewshot": "fewshot",
+    "box": "detection/lorac/faster",
 }
-RUNS["box"] = "detection/lorac/faster"
 AP = "bootstrap_bbox_AP"
 PROBES = ("knn", "linear", "semisup", "fewshot")
 Arrays = dict[str, np.ndarray]
@@ -34,10 +35,9 @@ class Record:
 
     def save(self) -> None:
         file = self.run / "results.jsonl"
-        _, *others = file.read_text().splitlines()
-        file.write_text(
-            "".join(text + "\n" for text in (json.dumps(self.line), *others))
-        )
+        lines = file.read_text().splitlines()
+        lines[0] = json.dumps(self.line)
+        file.write_text("".join(line + "\n" for line in lines))
 
     def edit_arrays(self, edit: Callable[[Arrays], None]) -> Arrays:
         file = self.run / self.line["provenance"]["predictions"]
@@ -48,13 +48,13 @@ class Record:
         return arrays
 
     def drop_predictions(self) -> None:
-        """Nothing is left to compute any number of this run again from."""
+        """Leave nothing from which any number of this run could be computed again."""
         edit_lines(self.run, lambda line: line["provenance"].pop("predictions"))
         del self.line["provenance"]["predictions"]
 
 
 def copied(kind: str, root: Path) -> Record:
-    """A copy of one of the demo's runs in a corpus of its own, with the lists of images."""
+    """Copy one of the demo's runs into a corpus of its own, with the lists of images."""
     below = Path("backbench") / RUNS[kind]
     shutil.copytree(RECORDS / below, root / below)
     if not (root / "lists").exists():
@@ -76,11 +76,12 @@ def put(*path: str, to: object) -> Callable[[Record], None]:
 
 
 def arrays(edit: Callable[[Arrays], object]) -> Callable[[Record], None]:
+    """Replace arrays of the predictions by those that a function makes of them."""
     return lambda record: record.edit_arrays(lambda kept: kept.update(edit(kept)))
 
 
 def some_images(kept: Arrays) -> dict:
-    """The images that the first draw has right, alone."""
+    """Keep only the images that the first draw has right."""
     right = np.atleast_2d(kept["prediction"])[0] == kept["label"]
     return {
         key: kept[key][..., right]
@@ -90,21 +91,21 @@ def some_images(kept: Arrays) -> dict:
 
 
 def right_alone(record: Record) -> None:
-    """The right images alone, and a value, an interval and a number of images that fit them."""
-    images = len(
-        record.edit_arrays(lambda kept: kept.update(some_images(kept)))["label"]
-    )
+    """Keep only the right images, with a value, an interval and a number of images that fit them."""
+    kept = record.edit_arrays(lambda kept: kept.update(some_images(kept)))
+    images = len(kept["label"])
     perfect(record, images)
     record.line["provenance"]["images"]["test"] = images
 
 
 def labels_of_predictions(record: Record) -> None:
-    """Every prediction is right by labels that are the predictions, and the row fits them."""
+    """Take the predictions for the labels, so that every one is right, with a row that fits them."""
     kept = record.edit_arrays(lambda kept: kept.update(label=kept["prediction"]))
     perfect(record, len(kept["label"]))
 
 
 def perfect(record: Record, images: int) -> None:
+    """Let the row say that all images are right."""
     interval = confidence.of_hits(np.ones(images, bool))
     record.line.update(value=100.0, ci95=interval)
     if record.line["chosen"]:
@@ -112,43 +113,53 @@ def perfect(record: Record, images: int) -> None:
 
 
 def another_row(**changes: object) -> Callable[[Record], None]:
-    """The line once more, as another number with the same predictions."""
+    """Add the line once more, as another number with the same predictions."""
 
     def edit(record: Record) -> None:
-        file = record.run / "results.jsonl"
-        file.write_text(
-            file.read_text() + json.dumps({**record.line, **changes}) + "\n"
-        )
+        row = json.dumps({**record.line, **changes})
+        with (record.run / "results.jsonl").open("a") as file:
+            file.write(row + "\n")
 
     return edit
 
 
 def of_another_engine(record: Record) -> None:
-    """The line as another engine's, with the same file of predictions written in another way."""
-    given = record.line["provenance"]
-    file = "./" + given["predictions"]
-    another_row(engine="detectron2", provenance={**given, "predictions": file})(record)
+    """Add the line as another engine's, whose file of predictions is the same by another path."""
+    provenance = dict(record.line["provenance"])
+    provenance["predictions"] = "./" + provenance["predictions"]
+    add = another_row(engine="detectron2", provenance=provenance)
+    add(record)
 
 
 def other_classes(record: Record) -> None:
-    """A table of classes with one right image more than the predictions have."""
+    """Write a table of classes with one right image more than the predictions have."""
     with np.load(record.run / record.line["provenance"]["predictions"]) as kept:
-        label, right = kept["label"], kept["prediction"] == kept["label"]
+        label = kept["label"]
+        right = kept["prediction"] == label
     lines = ["class,images,right,accuracy"]
     for c in range(10):
-        mine = label == c
-        lines.append(f"{c},{mine.sum()},{(right & mine).sum() + (c == 0)},")
+        of_class = label == c
+        right_images = (right & of_class).sum()
+        if c == 0:
+            right_images += 1
+        lines.append(f"{c},{of_class.sum()},{right_images},")
     file = record.run / record.line["provenance"]["per_class"]
     file.parent.mkdir(exist_ok=True)
     file.write_text("\n".join(lines) + "\n")
 
 
 def raised(low: float, high: float) -> Callable[[list[float]], list[float]]:
+    """Move the ends of an interval."""
     return lambda ends: [ends[0] + low, ends[1] + high]
 
 
+def slightly_raised(value: float) -> float:
+    """Move a value by less than an image; below 40 (an AP), by more."""
+    return value + 3e-4 + (4 if value < 40 else 0)
+
+
 def best_of(place: int) -> Callable[[dict], dict]:
-    """The choice of another rate than the best."""
+    """Choose the learning rate at this place of the scores, from the worst on."""
 
     def change(chosen: dict) -> dict:
         order = sorted(chosen["scores"], key=chosen["scores"].__getitem__)
@@ -160,10 +171,13 @@ def best_of(place: int) -> Callable[[dict], dict]:
 
 
 def scores(change: Callable[[dict, str], dict]) -> Callable[[dict], dict]:
-    return lambda chosen: {
-        **chosen,
-        "scores": change(chosen["scores"], f"{chosen['lr']:g}"),
-    }
+    """Change the scores of a choice, by a function of them and of the key of the best."""
+
+    def edit(chosen: dict) -> dict:
+        best = f"{chosen['lr']:g}"
+        return {**chosen, "scores": change(chosen["scores"], best)}
+
+    return edit
 
 
 def _other_than(best: str, of: dict) -> str:
@@ -171,7 +185,13 @@ def _other_than(best: str, of: dict) -> str:
 
 
 def both_of(*edits: Callable[[Record], None]) -> Callable[[Record], None]:
-    return lambda record: [edit(record) for edit in edits] and None
+    """Make one edit after the other."""
+
+    def edit(record: Record) -> None:
+        for each in edits:
+            each(record)
+
+    return edit
 
 
 CHOSEN = ("semisup", "linear")
@@ -180,7 +200,7 @@ of_other = arrays(lambda a: {"manifest": np.array(OTHER)})
 # (kinds, name, edit): each is a forgery of every kind
 _OF_KINDS = (
     (RUNS, "value", put("value", to=lambda v: v + 100 / 719)),
-    (RUNS, "value a little", put("value", to=lambda v: v + 3e-4 + 4 * (v < 40))),
+    (RUNS, "value a little", put("value", to=slightly_raised)),
     (RUNS, "interval narrower", put("ci95", to=raised(0.4, -0.4))),
     (RUNS, "interval higher", put("ci95", to=raised(0.2, 0.2))),
     (RUNS, "no interval", put("ci95", to=None)),
@@ -218,9 +238,11 @@ _OF_KINDS = (
         put("chosen", to=scores(lambda s, best: {**s, best: 101.0})),
     ),
 )
-FORGERIES = {
-    f"{kind} {name}": (kind, edit) for kinds, name, edit in _OF_KINDS for kind in kinds
-}
+# Name -> (kind, edit)
+FORGERIES = {}
+for _kinds, _name, _edit in _OF_KINDS:
+    for _kind in _kinds:
+        FORGERIES[f"{_kind} {_name}"] = (_kind, _edit)
 FORGERIES |= {
     "digest that is none": ("knn", put("checkpoint", to="abc")),
     "digest of no hex": ("knn", put("checkpoint", to="g" * 64)),
@@ -254,7 +276,7 @@ FORGERIES |= {
 
 
 def unbacked(edit: Callable[[Record], None]) -> Callable[[Record], None]:
-    """The edit, where no predictions are left that could speak against it."""
+    """Make the edit where no predictions are left that could speak against it."""
 
     def both(record: Record) -> None:
         record.drop_predictions()

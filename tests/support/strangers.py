@@ -1,4 +1,4 @@
-"""Files as a stranger would write them, and a door opened with them: what it said, how it ended."""
+"""Writes files as a stranger would, and runs commands on them: what they said, how they ended."""
 
 import dataclasses
 import io
@@ -20,10 +20,10 @@ from backbench.launch.clusters import read_cluster
 from backbench.launch.job import Job
 from backbench.launch.records import Submission
 
-PATIENCE_S = (
-    5.0  # of this process's work: no door takes longer over a file that it refuses
-)
-WAIT_S = 120.0  # by the clock, which counts what others do on this machine
+# No command takes longer over a file that it refuses, in seconds of this process's own work.
+PATIENCE_S = 5.0
+# The same by the clock, which counts what others do on this machine, too
+WAIT_S = 120.0
 
 
 @dataclass
@@ -46,15 +46,17 @@ class TooLongError(BaseException):
 
 
 def door(*arguments) -> Said:
-    """`backbench ARGUMENTS` in this process."""
+    """Run `backbench ARGUMENTS` in this process."""
     from backbench.cli import program
 
     def over(*_):
         raise TooLongError
 
-    out, err = io.StringIO(), io.StringIO()
-    # As in a new process, messages go to where standard error goes now
-    handlers, logging.root.handlers = logging.root.handlers, []
+    out = io.StringIO()
+    err = io.StringIO()
+    # As in a new process, messages go to where standard error goes now.
+    handlers = logging.root.handlers
+    logging.root.handlers = []
     numbers = (signal.SIGALRM, signal.SIGPROF)
     before = [signal.signal(number, over) for number in numbers]
     start = time.process_time()
@@ -89,7 +91,7 @@ print("opened")
 
 
 def opened(root: Path, name: str, split: str, *, limit_s: float = WAIT_S) -> Said:
-    """A data set as a pretraining opens it, in a process of its own, for what may kill it."""
+    """Open a data set as a pretraining does, in a process of its own, as it may be killed."""
     command = [sys.executable, "-c", _OPENING, str(root), name, split]
     try:
         done = subprocess.run(
@@ -102,7 +104,7 @@ def opened(root: Path, name: str, split: str, *, limit_s: float = WAIT_S) -> Sai
 
 
 def refused(said: Said, *words) -> None:
-    """Exit 2 and one line that holds the words."""
+    """Assert exit status 2 and a last line that holds the words."""
     assert said.status == 2, (said.status, said.err[-2000:])
     assert "Traceback" not in said.err
     for word in words:
@@ -110,7 +112,7 @@ def refused(said: Said, *words) -> None:
 
 
 def record(runs, status=None, **changes):
-    """A job that a launcher of this machine left behind; `changes` are a stranger's."""
+    """Write the record of a job that a launcher left behind; `changes` are a stranger's."""
     out = str(runs / "x" / "knn")
     argv = (
         "linear",
@@ -124,11 +126,16 @@ def record(runs, status=None, **changes):
     )
     job = Job(name="x/knn", argv=argv, like="linear", cells=("x/knn",))
     base = Submission.to(read_cluster("local"), "g", "abc123", [job])
-    data = dataclasses.asdict(base) | {"time": 1.0}
-    data["jobs"][0].update(changes.pop("job", {}))
-    data |= changes
-    status = {"name": job.name, "state": "failed", "attempts": [], **(status or {})}
-    for file, content in (("submissions/abc123", data), (f"status/{job.key}", status)):
+    submission = dataclasses.asdict(base) | {"time": 1.0}
+    submission["jobs"][0].update(changes.pop("job", {}))
+    submission |= changes
+    status_of_job = {"name": job.name, "state": "failed", "attempts": []}
+    status_of_job |= status or {}
+    files = {
+        "submissions/abc123": submission,
+        f"status/{job.key}": status_of_job,
+    }
+    for file, content in files.items():
         path = runs / ".launch" / f"{file}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content))
@@ -137,7 +144,7 @@ def record(runs, status=None, **changes):
 
 # --- pickles ---
 class Calls:
-    """Pickled, it calls a function of the reader's with these arguments."""
+    """Its pickle calls a function with these arguments when it is read."""
 
     def __init__(self, function, *arguments) -> None:
         self.call = function, arguments
@@ -147,24 +154,25 @@ class Calls:
 
 
 class _PointerType:
-    """A dtype of python objects that says of itself that it holds none."""
+    """Its pickle is a dtype of python objects that says of itself that it holds none."""
 
     def __reduce__(self):
         return np.dtype, ("O", False, True), (3, "|", None, None, None, -1, -1, 0)
 
 
 class Pointers:
-    """An array of objects whose addresses the file gives."""
+    """Its pickle is an array of objects whose addresses the file gives."""
 
     def __reduce__(self):
         return np.ndarray, ((4,), _PointerType(), b"\x41" * 32)
 
 
 def write_cifar10(root: Path, labels=(0, 1, 2, 1)) -> Path:
-    """ROOT/cifar10 with four images a batch; its folder."""
+    """Write ROOT/cifar10 with four images a batch; return its folder."""
     folder = root / "cifar10" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
-    for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+    batches = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    for i, name in enumerate(batches):
         pixels = np.full((4, 3072), i, dtype=np.uint8)
         content = {"data": pixels, "labels": labels}
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
@@ -174,7 +182,7 @@ def write_cifar10(root: Path, labels=(0, 1, 2, 1)) -> Path:
 
 
 def cut_record(source: Path, target: Path, record: str, length: int) -> None:
-    """A torch zip with one of its records cut to `length` bytes, its checksums right again."""
+    """Copy a torch zip with one record cut to `length` bytes, and its checksums right again."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for info in old.infolist():
             content = old.read(info)

@@ -1,4 +1,4 @@
-"""A maker of each published format of ViTs and ConvNeXts: what its project saves."""
+"""Makes files of each published format of ViTs and ConvNeXts: what its project saves."""
 
 import argparse
 import re
@@ -16,7 +16,7 @@ SMALL_NEXT = ",depths=1-1-2-1,dims=8-16-24-32"
 
 
 def known(arch, seed=0):
-    """Every tensor drawn, scales from 0.5 to 1.5: a small LayerScale hides what is before it."""
+    """Draw every tensor; scales from 0.5 to 1.5, as a small LayerScale hides what is before it."""
     generator = torch.Generator().manual_seed(seed)
     out = {}
     for name, blank in archs.tensors(arch).items():
@@ -29,7 +29,7 @@ def known(arch, seed=0):
 
 
 def shaped(arch):
-    """The same tensors without memory, for what is told from shapes alone."""
+    """Return the same tensors without memory, for what is told from shapes alone."""
     return {
         name: torch.ones(1).expand(blank.shape)
         for name, blank in archs.tensors(arch).items()
@@ -37,7 +37,7 @@ def shaped(arch):
 
 
 def put_in_hub(monkeypatch, hub, model, state):
-    """The weights of timm's `model` as the Hub's local cache has them; the snapshot's folder."""
+    """Write the weights of timm's `model` as the Hub's local cache has them; return their folder."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
     repository = timm.models.get_pretrained_cfg(model).hf_hub_id
     folder = hub / f"models--{repository.replace('/', '--')}"
@@ -67,24 +67,27 @@ def prefixed(prefix, state):
 
 
 def split(state, pattern, *names):
-    """`x.qkv.weight` -> three tensors, `pattern` being replaced by each of `names` in turn."""
+    """Split `x.qkv.weight` into three tensors; in their names `pattern` becomes one of `names`."""
     out = {}
     for key, tensor in state.items():
-        if re.search(pattern, key):
-            for name, part in zip(names, tensor.chunk(len(names)), strict=True):
-                out[re.sub(pattern, name, key)] = (
-                    part.clone() if tensor.is_contiguous() else part
-                )
-        else:
+        if not re.search(pattern, key):
             out[key] = tensor
+            continue
+        for name, part in zip(names, tensor.chunk(len(names)), strict=True):
+            # Tensors of `shaped` have no memory to clone.
+            out[re.sub(pattern, name, key)] = (
+                part.clone() if tensor.is_contiguous() else part
+            )
     return out
 
 
 def other(state):
-    """A second trunk, told by its first norm."""
-    return {
-        k: v + 1 if k.endswith("blocks.0.norm1.bias") else v for k, v in state.items()
-    }
+    """Make a second trunk, with another bias in its first norm."""
+    out = {}
+    for key, tensor in state.items():
+        is_first = key.endswith("blocks.0.norm1.bias")
+        out[key] = tensor + 1 if is_first else tensor
+    return out
 
 
 # --- the authors' own files ---
@@ -133,7 +136,7 @@ def dinov2(state):
 
 
 def dinov2_registers(state, dialect=dinov2):
-    """timm's model has the class token's position within the token."""
+    """Give the file a position of the class token, which timm has within the token."""
     position = torch.full_like(state["cls_token"], 0.25)
     positions = torch.cat([position, state["pos_embed"]], dim=1)
     return dialect(
@@ -167,10 +170,14 @@ def dinov3(state):
         out,
         ("^reg_token", "storage_tokens"),
         (r"gamma_([12])$", r"ls\1.gamma"),
-        (r"mlp\.fc1_g", "mlp.w1"),
-        (r"mlp\.fc1_x", "mlp.w2"),
-        (r"mlp\.fc2", "mlp.w3") if any("fc1_g" in key for key in out) else ("^$", ""),
     )
+    if any("fc1_g" in key for key in out):
+        out = renamed(
+            out,
+            (r"mlp\.fc1_g", "mlp.w1"),
+            (r"mlp\.fc1_x", "mlp.w2"),
+            (r"mlp\.fc2", "mlp.w3"),
+        )
     width = state["cls_token"].shape[-1]
     heads = 2 if width == 32 else width // 64
     count = width // heads // 4
@@ -232,7 +239,8 @@ def _convnext(state):
 
 
 def _linears(made, grn):
-    """As linear layers, and the channels of a response norm last of four."""
+    """Turn 1 x 1 convolutions into linear layers, and scales of a response norm (C,) into
+    (1, 1, 1, C)."""
     for key, tensor in made.items():
         if "pwconv" in key and tensor.dim() == 4:
             made[key] = tensor[:, :, 0, 0]
@@ -368,7 +376,7 @@ def hub_clip(state):
 
 
 def _below(parts):
-    """One below the other; without memory where they have none."""
+    """Put tensors one below the other; without memory where they have none."""
     if all(part.is_contiguous() for part in parts):
         return torch.cat(parts)
     rows = sum(len(part) for part in parts)
@@ -432,37 +440,39 @@ LICENCES = {
     "moco-v3": "CC-BY-NC-4.0",
     "mae": "CC-BY-NC-4.0",
     "dinov3": "DINOv3 License",
-}
-LICENCES |= {
     "clip": "MIT",
     "convnext": "MIT (ConvNeXt V2: CC-BY-NC-4.0)",
     "vit": "the file's own",
+    "convnext, torchvision": "BSD-3-Clause",
 }
-LICENCES |= {"convnext, torchvision": "BSD-3-Clause"}
 
 
 def _case(
     form, small, published="", *, options=None, reading="cls", red=IN, more=SMALL_VIT
 ):
-    """(format, small model, published model, options of import, reading, mean of red pixels, rule
-    by which positions are resized, how the licence begins)"""
+    """Return (format, small model, published model, options of import, reading, mean of red pixels,
+    rule by which positions are resized, how the licence begins)."""
     word = form.split()[0].strip(",")
     positions = "aa" if "reg4" in small else POSITIONS.get(word, "")
     licence = LICENCES.get(form, LICENCES.get(word, "Apache-2.0"))
-    small, published = (name and f"timm:{name}" for name in (small + more, published))
+    small = f"timm:{small}{more}"
+    if published:
+        published = f"timm:{published}"
     return form, small, published, options or {}, reading, red, positions, licence
 
 
-S, B = "vit_small_patch16_224", "vit_base_patch16_224"
-D2, R2 = "vit_small_patch14_dinov2", "vit_base_patch14_reg4_dinov2"
+S = "vit_small_patch16_224"
+B = "vit_base_patch16_224"
+D2 = "vit_small_patch14_dinov2"
+G2 = "vit_giant_patch14_dinov2"
+R2 = "vit_base_patch14_reg4_dinov2"
 D3 = "vit_small_patch16_dinov3_qkvb"
-G2, D3PLUS = "vit_giant_patch14_dinov2", "vit_small_plus_patch16_dinov3_qkvb"
+D3PLUS = "vit_small_plus_patch16_dinov3_qkvb"
 QUICK = "vit_base_patch16_clip_quickgelu_224"
 SIGLIP = "vit_base_patch16_siglip_224,act_layer=gelu_tanh"
-CLS_MEAN, FREE = (
-    {"reading": "cls+mean"},
-    {"more": SMALL_VIT.replace(",img_size=32", "")},
-)
+CLS_MEAN = {"reading": "cls+mean"}
+# DINOv3 takes images of any size
+FREE = {"more": SMALL_VIT.replace(",img_size=32", "")}
 NEXT = {"reading": "pooled", "more": SMALL_NEXT}
 MAP = {"reading": "map", "red": 0.5}
 CASES = {

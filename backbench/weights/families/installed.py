@@ -1,4 +1,4 @@
-"""Trunks that installed packages add by an entry point (`plugins`)."""
+"""Offers the trunks that installed packages add by an entry point (`plugins`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class InstalledFamily(TrunkFamily):
-    """Trunks named as their package's entry point names them."""
+    """Trunks of plugins have the names of their packages' entry points."""
 
     reads_memory = True  # a stranger's constructor may read the elements that it draws
 
@@ -36,7 +36,9 @@ class InstalledFamily(TrunkFamily):
     def build(self, arch: str, stem: str, reading: str) -> Trunk:
         refuse_other_readings(arch, reading)
         trunk = _row(arch).build()
-        trunk.arch, trunk.stem, trunk.reading = arch, stem, POOLED
+        trunk.arch = arch
+        trunk.stem = stem
+        trunk.reading = POOLED
         return trunk
 
 

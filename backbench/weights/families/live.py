@@ -1,4 +1,4 @@
-"""Modules that Python gave to this process, `python:NAME`: no other process has them."""
+"""Offers modules that a Python program gives, as `python:NAME`; no other process has them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class LiveFamily(TrunkFamily):
-    """Trunks by the name of their module's class, and the identity that their user declares for
-    the forward pass (`python:NAME:IDENTITY`); weights are copied when a trunk is built.
+    """Live trunks are named by their module's class, and by the identity that their user declares
+    for the forward pass (`python:NAME:IDENTITY`). Building one copies its weights.
 
-    No file tells what a live module computes. Without an identity its name ends in a number drawn
-    for this very object (`python:NAME~1a2b3c4d`): no other module ever shares its rows, and its
-    features are not kept.
+    No file tells what a live module computes. Without an identity its name ends in a number that is
+    drawn for this very object (`python:NAME~1a2b3c4d`): no other module ever shares its rows, and
+    its features are not kept.
     """
 
     prefix = "python:"
@@ -41,7 +41,7 @@ class LiveFamily(TrunkFamily):
         self._live: dict[str, Trunk] = {}
 
     def of_module(self, module: nn.Module) -> tuple[str, Pixels] | None:
-        """A `Trunk`: where no name builds it, it gets the one of its module's class."""
+        """Give a `Trunk` the name of its module's class, and return it; None for other modules."""
         from backbench.weights.trunk import Trunk
 
         if not isinstance(module, Trunk):
@@ -50,11 +50,17 @@ class LiveFamily(TrunkFamily):
             raise BadInput(
                 f"a trunk's identity is a line of text, not {module.identity[:40]!r}"
             )
-        own = f":{module.identity}" if module.identity else f"~{secrets.token_hex(4)}"
-        arch = self.prefix + type(getattr(module, "model", module)).__name__ + own
-        module.arch, module.stem, module.reading = arch, NATIVE, POOLED
+        arch = self.prefix + type(getattr(module, "model", module)).__name__
+        if module.identity:
+            arch += f":{module.identity}"
+        else:
+            arch += f"~{secrets.token_hex(4)}"
+        module.arch = arch
+        module.stem = NATIVE
+        module.reading = POOLED
         self._live[arch] = module
-        self._blanks.clear()  # another trunk may have had this identity
+        # Another trunk may have had this identity before.
+        self._blanks.clear()
         return arch, Pixels()
 
     def lasting(self, arch: str) -> bool:
@@ -63,8 +69,10 @@ class LiveFamily(TrunkFamily):
     def canonical(self, arch: str, stem: str) -> tuple[str, str]:
         stem = native_stem(arch, stem)
         if arch not in self._live:
-            given = f"{arch[:80]} is a module that was given from Python"
-            raise BadInput(f"{given}; only the program that gives it can use it")
+            raise BadInput(
+                f"{arch[:80]} is a module that was given from Python; only the program that gives it"
+                " can use it"
+            )
         return arch, stem
 
     def build(self, arch: str, stem: str, reading: str) -> Trunk:

@@ -1,4 +1,4 @@
-"""The network of CMC's pair: a ResNet on luminance and one on colour."""
+"""Builds the network of CMC's pair: a ResNet on luminance and one on colour."""
 
 import functools
 
@@ -24,28 +24,26 @@ _HALF_RANGE = (50.0, 92.208, 101.1675)
 def _constants(
     device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrix from linear RGB to shares of the white's XYZ (3, 3), and the middle and half range
-    of L, a, b (3, 1, 1); sent to the device once."""
-    matrix = torch.tensor(_TO_XYZ, dtype=dtype) / torch.tensor(
-        _WHITE, dtype=dtype
-    ).unsqueeze(1)
-    middle, half = (
-        torch.tensor(v, dtype=dtype).view(3, 1, 1) for v in (_MIDDLE, _HALF_RANGE)
-    )
-    return matrix.to(device), middle.to(device), half.to(device)
+    """Return the matrix from linear RGB to shares of the white's XYZ (3, 3), and the middle and half
+    range of L, a, b (3, 1, 1). They are sent to the device once."""
+    white = torch.tensor(_WHITE, dtype=dtype).unsqueeze(1)
+    matrix = torch.tensor(_TO_XYZ, dtype=dtype) / white
+    middle = torch.tensor(_MIDDLE, dtype=dtype).view(3, 1, 1)
+    half_range = torch.tensor(_HALF_RANGE, dtype=dtype).view(3, 1, 1)
+    return matrix.to(device), middle.to(device), half_range.to(device)
 
 
 def rgb_to_lab(images: Tensor) -> Tensor:
-    """RGB (N, 3, H, W) from 0 to 1 -> CIE L*a*b* (N, 3, H, W), L from 0 to 100, white at D65."""
-    # 1. The gamma of sRGB is taken away
+    """Convert RGB (N, 3, H, W) from 0 to 1 to CIE L*a*b* (N, 3, H, W), L from 0 to 100, white D65."""
+    # 1. Take away the gamma of sRGB
     dark = images / 12.92
     bright = ((images.clamp_min(0.04045) + 0.055) / 1.055) ** 2.4
     linear = torch.where(images > 0.04045, bright, dark)
-    # 2. XYZ, each as a share of the white's
+    # 2. XYZ, each as a share of the white's. Element by element, as autocast would compute a product
+    # of matrices in half precision
     matrix, _, _ = _constants(images.device, images.dtype)
-    # Element by element: a product of matrices would be taken in half precision under autocast
     xyz = (linear.unsqueeze(1) * matrix.view(1, 3, 3, 1, 1)).sum(2)
-    # 3. The cube root of seeing, a straight line near black
+    # 3. What the eye sees: the cube root, or a straight line near black
     root = xyz.clamp_min(0.008856) ** (1 / 3)
     x, y, z = torch.where(xyz > 0.008856, root, 7.787 * xyz + 16 / 116).unbind(1)
     # 4. Lightness, green to red, blue to yellow
@@ -53,7 +51,7 @@ def rgb_to_lab(images: Tensor) -> Tensor:
 
 
 class LabPair(Trunk):
-    """Two trunks, `l_to_ab` on L and `ab_to_l` on ab, as CMC calls them."""
+    """A pair has two trunks, `l_to_ab` on L and `ab_to_l` on ab, as CMC calls them."""
 
     memory_format = torch.channels_last
 
@@ -69,16 +67,18 @@ class LabPair(Trunk):
         )
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """RGB (N, 3, H, W) from 0 to 1 -> L (N, 1, H, W) and ab (N, 2, H, W), each about -1 to 1."""
+        """Split RGB (N, 3, H, W) from 0 to 1 into L (N, 1, H, W) and ab (N, 2, H, W), each scaled to
+        about -1 to 1."""
         with torch.no_grad():
+            # Half precision is too coarse for the conversion.
             precise = x if x.dtype == torch.float64 else x.float()
             lab = rgb_to_lab(precise)
-            _, middle, half = _constants(lab.device, lab.dtype)
-            lab = ((lab - middle) / half).to(x.dtype)
+            _, middle, half_range = _constants(lab.device, lab.dtype)
+            lab = ((lab - middle) / half_range).to(x.dtype)
         return lab[:, :1], lab[:, 1:]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, feature_dim), the luminance trunk's half first."""
+        """Map images (N, 3, H, W) to features (N, feature_dim), the luminance trunk's half first."""
         luminance, colour = self.split(x)
         return torch.cat([self.l_to_ab(luminance), self.ab_to_l(colour)], dim=1)
 

@@ -1,5 +1,5 @@
-"""torchvision's ResNets, under their own names: `resnet18` to `resnet152`, and narrower or wider ones
-of our own recipes: `resnet18,width=0.25`."""
+"""Offers torchvision's ResNets under their own names, `resnet18` to `resnet152`, and narrower or wider
+ones of our own recipes, `resnet18,width=0.25`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ResNetFamily(TrunkFamily):
-    """ResNets: their files tell everything but the padding of a 3x3 first convolution."""
+    """A ResNet's file tells everything but the padding of a 3x3 first convolution."""
 
     tensors_say_all = True
     formats = FORMATS
@@ -58,7 +58,7 @@ class ResNetFamily(TrunkFamily):
 
     def loaded_by(self, arch: str, library: str) -> str | None:
         if "," in arch:
-            return None  # nobody else's program has it
+            return None  # no other library has a ResNet of another width
         if library == "detectron2":
             depth = arch.removeprefix("resnet")
             return f"MODEL.RESNETS.DEPTH {depth} MODEL.RESNETS.STRIDE_IN_1X1 False"

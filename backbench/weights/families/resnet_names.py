@@ -1,5 +1,4 @@
-"""A ResNet's tensors as published files call them, in four dialects, and where in a file such names
-stand: a trunk is found by its names, never by the file's extension."""
+"""Finds ResNets in files by the names of their tensors, which publishers write in four dialects."""
 
 import functools
 import re
@@ -30,31 +29,34 @@ from backbench.weights.tensor_names import detectron2_name, is_counter
 
 
 def _sequential(first_layer: int) -> Callable[[str], str]:
-    """Names in an nn.Sequential of a ResNet's children, where layer1 stands at `first_layer`."""
+    """Return the renaming to an nn.Sequential of a ResNet's children, layer1 at `first_layer`."""
 
     def rename(key: str) -> str:
         part, rest = key.split(".", 1)
-        position = {"conv1": 0, "bn1": 1}.get(part, first_layer + int(part[-1]) - 1)
-        return f"{position}.{rest}"
+        if part == "conv1":
+            return f"0.{rest}"
+        if part == "bn1":
+            return f"1.{rest}"
+        stage = int(part.removeprefix("layer"))
+        return f"{first_layer + stage - 1}.{rest}"
 
     return rename
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """`rename` takes our name to this dialect's; `inside` is the start (a regex) of any name within
-    the trunk, known or not."""
+    """One way to name the tensors of a ResNet."""
 
     name: str
-    rename: Callable[[str], str]
-    inside: str
+    rename: Callable[[str], str]  # our name -> this dialect's
+    inside: str  # a regex for the start of any name within the trunk, known or not
 
 
 DIALECTS = (
     Dialect("torchvision", lambda key: key, r"(conv|bn|norm|layer|downsample)\d"),
-    # nn.Sequential of a ResNet's children: conv1 0, bn1 1, relu 2, max-pool 3, layer1 4
+    # An nn.Sequential of a ResNet's children: conv1 is 0, bn1 1, relu 2, max-pool 3, layer1 4
     Dialect("sequential", _sequential(4), r"\d+\."),
-    # the same of a ResNet without max-pool: layer1 3
+    # The same for a ResNet without max-pool: layer1 is 3
     Dialect("sequential without max-pool", _sequential(3), r"\d+\."),
     Dialect("detectron2", detectron2_name, r"(stem\.conv|res\d)"),
 )
@@ -62,7 +64,7 @@ DIALECTS = (
 
 @functools.cache
 def names(dialect: Dialect, arch: str) -> dict[str, str]:
-    """The dialect's name -> ours, for every tensor of the trunk."""
+    """Return the dialect's name -> ours, for every tensor of the trunk."""
     return {dialect.rename(key): key for key in trunk_shapes(arch)}
 
 
@@ -71,14 +73,15 @@ def names(dialect: Dialect, arch: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetInFile(TrunkInFile):
-    """A ResNet under one prefix of one table. `conv1` is the shape of its first convolution."""
+    """A ResNet under one prefix of one table."""
 
     if_misshaped = "; a wide, grouped or deep-stem ResNet is one of timm's: --arch timm:NAME --pixels P"
     names: Dialect
-    conv1: Shape
+    conv1: Shape  # of its first convolution
 
     @property
     def small(self) -> bool:
+        """Whether its first convolution is that of a conv3 stem, for small images."""
         return self.conv1 == SMALL_CONV1
 
     def shapes(self) -> Mapping[str, Shape]:
@@ -88,7 +91,7 @@ class ResNetInFile(TrunkInFile):
         return self.names.rename(key)
 
     def stem(self, wanted: str | None = None) -> str | None:
-        """The stem from the shape of conv1; None for a 3x3 one whose padding nothing tells."""
+        """Tell the stem by the shape of conv1; None for a 3x3 one whose padding nothing tells."""
         if wanted is not None:
             check_stem(wanted)
             if (wanted == "imagenet") == self.small:
@@ -108,55 +111,69 @@ class ResNetInFile(TrunkInFile):
     def head_keys(
         self, tensors: Mapping[str, Tensor], others: tuple[str, ...]
     ) -> list[str]:
-        """Everything in the table beside the trunks: projector, predictor; no queues."""
-        free = [key for key in tensors if key not in set(self.keys.values())]
-        return [
-            key for key in free if "queue" not in key and not key.startswith(others)
-        ]
+        """Return everything in the table beside the trunks, such as a projector, but no queues."""
+        own = set(self.keys.values())
+        heads = []
+        for key in tensors:
+            if key not in own and "queue" not in key and not key.startswith(others):
+                heads.append(key)
+        return heads
 
 
 LONGEST = 5  # parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.bias
 
 
 def find_trunks(tables: Tables, metadata: TrunkMetadata) -> list[ResNetInFile]:
-    """All ResNets in the file of which at least half the tensors are there, in the file's order."""
+    """Find all ResNets of which at least half the tensors are there, in the file's order."""
     fit = functools.partial(_fit, tables, metadata)
     return find_by_votes(tables, _candidates, fit, fewest=20, most=32)
 
 
 def _candidates(key: str) -> list[tuple[str, Dialect]]:
-    """(prefix, dialect) for each dialect with a name that ends this key; the longest counts."""
+    """Return (prefix, dialect) for each dialect that has a name with which this key ends."""
     parts = key.rsplit(".", LONGEST)[-LONGEST:]
-    ends = [".".join(parts[i:]) for i in range(len(parts))]
     out = []
     for dialect in DIALECTS:
-        # ResNet-34 has all names of basic blocks, ResNet-152 all of bottlenecks
-        known = names(dialect, "resnet34"), names(dialect, "resnet152")
-        longest = next(
-            (end for end in ends if any(end in each for each in known)), None
-        )
-        if longest is not None:
-            out.append((key.removesuffix(longest), dialect))
+        # ResNet-34 has all names of basic blocks, and ResNet-152 has all names of bottlenecks.
+        known = names(dialect, "resnet34").keys() | names(dialect, "resnet152").keys()
+        # The longest name counts: layer1.0.conv1.weight also ends with conv1.weight.
+        for i in range(len(parts)):
+            end = ".".join(parts[i:])
+            if end in known:
+                out.append((key.removesuffix(end), dialect))
+                break
     return out
 
 
 def _fit(
     tables: Tables, metadata: TrunkMetadata, table: str, prefix: str, dialect: Dialect
 ) -> tuple[int, ResNetInFile]:
-    """The architecture that explains most names under the prefix; score: present minus absent."""
+    """Return the ResNet that fits the names under the prefix best, and its score.
+
+    The score is the number of its tensors that are there, minus the number of those that are not.
+    Counters do not count, as they are often left out.
+    """
+    # 1. The names under the prefix, and those of them that can only be the trunk's
     local = {key[len(prefix) :]: key for key in tables[table] if key.startswith(prefix)}
     inside = {name for name in local if re.match(dialect.inside, name)}
     decisive = {name for name in inside if not is_counter(name)}
+    # 2. The architecture with the best score, where a name that it cannot explain costs one, too
     scores: dict[str, int] = {}
     explained: dict[str, int] = {}
     for arch in ARCHS:
-        # A trunk is recognised by all names but the counters, which are often left out
         wanted = {name for name in names(dialect, arch) if not is_counter(name)}
         scores[arch] = 2 * len(wanted & local.keys()) - len(wanted)
         explained[arch] = scores[arch] - len(decisive - wanted)
     arch = max(ARCHS, key=explained.__getitem__)
+    # 3. The trunk
     ours = names(dialect, arch)
-    keys = {ours[name]: key for name, key in local.items() if name in ours}
+    keys = {}
+    extra = []
+    for name, key in local.items():
+        if name in ours:
+            keys[ours[name]] = key
+        elif name in inside:
+            extra.append(key)
     trunk = ResNetInFile(
         table=table,
         prefix=prefix,
@@ -164,9 +181,7 @@ def _fit(
         names=dialect,
         arch=arch,
         keys=keys,
-        extra=tuple(
-            key for name, key in local.items() if name in inside and name not in ours
-        ),
+        extra=tuple(extra),
         conv1=conv1_shape(keys, tables[table]),
         metadata=metadata,
     )

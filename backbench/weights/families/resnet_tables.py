@@ -1,4 +1,4 @@
-"""ResNets as data: architectures, stems, and the published formats (resnet_formats.toml)."""
+"""Lists what there is of ResNets: architectures, stems, and published formats (resnet_formats.toml)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ARCHS = {
     "resnet101": ("Bottleneck", (3, 4, 23, 3)),
     "resnet152": ("Bottleneck", (3, 8, 36, 3)),
 }
-# Multiplies the channels of all stages, not the stem's: `resnet18,width=0.25`
+# What multiplies the channels of all stages, but not the stem's: `resnet18,width=0.25`
 WIDTHS = {"0.125": 0.125, "0.25": 0.25, "0.5": 0.5, "1": 1.0, "2": 2.0}
-# conv3: 3x3 stride 1 and no max-pool, for small images. The padding differs between papers:
-# 1 is SimCLR's (appendix B.9), 0 is what MIO's released code has, 2 what ARB's has.
+# Stem -> the padding of its 3x3 convolution, with stride 1 and no max-pool, for small images. Papers
+# differ: 1 is SimCLR's (appendix B.9), 0 is what MIO's released code has, 2 what ARB's has.
 STEMS = {"imagenet": None, "conv3": 1, "conv3_p0": 0, "conv3_p2": 2}
 SMALL_CONV1 = (64, 3, 3, 3)  # the shape of a conv3 stem's convolution
 
@@ -40,22 +40,24 @@ def check_stem(stem: str) -> None:
 
 
 def _queue_per_crop(tables: Tables, trunks: list[TrunkInFile]) -> bool:
-    """LORAC and MoCo-M keep one queue for each assigned crop: (2, d, K) where MoCo has (d, K)."""
-    entries = [entry for tensors in tables.values() for entry in tensors.items()]
-    return any(
-        unwrapped(key) == "queue" and tensor.dim() == 3 for key, tensor in entries
-    )
+    """True for LORAC and MoCo-M, which keep one queue for each assigned crop: (2, d, K), where MoCo
+    has (d, K)."""
+    for tensors in tables.values():
+        for key, tensor in tensors.items():
+            if unwrapped(key) == "queue" and tensor.dim() == 3:
+                return True
+    return False
 
 
 def _small_stem(tables: Tables, trunks: list[TrunkInFile]) -> bool:
-    """The conv1 of every trunk is 3x3."""
+    """True where the conv1 of every trunk is 3x3."""
     return all(
         conv1_shape(trunk.keys, tables[trunk.table]) == SMALL_CONV1 for trunk in trunks
     )
 
 
 def conv1_shape(keys: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Shape:
-    """The shape of a trunk's first convolution; empty where the file lacks it."""
+    """Return the shape of a trunk's first convolution; empty where the file lacks it."""
     tensor = tensors.get(keys.get("conv1.weight", ""))
     return () if tensor is None else tuple(tensor.shape)
 

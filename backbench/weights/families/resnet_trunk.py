@@ -1,4 +1,4 @@
-"""The network of a ResNet: torchvision's modules, key names and draws, no fc.
+"""Builds the network of a ResNet with torchvision's modules, key names and draws, but without fc.
 
 It is written here because `import torchvision` takes longer than most verbs.
 """
@@ -19,39 +19,34 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 class Block(nn.Module):
-    """A residual block of two 3x3 convolutions or, as a bottleneck, of 1x1, 3x3 and 1x1. The first
-    3x3 one has the stride (ResNet "v1.5")."""
+    """A residual block has two 3x3 convolutions or, as a bottleneck, 1x1, 3x3 and 1x1 ones. Its
+    first 3x3 convolution has the stride (ResNet "v1.5")."""
 
     def __init__(
         self, inputs: int, channels: int, stride: int, bottleneck: bool
     ) -> None:
         super().__init__()
         outputs = 4 * channels if bottleneck else channels
-        # 1. The shortcut is drawn first, and named last, as in torchvision
+        # torchvision draws the shortcut first, and names it last. Names and seeds depend on the order
+        # of all these lines.
         shortcut = None
         if stride > 1 or inputs != outputs:
-            shortcut = nn.Sequential(
-                _conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)
-            )
-        # 2. The branch
+            conv = _conv(inputs, outputs, 1, stride)
+            shortcut = nn.Sequential(conv, nn.BatchNorm2d(outputs))
         if bottleneck:
-            self.conv1, self.bn1 = _conv(inputs, channels, 1), nn.BatchNorm2d(channels)
-            self.conv2, self.bn2 = (
-                _conv(channels, channels, 3, stride),
-                nn.BatchNorm2d(channels),
-            )
-            self.conv3, self.bn3 = _conv(channels, outputs, 1), nn.BatchNorm2d(outputs)
+            self.conv1 = _conv(inputs, channels, 1)
+            self.bn1 = nn.BatchNorm2d(channels)
+            self.conv2 = _conv(channels, channels, 3, stride)
+            self.bn2 = nn.BatchNorm2d(channels)
+            self.conv3 = _conv(channels, outputs, 1)
+            self.bn3 = nn.BatchNorm2d(outputs)
             self.relu = nn.ReLU(inplace=True)
         else:
-            self.conv1, self.bn1 = (
-                _conv(inputs, channels, 3, stride),
-                nn.BatchNorm2d(channels),
-            )
+            self.conv1 = _conv(inputs, channels, 3, stride)
+            self.bn1 = nn.BatchNorm2d(channels)
             self.relu = nn.ReLU(inplace=True)
-            self.conv2, self.bn2 = (
-                _conv(channels, channels, 3),
-                nn.BatchNorm2d(channels),
-            )
+            self.conv2 = _conv(channels, channels, 3)
+            self.bn2 = nn.BatchNorm2d(channels)
         self.downsample = shortcut
         self.bottleneck = bottleneck
 
@@ -64,7 +59,7 @@ class Block(nn.Module):
 
 
 class ResNetTrunk(Trunk):
-    """A ResNet without its fc; a conv3 stem gives maps at a quarter of the strides."""
+    """A ResNet without its fc. With a conv3 stem its maps have a quarter of these strides."""
 
     memory_format = torch.channels_last
 
@@ -79,7 +74,8 @@ class ResNetTrunk(Trunk):
         kind, blocks = ARCHS[arch]
         bottleneck = kind == "Bottleneck"
         bases = [int(base * width) for base in (64, 128, 256, 512)]
-        self.arch, self.strides = arch, (4, 8, 16, 32)
+        self.arch = arch
+        self.strides = (4, 8, 16, 32)
         self.widths = tuple(4 * base if bottleneck else base for base in bases)
         self.feature_dim = self.widths[-1]
         self.conv1 = nn.Conv2d(
@@ -102,7 +98,7 @@ class ResNetTrunk(Trunk):
         return [module for module in self.modules() if isinstance(module, Block)]
 
     def stages(self, x: Tensor) -> list[Tensor]:
-        """(N, 3, H, W) -> C2..C5, each (N, C, H/s, W/s)."""
+        """Map images (N, 3, H, W) to C2..C5, each (N, C, H/s, W/s)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         maps = []
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
@@ -111,32 +107,33 @@ class ResNetTrunk(Trunk):
         return maps
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, feature_dim), global average pooled."""
+        """Map images (N, 3, H, W) to features (N, feature_dim), by global average pooling."""
         return torch.flatten(self.avgpool(self.stages(x)[-1]), 1)
 
     def depths(self) -> dict[str, int]:
-        """The stem is layer 0, then every block is one."""
-        # 1. Which layer the first block of each stage is
-        first, deepest = {}, 0
-        for name in ("layer1", "layer2", "layer3", "layer4"):
-            first[name] = deepest + 1
-            deepest += len(getattr(self, name))
-        # 2. layer2.0.conv1.weight: stage, block, the rest
+        """Return parameter -> its layer: 0 for the stem, then a layer for each block."""
+        # 1. The layer of each stage's first block
+        first_layer = {}
+        layer = 1
+        for stage in ("layer1", "layer2", "layer3", "layer4"):
+            first_layer[stage] = layer
+            layer += len(getattr(self, stage))
+        # 2. A name like layer2.0.conv1.weight begins with stage and block
         out: dict[str, int] = {}
         for name, _ in self.named_parameters():
             stage, block, *_ = name.split(".")
-            out[name] = first[stage] + int(block) if stage in first else 0
+            out[name] = first_layer[stage] + int(block) if stage in first_layer else 0
         return out
 
     def multiply_adds(self, side: int) -> int:
-        """Those of its convolutions."""
+        """Return how many multiply-adds its convolutions take for one side x side image."""
         total = 0
 
         def through(conv: nn.Conv2d, side: int) -> int:
+            """Count a convolution's multiply-adds; return the side of its output."""
             nonlocal total
-            side = (
-                side + 2 * int(conv.padding[0]) - conv.kernel_size[0]
-            ) // conv.stride[0] + 1
+            padded = side + 2 * int(conv.padding[0])
+            side = (padded - conv.kernel_size[0]) // conv.stride[0] + 1
             total += conv.weight.numel() * side**2
             return side
 
@@ -146,42 +143,52 @@ class ResNetTrunk(Trunk):
         for block in self.blocks():
             if block.downsample is not None:
                 through(block.downsample[0], side)  # type: ignore[arg-type]
-            side = through(block.conv2, through(block.conv1, side))
-            side = through(block.conv3, side) if block.bottleneck else side
+            side = through(block.conv1, side)
+            side = through(block.conv2, side)
+            if block.bottleneck:
+                side = through(block.conv3, side)
         return total
 
     def zero_residuals(self) -> None:
         """Zero the last norm of each block, as torchvision's `zero_init_residual` does."""
         for block in self.blocks():
-            nn.init.constant_((block.bn3 if block.bottleneck else block.bn2).weight, 0)
+            last_norm = block.bn3 if block.bottleneck else block.bn2
+            nn.init.constant_(last_norm.weight, 0)
 
     def fuse(self) -> None:
-        """Fold each batch norm into its convolution; features change by about 1e-6 of theirs."""
+        """Fold each batch norm into its convolution. Features change by a relative 1e-6 or so."""
         _fuse_pair(self, "conv1", "bn1")
         for block in self.blocks():
-            for i in (1, 2, 3) if block.bottleneck else (1, 2):
-                _fuse_pair(block, f"conv{i}", f"bn{i}")
+            _fuse_pair(block, "conv1", "bn1")
+            _fuse_pair(block, "conv2", "bn2")
+            if block.bottleneck:
+                _fuse_pair(block, "conv3", "bn3")
             if isinstance(block.downsample, nn.Sequential):
                 _fuse_pair(block.downsample, "0", "1")
 
     def dilate(self, stride: int) -> None:
         dilation = 1
         strides = list(self.strides)
-        for at in range(1, 4):
-            halves = self.strides[at - 1] < self.strides[at]
-            if halves and strides[at - 1] * 2 > stride:
-                dilation = _dilate_stage(getattr(self, f"layer{at + 1}"), dilation)
-                strides[at] = strides[at - 1]
+        for i in range(1, 4):
+            if self.strides[i] == self.strides[i - 1]:
+                # This stage was dilated by an earlier call.
+                strides[i] = strides[i - 1]
+            elif strides[i - 1] * 2 > stride:
+                dilation = _dilate_stage(getattr(self, f"layer{i + 1}"), dilation)
+                strides[i] = strides[i - 1]
             else:
-                strides[at] = strides[at - 1] * (2 if halves else 1)
+                strides[i] = strides[i - 1] * 2
         self.strides = tuple(strides)
 
 
 def _dilate_stage(stage: nn.Sequential, dilation: int) -> int:
-    """Let a stage keep the size of its input, which has places for every `dilation`-th of which the
-    stage was made; returns the same number for its output."""
-    # As torchvision's replace_stride_with_dilation: the convolution that had the stride still reads
-    # neighbours of its input, those after it read twice as far apart.
+    """Replace a stage's stride by dilation, so that its output is as large as its input.
+
+    `dilation` says how much denser the input's places are than those for which the stage was made.
+    Return the same number for its output.
+    """
+    # This is torchvision's replace_stride_with_dilation: the convolution that had the stride still
+    # reads neighbours of its input, and the convolutions after it read twice as far apart.
     for module in stage.modules():
         if not isinstance(module, nn.Conv2d):
             continue
@@ -195,7 +202,7 @@ def _dilate_stage(stage: nn.Sequential, dilation: int) -> int:
 
 
 def _fuse_pair(module: nn.Module, conv: str, norm: str) -> None:
-    """Merge two children that follow one another; needs eval()."""
+    """Merge a convolution and the norm behind it, both children of `module` in eval()."""
     # In eval() a batch norm is a fixed affine map of each channel: it scales the convolution's
     # weights and shifts its bias.
     fused = fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm))
@@ -206,18 +213,17 @@ def _fuse_pair(module: nn.Module, conv: str, norm: str) -> None:
 def build_backbone(
     arch: str, stem: str = "imagenet", *, channels: int = 3, width: float = 1.0
 ) -> ResNetTrunk:
-    """A randomly initialised trunk for images of that many channels. `width` multiplies the
+    """Build a randomly initialised trunk for images of that many channels. `width` multiplies the
     channels of all stages, not the stem's. A seed gives torchvision's weights."""
     if arch not in ARCHS:
         raise BadInput(f"unknown architecture '{arch}'; {nearest(arch, ARCHS)}")
     check_stem(stem)
     trunk = ResNetTrunk(arch)
-    nn.Linear(trunk.feature_dim, 1000)  # torchvision draws its fc here
+    # torchvision draws its fc between building and initialising the trunk.
+    nn.Linear(trunk.feature_dim, 1000)
     _draw(trunk)
-    if (channels, width) != (
-        3,
-        1.0,
-    ):  # drawn behind the whole network: seeds stay what they were
+    if (channels, width) != (3, 1.0):
+        # Drawn behind the whole ordinary network, as it always was: a seed keeps its weights.
         trunk = ResNetTrunk(arch, channels, width)
         _draw(trunk)
     padding = STEMS[stem]
@@ -227,13 +233,14 @@ def build_backbone(
         )
         nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")
         trunk.maxpool = nn.Identity()
-        trunk.strides = (1, 2, 4, 8)  # it keeps the image's size
+        trunk.strides = (1, 2, 4, 8)  # this stem keeps the image's size
     trunk.stem = stem
     return trunk
 
 
 def _draw(trunk: nn.Module) -> None:
-    # Without memory there is nothing to draw, and torch would load its compiler to find that out
+    """Draw the weights of the convolutions as torchvision does."""
+    # Without memory there is nothing to draw, and torch would load its compiler to find that out.
     for module in trunk.modules():
         if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -241,7 +248,7 @@ def _draw(trunk: nn.Module) -> None:
 
 @functools.cache
 def trunk_shapes(arch: str, stem: str = "imagenet") -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of a trunk's state dict: 318 for a ResNet-50."""
+    """Return name -> shape of every tensor of a trunk's state dict: 318 for a ResNet-50."""
     with torch.device("meta"):
         tensors = build_backbone(arch, stem).state_dict()
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

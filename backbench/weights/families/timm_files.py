@@ -1,4 +1,4 @@
-"""Vision transformers and ConvNeXts in files: where they stand, and which timm model each is."""
+"""Finds vision transformers and ConvNeXts in files: where they stand, and which timm model each is."""
 
 import fnmatch
 import math
@@ -32,25 +32,25 @@ from backbench.weights.tensor_names import first_names
 
 Tensors = Mapping[str, Tensor]
 
-MOST = 16  # prefixes looked at in a table
-_LONGEST = 300  # characters of a name that is looked at
+MOST = 16  # prefixes that are tried in a table
+_LONGEST = 300  # longer names are passed over; in characters
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimmInFile(TrunkInFile):
     """A vision transformer or ConvNeXt under one prefix of one table.
 
-    `local`: the file's names below the prefix -> its keys. `arch` is empty until `identified`; then
-    `sources` says which pieces of the file make each of timm's tensors, and `keys` (the file's
-    names -> its keys) which of them are there.
+    `arch`, `sources`, `folds` and `heads` are empty until `identified`. From then on, `keys` has only
+    the names of `local` that are part of the trunk.
     """
 
     family: TrunkFamily
     layout: Layout
-    local: Mapping[str, str]
+    local: Mapping[str, str]  # the file's name below the prefix -> its key
+    # timm's tensor -> the pieces of the file's tensors that make it
     sources: Mapping[str, list[Piece]] = field(default_factory=dict)
-    folds: bool = False
-    heads: tuple[str, ...] = ()  # the other keys under the prefix that are kept
+    folds: bool = False  # whether the class token's position is added to the token
+    heads: tuple[str, ...] = ()  # other keys under the prefix, which are kept
 
     @property
     def blank(self) -> Tensors:
@@ -59,32 +59,35 @@ class TimmInFile(TrunkInFile):
 
     @property
     def has_registers(self) -> bool:
+        """Whether the file holds register tokens."""
         return any(name.endswith(REGISTERS) for name in self.local)
 
     def shapes(self) -> Mapping[str, Shape]:
-        return {
-            each.key: each.shape for parts in self.sources.values() for each in parts
-        }
+        shapes = {}
+        for parts in self.sources.values():
+            for part in parts:
+                shapes[part.key] = part.shape
+        return shapes
 
     def assembled(self, tensors: Tensors) -> dict[str, Tensor]:
         blank = self.blank
         out = {}
         for ours, parts in self.sources.items():
-            there = [each for each in parts if each.key in self.keys]
-            if len(there) < len(parts):  # a counter, or what is allowed to be missing
+            # A counter may be missing, and statistics where that is allowed.
+            if any(part.key not in self.keys for part in parts):
                 continue
-            taken = [
-                each.taken(tensors[self.keys[each.key]].detach()) for each in there
-            ]
+            taken = []
+            for part in parts:
+                tensor = tensors[self.keys[part.key]].detach()
+                taken.append(part.taken(tensor))
             if self.folds and ours in ("cls_token", "pos_embed"):
                 out[ours] = _folded(ours, [tensor.float() for tensor in taken])
                 continue
-            # Their types may differ, and some have no common one
-            whole = (
-                taken[0]
-                if len(taken) == 1
-                else torch.cat([each.float() for each in taken])
-            )
+            if len(taken) == 1:
+                whole = taken[0]
+            else:
+                # The types of the parts may differ, and some pairs have no common type.
+                whole = torch.cat([tensor.float() for tensor in taken])
             out[ours] = whole.reshape(blank[ours].shape)
         return out
 
@@ -100,71 +103,68 @@ class TimmInFile(TrunkInFile):
                     " dino, ibot or mae,"
                     " in `backbench import FILE --out X.safetensors`"
                 )
-            arch = _known(self, tensors, form, folds)
+            arch = _model_of_format(self, tensors, form, folds)
         arch, _ = self.family.canonical(arch, NATIVE)
         return _fitted(replace(self, arch=arch, folds=folds))
 
     @property
     def described(self) -> str:
-        """Its place and first names, for messages."""
+        """The trunk's place and first names, for messages."""
         return f"'{self.label}' ({first_names(list(self.local), 2)})"
 
     def contradictions(self, tensors: Tensors) -> list[str]:
+        # The biases of queries, keys and values of which timm's model has only the queries' and the
+        # values' third
+        in_thirds = set()
+        for parts in self.sources.values():
+            in_thirds |= {part.key for part in parts if part.parts == 3}
         out = []
-        # Biases of which the model takes the queries' and the values' third alone
-        in_thirds = {
-            p.key for parts in self.sources.values() for p in parts if p.parts == 3
-        }
         for name, key in self.local.items():
             if not name.endswith(_LOOKED_INTO) and not name.startswith("norms.3."):
                 continue
-            if not in_file(
-                tensors[key]
-            ):  # said below where it is one of the trunk's own
+            tensor = tensors[key]
+            if not in_file(tensor):
+                # If it is one of the trunk's own, `FileContents.problems` names it anyway.
                 if name not in self.keys:
                     out.append(f"{key} (its elements are not all in the file)")
-            elif name.endswith("rope_embed.periods") and not _usual_periods(
-                tensors[key]
-            ):
+            elif name.endswith("rope_embed.periods") and not _usual_periods(tensor):
                 out.append(f"{key} (not 100 ** (i / n), the periods of timm's model)")
             elif name.endswith("attn.qkv.bias") and name in in_thirds:
-                if not _masked(tensors[key], tensors.get(f"{key}_mask")):
+                if not _keys_are_masked(tensor, tensors.get(f"{key}_mask")):
                     out.append(f"{key} (not its keys' third alone is masked)")
             elif name.startswith("norms.3."):
                 twin = self.local.get(name.replace("norms.3.", "norm."))
-                if twin is not None and not identical(tensors[key], tensors[twin]):
+                if twin is not None and not identical(tensor, tensors[twin]):
                     out.append(f"{key} (differs from {twin}, whose copy it should be)")
         return out
 
     def pixels(self) -> Pixels | None:
         if self.form is not None and "pixels" not in self.form.asks:
             return self.form.pixels
-        # The model that the command or a file beside it names has pixels of its own
+        # The model that the command line or a file beside the weights names has pixels of its own.
         return self.family.default_pixels(self.arch) if self.metadata.arch else None
 
     def reading(self) -> str:
         if self.form is None or self.metadata.reading:
             return self.metadata.reading
-        # The last norm is as wide as a transformer, or as a ConvNeXt's last stage
+        # The last norm is as wide as a transformer, or as the last stage of a ConvNeXt.
         norm = self.blank.get("norm.weight", self.blank.get("head.norm.weight"))
         width = norm.shape[0] if norm is not None else 0
         return self.form.readings.get(width, self.form.reading)
 
     def head_keys(self, tensors: Tensors, others: tuple[str, ...]) -> list[str]:
-        """The model's own heads; text towers and decoders are not kept."""
+        """Return the keys of the model's own heads; text towers and decoders are not kept."""
         return list(self.heads)
 
     def provenance(self) -> dict[str, str]:
         about = {"licence": self.metadata.licence, "told by": self.metadata.source}
-        if self.form is not None:
-            about["licence"] = self.metadata.licence or self.form.licence
-            if (
-                "pos_embed" in self.blank
-            ):  # the rule by which its authors resize it, if it is known
-                with_registers = (
-                    self.form.positions_with_registers if self.has_registers else ""
-                )
-                about["positions"] = with_registers or self.form.positions
+        form = self.form
+        if form is not None:
+            about["licence"] = self.metadata.licence or form.licence
+            if "pos_embed" in self.blank:
+                about["positions"] = form.positions
+                if self.has_registers and form.positions_with_registers:
+                    about["positions"] = form.positions_with_registers
         if self.folds:
             about["changed"] = (
                 "the class token's position is added to it, as timm's model has it"
@@ -178,16 +178,17 @@ class TimmInFile(TrunkInFile):
 def find(
     family: TrunkFamily, tables: Tables, metadata: TrunkMetadata, form: Format | None
 ) -> list[TimmInFile]:
-    """The trunks of a file by layout, or by the names of the model that `metadata` has where no
-    layout fits; only their names are known yet."""
+    """Find the trunks of a file by the names of a layout or, where none fits, by the names of the
+    model that `metadata` has. They are not identified yet."""
 
     def trunk_below(table: str, prefix: str, layout: Layout) -> TimmInFile:
         local: dict[str, str] = {}
         for key in tables[table]:
             if key.startswith(prefix):
-                name = layout.local(key[len(prefix) :])
-                # Two chunks may not hold one block: the second stays under its own name, as extra
-                local[key[len(prefix) :] if name in local else name] = key
+                name_in_file = key[len(prefix) :]
+                name = layout.local(name_in_file)
+                # If two chunks hold the same block, the second keeps its own name: it is extra then.
+                local[name_in_file if name in local else name] = key
         return TimmInFile(
             table=table,
             prefix=prefix,
@@ -210,46 +211,53 @@ def find(
         return trunks
     arch, _ = family.canonical(metadata.arch, NATIVE)
     names = family.tensors(arch, NATIVE)
-    plain = Layout("timm's", "", ())
+    timms_own = Layout("timm's", "", ())
 
     def prefix_of(key: str) -> list[tuple[str, Layout]]:
-        parts = key.split(".") if len(key) <= _LONGEST else []
+        if len(key) > _LONGEST:
+            return []
+        parts = key.split(".")
         for i in range(len(parts)):
             name = ".".join(parts[i:])
             if name in names:
-                return [(key.removesuffix(name), plain)]
+                return [(key.removesuffix(name), timms_own)]
         return []
 
+    def by_model(table: str, prefix: str, layout: Layout) -> tuple[int, TimmInFile]:
+        return 1, trunk_below(table, prefix, layout)
+
     half = (len(names) + 1) // 2
-    return find_by_votes(
-        tables,
-        prefix_of,
-        lambda *place: (1, trunk_below(*place)),
-        fewest=half,
-        most=MOST,
-    )
+    return find_by_votes(tables, prefix_of, by_model, fewest=half, most=MOST)
 
 
 def _block_prefixes(key: str) -> list[tuple[str, Layout]]:
-    """The prefix before the name of a block, for each layout that has such a name."""
+    """Return the prefix before the name of a block, for each layout that has such a name."""
+    if len(key) > _LONGEST:
+        return []
     out = []
-    if len(key) <= _LONGEST:
-        for layout in layouts():
-            match = re.match(rf"(.*?\.)??{layout.blocks}\.\d", key)
-            if match is not None:
-                out.append((match[1] or "", layout))
+    for layout in layouts():
+        match = re.match(rf"(.*?\.)??{layout.blocks}\.\d", key)
+        if match is not None:
+            out.append((match[1] or "", layout))
     return out
 
 
 # --- which model ---
 
 
+_GATES = (
+    "mlp.w3.weight",
+    "mlp.weights_in.weight",
+    "mlp.gate_proj.weight",
+    "mlp.fc1_g.weight",
+)
+
+
 def signature(trunk: TimmInFile, tensors: Tensors) -> str:
-    """'384/16', '1536/14+reg+glu', '96x27+grn': what tells the models of a format apart."""
-    names = list(trunk.local)
+    """Return what tells the models of a format apart: '384/16', '1536/14+reg+glu', '96x27+grn'."""
     if "stages" in trunk.layout.blocks or trunk.layout.blocks == "features":
-        return _stages(trunk, tensors)
-    # Most vectors of a block are as wide as the trunk
+        return _signature_of_stages(trunk, tensors)
+    # Most vectors of a block are as wide as the trunk.
     widths: Counter[int] = Counter()
     patches = []
     for key in trunk.local.values():
@@ -261,53 +269,63 @@ def signature(trunk: TimmInFile, tensors: Tensors) -> str:
     out = f"{width}/{patches[0] if patches else 16}"
     if trunk.has_registers:
         out += "+reg"
-    gates = (
-        "mlp.w3.weight",
-        "mlp.weights_in.weight",
-        "mlp.gate_proj.weight",
-        "mlp.fc1_g.weight",
-    )
-    return out + ("+glu" if any(name.endswith(gates) for name in names) else "")
+    if any(name.endswith(_GATES) for name in trunk.local):
+        out += "+glu"
+    return out
 
 
-def _stages(trunk: TimmInFile, tensors: Tensors) -> str:
+def _signature_of_stages(trunk: TimmInFile, tensors: Tensors) -> str:
+    """Return a ConvNeXt's width and the number of blocks in its third stage, '96x27+grn'."""
+    # 1. The vectors of the first stage, and the blocks of the third
     widths: Counter[int] = Counter()
-    third = set()
+    third_stage = set()
     for name, key in trunk.local.items():
         parts = name.removeprefix("encoder.").split(".")
-        if parts[0] == "features":  # torchvision's: every second one is a stage
+        if parts[0] == "features":
+            # torchvision counts the stages and what is before each: features.1 is the first stage.
             stage = {"1": "0", "5": "2"}.get(parts[1], "")
             parts = ["stages", stage, *parts[2:]]
-        if parts[0] == "stages" and parts[1] == "0" and tensors[key].dim() == 1:
+        if parts[0] != "stages":
+            continue
+        if parts[1] == "0" and tensors[key].dim() == 1:
             widths[tensors[key].shape[0]] += 1
-        if parts[0] == "stages" and parts[1] == "2" and "downsampl" not in name:
-            third.add(next((part for part in parts[2:] if part.isdigit()), ""))
+        if parts[1] == "2" and "downsampl" not in name:
+            block = next((part for part in parts[2:] if part.isdigit()), "")
+            third_stage.add(block)
     width = widths.most_common(1)[0][0] if widths else 0
     grn = "+grn" if any(".grn." in name for name in trunk.local) else ""
-    # A file without one block is no smaller model: what is missing is told of the next larger one
-    depth = next((depth for depth in (6, 8, 9, 27) if len(third) <= depth), 27)
+    # 2. A file without one block is no smaller model. It is taken for the next larger model, so that
+    # the refusal names the missing block.
+    depths: tuple[int, ...] = (6, 8, 9, 27)
     if not grn or width >= 96:
-        depth = 9 if len(third) <= 9 and width == 96 else 27
+        depths = (9, 27) if width == 96 else (27,)
+    depth = next((depth for depth in depths if len(third_stage) <= depth), 27)
     return f"{width}x{depth}{grn}"
 
 
-def _known(trunk: TimmInFile, tensors: Tensors, form: Format, folds: bool) -> str:
-    """The format's model of this width and patch, with the facts that file and metadata add."""
+def _model_of_format(
+    trunk: TimmInFile, tensors: Tensors, form: Format, folds: bool
+) -> str:
+    """Return the format's model of this width and patch, with the options that file and metadata
+    add."""
+    # 1. The model
     key = signature(trunk, tensors)
     model = form.timm.get(key)
-    if model is None:  # the patch or a mark may be what is damaged
-        like = [
-            name
-            for each, name in form.timm.items()
-            if each.split("/")[0] == key.split("/")[0]
+    if model is None:
+        # Without a patch embedding the file does not tell the patch: take the first model of this
+        # width, so that the refusal names what is missing.
+        has_patches = any(tensors[key].dim() == 4 for key in trunk.local.values())
+        width = key.split("/")[0]
+        alike = [
+            name for known, name in form.timm.items() if known.split("/")[0] == width
         ]
-        patches = any(tensors[key].dim() == 4 for key in trunk.local.values())
-        if not like or "/" not in key or patches:
+        if not alike or "/" not in key or has_patches:
             raise BadInput(
                 f"holds {trunk.described}, format {form.name}, of width and patch {key};"
                 f" known are {', '.join(form.timm)}; say which model it is with --arch timm:NAME"
             )
-        model = like[0]
+        model = alike[0]
+    # 2. CLIP's files do not tell the activation, and timm has a model for each
     if "{}" in model:
         kinds = {"quick_gelu": "clip_quickgelu", "gelu": "clip"}
         if trunk.metadata.activation not in kinds:
@@ -317,56 +335,73 @@ def _known(trunk: TimmInFile, tensors: Tensors, form: Format, folds: bool) -> st
                 " --arch timm:vit_base_patch16_clip_224 (LAION's, DataComp's), or the like of its size"
             )
         model = model.format(kinds[trunk.metadata.activation])
-    size = _size(trunk, tensors, PREFIX + model, folds)
+    # 3. The options that differ from the model's own
     name = parse(PREFIX + model)
-    options = {**name.options, **size, **differences(name, trunk.metadata.options)}
+    options = {**name.options}
+    img_size = _img_size(trunk, tensors, PREFIX + model, folds)
+    if img_size is not None:
+        options["img_size"] = str(img_size)
+    options |= differences(name, trunk.metadata.options)
     return str(name._replace(options=options))
 
 
-def _size(
+def _img_size(
     trunk: TimmInFile, tensors: Tensors, arch: str, folds: bool
-) -> dict[str, str]:
-    """`img_size` where the file has position embeddings for another size than the model's."""
+) -> int | None:
+    """Return the image side, in pixels, for which the file has position embeddings; None where it
+    is the model's own, or not to be told."""
+    # 1. The position embeddings of model and file
     blank = trunk.family.tensors(*trunk.family.canonical(arch, NATIVE))
     if "pos_embed" not in blank or "patch_embed.proj.weight" not in blank:
-        return {}
+        return None
     sources = pieces(trunk.layout, blank, trunk.local)
     key = trunk.local.get(sources["pos_embed"][0].key)
     if key is None or tensors[key].dim() < 2:
-        return {}
-    ours = blank["pos_embed"].shape[1]
-    prefix = ours - math.isqrt(ours) ** 2
-    patches = tensors[key].shape[-2] - (1 if folds else prefix)
+        return None
+    # 2. Some are not of patches: those that the model's square of patches leaves over
+    rows_of_model = blank["pos_embed"].shape[1]
+    patches_of_model = math.isqrt(rows_of_model) ** 2
+    prefix = 1 if folds else rows_of_model - patches_of_model
+    patches = tensors[key].shape[-2] - prefix
+    # 3. The patches of the file are a square, too, but another one
     side = math.isqrt(max(patches, 0))
-    if side == 0 or side**2 != patches or patches == ours - prefix:
-        return {}
-    return {"img_size": str(side * blank["patch_embed.proj.weight"].shape[-1])}
+    if side == 0 or side**2 != patches or patches == patches_of_model:
+        return None
+    return side * blank["patch_embed.proj.weight"].shape[-1]
 
 
 # --- which tensors ---
 
 
 def _fitted(trunk: TimmInFile) -> TimmInFile:
-    """The trunk with its keys sorted: those of the model, heads, and those left over inside it."""
+    """Sort the trunk's keys into those of the model, heads, and those left over inside it."""
     form = trunk.form
+    # 1. The pieces of which the model's tensors are made
     sources = pieces(trunk.layout, trunk.blank, trunk.local)
     if trunk.folds and "pos_embed" in trunk.blank and "cls_token" in trunk.blank:
+        # The file's positions have a row more than the model's, which goes into the class token.
         (position,) = sources["pos_embed"]
         one, rows, width = position.shape
         whole = Piece(position.key, (one, rows + 1, width))
         sources["pos_embed"] = [whole]
         sources["cls_token"] = [*sources["cls_token"], whole]
-    wanted = {each.key for parts in sources.values() for each in parts}
+    wanted = set()
+    for parts in sources.values():
+        wanted |= {part.key for part in parts}
+    # 2. A known format tells which other keys may stand below the prefix. Elsewhere, keys whose
+    # first part is that of a tensor of the model are inside the trunk, and all others are heads.
     beside = form.beside if form is not None else TIMM.beside
     known = form is not None and form is not TIMM
-    insides = {name.split(".")[0] for name in wanted}
-    keys, extra, heads = {}, [], []
+    first_parts = {name.split(".")[0] for name in wanted}
+    keys = {}
+    extra = []
+    heads = []
     for name, key in trunk.local.items():
         if name in wanted:
             keys[name] = key
         elif any(fnmatch.fnmatchcase(name, pattern) for pattern in beside):
             heads.append(key)
-        elif known or name.split(".")[0] in insides:
+        elif known or name.split(".")[0] in first_parts:
             extra.append(key)
         else:
             heads.append(key)
@@ -376,30 +411,33 @@ def _fitted(trunk: TimmInFile) -> TimmInFile:
 
 
 def _folded(ours: str, taken: list[Tensor]) -> Tensor:
-    """The class token with its position added, and the positions without it: (1, 1, D), (1, n, D).
-    timm's model has no position of its class token, so its sum is the token."""
+    """Return the class token with its position added, (1, 1, D), or the positions without that one,
+    (1, n, D). timm's model has no position for its class token: its token is the sum."""
     if ours == "cls_token":
         token, positions = taken
         return token + positions[:, :1]
-    return taken[0][:, 1:]
+    (positions,) = taken
+    return positions[:, 1:]
 
 
 # --- contradictions of the model ---
 
 
+# Tensors that timm's model does not have; it computes as if they had the values that are checked
 _LOOKED_INTO = ("rope_embed.periods", "attn.qkv.bias", "attn.qkv.bias_mask")
 
 
 def _usual_periods(periods: Tensor) -> bool:
-    """facebookresearch/dinov3: dinov3/layers/rope_position_encoding.py, base 100; kept in bf16."""
+    """True for the periods 100 ** (i / n), to the precision of the bfloat16 in which they are kept
+    (facebookresearch/dinov3: dinov3/layers/rope_position_encoding.py, base 100)."""
     count = periods.numel()
     expected = 100 ** (torch.arange(count) / max(count, 1))
     same = periods.shape == expected.shape
     return same and torch.allclose(periods.float(), expected, rtol=1e-2)
 
 
-def _masked(bias: Tensor, mask: Tensor | None) -> bool:
-    """True where all of a bias (3 * D) counts but the keys' third."""
+def _keys_are_masked(bias: Tensor, mask: Tensor | None) -> bool:
+    """True where all of a bias of queries, keys and values (3 * D) counts but the keys' third."""
     if mask is None:
         return not bool((bias.chunk(3)[1] != 0).any())
     if mask.shape != bias.shape or not in_file(mask):

@@ -1,8 +1,8 @@
-"""The published formats of vision transformers and ConvNeXts (timm_formats.toml), and their tests.
+"""Reads the published formats of vision transformers and ConvNeXts (timm_formats.toml), with tests.
 
-A model's key is its width and patch, with `+reg` for register tokens, `+glu` for a gated MLP, and
-for a ConvNeXt the width and the blocks of its third stage. Depth is not part of it: a file that
-lacks a block is not a shallower model.
+There, a model's key is its width and patch, with `+reg` for register tokens and `+glu` for a gated
+MLP; a ConvNeXt's key is its width and the number of blocks in its third stage. A transformer's depth
+is not part of it: a file that lacks a block is not a shallower model.
 """
 
 import tomllib
@@ -21,7 +21,8 @@ from backbench.weights.family import (
 
 
 def _with(*ends: str, without: tuple[str, ...] = ()) -> FormatTest:
-    """A test that names with one of these ends are in every trunk, and none with the others."""
+    """Make a test that every trunk has a name with one of these ends, and none that ends as in
+    `without`."""
 
     def test(tables: Tables, trunks: list[TrunkInFile]) -> bool:
         for trunk in trunks:
@@ -50,19 +51,16 @@ _plain = _with(without=(*_SCALES, *REGISTERS, *_HEADS))
 def _fixed_positions(tables: Tables, trunk: TrunkInFile) -> bool:
     """True for MoCo-v3's and MAE's fixed positions, in which the class token's is 0."""
     position = tables[trunk.table].get(f"{trunk.prefix}pos_embed")
-    if (
-        position is None
-        or position.dim() != 3
-        or not position.numel()
-        or not in_file(position)
-    ):
+    if position is None or position.dim() != 3 or not position.numel():
+        return False
+    if not in_file(position):
         return False
     return not bool((position[0, 0] != 0).any())
 
 
 def _said(method: str) -> FormatTest:
-    """A test for a ViT that no mark in the file says whose it is: `--method` has to. A training
-    run's teacher and student are such a mark."""
+    """Make a test for ViTs whose files have no mark of their authors: `--method` must tell it, unless
+    the file is of a training run, with its teacher and student."""
 
     def test(tables: Tables, trunks: list[TrunkInFile]) -> bool:
         for trunk in trunks:
@@ -77,14 +75,11 @@ def _said(method: str) -> FormatTest:
 
 
 def _mae(tables: Tables, trunks: list[TrunkInFile]) -> bool:
-    """A decoder or fixed positions are MAE's marks; without them `--method mae` says it."""
+    """True for MAE's files: their marks are a decoder or fixed positions, or else `--method mae`."""
     for trunk in trunks:
         decoder = any(key.startswith("decoder_") for key in tables[trunk.table])
-        if (
-            not decoder
-            and not _fixed_positions(tables, trunk)
-            and trunk.metadata.method != "mae"
-        ):
+        marked = decoder or _fixed_positions(tables, trunk)
+        if not marked and trunk.metadata.method != "mae":
             return False
     return _plain(tables, trunks)
 
@@ -92,18 +87,21 @@ def _mae(tables: Tables, trunks: list[TrunkInFile]) -> bool:
 def _format(
     name: str, row: dict[str, Any], models: Mapping[str, Mapping[str, str]]
 ) -> Format:
-    """A row as a Format: timm's own names unless it says others, and a test by ends of names."""
+    """Make a Format of a row. It has timm's own names unless the row says others, and a test by the
+    ends of names where the row has `has` or `lacks`."""
+    row = {"dialects": ["timm's"], **row}
     for table in row.pop("models", ()):
         row["timm"] = row.get("timm", {}) | models[table]
-    row["readings"] = {
-        int(width): word for width, word in row.get("readings", {}).items()
-    }
+    # TOML has only text as keys.
+    readings = row.get("readings", {})
+    row["readings"] = {int(width): reading for width, reading in readings.items()}
     tests = {"plain": _plain, "mae": _mae, "said": _said(row["method"])}
-    has, lacks = row.pop("has", ()), row.pop("lacks", ())
+    has = row.pop("has", ())
+    lacks = row.pop("lacks", ())
     if has or lacks:
         row["test"] = "ends"
         tests["ends"] = _with(*has, without=tuple(lacks))
-    return format_row(name, {"dialects": ["timm's"]} | row, tests)
+    return format_row(name, row, tests)
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())

@@ -1,7 +1,7 @@
-"""Names of timm's models: `timm:NAME` or `timm:NAME,key=value,...`.
+"""Parses the names of timm's models, `timm:NAME` or `timm:NAME,key=value,...`.
 
-What no weight file holds stands in the name: heads, activation, the norms' eps, the input size, the
-rule by which position embeddings are resized. Only names that timm registers are taken.
+The name has what no weight file holds: heads, activation, the norms' eps, the input size, the rule by
+which position embeddings are resized. Only names that timm registers are taken.
 
     timm:convnext_tiny
     timm:vit_small_patch16_224,num_heads=12              MoCo-v3's ViT-S
@@ -21,7 +21,7 @@ PREFIX = "timm:"
 
 
 class TimmName(NamedTuple):
-    """`timm:NAME,key=value,...` in parts."""
+    """The parts of `timm:NAME,key=value,...`."""
 
     model: str
     options: Mapping[str, str]
@@ -32,19 +32,15 @@ class TimmName(NamedTuple):
 
 
 def parse(arch: str) -> TimmName:
-    """BadInput for a name that timm does not register and for options that do not exist."""
+    """Take a name apart. BadInput for a model that timm does not register, or an unknown option."""
     import timm
 
     name, *pairs = arch.removeprefix(PREFIX).split(",")
     if not re.fullmatch(r"\w{1,80}", name) or not timm.is_model(name):
-        near = (
-            nearest(name[:80], timm.list_models())
-            if re.fullmatch(r"[\w.-]+", name)
-            else ""
-        )
-        raise BadInput(
-            f"timm {timm.__version__} has no model '{name[:80]}'; {near}".rstrip("; ")
-        )
+        advice = ""
+        if re.fullmatch(r"[\w.-]+", name):
+            advice = f"; {nearest(name[:80], timm.list_models())}"
+        raise BadInput(f"timm {timm.__version__} has no model '{name[:80]}'{advice}")
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -52,7 +48,7 @@ def parse(arch: str) -> TimmName:
             raise BadInput(
                 f"'{arch[:120]}': '{pair[:40]}' is none of {', '.join(OPTIONS)}, each as key=value"
             )
-        OPTIONS[key](value)  # refuses what is no value of it
+        OPTIONS[key](value)  # refuses what is no value of this option
         options[key] = value
     return TimmName(name, options)
 
@@ -62,7 +58,7 @@ def _refused(text: str, expected: str) -> BadInput:
 
 
 def _whole(text: str, most: int = 65_536) -> int:
-    """A header may say anything, and building takes time."""
+    """Read a whole number. It is bounded: a header may say anything, and building takes time."""
     if not re.fullmatch(r"[1-9]\d{0,5}", text) or int(text) > most:
         raise _refused(text, f"a whole number from 1 to {most}")
     return int(text)
@@ -72,7 +68,7 @@ _layers = functools.partial(_whole, most=200)
 
 
 def _each(number: Callable[[str], int], text: str) -> list[int]:
-    """'2-2-6-2', a number for each stage."""
+    """Read a number for each stage: '2-2-6-2'."""
     parts = text.split("-")
     if len(parts) > 8:
         raise _refused(text, "a number for each stage")
@@ -80,10 +76,8 @@ def _each(number: Callable[[str], int], text: str) -> list[int]:
 
 
 def _number(text: str) -> float:
-    if (
-        not re.fullmatch(r"\d+(\.\d+)?([eE]-?\d{1,2})?", text)
-        or not 0 < float(text) < 1e6
-    ):
+    is_number = re.fullmatch(r"\d+(\.\d+)?([eE]-?\d{1,2})?", text)
+    if not is_number or not 0 < float(text) < 1e6:
         raise _refused(text, "a number above 0")
     return float(text)
 
@@ -102,6 +96,7 @@ ACTIVATIONS = {
     "relu": "ReLU",
     "silu": "SiLU",
 }
+# Option -> what reads its value
 OPTIONS: dict[str, Callable[[str], object]] = {
     "img_size": _whole,
     "patch_size": _whole,
@@ -109,12 +104,13 @@ OPTIONS: dict[str, Callable[[str], object]] = {
     "embed_dim": _whole,
     "num_heads": _whole,
     "mlp_ratio": _number,
-    "init_values": _number,  # LayerScale's start
+    "init_values": _number,  # where LayerScale starts
     "reg_tokens": _whole,
     "depths": functools.partial(_each, _layers),
     "dims": functools.partial(_each, _whole),
     "act_layer": functools.partial(_of, tuple(ACTIVATIONS)),
-    "eps": _number,  # of all layer norms
+    "eps": _number,  # the eps of all layer norms
     "pos": functools.partial(_of, POSITION_RULES),
 }
-OURS = ("eps", "pos")  # the others are timm's own keyword arguments
+# Our own options; the others are keyword arguments of timm's.
+OURS = ("eps", "pos")

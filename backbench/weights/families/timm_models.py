@@ -1,11 +1,12 @@
-"""Any timm model as a trunk (`timm_model_names` has its names), and timm's own weights where a
-checkpoint is expected, from the local cache alone:
+"""Offers any timm model as a trunk (`timm_model_names`), and timm's weights wherever a checkpoint is
+expected:
 
     timm:convnext_tiny                  the weights of timm's default tag
-    timm:convnext_tiny.fb_in22k         of another tag
-    timm:vit_small_patch16_224@random   none: drawn anew, always the same
+    timm:convnext_tiny.fb_in22k         the weights of another tag
+    timm:vit_small_patch16_224@random   random weights, always the same
 
-No network: where the cache has no such file, the message says how to fetch it.
+Weights are taken from the local cache alone. Where it has no such file, the message says how to fetch
+it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _NAME = re.compile(r"timm:(\w{1,80})(?:\.(\w{1,80}))?((?:,[^,@]*)*)(@random)?")
 
 
 class TimmFamily(TrunkFamily):
-    """timm's vision transformers, ConvNeXts and all else that it registers."""
+    """timm's trunks are vision transformers, ConvNeXts and everything else that it registers."""
 
     prefix = PREFIX
     named_for_files = True
@@ -61,12 +62,9 @@ class TimmFamily(TrunkFamily):
         return str(parse(str(name._replace(options={**name.options, **options}))))
 
     def dialect(self, arch: str) -> str:
-        names = self.tensors(*self.canonical(arch, "imagenet"))
-        return (
-            "timm's convnext"
-            if {"stem.0.weight", "stem.1.weight"} <= names.keys()
-            else "timm's"
-        )
+        names = self.tensors(*self.canonical(arch, "imagenet")).keys()
+        is_convnext = {"stem.0.weight", "stem.1.weight"} <= names
+        return "timm's convnext" if is_convnext else "timm's"
 
     # The trunk
 
@@ -76,14 +74,14 @@ class TimmFamily(TrunkFamily):
         return TimmTrunk(arch, reading or self.default_reading(arch))
 
     def default_reading(self, arch: str) -> str:
-        """The reading of timm's own head."""
+        """Return the reading of timm's own head."""
         from backbench.weights.families import timm_trunk
 
         name = parse(arch)
         return timm_trunk.default_reading(name.model)
 
     def default_pixels(self, arch: str) -> Pixels:
-        """The statistics of timm's default weights; imported files have their format's."""
+        """Return the statistics of timm's default weights; imported files have their format's."""
         from backbench.weights.families import timm_trunk
 
         about = timm_trunk.registered(parse(arch).model).pretrained_cfg
@@ -103,17 +101,21 @@ class TimmFamily(TrunkFamily):
 
         metadata = metadata.over(sidecar_metadata.beside(path))
         # A checkpoint of timm's training names its model: {'arch': ..., 'version': 2, ...}
-        training = ""
+        trained_arch = ""
         if isinstance(tree, Mapping) and "version" in tree and "state_dict" in tree:
             named = tree.get("arch")
-            training = PREFIX + named if isinstance(named, str) else ""
-        metadata = metadata.over(TrunkMetadata(arch=training))
-        form = TIMM if metadata.names_model or training else None
+            if isinstance(named, str):
+                trained_arch = PREFIX + named
+        metadata = metadata.over(TrunkMetadata(arch=trained_arch))
+        form = TIMM if metadata.names_model or trained_arch else None
         return list(timm_files.find(self, tables, metadata, form))
 
     def of_module(self, module: nn.Module) -> tuple[str, Pixels] | None:
-        """A module that timm made. BadInput where the trunk of its name is not this module: built
-        with other arguments, or changed."""
+        """Return the name and pixels of a module that timm made; None for any other module.
+
+        BadInput for a module that is not as timm's name of it says: it was built with other
+        arguments, or changed.
+        """
         about = getattr(module, "pretrained_cfg", None)
         if about is None or "architecture" not in about:
             return None
@@ -122,9 +124,8 @@ class TimmFamily(TrunkFamily):
         arch = f"{PREFIX}{about['architecture']}"
         trunk = timm_trunk.TimmTrunk(arch, self.default_reading(arch))
         timm_trunk.refuse_other_module(module, trunk, int(about["input_size"][-1]))
-        if (
-            about["architecture"] in ARCHS
-        ):  # a ResNet is a trunk here under its own name
+        if about["architecture"] in ARCHS:
+            # A ResNet is a trunk here under its own name.
             arch = about["architecture"]
         return arch, Pixels(tuple(about["mean"]), tuple(about["std"]))
 
@@ -135,32 +136,32 @@ class TimmFamily(TrunkFamily):
             return None
         parts = _NAME.fullmatch(name)
         if parts is None:
-            forms = "timm:NAME, timm:NAME.TAG or timm:NAME@random, with ,key=value before the @"
-            raise BadInput(f"'{name[:120]}': expected {forms}")
-        model, tag, options, random = (
-            parts[1],
-            parts[2] or "",
-            parts[3] or "",
-            bool(parts[4]),
-        )
-        # A ResNet is a trunk here under its own name
-        ours = model in ARCHS and not options
-        if random:
+            raise BadInput(
+                f"'{name[:120]}': expected timm:NAME, timm:NAME.TAG or timm:NAME@random, with"
+                " ,key=value before the @"
+            )
+        model = parts[1]
+        tag = parts[2] or ""
+        options = parts[3] or ""
+        is_random = parts[4] is not None
+        # A ResNet is a trunk here under its own name.
+        is_resnet = model in ARCHS and not options
+        # 1. Random weights
+        if is_random:
             if tag:
                 raise BadInput(f"{name}: what is random has no tag; leave out .{tag}")
-            arch = model if ours else str(parse(PREFIX + model + options))
+            arch = model if is_resnet else str(parse(PREFIX + model + options))
             return NamedWeights(name, TrunkMetadata(arch=arch).over(metadata))
-        # The metadata that timm keeps with its weights
+        # 2. timm's weights, with what timm tells of them. A ResNet's file tells the rest itself
         about = _about(model, tag)
         kept = TrunkMetadata(pixels=Pixels(tuple(about.mean), tuple(about.std)))
-        if not ours:
-            arch, licence = (
-                str(parse(PREFIX + model + options)),
-                str(about.license or ""),
-            )
-            source = str(about.hf_hub_id)
+        if not is_resnet:
             kept = replace(
-                kept, arch=arch, licence=licence, source=source, names_model=True
+                kept,
+                arch=str(parse(PREFIX + model + options)),
+                licence=str(about.license or ""),
+                source=str(about.hf_hub_id),
+                names_model=True,
             )
         file = _cached_file(name, model + options, about)
         return NamedWeights(f"{model}.{about.tag}", metadata.over(kept), file)
@@ -178,22 +179,24 @@ class TimmFamily(TrunkFamily):
 
 
 def _about(model: str, tag: str) -> Any:
-    """timm's own record of a model's weights."""
+    """Return timm's own record of a model's weights. BadInput where it has none on the Hub."""
     from timm.models import get_arch_pretrained_cfgs, get_pretrained_cfg
 
-    parse(PREFIX + model)  # a name that it registers
+    parse(PREFIX + model)  # refuses a name that timm does not register
     tags = [name.partition(".")[2] for name in get_arch_pretrained_cfgs(model)]
     if tag and tag not in tags:
         raise BadInput(f"{PREFIX}{model} has no weights '{tag}'; {nearest(tag, tags)}")
     about = get_pretrained_cfg(f"{model}.{tag}" if tag else model)
     if about is None or not about.hf_hub_id:
-        none = f"{PREFIX}{model}{_RANDOM} is the trunk without any"
-        raise BadInput(f"{PREFIX}{model} has no weights on the Hub; {none}")
+        raise BadInput(
+            f"{PREFIX}{model} has no weights on the Hub; {PREFIX}{model}{_RANDOM} is the trunk without"
+            " any"
+        )
     return about
 
 
 def _cached_file(name: str, model: str, about: Any) -> Path:
-    """The file in the Hub's local cache. BadInput with the command to fetch it if absent."""
+    """Return the file in the Hub's local cache. BadInput has the command to fetch an absent one."""
     from huggingface_hub import try_to_load_from_cache
 
     repository = str(about.hf_hub_id)

@@ -1,4 +1,4 @@
-"""The network of a timm model: its features, maps, and position embeddings."""
+"""Builds the network of a timm model and reads its features and maps; resizes position embeddings."""
 
 import functools
 from collections.abc import Mapping
@@ -17,18 +17,19 @@ from backbench.weights.families.timm_model_names import (
     TimmName,
     parse,
 )
-from backbench.weights.family import POSITION_RULES, refuse_other_readings
+from backbench.weights.family import NATIVE, POSITION_RULES, refuse_other_readings
 from backbench.weights.trunk import WrappedTrunk
 
-TOKENS = ("pos_embed", "cls_token", "reg_token", "mask_token")  # beside the patches
+# Parameters for the positions, and for tokens that are no patches
+TOKENS = ("pos_embed", "cls_token", "reg_token", "mask_token")
 _PYRAMID = (4, 8, 16, 32)  # the strides of C2..C5
-_OFFSET = 0.1  # of the rule "+0.1"
+_OFFSET = 0.1  # what the rule "+0.1" adds
 TimmModule: TypeAlias = Any  # each of timm's classes has attributes of its own
 
 
 @functools.cache
 def registered(model: str) -> TimmModule:
-    """The model as timm registers it, without memory, for its attributes."""
+    """Return the model as timm registers it, without memory, for its attributes."""
     import timm
 
     with torch.device("meta"):
@@ -45,11 +46,12 @@ def is_transformer(model: object) -> bool:
 
 def norm_after_pooling(model: TimmModule) -> bool:
     """True for a transformer whose last norm stands behind the mean of its tokens (`fc_norm`)."""
-    return any(True for _ in getattr(model, "fc_norm", nn.Identity()).parameters())
+    norm = getattr(model, "fc_norm", nn.Identity())
+    return len(list(norm.parameters())) > 0
 
 
 def default_reading(model: str) -> str:
-    """The reading of timm's own head."""
+    """Return the reading of timm's own head."""
     known = registered(model)
     if not is_transformer(known) or norm_after_pooling(known):
         return readings.POOLED
@@ -61,56 +63,57 @@ def default_reading(model: str) -> str:
 
 
 def differences(name: TimmName, options: Mapping[str, str]) -> dict[str, str]:
-    """Heads, eps and activation where a configuration says others than the model has. Not a smaller
-    eps: the Hub's conversions took its default, 1e-12, for what was trained with 1e-6."""
+    """Return the heads, eps and activation of a configuration that differ from the model's."""
     if not options.keys() & {"num_heads", "eps", "act_layer"}:
         return {}
     with torch.device("meta"):
         model = create(name)
+    blocks = getattr(model, "blocks", None)
     out = {}
-    heads, eps = options.get("num_heads"), options.get("eps")
-    blocks, norm = getattr(model, "blocks", None), getattr(model, "norm", None)
-    if (
-        heads is not None
-        and blocks is not None
-        and int(heads) != blocks[0].attn.num_heads
-    ):
-        out["num_heads"] = heads
-    if (
-        eps is not None
-        and isinstance(norm, nn.LayerNorm)
-        and float(eps) > 1.5 * norm.eps
-    ):
-        out["eps"] = eps
+    # 1. Heads of attention
+    if "num_heads" in options and blocks is not None:
+        own_heads = blocks[0].attn.num_heads
+        if int(options["num_heads"]) != own_heads:
+            out["num_heads"] = options["num_heads"]
+    # 2. The norms' eps, if larger: the Hub's conversions wrote their default, 1e-12, for models that
+    # were trained with 1e-6
+    norm = getattr(model, "norm", None)
+    if "eps" in options and isinstance(norm, nn.LayerNorm):
+        eps = options["eps"]
+        if float(eps) > 1.5 * norm.eps:
+            out["eps"] = eps
+    # 3. The activation. A gated MLP has its own, whatever the configuration says
     activation = options.get("act_layer")
-    if activation is not None and blocks is None and hasattr(model, "stages"):
-        blocks = model.stages[0].blocks
-    mlp: TimmModule = (
-        blocks[0].mlp if activation is not None and blocks is not None else None
-    )
-    # A gated MLP has its own, whatever the configuration says
-    gated = type(mlp).__name__ != "Mlp"
-    if activation and not gated and type(mlp.act).__name__ != ACTIVATIONS[activation]:
-        out["act_layer"] = activation
+    if activation:
+        if blocks is None and hasattr(model, "stages"):
+            blocks = model.stages[0].blocks
+        mlp: TimmModule = blocks[0].mlp if blocks is not None else None
+        is_plain = type(mlp).__name__ == "Mlp"
+        if is_plain and type(mlp.act).__name__ != ACTIVATIONS[activation]:
+            out["act_layer"] = activation
     return out
 
 
+# What timm's constructors raise for options that do not fit together
+_CONSTRUCTOR_ERRORS = (
+    TypeError,
+    ValueError,
+    AssertionError,
+    RuntimeError,
+    KeyError,
+    IndexError,
+)
+
+
 def create(name: TimmName) -> TimmModule:
-    """timm's module, freshly drawn. BadInput where the model does not take an option."""
+    """Build timm's module, freshly drawn. BadInput where the model does not take an option."""
     import timm
 
     try:
         model = timm.create_model(
             name.model, pretrained=False, num_classes=0, **_keywords(name)
         )
-    except (
-        TypeError,
-        ValueError,
-        AssertionError,
-        RuntimeError,
-        KeyError,
-        IndexError,
-    ) as error:
+    except _CONSTRUCTOR_ERRORS as error:
         said = " ".join(str(error).split())[:120]
         raise BadInput(f"{str(name)[:120]} cannot be built: {said}") from None
     if "pos" in name.options:
@@ -120,6 +123,7 @@ def create(name: TimmName) -> TimmModule:
             raise BadInput(
                 f"{name}: it has no position embeddings to resize; leave out pos"
             )
+        # timm builds the model, and only the method that resizes its positions becomes another.
         ruled: TimmModule = model
         ruled.__class__ = _with_rule()
         ruled.position_rule = name.options["pos"]
@@ -127,16 +131,16 @@ def create(name: TimmName) -> TimmModule:
 
 
 def _keywords(name: TimmName) -> dict[str, Any]:
-    """timm's own arguments for it."""
+    """Return the arguments with which timm builds this model."""
     known = registered(name.model)
     keywords: dict[str, Any] = {}
     for key, text in name.options.items():
         if key not in OURS:
             keywords[key] = OPTIONS[key](text)
     if is_transformer(known):
-        # Any grid: our own forward refuses those that no rule was named for
+        # The model takes any grid; `refuse_size` refuses those for which no rule was named.
         keywords["dynamic_img_size"] = True
-        # With `token` the last norm stands before the pooling, where every reading finds it
+        # With `token` the last norm stands before the pooling, where every reading finds it.
         by_tokens = known.global_pool != readings.MAP and not norm_after_pooling(known)
         if known.cls_token is not None and by_tokens:
             keywords["global_pool"] = "token"
@@ -150,7 +154,7 @@ def _keywords(name: TimmName) -> dict[str, Any]:
 
 
 def call(name: TimmName) -> str:
-    """How one builds it with timm itself."""
+    """Return the call that builds this model with timm itself, as text."""
     words = [f"'{name.model}'", "num_classes=0"]
     for key, value in _keywords(name).items():
         if key == "norm_layer":
@@ -162,7 +166,10 @@ def call(name: TimmName) -> str:
 
 @functools.cache
 def _with_rule() -> type[nn.Module]:
-    """A vision transformer whose positions follow `position_rule`; made once timm is imported."""
+    """Return the class of a vision transformer whose positions follow `position_rule`.
+
+    It is made in a function so that timm is imported only when it is needed.
+    """
     from timm.models.vision_transformer import VisionTransformer
 
     class RuledTransformer(VisionTransformer):
@@ -173,16 +180,16 @@ def _with_rule() -> type[nn.Module]:
             n, h, w, _ = x.shape
             both = (self.cls_token, self.reg_token)
             prefix = [token.expand(n, -1, -1) for token in both if token is not None]
-            # Some embed the class token's position too, some the patches' alone
-            placed = 0 if self.no_embed_class else self.num_prefix_tokens
+            # Some models have positions for the prefix tokens, too, some only for the patches.
+            without_patch = 0 if self.no_embed_class else self.num_prefix_tokens
             assert self.pos_embed is not None
-            positioned = resized(
-                self.pos_embed, (h, w), prefix=placed, rule=self.position_rule
+            positions = resized(
+                self.pos_embed, (h, w), prefix=without_patch, rule=self.position_rule
             )
             patches = x.flatten(1, 2)
             if self.no_embed_class:
-                return self.pos_drop(torch.cat([*prefix, patches + positioned], dim=1))
-            return self.pos_drop(torch.cat([*prefix, patches], dim=1) + positioned)
+                return self.pos_drop(torch.cat([*prefix, patches + positions], dim=1))
+            return self.pos_drop(torch.cat([*prefix, patches], dim=1) + positions)
 
     return RuledTransformer
 
@@ -190,12 +197,12 @@ def _with_rule() -> type[nn.Module]:
 def resized(
     embedding: Tensor, grid: tuple[int, int], *, prefix: int, rule: str
 ) -> Tensor:
-    """Position embeddings for another grid of patches, by the rule of those who trained them:
+    """Resize position embeddings to another grid of patches, by the rule of those who trained them:
     (1, prefix + s * s, D) of a square grid -> (1, prefix + h * w, D) for `grid` = (h, w).
 
-    The first `prefix` embeddings belong to class and register tokens and stay as they are. Every
-    rule is bicubic; they differ in where the samples lie and in what is done before (features of a
-    ViT at 224 instead of 518 pixels move by up to 2% from one rule to another):
+    The first `prefix` embeddings belong to class and register tokens and stay as they are. All rules
+    are bicubic. They differ in where the samples lie and in antialiasing; features of a ViT at 224
+    instead of 518 pixels move by up to 2% from one rule to another:
 
         +0.1   the scale is (n + 0.1) / M, no antialiasing: DINO, iBOT, DINOv2 without registers
                (facebookresearch/dinov2: dinov2/models/vision_transformer.py, interpolate_pos_encoding)
@@ -206,20 +213,19 @@ def resized(
     side = round(patches.shape[1] ** 0.5)
     if grid == (side, side):
         return embedding
-    # 1. (1, s * s, D) -> (1, D, s, s), in float32: weights in bf16 would lose their places
+    # 1. From a row to a map, (1, s * s, D) -> (1, D, s, s), in float32: bfloat16 is too coarse for
+    # the weights of the interpolation
     maps = patches.float().reshape(1, side, side, -1).permute(0, 3, 1, 2)
-    # 2. The new grid
+    # 2. From s x s to h x w
     if rule == "+0.1":
         scale = tuple((n + _OFFSET) / side for n in grid)
         maps = F.interpolate(maps, scale_factor=scale, mode="bicubic", antialias=False)
         assert maps.shape[-2:] == grid, f"{maps.shape[-2:]} instead of {grid}"
     else:
         maps = F.interpolate(maps, size=grid, mode="bicubic", antialias=rule == "aa")
-    # 3. Back in a row
-    rows = (
-        maps.permute(0, 2, 3, 1).reshape(1, grid[0] * grid[1], -1).to(embedding.dtype)
-    )
-    return torch.cat([first, rows], dim=1)
+    # 3. From a map to a row, (1, D, h, w) -> (1, h * w, D)
+    rows = maps.permute(0, 2, 3, 1).reshape(1, grid[0] * grid[1], -1)
+    return torch.cat([first, rows.to(embedding.dtype)], dim=1)
 
 
 class TimmTrunk(WrappedTrunk):
@@ -228,7 +234,9 @@ class TimmTrunk(WrappedTrunk):
     def __init__(self, arch: str, reading: str) -> None:
         name = parse(arch)
         super().__init__(create(name))
-        self.arch, self.stem, self.reading = str(name), "native", reading
+        self.arch = str(name)
+        self.stem = NATIVE
+        self.reading = reading
         self.transformer = is_transformer(self.model)
         trained = self.model.pretrained_cfg.get("input_size")
         if trained is not None:
@@ -239,21 +247,25 @@ class TimmTrunk(WrappedTrunk):
             self._describe_pyramid(name)
 
     def _describe_transformer(self, name: TimmName) -> None:
-        model, width = self.model, self.model.embed_dim
-        patch = model.patch_embed.feat_ratio(
-            as_scalar=True
-        )  # of a hybrid: with its convolutions
-        self.strides, self.widths, self.divisor = (patch,), (width,), patch
+        """Set the trunk's facts for a plain vision transformer. BadInput for a reading it lacks."""
+        model = self.model
+        width = model.embed_dim
+        # Of a hybrid, this ratio includes the convolutions before the patches.
+        patch = model.patch_embed.feat_ratio(as_scalar=True)
+        self.strides = (patch,)
+        self.widths = (width,)
+        self.divisor = patch
         if model.pos_embed is not None and "pos" not in name.options:
             self.size = model.patch_embed.img_size[0]
+        # 1. The model's own pooling, which is attention pooling where it has any
         self.read = None
         if self.reading in (readings.POOLED, readings.MAP):
-            if self.reading != (
-                readings.MAP if model.attn_pool is not None else readings.POOLED
-            ):
+            own = readings.POOLED if model.attn_pool is None else readings.MAP
+            if self.reading != own:
                 raise BadInput(f"{self.arch} has no reading '{self.reading}'")
             self.feature_dim = width
             return
+        # 2. A reading of tokens after the last norm
         if norm_after_pooling(model):
             raise BadInput(
                 f"{self.arch} has no reading '{self.reading}': its last norm follows the pooling;"
@@ -271,23 +283,23 @@ class TimmTrunk(WrappedTrunk):
         self.feature_dim = width * (self.read.layers + self.read.mean)
 
     def _describe_pyramid(self, name: TimmName) -> None:
+        """Set the trunk's facts for any other model of timm's."""
         model = self.model
         refuse_other_readings(self.arch, self.reading)
         self.feature_dim = (
             getattr(model, "head_hidden_size", None) or model.num_features
         )
         self.memory_format = torch.channels_last
-        if model.pretrained_cfg.get(
-            "fixed_input_size"
-        ):  # windows that are cut for one size
-            self.size = int(
-                name.options.get("img_size", model.pretrained_cfg["input_size"][-1])
-            )
+        if model.pretrained_cfg.get("fixed_input_size"):
+            # Its windows are cut for one size.
+            default = model.pretrained_cfg["input_size"][-1]
+            self.size = int(name.options.get("img_size", default))
         about = getattr(model, "feature_info", None)
         if about is None or not hasattr(model, "forward_intermediates"):
             return
-        # timm keeps a list of rows, or an object around one. The later of two maps of one stride counts
+        # timm keeps a list of rows, or an object around one.
         rows = about.info if hasattr(about, "info") else list(about)
+        # Of several maps with the same stride the last one counts.
         last = {row["reduction"]: i for i, row in enumerate(rows)}
         self.strides = tuple(stride for stride in _PYRAMID if stride in last)
         self.indices = [last[stride] for stride in self.strides]
@@ -299,21 +311,26 @@ class TimmTrunk(WrappedTrunk):
             return self.model.forward_head(
                 self.model.forward_features(x), pre_logits=True
             )
-        last, layers = self._tokens(x, self.read.layers)
-        parts = [layer[:, 0] for layer in layers]
+        # The class token is the first of the prefix tokens.
+        last, prefixes = self._tokens(x, self.read.layers)
+        parts = [prefix[:, 0] for prefix in prefixes]
         if self.read.mean:
             parts.append(last[:, self.model.num_prefix_tokens :].mean(dim=1))
         return torch.cat(parts, dim=1)
 
     def _tokens(self, x: Tensor, layers: int) -> tuple[Tensor, list[Tensor]]:
-        """The last layer's tokens (N, T, D) after the norm, and the prefix tokens of the last
-        `layers` layers, each after it."""
+        """Return the last layer's tokens (N, T, D), and for each of the last `layers` layers tokens
+        that begin with the prefix tokens; all after the norm."""
         if layers <= 1:
             tokens = self.model.forward_features(x)
             return tokens, [tokens] * layers
-        how = {"return_prefix_tokens": True, "norm": True, "output_fmt": "NLC"}
         pairs = self.model.forward_intermediates(
-            x, indices=layers, intermediates_only=True, **how
+            x,
+            indices=layers,
+            intermediates_only=True,
+            return_prefix_tokens=True,
+            norm=True,
+            output_fmt="NLC",
         )
         patches, prefix = pairs[-1]
         return torch.cat([prefix, patches], dim=1), [prefix for _, prefix in pairs]
@@ -336,26 +353,21 @@ class TimmTrunk(WrappedTrunk):
         groups = group_parameters(
             self.model, self.model.group_matcher(coarse=False), reverse=True
         )
-        # Tokens and positions are the stem's; timm before 1.0.29 had register tokens behind the last
-        # block, and so a layer more
-        return {
-            f"model.{n}": 0 if n in TOKENS else depth for n, depth in groups.items()
-        }
+        # Tokens and positions belong to the stem. timm before 1.0.29 puts register tokens behind the
+        # last block, in a layer of their own.
+        depths = {}
+        for name, depth in groups.items():
+            depths[f"model.{name}"] = 0 if name in TOKENS else depth
+        return depths
 
     def undecayed(self) -> set[str]:
-        said = (
-            self.model.no_weight_decay()
-            if hasattr(self.model, "no_weight_decay")
-            else set()
-        )
-        tokens = {*TOKENS, "latent", *said}
+        undecayed = {*TOKENS, "latent"}
+        if hasattr(self.model, "no_weight_decay"):
+            undecayed.update(self.model.no_weight_decay())
         out = super().undecayed()
         for name, _ in self.model.named_parameters():
-            if (
-                name in tokens
-                or name.split(".")[-1] in tokens
-                or "gamma" in name.split(".")[-1]
-            ):
+            last_part = name.split(".")[-1]
+            if name in undecayed or last_part in undecayed or "gamma" in last_part:
                 out.add(f"model.{name}")
         return out
 
@@ -369,12 +381,17 @@ class TimmTrunk(WrappedTrunk):
 
 
 def refuse_other_module(module: nn.Module, trunk: TimmTrunk, side: int) -> None:
-    """Load the module's weights into the trunk; BadInput unless it then has its features: arguments
-    that leave no tensor (heads, an activation) would change them unseen."""
-    state, names = module.state_dict(), trunk.state_dict().keys()
+    """Raise BadInput if the module has other features than the trunk with the module's weights.
+
+    The weights are not enough: heads or an activation change the features and leave no tensor.
+    """
+    # 1. The same weights
+    state = module.state_dict()
+    names = trunk.state_dict().keys()
     trunk.load_state_dict(
         {name: state[name] for name in names if name in state}, strict=True
     )
+    # 2. The features of one random image
     x = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
     device = next(module.parameters()).device
     training = module.training
@@ -383,12 +400,9 @@ def refuse_other_module(module: nn.Module, trunk: TimmTrunk, side: int) -> None:
         theirs = model.forward_features(x.to(device)).cpu()
         ours = trunk.eval().model.forward_features(x)
     module.train(training)
-    if theirs.shape != ours.shape or not torch.allclose(
-        theirs, ours, rtol=1e-3, atol=1e-4
-    ):
-        model = (
-            f"timm's {parse(trunk.arch).model} as it is registered: its features differ"
-        )
+    same = theirs.shape == ours.shape
+    if not same or not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-4):
         raise BadInput(
-            f"this module is not {model}; give it as backbench.weights.trunk.ModuleTrunk"
+            f"this module is not timm's {parse(trunk.arch).model} as it is registered: its features"
+            " differ; give it as backbench.weights.trunk.ModuleTrunk"
         )

@@ -82,8 +82,9 @@ maker_of = pytest.mark.parametrize(
 
 
 def drawn(arch):
-    """A state dict in which every tensor matters and attention is neither even nor on one token."""
-    out, generator = {}, torch.Generator().manual_seed(2)
+    """Draw a state dict in which every tensor matters; attention is neither even nor on one token."""
+    generator = torch.Generator().manual_seed(2)
+    out = {}
     for name, blank in archs.tensors(arch).items():
         value = torch.randn(blank.shape, generator=generator)
         if "norm" in name and name.endswith("weight"):
@@ -95,7 +96,7 @@ def drawn(arch):
 
 
 def difference(maker, of, heads, tmp_path, **said):
-    """The largest difference of features over the largest feature, for a file of the trunk `of`."""
+    """Return the largest difference of features over the largest feature, for a file of trunk `of`."""
     made = maker(drawn(of))
     torch.save(made, tmp_path / "file.pth")
     checkpoint = importing.read(tmp_path / "file.pth", **said)

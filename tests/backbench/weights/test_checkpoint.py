@@ -1,4 +1,4 @@
-"""Checkpoint: complete or refused, saved and loaded alike, its digest a function of the weights."""
+"""A checkpoint is complete or refused, saved and loaded alike, and its digest tells the weights."""
 
 import hashlib
 import json
@@ -37,18 +37,16 @@ def test_saved_and_loaded_without_a_difference(trunk, tmp_path):
     about = (loaded.name, loaded.epochs, loaded.pixels, loaded.stem)
     assert about == ("Demo, 5 epochs", 5, original.pixels, "imagenet")
     assert loaded.provenance == original.provenance
-    for mine, theirs in (
-        (loaded.state_dict, original.state_dict),
-        (loaded.heads, original.heads),
-    ):
+    for part in ("state_dict", "heads"):
+        mine = getattr(loaded, part)
+        theirs = getattr(original, part)
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[key], value) for key, value in theirs.items())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.safetensors"]
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        assert torch.equal(
-            loaded.backbone().eval()(images), original.backbone().eval()(images)
-        )
+        features = original.backbone().eval()(images)
+        assert torch.equal(loaded.backbone().eval()(images), features)
 
 
 def test_digest_is_sha256_over_sorted_names_shapes_and_bytes(trunk):
@@ -59,10 +57,8 @@ def test_digest_is_sha256_over_sorted_names_shapes_and_bytes(trunk):
             sha.update(f"{name} {shape}\n".encode() + trunk[name].numpy().tobytes())
     assert make(trunk).digest == sha.hexdigest()
     shuffled = dict(reversed(trunk.items()))
-    assert (
-        make(shuffled, method="other", heads={"a": torch.ones(1)}).digest
-        == sha.hexdigest()
-    )
+    other = make(shuffled, method="other", heads={"a": torch.ones(1)})
+    assert other.digest == sha.hexdigest()
     counted = trunk | {"bn1.num_batches_tracked": torch.tensor(99)}
     assert make(counted).digest == sha.hexdigest()
     moved = trunk | {"bn1.running_mean": trunk["bn1.running_mean"] + 1e-7}
@@ -95,20 +91,19 @@ def test_only_absent_counters_are_forgiven(trunk):
 
 
 def test_values_become_float32_on_the_cpu(trunk):
-    half = {
-        k: v.to(torch.float16) if v.is_floating_point() else v for k, v in trunk.items()
-    }
+    half = {}
+    for key, value in trunk.items():
+        half[key] = value.to(torch.float16) if value.is_floating_point() else value
     fitted = make(half).state_dict
     assert fitted["conv1.weight"].dtype == torch.float32
     assert torch.equal(fitted["conv1.weight"], half["conv1.weight"].float())
-    sideways = trunk | {
-        "layer1.0.conv1.weight": trunk["layer1.0.conv1.weight"].transpose(0, 1)
-    }
-    assert make(sideways).state_dict["layer1.0.conv1.weight"].is_contiguous()
+    key = "layer1.0.conv1.weight"
+    sideways = trunk | {key: trunk[key].transpose(0, 1)}
+    assert make(sideways).state_dict[key].is_contiguous()
 
 
-def rewritten(path, change, tensors=None):
-    """The file again with its header changed; safetensors: 8 bytes of length, JSON, data."""
+def rewritten(path, change):
+    """Write the file again with its header changed: it is 8 bytes of length, JSON, then the data."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])

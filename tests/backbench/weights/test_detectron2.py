@@ -168,9 +168,8 @@ def test_detectron2_computes_the_same_c2_to_c5(arch, tmp_path):
         )
         differences = [float((a - b).abs().max()) for a, b in found]
     assert differences == [0.0] * 4
-    if (
-        arch == "resnet50"
-    ):  # another convolution's stride loads without a word; the features tell
+    if arch == "resnet50":
+        # A stride in the wrong convolution loads without a word; only the features tell.
         wrong, _ = detectron2_stages(arch, out, stride_in_1x1=True)
         with torch.no_grad():
             pairs = list(zip(source.backbone().eval().stages(images), wrong(images)))
@@ -218,15 +217,11 @@ def test_converts_any_importable_file_and_refuses_others(tmp_path):
     assert "STRIDE_IN_1X1 False" in done.stdout
     content = pickle.loads((tmp_path / "out.pkl").read_bytes())
     assert len(content["model"]) == 120
-    original, back = (
-        importing.read(tmp_path / "moco.pth.tar"),
-        importing.read(tmp_path / "out.pkl"),
-    )
+    original = importing.read(tmp_path / "moco.pth.tar")
+    back = importing.read(tmp_path / "out.pkl")
     assert (back.digest, back.name, back.epochs) == (original.digest, "moco", 200)
-    torch.save(
-        {k.replace("layer4", "layer5"): v for k, v in state.items()},
-        tmp_path / "bad.pth",
-    )
+    misnamed = {key.replace("layer4", "layer5"): v for key, v in state.items()}
+    torch.save(misnamed, tmp_path / "bad.pth")
     done = run(tmp_path / "bad.pth", tmp_path / "bad.pkl")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "missing: module.encoder_q.layer4.0.conv1.weight" in done.stderr

@@ -24,15 +24,16 @@ from backbench.weights.weight_file import STAND_INS, Opened, open_file
 
 
 def refused(path, capsys, *words):
-    """inspect, import and export refuse the file in one line with these words and leave nothing."""
+    """Assert that inspect, import and export refuse the file in one line with these words, and leave
+    nothing."""
     before = sorted(path.parent.iterdir())
     out = path.parent / "out.safetensors"
-    export = ["export", str(path), "--format", "detectron2", "--out", str(out)]
-    for command in (
+    commands = (
         ["inspect", str(path)],
         ["import", str(path), "--out", str(out)],
-        export,
-    ):
+        ["export", str(path), "--format", "detectron2", "--out", str(out)],
+    )
+    for command in commands:
         assert program.main(command) == 2
         line = capsys.readouterr().err
         assert line.count("\n") == 1, line
@@ -47,7 +48,7 @@ def torch_file(content, path, *, legacy=False):
 
 
 def rezipped(source, target, change):
-    """The torch zip with each record passed through change(name, data) -> (data, compression)."""
+    """Copy a torch zip, with each record passed through change(name, data) -> (data, compression)."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for info in old.infolist():
             data, compression = change(info.filename, old.read(info))
@@ -108,16 +109,14 @@ def test_torch_names_that_weights_only_allows_cannot_make_a_tensor_from_nothing(
 
         def __reduce__(self):
             storage = torch.ones(10)._typed_storage()
-            size, stride = (1000, 1000), (1000, 1)
+            size = (1000, 1000)
+            stride = (1000, 1)
             arguments = (storage, 0, size, stride, False, OrderedDict())
             return torch._utils._rebuild_tensor_v2, arguments
 
     for legacy in (False, True):
-        refused(
-            torch_file({"a": Liar()}, tmp_path / "x.pth", legacy=legacy),
-            capsys,
-            "damaged",
-        )
+        path = torch_file({"a": Liar()}, tmp_path / "x.pth", legacy=legacy)
+        refused(path, capsys, "damaged")
 
 
 def test_zip_bombs(tmp_path, capsys):
@@ -127,15 +126,14 @@ def test_zip_bombs(tmp_path, capsys):
     )
     assert bomb.stat().st_size < source.stat().st_size / 50
     refused(bomb, capsys, "compressed", "zip bomb")
-    # every record of the central directory points to the same bytes
+    # Every record of the central directory points to the same bytes.
     data = source.read_bytes()
     overlapping = tmp_path / "overlap.pth"
     with zipfile.ZipFile(source) as archive:
-        names = [
-            info for info in archive.infolist() if info.filename.endswith("data/0")
-        ]
+        (name,) = (n for n in archive.namelist() if n.endswith("data/0"))
         start = archive.start_dir
-    entry_at = data.index(names[0].filename.encode(), start) - 46
+    # An entry has 46 bytes before the name. Its lengths of name, extra field and comment are in them.
+    entry_at = data.index(name.encode(), start) - 46
     entry_end = entry_at + 46 + sum(struct.unpack_from("<HHH", data, entry_at + 28))
     after = data[entry_end : data.index(b"PK\x05\x06", start)]
     entries = data[start:entry_at] + data[entry_at:entry_end] * 20 + after
@@ -148,11 +146,10 @@ def test_zip_bombs(tmp_path, capsys):
 
 
 def test_deeply_nested_and_self_similar_pickles(tmp_path, capsys):
+    # A few hundred bytes in the file are 50**18 items when written out.
     layer = ["x"]
     for _ in range(18):
-        layer = [
-            layer
-        ] * 50  # 50**18 items when written out, a few hundred bytes in the file
+        layer = [layer] * 50
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"model": layer, "__author__": "x"}))
     with pytest.raises(BadInput, match="no trunk in it"):
         importing.read(tmp_path / "x.pkl")
@@ -289,51 +286,74 @@ from backbench.errors import BadInput
 from backbench.weights import inspecting
 
 target = Path(sys.argv[1]) / "mutant"
-files = [f.read_bytes() for f in sorted(target.parent.iterdir())]
-watching, seen, good = False, [], 0
-FORBIDDEN = ("subprocess", "socket", "shutil", "ctypes", "exec", "os.system", "os.exec", "os.fork",
-             "os.posix_spawn", "os.remove", "os.rename")
+files = [file.read_bytes() for file in sorted(target.parent.iterdir())]
+FORBIDDEN = (
+    "subprocess",
+    "socket",
+    "shutil",
+    "ctypes",
+    "exec",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.remove",
+    "os.rename",
+)
 CHANGES = (b"", b"\\xff" * 8, bytes(8), b"cos\\nsystem", b"\\x93R.\\x81bu}(")
+watching = False
+seen = []  # what must not have happened
+reports = 0
 
 def hook(event, arguments):
-    if watching and (event.startswith(FORBIDDEN) or event == "open"):
-        file = arguments[0] if event == "open" else ""  # a number: it is open already
-        beside = isinstance(file, int) or Path(str(file)).parent == target.parent
-        frame = sys._getframe()
-        while frame and "importlib" not in frame.f_code.co_filename:
-            frame = frame.f_back
-        if not (beside or frame):  # a module that torch imports late is no attack
-            seen.append((event, str(arguments)[:200]))
+    if not watching or not (event.startswith(FORBIDDEN) or event == "open"):
+        return
+    if event == "open":
+        # A file may be a number, if it is open already.
+        file = arguments[0]
+        if isinstance(file, int) or Path(str(file)).parent == target.parent:
+            return
+    # A module that torch imports late is no attack.
+    frame = sys._getframe()
+    while frame:
+        if "importlib" in frame.f_code.co_filename:
+            return
+        frame = frame.f_back
+    seen.append((event, str(arguments)[:200]))
 
 sys.addaudithook(hook)
 rng = random.Random(0)
-for number in range(-len(files), 1000):  # whole ones first: imports come before the watch
+# Whole files come first, so that all imports come before the watch.
+for number in range(-len(files), 1000):
     data = bytearray(files[number % len(files)])
-    for _ in range(rng.choice((1, 1, 1, 2, 8, 64)) if number >= 0 else 0):
-        at = rng.randrange(min(len(data), rng.choice((2000, len(data)))))  # headers come first
+    changes = 0 if number < 0 else rng.choice((1, 1, 1, 2, 8, 64))
+    for _ in range(changes):
+        # Headers come first in a file.
+        at = rng.randrange(min(len(data), rng.choice((2000, len(data)))))
         flipped = bytes([data[at] ^ 1 << rng.randrange(8)])
         change = rng.choice((*CHANGES, flipped, rng.randbytes(rng.choice((1, 4, 100)))))
         data[at : at + rng.choice((0, 1, 1, 8, 100))] = change
-        data = data[: max(at, 1)] if rng.random() < 0.05 else data or bytearray(b"x")
+        if rng.random() < 0.05:
+            data = data[: max(at, 1)]
+        data = data or bytearray(b"x")
     target.write_bytes(data)
     watching = number >= 0
     try:
         inspecting.inspect(target)
-        good += watching
+        if watching:
+            reports += 1
     except BadInput as error:
         assert "\\n" not in str(error) and str(target) in str(error), str(error)
     watching = False
 assert not seen, seen[:5]
-print(good)
+print(reports)
 """
 
 
 def test_a_thousand_mutated_files(tmp_path):
-    """Small files of each container: a report or one line; nothing is run, nothing else read."""
-    tiny = {
-        k: torch.randn(2, 2)
-        for k in list(fx.known_resnet("resnet18").state_dict())[:40]
-    }
+    """Small files of each container give a report or one line; nothing is run, nothing else read."""
+    names = list(fx.known_resnet("resnet18").state_dict())[:40]
+    tiny = {name: torch.randn(2, 2) for name in names}
     content = {
         "epoch": 3,
         "arch": "resnet18",
@@ -412,16 +432,16 @@ def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(
 def test_names_cannot_write_to_the_terminal_or_take_forever(tmp_path, capsys):
     names = ["\x1b[2J\nfake line", "." * 1_000_000, *(f"{i}.{i}" for i in range(300))]
     path = torch_file({name: torch.zeros(1) for name in names}, tmp_path / "x.pth")
-    assert (
-        program.main(["import", str(path), "--out", str(tmp_path / "out.safetensors")])
-        == 2
-    )
+    out = tmp_path / "out.safetensors"
+    assert program.main(["import", str(path), "--out", str(out)]) == 2
     line = capsys.readouterr().err
     assert "no trunk in it; it holds 302 tensors: \\x1b[2J\\nfake line" in line
     assert "\x1b" not in line
     assert len(line) < 1000
     trunk = fx.known_resnet("resnet18").state_dict()
-    many = {f"net{i}.{k}": torch.zeros(1) for i in range(100) for k in trunk}
+    many = {}
+    for i in range(100):
+        many |= {f"net{i}.{key}": torch.zeros(1) for key in trunk}
     found = FileContents(Opened(tmp_path / "many.pth", "torch zip", "", 0, many, {}))
     assert len(found.trunks) == 32
     with pytest.raises(BadInput, match="in no known format"):

@@ -9,8 +9,14 @@ from backbench.weights import importing
 
 pytestmark = pytest.mark.slow
 
-SIZE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
-SIZE |= {"intermediate_size": 256, "image_size": 32, "patch_size": 8}
+SIZE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "image_size": 32,
+    "patch_size": 8,
+}
 TEXT = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
@@ -23,7 +29,7 @@ NEXT = ",dims=8-16-24-32,depths=1-1-2-1"
 
 
 def randomised(model):
-    """Every parameter drawn, scales from 0.5 to 1.5: a small LayerScale hides what is before it."""
+    """Draw every parameter; scales from 0.5 to 1.5, as a small LayerScale hides what is before it."""
     generator = torch.Generator().manual_seed(0)
     scales = ("lambda1", "gamma", "layer_scale_parameter")
     for name, parameter in model.named_parameters():
@@ -36,7 +42,7 @@ def randomised(model):
 
 
 def tokens(registers):
-    """Class token and mean of patches, from all tokens."""
+    """Make a reading of the class token and the mean of the patches, beside so many registers."""
 
     def read(model, images):
         last = model(pixel_values=images).last_hidden_state
@@ -65,23 +71,23 @@ def of_convnext(model, images):
     return pooled(model.convnext, images)
 
 
-DINOV2, DINOV3 = "timm:vit_small_patch14_dinov2", "timm:vit_small_patch16_dinov3_qkvb"
-DINOV2_REG = DINOV2.replace("14_", "14_reg4_")
+DINOV2 = "timm:vit_small_patch14_dinov2"
+DINOV2_REG = "timm:vit_small_patch14_reg4_dinov2"
+DINOV3 = "timm:vit_small_patch16_dinov3_qkvb"
 DINOV3_VIT = VIT.replace(",img_size=32", "")
-# name: class, its configuration, timm's model, how its own features are read
-
-S16, TINY = "timm:vit_small_patch16_224" + VIT, "timm:convnext_tiny" + NEXT
+S16 = "timm:vit_small_patch16_224" + VIT
+TINY = "timm:convnext_tiny" + NEXT
 GIANT = f"timm:vit_giant_patch14_dinov2{VIT},mlp_ratio=5.5"
 CLIP = "timm:vit_base_patch16_clip_quickgelu_224" + VIT
 SIGLIP = "timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh" + VIT
-EXACT, EXACT_NEXT = SIZE | {"layer_norm_eps": 1e-6}, STAGES | {"layer_norm_eps": 1e-6}
+EXACT = SIZE | {"layer_norm_eps": 1e-6}
+EXACT_NEXT = STAGES | {"layer_norm_eps": 1e-6}
 MAE = {"mask_ratio": 0.0, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1}
-FOUR, GATED = (
-    SIZE | {"num_register_tokens": 4},
-    {"use_gated_mlp": True, "hidden_act": "silu"},
-)
+FOUR = SIZE | {"num_register_tokens": 4}
+GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
 TOWERS = {"vision_config": SIZE, "text_config": TEXT}
 PLUS = DINOV3.replace("small", "small_plus") + DINOV3_VIT
+# Name -> class of transformers, its configuration, timm's model, how its own features are read
 CASES = {
     "vit": ("ViTModel", EXACT, S16, class_token),
     "mae": ("ViTMAEForPreTraining", EXACT | MAE, S16, of_encoder),
@@ -133,7 +139,7 @@ def test_what_the_hub_holds_is_what_transformers_computes(case, tmp_path):
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_what_open_clip_saves_is_what_it_computes(quick, tmp_path):
-    """The activation stands in its configuration alone."""
+    """The activation is only in its configuration."""
     open_clip = pytest.importorskip("open_clip", reason="open_clip is not installed")
     vision = {"image_size": 224, "patch_size": 32, "width": 768, "layers": 12}
     text = {"context_length": 7, "vocab_size": 99, "width": 32, "heads": 2, "layers": 1}

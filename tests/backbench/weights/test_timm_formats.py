@@ -21,22 +21,25 @@ from backbench.weights.file_contents import FileContents
 from backbench.weights.weight_file import Opened
 
 MAKERS = list(fx.CASES)
-# Told from others by one name or two; some of them build large models to look at
+# These are told from others by one name or two; some of them build large models to look at.
 ALIKE = (fx.dinov2_giant, fx.ibot_training, fx.hub_mae, fx.hub_dinov3_convnext)
 QUICK = (fx.dino, fx.dinov2_registers, fx.convnext, fx.hub_mae)
 
 
 def some(slow, makers=MAKERS):
-    """The makers; those of which `slow` is true in the whole suite alone."""
-    marks = {True: pytest.mark.slow, False: ()}
-    return [pytest.param(m, marks=marks[slow(m)], id=m.__name__) for m in makers]
+    """Make a parameter of each maker; those of which `slow` is true are slow tests."""
+    out = []
+    for maker in makers:
+        marks = pytest.mark.slow if slow(maker) else ()
+        out.append(pytest.param(maker, marks=marks, id=maker.__name__))
+    return out
 
 
 with_all_makers = pytest.mark.parametrize("maker", some(lambda maker: maker in ALIKE))
 
 
 def opened(made, tmp_path):
-    """The object as `open_file` returns it, without the file."""
+    """Return the object as `open_file` does, without the file."""
     return Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})
 
 
@@ -57,9 +60,8 @@ def test_goes_in_bit_equal(maker, tmp_path):
     assert checkpoint.provenance["format"] == form
     assert checkpoint.state_dict.keys() == state.keys()
     for name, tensor in state.items():
-        if (
-            name == "cls_token" and "registers" in maker.__name__
-        ):  # token and position, added
+        if name == "cls_token" and "registers" in maker.__name__:
+            # It is the sum of token and position.
             assert torch.allclose(checkpoint.state_dict[name], tensor, atol=1e-6)
             continue
         assert torch.equal(checkpoint.state_dict[name], tensor), name
@@ -91,7 +93,7 @@ def test_every_format_has_a_fixture():
 
 @with_all_makers
 def test_damage_is_refused_by_name(maker, tmp_path):
-    """A tensor missing, misspelt, of another shape or too many: the first, a middle one, the last."""
+    """A tensor is missing, misspelt, of another shape or too many: the first, a middle one, the last."""
     arch = fx.CASES[maker][1]
     made = maker(fx.known(arch))
     metadata = TrunkMetadata(arch=arch, method=fx.CASES[maker][3].get("method", ""))
@@ -104,8 +106,10 @@ def test_damage_is_refused_by_name(maker, tmp_path):
         (keys[0], "reshaped"),
         (middle, "renamed"),
         (norm, "extra"),
+        (keys[1], "sparse"),
+        (middle, "missing"),
+        (keys[-1], "not finite"),
     ]
-    damages += [(keys[1], "sparse"), (middle, "missing"), (keys[-1], "not finite")]
     for key, damage in damages:
         content = {k: dict(v) if isinstance(v, dict) else v for k, v in made.items()}
         table = content[trunk.table] if trunk.table else content
@@ -126,18 +130,16 @@ def test_damage_is_refused_by_name(maker, tmp_path):
             found.checkpoint(found.choose())
         said = str(error.value)
         assert "\n" not in said
-        assert damage != "extra" or f"1 extra inside the trunk: {key}_scale" in said
-        # A missing block of a chunk is called by its number alone
+        if damage == "extra":
+            assert f"1 extra inside the trunk: {key}_scale" in said
+        # A missing block of a chunk is called by its number alone.
         plain = re.sub(r"blocks\.\d\.(\d\.)", r"blocks.\1", key)
         assert key in said or plain in said, said
 
 
 def test_a_file_without_its_last_block_is_no_shallower_model(tmp_path):
-    state = {
-        k: v
-        for k, v in fx.shaped("timm:vit_small_patch16_224").items()
-        if ".11." not in k
-    }
+    whole = fx.shaped("timm:vit_small_patch16_224")
+    state = {key: tensor for key, tensor in whole.items() if ".11." not in key}
     with pytest.raises(BadInput, match=r"12 missing: blocks\.11"):
         found = FileContents(opened(state, tmp_path), TrunkMetadata(method="dino"))
         found.checkpoint(found.choose())
@@ -167,9 +169,10 @@ def test_what_dinov3_has_beside_its_trunk_must_be_as_in_timm(
 
 
 def test_nothing_is_guessed(tmp_path, bad_input):
-    """Files that do not tell what they are: the line says what to say."""
+    """Where a file does not tell what it is, the line says what to say."""
+    # MoCo-v3's and MAE's positions; only their heads tell them apart.
     fixed = fx.known(fx.VIT)
-    fixed["pos_embed"][:, 0] = 0  # MoCo-v3's and MAE's; their heads differ
+    fixed["pos_embed"][:, 0] = 0
     head = {"head.weight": torch.ones(3, 32), "head.bias": torch.ones(3)}
     for made in (fixed, fx.known(fx.VIT) | head):
         with pytest.raises(
@@ -195,7 +198,7 @@ def test_nothing_is_guessed(tmp_path, bad_input):
 
 
 def test_a_trunk_without_a_stem_to_choose_says_so(tmp_path):
-    arch, options = fx.CASES[fx.dino][1], fx.CASES[fx.dino][3]
+    _, arch, _, options, *_ = fx.CASES[fx.dino]
     file = saved(fx.dino(fx.known(arch)), tmp_path)
     with pytest.raises(BadInput, match="has no choice of stem; leave out --stem"):
         importing.read(file, arch=arch, stem="conv3", **options)
@@ -295,16 +298,15 @@ def test_random_is_the_same_each_time_and_nobody_elses_dice():
 
 # --- inspect, export ---
 def test_inspect_and_export_of_a_trunk_of_timms(tmp_path, bad_input, capsys):
-    out, away = tmp_path / "x.safetensors", tmp_path / "away.safetensors"
+    out = tmp_path / "x.safetensors"
+    away = tmp_path / "away.safetensors"
     arch = fx.CASES[fx.mae][1]
     file = saved(fx.mae(fx.known(arch)), tmp_path, "mae.pth")
     assert program.main(["import", str(file), "--out", str(out), "--arch", arch]) == 0
     report = inspecting.inspect(out)
     assert importing.read(out, reading="mean").reading == "mean"
-    assert (report["encoders"][0]["matched"], report["encoders"][0]["problems"]) == (
-        30,
-        {},
-    )
+    assert report["encoders"][0]["matched"] == 30
+    assert report["encoders"][0]["problems"] == {}
     allows = {"reading": "cls", "feature_dim": 32, "size": 32, "divisor": 8}
     assert report["allows"] == allows | {"strides": [8], "positions": "size"}
     assert program.main(["inspect", str(out)]) == 0

@@ -42,16 +42,15 @@ KINDS = ("resnet18", PAIR, "timm:test_convnext", VIT, ROPE)
 
 
 def randomised(arch: str, reading: str = "", seed: int = 0):
-    """With every parameter drawn: at their start LayerScale and biases hide what is wrong."""
+    """Build a trunk and draw every parameter: at their start LayerScale and biases hide errors."""
     generator = torch.Generator().manual_seed(seed)
     trunk = archs.build_trunk(arch, reading=reading).eval()
     with torch.no_grad():
         for name, parameter in trunk.named_parameters():
             drawn = torch.rand(parameter.shape, generator=generator)
-            scale = parameter.ndim <= 1 and name.endswith(
-                ("weight", "gamma", "gamma_1", "gamma_2")
-            )
-            parameter.copy_(0.5 + drawn if scale else (drawn - 0.5) * 0.2)
+            ends = ("weight", "gamma", "gamma_1", "gamma_2")
+            is_scale = parameter.ndim <= 1 and name.endswith(ends)
+            parameter.copy_(0.5 + drawn if is_scale else (drawn - 0.5) * 0.2)
     return trunk
 
 
@@ -61,15 +60,19 @@ def test_a_trunk_gives_what_it_says(arch):
     side = 64 if trunk.size is None else trunk.size
     x = torch.rand(2, 3, side, side)
     with torch.no_grad():
-        features, maps, tokens = trunk(x), trunk.stages(x), trunk.tokens(x)
+        features = trunk(x)
+        maps = trunk.stages(x)
+        tokens = trunk.tokens(x)
         assert features.shape == (2, trunk.feature_dim)
         assert [m.shape[1] for m in maps] == list(trunk.widths)
         assert [x.shape[-1] // m.shape[-1] for m in maps] == list(trunk.strides)
         torch.testing.assert_close(tokens.permute(0, 3, 1, 2), maps[-1])
-        depths, names = trunk.depths(), {name for name, _ in trunk.named_parameters()}
+        depths = trunk.depths()
+        names = {name for name, _ in trunk.named_parameters()}
         assert depths.keys() == names >= trunk.undecayed()
         assert min(depths.values()) == 0
-        trunk, x = trunk.double(), x.double()
+        trunk = trunk.double()
+        x = x.double()
         before = trunk(x)
         trunk.fuse()
         torch.testing.assert_close(trunk(x), before)
@@ -84,11 +87,8 @@ def test_a_checkpoint_of_any_trunk_is_whole_or_refused(arch, tmp_path):
     )
     kept.save(tmp_path / "a.safetensors")
     back = Checkpoint.load(tmp_path / "a.safetensors")
-    assert (back.digest, back.arch, back.reading) == (
-        kept.digest,
-        trunk.arch,
-        trunk.reading,
-    )
+    assert back.digest == kept.digest
+    assert (back.arch, back.reading) == (trunk.arch, trunk.reading)
     side = trunk.size or 64
     x = torch.rand(2, 3, side, side)
     with torch.no_grad():
@@ -106,11 +106,13 @@ def test_a_checkpoint_of_any_trunk_is_whole_or_refused(arch, tmp_path):
 
 def test_the_same_tensors_read_otherwise_are_another_row():
     state = randomised(VIT).state_dict()
-    digests = {
-        Checkpoint(arch=arch, method="random", state_dict=state, reading=reading).digest
-        for arch in (VIT, VIT.replace("heads=2", "heads=4"))
-        for reading in ("cls", "mean", "cls+mean", "cls@2")
-    }
+    digests = set()
+    for arch in (VIT, VIT.replace("heads=2", "heads=4")):
+        for reading in ("cls", "mean", "cls+mean", "cls@2"):
+            kept = Checkpoint(
+                arch=arch, method="random", state_dict=state, reading=reading
+            )
+            digests.add(kept.digest)
     assert len(digests) == 8
     shuffled = "timm:vit_tiny_patch16_224,patch_size=8,num_heads=2,img_size=32,embed_dim=24,depth=3"
     kept = Checkpoint(arch=shuffled, method="random", state_dict=state)
@@ -120,7 +122,8 @@ def test_the_same_tensors_read_otherwise_are_another_row():
 @pytest.mark.parametrize("arch", [VIT, ROPE])
 def test_readings_are_parts_of_timms_own_tokens(arch):
     trunk = randomised(arch)
-    model, size = trunk.model, trunk.size or 48
+    model = trunk.model
+    size = trunk.size or 48
     x = torch.rand(2, 3, size, size)
     with torch.no_grad():
         tokens = model.forward_features(x)
@@ -128,8 +131,11 @@ def test_readings_are_parts_of_timms_own_tokens(arch):
         cls = tokens[:, 0]
         # The layers one by one, each through the last norm
         layers = []
-        keep = lambda m, i, out: layers.append(out)  # noqa: E731
-        hooks = [b.register_forward_hook(keep) for b in model.blocks]
+
+        def keep(module, inputs, output):
+            layers.append(output)
+
+        hooks = [block.register_forward_hook(keep) for block in model.blocks]
         model.forward_features(x)
         for hook in hooks:
             hook.remove()
@@ -186,9 +192,11 @@ def test_positions_are_resized_by_request_and_rule_only():
         archs.build_trunk(VIT)(torch.rand(1, 3, 48, 48))
     ruled = {rule: randomised(f"{VIT},pos={rule}") for rule in POSITION_RULES}
     plain = randomised(VIT)
-    small, large = torch.rand(1, 3, 32, 32), torch.rand(1, 3, 48, 64)
+    small = torch.rand(1, 3, 32, 32)
+    large = torch.rand(1, 3, 48, 64)
     with torch.no_grad():
-        for trunk in ruled.values():  # the stored grid needs no rule
+        for trunk in ruled.values():
+            # The stored grid needs no rule.
             assert torch.equal(trunk(small), plain(small))
         features = [trunk(large) for trunk in ruled.values()]
     for i, one in enumerate(features):
@@ -215,9 +223,10 @@ def test_positions_are_resized_by_request_and_rule_only():
 
 @pytest.mark.parametrize("rule", POSITION_RULES)
 def test_rules_of_positions_sample_where_their_authors_do(rule):
-    """Against a loop over the samples: cubic convolution with a = -0.75, as torch's bicubic."""
+    """A loop over the samples is the reference: cubic convolution, a = -0.75 as torch's bicubic."""
     torch.manual_seed(0)
-    old, new = 6, (4, 9)
+    old = 6
+    new = (4, 9)
     embedding = torch.randn(1, 1 + old * old, 3, dtype=torch.float64).float()
     got = resized(embedding, new, prefix=1, rule=rule)
     assert torch.equal(got[:, :1], embedding[:, :1])
@@ -233,8 +242,10 @@ def test_rules_of_positions_sample_where_their_authors_do(rule):
 
 
 def _sample(grid, axis, centre, wide, rule):
-    """The value at `centre` along an axis: samples lie at i + 0.5, weights are the kernel's."""
-    size, total, out = grid.shape[axis], 0.0, 0.0
+    """Sample at `centre` along an axis: samples lie at i + 0.5, weights are the kernel's."""
+    size = grid.shape[axis]
+    total = 0.0
+    out = 0.0
     reach = math.ceil(2 * wide) + 1
     a = -0.5 if rule == "aa" else -0.75  # torch's antialiased kernel is PIL's
     for i in range(math.floor(centre) - reach, math.floor(centre) + reach + 1):
@@ -251,7 +262,9 @@ def _cubic(x, a):
     x = abs(x)
     if x < 1:
         return (a + 2) * x**3 - (a + 3) * x**2 + 1
-    return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
+    if x < 2:
+        return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+    return 0.0
 
 
 @pytest.mark.parametrize(
@@ -327,10 +340,11 @@ def test_modules_of_one_class_are_one_row_only_under_one_identity():
     def largest(module, x):
         return module(x).amax((2, 3))
 
-    one, other, again = given(mean), given(largest), given(mean)
-    assert len({c.digest for c in (one, other, again)}) == 3, (
-        "nobody said that two are the same"
-    )
+    one = given(mean)
+    other = given(largest)
+    again = given(mean)
+    # Nobody said that two of them are the same.
+    assert len({c.digest for c in (one, other, again)}) == 3
     assert not any(c.family.lasting(c.arch) for c in (one, other, again))
     x = torch.rand(2, 3, 16, 16)
     with torch.no_grad():
@@ -366,8 +380,10 @@ def test_the_halves_of_the_pair_see_luminance_and_colour_alone():
     brighter = grey + 0.2
     tinted = grey * torch.tensor([1.3, 1.0, 0.7]).view(1, 3, 1, 1)
     with torch.no_grad():
-        of_grey, of_brighter, of_tinted = trunk(grey), trunk(brighter), trunk(tinted)
-    # A gray picture has no colour, however bright: its colour half does not move
+        of_grey = trunk(grey)
+        of_brighter = trunk(brighter)
+        of_tinted = trunk(tinted)
+    # A gray picture has no colour, however bright: its colour half does not move.
     moved_by_light = (of_grey - of_brighter).abs()
     moved_by_colour = (of_grey - of_tinted).abs()
     assert moved_by_light[:, half:].max() < 0.05 * moved_by_light[:, :half].max()
@@ -487,8 +503,10 @@ SMALL_VIT = "timm:vit_tiny_patch16_224,depth=2,embed_dim=48,img_size=64,num_head
 
 
 def _attention(inputs, outputs):
-    """fvcore knows none: q k^T and its product with v, each as many multiply-adds."""
-    (*batch, rows, dim), (*_, columns, _) = get_shape(inputs[0]), get_shape(inputs[1])
+    """Count attention, which fvcore does not know: q k^T and its product with v take as many
+    multiply-adds each."""
+    *batch, rows, dim = get_shape(inputs[0])
+    *_, columns, _ = get_shape(inputs[1])
     return 2 * torch.Size(batch).numel() * rows * columns * dim
 
 
@@ -552,7 +570,8 @@ def test_the_first_batch_is_not_timed(monkeypatch):
     monkeypatch.setattr(
         "backbench.runs.forward_clock.time.perf_counter", lambda: next(now)
     )
-    clock, cpu = ForwardClock(), torch.device("cpu")
+    clock = ForwardClock()
+    cpu = torch.device("cpu")
     for images in (64, 64, 32):
         assert clock.rate("a") is None or images == 32
         with clock.around("a", images, cpu):
@@ -574,16 +593,13 @@ def test_rows_say_what_the_trunk_costs(tiny_root, tmp_path):
     )
     files = [str(path) for path in sorted(tmp_path.glob("*.safetensors"))]
     line = ["linear", *files, "--datasets", "digits", "--protocol", str(protocol)]
-    assert (
-        program.main([*line, "--data", str(tiny_root), "--out", str(tmp_path / "run")])
-        == 0
-    )
-    rows = [
-        json.loads(x)
-        for x in (tmp_path / "run" / "results.jsonl").read_text().splitlines()
-    ]
+    run = tmp_path / "run"
+    assert program.main([*line, "--data", str(tiny_root), "--out", str(run)]) == 0
+    lines = (run / "results.jsonl").read_text().splitlines()
+    rows = [json.loads(text) for text in lines]
     by_name = {row["name"]: row for row in rows}
-    vit, resnet = by_name["timm:v"], by_name["resnet"]
+    vit = by_name["timm:v"]
+    resnet = by_name["resnet"]
     assert vit["arch"] == f"{SMALL_VIT} cls" and resnet["arch"] == "resnet18"
     assert vit["provenance"]["trunk"]["reading"] == "cls"
     assert resnet["provenance"]["trunk"]["parameters"] == 11_176_512
