@@ -147,7 +147,7 @@ def users(pattern: str) -> set[str]:
 @pytest.mark.parametrize(
     ("package", "homes"),
     [
-        ("submitit", ("backbench/launch/slurm.py",)),
+        ("submitit", ("backbench/launch/slurm.py", "backbench/launch/slurm_task.py")),
         ("detectron2", ("detection/engine_detectron2", "detection/voc_ap.py")),
         ("hotcoco", ("detection/evaluate.py",)),
         ("safetensors", ("backbench/weights",)),

@@ -22,8 +22,7 @@ from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch.clusters import read_cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.local import JobPool, run_here
-from backbench.launch.plan import spent_seconds
-from backbench.launch.records import Ledger
+from backbench.launch.records import Ledger, spent_seconds
 from backbench.requests.demo import DemoRequest
 from backbench.requests.options import Outcome
 from backbench.runs import atomic, lock

@@ -73,7 +73,7 @@ def run_grid(request: LaunchRunRequest, check: Callable[[Request], None]) -> Out
             grid_run.plan(
                 snapshot, watching=False
             )  # says which of its names match nothing
-        sys.stdout.write(plan_text(plan, cluster, snapshot))
+        sys.stdout.write(plan_text(plan, cluster))
         return Outcome()
     if cluster.kind == "slurm":
         return Outcome(status=grid_run.on_slurm())

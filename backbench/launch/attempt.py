@@ -1,19 +1,21 @@
 """One attempt at a job: its command as a child process, with its status, its log and signals.
 
-This is a job's life, as its status file tells it. `_begin` makes the first step of an attempt and
-`_conclude` the last; between them run the child and `_meaning`, which reads its exit status.
+An attempt has three parts: `_begin` writes that it has begun, the child runs, and `_conclude` writes
+how it ended. In between, `_meaning` reads the child's exit status, and `decide` says what follows.
 
-    new, queued, stopped -> running    another attempt begins; without one where a mark says
-                                       cancelled, or where the job was done all along
+The state in a job's status file moves like this:
+
+    new, queued, stopped -> running    another attempt begins. None begins where a mark says
+                                       cancelled, or where the job turns out to be done already
     running -> done                    exit 0, and the files are there
-    running -> queued                  "again": preempted, out of time, or failed and worth another
-                                       attempt; whoever ran it starts it anew
-    running -> failed                  bad input, or `decide` says that it failed often enough
-    running -> stopped                 told to save by its launcher, or by Slurm, which ends
-    running -> cancelled               it ended under a mark
-    failed, stopped, cancelled -> queued    `Ledger.forgive`: by `retry` or (not failed) by `run`
+    running -> queued                  preempted, out of time, or failed and worth another attempt:
+                                       whoever ran it starts it anew
+    running -> failed                  bad input, or it has failed often enough
+    running -> stopped                 told to save and end, by its launcher or by Slurm
+    running -> cancelled               it ended while it was marked as cancelled
+    failed, stopped, cancelled -> queued    by `Ledger.forgive`, before it is submitted again
 
-A killed process leaves `running` behind, with nobody at the lock; the next attempt notes that.
+A killed process leaves `running` behind, with nobody at the lock. The next attempt notes that.
 """
 
 import contextlib
@@ -36,26 +38,30 @@ from backbench.launch.job import Job, finished
 from backbench.launch.records import AttemptNote, Ledger, Status, StatusName
 from backbench.runs.run_progress import read_progress
 
-EXIT_STOPPED = 3  # an attempt's process: cancelled, not to be started again
+# Without progress, a job ends that failed this often for the same reason, or for any reasons.
+SAME_REASON = 3
+ANY_REASON = 6
+# The words of a rank that fails only because another one is gone
 PEER_LOST = re.compile(
     "gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE
 )
-SAME_REASON = (
-    3  # a job that fails this often for the same reason, without progress, stops
-)
-ANY_REASON = 6  # and so does one that fails this often without progress at all
-PEER_S = 5.0  # seconds until this rank can read why another one failed
-# A command that ends by one of these had no handler for it yet: nothing was lost, nothing failed
+PEER_S = 5.0  # seconds until a rank can read why another one failed
+# A command that ends by one of these had no handler for it yet. It had done nothing so far: nothing
+# is lost, and nothing has failed.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
+# What follows from an attempt. Each is also the state that the status file is left in, but for
+# "again", which is there as `queued`.
 Outcome = Literal["done", "failed", "again", "stopped", "cancelled"]
 
-# How the attempt's own process (`main`) tells its outcome to the pool above it; others EXIT_PREEMPTED
+# The exit status by which the attempt's own process (`main`) tells its outcome to the pool above it;
+# EXIT_PREEMPTED stands for the other outcomes.
+EXIT_STOPPED = 3  # cancelled, and not to be started again
 EXITS = {"done": 0, "failed": EXIT_FAILED, "cancelled": EXIT_STOPPED}
 
 
 class Ending(NamedTuple):
-    """How an attempt ended: a code that `decide` uses, and a reason for people."""
+    """How an attempt ended: a word that `decide` uses, and a reason for people."""
 
     how: str  # done, failed, bad input, preempted, time limit, stopped, lost peer
     reason: str | None
@@ -63,28 +69,33 @@ class Ending(NamedTuple):
 
 @dataclass
 class Attempt:
-    """Runs a job's command as a child process, once, and writes down how it went. It can be pickled
-    before it starts. A signal to this process is handed to the child, which saves and exits 75.
-    `command` stands before the verb, `machine` are options for the place (--devices). After
-    `grace_s` a child that has not saved is killed (earlier saves stay)."""
+    """Runs a job's command as a child process, once, and writes down how it went.
+
+    An attempt can be pickled before it starts. A signal to its process is handed to the child,
+    which saves its state and exits 75.
+    """
 
     job: Job
     ledger: Ledger
-    command: tuple[str, ...] = ()
-    machine: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # what stands before the verb; (): this very Python
+    machine: tuple[str, ...] = ()  # options that tell the verb of the place
     env: dict[str, str] = field(default_factory=dict)
     gpus: int = 0
+    # A child that has not saved this long after a signal is killed. Its earlier saves stay.
     grace_s: float = 60.0
     tasks: int = 1  # of the same job, which work together
-    place: str = "local"  # written beside the attempt: slurm:12_3, local
-    show: bool = False  # the child's output to the terminal, not to the log
+    place: str = "local"  # for the status file: slurm:12_3, local
+    show: bool = False  # the child's output goes to the terminal, not to the log
 
     def __post_init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        """Set what one attempt learns as it goes, as it is before the attempt."""
         self._rank = 0  # of this task in its Slurm job
         self._child: subprocess.Popen[bytes] | None = None
-        self._stop: tuple[str, float] | None = (
-            None  # why the child was asked to stop, and when
-        )
+        # Why the child was asked to stop, and when by the monotonic clock
+        self._stop: tuple[str, float] | None = None
         self._sibling: Ending | None = None  # how another task of the job failed
         self._status: Status = {"name": self.job.name, "state": "new", "attempts": []}
 
@@ -106,45 +117,38 @@ class Attempt:
     def run(self) -> Outcome:
         """Make the whole attempt: lock, child, status."""
         with self.ledger.alone(self.job) as lock:
-            if (over := self._begin()) is not None:
+            over = self._begin()
+            if over is not None:
                 return over
             try:
                 self._start_child(lock)
             except OSError as error:
                 return self._conclude(Ending("failed", f"not started: {error}"))
-            return self._conclude(self._meaning(self._wait()))
+            exit_status = self._wait()
+            return self._conclude(self._meaning(exit_status))
 
     def ask_to_stop(self, why: str, number: signal.Signals = signal.SIGUSR2) -> None:
         """Hand a signal to the child; it saves its state and exits 75. The first reason counts."""
-        self._stop = self._stop or (why, time.monotonic())
+        if self._stop is None:
+            self._stop = (why, time.monotonic())
         if self._child is not None:
-            # os.kill, not Popen.send_signal, which would reap it under the hands of `_wait`
+            # Popen.send_signal would reap a child that has ended, and `_wait` is the one to do so.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, number)
 
     # 1. Before the child
 
     def _begin(self) -> Outcome | None:
-        """Note the end of an attempt that was killed; begin this one, or return why there is no need."""
+        """Write that an attempt has begun; or return an outcome where there is no need for one."""
         status = self._status = self.ledger.status(self.job)
         attempts = status["attempts"]
         if attempts and attempts[-1].get("end") is None:
-            # Its process was killed, or its node lost: it had no time to say how it ended. Its last
-            # progress note is the nearest to its end
-            progress = read_progress(self.ledger.runs / self.job.name)
-            start = attempts[-1]["start"]
-            end = max(start, progress["time"]) if progress else start
-            attempts[-1] |= {
-                "end": end,
-                "how": "killed",
-                "reason": "ended without a word",
-            }
-            attempts[-1]["at"] = self._position()
+            self._note_killed(attempts[-1])
         if self.ledger.cancelled(self.job):
             self.ledger.write_status(self.job, {**status, "state": "cancelled"})
             return "cancelled"
         if status["state"] == "done" and finished(self.job, self.ledger.runs):
-            return "done"  # requeued by Slurm although it had ended well
+            return "done"  # Slurm requeued it although it had ended well
         note: AttemptNote = {
             "start": time.time(),
             "end": None,
@@ -161,13 +165,26 @@ class Attempt:
         )
         return None
 
+    def _note_killed(self, attempt: AttemptNote) -> None:
+        """Complete an attempt whose process was killed, or whose node was lost."""
+        # Nobody wrote when it ended: its last note of progress is the nearest to that.
+        progress = read_progress(self.ledger.runs / self.job.name)
+        end = attempt["start"]
+        if progress is not None:
+            end = max(end, progress["time"])
+        attempt["end"] = end
+        attempt["how"] = "killed"
+        attempt["reason"] = "ended without a word"
+        attempt["at"] = self._position()
+
     # 2. The child
 
     def _start_child(self, lock: int | None = None) -> None:
+        """Start the command. It inherits the job's lock, and holds it if this process is killed."""
         prefix = self.command or (sys.executable, "-m", "backbench")
         argv = [*prefix, self.job.verb, *self.machine, *self.job.argv[1:]]
         with contextlib.ExitStack() as stack:
-            out: IO[bytes] | None = None
+            out: IO[bytes] | None = None  # the terminal
             if not self.show:
                 file = self.ledger.log(self.job, self._rank)
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -182,126 +199,130 @@ class Attempt:
                 env=self._environment(),
                 pass_fds=() if lock is None else (lock,),
             )
-        if self._stop is not None:  # the signal came while the child was being made
+        # A signal that came while the child was being made has reached nobody yet.
+        if self._stop is not None:
             self.ask_to_stop(self._stop[0])
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment without Slurm's variables, with which processes would count as
-        Slurm's tasks. SLURM_CONF stays, for Slurm's clients."""
+        """Return the child's environment: ours without Slurm's variables, and the cluster's `env`."""
         out = {}
         for key, value in os.environ.items():
-            if key == "SLURM_CONF" or not key.startswith(
-                ("SUBMITIT_", "SLURM", "PMI_")
-            ):
+            # With these, the processes that a verb starts would take themselves for Slurm's tasks.
+            # Slurm's own clients need SLURM_CONF.
+            of_slurm = key.startswith(("SUBMITIT_", "SLURM", "PMI_"))
+            if not of_slurm or key == "SLURM_CONF":
                 out[key] = value
-        # The cluster's `env` last: it may set what is left out here
-        return {**out, "PYTHONUNBUFFERED": "1", **self.env}
+        out["PYTHONUNBUFFERED"] = "1"
+        # The cluster's `env` comes last: it may set what is left out here.
+        return out | self.env
 
     def _wait(self) -> int:
-        """Wait for the child and return its exit status, negative for a signal. It is not reaped
-        (WNOWAIT), so that a signal handler cannot signal another process that got its number."""
+        """Wait for the child and return its exit status, negative for a signal."""
         assert self._child is not None
         while True:
-            # 1. It has ended, by itself or by what was done to it below
+            # 1. The child has ended. WNOWAIT leaves it unreaped, so that its number stays its own:
+            #    a signal handler that runs now cannot signal somebody else's process.
             info = os.waitid(
                 os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
             )
             if info is not None:
                 exited = info.si_code == os.CLD_EXITED
                 return info.si_status if exited else -info.si_status
-            # 2. It was asked, and has not ended in time
+            # 2. It was asked to stop, and has not done so in time.
             if (
                 self._stop is not None
                 and time.monotonic() > self._stop[1] + self.grace_s
             ):
                 self._child.kill()
-            # 3. Another rank has failed: this one would wait for it in a collective, for long
-            if (
-                self._sibling is None
-                and (sibling := self._sibling_failure()) is not None
-            ):
-                self._sibling = sibling
-                self._child.kill()
+            # 3. Another rank has failed: this one would wait for it in a collective, for long.
+            if self._sibling is None:
+                self._sibling = self._sibling_failure()
+                if self._sibling is not None:
+                    self._child.kill()
             time.sleep(0.05)
 
     def _sibling_failure(self) -> Ending | None:
         """Return how another task of the same job failed; None where none did."""
         return None
 
-    # 3. After it: what its exit status means, and what follows
+    # 3. After the child: what its exit status means, and what follows
 
-    def _meaning(self, code: int) -> Ending:
+    def _meaning(self, exit_status: int) -> Ending:
         """Say how the attempt ended, by the child's exit status and by what it was asked."""
-        why = self._stop[0] if self._stop else None
-        # We killed it because of another rank: that one's words are the reason
-        if self._sibling is not None and code not in (0, EXIT_PREEMPTED):
+        why_stopped = self._stop[0] if self._stop else None
+        # We killed it because of another rank: that one's words are the reason.
+        if self._sibling is not None and exit_status not in (0, EXIT_PREEMPTED):
             return self._sibling
-        # An exit status is a claim; the files are the proof
-        if code == 0:
+        # An exit status is a claim. The files are the proof.
+        if exit_status == 0:
             if finished(self.job, self.ledger.runs):
                 return Ending("done", None)
             made = self.job.makes or self.job.name
             return Ending(
                 "failed", f"exit 0, but {made} does not hold what was to be made"
             )
-        if code == EXIT_PREEMPTED:
-            return Ending(why or "preempted", None)
-        if code < 0:
-            number = signal.Signals(-code)
+        if exit_status == EXIT_PREEMPTED:
+            return Ending(why_stopped or "preempted", None)
+        if exit_status < 0:
+            number = signal.Signals(-exit_status)
             if number in _STOP_SIGNALS:
-                return Ending(why or "preempted", "stopped before it could save")
-            if why is not None and number == signal.SIGKILL:
-                return Ending(why, f"did not save within {self.grace_s:.0f} s")
+                return Ending(
+                    why_stopped or "preempted", "stopped before it could save"
+                )
+            if number == signal.SIGKILL and why_stopped is not None:
+                return Ending(why_stopped, f"did not save within {self.grace_s:.0f} s")
             hint = " (out of memory?)" if number == signal.SIGKILL else ""
             return Ending("failed", f"killed by {number.name}{hint}")
-        last = None if self.show else self.ledger.last_line(self.job, self._rank)
-        reason = last or f"exit {code}"
+        # It failed by itself: the last line that it said is the reason.
+        reason = None if self.show else self.ledger.last_line(self.job, self._rank)
+        if reason is None:
+            reason = f"exit {exit_status}"
         if self.tasks > 1 and PEER_LOST.search(reason):
             return self._peers_words() or Ending("lost peer", reason)
-        return Ending("bad input" if code == EXIT_BAD_INPUT else "failed", reason)
+        if exit_status == EXIT_BAD_INPUT:
+            return Ending("bad input", reason)
+        return Ending("failed", reason)
 
     def _peers_words(self) -> Ending | None:
-        """Wait for the lost task's reason. None: its node is gone, and the job is not to blame."""
+        """Wait for the reason of the rank that is gone.
+
+        None means that it could not give one: its node is gone, and the job is not to blame.
+        """
         end = time.monotonic() + PEER_S
         while time.monotonic() < end:
-            if (sibling := self._sibling_failure()) is not None:
+            sibling = self._sibling_failure()
+            if sibling is not None:
                 return sibling
             time.sleep(0.1)
         return None
 
     def _conclude(self, ending: Ending) -> Outcome:
         """Decide what follows (`decide`) and write it down."""
-        how, reason = ending
         status = self._status
-        at = self._position()
-        status["attempts"][-1] |= {
-            "end": time.time(),
-            "how": how,
-            "reason": reason,
-            "at": at,
-        }
-        # A retry has forgiven the attempts before it
+        attempt = status["attempts"][-1]
+        attempt["end"] = time.time()
+        attempt["how"] = ending.how
+        attempt["reason"] = ending.reason
+        attempt["at"] = self._position()
+        # A retry has forgiven the attempts before it.
         counted = status["attempts"][status.get("forgiven", 0) :]
-        outcome, reason = decide(
-            ending, counted, cancelled=self.ledger.cancelled(self.job)
-        )
+        is_cancelled = self.ledger.cancelled(self.job)
+        outcome, reason = decide(ending, counted, cancelled=is_cancelled)
         state: StatusName = "queued" if outcome == "again" else outcome
-        noted = self.ledger.write_status(
+        written = self.ledger.write_status(
             self.job, {**status, "state": state, "reason": reason}
         )
-        # A failure that is on no record would be tried again without end
-        return (
-            "failed"
-            if outcome == "again" and how == "failed" and not noted
-            else outcome
-        )
+        # A failure that is on no record is not counted either, and would be tried without end.
+        if outcome == "again" and ending.how == "failed" and not written:
+            return "failed"
+        return outcome
 
     def _position(self) -> str | None:
         """Return where the run is, as far as its progress file tells."""
         note = read_progress(self.ledger.runs / self.job.name)
-        return (
-            None if note is None else f"{note['what']} {note['done']}/{note['total']}"
-        )
+        if note is None:
+            return None
+        return f"{note['what']} {note['done']}/{note['total']}"
 
 
 def decide(
@@ -320,28 +341,31 @@ def decide(
     # 2. It failed in a way that the next attempt would repeat.
     if how == "bad input":
         return "failed", reason
-    # 3. It came to the same end often enough and got nowhere in between.
+    # 3. It came to the same end often enough, and got nowhere in between.
     verdict = _often_enough(ending, since_progress(attempts))
     if verdict is not None:
         return "failed", verdict
-    # 4. Failed but not often, or with progress; a node lost; preempted however often.
+    # 4. Otherwise try again. Preemptions are never counted.
     return "again", reason
 
 
 def since_progress(attempts: Sequence[AttemptNote]) -> Sequence[AttemptNote]:
-    """Return the last attempt that got farther than all before it, and those after it. Three kills
-    in three places are accidents, three at one place are a defect of the job."""
-    farthest: dict[
-        str, int
-    ] = {}  # of each part of the run: the most steps that were done
+    """Return the last attempt that got farther than all before it, and those after it.
+
+    Three kills in three places are accidents; three at one place are a defect of the job.
+    """
+    # A run has parts with their own steps: part -> the most steps of it that were done
+    farthest: dict[str, int] = {}
     first = 0
     for number, attempt in enumerate(attempts):
         place = re.fullmatch(r"(.*) (\d{1,18})/\d+", attempt.get("at") or "", re.DOTALL)
         if place is None:
             continue
-        part, step = place[1], int(place[2])
+        part = place[1]
+        step = int(place[2])
         if step > farthest.get(part, 0):
-            farthest[part], first = step, number
+            farthest[part] = step
+            first = number
     return attempts[first:]
 
 
@@ -350,20 +374,21 @@ def _often_enough(ending: Ending, attempts: Sequence[AttemptNote]) -> str | None
     how, reason = ending
     same = [attempt for attempt in attempts if attempt.get("how") == how]
     if how == "failed":
-        # Without numbers: `tried to allocate 2.1 GiB` and 2.4 GiB are one reason
-        last = same[-SAME_REASON:]
-        shapes = {re.sub(r"\d+", "#", attempt.get("reason") or "") for attempt in last}
-        if len(same) >= SAME_REASON and len(shapes) == 1:
+        # Numbers do not count: `tried to allocate 2.1 GiB` and `... 2.4 GiB` are one reason.
+        reasons = set()
+        for attempt in same[-SAME_REASON:]:
+            reasons.add(re.sub(r"\d+", "#", attempt.get("reason") or ""))
+        if len(same) >= SAME_REASON and len(reasons) == 1:
             return f"failed {len(same)} times for the same reason: {reason}"
         if len(same) >= ANY_REASON:
             return f"failed {len(same)} times, at last: {reason}"
-    # A lost node is not the job's failure; nodes that never find each other are a wrong setting
+    # A lost node is not the job's failure, but nodes that never find each other are a wrong setting.
     if how == "lost peer" and len(same) >= ANY_REASON:
         return (
             f"its tasks lost each other {len(same)} times at the same point (see"
             f" NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME): {reason}"
         )
-    # Its time is too short for one step: each attempt ends where the one before it began
+    # Its time is too short for one step: each attempt ends where the one before it began.
     if how == "time limit" and len(same) >= SAME_REASON:
         at = attempts[-1].get("at")
         return f"{len(same)} time limits ended at the same point ({at}): give it more hours"
@@ -372,7 +397,9 @@ def _often_enough(ending: Ending, attempts: Sequence[AttemptNote]) -> str | None
 
 def main() -> int:
     """Make the attempt that `JobPool` pickled to stdin: `python -m backbench.launch.attempt`.
-    SIGTERM and SIGINT leave the job `stopped`; SIGUSR1 and SIGUSR2 count as preempted."""
+
+    SIGTERM and SIGINT leave the job `stopped`; SIGUSR1 and SIGUSR2 count as a preemption.
+    """
     attempt = pickle.load(sys.stdin.buffer)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: attempt.ask_to_stop("stopped", signal.SIGTERM))

@@ -1,7 +1,13 @@
-"""Turns a grid into jobs: recipes and checkpoints x evaluations. Nothing here starts anything. A
-job is one command, `backbench VERB ...`; its run folder's name is a pure function of what decides
-its numbers. So a grid always names the same folders, and what a folder holds need not run again.
-Pretrainings are jobs, and imports of foreign files; our own files are checkpoints as they are."""
+"""Turns a grid into jobs: recipes and checkpoints, each with every evaluation. Nothing runs here.
+
+A job is one command, `backbench VERB ...`. The name of its run folder is a pure function of what
+decides its numbers, so a grid always names the same folders, and what a folder holds need not run
+again.
+
+    a recipe of the grid     -> a job that pretrains it, for each point and seed
+    a foreign checkpoint     -> a job that imports it; our own files are measured as they are
+    an evaluation            -> a job for each checkpoint, or for each pack of checkpoints
+"""
 
 import dataclasses
 import functools
@@ -40,21 +46,22 @@ LONGEST_NAME = 80  # characters of what people chose, in a folder's name
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A checkpoint that is there or that job `maker` will write; `label` is its folder in RUNS."""
+    """A checkpoint that is measured: a file that is there, or one that job `maker` will write."""
 
-    label: str
+    label: str  # its folder in RUNS, where its evaluations lie
     file: str
     maker: str | None = None
-    arch: str | None = None  # None where only its file will tell
-    recipe: Mapping[str, object] | None = (
-        None  # of its pretraining; None where nobody knows it
-    )
+    # The recipe of its pretraining; None where nobody knows it
+    recipe: Mapping[str, object] | None = None
 
 
 class Expansion:
-    """All jobs of a grid, `needs` and `after` before what follows them; each cell once. `claimed`
-    (cell -> job name) are the cells of earlier submissions; those that a pack delivers stay with
-    it. With `watching`, a glob may still match nothing."""
+    """All jobs of a grid, each once, and each after its `needs` and its `after`.
+
+    A cell is one evaluation of one checkpoint, named CHECKPOINT/EVALUATION. `claimed` (cell -> job
+    name) are the cells of earlier submissions; a cell that belongs to a pack stays with that pack.
+    With `watching`, a glob may still match nothing.
+    """
 
     def __init__(
         self,
@@ -66,9 +73,12 @@ class Expansion:
         claimed: Mapping[str, str] | None = None,
         watching: bool = False,
     ) -> None:
-        self._runs, self._where, self._watching = runs.resolve(), where, watching
+        self._runs = runs.resolve()
+        self._where = where
+        self._watching = watching
         self._claimed = claimed or {}
-        data = data or (Path(grid.data).expanduser() if grid.data else None)
+        if data is None and grid.data:
+            data = Path(grid.data).expanduser()
         if data is not None and not data.is_dir():
             raise BadInput(
                 f"{where}: data folder {data} is not there; give --data ROOT"
@@ -76,33 +86,35 @@ class Expansion:
         self._root = str(data.resolve()) if data else None
         self._jobs: dict[str, Job] = {}
         self._subjects: dict[str, Subject] = {}  # by label
-        # Submitted jobs that deliver cells of this grid together with others
+        # Names of submitted packs that deliver cells of this grid: a set that keeps its order
         self.packed: dict[str, None] = {}
         # Pretrainings outside RUNS that have not written their checkpoint yet
         self.waiting: list[str] = []
-        self.again: set[str] = (
-            set()
-        )  # jobs that train once more, to tell how far trainings differ
+        # Jobs that train once more, to tell how far trainings differ
+        self.again: set[str] = set()
         self._seen: set[str] = set()  # contents and labels of what the grid names
         # (checkpoint's label, dataset, image geometry) -> job that puts those features in the cache
         self._features: dict[tuple[str, str, str], str] = {}
         # 1. What makes a checkpoint. Pretrainings come first: a checkpoint that the grid names may
-        #    be the folder of one of them
+        #    be the folder of one of them.
         for sweep in sweeps(grid, where):
             self._add_pretrainings(sweep)
         for i, entry in enumerate(grid.checkpoints):
             keys = {"path": entry} if isinstance(entry, str) else entry
             here = f"{where}: checkpoints[{i}]"
             self._add_named(config.build(Source, keys, where=here), here)
-        # 2. What is measured on all of them, once where two entries of the grid name it
+        # 2. What is measured on all of them
         for evaluation in evaluations(grid, where):
             alike = self._by_protocol(evaluation)
             for seed in evaluation.seeds:
                 for one, group in alike:
                     self._measure(one, seed, group)
-            # Seeds of one checkpoint alone would not be enough to know how far trainings differ
+            # The first few checkpoints train again with other seeds. The seeds of one checkpoint
+            # alone would not be enough to know how far trainings differ.
             for one, group in alike:
-                for seed in AGAIN if len(group) > 1 else ():
+                if len(group) == 1:
+                    continue
+                for seed in AGAIN:
                     self.again |= self._measure(one, seed, group[: evaluation.again])
 
     @property
@@ -122,38 +134,34 @@ class Expansion:
     def _add_pretrainings(self, sweep: Sweep) -> None:
         path = config.find_recipe(sweep.recipe, "pretrain")
         recipe = config.apply_overrides(config.read_recipe(path), sweep.overrides)
-        # A shipped recipe goes by its name, a file of one's own by its whole path
+        # A shipped recipe goes by its name, a file of one's own by its whole path.
         shipped = path.is_relative_to(config.configs_dir())
         file = sweep.recipe if shipped else str(path.resolve())
         for point, seed in itertools.product(sweep.points(), sweep.seeds or (None,)):
-            # 1. The point as overrides, with a row of its own on the leaderboard that its seeds share
+            # 1. The point as overrides. Its name gives it a row of its own on the leaderboard, which
+            #    its seeds share.
             overrides = list(sweep.overrides)
-            overrides += [
-                f"{key}={_text(value)}" for key, value in point.changes.items()
-            ]
+            overrides += _equations(point.changes)
             if point.labels:
-                title = " ".join(
-                    [str(recipe.get("name", path.stem)), *_equations(point.labels)]
-                )
+                name = str(recipe.get("name", path.stem))
+                title = " ".join([name, *_equations(point.labels)])
                 overrides.append(f"name={json.dumps(title)}")
             if sweep.expected is not None:
                 overrides.append(f"expected={json.dumps(sweep.expected_rows(point))}")
             if seed is not None:
                 overrides.append(f"seed={seed}")
             # 2. The folder: readable, and told apart by everything that decides the weights
-            changes = (
-                fast.overrides(recipe, overrides, str(path))
-                if sweep.fast
-                else overrides
-            )
+            changes = overrides
+            if sweep.fast:
+                changes = fast.overrides(recipe, overrides, str(path))
             whole = config.apply_overrides(recipe, changes)
-            identity = {key: value for key, value in whole.items() if key != "probe"}
+            identity = dict(whole)
+            identity.pop("probe", None)
             if "expected" in identity:
                 identity["expected"] = []
             stem = _short("-".join([path.stem, *_equations(point.in_folder)]))
-            label = (
-                f"{stem}-s{identity.get('seed', 0)}-{config.fingerprint(identity)[:8]}"
-            )
+            seed_of_weights = identity.get("seed", 0)
+            label = f"{stem}-s{seed_of_weights}-{config.fingerprint(identity)[:8]}"
             name = f"pretrain/{label}"
             # 3. The job, and the checkpoint that it will write
             data, out = self._folders(name)
@@ -171,20 +179,17 @@ class Expansion:
                 cells=(name,),
                 makes=f"{name}/{CHECKPOINT_FILE}",
                 resources=sweep.resources,
-                arch=identity.get("arch"),
-                units=float(identity.get("epochs", 0)),
             )
             self._jobs.setdefault(name, job)
             made = str(self._runs / name / CHECKPOINT_FILE)
-            subject = Subject(
-                label=label, file=made, maker=name, arch=job.arch, recipe=whole
-            )
+            subject = Subject(label=label, file=made, maker=name, recipe=whole)
             self._subjects[label] = subject
 
     # Checkpoints
 
     def _add_named(self, source: Source, where: str) -> None:
         """Add the files of an entry of `checkpoints`, each content once; foreign ones by import."""
+        # A name of timm's is a checkpoint without a file.
         if archs.is_name(source.path):
             if source.encoder is not None:
                 raise BadInput(
@@ -196,10 +201,10 @@ class Expansion:
             return
         for path in self._files(source, where):
             if path.is_dir():
-                self._add_run(path, where, skip=glob.has_magic(source.path))
+                self._add_run(path, where, is_named=not glob.has_magic(source.path))
                 continue
-            # One of ours is known by its digest, so the same weights in two files are one
-            # checkpoint; a foreign file by part of its content
+            # A file of ours is known by its digest, so the same weights in two files are one
+            # checkpoint; a foreign file is known by part of its content.
             digest = header.digest(path)
             stem = source.name or path.name.removesuffix(path.suffix)
             label = f"{_short(stem)}-{(digest or content_digest(path))[:8]}"
@@ -212,9 +217,9 @@ class Expansion:
         if glob.has_magic(pattern):
             matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - absolute ones too
         if not matches and not self._watching:
-            none = f"matches no file (looked from {Path.cwd()})"
             raise BadInput(
-                f"{where}: '{source.path}' {none}; --watch waits for files to come"
+                f"{where}: '{source.path}' matches no file (looked from {Path.cwd()}); --watch"
+                " waits for files to come"
             )
         if len(matches) > 1 and source.name:
             raise BadInput(
@@ -223,30 +228,36 @@ class Expansion:
         for text in matches:
             path = Path(text).resolve()
             if not path.exists():
-                hint = "give a checkpoint file, a glob, or the folder of a pretraining"
-                raise BadInput(f"{where}: {text}: no such file or folder; {hint}")
-            # The checkpoint inside a run stands for the run, so both ways of naming it are one
+                raise BadInput(
+                    f"{where}: {text}: no such file or folder; give a checkpoint file, a glob, or"
+                    " the folder of a pretraining"
+                )
+            # The checkpoint inside a run stands for the run: both ways of naming it are one.
             in_run = path.name == CHECKPOINT_FILE and (path.parent / RUN_FILE).is_file()
             yield path.parent if in_run else path
 
-    def _add_run(self, run: Path, where: str, *, skip: bool) -> None:
-        """Add a pretraining's folder: its checkpoint, or the job that will write it."""
-        label = _run_label(run, where, skip=skip)
+    def _add_run(self, run: Path, where: str, *, is_named: bool) -> None:
+        """Add a pretraining's folder: its checkpoint, or the job that will write it.
+
+        A folder that is no pretraining is refused if the grid names it, and left out if a glob
+        found it.
+        """
+        label = _run_label(run, where, is_named=is_named)
         if label is None or label in self._seen:
             return
         file = run / CHECKPOINT_FILE
         maker = None
         if not file.is_file():
-            below = run.is_relative_to(self._runs)
-            inside = run.relative_to(self._runs).as_posix() if below else ""
-            if inside not in self._claimed and inside not in self._jobs:
-                self.waiting.append(
-                    str(run)
-                )  # nobody here makes it: something to wait for
+            name = ""  # of the job that makes it
+            if run.is_relative_to(self._runs):
+                name = run.relative_to(self._runs).as_posix()
+            if name in self._claimed:  # submitted earlier
+                maker = self._claimed[name]
+            elif name in self._jobs:
+                maker = name
+            else:
+                self.waiting.append(str(run))  # nobody here makes it
                 return
-            maker = self._claimed.get(
-                inside, inside
-            )  # submitted earlier, or a job of this grid
         self._seen.add(label)
         subject = Subject(
             label=label, file=str(file), maker=maker, recipe=_recipe_of(file)
@@ -256,8 +267,11 @@ class Expansion:
     def _add(
         self, label: str, source: Source, file: str, *, digest: str | None
     ) -> None:
-        """Add a file (or timm:NAME), each content once: as it is if it is one of ours, which has a
-        digest, and its entry has no options for an import; else by an import."""
+        """Add a file (or timm:NAME), each content once.
+
+        A file of ours has a digest. It is measured as it is, unless its entry has options for an
+        import; everything else is imported first.
+        """
         if (digest or label) in self._seen:
             return
         self._seen.add(digest or label)
@@ -290,19 +304,21 @@ class Expansion:
     def _by_protocol(
         self, evaluation: Evaluation
     ) -> list[tuple[Evaluation, list[Subject]]]:
-        """Return the evaluations that `own` stands for, each with its checkpoints. A foreign file
-        has no recipe here: its own protocol is looked up when it is measured."""
+        """Return the evaluations that `own` stands for, each with its checkpoints.
+
+        A foreign file has no recipe here: its own protocol is looked up when it is measured.
+        """
         alike: dict[tuple[str | None, str | None], list[Subject]] = {}
         for subject in self._subjects.values():
             trained_on = own_probe.pretrained_on(subject.recipe)
             if evaluation.pretrained_on and trained_on not in evaluation.pretrained_on:
                 continue
-            dataset = next(iter(evaluation.datasets), None)
+            dataset = evaluation.datasets[0] if evaluation.datasets else None
             if dataset == own_probe.OWN:
                 if trained_on is None:
-                    unknown = f"nobody knows what {subject.file} was pretrained on"
                     raise BadInput(
-                        f"{self._where}: {unknown}; name the dataset in place of 'own'"
+                        f"{self._where}: nobody knows what {subject.file} was pretrained on; name"
+                        " the dataset in place of 'own'"
                     )
                 dataset = trained_on
             protocol = evaluation.protocol
@@ -311,11 +327,11 @@ class Expansion:
                 and dataset is not None
                 and subject.recipe is not None
             ):
-                # This grid's own recipes may name a file; others were read from a checkpoint
+                # A recipe of this grid may name a file as its probe. One that was read from a
+                # checkpoint may not: it is somebody else's.
                 file = None if subject.maker in self._jobs else subject.file
-                protocol = (
-                    own_probe.of_recipe(subject.recipe, dataset, file) or protocol
-                )
+                of_recipe = own_probe.of_recipe(subject.recipe, dataset, file)
+                protocol = of_recipe or protocol
             alike.setdefault((dataset, protocol), []).append(subject)
         out = []
         for (dataset, protocol), group in alike.items():
@@ -327,14 +343,14 @@ class Expansion:
     def _measure(
         self, evaluation: Evaluation, seed: int, group: Sequence[Subject]
     ) -> set[str]:
-        """Add the jobs of one evaluation, ready checkpoints in packs and the others one by one;
-        return the names of those that are new."""
-        # A cell's name holds all options that decide its number, and none of the others
+        """Add the jobs of one evaluation of these checkpoints; return the names of new jobs."""
+        # 1. The cells' name holds all options that decide their numbers, and none of the others.
         options = dataclasses.asdict(evaluation)
         for name in ("pack", "resources", "seeds", "again", "lists", "pretrained_on"):
             del options[name]
         slug = f"{_kind(evaluation)}-s{seed}-{config.fingerprint(options)[:6]}"
-        groups: list[list[Subject]] = []
+        # 2. Which checkpoints share a pass over the dataset, and which are measured alone
+        alone: list[Subject] = []
         together: list[Subject] = []
         for subject in group:
             cell = f"{subject.label}/{slug}"
@@ -343,17 +359,19 @@ class Expansion:
                 self.packed[owner] = None
             elif (
                 evaluation.pack == 1
-                or owner == cell  # submitted alone, or run alone by hand
-                or (self._runs / cell).is_dir()
+                or owner == cell  # submitted alone
+                or (self._runs / cell).is_dir()  # run alone by hand
                 or subject.maker is not None  # a pack would wait for the slowest maker
             ):
-                groups.append([subject])
+                alone.append(subject)
             else:
                 together.append(subject)
+        packs = [[subject] for subject in alone]
         for start in range(0, len(together), evaluation.pack):
-            groups.append(together[start : start + evaluation.pack])
+            packs.append(together[start : start + evaluation.pack])
+        # 3. Their jobs
         before = set(self._jobs)
-        for pack in groups:
+        for pack in packs:
             job = self._job(evaluation, seed, slug, pack)
             self._jobs.setdefault(job.name, job)
         return self._jobs.keys() - before
@@ -361,22 +379,22 @@ class Expansion:
     def _job(
         self, evaluation: Evaluation, seed: int, slug: str, pack: Sequence[Subject]
     ) -> Job:
-        """One evaluation of these checkpoints."""
+        """Return the job of one evaluation of these checkpoints."""
         labels = [subject.label for subject in pack]
         cells = tuple(f"{label}/{slug}" for label in labels)
-        # The folder of one checkpoint is its cell's; a pack's names its members by a fingerprint,
-        # so the same checkpoints, in whatever order, are the same pack
+        # The folder of one checkpoint is its cell's. A pack's folder names its members by a
+        # fingerprint: the same checkpoints, in whatever order, are the same pack.
         name = cells[0]
         if len(pack) > 1:
             name = f"packs/{slug}-{len(pack)}x-{config.fingerprint(sorted(labels))[:8]}"
-        # The jobs that leave this one's features in the cache: the first ones to need them
-        first: set[str] = set()
-        geometry = (
-            _geometry(evaluation.protocol) if evaluation.verb == "linear" else None
-        )
-        if geometry is not None:
-            keys = [(label, evaluation.datasets[0], geometry) for label in labels]
-            first = {self._features.setdefault(key, name) for key in keys}
+        # The first job that needs some features leaves them in the cache, and others come after it.
+        fills_cache: set[str] = set()
+        if evaluation.verb == "linear":
+            geometry = _geometry(evaluation.protocol)
+            if geometry is not None:
+                for label in labels:
+                    key = (label, evaluation.datasets[0], geometry)
+                    fills_cache.add(self._features.setdefault(key, name))
         data, out = self._folders(name)
         return Job(
             name=name,
@@ -384,10 +402,8 @@ class Expansion:
             like=_kind(evaluation),
             cells=cells,
             needs=tuple(subject.maker for subject in pack if subject.maker is not None),
-            after=tuple(sorted(first - {name})),
+            after=tuple(sorted(fills_cache - {name})),
             resources=evaluation.resources,
-            arch=pack[0].arch,
-            units=len(pack),
         )
 
 
@@ -400,7 +416,7 @@ def _short(text: str) -> str:
 
 
 def _text(value: object) -> str:
-    """A value as it stands in an override. JSON is YAML."""
+    """Write a value as it stands in an override, which is YAML; JSON is YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -409,32 +425,33 @@ def _equations(labels: Mapping[str, object]) -> list[str]:
 
 
 def _recipe_of(file: Path) -> Mapping[str, object] | None:
-    """The pretraining recipe in a checkpoint of ours, or beside it before it is written."""
-    beside = file.parent / RECIPE_FILE
+    """Return the pretraining recipe in a checkpoint of ours, or beside it before it is written."""
     if file.is_file():
-        recipe = (header.about(file).get("provenance") or {}).get("recipe")
+        provenance = header.about(file).get("provenance") or {}
+        recipe = provenance.get("recipe")
         return recipe if isinstance(recipe, Mapping) else None
+    beside = file.parent / RECIPE_FILE
     return config.read_yaml(beside) if beside.is_file() else None
 
 
-def _run_label(path: Path, where: str, *, skip: bool) -> str | None:
-    """Return the label of a pretraining's folder: the same before and after it ends. With `skip`,
-    None for a folder that is no pretraining (a glob found it, nobody named it)."""
-    # A grid's own folder has its fingerprint in its name already. Another one's label gets one of
-    # all that run.json says, for two folders of one name may lie in two places.
+def _run_label(path: Path, where: str, *, is_named: bool) -> str | None:
+    """Return the label of a pretraining's folder: the same before and after it ends.
+
+    A folder that is no pretraining is refused if it `is_named`; for another one, None.
+    """
     try:
         about = jsons.read(path / RUN_FILE)
         verb = about["verb"]
     except (OSError, ValueError, KeyError, TypeError):
         verb = None
     if verb == "pretrain":
-        if (
-            re.search(r"-s\d+-[0-9a-f]{8}$", path.name)
-            and path.parent.name == "pretrain"
-        ):
+        # The folder that a grid made has a fingerprint in its name already.
+        has_fingerprint = re.search(r"-s\d+-[0-9a-f]{8}$", path.name) is not None
+        if has_fingerprint and path.parent.name == "pretrain":
             return path.name
+        # Two folders of one name may lie in two places: they differ in what run.json says.
         return f"{_short(path.name)}-{config.fingerprint(about)[:8]}"
-    if skip:
+    if not is_named:
         return None
     content = f"holds a run of '{verb}'" if verb else f"has no {RUN_FILE}"
     raise BadInput(
@@ -443,7 +460,7 @@ def _run_label(path: Path, where: str, *, skip: bool) -> str | None:
 
 
 def content_digest(path: Path) -> str:
-    """Hash a foreign file's size, first and last megabyte: it is told apart without reading all."""
+    """Hash a foreign file's size, first and last megabyte: enough to tell it apart, and fast."""
     size = path.stat().st_size
     sha = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
@@ -475,7 +492,7 @@ def _argv(
 
 
 def _kind(evaluation: Evaluation) -> str:
-    """The words of a job's name: `linear-lorac-cifar10`, `detect-mask_rcnn_R_50_FPN_1x`."""
+    """Return the words of a job's name: `linear-lorac-cifar10`, `detect-mask_rcnn_R_50_FPN_1x`."""
     parts: list[str] = [evaluation.verb]
     if evaluation.protocol is not None:
         parts.append(Path(evaluation.protocol).name.removesuffix(".yaml"))
@@ -490,8 +507,11 @@ def _kind(evaluation: Evaluation) -> str:
 
 @functools.cache
 def _geometry(protocol: str | None) -> str | None:
-    """Return a fingerprint of the image geometry, which decides a linear protocol's features. None
-    where augmentation makes them anew for every epoch, or where nobody knows it yet."""
+    """Return a fingerprint of the image geometry, which decides a linear protocol's features.
+
+    None where no cache holds the features (augmentation makes them anew for every epoch, or they are
+    not pooled), or where nobody knows the protocol yet.
+    """
     if protocol == own_probe.OWN:
         return None
     recipe = config.read_recipe(config.find_recipe(protocol or "lorac", "transfer"))

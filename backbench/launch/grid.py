@@ -1,4 +1,4 @@
-"""Reads and checks configs/grids: recipes and checkpoints, and what is measured on them."""
+"""Reads and checks configs/grids: recipes, checkpoints, and what is measured on them."""
 
 import dataclasses
 import itertools
@@ -17,17 +17,16 @@ from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
 from backbench.tasks import DETECTION, TASKS, VERBS
 
+AGAIN = (1, 2)  # the seeds of evaluations that train once more
 TABLE2 = tuple(TWELVE)
-AGAIN = (1, 2)  # seeds
 TABLE4 = tuple(TASKS[name].recipe for name in DETECTION)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An entry of `checkpoints`: a file, a glob, timm:NAME, or a pretraining's folder, finished or
-    not. The other keys are options of its import."""
+    """An entry of `checkpoints`. All keys but `path` are options of its import."""
 
-    path: str
+    path: str  # a file, a glob, timm:NAME, or a pretraining's folder, finished or not
     name: str | None = None
     method: str | None = None
     encoder: str | None = None
@@ -40,16 +39,17 @@ class SweepPoint:
 
     changes: dict[str, object]  # key of the recipe -> value
     labels: dict[str, object]  # beta -> 2.0: what follows the name on the leaderboard
-    in_folder: dict[
-        str, object
-    ]  # those of the labels that also stand in the run folder's name
+    in_folder: dict[str, object]  # the labels that stand in the run folder's name, too
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
     """An entry of `recipes`: pretrainings by one recipe, with every point of `vary` and every seed.
-    `vary` maps a key to its values; several keys are combined, each value with each. Keys that move
-    together stand under a name of their own: `batch: {16: {batch_size: 16, epochs: 16}, ...}`."""
+
+    `vary` maps a key to a list of its values; several keys are combined, each value with each. Keys
+    that move together stand under a name of their own:
+    `batch: {16: {batch_size: 16, epochs: 16}, 32: {batch_size: 32, epochs: 32}}`.
+    """
 
     recipe: str
     overrides: tuple[str, ...] = ()
@@ -65,25 +65,29 @@ class Sweep:
         for key, values in self.vary.items():
             if not isinstance(values, list | tuple | Mapping) or not values:
                 raise ValueError(f"vary.{key} must be a list of values, not {values!r}")
-            together = values.values() if isinstance(values, Mapping) else ()
-            if not all(isinstance(keys, Mapping) for keys in together):
+            if not isinstance(values, Mapping):
+                continue
+            if not all(isinstance(keys, Mapping) for keys in values.values()):
                 raise ValueError(
                     f"vary.{key} must map each of its values to the keys it changes"
                 )
 
     def points(self) -> Iterator[SweepPoint]:
         """Yield each combination of what varies; without `vary` the recipe as it is."""
-        axes = []
+        axes = []  # for each key of `vary`, a point for each of its values
         for key, values in self.vary.items():
+            axis = []
             if isinstance(values, Mapping):
-                axes.append(
-                    [SweepPoint(dict(keys), {key: v}, {}) for v, keys in values.items()]
-                )
+                # Keys that move together: their name is a label, and the values are its keys.
+                for value, keys in values.items():
+                    axis.append(SweepPoint(dict(keys), {key: value}, {}))
             else:
                 short = key.rpartition(".")[2]
-                axes.append(
-                    [SweepPoint({key: v}, {short: v}, {short: v}) for v in values]
-                )
+                for value in values:
+                    axis.append(
+                        SweepPoint({key: value}, {short: value}, {short: value})
+                    )
+            axes.append(axis)
         for parts in itertools.product(*axes):
             point = SweepPoint({}, {}, {})
             for part in parts:
@@ -99,16 +103,20 @@ class Sweep:
             try:
                 rows.append(template.format(**point.labels))
             except (KeyError, ValueError, IndexError, AttributeError) as error:
-                may = f"in braces may stand {', '.join(point.labels) or 'nothing here'}"
-                raise BadInput(f"expected '{template}': {error}; {may}") from None
+                labels = ", ".join(point.labels) or "nothing here"
+                raise BadInput(
+                    f"expected '{template}': {error}; in braces may stand {labels}"
+                ) from None
         return rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """An entry of `evaluate`: a verb with options, run on every checkpoint. `pack` checkpoints
-    share one pass over a dataset. The dataset `own` is the one that a checkpoint was pretrained on,
-    the protocol `own` its recipe's (or its method's) for that dataset."""
+    """An entry of `evaluate`: a verb with options, run on every checkpoint.
+
+    The dataset `own` is the one that a checkpoint was pretrained on, the protocol `own` its recipe's
+    (or its method's) for that dataset.
+    """
 
     verb: Literal["linear", "ood", "semisup", "finetune", "analyze", "detect"]
     datasets: tuple[str, ...] = ()
@@ -118,28 +126,29 @@ class Evaluation:
     config: str | None = None
     engine: Literal["auto", "detectron2", "torchvision"] | None = None
     seeds: tuple[int, ...] = (0,)
-    # How many checkpoints, the first ones, are measured by seeds AGAIN too: two tell how far
-    # trainings differ, which a bold number needs (stats/training_noise.py)
+    # How many checkpoints, the first ones, are measured with the seeds AGAIN, too: two tell how far
+    # trainings differ, which a bold number needs (stats/training_noise.py).
     again: Annotated[int, Field(ge=0)] = 0
     pretrained_on: tuple[str, ...] = ()  # only checkpoints of these datasets; () is all
+    # How many checkpoints share one pass over a dataset
     pack: Annotated[int, Field(ge=1)] = 1
     args: tuple[str, ...] = ()  # handed to the verb as they are
     resources: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # An option that the verb does not take must be at its default, one that it needs must not
+        # An option that the verb does not take must be at its default; one that it needs must not.
         verb = VERBS[self.verb]
-        empty: dict[str, object] = {"datasets": (), "pack": 1}
-        for name in (
-            "datasets",
-            "protocol",
-            "percent",
-            "lists",
-            "config",
-            "engine",
-            "pack",
-        ):
-            given = getattr(self, name) != empty.get(name)
+        defaults: dict[str, object] = {
+            "datasets": (),
+            "protocol": None,
+            "percent": None,
+            "lists": None,
+            "config": None,
+            "engine": None,
+            "pack": 1,
+        }
+        for name, default in defaults.items():
+            given = getattr(self, name) != default
             if given and name not in verb.takes:
                 raise ValueError(
                     f"'{self.verb}' takes no '{name}', only {', '.join(verb.takes)}"
@@ -152,35 +161,28 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """These are the keys of configs/grids/*.yaml. `data` may also come from the command line,
-    `lists` from the single evaluations."""
+    """The keys of configs/grids/*.yaml."""
 
     name: str
     # Names (table2, table3, table4, imagenet, all) or Evaluations
     evaluate: tuple[config.Value, ...] = ()
     checkpoints: tuple[config.Value, ...] = ()  # paths, globs, folders, or Sources
     recipes: tuple[config.Value, ...] = ()  # names, files, or Sweeps
-    seeds: tuple[
-        int, ...
-    ] = ()  # of recipes that have none of their own here; (): the recipe's
+    # Seeds of the recipes that have none of their own here; (): the recipe's
+    seeds: tuple[int, ...] = ()
     fast: bool = False  # `pretrain --fast` for all of its pretrainings
-    data: str | None = None
-    lists: str | None = None
+    data: str | None = None  # may also come from the command line
+    lists: str | None = None  # may also come from the single evaluations
     engine: Literal["auto", "detectron2", "torchvision"] = "auto"
-    prints: str | None = (
-        None  # the printed table or figure that it makes: lorac:2, arb:fig.7
-    )
-    title: str = ""  # of that table or figure
+    # The printed table or figure that it makes (lorac:2, arb:fig.7), and its title
+    prints: str | None = None
+    title: str = ""
     choices: tuple[str, ...] = ()  # names in docs/choices.md that its numbers rest on
-    deviations: tuple[
-        str, ...
-    ] = ()  # where else they are made otherwise than the paper says
-    pack: Annotated[int, Field(ge=1)] = (
-        4  # checkpoints that share a pass in the named sets
-    )
-    again: Annotated[int, Field(ge=0)] = (
-        2  # checkpoints that the named sets train again
-    )
+    # Where else its numbers are made otherwise than the paper says
+    deviations: tuple[str, ...] = ()
+    # In the named sets: checkpoints that share a pass, and checkpoints that train again
+    pack: Annotated[int, Field(ge=1)] = 4
+    again: Annotated[int, Field(ge=0)] = 2
 
 
 def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
@@ -211,19 +213,23 @@ def sweeps(grid: Grid, where: str) -> Iterator[Sweep]:
 def evaluations(grid: Grid, where: str) -> list[Evaluation]:
     """Return the grid's `evaluate` with named tables written out, each evaluation once."""
     tables = _tables(grid)
-    # An entry may be written in two ways (a table and its rows): equal evaluations are one
+    # An evaluation may be named twice (by a table and by itself): equal ones are one.
     out: list[Evaluation] = []
     for i, entry in enumerate(grid.evaluate):
         if isinstance(entry, str):
             if entry not in tables:
-                known = f"{nearest(entry, tables)}, or a `verb:` with options"
-                raise BadInput(f"{where}: unknown evaluation '{entry}'; {known}")
+                raise BadInput(
+                    f"{where}: unknown evaluation '{entry}'; {nearest(entry, tables)}, or a"
+                    " `verb:` with options"
+                )
             wanted = tables[entry]
         elif isinstance(entry, Mapping):
             wanted = _one_per_dataset(entry, where=f"{where}: evaluate[{i}]")
         else:
-            named = f"a name ({', '.join(tables)}) or a `verb:` with options"
-            raise BadInput(f"{where}: evaluate[{i}] is {entry!r}; {named}")
+            raise BadInput(
+                f"{where}: evaluate[{i}] is {entry!r}; a name ({', '.join(tables)}) or a"
+                " `verb:` with options"
+            )
         for one in wanted:
             evaluation = _checked(one, grid, where)
             if evaluation not in out:
@@ -233,9 +239,9 @@ def evaluations(grid: Grid, where: str) -> list[Evaluation]:
 
 def _tables(grid: Grid) -> dict[str, list[Evaluation]]:
     """Return the evaluations that each name in `evaluate` stands for."""
+    # Probes of one dataset share its decoded images in packs; finetuning and detection cannot.
     probe = partial(Evaluation, verb="linear", pack=grid.pack, again=grid.again)
     trained = partial(Evaluation, again=grid.again)
-    # Probes of one dataset share its decoded images in packs; finetuning and detection cannot
     tables = {
         "imagenet": [
             probe(datasets=("imagenet",), protocol=OWN),
@@ -260,8 +266,10 @@ def _one_per_dataset(entry: Mapping[str, object], where: str) -> list[Evaluation
         if key in options and not isinstance(options[key], list):
             options[key] = [options[key]]
     one = config.build(Evaluation, options, where=where)
+    if not one.datasets:  # its verb needs none
+        return [one]
     datasets = TABLE2 if "all" in one.datasets else one.datasets
-    return [dataclasses.replace(one, datasets=(name,)) for name in datasets] or [one]
+    return [dataclasses.replace(one, datasets=(name,)) for name in datasets]
 
 
 def _checked(evaluation: Evaluation, grid: Grid, where: str) -> Evaluation:
@@ -269,13 +277,16 @@ def _checked(evaluation: Evaluation, grid: Grid, where: str) -> Evaluation:
     if evaluation.verb == "semisup" and not evaluation.lists:
         evaluation = dataclasses.replace(evaluation, lists=grid.lists)
         if not grid.lists:
-            needed = "`lists: DIR` with 1percent.txt and 10percent.txt"
-            raise BadInput(f"{where}: semisup needs {needed}")
+            raise BadInput(
+                f"{where}: semisup needs `lists: DIR` with 1percent.txt and 10percent.txt"
+            )
     if evaluation.lists:
         file = Path(evaluation.lists) / f"{evaluation.percent}percent.txt"
         if not file.is_file():
-            fetch = "`backbench data fetch-splits` writes SimCLR's lists"
-            raise BadInput(f"{where}: semisup: {file}: no such file; {fetch}")
+            raise BadInput(
+                f"{where}: semisup: {file}: no such file; `backbench data fetch-splits` writes"
+                " SimCLR's lists"
+            )
     if evaluation.config is not None:
         config.find_recipe(evaluation.config, "detection")
     if evaluation.protocol not in (None, OWN):

@@ -1,4 +1,4 @@
-"""One job: a command of the suite, and how anyone can see that it has been done."""
+"""A job is one command of the suite, and a way for anyone to see that it has been done."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,32 +12,34 @@ from backbench.recipes import config
 from backbench.records import store
 from backbench.untrusted import printable
 
-LARGEST = 1e12  # of a number in a record: far beyond any time or count
-Amount = Annotated[float, Interval(ge=-LARGEST, le=LARGEST)]  # which nan is not
-# Options of a command that change neither what it computes for how long nor whether it is refused
+# No number in a record may be larger than this, which is far beyond any time or count.
+LARGEST = 1e12
+Amount = Annotated[float, Interval(ge=-LARGEST, le=LARGEST)]  # nan is outside as well
+# These options decide neither whether a command is refused nor how its run goes.
 _FREE_OPTIONS = ("--seed", "--out", "--checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One command of the suite. `name` is unique and is its run folder below RUNS. `cells` are the
-    (checkpoint, evaluation) pairs that it delivers. It is done when the file `makes` exists, or
-    else when its results.jsonl has all rows that the run owes. `needs` must have succeeded before
-    it starts, `after` should be over (they fill a cache). `like` names its kind for people; `arch`
-    and `units` (epochs, or checkpoints of an evaluation) serve the estimate of its cost."""
+    """One command of the suite, with what it delivers and what it waits for.
 
-    name: str
-    argv: tuple[str, ...]
-    like: str
+    A job is done when the file `makes` exists or, without `makes`, when the run folder's
+    results.jsonl has all rows that the run owes.
+    """
+
+    name: str  # unique; also the job's run folder below RUNS
+    argv: tuple[str, ...]  # the verb and its words
+    like: str  # the job's kind, for people: linear-lorac-cifar10
+    # The table's cells that it fills, CHECKPOINT/EVALUATION; several where checkpoints
+    # share one pass over a dataset (a pack).
     cells: tuple[str, ...]
+    # Names of jobs that must have succeeded before it starts
     needs: tuple[str, ...] = ()
+    # Names of jobs that should be over by then, as they fill a cache
     after: tuple[str, ...] = ()
-    makes: str | None = None
-    resources: Mapping[str, object] = field(
-        default_factory=dict
-    )  # over the cluster's for its verb
-    arch: str | None = None
-    units: Amount = 1.0
+    makes: str | None = None  # a file, relative to RUNS
+    # What it asks for beyond the cluster's row for its verb
+    resources: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def verb(self) -> str:
@@ -45,12 +47,12 @@ class Job:
 
     @property
     def key(self) -> str:
-        """The name as a short file name."""
+        """Return the name as a short file name."""
         return config.fingerprint(self.name)
 
 
 def finished(job: Job, runs: Path) -> bool:
-    """Say whether the run folder already holds what the job delivers."""
+    """Say whether the files that the job delivers are there."""
     if job.makes is not None:
         return (runs / job.makes).is_file()
     run = runs / job.name
@@ -58,45 +60,59 @@ def finished(job: Job, runs: Path) -> bool:
 
 
 def command_kind(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the command without its checkpoints, seed and folders: jobs of one kind work alike. It
-    looks at the words alone, since a grid may have 20,000 jobs and a parser is slow."""
+    """Return the command without its checkpoints, seed and folders.
+
+    Jobs of one kind are refused or accepted together. Only the words are compared: a grid may
+    have 20,000 jobs, and the command line's parser is too slow for so many.
+    """
     verb, *words = argv
-    if verb != "pretrain":  # checkpoints come first
-        first = next(
-            (i for i, word in enumerate(words) if word.startswith("--")), len(words)
-        )
-        words = words[first:]
-    kept, previous = [verb], ""
+    # Every verb but `pretrain` begins with the files of its checkpoints.
+    if verb != "pretrain":
+        while words and not words[0].startswith("--"):
+            words = words[1:]
+    kept = [verb]
+    previous = ""
     for word in words:
-        free = (
-            previous in _FREE_OPTIONS
-            or word in _FREE_OPTIONS
+        is_free = (
+            word in _FREE_OPTIONS
+            or previous in _FREE_OPTIONS
             or word.startswith("seed=")
         )
-        if not free:
+        if not is_free:
             kept.append(word)
         previous = word
     return tuple(kept)
 
 
 def check_recorded_command(job: Job, runs: Path) -> None:
-    """Refuse a recorded command that writes beside its job's own folder, or reads more than a grid
-    may name. Its verb is checked earlier; what stands before the verb comes from the cluster."""
+    """Raise BadInput for a recorded command that writes outside of its job's own folder.
+
+    A record in RUNS may have been written by anybody. Its verb was checked when it was read
+    (`records`), and what stands before the verb comes from the cluster's file.
+    """
     again = "`backbench launch run` with its grid makes it anew"
-    folders = [value for word, value in zip(job.argv, job.argv[1:]) if word == "--out"]
-    # argparse takes the last of several, and Detectron2's own key stands for it too
-    others = [
-        w for w in job.argv[1:] if w in ("OUTPUT_DIR", "--") or w.startswith("--out=")
-    ]
-    if len(folders) != 1 or others:
-        wrong = printable.shown(others[0] if others else f"{len(folders)} x --out", 80)
+    # argparse takes the last --out of several, and accepts --out=X. Detectron2 has a key of
+    # its own, OUTPUT_DIR, and takes any word after `--` for a key.
+    others = []
+    for word in job.argv[1:]:
+        if word in ("OUTPUT_DIR", "--") or word.startswith("--out="):
+            others.append(word)
+    folders = []
+    for option, value in zip(job.argv, job.argv[1:]):
+        if option == "--out":
+            folders.append(value)
+    if others or len(folders) != 1:
+        wrong = others[0] if others else f"{len(folders)} x --out"
         raise BadInput(
-            f"{job.name}: its recorded command says where it writes by {wrong}; {again}"
+            f"{job.name}: its recorded command says where it writes by"
+            f" {printable.shown(wrong, 80)}; {again}"
         )
     own = [(runs / job.name).resolve()]
     if job.makes is not None:
         own.append((runs / job.makes).resolve())
     if Path(folders[0]).resolve() not in own:
-        there = printable.shown(folders[0], 200)
-        outside = f"its recorded command writes to {there}, outside of its own folder below {runs}"
-        raise BadInput(f"{job.name}: {outside}; {again}")
+        raise BadInput(
+            f"{job.name}: its recorded command writes to"
+            f" {printable.shown(folders[0], 200)}, outside of its own folder below {runs};"
+            f" {again}"
+        )

@@ -1,5 +1,8 @@
-"""Runs jobs of this machine side by side, in order of their dependencies: `JobPool`, with GPUs,
-retries, and the jobs that a killed launcher left. `run_here` is `launch run` on this machine."""
+"""Runs jobs of this machine side by side, in the order of their dependencies.
+
+`JobPool` starts them, hands out GPUs, and waits for jobs that a killed launcher left running.
+`run_here` is `backbench launch run` on this machine.
+"""
 
 import contextlib
 import dataclasses
@@ -29,17 +32,22 @@ PATIENCE_S = 60.0  # for running jobs to save when the pool is stopped
 
 
 class Running(NamedTuple):
+    """A job that runs."""
+
     attempt: Attempt
-    # None: a launcher left it running when it was killed; it is waited for, and left alone
+    # None: a launcher left it running when it was killed. It is waited for, and left alone.
     process: subprocess.Popen[bytes] | None
     gpus: set[int]
 
 
 class JobPool:
-    """Runs jobs as processes of this machine, at most `at_once`, in the order of their adding. A
-    job is waiting -> running -> over (`outcomes`), or again waiting where its attempt says so. Each
-    attempt is a process of its own: a killed pool leaves jobs to finish, and the next pool waits
-    for them and starts no second copy. `gpus` are handed out by CUDA_VISIBLE_DEVICES."""
+    """Runs jobs as processes of this machine, at most `at_once`, in the order of their adding.
+
+    A job is waiting, then running, then over (`outcomes`); it waits again where its attempt says
+    "again". Each attempt is a process of its own: when the pool is killed, its jobs finish, and the
+    next pool waits for them and starts no second copy. `gpus` are handed out to the jobs by
+    CUDA_VISIBLE_DEVICES.
+    """
 
     def __init__(self, runs: str | Path, *, at_once: int, gpus: int = 0) -> None:
         self.ledger = Ledger(runs)
@@ -58,10 +66,10 @@ class JobPool:
         job = attempt.job
         if not self.ledger.running(job):
             return False
-        # It still uses the GPUs that its own launcher handed out: nobody else gets them meanwhile
+        # It still uses the GPUs that its own launcher handed out: nobody else gets them meanwhile.
         attempts = self.ledger.status(job)["attempts"]
         ids = attempts[-1].get("gpu_ids", "") if attempts else ""
-        # GPUs that the cluster's `env` names by UUID are not among those handed out here
+        # GPUs that the cluster's `env` names by UUID are not among those that are handed out here.
         given = {int(word) for word in ids.split(",") if word.isdecimal()}
         self._begin(Running(attempt, None, given & self._free_gpus))
         log.info(f"runs already: {job.name}")
@@ -72,10 +80,13 @@ class JobPool:
         stopped: Callable[[], bool] = lambda: False,
         refill: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Run until nothing can run any more (True) or `stopped()` says so (False). `refill` is
-        called before every step and may add jobs; the pool goes on while it says True."""
+        """Run until nothing can run any more (True) or `stopped()` says so (False).
+
+        `refill` is called before every step and may add jobs; the pool goes on while it says True.
+        """
         while refill() or self._waiting or self.running:
-            # In this order: what has ended frees a place and GPUs, and may be what others wait for
+            # In this order: a job that has ended frees its place and its GPUs, and may be what
+            # other jobs wait for.
             self._collect()
             self._set_aside()
             self._start_ready()
@@ -88,32 +99,40 @@ class JobPool:
     def _collect(self) -> None:
         """Note the outcome of every attempt that has ended."""
         for name, (attempt, process, gpus) in list(self.running.items()):
+            # 1. Has it ended? A job outlives a launcher that somebody kills, and also the process
+            #    above its command: then nobody can ask how it exits, but its lock tells when.
             if process is not None and process.poll() is None:
                 continue
-            # A job outlives a launcher, or the process above it, that somebody kills
-            orphaned = process is None or process.returncode < 0
-            if orphaned and self.ledger.running(attempt.job):
+            is_orphan = process is None or process.returncode < 0
+            if is_orphan and self.ledger.running(attempt.job):
                 continue
             del self.running[name]
             self._free_gpus |= gpus
+            # 2. How? The state that an orphan wrote has its outcome's name, but for `queued`, which
+            #    is "again", and for `running`, which is left behind by a process that was killed.
             status = self.ledger.status(attempt.job)
+            if process is None or is_orphan:
+                exit_status = EXITS.get(status["state"], EXIT_PREEMPTED)
+            else:
+                exit_status = process.returncode
             attempts = status["attempts"]
             how = attempts[-1].get("how", "killed") if attempts else "not started"
             why = status.get("reason") or how
-            # Nobody can ask a stranger, or a killed one, how it exited. The state that it wrote is
-            # named as its outcome is, but for `queued`, which is "again", and `running`: it was killed
-            exit_status = EXITS.get(status["state"], EXIT_PREEMPTED)
-            if process is not None and not orphaned:
-                exit_status = process.returncode
-            if exit_status and attempt.show:  # kind debug: the first failure ends it
+            # 3. What follows?
+            if (
+                exit_status != 0 and attempt.show
+            ):  # kind debug: the first failure ends it
                 raise Failed(f"{name}: {why}")
-            if exit_status == EXIT_PREEMPTED:
-                # Failed and may try again, or preempted: behind those that wait already
+            if exit_status == 0:
+                self.outcomes[name] = "done"
+                log.info(f"done   {name}")
+            elif exit_status == EXIT_STOPPED:
+                self.outcomes[name] = "cancelled"
+                log.info(f"cancelled {name}")
+            elif exit_status == EXIT_PREEMPTED:
+                # It failed and may try again, or was preempted: behind those that wait already
                 log.info(f"again  {name}: {why}")
                 self.add(attempt)
-            elif exit_status in (0, EXIT_STOPPED):
-                self.outcomes[name] = "cancelled" if exit_status else "done"
-                log.info(f"{self.outcomes[name]:6} {name}")
             else:
                 self.outcomes[name] = "failed"
                 log.info(f"failed {name}: {why}")
@@ -134,16 +153,15 @@ class JobPool:
         for attempt in list(self._waiting.values()):
             if len(self.running) >= self.at_once:
                 return
-            # A pool without GPUs hands none out: the job sees those of the machine
-            attempt.gpus = min(attempt.gpus, self._gpus)
-            # `after` must only be over: blocked, or never added, is over as well
+            # `after` must only be over: a job that is blocked, or was never added, is over as well.
             unfinished = self._waiting.keys() | self.running.keys()
-            ready = unfinished.isdisjoint((*attempt.job.needs, *attempt.job.after))
-            if (
-                ready
-                and attempt.gpus <= len(self._free_gpus)
-                and not self.adopt(attempt)
-            ):
+            if not unfinished.isdisjoint((*attempt.job.needs, *attempt.job.after)):
+                continue
+            # A pool without GPUs hands none out: the job sees those of the machine.
+            attempt.gpus = min(attempt.gpus, self._gpus)
+            if attempt.gpus > len(self._free_gpus):
+                continue
+            if not self.adopt(attempt):
                 self._start(attempt)
 
     def _start(self, attempt: Attempt) -> None:
@@ -169,14 +187,15 @@ class JobPool:
 
     def _end(self) -> None:
         """Ask all that run to save and stop; those that take too long end by themselves."""
-        # All are asked before any is waited for, so that they save side by side
-        children = [
-            each.process for each in self.running.values() if each.process is not None
-        ]
-        for process in children:
+        processes = []
+        for running in self.running.values():
+            if running.process is not None:
+                processes.append(running.process)
+        # All are asked before any is waited for, so that they save side by side.
+        for process in processes:
             process.send_signal(signal.SIGTERM)
         limit = time.monotonic() + PATIENCE_S
-        for process in children:
+        for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, limit - time.monotonic()))
         self.running.clear()
@@ -191,12 +210,17 @@ def run_here(
     interval: float | None = None,
     watch: Callable[[JobPool], None] = lambda pool: None,
 ) -> int:
-    """Run jobs on this machine and return the exit status. kind local: N processes at a time; kind
-    debug: one after the other, on the terminal, until one fails. `find` gives the jobs, and whether
-    there are more to wait for: then it is asked every `interval` until there are not and all are
-    over. `watch` is called after every step."""
+    """Run jobs on this machine and return the exit status.
+
+    Kind local runs `cluster.jobs` processes at a time. Kind debug runs one after the other, on the
+    terminal, until one fails.
+
+    `find` returns the jobs, and whether there are more to wait for. It is asked once or, with an
+    `interval`, every so many seconds until it says that no more will come. `watch` is called after
+    every step.
+    """
     number = uuid.uuid4().hex[:12]  # the pool's, as its lock tells it to others
-    looks = itertools.count()
+    lists = itertools.count()  # of jobs that go on record, each with a number
     at_once = 1 if cluster.kind == "debug" else cluster.jobs
     pool = JobPool(ledger.runs, at_once=at_once, gpus=cluster.gpus)
     more_to_come = True
@@ -211,9 +235,8 @@ def run_here(
             known = pool.outcomes.keys() | pool.running.keys()
             jobs = [job for job in found if job.name not in known]
             if jobs:
-                ledger.write_submission(
-                    Submission.to(cluster, grid, f"{number}-{next(looks)}", jobs)
-                )
+                uid = f"{number}-{next(lists)}"
+                ledger.write_submission(Submission.to(cluster, grid, uid, jobs))
             for job in jobs:
                 ledger.forgive(job)
                 pool.add(Attempt.on(cluster, job, ledger))
@@ -221,16 +244,13 @@ def run_here(
         return interval is not None and more_to_come
 
     with ledger.running_pool(number), StopFlag() as stop:
-        # The jobs of a launcher that was killed run on, and count among `at_once`
+        # The jobs of a launcher that was killed run on, and count among `at_once`.
         snapshot = Snapshot(ledger)
         for name, record in snapshot.records.items():
-            if (
-                record.submission.kind != "slurm"
-                and snapshot.status(name)["state"] == "running"
-            ):
-                job = dataclasses.replace(
-                    record.job, needs=(), after=()
-                )  # it has started already
+            is_running = snapshot.status(name)["state"] == "running"
+            if is_running and record.submission.kind != "slurm":
+                # It waits for nothing: it has started already.
+                job = dataclasses.replace(record.job, needs=(), after=())
                 pool.adopt(Attempt.on(cluster, job, ledger))
         if not pool.run(stopped=lambda: bool(stop.requested), refill=refill):
             log.info(

@@ -1,13 +1,8 @@
-"""Plans a grid: the jobs that are missing, their arrays on Slurm, and what they will cost. A cost
-is the time of ended jobs of the same command: the same recipe, options and data on the same kind of
-trunk, cluster and machine. Nothing else is guessed: across recipes a guess is off by any factor."""
+"""Plans a grid: which jobs are missing, and which of them go to Slurm as one array."""
 
 import dataclasses
-import re
 import shlex
-import statistics
-import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,31 +14,21 @@ from backbench.launch.clusters import Cluster, Resources
 from backbench.launch.expansion import Expansion
 from backbench.launch.grid import Grid
 from backbench.launch.job import Job, command_kind, finished
-from backbench.launch.records import Status
 from backbench.launch.view import ACTIVE, Snapshot, State, StateName
 from backbench.recipes import fast
 from backbench.requests.options import Request
 from backbench.requests.parsing import parse
-from backbench.runs.run_progress import seconds
 from backbench.runs.terminal import log
-from backbench.weights import header
 
-# A run submits these again, blocked ones unless what they need has failed. Failed ones wait for
-# `launch retry`.
+# `launch run` submits jobs in these states again, but a blocked one only if what it needs has not
+# failed. Failed jobs wait for `launch retry`.
 AGAIN: tuple[StateName, ...] = ("cancelled", "stopped", "lost", "blocked")
-KINDS_NAMED = 5  # among those of unknown cost
-# Images of ImageNet's size that one core of an Intel Xeon prepares a second: in two views, in two
-# fast views, in one centre crop (benchmarks/ratios.csv). An EPYC's makes three times as many
-IMAGES_A_CORE = {"pretrain": 42, "pretrain --fast": 168, "": 250}
-# Verbs whose commands are checked before they are submitted: the other verbs name files that may be
-# made before they start, or their check weighs as much as what they do
+# Images of ImageNet's size that one core of an Intel Xeon prepares in a second
+# (benchmarks/ratios.csv). A core of an EPYC prepares three times as many.
+IMAGES_A_CORE = {"pretrain": 42, "pretrain --fast": 168, "one crop": 250}
+# The commands of these verbs are checked before they are submitted. The other verbs name files that
+# may be made before they start, or checking them takes as long as running them.
 CHECKED = ("pretrain", "linear", "ood", "finetune", "semisup", "analyze")
-# Overrides of a pretraining that change nothing about the time of one epoch: temperatures and
-# weights of the method, rates, names
-_NO_MATTER = re.compile(
-    r"(epochs|name|expected)=.*|optim\.\w*lr=.*|method\.[\w.]+=-?(\d+\.\d*|\d*e-?\d+|inf)",
-    re.DOTALL,
-)
 
 
 @dataclass
@@ -51,56 +36,68 @@ class Plan:
     """The jobs of a grid: those to submit, and the others with how they stand."""
 
     new: list[Job]
-    known: dict[str, State]
+    known: dict[str, State]  # by name
     waiting: list[str]  # folders of pretrainings without a checkpoint yet
-    again: set[str] = field(
-        default_factory=set
-    )  # jobs that train once more, with another seed
+    # Names of the jobs that train once more, with another seed
+    again: set[str] = field(default_factory=set)
 
 
 def make_plan(
     grid: Grid, snapshot: Snapshot, *, where: str, data: Path | None, watching: bool
 ) -> Plan:
+    """Find which of a grid's jobs are missing. `where` names the grid in messages."""
     runs = snapshot.ledger.runs
+    # 1. The grid's jobs. The cells of a pack that was submitted before stay with that pack, which
+    #    then goes again as it was, with the checkpoints of then.
     claimed: dict[str, str] = {}  # cell -> name of the job that was submitted for it
     for name, record in snapshot.records.items():
-        claimed.update(dict.fromkeys(record.job.cells, name))
+        for cell in record.job.cells:
+            claimed[cell] = name
     wanted = Expansion(
         grid, runs, where=where, data=data, claimed=claimed, watching=watching
     )
-    # Packs that were submitted before go again as they were, with the checkpoints of then
     packs = [snapshot.records[name].job for name in wanted.packed]
+    # 2. Which of them are missing
     states = dict(snapshot.states)  # of this grid's jobs and of all earlier ones
     new: dict[str, Job] = {}
     known: dict[str, State] = {}
     for job in (*wanted.jobs, *packs):  # needs come earlier in the list
+        # A job without a record counts as done as long as its files say so: they are the only
+        # proof. They may be there without a record, where the records were lost, and be gone in
+        # spite of one, where somebody wants the number anew.
         state = states.get(job.name, State("done"))
-        # Only its files are proof: they are there without any record where the records were lost,
-        # and gone in spite of one where somebody wants the number anew
-        missing = state.name == "done" and not finished(job, runs)
-        if missing or state.name in AGAIN:
-            # It stays where one that it needs failed and is not submitted again
-            failed = ""
-            for need in job.needs:
-                was = states[need].name if need in states and need not in new else ""
-                if was in ("failed", "blocked"):
-                    failed = failed or f"{need} {was}"
-            if not failed:
+        lost_its_files = state.name == "done" and not finished(job, runs)
+        if lost_its_files or state.name in AGAIN:
+            failed_need = _failed_need(job, states, new)
+            if failed_need is None:
                 new[job.name] = job
                 continue
-            state = State("blocked", failed)
+            state = State("blocked", failed_need)
         known[job.name] = states[job.name] = state
     return Plan(
         without_done(list(new.values()), states), known, wanted.waiting, wanted.again
     )
 
 
+def _failed_need(
+    job: Job, states: Mapping[str, State], new: Mapping[str, Job]
+) -> str | None:
+    """Return the first job that this one needs, that failed, and that is not submitted again."""
+    for need in job.needs:
+        if need in new or need not in states:
+            continue
+        if states[need].name in ("failed", "blocked"):
+            return f"{need} {states[need].name}"
+    return None
+
+
 def without_done(new: Sequence[Job], states: Mapping[str, State]) -> list[Job]:
     """Return the jobs without the dependencies that are over."""
     names = {job.name for job in new}
-    on_the_way = names | {
-        name for name, state in states.items() if state.name in ACTIVE
-    }
+    on_the_way = set(names)
+    for name, state in states.items():
+        if state.name in ACTIVE:
+            on_the_way.add(name)
     out = []
     for job in new:
         needs = tuple(name for name in job.needs if name in on_the_way)
@@ -112,12 +109,11 @@ def without_done(new: Sequence[Job], states: Mapping[str, State]) -> list[Job]:
 
 @dataclass(frozen=True)
 class CommandCheck:
-    """Checks a grid's commands before they are submitted, as errors would else fail job by job."""
+    """Checks a grid's commands before they are submitted: an error would fail job by job."""
 
     check: Callable[[Request], None]  # BadInput for an unknown recipe or key
-    seen: set[tuple[str, ...]] = field(
-        default_factory=set
-    )  # kinds of commands, and warnings
+    # Kinds of commands that were checked, and warnings that were given
+    seen: set[tuple[str, ...]] = field(default_factory=set)
 
     def refuse(self, jobs: Iterable[Job], where: str) -> None:
         """Raise BadInput for an unknown recipe or key; warn of a dataset that is not here."""
@@ -131,6 +127,7 @@ class CommandCheck:
                 self.check(request)
             except BadInput as error:
                 raise BadInput(f"{where}: {job.name}: {error}") from None
+            # A warning only: the node may have what this machine has not
             try:
                 availability.datasets_there(request)
             except BadInput as error:
@@ -151,30 +148,33 @@ class JobArray(NamedTuple):
 
 
 def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[JobArray]:
-    """Pack jobs into as few arrays as possible; `needs` stay exact, `after` become whole arrays."""
-    # 1. Level of a job: 0 without dependencies in the list, else one more than the highest of
+    """Put jobs into as few arrays as possible.
+
+    An array of Slurm has one dependency for all of its jobs. The jobs of an array share the jobs
+    that they need; for `after`, an array waits for whole earlier arrays.
+    """
+    # 1. A job's level is 0 without dependencies in the list, else one more than the highest of
     #    theirs. So an array depends on arrays of lower levels only, which have their numbers.
     level: dict[str, int] = {}
-    for job in jobs:  # needs and after come earlier in the list
-        before = [level[n] for n in (*job.needs, *job.after) if n in level]
-        level[job.name] = 1 + max(before, default=-1)
     by_level: dict[int, list[Job]] = defaultdict(list)
-    for job in jobs:
+    for job in jobs:  # needs and after come earlier in the list
+        levels = [level[name] for name in (*job.needs, *job.after) if name in level]
+        level[job.name] = 1 + max(levels, default=-1)
         by_level[level[job.name]].append(job)
-    # 2. Within a level, jobs that ask for the same and depend on the same go together,
-    # 3. in parts of at most `max_array`.
-    number_of: dict[str, int] = {}
+    number_of: dict[str, int] = {}  # job name -> number of its array
     number = 0
     for depth in sorted(by_level):
+        # 2. Within a level, jobs go together that ask for the same and depend on the same.
         groups: dict[tuple[object, ...], JobArray] = {}
         for job in by_level[depth]:
+            resources = cluster.resources_for(job)
             needs = tuple(sorted(job.needs))
             after = tuple(sorted({number_of[n] for n in job.after if n in number_of}))
-            resources = cluster.resources_for(job)
             key = (resources, needs, after)
-            groups.setdefault(key, JobArray(resources, [], needs, after)).jobs.append(
-                job
-            )
+            if key not in groups:
+                groups[key] = JobArray(resources, [], needs, after)
+            groups[key].jobs.append(job)
+        # 3. A group is cut into arrays of at most `max_array` jobs.
         for group in groups.values():
             for start in range(0, len(group.jobs), cluster.max_array):
                 part = group.jobs[start : start + cluster.max_array]
@@ -184,11 +184,8 @@ def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[JobArray]:
                 yield group._replace(jobs=part)
 
 
-def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
-    """Show every array with its jobs and their cost by past runs, what is skipped, and the sums."""
-    estimates = Estimates(snapshot)
-    gpu_hours = hours = 0.0
-    unknown: Counter[str] = Counter()
+def plan_text(plan: Plan, cluster: Cluster) -> str:
+    """Show every array with its jobs, what is skipped and why, and the sums."""
     lines = []
     for number, array in enumerate(arrays(cluster, plan.new)):
         resources = array.resources
@@ -196,33 +193,21 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
             f"{len(array.jobs)} jobs on {resources.partition or cluster.name}",
             f"{resources.nodes} node(s) x {resources.gpus} GPUs",
             f"{resources.cpus_per_node} CPUs",
-            *(f"after {name}" for name in array.needs),
-            *(f"after array {earlier}" for earlier in array.after),
         ]
+        parts += [f"after {name}" for name in array.needs]
+        parts += [f"after array {earlier}" for earlier in array.after]
         lines.append(f"array {number}: {', '.join(parts)}")
         if resources.gpus:
-            verb = array.jobs[0].verb
-            kind = f"{verb} --fast" if fast.SWITCH in array.jobs[0].argv else verb
-            cores = resources.cpus_per_node / resources.gpus
-            least = cores * IMAGES_A_CORE.get(kind, IMAGES_A_CORE[""])
-            what = "images/s in two views" if verb == "pretrain" else "images/s"
-            lines.append(
-                f"  {cores:g} CPUs feed a GPU {least:,.0f} to {3 * least:,.0f} {what}"
-            )
+            lines.append(_feeding(array))
         for job in array.jobs:
-            cost = estimates.seconds(job, resources, cluster)
-            lines.append(
-                f"  {job.name}  {'unknown' if cost is None else seconds(cost)}"
-            )
-            if fast.SWITCH in job.argv:  # its name is like the others'
+            lines.append(f"  {job.name}")
+            if fast.SWITCH in job.argv:
+                # The name of a fast pretraining looks like any other's.
                 lines.append(f"    backbench {shlex.join(job.argv)}")
-            if cost is None:
-                unknown[job.like] += 1
-                continue
-            hours += cost / 3600
-            gpu_hours += cost / 3600 * resources.gpus * resources.nodes
-    lines += [f"skipped ({state.name}): {name}" for name, state in plan.known.items()]
-    lines += [f"waiting for a checkpoint: {path}" for path in plan.waiting]
+    for name, state in plan.known.items():
+        lines.append(f"skipped ({state.name}): {name}")
+    for path in plan.waiting:
+        lines.append(f"waiting for a checkpoint: {path}")
     repeated = sum(job.name in plan.again for job in plan.new)
     if repeated:
         lines.append(
@@ -232,74 +217,14 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
     done = sum(state.name == "done" for state in plan.known.values())
     others = len(plan.known) - done
     lines.append(f"{len(plan.new)} jobs, {done} skipped as done, {others} others")
-    if unknown.total() < len(plan.new) or not plan.new:
-        lines.append(
-            f"estimated from past runs: {gpu_hours:.2f} GPU-hours, {hours:.2f} job-hours"
-        )
-    if unknown:
-        kinds = [
-            f"{count} x {like}" for like, count in unknown.most_common(KINDS_NAMED)
-        ]
-        more = len(unknown) - len(kinds)
-        kinds += [f"{more} kinds more"] if more > 0 else []
-        lines.append(
-            f"cost unknown for {unknown.total()} jobs ({', '.join(kinds)}): no run of this recipe,"
-            " data, trunk and machine is here to tell"
-        )
     return "\n".join(lines) + "\n"
 
 
-CostKind = tuple[
-    object, ...
-]  # jobs of one kind take the same time for each of their units
-
-
-class Estimates:
-    """Seconds per unit of each kind of job that a snapshot knows: the median over its jobs."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._per_unit: dict[CostKind, list[float]] = defaultdict(list)
-        for name, status in snapshot.statuses.items():
-            record = snapshot.records.get(name)
-            if record is None or status["state"] != "done" or not status["attempts"]:
-                continue
-            attempt = status["attempts"][-1]
-            machine = (attempt.get("gpus", 0), attempt.get("machine", ""))
-            kind = _kind(record.job, (record.submission.cluster, *machine))
-            if kind is not None:
-                self._per_unit[kind].append(spent_seconds(status) / record.job.units)
-
-    def seconds(self, job: Job, resources: Resources, cluster: Cluster) -> float | None:
-        """Return how long the job takes on this cluster; None where nobody knows."""
-        gpus = (
-            resources.gpus
-            if cluster.kind == "slurm"
-            else min(resources.gpus, cluster.gpus)
-        )
-        kind = _kind(job, (cluster.file, gpus, " ".join(resources.options(job.verb))))
-        per_unit = self._per_unit.get(kind) if kind is not None else None
-        return statistics.median(per_unit) * job.units if per_unit else None
-
-
-def _kind(job: Job, machine: CostKind) -> CostKind | None:
-    """Return what the time of one unit depends on; None where the trunk is not known yet."""
-    arch = job.arch
-    # A detector's trunk is named by its config; files are converted at the speed of the disk
-    if arch is None and job.verb not in ("detect", "import", "export"):
-        # Of the first checkpoint on the command line, if it is there by now
-        files = (word for word in job.argv[1:] if word.endswith(".safetensors"))
-        file = next(files, None)
-        arch = header.about(Path(file)).get("arch") if file is not None else None
-        if not isinstance(arch, str):
-            return None
-    words = [word for word in command_kind(job.argv) if not _NO_MATTER.fullmatch(word)]
-    return (*words, arch, *machine) if job.units > 0 else None
-
-
-def spent_seconds(status: Status) -> float:
-    """Return the seconds of all attempts; of one that goes on, until now."""
-    now = time.time() if status["state"] == "running" else 0.0
-    spent = 0.0
-    for attempt in status["attempts"]:
-        spent += (attempt.get("end") or max(now, attempt["start"])) - attempt["start"]
-    return spent
+def _feeding(array: JobArray) -> str:
+    """Say how many images a second the CPUs that the array asks for give to each GPU."""
+    job = array.jobs[0]
+    kind = f"{job.verb} --fast" if fast.SWITCH in job.argv else job.verb
+    cores = array.resources.cpus_per_node / array.resources.gpus
+    least = cores * IMAGES_A_CORE.get(kind, IMAGES_A_CORE["one crop"])
+    unit = "images/s in two views" if job.verb == "pretrain" else "images/s"
+    return f"  {cores:g} CPUs feed a GPU {least:,.0f} to {3 * least:,.0f} {unit}"

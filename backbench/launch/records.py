@@ -1,37 +1,42 @@
 """RUNS/.launch: what was submitted, how each job stands, its log, and who is at work here.
 
-    submissions/<uid>.json   one array or one pool's list; written before anything starts
+    submissions/<uid>.json   one array of Slurm, or one list of this machine's pool; written before
+                             anything starts
     status/<key>.json        one per job that ever started, written by the job itself
-    logs/<key>.log           what it printed (<key>.N.log: rank N of a job of several tasks)
-    cancel/<key>             a mark: it shall not start again
-    locks/<key>              held by the process that runs it
-    launcher.lock pool.lock  held by whoever submits to Slurm, or runs jobs on this machine
+    logs/<key>.log           what the job printed (<key>.N.log: rank N of a job of several tasks)
+    cancel/<key>             a mark: the job shall not start again
+    locks/<key>              held by the process that runs the job
+    launcher.lock            held by whoever submits to Slurm
+    pool.lock                held by whoever runs jobs on this machine
+    submitit/<uid>/          submitit's own files of one array
+    meet/<key>-<start>/      where the tasks of one job find each other (`slurm_task`)
 
-A launcher that dies leaves all of this; the next one reads it, asks squeue, and goes on. Reading
-writes nothing. Whoever can write to RUNS can write a record, so each is parsed into the types
-below, or left out with a warning. Nothing in it becomes a command, a set-up or an environment:
-those come from a cluster's file (`clusters.recorded_cluster`).
+A launcher that dies leaves all of this behind; the next one reads it, asks squeue, and goes on.
+Reading writes nothing.
+
+Whoever can write to RUNS can write a record. Each is therefore parsed into the types below, or left
+out with a warning, and nothing in it becomes a command, a set-up or an environment: those come from
+a cluster's file (`clusters.recorded_cluster`).
 """
 
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import functools
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, Any, Literal, NotRequired, Required, Self, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, Required, Self, TypeVar
 
 from annotated_types import Interval
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from backbench.errors import BadInput, Failed
+from backbench.launch import locks
 from backbench.launch.clusters import ROWS, Cluster, Kind
 from backbench.launch.job import LARGEST, Amount, Job
 from backbench.runs import atomic
@@ -41,10 +46,9 @@ from backbench.untrusted import jsons, printable
 OURS = ".launch"  # below RUNS
 LONGEST_NAME = 2000  # bytes of a job's name, which is a folder's
 T = TypeVar("T")
-LOOK_S = 0.5  # a look holds a lock for microseconds: whoever wants it tries for so long
 
-# How the last attempt left the job: what its status file says. `queued` is "again": it failed or
-# was preempted and is to start anew. How the job stands *now* also depends on Slurm's queue, on
+# How the last attempt left the job: what its status file says. `queued` means that it failed or
+# was preempted and is to start again. How the job stands *now* also depends on Slurm's queue, on
 # live processes and on other jobs: that is `view.State`.
 StatusName = Literal[
     "new", "queued", "running", "done", "failed", "stopped", "cancelled"
@@ -52,37 +56,51 @@ StatusName = Literal[
 
 
 class AttemptNote(TypedDict, total=False):
-    """One attempt, as it stands in a status file. `end` None: not over."""
+    """One attempt at a job, as it stands in a status file."""
 
     start: Required[Amount]  # seconds since 1970
-    end: Amount | None
+    end: Amount | None  # None: not over, or killed
     host: str
-    # Of the process above the command: 0 and -1 are many processes, 1 is all of them
+    # The process above the command. As an argument of `kill`, 0 and -1 would mean many processes,
+    # and 1 is the parent of all.
     pid: Annotated[int, Interval(ge=2, le=LARGEST)]
     place: str  # slurm:12_3, local
     gpus: int
-    machine: str  # the options by which the verb was told of it
+    machine: str  # the options that told the verb of its GPUs and nodes
     gpu_ids: str  # CUDA_VISIBLE_DEVICES
-    how: str  # of `attempt.Ending`; or killed
+    how: str  # `attempt.Ending.how`, or "killed"
     reason: str | None
     at: str | None  # where the run was, by its progress file
 
 
 class Status(TypedDict):
-    """status/<key>.json."""
+    """What status/<key>.json holds."""
 
     name: str
     state: StatusName
     reason: NotRequired[str | None]
     attempts: list[AttemptNote]
-    forgiven: NotRequired[
-        int
-    ]  # so many attempts lie before the last retry and no longer count
+    # This many attempts were made before the last retry. They no longer count.
+    forgiven: NotRequired[int]
+
+
+def spent_seconds(status: Status) -> float:
+    """Return the seconds of all attempts together; of one that goes on, until now."""
+    now = time.time() if status["state"] == "running" else 0.0
+    spent = 0.0
+    for attempt in status["attempts"]:
+        start = attempt["start"]
+        end = attempt.get("end")
+        if end is None:
+            # 0 s where the job is not running: nobody knows how long a killed attempt took
+            end = max(now, start)
+        spent += end - start
+    return spent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """One array (or one pool's list). On record without `ids` before sbatch, with them after it."""
+    """One array of Slurm, or one list of a pool of this machine."""
 
     uid: str
     grid: str
@@ -91,7 +109,9 @@ class Submission:
     kind: Kind
     time: Amount
     jobs: tuple[Job, ...]
-    ids: tuple[str, ...] = ()  # Slurm's, one per job
+    # Slurm's numbers, one per job. The record is written without them before sbatch, and again
+    # with them after it.
+    ids: tuple[str, ...] = ()
 
     @classmethod
     def to(cls, cluster: Cluster, grid: str, uid: str, jobs: Sequence[Job]) -> Self:
@@ -126,17 +146,21 @@ class Ledger:
     # What was submitted
 
     def write_submission(self, submission: Submission) -> None:
-        # One line of JSON: with thousands of jobs, indenting would cost more than all the rest
+        # In one line: with thousands of jobs, indenting would take longer than all the rest.
         text = json.dumps(dataclasses.asdict(submission))
         atomic.write_text(self.submission_file(submission), text + "\n")
 
     def records(self) -> dict[str, Record]:
         """Return job name -> its latest submission."""
-        files = (self.root / "submissions").glob("*.json")
-        submissions = filter(None, (_read(path, _parse_submission) for path in files))
-        # In order of time, so that of a job's submissions the last one stays
+        submissions = []
+        for path in (self.root / "submissions").glob("*.json"):
+            submission = _read(path, _parse_submission)
+            if submission is not None:
+                submissions.append(submission)
+        # In the order of time, so that the last of a job's submissions stays
+        submissions.sort(key=lambda submission: submission.time)
         out: dict[str, Record] = {}
-        for submission in sorted(submissions, key=lambda s: s.time):
+        for submission in submissions:
             ids = submission.ids or (None,) * len(submission.jobs)
             for job, number in zip(submission.jobs, ids):
                 out[job.name] = Record(job, submission, number)
@@ -149,8 +173,10 @@ class Ledger:
 
     def status(self, job: Job) -> Status:
         """Return its status; state "new" for a job that never started."""
-        new: Status = {"name": job.name, "state": "new", "attempts": []}
-        return _read(self._file("status", job, ".json"), _parse_status) or new
+        status = _read(self._file("status", job, ".json"), _parse_status)
+        if status is None:
+            return {"name": job.name, "state": "new", "attempts": []}
+        return status
 
     def statuses(self) -> dict[str, Status]:
         """Return job name -> status, for every job that ever started."""
@@ -162,7 +188,10 @@ class Ledger:
         return out
 
     def write_status(self, job: Job, status: Status) -> bool:
-        """Write it, or return False (a full disk), which ends no job that may yet succeed."""
+        """Write it, or say on stderr why not (a full disk) and return False.
+
+        Such an error is not raised, because it must end no job that may yet succeed.
+        """
         try:
             atomic.write_json(self._file("status", job, ".json"), status)
         except OSError as error:
@@ -172,16 +201,15 @@ class Ledger:
 
     def forgive(self, job: Job) -> None:
         """Before a retry: earlier failures no longer count, and a cancellation is over."""
-        # They stay on record all the same: `forgiven` is how many of them lie behind
         self._file("cancel", job).unlink(missing_ok=True)
         status = self.status(job)
-        if status["state"] != "new":
-            status |= {
-                "state": "queued",
-                "reason": None,
-                "forgiven": len(status["attempts"]),
-            }
-            self.write_status(job, status)
+        if status["state"] == "new":
+            return
+        # The failures stay on record: `forgiven` is how many attempts are no longer counted.
+        status["state"] = "queued"
+        status["reason"] = None
+        status["forgiven"] = len(status["attempts"])
+        self.write_status(job, status)
 
     def cancelled(self, job: Job) -> bool:
         return self._file("cancel", job).exists()
@@ -191,27 +219,34 @@ class Ledger:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
 
+    # What a job said
+
     def log(self, job: Job, rank: int = 0) -> Path:
         return self._file("logs", job, f".{rank}.log" if rank else ".log")
 
     def last_line(self, job: Job, rank: int = 0) -> str | None:
         """Return the last line of its log that says something."""
-        # `$ ` begins the command, which is the first line of every attempt
-        lines = _last_lines(self.log(job, rank))
-        return next((line[:300] for line in lines if not line.startswith("$ ")), None)
+        for line in _last_lines(self.log(job, rank)):
+            # Every attempt begins with its command, behind `$ `. That is ours, not the job's.
+            if not line.startswith("$ "):
+                return line[:300]
+        return None
 
     def submitit(self, submission: Submission) -> Path:
-        """Return submitit's folder for one submission: other clusters count jobs from 1, too."""
+        """Return submitit's folder, one for each submission.
+
+        submitit names its files by Slurm's numbers, and another cluster counts from 1 as well.
+        """
         return self.root / "submitit" / submission.uid
 
     def wrapper_line(self, record: Record) -> str | None:
-        """Return the last line that Slurm's script printed around the job; None where it is empty.
-        srun and Slurm only repeat that something ended: what was said before counts."""
+        """Return the last line that Slurm's script printed around the job, None for no line."""
         lines = _last_lines(self.submitit(record.submission) / f"{record.id}_0_log.out")
-        own = [
-            line for line in lines if not line.startswith(("srun: ", "slurmstepd: "))
-        ]
-        return next(iter(own or lines), None)
+        for line in lines:
+            # srun and slurmstepd only repeat that something ended; why stands before.
+            if not line.startswith(("srun: ", "slurmstepd: ")):
+                return line
+        return lines[0] if lines else None
 
     def _file(self, folder: str, job: Job, suffix: str = "") -> Path:
         return self.root / folder / f"{job.key}{suffix}"
@@ -220,21 +255,21 @@ class Ledger:
 
     def running(self, job: Job) -> bool:
         """Say whether a live process holds the job's lock."""
-        return _holder(self._file("locks", job)) is not None
+        return locks.holder(self._file("locks", job)) is not None
 
     def runs_it(self, pid: int, job: Job) -> bool:
-        """Say whether this process of this machine has the job's lock open: a number in a status
-        file is not enough to send a signal to somebody's process."""
-        if not Path(
-            "/proc/self/fd"
-        ).is_dir():  # not Linux: the lock is held, and this is its host
+        """Say whether this process of this machine has the job's lock open.
+
+        A number in a status file is not enough to send a signal to somebody's process.
+        """
+        if not Path("/proc/self/fd").is_dir():
+            # Not Linux: the lock is held, and this is its host. There is no more to know.
             return True
         with contextlib.suppress(OSError):
             lock = self._file("locks", job).stat()
             for file in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(
-                    FileNotFoundError
-                ):  # closed meanwhile, or a socket
+                # An entry may be a socket, or closed by now
+                with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(file.stat(), lock):
                         return True
         return False
@@ -246,68 +281,25 @@ class Ledger:
         refusal = Failed(
             f"{job.name}: another process has run it for {patience_s:.0f} s"
         )
-        return _hold(self._file("locks", job), refusal, patience_s, without=True)
+        file = self._file("locks", job)
+        return locks.hold(file, refusal, patience_s, without_locks=True)
 
     def submitting(self) -> contextlib.AbstractContextManager[int]:
         """Hold the lock of whoever submits: two launchers would submit the same jobs."""
         refusal = BadInput(f"{self.runs}: another launcher is submitting; wait for it")
-        return _hold(self.root / "launcher.lock", refusal)
+        return locks.hold(self.root / "launcher.lock", refusal)
 
     def running_pool(self, number: str) -> contextlib.AbstractContextManager[int]:
-        """Hold the lock of this machine's pool; its number is for whoever looks (`pool`)."""
-        wait = "wait for it or choose another --out"
+        """Hold the lock of this machine's pool, with the pool's number in it."""
         refusal = BadInput(
-            f"{self.runs}: another launcher is running jobs here; {wait}"
+            f"{self.runs}: another launcher is running jobs here; wait for it or choose"
+            " another --out"
         )
-        return _hold(self.root / "pool.lock", refusal, text=number)
+        return locks.hold(self.root / "pool.lock", refusal, text=number)
 
     def pool(self) -> str | None:
         """Return the number of the pool that runs jobs here: its submissions' uids begin with it."""
-        return _holder(self.root / "pool.lock")
-
-
-def _lock(handle: IO[str], kind: int = fcntl.LOCK_EX, *, without: bool) -> bool:
-    """Try the lock; `without` is the answer for a file system without locks."""
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EAGAIN) and without
-    return True
-
-
-def _holder(path: Path) -> str | None:
-    """Return what the process that holds this lock wrote into it; None when nobody does. A shared
-    lock changes nothing, works on NFS, and two who look are not taken for holders."""
-    try:
-        with path.open() as handle:
-            free = _lock(handle, fcntl.LOCK_SH, without=True)
-            return None if free else handle.read().strip() or "?"
-    except FileNotFoundError:
-        return None
-
-
-@contextlib.contextmanager
-def _hold(
-    path: Path,
-    refusal: Exception,
-    patience_s: float = LOOK_S,
-    *,
-    text: str = "",
-    without: bool = False,
-) -> Iterator[int]:
-    """Hold a lock and write `text` into it; raises `refusal` where another process keeps it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + patience_s
-    # The lock is the truth, the text only says whose it is: a killed launcher leaves it behind
-    with path.open("a+") as handle:
-        while not _lock(handle, without=without):
-            if time.monotonic() > end:
-                raise refusal
-            time.sleep(min(0.2, patience_s / 25))
-        handle.truncate(0)
-        handle.write(text)
-        handle.flush()
-        yield handle.fileno()
+        return locks.holder(self.root / "pool.lock")
 
 
 def _last_lines(path: Path) -> list[str]:
@@ -318,11 +310,14 @@ def _last_lines(path: Path) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    # A progress line ends in a carriage return
-    return list(filter(None, map(str.strip, reversed(re.split(r"[\r\n]+", text)))))
+    lines = []
+    for line in re.split(r"[\r\n]+", text):  # a progress line ends in a carriage return
+        if line.strip():
+            lines.append(line.strip())
+    return lines[::-1]
 
 
-# Parsing: what is no record of ours is named and left out
+# Parsing: what is no record of ours is named and left out.
 
 
 def _read(path: Path, parse: Callable[[object, Path], T]) -> T | None:
@@ -332,20 +327,20 @@ def _read(path: Path, parse: Callable[[object, Path], T]) -> T | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
-        # pydantic's message has a line for the key and one for what is wrong there
+        # The first lines of pydantic's message name the key and what is wrong there.
         words = " ".join(str(error).split("\n", 3)[:3])
         _warn(str(path), printable.shown(words, 200))
         return None
 
 
-@functools.cache  # once for each: records are read again at every look
+@functools.cache  # Records are read again at every look; each is warned of once.
 def _warn(path: str, why: str) -> None:
     log.warning(f"{printable.shown(path, 300)}: left out: {why}")
 
 
 @functools.cache
 def _typed(cls: Any) -> Callable[[object], Any]:
-    """Return pydantic's parser of a type, which is imported only where there is a record."""
+    """Return pydantic's parser of a type. pydantic is imported only where there is a record."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(cls).validate_python
@@ -382,17 +377,10 @@ def _parse_status(data: object, path: Path) -> Status:
 def _check_below_runs(name: str) -> None:
     """Raise ValueError for a name that is no folder below RUNS, or that is the launcher's own."""
     path = PurePosixPath(name)
-    if (
-        path.is_absolute()
-        or ".." in path.parts
-        or not path.parts
-        or path.parts[0] == OURS
-    ):
-        raise ValueError(f"'{printable.shown(name, 80)}' is not below RUNS")
-    if (
-        len(os.fsencode(name)) > LONGEST_NAME
-        or max(len(os.fsencode(p)) for p in path.parts) > 255
-    ):
-        raise ValueError(
-            f"'{printable.shown(name, 80)}' is too long for a folder's name"
-        )
+    parts = path.parts
+    shown = printable.shown(name, 80)
+    if path.is_absolute() or not parts or ".." in parts or parts[0] == OURS:
+        raise ValueError(f"'{shown}' is not below RUNS")
+    longest_part = max(len(os.fsencode(part)) for part in parts)
+    if longest_part > 255 or len(os.fsencode(name)) > LONGEST_NAME:
+        raise ValueError(f"'{shown}' is too long for a folder's name")

@@ -1,6 +1,8 @@
-"""Runs Slurm's client commands (sinfo, squeue, scancel, scontrol) and returns what they say as
-values. squeue, not sacct: a cluster need not have slurmdbd. What squeue no longer lists (minutes
-after a job's end, MinJobAge) is forgotten, so whoever acts records it (`slurm.catch_up`)."""
+"""Runs Slurm's client commands (sinfo, squeue, scancel, scontrol) and returns their answers as values.
+
+squeue is asked, not sacct: a cluster need not have slurmdbd. squeue lists a job for some minutes
+after its end (MinJobAge), so whoever acts records what it says (`slurm.catch_up`).
+"""
 
 import math
 import os
@@ -15,14 +17,19 @@ SCANCEL_AT_ONCE = 500  # ids in one command line
 
 
 def slurm(*command: str, timeout_s: float = 30.0) -> str:
-    """Run a Slurm client command, return its output; Failed with its words where it fails."""
+    """Run a command of Slurm's and return its output.
+
+    Raises BadInput where Slurm is not installed, Failed, with the command's words, where it fails.
+    """
     try:
         ran = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=True
         )
     except FileNotFoundError:
-        missing = "Slurm is not installed on this machine; use --cluster local"
-        raise BadInput(f"no '{command[0]}' here: {missing}") from None
+        raise BadInput(
+            f"no '{command[0]}' here: Slurm is not installed on this machine; use"
+            " --cluster local"
+        ) from None
     except subprocess.TimeoutExpired:
         raise Failed(
             f"{command[0]}: no answer in {timeout_s:.0f} s; is slurmctld up?"
@@ -44,14 +51,12 @@ class Queued(NamedTuple):
 
 
 def queue() -> dict[str, Queued]:
-    """Return Slurm job id (12 or 12_3) -> how it stands, also of jobs that ended minutes ago."""
-    # One line per element of an array (-r), of all states (-t all): number, state, reason, comment
+    """Return Slurm's job number (12 or 12_3) -> how it stands, also for jobs that ended recently."""
     user = str(os.getuid())
-    lines = slurm(
-        "squeue", "-h", "-r", "-t", "all", "-u", user, "-o", "%i|%T|%r|%k"
-    ).splitlines()
+    # One line per job of an array (-r), in all states (-t all): number, state, reason, comment
+    answer = slurm("squeue", "-h", "-r", "-t", "all", "-u", user, "-o", "%i|%T|%r|%k")
     out = {}
-    for line in lines:
+    for line in answer.splitlines():
         fields = line.strip().split("|", 3)
         if len(fields) == 4:
             out[fields[0]] = Queued(*fields[1:])
@@ -59,8 +64,10 @@ def queue() -> dict[str, Queued]:
 
 
 def limits() -> tuple[int, int] | None:
-    """Ask Slurm how many jobs one array may have, and how many its memory holds, of all users and
-    those that ended minutes ago among them; None where it does not say."""
+    """Return how many jobs one array may have, and how many Slurm holds; None for no answer.
+
+    Slurm's limit on the jobs that it holds counts those of all users, and those that ended recently.
+    """
     try:
         answer = slurm("scontrol", "show", "config")
     except (BadInput, Failed):
@@ -70,44 +77,41 @@ def limits() -> tuple[int, int] | None:
     )
     if len(said) != 2:
         return None
+    # MaxArraySize is one more than the largest index of a job in an array.
     return int(said["MaxArraySize"]) - 1, int(said["MaxJobCount"])
 
 
-def own_number() -> str:
-    """Return this process's job number, 12_3 in an array. The last job of an array has SLURM_JOB_ID
-    12, by which Slurm means all its jobs: a requeue of that would stop its neighbours."""
-    array, place = (
-        os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK")
-    )
-    return f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
+def standing(number: str) -> Literal["running", "preempted", "ending"] | None:
+    """Ask Slurm how a job stands that runs here; None where this node has no scontrol or answer.
 
-
-def own_standing() -> Literal["running", "preempted", "ending"] | None:
-    """Ask Slurm how this job stands: preempted, it was given a grace, after which it is killed; it
-    may also end by going back to the queue. None where this node has no scontrol or answer."""
+    A job that is "preempted" was given a grace, after which Slurm kills it. One that is "ending"
+    may come back: a requeue ends it as well.
+    """
     try:
-        answer = slurm("scontrol", "show", "job", own_number())
+        answer = slurm("scontrol", "show", "job", number)
     except (BadInput, Failed):
         return None
     if not re.search(r"JobState=RUNNING\b", answer):
         return "ending"
     since = re.search(r"PreemptTime=(\S+)", answer)
-    return "preempted" if since and since[1] not in ("None", "Unknown") else "running"
+    if since is None or since[1] in ("None", "Unknown"):
+        return "running"
+    return "preempted"
 
 
-def requeue_this() -> bool:
-    """Send this job back to the queue, under its number; False where that cannot be done from here."""
+def requeue(number: str) -> bool:
+    """Send the job that this process is in back to the queue; False where that fails from here."""
     try:
-        slurm("scontrol", "requeue", own_number(), timeout_s=60.0)
+        slurm("scontrol", "requeue", number, timeout_s=60.0)
     except (BadInput, Failed) as error:
-        # From inside the job its requeue ends scontrol as well, perhaps before this process
+        # The requeue of its own job kills scontrol as well, perhaps before it kills this process.
         cause = error.__cause__
         return isinstance(cause, subprocess.CalledProcessError) and cause.returncode < 0
     return True
 
 
 def end(ids: Sequence[str]) -> None:
-    """Cancel jobs (12 or 12_3), those given first first."""
+    """Cancel jobs (12 or 12_3), in the order given."""
     for start in range(0, len(ids), SCANCEL_AT_ONCE):
         slurm("scancel", *ids[start : start + SCANCEL_AT_ONCE])
 
@@ -123,21 +127,22 @@ class Node(NamedTuple):
 
 
 def nodes() -> list[Node]:
-    """List every node once per partition that it is in."""
-    # partition, time limit, CPUs, memory in MB, generic resources, features
-    lines = slurm("sinfo", "-h", "-N", "-o", "%P|%l|%c|%m|%G|%f").splitlines()
+    """List every node once for each partition that it is in."""
+    # Partition, time limit, CPUs, memory in MB, generic resources, features
+    answer = slurm("sinfo", "-h", "-N", "-o", "%P|%l|%c|%m|%G|%f")
     out = []
-    for line in lines:
-        name, limit, cpus, memory, gres, words = line.strip().split("|")
-        # gres: "gpu:a100:4(S:0-1),gpu:2"; counts of other resources are passed over
-        gpus = sum(
-            int(count) for count in re.findall(r"gpu(?::[^:,()\s]+)?:(\d+)", gres)
-        )
-        sizes = (gpus, _count(cpus), _count(memory))
-        features = frozenset(words.split(",")) - {"(null)"}
-        # sinfo marks the default partition with a star
+    for line in answer.splitlines():
+        name, limit, cpus, memory, generic, features = line.strip().split("|")
+        # Generic resources look like "gpu:a100:4(S:0-1),gpu:2"; others than GPUs are passed over.
+        gpus = 0
+        for count in re.findall(r"gpu(?::[^:,()\s]+)?:(\d+)", generic):
+            gpus += int(count)
         node = Node(
-            name.rstrip("*"), name.endswith("*"), _slurm_time(limit), sizes, features
+            partition=name.rstrip("*"),
+            default=name.endswith("*"),  # sinfo marks the default partition with a star
+            limit_s=_slurm_time(limit),
+            sizes=(gpus, _count(cpus), _count(memory)),
+            features=frozenset(features.split(",")) - {"(null)"},
         )
         out.append(node)
     return out
@@ -146,7 +151,9 @@ def nodes() -> list[Node]:
 def _count(text: str) -> int:
     """Read 64, `64+` (nodes of one line differ) and 1.50K as a number; anything else is 0."""
     match = re.match(r"(\d+(?:\.\d+)?)(K?)", text)
-    return round(float(match[1]) * (1024 if match[2] else 1)) if match else 0
+    if match is None:
+        return 0
+    return round(float(match[1]) * (1024 if match[2] else 1))
 
 
 def _slurm_time(text: str) -> float:

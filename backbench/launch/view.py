@@ -1,5 +1,9 @@
-"""Shows how every job stands, by the records, Slurm's queue and live processes. It writes nothing:
-`slurm.catch_up` takes a snapshot and writes down what Slurm will forget."""
+"""Finds out how every job stands, and shows it, without writing anything.
+
+There are three witnesses: what is on record in RUNS/.launch, Slurm's queue, and locks held by live
+processes of this machine. `Snapshot._by_rules` says which of them counts when. `slurm.catch_up`
+takes a snapshot and writes down what Slurm will forget.
+"""
 
 import dataclasses
 import time
@@ -28,28 +32,39 @@ StateName = Literal[
 ACTIVE: tuple[StateName, ...] = ("running", "queued", "waiting")
 UNSUCCESSFUL: tuple[StateName, ...] = ("failed", "blocked", "cancelled", "lost")
 
-_PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"}
-_PENDING |= {"RESIZING", "SUSPENDED"}
+# Slurm's states of jobs that have not begun, and of those that have begun and not ended
+_PENDING = {
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "RESIZING",
+    "SUSPENDED",
+}
 _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED"}
-
-
 # Slurm's state of a job that ended without a word of its own -> State.cause
 _CAUSES = {
     "OUT_OF_MEMORY": "out of memory",
     "TIMEOUT": "out of time",
     "DEADLINE": "out of time",
+    "NODE_FAIL": "node failed",
+    "BOOT_FAIL": "node failed",
 }
-_CAUSES |= {"NODE_FAIL": "node failed", "BOOT_FAIL": "node failed"}
+
+MOST_ROWS = 40  # that `status_text` shows of one state
+MOST_KINDS = 20
+SILENT_S = 30.0  # without news of a run, which writes its progress once a second
 
 
 @dataclass(frozen=True)
 class State:
-    """This says how a job stands: `waiting` for another job, or `blocked` by one that failed.
-    `cause` says why a job is lost: not submitted, never started, killed, out of memory, out of
-    time, node failed, failed, forgotten."""
+    """How a job stands: `waiting` for another job, say, or `blocked` by one that failed."""
 
     name: StateName
     detail: str = ""
+    # Why a job is lost: not submitted, never started, killed, out of memory, out of time, node
+    # failed, failed, forgotten
     cause: str = ""
 
 
@@ -62,35 +77,34 @@ class Snapshot:
         self.statuses = ledger.statuses()
         self.queue: dict[str, Queued] = {}
         self.trouble = ""  # why Slurm was asked and did not answer
-        self.unnumbered: list[
-            Submission
-        ] = []  # on record without numbers, on Slurm with these
+        # Submissions that have no numbers on record, with the numbers that the queue shows
+        self.unnumbered: list[Submission] = []
         self.pool = ledger.pool()
-        # Slurm is asked only where it may have something to say: where all is over, a look is fast,
-        # and needs no Slurm
-        open_arrays: dict[
-            str, Submission
-        ] = {}  # with a job that has not written down its end
+        # 1. Slurm is asked only where an array has a job that has not written down its end. Where
+        #    all is over, a look is fast, and needs no Slurm.
+        open_arrays: dict[str, Submission] = {}  # by uid
         for name, record in self.records.items():
-            over = self.status(name)["state"] in ("done", "failed", "cancelled")
-            if record.submission.kind == "slurm" and not over:
+            is_over = self.status(name)["state"] in ("done", "failed", "cancelled")
+            if record.submission.kind == "slurm" and not is_over:
                 open_arrays[record.submission.uid] = record.submission
         if open_arrays:
             try:
                 self.queue = queue()
             except (Failed, BadInput) as error:
                 self.trouble = str(error)
+        # 2. The arrays whose launcher died before it knew their numbers
         for submission in open_arrays.values():
             if not submission.ids:
                 self._recognise(submission)
+        # 3. The state of every job
         self.states: dict[str, State] = {}
         try:
             for name in self.records:
                 self._state(name)
         except RecursionError:
-            chain = "hundreds of jobs, each before the one that it needs, which no grid writes"
             raise BadInput(
-                f"{ledger.root}/submissions: {chain}; remove that record"
+                f"{ledger.root}/submissions: hundreds of jobs, each before the one that it needs,"
+                " which no grid writes; remove that record"
             ) from None
 
     def active_ids(self) -> dict[str, str]:
@@ -110,35 +124,35 @@ class Snapshot:
         return self.statuses.get(name, {"name": name, "state": "new", "attempts": []})
 
     def _recognise(self, submission: Submission) -> None:
-        """Number, in memory, an array whose launcher died before it knew the numbers (`slurm.adopt`
-        writes them). Slurm shows the submission's uid as the comment of every job."""
-        mine = [
-            job_id
-            for job_id, queued in self.queue.items()
-            if queued.uid == submission.uid
-        ]
+        """Number, in memory, an array whose launcher died before it knew the numbers.
+
+        Slurm shows the submission's uid as the comment of every job. `slurm.adopt` writes the
+        numbers down.
+        """
+        mine = []
+        for number, queued in self.queue.items():
+            if queued.uid == submission.uid:
+                mine.append(number)
         if not mine:
             return
-        ids = mine[:1]  # submitit submits one job as itself, not as an array
-        if (
-            len(submission.jobs) > 1
-        ):  # by position: some may have ended and left the queue already
+        if len(submission.jobs) == 1:
+            ids = mine[:1]  # submitit submits a single job as itself, not as an array
+        else:
+            # By position, as some jobs may have ended and left the queue already
             array = mine[0].split("_")[0]
             ids = [f"{array}_{i}" for i in range(len(submission.jobs))]
         numbered = dataclasses.replace(submission, ids=tuple(ids))
         self.unnumbered.append(numbered)
         for job, number in zip(submission.jobs, ids):
-            if (
-                self.records[job.name].submission is submission
-            ):  # not submitted again since
+            # Unless the job was submitted again since
+            if self.records[job.name].submission is submission:
                 self.records[job.name] = Record(job, numbered, number)
 
     def _state(self, name: str) -> State:
         """Return the state of one job; those that it needs are looked at first, each once."""
         if name not in self.states:
-            self.states[name] = State(
-                "waiting"
-            )  # a circle cannot be, but must not hang
+            # No grid writes a circle of needs, but one must not hang this.
+            self.states[name] = State("waiting")
             state = self._by_rules(self.records[name])
             if state.name == "running" and not state.detail:
                 state = State("running", _progress(self.ledger.runs / name))
@@ -146,49 +160,51 @@ class Snapshot:
         return self.states[name]
 
     def _by_rules(self, record: Record) -> State:
-        """Return a job's state by the first rule that applies, in order of weight. Witnesses: the
-        status file, which the job wrote; Slurm's queue; and, on this machine, locks and marks."""
-        job, status = record.job, self.status(record.job.name)
-        was, reason = status["state"], status.get("reason") or ""
+        """Return a job's state, by the first rule that applies, in order of weight."""
+        job = record.job
+        is_slurms = record.submission.kind == "slurm"
+        status = self.status(job.name)
+        was = status["state"]
+        reason = status.get("reason") or ""
         # Submitted again with a clean slate, and not begun since
         if was == "queued" and status.get("forgiven", 0) == len(status["attempts"]):
             was = "new"
-        # 1. What the job itself wrote as its end is so, whatever the queue still shows.
+        # 1. What the job itself wrote as its good end is so, whatever the queue still shows.
         if was == "done":
             return State("done")
-        # 2. Slurm knows what has not ended: before the other endings, for a job that somebody
-        #    requeued by hand still has the status of its former life.
+        # 2. Slurm knows what has not ended. It counts before the other endings, as a job that
+        #    somebody requeued by hand still has the status of its former life.
         on_slurm = self._state_on_slurm(record, was)
         if on_slurm is not None:
             return on_slurm
-        # 3. The job's own bad endings; a mark is a cancellation that the job has not noticed yet.
+        # 3. The job's own bad endings. A mark is a cancellation that the job has not noticed yet.
         if was == "failed":
             return State("failed", reason)
         if was == "cancelled" or self.ledger.cancelled(job):
             return State("cancelled")
-        # 4. A process of this machine lives while its lock is held; what a living pool has on its
-        #    list and has not started is queued. Otherwise a status "running" is a dead process's.
-        if record.submission.kind != "slurm":
+        # 4. A job of this machine lives while its lock is held; otherwise a status "running" is a
+        #    dead process's. What a living pool has on its list and has not started is queued.
+        if not is_slurms:
             if was == "running" and self.ledger.running(job):
                 return State("running")
             if self.pool and record.submission.uid.startswith(self.pool):
                 if job.needs or job.after:
                     return State("waiting", self._waits_for(job))
                 return State("queued")
-        # 5. Nobody is at work on it. Its files may be there all the same (killed after the last
-        #    write, or made by hand): they count more than what became of the jobs it needs.
+        # 5. Nobody is at work on it. Its files may be there all the same (it was killed after the
+        #    last write, or they were made by hand): they count more than the jobs it needs.
         if finished(job, self.ledger.runs):
             return State("done")
         blocked = self._blocked(job)
         if blocked is not None:
             return blocked
-        # 6. It ended in good order (saved, and to be continued), or without a word.
+        # 6. It began, and ended in good order (saved, to be continued), or without a word.
         if was in ("stopped", "queued"):
             return State("stopped", "started, not there any more")
         if was != "new":
             return State("lost", "started, not there any more", "killed")
         # 7. It is lost before its process could write a word.
-        if record.submission.kind != "slurm":
+        if not is_slurms:
             return State("lost", "its launcher ended first", "never started")
         if record.id is None:
             return State(
@@ -202,43 +218,47 @@ class Snapshot:
 
     def _state_on_slurm(self, record: Record, was: str) -> State | None:
         """Return what Slurm's queue says; None where it adds nothing to the other rules."""
-        ended = was in ("failed", "cancelled")
+        has_ended = was in ("failed", "cancelled")
         queued = self.queue.get(record.id or "")
+        # 1. The queue has not this job.
         if queued is None or not self.on_slurm(record):
-            if record.submission.kind != "slurm" or not self.trouble or ended:
+            if record.submission.kind != "slurm" or not self.trouble or has_ended:
                 return None
-            # Better than taking it for lost
+            # Slurm did not answer: the last known state is better than taking the job for lost.
             return State(
                 "running" if was == "running" else "queued", "squeue does not answer"
             )
+        # 2. It has not ended.
         if queued.state in _PENDING:
             if "Dependency" in queued.reason:
                 return State("waiting", self._waits_for(record.job))
             return State("queued", queued.reason)
-        if ended:  # its last process is on the way out
+        if has_ended:  # its last process is on the way out
             return None
         if queued.state in _RUNNING:
             return State("running")
-        if (
-            queued.state == "CANCELLED"
-        ):  # by someone; or by Slurm, as its dependency never comes
+        # 3. It has ended. Somebody cancelled it, or Slurm did, because what it needs has failed.
+        if queued.state == "CANCELLED":
             return self._blocked(record.job) or State("cancelled")
-        # Saved and in good order, but Slurm could not be told to start it again (a node without
-        # scontrol): it only goes on
-        if queued.state != "COMPLETED" and was not in ("stopped", "queued"):
-            cause = (
-                "never started" if was == "new" else _CAUSES.get(queued.state, "failed")
-            )
-            return State("lost", f"Slurm says {queued.state.lower()}", cause)
-        return None
+        # A job that saved its state in good order, and whose node could not requeue it, goes on
+        # when it is submitted again.
+        if queued.state == "COMPLETED" or was in ("stopped", "queued"):
+            return None
+        cause = _CAUSES.get(queued.state, "failed")
+        if was == "new":
+            cause = "never started"
+        return State("lost", f"Slurm says {queued.state.lower()}", cause)
 
     def _waits_for(self, job: Job) -> str:
+        """Name the first job that it waits for, and say how many more there are."""
         names = []
         for name in (*job.needs, *job.after):
             if name in self.records and self._state(name).name in ACTIVE:
                 names.append(name)
+        if not names:
+            return ""
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"for {names[0]}{more}" if names else ""
+        return f"for {names[0]}{more}"
 
     def root_cause(self, name: str) -> str:
         """Return the job at the root of why this one is blocked: it failed by itself."""
@@ -256,27 +276,23 @@ class Snapshot:
 
 def _progress(run: Path) -> str:
     """Show RUN/progress.json, if the run wrote one."""
-    note, ends = read_progress(run), ""
+    note = read_progress(run)
     if note is None:
         return ""
+    text = f"{note['what']} {note['done']}/{note['total']} {note['unit']}s"
     if note["eta_s"] is not None and note["done"] < note["total"]:
-        silent = time.time() - note["time"]
-        left = note["eta_s"] - silent
-        # Where the time is up by its last note, it is late or its part of the run is over
-        if left >= 1:
-            ends = f", ETA {seconds(left)}"
-        elif silent > SILENT_S:
-            ends = f", no news for {seconds(silent)}"
-    return f"{note['what']} {note['done']}/{note['total']} {note['unit']}s{ends}"
+        silent_s = time.time() - note["time"]
+        left_s = note["eta_s"] - silent_s
+        # Where the time is up by its last note, it is late, or its part of the run is over.
+        if left_s >= 1:
+            text += f", ETA {seconds(left_s)}"
+        elif silent_s > SILENT_S:
+            text += f", no news for {seconds(silent_s)}"
+    return text
 
 
 def counted(counts: Counter[str]) -> list[str]:
     return [f"{count} {name}" for name, count in sorted(counts.items())]
-
-
-MOST_ROWS = 40  # of one state
-MOST_KINDS = 20
-SILENT_S = 30.0  # a run writes its progress once a second
 
 
 def status_text(snapshot: Snapshot, width: int = 160) -> str:
@@ -290,26 +306,31 @@ def status_text(snapshot: Snapshot, width: int = 160) -> str:
         "stopped",
         "waiting",
         "queued",
+        "done",
     )
-    jobs: dict[str, list[str]] = {name: [] for name in (*order, "done")}
+    jobs: dict[str, list[str]] = {name: [] for name in order}
     for job, state in snapshot.states.items():
         jobs[state.name].append(job)
     counts = [f"{len(those)} {name}" for name, those in jobs.items() if those]
     lines = ["  ".join(counts) or "no jobs were submitted here"]
     if snapshot.trouble:
         lines.append(f"! {snapshot.trouble}")
+    # 1. Job by job, what people look for
     for name in ("running", "failed", "lost", "cancelled"):
         for job in jobs[name][:MOST_ROWS]:
-            cause = snapshot.states[job].cause
-            word = f"{name:9} {cause + ':':15}" if cause else f"{name:9}"
+            word = f"{name:9}"
+            if cause := snapshot.states[job].cause:
+                word += f" {cause + ':':15}"
             lines.append(f"{word} {job}  {_detail(snapshot, job)}"[:width])
         if len(jobs[name]) > MOST_ROWS:
             lines.append(f"{name:9} ... and {len(jobs[name]) - MOST_ROWS} more")
+    # 2. What is blocked, by the job that failed
     roots = Counter(snapshot.root_cause(job) for job in jobs["blocked"])
     for root, count in roots.most_common(MOST_ROWS):
         lines.append(
             f"blocked   {count} behind {root}  {snapshot.states[root].name}"[:width]
         )
+    # 3. The rest, by kind
     for name in ("waiting", "queued", "stopped"):
         kinds = Counter(snapshot.records[job].job.like for job in jobs[name])
         for like, count in kinds.most_common(MOST_KINDS):
@@ -324,9 +345,8 @@ def _detail(snapshot: Snapshot, name: str) -> str:
         return state.detail
     record = snapshot.records[name]
     last = snapshot.ledger.last_line(record.job)
-    if (
-        state.name == "lost" and last is None
-    ):  # its command never ran: what Slurm's script said
+    if last is None and state.name == "lost":
+        # Its command never ran: what Slurm's script said
         last = snapshot.ledger.wrapper_line(record)
     if not last or last in state.detail:
         return state.detail

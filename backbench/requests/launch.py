@@ -30,9 +30,7 @@ class LaunchRunRequest(LaunchPlace):
     cluster: str = option(
         "or a name under configs/clusters", "slurm|local|debug", default="local"
     )
-    dry_run: bool = option(
-        "print the jobs and their cost, submit nothing", default=False
-    )
+    dry_run: bool = option("print the jobs, submit nothing", default=False)
     watch: bool = option(
         "stay, show the status, pick up new checkpoints", default=False
     )

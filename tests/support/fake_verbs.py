@@ -1,8 +1,16 @@
-"""A stand-in for `python -m backbench VERB`: run folders, stop flag, results, and no science.
-ROOT/<dataset>.json may hold {"steps", "step_s", "save_every", "fault", "times", "rows": per
-checkpoint, "die_at": the steps after which it is killed, one an attempt, "tell": an environment
-variable to write down, "fault_rank": the task that breaks, "until": a file without which the last
-step is not made}."""
+"""A stand-in for `python -m backbench VERB`: run folders, a stop flag and results, and no science.
+
+ROOT/<dataset>.json (and ROOT/pretrain.json) says how a run behaves. All keys may be left out:
+
+    steps        how many there are; each takes `step_s` seconds
+    save_every   the state is saved after so many steps, and at a signal
+    rows         results per checkpoint
+    until        a file without which the last step is not made
+    tell         an environment variable whose value is written to RUN/told
+    fault        how the run fails: "bad" for bad input, else its words; in the first `times` attempts
+    fault_rank   the task of a Slurm job that fails
+    die_at       the steps after which the run is killed, one an attempt
+"""
 
 import hashlib
 import json
@@ -32,8 +40,9 @@ def behaviour(root: Path, name: str) -> dict:
 
 
 def work(out: Path, plan: dict, start: str) -> str:
-    """`steps` steps of a hash chain: however often it was stopped, it ends with one word."""
-    steps, step_s = plan.get("steps", 1), plan.get("step_s", 0.0)
+    """Make the steps of a hash chain: however often it was stopped, it ends with one word."""
+    steps = plan.get("steps", 1)
+    # 1. Continue where the run was stopped.
     state_file = out / "state.json"
     state = {"step": 0, "word": start}
     if state_file.exists():
@@ -44,19 +53,22 @@ def work(out: Path, plan: dict, start: str) -> str:
     progress = Progress(out, steps, "walking", done=state["step"])
     with StopFlag() as stop:
         while state["step"] < steps:
-            time.sleep(step_s)
-            if state["step"] == steps - 1 and not Path(plan.get("until", "/")).exists():
+            time.sleep(plan.get("step_s", 0.0))
+            # 2. The last step may have to wait.
+            is_last = state["step"] == steps - 1
+            if is_last and not Path(plan.get("until", "/")).exists():
                 if stop.requested:
                     raise Preempted(f"stopped by {stop.requested} before its last step")
                 continue
+            # 3. Make the step.
             word = hashlib.sha256(state["word"].encode()).hexdigest()
             state = {"step": state["step"] + 1, "word": word}
             progress.advance()
+            # 4. Save, die, stop.
             if plan.get("save_every") and state["step"] % plan["save_every"] == 0:
                 atomic.write_json(state_file, state)
-            if state["step"] in plan.get("die_at", ()) and first_time(
-                out, f"died {state['step']}"
-            ):
+            is_deadly = state["step"] in plan.get("die_at", ())
+            if is_deadly and is_first_time(out, f"died {state['step']}"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if stop.requested:
                 atomic.write_json(state_file, state)
@@ -64,32 +76,37 @@ def work(out: Path, plan: dict, start: str) -> str:
     return state["word"]
 
 
-def first_time(out: Path, what: str) -> bool:
+def is_first_time(out: Path, what: str) -> bool:
+    """Say whether this was never asked in this run folder."""
     file = out / what
-    seen = file.exists()
+    if file.exists():
+        return False
     file.touch()
-    return not seen
+    return True
 
 
 def fail_as_ordered(out: Path, plan: dict) -> None:
-    """The first `times` attempts; how many there were is kept beside the run's folder."""
+    """Fail in the first `times` attempts, which are counted beside the run's folder."""
+    if not plan.get("fault"):
+        return
     faults = out.parent / f"{out.name}.faults"
     count = int(faults.read_text()) if faults.exists() else 0
-    if not plan.get("fault") or count >= plan.get("times", 99):
+    if count >= plan.get("times", 99):
         return
     faults.parent.mkdir(parents=True, exist_ok=True)
     faults.write_text(str(count + 1))
     if plan["fault"] == "bad":
         raise BadInput("the fault that was ordered")
-    # Another number in every message: the launcher must see the same reason in all of them
+    # Another number in every message: the launcher must see the same reason in all of them.
     raise Failed(f"{plan['fault']} (attempt at {time.time():.3f})")
 
 
 def linear(args: LinearRequest) -> None:
-    files = [Path(f) for f in args.checkpoints]
-    digests = [
-        header.digest(f) or hashlib.sha256(f.read_bytes()).hexdigest() for f in files
-    ]
+    files = [Path(name) for name in args.checkpoints]
+    digests = []
+    for file in files:
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        digests.append(header.digest(file) or content)
     identity = {"x": digests, "d": args.datasets, "seed": args.seed}
     with open_run(args.out, verb="linear", identity=identity) as out:
         if store.complete(out):
@@ -99,38 +116,45 @@ def linear(args: LinearRequest) -> None:
         metrics = [f"top{i}" for i in range(1, 1 + plan.get("rows", 1))]
         store.owe(out, len(files) * len(metrics))
         word = work(out, plan, f"{digests} {args.datasets} {args.protocol} {args.seed}")
-        same = {"method": "fake", "arch": "resnet18", "epochs": 1, "task": "linear"}
-        same |= {"dataset": args.datasets, "split": "test", "seed": args.seed}
-        same |= {"protocol": f"{args.protocol}-fake-v1"}
         rows = []
         for file, digest in zip(files, digests):
             for metric in metrics:
-                # The number depends on the whole walk and on the checkpoint, and on nothing else
+                # The number depends on the whole walk and on the checkpoint, and on nothing else.
                 end = hashlib.sha256(f"{word} {digest} {metric}".encode()).hexdigest()
-                value = int(end[:6], 16) / 0xFFFFFF * 100
-                who = {"checkpoint": digest, "name": file.parent.name}
-                rows.append(store.Result(**who, metric=metric, value=value, **same))
+                row = store.Result(
+                    checkpoint=digest,
+                    name=file.parent.name,
+                    method="fake",
+                    arch="resnet18",
+                    epochs=1,
+                    task="linear",
+                    dataset=args.datasets,
+                    split="test",
+                    metric=metric,
+                    value=int(end[:6], 16) / 0xFFFFFF * 100,
+                    protocol=f"{args.protocol}-fake-v1",
+                    seed=args.seed,
+                )
+                rows.append(row)
         store.append(out, rows, skip_known=True)
 
 
 def pretrain(args: PretrainRequest) -> None:
-    if os.environ.get("SLURM_PROCID", "none") == behaviour(args.data, "pretrain").get(
-        "fault_rank"
-    ):
+    plan = behaviour(args.data, "pretrain")
+    rank = os.environ.get("SLURM_PROCID")  # None: not a task of Slurm
+    if rank is not None and rank == plan.get("fault_rank"):
         raise Failed("this rank breaks")
-    if os.environ.get("SLURM_PROCID", "0") != "0":
+    if rank not in (None, "0"):
         follow(args.out)
         return
     identity = {"recipe": args.recipe, "overrides": args.overrides}
     with open_run(args.out, verb="pretrain", identity=identity) as out:
-        word = work(
-            out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}"
-        )
+        word = work(out, plan, f"{args.recipe} {args.overrides}")
         write_checkpoint(out / CHECKPOINT_FILE, word)
 
 
 def follow(out: Path) -> None:
-    """Another rank: it has nothing to save, and ends with the first."""
+    """Be another rank than the first: it has nothing to save, and ends with the first."""
     with StopFlag() as stop:
         while not (out / CHECKPOINT_FILE).exists():
             time.sleep(0.1)
@@ -139,17 +163,17 @@ def follow(out: Path) -> None:
 
 
 def write_checkpoint(path: Path, word: str) -> None:
-    """A file with the header of a checkpoint and no tensors."""
+    """Write a file with the header of a checkpoint and no tensors."""
     digest = hashlib.sha256(word.encode()).hexdigest()
     about = json.dumps({"digest": digest, "schema": 1, "arch": "resnet18"})
-    head = json.dumps(
-        {"__metadata__": {"format": "backbench-checkpoint", "about": about}}
-    ).encode()
+    metadata = {"format": "backbench-checkpoint", "about": about}
+    head = json.dumps({"__metadata__": metadata}).encode()
     atomic.write_bytes(path, len(head).to_bytes(8, "little") + head)
 
 
 def copy(args: ImportRequest | ExportRequest) -> None:
-    source = getattr(args, "file", None) or args.checkpoint
+    """Import or export: both write a file of the same content."""
+    source = args.file if isinstance(args, ImportRequest) else args.checkpoint
     atomic.write_bytes(args.out, Path(source).read_bytes())
 
 

@@ -1,6 +1,7 @@
-"""`python holding.py FOLDER`: at work, with a forked child, until standard input ends."""
+"""`python holding.py FOLDER` holds FOLDER, with a forked child, until standard input ends."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,19 +11,24 @@ from backbench.runs import lock
 
 
 def holder(folder):
-    """A process that holds `folder`, as soon as it does."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, __file__, str(folder)], **pipes)
+    """Start a process that holds `folder`, and wait until it does."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout.readline() == "held\n"
     return process
 
 
 if __name__ == "__main__":
     with lock.held(Path(sys.argv[1])):
+        # As a data loader's worker, which has the parent's files open
         child = os.fork()
-        if not child:
+        if child == 0:
             time.sleep(20)
             os._exit(0)
         print("held", flush=True)
         sys.stdin.read()
-        os.kill(child, 9)
+        os.kill(child, signal.SIGKILL)

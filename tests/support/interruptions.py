@@ -16,20 +16,27 @@ def terminate():
 
 
 class WatchedDecoder:
-    """`image_list.decode` that notes its paths and calls `at[n]` before image n, from 1. It sees
-    only what this process decodes, so runs have --workers 0."""
+    """`image_list.decode` that notes its paths and calls `at[n]` before image n, from 1.
+
+    It sees only what this process decodes, so runs have --workers 0.
+    """
 
     def __init__(self, decode):
-        self.decode, self.paths, self.at = decode, [], {}
+        self.decode = decode
+        self.paths = []
+        self.at = {}
 
     def __call__(self, path, **how):
-        self.at.pop(len(self.paths) + 1, lambda: None)()
+        number = len(self.paths) + 1
+        if number in self.at:
+            end = self.at.pop(number)  # once: the next run goes past this image
+            end()
         self.paths.append(path)
         return self.decode(path, **how)
 
 
 def until_done(run, deaths):
-    """Call `run` again after each death, so many in all; returns what it returned."""
+    """Call `run` until it has died `deaths` times, and once more; returns what it returns."""
     for _ in range(deaths):
         try:
             run()

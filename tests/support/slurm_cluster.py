@@ -85,10 +85,12 @@ def _path() -> str:
 def free_ports(count: int = 1) -> range:
     """So many free ports in a row."""
     while True:
+        # The system picks the first one; another try where the next ones are taken
         with contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            ports = range(first.getsockname()[1], first.getsockname()[1] + count)
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            first = probe.getsockname()[1]
+            ports = range(first, first + count)
             try:
                 for port in ports[1:]:
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
@@ -101,7 +103,10 @@ def free_ports(count: int = 1) -> range:
 def running_slurm(
     nodes: int = 1, *, max_jobs: int = 20000, min_job_age: int = 300
 ) -> Iterator[Path]:
-    """Daemons with nodes n1, n2, ... on this machine; their folder, with SLURM_CONF set inside."""
+    """Start Slurm with nodes n1, n2, ... on this machine; gives its folder.
+
+    Inside, SLURM_CONF and PATH lead Slurm's commands to it.
+    """
     if reason := why_not():
         pytest.skip(f"no Slurm here: {reason}")
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
@@ -114,70 +119,86 @@ def running_slurm(
             for command in commands:
                 daemons.append(_daemon(command, folder / "daemons.log"))
                 time.sleep(0.3)
-            _until(
-                lambda: set(output("sinfo", "-h", "-o", "%T").split()) == {"idle"},
-                60,
-                "nodes",
-            )
+            _until(_all_nodes_are_idle, 60, "nodes")
             yield folder
-            # slurmstepd of a job that still runs would linger after its daemon
+            # slurmstepd of a job that still runs would linger after its daemon.
             output("scancel", "--full", "-u", "root")
-            _until(
-                lambda: not output("squeue", "-h", "-o", "%i").strip(),
-                60,
-                "an empty queue",
-            )
+            _until(_queue_is_empty, 60, "an empty queue")
         finally:
             _stop(daemons)
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _all_nodes_are_idle() -> bool:
+    return set(output("sinfo", "-h", "-o", "%T").split()) == {"idle"}
+
+
+def _queue_is_empty() -> bool:
+    return not output("squeue", "-h", "-o", "%i").strip()
+
+
 def _configure(folder: Path, nodes: int, **settings: int) -> list[list[str]]:
-    """Write what the daemons read; their commands, in order. cred_expire must exceed KillWait, or a
-    requeued job meets its last processes, is called "Duplicate jobid" and drains the node."""
-    host = socket.gethostname().split(".")[0]
+    """Write what the daemons read; their commands, in the order of their start.
+
+    cred_expire must exceed KillWait. Otherwise a requeued job meets its last processes, is called
+    "Duplicate jobid", and drains the node.
+    """
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)  # munged refuses a key that others may read
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
+    # 1. Folders and files that slurm.conf names
+    (folder / "state").mkdir()
+    names = [f"n{i}" for i in range(1, 1 + nodes)]
+    for name in names:
+        (folder / "spool" / name).mkdir(parents=True)
     for i in range(2):
         (folder / f"fakegpu{i}").touch()
     (folder / "gres.conf").write_text(
         f"AutoDetect=off\nName=gpu File={folder}/fakegpu[0-1]\n"
     )
+    # 2. slurm.conf
+    ctld_port = free_ports()[0]
+    ports = free_ports(nodes)
+    text = CONF.format(
+        host=socket.gethostname().split(".")[0],
+        folder=folder,
+        ctld_port=ctld_port,
+        names=f"n[1-{nodes}]",
+        ports=f"[{ports[0]}-{ports[-1]}]",
+        **settings,
+    )
     conf = folder / "slurm.conf"
-    ctld, ports = free_ports()[0], free_ports(nodes)
-    names = [f"n{i}" for i in range(1, 1 + nodes)]
-    for name in names:
-        (folder / "spool" / name).mkdir()
-    places = {
-        "host": host,
-        "folder": folder,
-        "ctld_port": ctld,
-        "names": f"n[1-{nodes}]",
-    }
-    text = CONF.format(**places, **settings, ports=f"[{ports[0]}-{ports[-1]}]")
     conf.write_text(text)
-    munged = ["munged", "--foreground", "--force", f"--key-file={key}"]
-    munged += [f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid"]
-    munged += [f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"]
-    daemons = [["slurmd", "-D", "-c", "-N", name, "-f", str(conf)] for name in names]
-    return [munged, ["slurmctld", "-D", "-c", "-f", str(conf)], *daemons]
+    # 3. The commands
+    munged = [
+        "munged",
+        "--foreground",
+        "--force",
+        f"--key-file={key}",
+        f"--socket={folder}/munge.socket",
+        f"--pid-file={folder}/munged.pid",
+        f"--log-file={folder}/munged.log",
+        f"--seed-file={folder}/munged.seed",
+    ]
+    slurmctld = ["slurmctld", "-D", "-c", "-f", str(conf)]
+    slurmds = [["slurmd", "-D", "-c", "-N", name, "-f", str(conf)] for name in names]
+    return [munged, slurmctld, *slurmds]
 
 
 def _daemon(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    # A killed test run leaves no daemons behind; preexec_fn is safe while there is one thread
-    how = {
-        "preexec_fn": partial(die_with_parent, signal.SIGTERM),
-        "start_new_session": True,
-    }
     with log.open("ab") as file:
-        return subprocess.Popen(command, stdout=file, stderr=file, **how)
+        return subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=file,
+            # A killed test run leaves no daemons behind. One thread runs, so this is safe.
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509
+            start_new_session=True,
+        )
 
 
 def _stop(daemons: list[subprocess.Popen[bytes]]) -> None:
-    """The last one started ends first; all are told before any is waited for."""
+    """End the daemons, the last one started first; all are told before any is waited for."""
     for daemon in reversed(daemons):
         daemon.send_signal(signal.SIGTERM)
     for daemon in reversed(daemons):
@@ -192,14 +213,15 @@ def why_drained(*, or_down: bool = False) -> str:
     reasons = []
     for line in set(output("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()):
         name, state, reason = line.split("|", 2)
-        if "drain" in state or (or_down and "down" in state):
+        is_out = "drain" in state or (or_down and "down" in state)
+        if is_out:
             reasons.append(f"{name}: {reason}")
             output("scontrol", "update", f"NodeName={name}", "State=RESUME")
     return "; ".join(reasons)
 
 
 def output(*command: str) -> str:
-    """What a command of Slurm's says; its refusal is no fault."""
+    """What a command of Slurm's says; it may fail."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,4 +1,4 @@
-"""`small_verbs.py VERB ...`: the verbs at 32 pixels, in two steps, on files with any md5."""
+"""`python small_verbs.py VERB ...` runs a verb at 32 pixels, in two steps, on files with any md5."""
 
 from backbench.cli import program
 from backbench.recipes import config
@@ -7,14 +7,11 @@ from backbench.recipes import config
 def smaller(recipe):
     """An evaluation's recipe on images of 32 pixels, in two steps, with two of its rates."""
     out = dict(recipe)
-    small = {"resize": 32, "crop": 32}
-    for name, sizes in (
-        ("geometry", small),
-        ("augment", {"size": 32}),
-        ("crops", {"size": 32}),
-    ):
-        if out.get(name):
-            out[name] = {**out[name], **sizes}
+    if out.get("geometry"):
+        out["geometry"] = {**out["geometry"], "resize": 32, "crop": 32}
+    for key in ("augment", "crops"):
+        if out.get(key):
+            out[key] = {**out[key], "size": 32}
     if out.get("protocol") == "knn-v1":  # a tiny set has no 20 neighbours
         out["k"] = [5]
     if "stride" in out:
@@ -24,8 +21,10 @@ def smaller(recipe):
     if "length" in out:
         out["length"] = {name: {"iterations": 2} for name in out["length"]}
     if "parts" in out:
-        steps = {"length": {"iterations": 2}, "list": None}
-        out["parts"] = {name: {**part, **steps} for name, part in out["parts"].items()}
+        parts = {}
+        for name, part in out["parts"].items():
+            parts[name] = {**part, "length": {"iterations": 2}, "list": None}
+        out["parts"] = parts
     for rates in ("lr", "head_lr"):
         if isinstance(out.get(rates), list):
             out[rates] = out[rates][:2]

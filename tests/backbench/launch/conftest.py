@@ -1,4 +1,4 @@
-"""For the launcher's tests: a lab with checkpoints, data and stand-in verbs, and a real Slurm."""
+"""What the launcher's tests share: a lab with stand-in verbs, a stand-in Slurm, and a real one."""
 
 import json
 import os
@@ -20,7 +20,12 @@ FAKE = [sys.executable, str(Path(fake_verbs.__file__))]
 
 
 class Lab:
-    """A folder with ck/*.safetensors, data/*.json (a dataset's time and faults) and clusters."""
+    """A folder with all that a launch needs, and the launches that are made in it.
+
+    ck/*.safetensors are checkpoints, data/*.json say how long a dataset takes and what goes wrong
+    with it (`fake_verbs`). Grids and clusters are files beside them. `out` is the name of a folder
+    of runs in the lab.
+    """
 
     command = FAKE
 
@@ -39,27 +44,26 @@ class Lab:
             (self.data / f"{name}.json").write_text(json.dumps(behaviour))
 
     def grid(self, **content) -> str:
-        path = self.root / f"grid{len(list(self.root.glob('grid*')))}.yaml"
-        # JSON is YAML
-        path.write_text(json.dumps({"name": "lab", "data": str(self.data), **content}))
+        """Write a grid's file."""
+        number = len(list(self.root.glob("grid*")))
+        path = self.root / f"grid{number}.yaml"
+        content = {"name": "lab", "data": str(self.data), **content}
+        path.write_text(json.dumps(content))  # JSON is YAML
         return str(path)
 
     def linear(self, *datasets: str, **options) -> list[dict]:
-        return [
-            {
-                "verb": "linear",
-                "datasets": list(datasets),
-                "protocol": "lorac",
-                **options,
-            }
-        ]
+        """What stands under `evaluate` in a grid."""
+        probe = {"verb": "linear", "datasets": list(datasets), "protocol": "lorac"}
+        return [probe | options]
 
     def cluster(self, kind: str, /, *, fake: bool = True, **content) -> str:
-        """A cluster file of this kind; with `fake` its verbs are the stand-ins."""
-        path = self.root / f"{kind}{len(list(self.root.glob(f'{kind}*')))}.yaml"
-        command = {"command": shlex.join(FAKE)} if fake else {}
-        text = {"name": path.stem, "kind": kind, "signal_s": 20, **command, **content}
-        path.write_text(json.dumps(text))
+        """Write a cluster's file of this kind; with `fake` its verbs are the stand-ins."""
+        number = len(list(self.root.glob(f"{kind}*")))
+        path = self.root / f"{kind}{number}.yaml"
+        whole = {"name": path.stem, "kind": kind, "signal_s": 20}
+        if fake:
+            whole["command"] = shlex.join(FAKE)
+        path.write_text(json.dumps(whole | content))
         return str(path)
 
     def slurm(self, *, fake: bool = True, jobs: int = 4, **resources) -> str:
@@ -67,17 +71,8 @@ class Lab:
         return self.cluster("slurm", fake=fake, jobs=jobs, resources={"default": asked})
 
     def run(self, grid: str, cluster: str, out: str, *more: str) -> int:
-        line = [
-            "launch",
-            "run",
-            grid,
-            "--cluster",
-            cluster,
-            "--out",
-            str(self.root / out),
-            *more,
-        ]
-        return program.main(line)
+        where = ["--cluster", cluster, "--out", str(self.root / out)]
+        return program.main(["launch", "run", grid, *where, *more])
 
     def launch(self, action: str, out: str, *more: str) -> int:
         return program.main(["launch", action, *more, "--out", str(self.root / out)])
@@ -85,17 +80,9 @@ class Lab:
     def background(
         self, grid: str, cluster: str, out: str, *more: str
     ) -> subprocess.Popen:
-        command = [
-            sys.executable,
-            "-m",
-            "backbench",
-            "launch",
-            "run",
-            grid,
-            "--cluster",
-            cluster,
-        ]
-        command += ["--out", str(self.root / out), *more]
+        """`run` as a process of its own."""
+        command = [sys.executable, "-m", "backbench", "launch", "run", grid]
+        command += ["--cluster", cluster, "--out", str(self.root / out), *more]
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def look(self, out: str) -> Snapshot:
@@ -109,32 +96,37 @@ class Lab:
 
     def attempts(self, out: str) -> dict[str, list[str]]:
         """Job name -> how each of its attempts ended."""
-        attempts = {
-            name: status["attempts"] for name, status in self.statuses(out).items()
-        }
-        return {
-            name: [attempt.get("how") for attempt in made]
-            for name, made in attempts.items()
-        }
+        hows = {}
+        for name, status in self.statuses(out).items():
+            hows[name] = [attempt.get("how") for attempt in status["attempts"]]
+        return hows
 
     def most_at_once(self, out: str) -> int:
         """The largest number of attempts that overlap in time."""
         spans = []
         for status in self.statuses(out).values():
-            spans += [
-                (attempt["start"], attempt["end"]) for attempt in status["attempts"]
-            ]
-        return max(
-            sum(start <= moment < end for start, end in spans) for moment, _ in spans
-        )
+            for attempt in status["attempts"]:
+                spans.append((attempt["start"], attempt["end"]))
+        # The number of overlapping attempts is largest when one of them starts.
+        counts = []
+        for moment, _ in spans:
+            counts.append(sum(start <= moment < end for start, end in spans))
+        return max(counts)
 
     def values(self, out: str) -> dict[tuple, float]:
-        """(checkpoint, dataset, protocol, seed) -> value; every number must be there once."""
+        """(checkpoint, dataset, metric, protocol, seed) -> value, each of which is there once."""
         rows, problems = store.read(self.root / out)
         assert not problems
-        keys = [(r.checkpoint, r.dataset, r.metric, r.protocol, r.seed) for r in rows]
-        assert len(keys) == len(set(keys)), "a number was appended twice"
-        return {key: row.value for key, row in zip(keys, rows)}
+        values = {}
+        for row in rows:
+            key = (row.checkpoint, row.dataset, row.metric, row.protocol, row.seed)
+            assert key not in values, "a number was appended twice"
+            values[key] = row.value
+        return values
+
+    def run_files(self, out: str, name: str) -> list[Path]:
+        """The files of this name in the folders of the runs."""
+        return list((self.root / out).glob(f"*/*/{name}"))
 
     def until(self, out: str, condition, seconds: float = 60.0) -> None:
         """Wait until condition(states) holds."""
@@ -147,10 +139,10 @@ class Lab:
 
     def logs(self, out: str) -> str:
         folder = self.root / out / ".launch"
-        files = [*folder.glob("logs/*"), *folder.glob("submitit/*/*.out")]
-        return "\n".join(
-            f"{f.name}: {f.read_text(errors='replace')[-2000:]}" for f in files
-        )
+        ends = []
+        for file in (*folder.glob("logs/*"), *folder.glob("submitit/*/*.out")):
+            ends.append(f"{file.name}: {file.read_text(errors='replace')[-2000:]}")
+        return "\n".join(ends)
 
     def until_done(self, out: str, seconds: float = 60.0) -> None:
         self.until(
@@ -158,8 +150,9 @@ class Lab:
         )
 
     def reference(self, grid: str) -> dict[tuple, float]:
-        """Return the numbers of the same grid under --cluster debug."""
-        out = f"reference{len(list(self.root.glob('reference*')))}"
+        """The numbers of the same grid under --cluster debug."""
+        number = len(list(self.root.glob("reference*")))
+        out = f"reference{number}"
         assert self.run(grid, self.cluster("debug"), out) == 0
         return self.values(out)
 
@@ -170,7 +163,7 @@ def lab(tmp_path):
 
 
 class StandInSlurm:
-    """squeue, sinfo and scancel that say what a test wants, for states that take Slurm hours."""
+    """Slurm's commands as scripts that say what a test wants, for states that take Slurm hours."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -180,6 +173,7 @@ class StandInSlurm:
         self.says("scontrol", "", status=1)
 
     def says(self, name: str, text: str, *, status: int = 0) -> None:
+        """Let a command print this text and end with this status."""
         (self.folder / f"{name}.out").write_text(text)
         script = self.folder / name
         script.write_text(
@@ -189,7 +183,11 @@ class StandInSlurm:
         script.chmod(0o755)
 
     def sbatch(self, script: str) -> None:
-        """Shell lines that see the submission's comment as $uid and count their calls in $n."""
+        """Let sbatch be these shell lines.
+
+        They see the submission's comment as $uid, the script as $file, and how often they were
+        called as $n.
+        """
         program = self.folder / "sbatch"
         program.write_text(
             f"#!/bin/sh\necho called >> {self.folder}/sbatch.called\n"
@@ -200,7 +198,7 @@ class StandInSlurm:
         program.chmod(0o755)
 
     def queue(self, *jobs: tuple[str, str, str, str]) -> None:
-        """(number, state, reason, comment) of each job in the queue."""
+        """Let squeue list these jobs: (number, state, reason, comment) of each."""
         self.says("squeue", "".join("|".join(job) + "\n" for job in jobs))
 
     def called(self, name: str) -> list[str]:
@@ -219,20 +217,22 @@ def stand_in_slurm(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def slurm():
-    """A running Slurm with one node of 4 CPUs and 2 (empty-file) GPUs; skips where it cannot be."""
+    """A running Slurm with one node of 4 CPUs and 2 GPUs (empty files); skips where it cannot be."""
     with slurm_cluster.running_slurm() as folder:
         yield folder
 
 
 @pytest.fixture(scope="module")
 def three_nodes():
-    """A Slurm of three nodes; before partition `urgent` preempts, `grace` has 20 s, `main` none."""
+    """A Slurm of three nodes. Partition `urgent` preempts `grace`, after 20 s, and `main`, at once."""
     with slurm_cluster.running_slurm(nodes=3) as folder:
         yield folder
 
 
 @pytest.fixture(scope="session")
 def shell():
+    """shell(command): what it prints; an error where it fails."""
+
     def run(command: str) -> str:
         words = shlex.split(command)
         return subprocess.run(

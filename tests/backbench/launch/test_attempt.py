@@ -17,7 +17,7 @@ from backbench.launch.records import Ledger
     ("fault", "attempts"),
     [("broken", 3), pytest.param("bad", 1, marks=pytest.mark.slow)],
 )
-def test_failing_job_stops_says_so_and_blocks_what_needs_it(
+def test_a_failing_job_ends_says_why_and_blocks_what_needs_it(
     lab, capsys, fault, attempts
 ):
     lab.dataset("pretrain", steps=1, fault=fault)
@@ -28,25 +28,28 @@ def test_failing_job_stops_says_so_and_blocks_what_needs_it(
     )
     cluster = lab.cluster("local")
     assert lab.run(grid, cluster, "runs") == 1
+    # 1. How the jobs ended
     states = lab.states("runs")
-    (bad,) = [n for n in states if n.startswith("pretrain/")]
-    (flaky,) = [n for n in states if n.startswith("a-") and "flaky" in n]
-    assert states[bad] == "failed" and list(states.values()).count("blocked") == 2
-    assert states[flaky] == "done" and lab.attempts("runs")[flaky] == [
-        "failed",
-        "failed",
-        "done",
-    ]
+    (bad,) = [name for name in states if name.startswith("pretrain/")]
+    (flaky,) = [name for name in states if name.startswith("a-") and "flaky" in name]
+    assert states[bad] == "failed"
+    assert states[flaky] == "done"
+    assert list(states.values()).count("blocked") == 2
+    assert lab.attempts("runs")[flaky] == ["failed", "failed", "done"]
     assert len(lab.attempts("runs")[bad]) == attempts
+    # 2. What `status` says of it
     capsys.readouterr()
     assert lab.launch("status", "runs", "--once") == 0
     text = capsys.readouterr().out
-    assert "1 failed" in text and "2 blocked" in text and "2 done" in text
+    assert "1 failed" in text
+    assert "2 blocked" in text
+    assert "2 done" in text
     why = "backbench: the fault that was ordered"
     if fault == "broken":
         why = "failed 3 times for the same reason: backbench: broken"
     assert re.search(rf"failed +{bad}  {why}", text)
-    assert lab.run(grid, cluster, "runs") == 0, "run leaves failed jobs to retry"
+    # 3. `run` leaves it alone, `retry` does not
+    assert lab.run(grid, cluster, "runs") == 0
     assert len(lab.attempts("runs")[bad]) == attempts
     lab.dataset("pretrain", steps=1)
     assert lab.launch("retry", "runs", "--cluster", cluster) == 0
@@ -56,7 +59,7 @@ def test_failing_job_stops_says_so_and_blocks_what_needs_it(
 
 
 def test_three_kills_with_progress_between_them_end_no_job(lab):
-    """At steps 9, 16 and 25 of 40, and once more: each is an accident of its own."""
+    """At steps 9, 16, 25 and 33 of 40: each is an accident of its own."""
     walk = {"steps": 40, "step_s": 0.01, "save_every": 1}
     lab.dataset("d1", **walk, die_at=[9, 16, 25, 33])
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
@@ -76,7 +79,7 @@ def attempt(how, at=None, reason="broken"):
 @pytest.mark.parametrize(
     ("attempts", "outcome"),
     [
-        # At one place: a fault of the job
+        # Three times at one place: a fault of the job
         ([attempt("failed", "walk 9/40")] * 3, "failed"),
         ([attempt("failed")] * 3, "failed"),
         # Farther each time; and what came before the progress counts no more
@@ -97,7 +100,7 @@ def attempt(how, at=None, reason="broken"):
             + [attempt("failed", "walk 10/40")] * 3,
             "failed",
         ),
-        # Another part of the run is farther, too; the start of one that was begun before is not
+        # Another part of the run is farther, too. Fewer steps of the same part are not.
         (
             [attempt("failed", "rate 9/40")] * 2
             + [attempt("failed", "final 1/40")] * 2,
@@ -146,13 +149,11 @@ def test_a_failure_that_cannot_be_noted_is_not_tried_again(
     lab.dataset("d1", steps=1, fault="broken")
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     (job,) = Expansion(read_grid(grid), lab.root / "runs", where="grid").jobs
-    attempt = Attempt(
-        job=job, ledger=Ledger(lab.root / "runs"), command=tuple(lab.command)
-    )
+    ledger = Ledger(lab.root / "runs")
+    attempt = Attempt(job=job, ledger=ledger, command=tuple(lab.command))
+    meaning = attempt._meaning
+    monkeypatch.setattr(attempt, "_meaning", lambda _: meaning(exit_code))
     monkeypatch.setattr(Ledger, "write_status", lambda *_: False)
-    monkeypatch.setattr(
-        Attempt, "_meaning", lambda it, _, of=Attempt._meaning: of(it, exit_code)
-    )
     assert attempt.run() == outcome
 
 
@@ -162,9 +163,8 @@ def test_full_disk_loses_no_result(lab):
         grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
         assert lab.run(grid, lab.cluster("local"), "runs") == 0
         before = lab.values("runs")
-        (small / "ballast").write_bytes(
-            b"x" * 4096 * ((os.statvfs(small).f_bavail) - 3)
-        )
+        free_blocks = os.statvfs(small).f_bavail
+        (small / "ballast").write_bytes(b"x" * 4096 * (free_blocks - 3))
         more = lab.checkpoints("a", "b", "c")
         grid = lab.grid(checkpoints=[more], evaluate=lab.linear("d1", "d2", "d3"))
         assert lab.run(grid, lab.cluster("local"), "runs") != 0

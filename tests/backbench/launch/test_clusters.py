@@ -58,58 +58,62 @@ from backbench.recipes import config
         ),
     ],
 )
-def test_bad_clusters(lab, bad_input, content, says):
+def test_bad_clusters_are_refused_in_a_file_and_on_the_command_line(
+    lab, bad_input, content, says
+):
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    in_the_file = lab.cluster("local", **content)
+    bad_input(lab.run(grid, in_the_file, "runs"), says)
     said = [f"cluster.{key}={json.dumps(value)}" for key, value in content.items()]
-    for cluster, more in (
-        (lab.cluster("local", **content), []),
-        (lab.cluster("local"), said),
-    ):
-        bad_input(lab.run(grid, cluster, "runs", *more), says)
+    bad_input(lab.run(grid, lab.cluster("local"), "runs", *said), says)
 
 
 @pytest.mark.parametrize("verb", ["retry", "cancel"])
-def test_an_empty_cluster_or_none_is_said(lab, bad_input, verb):
+def test_an_empty_cluster_or_changes_of_none_are_refused(lab, bad_input, verb):
     bad_input(lab.launch(verb, "runs", "--cluster", ""), "no recipe ''")
     said = "cluster.jobs=1: say of which cluster, --cluster FILE"
     bad_input(lab.launch(verb, "runs", "cluster.jobs=1"), said)
 
 
-def test_shipped_clusters_read():
+def test_shipped_clusters_have_resources_for_every_verb():
     for path in sorted((config.configs_dir() / "clusters").glob("*.yaml")):
         cluster = read_cluster(path)
         for verb in ROWS[1:]:
-            cluster.resources_for(Job(name="x", argv=(verb,), like="x", cells=()))
+            job = Job(name="x", argv=(verb,), like="x", cells=())
+            assert cluster.resources_for(job).cpus >= 1
 
 
 def test_nodes_are_read_however_slurm_writes_their_sizes(stand_in_slurm):
-    lines = ["main*|1:00|64+|256000|gpu:a100:4(S:0-1),gpu:2|(null)"]
-    lines += ["big|infinite|1.50K|1056000+|(null)|ib,nvme", "old|(null)|(null)|||x"]
+    lines = [
+        "main*|1:00|64+|256000|gpu:a100:4(S:0-1),gpu:2|(null)",
+        "big|infinite|1.50K|1056000+|(null)|ib,nvme",
+        "old|(null)|(null)|||x",
+    ]
     stand_in_slurm.says("sinfo", "".join(f"{line}\n" for line in lines))
     main, big, old = slurm_client.nodes()
-    assert (main.sizes, main.limit_s, main.default) == ((6, 64, 256000), 60, True)
-    assert (big.sizes, big.features) == ((0, 1536, 1056000), {"ib", "nvme"})
+    assert main.sizes == (6, 64, 256000)
+    assert main.limit_s == 60
+    assert main.default
+    assert big.sizes == (0, 1536, 1056000)
+    assert big.features == {"ib", "nvme"}
     assert old.sizes == (0, 0, 0)
 
 
-def test_a_job_stands_as_slurm_says(stand_in_slurm, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert slurm_client.own_standing() is None, "no answer"
+def test_a_job_stands_as_slurm_says(stand_in_slurm):
+    assert slurm_client.standing("12_3") is None, "no answer"
     for time, standing in (("None", "running"), ("2026-01-02T03:04:05", "preempted")):
         stand_in_slurm.says("scontrol", f"JobState=RUNNING PreemptTime={time}")
-        assert slurm_client.own_standing() == standing
+        assert slurm_client.standing("12_3") == standing
     stand_in_slurm.says("scontrol", "JobState=COMPLETING PreemptTime=None")
-    assert slurm_client.own_standing() == "ending"
-    assert set(stand_in_slurm.called("scontrol")) == {"show job 12"}
+    assert slurm_client.standing("12_3") == "ending"
+    assert set(stand_in_slurm.called("scontrol")) == {"show job 12_3"}
 
 
-def test_multi_node_options_and_resources():
+def test_a_verb_is_told_of_its_gpus_nodes_and_workers():
     asked = Resources(gpus=8, nodes=4, tasks_per_node=8, workers=6, accelerator="cuda")
     said = "--devices 8 --nodes 4 --accelerator cuda --workers 6"
     assert " ".join(asked.options("pretrain")) == said
     assert Resources(gpus=4).options("detect") == ("--num-gpus", "4")
     assert Resources(gpus=4).options("export") == ()
-    assert Resources(gpus=4, workers=1).options("analyze") == (
-        "--workers",
-        "1",
-    )  # one process
+    one_process = Resources(gpus=4, workers=1).options("analyze")
+    assert one_process == ("--workers", "1")

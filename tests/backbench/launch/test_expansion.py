@@ -12,8 +12,16 @@ from backbench.launch.job import command_kind
 from backbench.recipes import config
 
 
+def expand(lab, grid, **options):
+    return Expansion(read_grid(grid), lab.root / "runs", where="grid", **options)
+
+
 def jobs_of(lab, grid, **options):
-    return Expansion(read_grid(grid), lab.root / "runs", where="grid", **options).jobs
+    return expand(lab, grid, **options).jobs
+
+
+def value_of(option, job):
+    return job.argv[job.argv.index(option) + 1]
 
 
 def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
@@ -22,26 +30,25 @@ def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
     content = {
         "checkpoints": [lab.checkpoints("a", "b")],
         "evaluate": ["all"],
+        "lists": str(lab.data),
         "pack": 1,
     }
-    content["lists"] = str(lab.data)
     assert len(jobs_of(lab, lab.grid(**content, again=0))) == 2 * 19
     jobs = jobs_of(lab, lab.grid(**content))
     again = [job for job in jobs if re.search(r"-s[12]-", job.name)]
-    assert len(jobs) == 2 * 19 + len(again) and len(again) == 2 * 2 * 18, (
-        "all but the kNN"
-    )
+    assert len(again) == 2 * 2 * 18, "two seeds of all but the kNN"
+    assert len(jobs) == 2 * 19 + len(again)
     assert not [job for job in again if "knn" in job.name]
-    datasets = [
-        j.argv[j.argv.index("--datasets") + 1] for j in jobs if j.verb == "linear"
-    ]
-    assert sorted(set(datasets)) == sorted([*TABLE2, "imagenet"])
+    datasets = set()
     for job in jobs:
+        if job.verb == "linear":
+            datasets.add(value_of("--datasets", job))
         if job.verb == "detect":
             # The checkpoint itself; what it is in Detectron2's names is the engine's affair.
-            file = job.argv[job.argv.index("--checkpoint") + 1]
-            assert file.endswith((".safetensors", ".pth")) and "--resume" in job.argv
+            assert value_of("--checkpoint", job).endswith((".safetensors", ".pth"))
+            assert "--resume" in job.argv
             assert not job.needs
+    assert datasets == {*TABLE2, "imagenet"}
 
 
 def test_two_checkpoints_train_again_for_all_and_the_dry_run_says_so(lab, capsys):
@@ -49,14 +56,10 @@ def test_two_checkpoints_train_again_for_all_and_the_dry_run_says_so(lab, capsys
     grid = lab.grid(checkpoints=[pattern], evaluate=["table4"])
     assert lab.run(grid, lab.cluster("local"), "runs", "--dry-run") == 0
     said = capsys.readouterr().out
-    assert (
-        "24 jobs, 0 skipped" in said
-        and "12 of them train two checkpoints again" in said
-    )
+    assert "24 jobs, 0 skipped" in said
+    assert "12 of them train two checkpoints again" in said
     jobs = jobs_of(lab, grid)
-    seeds = [
-        job.argv[job.argv.index("--seed") + 1] for job in jobs if "--seed" in job.argv
-    ]
+    seeds = [value_of("--seed", job) for job in jobs if "--seed" in job.argv]
     assert sorted(seeds) == ["1"] * 6 + ["2"] * 6
     assert len({job.argv for job in jobs}) == len(jobs) == 24
     one = lab.grid(checkpoints=[pattern.replace("*", "a")], evaluate=["table4"])
@@ -64,7 +67,8 @@ def test_two_checkpoints_train_again_for_all_and_the_dry_run_says_so(lab, capsys
 
 
 def test_names_are_stable_and_each_cell_is_there_once(lab):
-    pattern, folder = lab.checkpoints("a", "b"), lab.root / "ck"
+    pattern = lab.checkpoints("a", "b")
+    folder = lab.root / "ck"
     (folder / "copy.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
     evaluate = [
         *lab.linear("d1"),
@@ -74,8 +78,8 @@ def test_names_are_stable_and_each_cell_is_there_once(lab):
     twice = [pattern, pattern, str(folder / "a.safetensors")]
     first = jobs_of(lab, lab.grid(checkpoints=twice, evaluate=evaluate))
     second = jobs_of(lab, lab.grid(checkpoints=[pattern], evaluate=evaluate))
-    assert [j.name for j in first] == [j.name for j in second]
-    cells = [c for j in first for c in j.cells]
+    assert [job.name for job in first] == [job.name for job in second]
+    cells = [cell for job in first for cell in job.cells]
     assert len(cells) == len(set(cells)) == 2 * 3
 
 
@@ -86,7 +90,7 @@ def test_what_a_checkpoint_is_told_goes_through_an_import(lab):
     for key, value in (("name", "A"), ("method", "jcl"), ("epochs", 800)):
         named = {"path": path, key: value}
         jobs = jobs_of(lab, lab.grid(checkpoints=[named], evaluate=lab.linear("d1")))
-        assert [j.verb for j in jobs] == ["import", "linear"]
+        assert [job.verb for job in jobs] == ["import", "linear"]
         assert jobs[0].argv[2:4] == (f"--{key}", str(value))
 
 
@@ -95,40 +99,44 @@ def test_a_name_of_timms_is_a_checkpoint_without_a_file(lab):
     grid = lab.grid(
         checkpoints=["timm:test_convnext@random", told], evaluate=lab.linear("digits")
     )
-    plan = jobs_of(lab, grid)
-    (made,) = [job for job in plan if job.argv[0] == "import"]
+    jobs = jobs_of(lab, grid)
+    (made,) = [job for job in jobs if job.verb == "import"]
     assert made.argv[1:4] == ("timm:test_vit@random", "--name", "V")
-    files = {word for job in plan if job.argv[0] == "linear" for word in job.argv[1:]}
-    assert {"timm:test_convnext@random", str(lab.root / "runs" / made.makes)} <= files
+    words = {word for job in jobs if job.verb == "linear" for word in job.argv}
+    assert "timm:test_convnext@random" in words
+    assert str(lab.root / "runs" / made.makes) in words
+    encoder = told | {"encoder": "x"}
+    grid = lab.grid(checkpoints=[encoder], evaluate=lab.linear("digits"))
     with pytest.raises(BadInput, match="names one trunk; leave out encoder"):
-        jobs_of(
-            lab,
-            lab.grid(
-                checkpoints=[told | {"encoder": "x"}], evaluate=lab.linear("digits")
-            ),
-        )
+        jobs_of(lab, grid)
+
+
+def members(job):
+    """The checkpoints of a job, which have names of one letter."""
+    return [cell[0] for cell in job.cells]
 
 
 def test_packs_share_a_pass_and_new_checkpoints_do_not_repack_old_ones(lab):
     pattern = lab.checkpoints("a", "b", "c")
     grid = lab.grid(checkpoints=[pattern], evaluate=lab.linear("d1", pack=2))
-    first = jobs_of(lab, grid)
-    assert [len(j.cells) for j in first] == [2, 1]
-    assert sum(arg.endswith(".safetensors") for arg in first[0].argv) == 2
-    claimed = {cell: job.name for job in first for cell in job.cells}
+    # 1. Three checkpoints: a pack of two, and one alone
+    pack, alone = jobs_of(lab, grid)
+    assert members(pack) == ["a", "b"]
+    assert members(alone) == ["c"]
+    assert sum(word.endswith(".safetensors") for word in pack.argv) == 2
+    # 2. Three more: the first two stay where they are
+    claimed = {cell: job.name for job in (pack, alone) for cell in job.cells}
     lab.checkpoints("a", "b", "c", "d", "e", "f")
-    expansion = Expansion(
-        read_grid(grid), lab.root / "runs", where="grid", claimed=claimed
-    )
-    assert list(expansion.packed) == [first[0].name]
-    again = {j.name: [c[0] for c in j.cells] for j in expansion.jobs}
-    assert again.pop(first[1].name) == ["c"]
+    expansion = expand(lab, grid, claimed=claimed)
+    assert list(expansion.packed) == [pack.name]
+    again = {job.name: members(job) for job in expansion.jobs}
+    assert again.pop(alone.name) == ["c"]
     assert sorted(again.values()) == [["d", "e"], ["f"]]
-    by_hand = next(
-        cell for job in expansion.jobs for cell in job.cells if cell.startswith("e-")
-    )
+    # 3. One of them was run by hand: it is in no pack
+    cells = [cell for job in expansion.jobs for cell in job.cells]
+    (by_hand,) = [cell for cell in cells if cell.startswith("e-")]
     (lab.root / "runs" / by_hand).mkdir(parents=True)
-    packs = [[c[0] for c in job.cells] for job in jobs_of(lab, grid, claimed=claimed)]
+    packs = [members(job) for job in jobs_of(lab, grid, claimed=claimed)]
     assert sorted(packs) == [["c"], ["d", "f"], ["e"]]
 
 
@@ -156,37 +164,37 @@ def test_a_recipe_of_the_grid_may_name_a_file_as_its_probe(lab):
 
 def test_a_grid_goes_the_fast_way_by_one_key(lab, capsys):
     def pretrainings(*recipes, **grid):
-        jobs = jobs_of(lab, lab.grid(recipes=list(recipes), **grid))
-        return {
-            j.argv[1] + " ".join(w for w in j.argv if "precision" in w): j for j in jobs
-        }
+        return jobs_of(lab, lab.grid(recipes=list(recipes), **grid))
 
-    plain = pretrainings("demo_simclr", "demo_lorac")
-    quick = pretrainings(
-        "demo_simclr", {"recipe": "demo_lorac", "fast": False}, fast=True
-    )
-    one = pretrainings({"recipe": "demo_simclr", "fast": True}, "demo_lorac")
-    assert [quick[n].name == plain[n].name for n in plain] == [False, True]
-    assert [quick[n].name == one[n].name for n in plain] == [True, True]
-    kinds = [command_kind(quick[n].argv) == command_kind(plain[n].argv) for n in plain]
-    assert kinds == [False, True], "their costs are told apart"
-    assert (
-        "--fast" in quick["demo_simclr"].argv
-        and "--fast" not in quick["demo_lorac"].argv
-    )
-    # By hand wins, in the job's command as on a command line, and it is another run
+    simclr, lorac = pretrainings("demo_simclr", "demo_lorac")
+    # 1. For the whole grid, but for one recipe that says otherwise
+    slow_lorac = {"recipe": "demo_lorac", "fast": False}
+    fast_simclr, other_lorac = pretrainings("demo_simclr", slow_lorac, fast=True)
+    assert fast_simclr.name != simclr.name
+    assert "--fast" in fast_simclr.argv
+    assert command_kind(fast_simclr.argv) != command_kind(simclr.argv)
+    assert other_lorac.name == lorac.name
+    assert "--fast" not in other_lorac.argv
+    assert command_kind(other_lorac.argv) == command_kind(lorac.argv)
+    # 2. For one recipe alone
+    entry = {"recipe": "demo_simclr", "fast": True}
+    one, another = pretrainings(entry, "demo_lorac")
+    assert one.name == fast_simclr.name
+    assert another.name == lorac.name
+    # 3. By hand wins, in the job's command as on a command line, and it is another run
     exact = {"recipe": "demo_simclr", "overrides": ["precision=fp32"], "fast": True}
-    (by_hand,) = pretrainings(exact).values()
-    assert "precision=fp32" in by_hand.argv and "--fast" in by_hand.argv
-    assert by_hand.name not in (quick["demo_simclr"].name, plain["demo_simclr"].name)
-    # As an override of a grid that is not one's own; the dry run shows the command
-    cluster, grid = lab.cluster("local"), lab.grid(recipes=["demo_simclr"])
-    for said in (["fast=true"], []):
-        assert lab.run(grid, cluster, "runs", "--dry-run", *said) == 0
-        shown = (
-            "backbench pretrain demo_simclr --fast --data" in capsys.readouterr().out
-        )
-        assert shown == bool(said)
+    (by_hand,) = pretrainings(exact)
+    assert "precision=fp32" in by_hand.argv
+    assert "--fast" in by_hand.argv
+    assert by_hand.name not in (fast_simclr.name, simclr.name)
+    # 4. As an override of a grid that is not one's own; the dry run shows the command
+    cluster = lab.cluster("local")
+    grid = lab.grid(recipes=["demo_simclr"])
+    command = "backbench pretrain demo_simclr --fast --data"
+    assert lab.run(grid, cluster, "runs", "--dry-run", "fast=true") == 0
+    assert command in capsys.readouterr().out
+    assert lab.run(grid, cluster, "runs", "--dry-run") == 0
+    assert command not in capsys.readouterr().out
 
 
 def test_a_grid_of_a_recipe_that_demands_a_precision_is_refused(lab, bad_input):
@@ -201,59 +209,57 @@ def test_a_grid_of_a_recipe_that_demands_a_precision_is_refused(lab, bad_input):
 
 def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
     """Its folder is in RUNS and on record: probes follow the job. An unknown one is only named."""
-    pretraining = jobs_of(lab, lab.grid(recipes=["demo_random"]))[0]
-    folders = [lab.root / "runs" / pretraining.name, lab.root / "elsewhere"]
-    for folder in folders:
+    (pretraining,) = jobs_of(lab, lab.grid(recipes=["demo_random"]))
+    known = lab.root / "runs" / pretraining.name
+    unknown = lab.root / "elsewhere"
+    for folder in (known, unknown):
         folder.mkdir(parents=True)
         about = {"verb": "pretrain", "identity": {}, "created": "then"}
         (folder / "run.json").write_text(json.dumps(about))
-    grid = lab.grid(checkpoints=[str(f) for f in folders], evaluate=lab.linear("d1"))
+    named = [str(known), str(unknown)]
+    grid = lab.grid(checkpoints=named, evaluate=lab.linear("d1"))
     claimed = {pretraining.name: pretraining.name}
-    expansion = Expansion(
-        read_grid(grid), lab.root / "runs", where="grid", claimed=claimed
-    )
-    assert expansion.waiting == [str(folders[1])]
+    expansion = expand(lab, grid, claimed=claimed)
+    assert expansion.waiting == [str(unknown)]
     (probe,) = expansion.jobs
     assert probe.needs == (pretraining.name,)
-    (folders[0] / "backbone.safetensors").touch()
-    (after,) = Expansion(
-        read_grid(grid), lab.root / "runs", where="grid", claimed=claimed
-    ).jobs
-    assert after.name == probe.name and after.needs == ()
+    (known / "backbone.safetensors").touch()
+    (after,) = jobs_of(lab, grid, claimed=claimed)
+    assert after.name == probe.name
+    assert after.needs == ()
 
 
 def test_points_of_a_sweep(lab):
+    """Two batches with their epochs, two temperatures, two seeds of the grid; and their probes."""
     sizes = {
         "16": {"batch_size": 16, "epochs": 1},
         "32": {"batch_size": 32, "epochs": 2},
     }
-    vary = {"batch": sizes, "method.temperature": [0.1, 0.5]}
-    expected = ["paper:1:simclr:batch-{batch}-tau-{temperature}"]
-    sweep = {"recipe": "demo_simclr", "vary": vary, "expected": expected}
+    sweep = {
+        "recipe": "demo_simclr",
+        "vary": {"batch": sizes, "method.temperature": [0.1, 0.5]},
+        "expected": ["paper:1:simclr:batch-{batch}-tau-{temperature}"],
+    }
     grid = lab.grid(recipes=[sweep], evaluate=lab.linear("d1"), seeds=[0, 1])
-    jobs = {job.name: job for job in jobs_of(lab, grid)}
-    assert len(jobs) == 2 * 8, (
-        "two batches, two temperatures, two seeds of the grid; their probes"
-    )
+    jobs = jobs_of(lab, grid)
+    assert len({job.name for job in jobs}) == len(jobs) == 2 * 8
     found = set()
-    for job in jobs.values():
+    for job in jobs:
         if job.verb == "linear":
             (need,) = job.needs
             assert str(lab.root / "runs" / need / "backbone.safetensors") in job.argv
             continue
         recipe = config.apply_overrides({}, job.argv[2 : job.argv.index("--data")])
-        label = f"batch={recipe['batch_size']} temperature={recipe['method']['temperature']}"
-        assert recipe["name"] == f"simclr-demo {label}"
-        assert recipe["epochs"] == recipe["batch_size"] // 16
-        key = f"paper:1:simclr:{label}".replace("=", "-").replace(
-            " temperature", "-tau"
-        )
-        assert recipe["expected"] == [key]
-        # A name of ours for several keys is not in the folder's, which is told apart by all of them
-        assert (
-            "temperature-" in job.name
-            and "batch" not in job.name
-            and "=" not in job.name
-        )
-        found.add((label, recipe["seed"]))
+        batch = recipe["batch_size"]
+        temperature = recipe["method"]["temperature"]
+        assert recipe["name"] == f"simclr-demo batch={batch} temperature={temperature}"
+        assert recipe["epochs"] == batch // 16
+        row = f"paper:1:simclr:batch-{batch}-tau-{temperature}"
+        assert recipe["expected"] == [row]
+        # The folder's name has the key that varies alone. What moves together has a name of ours,
+        # which is not in it: the fingerprint tells the folders apart by all keys.
+        assert "temperature-" in job.name
+        assert "batch" not in job.name
+        assert "=" not in job.name
+        found.add((batch, temperature, recipe["seed"]))
     assert len(found) == 8

@@ -24,7 +24,8 @@ def test_grid_runs_n_at_a_time_and_again_runs_nothing(lab):
     cluster = lab.cluster("local", jobs=3)
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.most_at_once("runs") == 3
-    assert set(lab.states("runs").values()) == {"done"} and len(lab.values("runs")) == 6
+    assert set(lab.states("runs").values()) == {"done"}
+    assert len(lab.values("runs")) == 6
     attempts = lab.attempts("runs")
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.attempts("runs") == attempts
@@ -32,7 +33,8 @@ def test_grid_runs_n_at_a_time_and_again_runs_nothing(lab):
     # Without the launcher's own files the results are proof enough
     shutil.rmtree(lab.root / "runs" / ".launch")
     assert lab.run(grid, cluster, "runs") == 0
-    assert lab.attempts("runs") == {} and len(lab.values("runs")) == 6
+    assert lab.attempts("runs") == {}
+    assert len(lab.values("runs")) == 6
 
 
 def test_a_run_that_lost_rows_is_not_done_and_gets_them_back(lab):
@@ -46,24 +48,26 @@ def test_a_run_that_lost_rows_is_not_done_and_gets_them_back(lab):
     before = lab.values("runs")
     assert len(before) == 30
     (file,) = lab.root.glob("runs/packs/*/results.jsonl")
-    kept = file.read_text().splitlines(keepends=True)[5:15]
-    file.write_text("".join(kept))
+    kept = "".join(file.read_text().splitlines(keepends=True)[5:15])
+    file.write_text(kept)
     assert lab.run(grid, cluster, "runs") == 0
-    assert file.read_text().startswith("".join(kept)) and lab.values("runs") == before
+    assert file.read_text().startswith(kept)
+    assert lab.values("runs") == before
     attempts = lab.attempts("runs")
     assert [len(hows) for hows in attempts.values()] == [2]
-    assert lab.run(grid, cluster, "runs") == 0 and lab.attempts("runs") == attempts
+    assert lab.run(grid, cluster, "runs") == 0
+    assert lab.attempts("runs") == attempts
 
 
 @pytest.mark.slow
 def test_pretraining_import_and_probes_in_order(lab):
-    """recipe x values x seeds -> pretrain; foreign file -> import; both -> probes."""
-    (lab.root / "foreign.pth").write_bytes(b"somebody else's weights")
+    """A recipe is pretrained, a foreign file is imported, and both are probed after that."""
+    foreign = lab.root / "foreign.pth"
+    foreign.write_bytes(b"somebody else's weights")
+    rates = {"optim.lr": [0.1, 0.2]}
     grid = lab.grid(
-        recipes=[
-            {"recipe": "demo_random", "vary": {"optim.lr": [0.1, 0.2]}, "seeds": [0, 1]}
-        ],
-        checkpoints=[{"path": str(lab.root / "foreign.pth"), "name": "theirs"}],
+        recipes=[{"recipe": "demo_random", "vary": rates, "seeds": [0, 1]}],
+        checkpoints=[{"path": str(foreign), "name": "theirs"}],
         evaluate=lab.linear("d1"),
     )
     assert lab.run(grid, lab.cluster("local", jobs=4), "runs") == 0
@@ -72,11 +76,9 @@ def test_pretraining_import_and_probes_in_order(lab):
     verbs = Counter(record.job.verb for record in records.values())
     assert verbs == {"import": 1, "linear": 5, "pretrain": 4}
     for name, record in records.items():
+        start = statuses[name]["attempts"][0]["start"]
         for need in record.job.needs:
-            assert (
-                statuses[need]["attempts"][-1]["end"]
-                <= statuses[name]["attempts"][0]["start"]
-            )
+            assert statuses[need]["attempts"][-1]["end"] <= start
     assert len(lab.values("runs")) == 5
     assert lab.values("runs") == lab.reference(grid)
 
@@ -91,20 +93,18 @@ def test_pretraining_import_and_probes_in_order(lab):
 def test_stops_cleanly_and_continues(lab, kind, number, states):
     lab.dataset("d1", "d2", steps=100, step_s=0.05)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
-    cluster, count = lab.cluster(kind), states.count("stopped")
+    cluster = lab.cluster(kind)
+    count = states.count("stopped")
     process = lab.background(grid, cluster, "runs")
-    lab.until(
-        "runs", lambda s: len(list(lab.root.glob("runs/*/*/progress.json"))) == count
-    )
+    lab.until("runs", lambda _: len(lab.run_files("runs", "progress.json")) == count)
     process.send_signal(signal.Signals[number])
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert f"stopped by {number}" in said and "the same command continues" in said
+    assert f"stopped by {number}" in said
+    assert "the same command continues" in said
     assert list(lab.attempts("runs").values()) == [["stopped"]] * count
     assert sorted(lab.states("runs").values()) == states
-    assert len(list(lab.root.glob("runs/*/*/state.json"))) == count, (
-        "what ran has saved"
-    )
+    assert len(lab.run_files("runs", "state.json")) == count, "what ran has saved"
     lab.dataset("d1", "d2", steps=100)
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.values("runs") == lab.reference(grid)
@@ -117,11 +117,14 @@ def test_the_first_failure_ends_debug(lab):
 
 
 def kill_launcher(lab, grid, cluster):
-    """kill -9 for a launcher whose first job runs; it is kept, as is the pipe that both write to."""
+    """kill -9 for a launcher whose first job runs.
+
+    The process is returned, as its job still writes to its pipe, which must stay open.
+    """
     process = lab.background(grid, cluster, "runs")
-    lab.until("runs", lambda s: "running" in s.values(), 30)
+    lab.until("runs", lambda states: "running" in states.values(), 30)
     process.kill()
-    process.wait()
+    assert process.wait() < 0
     return process
 
 
@@ -140,11 +143,10 @@ def test_killed_launcher_leaves_jobs_to_finish_and_starts_none_twice(
     )
     gpus = {"gpus": 2, "resources": {"default": {"gpus": 1}}}
     killed = kill_launcher(lab, grid, lab.cluster(first, jobs=1, **gpus))
-    assert (
-        killed.returncode < 0 and lab.run(grid, lab.cluster(then, **gpus), "runs") == 0
-    )
+    assert lab.run(grid, lab.cluster(then, **gpus), "runs") == 0
+    killed.stderr.close()
     assert list(lab.attempts("runs").values()) == [["done"]] * 3
-    told = {file.read_text() for file in lab.root.glob("runs/*/*/told")}
+    told = {file.read_text() for file in lab.run_files("runs", "told")}
     assert lab.most_at_once("runs") == len(told) == at_once
     assert lab.values("runs") == lab.reference(grid)
 
@@ -162,10 +164,8 @@ def test_a_job_outlives_the_process_above_it(lab, kind, code, hows):
     lab.dataset("d1", "d2", steps=40, step_s=0.05)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
     process = lab.background(grid, lab.cluster(kind, jobs=1), "runs")
-    lab.until("runs", lambda s: any(lab.root.glob("runs/*/*/progress.json")), 30)
-    (status,) = [
-        status for status in lab.statuses("runs").values() if status["attempts"]
-    ]
+    lab.until("runs", lambda _: lab.run_files("runs", "progress.json"), 30)
+    (status,) = lab.statuses("runs").values()
     os.kill(status["attempts"][-1]["pid"], signal.SIGKILL)
     _, said = process.communicate(timeout=60)
     assert process.returncode == code and re.search(r"a-\S+: killed", said)
@@ -182,7 +182,8 @@ def test_a_job_that_fails_after_its_launcher_was_killed_is_said(lab, caplog):
         "local", fake=False, command="sh -c 'sleep 5; echo no luck; exit 2'"
     )
     killed = kill_launcher(lab, grid, cluster)
-    assert killed.returncode < 0 and lab.run(grid, cluster, "runs") == 1
+    assert lab.run(grid, cluster, "runs") == 1
+    killed.stderr.close()
     assert list(lab.attempts("runs").values()) == [["bad input"]]
     assert re.search(r"failed a-\S+: no luck", caplog.text)
 
@@ -193,7 +194,9 @@ def test_cancel_then_run_again(lab):
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
     cluster = lab.cluster("local", jobs=1)
     process = lab.background(grid, cluster, "runs")
-    lab.until("runs", lambda s: sorted(s.values()) == ["queued", "running"], 30)
+    lab.until(
+        "runs", lambda states: sorted(states.values()) == ["queued", "running"], 30
+    )
     assert lab.launch("cancel", "runs") == 0
     process.communicate(timeout=30)
     assert process.returncode == 1
@@ -216,20 +219,24 @@ def test_watch_picks_up_new_checkpoints_and_running_pretrainings(lab):
     process = lab.background(
         grid, lab.cluster("local"), "runs", "--watch", "--interval", "0.3"
     )
+    # 1. A file appears
     time.sleep(1.0)
     lab.checkpoints("a")
-    lab.until("runs", lambda s: list(s.values()) == ["done"], 30)
+    lab.until("runs", lambda states: list(states.values()) == ["done"], 30)
+
+    # 2. The pretraining ends
+    def is_by_hand_done(states):
+        is_there = any("by_hand" in name for name in states)
+        return is_there and set(states.values()) == {"done"}
+
     lab.checkpoints("b")
     (lab.root / "ck" / "b.safetensors").rename(folder / "backbone.safetensors")
-    lab.until(
-        "runs",
-        lambda s: any("by_hand" in n for n in s) and set(s.values()) == {"done"},
-        30,
-    )
+    lab.until("runs", is_by_hand_done, 30)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
+    assert "waiting for" in said
     names = {name.split("-")[0] for name in lab.states("runs")}
-    assert "waiting for" in said and names <= {"a", "b", "by_hand"}
+    assert names <= {"a", "b", "by_hand"}
 
 
 @pytest.mark.slow
@@ -238,35 +245,38 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
 
     file = lab.root / "published.pth"
     torch.save(foreign_fixtures.moco(foreign_fixtures.known_resnet("resnet18")), file)
-    engines = ["torchvision"] + (
-        ["detectron2"] if importlib.util.find_spec("detectron2") else []
-    )
-    detection = "tiny_faster_rcnn_R_18_FPN"
     short = lab.root / "short.yaml"
     short.write_text(
         f"base: {configs_dir()}/transfer/finetune_demo\nprotocol: finetune-short-v1\n"
         'parts: {"100": {length: {epochs: 1}}}\n'
     )
+    published = {
+        "path": str(file),
+        "method": "moco_v2",
+        "epochs": 200,
+        "name": "MoCo v2",
+    }
+    evaluate = [
+        {"verb": "linear", "protocol": "linear_tiny", "datasets": ["digits"]},
+        {"verb": "semisup", "percent": 10, "protocol": "semisup_tiny"},
+        {"verb": "finetune", "protocol": str(short), "datasets": ["digits"]},
+        {
+            "verb": "analyze",
+            "datasets": ["digits"],
+            "args": ["--recipe", "analyze_tiny"],
+        },
+    ]
+    engines = ["torchvision"]
+    if importlib.util.find_spec("detectron2"):
+        engines.append("detectron2")
+    for engine in engines:
+        detection = {"config": "tiny_faster_rcnn_R_18_FPN", "engine": engine}
+        evaluate.append({"verb": "detect", **detection})
     grid = lab.grid(
         data=str(tiny_root),
-        checkpoints=[
-            {"path": str(file), "method": "moco_v2", "epochs": 200, "name": "MoCo v2"}
-        ],
+        checkpoints=[published],
         lists=str(tiny_root / "lists"),
-        evaluate=[
-            {"verb": "linear", "protocol": "linear_tiny", "datasets": ["digits"]},
-            {"verb": "semisup", "percent": 10, "protocol": "semisup_tiny"},
-            {"verb": "finetune", "protocol": str(short), "datasets": ["digits"]},
-            {
-                "verb": "analyze",
-                "datasets": ["digits"],
-                "args": ["--recipe", "analyze_tiny"],
-            },
-            *(
-                {"verb": "detect", "config": detection, "engine": engine}
-                for engine in engines
-            ),
-        ],
+        evaluate=evaluate,
     )
     resources = {"default": {"accelerator": "cpu", "cpus": 1}}
     cluster = lab.cluster("local", fake=False, jobs=2, resources=resources)
@@ -274,10 +284,17 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
     assert set(lab.states("runs").values()) == {"done"}
     verbs = Counter(record.job.verb for record in lab.look("runs").records.values())
     # No export: Detectron2 takes the checkpoint itself
-    alone = dict.fromkeys(("import", "linear", "semisup", "finetune", "analyze"), 1)
-    assert verbs == {**alone, "detect": len(engines)}
+    assert verbs == {
+        "import": 1,
+        "linear": 1,
+        "semisup": 1,
+        "finetune": 1,
+        "analyze": 1,
+        "detect": len(engines),
+    }
     rows, problems = store.read(lab.root / "runs")
-    assert {row.name for row in rows} == {"MoCo v2"} and not problems
+    assert not problems
+    assert {row.name for row in rows} == {"MoCo v2"}
     wanted = {"linear", "semi_10pct", "finetune", "analyze", "faster_rcnn"}
     assert {row.task for row in rows} == wanted
     attempts = lab.attempts("runs")

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import threading
 import time
 from unittest import mock
@@ -10,26 +11,39 @@ import pytest
 
 from backbench.errors import BadInput
 from backbench.launch.job import Job
-from backbench.launch.records import Ledger, Submission
+from backbench.launch.records import Ledger, Submission, spent_seconds
 
 
-def job(name="x/y"):
-    return Job(name=name, argv=("linear",), like="linear", cells=(name,))
+def make_job(name="x/y", **more):
+    return Job(name=name, argv=("linear",), like="linear", cells=(name,), **more)
+
+
+def make_submission(uid, moment, *jobs, ids=()):
+    return Submission(
+        uid=uid,
+        grid="g",
+        cluster="c",
+        cluster_overrides=("jobs=2",),
+        kind="slurm",
+        time=moment,
+        jobs=jobs,
+        ids=ids,
+    )
 
 
 def test_a_submission_is_read_as_it_was_written(tmp_path):
     ledger = Ledger(tmp_path)
     jobs = (
-        job("x/one"),
-        Job(**{**vars(job("x/two")), "resources": {"gpus": 1}, "arch": "vit"}),
+        make_job("x/one"),
+        make_job(
+            "x/two",
+            needs=("x/one",),
+            after=("x/one",),
+            makes="x/two/file",
+            resources={"gpus": 1},
+        ),
     )
-    about = {
-        "grid": "g",
-        "cluster": "c",
-        "cluster_overrides": ("jobs=2",),
-        "kind": "slurm",
-    }
-    submission = Submission(uid="u1", time=1.5, jobs=jobs, ids=("7_0", "7_1"), **about)
+    submission = make_submission("u1", 1.5, *jobs, ids=("7_0", "7_1"))
     ledger.write_submission(submission)
     records = ledger.records()
     assert [records[one.name].job for one in jobs] == list(jobs)
@@ -37,53 +51,77 @@ def test_a_submission_is_read_as_it_was_written(tmp_path):
     assert records["x/two"].submission == submission
 
 
+def test_a_record_of_an_earlier_version_is_read(tmp_path):
+    """Its jobs have keys that this version does not know."""
+    ledger = Ledger(tmp_path)
+    submission = make_submission("u1", 1.0, make_job())
+    ledger.write_submission(submission)
+    file = ledger.submission_file(submission)
+    data = json.loads(file.read_text())
+    data["jobs"][0] |= {"arch": "resnet50", "units": 100.0}
+    file.write_text(json.dumps(data))
+    assert ledger.records()["x/y"].job == make_job()
+
+
 def test_latest_submission_of_a_job_counts(tmp_path):
     ledger = Ledger(tmp_path)
-    about = {"grid": "g", "cluster": "c", "cluster_overrides": (), "kind": "slurm"}
     for uid, moment, ids in (("b", 1.0, ("5",)), ("a", 2.0, ()), ("c", 0.0, ("4",))):
-        submission = Submission(uid=uid, time=moment, jobs=(job(),), ids=ids, **about)
-        ledger.write_submission(submission)
-    assert (
-        ledger.records()["x/y"].submission.uid == "a"
-        and ledger.records()["x/y"].id is None
-    )
+        ledger.write_submission(make_submission(uid, moment, make_job(), ids=ids))
+    record = ledger.records()["x/y"]
+    assert record.submission.uid == "a"
+    assert record.id is None
 
 
 def test_retry_forgets_failures_and_keeps_them_on_record(tmp_path):
     ledger = Ledger(tmp_path)
-    ledger.forgive(job())
+    job = make_job()
+    ledger.forgive(job)
     assert not (ledger.root / "status").exists(), (
         "a job that never started has nothing to forget"
     )
     attempts = [{"start": 0.0, "end": 1.0, "how": "failed", "reason": "why"}]
     failed = {"name": "x/y", "state": "failed", "reason": "why", "attempts": attempts}
-    ledger.write_status(job(), failed)
-    ledger.mark_cancelled(job())
-    ledger.forgive(job())
-    assert not ledger.cancelled(job())
+    ledger.write_status(job, failed)
+    ledger.mark_cancelled(job)
+    ledger.forgive(job)
+    assert not ledger.cancelled(job)
     again = {**failed, "state": "queued", "reason": None, "forgiven": 1}
-    assert ledger.status(job()) == again == ledger.statuses()["x/y"]
+    assert ledger.status(job) == again
+    assert ledger.statuses() == {"x/y": again}
+
+
+def test_time_spent_is_that_of_all_attempts_whose_end_is_known():
+    killed = {"start": 10.0, "end": None}
+    whole = {"start": 100.0, "end": 130.0}
+    status = {"name": "x", "state": "done", "attempts": [killed, whole, whole]}
+    assert spent_seconds(status) == 60.0
+    goes_on = {"start": time.time() - 5.0, "end": None}
+    status = {"name": "x", "state": "running", "attempts": [whole, goes_on]}
+    assert spent_seconds(status) == pytest.approx(35.0, abs=1.0)
 
 
 def test_locks_tell_who_is_at_work(tmp_path):
     ledger = Ledger(tmp_path)
-    assert (
-        ledger.pool() is None and not ledger.running(job()) and not ledger.root.exists()
-    )
-    with ledger.running_pool("p1"), ledger.alone(job()):
-        assert ledger.pool() == "p1" and ledger.running(job())
+    job = make_job()
+    assert ledger.pool() is None
+    assert not ledger.running(job)
+    assert not ledger.root.exists(), "a look makes no folder"
+    with ledger.running_pool("p1"), ledger.alone(job):
+        assert ledger.pool() == "p1"
+        assert ledger.running(job)
         with pytest.raises(BadInput, match="another launcher is running jobs here"):
             ledger.running_pool("p2").__enter__()
         assert ledger.pool() == "p1"
-    assert ledger.pool() is None and not ledger.running(job())
+    assert ledger.pool() is None
+    assert not ledger.running(job)
 
 
 def test_where_no_lock_can_be_held_jobs_run_and_launchers_do_not(tmp_path, monkeypatch):
     none = mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr(fcntl, "flock", none)
     ledger = Ledger(tmp_path)
-    with ledger.alone(job(), patience_s=0.1):
-        assert not ledger.running(job())
+    with ledger.alone(make_job(), patience_s=0.1):
+        assert not ledger.running(make_job())
     with (
         pytest.raises(BadInput, match="another launcher is submitting"),
         ledger.submitting(),

@@ -22,7 +22,12 @@ def node_stays_in_service(slurm):
 
 
 def ids(lab, out):
+    """Job name -> Slurm's number, as a look finds it"""
     return {name: record.id for name, record in lab.look(out).records.items()}
+
+
+def ids_on_record(lab, out):
+    return [record.id for record in Ledger(lab.root / out).records().values()]
 
 
 @pytest.mark.slow
@@ -34,16 +39,16 @@ def test_twelve_jobs_run_as_one_array_and_fill_the_table_and_again_submits_nothi
     cluster = lab.slurm()
     assert lab.run(grid, cluster, "runs") == 0
     submitted = ids(lab, "runs")
-    assert (
-        len(submitted) == 12 and len({i.split("_")[0] for i in submitted.values()}) == 1
-    )
+    assert len(submitted) == 12
+    assert len({number.split("_")[0] for number in submitted.values()}) == 1
     assert lab.run(grid, cluster, "runs") == 0  # while they run
     lab.until_done("runs")
     assert lab.run(grid, cluster, "runs") == 0  # when they are done
     assert ids(lab, "runs") == submitted
     assert lab.values("runs") == lab.reference(grid)
     board = collect([lab.root / "runs"])
-    assert len(board.rows) == 3 and len(board.cells) == 12
+    assert len(board.rows) == 3
+    assert len(board.cells) == 12
 
 
 @pytest.mark.slow
@@ -62,34 +67,33 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(submitit.core.utils.JobPaths, "move_temporary_file", die)
         assert lab.run(grid, cluster, "runs") == 75
-    ledger = Ledger(lab.root / "runs")
-    assert [record.id for record in ledger.records().values()] == [None] * 4
-    assert None not in ids(lab, "runs").values(), (
-        "a look knows the array by its comment"
-    )
-    assert [record.id for record in ledger.records().values()] == [None] * 4, (
-        "and writes nothing"
-    )
-    arrays = len(queue())
+    # 1. A look knows the array by its comment, and writes nothing
+    assert ids_on_record(lab, "runs") == [None] * 4
+    assert None not in ids(lab, "runs").values()
+    assert ids_on_record(lab, "runs") == [None] * 4
+    # 2. The next launcher takes it over
+    jobs_on_slurm = len(queue())
     assert lab.run(grid, cluster, "runs") == 0
-    assert len(queue()) == arrays, "submitted a second time"
-    assert None not in [record.id for record in ledger.records().values()]
+    assert len(queue()) == jobs_on_slurm, "submitted a second time"
+    assert None not in ids_on_record(lab, "runs")
     lab.until_done("runs")
     assert {len(hows) for hows in lab.attempts("runs").values()} == {1}
     assert lab.values("runs") == lab.reference(grid)
 
 
 @pytest.mark.slow
-def test_cancel_and_blocked(lab):
+def test_what_needs_a_cancelled_job_is_blocked_until_it_is_tried_again(lab):
     lab.dataset("pretrain", steps=600, step_s=0.1)
     grid = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1", "d2"))
     cluster = lab.slurm()
     assert lab.run(grid, cluster, "runs") == 0
-    lab.until("runs", lambda s: sorted(s.values()) == ["running", "waiting", "waiting"])
+
+    def are(*names):
+        return lambda states: sorted(states.values()) == sorted(names)
+
+    lab.until("runs", are("running", "waiting", "waiting"))
     assert lab.launch("cancel", "runs", "pretrain") == 0
-    lab.until(
-        "runs", lambda s: sorted(s.values()) == ["blocked", "blocked", "cancelled"], 30
-    )
+    lab.until("runs", are("cancelled", "blocked", "blocked"), 30)
     lab.dataset("pretrain", steps=600, step_s=0)
     assert lab.launch("retry", "runs", "--cluster", cluster) == 0
     lab.until_done("runs")
@@ -119,7 +123,8 @@ def test_resources_that_no_partition_has_are_refused(lab, bad_input, resources, 
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     before = queue()
     message = bad_input(lab.run(grid, lab.slurm(**resources), "runs"))
-    assert len(message.strip().splitlines()) == 1 and re.search(says, message)
+    assert len(message.strip().splitlines()) == 1
+    assert re.search(says, message)
     assert queue().keys() == before.keys()
     assert not (lab.root / "runs" / ".launch" / "submissions").exists()
 
@@ -128,15 +133,14 @@ def test_resources_that_no_partition_has_are_refused(lab, bad_input, resources, 
 def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
     """Task 1 fails at once, task 0 would go on for ten minutes: nobody waits for it."""
     lab.dataset("pretrain", steps=6000, step_s=0.1, fault_rank="1")
-    assert (
-        lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs")
-        == 0
-    )
-    lab.until("runs", lambda s: list(s.values()) == ["failed"], 120)
+    grid = lab.grid(recipes=["demo_random"])
+    assert lab.run(grid, lab.slurm(tasks_per_node=2), "runs") == 0
+    lab.until("runs", lambda states: list(states.values()) == ["failed"], 120)
     (status,) = lab.statuses("runs").values()
+    (hows,) = lab.attempts("runs").values()
+    assert set(hows) == {"failed"}
     # Three; one more for each in which task 0 got farther than before until it was ended
-    attempts = status["attempts"]
-    assert {a["how"] for a in attempts} == {"failed"} and 3 <= len(attempts) <= 6
+    assert 3 <= len(hows) <= 6
     why = "failed 3 times for the same reason: rank 1: backbench: this rank breaks"
     assert status["reason"].startswith(why)
 
@@ -147,18 +151,16 @@ def test_where_the_first_task_has_nothing_to_begin_the_others_go_home(lab, shell
         "sbatch --parsable --cpus-per-task=4 --mem=100 --wrap 'sleep 600' -o /dev/null"
     )
     lab.dataset("pretrain", steps=6000, step_s=0.1)
-    assert (
-        lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs")
-        == 0
-    )
+    grid = lab.grid(recipes=["demo_random"])
+    assert lab.run(grid, lab.slurm(tasks_per_node=2), "runs") == 0
     (record,) = lab.look("runs").records.values()
     Ledger(lab.root / "runs").mark_cancelled(record.job)
     shell(f"scancel {blocker}")
-    lab.until(
-        "runs",
-        lambda s: list(s.values()) == ["cancelled"] and not shell("squeue -h"),
-        60,
-    )
+
+    def is_over(states):
+        return list(states.values()) == ["cancelled"] and not shell("squeue -h")
+
+    lab.until("runs", is_over, 60)
 
 
 @pytest.mark.slow
@@ -170,25 +172,29 @@ def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
     grid = lab.grid(recipes=[recipe], data=str(tiny_root), evaluate=[])
     cluster = lab.slurm(fake=False, tasks_per_node=2, accelerator="cpu", hours=0.5)
     assert lab.run(grid, cluster, "runs") == 0
-    lab.until(
-        "runs", lambda s: list(lab.root.glob("runs/pretrain/*/progress.json")), 400
-    )
+    lab.until("runs", lambda _: lab.run_files("runs", "progress.json"), 400)
     (number,) = ids(lab, "runs").values()
     shell(f"scancel --signal USR2 {number}")
     lab.until_done("runs", 500)
     (hows,) = lab.attempts("runs").values()
     assert hows == ["preempted", "done"]
-    addresses = [
-        f.read_text() for f in lab.root.glob("runs/.launch/meet/*/address.json")
-    ]
-    assert len(addresses) == len(set(addresses)) == 2, (
-        "a port of its own for each start"
-    )
+    files = lab.root.glob("runs/.launch/meet/*/address.json")
+    addresses = [file.read_text() for file in files]
+    assert len(addresses) == 2
+    assert len(set(addresses)) == 2, "each start has a port of its own"
+    # The same in one process, without a signal
     assert lab.run(grid, lab.cluster("debug", fake=False), "whole") == 0
-    folders = (lab.root / "runs", lab.root / "whole")
-    files = [next(out.glob("pretrain/*/backbone.safetensors")) for out in folders]
-    two, one = (Checkpoint.load(file).state_dict for file in files)
+    two, one = (trunk_of(lab.root / out) for out in ("runs", "whole"))
     floats = [key for key in one if one[key].is_floating_point()]
-    vectors = [two[k] - one[k] for k in floats], [one[k] for k in floats]
-    apart, size = (torch.cat([x.flatten().double() for x in v]).norm() for v in vectors)
-    assert float(apart / size) < 1e-5
+    difference = norm([two[key] - one[key] for key in floats])
+    assert difference / norm([one[key] for key in floats]) < 1e-5
+
+
+def trunk_of(out):
+    (file,) = out.glob("pretrain/*/backbone.safetensors")
+    return Checkpoint.load(file).state_dict
+
+
+def norm(tensors):
+    """The Euclidean norm of all numbers together"""
+    return float(torch.cat([x.flatten().double() for x in tensors]).norm())

@@ -39,7 +39,8 @@ class Trial:
         started=True,
         **more,
     ) -> None:
-        self.lab, self.shell = lab, shell
+        self.lab = lab
+        self.shell = shell
         self.walk = {"steps": steps, "step_s": 0.1, "save_every": 5}
         lab.dataset("pretrain", **self.walk)
         self.grid = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1"))
@@ -51,16 +52,13 @@ class Trial:
             self.until_saved()
 
     def until_saved(self) -> None:
-        self.lab.until(
-            "runs", lambda s: list(self.lab.root.glob("runs/*/*/state.json")), LONG
-        )
+        self.lab.until("runs", lambda _: self.lab.run_files("runs", "state.json"), LONG)
 
     @property
     def name(self) -> str:
-        (name,) = [
-            n for n in self.lab.look("runs").records if n.startswith("pretrain/")
-        ]
-        return name
+        names = self.lab.look("runs").records
+        (pretraining,) = [name for name in names if name.startswith("pretrain/")]
+        return pretraining
 
     @property
     def number(self) -> str:
@@ -79,14 +77,13 @@ class Trial:
     def ends_well(self, attempts: int = 2) -> list[str]:
         """How the attempts at the pretraining ended."""
         self.lab.until_done("runs", LONG)
-        failed = [
-            q for q in queue().values() if q.state in ("FAILED", "NODE_FAIL", "TIMEOUT")
-        ]
-        assert not failed, failed
-        hows = self.lab.attempts("runs")
-        assert len(hows[self.name]) == attempts and hows[self.name][-1] == "done", hows
+        for queued in queue().values():
+            assert queued.state not in ("FAILED", "NODE_FAIL", "TIMEOUT"), queued
+        hows = self.lab.attempts("runs")[self.name]
+        assert len(hows) == attempts, hows
+        assert hows[-1] == "done", hows
         self.equals_an_undisturbed_run()
-        return hows[self.name]
+        return hows
 
     def equals_an_undisturbed_run(self) -> None:
         self.lab.dataset("pretrain", steps=self.walk["steps"])
@@ -101,9 +98,8 @@ def test_preemption(lab, shell, partition, nodes):
     began = time.monotonic()
     trial.preempt()
     trial.ends_well()
-    assert "failed" not in str(lab.statuses("runs")), (
-        "nothing failed, so nothing may say so"
-    )
+    statuses = str(lab.statuses("runs"))
+    assert "failed" not in statuses, "nothing failed, so nothing may say so"
     print(f"{partition}, {nodes} nodes: {time.monotonic() - began:.0f} s")
 
 
@@ -113,16 +109,16 @@ def test_signal_before_the_job_can_listen(lab, shell, sent):
     folder = lab.root / "slow"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import time; time.sleep(8)")
-    setup = [f"export PYTHONPATH={folder}"]
+    setup = [f"export PYTHONPATH={folder}:$PYTHONPATH"]
     trial = Trial(lab, shell, partition="grace", setup=setup, started=False)
-    lab.until("runs", lambda s: s[trial.name] == "running", LONG)
+    lab.until("runs", lambda states: states[trial.name] == "running", LONG)
     time.sleep(2.0)
     if sent == "preemption":
         trial.preempt()
     else:
         shell(f"scancel --signal {sent} {trial.number}")
     trial.ends_well(attempts=1)
-    assert shell(f"scontrol show job {trial.number}").count("Restarts=1")
+    assert "Restarts=1" in shell(f"scontrol show job {trial.number}")
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -144,7 +140,7 @@ def test_lost_node(lab, shell, nodes):
 def test_scancel_and_run_again(lab, shell, nodes):
     trial = Trial(lab, shell, nodes=nodes)
     shell(f"scancel {trial.number}")
-    lab.until("runs", lambda s: s[trial.name] == "cancelled", LONG)
+    lab.until("runs", lambda states: states[trial.name] == "cancelled", LONG)
     assert lab.run(trial.grid, trial.cluster, "runs") == 0
     trial.ends_well()
 
@@ -155,7 +151,8 @@ def test_time_limit(lab, shell, nodes):
     trial = Trial(lab, shell, nodes=nodes, hours=1 / 60, steps=600)
     lab.until_done("runs", LONG)
     hows = lab.attempts("runs")[trial.name]
-    assert hows[0] == "time limit" and hows[-1] == "done", hows
+    assert hows[0] == "time limit", hows
+    assert hows[-1] == "done", hows
     trial.equals_an_undisturbed_run()
 
 
@@ -171,37 +168,40 @@ def test_nodes_without_scontrol(lab, shell, fault):
             (programs / file.name).symlink_to(file)
     if fault == "failures":
         lab.dataset("d1", steps=1, fault="now and then", times=2)
-    long = {"hours": 1 / 60, "steps": 600} if fault == "time limit" else {}
+    long = {}
+    if fault == "time limit":
+        long = {"hours": 1 / 60, "steps": 600}
     setup = [f"export PATH={programs}", "! command -v scontrol"]
     trial = Trial(lab, shell, partition="grace", setup=setup, **long)
     if fault == "preemption":
         trial.preempt()
         trial.ends_well()
-    elif (
-        fault == "user's signal"
-    ):  # the warning before the time limit, by hand: nobody ends it
+    elif fault == "user's signal":
+        # The warning before the time limit, sent by hand: nobody ends the job.
         shell(f"scancel --signal USR2 {trial.number}")
-        lab.until(
-            "runs", lambda s: "preempted" in lab.attempts("runs")[trial.name], LONG
-        )
+
+        def has_saved(_):
+            return "preempted" in lab.attempts("runs")[trial.name]
+
+        lab.until("runs", has_saved, LONG)
         shell(f"scontrol requeue {trial.number}")
         trial.ends_well()
-    elif (
-        fault == "time limit"
-    ):  # the job ends; who watches submits it again, and the probe
+    elif fault == "time limit":
+        # The job ends. Who watches submits it again, and the probe.
         watch = lab.background(
             trial.grid, trial.cluster, "runs", "--watch", "--interval", "2"
         )
         _, said = watch.communicate(timeout=2 * LONG)
         assert watch.returncode == 0, said
         hows = lab.attempts("runs")[trial.name]
-        assert "time limit" in hows and hows[-1] == "done", hows
+        assert "time limit" in hows, hows
+        assert hows[-1] == "done", hows
         trial.equals_an_undisturbed_run()
     else:
+        # The attempts at the probe are made one after another in one job of Slurm's.
         trial.ends_well(attempts=1)
-        (probe,) = [n for n in lab.attempts("runs") if n != trial.name]
+        (probe,) = [name for name in lab.attempts("runs") if name != trial.name]
         assert lab.attempts("runs")[probe] == ["failed", "failed", "done"]
-        assert len({a["place"] for a in lab.statuses("runs")[probe]["attempts"]}) == 1
-    assert os.access("/usr/bin/scontrol", os.X_OK), (
-        "it was there all along, for this test"
-    )
+        attempts = lab.statuses("runs")[probe]["attempts"]
+        assert len({attempt["place"] for attempt in attempts}) == 1
+    assert os.access("/usr/bin/scontrol", os.X_OK), "there all along, for this test"

@@ -9,6 +9,7 @@ from backbench.launch.grid import read_grid
 from backbench.launch.plan import CommandCheck
 from backbench.launch.records import Ledger
 
+# Shell lines for the stand-in sbatch: what it does, and what it says of that
 TIMED_OUT = (
     'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1'
 )
@@ -44,9 +45,11 @@ def test_an_array_that_shows_up_in_the_queue_later(lab, stand_in_slurm, two, cap
     assert "sbatch refused linear-lorac-d1: " in capsys.readouterr().err
     assert ids(lab) == [None, None]
     uid = (stand_in_slurm.folder / "uid").read_text().strip()
-    stand_in_slurm.queue(*((f"9_{i}", "PENDING", "Resources", uid) for i in range(2)))
+    jobs = [(f"9_{i}", "PENDING", "Resources", uid) for i in range(2)]
+    stand_in_slurm.queue(*jobs)
     assert lab.run(*two, "runs") == 0
-    assert ids(lab) == ["9_0", "9_1"] and len(stand_in_slurm.called("sbatch")) == 1
+    assert ids(lab) == ["9_0", "9_1"]
+    assert len(stand_in_slurm.called("sbatch")) == 1
 
 
 def test_what_was_refused_leaves_no_record_and_is_told_in_a_line(
@@ -56,10 +59,8 @@ def test_what_was_refused_leaves_no_record_and_is_told_in_a_line(
     stand_in_slurm.sbatch(f'echo "{answer}" >&2; exit 1')
     assert lab.run(*two, "runs") == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert (
-        said == f"backbench: sbatch refused linear-lorac-d1: {answer}"
-        and ids(lab) == []
-    )
+    assert said == f"backbench: sbatch refused linear-lorac-d1: {answer}"
+    assert ids(lab) == []
 
 
 def test_refused_partway_says_how_many_went(lab, stand_in_slurm, capsys):
@@ -74,11 +75,10 @@ def test_refused_partway_says_how_many_went(lab, stand_in_slurm, capsys):
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "QOSMaxSubmitJobPerUserLimit; 2 of 4 jobs went: run this again later" in said
     assert sorted(ids(lab)) == ["1", "2"]
-    lines = ("1|RUNNING|None|", "2|RUNNING|None|")
-    uids = {
-        r.id: r.submission.uid for r in Ledger(lab.root / "runs").records().values()
-    }
-    stand_in_slurm.says("squeue", "".join(f"{line}{uids[line[0]]}\n" for line in lines))
+    jobs = []
+    for record in Ledger(lab.root / "runs").records().values():
+        jobs.append((record.id, "RUNNING", "None", record.submission.uid))
+    stand_in_slurm.queue(*jobs)
     assert lab.run(grid, cluster, "runs") == 1
     assert "0 of 2 jobs went: run this again" in capsys.readouterr().err
 
@@ -112,7 +112,8 @@ def test_an_array_that_slurm_cannot_hold_is_said_at_once(
     stand_in_slurm.sbatch("exit 1")
     assert lab.run(*two, "runs") == status
     assert says in capsys.readouterr().err.strip().splitlines()[-1]
-    assert not stand_in_slurm.called("sbatch") and ids(lab) == []
+    assert not stand_in_slurm.called("sbatch")
+    assert ids(lab) == []
 
 
 def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_slurm):
@@ -125,36 +126,41 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
     watcher = launch.GridRun(
         ledger, read_grid(path), cluster, "grid", None, 1.0, commands
     )
-    watcher.submit_missing()
-    pretraining, probe = (
-        ledger.records()[name] for name in sorted(ledger.records(), reverse=True)
-    )
-    assert (
-        pretraining.job.verb == "pretrain" and len(stand_in_slurm.called("sbatch")) == 2
-    )
 
     def standing(record, state, reason="None"):
         return (record.id, state, reason, record.submission.uid)
 
+    def submitted():
+        return len(stand_in_slurm.called("sbatch"))
+
+    # 1. The first look submits both.
+    watcher.submit_missing()
+    by_verb = {record.job.verb: record for record in ledger.records().values()}
+    pretraining = by_verb["pretrain"]
+    probe = by_verb["linear"]
+    assert submitted() == 2
+    # 2. The pretraining ran out of time where nothing could requeue it: it goes on.
     attempts = [{"start": 1.0, "end": 2.0, "how": "time limit"}]
     status = {"name": pretraining.job.name, "state": "queued", "attempts": attempts}
     ledger.write_status(pretraining.job, status)
     stand_in_slurm.queue(standing(probe, "PENDING", "Dependency"))
     watcher.submit_missing()
-    assert len(stand_in_slurm.called("sbatch")) == 3, "the pretraining goes on"
+    assert submitted() == 3
     again = ledger.records()[pretraining.job.name]
-    for state in ("PENDING", "CANCELLED"):  # Slurm takes its time
+    # 3. Its probe waits for the old number. Once Slurm has cancelled it for that, it goes on, too.
+    for state in ("PENDING", "CANCELLED"):
         stand_in_slurm.queue(
             standing(again, "RUNNING"), standing(probe, state, "Dependency")
         )
         watcher.submit_missing()
-    assert len(stand_in_slurm.called("sbatch")) == 4, "and so does its probe"
+    assert submitted() == 4
     once_more = ledger.records()[probe.job.name]
     sent = (stand_in_slurm.folder / "sent4").read_text()
     assert f"--dependency=afterok:{again.id}\n" in sent
+    # 4. What somebody else cancelled stays cancelled.
     stand_in_slurm.queue(standing(again, "RUNNING"), standing(once_more, "CANCELLED"))
     watcher.submit_missing()
-    assert len(stand_in_slurm.called("sbatch")) == 4, "somebody cancelled it"
+    assert submitted() == 4
 
 
 @pytest.mark.slow
@@ -168,6 +174,7 @@ def test_watch_lives_on_where_slurm_is_full_and_ends_when_all_is_done(lab):
         process = lab.background(grid, cluster, "runs", "--watch", "--interval", "2")
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
-    assert "jobs went: run this again later" in said and "all is done" in said
+    assert "jobs went: run this again later" in said
+    assert "all is done" in said
     assert {len(hows) for hows in lab.attempts("runs").values()} == {1}
     assert lab.values("runs") == lab.reference(grid)

@@ -23,22 +23,32 @@ def job(name, **more):
 def submit(
     ledger, *jobs, uid="u1", kind="slurm", ids=(), cluster="slurm", when=HOUR_AGO
 ):
-    """On record as an array of Slurm, or as a local pool's list."""
-    about = {"grid": "lab", "cluster": cluster, "cluster_overrides": (), "kind": kind}
-    submission = Submission(uid=uid, time=when, jobs=jobs, ids=ids, **about)
+    """Put jobs on record as an array of Slurm, or as a local pool's list."""
+    submission = Submission(
+        uid=uid,
+        grid="lab",
+        cluster=cluster,
+        cluster_overrides=(),
+        kind=kind,
+        time=when,
+        jobs=jobs,
+        ids=ids,
+    )
     ledger.write_submission(submission)
     return submission
 
 
 def write_status(ledger, job, state, reason=None, **attempt):
-    """As the job itself would have written it."""
+    """Write a status as the job itself would have written it."""
     attempts = [{"start": HOUR_AGO, "end": None, **attempt}]
     status = {"name": job.name, "state": state, "reason": reason, "attempts": attempts}
     ledger.write_status(job, status)
 
 
 def shown(ledger):
-    return {name: (s.name, s.detail) for name, s in Snapshot(ledger).states.items()}
+    """Job name -> (its state, the detail)"""
+    states = Snapshot(ledger).states
+    return {name: (state.name, state.detail) for name, state in states.items()}
 
 
 @pytest.mark.parametrize(
@@ -46,18 +56,12 @@ def shown(ledger):
     [
         (("PENDING", "Resources"), None, ("queued", "Resources")),
         (("PENDING", "Dependency"), None, ("waiting", "")),
-        (
-            ("PENDING", "BeginTime"),
-            "failed",
-            ("queued", "BeginTime"),
-        ),  # submitted again
+        # Submitted again
+        (("PENDING", "BeginTime"), "failed", ("queued", "BeginTime")),
         (("RUNNING", "None"), None, ("running", "")),
         (("COMPLETING", "None"), "running", ("running", "")),
-        (
-            ("RUNNING", "None"),
-            "failed",
-            ("failed", "why"),
-        ),  # its last process is on the way out
+        # Its last process is on the way out
+        (("RUNNING", "None"), "failed", ("failed", "why")),
         (("RUNNING", "None"), "done", ("done", "")),
         (("CANCELLED", "None"), "running", ("cancelled", "")),
         (("CANCELLED", "None"), "stopped", ("cancelled", "")),
@@ -71,13 +75,16 @@ def shown(ledger):
     ],
 )
 def test_state_of_a_job_on_slurm(tmp_path, stand_in_slurm, queued, was, state):
-    ledger, one = Ledger(tmp_path / "runs"), job("x/one")
+    ledger = Ledger(tmp_path / "runs")
+    one = job("x/one")
     submit(ledger, one, job("x/two"), ids=("7_0", "7_1"))
     if was is not None:
         write_status(ledger, one, was, "why")
-    here = [] if queued is None else [("7_0", *queued, "u1")]
     # Another cluster's job of the same number is not ours
-    stand_in_slurm.queue(*here, ("7_1", "RUNNING", "None", "someone"))
+    jobs = [("7_1", "RUNNING", "None", "someone")]
+    if queued is not None:
+        jobs.append(("7_0", *queued, "u1"))
+    stand_in_slurm.queue(*jobs)
     gone = "Slurm knows it no longer and it wrote nothing"
     assert shown(ledger) == {"x/one": state, "x/two": ("lost", gone)}
 
@@ -86,95 +93,98 @@ def test_files_that_are_there_count_more_than_what_became_of_the_job(
     tmp_path, stand_in_slurm
 ):
     ledger = Ledger(tmp_path / "runs")
-    gone, failed = (
-        job("x/gone", makes="x/gone/file"),
-        job("x/failed", makes="x/failed/file"),
-    )
+    gone = job("x/gone", makes="x/gone/file")
+    failed = job("x/failed", makes="x/failed/file")
     submit(ledger, gone, failed, ids=("7_0", "7_1"))
     write_status(ledger, gone, "running")
     write_status(ledger, failed, "failed", "why")
     for one in (gone, failed):
         (ledger.runs / one.name).mkdir(parents=True)
-        (ledger.runs / str(one.makes)).touch()
+        (ledger.runs / one.makes).touch()
     assert shown(ledger) == {"x/gone": ("done", ""), "x/failed": ("failed", "why")}
 
 
 def test_jobs_behind_others(tmp_path, stand_in_slurm):
     ledger = Ledger(tmp_path / "runs")
-    first, second = job("first"), job("second", needs=("first",))
+    first = job("first")
+    second = job("second", needs=("first",))
     third = job("third", needs=("second", "first"))
     submit(ledger, first, second, third, ids=("7_0", "7_1", "7_2"))
-    pending = [(f"7_{i}", "PENDING", "Dependency", "u1") for i in (1, 2)]
-    stand_in_slurm.queue(("7_0", "RUNNING", "None", "u1"), *pending)
-    behind = {
+    # 1. While the first one runs
+    stand_in_slurm.queue(
+        ("7_0", "RUNNING", "None", "u1"),
+        ("7_1", "PENDING", "Dependency", "u1"),
+        ("7_2", "PENDING", "Dependency", "u1"),
+    )
+    assert shown(ledger) == {
+        "first": ("running", ""),
         "second": ("waiting", "for first"),
         "third": ("waiting", "for second and 1 more"),
     }
-    assert shown(ledger) == {"first": ("running", ""), **behind}
+    # 2. When it has failed: Slurm cancels the others, and forgets them later
     write_status(ledger, first, "failed", "why")
-    stand_in_slurm.queue(*((f"7_{i}", "CANCELLED", "Dependency", "u1") for i in (1, 2)))
-    behind = {
-        "second": ("blocked", "first failed"),
-        "third": ("blocked", "second blocked"),
-    }
-    assert shown(ledger) == {"first": ("failed", "why"), **behind}
-    stand_in_slurm.queue()  # forgotten
-    assert shown(ledger) == {"first": ("failed", "why"), **behind}
+    cancelled = [(f"7_{i}", "CANCELLED", "Dependency", "u1") for i in (1, 2)]
+    for jobs in (cancelled, []):
+        stand_in_slurm.queue(*jobs)
+        assert shown(ledger) == {
+            "first": ("failed", "why"),
+            "second": ("blocked", "first failed"),
+            "third": ("blocked", "second blocked"),
+        }
 
 
 def test_a_long_chain_ends_no_look(lab, bad_input):
     """A list of 3,000 as a pool writes it, and backwards, as only a stranger does."""
+    ledger = Ledger(lab.root / "runs")
     chain = [job(f"x/{i}", needs=(f"x/{i - 1}",)) for i in range(3000)]
-    submit(Ledger(lab.root / "runs"), *chain, kind="local")
+    submit(ledger, *chain, kind="local")
     assert set(lab.states("runs").values()) == {"lost", "blocked"}
-    submit(Ledger(lab.root / "runs"), *reversed(chain), kind="local")
-    bad_input(
-        lab.launch("status", "runs"),
-        "hundreds of jobs, each before the one that it needs",
-    )
+    submit(ledger, *reversed(chain), kind="local")
+    says = "hundreds of jobs, each before the one that it needs"
+    bad_input(lab.launch("status", "runs"), says)
 
 
 def test_slurm_that_does_not_answer_loses_nothing(tmp_path, stand_in_slurm):
     ledger = Ledger(tmp_path / "runs")
-    jobs = [job(f"x/{name}") for name in ("running", "queued", "failed")]
-    submit(ledger, *jobs, ids=("7_0", "7_1", "7_2"))
-    write_status(ledger, jobs[0], "running")
-    write_status(ledger, jobs[2], "failed", "why")
+    running, queued, failed = (job(name) for name in ("running", "queued", "failed"))
+    submit(ledger, running, queued, failed, ids=("7_0", "7_1", "7_2"))
+    write_status(ledger, running, "running")
+    write_status(ledger, failed, "failed", "why")
     stand_in_slurm.says("squeue", "", status=1)
-    silent = "squeue does not answer"
-    alive = {"x/running": ("running", silent), "x/queued": ("queued", silent)}
-    assert shown(ledger) == {**alive, "x/failed": ("failed", "why")}
+    assert shown(ledger) == {
+        "running": ("running", "squeue does not answer"),
+        "queued": ("queued", "squeue does not answer"),
+        "failed": ("failed", "why"),
+    }
     assert status_text(Snapshot(ledger)).splitlines()[1] == "! squeue: exit 1"
 
 
 def test_state_of_a_job_of_this_machine(tmp_path):
     """Alive is who holds its lock; the list of a pool is worth as much as the pool is alive."""
     ledger = Ledger(tmp_path / "runs")
-    runs, left = job("x/runs"), job("x/left")
-    behind, next_one = job("x/behind", needs=("x/runs",)), job("x/next")
-    submit(
-        ledger,
-        runs,
-        behind,
-        next_one,
-        left,
-        uid="pool-0",
-        kind="local",
-        cluster="local",
-    )
+    runs = job("runs")
+    behind = job("behind", needs=("runs",))
+    next_one = job("next")
+    left = job("left")
+    jobs = (runs, behind, next_one, left)
+    submit(ledger, *jobs, uid="pool-0", kind="local", cluster="local")
     write_status(ledger, runs, "running")
     write_status(ledger, left, "running")
     with ledger.alone(runs):
+        # 1. The job and its pool live
         with ledger.running_pool("pool"):
             ledger.mark_cancelled(left)
-            others = {"x/behind": ("waiting", "for x/runs"), "x/next": ("queued", "")}
-            others |= {"x/left": ("cancelled", "")}
-            assert shown(ledger) == {"x/runs": ("running", ""), **others}
-        assert shown(ledger)["x/runs"][0] == "running", (
-            "its launcher was killed, it was not"
-        )
-        assert shown(ledger)["x/next"] == ("lost", "its launcher ended first")
-    assert shown(ledger)["x/runs"] == ("lost", "started, not there any more")
+            assert shown(ledger) == {
+                "runs": ("running", ""),
+                "behind": ("waiting", "for runs"),
+                "next": ("queued", ""),
+                "left": ("cancelled", ""),
+            }
+        # 2. Its pool was killed, the job was not
+        assert shown(ledger)["runs"] == ("running", "")
+        assert shown(ledger)["next"] == ("lost", "its launcher ended first")
+    # 3. Both are gone
+    assert shown(ledger)["runs"] == ("lost", "started, not there any more")
 
 
 @pytest.mark.parametrize(
@@ -223,9 +233,12 @@ def test_state_of_a_job_of_this_machine(tmp_path):
 def test_a_lost_job_has_its_cause_in_a_word_and_the_last_line_said(
     tmp_path, stand_in_slurm, case
 ):
+    """By squeue's state, the job's status, and what Slurm's script printed around the job."""
     queued, was, wrapper, row = case
-    ledger, one = Ledger(tmp_path / "runs"), job("x")
-    submission = submit(ledger, one, ids=() if wrapper == "" and not was else ("7",))
+    ledger = Ledger(tmp_path / "runs")
+    one = job("x")
+    was_submitted = "not submitted" not in row
+    submission = submit(ledger, one, ids=("7",) if was_submitted else ())
     if was is not None:
         write_status(ledger, one, was)
         ledger.log(one).parent.mkdir()
@@ -240,7 +253,8 @@ def test_a_lost_job_has_its_cause_in_a_word_and_the_last_line_said(
 
 def test_what_is_blocked_is_told_by_its_root_in_one_line(tmp_path, stand_in_slurm):
     ledger = Ledger(tmp_path / "runs")
-    first, other = job("pretrain/first"), job("pretrain/other")
+    first = job("pretrain/first")
+    other = job("pretrain/other")
     middle = job("convert", needs=(first.name,))
     behind = [job(f"x/{i}", needs=("convert",)) for i in range(33)]
     alone = job("y", needs=(other.name,))
@@ -268,19 +282,20 @@ def test_what_is_blocked_is_told_by_its_root_in_one_line(tmp_path, stand_in_slur
     ],
 )
 def test_no_time_is_told_that_is_not_known(tmp_path, done, eta_s, age, ends):
-    ledger, one = Ledger(tmp_path / "runs"), job("x")
+    ledger = Ledger(tmp_path / "runs")
+    one = job("x")
     submit(ledger, one, uid="pool-0", kind="local", cluster="local")
     write_status(ledger, one, "running")
-    about = {
+    note = {
         "what": "probe",
         "done": done,
         "total": 100,
         "unit": "step",
         "eta_s": eta_s,
+        "time": time.time() - age,
     }
     (ledger.runs / "x").mkdir()
-    note = json.dumps({**about, "time": time.time() - age})
-    (ledger.runs / "x" / "progress.json").write_text(note)
+    (ledger.runs / "x" / "progress.json").write_text(json.dumps(note))
     with ledger.alone(one):
         assert shown(ledger) == {"x": ("running", f"probe {done}/100 steps{ends}")}
 
@@ -290,9 +305,9 @@ def traces(folder):
     out = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
         stat = path.lstat()
-        content = (
-            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        )
+        content = ""
+        if path.is_file():
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
         out[str(path)] = (content, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_mode)
     return out
 
@@ -305,17 +320,23 @@ def fill(lab, slurm):
     )
     assert lab.run(grid, lab.cluster("local"), "runs") == 1
     ledger = Ledger(lab.root / "runs")
+    # 1. Of this machine
     alive, dead, never = (job(f"here/{name}") for name in ("alive", "dead", "never"))
     submit(ledger, alive, dead, never, uid="pool-0", kind="local", cluster="local")
     for one in (alive, dead):
         write_status(ledger, one, "running")
-    names = ("runs", "pends", "cancelled", "broke", "vanished", "blocked")
-    jobs = [job(f"slurm/{name}") for name in names[:-1]]
-    jobs.append(job("slurm/blocked", needs=("slurm/broke",)))
+    # 2. An array of Slurm
+    runs, pends, cancelled, broke, vanished = (
+        job(f"slurm/{name}")
+        for name in ("runs", "pends", "cancelled", "broke", "vanished")
+    )
+    blocked = job("slurm/blocked", needs=(broke.name,))
+    jobs = (runs, pends, cancelled, broke, vanished, blocked)
     cluster = lab.slurm()
     submit(ledger, *jobs, ids=tuple(f"7_{i}" for i in range(6)), cluster=cluster)
-    for one in (jobs[0], jobs[2], jobs[4]):
+    for one in (runs, cancelled, vanished):
         write_status(ledger, one, "running")
+    # 3. An array whose launcher died before it knew its number
     unnumbered = [job(f"unnumbered/{i}") for i in range(2)]
     submit(ledger, *unnumbered, uid="u2", cluster=cluster)
     slurm.queue(
@@ -338,12 +359,11 @@ def test_a_look_leaves_no_trace(lab, stand_in_slurm, capsys):
     looks = [
         ("launch", "status", "--once", "--out", runs),
         ("launch", "status", "--json", "--out", runs),
-        *(
-            ("launch", "run", more, "--cluster", place, "--dry-run", "--out", runs)
-            for place in (cluster, "local", "debug")
-        ),
         ("leaderboard", runs),
     ]
+    for place in (cluster, "local", "debug"):
+        where = ("--cluster", place, "--out", runs)
+        looks.append(("launch", "run", more, *where, "--dry-run"))
     with ledger.alone(alive):  # as the process that runs it
         before = traces(ledger.runs)
         for look in looks:
@@ -362,15 +382,14 @@ def test_a_look_leaves_no_trace(lab, stand_in_slurm, capsys):
         "slurm/broke": "lost",
         "slurm/vanished": "lost",
         "slurm/blocked": "blocked",
-        "unnumbered/0": "lost",  # known by the other's comment, and not in the queue any more
+        # Known by the other's comment, and not in the queue any more
+        "unnumbered/0": "lost",
         "unnumbered/1": "queued",
     }
     seen = {name: state["name"] for name, state in states.items()}
     assert expected.items() <= seen.items()
-    assert sorted(seen[name] for name in seen.keys() - expected.keys()) == [
-        "done",
-        "failed",
-    ]
+    others = [seen[name] for name in seen.keys() - expected.keys()]
+    assert sorted(others) == ["done", "failed"]
     assert not stand_in_slurm.called("scancel")
 
 
