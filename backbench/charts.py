@@ -1,7 +1,10 @@
-"""Charts as svg and png: one look, the same bytes for the same numbers, without pyplot's state."""
+"""Draws charts as svg and png in one look.
+
+The same numbers give the same bytes. pyplot, which keeps state of its own, is not used."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette without black: told apart by colour-blind readers, and in print.
+# Okabe and Ito's palette without black: colour-blind readers tell the colours apart, also in print
 PALETTE = (
     "#0072B2",
     "#D55E00",
@@ -26,7 +29,7 @@ PALETTE = (
 
 
 def colors(count: int) -> list[str]:
-    """The palette, then a colour map, so that any number of lines has its own colours."""
+    """Return a colour for each of `count` lines: of the palette, or of a colour map if it is short."""
     if count <= len(PALETTE):
         return list(PALETTE[:count])
     from matplotlib import colormaps
@@ -38,11 +41,11 @@ def colors(count: int) -> list[str]:
 def grid(
     count: int, *, columns: int = 1, width: float = 4.2, height: float = 3.0
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` axes in rows of `columns`, sizes in inches."""
+    """Make a figure with `count` axes in rows of `columns`, each of `width` x `height` inches."""
     from matplotlib.figure import Figure
 
     columns = min(columns, count)
-    rows = -(-count // columns)
+    rows = math.ceil(count / columns)
     figure = Figure(
         figsize=(width * columns, height * rows + 0.4), layout="constrained"
     )
@@ -59,8 +62,9 @@ def grid(
 
 
 def save(figure: Figure, stem: Path, legend: Sequence[tuple[str, str]] = ()) -> Path:
-    """Write STEM.svg and STEM.png, without a date or version in them; returns the svg. `legend` has
-    (name, colour) of each line, to stand under all axes."""
+    """Write STEM.svg and STEM.png, without a date or version in them; return the svg's path.
+
+    `legend` has (name, colour) of each line, and stands under all axes."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -72,28 +76,35 @@ def save(figure: Figure, stem: Path, legend: Sequence[tuple[str, str]] = ()) -> 
             Line2D([], [], color=color, linewidth=3, label=name)
             for name, color in legend
         ]
-        fitting = (
-            int(figure.get_figwidth() // 3.4) or 1
-        )  # a name takes about 3.4 inches
-        look = {"ncols": min(len(legend), fitting), "fontsize": 8, "frameon": False}
-        figure.legend(handles=handles, loc="outside lower center", **look)
-    # A dollar in a name is a dollar, and begins no formula; on a scale's ticks it does
+        # A name takes about 3.4 inches
+        fitting = max(1, int(figure.get_figwidth() // 3.4))
+        figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=min(len(legend), fitting),
+            fontsize=8,
+            frameon=False,
+        )
+    # A dollar in a name is a dollar, and begins no formula. On a scale's ticks it does begin one
     for text in figure.findobj(Text):
         if "$" in text.get_text() and "\\mathdefault" not in text.get_text():
             text.set_parse_math(False)
-    # The salt makes the svg's ids, which would be drawn at random; paths need no font of the
-    # reader.
+    png = stem.with_name(f"{stem.name}.png")
+    svg = stem.with_name(f"{stem.name}.svg")
+    # Without the salt, the svg's ids would be drawn at random. Text is written as paths, so that the
+    # reader needs no font
     with rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "path"}):
-        # The places of all axes are found once, not again for each file.
+        # The places of all axes are found once, not again for each file
         FigureCanvasAgg(figure)
-        if (layout := figure.get_layout_engine()) is not None:
+        layout = figure.get_layout_engine()
+        if layout is not None:
             layout.execute(figure)
         figure.set_layout_engine("none")
         figure.set_dpi(130)
-        # The canvases' own methods: `savefig` draws every figure twice.
-        with atomic.atomic_path(stem.with_name(f"{stem.name}.png")) as temporary:
+        # These are the canvases' own methods, because `savefig` draws every figure twice
+        with atomic.atomic_path(png) as temporary:
             FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
-        with atomic.atomic_path(stem.with_name(f"{stem.name}.svg")) as temporary:
+        with atomic.atomic_path(svg) as temporary:
             metadata = {"Date": None, "Creator": None}
             FigureCanvasSVG(figure).print_svg(temporary, metadata=metadata)
-    return stem.with_name(stem.name + ".svg")
+    return svg

@@ -1,17 +1,15 @@
-"""The two ways a run ends early, and the words for a wrong name."""
+"""The ways in which a run ends early, their exit statuses, and the words for a wrong name."""
 
 import difflib
 from collections.abc import Iterable
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
-EXIT_PREEMPTED = (
-    75  # EX_TEMPFAIL of sysexits.h: the state is saved, the same command continues
-)
-EXIT_PIPE_CLOSED = (
-    141  # 128 + SIGPIPE, as of any program behind which `head` has read enough
-)
-# What asks a run to stop: Slurm and `kill`, its users' two signals, Ctrl-C
+# EX_TEMPFAIL of sysexits.h: the state is saved, and the same command continues
+EXIT_PREEMPTED = 75
+# 128 + SIGPIPE, as any program exits whose output goes to a `head` that has read enough
+EXIT_PIPE_CLOSED = 141
+# These ask a run to stop. They come from Slurm and `kill`, from users (two signals), and from Ctrl-C
 STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
 
 
@@ -24,8 +22,9 @@ class Preempted(Exception):
 
 
 class Stopped(BaseException):
-    """A signal came where no loop was asking for one. What was saved before is what the same
-    command continues from; no `except Exception` may take it for something else."""
+    """A signal came where no loop was asking for one; the same command continues from what was saved.
+
+    It is a BaseException, so that no `except Exception` takes it for something else."""
 
 
 class Failed(Exception):
@@ -33,15 +32,19 @@ class Failed(Exception):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """End an error message: the nearest allowed name (its folder may be left out), or all names."""
+    """Return the end of an error message: the allowed name nearest to `name`, or all of them.
+
+    Names may have folders, of which `name` may leave out its own."""
     names = sorted(allowed)
     by_end: dict[str, str] = {}
     for each in names:
         by_end.setdefault(each.rpartition("/")[2], each)
     end = name.rpartition("/")[2]
-    close = (
-        [by_end[end]] if end in by_end else difflib.get_close_matches(name, names, n=1)
-    )
+    if end in by_end:
+        return f"did you mean '{by_end[end]}'?"
+    close = difflib.get_close_matches(name, names, n=1)
     if not close:
         close = [by_end[each] for each in difflib.get_close_matches(end, by_end, n=1)]
-    return f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(names)}"
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"allowed: {', '.join(names)}"

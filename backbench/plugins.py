@@ -29,56 +29,64 @@ from backbench.errors import BadInput
 
 T = TypeVar("T")
 
-METHODS, PROBES = "backbench.methods", "backbench.probes"
+METHODS = "backbench.methods"
+PROBES = "backbench.probes"
 DATASETS = "backbench.datasets"
-FORMATS, TRUNKS = "backbench.formats", "backbench.trunks"
+FORMATS = "backbench.formats"
+TRUNKS = "backbench.trunks"
 
 
 @functools.cache
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Name -> entry point. BadInput where two packages claim one name."""
+    """Return name -> entry point. BadInput where two packages claim one name."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         known = found.get(point.name)
         if known is not None and known.value != point.value:
-            both = f"{origin(known)} and from {origin(point)}"
-            raise BadInput(f"'{point.name}' ({group}) comes from {both}; uninstall one")
+            raise BadInput(
+                f"'{point.name}' ({group}) comes from {origin(known)} and from {origin(point)};"
+                " uninstall one"
+            )
         found[point.name] = point
     return found
 
 
 def names(group: str, shipped: Collection[str]) -> list[str]:
-    """The names that packages add. BadInput where one of them is backbench's own."""
+    """List the names that packages add. BadInput where one of them is backbench's own."""
     added = installed(group)
     for name in shipped:
         if name in added:
-            same = f"calls something '{name}' ({group}), as backbench does"
-            raise BadInput(f"{origin(added[name])} {same}; it needs another name")
+            raise BadInput(
+                f"{origin(added[name])} calls something '{name}' ({group}), as backbench does;"
+                " it needs another name"
+            )
     return sorted(added)
 
 
 def load(group: str, name: str, kind: type[T]) -> T:
-    """The object behind an installed name. BadInput names a package whose object is no `kind`."""
+    """Load the object behind an installed name. BadInput where it cannot be, or is no `kind`."""
     point = installed(group)[name]
     where = f"{origin(point)}: '{name}' ({group})"
     try:
         value = point.load()
     except Exception as error:  # whatever a stranger's module does when it is imported
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise BadInput(f"{where} cannot be loaded: {what}") from error
+        said = " ".join(str(error).split())
+        raise BadInput(
+            f"{where} cannot be loaded: {type(error).__name__}: {said}"
+        ) from error
     if not isinstance(value, kind):
         raise BadInput(f"{where} is {type(value).__name__}, not {kind.__name__}")
+    # Its results would be under another name than the one that asks for it
     own = getattr(value, "name", name)
-    if (
-        own != name
-    ):  # its results would be under another name than the one that asks for it
+    if own != name:
         raise BadInput(f"{where} calls itself '{own}'")
     return value
 
 
 def package_file(point: EntryPoint, name: str) -> Path:
-    """Return the path of the file `name` beside the `__init__.py` of an entry point's package. The
-    package is not imported. FileNotFoundError where no such package is installed."""
+    """Return the path of the file `name` beside the `__init__.py` of an entry point's package.
+
+    The package is not imported. FileNotFoundError where no such package is installed."""
     package = point.module.partition(".")[0]
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -87,9 +95,7 @@ def package_file(point: EntryPoint, name: str) -> Path:
 
 
 def origin(point: EntryPoint) -> str:
-    """The package that an entry point comes from, for messages."""
-    return (
-        f"{point.dist.name} {point.dist.version}"
-        if point.dist is not None
-        else point.value
-    )
+    """Return the package that an entry point comes from, for messages."""
+    if point.dist is None:
+        return point.value
+    return f"{point.dist.name} {point.dist.version}"

@@ -1,5 +1,6 @@
-"""The tasks that can be measured, one row of tasks.toml each; every list of tasks is made here. A
-task is a kind of number (a linear probe, the AP of Mask R-CNN), measured by a verb. A protocol (a
+"""The tasks that can be measured, one row of tasks.toml each. Every list of tasks is made here.
+
+A task is a kind of number (a linear probe, the AP of Mask R-CNN), measured by a verb. A protocol (a
 recipe under configs/transfer or configs/detection) says how.
 
 A package that adds a reading (backbench/plugins.py) has a row for it in a tasks.toml of its own,
@@ -35,15 +36,15 @@ class Task:
     lower: bool = False  # less is better; the title says so, too
     # Its probes read one feature an image, which stands in the cache; others read maps or tokens
     pooled: bool = True
-    from_scores: bool = (
-        False  # computed from what the other tasks' heads said of each image
-    )
-    # Something is trained by chance: a second run gives another number (stats/training_noise.py).
-    # Few labels draw theirs, and their tests count the draws already.
+    # Whether it is computed from what the other tasks' heads said of each image
+    from_scores: bool = False
+    # Whether something is trained by chance, so that a second run gives another number
+    # (stats/training_noise.py). For few labels it is False: their tests count the draws of labels,
+    # which hold that chance already
     trains: bool = True
-    # Points by which a measured number may miss a printed one; None: it is not judged. Ours: the
-    # papers print one run without an interval, and users report spreads of half a point to a point
-    # for one recipe (facebookresearch/barlowtwins#14: 68.9 and 69.7).
+    # Points by which a measured number may miss a printed one; None: it is not judged. These numbers
+    # are our own: the papers print one run without an interval, and users report spreads of half a
+    # point to a point for one recipe (facebookresearch/barlowtwins#14: 68.9 and 69.7)
     tolerance: float | None = None
     tolerances: Mapping[str, float] = field(default_factory=dict)  # on single datasets
 
@@ -71,8 +72,10 @@ def read(file: Path) -> dict[str, Task]:
 
 
 def installed(shipped: Mapping[str, Task]) -> dict[str, Task]:
-    """Return the tasks of the readings that packages add. A package whose row cannot be read, or
-    has a shipped name, is named in a warning and stands in nobody else's way."""
+    """Return the tasks of the readings that packages add.
+
+    A package whose row cannot be read, or has a shipped name, is named in a warning and stands in
+    nobody else's way."""
     log = logging.getLogger("backbench")
     try:
         points = plugins.installed(plugins.PROBES)
@@ -124,7 +127,7 @@ VERBS: dict[str, MeasuringVerb] = {
 
 
 def by_kind(verb: str) -> dict[str, str]:
-    """`kind:` of a protocol -> the task that the verb measures by it."""
+    """Return `kind:` of a protocol -> the task that the verb measures by it."""
     return {
         task.kind: name
         for name, task in TASKS.items()

@@ -31,7 +31,7 @@ from backbench.images.augmentations import (
     render_reference,
 )
 from backbench.images.crops import Crops
-from backbench.images.image_list import decode_array
+from backbench.images.decoding import decode_array
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
 from backbench.pretrain.recipe import ViewsConfig
 

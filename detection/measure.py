@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backbench.containers import containers
+from backbench.containers.provenance import container_provenance
 from backbench.detection import backbones, evaluate, voc_ap
 from backbench.detection.data import voc
 from backbench.detection.data.dataset_dicts import Detection
@@ -207,7 +207,7 @@ def results(
         "train": p.train.fingerprint,
         "val": p.val.fingerprint,
         contents.KEY: contents.whole(p.val.images),
-        **containers.provenance([("train", p.train.images), ("val", p.val.images)]),
+        **container_provenance([("train", p.train.images), ("val", p.val.images)]),
         "predictions": kept,
         "per_category": PER_CATEGORY_FILE,
         "trunk": trunk_facts.of_maps(p.checkpoint, sides, backbones.scaled),

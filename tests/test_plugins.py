@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,23 +42,19 @@ def site(tmp_path_factory) -> Path:
     """A folder into which pip has installed the lab's package."""
     folder = tmp_path_factory.mktemp("site")
     source = tmp_path_factory.mktemp("source") / "lab"
-    # A build writes beside its source
-    subprocess.run(["cp", "-r", str(LAB), str(source)], check=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-    ]
-    subprocess.run([*command, "--target", str(folder), str(source)], check=True)
+    # A build writes beside its source, so it gets a copy
+    shutil.copytree(LAB, source)
+    install = [sys.executable, "-m", "pip", "install", "-q"]
+    offline = ["--no-deps", "--no-build-isolation"]
+    subprocess.run(
+        [*install, *offline, "--target", str(folder), str(source)], check=True
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
+    """ROOT with the lab's dataset: stripes that run across or down."""
     root = tmp_path_factory.mktemp("data")
     folder = root / "stripes" / "images"
     folder.mkdir(parents=True)
@@ -65,19 +62,20 @@ def data(tmp_path_factory) -> Path:
         lines = []
         for i in range(count):
             pixels = np.zeros((24, 24, 3), np.uint8)
-            across = i % 2 == 0
-            pixels[(slice(i % 3, None, 3)) if across else slice(None)] = (
-                255 if across else 0
-            )
-            if not across:
+            if i % 2 == 0:
+                label = "across"
+                pixels[i % 3 :: 3] = 255
+            else:
+                label = "down"
                 pixels[:, i % 3 :: 3] = 255
             Image.fromarray(pixels).save(folder / f"{split}{i}.png")
-            lines.append(f"{split}{i}.png {'across' if across else 'down'}")
+            lines.append(f"{split}{i}.png {label}")
         (root / "stripes" / f"{split}.txt").write_text("\n".join(lines) + "\n")
     return root
 
 
-# Commands one after the other, each told by the line before it: torch starts once.
+# Runs commands one after the other in one process, so that torch starts once; a line before each
+# says which it is
 COMMANDS = """
 import json, sys
 from backbench.cli import program
@@ -92,32 +90,39 @@ for words in json.loads(sys.argv[1]):
 def test_all_five_in_one_life(site, data, tmp_path):
     """The lab's trunk, by its own method and from its own file, is probed on the lab's dataset, by
     the lab's reading too."""
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    content = {
-        f"net.trunk.{k}": v for k, v in build_backbone("resnet18").state_dict().items()
-    }
-    torch.save({**content, "done": 7}, tmp_path / "lab.pth")
-    common = ("--data", str(data))
-    out, imported = tmp_path / "pretrained", tmp_path / "imported.safetensors"
-    files = (str(out / "backbone.safetensors"), str(imported))
-    reading = str(site / "example_lab" / "nearest_mean.yaml")
+    # 1. A recipe with the lab's method, and a file in the lab's format
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    foreign = tmp_path / "lab.pth"
+    content = {"done": 7}
+    for name, tensor in build_backbone("resnet18").state_dict().items():
+        content[f"net.trunk.{name}"] = tensor
+    torch.save(content, foreign)
+    # 2. The commands
+    run = tmp_path / "pretrained"
+    trunk = run / "backbone.safetensors"
+    imported = tmp_path / "imported.safetensors"
+    reading = site / "example_lab" / "nearest_mean.yaml"
+    probed = ["linear", trunk, imported, "--datasets", "stripes", "--data", data]
     commands = [
-        ["pretrain", str(tmp_path / "recipe.yaml"), *common, "--out", str(out)],
-        ["import", str(tmp_path / "lab.pth"), "--out", str(imported)],
-        ["linear", *files, "--datasets", "stripes", "--protocol", "knn_demo", *common],
-        ["linear", *files, "--datasets", "stripes", "--protocol", reading, *common],
-        ["leaderboard", str(tmp_path), "--csv", str(tmp_path / "board.csv")],
-        ["data", "list", *common],
+        ["pretrain", recipe, "--data", data, "--out", run],
+        ["import", foreign, "--out", imported],
+        [*probed, "--protocol", "knn_demo", "--out", tmp_path / "probe"],
+        [*probed, "--protocol", reading, "--out", tmp_path / "means"],
+        ["leaderboard", tmp_path, "--csv", tmp_path / "board.csv"],
+        ["data", "list", "--data", data],
     ]
-    commands[2] += ["--out", str(tmp_path / "probe")]
-    commands[3] += ["--out", str(tmp_path / "means")]
+    text = json.dumps([[str(word) for word in words] for words in commands])
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-    process = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
-    environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(
-        process, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", COMMANDS, text],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
+    # 3. What they said and measured
     _, _, brought, _, means, _, listed = done.stdout.split("$ ")
     assert "method spread" in brought and "epochs 7" in brought
     assert "format example lab" in brought
@@ -136,13 +141,13 @@ def test_all_five_in_one_life(site, data, tmp_path):
 def test_a_recipe_names_what_is_installed_and_never_a_module(
     data, tmp_path, capsys, name
 ):
-    (tmp_path / "recipe.yaml").write_text(
-        RECIPE.replace("name: spread", f"name: {name}")
-    )
-    out = ("--data", str(data), "--out", str(tmp_path / "run"))
-    assert program.main(["pretrain", str(tmp_path / "recipe.yaml"), *out]) == 2
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("name: spread", f"name: {name}"))
+    words = ["pretrain", recipe, "--data", data, "--out", tmp_path / "run"]
+    assert program.main([str(word) for word in words]) == 2
     said = capsys.readouterr().err
-    assert f"unknown method '{name}'" in said and len(said.splitlines()) == 1
+    assert f"unknown method '{name}'" in said
+    assert len(said.splitlines()) == 1
     with pytest.raises(BadInput, match="unknown architecture 'squares'"):
         archs.build_trunk("squares")
 
@@ -150,7 +155,7 @@ def test_a_recipe_names_what_is_installed_and_never_a_module(
 def point(
     tmp_path: Path, group: str, name: str, value: str, package: str = "odd"
 ) -> None:
-    """A package's metadata, as an installer leaves it."""
+    """Write a package's metadata, as an installer leaves it."""
     info = tmp_path / f"{package}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
@@ -275,14 +280,16 @@ def beside_others(tmp_path):
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
 
     def run(*words):
-        command = [sys.executable, *map(str, words)]
         # Our checkout stands behind the folder, as an installed package does
-        path = os.pathsep.join(
-            [str(tmp_path), str(Path(backbench.__file__).parents[1])]
-        )
-        env = {**os.environ, "PYTHONPATH": path}
+        checkout = Path(backbench.__file__).parents[1]
+        path = os.pathsep.join([str(tmp_path), str(checkout)])
         return subprocess.run(
-            command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path
+            [sys.executable, *map(str, words)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": path},
+            cwd=tmp_path,
         )
 
     return run

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from backbench.containers import containers
+from backbench.containers.provenance import container_provenance
 from backbench.images import contents
 from backbench.recipes import config, fast
 from backbench.records import kept_scores, protocol_fingerprints, store
@@ -69,7 +69,7 @@ def row(
             "val": "held out of train" if task.splits.held_out else "official",
             contents.KEY: task.test_contents,
             "notes": list(task.splits.notes),
-            **containers.provenance(task.splits.items()),
+            **container_provenance(task.splits.items()),
             "trunk": trunk_facts.facts(checkpoint, task.geometry.crop),
             "pixels": {
                 **dataclasses.asdict(checkpoint.pixels),

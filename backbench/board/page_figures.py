@@ -13,7 +13,7 @@ from pathlib import Path
 from backbench.board import ablation, predictor
 from backbench.board.board import Board, joined
 from backbench.errors import BadInput
-from backbench.images.image_list import readable
+from backbench.images.decoding import readable
 from backbench.records.result_line import Result
 from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE
 from backbench.runs.step_metrics import read_metrics

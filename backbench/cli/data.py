@@ -6,8 +6,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from backbench.containers import containers
-from backbench.containers.spans import SpanList, contents_name
+from backbench.containers import finding
+from backbench.containers.container import SPLIT_WORDS
+from backbench.containers.names_by_contents import digest_of
+from backbench.containers.spans import SpanList
 from backbench.datasets import (
     availability,
     catalog,
@@ -138,9 +140,9 @@ def _record(found: Splits, beside: Path) -> Path:
     """Write (split on disk, path, digest of the bytes) of every image; no image is in it."""
     lines = []
     for _, images in found.items():
-        split = images.root.name if images.root.name in containers.WORDS else ""
+        split = images.root.name if images.root.name in SPLIT_WORDS else ""
         for index, path in enumerate(images.paths):
-            lines.append(f"{split}\t{path}\t{contents_name(images.read(index))}\n")
+            lines.append(f"{split}\t{path}\t{digest_of(images.read(index))}\n")
     file = beside.with_name("contents.tsv.gz")
     atomic.write_bytes(file, gzip.compress("".join(sorted(lines)).encode(), mtime=0))
     return file
@@ -150,7 +152,7 @@ def _ignored(base: Path) -> list[str]:
     """A line per split with files that no evaluation looks at."""
     out = []
     for split in ("train", "val", "test"):
-        folder = (base / split).is_dir() and containers.find(base, split) is None
+        folder = (base / split).is_dir() and finding.find(base, split) is None
         left = image_list.ignored(base / split) if folder else []
         if left:
             kinds = Counter(

@@ -1,30 +1,38 @@
-"""Finds where a Parquet file's binary column has its values, which pyarrow does not say. Page
-headers are Thrift's compact protocol (parquet-format: parquet.thrift). Snappy's blocks of 64 KiB of
-output are independent (snappy: format_description.txt), so an image costs only its blocks."""
+"""Finds where a Parquet file's binary column has its values, which pyarrow does not say.
+
+Page headers are Thrift's compact protocol (parquet-format: parquet.thrift). Snappy's blocks of 64
+KiB of output are independent (snappy: format_description.txt), so an image costs only its blocks."""
 
 import os
 import struct
 from collections.abc import Iterator
 from typing import Any
 
-from backbench.containers.spans import CODECS, LARGEST_IMAGE, Span
+from backbench.containers.spans import CODECS, Span, bare_span
+from backbench.containers.tables import LARGEST_IMAGE
 
 BLOCK = 1 << 16  # bytes of output of Snappy's encoder
-HEADER = (
-    1 << 20
-)  # bytes of a page's header at most; it may hold two values as statistics
-DEEPEST, MOST_ITEMS = 8, 10_000  # of Thrift's structs and lists
+# Bytes of a page's header at most; it may hold two values as statistics
+LONGEST_HEADER = 1 << 20
+# Of Thrift's structs and lists
+DEEPEST = 8
+MOST_ITEMS = 10_000
+# parquet.thrift, enum Encoding
 PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY = 0, 2, 8
+# parquet.thrift, enum PageType; and the field of a page's header that describes a page of this type
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
+DESCRIBED_IN = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}
 
 
 class _Thrift:
-    """A bounded reader of structs; ValueError or IndexError for what is none."""
+    """A bounded reader of Thrift's structs; ValueError or IndexError for what is none."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self.data = data
+        self.at = 0
 
     def varint(self) -> int:
+        """Read a number: 7 bits a byte, the lowest first; the last byte is below 128."""
         value = shift = 0
         while shift < 70:
             byte = self.data[self.at]
@@ -36,36 +44,42 @@ class _Thrift:
         raise ValueError("a number of more than 64 bits")
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Field number -> value."""
+        """Read field number -> value."""
         if depth > DEEPEST:
             raise ValueError("a header nested too deep")
         out: dict[int, Any] = {}
         number = 0
+        # A byte holds the distance to the field before (0: the number follows) and the type
         while byte := self.data[self.at]:
             self.at += 1
-            jump, kind = byte >> 4, byte & 15
+            jump = byte >> 4
             number = number + jump if jump else self._whole()
-            out[number] = self._value(kind, depth)
+            out[number] = self._value(byte & 15, depth)
         self.at += 1
         return out
 
     def _whole(self) -> int:
+        """Read a signed number in zigzag code: 0, -1, 1, -2, ..."""
         value = self.varint()
-        return value >> 1 ^ -(value & 1)  # zigzag
+        return value >> 1 ^ -(value & 1)
 
     def _value(self, kind: int, depth: int) -> Any:
-        if kind in (1, 2):  # a boolean is its own type
+        """Read a value of a type of Thrift's; None for one that no caller needs."""
+        if kind in (1, 2):  # true and false, without bytes of their own
             return kind == 1
-        if kind in (4, 5, 6):
+        if kind in (4, 5, 6):  # integers of 16, 32 and 64 bits
             return self._whole()
-        if kind in (3, 7):  # a byte, a double
-            self.at += 1 if kind == 3 else 8
+        if kind == 3:  # a byte
+            self.at += 1
             return None
-        if kind == 8:
+        if kind == 7:  # a double
+            self.at += 8
+            return None
+        if kind == 8:  # bytes
             size = self.varint()
             self.at += size
             return None
-        if kind in (9, 10):
+        if kind in (9, 10):  # a list, a set
             head = self.data[self.at]
             self.at += 1
             count = head >> 4 if head >> 4 < 15 else self.varint()
@@ -78,59 +92,74 @@ class _Thrift:
 
 
 def hybrid(data: bytes, width: int, count: int) -> list[int]:
-    """The first `count` numbers of `width` bits in runs and packed groups of eight."""
+    """Read `count` numbers of `width` bits in Parquet's RLE/bit-packing hybrid.
+
+    An odd head says how many groups of eight numbers follow, packed; an even one is a run: how often
+    the one number that follows is repeated."""
     if not 0 <= width <= 32:
         raise ValueError(f"numbers of {width} bits")
     reader = _Thrift(data)
     out: list[int] = []
-    size = (width + 7) // 8
+    run_size = (width + 7) // 8
+    mask = (1 << width) - 1
     while len(out) < count:
         head = reader.varint()
+        length = head >> 1
+        missing = count - len(out)
         if head & 1:
-            packed = int.from_bytes(
-                data[reader.at : reader.at + (head >> 1) * width], "little"
-            )
-            reader.at += (head >> 1) * width
-            mask = (1 << width) - 1
-            for n in range(min(8 * (head >> 1), count - len(out))):
+            end = reader.at + length * width  # eight numbers of `width` bits
+            packed = int.from_bytes(data[reader.at : end], "little")
+            reader.at = end
+            for n in range(min(8 * length, missing)):
                 out.append(packed >> n * width & mask)
         else:
-            value = int.from_bytes(data[reader.at : reader.at + size], "little")
-            reader.at += size
-            out += [value] * min(head >> 1, count - len(out))
-        if not head >> 1 or reader.at > len(data) + size:
+            end = reader.at + run_size
+            value = int.from_bytes(data[reader.at : end], "little")
+            reader.at = end
+            out += [value] * min(length, missing)
+        if not length or reader.at > len(data) + run_size:
             raise ValueError("a page that ends too early")
     return out
 
 
 def snappy_blocks(data: bytes) -> tuple[list[int], int]:
-    """Return (each block's start in `data`, bytes of output); one block where blocks are linked."""
+    """Return (the place in `data` where each block of BLOCK bytes of output begins, bytes of output).
+
+    There is one block only where an element crosses a border of blocks, or copies from another block
+    than its own: then no block can be unpacked alone."""
     reader = _Thrift(data)
     size = reader.varint()
     first = at = reader.at
-    starts, done = [], 0
+    starts: list[int] = []
+    done = 0  # bytes of output so far
     alone = True
     while at < len(data):
         if done % BLOCK == 0:
             starts.append(at)
         tag = data[at]
-        kind, long = tag & 3, tag >> 2
-        if kind == 0:  # literal bytes
-            extra = max(0, long - 59)
-            length = (
-                int.from_bytes(data[at + 1 : at + 1 + extra], "little") + 1
-                if extra
-                else long + 1
-            )
+        kind = tag & 3
+        upper = tag >> 2
+        if (
+            kind == 0
+        ):  # literal bytes; their number follows the tag where it is above 60
+            extra = max(0, upper - 59)
+            length = upper + 1
+            if extra:
+                length = int.from_bytes(data[at + 1 : at + 1 + extra], "little") + 1
             at += 1 + extra + length
-        else:  # a copy of bytes before
-            wide = (0, 1, 2, 4)[kind]
+        else:  # a copy of `length` bytes of output, from `back` bytes before
+            wide = (0, 1, 2, 4)[kind]  # bytes of the offset
             back = int.from_bytes(data[at + 1 : at + 1 + wide], "little")
-            length = (long & 7) + 4 if kind == 1 else long + 1
-            back += (tag >> 5) << 8 if kind == 1 else 0
+            if kind == 1:
+                length = (upper & 7) + 4
+                back += (tag >> 5) << 8
+            else:
+                length = upper + 1
             at += 1 + wide
-            alone &= back <= done % BLOCK
-        alone &= done % BLOCK + length <= BLOCK
+            if back > done % BLOCK:
+                alone = False
+        if done % BLOCK + length > BLOCK:
+            alone = False
         done += length
     if done != size or at != len(data):
         raise ValueError("a Snappy block of another length than it says")
@@ -138,7 +167,7 @@ def snappy_blocks(data: bytes) -> tuple[list[int], int]:
 
 
 def codec_of(about: Any) -> str:
-    """The one of CODECS that pyarrow's ColumnChunkMetaData names; ValueError for any other."""
+    """Return the one of CODECS that pyarrow's ColumnChunkMetaData names; ValueError for any other."""
     codec = about.compression.lower().replace("uncompressed", "bare")
     if codec not in CODECS:
         raise ValueError(f"compressed with {codec}")
@@ -146,36 +175,44 @@ def codec_of(about: Any) -> str:
 
 
 def spans_of(descriptor: int, about: Any, levels: int) -> Iterator[Span]:
-    """Yield the span of every value of a binary column in one row group; `about` is pyarrow's
-    ColumnChunkMetaData. A value below the definition level `levels` is null. ValueError for nulls
-    and other encodings."""
-    at, codec = about.data_page_offset, codec_of(about)
+    """Yield the span of every value of a binary column in one row group.
+
+    `about` is pyarrow's ColumnChunkMetaData. A value below the definition level `levels` is null.
+    ValueError for nulls, and for encodings that are neither plain nor a dictionary."""
+    codec = codec_of(about)
+    at = about.data_page_offset
     if about.has_dictionary_page and about.dictionary_page_offset:
         at = min(at, about.dictionary_page_offset)
     end = at + about.total_compressed_size
-    entries: list[Span] = []
+    entries: list[Span] = []  # of the dictionary, which comes first
     while at < end:
-        reader = _Thrift(os.pread(descriptor, min(HEADER, end - at), at))
+        # Of a page's header (parquet.thrift, PageHeader): 1 type, 2 and 3 sizes
+        reader = _Thrift(os.pread(descriptor, min(LONGEST_HEADER, end - at), at))
         header = reader.struct()
-        kind, unpacked, packed = header[1], header[2], header[3]
+        kind = header[1]
+        unpacked = header[2]
+        packed = header[3]
         at += reader.at
         if not (0 <= packed <= end - at and 0 <= unpacked <= LARGEST_IMAGE):
             raise ValueError("a page that is not inside its chunk")
-        fields = header.get({DATA: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, -1))
+        fields = header.get(DESCRIBED_IN.get(kind, -1))
         if fields is not None:
             page = _Page(descriptor, at, packed, unpacked, codec)
-            encoding = fields[4 if kind == DATA_V2 else 2]
-            skip = page.levels(kind, fields, levels) if kind != DICTIONARY else 0
+            count = fields[1]
             if kind == DICTIONARY:
-                entries = list(page.values(0, fields[1]))
-            elif encoding == PLAIN:
-                yield from page.values(skip, fields[1])
-            elif encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
-                packed_indices = page.content[skip:]
-                for index in hybrid(packed_indices[1:], packed_indices[0], fields[1]):
-                    yield entries[index]
+                entries = list(page.values(0, count))
             else:
-                raise ValueError(f"images in Parquet's encoding {encoding}")
+                encoding = fields[4 if kind == DATA_V2 else 2]
+                skip = page.levels(kind, fields, levels)
+                if encoding == PLAIN:
+                    yield from page.values(skip, count)
+                elif encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
+                    # The first byte is the indices' width in bits
+                    indices = page.content[skip:]
+                    for index in hybrid(indices[1:], indices[0], count):
+                        yield entries[index]
+                else:
+                    raise ValueError(f"images in Parquet's encoding {encoding}")
         at += packed
 
 
@@ -185,44 +222,53 @@ class _Page:
     def __init__(
         self, file: int, at: int, packed: int, unpacked: int, codec: str
     ) -> None:
-        self.file, self.at, self.codec = file, at, codec
-        self.packed, self.unpacked = packed, unpacked
+        self.file = file
+        self.at = at
+        self.packed = packed
+        self.unpacked = unpacked
+        self.codec = codec
+        self._raw: bytes | None = None
         self._content: bytes | None = None
+
+    @property
+    def raw(self) -> bytes:
+        """The content as it is stored."""
+        if self._raw is None:
+            self._raw = os.pread(self.file, self.packed, self.at)
+        return self._raw
 
     @property
     def content(self) -> bytes:
         """The unpacked content."""
+        if self.codec == "bare":
+            return self.raw
         if self._content is None:
-            self.raw = os.pread(self.file, self.packed, self.at)
-            self._content = self.raw
-            if self.codec != "bare":
-                import pyarrow
+            import pyarrow
 
-                self._content = pyarrow.decompress(
-                    self.raw,
-                    decompressed_size=self.unpacked,
-                    codec=self.codec,
-                    asbytes=True,
-                )
+            self._content = pyarrow.decompress(
+                self.raw,
+                decompressed_size=self.unpacked,
+                codec=self.codec,
+                asbytes=True,
+            )
         return self._content
 
     def part(self, start: int, size: int) -> bytes:
-        """Some bytes of the content; of a bare page no others are read."""
+        """Return some bytes of the content; of a bare page no others are read."""
         if self.codec == "bare":
             return os.pread(self.file, size, self.at + start)
         return self.content[start : start + size]
 
     def levels(self, kind: int, about: dict[int, Any], most: int) -> int:
-        """Refuse nulls; how many bytes of levels stand before the values."""
+        """Return how many bytes of levels stand before the values; ValueError for nulls."""
         if kind == DATA_V2:
+            # parquet.thrift, DataPageHeaderV2: 2 number of nulls, 5 and 6 bytes of definition and
+            # repetition levels, 7 whether the values are compressed. The levels never are
             if about[2] or about[6]:
                 raise ValueError("the images are not in it (null bytes)")
-            # Its levels are never packed
             self.at += about[5]
-            self.packed, self.unpacked = (
-                self.packed - about[5],
-                self.unpacked - about[5],
-            )
+            self.packed -= about[5]
+            self.unpacked -= about[5]
             if about.get(7) is False:
                 self.codec = "bare"
             return 0
@@ -231,7 +277,8 @@ class _Page:
         (size,) = struct.unpack("<I", self.part(0, 4))
         if size > self.unpacked:
             raise ValueError("levels longer than their page")
-        if set(hybrid(self.part(4, size), most.bit_length(), about[1])) - {most}:
+        found = set(hybrid(self.part(4, size), most.bit_length(), about[1]))
+        if found - {most}:
             raise ValueError("the images are not in it (null bytes)")
         return 4 + size
 
@@ -239,7 +286,9 @@ class _Page:
         """Yield the spans of `count` plain values, each 4 bytes of length and then its bytes."""
         starts = [0]
         if self.codec == "snappy":
-            starts, _ = snappy_blocks((self.content, self.raw)[1])
+            # pyarrow unpacks the page first, because it refuses a damaged one in plain words
+            _ = self.content
+            starts, _ = snappy_blocks(self.raw)
         inner = skip
         for _ in range(count):
             (size,) = struct.unpack("<I", self.part(inner, 4))
@@ -250,16 +299,19 @@ class _Page:
             inner += size
 
     def _span(self, inner: int, size: int, starts: list[int]) -> Span:
+        """Return the span of the value that is `size` bytes of the content, from `inner` on."""
         if self.codec == "bare":
-            return self.at + inner, size, 0, 0, size, size
-        first, last = 0, 0
-        if len(starts) > 1:
-            first, last = inner // BLOCK, max(inner, inner + size - 1) // BLOCK
+            return bare_span(self.at + inner, size)
+        codec = CODECS.index(self.codec)
+        if len(starts) == 1:
+            begin = starts[0]
+            stored = self.packed - begin
+            return self.at + begin, stored, codec, inner, size, self.unpacked
+        # The blocks of Snappy in which the value's first and last byte lie
+        first = inner // BLOCK
+        last = max(inner, inner + size - 1) // BLOCK
         begin = starts[first]
         end = starts[last + 1] if last + 1 < len(starts) else self.packed
-        block = (
-            min(self.unpacked, (last + 1) * BLOCK) if len(starts) > 1 else self.unpacked
-        )
-        block -= first * BLOCK
-        codec = CODECS.index(self.codec)
-        return self.at + begin, end - begin, codec, inner - first * BLOCK, size, block
+        skipped = first * BLOCK
+        block = min(self.unpacked, (last + 1) * BLOCK) - skipped
+        return self.at + begin, end - begin, codec, inner - skipped, size, block

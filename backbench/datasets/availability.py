@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backbench.containers import containers
+from backbench.containers import finding
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.recipes import config
@@ -23,7 +23,7 @@ FOUND, MISSING, UNUSABLE = "found", "missing", "unusable"
 
 
 def refuse(request: RunRequest | DetectRequest | EvaluateRequest) -> None:
-    """Raise BadInput if a folder, file or dataset that a verb would read images from is missing."""
+    """Refuse a request whose folder, file of weights or dataset is missing."""
     if request.data is None:
         return
     if request.out is not None and request.out.exists() and not request.out.is_dir():
@@ -42,15 +42,19 @@ def refuse(request: RunRequest | DetectRequest | EvaluateRequest) -> None:
 
 
 def weight_files(request: Request) -> None:
-    """BadInput for a file of weights on the command line that is not there."""
-    one = [getattr(request, name, None) for name in ("file", "checkpoint")]
-    for file in (*getattr(request, "checkpoints", ()), *one):
+    """Refuse a request for a file of weights that is not there."""
+    files = [
+        *getattr(request, "checkpoints", ()),
+        getattr(request, "file", None),
+        getattr(request, "checkpoint", None),
+    ]
+    for file in files:
         if file is not None and not archs.is_name(file) and not file.exists():
             raise BadInput(f"{file}: no such file")
 
 
 def datasets_there(request: Request) -> None:
-    """BadInput for datasets that the command names and that are not below its --data."""
+    """Refuse a request for datasets that are not below its --data."""
     if isinstance(request, LinearRequest | OodRequest):
         names = [name for name in catalog.names(request.datasets) if name != OWN]
         all_there(names, request.data)
@@ -60,15 +64,17 @@ def datasets_there(request: Request) -> None:
         recipe = config.read_recipe(config.find_recipe(request.recipe, "pretrain"))
         data = config.apply_overrides(recipe, request.overrides).get("data") or {}
         name = str(data.get("dataset"))
-        known = catalog.row(name)
-        folders = (known.folders if known else ()) or (name,)
-        # One split is enough to train on: where the folder is, reading it says what is missing
+        row = catalog.row(name)
+        folders: Sequence[str] = (name,)
+        if row is not None and row.folders:
+            folders = row.folders
+        # One split is enough to train on. Where there is a folder, reading it says what is missing
         if not any((request.data / folder).is_dir() for folder in folders):
             all_there([name], request.data)
 
 
 def all_there(names: Sequence[str], root: Path) -> None:
-    """Refuse datasets that are not below `root`: all of them at once, with what would run."""
+    """Refuse datasets that are not below `root`, all of them in one line that says what would run."""
     missing: dict[str, str] = {}
     for name in names:
         try:
@@ -84,9 +90,9 @@ def all_there(names: Sequence[str], root: Path) -> None:
         f"{root}: {len(missing)} of {len(names)} datasets are missing: {', '.join(missing)}; "
         f"`backbench data list --data {root}` says what to get"
     )
-    raise BadInput(
-        f"{line}; what is there: --datasets {','.join(there)}" if there else line
-    )
+    if there:
+        line += f"; what is there: --datasets {','.join(there)}"
+    raise BadInput(line)
 
 
 def listed(root: Path) -> list[dict[str, Any]]:
@@ -97,30 +103,26 @@ def listed(root: Path) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"name": name, "on_disk": UNUSABLE, "wrong": None}
         rows.append(row)
         try:
-            dataset = catalog.find(
-                name
-            )  # BadInput: an installed package that cannot be loaded
-            row |= {"classes": dataset.classes, "images": dataset.sizes}
-            row |= {"metric": dataset.metric, "licence": dataset.licence}
+            # BadInput here is of an installed package that cannot be loaded
+            dataset = catalog.find(name)
+            row["classes"] = dataset.classes
+            row["images"] = dataset.sizes
+            row["metric"] = dataset.metric
+            row["licence"] = dataset.licence
             try:
                 base = dataset.base(root)
             except BadInput:
-                get = f"get {dataset.get}; it belongs in {root / name}"
-                row |= {"on_disk": MISSING, "wrong": get}
+                row["on_disk"] = MISSING
+                row["wrong"] = f"get {dataset.get}; it belongs in {root / name}"
                 continue
             splits = catalog.read_lists(dataset, root)
-            row["container"] = containers.described(
-                base if name in known else root / name
-            )
+            row["container"] = finding.described(base if name in known else root / name)
         except BadInput as error:
             row["wrong"] = str(error)
             continue
         row["on_disk"] = FOUND
         if name not in known:
-            counts = [len(images) for _, images in splits.items()]
-            row |= {
-                "classes": len(splits.train.classes),
-                "images": counts,
-                "licence": "your own",
-            }
+            row["classes"] = len(splits.train.classes)
+            row["images"] = [len(images) for _, images in splits.items()]
+            row["licence"] = "your own"
     return rows

@@ -1,5 +1,8 @@
-"""Finds, reads, checks and records the datasets; each is a row. torchvision's root is ROOT/<name>,
-but ROOT is tried, too. No images are downloaded; the table alone imports no numpy and no torch."""
+"""Finds, reads, checks and records the datasets: the shipped rows, those of installed packages, and
+class folders of any name.
+
+A dataset lies in ROOT/<name> (torchvision's root), or in ROOT itself. No images are downloaded. The
+table alone imports no numpy and no torch."""
 
 import contextlib
 import importlib.resources
@@ -10,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backbench import plugins
-from backbench.containers import containers
+from backbench.containers import finding, reading
 from backbench.datasets import imagenet_sets, readers, splits, walk
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
@@ -20,24 +23,22 @@ from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
 
 RECORD = "backbench-splits.json"
-
-
-_SAID: set[str] = (
-    set()
-)  # a process reads a dataset several times, and says what is drawn once
+# Notes that were logged: a process reads a dataset several times, and says once what was drawn
+_SAID: set[str] = set()
 SPLIT_FOLDERS = ("train", "val", "test")
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 
 
 def class_folder(name: str) -> Dataset:
-    """Return the row of a class folder ROOT/<name>/{train,val,test}/<class>/<image>, without val,
-    without test (val is scored then), or ROOT/<name>/<class>/<image> (a test split is drawn)."""
+    """Return the row of a class folder ROOT/<name>/{train,val,test}/<class>/<image>.
+
+    Without val, a fifth of train is held out for it. Without test, val is scored. Without splits
+    (ROOT/<name>/<class>/<image>), a test split is drawn, too."""
 
     def read(root: Path, seed: int) -> Splits:
         base = _class_folder_base(name, root)
-        parts = {
-            split: containers.read_split(base, split) for split in _splits_of(base)
-        }
+        # 1. With splits of its own
+        parts = {split: reading.read_split(base, split) for split in _splits_of(base)}
         if "test" in parts:
             return splits.with_hold_out(
                 parts["train"], parts["test"], parts.get("val"), seed=seed
@@ -47,19 +48,22 @@ def class_folder(name: str) -> Dataset:
             return splits.with_hold_out(
                 parts["train"], parts["val"], seed=seed, notes=(note,)
             )
-        container = containers.whole(base)
+        # 2. Undivided, as folders or in one container
+        # 2. Undivided, as folders or in one container
+        container = finding.whole(base)
         everything: ImageList
         if container is None:
             everything = scan_folder(base, classes=_folders_in(base))
         else:
-            everything = containers.read(container, base)
+            everything = reading.read(container, base)
             if len(everything.classes) < 2:
                 only = "".join(everything.classes[:1])
                 raise BadInput(
                     f"{container.files[0]}: one class alone, '{only}'; the classes must be the first"
                     " folders in it, or below train/ and test/"
                 )
-        # Drawn once, whatever the run's seed: all seeds and checkpoints are scored on one test list
+        # 3. Its test list is drawn by one seed, whatever the run's is: all seeds and checkpoints
+        #    are scored on one list
         rest, test = splits.hold_out(everything, seed=0)
         note = (
             f"{base} has no train and test folders: a fifth of each class ({len(test)} of"
@@ -80,22 +84,29 @@ def _folders_in(base: Path) -> list[str]:
 
 
 def _splits_of(base: Path) -> list[str]:
-    """List a class folder's splits. A `train` with images but no class folders is a class."""
-    held = containers.splits_of(base)
+    """List a class folder's splits; none where folders of these names are classes.
+
+    A `train` that holds images but no class folders is a class called train."""
+    in_containers = finding.splits_of(base)
     there = [
-        split for split in SPLIT_FOLDERS if split in held or (base / split).is_dir()
+        split
+        for split in SPLIT_FOLDERS
+        if split in in_containers or (base / split).is_dir()
     ]
-    return there if held or any(_folders_in(base / split) for split in there) else []
+    if in_containers or any(_folders_in(base / split) for split in there):
+        return there
+    return []
 
 
 def _class_folder_base(name: str, root: Path) -> Path:
-    """ROOT/<name>, where it is laid out as a class folder."""
+    """Return ROOT/<name>. BadInput says what its layout lacks to be a class folder."""
     base = root / name
     if not root.is_dir():
         raise BadInput(f"{root}: no such folder; it holds one folder per dataset")
-    contained = containers.whole(base) is not None
+    contained = finding.whole(base) is not None
     if not base.is_dir() and not contained:
-        if why := containers.refusal(base, "train"):
+        why = finding.refusal(base, "train")
+        if why:
             raise BadInput(why)
         hint = nearest(name, [*known(), *_folders_in(root)])
         raise BadInput(
@@ -105,42 +116,49 @@ def _class_folder_base(name: str, root: Path) -> Path:
     expected = (
         f"expected {base}/{{train,val,test}}/<class>/<image> or {base}/<class>/<image>"
     )
-    folders, there = [] if contained else _folders_in(base), _splits_of(base)
-    if contained and not there:
+    there = _splits_of(base)
+    # 1. Divided: train and one more
+    if "train" in there and len(there) > 1:
         return base
     if there:
-        if "train" not in there or len(there) < 2:
-            lacks = "test' or 'val" if "train" in there else "train"
-            if why := containers.refusal(base, "train"):
-                raise BadInput(why)
-            raise BadInput(
-                f"{base}: no folder '{lacks}' beside '{there[0]}'; {expected} (without a split, a"
-                " fifth of each class is drawn for test)"
-            )
-    elif datasets := [each for each in folders if _splits_of(base / each)]:
+        why = finding.refusal(base, "train")
+        if why:
+            raise BadInput(why)
+        lacks = "test' or 'val" if "train" in there else "train"
+        raise BadInput(
+            f"{base}: no folder '{lacks}' beside '{there[0]}'; {expected} (without a split, a"
+            " fifth of each class is drawn for test)"
+        )
+    # 2. Undivided: a container, or several class folders
+    if contained:
+        return base
+    folders = _folders_in(base)
+    datasets = [each for each in folders if _splits_of(base / each)]
+    if datasets:
         raise BadInput(
             f"{base}: holds datasets ({', '.join(datasets[:5])}), no classes; name one of them, as"
             f" {base / datasets[0]}"
         )
-    elif folders and set(folders) <= set(SPLIT_FOLDERS):
+    if folders and set(folders) <= set(SPLIT_FOLDERS):
         raise BadInput(f"{base}: no class folders in {base / folders[0]}; {expected}")
-    elif len(folders) < 2:
+    if len(folders) < 2:
         raise BadInput(f"{base}: {_instead_of_classes(base, folders)}; {expected}")
     return base
 
 
 def is_class_folder(base: Path) -> bool:
-    """True where a folder holds splits or several classes, in whichever way."""
+    """Whether a folder holds splits or several classes, as folders or in containers."""
     return (
         bool(_splits_of(base))
         or len(_folders_in(base)) > 1
-        or bool(containers.whole(base))
+        or bool(finding.whole(base))
     )
 
 
 def _instead_of_classes(base: Path, folders: list[str]) -> str:
-    """The content of a folder that has fewer than two class folders, for messages."""
-    if why := containers.refusal(base, "train"):
+    """Say what a folder holds that has fewer than two class folders."""
+    why = finding.refusal(base, "train")
+    if why:
         return why.partition(": ")[2]
     files = sorted(p.name for p in base.iterdir() if p.is_file())
     packed = [name for name in files if name.lower().endswith(ARCHIVES)]
@@ -149,53 +167,48 @@ def _instead_of_classes(base: Path, folders: list[str]) -> str:
     pictures = [name for name in files if is_image(name)]
     if pictures:
         return f"{len(pictures)} images lie in no class folder ({pictures[0]} first)"
-    return (
-        f"one class folder alone, '{folders[0]}'"
-        if folders
-        else "no class folders in it"
-    )
+    if folders:
+        return f"one class folder alone, '{folders[0]}'"
+    return "no class folders in it"
 
 
 def own_folders(root: Path) -> dict[str, str]:
-    """Return each unknown class folder below ROOT -> what its layout shows to be wrong, or ''."""
+    """Return each unknown class folder below ROOT -> what is wrong with its layout, or ''."""
     out: dict[str, str] = {}
     known_too = {*known(), "coco", "scenes"}
     names = set(_folders_in(root)) if root.is_dir() else set()
-    for ending in itertools.chain(*containers.WHOLE.values()):
+    for ending in itertools.chain(*finding.ENDINGS.values()):
         names |= {p.name.removesuffix(ending) for p in root.glob(f"*{ending}")}
-    for name in sorted(names):
-        if name in known_too:
-            continue
+    for name in sorted(names - known_too):
         try:
             base = _class_folder_base(name, root)
-            # Without a split, any folder of folders (runs, say) looks like one: images decide
-            contained = containers.whole(base)
-            classes = [] if contained else [base / each for each in _folders_in(base)]
-            if (
-                contained
-                or _splits_of(base)
-                or all(
-                    any(is_image(p.name) for p in each.iterdir()) for each in classes
-                )
-            ):
+            if finding.whole(base) or _splits_of(base) or _all_hold_images(base):
                 out[name] = ""
         except BadInput as error:
-            with contextlib.suppress(BadInput):  # it may be the same again
-                if not _splits_of(root / name):
-                    continue
-            out[name] = str(error)
+            # Without splits it may be no dataset at all, so nothing is said. Whether it has splits
+            # may be what is wrong with it
+            try:
+                divided = bool(_splits_of(root / name))
+            except BadInput:
+                divided = True
+            if divided:
+                out[name] = str(error)
     return out
 
 
-def _shipped() -> dict[str, Dataset]:
-    """The rows of catalog.toml, which says what their keys mean, with their readers."""
-    text = (
-        importlib.resources.files("backbench.datasets")
-        .joinpath("catalog.toml")
-        .read_text()
+def _all_hold_images(base: Path) -> bool:
+    """Whether all folders in BASE hold images: a folder of runs looks like one of classes, too."""
+    return all(
+        any(is_image(p.name) for p in (base / folder).iterdir())
+        for folder in _folders_in(base)
     )
+
+
+def _shipped() -> dict[str, Dataset]:
+    """Read the rows of catalog.toml, which says what their keys mean, and add their readers."""
+    file = importlib.resources.files("backbench.datasets").joinpath("catalog.toml")
     rows = {}
-    for name, about in tomllib.loads(text).items():
+    for name, about in tomllib.loads(file.read_text()).items():
         sizes = tuple(about.pop(split, None) for split in ("train", "val", "test"))
         for key in ("needs", "folders", "rules"):
             about[key] = tuple(about.get(key, ()))
@@ -212,7 +225,7 @@ TWELVE = tuple(DATASETS)[:12]  # LORAC's Table 2, in its order
 
 
 def names(text: str) -> list[str]:
-    """`all` (the 12 of LORAC's Table 2) or a comma-separated list."""
+    """Parse `all` (the 12 of LORAC's Table 2) or a comma-separated list, without repetitions."""
     if text == "all":
         return list(TWELVE)
     out = [name.strip() for name in text.split(",") if name.strip()]
@@ -222,12 +235,14 @@ def names(text: str) -> list[str]:
 
 
 def known() -> list[str]:
-    """The names of all rows: the shipped ones, and those of installed packages (plugins.py)."""
+    """List the names of all rows: the shipped ones, and those of installed packages (plugins.py)."""
     return [*DATASETS, *plugins.names(plugins.DATASETS, DATASETS)]
 
 
 def row(name: str) -> Dataset | None:
-    """Return that row, or None. Other installed packages may be broken, so they are not loaded."""
+    """Return the row of that name, or None.
+
+    Other installed packages may be broken, so they are not loaded."""
     if name in DATASETS:
         return DATASETS[name]
     if name in plugins.installed(plugins.DATASETS):
@@ -236,12 +251,12 @@ def row(name: str) -> Dataset | None:
 
 
 def find(name: str) -> Dataset:
-    """A known row, or that of a class folder of this name."""
+    """Return a known row, or that of a class folder of this name."""
     return row(name) or class_folder(name)
 
 
 def present(name: str, root: Path) -> None:
-    """BadInput where ROOT has no such dataset, without reading any."""
+    """Refuse a dataset that ROOT does not have, without reading any."""
     found = row(name)
     if found is None:
         _class_folder_base(name, root)
@@ -258,37 +273,39 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
     with _layout_of(root / name):
         if found is not None and found.read_split is not None:
             return found.read_split(root, split)
-        return containers.read_split(root / name, split)
+        return reading.read_split(root / name, split)
 
 
 def load(name: str, root: Path, *, seed: int = 0, dense: bool = False) -> Splits:
-    """Read and check a dataset's splits; `dense`: images with label maps. BadInput if it is
-    unusable. A split of another size than the row's gives a warning, and a note in every result."""
-    # 1. Labels and lists, then the files, and only then what is in them: each costs more.
+    """Read and check a dataset's splits; `dense` asks for images with label maps.
+
+    BadInput if it is unusable. A split of another size than the row's gives a warning, and a note
+    in every result."""
     dataset = find(name)
-    if dataset.dense != dense:
-        has = ["images of classes", "images with label maps"]
+    if dense and not dataset.dense:
         maps = [each for each, about in DATASETS.items() if about.dense]
         raise BadInput(
-            f"{name}: has {has[dataset.dense]}, this reading takes {has[dense]}; "
-            + (
-                f"take one of {', '.join(maps)}"
-                if dense
-                else "use --protocol seg_linear"
-            )
+            f"{name}: has images of classes, this reading takes images with label maps;"
+            f" take one of {', '.join(maps)}"
         )
+    if dataset.dense and not dense:
+        raise BadInput(
+            f"{name}: has images with label maps, this reading takes images of classes;"
+            " use --protocol seg_linear"
+        )
+    # 1. Labels and lists, then the files, and only then what is in them: each costs more
     found, sizes = _looked_at(dataset, root, seed)
-    if (
-        name not in known()
-    ):  # official splits hold known duplicates, which `data check` reports
+    # Official splits hold known duplicates, which `data check` reports
+    if name not in known():
         walk.refuse_shared(name, found, sizes)
-        for line in (f"{name}: {note}" for note in found.notes):
+        for note in found.notes:
+            line = f"{name}: {note}"
             if line not in _SAID:
                 log.info(line)
-            _SAID.add(line)
-    # 2. The same splits as when they were recorded.
+                _SAID.add(line)
+    # 2. The same splits as when they were recorded
     compare_record(name, root, found, seed)
-    # 3. What may be used all the same.
+    # 3. What may be used all the same
     odd = tuple(odd_sizes(dataset, found))
     for line in odd:
         log.warning(f"{name}: {line}")
@@ -296,8 +313,9 @@ def load(name: str, root: Path, *, seed: int = 0, dense: bool = False) -> Splits
 
 
 def read_lists(dataset: Dataset, root: Path, seed: int = 0) -> Splits:
-    """Read a dataset's splits and check that their files are there; what is in these is not looked
-    at. BadInput for another layout, other labels or fewer files."""
+    """Read a dataset's splits and check that their files are there, without looking into them.
+
+    BadInput for another layout, labels out of range or missing files."""
     return _looked_at(dataset, root, seed)[0]
 
 
@@ -325,19 +343,18 @@ def _layout_of(base: Path) -> Iterator[None]:
         if isinstance(error, FileNotFoundError) and error.filename:
             file = printable.shown(str(error.filename), 300)
             raise BadInput(f"{file} is missing; unpack the archive again") from None
-        said = printable.shown(
-            " ".join(f"{type(error).__name__}: {error}".split()), 150
-        )
+        text = " ".join(f"{type(error).__name__}: {error}".split())
         raise BadInput(
-            f"{base}: not in the layout of this data set ({said})"
+            f"{base}: not in the layout of this data set ({printable.shown(text, 150)})"
         ) from error
 
 
 def odd_sizes(dataset: Dataset, found: Splits) -> list[str]:
-    """A line for each split whose size is not the row's."""
-    # A row counts the official train split, so what was held out of it counts with it.
-    trained = len(found.train) + (len(found.val) if found.held_out else 0)
-    counts = {"train": trained, "val": len(found.val), "test": len(found.test)}
+    """Return a line for each split whose size is not the row's."""
+    counts = {which: len(images) for which, images in found.items()}
+    if found.held_out:
+        # The row counts the official train split, which what was held out belongs to
+        counts["train"] += counts["val"]
     out = []
     for (which, count), size in zip(counts.items(), dataset.sizes):
         if size not in (None, count):
@@ -355,7 +372,7 @@ def record_file(name: str, root: Path) -> Path:
 
 
 def record_of(found: Splits) -> dict[str, dict[str, int | str]]:
-    """By split, what ROOT/<name>/backbench-splits.json keeps of it; the sha256 is the manifest's."""
+    """Return, by split, what ROOT/<name>/backbench-splits.json keeps: size and manifest's sha256."""
     return {
         which: {"images": len(images), "sha256": splits.digest(images)}
         for which, images in found.items()
@@ -363,25 +380,27 @@ def record_of(found: Splits) -> dict[str, dict[str, int | str]]:
 
 
 def compare_record(name: str, root: Path, found: Splits, seed: int) -> None:
-    """Refuse splits that are not the recorded ones; without a record of this seed all are taken."""
+    """Refuse splits that are not the recorded ones. Without a record of this seed, all are taken."""
     file = record_file(name, root)
     if not file.exists():
         return
     try:
         then = jsons.read(file)
-        recorded, others = then["splits"], then["seed"] != seed
-        was_of = {which: dict(recorded[which]) for which in ("train", "val", "test")}
+        of_this_seed = then["seed"] == seed
+        was_of = {
+            which: dict(then["splits"][which]) for which in ("train", "val", "test")
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(
             f"{file}: damaged ({error!r:.60}); remove it, or record it anew"
         ) from None
-    if others:
+    if not of_this_seed:
         return
     for which, now in record_of(found).items():
         was = was_of[which]
         if was != now:
             raise BadInput(
                 f"{name}: the {which} split is not the recorded one ({now['images']} images,"
-                f" {was.get('images')} in {file})"
-                "; restore the data, or record it again with `backbench data check --record`"
+                f" {was.get('images')} in {file}); restore the data, or record it again with"
+                " `backbench data check --record`"
             )

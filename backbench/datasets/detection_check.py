@@ -1,38 +1,47 @@
-"""Checks COCO and VOC for `data check`: are all listed images there? `detect` checks the rest."""
+"""Checks for `data check` that all images that COCO's and VOC's lists name are there.
+
+`detect` checks the rest."""
 
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from backbench.containers import containers
+from backbench.containers import reading
 from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
 
-LARGEST = 8 * opening.GIGABYTE  # bytes of an annotation file; COCO's have half of one
+LARGEST = 8 * opening.GIGABYTE  # bytes of an annotation file; COCO's have half a GB
 
 
 def check(name: str, root: Path) -> int | None:
-    """Print what is there and what is missing; 1 where something is, None for no such layout."""
+    """Print what is there and what is missing.
+
+    Return the exit status: 1 where something is missing, else 0. None means that ROOT/<name> has
+    neither layout."""
     base = root / name
+    years = sorted(base.glob("VOC20??"))
+    if not years and (base / "ImageSets" / "Main").is_dir():
+        years = [base]
     if (base / "annotations").is_dir():
         lines = list(_coco(base))
-    elif (years := sorted(base.glob("VOC20??"))) or (
-        base / "ImageSets" / "Main"
-    ).is_dir():
-        lines = [line for year in years or [base] for line in _voc(year)]
+    elif years:
+        lines = [line for year in years for line in _voc(year)]
     else:
         return None
     problems = 0
     for said, missing in lines:
-        problems += bool(missing)
-        print(f"{name}: {'PROBLEM: ' if missing else ''}{said}{missing}")
+        if missing:
+            problems += 1
+            print(f"{name}: PROBLEM: {said}{missing}")
+        else:
+            print(f"{name}: {said}")
     print(f"{name}: {problems} problems" if problems else f"{name}: all right")
     return 1 if problems else 0
 
 
 def _coco(base: Path) -> Iterator[tuple[str, str]]:
-    """(what an annotation file holds, which of its images are missing: empty where none is)."""
+    """Yield (what an annotation file holds, which of its images are missing or '')."""
     files = sorted((base / "annotations").glob("*_*.json"))
     if not files:
         raise BadInput(
@@ -43,7 +52,8 @@ def _coco(base: Path) -> Iterator[tuple[str, str]]:
         try:
             about = json.loads(opening.read_bytes(file, most=LARGEST))
             needed = [image["file_name"] for image in about["images"]]
-            if odd := [name for name in needed if not isinstance(name, str)]:
+            odd = [name for name in needed if not isinstance(name, str)]
+            if odd:
                 raise TypeError(f"file_name {odd[0]} is no text")
             objects = len(about.get("annotations", ()))
         except (
@@ -54,16 +64,16 @@ def _coco(base: Path) -> Iterator[tuple[str, str]]:
             AttributeError,
             RecursionError,
         ) as error:
-            what = printable.shown(f"{type(error).__name__}: {error}", 100)
-            raise BadInput(f"{file}: not COCO's format ({what})") from None
-        said = f"{file.name}: {len(needed)} images, {objects} objects"
-        yield said, _missing_images(folder, needed)
+            said = printable.shown(f"{type(error).__name__}: {error}", 100)
+            raise BadInput(f"{file}: not COCO's format ({said})") from None
+        holds = f"{file.name}: {len(needed)} images, {objects} objects"
+        yield holds, _missing_images(folder, needed)
 
 
 def _missing_images(folder: Path, names: list[str]) -> str:
-    """The images that are neither in the folder nor in its archive."""
+    """Say which images are neither in the folder nor in its archive; '' where none is missing."""
     try:
-        if containers.archived(folder, names) is not None:
+        if reading.read_archived_folder(folder, names) is not None:
             return ""
     except BadInput as error:
         return f"; {error}"
@@ -71,8 +81,10 @@ def _missing_images(folder: Path, names: list[str]) -> str:
 
 
 def _voc(base: Path) -> Iterator[tuple[str, str]]:
+    """Yield (what a list of images holds, which of its files are missing or '')."""
     for file in sorted((base / "ImageSets" / "Main").glob("*.txt")):
-        if "_" in file.stem:  # of one class
+        # cat_train.txt lists the images of one class, which train.txt has, too
+        if "_" in file.stem:
             continue
         try:
             text = opening.read_bytes(file, most=LARGEST).decode()
@@ -87,6 +99,9 @@ def _voc(base: Path) -> Iterator[tuple[str, str]]:
 
 
 def _missing(files: list[Path]) -> str:
-    absent = [file for file in files if not os.path.isfile(file)]  # noqa: PTH113 - any name at all
-    first = printable.shown(str(absent[0]), 300) if absent else ""
-    return f"; {len(absent)} files are missing, {first} first" if absent else ""
+    # Path.is_file() raises for a name that no file can have
+    absent = [file for file in files if not os.path.isfile(file)]  # noqa: PTH113
+    if not absent:
+        return ""
+    first = printable.shown(str(absent[0]), 300)
+    return f"; {len(absent)} files are missing, {first} first"

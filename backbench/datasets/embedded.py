@@ -28,8 +28,7 @@ SCENES = {
     "full": {"train2017": 200, "val2017": 40},
     "tiny": {"train2017": 12, "val2017": 4},
 }
-# Shares of each class; tiny keeps a tenth of train, so that every stage is short, and the same kind
-# of splits.
+# Shares of each class. tiny keeps a tenth of full's train, so that every stage is short
 SPLITS = {
     "full": {"test": 0.40, "val": 0.10, "train": 0.50},
     "tiny": {"test": 0.10, "val": 0.05, "train": 0.05},
@@ -37,7 +36,7 @@ SPLITS = {
 
 
 def build(root: str | Path, size: str = "full") -> Path:
-    """Make the data below `root`, or recognise it as made: everywhere the same pixels."""
+    """Make the data below `root`, the same pixels everywhere; nothing is done where it is there."""
     root = Path(root)
     marker = root / "embedded.json"
     about = {"version": VERSION, "size": size, "maps": 1}
@@ -60,27 +59,25 @@ Member = tuple[int, int]  # which of the 1,797 drawings, and its label
 
 
 def _digits(size: str) -> tuple[np.ndarray, dict[str, list[Member]]]:
-    """(1797, 32, 32) uint8 drawings, and each split's members; equal drawings share a split."""
+    """Return (1797, 32, 32) uint8 drawings and each split's members; equal drawings share a split."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    small = (
-        (bunch.images * (255 / 16)).round().astype(np.uint8)
-    )  # scikit-learn's levels are 0..16
+    # scikit-learn's levels are 0..16
+    small = (bunch.images * (255 / 16)).round().astype(np.uint8)
     images = np.stack([_enlarged(drawing, DIGIT_SIZE) for drawing in small])
     splits: dict[str, list[Member]] = {name: [] for name in SPLITS[size]}
     home: dict[bytes, str] = {}  # pixels -> the split where they were met first
     for label in range(10):
         # Each class is shuffled by itself and cut at the splits' shares. A drawing that equals one
-        # met before goes to that one's split, whatever its own place.
-        shuffled = np.random.default_rng([VERSION, label])
-        order = shuffled.permutation(np.flatnonzero(bunch.target == label))
+        # met before goes to that one's split, whatever its own place
+        rng = np.random.default_rng([VERSION, label])
+        order = rng.permutation(np.flatnonzero(bunch.target == label))
         start = 0.0
         for name, share in SPLITS[size].items():
-            part = order[
-                round(start * len(order)) : round((start + share) * len(order))
-            ]
-            start += share
+            end = start + share
+            part = order[round(start * len(order)) : round(end * len(order))]
+            start = end
             for index in part:
                 split = home.setdefault(small[index].tobytes(), name)
                 splits[split].append((int(index), label))
@@ -105,8 +102,9 @@ def _write_digits(
 
 
 def _write_lists(root: Path, train: Sequence[Member]) -> None:
-    """The first 1% and 10% of each class, at least one image."""
-    # The 1% list is part of the 10% list, as SimCLR's is.
+    """Write the lists of the first 1% and 10% of each class, at least one image.
+
+    The 1% list is part of the 10% list, as SimCLR's is."""
     for percent in (1, 10):
         lines = []
         for label in range(10):
@@ -125,7 +123,7 @@ Json = dict[str, object]
 def _write_scenes(
     root: Path, part: str, images: np.ndarray, digits: Sequence[Member], count: int
 ) -> None:
-    """`count` scenes as pictures, and their annotations in COCO's two files."""
+    """Write `count` scenes as pictures, and their annotations in COCO's two files."""
     rng = np.random.default_rng([VERSION, len(part)])
     order = rng.permutation(len(digits))
     (root / part).mkdir(parents=True, exist_ok=True)
@@ -135,12 +133,12 @@ def _write_scenes(
     people: list[Json] = []
     used = 0
     for number in range(1, count + 1):
-        # 1. Three to six digits, each taken once before one is taken again.
+        # 1. Three to six digits, each taken once before one is taken again
         members = []
         for _ in range(int(rng.integers(3, 7))):
             members.append(digits[order[used % len(digits)]])
             used += 1
-        # 2. The picture.
+        # 2. The picture
         canvas, objects, labels = _scene(images, members, rng)
         name = f"{number:012d}.jpg"
         Image.fromarray(labels).save(root / "maps" / part / f"{number:012d}.png")
@@ -148,7 +146,7 @@ def _write_scenes(
         files.append(
             {"id": number, "file_name": name, "height": SCENE_SIZE, "width": SCENE_SIZE}
         )
-        # 3. Every object twice, by one id: an instance of its digit, and a thing with keypoints.
+        # 3. Every object twice, by one id: an instance of its digit, and a thing with keypoints
         for label, shape, keypoints in objects:
             common = {
                 "id": len(instances) + 1,
@@ -157,55 +155,66 @@ def _write_scenes(
                 **shape,
             }
             instances.append({**common, "category_id": label + 1})
-            points = {
-                "keypoints": keypoints,
-                "num_keypoints": sum(v > 0 for v in keypoints[2::3]),
-            }
-            people.append({**common, "category_id": 1, **points})
-    ten = [{"id": d + 1, "name": str(d), "supercategory": "digit"} for d in range(10)]
-    one = {
+            people.append(
+                {
+                    **common,
+                    "category_id": 1,
+                    "keypoints": keypoints,
+                    "num_keypoints": sum(v > 0 for v in keypoints[2::3]),
+                }
+            )
+    digit_categories: list[Json] = []
+    for digit in range(10):
+        digit_categories.append(
+            {"id": digit + 1, "name": str(digit), "supercategory": "digit"}
+        )
+    keypoint_category: Json = {
         "id": 1,
         "name": "digit",
         "supercategory": "digit",
         "keypoints": list(KEYPOINTS),
+        "skeleton": [[1, 5], [2, 5], [3, 5], [4, 5]],
     }
-    one["skeleton"] = [[1, 5], [2, 5], [3, 5], [4, 5]]
-    kinds = (("instances", instances, ten), ("person_keypoints", people, [one]))
-    for kind, items, categories in kinds:
-        about = {"description": "digit scenes", "version": str(VERSION)}
-        data = {"info": about, "licenses": [], "images": files}
-        data |= {"annotations": items, "categories": categories}
-        atomic.write_text(
-            root / "annotations" / f"{kind}_{part}.json", json.dumps(data)
-        )
+    for kind, annotations, categories in (
+        ("instances", instances, digit_categories),
+        ("person_keypoints", people, [keypoint_category]),
+    ):
+        data = {
+            "info": {"description": "digit scenes", "version": str(VERSION)},
+            "licenses": [],
+            "images": files,
+            "annotations": annotations,
+            "categories": categories,
+        }
+        file = root / "annotations" / f"{kind}_{part}.json"
+        atomic.write_text(file, json.dumps(data))
 
 
 def _scene(
     images: np.ndarray, members: Sequence[Member], rng: np.random.Generator
 ) -> tuple[np.ndarray, list[tuple[int, Json, list[int]]], np.ndarray]:
     """Return a (128, 128, 3) uint8 scene, its objects (label, and as `_object`), and its label map
-    (128, 128); later digits are painted over earlier ones."""
-    # 1. A background that gets brighter in some direction, with noise.
+    (128, 128). Later digits are painted over earlier ones."""
+    # 1. A background that gets brighter in some direction, with noise
     ramp = np.linspace(0, 1, SCENE_SIZE)
     slope = rng.uniform(-40, 40, size=2)
     background = 40 + slope[0] * ramp[:, None] + slope[1] * ramp[None, :]
     noise = rng.normal(0, 6, (SCENE_SIZE, SCENE_SIZE))
     canvas = np.repeat((background + noise)[..., None], 3, axis=2)
-    # 2. The digits: a drawing is the share of paint in each pixel, and above 0.4 the mask.
+    # 2. The digits: a drawing is the share of paint in each pixel, and above 0.4 the mask
     masks: list[np.ndarray] = []
     for index, _ in members:
         side = int(rng.integers(28, 64))
         alpha = _enlarged(images[index], side) / 255.0
         x, y = _place(masks, side, rng)
-        paint = np.full((side, side, 3), rng.uniform(170, 255)) + rng.uniform(
-            -15, 15, size=3
-        )
+        brightness = np.full((side, side, 3), rng.uniform(170, 255))
+        paint = brightness + rng.uniform(-15, 15, size=3)
         region = canvas[y : y + side, x : x + side]
         region[:] = region * (1 - alpha[..., None]) + paint * alpha[..., None]
         mask = np.zeros((SCENE_SIZE, SCENE_SIZE), bool)
         mask[y : y + side, x : x + side] = alpha > 0.4
         masks.append(mask)
-    # 3. What later digits leave to be seen. One that they hide by more than 60% is no object.
+    # 3. What later digits leave to be seen. A digit that they hide by more than 60% is no object
     objects = []
     labels = np.zeros((SCENE_SIZE, SCENE_SIZE), np.uint8)
     for k, (_, label) in enumerate(members):
@@ -224,21 +233,25 @@ def _scene(
 def _place(
     masks: Sequence[np.ndarray], side: int, rng: np.random.Generator
 ) -> tuple[int, int]:
-    """The least covered of four random places: digits overlap at times but rarely vanish."""
+    """Return (left, top) of the least covered of four random places.
+
+    So digits overlap at times but rarely vanish."""
     covered = np.zeros((SCENE_SIZE, SCENE_SIZE), bool)
     for mask in masks:
         covered |= mask
-    best, least = (0, 0), side * side + 1
+    best = (0, 0)
+    least = side * side + 1
     for _ in range(4):
         x, y = rng.integers(0, SCENE_SIZE - side + 1, size=2).tolist()
         hidden = int(covered[y : y + side, x : x + side].sum())
         if hidden < least:  # of equal places the first
-            best, least = (x, y), hidden
+            best = (x, y)
+            least = hidden
     return best
 
 
 def _polygons(mask: np.ndarray) -> list[list[float]]:
-    """Outlines of the mask's parts, of three points or more, as COCO's [x1, y1, x2, y2, ...]."""
+    """Return outlines of the mask's parts, of three points or more, as COCO's [x1, y1, x2, ...]."""
     import cv2
 
     contours, _ = cv2.findContours(
@@ -254,21 +267,24 @@ def _polygons(mask: np.ndarray) -> list[list[float]]:
 def _object(
     whole: np.ndarray, visible: np.ndarray, polygons: list[list[float]]
 ) -> tuple[Json, list[int]]:
-    """Return COCO's box (left, top, width, height), area and outlines of the visible part, and x,
-    y, visibility of the whole stroke's five KEYPOINTS."""
+    """Return COCO's box (left, top, width, height), area and outlines of the visible part; and the
+    whole stroke's five KEYPOINTS (x, y, visibility)."""
+    # 1. What can be seen
     rows, columns = np.nonzero(visible)
-    left, top = int(columns.min()), int(rows.min())
-    box = [left, top, int(columns.max()) - left + 1, int(rows.max()) - top + 1]
-    # The stroke's ends in four directions, and its pixel nearest to its centre of mass. COCO's
-    # visibility: 2 can be seen, 1 is hidden, here by another digit.
+    left = float(columns.min())
+    top = float(rows.min())
+    width = float(columns.max()) - left + 1
+    height = float(rows.max()) - top + 1
+    shape: Json = {
+        "bbox": [left, top, width, height],
+        "area": float(visible.sum()),
+        "segmentation": polygons,
+    }
+    # 2. The stroke's ends in four directions, and its pixel nearest to its centre of mass. COCO's
+    #    visibility: 2 can be seen, 1 is hidden, here by another digit
     ys, xs = np.nonzero(whole)
     middle = np.argmin((xs - xs.mean()) ** 2 + (ys - ys.mean()) ** 2)
     keypoints: list[int] = []
     for i in (ys.argmin(), ys.argmax(), xs.argmin(), xs.argmax(), middle):
         keypoints += [int(xs[i]), int(ys[i]), 2 if visible[ys[i], xs[i]] else 1]
-    area = float(visible.sum())
-    return {
-        "bbox": list(map(float, box)),
-        "area": area,
-        "segmentation": polygons,
-    }, keypoints
+    return shape, keypoints

@@ -1,5 +1,7 @@
-"""Reads test sets for ImageNet's classifiers; nothing is trained or chosen on them. Labels are
-places in their own lists; `Splits.imagenet` says which of ImageNet's 1000 classes they mean."""
+"""Reads test sets for ImageNet's classifiers; nothing is trained or chosen on them.
+
+A label is a place in the set's own class list; `Splits.imagenet` says which of ImageNet's 1000
+classes it means."""
 
 import hashlib
 import json
@@ -9,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backbench.containers import containers
+from backbench.containers import reading
 from backbench.datasets.readers import class_list
 from backbench.datasets.row import Reader
 from backbench.datasets.splits import InImageNet, Splits
@@ -24,18 +26,18 @@ _VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 def _of_classes(images: ImageList, synsets: Sequence[str]) -> Splits:
-    """A set whose labels are places in `synsets`."""
+    """Make a set whose labels are places in `synsets`."""
     place = {synset: i for i, synset in enumerate(class_list("imagenet"))}
     return _only_test(images, InImageNet(tuple((place[synset],) for synset in synsets)))
 
 
 def _only_test(images: ImageList, ids: InImageNet) -> Splits:
     none = ImageList(images.root, (), (), images.classes)
-    return Splits(none, none, images, False, imagenet=ids)
+    return Splits(none, none, images, held_out=False, imagenet=ids)
 
 
 def _v2(folder: str) -> Reader:
-    """An ImageNet-V2 set: FOLDER/<0..999>/<40 hex>.jpeg, folders by number and not as text."""
+    """Return the reader of an ImageNet-V2 set: FOLDER/<0..999>/<40 hex>.jpeg, sorted by number."""
 
     def read(base: Path, seed: int) -> Splits:
         numbers = [str(number) for number in range(len(class_list("imagenet")))]
@@ -43,14 +45,12 @@ def _v2(folder: str) -> Reader:
         counts = [0] * len(numbers)
         for label in images.labels:
             counts[label] += 1
-        odd = [
-            number for number, count in enumerate(counts) if count != PER_CLASS_OF_V2
-        ]
-        if odd:
-            raise BadInput(
-                f"{base / folder / numbers[odd[0]]}: {counts[odd[0]]} images, not 10; an older"
-                " unpacking has 20: remove the folder and unpack the archive again"
-            )
+        for number, count in zip(numbers, counts):
+            if count != PER_CLASS_OF_V2:
+                raise BadInput(
+                    f"{base / folder / number}: {count} images, not 10; an older"
+                    " unpacking has 20: remove the folder and unpack the archive again"
+                )
         synsets = class_list("imagenet")
         return _of_classes(replace(images, classes=tuple(synsets)), synsets)
 
@@ -58,12 +58,14 @@ def _v2(folder: str) -> Reader:
 
 
 def _of_synsets(folder: str, name: str) -> Reader:
-    """FOLDER/<synset>/*; labels are places in the sorted list of that name."""
+    """Return the reader of FOLDER/<synset>/*; labels are places in the class list `name`."""
 
     def read(base: Path, seed: int) -> Splits:
-        synsets, every = class_list(name), class_list("imagenet")
-        if folder == "val":  # as ImageNet's own reader takes it
-            images = containers.read_split(base, "val", classes=synsets, every=every)
+        synsets = class_list(name)
+        if folder == "val":
+            # ImageNet's own val may be in a container, as in `readers.imagenet`
+            every = class_list("imagenet")
+            images = reading.read_split(base, "val", classes=synsets, every=every)
         else:
             images = scan_folder(base / folder, classes=synsets)
         return _of_classes(images, synsets)
@@ -72,62 +74,65 @@ def _of_synsets(folder: str, name: str) -> Reader:
 
 
 def _real(base: Path, seed: int) -> Splits:
-    """Read ImageNet's val with the labels of real.json, which counts the files ILSVRC2012_val_%08d
-    from 1. An image may have several; those without any are left out."""
+    """Read ImageNet's val with the labels of real.json: a list for each file ILSVRC2012_val_%08d.
+
+    Files count from 1. An image may have several labels; those without any are left out."""
     file = base / "real.json"
     answers = jsons.read(file)
     if hashlib.sha256(json.dumps(answers).encode()).hexdigest() != REAL:
         raise BadInput(
             f"{file}: not the published labels; get it from reassessed-imagenet again"
         )
-    paths, labels, of_image, known = [], [], [], set()
+    paths: list[str] = []
+    labels: list[int] = []
+    right: list[tuple[int, ...]] = []  # all labels of an image
+    seen: set[int] = set()
     for path in sorted((base / "val").rglob("ILSVRC2012_val_*")):
         name = _VAL_NAME.fullmatch(path.name)
-        number = int(name[1]) if name else 0
-        if name and (number in known or not 1 <= number <= len(answers)):
+        if name is None:
+            continue
+        number = int(name[1])
+        if number in seen or not 1 <= number <= len(answers):
             raise BadInput(
                 f"{path}: no image of val, or a second copy of one; remove it"
             )
-        known.add(number)
-        of_file = answers[number - 1] if name else ()
+        seen.add(number)
+        of_file = answers[number - 1]
         if of_file:
             paths.append(path.relative_to(base).as_posix())
             labels.append(of_file[0])
-            of_image.append(tuple(of_file))
+            right.append(tuple(of_file))
     synsets = class_list("imagenet")
     images = ImageList(base, tuple(paths), tuple(labels), tuple(synsets))
     ids = tuple((i,) for i in range(len(synsets)))
-    return _only_test(images, InImageNet(ids, tuple(of_image)))
+    return _only_test(images, InImageNet(ids, tuple(right)))
 
 
 def _objectnet(base: Path, seed: int) -> Splits:
-    """The images of the 113 classes that ImageNet has, too, by the files of mappings/."""
-    folder, mappings = (
-        base / "objectnet-1.0" / "images",
-        base / "objectnet-1.0" / "mappings",
-    )
+    """Read the images of the 113 classes that ImageNet has, too, by the files of mappings/."""
+    mappings = base / "objectnet-1.0" / "mappings"
     label_of_folder = _mapping(mappings / "folder_to_objectnet_label.json")
     names_of_label = _mapping(mappings / "objectnet_to_imagenet_1k.json")
-    # imagenet_to_label_2012_v2 is in ILSVRC's own order: its line l is class c where c has the
-    # value l in this file
-    lines_of_class = _mapping(mappings / "pytorch_to_imagenet_2012_id.json")
-    class_of_line = {line: int(c) for c, line in lines_of_class.items()}
+    # 1. ImageNet's names -> our classes. The names are lines in ILSVRC's own order; a second file
+    #    gives the line of each class
+    line_of_class = _mapping(mappings / "pytorch_to_imagenet_2012_id.json")
+    class_of_line = {line: int(number) for number, line in line_of_class.items()}
     text = opening.read_bytes(
         mappings / "imagenet_to_label_2012_v2", most=opening.MEGABYTE
     )
-    lines = text.decode().splitlines()
-    class_of_name = {line.strip(): class_of_line[n] for n, line in enumerate(lines)}
-    folders, ids = [], []
-    for name, label in sorted(label_of_folder.items()):
+    class_of_name = {}
+    for line, name in enumerate(text.decode().splitlines()):
+        class_of_name[name.strip()] = class_of_line[line]
+    # 2. The folders with classes of ImageNet's; one may be several: "a; b"
+    folders = []
+    ids = []
+    for folder, label in sorted(label_of_folder.items()):
         if label in names_of_label:
-            folders.append(name)
-            ids.append(
-                tuple(
-                    class_of_name[each]
-                    for each in str(names_of_label[label]).split("; ")
-                )
-            )
-    return _only_test(scan_folder(folder, classes=folders), InImageNet(tuple(ids)))
+            names = str(names_of_label[label]).split("; ")
+            folders.append(folder)
+            ids.append(tuple(class_of_name[name] for name in names))
+    images = scan_folder(base / "objectnet-1.0" / "images", classes=folders)
+    return _only_test(images, InImageNet(tuple(ids)))
 
 
 def _mapping(file: Path) -> dict[str, Any]:

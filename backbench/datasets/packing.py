@@ -6,7 +6,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from backbench.containers import containers
+from backbench.containers import finding, reading
+from backbench.containers.container import SPLIT_WORDS
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
 from backbench.images import contents
@@ -19,8 +20,9 @@ LARGEST_FILE = opening.GIGABYTE  # bytes of images in one archive
 
 
 def pack(name: str, root: Path, kind: str, out: Path) -> None:
-    """Write each split and compare its list with the source's. After a kill, the same command goes
-    on at the first file that is not whole."""
+    """Write each split to OUT, and compare its list with the source's.
+
+    After a kill, the same command goes on at the first file that is not whole."""
     parts = dict(_sources(name, root))
     if not parts:
         raise BadInput(
@@ -29,18 +31,17 @@ def pack(name: str, root: Path, kind: str, out: Path) -> None:
     if out.resolve() == (root / name).resolve():
         raise BadInput(f"--out {out}: is the dataset itself; name another folder")
     for split, images in parts.items():
-        word = (
-            split or "images"
-        )  # the name of an undivided set may be a word for a split
         if kind == "folder":
             _write_folder(out / split, images)
         else:
-            _write_archives(out, word, images, kind)
+            # Files of an undivided dataset are called "images": its name may be a word for a split
+            _write_archives(out, split or "images", images, kind)
     for split, images in parts.items():
-        written = containers.read_split(out, split)
+        written = reading.read_split(out, split)
         # OUT may hold what was packed from an older state of the images
-        same = splits.digest(written) == splits.digest(images)
-        if not same or contents.named(written).digest != contents.named(images).digest:
+        same_list = splits.digest(written) == splits.digest(images)
+        same_files = contents.named(written).digest == contents.named(images).digest
+        if not same_list or not same_files:
             raise BadInput(
                 f"{out}: '{split}' has other images than the source; empty the folder"
             )
@@ -50,25 +51,26 @@ def pack(name: str, root: Path, kind: str, out: Path) -> None:
 
 
 def _sources(name: str, root: Path) -> Iterator[tuple[str, ImageList]]:
-    """(split, all its images); one of no name where the dataset is not divided."""
+    """Yield (split, all its images); the split has no name where the dataset is not divided.
+
+    Nothing is yielded for a dataset of another layout than class folders."""
     row = catalog.row(name)
     if row is not None and row.needs != ("train", "val"):
         return
     base = row.base(root) if row else root / name
     catalog.present(name, root)
-    there = [
-        s for s in containers.WORDS if containers.find(base, s) or (base / s).is_dir()
-    ]
+    there = [s for s in SPLIT_WORDS if finding.find(base, s) or (base / s).is_dir()]
     for split in there:
         yield split, catalog.open_split(root, name, split)
     if not there:
-        yield "", containers.read_split(base, "")
+        yield "", reading.read_split(base, "")
 
 
 def _write_folder(folder: Path, images: ImageList) -> None:
     progress = Progress(None, len(images), f"{folder}: writing", unit="image")
     for index, path in enumerate(images.paths):
-        file, data = folder / path, images.read(index)
+        file = folder / path
+        data = images.read(index)
         if not file.is_file() or file.read_bytes() != data:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
@@ -76,16 +78,20 @@ def _write_folder(folder: Path, images: ImageList) -> None:
 
 
 def _write_archives(out: Path, word: str, images: ImageList, kind: str) -> None:
-    """OUT/<word>-00000.tar and so on, each whole or not there."""
+    """Write OUT/<word>-00000.tar and so on, each whole or not there."""
     progress = Progress(None, len(images), f"{out}: writing {word}", unit="image")
-    begin, size = 0, 0
+    # 1. Which images go into which file
     groups: list[range] = []
+    begin = 0
+    size = 0
     for index, stamp in enumerate(images.stamps()):
         if size and size + stamp.size > LARGEST_FILE:
             groups.append(range(begin, index))
-            begin, size = index, 0
+            begin = index
+            size = 0
         size += stamp.size
     groups.append(range(begin, len(images)))
+    # 2. The files that an earlier run did not write
     for number, group in enumerate(groups):
         file = out / f"{word}-{number:05}.{kind}"
         if not file.exists():
@@ -98,13 +104,13 @@ def _write_archive(file: Path, images: ImageList, group: range, kind: str) -> No
     if kind == "zip":
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for index in group:
-                archive.writestr(
-                    zipfile.ZipInfo(images.paths[index]), images.read(index)
-                )
+                info = zipfile.ZipInfo(images.paths[index])
+                archive.writestr(info, images.read(index))
         return
     with tarfile.open(file, "w") as tar:
         for index in group:
             data = images.read(index)
             member = tarfile.TarInfo(images.paths[index])
-            member.size, member.mode = len(data), 0o644
+            member.size = len(data)
+            member.mode = 0o644
             tar.addfile(member, io.BytesIO(data))

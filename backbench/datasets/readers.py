@@ -1,7 +1,13 @@
-"""Reads each dataset: (its folder, the hold-out's seed) -> its splits. torchvision's classes do it
-where they are right. Own readers: CIFAR and STL-10 (nothing is unpickled), Caltech101 (gray images,
-no split, no background class), SUN397 (no split, unsorted), Birdsnap (none), ImageNet (needs no
-devkit). Heavy imports stay in the readers: the table of datasets is cheap to import."""
+"""Reads each dataset: (its folder, the hold-out's seed) -> its splits.
+
+torchvision's classes do it where they are right. These have readers of their own, because
+torchvision's
+  CIFAR and STL-10  unpickle what they read (cifar_stl10.py reads them instead),
+  Caltech101        fails on gray images, has no split and drops the background class,
+  SUN397            has no split, and takes the files in no fixed order,
+  Birdsnap          does not exist,
+  ImageNet          needs the devkit.
+Heavy imports stay in the readers, so that the table of datasets is cheap to import."""
 
 import csv
 import importlib.resources
@@ -9,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backbench.containers import archives, containers
-from backbench.datasets import splits
+from backbench.containers import finding, reading
+from backbench.datasets import cifar_stl10, splits
 from backbench.datasets.row import Reader, SplitReader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
@@ -22,7 +28,7 @@ from backbench.untrusted import opening, printable
 
 
 def _torchvision(kind: Any, base: Path, *args: object, **options: object) -> Any:
-    """kind(base, ...); its exceptions as one line that says what is wrong with the folder."""
+    """Return kind(base, ...). Its exceptions become one line: what is wrong with the folder."""
     try:
         return kind(base, *args, **options)
     except Exception as error:  # of half a dozen formats, each with errors of its own
@@ -40,6 +46,7 @@ def _listed(
     labels: Iterable[int],
     classes: Sequence[str],
 ) -> ImageList:
+    """List files below `base`; BadInput for one that is outside of it."""
     paths = tuple(Path(file).relative_to(base).as_posix() for file in files)
     _refuse_outside(base, paths)
     return ImageList(base, paths, tuple(map(int, labels)), tuple(classes))
@@ -53,10 +60,8 @@ def _refuse_outside(base: Path, paths: Iterable[str]) -> None:
             )
 
 
-# Official splits, where there are any; they are read in their order, so that of several missing
-# files train's is named.
-
-
+# Our split -> torchvision's word for it. They are read in this order, so that of several missing
+# files train's is named
 _TWO = {"train": "train", "test": "test"}
 _THREE = {"train": "train", "val": "val", "test": "test"}
 
@@ -68,27 +73,31 @@ def _official(
     files: str = "_image_files",
     **options: object,
 ) -> Reader:
-    """Return the reader of a data set that torchvision's class `kind` lists: `parts` has its words
-    for our splits, `lists` are patterns of the files that it opens unseen, `files` is its attribute
-    with the images, or with pairs of image and label."""
+    """Return the reader of a dataset that torchvision's class `kind` lists.
+
+    `parts` has its words for our splits. `lists` are patterns of the files that it opens. `files`
+    is its attribute with the images, or with pairs of image and label ("_samples"); `options` are
+    the class's own."""
 
     def read(base: Path, seed: int) -> Splits:
         from torchvision import datasets
 
         for pattern in lists:
             for file in base.glob(pattern):
-                if not file.is_file():  # torchvision would wait for a FIFO's writer
+                # torchvision would wait for a FIFO's writer
+                if not file.is_file():
                     raise BadInput(
                         f"{file}: not a regular file; unpack the archive again"
                     )
         found: dict[str, ImageList] = {}
         for name, official in parts.items():
-            d = _torchvision(getattr(datasets, kind), base, official, **options)
-            listed = getattr(d, files)
-            images, labels = (
-                zip(*listed) if files == "_samples" else (listed, d._labels)
-            )
-            found[name] = _listed(base, images, labels, d.classes)
+            data = _torchvision(getattr(datasets, kind), base, official, **options)
+            images = getattr(data, files)
+            if files == "_samples":
+                images, labels = zip(*images)
+            else:
+                labels = data._labels
+            found[name] = _listed(base, images, labels, data.classes)
         return splits.with_hold_out(
             found["train"], found["test"], found.get("val"), seed=seed
         )
@@ -96,21 +105,33 @@ def _official(
     return read
 
 
-_VARIANTS = "fgvc-aircraft-2013b/data/*.txt"
-_MAT = ("stanford_cars/*.mat", "stanford_cars/devkit/*.mat")
-_TRAINVAL = {"train": "trainval", "test": "test"}
-aircraft = _official("FGVCAircraft", _THREE, _VARIANTS, annotation_level="variant")
-cars = _official("StanfordCars", _TWO, *_MAT, files="_samples")
+aircraft = _official(
+    "FGVCAircraft",
+    _THREE,
+    "fgvc-aircraft-2013b/data/*.txt",
+    annotation_level="variant",
+)
+cars = _official(
+    "StanfordCars",
+    _TWO,
+    "stanford_cars/*.mat",
+    "stanford_cars/devkit/*.mat",
+    files="_samples",
+)
 dtd = _official("DTD", _THREE, "dtd/dtd/labels/*.txt", partition=1)
 flowers = _official("Flowers102", _THREE)
 food = _official("Food101", _TWO, "food-101/meta/*.json")
 pets = _official(
-    "OxfordIIITPet", _TRAINVAL, "oxford-iiit-pet/annotations/*.txt", files="_images"
+    "OxfordIIITPet",
+    {"train": "trainval", "test": "test"},
+    "oxford-iiit-pet/annotations/*.txt",
+    files="_images",
 )
 
 
 def _of_arrays(kind: str, read: Callable[[Path, str], ImageList]) -> Reader:
-    """The reader of images in one array: the files must be those of torchvision's class `kind`."""
+    """Return the reader of images in arrays: `read` reads a split of the folder that torchvision's
+    class `kind` names. BadInput for files whose checksum is not the published one."""
 
     def read_published(base: Path, seed: int) -> Splits:
         from torchvision import datasets
@@ -119,7 +140,8 @@ def _of_arrays(kind: str, read: Callable[[Path, str], ImageList]) -> Reader:
         published = getattr(datasets, kind)
         folder = base / published.base_folder
         files = [*published.train_list, *published.test_list]
-        if meta := getattr(published, "meta", None):  # the classes' names
+        meta = getattr(published, "meta", None)  # the file with the classes' names
+        if meta:
             files.append([meta["filename"], meta["md5"]])
         for name, md5 in files:
             file = folder / name
@@ -135,56 +157,59 @@ def _of_arrays(kind: str, read: Callable[[Path, str], ImageList]) -> Reader:
     return read_published
 
 
-cifar10 = _of_arrays("CIFAR10", archives.read_cifar)
-cifar100 = _of_arrays("CIFAR100", archives.read_cifar)
-stl10 = _of_arrays("STL10", archives.read_stl10)
+cifar10 = _of_arrays("CIFAR10", cifar_stl10.read_cifar)
+cifar100 = _of_arrays("CIFAR100", cifar_stl10.read_cifar)
+stl10 = _of_arrays("STL10", cifar_stl10.read_stl10)
 
 
 def places365(base: Path, seed: int) -> Splits:
     """Read Places365-Standard from folders or tars, at 256 pixels if there; its val is our test."""
     from torchvision.datasets import Places365
 
-    def tar(size: str) -> Path:
+    def train_tar(size: str) -> Path:
         return base / f"train_{size}_places365standard.tar"
 
-    small = (base / "data_256_standard").is_dir() or tar("256").exists()
+    def there(size: str) -> bool:
+        return (base / f"data_{size}_standard").is_dir() or train_tar(size).exists()
+
+    small = there("256")
     size = "256" if small else "large"
-    if (
-        not small
-        and not (base / "data_large_standard").is_dir()
-        and not tar(size).exists()
-    ):
-        get = "get train_256_places365standard.tar"
-        raise BadInput(f"{base}: no data_256_standard or data_large_standard; {get}")
+    if not there(size):
+        raise BadInput(
+            f"{base}: no data_256_standard or data_large_standard;"
+            " get train_256_places365standard.tar"
+        )
 
     def part(split: str) -> ImageList:
-        d = _torchvision(Places365, base, split, small=small)
-        images = _listed(base, [file for file, _ in d.imgs], d.targets, d.classes)
+        data = _torchvision(Places365, base, split, small=small)
+        files = [file for file, _ in data.imgs]
+        images = _listed(base, files, data.targets, data.classes)
         folder = images.paths[0].partition("/")[0]
         if (base / folder).is_dir():
             return images
         # torchvision's folder is data_256_standard, the archive's data_256
-        archive = base / f"val_{size}.tar" if split == "val" else tar(size)
+        archive = base / f"val_{size}.tar" if split == "val" else train_tar(size)
         names = [path.partition("/")[2] for path in images.paths]
-        return containers.held(
+        return reading.read_members(
             images, archive, names, [folder.removesuffix("_standard")]
         )
 
     note = "256-pixel images" if small else "large images"
-    train, test = part("train-standard"), part("val")
+    train = part("train-standard")
+    test = part("val")
     return splits.with_hold_out(train=train, test=test, seed=seed, notes=(note,))
 
 
 # What has a reader of its own
 
 
-# Of what has no official lists: drawn once for all runs. The rows of several seeds are means over
-# one test list, and so is what two checkpoints are compared on.
-_DRAWN_ONCE = 0
+# The seed of a test list that is drawn because there is no official one. It is one for all runs: the
+# rows of several seeds are means over one test list, and two checkpoints are compared on it
+_TEST_SEED = 0
 
 
 def birdsnap(base: Path, seed: int) -> Splits:
-    """LORAC's split: of every species' images that are still there 5 for val, 5 for test."""
+    """Draw LORAC's split: of the images of each species that are still there, 5 are val, 5 test."""
     folder = base / "birdsnap"
     species = sorted(
         _table(folder / "species.txt", ("id", "dir")), key=lambda row: int(row["id"])
@@ -192,16 +217,18 @@ def birdsnap(base: Path, seed: int) -> Splits:
     listed = _table(folder / "images.txt", ("path", "species_id"))
     images = _first_there(folder / "images", folder / "download" / "images")
     if images is None:
-        run = "run the dataset's own get_birdsnap.py, or copy the images there"
-        raise BadInput(f"{folder}: no folder 'images'; {run}")
+        raise BadInput(
+            f"{folder}: no folder 'images'; run the dataset's own get_birdsnap.py, or copy the"
+            " images there"
+        )
 
-    # 1. What is left of the list: pictures vanish from Flickr; a failed download is an empty file.
+    # 1. What is left of the list: pictures vanish from Flickr, and a failed download is an empty file
     there = []
     for path, kind in sorted((row["path"], row["species_id"]) for row in listed):
         file = images / path
         if file.is_file() and file.stat().st_size:
             there.append((path, kind))
-    # 2. A label is the species' place by id, whichever folders are there.
+    # 2. A label is the species' place by id, whichever folders are there
     place = {row["id"]: label for label, row in enumerate(species)}
     strange = [path for path, kind in there if kind not in place]
     if strange:
@@ -216,10 +243,10 @@ def birdsnap(base: Path, seed: int) -> Splits:
             f"{images}: no image of {len(absent)} species, '{classes[absent[0]]}' first"
         )
     everything = _listed(images, [images / path for path, _ in there], labels, classes)
-    # 3. Val and test are drawn from what is there, equally many of each species.
+    # 3. Val and test are drawn from what is there, equally many of each species
     val: list[int] = []
     test: list[int] = []
-    for label, indices in splits.ranked(everything, _DRAWN_ONCE).items():
+    for label, indices in splits.ranked(everything, _TEST_SEED).items():
         if len(indices) < 11:
             name = everything.classes[label]
             raise BadInput(
@@ -240,7 +267,7 @@ def birdsnap(base: Path, seed: int) -> Splits:
 
 
 def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """A tab-separated file with a header line."""
+    """Read a tab-separated file with a header line; BadInput where one of `columns` is missing."""
     rows = list(csv.DictReader(_text(file).splitlines(), delimiter="\t"))
     if not rows or any(column not in rows[0] for column in columns):
         raise BadInput(
@@ -250,12 +277,13 @@ def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def caltech101(base: Path, seed: int) -> Splits:
-    """Draw 30 images per class for training, the rest is test; the seed picks the hold-out of the
-    30. BACKGROUND_Google is a class, as sizes 3,060 + 6,084 say. Gray images are decoded as RGB."""
-    # torchvision's class would drop the background, and has no split.
+    """Draw 30 images per class for training; the rest is test. The seed picks the hold-out of the 30.
+
+    BACKGROUND_Google is a class, as LORAC's sizes 3,060 + 6,084 say. Gray images are decoded as
+    RGB."""
     everything = scan_folder(base / "caltech101" / "101_ObjectCategories")
     train, test = splits.draw(
-        everything, 30, _DRAWN_ONCE, what="caltech101's training split"
+        everything, 30, _TEST_SEED, what="caltech101's training split"
     )
     return splits.with_hold_out(
         everything.subset(train), everything.subset(test), seed=seed
@@ -263,7 +291,7 @@ def caltech101(base: Path, seed: int) -> Splits:
 
 
 def sun397(base: Path, seed: int) -> Splits:
-    """Partition 01 of the official lists; labels in the order of ClassName.txt."""
+    """Read partition 01 of the official lists; labels are in the order of ClassName.txt."""
     images = base / "SUN397"
     classes = _lines(images / "ClassName.txt")
     label_of = {name: label for label, name in enumerate(classes)}
@@ -282,11 +310,11 @@ def sun397(base: Path, seed: int) -> Splits:
             raise BadInput(
                 f"{listing}: {odd} is of no class in {images / 'ClassName.txt'}"
             )
-        return _listed(
-            images, [images / line.lstrip("/") for line in lines], labels, classes
-        )
+        files = [images / line.lstrip("/") for line in lines]
+        return _listed(images, files, labels, classes)
 
-    train, test = part("Training_01.txt"), part("Testing_01.txt")
+    train = part("Training_01.txt")
+    test = part("Testing_01.txt")
     return splits.with_hold_out(train, test, seed=seed)
 
 
@@ -295,8 +323,9 @@ def _first_there(*paths: Path) -> Path | None:
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines that are not empty."""
-    return [line for line in map(str.strip, _text(file).splitlines()) if line]
+    """Read a file's lines, stripped, without empty ones."""
+    lines = (line.strip() for line in _text(file).splitlines())
+    return [line for line in lines if line]
 
 
 def _text(file: Path) -> str:
@@ -304,7 +333,8 @@ def _text(file: Path) -> str:
         text = opening.read_bytes(file, most=opening.GIGABYTE).decode()
     except (OSError, ValueError) as error:
         raise BadInput(f"{file}: not readable as a text ({error})") from None
-    if found := printable.control_in(text, allowed="\n\r\t"):
+    found = printable.control_in(text, allowed="\n\r\t")
+    if found:
         raise BadInput(f"{file}: holds the control character {found}")
     return text
 
@@ -318,24 +348,25 @@ def imagenet100(base: Path, seed: int) -> Splits:
 
 
 def class_list(name: str) -> list[str]:
-    """The synsets of imagenet or imagenet100, in label order: sorted."""
+    """Return the synsets that NAME.txt beside this file lists, in its order."""
     text = (importlib.resources.files("backbench.datasets") / f"{name}.txt").read_text()
-    return [
-        line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"
-    ]
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
-    """FOLDER/{train,val}/<synset>/*.JPEG, or containers; the official val is the test split."""
+    """Read FOLDER/{train,val}/<synset>/*.JPEG, or containers; the official val is the test split."""
     every = class_list("imagenet")
     for part in ("train", "val"):
-        # The archives of ImageNet's val unpack flat; that is the usual mistake.
-        contained = containers.find(folder, part) is not None
+        # The archives of ImageNet's val unpack flat; that is the usual mistake
+        contained = finding.find(folder, part) is not None
         if not contained and not any(p.is_dir() for p in (folder / part).iterdir()):
-            sort = f"sort them as {part}/<synset>/*.JPEG"
-            raise BadInput(f"{folder / part}: images lie in no class folders; {sort}")
-    train = containers.read_split(folder, "train", classes=classes, every=every)
-    test = containers.read_split(folder, "val", classes=classes, every=every)
+            raise BadInput(
+                f"{folder / part}: images lie in no class folders; sort them as"
+                f" {part}/<synset>/*.JPEG"
+            )
+    train = reading.read_split(folder, "train", classes=classes, every=every)
+    test = reading.read_split(folder, "val", classes=classes, every=every)
     return splits.with_hold_out(train, test, seed=seed)
 
 
@@ -345,25 +376,25 @@ DENSE_HOLDOUT = 0.1
 VOC_CLASSES = ["background", *map(str, range(1, 21))]
 # cityscapesscripts, helpers/labels.py: the ids of the 19 classes that are scored, in their order
 CITYSCAPES_IDS = (
-    7,
-    8,
-    11,
-    12,
-    13,
-    17,
-    19,
-    20,
-    21,
-    22,
-    23,
-    24,
-    25,
-    26,
-    27,
-    28,
-    31,
-    32,
-    33,
+    7,  # road
+    8,  # sidewalk
+    11,  # building
+    12,  # wall
+    13,  # fence
+    17,  # pole
+    19,  # traffic light
+    20,  # traffic sign
+    21,  # vegetation
+    22,  # terrain
+    23,  # sky
+    24,  # person
+    25,  # rider
+    26,  # car
+    27,  # truck
+    28,  # bus
+    31,  # train
+    32,  # motorcycle
+    33,  # bicycle
 )
 
 
@@ -374,40 +405,45 @@ def _dense(
     parts: Sequence[Sequence[tuple[str, str]]],
     seed: int,
 ) -> Splits:
-    """Make splits of (image, label map) pairs; refuse a missing map, or an image in both parts."""
-    shared = {image for image, _ in parts[0]} & {image for image, _ in parts[1]}
+    """Make splits of (image, label map) pairs, `parts` train and test; `values` as in DenseList.
+
+    BadInput for a missing map, and for an image in both parts."""
+    train_pairs, test_pairs = parts
+    shared = {image for image, _ in train_pairs} & {image for image, _ in test_pairs}
     if shared:
-        clash = f"{len(shared)} images of train are test images, {min(shared)} first"
-        raise BadInput(f"{base}: {clash}; take them out of the list of train")
-    lists = []
-    for pairs in parts:
-        images, maps = (
-            tuple(pair[0] for pair in pairs),
-            tuple(pair[1] for pair in pairs),
+        raise BadInput(
+            f"{base}: {len(shared)} images of train are test images, {min(shared)} first;"
+            " take them out of the list of train"
         )
+
+    def listed(pairs: Sequence[tuple[str, str]]) -> DenseList:
+        images = tuple(image for image, _ in pairs)
+        maps = tuple(label_map for _, label_map in pairs)
         _refuse_outside(base, (*images, *maps))
         missing = [each for each in maps if not (base / each).is_file()]
         if missing:
             raise BadInput(
                 f"{base / missing[0]} is missing ({len(missing)} label maps are)"
             )
-        lists.append(
-            DenseList(base, images, (0,) * len(images), tuple(classes), maps, values)
-        )
-    return splits.with_hold_out(*lists, seed=seed, share=DENSE_HOLDOUT)
+        labels = (0,) * len(images)
+        return DenseList(base, images, labels, tuple(classes), maps, values)
+
+    return splits.with_hold_out(
+        listed(train_pairs), listed(test_pairs), seed=seed, share=DENSE_HOLDOUT
+    )
 
 
 def _voc(train_list: str, train_maps: str) -> Reader:
-    """The reader of a train list and the official val; 255, the border of objects, is ignored."""
+    """Return the reader of a train list and the official val. 255, objects' border, is ignored."""
 
     def read(base: Path, seed: int) -> Splits:
         folder = base / "VOCdevkit" / "VOC2012"
-        parts = []
-        for name, maps in ((train_list, train_maps), ("val", "SegmentationClass")):
+
+        def pairs(name: str, maps: str) -> list[tuple[str, str]]:
             stems = _lines(folder / "ImageSets" / "Segmentation" / f"{name}.txt")
-            parts.append(
-                [(f"JPEGImages/{stem}.jpg", f"{maps}/{stem}.png") for stem in stems]
-            )
+            return [(f"JPEGImages/{stem}.jpg", f"{maps}/{stem}.png") for stem in stems]
+
+        parts = [pairs(train_list, train_maps), pairs("val", "SegmentationClass")]
         values = {value: value for value in (*range(len(VOC_CLASSES)), IGNORED)}
         return _dense(folder, VOC_CLASSES, values, parts, seed)
 
@@ -415,49 +451,54 @@ def _voc(train_list: str, train_maps: str) -> Reader:
 
 
 voc2012 = _voc("train", "SegmentationClass")
-# VOC's and SBD's train without VOC's val: 1,103 images of it are in SBD, so `_dense` refuses a list
-# that was not cleaned
+# VOC's and SBD's train without VOC's val. 1,103 images of VOC's val are in SBD, so `_dense` refuses
+# a list from which they were not taken
 voc2012aug = _voc("trainaug", "SegmentationClassAug")
 
 
 def ade20k(base: Path, seed: int) -> Splits:
-    """The 150 classes of the scene parsing challenge; 0, everything else, is ignored."""
+    """Read the 150 classes of the scene parsing challenge; 0, everything else, is ignored."""
     folder = base / "ADEChallengeData2016"
     parts = []
     for part in ("training", "validation"):
-        maps = sorted(
-            each.stem for each in (folder / "annotations" / part).glob("ADE_*.png")
-        )
+        maps = (folder / "annotations" / part).glob("ADE_*.png")
         parts.append(
-            [(f"images/{part}/{m}.jpg", f"annotations/{part}/{m}.png") for m in maps]
+            [
+                (f"images/{part}/{stem}.jpg", f"annotations/{part}/{stem}.png")
+                for stem in sorted(file.stem for file in maps)
+            ]
         )
-    values = {0: IGNORED, **{value: value - 1 for value in range(1, 151)}}
-    return _dense(folder, [str(value) for value in range(1, 151)], values, parts, seed)
+    numbers = range(1, 151)
+    values = {0: IGNORED}
+    for label, number in enumerate(numbers):
+        values[number] = label
+    return _dense(folder, [str(number) for number in numbers], values, parts, seed)
 
 
 def cityscapes(base: Path, seed: int) -> Splits:
-    """The fine annotations: 34 ids, of which 19 are scored."""
+    """Read the fine annotations: 34 ids, of which 19 are scored."""
+    ending = "_gtFine_labelIds.png"
     parts = []
     for part in ("train", "val"):
         pairs = []
-        for file in sorted((base / "gtFine" / part).glob("*/*_gtFine_labelIds.png")):
-            name = f"{part}/{file.parent.name}/{file.name.removesuffix('_gtFine_labelIds.png')}"
-            maps = file.relative_to(base).as_posix()
-            pairs.append((f"leftImg8bit/{name}_leftImg8bit.png", maps))
+        for file in sorted((base / "gtFine" / part).glob(f"*/*{ending}")):
+            name = f"{part}/{file.parent.name}/{file.name.removesuffix(ending)}"
+            label_map = file.relative_to(base).as_posix()
+            pairs.append((f"leftImg8bit/{name}_leftImg8bit.png", label_map))
         parts.append(pairs)
     values = dict.fromkeys(range(34), IGNORED)
-    values |= {value: label for label, value in enumerate(CITYSCAPES_IDS)}
-    return _dense(base, [str(value) for value in CITYSCAPES_IDS], values, parts, seed)
+    for label, number in enumerate(CITYSCAPES_IDS):
+        values[number] = label
+    return _dense(base, [str(number) for number in CITYSCAPES_IDS], values, parts, seed)
 
 
 def scenes(base: Path, seed: int) -> Splits:
-    """The demo's scenes of digits: the background and ten digits (datasets/embedded.py)."""
+    """Read the demo's scenes of digits: the background and ten digits (datasets/embedded.py)."""
     parts = []
     for part in ("train2017", "val2017"):
-        stems = sorted(each.stem for each in (base / "maps" / part).glob("*.png"))
-        parts.append(
-            [(f"{part}/{stem}.jpg", f"maps/{part}/{stem}.png") for stem in stems]
-        )
+        stems = sorted(file.stem for file in (base / "maps" / part).glob("*.png"))
+        pairs = [(f"{part}/{stem}.jpg", f"maps/{part}/{stem}.png") for stem in stems]
+        parts.append(pairs)
     values = {value: value for value in (*range(11), IGNORED)}
     return _dense(base, ["background", *map(str, range(10))], values, parts, seed)
 
@@ -469,26 +510,29 @@ def _split_in(folder: str, read: SplitReader) -> SplitReader:
     return lambda root, split: read(root / folder, split)
 
 
-cifar10_split = _split_in("cifar10/cifar-10-batches-py", archives.read_cifar)
-cifar100_split = _split_in("cifar100/cifar-100-python", archives.read_cifar)
-stl10_split = _split_in("stl10/stl10_binary", archives.read_stl10)
+cifar10_split = _split_in("cifar10/cifar-10-batches-py", cifar_stl10.read_cifar)
+cifar100_split = _split_in("cifar100/cifar-100-python", cifar_stl10.read_cifar)
+stl10_split = _split_in("stl10/stl10_binary", cifar_stl10.read_stl10)
 
 
 def imagenet100_split(root: Path, split: str) -> ImageList:
-    """ImageNet's own folder will do; the labels follow the list's order (evaluation sorts it)."""
+    """Read a split of ImageNet-100, from its own folder or ImageNet's.
+
+    The labels follow the list's order, where evaluation (`imagenet100`) sorts it."""
     folder = root / "imagenet100"
     if not folder.is_dir():
         folder = root / "imagenet"
     every = class_list("imagenet")
-    return containers.read_split(
+    return reading.read_split(
         folder, split, classes=class_list("imagenet100"), every=every
     )
 
 
 def imagenet_split(root: Path, split: str) -> ImageList:
-    """A class folder as it is, a subset too; containers count the synsets."""
-    folder, every = root / "imagenet", class_list("imagenet")
-    inside = containers.find(folder, split) is not None
-    return containers.read_split(
-        folder, split, classes=every if inside else None, every=every
+    """Read a class folder as it is (it may be a subset), or all 1000 classes of a container."""
+    folder = root / "imagenet"
+    every = class_list("imagenet")
+    contained = finding.find(folder, split) is not None
+    return reading.read_split(
+        folder, split, classes=every if contained else None, every=every
     )

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from backbench.containers import containers
+from backbench.containers import finding
+from backbench.containers.container import SPLIT_WORDS
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images.image_list import ImageList
@@ -19,6 +20,8 @@ SplitReader = Callable[[Path, str], ImageList]
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
+    """One dataset: catalog.toml has the shipped rows, and installed packages may add theirs."""
+
     name: str
     classes: int | None
     # Images of train, val, test; None where val is held out of train, or where a size is not fixed
@@ -28,30 +31,33 @@ class Dataset:
     # One split as pretraining takes it; default: class folders or tar shards in ROOT/<name>/<split>
     read_split: SplitReader | None = None
     needs: tuple[str, ...] = ()  # files or folders that tell that the dataset is there
-    folders: tuple[
-        str, ...
-    ] = ()  # where to look below ROOT; default: ROOT/<name>, then ROOT
+    # Where to look below ROOT; default: ROOT/<name>, then ROOT
+    folders: tuple[str, ...] = ()
     get: str = ""  # which files to get, and from whom
     licence: str = "as its owner states"
     top5: bool = False
-    # Of pictures that ImageNet's classifiers are tested on: the rules by which they are right, and
-    # the pixels that are cut from each side first
+    # Of test sets for ImageNet's classifiers: the rules by which an answer is right, and the pixels
+    # that are cut from each side of an image first
     rules: tuple[str, ...] = ()
     trim: int = 0
 
     @property
     def dense(self) -> bool:
-        """True where every image has a label map (`images.dense.DenseList`), and no class."""
+        """Whether every image has a label map (`images.dense.DenseList`), and no class."""
         return self.metric == "miou"
 
     @property
     def metrics(self) -> tuple[str, ...]:
+        """The names of all its metrics, the main one first."""
         if self.dense:
             return (self.metric, "pixel_acc", "macc")
-        return (self.metric, "top5") if self.top5 else (self.metric,)
+        if self.top5:
+            return (self.metric, "top5")
+        return (self.metric,)
 
     def base(self, root: Path) -> Path:
-        """Return the folder that holds all of `needs`. BadInput says how to get the missing."""
+        """Return the folder that holds all of `needs`. BadInput says what is missing, and from whom
+        to get it."""
         if not self.needs:
             return root
         folders = [root / folder for folder in self.folders or (self.name, ".")]
@@ -60,12 +66,12 @@ class Dataset:
                 (base / need).exists() or _contained(base, need) for need in self.needs
             ):
                 return base
-        # It is said of the first folder, since that is where it belongs.
+        # The message names the first folder, since that is where the dataset belongs
         for need in self.needs:
-            if need in containers.WORDS and (
-                why := containers.refusal(folders[0], need)
-            ):
-                raise BadInput(f"{self.name}: {why}")
+            if need in SPLIT_WORDS:
+                why = finding.refusal(folders[0], need)
+                if why:
+                    raise BadInput(f"{self.name}: {why}")
         missing = next(need for need in self.needs if not (folders[0] / need).exists())
         raise BadInput(
             f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there"
@@ -73,4 +79,5 @@ class Dataset:
 
 
 def _contained(base: Path, need: str) -> bool:
-    return need in containers.WORDS and containers.find(base, need) is not None
+    """Whether `need` is a split, and in a container."""
+    return need in SPLIT_WORDS and finding.find(base, need) is not None

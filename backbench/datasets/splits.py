@@ -1,6 +1,8 @@
-"""Splits are pure functions of sorted relative paths, labels and a seed. An image's rank within its
-class is the sha256 of (seed, relative path), not a random stream, which could change between
-versions. Everyone who has the same files derives the same split."""
+"""Draws, names and checks splits.
+
+A split is a pure function of sorted relative paths, labels and a seed: an image's rank within its
+class is the sha256 of (seed, relative path). A random stream could change between versions; so
+everyone who has the same files derives the same split."""
 
 import dataclasses
 import functools
@@ -11,10 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbench.containers import archives
 from backbench.errors import BadInput
 from backbench.images.dense import DenseList
-from backbench.images.image_list import ArrayList, ImageList
+from backbench.images.image_list import ArrayList, ImageList, Joined
 from backbench.runs import atomic
 from backbench.untrusted import printable
 
@@ -38,14 +39,13 @@ class Splits:
     val: ImageList
     test: ImageList
     held_out: bool  # whether val was drawn from the official train split here
-    notes: tuple[
-        str, ...
-    ] = ()  # coverage and the like; they go into every result's provenance
+    # Coverage and the like; they go into every result's provenance
+    notes: tuple[str, ...] = ()
     # Of sets that ImageNet's classifiers are tested on; their train and val are empty
     imagenet: InImageNet | None = None
 
     def both(self) -> ImageList:
-        """train, then val: what the final heads are trained on."""
+        """Return train, then val: what the final heads are trained on."""
         return concatenate(self.train, self.val)
 
     @functools.cached_property
@@ -55,12 +55,12 @@ class Splits:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def items(self) -> Iterable[tuple[str, ImageList]]:
-        """(name, images) of train, val and test."""
+        """Return (name, images) of train, val and test."""
         return (("train", self.train), ("val", self.val), ("test", self.test))
 
 
 def concatenate(a: ImageList, b: ImageList) -> ImageList:
-    """`a`, then `b`; they may have different roots."""
+    """Return the list of `a`, then `b`; they may have different roots."""
     if a.classes != b.classes:
         raise BadInput(f"{a.root} and {b.root} have different class lists")
     if isinstance(a, ArrayList) and isinstance(b, ArrayList):
@@ -70,26 +70,28 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
         paths = [*a.paths, *b.paths]
         return ArrayList(a.root, paths, a.labels + b.labels, a.classes, pixels)
     if isinstance(a, DenseList) and isinstance(b, DenseList):
-        paths = [*a.paths, *b.paths]
         return dataclasses.replace(
-            a, paths=paths, labels=a.labels + b.labels, maps=a.maps + b.maps
+            a,
+            paths=[*a.paths, *b.paths],
+            labels=a.labels + b.labels,
+            maps=a.maps + b.maps,
         )
-    # Paths are relative to one root, so it must be one that both lie below.
+    # Paths are relative to one root, so it must be one that both lie below
     root = Path(os.path.commonpath((a.root, b.root)))
     paths = []
     for part in (a, b):
-        below = (
-            "" if part.root == root else f"{part.root.relative_to(root).as_posix()}/"
-        )
+        below = ""
+        if part.root != root:
+            below = f"{part.root.relative_to(root).as_posix()}/"
         paths += [below + path for path in part.paths]
     if type(a) is type(b) is ImageList:
         return ImageList(root, paths, a.labels + b.labels, a.classes)
-    return archives.Joined.of((a, b), root=root, paths=paths)
+    return Joined.of((a, b), root=root, paths=paths)
 
 
 def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
-    """Label -> indices of its images, in a fixed shuffled order: by sha256 of 'seed path'."""
-    # The path decides between equal hashes, which there will never be; the index is never compared.
+    """Return label -> indices of its images, in a fixed shuffled order: by sha256 of 'seed path'."""
+    # The path decides between equal hashes, which there will never be; the index is never compared
     groups: dict[int, list[tuple[bytes, str, int]]] = defaultdict(list)
     for index, (path, label) in enumerate(zip(images.paths, images.labels)):
         rank = hashlib.sha256(f"{seed} {path}".encode()).digest()
@@ -103,8 +105,9 @@ def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
 def draw(
     images: ImageList, per_class: int, seed: int, *, what: str = "draw"
 ) -> tuple[list[int], list[int]]:
-    """Return (`per_class` indices of each class, the rest), both in the list's order. Refuse a
-    class with fewer images."""
+    """Return (`per_class` indices of each class, the rest), both in the list's order.
+
+    BadInput names a class with fewer images; `what` is what needs them."""
     chosen: set[int] = set()
     for label, indices in ranked(images, seed).items():
         if len(indices) < per_class:
@@ -119,22 +122,25 @@ def draw(
 
 
 def others(images: ImageList, chosen: set[int]) -> list[int]:
-    """The indices that are not in `chosen`, in the list's order."""
+    """Return the indices that are not in `chosen`, in the list's order."""
     return [i for i in range(len(images)) if i not in chosen]
 
 
 def hold_out(
     images: ImageList, seed: int = 0, *, share: float = HOLDOUT
 ) -> tuple[list[int], list[int]]:
-    """Return (train, val) indices. Of a class with n images, floor(n * share + 1/2) go to val, at
-    least one of two or more; a single image stays in train."""
+    """Return (train, val) indices.
+
+    Of a class with n images, floor(n * share + 1/2) go to val: at least one, and at most all but
+    one. A single image stays in train."""
     val: set[int] = set()
     for indices in ranked(images, seed).values():
         if len(indices) < 2:
             continue
-        # Rounded half up, as round() would not; at least one for val, and one is left for train.
+        # Rounded half up, as round() would not
         count = int(len(indices) * share + 0.5)
-        val |= set(indices[: min(max(count, 1), len(indices) - 1)])
+        count = min(max(count, 1), len(indices) - 1)
+        val |= set(indices[:count])
     return others(images, val), sorted(val)
 
 
@@ -147,18 +153,20 @@ def with_hold_out(
     notes: tuple[str, ...] = (),
     share: float = HOLDOUT,
 ) -> Splits:
-    """Splits with an official val, or with a share of train held out."""
+    """Make splits with the official `val`, or with a share of train held out for it."""
     if val is not None:
-        return Splits(train, val, test, False, notes)
+        return Splits(train, val, test, held_out=False, notes=notes)
     kept, held = hold_out(train, seed, share=share)
-    return Splits(train.subset(kept), train.subset(held), test, True, notes)
+    return Splits(
+        train.subset(kept), train.subset(held), test, held_out=True, notes=notes
+    )
 
 
 # What identifies a split
 
 
 def manifest(images: ImageList) -> str:
-    """One 'path<TAB>label' line per image, in order."""
+    """Write one line per image, in order: path, tab, label (of a dense list, the label map)."""
     return "".join(_lines(images))
 
 
@@ -168,17 +176,17 @@ def _lines(images: ImageList) -> Iterator[str]:
 
 
 def digest(images: ImageList) -> str:
-    """sha256 of the manifest."""
+    """Return the sha256 of the manifest."""
     return hashlib.sha256(manifest(images).encode()).hexdigest()
 
 
 def digests(splits: Splits) -> dict[str, str]:
-    """By split, the sha256 of its manifest."""
+    """Return, by split, the sha256 of its manifest."""
     return {name: digest(images) for name, images in splits.items()}
 
 
 def write_manifests(run: Path, dataset: str, splits: Splits) -> None:
-    """RUN/manifests/<dataset>-<split>.tsv for the three splits."""
+    """Write RUN/manifests/<dataset>-<split>.tsv for the three splits, where they changed."""
     for name, images in splits.items():
         text = manifest(images)
         file = run / "manifests" / f"{dataset}-{name}.tsv"
@@ -192,13 +200,15 @@ def write_manifests(run: Path, dataset: str, splits: Splits) -> None:
 def check(dataset: str, splits: Splits) -> None:
     """Refuse an empty split, labels outside the classes or classes unlike train's; read no file."""
     for name, images in splits.items():
+        # Sets that are only tested on have an empty train and val
         if splits.imagenet is not None and name != "test":
             continue
         if not len(images):
-            held = "; where val is held out of train, a class needs two images there"
-            hint = held if name == "val" else "; put images there"
+            hint = "put images there"
+            if name == "val":
+                hint = "where val is held out of train, a class needs two images there"
             raise BadInput(
-                f"{dataset}: the {name} split is empty ({images.root}){hint}"
+                f"{dataset}: the {name} split is empty ({images.root}); {hint}"
             )
         if not images.classes:
             raise BadInput(
@@ -221,20 +231,19 @@ def check(dataset: str, splits: Splits) -> None:
 
 
 def _difference(own: Sequence[str], name: str, train: Sequence[str]) -> str:
-    """only in test: a, b; only in train: c."""
+    """Say how two class lists differ: only in test: a, b; only in train: c."""
+    only_own = sorted(set(own) - set(train))
+    only_train = sorted(set(train) - set(own))
     parts = []
-    for only, where in (
-        (set(own) - set(train), name),
-        (set(train) - set(own), "train"),
-    ):
+    for where, only in ((name, only_own), ("train", only_train)):
         if only:
             more = f" and {len(only) - 5} more" if len(only) > 5 else ""
-            parts.append(f"only in {where}: {', '.join(sorted(only)[:5])}{more}")
+            parts.append(f"only in {where}: {', '.join(only[:5])}{more}")
     return "; ".join(parts) or "in another order"
 
 
 def refuse_untrainable(dataset: str, splits: Splits) -> None:
-    """BadInput for a set that holds test images alone."""
+    """Refuse a set that holds test images alone."""
     if splits.imagenet is not None:
         raise BadInput(
             f"{dataset}: has no train images; `backbench ood` tests ImageNet's heads on it"
@@ -247,8 +256,10 @@ def refuse_untrainable(dataset: str, splits: Splits) -> None:
 def read_list(
     path: Path, *, lines: int | None = None, sha256: str | None = None
 ) -> dict[str, int]:
-    """Read and verify a local list: each image with the number of its line. A name is SimCLR's
-    `n04235860_14959.JPEG`, or `class/file`."""
+    """Read a local list: each image with the number of its line.
+
+    A name is SimCLR's `n04235860_14959.JPEG`, or `class/file`. BadInput for a name that is listed
+    twice, and for a list that has not the published `sha256` and number of `lines`, if given."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -256,25 +267,21 @@ def read_list(
             f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it"
         ) from None
     names: dict[str, int] = {}
-    for number, line in enumerate(
-        map(str.strip, data.decode(errors="replace").splitlines()), 1
-    ):
-        if line in names:
+    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+        name = line.strip()
+        if name in names:
             raise BadInput(
-                f"{path}:{number}: '{printable.shown(line, 100)}' is listed twice, first in line"
-                f" {names[line]}; remove one"
+                f"{path}:{number}: '{printable.shown(name, 100)}' is listed twice, first in line"
+                f" {names[name]}; remove one"
             )
-        if line:
-            names[line] = number
+        if name:
+            names[name] = number
     if sha256 is not None and (
         hashlib.sha256(data).hexdigest() != sha256 or len(names) != lines
     ):
-        hint = (
-            f"`backbench data fetch-splits --out {path.parent}` fetches the right one"
-        )
         raise BadInput(
-            f"{path}: not the published list (sha256 or length {len(names)}"
-            f" instead of {lines}); {hint}"
+            f"{path}: not the published list (sha256 or length {len(names)} instead of {lines});"
+            f" `backbench data fetch-splits --out {path.parent}` fetches the right one"
         )
     if not names:
         raise BadInput(
@@ -284,8 +291,10 @@ def read_list(
 
 
 def drawn_list(images: ImageList, percent: float, seed: int) -> dict[str, int]:
-    """Draw a list as `read_list` gives it. Of a class with n images, take the first floor(n *
-    percent / 100 + 1/2) by sha256 of 'seed path', at least two (one learns, one chooses)."""
+    """Draw a list as `read_list` gives it.
+
+    Of a class with n images, take the first floor(n * percent / 100 + 1/2) by sha256 of 'seed
+    path', at least two: one to learn from, one to choose by."""
     chosen: list[int] = []
     for indices in ranked(images, seed).values():
         chosen += indices[: max(2, int(len(indices) * percent / 100 + 0.5))]
@@ -293,19 +302,22 @@ def drawn_list(images: ImageList, percent: float, seed: int) -> dict[str, int]:
 
 
 def select(images: ImageList, names: Mapping[str, int], *, where: str) -> list[int]:
-    """Return the indices of the listed images (name -> its line in `where`), in the list's order.
-    `n04235860_14959.JPEG` is in class folder n04235860."""
+    """Return the indices of the listed images (name -> its line in the file `where`), in that order.
+
+    BadInput names one that is not among `images`."""
     index = {path: i for i, path in enumerate(images.paths)}
     folders = {path.split("/")[0] for path in images.paths}
     out = []
     for name, line in names.items():
+        # n04235860_14959.JPEG is in the class folder n04235860
         path = name if "/" in name else f"{name.split('_')[0]}/{name}"
         if path not in index:
+            # Where the class is there, one image is missing; otherwise the list is of other data
             folder = path.split("/")[0]
-            # A class that is there lacks one image; one that is not there is a list of other data.
-            what = f"has a label '{folder}' outside the class list"
             if folder in folders:
                 what = "is not on disk"
+            else:
+                what = f"has a label '{folder}' outside the class list"
             raise BadInput(
                 f"{where}:{line}: '{printable.shown(name, 100)}' {what} (looked for"
                 f" {printable.shown(str(images.root / path), 300)}); a line is class/file.jpg"

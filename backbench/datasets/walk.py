@@ -1,4 +1,6 @@
-"""Checks, by one system call per file, that all exist and no two splits share a name or content."""
+"""Checks that all files of a dataset exist, and that no two splits share a file or an image.
+
+This costs one system call per file; contents are read only of files of equal size."""
 
 from __future__ import annotations
 
@@ -12,27 +14,26 @@ from backbench.errors import BadInput
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
 
-Sizes = Mapping[str, "array[int]"]  # by split, bytes of its images in their order
-Sides = tuple[
-    list[int], list[int]
-]  # places in two lists of images that are alike so far
+# By split: the bytes of its images, in their order
+Sizes = Mapping[str, "array[int]"]
+# Indices in two lists, of images that are alike so far
+Sides = tuple[list[int], list[int]]
 AT_ONCE = 1000  # files between two looks at the clock
 
 
 def look(dataset: str, splits: Splits) -> Sizes:
-    """The sizes of all files. Refuses a missing file, and one that is in two splits, by name."""
+    """Return the sizes of all files. BadInput names a missing file, and one that is in two splits."""
     total = sum(len(images) for _, images in splits.items())
     progress = Progress(
         None, total, f"{dataset}: looking for files", unit="file", after=QUIET_SECONDS
     )
-    home: dict[
-        object, str
-    ] = {}  # inode, ctime and place -> the split that has the image
+    # Inode, ctime and place -> the split that has the image
+    home: dict[object, str] = {}
     sizes: dict[str, array[int]] = {}
     for name, images in splits.items():
         sizes[name] = array("q")
         for index, (path, stamp) in enumerate(zip(images.paths, images.stamps())):
-            key = stamp[1:]
+            key = (stamp.inode, stamp.changed, stamp.place)
             if home.setdefault(key, name) != name:
                 raise BadInput(
                     f"{dataset}: {path} is in {home[key]} and in {name}; remove it from one of them"
@@ -45,24 +46,28 @@ def look(dataset: str, splits: Splits) -> Sizes:
 
 
 def refuse_shared(dataset: str, splits: Splits, sizes: Sizes) -> None:
-    """Refuse a test image whose content is also in train or val. Reads only files of equal size."""
+    """Refuse a test image whose content is also in train or val."""
     if any(isinstance(images, ArrayList) for _, images in splits.items()):
         return
     for other, images in (("train", splits.train), ("val", splits.val)):
         shared = shared_content(splits.test, sizes["test"], images, sizes[other])
         if shared:
-            a, b = shared[0]
+            tested, trained = shared[0]
             more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-            both = f"the test image {a} is also in training data as {b}{more}"
-            raise BadInput(f"{dataset}: {both}; remove it from one")
+            raise BadInput(
+                f"{dataset}: the test image {tested} is also in training data as {trained}{more};"
+                " remove it from one"
+            )
 
 
 def shared_content(
     a: ImageList, sizes_a: array[int], b: ImageList, sizes_b: array[int]
 ) -> list[tuple[str, str]]:
-    """Pairs (path in a, path in b) of files with the same bytes."""
-    # Three tests, each dearer than the one before and asked only of what that could not tell apart.
-    # 1. Sizes are known. Those that only one of the lists has need no reading.
+    """Return pairs (path in a, path in b) of files with the same bytes.
+
+    There are three tests, each dearer than the one before, and made only of files that the one
+    before could not tell apart."""
+    # 1. Sizes are known, so a file needs no reading if its size is in one of the lists only
     alike: dict[int, Sides] = {size: ([], []) for size in set(sizes_a) & set(sizes_b)}
     for side, sizes in enumerate((sizes_a, sizes_b)):
         for index, size in enumerate(sizes):
@@ -77,29 +82,26 @@ def shared_content(
         after=QUIET_SECONDS,
     )
     out: list[tuple[int, int]] = []
-    for mine, others in alike.values():
-        # 2. The first and last 4 KiB tell nearly all pictures apart, and 3. the whole content
-        #    decides. Each file is read once for each, however many have its size.
-        for near, far in _alike(a, mine, b, others, lambda images, i: images.ends(i)):
-            for same, partners in _alike(
-                a, near, b, far, lambda images, i: images.read(i)
+    for sides in alike.values():
+        # 2. The first and last 4 KiB tell nearly all pictures apart
+        for equal_ends in _grouped(a, b, sides, lambda images, i: images.ends(i)):
+            # 3. The whole content decides
+            for in_a, in_b in _grouped(
+                a, b, equal_ends, lambda images, i: images.read(i)
             ):
-                out += [(i, partners[0]) for i in same]  # one partner is enough
-        progress.advance(len(mine) + len(others))
+                # One partner is enough to name
+                out += [(i, in_b[0]) for i in in_a]
+        progress.advance(len(sides[0]) + len(sides[1]))
     return [(a.paths[i], b.paths[j]) for i, j in sorted(out)]
 
 
-def _alike(
-    a: ImageList,
-    mine: list[int],
-    b: ImageList,
-    others: list[int],
-    part: Callable[[ImageList, int], bytes],
+def _grouped(
+    a: ImageList, b: ImageList, sides: Sides, part: Callable[[ImageList, int], bytes]
 ) -> list[Sides]:
-    """`mine` of a and `others` of b in groups of files with one `part`, where both sides have some."""
+    """Group images of a and of b by their `part`; keep the groups with images of both."""
     groups: dict[bytes, Sides] = defaultdict(lambda: ([], []))
-    for i in mine:
-        groups[hashlib.sha256(part(a, i)).digest()][0].append(i)
-    for j in others:
-        groups[hashlib.sha256(part(b, j)).digest()][1].append(j)
+    for side, (images, indices) in enumerate(zip((a, b), sides)):
+        for index in indices:
+            digest = hashlib.sha256(part(images, index)).digest()
+            groups[digest][side].append(index)
     return [group for group in groups.values() if all(group)]

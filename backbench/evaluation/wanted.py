@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from backbench.containers import containers
+from backbench.containers import finding
 from backbench.datasets import catalog
 from backbench.errors import BadInput, nearest
 from backbench.tasks import TASKS
@@ -87,11 +87,11 @@ def dataset_folder(data: Path) -> Path:
     """Return the folder of the one dataset that `data` is; BadInput where it is none."""
     folder = Path(os.path.abspath(data))  # noqa: PTH100 - links stay as they are named
     # The archive of a dataset stands for the folder that it would unpack to
-    endings = itertools.chain(*containers.WHOLE.values())
+    endings = itertools.chain(*finding.ENDINGS.values())
     if folder.is_file() and folder.suffix.lower() in endings:
         folder = folder.with_suffix("")
-    if not folder.is_dir() and containers.whole(folder) is None:
-        if why := containers.refused(folder):
+    if not folder.is_dir() and finding.whole(folder) is None:
+        if why := finding.refused(folder):
             raise BadInput(f"--data {why}")
         what = "is a file" if folder.exists() else "no such folder"
         raise BadInput(

@@ -1,8 +1,14 @@
-"""Images: read from folders and archives, made into views, brought to what a trunk expects."""
+"""Images as pixels and as lists.
+
+Lists:  image_list (images with labels, from a class folder, an array, or joined), dense (with label
+        maps), contents (digests that name a list by what its files hold).
+Pixels: decoding (a file to RGB), preprocess (RGB to what a trunk expects).
+Views:  crops (what a recipe says of training views), augmentations (makes them).
+"""
 
 import os
 
-# Of one image: beyond, PIL takes a file for a decompression bomb. OpenCV asks when it is loaded,
-# which nothing here does before this line
+# OpenCV reads this variable when it is loaded, which nothing here does before this line. A larger
+# image is refused: PIL takes it for a decompression bomb
 MOST_PIXELS = 178_956_970
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MOST_PIXELS))

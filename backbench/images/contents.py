@@ -1,6 +1,9 @@
 """Names a list of images by its contents, at the cost of one stat per file and of reading SAMPLE
-files. It sees another number, order, path or size of files, and other contents in a share f of them
-with probability 1 - (1 - f)^SAMPLE: one half always, 5% in 96 of 100 cases."""
+files.
+
+The name changes with the number, order, paths and sizes of files. Where a share f of them has other
+contents, it changes with probability 1 - (1 - f)^SAMPLE: always if it is half of them, in 96 of 100
+cases if it is 5%."""
 
 from __future__ import annotations
 
@@ -20,16 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 SAMPLE = 64  # files
-# In a run's identity: the `sample` of each split; in a row's provenance: the `whole` of what was
-# scored
+# In a run's identity, this key holds the `sample` of each split; in a row's provenance, the `whole`
+# of the images that were scored
 KEY = "image_contents"
 READERS = 8  # threads
-_SIGNED = 2**63 - 1
+_LARGEST_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Named:
-    """A list's name, and what the same stats say of its files: one stat per file serves both."""
+    """A list's name, and its files' inodes and ctimes: one stat per file serves both."""
 
     digest: str
     inodes: Sequence[int] = field(default=(), repr=False)
@@ -37,37 +40,42 @@ class Named:
 
 
 def named(images: ImageList) -> Named:
-    """By paths, sizes and the contents of SAMPLE files; of an array, by all its pixels."""
+    """Name a list by paths, sizes and the contents of SAMPLE files; an array by all its pixels."""
     sha = hashlib.sha256("\n".join(images.paths).encode(errors="surrogateescape"))
     if isinstance(images, ArrayList):
         sha.update(images.pixels.tobytes())
         return Named(sha.hexdigest(), [0] * len(images), [0] * len(images))
-    about = list(images.stamps())
-    sha.update("".join(f"\n{each.size}" for each in about).encode())
+    stamps = list(images.stamps())
+    sha.update("".join(f"\n{stamp.size}" for stamp in stamps).encode())
     sha.update(sample(images).encode())
-    inodes = [each.inode & _SIGNED for each in about]
-    return Named(sha.hexdigest(), inodes, [each.changed for each in about])
+    # An inode may be any number of 64 bits; the cache keeps signed ones
+    inodes = [stamp.inode & _LARGEST_INT64 for stamp in stamps]
+    return Named(sha.hexdigest(), inodes, [stamp.changed for stamp in stamps])
 
 
 def sample(images: ImageList) -> str:
-    """16 hex digits of the contents of SAMPLE images, chosen by a seed."""
-    images, sha = images.files, hashlib.sha256()
+    """Return 16 hex digits of the contents of SAMPLE images, always the same ones."""
+    images = images.files
+    sha = hashlib.sha256()
     for i in chosen(len(images), SAMPLE):
-        with contextlib.suppress(BadInput):  # who needs it will say so
+        # An image that cannot be read is named by whoever needs it
+        with contextlib.suppress(BadInput):
             sha.update(hashlib.sha256(images.read(i)).digest())
     return sha.hexdigest()[:16]
 
 
 def whole(images: ImageList) -> str:
-    """Return 16 hex digits of all images' contents, in order. Every file is read once; the result
-    is cached by paths, sizes, inodes, ctime (which no program can set) and places in containers."""
+    """Return 16 hex digits of all images' contents, in order.
+
+    Every file is read once. The result is cached by paths, sizes, inodes, ctimes (which no program
+    can set) and places in containers."""
     if isinstance(images, ArrayList):
         return hashlib.sha256(images.pixels.tobytes()).hexdigest()[:16]
     images = images.files
     # 1. The same files as before?
     about = hashlib.sha256()
     for path, stamp in zip(images.paths, images.stamps()):
-        # Without the device, which has other numbers on other machines
+        # The device comes first in a place, and is left out: it has other numbers on other machines
         place = stamp.place[1:] if isinstance(stamp.place, tuple) else ""
         line = f"{path}\n{stamp.size} {stamp.inode} {stamp.changed}{place}\n"
         about.update(line.encode(errors="surrogateescape"))
@@ -78,10 +86,12 @@ def whole(images: ImageList) -> str:
             return digest
     # 2. Each file's own digest, in the order of the list
     sha = hashlib.sha256()
+
+    def digest_of(index: int) -> bytes:
+        return hashlib.sha256(images.read(index)).digest()
+
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-        for one in pool.map(
-            lambda i: hashlib.sha256(images.read(i)).digest(), range(len(images))
-        ):
+        for one in pool.map(digest_of, range(len(images))):
             sha.update(one)
     digest = sha.hexdigest()[:16]
     with contextlib.suppress(OSError):  # what cannot be kept is read again
@@ -90,12 +100,12 @@ def whole(images: ImageList) -> str:
 
 
 def of_splits(found: Iterable[tuple[str, ImageList]]) -> dict[str, str]:
-    """By split, the `sample` of its images."""
+    """Return, by split, the `sample` of its images."""
     return {name: sample(images) for name, images in found}
 
 
 def chosen(count: int, most: int) -> list[int]:
-    """At most `most` of 0..count-1, the same ones every time, in order."""
+    """Choose at most `most` of 0..count-1, the same ones every time, in order."""
     import torch
 
     order = torch.randperm(count, generator=seeding.generator(0, "contents", count))

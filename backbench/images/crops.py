@@ -1,4 +1,4 @@
-"""A group of training views as a recipe says it. Without torch, which comes later."""
+"""What a recipe says of a group of training views. It needs no torch, which is imported later."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +20,7 @@ class Crops:
     gray_p: float = 0.2
     blur_p: float = 0.5
     blur_sigma: tuple[float, float] = (0.1, 2.0)
-    # torchvision's GaussianBlur with this odd size; null: PIL's, without a limit
+    # Pixels, an odd number: torchvision's GaussianBlur with such a kernel. null: PIL's, unlimited
     blur_kernel: int | None = None
     solarize_p: float = 0.0
 
@@ -33,16 +33,15 @@ class Crops:
             chance = getattr(self, name)
             if not 0 <= chance <= 1:
                 raise ValueError(f"{name} is a probability, from 0 to 1, not {chance}")
-        if (
-            not 0 < self.scale[0] <= self.scale[1]
-            or not 0 < self.ratio[0] <= self.ratio[1]
-        ):
+        scale_fits = 0 < self.scale[0] <= self.scale[1]
+        ratio_fits = 0 < self.ratio[0] <= self.ratio[1]
+        if not scale_fits or not ratio_fits:
             raise ValueError(
                 f"scale {self.scale} and ratio {self.ratio} must be positive and increasing"
             )
         kernel = self.blur_kernel
-        if kernel is not None and (kernel % 2 == 0 or not 0 < kernel < 2 * self.size):
-            most = 2 * self.size - 1  # the picture is mirrored at its edges, once
+        most = 2 * self.size - 1  # the picture is mirrored at its edges, once
+        if kernel is not None and (kernel % 2 == 0 or not 0 < kernel <= most):
             raise ValueError(
                 f"blur_kernel must be odd, not {kernel}, and from 1 to {most}"
             )

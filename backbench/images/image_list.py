@@ -1,9 +1,7 @@
-"""Images on disk: decoding, and lists of images with labels from class folders or arrays."""
+"""Lists of images with labels: the files of a class folder, the rows of an array, joined lists."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import os
 import stat
@@ -11,11 +9,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, overload
 
 from backbench.errors import BadInput
+from backbench.images.decoding import decode, decode_array, readable
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
-from backbench.untrusted import opening, printable, walking
+from backbench.untrusted import opening, walking
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,81 +23,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-# What an image may be, whatever its name says: PIL would give PostScript to Ghostscript
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP")
-LARGEST = opening.GIGABYTE  # bytes of a file
-
-
-@contextlib.contextmanager
-def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
-    """Open the image file or `data`; any decoder's error in the block is BadInput that names it."""
-    try:
-        with (
-            opening.open_regular(path, most=LARGEST)
-            if data is None
-            else io.BytesIO(data) as file
-        ):
-            yield file
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such image file") from None
-    except (MemoryError, BadInput):
-        raise
-    except (
-        Exception
-    ) as error:  # a damaged file raises whatever its decoder happens to do with it
-        shown = printable.shown(str(path), 300)
-        if why := getattr(error, "strerror", None):  # of the system
-            raise BadInput(f"{shown}: not readable ({why})") from None
-        # Pillow's own would name an object in memory
-        unknown = type(error).__name__ == "UnidentifiedImageError"
-        said = (
-            "no known image format" if unknown else " ".join(str(error).split())[:100]
-        )
-        raise BadInput(f"{shown}: corrupt image ({said})") from None
-
-
-def decode(
-    path: str | Path, *, upright: bool = False, data: bytes | None = None
-) -> Image.Image:
-    """Decode a file, or its `data`, as PIL RGB; `upright` obeys EXIF. BadInput names a bad file."""
-    from PIL import Image, ImageOps
-
-    with readable(path, data) as file:
-        opened = Image.open(file, formats=FORMATS)
-        image = ImageOps.exif_transpose(opened) if upright else opened
-        image.load()
-        return image if image.mode == "RGB" else image.convert("RGB")  # it would copy
-
-
-def decode_array(data: bytes, name: str | Path) -> np.ndarray:
-    """Decode an image's bytes as uint8 RGB (H, W, 3), by OpenCV or else PIL, with PIL's pixels
-    (both use libjpeg-turbo and ignore EXIF). BadInput names a corrupt or truncated image."""
-    import cv2
-    import numpy as np
-
-    # A JPEG starts with FF D8 and ends with FF D9. Some versions of OpenCV fill up with gray what
-    # is missing; PIL refuses it
-    truncated = data[:2] == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:]
-    if data and not truncated:
-        # libjpeg itself gives RGB, where OpenCV has a word for that (from 4.11 on)
-        direct = (
-            getattr(cv2, "IMREAD_COLOR_RGB", None) if data[:2] == b"\xff\xd8" else None
-        )
-        flags = cv2.IMREAD_IGNORE_ORIENTATION | (
-            cv2.IMREAD_COLOR if direct is None else direct
-        )
-        pixels = None
-        with contextlib.suppress(cv2.error):  # PIL will say what is wrong with it
-            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-        if pixels is not None and direct is None:
-            return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
-        if pixels is not None:
-            return pixels
-    return np.asarray(decode(name, data=data))
 
 
 def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
-    """values[i] for every i of `indices`, in that order."""
+    """Return values[i] for every i of `indices`, in that order."""
     return tuple(values[i] for i in indices)
 
 
@@ -106,11 +34,14 @@ class Names(Sequence[str]):
     """Texts as one block of bytes: a third of a tuple's memory, and shared with forked workers."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        block, ends = bytearray(), array("I", [0])
+        block = bytearray()
+        # Text i lies between bytes ends[i] and ends[i + 1]
+        ends = array("I", [0])
         for text in texts:
             block += text.encode(errors="surrogateescape")
             ends.append(len(block))
-        self._block, self._ends = bytes(block), ends
+        self._block = bytes(block)
+        self._ends = ends
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -126,7 +57,7 @@ class Names(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
-        place = range(len(self))[index]  # counts from the end, too
+        place = range(len(self))[index]  # a negative index counts from the end
         part = self._block[self._ends[place] : self._ends[place + 1]]
         return part.decode(errors="surrogateescape")
 
@@ -138,7 +69,7 @@ class Names(Sequence[str]):
 
 
 class Stamp(NamedTuple):
-    """An image's size, what tells that the file which holds it is as it was, and its place there."""
+    """An image's size, its file's fingerprint, and its place in the file."""
 
     size: int  # bytes of the image
     inode: int
@@ -148,12 +79,12 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageList:
-    """Files and labels in a fixed order; label -1: unlabelled; `classes`: names in label order."""
+    """Image files and their labels, in a fixed order."""
 
     root: Path
     paths: Sequence[str]  # relative to root, '/' between parts; kept as Names
-    labels: tuple[int, ...]
-    classes: tuple[str, ...]
+    labels: tuple[int, ...]  # -1: unlabelled
+    classes: tuple[str, ...]  # names, in label order
 
     def __post_init__(self) -> None:
         if not isinstance(self.paths, Names):
@@ -166,20 +97,21 @@ class ImageList:
         return self.root / self.paths[index]
 
     def open(self, index: int) -> Image.Image:
-        """Image `index` as PIL RGB."""
+        """Decode image `index` as PIL RGB."""
         return decode(self.file(index), data=self.read(index))
 
     def array(self, index: int) -> np.ndarray:
-        """Image `index` as uint8 RGB (H, W, 3), the fast way."""
+        """Decode image `index` as uint8 RGB (H, W, 3), the fast way."""
         return decode_array(self.read(index), self.file(index))
 
     def read(self, index: int) -> bytes:
-        """The bytes of image `index`. BadInput that names one that is missing or cut short."""
+        """Return the bytes of image `index`. BadInput names one that is missing or cut short."""
         with readable(self.file(index)) as file:
             return file.read()
 
     def ends(self, index: int, size: int = 4096) -> bytes:
-        """The first and the last `size` bytes of an image, without the rest where that is cheap."""
+        """Return the first and the last `size` bytes of an image; where that is cheap, the rest is
+        not read."""
         with opening.open_regular(self.file(index)) as file:
             head = file.read(size)
             file.seek(max(0, os.fstat(file.fileno()).st_size - size))
@@ -187,7 +119,7 @@ class ImageList:
 
     @property
     def files(self) -> ImageList:
-        """This list, and what else a number on it depends on, as files."""
+        """All files that a number on this list depends on, as a list."""
         return self
 
     def stamps(self) -> Iterator[Stamp]:
@@ -200,14 +132,15 @@ class ImageList:
                 about = None
             if about is None or not stat.S_ISREG(about.st_mode):
                 there = [os.path.isfile(f"{self.root}/{each}") for each in self.paths]  # noqa: PTH113
-                count = f"{there.count(False)} of {len(there)} images are"
-                raise BadInput(f"{file} is missing ({count})")
-            # What a deduplicator has linked are two images still
+                raise BadInput(
+                    f"{file} is missing ({there.count(False)} of {len(there)} images are)"
+                )
+            # Two images that a deduplicator made hard links of one file are still two images
             place = (about.st_dev, path) if about.st_nlink > 1 else about.st_dev
             yield Stamp(about.st_size, about.st_ino, about.st_ctime_ns, place)
 
     def subset(self, indices: Sequence[int]) -> Self:
-        """The images at `indices`, in that order."""
+        """Return the list of the images at `indices`, in that order."""
         paths = Names(self.paths[i] for i in indices)
         return replace(self, paths=paths, labels=taken(self.labels, indices))
 
@@ -229,11 +162,11 @@ class ArrayList(ImageList):
         return np.ascontiguousarray(self.pixels[index])
 
     def read(self, index: int) -> bytes:
-        """The pixels of a row."""
+        """Return the pixels of a row."""
         return self.pixels[index].tobytes()
 
     def stamps(self) -> Iterator[Stamp]:
-        """Yield nothing that tells a change: the pixels are in memory."""
+        """Yield stamps that tell no change: the pixels are in memory."""
         for path in self.paths:
             yield Stamp(0, 0, 0, path)
 
@@ -241,10 +174,70 @@ class ArrayList(ImageList):
         return replace(super().subset(indices), pixels=self.pixels[list(indices)])
 
 
+@dataclass(frozen=True)
+class Joined(ImageList):
+    """Several lists one after the other, with the classes of the first."""
+
+    parts: tuple[ImageList, ...]
+    where: tuple[tuple[int, int], ...]  # of each image: the part, and its index there
+
+    @staticmethod
+    def of(
+        parts: Sequence[ImageList],
+        *,
+        root: Path | None = None,
+        paths: Sequence[str] | None = None,
+    ) -> Joined:
+        """Join the lists; by default under the root of the first and their own paths."""
+        own_paths: list[str] = []
+        labels: list[int] = []
+        where: list[tuple[int, int]] = []
+        for number, part in enumerate(parts):
+            own_paths += part.paths
+            labels += part.labels
+            where += [(number, index) for index in range(len(part))]
+        return Joined(
+            root or parts[0].root,
+            own_paths if paths is None else paths,
+            tuple(labels),
+            parts[0].classes,
+            tuple(parts),
+            tuple(where),
+        )
+
+    def open(self, index: int) -> Image.Image:
+        part, inner = self.where[index]
+        return self.parts[part].open(inner)
+
+    def array(self, index: int) -> np.ndarray:
+        part, inner = self.where[index]
+        return self.parts[part].array(inner)
+
+    def read(self, index: int) -> bytes:
+        part, inner = self.where[index]
+        return self.parts[part].read(inner)
+
+    def ends(self, index: int, size: int = 4096) -> bytes:
+        part, inner = self.where[index]
+        return self.parts[part].ends(inner, size)
+
+    def stamps(self) -> Iterator[Stamp]:
+        stamps = [list(part.stamps()) for part in self.parts]
+        for part, inner in self.where:
+            yield stamps[part][inner]
+
+    def subset(self, indices: Sequence[int]) -> Self:
+        return replace(super().subset(indices), where=taken(self.where, indices))
+
+
+# Class folders
+
+
 def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> ImageList:
-    """Read a class folder ROOT/<class>/**/<image>, sorted by class and path: the same order
-    everywhere. `classes`, in label order, must be there; other folders are ignored. Images directly
-    in ROOT, without class folders, are unlabelled. BadInput names a missing or empty folder."""
+    """List a class folder ROOT/<class>/**/<image>, sorted by class and path: the same everywhere.
+
+    `classes`, in label order, must be there; other folders are ignored. Images directly in ROOT,
+    without class folders, are unlabelled. BadInput names a missing or empty folder."""
     root = Path(root)
     if not root.is_dir():
         raise BadInput(
@@ -263,16 +256,15 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
     # Names as they come from the system: a Path for each of a million files takes ten times as long
     begin = len(os.path.join(root, ""))  # noqa: PTH118
     for label, name in enumerate(classes):
-        found = sorted(
-            file[begin:]
-            for file in walking.names(root / name, never_folders=is_image)
-            if is_image(file)
-        )
+        found = []
+        for file in walking.names(root / name, never_folders=is_image):
+            if is_image(file):
+                found.append(file[begin:])
         if not found:
             raise BadInput(
                 f"{root / name}: class folder without images ({', '.join(EXTENSIONS)})"
             )
-        paths += found
+        paths += sorted(found)
         labels += [label] * len(found)
         progress.advance()
     if not classes:
@@ -286,12 +278,11 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
 
 
 def missing_classes(root: Path, missing: Sequence[str], count: int) -> str:
-    """The line for class folders that a data set of `count` classes lacks."""
-    many = f"; is {root} a subset? Under a name of its own it is a class folder like any other"
-    return (
-        f"{root}: {len(missing)} of {count} class folders are missing, '{missing[0]}' first"
-        f"{many if len(missing) > 1 else ''}"
-    )
+    """Say which class folders a dataset of `count` classes lacks."""
+    line = f"{root}: {len(missing)} of {count} class folders are missing, '{missing[0]}' first"
+    if len(missing) > 1:
+        line += f"; is {root} a subset? Under a name of its own it is a class folder like any other"
+    return line
 
 
 def ignored(root: Path) -> list[str]:
@@ -307,6 +298,7 @@ def ignored(root: Path) -> list[str]:
 
 
 def is_image(path: str) -> bool:
+    """Whether a file's name is that of an image."""
     # "._1.png" is what a Mac leaves beside 1.png
     name = path.rpartition("/")[2]
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")

@@ -1,4 +1,5 @@
-"""Prepares pixels by the checkpoint's channel statistics and the protocol's resize and crop."""
+"""Brings images to what a trunk expects: the checkpoint's channel statistics, and the protocol's
+resize and crop."""
 
 from __future__ import annotations
 
@@ -15,15 +16,12 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-SWAV_STD = (
-    0.228,
-    0.224,
-    0.225,
-)  # SwAV's released code has .228, and LORAC's, built on it, too
+# SwAV's released code has .228, and so has LORAC's, which is built on it
+SWAV_STD = (0.228, 0.224, 0.225)
 # CLIP's own: openai/CLIP, clip/clip.py
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-HALF = (0.5, 0.5, 0.5)  # SigLIP's and many of Google's, mean and deviation
+HALF = (0.5, 0.5, 0.5)  # mean and deviation of SigLIP's and many of Google's
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
@@ -38,10 +36,8 @@ class Pixels:
 
     def __post_init__(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
-            numbers = [
-                v for v in values if isinstance(v, int | float) and math.isfinite(v)
-            ]
-            if len(values) != 3 or len(numbers) != 3:
+            finite = [isinstance(v, int | float) and math.isfinite(v) for v in values]
+            if len(finite) != 3 or not all(finite):
                 raise ValueError(
                     f"{name} must be three finite numbers, not {values!s:.60}"
                 )
@@ -66,23 +62,24 @@ PIXELS = {
 
 
 def to_input(image: Image.Image | numpy.ndarray, pixels: Pixels) -> torch.Tensor:
-    """uint8 RGB pixels, a PIL image or an array (H, W, 3), as the network's float32 (3, H, W)."""
+    """Turn uint8 RGB pixels, a PIL image or an array (H, W, 3), into the network's float32 (3, H, W)."""
     import numpy
     import torch
 
-    array = torch.from_numpy(numpy.array(image, dtype=numpy.uint8, copy=True)).permute(
-        2, 0, 1
-    )
-    return normalise(array, pixels)
+    array = torch.from_numpy(numpy.array(image, dtype=numpy.uint8, copy=True))
+    return normalise(array.permute(2, 0, 1), pixels)
 
 
 def normalise(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
-    """uint8 RGB (..., 3, H, W) -> float32, scaled to [0, 1], with channel order and statistics."""
+    """Turn uint8 RGB (..., 3, H, W) into float32: scale to [0, 1], order channels, subtract the mean
+    and divide by the deviation."""
     import torch
 
-    # Channels last in memory, (n, h, w, 3) seen as (n, 3, h, w), on a CPU: a table is faster
+    # On a CPU, where channels are last in memory ((n, h, w, 3) seen as (n, 3, h, w)), a table is
+    # faster
     bytes_on_cpu = images.dtype == torch.uint8 and images.device.type == "cpu"
-    if bytes_on_cpu and images.ndim == 4 and images.stride(1) == 1:
+    channels_last = images.ndim == 4 and images.stride(1) == 1
+    if bytes_on_cpu and channels_last:
         return _look_up(images, pixels)
     mean, std = _statistics(pixels, images.device)
     if pixels.order == "BGR":
@@ -94,17 +91,16 @@ def normalise(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
 def _statistics(
     pixels: Pixels, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation (3, 1, 1), sent to the device once."""
+    """Return mean and standard deviation (3, 1, 1), sent to the device once."""
     import torch
 
-    mean, std = (
-        torch.tensor(each, dtype=torch.float32) for each in (pixels.mean, pixels.std)
-    )
+    mean = torch.tensor(pixels.mean, dtype=torch.float32)
+    std = torch.tensor(pixels.std, dtype=torch.float32)
     return mean.view(3, 1, 1).to(device), std.view(3, 1, 1).to(device)
 
 
 def _look_up(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
-    """Do `normalise` on channels-last pixels, as decoders leave them: same numbers, 3x as fast."""
+    """Do `normalise` on channels-last pixels, as decoders leave them: the same numbers, 3x as fast."""
     import cv2
     import torch
 
@@ -135,15 +131,21 @@ def eval_geometry(
     def geometry(image: Image.Image) -> Image.Image:
         width, height = image.size
         short = min(width, height)
-        if not square:  # torchvision rounds the longer side down
-            image = image.resize(
-                (resize * width // short, resize * height // short), mode
-            )
-        else:
-            image = image.resize((resize, resize), mode)
-        # Half a pixel goes to the even side where the crop is smaller, and right where black comes
-        over = [side - crop for side in image.size]
-        left, top = (round(each / 2) if each > 0 else -(-each // 2) for each in over)
+        if square:
+            size = (resize, resize)
+        else:  # torchvision rounds the longer side down
+            size = (resize * width // short, resize * height // short)
+        image = image.resize(size, mode)
+        left, top = (_crop_start(side - crop) for side in image.size)
         return image.crop((left, top, left + crop, top + crop))
 
     return geometry
+
+
+def _crop_start(over: int) -> int:
+    """Return where torchvision's CenterCrop begins along a side that is `over` pixels longer."""
+    if over > 0:
+        # Python rounds half a pixel to the even number, as torchvision does
+        return round(over / 2)
+    # A side that is too short gets black pixels on both ends: half of them, rounded down, before it
+    return -(-over // 2)

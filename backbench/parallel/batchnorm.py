@@ -14,11 +14,12 @@ from backbench.parallel import distributed, division
 
 
 class GroupBatchNorm(_BatchNorm):
-    """Batch norm over `groups` contiguous groups of the global batch, as if each sat on its own
-    GPU, on any number of ranks. None is one group per rank: ordinary local batch norm. With G
-    groups and W ranks, G / W or W / G must be whole: a rank holds several groups, or ranks share
-    one. The running statistics are the mean of what each group would keep (the update is linear);
-    `average_batchnorm` averages them over ranks too."""
+    """Batch norm over `groups` contiguous groups of the global batch, as if each sat on its own GPU.
+
+    None is one group per rank: ordinary local batch norm. With G groups and W ranks, G / W or W / G
+    must be whole: a rank holds several groups, or several ranks share one. The running statistics
+    are the mean of what each group would keep (the update is linear); `average_batchnorm` averages
+    them over ranks, too."""
 
     groups: int | None = None
 
@@ -33,10 +34,10 @@ class GroupBatchNorm(_BatchNorm):
         division.check_nesting(groups, ranks)
         if groups < ranks:
             return _over_ranks(self, input, distributed.neighbours(ranks // groups))
-        return self._several(input, groups // ranks)
+        return self._over_groups(input, groups // ranks)
 
-    def _several(self, input: Tensor, groups: int) -> Tensor:
-        """`groups` groups, all of them on this rank."""
+    def _over_groups(self, input: Tensor, groups: int) -> Tensor:
+        """Normalise `groups` groups, all of them on this rank."""
         if len(input) % groups:
             raise BadInput(
                 f"{len(input)} samples at a time do not divide into the {groups} batch norm groups "
@@ -49,8 +50,13 @@ class GroupBatchNorm(_BatchNorm):
         out: list[Tensor] = []
         for part in input.chunk(groups):
             # Each group moves a copy of the same old statistics, as if it were the only one
-            kept = (self.running_mean, self.running_var)
-            mean, variance = (None if old is None else old.clone() for old in kept)
+            mean = None
+            variance = None
+            if self.running_mean is not None and self.running_var is not None:
+                mean = self.running_mean.clone()
+                variance = self.running_var.clone()
+                means.append(mean)
+                variances.append(variance)
             out.append(
                 F.batch_norm(
                     part,
@@ -58,14 +64,11 @@ class GroupBatchNorm(_BatchNorm):
                     variance,
                     self.weight,
                     self.bias,
-                    True,
-                    momentum,
-                    self.eps,
+                    training=True,
+                    momentum=momentum,
+                    eps=self.eps,
                 )
             )
-            if mean is not None and variance is not None:
-                means.append(mean)
-                variances.append(variance)
         # old + m (new_g - old), averaged over the groups g, is old + m (mean of new_g - old)
         if self.running_mean is not None and self.running_var is not None:
             self.running_mean.copy_(torch.stack(means).mean(0))
@@ -76,8 +79,9 @@ class GroupBatchNorm(_BatchNorm):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm with the statistics of all ranks, which must bring equally many samples. Its own
-    class, because DDP refuses to wrap a torch.nn.SyncBatchNorm on a CPU."""
+    """Batch norm with the statistics of all ranks, which must bring equally many samples.
+
+    DDP refuses to wrap a torch.nn.SyncBatchNorm on a CPU, so this is a class of its own."""
 
     _check_input_dim = GroupBatchNorm._check_input_dim
 
@@ -88,18 +92,21 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _over_ranks(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """Run a layer in training, its statistics over all samples of these ranks, with gradient. On a
-    GPU torch's kernels; on a CPU mean and then centred variance are summed over ranks."""
+    """Run a layer in training, with the statistics of all samples of these ranks, and gradient.
+
+    On a GPU torch's kernels do it; on a CPU mean and then centred variance are summed over ranks."""
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
-    return (
-        _on_gpu(layer, input, ranks) if input.is_cuda else _on_cpu(layer, input, ranks)
-    )
+    if input.is_cuda:
+        return _on_gpu(layer, input, ranks)
+    return _on_cpu(layer, input, ranks)
 
 
 class _OfEqualCounts(_TorchSyncBatchNorm):
-    """torch's synchronised batch norm for ranks that all bring as much. torch asks which ranks
-    brought nothing: the host waits 159 times in a pass of ResNet-50. The backward is torch's."""
+    """torch's synchronised batch norm, for ranks that all bring equally many samples.
+
+    torch's own forward asks which ranks brought nothing, for which the host waits 159 times in a
+    pass of ResNet-50. The backward is torch's."""
 
     @staticmethod
     def forward(  # noqa: PLR0917  (torch's)
@@ -122,10 +129,10 @@ class _OfEqualCounts(_TorchSyncBatchNorm):
         theirs = [torch.empty_like(mine) for _ in range(world)]
         dist.all_gather(theirs, mine, group=ranks)
         means, inverses = torch.stack(theirs).chunk(2, 1)
-        # 3. Together, and what is kept of them
+        # 3. The statistics of all ranks together, which also move the running ones
         count = input.numel() // input.shape[1]
-        kept = mine.dtype if running_mean is None else running_mean.dtype
-        counts = torch.full((world,), count, dtype=kept, device=input.device)
+        dtype = mine.dtype if running_mean is None else running_mean.dtype
+        counts = torch.full((world,), count, dtype=dtype, device=input.device)
         mean, inverse = torch.batch_norm_gather_stats_with_counts(
             input, means, inverses, running_mean, running_var, momentum, eps, counts
         )
@@ -143,8 +150,17 @@ def _on_gpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tenso
         dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
         weight = input.new_ones(layer.num_features, dtype=dtype)
         bias = input.new_zeros(layer.num_features, dtype=dtype)
-    running = (layer.running_mean, layer.running_var, layer.eps, layer.momentum)
-    return _OfEqualCounts.apply(input, weight, bias, *running, ranks, ranks.size())
+    return _OfEqualCounts.apply(
+        input,
+        weight,
+        bias,
+        layer.running_mean,
+        layer.running_var,
+        layer.eps,
+        layer.momentum,
+        ranks,
+        ranks.size(),
+    )
 
 
 def _on_cpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tensor:
@@ -154,9 +170,8 @@ def _on_cpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tenso
     shape = [1, -1] + [1] * (input.dim() - 2)
     count = input.numel() // input.shape[1] * ranks.size()
     with torch.autocast(input.device.type, enabled=False):
-        x = (
-            input.double()
-        )  # as exact as torch's CPU kernel, which accumulates in double
+        # As exact as torch's CPU kernel, which accumulates in double
+        x = input.double()
         # 1. mean_c = 1/n sum over ranks, samples and places of x
         mean = distributed.sum_among(x.sum(axes), ranks) / count
         # 2. variance_c = 1/n sum of (x - mean)^2, in a second exchange: one exchange of the
@@ -169,7 +184,7 @@ def _on_cpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tenso
         if layer.affine:
             out = out * layer.weight.view(shape) + layer.bias.view(shape)
     with torch.no_grad():
-        # As in every batch norm, what is kept is the unbiased variance
+        # As in every batch norm, the running variance is the unbiased one
         unbiased = variance * (count / (count - 1))
         layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), layer.momentum)
         layer.running_var.lerp_(unbiased.to(layer.running_var.dtype), layer.momentum)
@@ -177,20 +192,25 @@ def _on_cpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tenso
 
 
 def _replace_batchnorm(module: nn.Module, cls: type[_BatchNorm]) -> nn.Module:
-    """`module` with its plain batch norms as `cls`, which hold the very same parameters."""
+    """Return `module` with its plain batch norms as `cls`, which hold the very same parameters."""
     if getattr(module, "local_batchnorm", False):
         return module
     if isinstance(module, GroupBatchNorm | SyncBatchNorm):
         return module
     if isinstance(module, _BatchNorm):
-        kept = (module.momentum, module.affine, module.track_running_stats)
-        new = cls(module.num_features, module.eps, *kept)
-        new.weight, new.bias = module.weight, module.bias
-        new.running_mean, new.running_var = module.running_mean, module.running_var
-        new.num_batches_tracked, new.training = (
-            module.num_batches_tracked,
-            module.training,
+        new = cls(
+            module.num_features,
+            module.eps,
+            module.momentum,
+            module.affine,
+            module.track_running_stats,
         )
+        new.weight = module.weight
+        new.bias = module.bias
+        new.running_mean = module.running_mean
+        new.running_var = module.running_var
+        new.num_batches_tracked = module.num_batches_tracked
+        new.training = module.training
         return new
     for name, child in module.named_children():
         setattr(module, name, _replace_batchnorm(child, cls))
@@ -199,13 +219,14 @@ def _replace_batchnorm(module: nn.Module, cls: type[_BatchNorm]) -> nn.Module:
 
 def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
     """Replace every batch norm below `module` by SyncBatchNorm, in place; parameters are shared.
+
     GroupBatchNorm and submodules with `local_batchnorm = True` (MoCo's key encoder) stay. A
-    `module` that is itself a batch norm cannot change in place: use what is returned."""
+    `module` that is itself a batch norm cannot change in place, so use what is returned."""
     return _replace_batchnorm(module, SyncBatchNorm)
 
 
 def convert_group_batchnorm(module: nn.Module, groups: int | None) -> nn.Module:
-    """The same, by GroupBatchNorm of `groups` groups over all ranks."""
+    """Replace every batch norm likewise by GroupBatchNorm, with `groups` groups over all ranks."""
     module = _replace_batchnorm(module, GroupBatchNorm)
     for layer in module.modules():
         if isinstance(layer, GroupBatchNorm):
@@ -214,7 +235,7 @@ def convert_group_batchnorm(module: nn.Module, groups: int | None) -> nn.Module:
 
 
 def groups_of(module: nn.Module) -> set[int | None]:
-    """The numbers of groups that the GroupBatchNorm layers below `module` have."""
+    """Return the numbers of groups that the GroupBatchNorm layers below `module` have."""
     return {
         layer.groups for layer in module.modules() if isinstance(layer, GroupBatchNorm)
     }
@@ -222,14 +243,17 @@ def groups_of(module: nn.Module) -> set[int | None]:
 
 @torch.no_grad()
 def average_batchnorm(module: nn.Module) -> None:
-    """Running statistics of all GroupBatchNorm layers := their mean over ranks, in one exchange."""
+    """Set the running statistics of all GroupBatchNorm layers to their mean over ranks.
+
+    All layers' statistics are averaged in one exchange."""
     if distributed.world_size() == 1:
         return
     buffers: list[Tensor] = []
     for layer in module.modules():
         if isinstance(layer, GroupBatchNorm):
-            kept = (layer.running_mean, layer.running_var)
-            buffers += [buffer for buffer in kept if buffer is not None]
+            for buffer in (layer.running_mean, layer.running_var):
+                if buffer is not None:
+                    buffers.append(buffer)
     if not buffers:
         return
     flat = torch.cat(buffers)

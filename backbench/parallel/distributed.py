@@ -2,17 +2,17 @@
 
     objective = mean over ranks of the loss that each rank returns,
 
-which is what DDP's gradient mean makes of it. Each collective's backward is its exact transpose
+which is what DDP's mean of gradients makes of it. Each collective's backward is its exact transpose
 (for `gather` and `sum_over_ranks` a sum over ranks), never divided by the world size. So a rank may
-return its own samples' mean loss, or the loss of the gathered batch (equal on all ranks): two ranks
-with half the batch each then give the gradient of one process with the whole batch in both cases. A
-plain all_reduce or all_gather has no backward over ranks: the loss is right and the gradient too
-small by the world size.
+return its own samples' mean loss, or the loss of the gathered batch, equal on all ranks. In both
+cases two ranks with half the batch each give the gradient of one process with the whole batch. A
+plain all_reduce or all_gather has no backward over ranks: with it, the loss is right and the
+gradient too small by the world size.
 
 Why transposes are enough: write L_s for the loss of rank s, w_r for rank r's copy of the weights w.
 
-    1. With transposed collectives, backward on rank r leaves d(sum_s L_s)/dw_r: also what r's
-       samples did to the losses of the others, which came back through the exchanges.
+    1. With transposed collectives, backward on rank r leaves d(sum_s L_s)/dw_r. It includes what
+       r's samples did to the losses of other ranks, which comes back through the exchanges.
     2. DDP's mean over ranks is 1/W sum_r d(sum_s L_s)/dw_r = d(1/W sum_s L_s)/dw, as w_r = w.
     3. That is the gradient of the objective. A backward divided by W would put 1/W there twice.
 
@@ -86,13 +86,13 @@ def _summed_over_ranks(x: Tensor, among: dist.ProcessGroup | None = None) -> Ten
 
 
 def gather(x: Tensor) -> Tensor:
-    """(n, ...), the same shape on all ranks -> (W n, ...) rank-major, with gradient."""
+    """Gather (n, ...), of one shape on all ranks, to (W n, ...), rank-major, with gradient."""
     return _Gather.apply(x) if world_size() > 1 else x
 
 
 @torch.no_grad()
 def gather_without_gradient(x: Tensor) -> Tensor:
-    """(n, ...) on each rank -> (W n, ...) rank-major, detached."""
+    """Gather (n, ...) on each rank to (W n, ...), rank-major, detached."""
     if world_size() == 1:
         return x.detach()
     mine = x.detach().contiguous()
@@ -102,25 +102,26 @@ def gather_without_gradient(x: Tensor) -> Tensor:
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Elementwise sum over ranks, with gradient."""
+    """Sum elementwise over all ranks, with gradient."""
     return sum_among(x, everyone()) if world_size() > 1 else x
 
 
 def sum_among(x: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """Elementwise sum over these ranks, of which this one is one, with gradient."""
+    """Sum elementwise over these ranks, of which this one is one, with gradient."""
     return _Sum.apply(x, ranks)
 
 
 def everyone() -> dist.ProcessGroup:
-    """All ranks of an initialised process group."""
+    """Return all ranks of the initialised process group."""
     assert dist.group.WORLD is not None
     return dist.group.WORLD
 
 
 def neighbours(count: int) -> dist.ProcessGroup:
-    """This rank's group of `count` neighbouring ranks: 0 .. count-1, count .. 2 count-1, and so on.
-    `count` divides the number of ranks. The first call for a count is made by all ranks at the same
-    point: they create all groups in one order."""
+    """Return this rank's group of `count` neighbours: 0 .. count-1, count .. 2 count-1, and so on.
+
+    `count` divides the number of ranks. All ranks must make the first call for a count at the same
+    point, because it creates all groups, in one order."""
     return everyone() if count == world_size() else _neighbours(everyone(), count)
 
 
@@ -132,26 +133,28 @@ def _neighbours(world: dist.ProcessGroup, count: int) -> dist.ProcessGroup:
 
 
 def mean_over_ranks(x: Tensor) -> Tensor:
-    """Elementwise mean over ranks, with gradient: a rank's own loss becomes the global batch's."""
+    """Average elementwise over ranks, with gradient: ranks' losses become the global batch's."""
     return sum_over_ranks(x) / world_size() if world_size() > 1 else x
 
 
 @torch.no_grad()
 def broadcast(x: Tensor) -> Tensor:
-    """Rank 0's values on every rank, in place; returns `x`."""
+    """Put rank 0's values on every rank, in place; return `x`."""
     if world_size() > 1:
         dist.broadcast(x, src=0)
     return x
 
 
 def local_slice(x: Tensor) -> Tensor:
-    """This rank's contiguous share of a gathered (N, ...) tensor."""
+    """Return this rank's contiguous share of a gathered (N, ...) tensor."""
     return x.chunk(world_size())[rank()]
 
 
 def shuffle(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Shuffle the global batch (MoCo's ShuffleBN), without gradient: return this rank's share (n,
-    ...) and the order (W n,). `generator` must be seeded alike on all ranks."""
+    """Shuffle the global batch (MoCo's ShuffleBN), without gradient.
+
+    Return this rank's share (n, ...) and the order (W n,). `generator` must be seeded alike on all
+    ranks."""
     everything = gather_without_gradient(x)
     order = sent(torch.randperm(len(everything), generator=generator), x.device)
     # Place p of the permuted batch holds sample order[p]; rank r takes the r-th slice of the places
@@ -159,7 +162,7 @@ def shuffle(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def unshuffle(x: Tensor, order: Tensor) -> Tensor:
-    """Undo `shuffle` on outputs: (n, ...) -> the batch (W n, ...), without gradient."""
+    """Undo `shuffle` on outputs (n, ...): return the whole batch (W n, ...), without gradient."""
     everything = gather_without_gradient(x)
     restored = torch.empty_like(everything)
     # Sample order[p] came back at place p: scattering by the order inverts indexing by it
@@ -168,12 +171,12 @@ def unshuffle(x: Tensor, order: Tensor) -> Tensor:
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
-    """`x` on the device; nobody waits until it is there."""
+    """Send `x` to the device; nobody waits until it is there."""
     return x.to(device, non_blocking=True)
 
 
 class OnTheirWay:
-    """Tensors that are copied to the CPU while whoever asked for them goes on."""
+    """Tensors that are copied to the CPU while the caller goes on."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._copies = [x.to("cpu", non_blocking=True) for x in tensors]
@@ -183,53 +186,60 @@ class OnTheirWay:
             self._arrived.record()
 
     def taken(self) -> list[Tensor]:
-        """All of them, once the last is there."""
+        """Return all of them, once the last is there."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._copies
 
 
 class Agreement:
-    """Shares what one rank finds (a signal, an unreadable image, a bad loss), so that all act in
-    the same step. Every rank must make it at the same point, and call `any` and `first` equally
-    often, in the same order. It runs over gloo on the CPU, so it never waits for a GPU."""
+    """Shares what one rank finds (a signal, an unreadable image, a bad loss): all act in one step.
+
+    Every rank must make it at the same point, and call its methods equally often, in the same
+    order. It runs over gloo on the CPU, so it never waits for a GPU."""
 
     def __init__(self) -> None:
         self.group: dist.ProcessGroup | None = None
         if world_size() == 1:
             return
-        # A second gloo group costs a rendezvous and threads, and gains nothing: within a group,
-        # exchanges are matched by the order in which they are asked for, and all ranks run the same
-        # program. NCCL's group cannot serve: its exchanges are kernels in a queue of the GPU, and
-        # reading their result waits for all that is before them
         if dist.get_backend() == "gloo":
+            # A second gloo group would cost a rendezvous and threads, and gain nothing: within a
+            # group, exchanges are matched by the order in which they are asked for, and all ranks
+            # run the same program
             self.group = dist.group.WORLD
         else:
+            # NCCL's group cannot serve: its exchanges are kernels in a queue of the GPU, and
+            # reading their result waits for all that is before them
             group = dist.new_group(backend="gloo")
             assert isinstance(group, dist.ProcessGroup)
             self.group = group
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Each flag or-ed over the ranks."""
+        """Say of each flag whether any rank has raised it."""
         if self.group is None:
             return flags
-        # "or" is the maximum of zeros and ones
+        # Of zeros and ones, "any" is the maximum
         raised = torch.tensor(flags, dtype=torch.int32)
         dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self.group)
         return tuple(raised.bool().tolist())
 
     def first(self, message: str | None) -> str | None:
-        """The message of the lowest rank that has one, on every rank."""
-        # Nearly always there is none: one integer tells, and only then is text exchanged
-        if self.group is None or not self.any(message is not None)[0]:
+        """Return, on every rank, the message of the lowest rank that has one."""
+        if self.group is None:
             return message
+        # Nearly always there is none, which one integer tells. Only otherwise is text exchanged
+        (somebody_has_one,) = self.any(message is not None)
+        if not somebody_has_one:
+            return None
         messages: list[str | None] = [None] * world_size()
         dist.all_gather_object(messages, message, group=self.group)
         return next(m for m in messages if m is not None)
 
     @contextlib.contextmanager
     def together(self, context: AbstractContextManager[T] | None) -> Iterator[T | None]:
-        """`with` what one rank alone enters; the others give None. Where it is refused, all end."""
+        """Enter a context that one rank alone has; the others give None, and get None.
+
+        Where it is refused, all ranks end with an error."""
         with contextlib.ExitStack() as stack:
             entered: T | None = None
             own: Exception | None = None
@@ -246,14 +256,16 @@ class Agreement:
             yield entered
 
 
-# Names the process that starts the others, to them. Fabric's own question, whether the environment
-# starts processes, is answered by yes as soon as it has started them
+# The variable that tells processes which Fabric started who started them. Fabric cannot be asked:
+# once they are started, it says that the environment started them
 _RANK_0 = "BACKBENCH_RANK_0"
 
 
 def launch(fabric: Fabric) -> None:
-    """Make this process one of Fabric's ranks. Those that rank 0 starts end with it: killed alone,
-    it would leave them in a collective, on GPUs that the next attempt needs."""
+    """Make this process one of Fabric's ranks. The ranks that rank 0 starts end with it.
+
+    Otherwise, if rank 0 alone were killed, they would wait in a collective for ever, on GPUs that
+    the next attempt needs."""
     environment = getattr(fabric.strategy, "cluster_environment", None)
     if environment is not None and not environment.creates_processes_externally:
         os.environ[_RANK_0] = str(os.getpid())
@@ -263,18 +275,20 @@ def launch(fabric: Fabric) -> None:
 
 
 def started_by_fabric() -> bool:
-    """Did Fabric itself start the processes of rank 1 and up, and does it watch them?"""
+    """Whether Fabric itself started the processes of rank 1 and up, and so watches them."""
     return os.environ.get(_RANK_0) in (str(os.getpid()), str(os.getppid()))
 
 
 @contextlib.contextmanager
 def rank_0_tells(*, watched: bool) -> Iterator[None]:
-    """Let rank 0 alone report an error that ends all ranks; the others exit silently. `watched`: by
-    Fabric, which takes a process of its own that does not exit 0 for a crash, and kills rank 0
-    within seconds, perhaps before it has saved."""
+    """Let rank 0 alone report an error that ends all ranks; the others exit silently.
+
+    `watched` says whether Fabric started and watches them."""
     try:
         yield
     except (BadInput, Failed, Preempted, Stopped):
         if rank() == 0:
             raise
+        # If a process that Fabric watches does not exit with 0, Fabric takes that for a crash, and
+        # kills rank 0 within seconds, perhaps before it has saved
         raise SystemExit(0 if watched else EXIT_PREEMPTED) from None

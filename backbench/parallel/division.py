@@ -1,13 +1,16 @@
-"""Divides a global batch into micro-batches, then ranks, with groups of batch norm across them. A
-step is `accumulate` micro-batches, equal contiguous parts of the global batch, each spread over the
-ranks likewise. So the images that meet in a batch norm or a queue are the same on any number of
-ranks. What does not divide is refused before anything starts."""
+"""Checks how a global batch divides into micro-batches, ranks and groups of batch norm.
+
+A step is `accumulate` micro-batches: equal, contiguous parts of the global batch. Each of them is
+divided among the ranks likewise. So the images that meet in a batch norm or a queue are the same on
+any number of ranks. What does not divide is refused before anything starts."""
+
+import math
 
 from backbench.errors import BadInput
 
 
 def check_batch(batch_size: int, ranks: int, accumulate: int) -> None:
-    """BadInput unless every rank gets equally many images of every micro-batch."""
+    """Refuse a batch of which not every rank gets equally many images of every micro-batch."""
     parts = ranks * accumulate
     if parts < 1:
         raise BadInput(
@@ -15,16 +18,17 @@ def check_batch(batch_size: int, ranks: int, accumulate: int) -> None:
         )
     if batch_size % parts:
         nearest = max(1, round(batch_size / parts)) * parts
-        split = f"{ranks} processes x {accumulate} accumulation steps"
-        near = f"the nearest that does is {nearest}"
-        raise BadInput(f"batch_size {batch_size} does not divide over {split}; {near}")
+        raise BadInput(
+            f"batch_size {batch_size} does not divide over {ranks} processes x {accumulate}"
+            f" accumulation steps; the nearest that does is {nearest}"
+        )
 
 
 def check_nesting(groups: int, ranks: int) -> None:
-    """BadInput unless a rank holds whole groups, or a group whole ranks."""
+    """Refuse numbers of which a rank holds no whole groups, and a group no whole ranks."""
     if groups % ranks and ranks % groups:
         below = max(n for n in range(1, ranks) if groups % n == 0 or n % groups == 0)
-        above = -(-ranks // groups) * groups
+        above = math.ceil(ranks / groups) * groups
         raise BadInput(
             f"{groups} batch norm groups and {ranks} processes do not nest: a process must hold "
             f"whole groups, or a group whole processes; start {below} or {above} processes "
@@ -33,8 +37,9 @@ def check_nesting(groups: int, ranks: int) -> None:
 
 
 def check_groups(groups: int | None, images: int) -> None:
-    """Raise BadInput unless a forward pass's `images`, over all ranks, divide into the groups."""
+    """Refuse groups into which a forward pass's `images`, over all ranks, do not divide."""
     if groups is not None and (groups < 1 or images % groups):
-        whole = f"the {images} images that a forward pass of all processes holds"
-        change = "change method.groups, batch_size or accumulate"
-        raise BadInput(f"{groups} batch norm groups do not divide {whole}; {change}")
+        raise BadInput(
+            f"{groups} batch norm groups do not divide the {images} images that a forward pass of"
+            " all processes holds; change method.groups, batch_size or accumulate"
+        )

@@ -1,4 +1,4 @@
-"""Loader workers: how many, out of the reach of signals, and with errors that can be read."""
+"""Starts loader workers: out of the reach of signals, and with errors that can be read."""
 
 import multiprocessing
 import os
@@ -28,19 +28,20 @@ def cores(devices: int = 1) -> int:
 
 
 def default_workers(devices: int = 1) -> int:
-    """Loader processes per device: the cores that are left, at most 12."""
+    """Count the loader processes per device: the cores that are left, at most 12."""
     return min(12, max(1, cores(devices) - 1))
 
 
-def _one_thread(_: int) -> None:
-    """Give a worker one thread (workers are the parallelism), and no traceback at a hang-up."""
+def _prepare_worker(_: int) -> None:
+    """Give a worker one thread, as the workers are the parallelism, and a quiet end."""
     torch.set_num_threads(1)
-    sys.excepthook = _unless_hung_up
+    sys.excepthook = _quiet_when_hung_up
 
 
-def _unless_hung_up(
+def _quiet_when_hung_up(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
+    """Print a traceback, unless the error says only that the main process is gone."""
     if not issubclass(kind, ConnectionError | EOFError):
         sys.__excepthook__(kind, error, trace)
 
@@ -49,9 +50,8 @@ class _Flag:
     """A lock-free stand-in for multiprocessing.Event: a killed worker cannot leave it locked."""
 
     def __init__(self) -> None:
-        self.byte = multiprocessing.RawValue(
-            "b", 0
-        )  # in memory that all processes share
+        # In memory that all processes share
+        self.byte = multiprocessing.RawValue("b", 0)
 
     def set(self) -> None:
         self.byte.value = 1
@@ -61,6 +61,8 @@ class _Flag:
 
 
 class _Forked(ForkContext):
+    """Starts workers by a fork, with `_Flag` in place of the event that ends them."""
+
     def Event(self) -> Any:
         return _Flag()
 
@@ -73,39 +75,43 @@ def started(
     pin: bool = False,
     prefetch: int | None = None,
 ) -> Iterator[T]:
-    """Return `dataset`'s batches for `keys`. Workers start now, forked: nothing is pickled."""
+    """Return `dataset`'s batches, one for each list of `keys`.
+
+    Workers start now, forked, so that nothing is pickled."""
     loader = DataLoader(
         dataset,
         batch_sampler=cast(Iterable[list[object]], keys),
         num_workers=workers,
         pin_memory=pin,
         prefetch_factor=prefetch if workers else None,
-        collate_fn=_whole,
+        collate_fn=_as_it_is,
         multiprocessing_context=_Forked() if workers else None,
-        worker_init_fn=_one_thread,
+        worker_init_fn=_prepare_worker,
     )
     with signals_blocked(), warnings.catch_warnings():
-        # More workers than cores are slow and no mistake, where somebody has asked for them
+        # Whoever asks for more workers than cores gets them: they are slow, but no mistake
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return WatchedBatches(iter(loader))
 
 
 class WatchedBatches(Iterator[T]):
-    """A loader's batches; asking for the next one raises if a worker was killed. torch's own
-    SIGCHLD handler would raise anywhere, as in a half-read file, which is then called damaged."""
+    """A loader's batches. Asking for the next one raises if a worker was killed.
+
+    torch's own SIGCHLD handler would raise anywhere: in the middle of reading a file, say, which
+    would then be called damaged."""
 
     def __init__(self, batches: Iterator[T]) -> None:
         self.batches = batches
         self._hear(signal.SIG_DFL)
 
     def __next__(self) -> T:
-        # Not by a look alone: a worker may die in the middle of what is being read from it
+        # A look before reading is not enough: a worker may die while its batch is read
         self._hear(lambda number, frame: _error_if_any_worker_fails())
         try:
             _error_if_any_worker_fails()
             return next(self.batches)
         except (ConnectionError, EOFError) as error:
-            # Its files were closed before its death can be seen
+            # The dead worker's files are closed before its death can be seen
             raise RuntimeError(
                 "DataLoader worker (pid ?) exited unexpectedly"
             ) from error
@@ -115,25 +121,29 @@ class WatchedBatches(Iterator[T]):
     def _hear(
         self, handler: Callable[[int, FrameType | None], None] | signal.Handlers
     ) -> None:
+        # Only the main thread may set a handler
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, handler)
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """In the place of a batch: an image of it cannot be read."""
+    """Stands in the place of a batch of which an image cannot be read."""
 
     error: str
 
 
 class WholeBatches(Dataset[T | Unreadable]):
-    """Turns lists of items into batches, or Unreadable. An error is a value: raised in a worker it
-    would be a traceback's text, and other ranks would wait."""
+    """Turns lists of items into batches, or Unreadable.
+
+    An error travels as a value: raised in a worker it would arrive as a traceback's text, and other
+    ranks would wait."""
 
     def __init__(
         self, items: Dataset[object], collate: Callable[[list[Any]], T]
     ) -> None:
-        self.items, self.collate = items, collate
+        self.items = items
+        self.collate = collate
 
     def __getitems__(self, keys: Sequence[object]) -> T | Unreadable:
         try:
@@ -142,8 +152,8 @@ class WholeBatches(Dataset[T | Unreadable]):
             return Unreadable(str(error))
 
 
-def _whole(batch: T) -> T:
-    """The collation of what is a batch already."""
+def _as_it_is(batch: T) -> T:
+    """Collate what is a batch already."""
     return batch
 
 
@@ -156,6 +166,6 @@ def batches(
     prefetch: int | None = None,
     collate: Callable[[list[Any]], T] = default_collate,
 ) -> Iterator[T | Unreadable]:
-    """`items` at each list of `keys`, collated; Unreadable where one of them raised BadInput."""
+    """Return `items` at each list of `keys`, collated; Unreadable where one of them raised BadInput."""
     whole = WholeBatches(items, collate)
     return started(whole, keys, workers=workers, pin=pin, prefetch=prefetch)

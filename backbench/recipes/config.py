@@ -1,5 +1,7 @@
-"""Reads recipes (small YAML files with `base:` inheritance) and `a.b=c` overrides into frozen
-dataclasses by pydantic. A mistake is a one-line BadInput: where, key, value, what is allowed."""
+"""Reads recipes into frozen dataclasses. A recipe is a small YAML file with `base:` inheritance.
+
+On a command line, `a.b=c` overrides its values; pydantic checks the types. A mistake is a one-line
+BadInput: the file, the key, the value, and what is allowed."""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ Hint: TypeAlias = Any  # a type annotation, of any kind that typing knows
 
 
 def configs_dir() -> Path:
-    """Where the shipped recipes are: inside the installed package, or at the top of a checkout."""
+    """Return the folder of the shipped recipes: in the installed package, or atop a checkout."""
     package = Path(__file__).parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -40,16 +42,23 @@ def configs_dir() -> Path:
 
 def find_recipe(name: str | Path, kind: str) -> Path:
     """Find a recipe by path or by name under configs/<kind>; a variant's path is FILE.yaml/NAME."""
+    # 1. The path of a file or a variant
     path = Path(name)
     is_yaml = path.suffix in (".yaml", ".yml")
-    if (is_yaml and path.is_file()) or (
-        path.parent.suffix == ".yaml" and path.parent.is_file()
-    ):
+    if is_yaml and path.is_file():
         return path
+    if path.parent.suffix == ".yaml" and path.parent.is_file():
+        return path
+    # 2. A name under configs/<kind>; or NAME.yaml, where NAME is a variant in a file beside it
     stem = str(name).removesuffix(".yaml")
-    for beside in [configs_dir() / kind / stem, *([Path(stem)] if is_yaml else [])]:
-        if (found := _file_or_variant(beside)) is not None:
+    places = [configs_dir() / kind / stem]
+    if is_yaml:
+        places.append(Path(stem))
+    for place in places:
+        found = _file_or_variant(place)
+        if found is not None:
             return found
+    # 3. Neither
     if path.is_file():
         raise BadInput(
             f"{path}: recipes are .yaml files; give one, or a name under configs/{kind}"
@@ -61,7 +70,7 @@ def find_recipe(name: str | Path, kind: str) -> Path:
 
 
 def recipe_names(kind: str) -> list[str]:
-    """Return the names of files and variants in configs/<kind>, but for bases (_NAME)."""
+    """List the files and variants in configs/<kind> by name, without bases (_NAME)."""
     folder = configs_dir() / kind
     names = []
     for file in sorted(folder.rglob("*.yaml")):
@@ -72,26 +81,31 @@ def recipe_names(kind: str) -> list[str]:
 
 
 def first_sentence(recipe: Path) -> str:
-    """Return the first sentence above a recipe (file's start, or a variant's comment), or ''."""
-    file, variant = (recipe, None) if recipe.is_file() else (recipe.parent, recipe.name)
+    """Return the first sentence of the comment above a recipe, or ''.
+
+    It stands at the start of a file, or above the line `NAME:` of a variant."""
+    is_file = recipe.is_file()
+    file = recipe if is_file else recipe.parent
     comment: list[str] = []
     for line in file.read_text().splitlines():
         text = line.strip()
         if text.startswith("#"):
             comment.append(text.lstrip("# "))
-        elif variant is None or text == f"{variant}:":
+        elif is_file or text == f"{recipe.name}:":
             break
         else:
             comment = []
-    return re.split(r"(?<=[.;]) ", " ".join(comment), maxsplit=1)[0].rstrip(".;")
+    sentences = re.split(r"(?<=[.;]) ", " ".join(comment), maxsplit=1)
+    return sentences[0].rstrip(".;")
 
 
 def _file_or_variant(stem: Path) -> Path | None:
-    """STEM.yaml, else the variant of that name in a family's file beside it."""
+    """Find STEM.yaml, else the variant of that name in a family's file beside it."""
     file = stem.parent / f"{stem.name}.yaml"
     if file.is_file():
         return file
-    if stem.parent.is_file():  # FILE.yaml/NAME already
+    # FILE.yaml/NAME is a variant's path already
+    if stem.parent.is_file():
         return stem
     families = []
     for other in sorted(stem.parent.glob("*.yaml")):
@@ -105,19 +119,19 @@ def _file_or_variant(stem: Path) -> Path | None:
 
 
 def _variant_names(file: Path, word: str = "") -> list[str]:
-    """The names under the file's `variants:`; none of a file that does not contain `word`."""
+    """List the names under a file's `variants:`; none of a file that does not contain `word`."""
     try:
         text = opening.read_bytes(file, most=yamls.LARGEST)
     except OSError:
         return []
-    # Most files are no families, which their text says in a thousandth of the time
+    # Most files are no families. Their text says so in a thousandth of the time that YAML takes
     if b"\nvariants:" not in text or word.encode(errors="replace") not in text:
         return []
     return list(_variants(file, trusted=True))
 
 
 def _variants(file: Path, *, trusted: bool) -> dict[str, Recipe]:
-    """The file's `variants:`, name -> keys."""
+    """Read a file's `variants:`, name -> keys."""
     found = read_yaml(file, trusted=trusted).get("variants", {})
     if not isinstance(found, dict) or not all(
         isinstance(v, dict) for v in found.values()
@@ -127,30 +141,35 @@ def _variants(file: Path, *, trusted: bool) -> dict[str, Recipe]:
 
 
 def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
-    """Read YAML as a dict (1e-4 is a number); only `trusted` files may hold control characters."""
+    """Read YAML as a dict (1e-4 is a number). Only `trusted` files may hold control characters."""
     try:
         data = yamls.read(path)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: not readable as YAML: {error}") from None
-    data = {} if data is None else data  # an empty file
+    if data is None:  # an empty file
+        return {}
     if not isinstance(data, dict):
         raise BadInput(
             f"{path}: expected `key: value` lines, found {type(data).__name__}"
         )
-    if not trusted and (found := printable.control_below(data)):
+    found = None if trusted else printable.control_below(data)
+    if found:
+        key, character = found
         raise BadInput(
-            f"{path}: '{found[0]}' holds the control character {found[1]}; leave it out"
+            f"{path}: '{key}' holds the control character {character}; leave it out"
         )
-    return {str(k): v for k, v in data.items()}
+    return {str(key): value for key, value in data.items()}
 
 
 def read_recipe(path: Path, *, trusted: bool = False, base_key: str = "base") -> Recipe:
-    """Read a recipe over its bases. `base:` is one name or a list, relative to the file, later over
-    earlier. A file with `variants:` is a family: each is a recipe over what stands beside
-    `variants:`. A base is a variant of the same family, a file, or a variant of another family in
-    the file's folder or in configs/transfer."""
+    """Read a recipe over its bases.
+
+    `base:` is one name or a list; of two bases the later one wins. A file with `variants:` is a
+    family: each variant is a recipe over the keys that stand beside `variants:`. A base is a
+    variant of the same family; or a file, or a variant of another family, by its path from the
+    file's folder or from configs/transfer."""
     return _Bases(base_key, trusted).whole(path.resolve(), ())
 
 
@@ -160,7 +179,7 @@ def read_detector(path: Path) -> Recipe:
 
 
 def flat(tree: Mapping[str, Value], prefix: str = "") -> Recipe:
-    """{"MODEL": {"MASK_ON": True}} -> {"MODEL.MASK_ON": True}."""
+    """Flatten a tree: {"MODEL": {"MASK_ON": True}} -> {"MODEL.MASK_ON": True}."""
     out: Recipe = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -174,12 +193,14 @@ class _Bases:
     """Reads a recipe over its bases, each file and variant once, however many name it."""
 
     def __init__(self, key: str, trusted: bool) -> None:
-        self.key = key  # of the bases
+        self.key = key  # under which a recipe names its bases
         self.trusted = trusted
         self.done: dict[Path, Recipe] = {}
 
     def whole(self, path: Path, seen: tuple[Path, ...]) -> Recipe:
-        """A file over its bases; a variant over its bases, over its family's file."""
+        """Read a file over its bases; or a variant over its bases, all over its family's file.
+
+        `seen` are the recipes that have this one as a base."""
         above = self.over_bases(path, seen)
         if not path.parent.is_file():
             return above
@@ -187,12 +208,13 @@ class _Bases:
         return merge(shared, above)
 
     def over_bases(self, path: Path, seen: tuple[Path, ...]) -> Recipe:
-        """The keys of a file, or of a variant without its family's, over its bases."""
+        """Read the keys of a file, or of a variant without its family's, over its bases."""
         if path in self.done:
             return self.done[path]
         if path in seen:
             circle = " -> ".join(p.name for p in (*seen, path))
             raise BadInput(f"{path}: `{self.key}:` goes in a circle: {circle}")
+        # 1. The recipe's own keys
         family = path.parent if path.parent.is_file() else None
         variants: dict[str, Recipe] = {}
         if family is None:
@@ -205,6 +227,7 @@ class _Bases:
                     f"{family}: no variant '{path.name}'; {nearest(path.name, variants)}"
                 )
             own = variants[path.name]
+        # 2. The names of its bases
         bases = own.pop(self.key, [])
         if isinstance(bases, str):
             bases = [bases]
@@ -212,23 +235,24 @@ class _Bases:
             raise BadInput(
                 f"{path}: `{self.key}:` must be a name or a list of names, not {bases!r}"
             )
+        # 3. The bases, each over those before it, and the own keys over all
         out: Recipe = {}
         for base in map(str, bases):
             if family is not None and base in variants:
-                # What the family shares lies below all of the variant already
+                # `whole` puts what the family shares below all of these, once
                 out = merge(out, self.over_bases(family / base, (*seen, path)))
                 continue
             name = Path(base.removesuffix(".yaml")).expanduser()
-            stem = (family or path).parent / name
-            shipped = (
-                configs_dir() / "transfer" / name
-            )  # for a recipe of one's own, anywhere
-            file = _file_or_variant(stem)
+            beside = (family or path).parent / name
+            # A recipe of one's own, anywhere, may name a shipped protocol, also one of its own name
+            shipped = configs_dir() / "transfer" / name
+            file = _file_or_variant(beside)
             if file is None or file.resolve() == path:
                 file = _file_or_variant(shipped) or file
             if file is None:
                 raise BadInput(
-                    f"{path}: base '{base}' is not there (looked for {stem}.yaml and {shipped}.yaml)"
+                    f"{path}: base '{base}' is not there (looked for {beside}.yaml and"
+                    f" {shipped}.yaml)"
                 )
             out = merge(out, self.whole(file.resolve(), (*seen, path)))
         self.done[path] = merge(out, own)
@@ -236,7 +260,7 @@ class _Bases:
 
 
 def merge(low: Mapping[str, Value], high: Mapping[str, Value]) -> Recipe:
-    """`high` over `low`; mappings merge key by key, everything else is replaced."""
+    """Put `high` over `low`: mappings merge key by key, everything else is replaced."""
     out = dict(low)
     for key, value in high.items():
         below = out.get(key)
@@ -248,14 +272,15 @@ def merge(low: Mapping[str, Value], high: Mapping[str, Value]) -> Recipe:
 
 
 def apply_overrides(recipe: Mapping[str, Value], overrides: Sequence[str]) -> Recipe:
-    """A recipe with `a.b=c` strings over it; values are YAML: `lr=1e-3`, `x=[1,2]`, `x=null`."""
+    """Put `a.b=c` strings over a recipe; values are YAML: `lr=1e-3`, `x=[1,2]`, `x=null`."""
     out = dict(recipe)
     for text in overrides:
         key, equals, value = text.partition("=")
         names = key.split(".")
         if not equals or not all(names):
             raise BadInput(f"override '{text}': expected key=value, as in optim.lr=0.1")
-        if found := printable.control_in(text):
+        found = printable.control_in(text)
+        if found:
             raise BadInput(
                 f"override {ascii(text)[:80]} holds the control character {found}"
             )
@@ -281,8 +306,9 @@ def load(
 
 
 def build(cls: type[T], data: Mapping[str, Value], *, where: str) -> T:
-    """Make the dataclass `cls` of nested plain values, strictly: unknown, missing and mistyped keys
-    are refused by name. `where` is the file that messages name."""
+    """Make the dataclass `cls` of nested plain values.
+
+    BadInput names an unknown, missing or mistyped key, and the file `where`."""
     from pydantic import ValidationError
 
     try:
@@ -293,8 +319,10 @@ def build(cls: type[T], data: Mapping[str, Value], *, where: str) -> T:
 
 @dataclasses.dataclass(frozen=True)
 class ChosenBy:
-    """`Annotated[Base, ChosenBy(choose)]`: the field's type is the class that `choose` finds by a
-    key of the group, as `method.name`. `choose` raises ValueError where it has no class."""
+    """Marks a field whose type depends on its value: `Annotated[Base, ChosenBy(choose)]`.
+
+    `choose` finds the class by a key of the group (`method.name`, say), and raises ValueError where
+    there is none."""
 
     choose: Callable[[Value], type]
 
@@ -311,33 +339,36 @@ class ChosenBy:
 def _adapter(cls: Hashable) -> TypeAdapter[tuple[Value]]:
     from pydantic import ConfigDict, TypeAdapter
 
-    # The tuple's configuration holds for all dataclasses in it, which have none of their own
-    alone: Hint = types.GenericAlias(tuple, (cls,))
-    return TypeAdapter(alone, config=ConfigDict(extra="forbid", strict=True))
+    # pydantic takes no configuration for a dataclass from outside, but for a tuple of it
+    tuple_of_one: Hint = types.GenericAlias(tuple, (cls,))
+    return TypeAdapter(tuple_of_one, config=ConfigDict(extra="forbid", strict=True))
 
 
 def _parse(cls: type[T], data: Value) -> T:
-    """Plain values as `cls`, or pydantic's ValidationError."""
+    """Parse plain values as `cls`; pydantic's ValidationError where they do not fit."""
     from pydantic import ValidationError
 
     adapter = _adapter(cls)  # type: ignore[arg-type]
-
     # Strict JSON is what a recipe means: a list may be a tuple, 3 a float, and true is no number
     try:
         return adapter.validate_json(json.dumps([data]))[0]
     except ValidationError as error:
-        # JSON and YAML 1.1 have no word for infinity: "inf" is a number where one is wanted
-        wrong = [e["loc"] for e in error.errors() if e["input"] in ("inf", "infinity")]
-        if not wrong:
+        infinite = [
+            mistake["loc"]
+            for mistake in error.errors()
+            if mistake["input"] in ("inf", "infinity")
+        ]
+        if not infinite:
             raise
-        changed = copy.deepcopy(data)
-        for place in wrong:
-            *groups, last = _keys_of(place, data)
-            group = changed
-            for key in groups:
-                group = group[key]
-            group[last] = math.inf
-        return adapter.validate_json(json.dumps([changed]))[0]
+    # JSON and YAML 1.1 have no word for infinity: "inf" is a number where one is wanted
+    changed = copy.deepcopy(data)
+    for place in infinite:
+        *groups, last = _keys_of(place, data)
+        group = changed
+        for key in groups:
+            group = group[key]
+        group[last] = math.inf
+    return adapter.validate_json(json.dumps([changed]))[0]
 
 
 # pydantic's types of errors -> what is allowed
@@ -357,43 +388,55 @@ _ALLOWED = {
 
 
 def _first_mistake(error: ValidationError, cls: type, data: Value) -> str:
-    """One line about the first mistake: the key, the value and what is allowed."""
+    """Say the first mistake in one line: the key, the value and what is allowed."""
     mistakes = error.errors(include_url=False)
-    # A misspelt key first: it explains the one that is missing
-    first = next(
-        (e for e in mistakes if e["type"] == "unexpected_keyword_argument"), mistakes[0]
-    )
-    if first["type"] == "json_invalid":  # half a character, which JSON cannot write
+    # A misspelt key comes first: it explains the one that is missing
+    first = mistakes[0]
+    for mistake in mistakes:
+        if mistake["type"] == "unexpected_keyword_argument":
+            first = mistake
+            break
+    kind = first["type"]
+    if kind == "json_invalid":  # half a character, which JSON cannot write
         return "holds text that is no text"
     keys = _keys_of(first["loc"], data)
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)[
-        1:
-    ]
-    kind, missing = first["type"], first["loc"][-1]
+    path = ""
+    for key in keys:
+        if isinstance(key, int):
+            path += f"[{key}]"
+        else:
+            path += f".{key}" if path else str(key)
     if kind == "unexpected_keyword_argument":
         return f"unknown key '{path}'; {nearest(str(keys[-1]), _fields_at(cls, data, keys))}"
+    missing = first["loc"][-1]
     if kind == "missing" and isinstance(missing, str):
-        return f"key '{path}.{missing}' is missing".replace("'.", "'")
+        return (
+            f"key '{path}.{missing}' is missing"
+            if path
+            else f"key '{missing}' is missing"
+        )
     if kind == "value_error":  # a dataclass's own check, or `choose`
         said = str(first["ctx"]["error"])
         return f"{path}: {said}" if path else said
+    # The value fits none of the types that it may have: each of them made a mistake of its own
     allowed: list[str] = []
-    for each in mistakes:  # a union has one for each of its types
-        if _keys_of(each["loc"], data) == keys:
-            expected = each.get("ctx", {}).get("expected")
-            said = each["msg"].removeprefix("Input should be ")
-            allowed.append(expected or _ALLOWED.get(each["type"], said))
+    for mistake in mistakes:
+        if _keys_of(mistake["loc"], data) == keys:
+            expected = mistake.get("ctx", {}).get("expected")
+            said = mistake["msg"].removeprefix("Input should be ")
+            allowed.append(expected or _ALLOWED.get(mistake["type"], said))
+    value = first["input"]
     if kind == "literal_error" and len(allowed) == 1:
         values = allowed[0].replace("'", "").replace(" or ", ", ").split(", ")
-        return f"'{path}' is {first['input']!r:.200}; {nearest(str(first['input']), values)}"
-    wanted = " or ".join(allowed)
-    return f"'{path or 'recipe'}' must be {wanted}, not {first['input']!r:.200}"
+        return f"'{path}' is {value!r:.200}; {nearest(str(value), values)}"
+    return f"'{path or 'recipe'}' must be {' or '.join(allowed)}, not {value!r:.200}"
 
 
 def _keys_of(place: Sequence[str | int], data: Value) -> list[str | int]:
-    """pydantic's place of a mistake as the keys that lead to it, without its words for types."""
+    """Return the keys that lead to pydantic's place of a mistake, without its words for types."""
     keys: list[str | int] = []
-    for part in place[1:]:  # the first is the tuple of `_adapter`
+    # The first part of a place is the index in the tuple of `_adapter`
+    for part in place[1:]:
         if isinstance(data, Mapping):
             named = {str(key): value for key, value in data.items()}
             if part not in named:
@@ -412,22 +455,25 @@ def _keys_of(place: Sequence[str | int], data: Value) -> list[str | int]:
 
 
 def _fields_at(hint: Hint, data: Value, keys: Sequence[str | int]) -> list[str]:
-    """The names that the last of `keys` may be, with the type `hint` for all of `data`."""
-    for depth in range(len(keys)):
-        origin, args = typing.get_origin(hint), typing.get_args(hint)
+    """List the names that the last of `keys` may be, where all of `data` has the type `hint`."""
+    for depth, key in enumerate(keys):
+        # 1. Of X | None, the X; of a type that depends on the value, the chosen class
+        origin = typing.get_origin(hint)
+        args = typing.get_args(hint)
         if origin in (typing.Union, types.UnionType):
             hint = next(arg for arg in args if arg is not type(None))
-            origin, args = typing.get_origin(hint), typing.get_args(hint)
+            origin = typing.get_origin(hint)
+            args = typing.get_args(hint)
         if origin is Annotated and isinstance(args[1], ChosenBy):
             hint = args[1].choose(data)
+        # 2. One key further down
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            hints = typing.get_type_hints(hint, include_extras=True)
             if depth == len(keys) - 1:
                 return [field.name for field in dataclasses.fields(hint) if field.init]
-            hint = hints[str(keys[depth])]
+            hint = typing.get_type_hints(hint, include_extras=True)[str(key)]
         else:  # dict[str, X] or tuple[X, ...]
             hint = args[1] if origin is dict else args[0]
-        data = data[keys[depth]]
+        data = data[key]
     return []
 
 
@@ -435,10 +481,9 @@ def _fields_at(hint: Hint, data: Value, keys: Sequence[str | int]) -> list[str]:
 
 
 def to_dict(config: Value) -> Recipe:
-    """The dataclass as plain YAML-able values."""
-    return json.loads(
-        json.dumps(dataclasses.asdict(config)).replace("Infinity", '"inf"')
-    )
+    """Return the dataclass as plain values, which JSON and YAML can say: infinity becomes "inf"."""
+    text = json.dumps(dataclasses.asdict(config))
+    return json.loads(text.replace("Infinity", '"inf"'))
 
 
 def to_yaml(config: Value) -> str:
@@ -446,6 +491,6 @@ def to_yaml(config: Value) -> str:
 
 
 def fingerprint(value: object) -> str:
-    """12 hex digits of any JSON-able value, equal exactly when the values are."""
+    """Return 12 hex digits of any JSON-able value, equal exactly when the values are."""
     plain = to_dict(value) if dataclasses.is_dataclass(value) else value
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]

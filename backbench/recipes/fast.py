@@ -1,7 +1,8 @@
-"""Lists the keys that `pretrain --fast` sets, and marks trunks trained so. The papers' recipes have
-`reference` views and fp32, as their authors' code has. With `--fast` the same crops of the same
-images come in the same order; views and network are computed in less time (docs/fast.md). Only the
-recipe of a run tells whether it was fast."""
+"""Lists the keys that `pretrain --fast` sets, and marks trunks trained so.
+
+The papers' recipes have `reference` views and fp32, as their authors' code has. With `--fast` the
+same crops of the same images come in the same order; views and network are computed in less time
+(docs/fast.md). Only the recipe of a run tells whether it was fast."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,8 @@ KEYS: Mapping[str, str | bool] = {
 }
 SWITCH = "--fast"
 WORD = "fast"  # beside a name and a verdict
-PRETRAINING = (
-    "pretraining"  # in a result's provenance: its trunk's recipe, a.b.c -> value
-)
+# The key of a result's provenance that holds its trunk's recipe, a.b.c -> value
+PRETRAINING = "pretraining"
 
 # Values that are not the papers' and move a number by more than rounding. Layout and compilation
 # only change the order of sums
@@ -29,53 +29,67 @@ _NOT_THE_LETTER: Mapping[str, Sequence[str]] = {
 
 
 def spelled() -> list[str]:
-    """The keys as overrides: views.pipeline=fast."""
-    return [
-        f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in KEYS.items()
-    ]
+    """Write the keys as overrides: views.pipeline=fast."""
+    out = []
+    for key, value in KEYS.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        out.append(f"{key}={text}")
+    return out
 
 
 def overrides(
     recipe: Mapping[str, object], by_hand: Sequence[str], where: str
 ) -> list[str]:
-    """Return the overrides of `--fast`, then those `by_hand`, which win. BadInput for a recipe that
-    itself demands another precision, unless one was given by hand."""
-    from backbench.recipes import (
-        config,
-    )  # the command line's --help needs the keys alone
+    """Return the overrides of `--fast`, then those `by_hand`, which win.
+
+    BadInput for a recipe that itself demands another precision, unless one was given by hand."""
+    # The command line's --help needs the keys alone
+    from backbench.recipes import config
 
     demanded = recipe.get("precision")
     chosen = config.apply_overrides({}, by_hand).get("precision")
     if demanded is not None and chosen is None and demanded != KEYS["precision"]:
-        computed = f"and --fast computes in {KEYS['precision']}"
-        both = f"the recipe demands precision {demanded}, {computed}"
         raise BadInput(
-            f"{where}: {both}; leave --fast out, or give precision=... by hand"
+            f"{where}: the recipe demands precision {demanded}, and --fast computes in"
+            f" {KEYS['precision']}; leave --fast out, or give precision=... by hand"
         )
     return [*spelled(), *by_hand]
 
 
 def of_trunk(provenance: Mapping[str, object]) -> dict[str, object]:
-    """Return what is known of "pretraining" (a flat recipe) and "trained_on" (NAME, NAME:SPLIT)."""
+    """Return the keys that a trunk's provenance adds to a result's, where they are known.
+
+    "pretraining" is the flat recipe; "trained_on" lists datasets, as NAME or NAME:SPLIT."""
     from backbench.recipes import config, own_probe
 
+    out: dict[str, object] = {}
     recipe = provenance.get("recipe")
-    found = config.flat(recipe) if isinstance(recipe, Mapping) else {}
-    out: dict[str, object] = {PRETRAINING: found} if found else {}
-    dataset = own_probe.pretrained_on(recipe) if isinstance(recipe, Mapping) else None
-    if names := provenance.get("trained_on") or ([dataset] if dataset else []):
-        out["trained_on"] = names
+    dataset = None
+    if isinstance(recipe, Mapping):
+        flat = config.flat(recipe)
+        if flat:
+            out[PRETRAINING] = flat
+        dataset = own_probe.pretrained_on(recipe)
+    trained_on = provenance.get("trained_on")
+    if trained_on:
+        out["trained_on"] = trained_on
+    elif dataset:
+        out["trained_on"] = [dataset]
     return out
 
 
 def word(provenance: Mapping[str, object]) -> str:
-    """Return the mark beside a verdict, by a provenance with `of_trunk`: "fast"; or the keys in
-    which the recipe differs from the papers (precision=fp16); or "", also where none is known."""
+    """Return the mark beside the verdict on a result, by its provenance.
+
+    It is "fast"; or the keys in which the recipe differs from the papers' (precision=fp16); or ""
+    where it does not, or no recipe is known."""
     keys = provenance.get(PRETRAINING)
     if not isinstance(keys, Mapping):
         return ""
     otherwise = {
-        k: keys[k] for k, values in _NOT_THE_LETTER.items() if keys.get(k) in values
+        key: keys[key]
+        for key, values in _NOT_THE_LETTER.items()
+        if keys.get(key) in values
     }
     if otherwise == {key: KEYS[key] for key in _NOT_THE_LETTER}:
         return WORD

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from backbench.containers import containers
+from backbench.containers.provenance import CONTAINER_KEY
 from backbench.datasets.catalog import DATASETS
 from backbench.images import contents
 from backbench.recipes import fast
@@ -43,7 +43,7 @@ _OUTCOMES |= {
     "space",
 }
 _OUTCOMES |= {"scores", "head_sha256", "temperature_from"}
-_OUTCOMES |= {fast.PRETRAINING, contents.KEY, containers.KEY}
+_OUTCOMES |= {fast.PRETRAINING, contents.KEY, CONTAINER_KEY}
 _CHOSEN = {
     "lr",
     "lr_used",

@@ -8,19 +8,22 @@ import numpy as np
 
 from backbench.stats.confidence import HIGH, LOW, NORMAL, Interval
 
-BINS = 15  # gpleiss/temperature_scaling@126a509, as nearly everybody who prints an ECE
+BINS = (
+    15  # as gpleiss/temperature_scaling@126a509, and nearly everybody who prints an ECE
+)
 RESAMPLES = 500
 
 
 def ece(conf: np.ndarray, right: np.ndarray) -> float:
-    """The expected calibration error over bins of equal width, right-closed: (lo, hi]."""
-    edges = np.linspace(0, 1, BINS + 1)[1:-1]
-    # The first inner edge that is not below: a confidence on an edge is in the bin under it
-    return _gap_of_bins(conf, right, np.searchsorted(edges, conf, side="left"))
+    """Return the expected calibration error over bins of equal width, right-closed: (lo, hi]."""
+    inner_edges = np.linspace(0, 1, BINS + 1)[1:-1]
+    # side="left" puts a confidence on an edge into the bin under it
+    bins = np.searchsorted(inner_edges, conf, side="left")
+    return _gap_of_bins(conf, right, bins)
 
 
 def aece(conf: np.ndarray, right: np.ndarray) -> float:
-    """The same over bins of equal count, by a stable sort: of equals the first image is lower."""
+    """Return the error over bins of equal count. Of equal confidences, the first image is lower."""
     order = np.argsort(conf, kind="stable")
     bins = np.empty(len(conf), dtype=np.int64)
     for number, members in enumerate(np.array_split(order, BINS)):
@@ -29,23 +32,27 @@ def aece(conf: np.ndarray, right: np.ndarray) -> float:
 
 
 def _gap_of_bins(conf: np.ndarray, right: np.ndarray, bins: np.ndarray) -> float:
-    """The sum over bins of n_b / n |mean right - mean confidence|."""
+    """Return the sum over bins of n_b / n |mean right - mean confidence|."""
+    # n_b times the difference of means is a sum of differences
     gaps = np.bincount(bins, right.astype(np.float64) - conf, minlength=BINS)
     return float(np.abs(gaps).sum()) / len(conf)
 
 
 def aurc(conf: np.ndarray, right: np.ndarray) -> float:
-    """Area under the risk-coverage curve: mean error of the i most confident images, i = 1..N."""
+    """Return the area under the risk-coverage curve.
+
+    It is the mean over i = 1..N of the error rate among the i most confident images."""
     return _area(errors_by_confidence(conf, right))
 
 
 def eaurc(conf: np.ndarray, right: np.ndarray) -> float:
-    """`aurc` minus that of an order with all errors last, which is the least at this accuracy."""
-    return aurc(conf, right) - _area(np.sort(~right.astype(bool)).astype(np.float64))
+    """Return `aurc` minus the least that is possible at this accuracy: that with all errors last."""
+    errors_last = np.sort(~right.astype(bool)).astype(np.float64)
+    return aurc(conf, right) - _area(errors_last)
 
 
 def errors_by_confidence(conf: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Errors (N,), most confident first; equally confident images share their mean error."""
+    """Return errors (N,), most confident first; equally confident images share their mean error."""
     _, group, size = np.unique(-conf, return_inverse=True, return_counts=True)
     mean = np.bincount(group, ~right.astype(bool)) / size
     return np.repeat(mean, size)
@@ -59,7 +66,7 @@ def _area(errors: np.ndarray) -> float:
 
 
 def of_mean(losses: np.ndarray) -> Interval | None:
-    """The normal interval of a mean over images (N,); None of a single image."""
+    """Return the normal interval of a mean over images (N,); None of a single image."""
     if len(losses) < 2:
         return None
     half = NORMAL * float(losses.std(ddof=1)) / len(losses) ** 0.5
@@ -68,11 +75,13 @@ def of_mean(losses: np.ndarray) -> Interval | None:
 
 
 def of_aurc(conf: np.ndarray, right: np.ndarray, seed: int) -> Interval:
-    """The percentile bootstrap over images."""
-    errors, rng = errors_by_confidence(conf, right), np.random.default_rng(seed)
-    n, areas = len(errors), np.empty(RESAMPLES)
+    """Return the interval of `aurc` by the percentile bootstrap over images."""
+    errors = errors_by_confidence(conf, right)
+    n = len(errors)
+    rng = np.random.default_rng(seed)
+    areas = np.empty(RESAMPLES)
     for b in range(RESAMPLES):
-        # Sorted places in the order of confidence are a resample in that order
+        # Errors stand in the order of confidence; repeated by their counts, a resample does, too
         counts = np.bincount(rng.integers(0, n, n), minlength=n)
         areas[b] = _area(np.repeat(errors, counts))
     low, high = np.quantile(areas, (LOW, HIGH))

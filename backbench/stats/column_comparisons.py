@@ -1,11 +1,13 @@
 """Which rows are better than which others over many columns: tests of all pairs of rows together.
 
-What is random depends on what there is. With columns of six datasets or more, datasets are: the
-differences of a dataset's columns turn their signs together (multiple_tests.sign_flips). With six
-columns or more of fewer datasets, columns are; as they share test images, a pair must also differ
-by the images. With fewer columns, only the images are.
+What is taken for random depends on what there is.
+  Columns of six or more datasets   datasets: the differences of a dataset's columns turn their signs
+                                    together (multiple_tests.sign_flips)
+  Six or more columns of fewer      columns; as they share test images, a pair must also differ over
+  datasets                          the images
+  Fewer columns                     the images alone
 
-Six is the fewest for which signs can tell: five units have 16 outcomes, so no p is below 0.06.
+Sign flips need six units: five have 16 outcomes, so no p is below 0.06.
 """
 
 import itertools
@@ -30,7 +32,7 @@ class Trainings(NamedTuple):
 
 
 class ComparedPairs(NamedTuple):
-    """All pairs of rows, tested. `above[a, b]`: a is better than b by test."""
+    """The tests of all pairs of rows. `above[a, b]` is True if a is better than b by test."""
 
     above: np.ndarray  # (rows, rows) bool
     over: str  # what was taken for random: datasets, columns or images
@@ -47,6 +49,7 @@ def compared_pairs(
     """Test all pairs of rows. The arguments are those of rank_intervals.ranking."""
     from scipy.special import stdtr
 
+    # 1. The pairs' differences in each unit: a dataset, where there are enough, or a column
     used = ~np.isnan(values).all(0)
     names, of_name = np.unique(np.asarray(datasets)[used], return_inverse=True)
     by_dataset = len(names) >= FEWEST
@@ -55,17 +58,16 @@ def compared_pairs(
     first, second = np.triu_indices(len(values), 1)
     each, count = _differences(scaled, units, first, second)
     sums = each.sum(0)
-    # 1. Over other units like these
+    # 2. Over other units like these
     apart = sign_flips(each, count, FEWEST)
-    over, tested = "datasets", True
+    over = "datasets"
+    tested = True
     if not by_dataset:
-        # 2. Over other images: without predictions nothing is told apart. Other columns are trained
-        #    anew, so over columns trainings vary already; of few columns they are added.
-        over, by_image, df = (
-            "columns",
-            np.full(len(first), np.nan),
-            np.full(len(first), np.inf),
-        )
+        # 3. Over other images. Without predictions nobody knows the variance (nan), and nothing is
+        #    told apart. Other columns are trained anew, so the test over columns counts trainings
+        #    already; where columns are too few for it, the trainings' variance is added here
+        by_image = np.full(len(first), np.nan)
+        df = np.full(len(first), np.inf)
         if noise is not None and len(values) <= MOST_BY_IMAGES:
             counted = None
             if trainings is not None and len(each) < FEWEST:
@@ -73,17 +75,21 @@ def compared_pairs(
                 counted = Trainings(noises, trainings.runs[:, used])
             moved = noise[:, used] / scales[None, :, None]
             by_image, df = _variances(scaled, scales, moved, counted)
-        p, known = np.ones(len(first)), by_image > 0
-        t = np.abs(sums / np.maximum(count, 1))[known] / np.sqrt(by_image[known])
+        known = by_image > 0
+        mean = sums / np.maximum(count, 1)
+        t = np.abs(mean)[known] / np.sqrt(by_image[known])
+        p = np.ones(len(first))
         p[known] = 2 * stdtr(np.minimum(df[known], 1e9), -t)
-        of_images = holm(p) <= ALPHA
+        apart_by_images = holm(p) <= ALPHA
         tested = bool(np.isfinite(by_image).any())
-        # 3. A pair that differs over columns must differ over images, too. Of few columns nothing
-        #    can be said of others.
+        # 4. A pair that differs over columns must differ over images, too. From few columns nothing
+        #    can be said about other columns
         if len(each) < FEWEST:
-            over, apart = "images", of_images
+            over = "images"
+            apart = apart_by_images
         else:
-            apart &= of_images
+            over = "columns"
+            apart &= apart_by_images
     above = np.zeros((len(values), len(values)), bool)
     above[first, second] = apart & (sums > 0)
     above[second, first] = apart & (sums < 0)
@@ -91,8 +97,9 @@ def compared_pairs(
 
 
 def _scaled(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every column in units of its usual difference between two rows, so that no column counts
-    more because its values spread more; the median of a column is 0. And these units (columns,)."""
+    """Return every column in units of its usual difference between two rows, with a median of 0.
+
+    So no column counts more because its values spread more. Also return these units (columns,)."""
     out = np.full(values.shape, np.nan)
     units = np.ones(values.shape[1])
     for c, column in enumerate(values.T):
@@ -100,12 +107,12 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         known = column[there]
         if len(known) < 2:
             continue
-        if (
-            len(known) > MOST_BY_IMAGES
-        ):  # the unit of normal values with the same quartiles
+        if len(known) > MOST_BY_IMAGES:
+            # There are too many pairs, so the unit is that of normal values with the same quartiles
             low, high = np.percentile(known, [25, 75])
             units[c] = (high - low) / 2**0.5 or 1.0
-        else:  # the median difference of two unequal values
+        else:
+            # The median difference of two unequal values
             first, second = np.triu_indices(len(known), 1)
             gaps = np.abs(known[first] - known[second])
             units[c] = np.median(gaps[gaps > 0]) if gaps.any() else 1.0
@@ -116,20 +123,22 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _differences(
     scaled: np.ndarray, units: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs' differences (units, pairs): in each unit the mean over the columns that both rows
-    have, 0 if there is none. And how many units each pair has (pairs,)."""
+    """Return the pairs' differences (units, pairs), and how many units each pair has (pairs,).
+
+    In each unit the difference is the mean over the columns that both rows have, 0 if there is
+    none."""
     each = np.zeros((len(np.unique(units)), len(first)), np.float32)
     count = np.zeros(len(first), int)
     for n, unit in enumerate(np.unique(units)):
         part = scaled.T[units == unit].astype(np.float32)
-        if not np.isnan(part).any():  # a mean of differences is a difference of means
+        if not np.isnan(part).any():
+            # A mean of differences is a difference of means, which takes less memory
             mean = part.mean(0)
             each[n] = mean[first] - mean[second]
             count += 1
             continue
-        gap = (
-            part[:, first] - part[:, second]
-        )  # (columns, pairs), nan unless both are there
+        # (columns, pairs), nan unless both are there
+        gap = part[:, first] - part[:, second]
         missing = np.isnan(gap)
         gap[missing] = 0
         shared = len(part) - missing.sum(0)
@@ -144,28 +153,33 @@ def _variances(
     moved: np.ndarray,
     trainings: Trainings | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The variance of each pair's mean difference over other images, and over other trainings if
-    given, and its degrees of freedom (pairs,); nan where nobody knows."""
+    """Return the variance of each pair's mean difference, and its degrees of freedom (pairs,).
+
+    It is the variance over other images, and over other `trainings` if given; nan where nobody
+    knows. `moved` (rows, columns, resamples) are the values on resamples, in the columns' units."""
     there = ~np.isnan(scaled)
     first, second = np.triu_indices(len(scaled), 1)
-    variance, df = np.full(len(first), np.nan), np.full(len(first), np.inf)
+    variance = np.full(len(first), np.nan)
+    df = np.full(len(first), np.inf)
     for n, (a, b) in enumerate(zip(first, second)):
         both = there[a] & there[b]
         if both.any():
             variance[n] = (moved[a, both] - moved[b, both]).mean(0).var(ddof=1)
         if trainings is None:
             continue
-        # The mean over the shared columns weighs each by its unit, and a value by its trainings
-        of_each = (1 / trainings.runs[a] + 1 / trainings.runs[b])[both]
-        weights = of_each / (scales[both] * both.sum()) ** 2
-        estimated = []
+        # A column's noise s^2 adds s^2 (1/k_a + 1/k_b) to the variance of its difference of means
+        # over k_a and k_b trainings. The mean over the shared columns divides the difference by the
+        # column's unit and by the number of columns, so its variance by their squares
+        of_runs = (1 / trainings.runs[a] + 1 / trainings.runs[b])[both]
+        weights = of_runs / (scales[both] * both.sum()) ** 2
+        estimated = []  # (the part of the variance that seeds estimated, its degrees of freedom)
         for noise, weight in zip(itertools.compress(trainings.noises, both), weights):
             variance[n] += noise.excess * weight if noise.known else np.nan
             estimated.append((noise.seeds * weight, noise.df))
         if np.isfinite(variance[n]) and variance[n] > 0:
-            parts = [
-                poorly_known(min(of / variance[n], 1.0), known)
-                for of, known in estimated
-            ]
-            df[n] = 1 / sum(parts) if sum(parts) else np.inf
+            spread = sum(
+                poorly_known(min(part / variance[n], 1.0), known)
+                for part, known in estimated
+            )
+            df[n] = 1 / spread if spread else np.inf
     return variance, df

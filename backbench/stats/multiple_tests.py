@@ -1,4 +1,4 @@
-"""p-values of many tests together, such that all of them are right at once with 95% confidence."""
+"""Many tests together: with 95% confidence, none of them wrongly tells two equals apart."""
 
 import itertools
 
@@ -6,15 +6,17 @@ import numpy as np
 
 ALPHA = 0.05
 FLIPS = 1999  # random outcomes, if there are too many to count them all
-FLIPS_OF_MANY = 199  # of more than MANY tests, which take seconds
+FLIPS_OF_MANY = 199  # random outcomes for more than MANY tests, which take seconds
 MANY = 5000
-_COUNTED = 12  # units of which all 2,048 outcomes are counted
+_COUNTED = 12  # of so many units or fewer, all outcomes are counted: up to 2,048
 _AT_ONCE = 2000  # tests
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Adjusted p-values (Holm, 1979): the smallest times the number of tests, the next times one
-    less, and so on, and none smaller than the one before."""
+    """Adjust p-values (Holm, 1979).
+
+    The smallest is multiplied by the number of tests, the next by one less, and so on; none becomes
+    smaller than the one before."""
     order = np.argsort(p, kind="stable")
     left = len(p) - np.arange(len(p))
     out = np.empty(len(p))
@@ -23,15 +25,17 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def sign_flips(differences: np.ndarray, count: np.ndarray, fewest: int) -> np.ndarray:
-    """Test each column of `differences` (units, tests) for a mean of 0: (tests,) bool, True if it
-    is told from 0. A unit that a test lacks holds 0 there; `count` (tests,) is how many units it
-    has, and tests with less than `fewest` are left out.
+    """Test each column of `differences` (units, tests) for a mean of 0.
+
+    Return (tests,) bool: True if the mean is told from 0. A unit that a test lacks holds 0 there;
+    `count` (tests,) is how many units it has, and tests with less than `fewest` are left out.
 
     If two rows are equally good, a unit's difference is as likely to be minus itself. So all
     differences of a unit turn their sign together, by a coin. p is how often the largest of
     |sum| / sqrt(count) over all tests is as large as the observed one (Westfall and Young, 1993).
-    That is exact whatever the spread of the differences and whatever they share. Tests that are
-    told from 0 then leave, and the others are looked at again (step-down: Romano and Wolf, 2005).
+    That is exact for any spread of the differences, and however tests depend on each other. Tests
+    that are told from 0 then leave, and the others are tested again (step-down: Romano and Wolf,
+    2005).
     """
     scale = (1 / np.sqrt(np.maximum(count, 1))).astype(np.float32)
     observed = np.abs(differences.sum(0)) * scale
@@ -57,11 +61,14 @@ def sign_flips(differences: np.ndarray, count: np.ndarray, fewest: int) -> np.nd
 
 
 def _signs(units: int, tests: int) -> np.ndarray:
-    """Outcomes (flips, units) of the coins, 1 or -1, beside the observed one: all of few units,
-    else random ones, always the same. The first coin stays 1: -outcome is the same test."""
+    """Return outcomes (flips, units) of the coins, 1 or -1, without the observed one.
+
+    Of few units these are all, otherwise random ones, always the same."""
     if units <= _COUNTED:
-        rest = list(itertools.product((1, -1), repeat=units - 1))[1:]
-        return np.array([(1, *signs) for signs in rest], np.float32)
+        # The first coin stays 1, because turning all signs changes no |sum|. The first outcome is
+        # the observed one
+        others = list(itertools.product((1, -1), repeat=units - 1))[1:]
+        return np.array([(1, *signs) for signs in others], np.float32)
     rng = np.random.Generator(np.random.PCG64(units))
     flips = FLIPS if tests <= MANY else FLIPS_OF_MANY
     return (rng.integers(0, 2, size=(flips, units)) * 2 - 1).astype(np.float32)

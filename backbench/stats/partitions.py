@@ -11,14 +11,15 @@ METRICS = ("nmi", "ari", "cluster_acc")
 
 
 def agreement(label: NDArray, cluster: NDArray) -> dict[str, float]:
-    """METRICS of one clustering (N,) against the classes (N,), in percent."""
+    """Return METRICS of one clustering (N,) against the classes (N,), in percent."""
     from scipy.optimize import linear_sum_assignment
     from sklearn import metrics
 
+    # Accuracy under the best matching of clusters to classes, one to one
     together = metrics.cluster.contingency_matrix(label, cluster)
     matched = together[linear_sum_assignment(together, maximize=True)].sum()
-    nmi = metrics.normalized_mutual_info_score(label, cluster)
-    ari = metrics.adjusted_rand_score(label, cluster)
-    return dict(
-        zip(METRICS, (100 * float(x) for x in (nmi, ari, matched / len(label))))
-    )
+    return {
+        "nmi": 100 * float(metrics.normalized_mutual_info_score(label, cluster)),
+        "ari": 100 * float(metrics.adjusted_rand_score(label, cluster)),
+        "cluster_acc": 100 * float(matched / len(label)),
+    }

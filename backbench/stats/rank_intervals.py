@@ -1,10 +1,10 @@
 """Ranks of rows over many columns, and how well they are known.
 
 *Win rate* and *average rank* describe the table as it is. A *rank interval* says which ranks a row
-may have on other columns of the same kind: only rows that a test of all pairs together puts above
-(or below) it are surely before (or after) it (column_comparisons.py; Mogstad, Romano, Shaikh and
-Wilhelm, 2023). Nobody is above the *leaders*. Two rows are compared on the columns that both have;
-nothing is imputed.
+may have on other columns of the same kind: surely before it are only the rows that a test of all
+pairs together puts above it, and surely after it those below (column_comparisons.py; Mogstad,
+Romano, Shaikh and Wilhelm, 2023). Nobody is above the *leaders*. Two rows are compared on the
+columns that both have; nothing is imputed.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,10 @@ import numpy as np
 
 from backbench.stats.column_comparisons import Trainings, compared_pairs
 
-MOST_ROWS = 2000  # every pair is compared: seconds and half a gigabyte
-_TURNS, _STEP = 100, 2.0  # of Newton's iteration for Bradley and Terry's strengths
+MOST_ROWS = 2000  # every pair is compared, in seconds and half a gigabyte
+# Of Newton's iteration for Bradley and Terry's strengths: iterations, and the largest step
+_TURNS = 100
+_STEP = 2.0
 
 
 @dataclass(frozen=True)
@@ -24,19 +26,18 @@ class RankPlace:
 
     rank: int
     interval: tuple[int, int]  # of ranks, 95% for all rows together
-    average: (
-        float | None
-    )  # mean of its ranks in the columns that it has; None if it has none
-    win_rate: (
-        float  # percent of comparisons that it should win, by Bradley and Terry's model
-    )
+    # Mean of its ranks in the columns that it has; None if it has none
+    average: float | None
+    # Percent of comparisons that it should win, by Bradley and Terry's model
+    win_rate: float
     columns: int  # the number of columns in which it has a value
     group: int  # 1: nobody is above it; 2: only rows of group 1 are; and so on
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The places of all rows, in the order of the table, and how they were compared."""
+    """The places of all rows, in the order of the table, and how they were compared (the last four
+    fields: see ComparedPairs)."""
 
     places: list[RankPlace]
     over: str
@@ -46,7 +47,7 @@ class Ranking:
 
     @property
     def leaders(self) -> list[int]:
-        """The rows that nobody is above, the best rank first."""
+        """The numbers of the rows that nobody is above, the best rank first."""
         first = [i for i, place in enumerate(self.places) if place.group == 1]
         return sorted(first, key=lambda i: (self.places[i].rank, i))
 
@@ -57,10 +58,11 @@ def ranking(
     noise: np.ndarray | None = None,
     trainings: Trainings | None = None,
 ) -> Ranking:
-    """Rank the rows of `values` (rows, columns): higher is better, nan is missing. `datasets` names
-    each column's dataset. `noise` (rows, columns, resamples) is how values move on resamples of the
-    test images, the same for a dataset's columns; nan without predictions. `trainings` is what the
-    values were trained with, None if nothing was."""
+    """Rank the rows of `values` (rows, columns): higher is better, nan is missing.
+
+    `datasets` names each column's dataset. `noise` (rows, columns, resamples) is how values move on
+    resamples of the test images, which are the same for all columns of a dataset; nan without
+    predictions. `trainings` are those behind the values, None if nothing was trained."""
     values = np.asarray(values, float)
     compared = compared_pairs(values, datasets, noise, trainings)
     places = _places(values, _strengths(*_wins(values)), compared.above)
@@ -70,28 +72,28 @@ def ranking(
 
 
 def column_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks (rows, columns): 1 is the highest, equals share the mean rank, nan stays nan."""
+    """Return ranks (rows, columns): 1 is the highest, equals share the mean rank, nan stays nan."""
     from scipy.stats import rankdata
 
     return rankdata(-values, axis=0, nan_policy="omit")
 
 
 def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two tables (rows, rows): columns where a is above b (ties half), and columns of both."""
+    """Return two tables (rows, rows): in how many columns a is above b (ties count half), and how
+    many columns both have."""
     there = ~np.isnan(values)
     have = there.astype(np.float32)
     met = (have @ have.T).astype(float)
     higher = np.zeros(met.shape, np.int16)
     for column, known in zip(values.T, there.T):
-        # Small whole numbers in the order of the values: they are compared many at a time.
+        # Small whole numbers in the order of the values, because many are compared at a time
         place = np.unique(column, return_inverse=True)[1].astype(np.int16)
-        # Nothing is above what is missing, nor that above anything.
-        over, under = (
-            np.where(known, place, -1),
-            np.where(known, place, np.int16(32767)),
-        )
+        # A missing value is above nothing, and nothing is above it
+        over = np.where(known, place, -1)
+        under = np.where(known, place, np.int16(32767))
         higher += (over[:, None] > under[None, :]).view(np.int8)
-    # Of those that both have, what neither wins is a tie.
+    # Shared columns that neither row wins are ties, so a's wins and half of the ties are
+    # h_ab + (met - h_ab - h_ba) / 2
     won = (higher - higher.T.astype(float) + met) / 2
     np.fill_diagonal(won, 0)
     np.fill_diagonal(met, 0)
@@ -99,20 +101,23 @@ def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _strengths(won: np.ndarray, met: np.ndarray) -> np.ndarray:
-    """The logarithms of Bradley and Terry's strengths (rows,) with the largest likelihood. Every
-    row also ties with an imagined row of strength 1, so that none is infinite."""
+    """Return the logarithms of Bradley and Terry's strengths (rows,) with the largest likelihood.
+
+    A row of strength s beats one of strength t with probability s / (s + t). Every row also ties
+    once with an imagined row of strength 1, so that no strength is infinite."""
     from scipy.special import expit
 
     log_strength = np.zeros(len(won))
     total = won.sum(1) + 0.5
     for _ in range(_TURNS):
-        # Newton's step on a concave likelihood: the wins that are there minus those expected
+        # Newton's step on a concave log-likelihood. Its gradient is the wins that were seen minus
+        # those expected; its curvature is made of the variances of single comparisons
         p = expit(log_strength[:, None] - log_strength[None, :])
-        alone = expit(log_strength)
-        missing = total - (met * p).sum(1) - alone
+        against_imagined = expit(log_strength)
+        gradient = total - (met * p).sum(1) - against_imagined
         weight = met * p * (1 - p)
-        curved = np.diag(weight.sum(1) + alone * (1 - alone)) - weight
-        step = np.linalg.solve(curved, missing)
+        own = weight.sum(1) + against_imagined * (1 - against_imagined)
+        step = np.linalg.solve(np.diag(own) - weight, gradient)
         log_strength = log_strength + np.clip(step, -_STEP, _STEP)
         if np.abs(step).max(initial=0.0) < 1e-7:
             break
@@ -122,41 +127,47 @@ def _strengths(won: np.ndarray, met: np.ndarray) -> np.ndarray:
 def _places(
     values: np.ndarray, strength: np.ndarray, above: np.ndarray
 ) -> list[RankPlace]:
-    """The places of all rows, from Bradley and Terry's strengths and the tested pairs."""
+    """Return the places of all rows, from Bradley and Terry's strengths and the tested pairs."""
     from scipy.special import expit
 
     rows = len(values)
-    # 1. The share that a row should win of the others, and its rank by that; equals share a rank.
+    # 1. The share of comparisons that a row should win, and its rank by that; equals share a rank
     expected = expit(strength[:, None] - strength[None, :])
     np.fill_diagonal(expected, 0)
     rate = 100 * expected.sum(1) / max(rows - 1, 1)
     rough = -np.round(rate, 6)
     rank = 1 + np.searchsorted(np.sort(rough), rough, "left")
-    # 2. The interval: how many are surely before it, and how many surely after. It holds the rank.
+    # 2. The interval, by how many are surely before it, and how many surely after. It holds the rank
     low = np.minimum(1 + above.sum(0), rank)
     high = np.maximum(rows - above.sum(1), rank)
-    # 3. The plain mean of its ranks.
-    group, out = _groups(above), []
+    # 3. The group, and the plain mean of its ranks
+    group = _groups(above)
+    out = []
     for i, ranks in enumerate(column_ranks(values)):
         known = ranks[~np.isnan(ranks)]
-        mean = float(known.mean()) if len(known) else None
-        interval = (int(low[i]), int(high[i]))
         out.append(
             RankPlace(
-                int(rank[i]), interval, mean, float(rate[i]), len(known), group[i]
+                rank=int(rank[i]),
+                interval=(int(low[i]), int(high[i])),
+                average=float(known.mean()) if len(known) else None,
+                win_rate=float(rate[i]),
+                columns=len(known),
+                group=group[i],
             )
         )
     return out
 
 
 def _groups(above: np.ndarray) -> list[int]:
-    """The group of each row, from 1. Only rows of earlier groups are above the rows of a group."""
+    """Return the group of each row, from 1. Only rows of earlier groups are above its rows."""
     group = np.zeros(len(above), int)
+    left = np.ones(len(above), bool)
     number = 0
-    while (left := group == 0).any():
+    while left.any():
         number += 1
         beaten = (above & left[:, None]).any(0)
         first = left & ~beaten
-        # A circle (a above b above c above a) has no first: it is a group.
+        # In a circle (a above b above c above a) all are beaten: all that are left become a group
         group[first if first.any() else left] = number
-    return [int(g) for g in group]
+        left = group == 0
+    return [int(each) for each in group]

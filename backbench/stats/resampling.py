@@ -8,32 +8,32 @@ _ENTRIES = 200_000  # resampled images at once
 
 
 def image_counts(seed: int, images: int) -> np.ndarray:
-    """Images' counts in each resample (COUNT, images); the same seed gives the same resamples."""
+    """Count each image in each resample: (COUNT, images). One seed gives the same resamples."""
     rng = np.random.default_rng(seed)
-    return rng.multinomial(images, np.full(images, 1 / images), size=COUNT).astype(
-        np.uint16
-    )
+    counts = rng.multinomial(images, np.full(images, 1 / images), size=COUNT)
+    return counts.astype(np.uint16)
 
 
 def resampled_means(
     right: np.ndarray, weight: np.ndarray, counts: np.ndarray, draws_seed: int
 ) -> np.ndarray:
-    """The weighted share of hits `right` (draws, images) on each resample: (COUNT,), with the
-    spread of the population. If there are several draws, they are resampled too."""
+    """Return the weighted share of hits `right` (draws, images) on each resample: (COUNT,).
+
+    The values are widened to the spread of the population. Several draws are resampled, too."""
     draws, n = right.shape
     by_draw = np.empty((draws, COUNT))
-    some = max(1, _ENTRIES // n)
-    for start in range(0, COUNT, some):
-        weights = counts[start : start + some] * weight
-        by_draw[:, start : start + some] = right @ weights.T / weights.sum(1)
+    at_once = max(1, _ENTRIES // n)
+    for start in range(0, COUNT, at_once):
+        part = slice(start, start + at_once)
+        weights = counts[part] * weight
+        by_draw[:, part] = right @ weights.T / weights.sum(1)
     if draws > 1:
         rng = np.random.default_rng(draws_seed)
-        by_draw = np.take_along_axis(
-            by_draw, rng.integers(0, draws, by_draw.shape), axis=0
-        )
+        chosen = rng.integers(0, draws, by_draw.shape)
+        by_draw = np.take_along_axis(by_draw, chosen, axis=0)
     return by_draw.mean(0) * widening(n)
 
 
 def widening(images: int) -> float:
-    """The population's spread by that of resamples of a sample of so many images."""
+    """Return the factor from the spread of resamples of so many images to the population's."""
     return (images / max(images - 1, 1)) ** 0.5

@@ -16,7 +16,7 @@ from backbench.containers.spans import plain_name, read_spelled
 from backbench.detection.data.dataset_dicts import ImageRecord
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
-from backbench.images.image_list import FORMATS, decode, readable
+from backbench.images.decoding import FORMATS, decode, readable
 from backbench.runs import seeding
 
 if TYPE_CHECKING:

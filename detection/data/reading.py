@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from backbench.containers import containers
+from backbench.containers import reading
 from backbench.containers.spans import spelled
 from backbench.detection.data import coco, voc
 from backbench.detection.data.split import DatasetFiles, Split, join
@@ -86,7 +86,9 @@ def find_images(split: Split) -> None:
     folder = split.folder
     records = split.records
     # 1. Images in an archive
-    archived = containers.archived(folder, [record["file_name"] for record in records])
+    archived = reading.read_archived_folder(
+        folder, [record["file_name"] for record in records]
+    )
     if archived is not None:
         for index, record in enumerate(records):
             record["file_name"] = spelled(archived, index)

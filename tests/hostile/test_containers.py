@@ -7,7 +7,7 @@ import pytest
 from support.containers import LAYOUTS
 from support.layouts import class_folder
 
-from backbench.containers import containers, spans
+from backbench.containers import finding, reading, spans
 from backbench.errors import BadInput
 
 # Layout -> how many files in the fast suite, and in the whole one
@@ -46,7 +46,7 @@ def mutated(data, draw):
 def look(base):
     """Read all that can be read; True if the container could be opened. A BadInput has one line."""
     try:
-        images = containers.read_split(base, "train")
+        images = reading.read_split(base, "train")
         for index in range(len(images)):
             try:
                 images.array(index)
@@ -74,7 +74,7 @@ def test_a_mutated_container_is_a_line_or_images(tmp_path, layout, first, last):
     base.mkdir()
     LAYOUTS[layout](tmp_path / "own" / "train", base, "train")
     assert look(base)
-    file = sorted(containers.find(base, "train").files)[0]
+    file = sorted(finding.find(base, "train").files)[0]
     whole = file.read_bytes()
     before = resource.getrusage(
         resource.RUSAGE_SELF
@@ -82,5 +82,5 @@ def test_a_mutated_container_is_a_line_or_images(tmp_path, layout, first, last):
     for seed in range(first, last):
         file.write_bytes(mutated(whole, random.Random(f"{layout} {seed}")))
         look(base)
-        spans._container.cache_clear()
+        spans._open_container.cache_clear()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20

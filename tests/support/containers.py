@@ -7,7 +7,7 @@ import zipfile
 
 
 def images_of(folder):
-    """(path below the folder, label, bytes) of every image, in the order of a class folder."""
+    """Yield (path below the folder, label, bytes) of every image, in the order of a class folder."""
     classes = sorted(p.name for p in folder.iterdir())
     for label, name in enumerate(classes):
         for file in sorted((folder / name).iterdir()):
@@ -34,7 +34,7 @@ def per_class(source, base, split):
 
 
 def tar_of_tars(source, base, split):
-    """As ILSVRC2012_img_train.tar."""
+    """Write tars of classes in one tar, as ILSVRC2012_img_train.tar."""
     with tarfile.open(base / f"ILSVRC2012_img_{split}.tar", "w") as out:
         for folder in sorted(source.iterdir(), reverse=True):
             inner = io.BytesIO()
@@ -45,7 +45,7 @@ def tar_of_tars(source, base, split):
 
 
 def webdataset(source, base, split):
-    """Three shards in a shuffled order."""
+    """Write three shards, in another order than a class folder's."""
     rows = list(images_of(source))
     word = {"val": "validation"}.get(split, split)
     for shard in range(3):
@@ -53,9 +53,10 @@ def webdataset(source, base, split):
             for n, (path, label, data) in enumerate(rows[shard::3][::-1]):
                 key = path.partition(".")[0]
                 add(out, path, data)
-                kind = "cls" if n % 2 else "json"
-                stated = label if n % 2 else {"label": label}
-                add(out, f"{key}.{kind}", json.dumps(stated).encode())
+                if n % 2:
+                    add(out, f"{key}.cls", str(label).encode())
+                else:
+                    add(out, f"{key}.json", json.dumps({"label": label}).encode())
                 add(out, f"{key}.txt", b"a caption")
 
 
@@ -71,14 +72,14 @@ def zip_deflated(source, base, split):
 
 
 def zip_whole(source, base, split):
-    """One archive with all splits."""
+    """Add a split to one archive with all splits."""
     with zipfile.ZipFile(base / "all.zip", "a") as out:
         for path, _, data in images_of(source):
             out.writestr(f"pictures/{split}/{path}", data)
 
 
 def rows_of(source, first=0, step=1):
-    """Rows as the Hub has them, shuffled, with the names of the classes."""
+    """Return rows as the Hub has them, backwards, with the names of the classes."""
     import pyarrow as pa
 
     classes = sorted(p.name for p in source.iterdir())
@@ -98,18 +99,18 @@ def rows_of(source, first=0, step=1):
 
 
 # How the library `datasets` wrote Parquet, by year
-CHUNKING = {"min_chunk_size": 2000, "max_chunk_size": 9000, "norm_level": 0}
-INDEXED = {
-    "write_page_index": True,
-    "dictionary_pagesize_limit": 4000,
-    "write_batch_size": 2,
-}
 ERAS = {
     "2023": {"row_group_size": 5, "compression": "snappy"},
     "2025": {
         "compression": "snappy",
-        "use_content_defined_chunking": CHUNKING,
-        **INDEXED,
+        "use_content_defined_chunking": {
+            "min_chunk_size": 2000,
+            "max_chunk_size": 9000,
+            "norm_level": 0,
+        },
+        "write_page_index": True,
+        "dictionary_pagesize_limit": 4000,
+        "write_batch_size": 2,
     },
     "2026": {"compression": "none", "use_dictionary": False, "write_page_index": True},
     "zstd, pages of 2": {
@@ -134,17 +135,19 @@ def parquet(era):
 
 
 def arrow(source, base, split, file_format=False):
-    """The cache of `datasets` (a stream), or `save_to_disk`."""
+    """Write what `datasets` writes: its cache (a stream), or by `save_to_disk` (a file)."""
     import pyarrow as pa
 
     table = rows_of(source)
     if file_format:
         (base / split).mkdir()
-        file, kind = base / split / "data-00000-of-00001.arrow", pa.ipc.new_file
+        file = base / split / "data-00000-of-00001.arrow"
+        writer = pa.ipc.new_file(file, table.schema)
     else:
-        file, kind = base / f"own-{split}.arrow", pa.ipc.new_stream
         (base / f"cache-{split}.arrow").write_bytes(b"a result of map")
-    with kind(file, table.schema) as out:
+        file = base / f"own-{split}.arrow"
+        writer = pa.ipc.new_stream(file, table.schema)
+    with writer as out:
         out.write_table(table, max_chunksize=7)
 
 
@@ -166,14 +169,18 @@ LAYOUTS = {
     "tar_of_tars": tar_of_tars,
     "per_class": per_class,
     "wds": webdataset,
+    "zip": zip_stored,
+    "deflated": zip_deflated,
+    "whole": zip_whole,
+    **{f"parquet of {era}": parquet(era) for era in ERAS},
+    "arrow": arrow,
+    "arrow file": arrow_file,
+    "lmdb": lmdb_file,
 }
-LAYOUTS |= {"zip": zip_stored, "deflated": zip_deflated, "whole": zip_whole}
-LAYOUTS |= {f"parquet of {era}": parquet(era) for era in ERAS}
-LAYOUTS |= {"arrow": arrow, "arrow file": arrow_file, "lmdb": lmdb_file}
 
 
 def packed(root, name, layout):
-    """ROOT/LAYOUT/<name>: the splits of the class folder ROOT/<name> in containers; its ROOT."""
+    """Pack the class folder ROOT/<name> into containers in ROOT/LAYOUT/<name>; return ROOT/LAYOUT."""
     base = root / layout / name
     base.mkdir(parents=True)
     for split in ("train", "val", "test"):

@@ -17,17 +17,17 @@ from backbench.weights.families.resnet_trunk import build_backbone
 
 
 def picture(path, seed, *, size=(20, 16), mode="RGB"):
-    """A small random picture file; equal seeds give equal pixels."""
+    """Write a small random picture; equal seeds give equal pixels."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
-    pixels = np.random.Generator(np.random.PCG64(seed)).integers(
-        0, 256, shape, dtype=np.uint8
-    )
+    width, height = size
+    shape = (height, width, 3) if mode == "RGB" else (height, width)
+    draw = np.random.Generator(np.random.PCG64(seed))
+    pixels = draw.integers(0, 256, shape, dtype=np.uint8)
     Image.fromarray(pixels, mode=mode).save(path)
 
 
 def class_folder(base, *, classes=("cat", "dog"), per=4):
-    """BASE/{train,test}/<class>/<number>.jpg: `per` pictures of each class and split."""
+    """Write BASE/{train,test}/<class>/<number>.jpg: `per` pictures of each class and split."""
     seed = 0
     for split in ("train", "test"):
         for name in classes:
@@ -40,7 +40,9 @@ class Trees:
     """`trees(name)` makes ROOT/<name> as its owner's archives unpack, `per` images each."""
 
     def __init__(self, root, monkeypatch):
-        self.root, self.monkeypatch, self.count = root, monkeypatch, 0
+        self.root = root
+        self.monkeypatch = monkeypatch
+        self.count = 0  # of pictures so far, which makes each another one
 
     def __call__(self, name, **options):
         base = self.root / name
@@ -60,10 +62,8 @@ class Trees:
         return hashlib.md5(path.read_bytes()).hexdigest()
 
     def aircraft(self, base):
-        data, classes = (
-            base / "fgvc-aircraft-2013b" / "data",
-            ("707-320", "A330 200", "An-12"),
-        )
+        data = base / "fgvc-aircraft-2013b" / "data"
+        classes = ("707-320", "A330 200", "An-12")
         self._lines(data / "variants.txt", classes)
         for split in ("train", "val", "test"):
             lines = []
@@ -73,13 +73,12 @@ class Trees:
             self._lines(data / f"images_variant_{split}.txt", sorted(lines))
 
     def birdsnap(self, base):
-        """Of each species' 13 images two are missing."""
+        """Write 11 of the 13 listed images of each species."""
         folder = base / "birdsnap"
+        species = ("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee")
         rows = ["id\tcommon\tscientific\tdir"]
         images = ["url\tmd5\tpath\tspecies_id\tbb_x1"]
-        for i, name in enumerate(
-            ("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee"), 1
-        ):
+        for i, name in enumerate(species, 1):
             rows.append(f"{i}\t{name.replace('_', ' ')}\tAvis {i}\t{name}")
             for j in range(13):
                 path = f"{name}/{i}{j:04d}.jpg"
@@ -115,18 +114,29 @@ class Trees:
             scipy.io.savemat(folder / file, {"annotations": rows})
 
     def cifar10(self, base, per=6):
-        names = {"key": "labels", "names": "label_names", "meta": "batches.meta"}
         self._cifar(
-            base / "cifar-10-batches-py", "CIFAR10", **names, per=per, classes=10
+            base / "cifar-10-batches-py",
+            "CIFAR10",
+            key="labels",
+            names="label_names",
+            meta="batches.meta",
+            classes=10,
+            count=per,
         )
 
     def cifar100(self, base, per=6):
-        names = {"key": "fine_labels", "names": "fine_label_names", "meta": "meta"}
         self._cifar(
-            base / "cifar-100-python", "CIFAR100", **names, per=per, classes=100
+            base / "cifar-100-python",
+            "CIFAR100",
+            key="fine_labels",
+            names="fine_label_names",
+            meta="meta",
+            classes=100,
+            count=max(per, 200),
         )
 
-    def _cifar(self, folder, kind, *, key, names, per, meta, classes):
+    def _cifar(self, folder, kind, *, key, names, meta, classes, count):
+        """Write batches of `count` images, and tell torchvision's class their checksums."""
         from torchvision import datasets as tv
 
         folder.mkdir(parents=True)
@@ -136,20 +146,17 @@ class Trees:
         for which in ("train_list", "test_list"):
             entries = []
             for file, _ in getattr(cls, which):
-                count = 2 * classes if classes == 100 else per
-                labels = [i % classes for i in range(max(per, count))]
-                data = draw.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
+                labels = [i % classes for i in range(count)]
+                data = draw.integers(0, 256, (count, 3072), dtype=np.uint8)
                 (folder / file).write_bytes(pickle.dumps({"data": data, key: labels}))
                 entries.append([file, self._md5(folder / file)])
             lists[which] = entries
-        (folder / meta).write_bytes(
-            pickle.dumps({names: [f"class {i}" for i in range(classes)]})
-        )
+        class_names = [f"class {i}" for i in range(classes)]
+        (folder / meta).write_bytes(pickle.dumps({names: class_names}))
         for which, entries in lists.items():
             self.monkeypatch.setattr(cls, which, entries)
-        self.monkeypatch.setattr(
-            cls, "meta", {**cls.meta, "md5": self._md5(folder / meta)}
-        )
+        about = {**cls.meta, "md5": self._md5(folder / meta)}
+        self.monkeypatch.setattr(cls, "meta", about)
 
     def stl10(self, base, per=20):
         from torchvision.datasets import STL10
@@ -228,27 +235,31 @@ class Trees:
     def places365(self, base):
         from torchvision.datasets import Places365
 
-        categories, train, val = [], [], []
+        categories = []
+        train = []
+        val = []
         for i, name in enumerate(("/a/airfield", "/a/alley", "/z/zen_garden")):
             categories.append(f"{name} {i}")
             for j in range(3):
-                train.append(f"{name}/{j + 1:08d}.jpg {i}")
-                self._picture(
-                    base / "data_256_standard" / f"{name[1:]}/{j + 1:08d}.jpg"
-                )
-                val.append(f"Places365_val_{len(val) + 1:08d}.jpg {i}")
-                self._picture(base / "val_256" / val[-1].split()[0])
-        made = {"categories": categories, "train_standard": train, "val": val}
-        names = {"categories": "categories_places365.txt"}
-        names |= {part: f"places365_{part}.txt" for part in ("train_standard", "val")}
-        about = {}
-        for part, name in names.items():
-            self._lines(base / name, made[part])
-            about[part] = (name, self._md5(base / name))
-        files = {**Places365._FILE_LIST_META, "val": about["val"]}
-        files["train-standard"] = about["train_standard"]
+                path = f"{name}/{j + 1:08d}.jpg"
+                train.append(f"{path} {i}")
+                self._picture(base / "data_256_standard" / path.lstrip("/"))
+                file = f"Places365_val_{len(val) + 1:08d}.jpg"
+                val.append(f"{file} {i}")
+                self._picture(base / "val_256" / file)
+
+        def listed(name, lines):
+            self._lines(base / name, lines)
+            return name, self._md5(base / name)
+
+        files = {
+            **Places365._FILE_LIST_META,
+            "train-standard": listed("places365_train_standard.txt", train),
+            "val": listed("places365_val.txt", val),
+        }
+        classes = listed("categories_places365.txt", categories)
         self.monkeypatch.setattr(Places365, "_FILE_LIST_META", files)
-        self.monkeypatch.setattr(Places365, "_CATEGORIES_META", about["categories"])
+        self.monkeypatch.setattr(Places365, "_CATEGORIES_META", classes)
 
     def sun397(self, base):
         classes = ("/a/abbey", "/a/apse/indoor", "/z/zoo")
@@ -290,7 +301,7 @@ class Trees:
         self.imagenet_a(base, "imagenet", "sketch")
 
     def imagenet_real(self, base, numbers=(1, 2, 3, 293, 50000)):
-        """The files of these numbers below the last class folders of val, and the real labels."""
+        """Write val's files of these numbers, in its last class folders, and the real labels."""
         labels = (
             importlib.resources.files("timm.data")
             / "_info"
@@ -302,7 +313,9 @@ class Trees:
         (val.parent / "real.json").write_text(labels.read_text())
 
     def objectnet(self, base, lines=None):
-        """Three classes: one name, two, none of ImageNet's. Line l of its list is class l - 7."""
+        """Write four classes, which have one name, two names or none of ImageNet's.
+
+        Line l of ImageNet's list of names is class l - 7."""
         base = base / "objectnet-1.0"
         labels = {
             "mug": "Mug",
@@ -328,13 +341,18 @@ class Trees:
             for i in range(2):
                 self._picture(base / "images" / name / f"{i}{name}.png", size=(30, 24))
         self._lines(base / "mappings" / "imagenet_to_label_2012_v2", order)
-        shifted = {str(i): (i + 7) % 1000 for i in range(1000)}
-        texts = {"folder_to_objectnet_label": labels, "objectnet_to_imagenet_1k": names}
-        for name, content in {**texts, "pytorch_to_imagenet_2012_id": shifted}.items():
+        mappings = {
+            "folder_to_objectnet_label": labels,
+            "objectnet_to_imagenet_1k": names,
+            "pytorch_to_imagenet_2012_id": {
+                str(i): (i + 7) % 1000 for i in range(1000)
+            },
+        }
+        for name, content in mappings.items():
             (base / "mappings" / f"{name}.json").write_text(json.dumps(content))
 
     def _jpeg(self):
-        """Other bytes each time, encoded once: a comment after the picture's end."""
+        """Return other bytes each time of a picture that is encoded once: a number follows its end."""
         self.count += 1
         if not hasattr(self, "_one"):
             buffer = io.BytesIO()
@@ -343,14 +361,14 @@ class Trees:
         return self._one + str(self.count).encode()
 
     def _pair(self, image, labels, values, *, size=(20, 16), palette=False):
-        """A picture and a label map of blocks with these values."""
+        """Write a picture and a label map of blocks with these values."""
         self._picture(image, size=size)
         labels.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.resize(np.repeat(np.array(values, np.uint8), 4), size[::-1])
-        made = Image.fromarray(pixels)
+        label_map = Image.fromarray(pixels)
         if palette:
-            made.putpalette([255 - value // 3 for value in range(768)])
-        made.save(labels)
+            label_map.putpalette([255 - value // 3 for value in range(768)])
+        label_map.save(labels)
 
     def voc2012(
         self, base, train=("2007_000032", "2007_000039", "2008_000002", "2008_000003")
@@ -383,9 +401,8 @@ class Trees:
             for n in range(1, count + 1):
                 stem = f"ADE_{short}_{n:08d}"
                 image = folder / "images" / part / f"{stem}.jpg"
-                self._pair(
-                    image, folder / "annotations" / part / f"{stem}.png", (0, 1, 150)
-                )
+                labels = folder / "annotations" / part / f"{stem}.png"
+                self._pair(image, labels, (0, 1, 150))
 
     def cityscapes(self, base):
         towns = (("train", "aachen"), ("train", "bochum"), ("val", "munster"))
@@ -402,23 +419,23 @@ class Trees:
         classes=("circle", "square"),
         sizes=(("train", 6), ("val", 3), ("test", 4)),
     ):
-        """A class folder whose classes differ in brightness."""
+        """Write a class folder whose classes differ in brightness."""
         for split, count in sizes:
             for label, name in enumerate(classes):
+                folder = base / split / name
+                folder.mkdir(parents=True, exist_ok=True)
+                level = 40 + 170 * label // max(1, len(classes) - 1)
                 for i in range(count):
                     self.count += 1
                     draw = np.random.Generator(np.random.PCG64(self.count))
-                    level = 40 + 170 * label // max(1, len(classes) - 1)
-                    pixels = np.clip(
-                        draw.normal(level, 25, (32, 32, 3)), 0, 255
-                    ).astype(np.uint8)
-                    path = base / split / name / f"{i:03d}.png"
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    Image.fromarray(pixels).save(path)
+                    pixels = np.clip(draw.normal(level, 25, (32, 32, 3)), 0, 255)
+                    Image.fromarray(pixels.astype(np.uint8)).save(
+                        folder / f"{i:03d}.png"
+                    )
 
 
 def trunk_file(path, seed=0, *, arch="resnet18", **changes):
-    """A random trunk, its batch norm statistics not the initial ones, as a checkpoint file."""
+    """Write a random trunk as a checkpoint file; its batch norm statistics are not the initial ones."""
     torch.manual_seed(seed)
     trunk = build_backbone(arch).train()
     with torch.no_grad():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from backbench.containers import containers
+from backbench.containers.provenance import container_provenance
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
 from backbench.images import augmentations, contents
@@ -154,7 +154,7 @@ def analyze(
             "manifest": splits.digest(images),
             "images": len(images),
             "sample": len(sample),
-            **containers.provenance([(recipe.split, images)]),
+            **container_provenance([(recipe.split, images)]),
             **fast.of_trunk(checkpoint.provenance),
             "space": f"{space.name}, {space.dim} dimensions",
         }

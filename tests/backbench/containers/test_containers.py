@@ -20,7 +20,15 @@ from support.layouts import picture
 from support.strangers import Calls
 
 from backbench.cli.program import main
-from backbench.containers import containers, parquet_pages, scan_columns, spans
+from backbench.containers import (
+    finding,
+    parquet_pages,
+    reading,
+    scan_parquet_arrow_lmdb,
+    spans,
+    table_cache,
+    tables,
+)
 from backbench.containers.spans import SpanList
 from backbench.datasets import catalog, packing, splits
 from backbench.errors import BadInput
@@ -36,20 +44,21 @@ def root(trees):
 def test_a_container_gives_the_class_folders_list(root, layout):
     there = packed(root, "classes", layout)
     for seed in range(5):
-        a, b = (catalog.load("classes", where, seed=seed) for where in (root, there))
+        a = catalog.load("classes", root, seed=seed)
+        b = catalog.load("classes", there, seed=seed)
         assert splits.digests(a) == splits.digests(b)
-    assert isinstance(b.test, SpanList) and contents.whole(a.test) == contents.whole(
-        b.test
-    )
+    assert isinstance(b.test, SpanList)
+    assert contents.whole(a.test) == contents.whole(b.test)
     for (_, one), (_, two) in zip(a.items(), b.items()):
         assert contents.named(one).digest == contents.named(two).digest
-        assert [one.read(i) for i in range(len(one))] == [
-            two.read(i) for i in range(len(two))
-        ]
+        for i in range(len(one)):
+            assert one.read(i) == two.read(i)
         assert (one.array(0) == two.array(0)).all()
         assert one.open(1).tobytes() == two.open(1).tobytes()
-    both, other = a.both(), b.both()
-    assert splits.digest(both) == splits.digest(other) and both.read(7) == other.read(7)
+    both = a.both()
+    other = b.both()
+    assert splits.digest(both) == splits.digest(other)
+    assert both.read(7) == other.read(7)
     assert contents.named(both).digest == contents.named(other).digest
 
 
@@ -69,8 +78,9 @@ def test_train_and_test_may_be_of_two_kinds(root):
     there = packed(root, "classes", "tar")
     (there / "classes" / "test.tar").unlink()
     LAYOUTS["zip"](root / "classes" / "test", there / "classes", "test")
-    a, b = (catalog.load("classes", where) for where in (root, there))
-    assert splits.digests(a) == splits.digests(b)
+    before = catalog.load("classes", root)
+    after = catalog.load("classes", there)
+    assert splits.digests(before) == splits.digests(after)
 
 
 def test_the_descriptors_are_few_and_a_wide_set_is_read_under_a_small_limit(tmp_path):
@@ -87,15 +97,15 @@ def test_the_descriptors_are_few_and_a_wide_set_is_read_under_a_small_limit(tmp_
         assert len({images.read(i) for i in range(300)}) == 300
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(list(Path("/proc/self/fd").iterdir())) < spans.DESCRIPTORS + 60
+    assert len(list(Path("/proc/self/fd").iterdir())) < spans.OPEN_CONTAINERS + 60
 
 
 def test_a_container_is_looked_into_once(root, monkeypatch):
     there = packed(root, "classes", "wds")
     first = catalog.load("classes", there)
-    monkeypatch.setattr("backbench.containers.scan_archives._members", None)
+    monkeypatch.setattr("backbench.containers.scan_tar_zip._members", None)
     assert splits.digests(catalog.load("classes", there)) == splits.digests(first)
-    for part in (spans.cache_folder() / "containers").glob("*.npz"):
+    for part in (table_cache.cache_folder() / "containers").glob("*.npz"):
         part.write_bytes(part.read_bytes()[:-100])  # a torn one is made again
     monkeypatch.undo()
     assert splits.digests(catalog.load("classes", there)) == splits.digests(first)
@@ -106,20 +116,26 @@ def test_an_archive_of_all_splits_is_divided_once_and_again_when_it_is_another(
 ):
     there = packed(root, "classes", "whole")
     catalog.load("classes", there)
-    loaded, count = spans.Table.loaded, []
-    monkeypatch.setattr(spans.Table, "loaded", lambda *a: count.append(a) or loaded(*a))
+    loaded = tables.Table.loaded
+    calls = []
+
+    def counted(file, size):
+        calls.append(file)
+        return loaded(file, size)
+
+    monkeypatch.setattr(tables.Table, "loaded", counted)
     catalog.load("classes", there)
-    assert len(count) == 3  # one for each split
+    assert len(calls) == 3  # one for each split
     file = there / "classes" / "all.zip"
     file.unlink()
     zipped(file, "a/1.jpg", "b/2.jpg")
-    assert containers.find(there / "classes", "train") is None
+    assert finding.find(there / "classes", "train") is None
 
 
 @pytest.mark.parametrize("how", ["touched", "cut", "replaced", "grown"])
 def test_a_container_that_changes_under_a_run_is_named(root, how):
     there = packed(root, "classes", "tar")
-    images = containers.read_split(there / "classes", "train")
+    images = reading.read_split(there / "classes", "train")
     file = there / "classes" / "train.tar"
     before = contents.named(images)
     if how == "replaced":
@@ -134,48 +150,51 @@ def test_a_container_that_changes_under_a_run_is_named(root, how):
     else:
         os.utime(file)
     assert list(before.changed) != [s.changed for s in images.stamps()]
-    spans._container.cache_clear()  # as a worker of another process
+    spans._open_container.cache_clear()  # as a worker of another process
     with pytest.raises(BadInput, match=r"train\.tar: has changed since"):
         images.read(0)
 
 
-def zipped(file, *members, **about):
+CENTRAL_HEADER = b"PK\x01\x02"  # of a member, in a zip file's directory
+LOCAL_HEADER = b"PK\x03\x04"  # of a member, before its bytes
+
+
+def zipped(file, *members, changes=()):
+    """Write a zip file. `changes` are (header, place in it, value) of single bytes."""
     with zipfile.ZipFile(file, "w") as out:
         for name in members:
             out.writestr(name, f"not much of an image: {name:40}")
-    for key, (at, value) in about.items():
-        data = bytearray(file.read_bytes())
-        sign = b"PK\x01\x02" if key.startswith("central") else b"PK\x03\x04"
-        data[data.index(sign) + at] = value
-        file.write_bytes(bytes(data))
+    data = bytearray(file.read_bytes())
+    for header, place, value in changes:
+        data[data.index(header) + place] = value
+    file.write_bytes(bytes(data))
 
 
-REFUSED = {
-    "above": (
-        dict.fromkeys(["../x/1.jpg", "a/2.jpg"]),
-        {},
-        r"the name '\.\./x/1\.jpg'",
-    ),
-    "absolute": (dict.fromkeys(["/x/1.jpg", "a/2.jpg"]), {}, "the name '/x/1.jpg'"),
-    "long": (dict.fromkeys([f"{'x' * 400}/1.jpg"]), {}, "the name 'xxx"),
-    "encrypted": (dict.fromkeys(["a/1.jpg"]), {"central": (8, 1)}, "is encrypted"),
-    "method": (
-        dict.fromkeys(["a/1.jpg"]),
-        {"central": (10, 12)},
-        "compression method 12",
-    ),
-    "apart": (dict.fromkeys(["a/1.jpg"]), {"local": (30, 65)}, "disagree"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_zip_that_lies_is_refused(tmp_path, case):
-    names, changes, said = REFUSED[case]
+@pytest.mark.parametrize(
+    ("names", "changes", "said"),
+    [
+        pytest.param(
+            ["../x/1.jpg", "a/2.jpg"], [], r"the name '\.\./x/1\.jpg'", id="above"
+        ),
+        pytest.param(["/x/1.jpg", "a/2.jpg"], [], "the name '/x/1.jpg'", id="absolute"),
+        pytest.param([f"{'x' * 400}/1.jpg"], [], "the name 'xxx", id="long"),
+        pytest.param(
+            ["a/1.jpg"], [(CENTRAL_HEADER, 8, 1)], "is encrypted", id="encrypted"
+        ),
+        pytest.param(
+            ["a/1.jpg"],
+            [(CENTRAL_HEADER, 10, 12)],
+            "compression method 12",
+            id="method",
+        ),
+        pytest.param(["a/1.jpg"], [(LOCAL_HEADER, 30, 65)], "disagree", id="apart"),
+    ],
+)
+def test_a_zip_that_lies_is_refused(tmp_path, names, changes, said):
     (tmp_path / "own").mkdir()
-    zipped(tmp_path / "own" / "train.zip", *names, **changes)
-    with pytest.raises(
-        BadInput, match=rf"train\.zip: not readable as a zip file \(.*{said}"
-    ):
+    zipped(tmp_path / "own" / "train.zip", *names, changes=changes)
+    message = rf"train\.zip: not readable as a zip file \(.*{said}"
+    with pytest.raises(BadInput, match=message):
         catalog.open_split(tmp_path, "own", "train")
 
 
@@ -185,7 +204,8 @@ SYNSETS = ("n01440764", "n01443537", "n02105855")
 @pytest.mark.parametrize(
     ("name", "label", "wanted"),
     [
-        # What a container calls an image, and the label that it states -> its name in the class folder
+        # What a container calls an image, the label that it states (-1: none), and the image's name
+        # in the class folder (None: refused)
         ("n01440764_10026.JPEG", -1, "n01440764/n01440764_10026.JPEG"),
         ("n02105855_2933_n02105855.JPEG", 2, "n02105855/n02105855_2933.JPEG"),
         ("n01443537/n01443537_7.JPEG", 1, "n01443537/n01443537_7.JPEG"),
@@ -253,23 +273,21 @@ def test_imagenets_names_and_orders(tmp_path, name, label, wanted):
     """Other orders of the classes are refused, other names of one image are one name."""
     above = name.partition("n0")[0]
     prefix = above if "train" in above else ""
-    (tmp_path / "x").write_bytes(b"an image")
-    (tmp_path / "y").write_text(str(label))
     with tarfile.open(tmp_path / "train.tar", "w") as out:
-        for synset in SYNSETS:  # one image of each, in its place
-            out.add(tmp_path / "x", f"{prefix}{synset}_0.JPEG")
-        out.add(tmp_path / "x", name)
+        # One image of each class beside it, in the folder where it is
+        for synset in SYNSETS:
+            add(out, f"{prefix}{synset}_0.JPEG", b"an image")
+        add(out, name, b"an image")
         if label >= 0:
-            out.add(tmp_path / "y", f"{name.rpartition('.')[0]}.cls")
+            add(out, f"{name.rpartition('.')[0]}.cls", str(label).encode())
     how = {"classes": SYNSETS, "every": SYNSETS}
     if wanted is None:
         with pytest.raises(BadInput, match=r"train\.tar: .* has label \d"):
-            containers.read_split(tmp_path, "train", **how)
+            reading.read_split(tmp_path, "train", **how)
         return
-    found = containers.read_split(tmp_path, "train", **how)
-    assert dict(zip(found.paths, found.labels))[wanted] == SYNSETS.index(
-        wanted.split("/")[0]
-    )
+    found = reading.read_split(tmp_path, "train", **how)
+    label_of = dict(zip(found.paths, found.labels))
+    assert label_of[wanted] == SYNSETS.index(wanted.partition("/")[0])
 
 
 def test_places_in_its_tar_files(trees):
@@ -282,10 +300,8 @@ def test_places_in_its_tar_files(trees):
             out.add(base / folder, folder.removesuffix("_standard"))
         (base / folder).rename(root / f"no {folder}")
     after = catalog.load("places365", root)
-    assert (
-        splits.digests(before) == splits.digests(after)
-        and len(after.test.read(0)) > 100
-    )
+    assert splits.digests(before) == splits.digests(after)
+    assert len(after.test.read(0)) > 100
     (root / "no data_256_standard" / "a" / "airfield" / "00000001.jpg").unlink()
     with tarfile.open(base / "train_256_places365standard.tar", "w") as out:
         out.add(root / "no data_256_standard", "data_256")
@@ -302,8 +318,9 @@ def test_imagenet_and_its_100_classes_from_the_archives(trees):
     (base / "ILSVRC2012_img_val.tar").unlink()
     LAYOUTS["zip"](root / "imagenet" / "val", base, "val")
     for name in ("imagenet", "imagenet100"):
-        a, b = (catalog.load(name, where) for where in (root, there))
-        assert splits.digests(a) == splits.digests(b)
+        before = catalog.load(name, root)
+        after = catalog.load(name, there)
+        assert splits.digests(before) == splits.digests(after)
     LAYOUTS["tar"](root / "imagenet" / "train", base, "train")
     with pytest.raises(
         BadInput, match=r"'train' is there twice, .*train\.tar and .*_train\.tar"
@@ -337,20 +354,28 @@ def test_flat_images_with_a_map_as_swin_has_them(trees, tmp_path):
 
 
 def parquet(file, rows, names=None, kind=None):
-    """Rows of (bytes, path, label) as the Hub has them."""
+    """Write rows of (bytes, path, label) as the Hub has them, with the `names` of the classes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    about = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
+    metadata = None
+    if names:
+        features = {"label": {"_type": "ClassLabel", "names": names}}
+        text = json.dumps({"info": {"features": features}})
+        metadata = {b"huggingface": text.encode()}
     image = kind or pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    metadata = {b"huggingface": json.dumps(about).encode()} if names else None
     schema = pa.schema([("image", image), ("label", pa.int64())], metadata=metadata)
-    table = [{"image": {"bytes": b, "path": p}, "label": label} for b, p, label in rows]
+    table = []
+    for data, path, label in rows:
+        table.append({"image": {"bytes": data, "path": path}, "label": label})
     pq.write_table(pa.Table.from_pylist(table, schema=schema), file)
 
 
-HUB = [(b"2", "n02105855_9_n02105855.JPEG", 2), (b"1", "n01443537_5_n01443537.JPEG", 1)]
-HUB.append((b"0", "n01440764_7_n01440764.JPEG", 0))
+HUB = [
+    (b"2", "n02105855_9_n02105855.JPEG", 2),
+    (b"1", "n01443537_5_n01443537.JPEG", 1),
+    (b"0", "n01440764_7_n01440764.JPEG", 0),
+]
 
 
 def test_the_hubs_imagenet(tmp_path):
@@ -358,21 +383,20 @@ def test_the_hubs_imagenet(tmp_path):
     file = tmp_path / "train.parquet"
     how = {"classes": SYNSETS, "every": SYNSETS}
     parquet(file, HUB, ["crane", "crane", "tench"])
-    found = containers.read_split(tmp_path, "train", **how)
+    found = reading.read_split(tmp_path, "train", **how)
     assert found.paths == tuple(f"{s}/{s}_{n}.JPEG" for s, n in zip(SYNSETS, (7, 5, 9)))
     assert [found.read(i) for i in range(3)] == [b"0", b"1", b"2"]
     parquet(file, [(b, p, 2 - label) for b, p, label in HUB], ["a", "b", "c"])
     with pytest.raises(BadInput, match="another order than the labels'"):
-        containers.read_split(tmp_path, "train", **how)
+        reading.read_split(tmp_path, "train", **how)
     parquet(file, [(b, p, label) for b, p, label in HUB[:2]], ["a", "b"])
     with pytest.raises(BadInput, match="has label 2"):
-        containers.read_split(tmp_path, "train", **how)
+        reading.read_split(tmp_path, "train", **how)
     parquet(file, [(b, None, label) for b, _, label in HUB], ["owl", "ant", "cat"])
     # Without the files' names it is another list; classes of one's own are sorted by name
-    own = containers.read_split(tmp_path, "train")
-    assert (
-        own.classes == ("ant", "cat", "owl") and own.paths[0] == "ant/train-0000001.jpg"
-    )
+    own = reading.read_split(tmp_path, "train")
+    assert own.classes == ("ant", "cat", "owl")
+    assert own.paths[0] == "ant/train-0000001.jpg"
 
 
 @pytest.mark.parametrize(
@@ -385,10 +409,9 @@ def test_the_hubs_imagenet(tmp_path):
 )
 def test_classes_that_are_no_folders_of_their_own(tmp_path, stated, classes):
     last = 1 if stated else 1 << 40
-    parquet(
-        tmp_path / "train.parquet", [(b"x", "1.jpg", 0), (b"y", "2.jpg", last)], stated
-    )
-    found = containers.read_split(tmp_path, "train")
+    rows = [(b"x", "1.jpg", 0), (b"y", "2.jpg", last)]
+    parquet(tmp_path / "train.parquet", rows, stated)
+    found = reading.read_split(tmp_path, "train")
     assert found.classes == classes
     assert found.paths == (f"{classes[0]}/1.jpg", f"{classes[1]}/2.jpg")
 
@@ -401,7 +424,7 @@ def test_packing_writes_nothing_outside_of_its_folder(tmp_path):
     with pytest.raises(BadInput, match=r"train\.parquet: .*the class name '\.\.'"):
         packing.pack("own", tmp_path, "folder", tmp_path / "out" / "own")
     with pytest.raises(ValueError, match=r"the class name '\.\./x'"):
-        spans.Table.of([], ["../x"])
+        tables.Table.of([], ["../x"])
     assert not list(tmp_path.rglob("*.jpg"))
 
 
@@ -414,16 +437,16 @@ def test_a_split_that_is_not_whole_or_there_twice_is_refused(tmp_path, capsys):
     with pytest.raises(
         BadInput, match=r"of-00003\.parquet: is one of 3 files, and 1 are there"
     ):
-        containers.read_split(tmp_path / "part", "train")
+        reading.read_split(tmp_path / "part", "train")
     with pytest.raises(
         BadInput, match=r"two/a/train: and .*two/b/train hold the same split"
     ):
-        containers.read_split(tmp_path / "two", "train")
+        reading.read_split(tmp_path / "two", "train")
     zipped(tmp_path / "own.zip", "train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg")
     with pytest.raises(
         BadInput, match=r"own\.zip: 'val' is there twice, as val and valid"
     ):
-        containers.find(tmp_path / "own", "val")
+        finding.find(tmp_path / "own", "val")
     assert main(["data", "list", "--data", str(tmp_path)]) == 0
     assert "own.zip: 'val' is there twice, as val and valid" in capsys.readouterr().out
 
@@ -432,34 +455,38 @@ def test_parquet_without_the_images_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "train.parquet"
     parquet(file, [(None, "/home/me/cat/1.jpg", 0), (b"x", "2.jpg", 0)])
     with pytest.raises(BadInput, match=r"train\.parquet: .*the images are not in it"):
-        containers.read_split(tmp_path, "train")
+        reading.read_split(tmp_path, "train")
     import pyarrow as pa
 
     parquet(file, [(b"x", "1.jpg", 0)], kind=pa.struct([("path", pa.string())]))
     with pytest.raises(BadInput, match="no column of images"):
-        containers.read_split(tmp_path, "train")
+        reading.read_split(tmp_path, "train")
     missing = tmp_path / "no packages" / "pyarrow.py"
     missing.parent.mkdir()
     missing.write_text("raise ImportError('x')")
-    monkeypatch.setenv("PYTHONPATH", str(missing.parent))
+    monkeypatch.setenv("PYTHONPATH", str(missing.parent), prepend=os.pathsep)
     with pytest.raises(BadInput, match=r"pip install 'backbench\[containers\]'"):
-        containers.read_split(tmp_path, "train")
+        reading.read_split(tmp_path, "train")
 
 
 def test_snappy_costs_the_blocks_of_an_image(tmp_path):
     """An image of 5 kB on a page of 1 MB; of pixels that repeat across blocks the page is read."""
     draw = np.random.default_rng(0)
-    rows = [(draw.bytes(5000), f"{i}.jpg", 0) for i in range(200)]
+    images = [draw.bytes(5000) for _ in range(200)]
+    rows = [(data, f"{i}.jpg", 0) for i, data in enumerate(images)]
     parquet(tmp_path / "train.parquet", rows)
-    found = containers.read_split(tmp_path, "train")
-    assert {found.read(i) for i in range(200)} == {data for data, _, _ in rows}
+    found = reading.read_split(tmp_path, "train")
+    assert {found.read(i) for i in range(200)} == set(images)
     assert found.spans["stored"].mean() < 1.2 * (1 << 16) + 5000
-    bitmaps = [
-        (bytes(3000) + data, f"{i}.bmp", 0) for i, (data, _, _) in enumerate(rows)
-    ]
+    bitmaps = [(bytes(3000) + data, f"{i}.bmp", 0) for i, data in enumerate(images)]
     parquet(tmp_path / "val.parquet", bitmaps)
-    other = containers.read_split(tmp_path, "val")
+    other = reading.read_split(tmp_path, "val")
     assert len({other.read(i) for i in range(200)}) == 200
+
+
+def times_of(folder):
+    """When each file below a folder was written."""
+    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize("layout", ["folder", "parquet of 2023", "deflated"])
@@ -473,12 +500,12 @@ def test_packing_and_unpacking_keep_list_and_bytes(
         out = tmp_path / f"step {step}" / "classes"
         words = ["data", "pack", "classes", "--to", kind, "--out", out, "--data", there]
         assert main([str(word) for word in words]) == 0
-        files = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+        files = times_of(out)
         assert len(files) > 4
         first = min(files)
         first.unlink()  # killed before it was there
         assert main([str(word) for word in words]) == 0
-        again = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+        again = times_of(out)
         assert again.keys() == files.keys()
         assert {p for p in files if again[p] != files[p]} <= {first}
         there = out.parent
@@ -533,10 +560,9 @@ def test_a_copy_that_lost_its_names_gets_them_by_contents(root, tmp_path, capsys
     assert main(["data", "check", "classes", "--record", "--data", str(root)]) == 0
     listed = root / "classes" / "contents.tsv.gz"
     (base / "names.tsv.gz").write_bytes(listed.read_bytes())
-    for _ in range(2):
-        assert splits.digests(catalog.load("classes", base.parent)) == splits.digests(
-            before
-        )
+    for _ in range(2):  # the second time from the cache
+        named = catalog.load("classes", base.parent)
+        assert splits.digests(named) == splits.digests(before)
     lines = gzip.decompress(listed.read_bytes()).splitlines(keepends=True)
     (base / "names.tsv.gz").write_bytes(gzip.compress(b"".join(lines[1:])))
     with pytest.raises(
@@ -564,17 +590,21 @@ def test_pickled_values_execute_nothing(tmp_path, monkeypatch, value):
         out.put(b"0", pickle.dumps(value))
     said = r"train\.lmdb: not readable as lmdb \(.*(refused|not \(bytes)"
     with pytest.raises(BadInput, match=said):
-        containers.read_split(tmp_path, "train")
+        reading.read_split(tmp_path, "train")
     assert not (tmp_path / "executed").exists()
 
 
 JOB = """
 import pathlib, sys
-from backbench.containers import containers, scan_archives
+from backbench.containers import reading, scan_tar_zip
 from backbench.datasets import splits
-members, seen = scan_archives._members, []
-scan_archives._members = lambda *a: seen.append(a[1]) or members(*a)
-images = containers.read_split(pathlib.Path(sys.argv[1]), "train")
+members = scan_tar_zip._members
+seen = []
+def counted(raw, file, *more):
+    seen.append(file)
+    return members(raw, file, *more)
+scan_tar_zip._members = counted
+images = reading.read_split(pathlib.Path(sys.argv[1]), "train")
 print(len(seen), splits.digest(images))
 """
 
@@ -652,7 +682,7 @@ def test_what_is_not_read_says_why_and_what_to_do(tmp_path, bad_input, name, sai
 
 def test_a_file_that_is_cut_while_it_is_read_is_a_short_read(root):
     there = packed(root, "classes", "tar")
-    images = containers.read_split(there / "classes", "train")
+    images = reading.read_split(there / "classes", "train")
     images.read(0)
     os.truncate(there / "classes" / "train.tar", 2000)
     with pytest.raises(BadInput, match=r"train\.tar ends in the middle of this image"):
@@ -663,7 +693,8 @@ def test_snappys_blocks_are_used_only_where_they_stand_alone():
     """A literal of 64 KiB, then another, or a copy of what lies 8 bytes back (in the first block)."""
     block = b"\xf4\xff\xff" + bytes(1 << 16)
     size = b"\x88\x80\x04"  # 65,544
-    alone, joined = size + block + b"\x1c" + bytes(8), size + block + b"\x1e\x08\x00"
+    alone = size + block + b"\x1c" + bytes(8)
+    joined = size + block + b"\x1e\x08\x00"
     assert parquet_pages.snappy_blocks(alone) == ([3, 3 + len(block)], 65544)
     assert parquet_pages.snappy_blocks(joined) == ([3], 65544)
     with pytest.raises(ValueError, match="of another length than it says"):
@@ -671,20 +702,16 @@ def test_snappys_blocks_are_used_only_where_they_stand_alone():
 
 
 def test_folders_in_an_archive_that_are_no_classes(tmp_path):
-    names = [
-        f"{split}/{c}/{n}.jpg"
-        for split in ("train", "test")
-        for c in "ab"
-        for n in range(3)
-    ]
-    zipped(tmp_path / "own.zip", *names, "unlabeled/1.jpg", "preview.jpg")
-    assert containers.splits_of(tmp_path / "own") == ["train", "test"]
-    train, test = (
-        containers.read_split(tmp_path / "own", split) for split in ("train", "test")
-    )
-    assert contents.whole(train) != contents.whole(test), (
-        "equal names and sizes in one file"
-    )
+    names = ["unlabeled/1.jpg", "preview.jpg"]
+    for split in ("train", "test"):
+        for name in "ab":
+            names += [f"{split}/{name}/{n}.jpg" for n in range(3)]
+    zipped(tmp_path / "own.zip", *names)
+    assert finding.splits_of(tmp_path / "own") == ["train", "test"]
+    train = reading.read_split(tmp_path / "own", "train")
+    test = reading.read_split(tmp_path / "own", "test")
+    # Equal names and sizes in one file
+    assert contents.whole(train) != contents.whole(test)
     zipped(tmp_path / "renamed.zip", "pictures/a/1.jpg", "pictures/b/2.jpg")
     with pytest.raises(
         BadInput, match=r"renamed\.zip: one class alone, 'pictures'; the classes"
@@ -696,10 +723,10 @@ def test_a_tar_file_cut_between_two_members_or_with_one_name_twice_is_refused(tm
     tarred(tmp_path / "train.tar", [f"a/{n}.jpg" for n in range(3)], size=512)
     os.truncate(tmp_path / "train.tar", 2 * 1024)
     with pytest.raises(BadInput, match=r"train\.tar: the tar file is cut short"):
-        containers.read_split(tmp_path, "train")
+        reading.read_split(tmp_path, "train")
     tarred(tmp_path / "train.tar", ["a/1.jpg", "a/1.jpg"])
     with pytest.raises(BadInput, match=r"train\.tar: a/1\.jpg is there twice"):
-        containers.read_split(tmp_path, "train")
+        reading.read_split(tmp_path, "train")
 
 
 def test_a_deflated_image_of_another_length_than_stated_is_damaged(tmp_path):
@@ -708,25 +735,27 @@ def test_a_deflated_image_of_another_length_than_stated_is_damaged(tmp_path):
     data = bytearray((tmp_path / "train.zip").read_bytes())
     data[data.index(b"PK\x01\x02") + 24] = 101  # the unpacked size in the directory
     (tmp_path / "train.zip").write_bytes(bytes(data))
-    images = containers.read_split(tmp_path, "train")
+    images = reading.read_split(tmp_path, "train")
     with pytest.raises(BadInput, match=r"a/1\.jpg: damaged in .*100 bytes, not 101"):
         images.read(0)
 
 
 def test_a_kept_table_must_fit_its_container(tmp_path):
-    table = spans.Table.of([("a/1.jpg", -1, (10, 10, 0, 0, 10, 10))])
+    table = tables.Table.of([("a/1.jpg", -1, (10, 10, 0, 0, 10, 10))])
     (tmp_path / "kept.npz").write_bytes(table.dumped())
-    assert spans.Table.loaded(tmp_path / "kept.npz", 20).names == ["a/1.jpg"]
+    assert tables.Table.loaded(tmp_path / "kept.npz", 20).names == ["a/1.jpg"]
     with pytest.raises(ValueError, match="an image that is not inside the file"):
-        spans.Table.loaded(tmp_path / "kept.npz", 19)
+        tables.Table.loaded(tmp_path / "kept.npz", 19)
 
 
 def test_spans_of_parquet_are_compared_with_its_own_reader(tmp_path, monkeypatch):
     parquet(tmp_path / "train.parquet", [(b"x", "1.jpg", 0), (b"y", "2.jpg", 0)])
-    spans_of = scan_columns.spans_of
-    monkeypatch.setattr(scan_columns, "spans_of", lambda *a: list(spans_of(*a))[::-1])
+    spans_of = scan_parquet_arrow_lmdb.spans_of
+    monkeypatch.setattr(
+        scan_parquet_arrow_lmdb, "spans_of", lambda *a: list(spans_of(*a))[::-1]
+    )
     with pytest.raises(ValueError, match="has other bytes than pyarrow reads"):
-        scan_columns.scan_parquet(tmp_path / "train.parquet")
+        scan_parquet_arrow_lmdb.scan_parquet(tmp_path / "train.parquet")
 
 
 def test_members_of_a_zip_that_overlap_are_refused(tmp_path):
@@ -739,7 +768,7 @@ def test_members_of_a_zip_that_overlap_are_refused(tmp_path):
         inside.header_offset = 30 + len("a/1.jpg")
         out.filelist.append(inside)
     with pytest.raises(BadInput, match=r"train\.zip: .*two members share byte"):
-        containers.read_split(tmp_path, "train")
+        reading.read_split(tmp_path, "train")
 
 
 def test_arrow_without_the_images_is_refused(tmp_path):
@@ -751,7 +780,7 @@ def test_arrow_without_the_images_is_refused(tmp_path):
     with pa.ipc.new_stream(tmp_path / "own-train.arrow", table.schema) as out:
         out.write_table(table)
     with pytest.raises(BadInput, match=r"own-train\.arrow: .*the images are not in it"):
-        containers.read_split(tmp_path, "train")
+        reading.read_split(tmp_path, "train")
 
 
 def test_tar_files_that_all_hold_one_folder_have_no_classes(root, tmp_path):
@@ -781,7 +810,6 @@ def test_an_undivided_class_folder_is_packed(root, tmp_path, kind):
         root / "classes",
     ]
     assert main([str(word) for word in words]) == 0
-    before, after = (
-        catalog.load("train", where) for where in (root / "classes", out.parent)
-    )
+    before = catalog.load("train", root / "classes")
+    after = catalog.load("train", out.parent)
     assert splits.digests(after) == splits.digests(before)

@@ -26,7 +26,7 @@ def test_the_twelve_are_the_papers_in_its_order():
     assert tuple(sorted(TWELVE)) == TWELVE and len(TWELVE) == 12
 
 
-# name -> (classes, train, val, test) that the tree of conftest gives
+# name -> (classes, train, val, test) of its tree in support/layouts.py
 TREES = {
     "aircraft": (3, 6, 6, 6),
     "birdsnap": (3, 3, 15, 15),
@@ -69,11 +69,8 @@ def test_root_of_torchvision_may_be_root_itself(trees):
 def test_two_archives_in_root_are_told_apart(trees):
     root = trees("cifar10")
     trees("cifar100")
-    for name, folder in (
-        ("cifar10", "cifar-10-batches-py"),
-        ("cifar100", "cifar-100-python"),
-    ):
-        (root / name / folder).rename(root / folder)
+    (root / "cifar10" / "cifar-10-batches-py").rename(root / "cifar-10-batches-py")
+    (root / "cifar100" / "cifar-100-python").rename(root / "cifar-100-python")
     assert len(catalog.load("cifar10", root).test.classes) == 10
     assert len(catalog.load("cifar100", root).test.classes) == 100
 
@@ -114,7 +111,8 @@ def test_caltech_has_the_background_class_and_30_per_class(trees):
 def test_all_seeds_are_scored_on_one_list(trees, name):
     """Only what is held out of train is the seed's."""
     root = trees(name)
-    first, second = (catalog.load(name, root, seed=seed) for seed in (0, 1))
+    first = catalog.load(name, root, seed=0)
+    second = catalog.load(name, root, seed=1)
     assert splits.digest(first.test) == splits.digest(second.test)
     assert first.labelled == second.labelled
     drawn = splits.digest(first.val) != splits.digest(second.val)
@@ -138,10 +136,8 @@ def test_imagenet_and_its_100_classes(trees):
 
 def test_imagenet_without_a_class_or_with_flat_val(trees):
     root = trees("imagenet", classes=["n01440764", "n01443537"])
-    missing = (
-        r"998 of 1000 class folders are missing, 'n01484850' first; is .* a subset\?"
-    )
-    with pytest.raises(BadInput, match=missing):
+    said = r"998 of 1000 class folders are missing, 'n01484850' first; is .* a subset\?"
+    with pytest.raises(BadInput, match=said):
         catalog.load("imagenet", root)
     flat = root / "imagenet" / "val"
     for folder in list(flat.iterdir()):
@@ -153,20 +149,16 @@ def test_imagenet_without_a_class_or_with_flat_val(trees):
 
 
 def test_shipped_class_lists():
-    thousand, hundred = (
-        readers.class_list("imagenet"),
-        readers.class_list("imagenet100"),
-    )
+    thousand = readers.class_list("imagenet")
+    hundred = readers.class_list("imagenet100")
     assert len(set(thousand)) == 1000 and thousand == sorted(thousand)
     assert len(set(hundred)) == 100 and set(hundred) <= set(thousand)
 
 
 def test_a_short_dataset_says_so_in_its_notes(trees):
     found = catalog.load("dtd", trees("dtd"))
-    assert (
-        "train has 6 images, not 1880" in found.notes
-        and "3 classes, not 47" in found.notes
-    )
+    assert "train has 6 images, not 1880" in found.notes
+    assert "3 classes, not 47" in found.notes
 
 
 def test_unknown_name_lists_the_known(tmp_path):
@@ -189,7 +181,8 @@ def test_check_finds_nothing_wrong_then_what_is_wrong(trees, capsys):
     args = ["data", "check", "classes", "--data", str(root)]
     assert main(args) == 0
     assert "all right" in capsys.readouterr().out
-    train, test = root / "classes/train", root / "classes/test"
+    train = root / "classes/train"
+    test = root / "classes/test"
     (test / "circle/copy.png").write_bytes((train / "circle/000.png").read_bytes())
     (train / "square/again.png").write_bytes((train / "square/001.png").read_bytes())
     (train / "circle/bad.png").write_bytes(b"\x89PNG nothing")
@@ -220,7 +213,8 @@ def test_list_says_what_is_there(trees, capsys):
     assert re.search(
         r"pets +37 +3680 +held +3669 +mean_per_class +found +CC BY-SA 4.0", out
     )
-    assert re.search(r"cars .* missing", out) and "cars_{train,test}.tgz" in out
+    assert re.search(r"cars .* missing", out)
+    assert "cars_{train,test}.tgz" in out
 
 
 def test_a_layout_that_nobody_foresaw_is_a_line_in_every_verb(trees, capsys):
@@ -249,7 +243,9 @@ def test_a_layout_that_nobody_foresaw_is_a_line_in_every_verb(trees, capsys):
 def test_a_list_that_torchvision_cannot_read_is_refused_in_a_short_line(trees, name):
     root = trees(name)
     check = ("data", "check", name, "--data", root)
-    for file in [f for f in root.rglob("*.*") if f.suffix in (".txt", ".mat", ".json")]:
+    files = [f for f in root.rglob("*.*") if f.suffix in (".txt", ".mat", ".json")]
+    assert files
+    for file in files:
         whole = file.read_bytes()
         file.write_text("1 " + "x" * 10_000)
         said = door(*check)
@@ -290,13 +286,14 @@ def test_layouts_are_read_as_their_owners_unpack_them(trees, name, capsys):
     root = trees(name)
     found = catalog.load(name, root, dense=True)
     (train, test), values = KNOWN[name]
-    assert (len(found.train) + len(found.val), len(found.test)) == (train, test)
+    assert len(found.train) + len(found.val) == train
+    assert len(found.test) == test
     assert len(found.val) == 1 and found.held_out
     picture, labels = found.train.pair(0)
-    assert set(np.unique(labels)) == values and labels.shape == picture.size[::-1]
-    assert (
-        main(["data", "check", name, "--data", str(root)]) == 1
-    )  # of another size than published
+    assert set(np.unique(labels)) == values
+    assert labels.shape == picture.size[::-1]
+    # The sets are smaller than published
+    assert main(["data", "check", name, "--data", str(root)]) == 1
     said = capsys.readouterr().out
     problems = [line for line in said.splitlines() if "PROBLEM" in line]
     assert len(problems) == 2 and all("images, not" in line for line in problems)
@@ -320,10 +317,12 @@ def test_every_value_of_a_map_means_what_the_owners_say(trees):
 def test_another_map_is_other_data_and_one_of_another_size_a_problem(trees, capsys):
     root = trees("ade20k")
     images = catalog.load("ade20k", root, dense=True).test
-    before = contents.whole(images), contents.sample(images)
+    whole = contents.whole(images)
+    sample = contents.sample(images)
     file = images.root / images.maps[0]
     Image.fromarray(np.asarray(Image.open(file)) // 2).save(file)
-    assert not {contents.whole(images), contents.sample(images)} & set(before)
+    assert contents.whole(images) != whole
+    assert contents.sample(images) != sample
     Image.open(file).resize((10, 8)).save(file)
     assert main(["data", "check", "ade20k", "--data", str(root)]) == 1
     assert f"PROBLEM: test: {file}: 10 x 8 pixels" in capsys.readouterr().out
@@ -357,9 +356,8 @@ def test_digits_are_a_class_folder_with_disjoint_splits(full_root):
 
 
 def test_lists_are_nested_labelled_parts_of_train(full_root):
-    one, ten = (
-        (full_root / "lists" / f"{p}percent.txt").read_text().split() for p in (1, 10)
-    )
+    one = (full_root / "lists" / "1percent.txt").read_text().split()
+    ten = (full_root / "lists" / "10percent.txt").read_text().split()
     assert set(one) < set(ten)
     assert {line.split("/")[0] for line in one} == {str(d) for d in range(10)}
     assert all((full_root / "digits" / "train" / line).is_file() for line in ten)
@@ -367,10 +365,9 @@ def test_lists_are_nested_labelled_parts_of_train(full_root):
 
 @pytest.mark.parametrize("part", ["train2017", "val2017"])
 def test_scenes_are_coco(full_root, part):
-    coco = COCO(full_root / "scenes" / "annotations" / f"instances_{part}.json")
-    people = COCO(
-        full_root / "scenes" / "annotations" / f"person_keypoints_{part}.json"
-    )
+    annotations = full_root / "scenes" / "annotations"
+    coco = COCO(annotations / f"instances_{part}.json")
+    people = COCO(annotations / f"person_keypoints_{part}.json")
     assert len(coco.getCatIds()) == 10 and len(people.getCatIds()) == 1
     hidden = 0
     for annotation in people.loadAnns(people.getAnnIds()):
@@ -381,10 +378,10 @@ def test_scenes_are_coco(full_root, part):
         outside = mask.copy()
         outside[y : y + h, x : x + w] = 0
         assert not outside.any(), "the mask stays in its box"
+        # x, y and visibility of top, bottom, left, right, centre
         points = np.array(annotation["keypoints"]).reshape(5, 3)
-        assert (points[:, :2] >= 0).all() and (
-            points[:, :2] < embedded.SCENE_SIZE
-        ).all()
+        assert (points[:, :2] >= 0).all()
+        assert (points[:, :2] < embedded.SCENE_SIZE).all()
         assert points[0, 1] <= points[4, 1] <= points[1, 1]
         assert points[2, 0] <= points[4, 0] <= points[3, 0]
         assert annotation["num_keypoints"] == 5
@@ -395,10 +392,13 @@ def test_scenes_are_coco(full_root, part):
 
 
 def test_building_again_changes_nothing_and_another_size_replaces(tmp_path):
+    def times_of(folder):
+        return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
     root = embedded.build(tmp_path, size="tiny")
-    before = {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()}
+    before = times_of(root)
     embedded.build(tmp_path, size="tiny")
-    assert before == {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()}
+    assert before == times_of(root)
     again = embedded.build(tmp_path / "other", size="tiny")
     for path in before:
         assert (again / path.relative_to(root)).read_bytes() == path.read_bytes()

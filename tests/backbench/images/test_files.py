@@ -13,14 +13,8 @@ from torchvision import datasets
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
-from backbench.images.image_list import (
-    ArrayList,
-    ImageList,
-    Names,
-    decode,
-    decode_array,
-    scan_folder,
-)
+from backbench.images.decoding import decode, decode_array
+from backbench.images.image_list import ArrayList, ImageList, Names, scan_folder
 
 
 @pytest.fixture
@@ -77,34 +71,39 @@ def test_what_is_wrong_is_named(folder, tmp_path):
 def test_subset_and_arrays(folder):
     images = scan_folder(folder)
     part = images.subset([3, 0])
-    assert part.paths == ("b/2.png", "a/1.png") and part.labels == (1, 0)
+    assert part.paths == ("b/2.png", "a/1.png")
+    assert part.labels == (1, 0)
     assert part.file(1) == images.file(0)
     pixels = np.arange(3 * 4 * 5 * 3, dtype=np.uint8).reshape(3, 4, 5, 3)
     rows = ArrayList(folder, ("x/0", "x/1", "x/2"), (0, 1, 0), ("p", "q"), pixels)
     turned = rows.subset([2, 1])
-    assert (np.asarray(turned.open(0)) == pixels[2]).all() and turned.labels == (0, 1)
+    assert turned.labels == (0, 1)
+    assert (np.asarray(turned.open(0)) == pixels[2]).all()
 
 
 def test_names_are_a_sequence_in_a_third_of_the_memory(tmp_path):
     """1.28 million images and their labels take 100 MB with their spans (27 bytes each)."""
-    names = Names(["a/1.png", "", "b/\u00e9\udcff.png"])
-    pickled = tuple(pickle.loads(pickle.dumps(names)))
-    assert names == ("a/1.png", "", "b/\u00e9\udcff.png") == pickled
-    assert (names[-1], names[1:], names.index("")) == (
-        "b/\u00e9\udcff.png",
-        tuple(names)[1:],
-        1,
-    )
+    last = "b/\u00e9\udcff.png"
+    names = Names(["a/1.png", "", last])
+    assert names == ("a/1.png", "", last)
+    assert tuple(pickle.loads(pickle.dumps(names))) == ("a/1.png", "", last)
+    assert names[-1] == last
+    assert names[1:] == ("", last)
+    assert names.index("") == 1
     with pytest.raises(IndexError):
         names[3]
+    count = 100_000
     tracemalloc.start()
-    paths = (f"n{n // 1300:08}/n{n // 1300:08}_{n % 1300}.JPEG" for n in range(100_000))
-    images = ImageList(tmp_path, paths, (7,) * 100_000, ())
+    paths = (f"n{n // 1300:08}/n{n // 1300:08}_{n % 1300}.JPEG" for n in range(count))
+    images = ImageList(tmp_path, paths, (7,) * count, ())
     held, _ = tracemalloc.get_traced_memory()
-    half = images.subset(range(0, 100_000, 2))
-    assert held < 5e6 and tracemalloc.get_traced_memory()[0] - held < 2.6e6
+    half = images.subset(range(0, count, 2))
+    with_half, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert half.paths[1] == images.paths[2] and len(half) == 50_000
+    assert held < 5e6
+    assert with_half - held < 2.6e6
+    assert len(half) == count // 2
+    assert half.paths[1] == images.paths[2]
 
 
 def test_decoding_is_pils(tmp_path):
@@ -112,33 +111,33 @@ def test_decoding_is_pils(tmp_path):
     found = catalog.open_split(tmp_path, "shapes", "train")
     for i in range(len(found)):
         assert np.array_equal(found.array(i), np.asarray(found.open(i)))
-    gray, palette, alpha = (tmp_path / name for name in ("g.png", "p.png", "a.png"))
+    gray = tmp_path / "gray.png"
+    palette = tmp_path / "palette.png"
+    alpha = tmp_path / "alpha.png"
+    rotated = tmp_path / "rotated.jpg"
     picture(1).convert("L").save(gray)
     picture(2).convert("P").save(palette)
     picture(3).convert("RGBA").save(alpha)
-    rotated = tmp_path / "r.jpg"
     exif = Image.Exif()
     exif[0x0112] = 6
     picture(4, 40).save(rotated, exif=exif)
     for path in (gray, palette, alpha, rotated):
-        assert np.array_equal(
-            decode_array(path.read_bytes(), path), np.asarray(decode(path))
-        )
+        pixels = decode_array(path.read_bytes(), path)
+        assert np.array_equal(pixels, np.asarray(decode(path)))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
     """Pixels are PIL's with and without OpenCV's own RGB (from 4.11 on); CMYK's up to rounding."""
-    how = [
+    files = []
+    for settings in (
         {"quality": 90},
         {"subsampling": 0},
         {"subsampling": 1},
         {"progressive": True},
-    ]
-    files = []
-    for settings in how:
-        for size in ((64, 48), (33, 17), (1, 1)):
-            noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3))
+    ):
+        for width, height in ((64, 48), (33, 17), (1, 1)):
+            noise = np.random.default_rng(0).integers(0, 256, (height, width, 3))
             buffer = io.BytesIO()
             image = Image.fromarray(noise.astype(np.uint8)).convert(mode)
             image.save(buffer, "JPEG", **settings)
@@ -147,9 +146,8 @@ def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
     monkeypatch.delattr(cv2, "IMREAD_COLOR_RGB", raising=False)
     for data, pixels in zip(files, found):
         assert np.array_equal(pixels, decode_array(data, "x"))
-        assert mode == "CMYK" or np.array_equal(
-            pixels, np.asarray(decode("x", data=data))
-        )
+        if mode != "CMYK":
+            assert np.array_equal(pixels, np.asarray(decode("x", data=data)))
 
 
 @pytest.mark.parametrize(
@@ -172,13 +170,10 @@ def test_stl10_with_its_unlabelled_part(tmp_path):
     folder = tmp_path / "stl10" / "stl10_binary"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    counts = {"train": 3, "unlabeled": 5}
-    raw = {
-        s: rng.integers(0, 256, (n, 3, 96, 96), dtype=np.uint8)
-        for s, n in counts.items()
-    }
-    for split, pixels in raw.items():
-        pixels.tofile(folder / f"{split}_X.bin")
+    raw = {}
+    for split, count in (("train", 3), ("unlabeled", 5)):
+        raw[split] = rng.integers(0, 256, (count, 3, 96, 96), dtype=np.uint8)
+        raw[split].tofile(folder / f"{split}_X.bin")
     np.array([1, 10, 3], np.uint8).tofile(folder / "train_y.bin")
     (folder / "class_names.txt").write_text("\n".join("abcdefghij"))
     found = catalog.open_split(tmp_path, "stl10", "train+unlabeled")

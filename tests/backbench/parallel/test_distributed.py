@@ -42,46 +42,48 @@ def train_step(kind: str) -> dict[str, torch.Tensor]:
     else:
         model = batchnorm.convert_group_batchnorm(model, 2)
     z = model(distributed.local_slice(images))
+    # Of the samples of this rank alone, and of all samples, where every one meets every other
+    own_loss = (distributed.local_slice(weights) * z).square().mean()
     gathered = distributed.gather(z)
-    local = distributed.mean_over_ranks(
-        (distributed.local_slice(weights) * z).square().mean()
-    )
-    loss = (gathered @ gathered.T).logsumexp(
-        1
-    ).mean() + local  # every sample meets every other
+    global_loss = (gathered @ gathered.T).logsumexp(1).mean()
+    loss = global_loss + distributed.mean_over_ranks(own_loss)
     loss.backward()
     out = {"loss": loss.detach(), "z": distributed.gather_without_gradient(z)}
     for name, parameter in model.named_parameters():
         out[f"grad {name}"] = distributed.mean_over_ranks(parameter.grad)
     batchnorm.average_batchnorm(model)
-    return out | {f"buffer {k}": v.clone() for k, v in model.named_buffers()}
+    for name, buffer in model.named_buffers():
+        out[f"buffer {name}"] = buffer.clone()
+    return out
 
 
 def exchanges() -> dict[str, torch.Tensor]:
     images, _ = data()
     mine = distributed.local_slice(images)
     shuffled, order = distributed.shuffle(mine, seeding.generator(0, "order"))
+    own_number = torch.full((2,), float(distributed.rank() + 5))
     return {
         "shuffled": distributed.gather_without_gradient(shuffled),
         "restored": distributed.unshuffle(shuffled, order),
-        "broadcast": distributed.broadcast(
-            torch.full((2,), float(distributed.rank() + 5))
-        ),
+        "broadcast": distributed.broadcast(own_number),
         "sum": distributed.sum_over_ranks(mine.sum()),
     }
 
 
 def votes() -> dict[str, object]:
-    """Rank 1 alone has something to say, then both have, then none."""
-    agree, rank = distributed.Agreement(), distributed.rank()
+    """Let the last rank alone say something, then both, then none."""
+    agreement = distributed.Agreement()
+    rank = distributed.rank()
     last = rank == distributed.world_size() - 1
+    message = f"rank {rank} found it"
+    group = agreement.group
     return {
-        "any": agree.any(last, False, not last),
-        "one": agree.first(f"rank {rank} found it" if last else None),
-        "both": agree.first(f"rank {rank} found it"),
-        "none": agree.first(None),
-        "group": agree.group is not None,
-        "shares": agree.group is dist.group.WORLD if agree.group is not None else None,
+        "any": agreement.any(last, False, not last),
+        "one": agreement.first(message if last else None),
+        "both": agreement.first(message),
+        "none": agreement.first(None),
+        "group": group is not None,
+        "shares": group is dist.group.WORLD if group is not None else None,
     }
 
 
@@ -97,10 +99,10 @@ def everything() -> dict[str, dict[str, torch.Tensor]]:
 def folder(tmp_path_factory) -> Path:
     """What two ranks saved, RANK.pt and votes-RANK.json."""
     folder = tmp_path_factory.mktemp("ranks")
-    children = [
-        subprocess.Popen([sys.executable, __file__, str(r), str(folder)])
-        for r in (0, 1)
-    ]
+    children = []
+    for rank in (0, 1):
+        command = [sys.executable, __file__, str(rank), str(folder)]
+        children.append(subprocess.Popen(command))
     assert [child.wait(timeout=120) for child in children] == [0, 0]
     return folder
 
@@ -112,31 +114,37 @@ def test_two_ranks_equal_one_process(folder, part):
         found = torch.load(folder / f"{rank}.pt")[part]
         assert found.keys() == alone.keys()
         for name, expected in alone.items():
-            said = {"msg": lambda m, n=name: n + m}
             torch.testing.assert_close(
-                found[name], expected, rtol=1e-9, atol=1e-9, **said
+                found[name],
+                expected,
+                rtol=1e-9,
+                atol=1e-9,
+                msg=lambda said, name=name: f"{name}: {said}",
             )
 
 
 def test_what_one_rank_finds_all_ranks_know(folder):
-    told = [json.loads((folder / f"votes-{rank}.json").read_text()) for rank in (0, 1)]
-    assert told[0] == told[1]
-    assert told[0]["any"] == [True, False, True]
-    assert (told[0]["one"], told[0]["both"]) == ("rank 1 found it", "rank 0 found it")
-    assert told[0]["none"] is None
-    assert told[0]["shares"] is True  # the default group is gloo's: no second one
+    told = json.loads((folder / "votes-0.json").read_text())
+    assert told == json.loads((folder / "votes-1.json").read_text())
+    assert told["any"] == [True, False, True]
+    assert told["one"] == "rank 1 found it"
+    assert told["both"] == "rank 0 found it"
+    assert told["none"] is None
+    assert told["shares"] is True  # the default group is gloo's: no second one
 
 
 def test_one_process_agrees_with_itself_without_an_exchange():
     alone = votes()
     assert alone["any"] == (True, False, False)
-    assert (alone["one"], alone["none"]) == ("rank 0 found it", None)
+    assert alone["one"] == "rank 0 found it"
+    assert alone["none"] is None
     assert alone["group"] is False
 
 
 def test_sync_batchnorm_is_batch_norm_in_one_process():
     images, _ = data()
-    plain, sync = network(), batchnorm.convert_sync_batchnorm(network())
+    plain = network()
+    sync = batchnorm.convert_sync_batchnorm(network())
     for _ in range(2):
         assert torch.equal(plain(images), sync(images))
     for (name, a), (_, b) in zip(plain.named_buffers(), sync.named_buffers()):
@@ -147,7 +155,8 @@ def test_sync_batchnorm_is_batch_norm_in_one_process():
 
 def test_groups_are_normalised_as_if_alone():
     images, _ = data()
-    plain, grouped = network(), batchnorm.convert_group_batchnorm(network(), 4)
+    plain = network()
+    grouped = batchnorm.convert_group_batchnorm(network(), 4)
     # The convolution runs over 8 images at once or over 2 at a time: equal up to rounding
     alone = torch.cat([copy.deepcopy(plain)(part) for part in images.chunk(4)])
     torch.testing.assert_close(grouped(images), alone, rtol=1e-10, atol=1e-10)
@@ -163,26 +172,15 @@ def test_local_modules_are_left_alone_by_the_conversion():
     model = nn.ModuleDict({"a": network(), "b": network()})
     model["b"].local_batchnorm = True
     batchnorm.convert_sync_batchnorm(model)
-    assert (
-        type(model["a"][1]) is batchnorm.SyncBatchNorm
-        and type(model["b"][1]) is nn.BatchNorm2d
-    )
-
-
-if __name__ == "__main__":
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
-    torch.save(everything(), folder / f"{rank}.pt")
-    (folder / f"votes-{rank}.json").write_text(json.dumps(votes()))
-    dist.destroy_process_group()
+    assert type(model["a"][1]) is batchnorm.SyncBatchNorm
+    assert type(model["b"][1]) is nn.BatchNorm2d
 
 
 CODE = """
 from backbench.parallel import precision
 print(precision.bf16_is_quick("cpu"), precision.bf16_is_quick("cuda"))
-precision.warn_if_slow("cpu"), precision.warn_if_slow("cpu")
+precision.warn_if_slow("cpu")
+precision.warn_if_slow("cpu")
 """
 
 
@@ -196,4 +194,19 @@ def test_a_cpu_without_bf16_is_told(bf16, monkeypatch):
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
     )
     assert ran.stdout.split() == [str(bf16), "True"]
-    assert ran.stderr.count("no bf16 instructions") == (not bf16)
+    warnings = 0 if bf16 else 1
+    assert ran.stderr.count("no bf16 instructions") == warnings
+
+
+def be_one_rank(rank: int, folder: Path) -> None:
+    """Save what this rank finds; `folder` starts two such processes."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    torch.save(everything(), folder / f"{rank}.pt")
+    (folder / f"votes-{rank}.json").write_text(json.dumps(votes()))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    be_one_rank(int(sys.argv[1]), Path(sys.argv[2]))

@@ -15,8 +15,9 @@ from backbench.transfer import head_scores
 def random_case(seed):
     """Logits (N, C), labels, and a temperature; every third case has many equal confidences."""
     draw = np.random.default_rng(seed)
-    n, classes = int(draw.integers(1, 60)), int(draw.integers(2, 14))
-    # scikit-learn's log_loss clips probabilities at 2e-16
+    n = int(draw.integers(1, 60))
+    classes = int(draw.integers(2, 14))
+    # Not too far apart: scikit-learn's log_loss clips probabilities at 2e-16
     logits = draw.normal(0, draw.choice([0.1, 1, 2]), (n, classes))
     if seed % 3 == 0:
         logits = np.round(logits)
@@ -30,18 +31,17 @@ def softmax(z):
 
 def record(logits, label, t, manifest="m"):
     """A file of scores in float64, written down independently of `head_scores.compact`."""
-    order = np.argsort(-logits, axis=1, kind="stable")[
-        :, :10
-    ]  # of equals the smaller class
+    # A stable sort puts the smaller one of equal classes first
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :10]
     z = logits - logits.max(1, keepdims=True)
     out = {
         "classes": order,
         "label": label,
         "manifest": manifest,
         "temperature": np.asarray(t),
+        "logits": np.take_along_axis(z, order, 1),
+        "label_logit": z[np.arange(len(z)), label],
     }
-    out["logits"] = np.take_along_axis(z, order, 1)
-    out["label_logit"] = z[np.arange(len(z)), label]
     for suffix, scaled in (("", z), ("_t", z / t)):
         out[f"logsumexp{suffix}"] = np.log(np.exp(scaled).sum(1))
         out[f"square{suffix}"] = (softmax(scaled) ** 2).sum(1)
@@ -61,19 +61,22 @@ def loop_ece(conf, right):
 def loop_aece(conf, right):
     order = sorted(range(len(conf)), key=lambda i: (conf[i], i))
     size, more = divmod(len(order), BINS)
-    total, begin = 0.0, 0
+    total = 0.0
+    begin = 0
     for b in range(BINS):
-        own = order[begin : begin + size + (b < more)]
-        begin += len(own)
-        total += abs(sum(float(right[i]) - conf[i] for i in own))
+        # The first `more` bins hold one image more
+        end = begin + size + (1 if b < more else 0)
+        total += abs(sum(float(right[i]) - conf[i] for i in order[begin:end]))
+        begin = end
     return total / len(conf)
 
 
 def loop_aurc(conf, right):
-    errors = [
-        float(np.mean([not right[j] for j in np.flatnonzero(conf == c)])) for c in conf
-    ]
-    ordered = [e for _, e in sorted(zip(-conf, errors))]
+    errors = []
+    for own in conf:
+        equal = np.flatnonzero(conf == own)
+        errors.append(float(np.mean([not right[j] for j in equal])))
+    ordered = [error for _, error in sorted(zip(-conf, errors))]
     return np.mean([np.mean(ordered[: i + 1]) for i in range(len(ordered))])
 
 
@@ -91,8 +94,9 @@ def test_every_metric_is_an_independent_scorers(first, monkeypatch):
         logits, label, t = random_case(seed)
         x = record(logits, label, t)
         onehot = np.arange(logits.shape[1])
+        right = x["classes"][:, 0] == label
         for suffix, p in (("", softmax(logits)), ("_t", softmax(logits / t))):
-            conf, right = np.exp(-x[f"logsumexp{suffix}"]), x["classes"][:, 0] == label
+            conf = np.exp(-x[f"logsumexp{suffix}"])
             expected = {name: 100 * loop(conf, right) for name, loop in loops.items()}
             expected["nll"] = log_loss(label, p, labels=onehot)
             # scikit-learn halves it where it is asked to: ours is from 0 to 2
@@ -128,19 +132,17 @@ def test_edges_belong_to_the_bin_below_and_the_most_confident_bin_counts():
     # 3/15 is of bin (2/15, 3/15], 3/15 + tiny of the next one: two bins, two gaps
     apart = calibration.ece(np.array([0.2, np.nextafter(0.2, 1)]), right)
     assert apart == pytest.approx((0.8 + 0.2) / 2)
-    assert (
-        calibration.ece(np.ones(4), np.zeros(4, dtype=bool)) == 1
-    )  # conf 1 is not left out
+    # A confidence of 1 is not left out
+    assert calibration.ece(np.ones(4), np.zeros(4, dtype=bool)) == 1
     assert calibration.ece(np.zeros(1), np.ones(1, dtype=bool)) == 1
 
 
 def test_the_order_of_tied_images_does_not_matter():
-    conf, right = np.array([0.9, 0.9, 0.9, 0.5]), np.array([True, False, True, False])
-    areas = {
-        calibration.aurc(conf[o], right[o])
-        for o in map(list, ([0, 1, 2, 3], [1, 3, 2, 0]))
-    }
-    assert len(areas) == 1
+    conf = np.array([0.9, 0.9, 0.9, 0.5])
+    right = np.array([True, False, True, False])
+    other = [1, 3, 2, 0]
+    turned = calibration.aurc(conf[other], right[other])
+    assert turned == calibration.aurc(conf, right)
 
 
 def test_a_temperature_follows_the_scale_of_the_logits():

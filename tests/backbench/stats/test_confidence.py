@@ -48,9 +48,11 @@ def test_top1_covers(n, share):
 @pytest.mark.parametrize("part", [0.05, 0.3, 0.5, 0.8, 0.95])
 def test_few_draws_hold_the_rate_whatever_varies(draws, part, least, most):
     """Equals are called different at one rate, integrated over what normal draws may look like."""
-    images, steps = 1000, 100
+    images = 1000
+    steps = 100
     weight = np.full(images, 1 / images)
-    shape = np.linspace(-1, 1, draws) / np.linspace(-1, 1, draws).std(ddof=1)
+    shape = np.linspace(-1, 1, draws)
+    shape /= shape.std(ddof=1)
     rates = []
     for level in (np.arange(steps) + 0.5) / steps:
         spread = part * chi2.ppf(level, draws - 1) / (draws - 1)
@@ -63,11 +65,10 @@ def test_few_draws_hold_the_rate_whatever_varies(draws, part, least, most):
 
 def test_what_draws_and_images_share_counts_once():
     """A mean of N x D independent hits has the variance of so many, not twice as much."""
-    x = np.random.default_rng(3).random((20, 5000)) < 0.5
+    hits = np.random.default_rng(3).random((20, 5000)) < 0.5
+    x = hits.astype(float)
     by_image = float(x.mean(0).var(ddof=1)) / 5000
-    variance, _ = confidence.draws_and_images(
-        x.astype(float), np.full(5000, 1 / 5000), by_image
-    )
+    variance, _ = confidence.draws_and_images(x, np.full(5000, 1 / 5000), by_image)
     assert variance == pytest.approx(0.25 / 100_000, rel=0.35)
 
 
@@ -86,15 +87,16 @@ def test_draws_that_agree_by_chance_claim_little(draws):
 
 
 def test_the_average_counts_how_little_few_seeds_tell():
-    one = (68.0, 72.0)
-    ends = (70 - 2 / 12**0.5, 70 + 2 / 12**0.5)
-    assert confidence.of_mean([70.0] * 12, [one] * 12, [np.inf] * 12) == pytest.approx(
-        ends
-    )
+    values = [70.0] * 12
+    ends = [(68.0, 72.0)] * 12
+    half = 2 / 12**0.5
+    found = confidence.of_mean(values, ends, [np.inf] * 12)
+    assert found == pytest.approx((70 - half, 70 + half))
     # Three seeds: standard errors of 2 / 4.303 each; twelve of them have 48 degrees of freedom
-    low, high = confidence.of_mean([70.0] * 12, [one] * 12, [2.0] * 12)
+    low, high = confidence.of_mean(values, ends, [2.0] * 12)
     assert (high - low) / 2 == pytest.approx(2.0106 * 2 / 4.3027 / 12**0.5, rel=1e-3)
-    assert confidence.of_mean([100.0] * 2, [(97.0, 100.0)] * 2, [np.inf] * 2)[1] == 100
+    _, high = confidence.of_mean([100.0] * 2, [(97.0, 100.0)] * 2, [np.inf] * 2)
+    assert high == 100
 
 
 def test_one_seed_has_no_interval():
@@ -102,19 +104,18 @@ def test_one_seed_has_no_interval():
 
 
 def test_all_right_is_no_certainty():
-    assert confidence.of_hits(np.ones(100, bool)) == pytest.approx(
-        (97.53, 100), abs=0.01
-    )
-    assert confidence.of_hits(np.zeros(100, bool)) == pytest.approx((0, 2.47), abs=0.01)
-    low, high = confidence.of_draws(np.ones((20, 100), bool))
-    assert 90 < low < 99
-    assert high == 100
+    right = np.ones(100, bool)
+    assert confidence.of_hits(right) == pytest.approx((97.53, 100), abs=0.01)
+    assert confidence.of_hits(~right) == pytest.approx((0, 2.47), abs=0.01)
     label = np.arange(100) % 7
-    for found in (confidence.of_hits, confidence.of_draws):
-        low, high = found(
-            np.ones((20, 100) if found is confidence.of_draws else 100, bool), label
-        )
-        assert 90 < low < 99 and high == 100
+    draws = np.ones((20, 100), bool)
+    for low, high in (
+        confidence.of_hits(right, label),
+        confidence.of_draws(draws),
+        confidence.of_draws(draws, label),
+    ):
+        assert 90 < low < 99
+        assert high == 100
 
 
 def test_few_label_files_are_compared_over_draws_and_images(tmp_path):

@@ -18,10 +18,11 @@ def test_signs_of_few_units_are_counted_out():
     rng = np.random.default_rng(0)
     differences = rng.normal([3.0, 1.2, 0.1, 0.0], 1.0, (7, 4)).astype(np.float32)
     observed = np.abs(differences.sum(0))
-    outcomes = [
-        np.array(signs) @ differences for signs in itertools.product((1, -1), repeat=7)
-    ]
-    left, apart = [0, 1, 2, 3], []
+    outcomes = []
+    for signs in itertools.product((1, -1), repeat=7):
+        outcomes.append(np.array(signs) @ differences)
+    left = [0, 1, 2, 3]
+    apart = []
     while left:
         largest = [np.abs(outcome[left]).max() for outcome in outcomes]
         first = max(left, key=lambda k: observed[k])

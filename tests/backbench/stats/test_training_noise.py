@@ -25,7 +25,8 @@ def test_the_images_part_of_the_variance_is_half_the_paired_variance_of_two_seed
 
 def test_the_part_of_resamples_is_theirs():
     rng = np.random.default_rng(1)
-    shared, own = rng.normal(0, 3, 1000), rng.normal(0, 0.5, (3, 1000))
+    shared = rng.normal(0, 3, 1000)
+    own = rng.normal(0, 0.5, (3, 1000))
     own[0, 7] = np.nan  # a resample without a ground truth
     v = training_noise.by_resamples(40 + shared + own, 1000)
     assert v == pytest.approx(0.25, rel=0.1)
@@ -63,18 +64,15 @@ def test_a_difference_of_trainings_is_wider_with_fewer_of_them():
         (2.5, 4, 1, False),
         (2.5, 1e6, 1, True),
         (10, 4, 1, True),
-        (
-            0.1,
-            4,
-            6,
-            True,
-        ),  # six columns were trained anew each, so they show it themselves
+        # Six columns were each trained anew, so they show the trainings' noise themselves
+        (0.1, 4, 6, True),
     ],
 )
 def test_ranks_by_few_columns_weigh_trainings_in_their_units(t, df, columns, apart):
     """A gap of 10 points is `t` standard errors of the difference of two trainings."""
     images = np.random.default_rng(2).normal(0, 1e-3, (2, columns, 300))
-    noise = TrainingNoise((10 / t) ** 2 / 2, (10 / t) ** 2 / 2, df)
+    of_one_training = (10 / t) ** 2 / 2
+    noise = TrainingNoise(of_one_training, of_one_training, df)
     trainings = Trainings([noise] * columns, np.ones((2, columns)))
     values = np.array([[60.0] * columns, [50.0] * columns])
     pairs = compared_pairs(values, ["a"] * columns, images, trainings)
@@ -108,7 +106,8 @@ def test_equals_are_bold_on_few_boards_however_much_trainings_differ(tau):
 def test_the_choice_on_other_validation_images_is_the_algebra_of_two_candidates():
     """Two candidates that differ on 24 of 400 images: the second wins so many resamples."""
     hits = np.ones((2, 400))
-    hits[0, :10], hits[1, 10:24] = 0, 0
+    hits[0, :10] = 0
+    hits[1, 10:24] = 0
     step = hits[1] - hits[0]  # the first is better by 4 images
     error = step.std() / 400**0.5
     flipped = statistics.NormalDist().cdf(step.mean() / error)

@@ -1,4 +1,6 @@
-"""Finds images in tar files (also nested, WebDataset) and zips, reading headers and labels only."""
+"""Finds images in tar files (also nested, and WebDataset's) and zip files.
+
+Only headers and labels are read. Nothing is unpacked."""
 
 import struct
 import tarfile
@@ -8,59 +10,60 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from backbench.containers.spans import CODECS, LARGEST_IMAGE, Row, Span, Table
+from backbench.containers.spans import CODECS, Span, bare_span
+from backbench.containers.tables import LARGEST_IMAGE, Row, Table
 from backbench.errors import BadInput
 from backbench.images.image_list import is_image
 from backbench.untrusted import jsons, opening, printable
 
 MOST_CLASSES = 1_000_000  # in shards, where labels alone say how many there are
 MOST_TIMES = 1000  # unpacked bytes for one stored byte of an image in a zip file
-
-
-def bare(start: int, size: int) -> Span:
-    return start, size, 0, 0, size, size
+LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a member of a zip file
+UTF8_NAME = 0x800  # the flag of a zip member whose name is UTF-8, not code page 437
+ENCRYPTED = 1  # the flag of an encrypted one
 
 
 def scan_tars(files: Sequence[Path]) -> Iterator[Table]:
-    """Yield the tables of uncompressed tar files, and of tars inside. A member `<key>.cls` (a
-    number) or `<key>.json` ({"label": number}) labels the image `<key>.<extension>`."""
+    """Yield the tables of uncompressed tar files, and of tars inside.
+
+    A member `<key>.cls` (a number) or `<key>.json` ({"label": number}) labels the image
+    `<key>.<extension>`."""
     for file in files:
         try:
             with opening.open_regular(file) as raw:
                 rows, passed = _members(raw, file)
-            yield Table.of(rows, notes=_said(passed))
+            yield Table.of(rows, notes=_notes(passed))
         except BadInput:
             raise
-        except (
-            Exception
-        ) as error:  # tarfile's own, and whatever a crafted header makes of it
+        # tarfile's own errors, and whatever a crafted header makes of it
+        except Exception as error:
             said = printable.shown(" ".join(str(error).split()), 100)
             raise BadInput(
                 f"{file}: not readable as an uncompressed tar file ({said})"
             ) from None
 
 
-def _said(passed: Counter[str]) -> list[str]:
+def _notes(passed: Counter[str]) -> list[str]:
     return [f"{count} {kind} passed over" for kind, count in sorted(passed.items())]
 
 
 def _members(
     raw: IO[bytes], file: Path, begin: int = 0, above: str = ""
 ) -> tuple[list[Row], Counter[str]]:
-    """List a tar's images, from byte `begin` of `file`; `above` is the folder of a nested tar."""
-    found: list[tuple[str, int, int]] = []
-    labels: dict[
-        str, tuple[str, int, int]
-    ] = {}  # key of a sample -> its label's kind and place
+    """List a tar's images, and count what is passed over.
+
+    A nested tar begins at byte `begin` of `file`, and its images lie in the folder `above`."""
+    found: list[tuple[str, int, int]] = []  # name, first byte, number of bytes
+    # Folder and key of a sample -> its label's kind, first byte, number of bytes
+    labels: dict[str, tuple[str, int, int]] = {}
     rows: list[Row] = []
     passed: Counter[str] = Counter()
     with tarfile.open(fileobj=raw, mode="r:") as tar:
         for member in tar:
             name = member.name.removeprefix("./")
             folder, _, base = name.rpartition("/")
-            key, _, extension = base.partition(
-                "."
-            )  # WebDataset: the key ends at the first dot
+            # WebDataset's rule: the key ends at the first dot
+            key, _, extension = base.partition(".")
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse():
@@ -68,9 +71,8 @@ def _members(
             elif is_image(name):
                 found.append((name, member.offset_data, member.size))
             elif extension in ("cls", "json") and key:
-                labels.setdefault(
-                    f"{folder}/{key}", (extension, member.offset_data, member.size)
-                )
+                label_at = (extension, member.offset_data, member.size)
+                labels.setdefault(f"{folder}/{key}", label_at)
             elif base.endswith(".tar") and not above:
                 inner = tar.extractfile(member)
                 assert inner is not None
@@ -79,8 +81,9 @@ def _members(
                 passed += more
             else:
                 passed["other members"] += 1
-            tar.members = []  # type: ignore[attr-defined] # tarfile keeps them all otherwise
-        # It ends with a block of zeros; without it tarfile takes a cut file for a short one
+            # tarfile would keep them all, for a million images some gigabytes
+            tar.members = []  # type: ignore[attr-defined]
+        # A tar ends with a block of zeros; without it tarfile takes a cut file for a short one
         raw.seek(tar.offset)
         if raw.read(512) != bytes(512):
             raise BadInput(
@@ -90,20 +93,24 @@ def _members(
         label = -1
         if labels:
             folder, _, base = name.rpartition("/")
-            stated = labels.get(f"{folder}/{base.partition('.')[0]}")
-            if stated is not None:
-                label = _label(raw, stated, file, name)
+            key = base.partition(".")[0]
+            if f"{folder}/{key}" in labels:
+                label = _label(raw, labels[f"{folder}/{key}"], file, name)
         path = name if not above or name.startswith(f"{above}/") else f"{above}/{name}"
-        rows.append((path, label, bare(begin + start, size)))
+        rows.append((path, label, bare_span(begin + start, size)))
     return rows, passed
 
 
-def _label(raw: IO[bytes], stated: tuple[str, int, int], file: Path, image: str) -> int:
-    kind, start, size = stated
+def _label(
+    raw: IO[bytes], label_at: tuple[str, int, int], file: Path, image: str
+) -> int:
+    """Read a label; -1 where the sample's json has none. BadInput for anything but a number."""
+    kind, start, size = label_at
     raw.seek(start)
     try:
         value = jsons.decode(raw.read(min(size, opening.MEGABYTE)))
         label = value if kind == "cls" else value.get("label", value.get("cls", -1))
+        # type() and not isinstance(): True would be an int
         if type(label) is int and -1 <= label < MOST_CLASSES:
             return label
     except (ValueError, AttributeError):
@@ -120,14 +127,14 @@ def scan_zips(files: Sequence[Path]) -> Iterator[Table]:
         try:
             with opening.open_regular(file) as raw, zipfile.ZipFile(raw) as archive:
                 yield _zipped(raw, archive)
-        except (
-            Exception
-        ) as error:  # zipfile's own, and whatever a crafted header makes of it
+        # zipfile's own errors, and whatever a crafted header makes of it
+        except Exception as error:
             said = printable.shown(" ".join(str(error).split()), 160)
             raise BadInput(f"{file}: not readable as a zip file ({said})") from None
 
 
 def _zipped(raw: IO[bytes], archive: zipfile.ZipFile) -> Table:
+    """Make the table of a zip file. ValueError where the file contradicts itself."""
     passed: Counter[str] = Counter()
     rows: list[Row] = []
     for info in archive.infolist():
@@ -137,8 +144,9 @@ def _zipped(raw: IO[bytes], archive: zipfile.ZipFile) -> Table:
         if not is_image(name):
             passed["other members"] += 1
             continue
+        # 1. What the central directory says of the member
         shown = printable.shown(name, 100)
-        if info.flag_bits & 1:
+        if info.flag_bits & ENCRYPTED:
             raise ValueError(f"{shown} is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(
@@ -147,25 +155,34 @@ def _zipped(raw: IO[bytes], archive: zipfile.ZipFile) -> Table:
         limit = min(LARGEST_IMAGE, MOST_TIMES * max(1, info.compress_size))
         if info.file_size > limit:
             raise ValueError(f"{shown} claims {info.file_size} bytes")
+        # 2. The member's own header, which must say the same, and where its bytes begin
         raw.seek(info.header_offset)
-        sign, _, _, method, *_, long, extra = struct.unpack("<4s5H3I2H", raw.read(30))
-        encoded = info.orig_filename.encode(
-            "utf-8" if info.flag_bits & 0x800 else "cp437"
-        )
-        if (sign, method, raw.read(long)) != (b"PK\3\4", info.compress_type, encoded):
+        header = LOCAL_HEADER.unpack(raw.read(LOCAL_HEADER.size))
+        sign, _, _, method, *_, name_length, extra_length = header
+        encoding = "utf-8" if info.flag_bits & UTF8_NAME else "cp437"
+        own_name = raw.read(name_length)
+        if (
+            sign != b"PK\3\4"
+            or method != info.compress_type
+            or own_name != info.orig_filename.encode(encoding)
+        ):
             raise ValueError(f"the directory and the member {shown} disagree")
-        start, size = info.header_offset + 30 + long + extra, info.file_size
-        span = bare(start, size)
-        if method:
-            span = start, info.compress_size, CODECS.index("deflate"), 0, size, size
-        elif info.compress_size != size:
-            raise ValueError(
-                f"{shown} is stored in {info.compress_size} bytes, not {size}"
-            )
+        start = info.header_offset + LOCAL_HEADER.size + name_length + extra_length
+        size = info.file_size
+        if method == zipfile.ZIP_STORED:
+            if info.compress_size != size:
+                raise ValueError(
+                    f"{shown} is stored in {info.compress_size} bytes, not {size}"
+                )
+            span: Span = bare_span(start, size)
+        else:
+            deflate = CODECS.index("deflate")
+            span = (start, info.compress_size, deflate, 0, size, size)
         rows.append((name.removeprefix("./"), -1, span))
+    # 3. Members that overlap: a few bytes would unpack to any number (a zip bomb)
     end = 0
     for start, stored, *_ in sorted(span for _, _, span in rows):
         if start < end:
             raise ValueError(f"two members share byte {start}")
         end = start + stored
-    return Table.of(rows, notes=_said(passed))
+    return Table.of(rows, notes=_notes(passed))

@@ -1,30 +1,29 @@
-"""Reads image sets that are not files: CIFAR's pickles (none executed), STL-10, joined lists."""
+"""Reads CIFAR and STL-10, whose images are rows of arrays. CIFAR's pickles are never unpickled:
+`untrusted.pickles` reads them, and executes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from backbench.errors import BadInput, nearest
-from backbench.images.image_list import ArrayList, ImageList, Stamp, taken
+from backbench.images.image_list import ArrayList, ImageList, Joined
 from backbench.untrusted import opening, pickles, printable
 
 if TYPE_CHECKING:
     import numpy as np
-    from PIL import Image
 
 STL10_SPLITS = ("train", "unlabeled", "train+unlabeled", "test")
 
 
 def _read_pickle(path: Path) -> dict[str, Any]:
-    """A batch of CIFAR, its keys as text."""
+    """Read a batch of CIFAR, its keys as text."""
     try:
         with opening.open_regular(path, most=opening.GIGABYTE) as file:
             content = pickles.read(file)
         return {
-            k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()
+            key.decode() if isinstance(key, bytes) else key: value
+            for key, value in content.items()
         }
     except FileNotFoundError:
         raise BadInput(
@@ -40,9 +39,10 @@ def read_cifar(folder: Path, split: str) -> ArrayList:
     import numpy as np
 
     if folder.name == "cifar-100-python":
-        meta, key, files = "meta", "fine_label", {"train": ["train"], "test": ["test"]}
+        meta, labels_key, names_key = "meta", "fine_labels", "fine_label_names"
+        files = {"train": ["train"], "test": ["test"]}
     else:
-        meta, key = "batches.meta", "label"
+        meta, labels_key, names_key = "batches.meta", "labels", "label_names"
         files = {
             "train": [f"data_batch_{i}" for i in range(1, 6)],
             "test": ["test_batch"],
@@ -55,8 +55,8 @@ def read_cifar(folder: Path, split: str) -> ArrayList:
         # A row is 1024 red, 1024 green and 1024 blue values, each row by row
         rows = np.concatenate([batch["data"] for batch in batches])
         pixels = np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-        labels = [int(label) for batch in batches for label in batch[f"{key}s"]]
-        classes = names[f"{key}_names"]
+        labels = [int(label) for batch in batches for label in batch[labels_key]]
+        classes = names[names_key]
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise BadInput(f"{folder}: not CIFAR's files ({error!r:.100})") from None
     return _array_list(folder, split, pixels, labels, classes)
@@ -65,7 +65,7 @@ def read_cifar(folder: Path, split: str) -> ArrayList:
 def _array_list(
     folder: Path, split: str, pixels: np.ndarray, labels: list[int], classes: list[str]
 ) -> ArrayList:
-    """The rows of `pixels`, named by split and place. BadInput where they do not fit together."""
+    """List the rows of `pixels`, named by split and place. BadInput where the parts do not fit."""
     if pixels.dtype != "uint8" or len(labels) != len(pixels):
         raise BadInput(
             f"{folder}: {len(pixels)} images of {pixels.dtype} but {len(labels)} labels in '{split}'"
@@ -108,56 +108,3 @@ def _read_stl10(folder: Path, split: str) -> ArrayList:
     if names.exists():
         classes = opening.read_bytes(names, most=opening.MEGABYTE).decode().splitlines()
     return _array_list(folder, split, raw.transpose(0, 3, 2, 1), labels, classes)
-
-
-@dataclass(frozen=True)
-class Joined(ImageList):
-    """Several lists behind one another, with the classes of the first."""
-
-    parts: tuple[ImageList, ...]
-    where: tuple[tuple[int, int], ...]  # of each image: the part, and its place there
-
-    @staticmethod
-    def of(
-        parts: Sequence[ImageList],
-        *,
-        root: Path | None = None,
-        paths: Sequence[str] | None = None,
-    ) -> Joined:
-        """The lists, by default under the root of the first and their own paths."""
-        own: list[str] = []
-        labels: list[int] = []
-        where: list[tuple[int, int]] = []
-        for number, part in enumerate(parts):
-            own += part.paths
-            labels += part.labels
-            where += [(number, place) for place in range(len(part))]
-        first = parts[0]
-        kept, here = own if paths is None else paths, root or first.root
-        return Joined(
-            here, kept, tuple(labels), first.classes, tuple(parts), tuple(where)
-        )
-
-    def open(self, index: int) -> Image.Image:
-        part, place = self.where[index]
-        return self.parts[part].open(place)
-
-    def array(self, index: int) -> np.ndarray:
-        part, place = self.where[index]
-        return self.parts[part].array(place)
-
-    def read(self, index: int) -> bytes:
-        part, place = self.where[index]
-        return self.parts[part].read(place)
-
-    def ends(self, index: int, size: int = 4096) -> bytes:
-        part, place = self.where[index]
-        return self.parts[part].ends(place, size)
-
-    def stamps(self) -> Iterator[Stamp]:
-        stamps = [list(part.stamps()) for part in self.parts]
-        for part, place in self.where:
-            yield stamps[part][place]
-
-    def subset(self, indices: Sequence[int]) -> Self:
-        return replace(super().subset(indices), where=taken(self.where, indices))

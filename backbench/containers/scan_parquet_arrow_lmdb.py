@@ -1,5 +1,7 @@
-"""Finds the images in Parquet, Arrow and LMDB files, in its own process: a crafted file may kill
-the libraries that know them. They scan and never read; the caller distrusts their tables."""
+"""Finds the images in Parquet, Arrow and LMDB files, in a process of its own.
+
+A crafted file may kill the libraries that know these formats, so `scan` starts this file as a
+program, which writes tables and never reads an image for anybody. `scan` distrusts the tables."""
 
 import contextlib
 import io
@@ -13,12 +15,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from backbench.containers.parquet_pages import codec_of, spans_of
-from backbench.containers.spans import Row, Table, mark_of, read_span
+from backbench.containers.spans import bare_span, mark_of, read_span
+from backbench.containers.tables import Row, Table
 from backbench.errors import BadInput
 from backbench.images.image_list import is_image
 from backbench.runs.state import die_with_parent
@@ -32,23 +35,18 @@ PACKAGES = {"parquet": "pyarrow", "arrow": "pyarrow", "lmdb": "lmdb"}
 
 
 def scan(kind: str, files: Sequence[Path]) -> Iterator[Table]:
-    """The tables of files of one kind."""
+    """Yield the tables of files of one kind. BadInput names the first that cannot be scanned."""
     for begin in range(0, len(files), AT_ONCE):
         part = files[begin : begin + AT_ONCE]
         with tempfile.TemporaryDirectory() as folder:
-            command = [
-                sys.executable,
-                "-P",
-                "-m",
-                __name__,
-                kind,
-                folder,
-                *map(str, part),
-            ]
+            program = [sys.executable, "-P", "-m", __name__, kind, folder]
             wait = SECONDS * len(part)
             try:
                 ended = subprocess.run(
-                    command, capture_output=True, timeout=wait, check=False
+                    [*program, *(str(file) for file in part)],
+                    capture_output=True,
+                    timeout=wait,
+                    check=False,
                 )
                 why = "its reader died" if ended.returncode < 0 else "its reader failed"
             except subprocess.TimeoutExpired:
@@ -56,10 +54,8 @@ def scan(kind: str, files: Sequence[Path]) -> Iterator[Table]:
             for number, file in enumerate(part):
                 refusal = Path(folder) / f"{number}.txt"
                 if refusal.exists():
-                    text = opening.read_bytes(refusal, most=2000).decode(
-                        errors="replace"
-                    )
-                    why = printable.shown(text, 300)
+                    text = opening.read_bytes(refusal, most=2000)
+                    why = printable.shown(text.decode(errors="replace"), 300)
                 try:
                     size = file.stat().st_size
                     table = Table.loaded(Path(folder) / f"{number}.npz", size)
@@ -84,36 +80,48 @@ def main(kind: str, folder: str, files: Sequence[str]) -> None:
             table = scan_file(Path(file))
             (Path(folder) / f"{number}.npz").write_bytes(table.dumped())
         except Exception as error:
-            said = printable.shown(
-                " ".join(str(error).split()) or type(error).__name__, 250
-            )
             if isinstance(error, ImportError):
                 package = PACKAGES[kind]
                 said = f"the package {package} is missing: pip install 'backbench[containers]'"
+            else:
+                text = " ".join(str(error).split()) or type(error).__name__
+                said = printable.shown(text, 250)
             (Path(folder) / f"{number}.txt").write_text(said)
             return
 
 
-def _columns(schema: Any) -> tuple[str, bool, str | None, list[str]]:
-    """Return (column of images, whether it is a struct of bytes and path, column of labels, class
-    names) by the schema and the Hub's description in it."""
+class _Columns(NamedTuple):
+    """The columns of a table of images."""
+
+    image: str
+    struct: (
+        bool  # whether an image is a struct of bytes and path; otherwise it is bytes
+    )
+    label: str | None
+    classes: list[str]  # names by label; empty where the file states none
+
+
+def _columns(schema: Any) -> _Columns:
+    """Find the columns by the schema, and by the Hub's description in it."""
     import pyarrow as pa
 
-    images, numbers = [], []
+    # 1. The images: a column called image or img comes before others, then the name decides
+    images = []
+    numbers = []
     for field in schema:
-        below = (
-            {f.name for f in field.type} if pa.types.is_struct(field.type) else set()
-        )
+        struct = pa.types.is_struct(field.type)
         binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
-        if "bytes" in below or binary:
-            images.append((field.name not in ("image", "img"), field.name, not binary))
+        if binary or (struct and "bytes" in {below.name for below in field.type}):
+            images.append((field.name not in ("image", "img"), field.name, struct))
         if pa.types.is_integer(field.type):
             numbers.append(field.name)
     if not images:
         raise ValueError("no column of images, as `image: struct<bytes, path>`")
-    _, image, struct = min(images)
+    _, image, is_struct = min(images)
+    # 2. The names of classes, as the Hub writes them
     features: dict[str, Any] = {}
-    if text := (schema.metadata or {}).get(b"huggingface"):
+    text = (schema.metadata or {}).get(b"huggingface")
+    if text:
         features = jsons.decode(text)["info"]["features"]
     classes = {}
     for name, about in features.items():
@@ -122,61 +130,66 @@ def _columns(schema: Any) -> tuple[str, bool, str | None, list[str]]:
             classes[name] = [
                 str(each).replace("/", "_") for each in about.get("names") or []
             ]
+    # 3. The labels
     for label in ("label", *classes, "labels", "cls"):
         if label in numbers:
-            return image, struct, label, classes.get(label, [])
-    return image, struct, None, []
+            return _Columns(image, is_struct, label, classes.get(label, []))
+    return _Columns(image, is_struct, None, [])
 
 
-def _named(path: object, row: int, file: Path) -> str:
-    """The name of an image: the file name that its row keeps, or its place."""
-    if isinstance(path, str) and path:
+def _name_of(path: object, row: int, file: Path) -> str:
+    """Return the name of an image: the file name that its row keeps, or its place."""
+    if not isinstance(path, str) or not path:
+        return f"{file.stem}-{row:07}.jpg"
+    if path.startswith("/"):
         # A path of the machine that wrote it says nothing of the class
-        return (
-            path.rpartition("/")[2] if path.startswith("/") else path.removeprefix("./")
-        )
-    return f"{file.stem}-{row:07}.jpg"
+        return path.rpartition("/")[2]
+    return path.removeprefix("./")
 
 
 def scan_parquet(file: Path) -> Table:
-    """The table of a Parquet file of any writer whose images lie plain or in a dictionary."""
+    """Scan a Parquet file of any writer whose images lie plain or in a dictionary."""
     import pyarrow.parquet as pq
 
     rows: list[Row] = []
     with opening.open_regular(file) as raw:
         about = pq.ParquetFile(raw)
-        image, struct, label, classes = _columns(about.schema_arrow)
-        column = f"{image}.bytes" if struct else image
+        columns = _columns(about.schema_arrow)
+        column = f"{columns.image}.bytes" if columns.struct else columns.image
         index = next(i for i, c in enumerate(about.schema) if c.path == column)
         levels = about.schema.column(index).max_definition_level
         if about.schema.column(index).max_repetition_level:
             raise ValueError("a column of lists of images")
-        wanted = [name for name in (f"{image}.path" if struct else None, label) if name]
+        wanted = []
+        if columns.struct:
+            wanted.append(f"{columns.image}.path")
+        if columns.label is not None:
+            wanted.append(columns.label)
         meta = about.metadata
         codec = ""
         for group in range(meta.num_row_groups):
             chunk = meta.row_group(group).column(index)
             codec = codec_of(chunk)
             spans = list(spans_of(raw.fileno(), chunk, levels))
-            texts = (
-                about.read_row_group(group, columns=wanted).to_pylist()
-                if wanted
-                else []
-            )
-            if wanted and len(texts) != len(spans):
+            texts: list[dict[str, Any]] = [{}] * len(spans)
+            if wanted:
+                texts = about.read_row_group(group, columns=wanted).to_pylist()
+            if len(texts) != len(spans):
                 raise ValueError(f"{len(spans)} images in {len(texts)} rows")
-            for number, span in enumerate(spans):
-                one = texts[number] if wanted else {}
-                stated = -1 if label is None or one[label] is None else int(one[label])
-                path = (one.get(image) or {}).get("path") if struct else None
-                rows.append((_named(path, len(rows), file), stated, span))
+            for text, span in zip(texts, spans):
+                path = None
+                if columns.struct:
+                    path = (text.get(columns.image) or {}).get("path")
+                stated = None if columns.label is None else text[columns.label]
+                label = -1 if stated is None else int(stated)
+                rows.append((_name_of(path, len(rows), file), label, span))
         _prove(about, file, column, rows)
     note = f"{meta.num_row_groups} row groups, {codec}, written by {meta.created_by}"
-    return Table.of(rows, classes, [printable.shown(note, 100)])
+    return Table.of(rows, columns.classes, [printable.shown(note, 100)])
 
 
 def _prove(about: Any, file: Path, column: str, rows: Sequence[Row]) -> None:
-    """Compare some rows of one row group with what pyarrow reads."""
+    """Compare some rows of one row group, drawn by the file's name, with what pyarrow reads."""
     draw = random.Random(file.name)
     group = draw.randrange(max(1, about.metadata.num_row_groups))
     begin = sum(about.metadata.row_group(i).num_rows for i in range(group))
@@ -187,13 +200,14 @@ def _prove(about: Any, file: Path, column: str, rows: Sequence[Row]) -> None:
         table = table.combine_chunks().field("bytes")
     mark = mark_of(file)
     for row in draw.sample(range(len(table)), min(PROOF, len(table))):
-        span = rows[begin + row][2]
-        if read_span(str(file), mark, span, f"row {begin + row}") != table[row].as_py():
+        _, _, span = rows[begin + row]
+        own = read_span(str(file), mark, span, f"row {begin + row}")
+        if own != table[row].as_py():
             raise ValueError(f"row {begin + row} has other bytes than pyarrow reads")
 
 
 def scan_arrow(file: Path) -> Table:
-    """The table of a file of the library `datasets`: Arrow's stream or file format, not packed."""
+    """Scan a file of the library `datasets`: Arrow's stream or file format, not packed."""
     import pyarrow as pa
 
     mapped = pa.memory_map(str(file))
@@ -204,18 +218,20 @@ def scan_arrow(file: Path) -> Table:
     except pa.ArrowInvalid:
         reader = pa.ipc.open_file(pa.BufferReader(whole))
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-    image, struct, label, classes = _columns(reader.schema)
+    columns = _columns(reader.schema)
     rows: list[Row] = []
     for batch in batches:
         batch.validate()
-        images, paths = batch.column(image), None
+        images = batch.column(columns.image)
+        paths = None
         if isinstance(images, pa.ExtensionArray):
             images = images.storage
-        if struct:
+        if columns.struct:
             names = [field.name for field in images.type]
             below = dict(zip(names, images.flatten()))
-            images, paths = below["bytes"], below.get("path")
-        labels = batch.column(label) if label else None
+            images = below["bytes"]
+            paths = below.get("path")
+        labels = batch.column(columns.label) if columns.label else None
         if images.null_count:
             raise ValueError("the images are not in it (null bytes)")
         # A binary array is offsets (N + 1,) and the bytes between them
@@ -225,21 +241,24 @@ def scan_arrow(file: Path) -> Table:
         _, offsets, values = images.buffers()
         ends = np.frombuffer(offsets, wide)[images.offset :][: len(images) + 1].tolist()
         for row, (begin, end) in enumerate(itertools.pairwise(ends)):
-            start, size = values.address - whole.address + begin, end - begin
+            # The values lie inside the mapped file, unless they were unpacked to other memory
+            start = values.address - whole.address + begin
+            size = end - begin
             if not (0 <= start <= whole.size - size and size >= 0):
                 raise ValueError(
                     "its images are compressed; write it without compression"
                 )
-            stated = labels[row].as_py() if labels is not None else None
-            stated = -1 if stated is None else int(stated)
-            path = paths[row].as_py() if paths is not None else None
-            span = (start, size, 0, 0, size, size)
-            rows.append((_named(path, len(rows), file), stated, span))
-    return Table.of(rows, classes)
+            stated = None if labels is None else labels[row].as_py()
+            label = -1 if stated is None else int(stated)
+            path = None if paths is None else paths[row].as_py()
+            rows.append(
+                (_name_of(path, len(rows), file), label, bare_span(start, size))
+            )
+    return Table.of(rows, columns.classes)
 
 
 def scan_lmdb(file: Path) -> Table:
-    """The table of an LMDB of path -> file, or of folder2lmdb's number -> pickled (file, label)."""
+    """Scan an LMDB of path -> file, or of folder2lmdb's number -> pickled (file, label)."""
     import lmdb
 
     rows: list[Row] = []
@@ -248,43 +267,42 @@ def scan_lmdb(file: Path) -> Table:
         lmdb.open(str(file), max_spare_txns=0, **how) as env,
         env.begin(buffers=True) as entries,
     ):
+        # A value is a piece of the mapped file, so its address tells its place. The library maps
+        # the file as one piece, which begins at the lowest address of its lines here
         real = os.path.realpath(file)
         maps = Path("/proc/self/maps").read_text().splitlines()
-        # The library maps the file as one piece; the rest are its own pages
         begin = min(
             int(line.split("-")[0], 16) for line in maps if line.endswith(f" {real}")
         )
         size = file.stat().st_size
         for key, value in entries.cursor():
             name = bytes(key).decode()
-            start = (
-                np.frombuffer(value, np.uint8).ctypes.data - begin if len(value) else -1
-            )
+            start = -1
+            if len(value):
+                start = np.frombuffer(value, np.uint8).ctypes.data - begin
             if not 0 <= start <= size - len(value):
                 raise ValueError(f"a value outside of the file, under {name[:100]}")
             if is_image(name):
-                rows.append(
-                    (name, -1, (start, len(value), 0, 0, len(value), len(value)))
-                )
+                rows.append((name, -1, bare_span(start, len(value))))
             elif bytes(value[:1]) == b"\x80" and not name.startswith("__"):
-                inner, long, label = _pickled(bytes(value))
-                rows.append(
-                    (f"{name}.jpg", label, (start + inner, long, 0, 0, long, long))
-                )
+                inner, length, label = _pickled(bytes(value))
+                rows.append((f"{name}.jpg", label, bare_span(start + inner, length)))
     return Table.of(rows)
 
 
 def _pickled(data: bytes) -> tuple[int, int, int]:
-    """Return (first byte, number of bytes, label) of a pickled (bytes, int), which is never
-    unpickled again. ValueError for anything else."""
+    """Return (first byte, number of bytes, label) of a pickled (bytes of an image, label).
+
+    So nobody unpickles it again. ValueError for anything else."""
     pair = pickles.read(io.BytesIO(data))
     if not (isinstance(pair, tuple | list) and [type(x) for x in pair] == [bytes, int]):
         raise ValueError("a pickled value that is not (bytes of an image, label)")
-    for code, value, at in pickletools.genops(data):
-        if value == pair[0] and at is not None:
-            head = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}.get(code.name)
-            if head:
-                return at + head, len(pair[0]), pair[1]
+    image, label = pair
+    # Bytes of the operation and of the length that stand before the image
+    heads = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}
+    for operation, value, at in pickletools.genops(data):
+        if value == image and at is not None and operation.name in heads:
+            return at + heads[operation.name], len(image), label
     raise ValueError("an image that its pickle does not hold in one piece")
 
 

@@ -1,0 +1,211 @@
+"""Finds the container that holds a split, and says why a file is none that is read.
+
+Nothing here needs numpy until a container is found, so that the catalog stays cheap to import."""
+
+import functools
+import glob
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backbench.containers import naming
+from backbench.containers.container import SPLIT_OF, SPLIT_WORDS, Container
+from backbench.errors import BadInput
+
+if TYPE_CHECKING:
+    from backbench.containers.spans import Mark
+
+# Kind -> where a split's files may lie below the dataset's folder. `*.arrow` is not a pattern: the
+# library `datasets` leaves results of its `map` beside the data, as cache-*.arrow
+PATTERNS = {
+    "tar": ("{}.tar", "{}/*.tar", "*_{}.tar", "{}-*.tar", "*-{}-*.tar"),
+    "zip": ("{}.zip", "{}/*.zip", "*_{}.zip", "{}-*.zip"),
+    "parquet": (
+        "{}.parquet",
+        "{}/*.parquet",
+        "{}-*.parquet",
+        "data/{}-*.parquet",
+        "*/{}/*.parquet",
+    ),
+    "arrow": ("{}.arrow", "{}/data-*.arrow", "*-{}.arrow", "*-{}-*-of-*.arrow"),
+    "lmdb": ("{}.lmdb", "{}.lmdb/data.mdb", "{}_lmdb/data.mdb", "{}/data.mdb"),
+}
+# Kind -> endings of a file that holds a whole dataset
+ENDINGS = {
+    "tar": (".tar",),
+    "zip": (".zip",),
+    "parquet": (".parquet",),
+    "arrow": (".arrow",),
+    "lmdb": (".lmdb", "data.mdb"),
+}
+_PACKED_TAR = (
+    "a compressed tar can only be read from its beginning; unpack it, or gunzip it"
+)
+_HDF5 = (
+    "HDF5 has no convention for images; write them as class folders or as a zip file"
+)
+# Ending -> why such a file is not read, and what to do
+REFUSED = {
+    ".tar.gz": _PACKED_TAR,
+    ".tgz": _PACKED_TAR,
+    ".beton": "FFCV holds other pixels than the images, resized and encoded again; use the images",
+    ".tfrecord": "TFRecord is not read; use the tar files that it was made from, or class folders",
+    ".h5": _HDF5,
+    ".hdf5": _HDF5,
+}
+
+
+def find(base: Path, split: str) -> Container | None:
+    """Return the container of a split of the dataset in BASE (or in BASE.zip, BASE.tar).
+
+    None means that there is none, or that there is a class folder. BadInput names a split that is
+    there twice."""
+    # Two patterns may match the same files; these are one container
+    found: list[tuple[str, str, list[Path]]] = []
+    for kind, pattern, files in _files_of(base, split):
+        if files not in [others for _, _, others in found]:
+            found.append((kind, pattern, files))
+    folder = base / split
+    if folder.is_dir() and any(
+        p.is_dir() and p.name[0] != "." for p in folder.iterdir()
+    ):
+        # A class folder wins over the archives that it was unpacked from
+        for _, pattern, files in found:
+            unpacked = pattern == "{}/*.tar" and all(
+                (folder / file.stem).is_dir() for file in files
+            )
+            if not unpacked and pattern != "*_{}.tar":
+                raise BadInput(
+                    f"{base}: '{split}' is there twice, {folder} and {files[0]}; move one"
+                )
+        return None
+    if len(found) > 1:
+        first = found[0][2][0]
+        second = found[1][2][0]
+        raise BadInput(
+            f"{base}: '{split}' is there twice, {first} and {second}; move one away"
+        )
+    if found:
+        kind, _, files = found[0]
+        return Container(kind, tuple(files))
+    container = whole(base)
+    if container is None:
+        return None
+    from backbench.containers.spans import mark_of
+
+    marks = tuple(mark_of(file) for file in container.files)
+    inside = _splits_inside(container, marks)
+    return replace(container, inside=inside[split]) if split in inside else None
+
+
+def _files_of(base: Path, split: str) -> Iterator[tuple[str, str, list[Path]]]:
+    """Yield (kind, pattern, files) for each pattern that matches files of a split."""
+    for word in SPLIT_WORDS.get(split, (glob.escape(split),)):
+        for kind, patterns in PATTERNS.items():
+            for pattern in patterns:
+                matches = sorted(base.glob(pattern.format(word)))
+                files = [file for file in matches if _usable(file)]
+                if files:
+                    yield kind, pattern, files
+
+
+def whole(base: Path) -> Container | None:
+    """Return the container of a whole dataset: BASE.zip, BASE.tar, or files alone in BASE."""
+    found: list[Container] = []
+    if base.is_dir():
+        children = [p for p in sorted(base.iterdir()) if p.name[0] != "."]
+        divided = any(any(_files_of(base, split)) for split in SPLIT_WORDS)
+        if divided or any(p.is_dir() for p in children):
+            return None
+        for kind, endings in ENDINGS.items():
+            files = [
+                p for p in children if p.name.lower().endswith(endings) and _usable(p)
+            ]
+            if files:
+                found.append(Container(kind, tuple(files)))
+    for kind, endings in ENDINGS.items():
+        for ending in endings:
+            file = base.with_name(base.name + ending)
+            if _usable(file):
+                found.append(Container(kind, (file,)))
+    if len(found) > 1:
+        names = " and ".join(str(container.files[0]) for container in found)
+        raise BadInput(f"{base}: the dataset is there twice, {names}; move one away")
+    return found[0] if found else None
+
+
+# A dataset's container is looked for some ten times in one run
+@functools.lru_cache(maxsize=64)
+def _splits_inside(container: Container, marks: "tuple[Mark, ...]") -> dict[str, str]:
+    """Return split -> its folder inside a container; empty where the container is not divided.
+
+    `marks` belong to the cache's key: they tell a file from a later one of the same name."""
+    from backbench.containers.table_cache import tables_of
+
+    tables, _ = tables_of(container)
+    names = naming.Rows(container, tables, "", {}).names
+    tops = {name.partition("/")[0] for name in names}
+    if not tops <= SPLIT_OF.keys():
+        # Beside other folders (`unlabeled`, say), a split is one that holds class folders
+        deep = {name.partition("/")[0] for name in names if name.count("/") > 1}
+        tops = deep & SPLIT_OF.keys()
+    out: dict[str, str] = {}
+    for top in sorted(tops):
+        split = SPLIT_OF[top]
+        if split in out:
+            raise BadInput(
+                f"{container.files[0]}: '{split}' is there twice, as {out[split]} and {top};"
+                " take one out"
+            )
+        out[split] = top
+    return out
+
+
+def splits_of(base: Path) -> list[str]:
+    """List the splits that are in containers."""
+    return [split for split in SPLIT_WORDS if find(base, split)]
+
+
+def described(base: Path) -> str:
+    """Describe the containers of a dataset in words; empty where it has none."""
+    found: dict[str, Container] = {}
+    for split in SPLIT_WORDS:
+        container = find(base, split)
+        if container is not None:
+            found[split] = container
+    if not found:
+        undivided = whole(base)
+        if undivided is not None:
+            found[undivided.files[0].name] = undivided
+    return "; ".join(
+        f"{which}: {c.kind}, {len(c.files)} files" for which, c in found.items()
+    )
+
+
+def _usable(file: Path) -> bool:
+    # A FIFO or a device counts here, and is refused when it is opened
+    there = file.exists() and not file.is_dir()
+    return there and not file.name.startswith((".", "cache-"))
+
+
+def refusal(base: Path, split: str) -> str | None:
+    """Say why the files that BASE has in place of a split are not read; None where it has none."""
+    for folder in (base, base / split, base.parent):
+        if not folder.is_dir():
+            continue
+        for file in sorted(folder.iterdir()):
+            # Beside BASE lie other datasets, too: only BASE.tar.gz and the like are its own
+            own = folder != base.parent or file.name.startswith(f"{base.name}.")
+            why = refused(file) if own else None
+            if why:
+                return why
+    return None
+
+
+def refused(file: Path) -> str | None:
+    """Say why a file of this name is not read; None for any other name."""
+    for ending, why in REFUSED.items():
+        if file.name.lower().endswith(ending) or f"{ending}-" in file.name:
+            return f"{file}: {why}"
+    return None
