@@ -31,7 +31,7 @@ class Task:
     kind: str | None = None
     percent: int | None = None  # of ImageNet's labels
     ious: tuple[str, ...] = ()  # detection: what its APs compare, the task's own first
-    cheap: bool = False  # minutes, where the others take hours: what may predict them
+    cheap: bool = False  # takes minutes, where the others take hours
     ranked: bool = True  # False where the numbers only describe features
     lower: bool = False  # less is better; the title says so, too
     # Its probes read one feature an image, which stands in the cache; others read maps or tokens

@@ -28,7 +28,7 @@ from backbench.errors import BadInput
 from backbench.images import contents
 from backbench.parallel import loading
 from backbench.recipes import fast
-from backbench.records import store
+from backbench.records import predictions, store
 from backbench.records.store import Result
 from backbench.runs import atomic
 from backbench.runs.folder import PICTURES, RESULTS_FILE, RUN_FILE
@@ -128,7 +128,7 @@ def record(
         for name, draws in of_kind.samples.items():
             samples[f"bootstrap_{kind}_{name}"] = draws
     # 3. Files come first and rows last, because a run that has rows is finished.
-    kept = store.keep_predictions(
+    kept = predictions.keep(
         run.out,
         f"{p.task.name}_{run.engine}-s{p.seed}-{p.checkpoint.digest[:12]}",
         manifest=manifest,

@@ -13,7 +13,12 @@ from torch import Tensor
 from backbench.containers.provenance import container_provenance
 from backbench.images import contents
 from backbench.recipes import config, fast
-from backbench.records import kept_scores, protocol_fingerprints, store
+from backbench.records import (
+    kept_scores,
+    predictions,
+    protocol_fingerprints,
+    store,
+)
 from backbench.records.store import Origin, Result
 from backbench.runs import atomic
 from backbench.runs.folder import HEADS_FILE, PREDICTIONS, RESULTS_FILE
@@ -167,7 +172,7 @@ def write(
         # 3. The files. The rows come last: a run that was killed before makes all of it again.
         atomic.write_text(task.run / kept["per_class"], table)
         atomic.write_bytes(task.run / kept["confusion"], picture)
-        store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
+        predictions.keep(task.run, stem, manifest=task.hashes["test"], **arrays)
     store.append(task.run, rows, skip_known=True)
     return rows
 
@@ -183,7 +188,7 @@ def write_plain(
 ) -> list[Result]:
     """Append a row for each metric of a checkpoint, from its value and its provenance; keep
     `arrays` and the test images' labels beside the rows."""
-    kept = store.keep_predictions(
+    kept = predictions.keep(
         task.run,
         task.stem(checkpoint),
         manifest=task.hashes["test"],

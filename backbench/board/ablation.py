@@ -1,6 +1,8 @@
-"""This file finds ablations among the results and draws them with error bars over seeds. A grid's
-`vary` names its checkpoints `NAME key=value [key=value]`, all seeds of a point alike. Any rows with
-such names are an ablation, whoever made them."""
+"""Find ablations among the results, and draw them with error bars over seeds.
+
+A grid's `vary` names its checkpoints `NAME key=value [key=value]`, all seeds of a point alike. Any
+rows with such names are an ablation, whoever made them.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,10 @@ if TYPE_CHECKING:
 _PAIR = re.compile(r" ([\w.]+)=(\[.*?\]|\{.*?\}|\S+)")
 _NAME = re.compile(rf"(.+?)((?:{_PAIR.pattern.replace('(', '(?:', 2)})+)")
 PANELS = 9  # of one figure; the csv has everything
-SHOWN = (
-    "nuclear_norm",
-    "view_cosine",
-    "rankme",
-    "class_overlap",
-)  # of analyze, after accuracies
+# The statistics of `analyze` that are drawn, behind the accuracies
+SHOWN = ("nuclear_norm", "view_cosine", "rankme", "class_overlap")
+# A top-5 or an AP50 moves along with the metric that it belongs to, so it has no panel.
+MOVES_ALONG = ("top5", "AP50", "AP75")
 TICK = 12  # letters under an axis
 
 
@@ -59,7 +59,9 @@ class Ablation:
 def parse(name: str) -> tuple[str, dict[str, str]] | None:
     """`lorac beta=2 tau=0.1` -> ("lorac", {"beta": "2", "tau": "0.1"}); None for any other name."""
     match = _NAME.fullmatch(name)
-    return None if match is None else (match[1], dict(_PAIR.findall(match[2])))
+    if match is None:
+        return None
+    return match[1], dict(_PAIR.findall(match[2]))
 
 
 def find(board: Board) -> list[Ablation]:
@@ -67,13 +69,14 @@ def find(board: Board) -> list[Ablation]:
     by_keys: dict[tuple[str, ...], Ablation] = {}
     for row in board.measured_rows:
         parsed = parse(row.name)
-        if parsed is not None:
-            keys = tuple(parsed[1])
-            setting = Setting(
-                board.name(replace(row, name=parsed[0])), tuple(parsed[1].values())
-            )
-            points = by_keys.setdefault(keys, Ablation(keys)).points
-            points.setdefault(setting, []).append(row)
+        if parsed is None:
+            continue
+        name, pairs = parsed
+        ablation = by_keys.setdefault(tuple(pairs), Ablation(tuple(pairs)))
+        # The board says of a name whether its trunk was pretrained with `--fast`.
+        shown = board.name(replace(row, name=name))
+        setting = Setting(shown, tuple(pairs.values()))
+        ablation.points.setdefault(setting, []).append(row)
     return [ablation for ablation in by_keys.values() if len(ablation.points) > 1]
 
 
@@ -90,19 +93,19 @@ def _setting_order(setting: Setting) -> tuple[object, ...]:
     return (setting.name, *map(_order, setting.values))
 
 
-Measured = Mapping[
-    Setting, Sequence[float]
-]  # a column's values over the seeds of each setting
+# The values of a column over the seeds of each setting
+Measured = Mapping[Setting, Sequence[float]]
 
 
 def measure(ablation: Ablation, board: Board, column: Column) -> Measured:
     """The points of the settings that have a value in `column`."""
     out = {}
     for setting, rows in ablation.points.items():
-        cells = [board.cell(row, column) for row in rows]
-        values = [
-            cell.value for cell in cells if cell is not None and cell.value is not None
-        ]
+        values = []
+        for row in rows:
+            cell = board.cell(row, column)
+            if cell is not None and cell.value is not None:
+                values.append(cell.value)
         if values:
             out[setting] = values
     return out
@@ -119,35 +122,46 @@ def columns(ablation: Ablation, board: Board) -> list[Column]:
     return sorted(several, key=lambda c: (not TASKS[c.task].ranked, ORDER[c.task]))
 
 
+def _panels(every: Sequence[Column]) -> list[Column]:
+    """The columns of the figure: accuracies, then feature statistics.
+
+    One panel is left for the norm, and two of the statistics have a place at least, if there are
+    any.
+    """
+    accuracies = []
+    features = []
+    for column in every:
+        if column.task == "analyze":
+            if column.metric in SHOWN:
+                features.append(column)
+        elif not column.metric.startswith(MOVES_ALONG):
+            accuracies.append(column)
+    most = PANELS - 1
+    features.sort(key=lambda column: SHOWN.index(column.metric))
+    features = features[: max(2, most - len(accuracies))]
+    return [*accuracies[: most - len(features)], *features]
+
+
 def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
     """Write STEM.svg, .png and .csv: each column over the first key, a line per name and other
     values. Error bars are one standard deviation over seeds, dots the single seeds. If a nuclear
     norm was measured, the last panel shows the first accuracy over it (LORAC Fig. 3c)."""
-    # 1. At most PANELS - 1 columns, so that one panel is left for the norm: accuracies, and two of
-    #    the feature statistics at least if there are any
-    every = columns(ablation, board)
-    # A top-5 or an AP50 moves with the metric that it belongs to; the csv has it.
-    beside = ("top5", "AP50", "AP75")
-    accuracies = [
-        c for c in every if c.task != "analyze" and not c.metric.startswith(beside)
-    ]
-    features = [c for c in every if c.task == "analyze" and c.metric in SHOWN]
-    features.sort(key=lambda c: SHOWN.index(c.metric))
-    features = features[: max(2, PANELS - 1 - len(accuracies))]
-    panels = [*accuracies[: PANELS - 1 - len(features)], *features]
-    chosen = {column: measure(ablation, board, column) for column in panels}
+    chosen = {
+        column: measure(ablation, board, column)
+        for column in _panels(columns(ablation, board))
+    }
     if not chosen:
         return None
-    # 2. The first key runs along the axis. The rest of a setting is a curve, of one colour
+    # 1. The first key runs along the axis. The rest of a setting is a curve, of one colour
     #    everywhere.
     ticks = sorted({setting.values[0] for setting in ablation.points}, key=_order)
     curves = sorted({setting.curve for setting in ablation.points}, key=_setting_order)
     colors = dict(zip(curves, charts.colors(len(curves))))
-    # 3. LORAC Fig. 3c needs a norm and an accuracy: then there is one panel more than columns.
+    # 2. LORAC Fig. 3c needs a norm and an accuracy: then there is one panel more than columns.
     norm = next((c for c in chosen if c.metric == "nuclear_norm"), None)
     first = next((c for c in chosen if c.task != "analyze"), None)
-    both = norm is not None and first is not None
-    figure, axes = charts.grid(len(chosen) + both, columns=3)
+    has_both = norm is not None and first is not None
+    figure, axes = charts.grid(len(chosen) + has_both, columns=3)
     for ax, (column, measured) in zip(axes, chosen.items()):
         _draw_panel(ax, measured, ticks, colors)
         what = joined(", ", column.task, column.dataset, column.engine)
@@ -158,22 +172,25 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
         )
     if norm is not None and first is not None:
         _draw_against(axes[-1], chosen[norm], chosen[first], colors)
-        title = f"{first.task} over nuclear norm"
-        axes[-1].set(title=title, xlabel="nuclear norm", ylabel=first.metric)
-    # 4. How many seeds, at most, a point is the mean of
+        axes[-1].set(
+            title=f"{first.task} over nuclear norm",
+            xlabel="nuclear norm",
+            ylabel=first.metric,
+        )
+    # 3. The title says of how many seeds, at most, a point is the mean.
     seeds = max(len(values) for points in chosen.values() for values in points.values())
-    over = (
-        f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    )
+    over = "one seed"
+    if seeds > 1:
+        over = f"mean and standard deviation over {seeds} seeds"
     figure.suptitle(f"{ablation.title} ({over})", fontsize=11)
-    labels = []
-    for curve in curves:
-        pairs = [
-            f"{key}={value}" for key, value in zip(ablation.keys[1:], curve.values)
-        ]
-        labels.append(" ".join([curve.name, *pairs]))
-    _write_csv(ablation, board, stem.with_name(stem.name + ".csv"))
-    return charts.save(figure, stem, list(zip(labels, colors.values())))
+    # 4. The legend names the curves.
+    legend = []
+    for curve, color in colors.items():
+        pairs = zip(ablation.keys[1:], curve.values)
+        words = [curve.name, *(f"{key}={value}" for key, value in pairs)]
+        legend.append((" ".join(words), color))
+    _write_csv(ablation, board, stem.with_name(f"{stem.name}.csv"))
+    return charts.save(figure, stem, legend)
 
 
 def _draw_panel(
@@ -211,14 +228,16 @@ def _draw_panel(
                 alpha=0.5,
                 markersize=4,
             )
-    ax.set_xticks(range(len(ticks)), list(map(_short, ticks)))
+    ax.set_xticks(range(len(ticks)), [_short(tick) for tick in ticks])
 
 
 def _draw_against(
     ax: Axes, x: Measured, y: Measured, colors: Mapping[Setting, str]
 ) -> None:
     """Draw a dot for each setting that both columns have, with the value of its first key."""
-    for setting in (setting for setting in x if setting in y):
+    for setting in x:
+        if setting not in y:
+            continue
         place = (statistics.fmean(x[setting]), statistics.fmean(y[setting]))
         ax.plot([place[0]], [place[1]], "o", color=colors[setting.curve], markersize=5)
         tick = _short(setting.values[0])
@@ -237,13 +256,16 @@ def _write_csv(ablation: Ablation, board: Board, path: Path) -> None:
         measured = measure(ablation, board, column)
         for setting in sorted(measured, key=_setting_order):
             values = measured[setting]
-            mean, std = (
+            line = [
+                setting.name,
+                *setting.values,
+                column.name,
+                len(values),
                 f"{statistics.fmean(values):.6g}",
                 text_of(_spread(values), ".6g"),
-            )
-            each = " ".join(f"{v:.6g}" for v in values)
-            what = [setting.name, *setting.values, column.name]
-            lines.append([*what, len(values), mean, std, each])
+                " ".join(f"{value:.6g}" for value in values),
+            ]
+            lines.append(line)
     write_lines(path, lines)
 
 

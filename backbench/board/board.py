@@ -1,8 +1,8 @@
 """The board: results found below some folders as rows, columns and cells, and tests between rows.
 
 A row is a checkpoint. A column is `task/dataset[:split]/metric@protocol[~fingerprint][+engine]`, so
-numbers that were measured differently stand in different columns (results/column_keys.py).
-Published rows (papers/judge.py) are marked, and never averaged or ranked with measured ones. The
+numbers that were measured differently stand in different columns (records/column_keys.py).
+Published rows (published/judge.py) are marked, and never averaged or ranked with measured ones. The
 files beside this one write a board; none of them is imported here.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from backbench.board import metrics
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.recipes import fast
 from backbench.records import column_keys, store, trunk_costs
@@ -30,29 +31,25 @@ from backbench.untrusted import printable
 from backbench.verify import column_noise, flaws, verification
 from backbench.verify.paired_tests import compare
 
-MEASURED, PUBLISHED = "measured", "published"  # Row.source
+# Where a row comes from
+MEASURED = "measured"
+PUBLISHED = "published"
 # A row's mark in a column; `standing` defines it
-BEST, TIED, UNTESTED, ONCE = "best", "tied", "untested", "once"
-UNBACKED, UNSETTLED = "unbacked", "unsettled"
+BEST = "best"
+TIED = "tied"
+UNTESTED = "untested"
+ONCE = "once"
+UNBACKED = "unbacked"
+UNSETTLED = "unsettled"
 AVERAGE = "average"  # dataset and metric of the mean over LORAC's twelve
 
 _DATASET_ORDER = ("imagenet", "imagenet100", *TWELVE, AVERAGE)
-_METRIC_ORDER = {
-    "top1": 0,
-    "mean_per_class": 0,
-    AVERAGE: 0,
-    "miou": 0,
-    "AP": 0,
-    "AP50": 1,
-}
-_METRIC_ORDER |= dict.fromkeys(("top5", "pixel_acc", "macc", "AP75"), 2)
-_OTHER_METRIC = 3
 MOST_PAIRS = 6000  # paired tests computed for the page: about ten seconds
 
 
 def joined(between: str, *parts: str | None) -> str:
     """The parts that are neither None nor empty, with `between` between them."""
-    return between.join(filter(None, parts))
+    return between.join(part for part in parts if part)
 
 
 def text_of(value: float | None, form: str, *, missing: str = "") -> str:
@@ -67,7 +64,7 @@ def _order_among(name: str, known: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Column:
-    """One way of measuring. `protocol` and `split` may carry marks (results/column_keys.py)."""
+    """One way of measuring. `protocol` and `split` may carry marks (records/column_keys.py)."""
 
     task: str
     dataset: str
@@ -78,16 +75,12 @@ class Column:
 
     @property
     def name(self) -> str:
+        """`task/dataset[:split]/metric@protocol[+engine]`."""
         # The marks of a split (test~n500+50) are our own, so their + stays a +.
-        split = (
-            None
-            if self.split is None
-            else printable.part(self.split).replace("%2B", "+")
-        )
+        split = printable.part(self.split or "").replace("%2B", "+")
         dataset = joined(":", printable.part(self.dataset), split)
-        how = joined(
-            "+", *map(printable.part, filter(None, (self.protocol, self.engine)))
-        )
+        protocol = printable.part(self.protocol)
+        how = joined("+", protocol, printable.part(self.engine or ""))
         return f"{self.task}/{dataset}/{printable.part(self.metric)}@{how}"
 
     @property
@@ -123,14 +116,15 @@ class Column:
     @property
     def weight(self) -> tuple[int, int, str]:
         """The sorting key among the columns of one setting: the smallest is the main column."""
-        place = _order_among(self.family, TASKS[self.task].ious) if self.family else 0
-        short = self.metric.rpartition("_")[2] if self.family else self.metric
-        return place, _METRIC_ORDER.get(short, _OTHER_METRIC), self.metric
+        family = 0
+        if self.family:
+            family = _order_among(self.family, TASKS[self.task].ious)
+        return family, metrics.place(self.metric), self.metric
 
     @property
     def family(self) -> str:
         """The beginning of the metric's name: `segm` for segm_AP50, nothing for top1."""
-        return "" if self.metric in _METRIC_ORDER else self.metric.rpartition("_")[0]
+        return metrics.family(self.metric)
 
 
 @dataclass(frozen=True)
@@ -159,17 +153,17 @@ class Measurement(NamedTuple):
 
 @dataclass
 class Cell:
-    """A number in percent. `parts` has one measurement per seed, none if published or an average.
-    `backed` is False if nothing was kept to verify one of them: such a number never leads."""
+    """The number of a row in a column, in percent."""
 
     value: float | None
     ci95: tuple[float, float] | None = None
+    # One measurement for each seed; none behind a published number or an average
     parts: list[Measurement] = field(default_factory=list)
     note: str = ""
+    # False if nothing was kept to verify one of the parts: such a number never leads
     backed: bool = True
-    settled: bool = (
-        True  # False where results/flaws.py knows why the number is not ranked
-    )
+    # False where verify/flaws.py knows why the number is not ranked
+    settled: bool = True
 
     @property
     def values(self) -> list[float]:
@@ -188,21 +182,21 @@ class Board:
 
     rows: list[Row] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
-    cells: dict[tuple[str, Column], Cell] = field(
-        default_factory=dict
-    )  # by (digest, column)
-    problems: list[str] = field(
-        default_factory=list
-    )  # messages for whoever reads the board
-    # By digest: the word (recipes/fast.py) for trunks not pretrained to the papers' letter,
+    # (checkpoint digest, column) -> number
+    cells: dict[tuple[str, Column], Cell] = field(default_factory=dict)
+    # Messages for whoever reads the board
+    problems: list[str] = field(default_factory=list)
+    # Checkpoint digest -> the word (recipes/fast.py) for how it was pretrained, where that was
+    # not to the papers' letter
     ways: dict[str, str] = field(default_factory=dict)
-    # its pretraining recipe, where that was kept,
+    # Checkpoint digest -> its pretraining recipe, where that was kept
     recipes: dict[str, Mapping[str, object]] = field(default_factory=dict)
-    # which labs measured the checkpoint (merged records only),
+    # Checkpoint digest -> the labs that measured it, as a set in the order of the records
+    # (merged records only)
     labs: dict[str, dict[str, None]] = field(default_factory=dict)
-    # and the cost of its trunk.
+    # Checkpoint digest -> the cost of its trunk
     costs: dict[str, TrunkCost] = field(default_factory=dict)
-    # Marks and training noise of the columns that were tested so far; `standing` and
+    # The marks and the training noise of the columns that were tested so far: `standing` and
     # `noise_of` fill them.
     standings: dict[Column, dict[str, str]] = field(default_factory=dict, repr=False)
     noises: dict[Column, TrainingNoise] = field(default_factory=dict, repr=False)
@@ -222,17 +216,15 @@ class Board:
 
     def measured(self, column: Column) -> list[tuple[Row, Cell]]:
         """The measured rows that have a value here, best first; ties by name."""
-        cells = [(row, self.cell(row, column)) for row in self.measured_rows]
-        have = [
-            (row, cell)
-            for row, cell in cells
-            if cell is not None and cell.value is not None
-        ]
-        sign = 1 if TASKS[column.task].lower else -1
-        have.sort(
-            key=lambda rc: (sign * (rc[1].value or 0.0), rc[0].name, rc[0].checkpoint)
-        )
-        return have
+        lower_is_better = TASKS[column.task].lower
+        ordered = []
+        for row in self.measured_rows:
+            cell = self.cell(row, column)
+            if cell is not None and cell.value is not None:
+                value = cell.value if lower_is_better else -cell.value
+                ordered.append((value, row.name, row.checkpoint, row, cell))
+        ordered.sort(key=lambda one: one[:3])
+        return [(row, cell) for *_, row, cell in ordered]
 
     def backed(self, column: Column) -> list[tuple[Row, Cell]]:
         """Those of the measured rows whose value follows from what was kept, best first."""
@@ -249,9 +241,8 @@ class Board:
         main: dict[tuple[str, ...], Column] = {}
         for column in self.measured_columns():
             if TASKS[column.task].ranked:
-                main.setdefault(
-                    column.setting, column
-                )  # it stands first of its setting
+                # The main column stands first of its setting, so later ones do not replace it.
+                main.setdefault(column.setting, column)
         return list(main.values())
 
     def row_index(self) -> dict[str, int]:
@@ -263,7 +254,8 @@ class Board:
         labels = {row.checkpoint: self.name(row) for row in self.rows}
         count = Counter(labels[row.checkpoint] for row in self.measured_rows)
         for row in self.measured_rows:
-            if count[label := labels[row.checkpoint]] > 1:
+            label = labels[row.checkpoint]
+            if count[label] > 1:
                 labels[row.checkpoint] = f"{label} {row.checkpoint[:6]}"
         return labels
 
@@ -287,24 +279,28 @@ def read_verified(files: Iterable[Path], problems: list[str]) -> list[Measuremen
     """Read the results that verification accepts; name others and bad lines in `problems`."""
     measurements: list[Measurement] = []
     for file in files:
-        lines = list(store.read_file(file))
-        results = [line for line in lines if isinstance(line, Result)]
-        problems += [line for line in lines if isinstance(line, str)]
-        for r, verdict in zip(
-            results, verification.of_run(results, file.parent), strict=True
-        ):
-            if verdict.why:
-                what = f"{r.name}: {r.column}, seed {r.seed} ({file})"
-                problems.append(f"{what} is left out: {verdict.why}")
+        results = []
+        for line in store.read_file(file):
+            if isinstance(line, Result):
+                results.append(line)
             else:
-                r.origin["verified"] = verdict.level
-                measurements.append(Measurement(r, file.parent))
+                problems.append(line)
+        verdicts = verification.of_run(results, file.parent)
+        for result, verdict in zip(results, verdicts, strict=True):
+            if verdict.why:
+                problems.append(
+                    f"{result.name}: {result.column}, seed {result.seed} ({file})"
+                    f" is left out: {verdict.why}"
+                )
+            else:
+                result.origin["verified"] = verdict.level
+                measurements.append(Measurement(result, file.parent))
     return measurements
 
 
 @contextlib.contextmanager
 def many_objects() -> Iterator[None]:
-    """Switches garbage collection off while 10^5 results are made: it would scan all of them often."""
+    """Switch garbage collection off while 10^5 results are made: it would scan all of them often."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -317,7 +313,7 @@ def many_objects() -> Iterator[None]:
 def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
     """A board of these measurements; `problems` are those of reading them."""
     board = Board(problems=list(problems))
-    # 1. Each measurement's column, one object for equal ones: hashing 10^5 of them is slow.
+    # 1. Each measurement's column. Equal columns are one object: hashing 10^5 of them is slow.
     measurements = list(measurements)
     made: dict[tuple[object, ...], Column] = {}
     read: list[tuple[Measurement, Column]] = []
@@ -335,13 +331,11 @@ def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> B
     # 3. One cell for each (checkpoint, column), with the seeds that are there.
     parts: dict[tuple[str, Column], list[Measurement]] = {}
     for measurement, column in counted:
-        parts.setdefault((measurement.result.checkpoint, column), []).append(
-            measurement
-        )
+        where = (measurement.result.checkpoint, column)
+        parts.setdefault(where, []).append(measurement)
     for where, of_cell in parts.items():
         board.cells[where] = _cell(sorted(of_cell, key=lambda m: m.result.seed))
-    # 4. Rows, of two names the one recorded last, columns and facts about checkpoints; then the
-    #    averages, which are made of cells.
+    # 4. A row for each checkpoint. Of two names, the one recorded last counts.
     by_time = sorted(counted, key=lambda one: one[0].recorded)
     newest = {
         measurement.result.checkpoint: measurement.result for measurement, _ in by_time
@@ -350,23 +344,30 @@ def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> B
         Row(r.checkpoint, r.name, r.method, r.arch, r.epochs) for r in newest.values()
     ]
     board.rows = sorted(rows, key=lambda row: (row.name, row.checkpoint))
+    # 5. Facts about checkpoints.
     for (result, _), _ in counted:
-        if way := fast.word(result.provenance):
-            board.ways[result.checkpoint] = way
-        recipe = result.provenance.get(fast.PRETRAINING)
-        if isinstance(recipe, Mapping):
-            board.recipes.setdefault(result.checkpoint, recipe)
-        for measured in (result.origin, *(result.origin.get("also") or [])):
-            if lab := measured.get("lab"):
-                # A dictionary as a set in the order of the records
-                labs = board.labs.setdefault(result.checkpoint, {})
-                labs[printable.shown(str(lab), 60)] = None
-    board.costs = trunk_costs.of_results(
-        measurement.result for measurement, _ in counted
-    )
+        _add_facts(board, result)
+    results = [measurement.result for measurement, _ in counted]
+    board.costs = trunk_costs.of_results(results)
+    # 6. Columns, and the averages, which are made of cells.
     board.columns = in_order({column for _, column in counted})
     _add_averages(board)
     return board
+
+
+def _add_facts(board: Board, result: Result) -> None:
+    """Add what a result says about its checkpoint beside its number."""
+    way = fast.word(result.provenance)
+    if way:
+        board.ways[result.checkpoint] = way
+    recipe = result.provenance.get(fast.PRETRAINING)
+    if isinstance(recipe, Mapping):
+        board.recipes.setdefault(result.checkpoint, recipe)
+    for measured in (result.origin, *(result.origin.get("also") or [])):
+        lab = measured.get("lab")
+        if lab:
+            labs = board.labs.setdefault(result.checkpoint, {})
+            labs[printable.shown(str(lab), 60)] = None
 
 
 def in_order(columns: Iterable[Column]) -> list[Column]:
@@ -393,20 +394,23 @@ def _recorded_last(
                 f"{new.result.name}: {key[1].name} was measured twice: {new.result.value}"
                 f" ({new.run}) counts, recorded after {old.result.value} ({old.run})"
             )
-        counts[key] = known[key] = new
+        known[key] = new
+        counts[key] = new
     return [(measurement, column) for (_, column, _), measurement in counts.items()]
 
 
 def _cell(parts: list[Measurement]) -> Cell:
     """One seed as measured, or the mean of several; the note says why it is not ranked."""
-    cell, results = _of_seeds(parts), [part.result for part in parts]
-    why = next(filter(None, map(flaws.flaw, results)), "")
+    cell = _of_seeds(parts)
+    reasons = [flaws.flaw(part.result) for part in parts]
+    why = next((reason for reason in reasons if reason), "")
     cell.settled = not why
-    cell.note = joined("; ", cell.note, why or flaws.remark(results[0]))
+    cell.note = joined("; ", cell.note, why or flaws.remark(parts[0].result))
     return cell
 
 
 def _of_seeds(parts: list[Measurement]) -> Cell:
+    """The measurement of one seed, or the mean of several, with its interval."""
     unbacked = verification.UNBACKED
     backed = all(result.origin.get("verified") != unbacked for result, _ in parts)
     only = parts[0].result
@@ -416,7 +420,7 @@ def _of_seeds(parts: list[Measurement]) -> Cell:
     if not values:
         return Cell(None, None, parts)
     if not TASKS[only.task].trains and len({result.value for result, _ in parts}) == 1:
-        # Nothing in it is random: several seeds are one measurement
+        # Nothing in it is random: several seeds are one measurement.
         note = f"{len(parts)} seeds, one measurement"
         return Cell(only.value, only.ci95, parts, note, backed)
     note = f"mean of {len(values)} seeds"
@@ -425,14 +429,16 @@ def _of_seeds(parts: list[Measurement]) -> Cell:
     ci95 = confidence.of_seeds(values)
     over_images = [result.ci95 for result, _ in parts if result.ci95 is not None]
     if ci95 is not None and over_images:
-        # Seeds that agree by chance do not tell what other images would give
-        low, high = (sum(ends) / len(over_images) for ends in zip(*over_images))
-        ci95 = min(ci95[0], low), max(ci95[1], high)
+        # Seeds that agree by chance do not tell what other images would give, so the interval
+        # is never narrower than the mean one over images.
+        low = sum(interval[0] for interval in over_images) / len(over_images)
+        high = sum(interval[1] for interval in over_images) / len(over_images)
+        ci95 = (min(ci95[0], low), max(ci95[1], high))
     return Cell(sum(values) / len(values), ci95, parts, note, backed)
 
 
 def _add_averages(board: Board) -> None:
-    """Adds the mean of LORAC's twelve datasets wherever all of them were measured one way."""
+    """Add the mean of LORAC's twelve datasets wherever all of them were measured one way."""
     # One set of columns for each way of measuring, by dataset. A suffix of the metric (_k20 in
     # top1_k20) makes a way of its own. Unusual splits have no average.
     sets: dict[tuple[str, str, str | None, str], dict[str, Column]] = {}
@@ -450,28 +456,29 @@ def _add_averages(board: Board) -> None:
             continue
         average = Column(task, AVERAGE, AVERAGE + suffix, protocol, engine)
         for row in board.rows:
-            cell = _average(board.cell(row, column) for column in columns.values())
+            cell = _average([board.cell(row, column) for column in columns.values()])
             if cell is not None:
                 board.cells[row.checkpoint, average] = cell
                 averages.append(average)
     board.columns = in_order({*board.columns, *averages})
 
 
-def _average(cells: Iterable[Cell | None]) -> Cell | None:
+def _average(cells: Sequence[Cell | None]) -> Cell | None:
     """The mean over cells of different datasets; None where one is missing or undefined."""
     there = [cell for cell in cells if cell is not None and cell.value is not None]
     if len(there) < len(TWELVE):
         return None
     values = [cell.value for cell in there if cell.value is not None]
-    ends = [cell.ci95 for cell in there if cell.ci95 is not None]
     average = Cell(sum(values) / len(values), note="mean of the twelve datasets")
-    if len(ends) == len(values):
-        # Errors on different test sets are independent.
-        seeds = [
-            len(cell.values) if len(set(cell.values)) > 1 else math.inf
-            for cell in there
-        ]
-        average.ci95 = confidence.of_mean(values, ends, [count - 1 for count in seeds])
+    intervals = [cell.ci95 for cell in there if cell.ci95 is not None]
+    if len(intervals) == len(values):
+        # Errors on different test sets are independent. One that seeds tell is known with their
+        # degrees of freedom; one over images alone counts as known exactly.
+        freedom = []
+        for cell in there:
+            seeds_differ = len(set(cell.values)) > 1
+            freedom.append(len(cell.values) - 1 if seeds_differ else math.inf)
+        average.ci95 = confidence.of_mean(values, intervals, freedom)
     average.backed = all(cell.backed for cell in there)
     average.settled = all(cell.settled for cell in there)
     return average
@@ -482,42 +489,41 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
 
 def predictions(cell: Cell) -> dict[int, Path]:
     """Seed -> file of predictions, for the measurements behind a cell that kept theirs."""
-    return {
-        r.seed: at / r.facts["predictions"]
-        for r, at in cell.parts
-        if "predictions" in r.facts
-    }
+    files = {}
+    for result, run in cell.parts:
+        if "predictions" in result.facts:
+            files[result.seed] = run / result.facts["predictions"]
+    return files
 
 
 def noise_of(board: Board, column: Column) -> TrainingNoise:
     """Return how far a second training moves a column, from checkpoints with several seeds."""
     task = TASKS[column.task]
-    if column not in board.noises:
-        if not task.trains or column.dataset == AVERAGE:
-            return NOTHING_TRAINED
-        seeds = []
-        choices: list[float] = []  # points squared
-        for _, cell in board.backed(column):
-            for r, _ in cell.parts:
-                noise = (r.chosen or {}).get(
-                    "choice_noise"
-                )  # of the metric that was chosen by
-                if isinstance(noise, int | float) and not column.metric.startswith(
-                    "top5"
-                ):
-                    choices.append(noise**2)
-            if len(cell.values) > 1:
-                files = list(predictions(cell).values())
-                seeds.append(column_noise.seeds_of(cell.values, files, column.metric))
-        board.noises[column] = column_noise.measured_or_published(
-            seeds,
-            protocol=column.protocol,
-            dataset=column.dataset
-            if column.split == task.split
-            else "",  # of whole splits
-            metric=column.metric,
-            choice=sum(choices) / len(choices) if choices else 0.0,
-        )
+    if column in board.noises:
+        return board.noises[column]
+    if not task.trains or column.dataset == AVERAGE:
+        return NOTHING_TRAINED
+    seeds = []
+    choices: list[float] = []  # variances of the choice on validation images
+    for _, cell in board.backed(column):
+        for result, _ in cell.parts:
+            # It is of the metric that was chosen by, and that is never top-5.
+            noise = (result.chosen or {}).get("choice_noise")
+            is_of_metric = not column.metric.startswith("top5")
+            if isinstance(noise, int | float) and is_of_metric:
+                choices.append(noise**2)
+        if len(cell.values) > 1:
+            files = list(predictions(cell).values())
+            seeds.append(column_noise.seeds_of(cell.values, files, column.metric))
+    # Published noise is of whole splits.
+    is_whole = column.split == task.split
+    board.noises[column] = column_noise.measured_or_published(
+        seeds,
+        protocol=column.protocol,
+        dataset=column.dataset if is_whole else "",
+        metric=column.metric,
+        choice=sum(choices) / len(choices) if choices else 0.0,
+    )
     return board.noises[column]
 
 
@@ -525,10 +531,13 @@ def noise_words(noise: TrainingNoise) -> str:
     """How far a second training moves a number; empty where nothing is trained."""
     if noise is NOTHING_TRAINED:
         return ""
-    freedom = f"{noise.df:g} degrees of freedom, {noise.source}"
     if noise.known:
-        return f"±{math.sqrt(noise.seeds):.2f} points ({freedom})"
-    return f"not known: {noise.df:g} degrees of freedom of the {FEWEST} that two checkpoints with `--seeds 3` give"
+        points = math.sqrt(noise.seeds)
+        return f"±{points:.2f} points ({noise.df:g} degrees of freedom, {noise.source})"
+    return (
+        f"not known: {noise.df:g} degrees of freedom of the {FEWEST} that two checkpoints"
+        " with `--seeds 3` give"
+    )
 
 
 def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | None:
@@ -537,7 +546,8 @@ def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | N
     Trained rows are compared over all trainings of both, for other images and trainings. If nobody
     knows how far trainings move a number, the test is over images alone and says so.
     """
-    files_a, files_b = predictions(a), predictions(b)
+    files_a = predictions(a)
+    files_b = predictions(b)
     noise = noise_of(board, column)
     if noise is not NOTHING_TRAINED and noise.known:
         return compare(
@@ -545,7 +555,9 @@ def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | N
         )
     seeds = sorted(files_a.keys() & files_b.keys())
     tested = compare(
-        [files_a[s] for s in seeds], [files_b[s] for s in seeds], column.metric
+        [files_a[seed] for seed in seeds],
+        [files_b[seed] for seed in seeds],
+        column.metric,
     )
     if tested is None or noise.known:
         return tested
@@ -553,12 +565,15 @@ def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | N
 
 
 def standing(board: Board, column: Column) -> dict[str, str]:
-    """Checkpoint -> its mark among the measured ones in this column. Rows without a mark are
-    behind. `best`: a paired test puts it above every other row. If no row is best, `tied` marks the
-    highest value and all rows that no test tells from it. `untested`: the highest value, without
-    predictions to test it. `once`: the highest value, if nobody knows how far a second training
-    would move it. `unbacked`: nothing was kept to verify it, so it takes no part. `unsettled`: not
-    ranked (results/flaws.py), so nobody else is `best`."""
+    """Checkpoint -> its mark among the measured ones in this column. Rows without a mark are behind.
+
+    best       a paired test puts it above every other row
+    tied       if no row is best: the highest value, and all rows that no test tells from it
+    untested   the highest value, without predictions to test it against every other
+    once       the highest value, if nobody knows how far a second training would move it
+    unbacked   nothing was kept to verify it, so it takes no part
+    unsettled  it is not ranked (verify/flaws.py), so nobody else is `best`
+    """
     if column not in board.standings:
         marks = _tested(board, column)
         if TASKS[column.task].ranked:
@@ -572,17 +587,18 @@ def standing(board: Board, column: Column) -> dict[str, str]:
 
 
 def _tested(board: Board, column: Column) -> dict[str, str]:
+    """The marks that follow from the values and the paired tests between them."""
     everybody = board.backed(column)
     ranked = [(row, cell) for row, cell in everybody if cell.settled]
     if len(everybody) < 2 or not ranked or not TASKS[column.task].ranked:
         return {}
     # Only the highest can be best, so it alone is tested, against each of the others. That it was
     # chosen for being highest is corrected for.
-    (first, top), others = ranked[0], ranked[1:]
+    first, top = ranked[0]
     if not noise_of(board, column).known:
         return {first.checkpoint: ONCE}
     tested: dict[str, float] = {}  # checkpoint -> p
-    for row, cell in others:
+    for row, cell in ranked[1:]:
         gap = difference(board, column, top, cell)
         if gap is not None:
             tested[row.checkpoint] = gap.p if gap.real and gap.value > 0 else 1.0
@@ -604,26 +620,24 @@ class PairedDifference(NamedTuple):
 
 def compare_rows(board: Board) -> list[PairedDifference]:
     """All paired differences; above MOST_PAIRS those of each column's best row."""
-    index = board.row_index()
-    # 1. In each column, the rows that kept predictions, best first
+    row_index = board.row_index()
+    # 1. In each column, the rows that kept predictions, best first.
     testable: list[list[tuple[int, Cell]]] = []
     for column in board.columns:
-        cells = [
-            (index[row.checkpoint], c)
-            for row, c in board.measured(column)
-            if predictions(c)
-        ]
+        cells = []
+        for row, cell in board.measured(column):
+            if predictions(cell):
+                cells.append((row_index[row.checkpoint], cell))
         testable.append(cells)
-    # 2. All pairs, or the best with each other.
+    # 2. All pairs, or those of the best: combinations begin with them.
     count = sum(math.comb(len(cells), 2) for cells in testable)
     pairs: list[PairedDifference] = []
     for number, (column, cells) in enumerate(zip(board.columns, testable)):
-        # Combinations begin with those of the best
         most = max(0, len(cells) - 1) if count > MOST_PAIRS else None
         for pair in itertools.islice(itertools.combinations(cells, 2), most):
             if len(pairs) >= MOST_PAIRS:
                 return pairs
-            # Each pair once, in the order of the rows; for b - a the page turns the sign.
+            # Each pair stands once, in the order of the rows; for b - a the page turns the sign.
             (a, cell_a), (b, cell_b) = sorted(pair, key=lambda one: one[0])
             tested = difference(board, column, cell_a, cell_b)
             if tested is not None:

@@ -1,5 +1,8 @@
-"""leaderboard.csv and results.csv (docs/results.md), the command to measure a number again, and the
-pieces that all Markdown tables are made of."""
+"""The board as files: leaderboard.csv and results.csv (docs/results.md).
+
+Here are also the command that measures a number again, and the pieces that all Markdown tables are
+made of.
+"""
 
 import csv
 import dataclasses
@@ -64,7 +67,9 @@ def write_tidy(board: Board, path: Path) -> None:
     """Write results.csv: one row per number that counts, with its origin."""
     text = io.StringIO()
     fields: list[str] = [*ROW_FIELDS, *COLUMN_FIELDS, *VALUE_FIELDS]
-    fields += [*(COST_FIELDS if board.costs else ()), *ORIGIN_FIELDS, *COMMAND_FIELDS]
+    if board.costs:
+        fields += COST_FIELDS
+    fields += [*ORIGIN_FIELDS, *COMMAND_FIELDS]
     writer = csv.DictWriter(text, fields, restval="", lineterminator="\n")
     writer.writeheader()
     # The fields of a checkpoint and of a column stand on many lines: made once for all.
@@ -146,13 +151,15 @@ def _number(value: float | None) -> str:
 def command_again(result: Result, out: str = "runs/again") -> str | None:
     """The command that measures this number anew; None where no command was recorded."""
     command = result.facts.get("command") or result.origin.get("command")
-    command = shlex.join(command) if isinstance(command, list) else command
-    return _with_another_out(command, out) if command else None
+    if not command:
+        return None
+    if isinstance(command, list):
+        command = shlex.join(command)
+    return _with_another_out(command, out)
 
 
-@functools.lru_cache(
-    maxsize=65536
-)  # a run's numbers share their command, and splitting it is slow
+# A run's numbers share their command, and splitting it is slow.
+@functools.lru_cache(maxsize=65536)
 def _with_another_out(command: str, out: str) -> str:
     """The command with another run folder, by `--out` or a detector's OUTPUT_DIR."""
     words = printable.of_command(command)
@@ -185,7 +192,6 @@ def pipe_table(heads: Mapping[str, str], rows: Iterable[Sequence[str]]) -> list[
     """The lines of a pipe table; `heads` are heading -> alignment (`---` or `---:`)."""
     lines = []
     for cells in (list(heads), list(heads.values()), *rows):
-        lines.append(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-        )
+        escaped_cells = [cell.replace("|", "\\|") for cell in cells]
+        lines.append(f"| {' | '.join(escaped_cells)} |")
     return lines

@@ -2,7 +2,7 @@
 
 C/<lab>/<run>/results.jsonl has the lines that count, with `lab` in their origin. A number that was
 measured twice is one line: the last recorded, with the others under `also`. Records that fail
-verification (results/verification.py) are named and left out. C/lists/<sha256>.tsv.gz has each list
+verification (verify/verification.py) are named and left out. C/lists/<sha256>.tsv.gz has each list
 of test images once, paths and labels, so labels beside predictions can be checked without trusting
 a sender. With --public, useful for one lab too, the lines name no folder of a machine.
 """
@@ -14,14 +14,14 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from backbench.board.board import Column, Measurement, read_verified
 from backbench.errors import BadInput
 from backbench.records import column_keys, kept_scores, store
-from backbench.records.predictions import load
+from backbench.records.predictions import Arrays, load
 from backbench.records.result_line import Origin, Result
 from backbench.requests.runs import MergeRequest
 from backbench.runs import atomic
@@ -50,17 +50,19 @@ class LabRecord(NamedTuple):
 
 
 def run(request: MergeRequest) -> None:
-    """The verb `merge`."""
+    """Run the verb `merge`."""
+    # 1. The labs, and a folder that is new.
     labs = _labs(request.folders)
     if request.out.exists() and (
         not request.out.is_dir() or any(request.out.iterdir())
     ):
         raise BadInput(f"{request.out}: is there already; --out needs a new folder")
-    if any(request.out.resolve().is_relative_to(lab.folder.resolve()) for lab in labs):
-        raise BadInput(
-            f"{request.out}: lies in a folder that is merged; choose another --out"
-        )
-    # Those that follow from what they kept; the others are named in `problems`
+    for lab in labs:
+        if request.out.resolve().is_relative_to(lab.folder.resolve()):
+            raise BadInput(
+                f"{request.out}: lies in a folder that is merged; choose another --out"
+            )
+    # 2. The records that follow from what they kept; `problems` names the others.
     problems: list[str] = []
     records = []
     for lab in labs:
@@ -73,12 +75,13 @@ def run(request: MergeRequest) -> None:
         raise BadInput(
             f"no {RESULTS_FILE} with a record that fits below {', '.join(request.folders)}"
         )
+    # 3. One line for each number.
     merged = _newest_of_each(records, problems)
     _write(request.out, merged, hide=request.public)
     for problem in problems:
         log.warning(printable.shown(problem, 1000))
-    twice = sum("also" in r.measurement.result.origin for r in merged)
-    labs_said = f"{len(labs)} lab{'s' * (len(labs) > 1)}"
+    twice = sum("also" in record.measurement.result.origin for record in merged)
+    labs_said = "1 lab" if len(labs) == 1 else f"{len(labs)} labs"
     print(
         f"{len(records)} records of {labs_said}: {len(merged)} numbers, {twice} of them measured"
         f" more than once, {len(problems)} lines to look at; backbench leaderboard {request.out}"
@@ -86,19 +89,20 @@ def run(request: MergeRequest) -> None:
 
 
 def _labs(given: Sequence[str]) -> list[Lab]:
-    """Parses NAME=FOLDER, or a folder that has its lab's name."""
+    """Parse NAME=FOLDER, or a folder that has its lab's name."""
     labs: dict[str, Lab] = {}
     for text in given:
         name, equals, folder = text.partition("=")
-        path = Path(folder if equals else text)
-        name = name if equals else path.resolve().name
+        if not equals:
+            folder = text
+            name = Path(text).resolve().name
         if not _LAB.fullmatch(name):
             raise BadInput(
                 f"'{printable.shown(name)}' is no lab's name; give NAME=FOLDER"
             )
         if name in labs:
             raise BadInput(f"two folders are called '{name}'; give NAME=FOLDER")
-        labs[name] = Lab(name, path)
+        labs[name] = Lab(name, Path(folder))
     return list(labs.values())
 
 
@@ -117,15 +121,15 @@ def _newest_of_each(
         if not key.unmarked and where not in named:
             named.add(where)
             problems.append(
-                f"{where}: its recipe or its lists are not the usual ones of that name; a column apart"
+                f"{where}: its recipe or its lists are not the usual ones of that name;"
+                " a column apart"
             )
     return [_newest(same, problems) for same in numbers.values()]
 
 
 def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
     """The record that counts, with the origins of the others; those that disagree are named."""
-    ordered = sorted(same, key=lambda record: record.measurement.recorded)
-    *others, newest = ordered
+    *others, newest = sorted(same, key=lambda record: record.measurement.recorded)
     result = newest.measurement.result
     also = []
     for other in others:
@@ -133,9 +137,11 @@ def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
         if theirs == result and other.lab == newest.lab:
             continue  # a copy of the line
         if not agree(theirs, result):
-            values = f"{other.lab} measured {theirs.value}, {newest.lab} {result.value}"
-            apart = f"{values}; their intervals do not hold one another. {newest.lab}'s counts"
-            problems.append(f"{result.name}: {result.column}: {apart}")
+            problems.append(
+                f"{result.name}: {result.column}: {other.lab} measured {theirs.value},"
+                f" {newest.lab} {result.value}; their intervals do not hold one another."
+                f" {newest.lab}'s counts"
+            )
         about = {
             **theirs.origin,
             "lab": other.lab,
@@ -159,8 +165,11 @@ def agree(a: Result, b: Result) -> bool:
         return a.value == b.value
     if abs(a.value - b.value) <= _ALIKE:
         return True
-    held = (a.ci95, b.value), (b.ci95, a.value)
-    return any(ci95 is not None and ci95[0] <= value <= ci95[1] for ci95, value in held)
+    return _holds(a.ci95, b.value) or _holds(b.ci95, a.value)
+
+
+def _holds(interval: tuple[float, float] | None, value: float) -> bool:
+    return interval is not None and interval[0] <= value <= interval[1]
 
 
 def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
@@ -173,29 +182,49 @@ def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
         lines = []
         for record in records:
             result, run = record.measurement
-            facts, readers = result.facts, (load, kept_scores.load)
-            for name, read in zip(
-                (facts.get("predictions"), facts.get("scores")), readers
-            ):
-                if name is None or read(run / name) is None:
-                    continue
-                copy = target / name
-                if not copy.resolve().is_relative_to(out.resolve()):
-                    raise BadInput(f"{run}: '{name}' lies outside of their run")
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(run / name, copy)
-                # OUT/lists/<sha256>.tsv.gz, if the row's list is in its run or its corpus
-                manifest = (facts.get("manifests") or {}).get("test") or ""
-                listed = out / verification.LISTS / f"{manifest}.tsv.gz"
-                if manifest and not listed.exists():
-                    files = verification.list_files(result, run)
-                    content = verification.list_content(manifest, files)
-                    if content is not None:
-                        atomic.write_bytes(listed, gzip.compress(content, mtime=0))
+            facts = result.facts
+            kept = [
+                _copy_kept(facts.get("predictions"), load, run, target, out),
+                _copy_kept(facts.get("scores"), kept_scores.load, run, target, out),
+            ]
+            if any(kept):
+                _keep_list(result, run, out)
             line = dataclasses.asdict(result)
-            line = without_folders(line) if hide else line
+            if hide:
+                line = without_folders(line)
             lines.append(json.dumps(line, sort_keys=True) + "\n")
         atomic.write_text(target / RESULTS_FILE, "".join(lines))
+
+
+def _copy_kept(
+    name: str | None,
+    read: Callable[[Path], Arrays | None],
+    run: Path,
+    target: Path,
+    out: Path,
+) -> bool:
+    """Copy RUN/name to TARGET/name if `read` can read it; returns whether it could."""
+    if name is None or read(run / name) is None:
+        return False
+    copy = target / name
+    # A link in the run could lead the name elsewhere.
+    if not copy.resolve().is_relative_to(out.resolve()):
+        raise BadInput(f"{run}: '{name}' lies outside of their run")
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run / name, copy)
+    return True
+
+
+def _keep_list(result: Result, run: Path, out: Path) -> None:
+    """Write OUT/lists/<sha256>.tsv.gz, if the row's list is in its run or its corpus."""
+    manifest = (result.facts.get("manifests") or {}).get("test") or ""
+    kept = out / verification.LISTS / f"{manifest}.tsv.gz"
+    if not manifest or kept.exists():
+        return
+    files = verification.list_files(result, run)
+    content = verification.list_content(manifest, files)
+    if content is not None:
+        atomic.write_bytes(kept, gzip.compress(content, mtime=0))
 
 
 # ---- --public: records that name no folder of a machine
@@ -221,8 +250,10 @@ def _cut(value: object) -> object:
     if isinstance(value, dict):
         return without_folders(value)
     if isinstance(value, list | tuple):
-        return list(map(_cut, value))
-    return _cut_text(value) if isinstance(value, str) else value
+        return [_cut(each) for each in value]
+    if isinstance(value, str):
+        return _cut_text(value)
+    return value
 
 
 def _cut_text(text: str) -> str:
@@ -238,17 +269,17 @@ def _last_name(path: str) -> str:
 
 def _cut_command(command: str | list[object]) -> str | list[str]:
     """A command whose words name no absolute path: `--data /scratch/x` and `data=/scratch/x` too."""
+    if not isinstance(command, str):
+        return [_cut_word(str(word)) for word in command]
     try:
-        words = (
-            printable.of_command(command)
-            if isinstance(command, str)
-            else map(str, command)
-        )
+        words = printable.of_command(command)
     except ValueError:  # a quotation without an end
-        return _cut_text(str(command))
-    cut = []
-    for word in words:
-        name, equals, path = word.partition("=")
-        is_path = equals and _WHOLE.fullmatch(path)
-        cut.append(f"{name}={_last_name(path)}" if is_path else _cut_text(word))
-    return shlex.join(cut) if isinstance(command, str) else cut
+        return _cut_text(command)
+    return shlex.join(_cut_word(word) for word in words)
+
+
+def _cut_word(word: str) -> str:
+    name, equals, path = word.partition("=")
+    if equals and _WHOLE.fullmatch(path):
+        return f"{name}={_last_name(path)}"
+    return _cut_text(word)

@@ -24,9 +24,12 @@ from backbench.datasets.catalog import TWELVE
 from backbench.stats import column_comparisons, rank_intervals, resampling
 from backbench.tasks import TASKS
 
-ALL, OF_TWELVE, OF_DETECTION = "all columns", "LORAC's twelve", "detection"
-NAMED = 4  # checkpoints that a sentence names; of more, how many others
-PLACES = 4  # and columns
+# The names of the sets
+ALL = "all columns"
+OF_TWELVE = "LORAC's twelve"
+OF_DETECTION = "detection"
+NAMED = 4  # checkpoints that a sentence names; of more, it says how many others
+PLACES = 4  # columns that it names; of more, it says how many
 NOWHERE = "none is best on any single measurement by a paired test"
 
 
@@ -45,12 +48,16 @@ class Overall:
     def place(self, row: Row) -> rank_intervals.RankPlace:
         return self.standing.places[self.rows.index(row)]
 
+    def interval_of(self, row: Row, between: str) -> str:
+        """The ends of a row's interval, as `1-4`; one number if they are equal."""
+        low, high = self.place(row).interval
+        return str(low) if low == high else f"{low}{between}{high}"
+
     def rank_of(self, row: Row) -> str:
         """A row's rank and its interval, as `2 (1-4)`; empty if it has none."""
         if row not in self.rows:
             return ""
-        ends = dict.fromkeys(map(str, self.place(row).interval))
-        return f"{self.place(row).rank} ({'-'.join(ends)})"
+        return f"{self.place(row).rank} ({self.interval_of(row, '-')})"
 
     @property
     def title(self) -> str:
@@ -65,13 +72,14 @@ class Overall:
     @property
     def basis(self) -> str:
         """The words that say what the intervals are for."""
-        of = self.standing
-        if of.over == "datasets":
-            return f"for other datasets like these {of.units}"
-        if of.over == "columns":
-            return f"for other measurements like these {of.units}, on other images"
-        trained = any(TASKS[column.task].trains for column in self.columns)
-        return f"for these measurements on other images{' and trainings' if trained else ''}"
+        over, units = self.standing.over, self.standing.units
+        if over == "datasets":
+            return f"for other datasets like these {units}"
+        if over == "columns":
+            return f"for other measurements like these {units}, on other images"
+        if any(TASKS[column.task].trains for column in self.columns):
+            return "for these measurements on other images and trainings"
+        return "for these measurements on other images"
 
 
 def ranks_by(cell: Cell) -> bool:
@@ -83,36 +91,36 @@ def main_columns(board: Board) -> list[Column]:
     """The main metric's column of each way of measuring that two checkpoints share."""
     main = [column for column in board.main_columns() if column.dataset != AVERAGE]
     _, values, _ = values_of(board, main)
-    shared = (~np.isnan(values)).sum(0) > 1
-    return [column for column, by_two in zip(main, shared) if by_two]
+    count = (~np.isnan(values)).sum(axis=0)  # of checkpoints in each column
+    return [column for column, checkpoints in zip(main, count) if checkpoints > 1]
 
 
 def column_sets(board: Board) -> dict[str, list[Column]]:
     """The named sets of columns, the widest first. A set that equals another one is left out."""
     main = main_columns(board)
-    # Linear probes on LORAC's twelve, by the protocol that has the most numbers
-    ways: dict[tuple[str, str], list[Column]] = {("", ""): []}
-    count: Counter[tuple[str, str]] = Counter()
+    detection = [column for column in main if TASKS[column.task].detects]
+    sets = {ALL: main, OF_TWELVE: _of_twelve(board, main), OF_DETECTION: detection}
+    out: dict[str, list[Column]] = {}
+    for name, columns in sets.items():
+        is_set = len(columns) > 1 or (name == ALL and columns)
+        if is_set and columns not in out.values():
+            out[name] = columns
+    return out
+
+
+def _of_twelve(board: Board, main: Sequence[Column]) -> list[Column]:
+    """Linear probes on LORAC's twelve, by the protocol that has the most numbers."""
+    ways: dict[tuple[str, str], list[Column]] = {}
+    count: Counter[tuple[str, str]] = Counter()  # of a protocol's numbers
     for column in main:
-        if (
-            column.task == "linear"
-            and column.dataset in TWELVE
-            and column.split is None
-        ):
+        is_linear = column.task == "linear" and column.split is None
+        if is_linear and column.dataset in TWELVE:
             way = (column.protocol, column.engine or "")
             ways.setdefault(way, []).append(column)
             count[way] += len(board.measured(column))
-    sets = {ALL: main, OF_TWELVE: ways[max(ways, key=lambda way: (count[way], way))]}
-    sets[OF_DETECTION] = [column for column in main if TASKS[column.task].detects]
-    out: dict[str, list[Column]] = {}
-    for name, columns in sets.items():
-        if (
-            columns
-            and columns not in out.values()
-            and (name == ALL or len(columns) > 1)
-        ):
-            out[name] = columns
-    return out
+    if not ways:
+        return []
+    return ways[max(ways, key=lambda way: (count[way], way))]
 
 
 def values_of(
@@ -120,13 +128,13 @@ def values_of(
 ) -> tuple[list[Row], np.ndarray, list[str]]:
     """Return checkpoints with a ranked value, values (rows, columns; nan: none), and datasets."""
     measured = board.measured_rows
-    place = {row.checkpoint: n for n, row in enumerate(measured)}
-    which = {column: n for n, column in enumerate(columns)}
-    values = np.full((len(place), len(columns)), np.nan)
+    row_index = {row.checkpoint: n for n, row in enumerate(measured)}
+    column_index = {column: n for n, column in enumerate(columns)}
+    values = np.full((len(measured), len(columns)), np.nan)
     for (checkpoint, column), cell in board.cells.items():
-        if column in which and checkpoint in place and ranks_by(cell):
-            values[place[checkpoint], which[column]] = cell.value
-    there = np.flatnonzero(~np.isnan(values).all(1))
+        if column in column_index and checkpoint in row_index and ranks_by(cell):
+            values[row_index[checkpoint], column_index[column]] = cell.value
+    there = np.flatnonzero(~np.isnan(values).all(axis=1))
     datasets = [f"{column.dataset}:{column.split or ''}" for column in columns]
     return [measured[i] for i in there], values[there], datasets
 
@@ -143,21 +151,22 @@ def overall(board: Board) -> list[Overall]:
 def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     """Rank the checkpoints that have a value in one of these columns."""
     rows, values, datasets = values_of(board, columns)
-    # 1. How values move with the images matters only if there are few datasets
-    noise, trainings = None, None
+    # 1. How values move with the images matters only if there are few datasets.
+    noise = None
+    trainings = None
     few_datasets = len(set(datasets)) < column_comparisons.FEWEST
     if few_datasets and len(rows) <= column_comparisons.MOST_BY_IMAGES:
         noise, runs = _noise_and_runs(board, rows, columns)
         noises = [noise_of(board, column) for column in columns]
         trainings = column_comparisons.Trainings(noises, runs)
-    # 2. The best rank first
+    # 2. The best rank first.
     ranking = rank_intervals.ranking(values, datasets, noise, trainings)
     order = sorted(range(len(rows)), key=lambda i: (ranking.places[i].rank, i))
-    places, above = (
-        [ranking.places[i] for i in order],
-        ranking.above[np.ix_(order, order)],
+    ranking = dataclasses.replace(
+        ranking,
+        places=[ranking.places[i] for i in order],
+        above=ranking.above[np.ix_(order, order)],
     )
-    ranking = dataclasses.replace(ranking, places=places, above=above)
     return Overall(name, columns, [rows[i] for i in order], ranking)
 
 
@@ -177,9 +186,11 @@ def _noise_and_runs(
                 continue
             runs[r, c] = max(1, len(cell.values))
             kept = list(predictions(cell).values())
-            if ranks_by(cell) and len(kept) == len(cell.parts):
-                moved = resamples.moved(kept, column.metric)
-                noise[r, c] = np.nan if moved is None else moved
+            if not ranks_by(cell) or len(kept) < len(cell.parts):
+                continue
+            moved = resamples.moved(kept, column.metric)
+            if moved is not None:
+                noise[r, c] = moved
     return noise, runs
 
 
@@ -188,92 +199,117 @@ def _noise_and_runs(
 
 def answer(board: Board, sets: Sequence[Overall]) -> str:
     """One sentence that says who leads, where, and what cannot be told apart."""
+    # 1. Nothing is ranked.
+    labels = board.labels()
     count = len(board.measured_rows)
     if not count:
         return "Nothing is measured here."
     if count == 1:
-        return f"{board.labels()[board.measured_rows[0].checkpoint]} is alone here: nothing to compare it with."
+        alone = labels[board.measured_rows[0].checkpoint]
+        return f"{alone} is alone here: nothing to compare it with."
     if count > rank_intervals.MOST_ROWS:
-        return f"{count} checkpoints are too many to rank: at most {rank_intervals.MOST_ROWS} are."
+        most = rank_intervals.MOST_ROWS
+        return f"{count} checkpoints are too many to rank: at most {most} are."
     if not sets:
         return "No two checkpoints share a measurement: nothing here can be compared."
-    widest, labels = sets[0], board.labels()
+    # 2. Who leads over the widest set, over the others, and in single columns.
+    widest = sets[0]
     clauses = [_leaders(widest, labels)]
     for other in sets[1:]:
-        first, over = other.leaders(), f"over {other.title}"
-        if len(first) == len(other.rows):
-            clauses.append(f"{over} {_all(first, labels)} cannot be told apart")
-        elif first == widest.leaders():
+        leaders = other.leaders()
+        over = f"over {other.title}"
+        if len(leaders) == len(other.rows):
+            clauses.append(f"{over} {_all(leaders, labels)} cannot be told apart")
+        elif leaders == widest.leaders():
             clauses.append(f"{over} too")
         else:
-            clauses.append(
-                f"{over} {_names(first, labels)} {'leads' if len(first) == 1 else 'lead'}"
-            )
-    clauses.append(_single(board, widest.columns, labels))
-    return "; ".join(filter(None, clauses)) + "."
+            leads = "leads" if len(leaders) == 1 else "lead"
+            clauses.append(f"{over} {_names(leaders, labels)} {leads}")
+    single = _single(board, widest.columns, labels)
+    if single:
+        clauses.append(single)
+    return "; ".join(clauses) + "."
 
 
 def _names(rows: Sequence[Row], labels: dict[str, str]) -> str:
+    """The names of rows in a sentence: NAMED of them, and how many others."""
     names = [labels[row.checkpoint] for row in rows[:NAMED]]
-    return _listed(
-        [*names, f"{len(rows) - NAMED} others"] if len(rows) > NAMED else names
-    )
+    if len(rows) > NAMED:
+        names.append(f"{len(rows) - NAMED} others")
+    return listed(names)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: `a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _leaders(of: Overall, labels: dict[str, str]) -> str:
     """The clause of the widest set."""
-    first, total = of.leaders(), len(of.rows)
-    if len(first) == total:
-        why = ", as too little was measured, trained again or kept to test it"
-        why *= not of.standing.tested
-        return f"No clear winner: {_all(first, labels)} cannot be told apart over {of.title}{why}"
-    if len(first) == 1:
-        alone = f"{labels[first[0].checkpoint]} leads alone over {of.title}"
-        return f"{alone}: rank 1 of {total} with 95% confidence, {of.basis}"
-    ends = [dict.fromkeys(map(str, of.place(row).interval)) for row in first[:NAMED]]
+    leaders = of.leaders()
+    total = len(of.rows)
+    if len(leaders) == total:
+        why = ""
+        if not of.standing.tested:
+            why = ", as too little was measured, trained again or kept to test it"
+        everybody = _all(leaders, labels)
+        return f"No clear winner: {everybody} cannot be told apart over {of.title}{why}"
+    confidence = f"of {total} with 95% confidence, {of.basis}"
+    if len(leaders) == 1:
+        name = labels[leaders[0].checkpoint]
+        return f"{name} leads alone over {of.title}: rank 1 {confidence}"
+    ranks = ", ".join(of.interval_of(row, " to ") for row in leaders[:NAMED])
     return (
-        f"{_names(first, labels)} lead over {of.title} and cannot be told apart:"
-        f" ranks {', '.join(map(' to '.join, ends))} of {total} with 95% confidence, {of.basis}"
+        f"{_names(leaders, labels)} lead over {of.title} and cannot be told apart:"
+        f" ranks {ranks} {confidence}"
     )
 
 
 def _all(rows: Sequence[Row], labels: dict[str, str]) -> str:
-    return (
-        _names(rows, labels) if len(rows) <= NAMED else f"the {len(rows)} checkpoints"
-    )
+    """All rows in a sentence: by name, or by their number if they are many."""
+    if len(rows) > NAMED:
+        return f"the {len(rows)} checkpoints"
+    return _names(rows, labels)
 
 
 def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> str:
     """Name the columns in which a checkpoint is best, or best of one training; count the others."""
     if len(columns) < 2:
         return ""
-    clauses, rest = [], len(columns)
-    for mark, words in (
-        (BEST, "best by a paired test"),
-        (ONCE, "best of one training each"),
-    ):
-        won: dict[str, list[Column]] = {}
-        for column in columns:
-            for checkpoint, own in standing(board, column).items():
-                if own == mark:
-                    won.setdefault(checkpoint, []).append(column)
-                    rest -= 1
-        winners = []
-        for checkpoint in sorted(won, key=lambda c: -len(won[c]))[:NAMED]:
-            winners.append(
-                f"{labels[checkpoint]} in {_where(won[checkpoint], columns)}"
-            )
-        if winners:
-            clauses.append(f"{words}: {', '.join(winners)}")
-        elif mark == BEST:
-            clauses.append(NOWHERE)
-    if rest and NOWHERE not in clauses:
-        clauses.append(f"nobody in the other {rest}")
+    best = _won(board, columns, BEST)
+    once = _won(board, columns, ONCE)
+    clauses = [NOWHERE]
+    if best:
+        clauses = [f"best by a paired test: {_winners(best, columns, labels)}"]
+    if once:
+        winners = _winners(once, columns, labels)
+        clauses.append(f"best of one training each: {winners}")
+    won = sum(len(each) for each in (*best.values(), *once.values()))
+    if best and won < len(columns):
+        clauses.append(f"nobody in the other {len(columns) - won}")
     return "; ".join(clauses)
+
+
+def _won(board: Board, columns: Sequence[Column], mark: str) -> dict[str, list[Column]]:
+    """Checkpoint -> the columns in which it has this mark."""
+    won: dict[str, list[Column]] = {}
+    for column in columns:
+        for checkpoint, own in standing(board, column).items():
+            if own == mark:
+                won.setdefault(checkpoint, []).append(column)
+    return won
+
+
+def _winners(
+    won: dict[str, list[Column]], columns: Sequence[Column], labels: dict[str, str]
+) -> str:
+    """At most NAMED winners and their columns, those with the most columns first."""
+    by_count = sorted(won, key=lambda checkpoint: -len(won[checkpoint]))
+    clauses = []
+    for checkpoint in by_count[:NAMED]:
+        clauses.append(f"{labels[checkpoint]} in {_where(won[checkpoint], columns)}")
+    return ", ".join(clauses)
 
 
 def _where(won: Sequence[Column], columns: Sequence[Column]) -> str:
@@ -286,7 +322,6 @@ def _where(won: Sequence[Column], columns: Sequence[Column]) -> str:
     names = []
     for column in won:
         title = TASKS[column.task].title
-        names.append(
-            title if tasks.count(column.task) == 1 else f"{title} on {column.dataset}"
-        )
-    return _listed(names)
+        is_only = tasks.count(column.task) == 1
+        names.append(title if is_only else f"{title} on {column.dataset}")
+    return listed(names)

@@ -1,8 +1,8 @@
 """leaderboard.html: one self-contained file with the table, the charts and every number's origin.
 
-page.html is filled with page.css, the scripts page_*.js and two blocks of JSON; the page asks the
-network for nothing. `data` is drawn at once; `origins`, most of the page, is read when the first
-number is opened. A table is one list per field, so each field's name is written once.
+page.html is filled with page.css, the scripts page_*.js and two blocks of JSON, whose schema is
+page_records.py. The page asks the network for nothing. The block `data` is drawn at once; the block
+`origins`, which is most of the page, is read when the first number is opened.
 """
 
 import importlib.metadata
@@ -10,9 +10,10 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from backbench.board import metrics
 from backbench.board.board import (
     MEASURED,
     Board,
@@ -26,8 +27,23 @@ from backbench.board.board import (
     standing,
 )
 from backbench.board.export import command_again
-from backbench.board.overall import Overall
-from backbench.board.page_figures import Record
+from backbench.board.overall import Overall, listed
+from backbench.board.page_records import (
+    PageCell,
+    PageColumn,
+    PageData,
+    PageFigures,
+    PageMeasurement,
+    PageOrigins,
+    PagePair,
+    PageRank,
+    PageRankSet,
+    PageRow,
+    Table,
+    Verdict,
+    as_object,
+    as_table,
+)
 from backbench.runs import atomic
 from backbench.tasks import TASKS
 from backbench.verify import verification
@@ -38,45 +54,10 @@ SCRIPTS = ("data", "table", "number", "charts", "ranks", "pairs", "curves", "sec
 # Provenance takes at most so many bytes; with many results each long value is cut to its share.
 TEXT_BYTES = 20_000_000
 SHORTEST_TEXT = 150
+YEAR_5138 = 1e11  # seconds since 1970; time.gmtime knows no date far beyond
 
-_IN_ORDER = json.JSONEncoder(
-    sort_keys=True
-).encode  # json.dumps would make an encoder each time
-
-Table = dict[str, list[object]]  # field -> its value in every record
-# The fields of the tables
-Fields = tuple[str, ...]
-ROWS: Fields = ("checkpoint", "name", "method", "arch", "epochs", "published", "label")
-ROWS += (
-    "labs",
-    "cost",
-    "hardware",
-)  # of merged boards; where trunks of several sizes are compared
-COLUMNS: Fields = ("name", "task", "dataset", "metric", "protocol", "engine", "split")
-# Rows with a value, the first metric of its setting, how far a second training moves its numbers
-COLUMNS += ("measured", "main", "noise")
-# `row` is an index, `mark` that of board.standing, `parts` are indices of the measurements
-CELLS = ("row", "value", "low", "high", "mark", "note", "parts")
-# Row a minus row b, where a stands before b; `known` is whether trainings were tested, too
-PAIRS = (
-    "column",
-    "a",
-    "b",
-    "value",
-    "low",
-    "high",
-    "p",
-    "real",
-    "known",
-    "paired",
-    "n",
-)
-# One measurement: its split and its texts are indices into all texts, `keys` one into all key lists
-PARTS = ("split", "seed", "value", "low", "high", "keys", "texts")
-RANKS = ("row", "rank", "low", "high", "average", "win_rate", "columns", "group")
-
-
-# ---- the page
+# An encoder that is made once: json.dumps with sort_keys makes one for each call.
+_IN_ORDER = json.JSONEncoder(sort_keys=True).encode
 
 
 def write_page(
@@ -84,67 +65,76 @@ def write_page(
     path: Path,
     *,
     pairs: Iterable[PairedDifference],
-    figures: Mapping[str, Sequence[Record]],
+    figures: PageFigures,
     answer: str,
     sets: Sequence[Overall],
-    judged: Sequence[Record] = (),
+    judged: Sequence[Verdict] = (),
     claims: Sequence[str] = (),
 ) -> None:
-    """Write the page for `board`. Whatever takes tests or reading of run folders is made before:
-    `pairs` by board.compare_rows, `figures` by page_figures.collect_figures, `sets` and `answer` by
-    overall.py, `judged` and `claims` by papers/."""
+    """Write the page for `board`.
+
+    Whatever takes tests or the reading of run folders is made before: `pairs` by
+    board.compare_rows, `figures` by page_figures.collect_figures, `sets` and `answer` by
+    overall.py, `judged` and `claims` by published/.
+    """
     with many_objects():
-        numbers = sum(len(cell.parts) for cell in board.cells.values())
-        origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, numbers)))
-        notes = {"": 0}
+        count = sum(len(cell.parts) for cell in board.cells.values())
+        origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, count)))
+        notes = {"": 0}  # note of a cell -> its index
         columns, cells = _columns_and_cells(board, origins, notes)
-        # Of the newest measurement: the same records make the same page on any day
-        times = [part.recorded for cell in board.cells.values() for part in cell.parts]
-        newest = max(times, default=0.0)
-        day = (
-            time.strftime("%Y-%m-%d", time.gmtime(newest)) if 0 < newest < 1e11 else ""
+        data = PageData(
+            answer=answer,
+            sets=[_rank_set(of, board) for of in sets],
+            rows=as_table(PageRow, _rows(board)),
+            columns=as_table(PageColumn, columns),
+            cells=cells,
+            notes=list(notes),
+            pairs=as_table(PagePair, [_pair(pair) for pair in pairs]),
+            numbers=count,
+            curves=figures.curves,
+            pictures=figures.pictures,
+            figures=figures.figures,
+            judged=judged,
+            claims=claims,
+            problems=board.problems,
+            tasks={name: task.title for name, task in TASKS.items()},
+            sizes=_sizes(),
+            newest=_newest_day(board),
+            version=importlib.metadata.version("backbench"),
         )
-        data: Record = {
-            "answer": answer,
-            "sets": [_set(one, board) for one in sets],
-            "rows": _by_field(ROWS, _rows(board)),
-            "columns": _by_field(COLUMNS, columns),
-            "cells": cells,
-            "notes": list(notes),
-            "pairs": _by_field(PAIRS, list(map(_pair, pairs))),
-            "numbers": numbers,
-            **figures,
-            "judged": judged,
-            "claims": claims,
-            "problems": board.problems,
-            "tasks": {name: task.title for name, task in TASKS.items()},
-            "newest": day,
-            "version": importlib.metadata.version("backbench"),
-        }
-        filled = {
+        scripts = [(HERE / f"page_{name}.js").read_text() for name in SCRIPTS]
+        content = {
             "STYLE": (HERE / "page.css").read_text(),
-            "SCRIPT": "\n".join(
-                (HERE / f"page_{name}.js").read_text() for name in SCRIPTS
-            ),
+            "SCRIPT": "\n".join(scripts),
             "DATA": _json(data),
-            "ORIGINS": _json(origins.written()),
+            "ORIGINS": _json(origins.block()),
         }
-        # In one pass, so that a name that looks like a slot stays a name.
+        # All slots are filled in one pass: a checkpoint whose name looks like a slot keeps it.
         template = (HERE / "page.html").read_text()
-        page = re.sub(r"/\*([A-Z]+)\*/\n?", lambda slot: filled[slot[1]], template)
+        page = re.sub(r"/\*([A-Z]+)\*/\n?", lambda slot: content[slot[1]], template)
     atomic.write_text(path, page)
 
 
-def _json(value: object) -> str:
+def _json(record: PageData | PageOrigins) -> str:
     """Compact JSON without a < that could end the script block it stands in."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
+    text = json.dumps(record, separators=(",", ":"), allow_nan=False, default=as_object)
+    return text.replace("<", "\\u003c")
 
 
-def _by_field(fields: Sequence[str], records: Sequence[Sequence[object]]) -> Table:
-    """Records as one list per field."""
-    return {name: [record[i] for record in records] for i, name in enumerate(fields)}
+def _newest_day(board: Board) -> str:
+    """The day of the newest measurement: unlike today's, it is the same for the same records."""
+    times = [part.recorded for cell in board.cells.values() for part in cell.parts]
+    newest = max(times, default=0.0)
+    if not 0 < newest < YEAR_5138:
+        return ""
+    return time.strftime("%Y-%m-%d", time.gmtime(newest))
+
+
+def _sizes() -> str:
+    """What the metrics by size are: `APs, APm and APl: small, medium and large objects`."""
+    by_size = {name: kind for name, kind in metrics.METRICS.items() if kind.by_size}
+    explained = listed([kind.explained for kind in by_size.values()])
+    return f"{listed(list(by_size))}: {explained} objects"
 
 
 def _round(value: float | None) -> float | None:
@@ -157,77 +147,130 @@ def _ends(interval: tuple[float, float] | None) -> tuple[float | None, float | N
     return _round(low), _round(high)
 
 
-def _set(overall: Overall, board: Board) -> Record:
-    """The ranks over a named set of columns, best first."""
-    index, ranks = board.row_index(), []
-    for row, p in zip(overall.rows, overall.standing.places, strict=True):
-        known = (index[row.checkpoint], p.rank, *p.interval, _round(p.average))
-        ranks.append((*known, round(p.win_rate, 2), p.columns, p.group))
-    columns, ranked = (
-        list(map(board.columns.index, overall.columns)),
-        _by_field(RANKS, ranks),
-    )
-    return {
-        "title": overall.title,
-        "basis": overall.basis,
-        "columns": columns,
-        "ranks": ranked,
-    }
-
-
 # ---- the table
 
 
-def _rows(board: Board) -> list[Sequence[object]]:
+def _rows(board: Board) -> list[PageRow]:
     labels = board.labels()
     # Costs are worth a line only where trunks of several sizes are compared.
-    compared = len({cost.parameters for cost in board.costs.values()}) > 1
-    rows: list[Sequence[object]] = []
+    sizes = {cost.parameters for cost in board.costs.values()}
+    rows = []
     for row in board.rows:
-        cost = board.costs.get(row.checkpoint) if compared else None
-        names = (row.checkpoint, row.name, row.method, row.arch, row.epochs)
-        also = (row.source != MEASURED, labels[row.checkpoint])
-        costs = (cost.text, cost.hardware or "") if cost else ("", "")
-        rows.append((*names, *also, list(board.labs.get(row.checkpoint, ())), *costs))
+        cost = board.costs.get(row.checkpoint) if len(sizes) > 1 else None
+        one = PageRow(
+            checkpoint=row.checkpoint,
+            name=row.name,
+            method=row.method,
+            arch=row.arch,
+            epochs=row.epochs,
+            published=row.source != MEASURED,
+            label=labels[row.checkpoint],
+            labs=list(board.labs.get(row.checkpoint, ())),
+            cost="" if cost is None else cost.text,
+            hardware="" if cost is None else cost.hardware or "",
+        )
+        rows.append(one)
     return rows
 
 
 def _columns_and_cells(
     board: Board, origins: "_Origins", notes: dict[str, int]
-) -> tuple[list[Sequence[object]], list[Table]]:
+) -> tuple[list[PageColumn], list[Table]]:
     """Every column, and the table of its cells. Each note of a cell goes into `notes` once."""
-    # In one pass over the cells: a lookup for each field of the table takes longer.
+    # One pass over the cells sorts them by column: a lookup for each field of the table would
+    # take longer.
     by_column: dict[Column, list[tuple[str, Cell]]] = {
         column: [] for column in board.columns
     }
     for (checkpoint, column), cell in board.cells.items():
         by_column[column].append((checkpoint, cell))
-    index, measured = board.row_index(), {row.checkpoint for row in board.measured_rows}
-    columns: list[Sequence[object]] = []
+    row_index = board.row_index()
+    measured = {row.checkpoint for row in board.measured_rows}
+    # The columns stand in the board's order, so the first of a setting is its main column.
+    settings: set[tuple[str, ...]] = set()
+    columns = []
     tables = []
-    settings: set[tuple[str, ...]] = (
-        set()
-    )  # settings seen so far: the first column is the main one
-    for c, members in by_column.items():
-        marks, cells, count = standing(board, c), [], 0
+    for column, members in by_column.items():
+        marks = standing(board, column)
+        count = 0
+        cells = []
         for checkpoint, cell in members:
-            count += cell.value is not None and checkpoint in measured
+            if cell.value is not None and checkpoint in measured:
+                count += 1
             low, high = _ends(cell.ci95)
-            row, note = index[checkpoint], notes.setdefault(cell.note, len(notes))
-            mark, parts = marks.get(checkpoint, ""), list(map(origins.add, cell.parts))
-            cells.append((row, _round(cell.value), low, high, mark, note, parts))
-        tables.append(_by_field(CELLS, cells))
-        main = c.setting not in settings or not TASKS[c.task].ranked
-        settings.add(c.setting)
-        what = (c.name, c.task, c.dataset, c.metric, c.protocol, c.engine, c.split)
-        columns.append((*what, count, main, noise_words(noise_of(board, c))))
+            one = PageCell(
+                row=row_index[checkpoint],
+                value=_round(cell.value),
+                low=low,
+                high=high,
+                mark=marks.get(checkpoint, ""),
+                # A new note gets the next index.
+                note=notes.setdefault(cell.note, len(notes)),
+                parts=[origins.add(part) for part in cell.parts],
+            )
+            cells.append(one)
+        tables.append(as_table(PageCell, cells))
+        main = column.setting not in settings or not TASKS[column.task].ranked
+        settings.add(column.setting)
+        columns.append(_column(board, column, measured=count, main=main))
     return columns, tables
 
 
-def _pair(pair: PairedDifference) -> Sequence[object]:
-    *where, d = pair
-    numbers = (_round(d.value), *_ends(d.ci95), float(f"{d.p:.3g}"))
-    return *where, *numbers, d.real, d.trainings_known, d.paired, d.n
+def _column(board: Board, column: Column, *, measured: int, main: bool) -> PageColumn:
+    kind = metrics.kind_of(column.metric)
+    return PageColumn(
+        name=column.name,
+        task=column.task,
+        dataset=column.dataset,
+        metric=column.metric,
+        heading=metrics.heading(column.metric),
+        decimals=kind.decimals,
+        ranks=kind.ranks,
+        by_size=kind.by_size,
+        protocol=column.protocol,
+        engine=column.engine,
+        split=column.split,
+        measured=measured,
+        main=main,
+        noise=noise_words(noise_of(board, column)),
+    )
+
+
+def _pair(pair: PairedDifference) -> PagePair:
+    tested = pair.difference
+    low, high = _ends(tested.ci95)
+    return PagePair(
+        column=pair.column,
+        a=pair.a,
+        b=pair.b,
+        value=_round(tested.value),
+        low=low,
+        high=high,
+        p=float(f"{tested.p:.3g}"),
+        real=tested.real,
+        known=tested.trainings_known,
+        paired=tested.paired,
+        n=tested.n,
+    )
+
+
+def _rank_set(of: Overall, board: Board) -> PageRankSet:
+    row_index = board.row_index()
+    ranks = []
+    for row, place in zip(of.rows, of.standing.places, strict=True):
+        low, high = place.interval
+        one = PageRank(
+            row=row_index[row.checkpoint],
+            rank=place.rank,
+            low=low,
+            high=high,
+            average=_round(place.average),
+            win_rate=round(place.win_rate, 2),
+            columns=place.columns,
+            group=place.group,
+        )
+        ranks.append(one)
+    return PageRankSet(title=of.title, basis=of.basis, ranks=as_table(PageRank, ranks))
 
 
 # ---- where the numbers come from
@@ -238,11 +281,10 @@ class _Origins:
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
-        self._parts: list[Sequence[object]] = []
+        self._parts: list[PageMeasurement] = []
         self._texts: dict[str, int] = {}  # text -> its index
-        self._keys: dict[
-            tuple[int, ...], int
-        ] = {}  # texts of some keys -> the list's index
+        # The keys of a measurement, by the indices of their texts -> the index of this list
+        self._keys: dict[tuple[int, ...], int] = {}
 
     def add(self, measurement: Measurement) -> int:
         """Add a measurement; returns its index among the parts."""
@@ -255,32 +297,38 @@ class _Origins:
             "run": str(run),
             "command": command_again(result),
         }
-        keys, texts = [], []
+        keys = []
+        texts = []
         for key, value in about.items():
             if value is None:
                 continue
             text = value if isinstance(value, str) else _IN_ORDER(value)
-            # A command that is cut would not run
+            # A command that is cut would not run.
             if key != "command" and len(text) > self._longest:
                 text = text[: self._longest] + " ... (the whole is in the run folder)"
             keys.append(self._index_of(key))
             texts.append(self._index_of(text))
-        # Nearly all measurements have the same keys, so a part names the list, not each key.
-        key_list = self._keys.setdefault(tuple(keys), len(self._keys))
         low, high = _ends(result.ci95)
-        split = self._index_of(result.split)
-        self._parts.append(
-            (split, result.seed, _round(result.value), low, high, key_list, texts)
+        part = PageMeasurement(
+            split=self._index_of(result.split),
+            seed=result.seed,
+            value=_round(result.value),
+            low=low,
+            high=high,
+            # Nearly all measurements have the same keys, so a part names the list.
+            keys=self._keys.setdefault(tuple(keys), len(self._keys)),
+            texts=texts,
         )
+        self._parts.append(part)
         return len(self._parts) - 1
 
     def _index_of(self, text: str) -> int:
-        # setdefault counts: a text seen before keeps its index, a new one gets the next.
+        # A text that was seen before keeps its index; a new one gets the next.
         return self._texts.setdefault(text, len(self._texts))
 
-    def written(self) -> Record:
-        return {
-            "parts": _by_field(PARTS, self._parts),
-            "keys": [list(keys) for keys in self._keys],
-            "texts": list(self._texts),
-        }
+    def block(self) -> PageOrigins:
+        return PageOrigins(
+            parts=as_table(PageMeasurement, self._parts),
+            keys=[list(keys) for keys in self._keys],
+            texts=list(self._texts),
+        )

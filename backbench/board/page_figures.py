@@ -1,4 +1,4 @@
-"""The page's figures come from run folders: curves, pictures, ablations, predictor, `analyze`."""
+"""The page's figures come from run folders: curves, pictures, ablations, `analyze`."""
 
 import base64
 import io
@@ -9,9 +9,17 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from backbench.board import ablation, predictor
+from backbench.board import ablation
 from backbench.board.board import Board, joined
+from backbench.board.page_records import (
+    CurveMark,
+    PageCurve,
+    PageFigure,
+    PageFigures,
+    PagePicture,
+)
 from backbench.errors import BadInput
 from backbench.images.decoding import readable
 from backbench.records.result_line import Result
@@ -21,8 +29,11 @@ from backbench.tasks import TASKS
 from backbench.untrusted import jsons, printable, walking
 from backbench.weights import header
 
-CURVE_POINTS, LEAST_POINTS = 300, 3  # a line between two points has no shape
-MOST_PICTURES, PICTURE_WIDTH, PICTURES_PER_RUN = 12, 720, 2
+CURVE_POINTS = 300
+LEAST_POINTS = 3  # a line between two points has no shape
+MOST_PICTURES = 12
+PICTURES_PER_RUN = 2
+PICTURE_WIDTH = 720
 MOST_ANALYSES = 8  # runs whose figures stand on the page
 OVERVIEWS = {  # file in RUN/pictures -> what it shows
     "kept-overview": "where the loss works",
@@ -30,61 +41,55 @@ OVERVIEWS = {  # file in RUN/pictures -> what it shows
     "training": "training",
 }
 
+# What somebody else's file may raise when it is not what its name says
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError)
 
-Record = dict[str, object]  # its keys are those that page_*.js read
 
-
-def collect_figures(
-    board: Board, runs: Iterable[str | Path]
-) -> dict[str, Sequence[Record]]:
+def collect_figures(board: Board, runs: Iterable[str | Path]) -> PageFigures:
     """Everything that stands on the page beside the table; curves are looked for below `runs`."""
-    figures: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
-        for title, file in (*write_figures(board, Path(folder)), *_analyses(board)):
-            content = file.read_bytes()
-            source = "data:image/svg+xml;base64," + base64.b64encode(content).decode()
-            # Width and height in points, as the drawing's first tag states them; else 4 to 3
-            box = re.search(rb'viewBox="0 0 (\d+)[\d.]* (\d+)[\d.]*"', content[:2000])
-            width, height = (int(box[1]) or 4, int(box[2]) or 3) if box else (4, 3)
-            figures.append(
-                {"title": title, "src": source, "width": width, "height": height}
-            )
-    return {
-        "curves": _curves(board, runs),
-        "pictures": _pictures(board),
-        "figures": figures,
-    }
+        drawn = [*ablation.write(board, Path(folder)), *_analyses(board)]
+        figures = [_figure(title, file) for title, file in drawn]
+    return PageFigures(
+        curves=_curves(board, runs), pictures=_pictures(board), figures=figures
+    )
 
 
-# ---- ablations, the predictor, analyses
+def _data_uri(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def write_figures(board: Board, folder: Path) -> list[tuple[str, Path]]:
-    """Write ablations and the predictor as svg, png and csv into `folder`; (title, svg) of each."""
-    written = ablation.write(board, folder)
-    table = predictor.correlations(board)
-    if table:
-        predictor.write_csv(table, folder / "predictor.csv")
-        file = predictor.draw(table, folder / "predictor")
-        if file is not None:
-            written.append(("Which cheap score predicts what", file))
-    return written
+# ---- figures of ablations and analyses
+
+
+def _figure(title: str, file: Path) -> PageFigure:
+    content = file.read_bytes()
+    # Width and height in points, as the drawing's first tag states them
+    box = re.search(rb'viewBox="0 0 (\d+)[\d.]* (\d+)[\d.]*"', content[:2000])
+    width, height = (int(box[1]), int(box[2])) if box else (0, 0)
+    return PageFigure(
+        title=title,
+        src=_data_uri("svg+xml", content),
+        width=width or 4,
+        height=height or 3,
+    )
 
 
 def _analyses(board: Board) -> list[tuple[str, Path]]:
     """(title, svg) of the overviews and training curves of the board's `analyze` runs."""
-    parts = itertools.chain(*(cell.parts for cell in board.cells.values()))
-    runs = dict.fromkeys(
-        run for result, run in parts if result.task == "analyze"
-    )  # a set in order
+    runs: dict[Path, None] = {}  # a set in the order of the cells
+    for cell in board.cells.values():
+        for result, run in cell.parts:
+            if result.task == "analyze":
+                runs[run] = None
     figures = []
     for run in list(runs)[:MOST_ANALYSES]:
-        # Whatever else lies in such a file, the page goes without its figures rather than fail.
+        # The page goes without the figures of a run whose file is damaged, rather than fail.
         try:
             about = jsons.read(run / "analysis.json")
             names = dict.fromkeys(space["name"] for space in about["spaces"])
             title = f"Features on {about['dataset']}: {', '.join(names)}"
-        except (OSError, ValueError, KeyError, TypeError):
+        except _UNREADABLE:
             continue
         for name, note in OVERVIEWS.items():
             file = run / PICTURES / f"{name}.svg"
@@ -96,21 +101,24 @@ def _analyses(board: Board) -> list[tuple[str, Path]]:
 # ---- pretraining curves
 
 
-def _curves(board: Board, runs: Iterable[str | Path]) -> list[Record]:
-    """RUN/metrics.jsonl of every pretraining below `runs`, thinned to means of CURVE_POINTS bins. A
-    curve is named after its row, else after its checkpoint, else after its folder."""
-    labels, row_index = board.labels(), board.row_index()
-    curves: list[Record] = []
+def _curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
+    """RUN/metrics.jsonl of every pretraining below `runs`, thinned to means of CURVE_POINTS bins.
+
+    A curve is named after its row, else after its checkpoint, else after its folder.
+    """
+    labels = board.labels()
+    row_index = board.row_index()
     files: dict[str, Path] = {}  # real path -> the path by which it was reached
-    for below in filter(Path.is_dir, map(Path, runs)):
-        found = [file for file in walking.files(below) if file.name == METRICS_FILE]
-        files |= {os.path.realpath(file): file for file in found}
-    for run in (file.parent for file in sorted(files.values())):
-        try:
-            is_pretraining = jsons.read(run / RUN_FILE)["verb"] == "pretrain"
-        except (OSError, ValueError, KeyError, TypeError):
+    for folder in map(Path, runs):
+        if not folder.is_dir():
             continue
-        if not is_pretraining:
+        for file in walking.files(folder):
+            if file.name == METRICS_FILE:
+                files[os.path.realpath(file)] = file
+    curves = []
+    for file in sorted(files.values()):
+        run = file.parent
+        if not _is_pretraining(run):
             continue
         logged = [
             line
@@ -120,14 +128,28 @@ def _curves(board: Board, runs: Iterable[str | Path]) -> list[Record]:
         if len(logged) < LEAST_POINTS:
             continue
         about = header.about(run / CHECKPOINT_FILE)
-        digest, provenance = str(about.get("digest")), about.get("provenance")
-        own = provenance.get("name") if isinstance(provenance, Mapping) else None
-        name = labels.get(digest) or printable.shown(str(own or run.name))
+        digest = str(about.get("digest"))
+        provenance = about.get("provenance")
+        own_name = provenance.get("name") if isinstance(provenance, Mapping) else None
         x, y = _thin(logged)
-        if y:
-            curve = {"name": name, "row": row_index.get(digest), "x": x, "y": y}
-            curves.append(curve | {"marks": _marks(run, logged)})
+        if not y:
+            continue
+        curve = PageCurve(
+            name=labels.get(digest) or printable.shown(str(own_name or run.name)),
+            row=row_index.get(digest),
+            x=x,
+            y=y,
+            marks=_marks(run, logged),
+        )
+        curves.append(curve)
     return curves
+
+
+def _is_pretraining(run: Path) -> bool:
+    try:
+        return bool(jsons.read(run / RUN_FILE)["verb"] == "pretrain")
+    except _UNREADABLE:
+        return False
 
 
 def _thin(
@@ -138,8 +160,9 @@ def _thin(
     size = math.ceil(len(logged) / CURVE_POINTS)
     bins = [logged[i : i + size] for i in range(0, len(logged), size)]
     y = {}
-    # A metric may be logged now and then only
-    for name in sorted(set().union(*logged) - {"step"}):
+    names = set().union(*logged) - {"step"}
+    for name in sorted(names):
+        # A metric may be logged now and then only: some bins have no mean.
         means = [_mean(part, name) for part in bins]
         if len(means) - means.count(None) >= LEAST_POINTS:
             y[name] = means
@@ -149,69 +172,79 @@ def _thin(
 def _mean(part: Sequence[Mapping[str, float]], name: str) -> float | None:
     """The mean of a metric over some lines, to five digits; None where no line has a number."""
     values = [line[name] for line in part if isinstance(line.get(name), int | float)]
-    finite = list(filter(math.isfinite, values))
-    mean = sum(finite) / len(finite) if finite else math.nan
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    mean = sum(finite) / len(finite)
     return float(f"{mean:.5g}") if math.isfinite(mean) else None
 
 
-def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[Record]:
+def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[CurveMark]:
     """The step at which LORAC's prior begins: its recipe gives it as a share of the epochs."""
     try:
         recipe = jsons.read(run / RUN_FILE)["identity"]["recipe"]
         if recipe["method"]["prior"] == "none":  # MoCo-M: no prior ever
             return []
         begins = float(recipe["method"]["prior_from"]) * float(recipe["epochs"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except _UNREADABLE:
         return []
     for before, line in itertools.pairwise(logged):
         if before.get("epoch", math.nan) < begins <= line.get("epoch", math.nan):
-            return [{"x": line["step"], "text": "prior on"}]
+            return [CurveMark(x=line["step"], text="prior on")]
     return []
 
 
 # ---- pictures of detections and of label maps
 
 
-def _pictures(board: Board) -> list[Record]:
+class _SmallImage(NamedTuple):
+    src: str
+    width: int
+    height: int
+
+
+def _pictures(board: Board) -> list[PagePicture]:
     """RUN/pictures/* of detection runs and the pictures of label maps, as small images."""
     labels = board.labels()
-    # A detector's run has pictures of one checkpoint and one task
-    runs: dict[Path, Result] = {}  # folder, or picture -> any result of it
+    # A detector's run has a folder of pictures, of one checkpoint and one task; a run of label
+    # maps names one picture for each.
+    places: dict[Path, Result] = {}  # folder, or picture -> any result of it
     for cell in board.cells.values():
         for result, run in cell.parts:
+            picture = result.facts.get("picture")
             if TASKS[result.task].detects:
-                runs.setdefault(run / PICTURES, result)
-            elif (picture := result.facts.get("picture")) is not None:
-                runs.setdefault(run / picture, result)
-    ordered = sorted(runs.items(), key=lambda item: (item[1].task, item[1].name))
-    pictures: list[Record] = []
+                places.setdefault(run / PICTURES, result)
+            elif picture is not None:
+                places.setdefault(run / picture, result)
+    ordered = sorted(places.items(), key=lambda item: (item[1].task, item[1].name))
+    pictures: list[PagePicture] = []
     # The first of every run before the second of any.
     for nth in range(PICTURES_PER_RUN):
         for place, result in ordered:
             there = [place] if place.is_file() else place.glob("*")
-            files = [p for p in there if p.suffix in (".png", ".jpg")]
+            files = sorted(p for p in there if p.suffix in (".png", ".jpg"))
             if nth >= len(files) or len(pictures) >= MOST_PICTURES:
                 continue
-            file = sorted(files)[nth]
-            small = _small_image(file)
+            small = _small_image(files[nth])
             if small is None:
                 continue
-            name, task = (
-                labels.get(result.checkpoint, result.name),
-                TASKS[result.task].title,
-            )
+            name = labels.get(result.checkpoint, result.name)
+            task = TASKS[result.task].title
             how = joined(" + ", result.protocol, result.engine)
-            alt = f"{task} of {name} on image {file.stem}: ground truth left, detected right"
-            about = {
-                "title": name,
-                "note": f"{task}, {result.dataset}, {how}",
-                "alt": alt,
-            }
-            pictures.append(about | small)
+            shown = PagePicture(
+                title=name,
+                note=f"{task}, {result.dataset}, {how}",
+                alt=f"{task} of {name} on image {files[nth].stem}:"
+                " ground truth left, detected right",
+                src=small.src,
+                width=small.width,
+                height=small.height,
+            )
+            pictures.append(shown)
     return pictures
 
 
-def _small_image(file: Path) -> Record | None:
+def _small_image(file: Path) -> _SmallImage | None:
     """The image as a data URI, at most PICTURE_WIDTH wide; None where it cannot be read."""
     from PIL import Image
 
@@ -222,14 +255,12 @@ def _small_image(file: Path) -> Record | None:
         ):
             image = opened.convert("RGB")
             width = min(image.width, PICTURE_WIDTH)
+            height = max(1, round(image.height * width / image.width))
             # WEBP refuses very high images; such a strip is squeezed instead.
-            height = min(
-                max(1, round(image.height * width / image.width)), 10 * PICTURE_WIDTH
-            )
+            height = min(height, 10 * PICTURE_WIDTH)
             image = image.resize((width, height))
             buffer = io.BytesIO()
             image.save(buffer, "WEBP", quality=82)
     except BadInput:
         return None
-    source = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return {"src": source, "width": width, "height": height}
+    return _SmallImage(_data_uri("webp", buffer.getvalue()), width, height)

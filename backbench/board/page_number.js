@@ -1,15 +1,10 @@
 // ---- provenance of one number
 
-const FIRST = ["command", "verified", "chosen", "recipe", "manifest", "code", "versions", "hardware", "recorded",
-  "run"];
-const STANDING = {
-  best: "Above every other checkpoint here by a paired test.",
-  tied: "No paired test separates this value from the highest in its column.",
-  untested: "Highest here, but not tested: predictions were not kept.",
-  once: "Best of one training each: nobody knows how far a second training would move it.",
-  unbacked: "Nothing was kept that this value follows from: it takes no part in tests and ranks.",
-  unsettled: "Not ranked: its note says why.",
-};
+// The keys that stand first; the others follow by name.
+const FIRST = [
+  "command", "verified", "chosen", "recipe", "manifest", "code", "versions", "hardware",
+  "recorded", "run",
+];
 
 // The value that a text was written from: JSON if it begins like JSON and was not cut short.
 function decoded(text) {
@@ -20,9 +15,9 @@ function decoded(text) {
   }
 }
 
-function block(v) {
-  const isGroup = typeof v === "object" && v !== null;
-  return isGroup ? `<pre>${esc(JSON.stringify(v, null, 1))}</pre>` : esc(v);
+function block(value) {
+  const isGroup = typeof value === "object" && value !== null;
+  return isGroup ? `<pre>${esc(JSON.stringify(value, null, 1))}</pre>` : esc(value);
 }
 
 function described(key, about) {
@@ -39,44 +34,48 @@ function described(key, about) {
   return `<dt>${esc(key.replace(/_/g, " "))}</dt><dd>${block(value)}</dd>`;
 }
 
-// One measurement behind a number. Its texts are places in the list of all texts, and so are the
-// lists of keys, which most measurements share.
+// The n-th measurement. What it says is in the list of all texts, which many measurements share.
 function part(n, several) {
   const {parts, keys, texts} = readOrigins();
-  const p = record(parts, n), about = {};
-  keys[p.keys].forEach((key, j) => about[texts[key]] = decoded(texts[p.texts[j]]));
+  const one = record(parts, n);
+  const about = {};
+  keys[one.keys].forEach((key, j) => about[texts[key]] = decoded(texts[one.texts[j]]));
   const first = FIRST.filter(key => key in about);
   const others = Object.keys(about).filter(key => !FIRST.includes(key)).sort();
   const list = [...first, ...others].map(key => described(key, about)).join("");
-  const title = several ? `Seed ${p.seed}: ${num(p.value, 2)}` : "Where it comes from";
+  const title = several ? `Seed ${one.seed}: ${num(one.value, 2)}` : "Where it comes from";
   return `<h3 style="margin:1rem 0 0;font-size:.95rem">${title}</h3>` +
-    `<dl><dt>split, seed</dt><dd>${esc(texts[p.split])}, ${p.seed}</dd>${list}</dl>`;
+    `<dl><dt>split, seed</dt><dd>${esc(texts[one.split])}, ${one.seed}</dd>${list}</dl>`;
 }
 
-function source(r, parts) {
-  if (r.published) return "<p>Printed in the paper; not measured here.</p>";
+function source(row, parts) {
+  if (row.published) return "<p>Printed in the paper; not measured here.</p>";
   if (parts.length) return parts.map(n => part(n, parts.length > 1)).join("");
   return "<p class='soft'>Computed from the numbers of its row.</p>";
 }
 
-function detail(k, i) {
-  const c = columns[k], r = rows[i], {value, low, high, mark, note, parts} = cell[k].get(i);
+function detail(k, index) {
+  const column = columns[k];
+  const row = rows[index];
+  const {value, low, high, mark, note, parts} = cells[k].get(index);
   let interval = "";
   if (low != null) {
-    const words = `95% interval ${num(low, 2)} to ${num(high, 2)}`;
+    const words = `95% interval ${fromTo(low, high)}`;
     interval = ` <span class="soft" style="font-size:1rem;font-weight:400">${words}</span>`;
   }
-  const said = STANDING[mark] ? `<p>${STANDING[mark]}</p>` : "";
-  const kind = r.published ? "published row" : "checkpoint";
+  const said = MARKS[mark] ? `<p>${MARKS[mark].detail}</p>` : "";
+  const remark = note ? `<p class="soft">${esc(DATA.notes[note])}</p>` : "";
+  const again = column.noise && !row.published
+    ? `<dt>training again</dt><dd>${esc(column.noise)}</dd>`
+    : "";
+  const kind = row.published ? "published row" : "checkpoint";
   $("detail").innerHTML =
-    `<div class="head"><div><div class="soft small">${esc(columnLabel(c))}</div>` +
-    `<div id="detail-title"><strong>${esc(r.label)}</strong></div></div>` +
+    `<div class="head"><div><div class="soft small">${esc(columnLabel(column))}</div>` +
+    `<div id="detail-title"><strong>${esc(row.label)}</strong></div></div>` +
     `<button class="plain" id="close" autofocus>Close</button></div>` +
-    `<div class="body"><div class="big">${num(value, 2)}${interval}</div>` +
-    `${said}${note ? `<p class="soft">${esc(D.notes[note])}</p>` : ""}` +
-    `<dl><dt>column</dt><dd><code>${esc(c.name)}</code></dd>` +
-    `${c.noise && !r.published ? `<dt>training again</dt><dd>${esc(c.noise)}</dd>` : ""}` +
-    `<dt>${kind}</dt><dd><code>${esc(r.checkpoint)}</code></dd></dl>${source(r, parts)}</div>`;
+    `<div class="body"><div class="big">${num(value, 2)}${interval}</div>${said}${remark}` +
+    `<dl><dt>column</dt><dd><code>${esc(column.name)}</code></dd>${again}` +
+    `<dt>${kind}</dt><dd><code>${esc(row.checkpoint)}</code></dd></dl>${source(row, parts)}</div>`;
   $("close").onclick = () => $("detail").close();
   $("detail").querySelectorAll(".copy").forEach(b => b.onclick = () => copy(b));
   $("detail").showModal();
@@ -88,6 +87,7 @@ async function copy(b) {
     await navigator.clipboard.writeText(pre.textContent);
     b.textContent = "Copied";
   } catch {
+    // A browser may refuse: then the command is selected, to be copied by hand.
     getSelection().selectAllChildren(pre);
     b.textContent = "Selected";
   }

@@ -1,52 +1,66 @@
 // ---- figures, pictures, verdicts
 
 function pictures() {
-  if (!D.pictures.length) return hide("detections");
-  $("pictures").innerHTML = D.pictures.map(p =>
-    `<figure><img alt="${esc(p.alt)}" src="${p.src}" width="${p.width}" height="${p.height}"` +
-    ` loading="lazy"><figcaption>${esc(p.title)}: ground truth left, detected right<div class="soft small">${esc(p.note)}</div></figcaption></figure>`,
+  if (!DATA.pictures.length) return hide("detections");
+  $("pictures").innerHTML = DATA.pictures.map(picture =>
+    `<figure>${image(picture, picture.alt)}` +
+    `<figcaption>${esc(picture.title)}: ground truth left, detected right` +
+    `<div class="soft small">${esc(picture.note)}</div></figcaption></figure>`,
   ).join("");
 }
 
+// Width and height give an image its room before it is read in.
+const image = ({src, width, height}, alt) =>
+  `<img alt="${esc(alt)}" src="${src}" width="${width}" height="${height}" loading="lazy">`;
+
 function figures() {
-  if (!D.figures.length) return hide("figures");
-  $("figure-list").innerHTML = D.figures.map(p =>
-    `<figure><a href="#figures" data-full>` +
-    `<img alt="${esc(p.title)}" src="${p.src}" width="${p.width}" height="${p.height}"` +
-    ` loading="lazy"></a>` +
-    `<figcaption>${esc(p.title)}</figcaption></figure>`,
+  if (!DATA.figures.length) return hide("figures");
+  $("figure-list").innerHTML = DATA.figures.map(figure =>
+    `<figure><a href="#figures" data-full>${image(figure, figure.title)}</a>` +
+    `<figcaption>${esc(figure.title)}</figcaption></figure>`,
   ).join("");
+  // A click spreads a figure over the whole width, and back.
   $("figure-list").querySelectorAll("[data-full]").forEach(a => a.onclick = e => {
     e.preventDefault();
-    const style = a.closest("figure").style;
+    const {style} = a.closest("figure");
     style.gridColumn = style.gridColumn ? "" : "1 / -1";
   });
 }
 
+// The kinds of columns (see dataTable) of the verdicts on published numbers.
+const VERDICT_COLUMNS = [
+  {heading: "Checkpoint", cell: one => esc(one.name)},
+  {heading: "Column", cell: one => `${esc(one.column)}${small(".76", esc(one.key))}`},
+  {
+    heading: "measured",
+    number: true,
+    cell: one => {
+      const interval = one.low == null ? "" : small(".8", fromTo(one.low, one.high));
+      return `${num(one.measured, 2)}${interval}`;
+    },
+  },
+  {heading: "published", number: true, cell: one => num(one.published, 2)},
+  {heading: "tolerance", number: true, cell: one => `±${one.tolerance}`},
+  {
+    heading: "verdict",
+    cell: one => {
+      const tone = one.verdict === "within" ? "pos" : "neg";
+      const others = one.others.map(other => small(".76", esc(other)));
+      return `<span class="tag ${tone}">${esc(one.said)}</span>${others.join("")}`;
+    },
+  },
+  {heading: "hardware", soft: true, cell: one => esc(one.hardware)},
+];
+
 function reproduction() {
-  if (!D.judged.length) return hide("reproduction");
-  const heads = ["measured", "published", "tolerance"]
-    .map(name => `<th style="text-align:right">${name}</th>`);
-  const lines = D.judged.map(j => {
-    const small = (size, text) => `<div class="soft" style="font-size:${size}rem">${text}</div>`;
-    const interval = j.low == null ? "" : small(".8", `${num(j.low, 2)} to ${num(j.high, 2)}`);
-    const tone = j.verdict === "within" ? "pos" : "neg";
-    const others = j.others.map(other => small(".76", esc(other))).join("");
-    return `<tr><td>${esc(j.name)}</td><td>${esc(j.column)}${small(".76", esc(j.key))}</td>` +
-      `<td class="n">${num(j.measured, 2)}${interval}</td><td class="n">${num(j.published, 2)}</td>` +
-      `<td class="n">±${j.tolerance}</td><td><span class="tag ${tone}">${esc(j.said)}</span>` +
-      `${others}</td>` +
-      `<td class="soft">${esc(j.hardware)}</td></tr>`;
-  });
-  $("judged").innerHTML =
-    `<div class="frame"><table class="data"><thead><tr><th>Checkpoint</th><th>Column</th>` +
-    `${heads.join("")}<th>verdict</th><th>hardware</th></tr></thead>` +
-    `<tbody>${lines.join("")}</tbody></table></div>` +
-    D.claims.map(claim => `<p class="small">${esc(claim)}</p>`).join("");
+  if (!DATA.judged.length) return hide("reproduction");
+  $("judged").innerHTML = dataTable(VERDICT_COLUMNS, DATA.judged) +
+    DATA.claims.map(claim => `<p class="small">${esc(claim)}</p>`).join("");
 }
 
 // ---- words around them
 
+// The sections of the page and their names in the navigation
 const SECTIONS = {
   table: "Leaderboard",
   overall: "Ranks",
@@ -59,42 +73,53 @@ const SECTIONS = {
   reproduction: "Reproduction",
   notes: "How to read",
 };
-const KEY = {
-  best: "<strong class='pos'>Bold green</strong>: above every other checkpoint by a paired test. ",
-  tied: "<span style='text-decoration:underline dotted 2px var(--best);text-underline-offset:3px'>" +
-    "Dotted</span>: no test separates it from the best. ",
-  untested: "<em>Italic</em>: highest, but not tested. ",
-  once: "<span class='v once'><b>Ring</b></span>: best of one training each; a second training may " +
-    "turn it round. ",
-  unbacked: "<span style='color:var(--soft)'>Pale</span>: nothing was kept to compute it again. ",
-  unsettled: "<span class='v unsettled'><b>Dagger</b></span>: not ranked; the number's note says why. ",
-};
+const MOST_PROBLEMS = 200; // lines in the list
 
-function words() {
-  const n = measured.length, marks = new Set(D.cells.flatMap(table => table.mark));
-  const published = rows.length > n ? `, with ${rows.length - n} published rows beside them` : "";
+function header() {
+  const count = measured.length;
   const counts = [
-    plural(n, "checkpoint"),
-    plural(D.numbers, "measured number"),
-    plural(columns.filter(c => c.measured).length, "column"),
+    plural(count, "checkpoint"),
+    plural(DATA.numbers, "measured number"),
+    plural(measuredColumns.length, "column"),
   ];
-  $("answer").textContent = D.answer;
-  $("summary").textContent =
-    `${counts.join(", ")}${published}.${D.newest && ` Newest number: ${D.newest}.`}` +
-    `${labsOfAll.length === 1 ? ` Measured by ${labsOfAll[0]}.` : ""}` +
-    ` Page of backbench ${D.version}.`;
-  const key = Object.keys(KEY).filter(mark => marks.has(mark)).map(mark => KEY[mark]).join("");
+  const printed = rows.length - count;
+  const published = printed ? `, with ${printed} published rows beside them` : "";
+  const sentences = [`${counts.join(", ")}${published}.`];
+  if (DATA.newest) sentences.push(`Newest number: ${DATA.newest}.`);
+  if (labsOfAll.length === 1) sentences.push(`Measured by ${labsOfAll[0]}.`);
+  sentences.push(`Page of backbench ${DATA.version}.`);
+  $("answer").textContent = DATA.answer;
+  $("summary").textContent = sentences.join(" ");
+  if (DATA.problems.length) {
+    const list = DATA.problems.slice(0, MOST_PROBLEMS).map(text => `<li>${esc(text)}</li>`);
+    $("warnings").innerHTML =
+      `<details class="warn"><summary>${plural(DATA.problems.length, "line")} in the results ` +
+      `need attention</summary><ul class="small">${list.join("")}</ul></details>`;
+  }
+}
+
+function sectionLinks() {
+  const links = Object.entries(SECTIONS).map(([id, text]) => `<a href="#${id}">${text}</a>`);
+  $("nav").innerHTML = links.join("") +
+    `<button class="plain" id="theme" aria-label="Switch between light and dark">` +
+    `Light / dark</button>`;
+  $("theme").onclick = () => {
+    const chosen = document.documentElement.dataset.theme;
+    const byDefault = matchMedia("(prefers-color-scheme: dark)").matches;
+    const isDark = chosen ? chosen === "dark" : byDefault;
+    document.documentElement.dataset.theme = isDark ? "light" : "dark";
+  };
+}
+
+function explanation() {
+  const used = new Set(DATA.cells.flatMap(table => table.mark));
+  const marks = Object.keys(MARKS).filter(mark => used.has(mark));
+  const key = marks.map(mark => MARKS[mark].key).join("");
   $("key").innerHTML =
     `Percent; ± is half the 95% interval, the bar under a number shows it within its column's ` +
     `range. ${key}Rows are ordered by their rank over all columns (see below). Click a heading to ` +
     `sort by it. Click a number to see its origin and the command that measures it again. Arrow ` +
     `keys move between numbers; / goes to the filter.`;
-  if (D.problems.length) {
-    const list = D.problems.slice(0, 200).map(p => `<li>${esc(p)}</li>`).join("");
-    $("warnings").innerHTML =
-      `<details class="warn"><summary>${plural(D.problems.length, "line")} in the results need ` +
-      `attention</summary><ul class="small">${list}</ul></details>`;
-  }
   $("reading").innerHTML =
     `<p>A row is one set of weights, named by its digest: the same weights under two names are one ` +
     `row. A column is one way to measure: numbers made by another protocol, detection engine or ` +
@@ -103,44 +128,37 @@ function words() {
     `value is undefined (an average precision without ground truth); an empty field was not run.</p>` +
     `<p>Published rows are copied from the papers' tables. They are never ranked, averaged or ` +
     `tested together with measured ones.</p>`;
-  $("nav").innerHTML =
-    Object.entries(SECTIONS).map(([id, text]) => `<a href="#${id}">${text}</a>`).join("") +
-    `<button class="plain" id="theme" aria-label="Switch between light and dark">` +
-    `Light / dark</button>`;
-  $("theme").onclick = () => {
-    const chosen = document.documentElement.dataset.theme;
-    const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    document.documentElement.dataset.theme = dark ? "light" : "dark";
-  };
 }
 
 // ---- the page
 
 listenToTable();
-tableControls();
+taskControls();
+publishedControls();
 columnControls();
 $("detail").addEventListener("click", e => { if (e.target === $("detail")) $("detail").close(); });
-words();
+header();
+sectionLinks();
+explanation();
 draw();
 pictures();
 figures();
 reproduction();
 
 // Charts of a large board are drawn when they come into view, or before printing.
-const later = new Map([
-  ["overall", overall], ["ranks", ranks], ["transfer", transfer], ["compare", compare], ["curves", curves],
-]);
+const LARGE = 5000; // rows times columns
+const later = new Map(Object.entries({overall, ranks, transfer, compare, curves}));
 function paintSection(id) {
   const paint = later.get(id);
   later.delete(id);
   paint?.();
 }
 const paintAll = () => [...later.keys()].forEach(paintSection);
-if (measured.length * columns.length > 5000) {
-  const seen = new IntersectionObserver(list => list.forEach(e => {
-    if (!e.isIntersecting) return;
-    seen.unobserve(e.target);
-    paintSection(e.target.id);
+if (measured.length * columns.length > LARGE) {
+  const seen = new IntersectionObserver(list => list.forEach(entry => {
+    if (!entry.isIntersecting) return;
+    seen.unobserve(entry.target);
+    paintSection(entry.target.id);
   }), {rootMargin: "300px"});
   [...later.keys()].forEach(id => seen.observe($(id)));
   addEventListener("beforeprint", paintAll);
@@ -150,7 +168,9 @@ if (measured.length * columns.length > 5000) {
   paintAll();
 }
 
+// The table and charts that depend on the window's width follow it, once it is still.
 const isDrawn = id => !later.has(id) && !$(id).hidden;
+const STILL = 150; // milliseconds
 let pause;
 addEventListener("resize", () => {
   clearTimeout(pause);
@@ -159,5 +179,5 @@ addEventListener("resize", () => {
     if (isDrawn("ranks")) ranks();
     if (isDrawn("transfer")) paintTransfer();
     if (isDrawn("curves")) paintCurves();
-  }, 150);
+  }, STILL);
 });

@@ -1,98 +1,148 @@
 // ---- the table
 
-const shownFirst = columns.filter(c => c.measured || !D.numbers); // all, where nothing is measured
-const PAGE = Math.max(20, Math.min(100, Math.floor(3000 / columns.filter(c => c.measured).length)));
+// What the marks of page_records.py's cells mean: in the dialog of a number, for a screen reader,
+// and in the key below the table.
+const MARKS = {
+  best: {
+    detail: "Above every other checkpoint here by a paired test.",
+    spoken: "best by a paired test",
+    key: "<strong class='pos'>Bold green</strong>: above every other checkpoint by a paired test. ",
+  },
+  tied: {
+    detail: "No paired test separates this value from the highest in its column.",
+    spoken: "not separated from the best by a test",
+    key: "<span style='text-decoration:underline dotted 2px var(--best);" +
+      "text-underline-offset:3px'>Dotted</span>: no test separates it from the best. ",
+  },
+  untested: {
+    detail: "Highest here, but not tested: predictions were not kept.",
+    spoken: "highest, not tested",
+    key: "<em>Italic</em>: highest, but not tested. ",
+  },
+  once: {
+    detail: "Best of one training each: nobody knows how far a second training would move it.",
+    spoken: "best of one training each",
+    key: "<span class='v once'><b>Ring</b></span>: best of one training each; a second training " +
+      "may turn it round. ",
+  },
+  unbacked: {
+    detail: "Nothing was kept that this value follows from: it takes no part in tests and ranks.",
+    spoken: "nothing was kept to compute it again",
+    key: "<span style='color:var(--soft)'>Pale</span>: nothing was kept to compute it again. ",
+  },
+  unsettled: {
+    detail: "Not ranked: its note says why.",
+    spoken: "not ranked",
+    key: "<span class='v unsettled'><b>Dagger</b></span>: not ranked; the number's note says why. ",
+  },
+};
+
+const measuredColumns = columns.filter(column => column.measured);
+const nothingMeasured = !DATA.numbers;
+const hasMain = measuredColumns.some(column => column.main);
+const hasMinor = measuredColumns.some(column => !column.main);
+// The columns that have a button for their task: all, where nothing is measured.
+const shownFirst = nothingMeasured ? columns : measuredColumns;
+// About 3000 numbers are drawn at first, so that a large board opens at once.
+const PAGE = Math.max(20, Math.min(100, Math.floor(3000 / measuredColumns.length)));
 const MORE = 500; // rows that a click adds
-const MINOR = /_AP[sml]$/;
 const state = {
   sort: null, // a column's place, or "name"; null is the page's own order
   up: false,
   filter: "",
-  tasks: new Set(shownFirst.map(c => c.task)),
+  tasks: new Set(shownFirst.map(column => column.task)),
   published: true,
-  only: !D.numbers, // columns that nobody measured
-  every: !columns.some(c => c.measured && c.main), // all metrics, or each setting's first
+  only: nothingMeasured, // also columns that nobody measured
+  every: !hasMain, // all metrics, or the first one of each measurement
   dataset: "",
   protocol: "",
-  minor: false, // AP by size
+  bySize: false, // metrics of small, medium and large objects
   limit: PAGE,
 };
 
-function isShown(c) {
-  if (!state.tasks.has(c.task)) return false;
-  if (!state.every && c.measured && !c.main) return false;
-  if (state.dataset && datasetName(c) !== state.dataset) return false;
-  if (state.protocol && protocolName(c) !== state.protocol) return false;
-  if (!state.minor && MINOR.test(c.metric)) return false;
-  return c.measured > 0 || (state.published && state.only);
+function isShown(column) {
+  if (!state.tasks.has(column.task)) return false;
+  if (!state.every && column.measured && !column.main) return false;
+  if (state.dataset && datasetName(column) !== state.dataset) return false;
+  if (state.protocol && protocolName(column) !== state.protocol) return false;
+  if (!state.bySize && column.by_size) return false;
+  return column.measured > 0 || (state.published && state.only);
 }
 
 function sorted(list) {
-  const way = state.up ? 1 : -1, byLabel = (a, b, how) => a.label.localeCompare(b.label, ...how);
-  if (state.sort == null) return [...list].sort((a, b) => order[a.i] - order[b.i]);
+  if (state.sort == null) return inOrder(list);
+  const way = state.up ? 1 : -1;
   if (state.sort === "name") {
-    return [...list].sort((a, b) => way * byLabel(a, b, ["en", {numeric: true}]));
+    const byNumber = {numeric: true}; // x9 before x10
+    return [...list].sort((a, b) => way * a.label.localeCompare(b.label, "en", byNumber));
   }
-  // Rows without a value come last in either order.
+  // Values are looked up once. Rows without one come last in either order.
   return list
-    .map(r => [valueAt(state.sort, r.i), r])
-    .sort(([a, r], [b, q]) => (a == null) - (b == null) || way * (a - b) || byLabel(r, q, []))
-    .map(([, r]) => r);
+    .map(row => [valueAt(state.sort, row.index), row])
+    .sort(([a, row], [b, other]) =>
+      (a == null) - (b == null) || way * (a - b) || row.label.localeCompare(other.label))
+    .map(([, row]) => row);
 }
 
-const SAID = {
-  best: "; best by a paired test",
-  tied: "; not separated from the best by a test",
-  untested: "; highest, not tested",
-  once: "; best of one training each",
-  unbacked: "; nothing was kept to compute it again",
-  unsettled: "; not ranked",
-};
-
-function number(k, r) {
-  const x = cell[k].get(r.i);
-  if (!x) return "";
-  const where = `tabindex="-1" data-c="${k}" data-r="${r.i}"`;
-  if (x.value == null) return `<button class="v" ${where} title="undefined"><b>–</b></button>`;
-  const half = x.low == null ? "" : `<small>±${num((x.high - x.low) / 2)}</small>`;
-  const interval = x.low == null ? "" : `, interval ${num(x.low, 2)} to ${num(x.high, 2)}`;
-  const words = `${r.label}, ${columnLabel(columns[k])}`;
-  const label = `${esc(words)}: ${num(x.value, 2)}${interval}${SAID[x.mark] || ""}`;
-  return `<button class="v ${x.mark}" ${where} aria-label="${label}">` +
-    `<b>${num(x.value)}</b>${half}${r.published ? "" : track(x, range[k])}</button>`;
+function number(k, row) {
+  const cell = cells[k].get(row.index);
+  if (!cell) return "";
+  const where = `tabindex="-1" data-c="${k}" data-r="${row.index}"`;
+  if (cell.value == null) return `<button class="v" ${where} title="undefined"><b>–</b></button>`;
+  const {decimals} = columns[k];
+  let half = "";
+  let interval = "";
+  if (cell.low != null) {
+    half = `<small>±${num((cell.high - cell.low) / 2, decimals)}</small>`;
+    interval = `, interval ${fromTo(cell.low, cell.high)}`;
+  }
+  const mark = MARKS[cell.mark] ? `; ${MARKS[cell.mark].spoken}` : "";
+  const words = esc(`${row.label}, ${columnLabel(columns[k])}`);
+  const label = `${words}: ${num(cell.value, 2)}${interval}${mark}`;
+  return `<button class="v ${cell.mark}" ${where} aria-label="${label}">` +
+    `<b>${num(cell.value, decimals)}</b>${half}${row.published ? "" : track(cell, range[k])}</button>`;
 }
 
 // The bar under a number: its interval and its value within its column's range.
-function track(x, [a, b]) {
-  const at = v => Math.max(0, Math.min(100, 100 * (v - a) / (b - a))).toFixed(1);
+function track(cell, [least, most]) {
+  const at = v => between(100 * (v - least) / (most - least), 0, 100).toFixed(1);
   let bar = "";
-  if (x.low != null) {
-    const wide = (at(x.high) - at(x.low)).toFixed(1);
-    bar = `<i style="left:${at(x.low)}%;width:${wide}%"></i>`;
+  if (cell.low != null) {
+    const wide = (at(cell.high) - at(cell.low)).toFixed(1);
+    bar = `<i style="left:${at(cell.low)}%;width:${wide}%"></i>`;
   }
-  return `<span class="t">${bar}<u style="left:${at(x.value)}%"></u></span>`;
+  return `<span class="t">${bar}<u style="left:${at(cell.value)}%"></u></span>`;
 }
 
-function line(r, shown) {
-  const paper = r.published ? /\(([^()]*)\)$/.exec(r.name)?.[1] : null;
-  const method = r.published || r.method === r.name ? null : r.method;
-  const epochs = r.epochs == null ? null : r.epochs + " ep";
-  const labs = r.labs.length && labsOfAll.length > 1 ? "by " + r.labs.join(", ") : null;
-  const about = [paper, method, r.arch, epochs, r.cost, labs].filter(Boolean).join(" · ");
-  const dot = r.published ? "" : `<span class="dot" style="--c:${colour(r.i)}"></span>`;
-  const name = `${dot}${esc(r.published ? r.method : r.label)}<small>${esc(about)}</small>`;
-  const numbers = shown.map((k, n) => `<td class="${edge(shown, n)}">${number(k, r)}</td>`);
-  return `<tr><th scope="row" class="first" title="${esc([r.checkpoint, r.hardware].filter(Boolean).join("\n"))}">${name}</th>` +
-    numbers.join("") + "</tr>";
+function line(row, shown) {
+  const numbers = shown.map((k, n) => `<td class="${edge(shown, n)}">${number(k, row)}</td>`);
+  const title = [row.checkpoint, row.hardware].filter(Boolean).join("\n");
+  const name = row.published ? esc(row.method) : dot(colour(row.index), row.label);
+  return `<tr><th scope="row" class="first" title="${esc(title)}">${name}` +
+    `<small>${esc(about(row))}</small></th>${numbers.join("")}</tr>`;
+}
+
+// What stands under a checkpoint's name.
+function about(row) {
+  const facts = [row.arch, row.epochs == null ? "" : row.epochs + " ep", row.cost];
+  if (row.published) {
+    const paper = /\(([^()]*)\)$/.exec(row.name)?.[1]; // "LORAC (table 1)"
+    facts.unshift(paper);
+  } else if (row.method !== row.name) {
+    facts.unshift(row.method);
+  }
+  if (row.labs.length && labsOfAll.length > 1) facts.push("by " + row.labs.join(", "));
+  return facts.filter(Boolean).join(" · ");
 }
 
 // Columns that share a heading stand together; `edge` is the line before a new one.
 const SETTING = ["task", "dataset", "protocol", "engine", "split"];
 const same = (a, b, fields) => fields.every(field => a[field] === b[field]);
 function edge(shown, n) {
-  const a = columns[shown[n]], b = n ? columns[shown[n - 1]] : null;
-  if (!b || a.task !== b.task) return "g d";
-  return same(a, b, SETTING) ? "" : "d";
+  const column = columns[shown[n]];
+  const before = n ? columns[shown[n - 1]] : null;
+  if (!before || column.task !== before.task) return "g d";
+  return same(column, before, SETTING) ? "" : "d";
 }
 function groups(shown, fields) {
   const out = [];
@@ -104,38 +154,42 @@ function groups(shown, fields) {
   return out;
 }
 
-const aria = k => state.sort === k ? `aria-sort="${state.up ? "ascending" : "descending"}"` : "";
+const sortDirection = k =>
+  state.sort === k ? `aria-sort="${state.up ? "ascending" : "descending"}"` : "";
 function heading(shown) {
-  const tasks = groups(shown, ["task"]).map(g =>
-    `<th class="g" colspan="${g.length}">${esc(taskName(columns[g[0]].task))}</th>`);
-  const settings = groups(shown, SETTING).map(g => {
-    const c = columns[g[0]];
-    const protocol =
-      `<span class="soft protocol" title="${esc(protocolName(c))}">${esc(protocolName(c))}</span>`;
-    return `<th class="${edge(shown, shown.indexOf(g[0]))}" colspan="${g.length}">` +
-      `${esc(datasetName(c))}<br>${protocol}</th>`;
+  const tasks = groups(shown, ["task"]).map(group =>
+    `<th class="g" colspan="${group.length}">${esc(taskName(columns[group[0]].task))}</th>`);
+  const settings = groups(shown, SETTING).map(group => {
+    const column = columns[group[0]];
+    const name = esc(protocolName(column));
+    const protocol = `<span class="soft protocol" title="${name}">${name}</span>`;
+    const line = edge(shown, shown.indexOf(group[0]));
+    return `<th class="${line}" colspan="${group.length}">` +
+      `${esc(datasetName(column))}<br>${protocol}</th>`;
   });
   const metrics = shown.map((k, n) => {
-    const name = esc(metricName(columns[k].metric)), title = esc(columns[k].name);
-    return `<th scope="col" class="${edge(shown, n)}" ${aria(k)}>` +
-      `<button class="sort" data-k="${k}" title="${title}">${name}</button></th>`;
+    const {name, heading} = columns[k];
+    return `<th scope="col" class="${edge(shown, n)}" ${sortDirection(k)}>` +
+      `<button class="sort" data-k="${k}" title="${esc(name)}">${esc(heading)}</button></th>`;
   });
   return `<thead><tr><th class="first" rowspan="2"></th>${tasks.join("")}</tr>` +
     `<tr>${settings.join("")}</tr>` +
-    `<tr><th class="first" scope="col" ${aria("name")}>` +
+    `<tr><th class="first" scope="col" ${sortDirection("name")}>` +
     `<button class="sort" data-k="name">Checkpoint</button></th>${metrics.join("")}</tr></thead>`;
 }
 
-function matches(r) {
-  return !state.filter || state.filter.split(/\s+/).every(word => r.text.includes(word));
+function matches(row) {
+  if (!state.filter) return true;
+  return state.filter.split(/\s+/).every(word => row.text.includes(word));
 }
 
 function draw() {
   const shown = places.filter(k => isShown(columns[k]));
   const mine = sorted(measured.filter(matches));
-  const isPrinted = r => r.published && matches(r) && shown.some(k => cell[k].has(r.i));
+  const hasNumber = row => shown.some(k => cells[k].has(row.index));
+  const isPrinted = row => row.published && matches(row) && hasNumber(row);
   const theirs = state.published ? sorted(rows.filter(isPrinted)) : [];
-  const lines = list => list.slice(0, state.limit).map(r => line(r, shown)).join("");
+  const lines = list => list.slice(0, state.limit).map(row => line(row, shown)).join("");
   let body = lines(mine);
   if (theirs.length) {
     body += `<tr class="split"><th class="first" scope="rowgroup">Published</th>` +
@@ -149,13 +203,15 @@ function draw() {
   $("board").innerHTML = `${heading(shown)}<tbody>${body}</tbody>`;
   const first = $("board").querySelector(".v");
   if (first) first.tabIndex = 0;
-  const beyond = list => Math.max(0, list.length - state.limit), left = beyond(mine) + beyond(theirs);
+  const beyond = list => Math.max(0, list.length - state.limit);
+  const left = beyond(mine) + beyond(theirs);
   const text = `Show ${Math.min(left, MORE)} more of ${left}`;
   $("more").innerHTML = left ? `<button class="plain" id="show-more">${text}</button>` : "";
   if (left) $("show-more").onclick = () => { state.limit += MORE; draw(); };
   sideways();
 }
 
+// The first click on a heading puts the highest first, or the first name; the next one turns it.
 function sortBy(k) {
   state.up = state.sort === k ? !state.up : k === "name";
   state.sort = k;
@@ -166,7 +222,8 @@ function sortBy(k) {
 // One tab stop for all numbers; arrows move between them, over empty fields and the split.
 const STEPS = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]};
 function neighbour(v, [down, right]) {
-  let td = v.parentElement, tr = td.parentElement;
+  let td = v.parentElement;
+  let tr = td.parentElement;
   const at = td.cellIndex;
   for (;;) {
     if (down) {
@@ -185,12 +242,14 @@ function neighbour(v, [down, right]) {
 
 function listenToTable() {
   $("board").addEventListener("click", e => {
-    const heading = e.target.closest(".sort"), v = e.target.closest(".v");
+    const heading = e.target.closest(".sort");
     if (heading) sortBy(heading.dataset.k === "name" ? "name" : +heading.dataset.k);
+    const v = e.target.closest(".v");
     if (v) detail(+v.dataset.c, +v.dataset.r);
   });
   $("board").addEventListener("keydown", e => {
-    const step = STEPS[e.key], v = e.target.closest(".v");
+    const step = STEPS[e.key];
+    const v = e.target.closest(".v");
     const next = step && v ? neighbour(v, step) : null;
     if (!next) return;
     e.preventDefault();
@@ -214,70 +273,74 @@ function listenToTable() {
 
 // How many columns lie beyond the right edge.
 function sideways() {
-  const frame = $("frame"), hint = $("sideways");
+  const frame = $("frame");
   const beyond = frame.scrollWidth - frame.clientWidth > 4;
-  hint.hidden = !beyond;
+  $("sideways").hidden = !beyond;
   if (!beyond) return;
   const count = places.filter(k => isShown(columns[k])).length;
-  hint.textContent = `${plural(count, "column")}; more to the right: scroll sideways →`;
+  $("sideways").textContent =
+    `${plural(count, "column")}; more to the right: scroll sideways →`;
 }
 
+// ---- what chooses rows and columns
+
 // A list to choose columns by, if there is more than one choice.
-function choice(id, name, of, key) {
-  const all = [...new Set(columns.filter(c => c.measured).map(of))];
+function choice(id, name, nameOf) {
+  const all = [...new Set(measuredColumns.map(nameOf))];
   if (all.length < 2) return "";
-  const list = [["", `all ${name}s`], ...all.map(x => [esc(x), cut(x, 40)])];
-  return `<label>${name} <select id="${id}" data-key="${key}">${options(list, "")}</select></label>`;
+  const list = [["", `all ${name}s`], ...all.map(one => [esc(one), cut(one, 40)])];
+  return `<label>${name} <select id="${id}" data-key="${name}">${options(list, "")}</select></label>`;
+}
+
+const press = (element, on) => element.setAttribute("aria-pressed", String(on));
+// A button in the element `id` that turns state[key] on and off.
+function toggle(id, key, title, text) {
+  $(id).innerHTML = button(state[key], ` title="${title}"`, text);
+  $(id).firstChild.onclick = e => {
+    state[key] = !state[key];
+    press(e.target, state[key]);
+    draw();
+  };
 }
 
 function columnControls() {
-  $("choices").innerHTML = choice("by-dataset", "dataset", datasetName, "dataset") +
-    choice("by-protocol", "protocol", protocolName, "protocol");
+  $("choices").innerHTML = choice("by-dataset", "dataset", datasetName) +
+    choice("by-protocol", "protocol", protocolName);
   $("choices").querySelectorAll("select").forEach(list => list.onchange = () => {
     state[list.dataset.key] = list.value;
     draw();
   });
-  if (columns.some(c => c.measured && !c.main) && columns.some(c => c.measured && c.main)) {
-    const title = ` title="AP50, top-5 and the like, beside each task's main metric"`;
-    $("metrics").innerHTML = button(state.every, title, "All metrics");
-    $("metrics").firstChild.onclick = e => {
-      state.every = !state.every;
-      press(e.target, state.every);
-      draw();
-    };
+  if (hasMain && hasMinor) {
+    const title = "AP50, top-5 and the like, beside each task's main metric";
+    toggle("metrics", "every", title, "All metrics");
+  }
+  if (measuredColumns.some(column => column.by_size)) {
+    toggle("minor", "bySize", DATA.sizes, "AP by size");
+    // These are no main metrics, so all metrics are shown with them.
+    $("minor").firstChild.addEventListener("click", () => {
+      if (state.bySize && !state.every) $("metrics").firstChild?.click();
+    });
   }
   $("filters").open = innerWidth > 640;
 }
 
-const press = (element, on) => element.setAttribute("aria-pressed", String(on));
-function tableControls() {
-  const tasks = [...new Set(shownFirst.map(c => c.task))];
-  if (tasks.length > 1) {
-    const one = t => button(true, ` data-t="${esc(t)}"`, esc(taskName(t)));
-    $("tasks").innerHTML = tasks.map(one).join("");
-    $("tasks").addEventListener("click", e => {
-      const b = e.target.closest("button");
-      if (!b) return;
-      const on = !state.tasks.delete(b.dataset.t);
-      if (on) state.tasks.add(b.dataset.t);
-      press(b, on);
-      draw();
-    });
-  }
-  if (columns.some(c => c.measured && MINOR.test(c.metric))) {
-    const title = ` title="APs, APm and APl: small, medium and large objects"`;
-    $("minor").innerHTML = button(false, title, "AP by size");
-    $("minor").firstChild.onclick = e => {
-      state.minor = !state.minor;
-      if (state.minor && !state.every) $("metrics").firstChild?.click();
-      press(e.target, state.minor);
-      draw();
-    };
-  }
-  if (rows.some(r => r.published)) publishedControls();
+function taskControls() {
+  const tasks = [...new Set(shownFirst.map(column => column.task))];
+  if (tasks.length < 2) return;
+  const one = task => button(true, ` data-t="${esc(task)}"`, esc(taskName(task)));
+  $("tasks").innerHTML = tasks.map(one).join("");
+  $("tasks").addEventListener("click", e => {
+    const b = e.target.closest("button");
+    if (!b) return;
+    const on = !state.tasks.delete(b.dataset.t);
+    if (on) state.tasks.add(b.dataset.t);
+    press(b, on);
+    draw();
+  });
 }
 
 function publishedControls() {
+  if (!rows.some(row => row.published)) return;
   $("sources").innerHTML =
     `${button(true, "", "Published rows")} ${button(state.only, "", "Columns nobody measured")}`;
   const [all, only] = $("sources").querySelectorAll("button");
@@ -289,10 +352,10 @@ function publishedControls() {
   only.onclick = () => {
     state.only = !state.only;
     // Tasks that nobody measured have no button of their own: they come and go with this one.
-    for (const c of columns.filter(c => !c.measured)) {
-      const alone = !columns.some(other => other.measured && other.task === c.task);
-      if (state.only) state.tasks.add(c.task);
-      else if (alone) state.tasks.delete(c.task);
+    const measuredTasks = new Set(measuredColumns.map(column => column.task));
+    for (const column of columns.filter(column => !column.measured)) {
+      if (state.only) state.tasks.add(column.task);
+      else if (!measuredTasks.has(column.task)) state.tasks.delete(column.task);
     }
     press(only, state.only);
     draw();

@@ -44,6 +44,7 @@ HEAD = (
 MOST_BYTES = 64 * opening.MEGABYTE  # of a table; reading takes ten times as much memory
 LONGEST = 1000  # characters of a field
 SHOWN = 50  # rows on standard output
+NAMED = 4  # leaders in the sentence; of more it says how many others
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class ForeignTable:
 
 def run(request: RankRequest) -> Outcome:
     """Run the verb `rank`."""
+    # 1. The table.
     if request.file.is_dir():
         if request.name or request.lower:
             raise BadInput(
@@ -67,30 +69,39 @@ def run(request: RankRequest) -> Outcome:
     else:
         table = read(request.file, name=request.name, lower=request.lower)
     if len(table.names) > rank_intervals.MOST_ROWS:
-        most = f"at most {rank_intervals.MOST_ROWS} are ranked, as every pair of them is compared"
         raise BadInput(
-            f"{request.file}: {len(table.names)} rows; {most}: leave the others out"
+            f"{request.file}: {len(table.names)} rows; at most {rank_intervals.MOST_ROWS} are"
+            " ranked, as every pair of them is compared: leave the others out"
         )
+    # 2. The ranks, the best first.
     ranking = rank_intervals.ranking(table.values, table.datasets)
     order = sorted(
         range(len(table.names)), key=lambda i: (ranking.places[i].rank, table.names[i])
     )
     lines: list[tuple[object, ...]] = []
     for i in order:
-        p = ranking.places[i]
-        average, rate = text_of(p.average, ".2f"), f"{p.win_rate:.1f}"
-        lines.append(
-            (p.rank, *p.interval, average, rate, p.columns, p.group, table.names[i])
+        place = ranking.places[i]
+        low, high = place.interval
+        line = (
+            place.rank,
+            low,
+            high,
+            text_of(place.average, ".2f"),
+            f"{place.win_rate:.1f}",
+            place.columns,
+            place.group,
+            table.names[i],
         )
+        lines.append(line)
+    # 3. The answer, the first lines, and all of them as a file.
     said = answer(table, ranking)
     document = {"answer": said, "ranks": [dict(zip(HEAD, line)) for line in lines]}
     print(said)
     print(f"{'rank':>6} {'95%':>9} {'average':>8} {'wins %':>7} {'columns':>8}  name")
-    for rank, low, high, mean, wins, columns, _, who in lines[:SHOWN]:
-        shown = printable.shown(str(who))
-        print(
-            f"{rank:>6} {f'{low}-{high}':>9} {mean:>8} {wins:>7} {columns:>8}  {shown}"
-        )
+    for rank, first, last, average, wins, columns, _, name in lines[:SHOWN]:
+        interval = f"{first}-{last}"
+        shown = printable.shown(str(name))
+        print(f"{rank:>6} {interval:>9} {average:>8} {wins:>7} {columns:>8}  {shown}")
     if len(lines) > SHOWN:
         print(f"... and {len(lines) - SHOWN} more; --csv F writes all")
     if request.csv:
@@ -108,13 +119,14 @@ def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:
             f" {column_comparisons.FEWEST} columns at least, of as many datasets."
         )
     leaders = [printable.shown(table.names[i]) for i in ranking.leaders]
-    others = f" and {len(leaders) - 4} others" if len(leaders) > 4 else ""
-    lead = f"leads alone among {of}, with"
+    names = ", ".join(leaders[:NAMED])
+    if len(leaders) > NAMED:
+        names += f" and {len(leaders) - NAMED} others"
+    lead = f"leads alone among {of}"
     if len(leaders) > 1:
-        lead = f"lead among {of} and cannot be told apart, with"
+        lead = f"lead among {of} and cannot be told apart"
     what = "columns" if table.datasets == table.columns else ranking.over
-    confidence = f"95% confidence for other {what} like these {ranking.units}"
-    return f"{', '.join(leaders[:4])}{others} {lead} {confidence}."
+    return f"{names} {lead}, with 95% confidence for other {what} like these {ranking.units}."
 
 
 def of_runs(runs: Path) -> ForeignTable:
@@ -143,13 +155,12 @@ def read(
     for given in (*lower, *([name] if name else [])):
         if given not in head:
             raise BadInput(f"{file}: no column '{given}'; {nearest(given, head)}")
-    if (
-        "source" in head
-    ):  # the published rows of our own tables are never ranked with others
-        body = [
-            (n, line) for n, line in body if line[head.index("source")] != "published"
-        ]
-    numeric = []  # the columns of which most fields that are not empty are numbers
+    # 1. The published rows of our own tables are never ranked with others.
+    if "source" in head:
+        source = head.index("source")
+        body = [(at, line) for at, line in body if line[source] != "published"]
+    # 2. The columns of which most fields that are not empty are numbers.
+    numeric = []
     for n, column in enumerate(head):
         fields = [line[n].strip() for _, line in body]
         there = [field for field in fields if field.lower() not in _MISSING]
@@ -157,32 +168,43 @@ def read(
         if column != name and 2 * len(others) < len(there):
             numeric.append(n)
         elif column not in (name, "checkpoint") and 0 < len(others) < len(there):
-            shown, other = printable.shown(column, 60), printable.shown(others[0], 60)
+            shown = printable.shown(column, 60)
+            other = printable.shown(others[0], 60)
             log.warning(f"column '{shown}' is not ranked: '{other}' is no number")
-    # Of a leaderboard.csv of ours the main column of each ranked measurement, which stands first
+    # 3. Of a leaderboard.csv of ours the main column of each ranked measurement, which stands
+    #    first.
     ours = [_OURS.fullmatch(heading) for heading in head]
     main: dict[tuple[str, str, str], int] = {}
     for n in numeric:
         own = ours[n]
         if own and own["dataset"] != AVERAGE and TASKS[own["task"]].ranked:
             main.setdefault((own["task"], own["dataset"], own["how"]), n)
-    numeric = list(main.values()) if any(ours) else numeric
-    text_columns = [
-        n for n in range(len(head)) if n not in numeric and head[n] != "checkpoint"
-    ]
-    named = head.index(name) if name else next(iter(text_columns), None)
+    if any(ours):
+        numeric = list(main.values())
+    # 4. The column of names.
+    if name:
+        named: int | None = head.index(name)
+    else:
+        text_columns = [
+            n for n in range(len(head)) if n not in numeric and head[n] != "checkpoint"
+        ]
+        named = text_columns[0] if text_columns else None
     if named is None or not numeric:
         what = "column of names" if numeric else "column of numbers that can be ranked"
         raise BadInput(
             f"{file}: no {what}; name one with --name, numbers in the others"
         )
+    # 5. The values, higher is better.
     columns = [head[n] for n in numeric]
     values = np.empty((len(body), len(numeric)))
     for row, (at, line) in zip(values, body):
         row[:] = [_value(line[n], f"{file}:{at}", head[n]) for n in numeric]
     values[:, [column in lower for column in columns]] *= -1
-    # Our own columns name their dataset, any other is a dataset of its own
-    datasets = [own["dataset"] if (own := ours[n]) else head[n] for n in numeric]
+    # Our own columns name their dataset; any other is a dataset of its own.
+    datasets = []
+    for n in numeric:
+        own = ours[n]
+        datasets.append(own["dataset"] if own else head[n])
     return ForeignTable([line[named] for _, line in body], columns, datasets, values)
 
 

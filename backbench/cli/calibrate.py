@@ -1,5 +1,7 @@
-"""`backbench calibrate`: calibration and selective prediction of measured heads. No image is read:
-numbers follow from RUN/scores, and are rows of that run."""
+"""`backbench calibrate`: calibration and selective prediction of measured heads.
+
+No image is read: the numbers follow from RUN/scores, and become rows of that run.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -21,6 +23,7 @@ _CHOSEN = ("on", "converged", "gradient")
 
 
 def run(request: CalibrateRequest) -> Outcome:
+    """Run the verb `calibrate`."""
     rows: list[Result] = []
     for runs in request.runs:
         for file in store.files_below(runs):
@@ -40,6 +43,7 @@ def run(request: CalibrateRequest) -> Outcome:
 
 def of_run(file: Path) -> list[Result]:
     """The rows that the scores beside a results file give; those that are new are appended to it."""
+    # 1. The files of scores, each with the first number that was computed from it.
     problems: list[str] = []
     of_scores: dict[str, Result] = {}
     for result, _ in read_verified([file], problems):
@@ -48,12 +52,14 @@ def of_run(file: Path) -> list[Result]:
             of_scores.setdefault(name, result)
     for problem in problems:
         log.warning(printable.shown(problem, 1000))
+    # 2. A row for each metric that they give.
     rows = []
     for name, source in of_scores.items():
         arrays = kept_scores.load(file.parent / name)
         if arrays is None:
             continue
-        if other := kept_scores.owner(arrays, source):
+        other = kept_scores.owner(arrays, source)
+        if other:
             log.warning(
                 f"{file.parent / name}: scores of another {other}; measure them again"
             )
@@ -63,6 +69,7 @@ def of_run(file: Path) -> list[Result]:
         }
         if "temperature" in arrays:
             provenance["fitted_temperature"] = float(arrays["temperature"])
+        chosen = {k: v for k, v in (source.chosen or {}).items() if k in _CHOSEN}
         for metric in kept_scores.names(arrays):
             value, ci95 = kept_scores.value(arrays, metric)
             row = dataclasses.replace(
@@ -71,7 +78,7 @@ def of_run(file: Path) -> list[Result]:
                 metric=metric,
                 value=value,
                 ci95=ci95,
-                chosen={k: v for k, v in (source.chosen or {}).items() if k in _CHOSEN},
+                chosen=chosen,
                 provenance=provenance,
                 origin={},
             )

@@ -13,7 +13,7 @@ from backbench.verify import verification
 
 
 def run(request: VerifyRequest) -> Outcome:
-    """The verb `verify`. Exit status 1 where something does not fit."""
+    """Run the verb `verify`. Returns 1 where something does not fit."""
     problems: list[str] = []
     files = [file for runs in request.runs for file in store.files_below(runs)]
     measurements = read_verified(files, problems)

@@ -1,1 +1,15 @@
-"""What a run has measured: lines of results, predictions and scores, keys of columns."""
+"""What a run has measured: the lines of its results, and what was kept beside them.
+
+result_line           one measured number, and how a stranger's line becomes one
+store                 RUN/results.jsonl: appended by many, read line by line
+origin                where a number is made: code, versions, hardware
+predictions           RUN/predictions: what a model said of each test image
+kept_scores           RUN/scores: the logits of a head, from which calibration follows
+trunk_costs           parameters, multiply-adds and speed of a trunk, as its rows state them
+column_keys           which rows may stand in one column
+protocol_fingerprints a protocol is its resolved recipe, not its name (shipped.json)
+data_manifests        the lists of images that a row was trained and scored on
+
+Nothing here judges whether a number is right: that is `backbench.verify`, which imports this room
+and is not imported by it.
+"""

@@ -73,15 +73,18 @@ def of_rows(rows: Sequence[Result]) -> list[ColumnKey]:
         kind_and_seed.append((number, r.seed))
         checkpoints[number, r.seed].add(r.checkpoint)
     # 2. A mark for each list of images; the lists of most checkpoints need none.
-    marks = _marks_of_lists(kinds, checkpoints)
+    list_marks = _marks_of_lists(kinds, checkpoints)
     # 3. Another mark for what the images of one list hold.
-    seen = _marks_of_contents(kinds, checkpoints, marks)
+    content_marks = _marks_of_contents(kinds, checkpoints, list_marks)
     # 4. Names, with as many digits as tell all marks of these rows apart.
     prints = {kind.protocol.fingerprint for kind in kinds}
-    digits = _digits_needed(prints | set(marks.values()) | set(seen.values()))
+    digits = _digits_needed(
+        prints | set(list_marks.values()) | set(content_marks.values())
+    )
     keys = {}
-    for where, mark in marks.items():
-        keys[where] = _column_key(kinds[where[0]], mark, seen[where], digits)
+    for where, mark in list_marks.items():
+        kind = kinds[where[0]]
+        keys[where] = _column_key(kind, mark, content_marks[where], digits)
     return [keys[where] for where in kind_and_seed]
 
 
@@ -94,9 +97,8 @@ def _decisive_content(r: Result) -> bytes:
     if not provenance.get("recipe"):
         decisive += [dict(provenance), dict(chosen)]
     try:
-        return marshal.dumps(
-            decisive, 2
-        )  # later versions depend on who else holds an object
+        # The bytes of later versions than 2 depend on who else holds an object.
+        return marshal.dumps(decisive, 2)
     except ValueError:  # an object that no JSON can hold, from Python
         return repr(decisive).encode()
 
@@ -116,20 +118,23 @@ def _kind_of(r: Result) -> _Kind:
 
 
 def _column_key(
-    kind: _Kind, mark: str | None, seen: str | None, digits: int
+    kind: _Kind, list_mark: str | None, content_mark: str | None, digits: int
 ) -> ColumnKey:
-    protocol, fingerprint = kind.protocol.protocol, kind.protocol.fingerprint
-    marks = [kind.protocol.size]
+    protocol = kind.protocol.protocol
+    fingerprint = kind.protocol.fingerprint
     if fingerprint is not None:
         protocol += f"~{_short(fingerprint, digits)}"
+    parts = [kind.protocol.split]
+    if kind.protocol.size:
+        parts.append(kind.protocol.size)
     # A row without recipe and without lists says `unknown` once.
     if kind.lists is None and fingerprint != protocol_fingerprints.UNKNOWN:
-        marks.append(protocol_fingerprints.UNKNOWN)
-    if mark is not None:
-        marks.append(_short(mark, digits))
-    if seen is not None:
-        marks.append(f"images-{_short(seen, digits)}")
-    split = "~".join(filter(None, (kind.protocol.split, *marks)))
+        parts.append(protocol_fingerprints.UNKNOWN)
+    if list_mark is not None:
+        parts.append(_short(list_mark, digits))
+    if content_mark is not None:
+        parts.append(f"images-{_short(content_mark, digits)}")
+    split = "~".join(part for part in parts if part)
     return ColumnKey(protocol, None if split == USUAL_SPLIT else split)
 
 
@@ -142,19 +147,23 @@ def _marks_of_lists(
         by_protocol[kinds[number].protocol].append((number, seed))
     marks: dict[tuple[int, int], str | None] = {}
     for members in by_protocol.values():
-        lists = {
-            (n, seed): own for n, seed in members if (own := kinds[n].lists) is not None
-        }
+        lists: dict[tuple[int, int], Lists] = {}
+        for number, seed in members:
+            own = kinds[number].lists
+            if own is not None:
+                lists[number, seed] = own
         digests = data_manifests.digests(
             (own, seed) for (_, seed), own in lists.items()
         )
         measured: dict[str, set[str]] = defaultdict(set)  # digest -> checkpoints
-        for member, own in lists.items():
-            measured[digests[own, member[1]]] |= checkpoints[member]
-        most = _of_most(measured)
-        for member in members:
-            digest = digests[lists[member], member[1]] if member in lists else None
-            marks[member] = None if digest == most else digest
+        for (number, seed), own in lists.items():
+            measured[digests[own, seed]] |= checkpoints[number, seed]
+        usual = _of_most(measured)
+        for number, seed in members:
+            digest = None
+            if (number, seed) in lists:
+                digest = digests[lists[number, seed], seed]
+            marks[number, seed] = None if digest == usual else digest
     return marks
 
 

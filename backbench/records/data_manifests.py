@@ -27,34 +27,39 @@ MANNER = ("bank", "labelled_from", "temperature", "shots", "evaluator")
 # Keys of provenance and of `chosen` that are outcomes of one run, never a way of measuring
 _OUTCOMES = {
     "predictions",
+    "scores",
     "per_class",
     "per_category",
     "confusion",
     "notes",
     "draws",
     "command",
-}
-_OUTCOMES |= {
     "trunk_sha256",
     "trunk_unchanged",
     "checkpoint",
     "published",
     "about",
     "space",
+    "head_sha256",
+    "temperature_from",
+    fast.PRETRAINING,
+    contents.KEY,
+    CONTAINER_KEY,
 }
-_OUTCOMES |= {"scores", "head_sha256", "temperature_from"}
-_OUTCOMES |= {fast.PRETRAINING, contents.KEY, CONTAINER_KEY}
 _CHOSEN = {
     "lr",
     "lr_used",
     "trunk_lr_used",
     "l2",
+    "weight_decay",
+    "k",
+    "distance",
     "at_edge",
     "converged",
     "gradient",
     "scores",
+    "choice_noise",
 }
-_CHOSEN |= {"choice_noise", "weight_decay", "k", "distance"}
 
 
 class Lists(NamedTuple):
@@ -62,7 +67,7 @@ class Lists(NamedTuple):
 
     fixed: str  # digest of everything that is equal for all seeds
     drawn: str = (
-        ""  # digest of everything that a seed decides; empty where nothing is drawn
+        ""  # digest of everything that a seed decides; empty where it draws nothing
     )
     labelled: str = ""  # digest of all labelled images, drawn or not
     size: str = ""  # numbers of images, where the dataset has others
@@ -73,19 +78,22 @@ def of_row(row: Result, *, has_recipe: bool) -> Lists | None:
     """The row's lists; None where it names none."""
     facts = row.facts
     manner: dict[str, object] = {
-        k: row.provenance[k] for k in MANNER if k in row.provenance
+        key: row.provenance[key] for key in MANNER if key in row.provenance
     }
     if not has_recipe:
         manner |= _everything_but_outcomes(row)
-    manifests, images = facts.get("manifests"), facts.get("images")
+    manifests = facts.get("manifests")
+    images = facts.get("images")
     held = facts.get("image_contents") or ""
+    # 1. A probe: `manifests` and `images` of its splits.
     if manifests is not None and isinstance(images, dict):
         return _of_probe(row, manifests, images, manner)._replace(contents=held)
+    # 2. A detector: the annotation files.
     if "train" in facts and "val" in facts:
         of_detector = _of_detector(row.dataset, facts["train"], facts["val"], manner)
         return of_detector._replace(contents=held)
+    # 3. `analyze`: a recipe with a number of images draws them by the seed.
     if "manifest" in facts:
-        # `analyze`: a recipe with a number of images draws them by the seed
         if (facts.get("recipe") or {}).get("images") is None:
             return Lists(digest([facts["manifest"], images, manner]))
         return Lists(digest([images, manner]), facts["manifest"])
@@ -105,14 +113,14 @@ def scored_list(row: Result) -> str | None:
 
 def _everything_but_outcomes(row: Result) -> dict[str, object]:
     """Whatever may tell two ways of measuring apart, for a row that does not hold its recipe."""
-    chosen = row.chosen or {}
     held: dict[str, object] = {
-        k: v for k, v in row.provenance.items() if k not in _OUTCOMES
+        key: value for key, value in row.provenance.items() if key not in _OUTCOMES
     }
     draws = row.provenance.get("draws")
     if isinstance(draws, list):
         held["number of draws"] = len(draws)
-    settings = {k: v for k, v in chosen.items() if k not in _CHOSEN}
+    chosen = row.chosen or {}
+    settings = {key: value for key, value in chosen.items() if key not in _CHOSEN}
     scores = chosen.get("scores")
     if isinstance(scores, dict):
         settings["grid"] = sorted(scores)
@@ -145,10 +153,10 @@ def _of_detector(
     """The annotation files: "coco_2017_val:<sha256>:5000"."""
     counts = [file.rpartition(":")[2] for file in (train, val)]
     usual = DETECTION_SIZES.get(dataset)
-    unusual = usual is not None and counts != [str(count) for count in usual]
-    return Lists(
-        digest([train, val, manner]), size="n" + "+".join(counts) if unusual else ""
-    )
+    size = ""
+    if usual is not None and counts != [str(count) for count in usual]:
+        size = "n" + "+".join(counts)
+    return Lists(digest([train, val, manner]), size=size)
 
 
 def _unusual_size(row: Result, counts: Sequence[int | None], official_val: bool) -> str:
@@ -158,15 +166,17 @@ def _unusual_size(row: Result, counts: Sequence[int | None], official_val: bool)
     if dataset is None or train is None or val is None or test is None:
         return ""
     labelled = train if official_val else train + val
-    wanted: list[tuple[int | None, int]] = [(dataset.sizes[2], test)]
+    of_train, of_val, of_test = dataset.sizes
+    # (right number, actual number); nobody knows the right one where it is None.
+    pairs: list[tuple[int | None, int]] = [(of_test, test)]
     percent = TASKS[row.task].percent
-    if percent is None:
-        wanted.append((dataset.sizes[0], labelled))
-        if official_val:
-            wanted.append((dataset.sizes[1], val))
+    if percent is not None:
+        pairs.append((_labels_in_list(row, percent), labelled))
     else:
-        wanted.append((_labels_in_list(row, percent), labelled))
-    if all(right in (None, actual) for right, actual in wanted):
+        pairs.append((of_train, labelled))
+        if official_val:
+            pairs.append((of_val, val))
+    if all(right is None or right == actual for right, actual in pairs):
         return ""
     return f"n{labelled}+{test}"
 

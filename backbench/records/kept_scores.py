@@ -1,7 +1,8 @@
 """RUN/scores/*.npz: what a head said of each image, small enough to keep for every number.
 
-From it calibration, and later metrics, are computed without a pass over the images. Logits are kept
-minus the largest of their image: a softmax does not change, and float32 holds them to 1e-7.
+Calibration, and whatever metric comes later, is computed from it without a pass over the images.
+The largest logit of an image is subtracted from all of its logits: its softmax stays the same, and
+float32 holds them to 1e-7.
 """
 
 import io
@@ -20,21 +21,17 @@ from backbench.stats.confidence import Interval
 
 TOP = 10  # logits of an image
 METRICS = ("ece", "aece", "nll", "brier", "aurc", "eaurc")
-# Name -> kind and dimensions; N images, K = min(TOP, classes)
+# Name -> kind of dtype and number of dimensions; N images, K = min(TOP, classes)
 _ARRAYS = {
-    "logits": (
-        "f",
-        2,
-    ),  # (N, K) the largest ones, largest first; of equals the smaller class
-    "classes": ("u", 2),  # (N, K) theirs
+    # (N, K) the largest logits, largest first; of equal ones that of the smaller class first
+    "logits": ("f", 2),
+    "classes": ("u", 2),  # (N, K) the classes of these logits
     "label": ("u", 1),  # (N,)
     "label_logit": ("f", 1),  # (N,)
     "logsumexp": ("f", 1),  # (N,)
     "square": ("f", 1),  # (N,) sum of squared probabilities
-    "logsumexp_t": (
-        "f",
-        1,
-    ),  # (N,) the last two of the logits divided by the temperature
+    # The last two, of the logits divided by the temperature
+    "logsumexp_t": ("f", 1),
     "square_t": ("f", 1),
     "temperature": ("f", 0),
     # What they are of: digests of the list of images, of the checkpoint and the head, the protocol
@@ -43,11 +40,8 @@ _ARRAYS = {
     "head": ("U", 0),
     "protocol": ("U", 0),
 }
-_AT_T = {
-    "temperature",
-    "logsumexp_t",
-    "square_t",
-}  # only where a temperature was fitted
+# These are there only where a temperature was fitted.
+_AT_T = {"temperature", "logsumexp_t", "square_t"}
 
 
 def keep(run: Path, stem: str, arrays: Mapping[str, np.ndarray], **of: str) -> str:
@@ -65,7 +59,7 @@ def load(path: Path) -> Arrays | None:
 
 
 def _refuse(arrays: Arrays) -> None:
-    """Raises ValueError for arrays that cannot be scores."""
+    """Raise ValueError for arrays that cannot be scores."""
     if arrays.keys() not in (_ARRAYS.keys(), _ARRAYS.keys() - _AT_T):
         odd = sorted(arrays.keys() ^ _ARRAYS.keys())
         raise ValueError(f"arrays missing or unknown: {', '.join(odd)}")
@@ -85,48 +79,46 @@ def _refuse(arrays: Arrays) -> None:
 
 def owner(x: Arrays, r: Result) -> str:
     """Name the first of checkpoint, head and protocol that differs from the row's; else ""."""
-    protocol = str(x["protocol"]).partition("~")[
-        0
-    ]  # a changed recipe's has its fingerprint, too
-    kept = {
-        "checkpoint": str(x["checkpoint"]),
-        "head": str(x["head"]),
-        "protocol": protocol,
-    }
-    said = {
-        "checkpoint": r.checkpoint,
-        "head": r.facts.get("head_sha256"),
-        "protocol": r.protocol,
-    }
-    return next((name for name in kept if kept[name] != said[name]), "")
+    # The name of a changed recipe ends with its fingerprint, which a row's protocol has not.
+    protocol = str(x["protocol"]).partition("~")[0]
+    if str(x["checkpoint"]) != r.checkpoint:
+        return "checkpoint"
+    if str(x["head"]) != r.facts.get("head_sha256"):
+        return "head"
+    return "protocol" if protocol != r.protocol else ""
 
 
 def names(x: Arrays) -> list[str]:
-    """The metrics of calibration that these scores give; _t: at the temperature."""
+    """The metrics of calibration that these scores give; those with _t are at the temperature."""
     found = list(METRICS)
-    return found + [f"{name}_t" for name in METRICS] if "temperature" in x else found
+    if "temperature" in x:
+        found += [f"{name}_t" for name in METRICS]
+    return found
 
 
 def value(x: Arrays, metric: str) -> tuple[float, Interval | None]:
-    """A metric and its interval, in percent but for nll, which is in nats. ECE has no interval, as
-    that of a resample is biased upwards, and eaurc none of its own."""
+    """A metric and its interval, in percent; nll is in nats.
+
+    ECE and AECE have no interval: resampling biases ECE upwards. EAURC has none of its own.
+    """
     right = x["classes"][:, 0] == x["label"]
     name, _, at_t = metric.partition("_")
-    suffix, scale = (f"_{at_t}", float(x["temperature"])) if at_t else ("", 1.0)
-    # 1. p of the best class is exp(0 - logsumexp), as logits are minus the largest.
+    suffix = f"_{at_t}" if at_t else ""
+    temperature = float(x["temperature"]) if at_t else 1.0
+    # 1. Of the logits the largest is 0, so p of the best class is exp(0 - logsumexp).
     normaliser = x[f"logsumexp{suffix}"].astype(np.float64)
     if name in ("nll", "brier"):
-        losses = normaliser - x["label_logit"].astype(np.float64) / scale
-        if name == "brier":  # sum over classes of (p - onehot)^2, from 0 to 2
-            losses = 100 * (
-                1 - 2 * np.exp(-losses) + x[f"square{suffix}"].astype(np.float64)
-            )
+        losses = normaliser - x["label_logit"].astype(np.float64) / temperature
+        if name == "brier":
+            # The sum over classes of (p - onehot)^2, from 0 to 2
+            squares = x[f"square{suffix}"].astype(np.float64)
+            losses = 100 * (1 - 2 * np.exp(-losses) + squares)
         return float(losses.mean()), calibration.of_mean(losses)
-    conf = np.minimum(np.exp(-normaliser), 1.0)
-    found = 100 * getattr(calibration, name)(conf, right)
+    confidence = np.minimum(np.exp(-normaliser), 1.0)
+    found = 100 * getattr(calibration, name)(confidence, right)
     if name != "aurc":
         return found, None
     # 2. The same resamples for all heads that were scored on one list
     seed = seeding.seed_of("calibration", str(x["manifest"]), len(right))
-    low, high = calibration.of_aurc(conf, right, seed)
+    low, high = calibration.of_aurc(confidence, right, seed)
     return found, (100 * low, 100 * high)

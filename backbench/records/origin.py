@@ -27,17 +27,24 @@ def code_revision() -> str:
     root = Path(__file__).parents[2]
     if (root / ".git").exists():
         git = ["git", "-C", str(root)]
-        head, changed = [*git, "rev-parse", "HEAD"], [*git, "diff", "--quiet", "HEAD"]
         try:
-            commit = subprocess.run(
-                head, capture_output=True, text=True, timeout=20, check=True
+            head = subprocess.run(
+                [*git, "rev-parse", "HEAD"],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=True,
             )
             differs = subprocess.run(
-                changed, capture_output=True, timeout=60, check=False
+                [*git, "diff", "--quiet", "HEAD"],
+                capture_output=True,
+                timeout=60,
+                check=False,
             )
-            return commit.stdout.strip() + ("+changes" if differs.returncode else "")
+            commit = head.stdout.strip()
+            return f"{commit}+changes" if differs.returncode else commit
         except (OSError, subprocess.SubprocessError):
-            pass
+            pass  # git is not installed, or the folder is no repository: the version serves
     try:
         return f"backbench {importlib.metadata.version('backbench')}"
     except importlib.metadata.PackageNotFoundError:

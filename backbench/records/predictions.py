@@ -1,51 +1,31 @@
-"""Reads kept predictions, one file of arrays per number (see `store.keep_predictions`)."""
+"""RUN/predictions/*.npz: what a model said of each test image, one file of arrays per number.
 
+`keep` writes such a file, beside which checkpoints are compared image by image. `load` reads it
+again; it may come from anybody, so arrays that cannot be predictions are refused.
+"""
+
+import io
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from backbench.records.result_line import LARGEST
-from backbench.runs import seeding
+from backbench.runs import atomic, seeding
+from backbench.runs.folder import PREDICTIONS
 from backbench.runs.terminal import log
 from backbench.stats import dense_counts, resampling
 from backbench.untrusted import opening, printable
 
 Arrays = Mapping[str, np.ndarray]  # of one file
 
-
-class _Latest:
-    """A cache of the files read last, up to BYTES of arrays; ImageNet's have 1 MB or more."""
-
-    BYTES = 1 << 30
-
-    def __init__(self) -> None:
-        self.held: OrderedDict[Path, tuple[Arrays | None, int]] = OrderedDict()
-        self.used = 0
-
-    def get(self, path: Path) -> Arrays | None:
-        if path in self.held:
-            self.held.move_to_end(path)
-            return self.held[path][0]
-        arrays = _read(path)
-        size = _ENTRY + sum(array.nbytes for array in (arrays or {}).values())
-        self.held[path], self.used = (arrays, size), self.used + size
-        while (
-            self.used > self.BYTES
-        ):  # one that is larger than all of it is not held either
-            self.used -= self.held.popitem(last=False)[1][1]
-        return arrays
-
-
-_PER_IMAGE = (
-    "hits5",
-    "label",
-    "prediction",
-    "cluster",
-)  # arrays with an entry for each image
-# Name -> kinds and dimensions; the predictions of each draw of labels are (D, N)
+# Arrays with an entry for each image
+_PER_IMAGE = ("hits5", "label", "prediction", "cluster")
+# Name -> kinds of dtype and numbers of dimensions; the predictions of each draw of labels are
+# (D, N)
 _ARRAYS = {
     "manifest": ("U", (0,)),
     "images": ("iufb", (0,)),
@@ -54,8 +34,37 @@ _ARRAYS = {
     "hits5": ("iub", (1,)),
     "cluster": ("iu", (1,)),
 }
-_ENTRY = 1000  # bytes of a path and what holds it
-_latest = _Latest()
+_NUMBERS = ("iufb", (1,))  # of an array of another name
+
+
+# ---- writing
+
+
+def keep(run: str | Path, name: str, **arrays: ArrayLike) -> str:
+    """Write RUN/predictions/NAME.npz; returns its path relative to RUN, for
+    `provenance["predictions"]`.
+
+    `manifest` (str) is the digest of the test list; two files are compared only when theirs are
+    equal. Beside it one of
+        prediction, label (N,) int, and hits5 (N,) bool where top-5 is reported: one entry per test
+            image, in the order of the manifest;
+        values (D,): one value in percent per draw or fold, in the order of the draws (fewshot);
+        bootstrap_<metric> (B,), one array per metric: the metric on B resamples of the test
+            images, drawn from the manifest's digest alone (detection);
+        label, and queries_r1 and queries_map_r, or cluster (N,): retrieval and clustering;
+        intersection, predicted, labelled (N, C) int: pixels of each test image and class, of which
+            all metrics and their resamples are made (segmentation).
+    """
+    if "manifest" not in arrays:
+        raise ValueError("predictions need the manifest's digest")
+    relative = f"{PREDICTIONS}/{name.replace('/', '_')}.npz"
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # one name is numpy's own
+    atomic.write_bytes(Path(run) / relative, buffer.getvalue())
+    return relative
+
+
+# ---- reading
 
 
 def load(path: Path) -> Arrays | None:
@@ -67,13 +76,39 @@ def hits(x: Arrays, metric: str) -> np.ndarray | None:
     """Which images count as right, (N,) or (D, N) bool; None if the file cannot say it."""
     if metric.startswith("top5"):
         return x.get("hits5")
-    if (
-        metric.startswith(("top1", "mean_per_class"))
-        and "prediction" in x
-        and "label" in x
-    ):
-        return x["prediction"] == x["label"]
-    return None
+    if not metric.startswith(("top1", "mean_per_class")):
+        return None
+    if "prediction" not in x or "label" not in x:
+        return None
+    return x["prediction"] == x["label"]
+
+
+class _Latest:
+    """A cache of the files read last, up to BYTES of arrays; ImageNet's have 1 MB or more."""
+
+    BYTES = 1 << 30
+    ENTRY = 1000  # bytes of a path and what holds it
+
+    def __init__(self) -> None:
+        self.held: OrderedDict[Path, tuple[Arrays | None, int]] = OrderedDict()
+        self.used = 0
+
+    def get(self, path: Path) -> Arrays | None:
+        if path in self.held:
+            self.held.move_to_end(path)
+            return self.held[path][0]
+        arrays = _read(path)
+        size = self.ENTRY + sum(array.nbytes for array in (arrays or {}).values())
+        self.held[path] = (arrays, size)
+        self.used += size
+        # A file that is larger than the whole cache is dropped at once, too.
+        while self.used > self.BYTES:
+            _, (_, freed) = self.held.popitem(last=False)
+            self.used -= freed
+        return arrays
+
+
+_latest = _Latest()
 
 
 def _read(path: Path) -> Arrays | None:
@@ -90,11 +125,9 @@ def read_arrays(
     try:
         with opening.open_regular(path, most=opening.GIGABYTE) as opened:
             with zipfile.ZipFile(opened) as archive:
-                if (
-                    sum(member.file_size for member in archive.infolist())
-                    > opening.GIGABYTE
-                ):
-                    raise ValueError("more than 1 GB when unpacked")
+                unpacked = sum(member.file_size for member in archive.infolist())
+            if unpacked > opening.GIGABYTE:
+                raise ValueError("more than 1 GB when unpacked")
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
@@ -116,54 +149,17 @@ def _on_resamples(arrays: Arrays) -> Arrays:
     drawn = resampling.image_counts(seed, images).astype(float)
     by_metric = dense_counts.scores(*(drawn @ each for each in counts))
     out = {f"bootstrap_{metric}": 100 * values for metric, values in by_metric.items()}
-    return {**out, "images": np.array(images)}
+    out["images"] = np.array(images)
+    return out
 
 
-def _refuse_counts(arrays: Arrays) -> None:
-    """Raises ValueError for what cannot be counts of pixels per image."""
-    counts = [arrays[name] for name in dense_counts.NAMES if name in arrays]
-    shapes, kinds = (
-        {each.shape for each in counts},
-        {each.dtype.kind for each in counts},
-    )
-    if (
-        len(counts) < 3
-        or len(shapes) > 1
-        or counts[0].ndim != 2
-        or not kinds <= {"i", "u"}
-    ):
-        raise ValueError(
-            "the counts of pixels are no three tables of images and classes"
-        )
-    intersection, predicted, labelled = (each.astype(float) for each in counts)
-    least = np.minimum(predicted, labelled)
-    if not counts[0].size or not ((intersection >= 0) & (intersection <= least)).all():
-        raise ValueError("more pixels are right than there are")
-    if not np.array_equal(predicted.sum(1), labelled.sum(1)):
-        raise ValueError("other numbers of pixels are predicted than are labelled")
+# ---- what cannot be predictions
 
 
 def _refuse(arrays: Arrays) -> None:
-    """Raises ValueError for arrays that cannot be predictions (see `store.keep_predictions`)."""
+    """Raise ValueError for arrays that cannot be predictions (see `keep`)."""
     for name, array in arrays.items():
-        is_score = name == "values" or name.startswith("bootstrap_")
-        kinds, dimensions = _ARRAYS.get(name, ("iufb", (1,)))
-        if array.dtype.kind not in kinds:
-            raise ValueError(f"'{name}' is of type {array.dtype}")
-        if name not in _ARRAYS and not is_score:
-            continue  # nobody reads it
-        if array.ndim not in dimensions:
-            raise ValueError(f"'{name}' has {array.ndim} dimensions")
-        if not array.size:
-            raise ValueError(f"'{name}' is empty")
-        if is_score:  # a value that is no score would spread to the tables
-            known = array.astype(float)
-            if name != "values":
-                known = known[
-                    ~np.isnan(known)
-                ]  # a resample without a ground truth has no AP
-            if not (np.abs(known) <= LARGEST).all():
-                raise ValueError(f"'{name}' holds a value that is no score")
+        _refuse_array(name, array)
     if "manifest" not in arrays:
         raise ValueError("no manifest")
     if any(name in arrays for name in dense_counts.NAMES):
@@ -174,3 +170,43 @@ def _refuse(arrays: Arrays) -> None:
     images = arrays.get("images")
     if images is not None and (images.dtype.kind not in "iu" or images < 1):
         raise ValueError("'images' is no number of images")
+
+
+def _refuse_array(name: str, array: np.ndarray) -> None:
+    """Raise ValueError for an array that is not what its name says."""
+    kinds, dimensions = _ARRAYS.get(name, _NUMBERS)
+    if array.dtype.kind not in kinds:
+        raise ValueError(f"'{name}' is of type {array.dtype}")
+    is_score = name == "values" or name.startswith("bootstrap_")
+    if name not in _ARRAYS and not is_score:
+        return  # nobody reads it
+    if array.ndim not in dimensions:
+        raise ValueError(f"'{name}' has {array.ndim} dimensions")
+    if not array.size:
+        raise ValueError(f"'{name}' is empty")
+    if is_score:
+        # A value that is no score would spread to the tables.
+        scores = array.astype(float)
+        if name != "values":
+            # A resample without a ground truth has no AP.
+            scores = scores[~np.isnan(scores)]
+        if not (np.abs(scores) <= LARGEST).all():
+            raise ValueError(f"'{name}' holds a value that is no score")
+
+
+def _refuse_counts(arrays: Arrays) -> None:
+    """Raise ValueError for what cannot be counts of pixels per image."""
+    counts = [arrays[name] for name in dense_counts.NAMES if name in arrays]
+    are_three = len(counts) == len(dense_counts.NAMES)
+    are_alike = len({each.shape for each in counts}) == 1
+    are_whole = all(each.dtype.kind in "iu" for each in counts)
+    if not are_three or not are_alike or not are_whole or counts[0].ndim != 2:
+        raise ValueError(
+            "the counts of pixels are no three tables of images and classes"
+        )
+    intersection, predicted, labelled = (each.astype(float) for each in counts)
+    least = np.minimum(predicted, labelled)
+    if not counts[0].size or not ((intersection >= 0) & (intersection <= least)).all():
+        raise ValueError("more pixels are right than there are")
+    if not np.array_equal(predicted.sum(1), labelled.sum(1)):
+        raise ValueError("other numbers of pixels are predicted than are labelled")

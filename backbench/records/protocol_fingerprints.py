@@ -33,15 +33,12 @@ class Shipped(TypedDict):
     """The content of shipped.json."""
 
     defaults: dict[str, Leaves]  # by kind of protocol
-    fingerprints: dict[
-        str, dict[str, str]
-    ]  # name of a protocol -> kind of task -> fingerprint
-    pretraining: dict[
-        str, Leaves
-    ]  # defaults of a recipe, of crops, and of each method by its name
-    trainings: dict[
-        str, str
-    ]  # name in configs/pretrain -> digest of the recipe, bases included
+    # Name of a protocol -> kind of task -> fingerprint
+    fingerprints: dict[str, dict[str, str]]
+    # Defaults of a recipe, of crops, and of each method by its name
+    pretraining: dict[str, Leaves]
+    # Name in configs/pretrain -> digest of the recipe, bases included
+    trainings: dict[str, str]
 
 
 @functools.cache
@@ -138,8 +135,6 @@ def of_recipe(
         return digest([decisive(recipe, kind, bound["defaults"]), str(chosen_on)])
     fingerprint = fingerprint_of(recipe, kind, bound["defaults"])
     names = bound["fingerprints"].get(name, {})
-    # What is computed from the scores of a protocol has that protocol's name and recipe
-    is_shipped = fingerprint == names.get(
-        kind if TASKS[task].from_scores else measures(task)
-    )
-    return None if is_shipped else fingerprint
+    # What is computed from the scores of a protocol has that protocol's name and recipe.
+    measured = kind if TASKS[task].from_scores else measures(task)
+    return None if fingerprint == names.get(measured) else fingerprint

@@ -1,5 +1,8 @@
-"""Result: one measured number. A line of results.jsonl may come from anybody: only `parse` makes a
-Result of it. Pydantic names the key that is wrong; afterwards the types are trusted."""
+"""Result: one measured number, and how a line of results.jsonl becomes one.
+
+A line may come from anybody, so only `parse` makes a Result of it. Pydantic names the key that is
+wrong; whoever holds a Result trusts its types.
+"""
 
 import functools
 import math
@@ -53,9 +56,8 @@ def _inside_the_run(path: str) -> str:
     return path
 
 
-_words = functools.lru_cache(maxsize=65536)(
-    printable.of_command
-)  # a run's numbers share theirs
+# A run's numbers share their command, so it is split once.
+_words = functools.lru_cache(maxsize=65536)(printable.of_command)
 
 
 def _command(command: str | list[str]) -> str | list[str]:
@@ -111,9 +113,8 @@ class Provenance(TypedDict, total=False):
     val: StrictStr  # or, for a probe: "official", "held out of train"
     manifest: StrictStr
     labelled: StrictStr | None
-    image_contents: (
-        StrictStr | None
-    )  # of all images that were scored (`images.contents.whole`)
+    # The digest of all images that were scored (`images.contents.whole`)
+    image_contents: StrictStr | None
 
 
 class Origin(TypedDict, total=False):
@@ -166,9 +167,8 @@ class Result:
     provenance: Annotated[
         Mapping[str, object], GetPydanticSchema(lambda _, to: to(Provenance))
     ] = field(default_factory=dict)
-    origin: Origin = field(
-        default_factory=Origin, compare=False
-    )  # filled by `store.append`
+    # Filled by `store.append`
+    origin: Origin = field(default_factory=Origin, compare=False)
     schema: Literal[1] = SCHEMA
 
     def __post_init__(self) -> None:

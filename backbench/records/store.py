@@ -1,7 +1,8 @@
-"""RUN/results.jsonl: one line per measured number, appended once and never edited. Predictions are
-kept beside it, to compare checkpoints image by image. docs/results.md describes both."""
+"""RUN/results.jsonl: one line per measured number, appended once and never edited.
 
-from __future__ import annotations
+docs/results.md describes the lines. What their numbers were computed from is kept beside them
+(predictions.py, kept_scores.py).
+"""
 
 import dataclasses
 import fcntl
@@ -10,19 +11,17 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backbench.errors import BadInput
 from backbench.records.origin import code_revision, hardware, versions
 from backbench.records.result_line import SCHEMA, Origin, Result, parse
 from backbench.runs import atomic
-from backbench.runs.folder import OWED_FILE, PREDICTIONS, RESULTS_FILE, RUN_FILE
+from backbench.runs.folder import OWED_FILE, RESULTS_FILE, RUN_FILE
 from backbench.untrusted import jsons, opening, printable, walking
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-__all__ = ["SCHEMA", "Origin", "Result", "code_revision", "hardware"]  # of other files
+# The names of other files that callers take from here
+__all__ = ["SCHEMA", "Origin", "Result", "code_revision", "hardware"]
 
 LARGEST_FILE = 4 * opening.GIGABYTE  # of results: a million of them
 
@@ -53,7 +52,8 @@ def append(
         if skip_known:
             # Read under the lock: of two writers, the second sees the first one's rows. Read by
             # this descriptor: closing another one of the same file would give the lock away.
-            known = _numbers(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+            size = os.fstat(descriptor).st_size
+            known = _numbers(os.pread(descriptor, size, 0))
         new = "".join(line for number, line in lines if number not in known)
         if new:
             _write_whole(descriptor, new.encode(), path)
@@ -80,54 +80,27 @@ def _origin(run: Path) -> Origin:
 
 
 def _write_whole(descriptor: int, data: bytes, path: Path) -> None:
-    """All of `data` at the end of the locked file, on disk; or nothing of it and an OSError."""
+    """Write all of `data` at the end of the locked file, on disk; or nothing, and raise OSError."""
     size = os.fstat(descriptor).st_size
     # A writer may have died in the middle of a line: keep its part apart from ours.
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         data = b"\n" + data
     try:
-        while data:  # a write may take only part of what it is given
-            data = data[os.write(descriptor, data) :]
-    except (
-        OSError
-    ) as error:  # a full disk: half of a run's rows would pass for all of them
+        while data:
+            # One write may take only a part of what it is given.
+            written = os.write(descriptor, data)
+            data = data[written:]
+    except OSError as error:
+        # The disk is full. Half of a run's rows would pass for all of them, so none stay.
         os.ftruncate(descriptor, size)
         raise OSError(error.errno, error.strerror, str(path)) from None
     os.fsync(descriptor)
 
 
-def keep_predictions(run: str | Path, name: str, **arrays: ArrayLike) -> str:
-    """Write RUN/predictions/NAME.npz; returns its path relative to RUN, for
-    `provenance["predictions"]`.
-
-    `manifest` (str) is the digest of the test list; two files are compared only when theirs are
-    equal. Beside it one of
-        prediction, label (N,) int, and hits5 (N,) bool where top-5 is reported: one entry per test
-            image, in the order of the manifest;
-        values (D,): one value in percent per draw or fold, in the order of the draws (fewshot);
-        bootstrap_<metric> (B,), one array per metric: the metric on B resamples of the test
-            images, drawn from the manifest's digest alone (detection);
-        label, and queries_r1 and queries_map_r, or cluster (N,): retrieval and clustering;
-        intersection, predicted, labelled (N, C) int: pixels of each test image and class, of which
-            all metrics and their resamples are made (segmentation).
-    """
-    import io
-
-    import numpy as np
-
-    if "manifest" not in arrays:
-        raise ValueError("predictions need the manifest's digest")
-    relative = f"{PREDICTIONS}/{name.replace('/', '_')}.npz"
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # one name is numpy's own
-    atomic.write_bytes(Path(run) / relative, buffer.getvalue())
-    return relative
-
-
 # ---- which numbers a run has
 
 
-# The keys of a line that tell one number of a run from another, and their values
+# The keys of a line that tell one number of a run from another
 KEY_NAMES = (
     "checkpoint",
     "task",
@@ -154,22 +127,23 @@ def numbers(run: str | Path) -> set[NumberKey]:
 
 
 def _numbers(content: bytes) -> set[NumberKey]:
+    """The keys of the lines of a results file."""
     keys = set()
-    for content_line in content.split(b"\n"):
+    for text in content.split(b"\n"):
         try:
-            line = jsons.decode(content_line)
+            line = jsons.decode(text)
             if line.get("checkpoint") and line.get("dataset"):
                 keys.add(_number_key(line))
         except (ValueError, AttributeError, TypeError):
-            continue  # torn, damaged, or no texts in it: no result; the leaderboard reports it
+            # The line is torn, damaged or no object: it is no result. The leaderboard reports it.
+            continue
     return keys
 
 
 def owe(run: str | Path, rows: int) -> None:
     """Note that RUN will have this many rows when it is done. Called before the first is written."""
-    path = Path(run) / OWED_FILE
     if owed(run) != rows:
-        atomic.write_json(path, {"rows": rows})
+        atomic.write_json(Path(run) / OWED_FILE, {"rows": rows})
 
 
 def owed(run: str | Path) -> int | None:
@@ -205,7 +179,7 @@ def read_file(file: Path) -> Iterator[Result | str]:
     """Each line as a Result, or as one line of text that says why it could not be read."""
     where = printable.shown(str(file), 300)
     try:
-        # Opening a FIFO in the place of a file would wait for its writer
+        # Opening a FIFO in the place of a file would wait for its writer.
         opened = opening.open_regular(file, most=LARGEST_FILE)
     except OSError as error:
         yield f"{where}: not read: {error.strerror}"
@@ -219,20 +193,25 @@ def read_file(file: Path) -> Iterator[Result | str]:
             except BadInput as error:
                 yield f"{where}:{number}: {printable.shown(str(error))}"
             except ValueError as error:
-                start = printable.shown(
-                    line.rstrip(b"\n")[:60].decode(errors="replace")
+                # Text that does not end as JSON ends was cut off; text that is too deep was not.
+                why = str(error)
+                if isinstance(error, json.JSONDecodeError):
+                    why = "truncated line"
+                start = line.rstrip(b"\n")[:60].decode(errors="replace")
+                yield (
+                    f"{where}:{number}: {printable.shown(why)}, not counted:"
+                    f" {printable.shown(start)}"
                 )
-                # Text that does not end as JSON ends was cut off; text that is too deep was not
-                why = (
-                    "truncated line"
-                    if isinstance(error, json.JSONDecodeError)
-                    else str(error)
-                )
-                yield f"{where}:{number}: {printable.shown(why)}, not counted: {start}"
 
 
 def read(path: str | Path) -> tuple[list[Result], list[str]]:
     """All results below `path` (file or folder), and a line about each that could not be read."""
-    lines = [line for file in files_below(path) for line in read_file(file)]
-    problems = [line for line in lines if isinstance(line, str)]
-    return [line for line in lines if isinstance(line, Result)], problems
+    results = []
+    problems = []
+    for file in files_below(path):
+        for line in read_file(file):
+            if isinstance(line, str):
+                problems.append(line)
+            else:
+                results.append(line)
+    return results, problems

@@ -7,9 +7,11 @@ from backbench.records.result_line import Result
 
 
 class TrunkCost(NamedTuple):
-    """The cost of one checkpoint's trunk, at the largest image size that it was measured at. For a
-    trunk that was only measured below a detector, `side` is the shorter side of its images,
-    `gflops` are those of the maps below the detector, and the speed is the whole detector's."""
+    """The cost of one checkpoint's trunk, at the largest image size that it was measured at.
+
+    For a trunk that was only measured below a detector, `side` is the shorter side of its images,
+    `gflops` are those of the maps below the detector, and the speed is the whole detector's.
+    """
 
     parameters: int
     side: int
@@ -34,7 +36,8 @@ class TrunkCost(NamedTuple):
         return not self.detector, self.side
 
 
-FIELDS = TrunkCost._fields[:-1]  # of a table
+# The columns of a table: all but `detector`
+FIELDS = TrunkCost._fields[:-1]
 
 
 def of_result(result: Result) -> TrunkCost | None:
@@ -42,36 +45,39 @@ def of_result(result: Result) -> TrunkCost | None:
     trunk = result.facts.get("trunk")
     if not trunk or "parameters" not in trunk:
         return None
-    side, detector = trunk.get("side"), False
+    side = trunk.get("side")
+    is_detector = False
     if side is None and trunk.get("sides"):
-        side, detector = min(trunk["sides"]), True
+        side = min(trunk["sides"])
+        is_detector = True
     if side is None:
         return None
-    speed, hardware = (
-        result.origin.get("images_per_second"),
-        result.origin.get("hardware"),
-    )
-    shown = hardware if speed is not None and hardware else None
+    speed = result.origin.get("images_per_second")
+    hardware = result.origin.get("hardware")
     return TrunkCost(
-        trunk["parameters"], side, trunk.get("gflops"), speed, shown, detector
+        parameters=trunk["parameters"],
+        side=side,
+        gflops=trunk.get("gflops"),
+        images_per_second=speed,
+        hardware=hardware if speed is not None and hardware else None,
+        detector=is_detector,
     )
 
 
 def of_results(results: Iterable[Result]) -> dict[str, TrunkCost]:
     """Checkpoint -> cost and last speed; costs below a detector only if there is no other."""
     costs: dict[str, TrunkCost] = {}
-    for result in sorted(
-        results, key=lambda result: result.origin.get("recorded") or 0.0
-    ):
-        new, known = of_result(result), costs.get(result.checkpoint)
-        if new is None or (known is not None and new.rank < known.rank):
+    by_time = sorted(results, key=lambda result: result.origin.get("recorded") or 0.0)
+    for result in by_time:
+        new = of_result(result)
+        known = costs.get(result.checkpoint)
+        if new is None:
             continue
-        # Of equal rank, the last measured speed counts.
-        if (
-            known is not None
-            and new.rank == known.rank
-            and new.images_per_second is None
-        ):
+        if known is not None and new.rank < known.rank:
+            continue
+        # Of equal rank, the last measured speed counts: one that states none keeps the known.
+        states_none = new.images_per_second is None
+        if known is not None and new.rank == known.rank and states_none:
             new = new._replace(
                 images_per_second=known.images_per_second, hardware=known.hardware
             )

@@ -23,9 +23,7 @@ class LeaderboardRequest(JsonRequest):
     )
     tidy: Path | None = option("results.csv: one row per number", "F", default=None)
     html: Path | None = option("one self-contained page", "F", default=None)
-    figures: Path | None = option(
-        "ablation curves and the early predictor, svg and png", "DIR", default=None
-    )
+    figures: Path | None = option("ablation curves, svg and png", "DIR", default=None)
     latex: Path | None = option(
         "the board's own table (board.tex) and the papers', ready to paste",
         "DIR",

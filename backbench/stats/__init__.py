@@ -7,7 +7,6 @@ column_comparisons  which rows are better than which others over many columns
 rank_intervals      win rates, ranks, their 95% intervals and groups
 training_noise      how far a value moves when the same head or detector is trained again
 resampling          a value on resamples of its test images
-correlation         Spearman's rank correlation with its interval
 calibration         how well a classifier's confidence tells when it is right
 dense_counts        scores of label maps, from counts of pixels
 partitions          how well clusters agree with classes

@@ -14,6 +14,7 @@ from backbench.verify.paired_tests import classes_of, of_seeds
 def seeds_of(values: Sequence[float], files: Sequence[Path], metric: str) -> Seeds:
     """The values of one checkpoint's trainings, and how much of their spread is these images'."""
     kept = of_seeds(files, metric) if len(files) == len(values) else None
+    # Several draws of labels for each seed do not tell the images' part.
     if kept is None or kept.scores.ndim > 2:
         return Seeds(values, 0.0)
     if kept.images is not None:
@@ -30,14 +31,17 @@ def measured_or_published(
     metric: str,
     choice: float = 0.0,
 ) -> TrainingNoise:
-    """The noise of a column's trainings, at least that of their `choice` on validation images; a
-    published one where it is known better."""
+    """Training noise of a column, never below the noise of the `choice` on validation images.
+
+    It is a published one where that is known with more degrees of freedom.
+    """
     measured = training_noise.pooled(checkpoints)
     for row in _published():
         fits = protocol in row["protocols"] and dataset == row["dataset"]
         if fits and metric in row["metrics"] and measured.df < row["df"]:
-            # Nobody printed what its images' part is: all of it counts
-            return TrainingNoise(row["s"] ** 2, row["s"] ** 2, row["df"], row["source"])
+            # Nobody printed which part of it is the images', so all of it counts.
+            variance = row["s"] ** 2
+            return TrainingNoise(variance, variance, row["df"], row["source"])
     return measured.at_least(choice)
 
 

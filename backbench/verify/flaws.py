@@ -8,31 +8,38 @@ from typing import Any
 from backbench.records.result_line import Result
 from backbench.untrusted import yamls
 
-# Their test images are those of imagenet, by other labels or of some classes
+# Datasets whose test images are those of imagenet, with other labels or of some classes
 _IMAGENETS = (
     "imagenet100",
-    *(f"imagenet-{name}" for name in ("real", "val", "val-a", "val-r")),
+    "imagenet-real",
+    "imagenet-val",
+    "imagenet-val-a",
+    "imagenet-val-r",
 )
 
 
 def flaw(result: Result) -> str:
-    """The reason in words, or "": an erratum, a fit that has not converged, or a trunk that was
-    trained on the very test images."""
+    """The reason in words, or "" if there is none."""
+    # 1. An erratum: the row lacks what every row has since the fault was mended.
     for entry in errata().get(result.task, ()):
         part, _, key = entry["lacks"].partition(".")
         if key not in (getattr(result, part) or {}):
             return f"{entry['id']}: {entry['what']}; measure it again"
+    # 2. A fit that has not converged.
     chosen = result.chosen or {}
     if chosen.get("converged") is False:
         gradient = chosen.get("gradient")
-        left = (
-            f": its gradient is {gradient:.1e}" if isinstance(gradient, float) else ""
-        )
+        left = ""
+        if isinstance(gradient, float):
+            left = f": its gradient is {gradient:.1e}"
         return f"the fit has not converged{left}, and more iterations would move this number"
-    pictures = "imagenet" if result.dataset in _IMAGENETS else result.dataset
+    # 3. A trunk that was trained on the very test images, perhaps under another dataset's name.
+    datasets = [result.dataset]
+    if result.dataset in _IMAGENETS:
+        datasets.append("imagenet")
     for name in _trained_on(result):
         dataset, _, split = name.partition(":")
-        if dataset in (pictures, result.dataset) and split == (result.split or "test"):
+        if dataset in datasets and split == (result.split or "test"):
             return f"its trunk was trained on {name}: it has seen the test images"
     return ""
 
@@ -41,7 +48,8 @@ def remark(result: Result) -> str:
     """Note a trunk trained on a collection that this dataset's images came from (related.yaml)."""
     related = _related().get(result.dataset, {})
     for name in _trained_on(result):
-        if source := related.get(name.partition(":")[0]):
+        source = related.get(name.partition(":")[0])
+        if source:
             return f"its trunk was trained on {name}, which may hold these test images ({source})"
     return ""
 

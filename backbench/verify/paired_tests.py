@@ -24,20 +24,27 @@ class SeedScores(NamedTuple):
 
 def of_seeds(files: Sequence[Path], metric: str) -> SeedScores | None:
     """The scores in the predictions of a checkpoint's seeds; None unless all are of one list."""
-    kept = [arrays for arrays in map(load, files) if arrays is not None]
-    if (
-        not kept
-        or len(kept) < len(files)
-        or not all(_same_list(kept[0], x) for x in kept)
-    ):
+    # 1. Every file is there, and of the list of the first one.
+    loaded = [load(file) for file in files]
+    kept = [arrays for arrays in loaded if arrays is not None]
+    if not kept or len(kept) < len(files):
         return None
-    name, images = f"bootstrap_{metric}", None
-    if all({name, "images"} <= x.keys() for x in kept):
-        scores, images = [x[name].astype(float) for x in kept], int(kept[0]["images"])
+    if not all(_same_list(kept[0], arrays) for arrays in kept):
+        return None
+    # 2. The metric on resamples where all have it, else the hits.
+    name = f"bootstrap_{metric}"
+    images = None
+    scores = []
+    if all(name in x and "images" in x for x in kept):
+        images = int(kept[0]["images"])
+        scores = [x[name].astype(float) for x in kept]
     else:
-        right = [hits(x, metric) for x in kept]
-        scores = [x.astype(float) for x in right if x is not None]
-    if len(scores) < len(kept) or len({x.shape for x in scores}) > 1:
+        for x in kept:
+            right = hits(x, metric)
+            if right is None:
+                return None
+            scores.append(right.astype(float))
+    if len({score.shape for score in scores}) > 1:
         return None
     return SeedScores(np.stack(scores), images, kept[0])
 
@@ -59,27 +66,30 @@ def compare(
     it both need the same seeds in the same order, and seeds count like draws of labels.
     """
     # 1. The same images, scored in the same way
-    x, y = of_seeds(a, metric), of_seeds(b, metric)
+    x = of_seeds(a, metric)
+    y = of_seeds(b, metric)
     if x is None or y is None or not _same_list(x.first, y.first):
         return None
-    if (x.images is None) != (y.images is None) or x.scores.shape[1:] != y.scores.shape[
-        1:
-    ]:
+    if (x.images is None) != (y.images is None):
+        return None
+    if x.scores.shape[1:] != y.scores.shape[1:]:
         return None
     if noise is None and len(a) != len(b):
         return None
     # 2. Over images: resamples of them, or each one's hits
-    images, classes = x.scores.shape[-1], classes_of(x.first, metric)
+    images = x.scores.shape[-1]
+    classes = classes_of(x.first, metric)
     tested: Difference | None
     if x.images is not None:
         tested = paired_differences.of_resamples(
             x.scores.mean(0) - y.scores.mean(0), x.images
         )
     elif noise is None and x.scores[..., 0].size > 1:
-        d = (x.scores - y.scores).reshape(-1, images)
-        tested = paired_differences.of_draws_and_images(d, classes)
+        gaps = (x.scores - y.scores).reshape(-1, images)
+        tested = paired_differences.of_draws_and_images(gaps, classes)
     else:
-        of_a, of_b = (s.scores.reshape(-1, images).mean(0) for s in (x, y))
+        of_a = x.scores.reshape(-1, images).mean(0)
+        of_b = y.scores.reshape(-1, images).mean(0)
         tested = paired_differences.of_images(of_a - of_b, classes)
     # 3. And over trainings
     if tested is None or noise is None:

@@ -13,8 +13,11 @@ from backbench.verify.paired_tests import classes_of
 
 
 def moved(files: Sequence[Path], metric: str) -> np.ndarray | None:
-    """The mean of these files (one for each seed) on each resample, in percent, minus the mean over
-    resamples: (resampling.COUNT,). None if a file does not tell."""
+    """How the mean of these files (one for each seed) moves on resamples of their test list.
+
+    Returns its value on each resample, in percent, minus the mean over resamples:
+    (resampling.COUNT,). None if a file does not tell.
+    """
     by_file = []
     for file in files:
         arrays = load(file)
@@ -41,11 +44,8 @@ def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
     drawn = x.get(f"bootstrap_{metric}")
     if drawn is not None:
         drawn = drawn[: resampling.COUNT].astype(float)
-        if (
-            len(drawn) < resampling.COUNT
-            or not np.isfinite(drawn).all()
-            or "images" not in x
-        ):
+        are_enough = len(drawn) == resampling.COUNT and np.isfinite(drawn).all()
+        if not are_enough or "images" not in x:
             return None
         return drawn * resampling.widening(int(x["images"]))
     right = hits(x, metric)
@@ -62,8 +62,8 @@ def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
 
 def weights(x: Arrays, metric: str) -> np.ndarray:
     """The weight of each image (N,): equal, or those of a mean of class means."""
-    n = (x["prediction"] if "prediction" in x else x["hits5"]).shape[-1]
-    return confidence.weights(n, classes_of(x, metric))
+    per_image = x["prediction"] if "prediction" in x else x["hits5"]
+    return confidence.weights(per_image.shape[-1], classes_of(x, metric))
 
 
 @functools.lru_cache(maxsize=4)

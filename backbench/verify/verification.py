@@ -1,6 +1,9 @@
-"""Verifies records: every number is computed again from what was kept beside it. `of_run` gives
-each row of a results.jsonl a level, or why it fails. It reads only the folder: no torch, no images.
-A forgery that agrees with itself (predictions, value and interval) is not seen."""
+"""Verify records: compute every number again from what was kept beside it.
+
+`of_run` gives each row of a results.jsonl a level, or says why it fails. It reads only the folder,
+and needs neither torch nor images. A forgery that agrees with itself (predictions, value and
+interval) is not seen.
+"""
 
 import csv
 import functools
@@ -27,7 +30,10 @@ from backbench.untrusted import opening, printable
 from backbench.verify import resamples
 
 LISTS = "lists"  # folder of a corpus: <sha256>.tsv.gz, each list of images once
-FROM_LIST, FROM_KEPT, UNBACKED = 3, 2, 1
+# The levels of a row that stands
+FROM_LIST = 3
+FROM_KEPT = 2
+UNBACKED = 1
 LEVELS = {
     FROM_LIST: "value and interval computed again from kept predictions, over the list of images",
     FROM_KEPT: "value and interval agree with what was kept; the list of images is not here",
@@ -35,23 +41,31 @@ LEVELS = {
 }
 _ALIKE = 1e-6  # percent: a number computed again
 _CLOCKS = 3600  # seconds by which two machines' clocks may differ
-# How far the mean of an AP's resamples may lie below and above it, in their standard deviations:
-# _AP_CHANCE, and as much over the root of the number of images. It lies above the AP, by 0.0 to 0.9
-# in the demo's 30 APs of 40 images (docs/demo/records); a bootstrap's bias falls with 1 / images,
-# its spread with the root, and the mean of 500 resamples is known to 0.045 of the spread.
-_AP_CHANCE, _AP_BELOW, _AP_ABOVE = 0.25, 3.0, 12.0
-_AP_ORDER = (
-    0.1  # percent: a stricter overlap may by chance of matching give so much more
-)
-_LARGEST_LIST, _LARGEST_TABLE = 16 * opening.MEGABYTE, 4 * opening.MEGABYTE
+# The mean of an AP's resamples lies near the AP: at most _AP_CHANCE of their standard deviations
+# away by chance, and by their bias at most _AP_BELOW / sqrt(images) of them below and
+# _AP_ABOVE / sqrt(images) above. In the demo's 30 APs of 40 images (docs/demo/records) it lies 0.0
+# to 0.9 above. A bootstrap's bias falls with 1 / images and its spread with the root; the mean of
+# 500 resamples is known to 0.045 of the spread.
+_AP_CHANCE = 0.25
+_AP_BELOW = 3.0
+_AP_ABOVE = 12.0
+# Percent: a stricter overlap may by chance of matching give so much more.
+_AP_ORDER = 0.1
+# Bounds on what a stranger's record may cost
+_LARGEST_LIST = 16 * opening.MEGABYTE
+_LARGEST_TABLE = 4 * opening.MEGABYTE
 _MOST_HITS = 10_000_000  # draws times images that are computed with
 _MOST_PENALTIES = 10_000
 _MOST_CLUSTERS = 3_000  # more would take minutes to match with classes
-_KEPT_LISTS = 64  # of at most a million images, in memory
+_KEPT_LISTS = 64  # of at most a million images each, in memory
+_LONGEST_KEPT_LIST = 10**6
+# Kind of recipe -> the key of `chosen` that has the choice, and of the recipe that has the grid;
+# both are "lr" for any other kind
+_CHOSEN_BY = {"logreg": "l2", "seg_knn": "k"}
+_GRID_KEYS = {"finetune": "head_lr", "seg_knn": "k"}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_KEPT_NAME = re.compile(
-    r"-s(-?\d+)-([0-9a-f]{12})\.npz$"
-)  # as scoring.py ends its names
+# How scoring.py ends the names of files: seed and the beginning of the checkpoint's digest
+_KEPT_NAME = re.compile(r"-s(-?\d+)-([0-9a-f]{12})\.npz$")
 _COUNTS = re.compile(r"(train_)?top[15](_.*)?")  # metrics that count images
 # What a stranger's record may provoke by a value of another type than it has here
 _ODD = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, csv.Error)
@@ -93,7 +107,7 @@ def of_run(rows: Sequence[Result], run: Path) -> list[RowVerdict]:
 
 
 def _refuse_identity(r: Result, now: float) -> None:
-    """Raises _Unfit for a checkpoint without a digest, or a date that has not come."""
+    """Raise _Unfit for a checkpoint without a digest, or a date that has not come."""
     if not _DIGEST.fullmatch(r.checkpoint):
         raise _Unfit(f"checkpoint '{printable.shown(r.checkpoint, 20)}' is no digest")
     recorded = r.origin.get("recorded")
@@ -102,32 +116,40 @@ def _refuse_identity(r: Result, now: float) -> None:
 
 
 def _refuse_impossible(r: Result) -> None:
-    """Raises _Unfit for a number that no measurement gives."""
-    value, ci95, ranked = r.value, r.ci95, TASKS[r.task].ranked
+    """Raise _Unfit for a number that no measurement gives."""
+    value = r.value
+    ci95 = r.ci95
+    # 1. A value that is undefined has no interval; a share lies between 0 and 100, and in its
+    #    interval.
     if value is None:
         if ci95 is not None:
             raise _Unfit("an undefined value has no interval")
         return
-    if ranked and not 0 <= value <= 100 + _ALIKE:
+    is_share = TASKS[r.task].ranked
+    if is_share and not 0 <= value <= 100 + _ALIKE:
         raise _Unfit(f"{value:g} is no percentage")
     if ci95 is not None:
-        if not ci95[0] - _ALIKE <= value <= ci95[1] + _ALIKE:
+        low, high = ci95
+        if not low - _ALIKE <= value <= high + _ALIKE:
             raise _Unfit(
                 f"its interval {_shown(ci95)} does not hold its value {value:.4f}"
             )
-        if ranked and not (ci95[0] >= -_ALIKE and ci95[1] <= 100 + _ALIKE):
+        if is_share and not (low >= -_ALIKE and high <= 100 + _ALIKE):
             raise _Unfit(f"its interval {_shown(ci95)} leaves 0 to 100")
-    facts = r.provenance
-    draws = facts.get("draws")
+    # 2. It is the mean of its draws, and of as many as the recipe plans.
+    count_of_draws = 1
+    draws = r.provenance.get("draws")
     if isinstance(draws, list):
+        count_of_draws = len(draws)
         planned = (r.facts.get("recipe") or {}).get("draws", len(draws))
         if len(draws) != planned:
             raise _Unfit(f"it has {len(draws)} draws, its recipe {planned}")
         if not draws or abs(sum(draws) / len(draws) - value) > _ALIKE:
             raise _Unfit(f"it says {value}, the mean of its draws is another")
+    # 3. A metric that counts images is a whole number of them.
     images = r.facts.get("images")
     if _COUNTS.fullmatch(r.metric) and isinstance(images, dict):
-        count = _tested(r, images) * (len(draws) if isinstance(draws, list) else 1)
+        count = _tested(r, images) * count_of_draws
         right = value * count / 100
         if count and abs(right - round(right)) > max(_ALIKE, 1e-11 * count):
             raise _Unfit(f"{value:g} is no share of {count} images")
@@ -140,9 +162,12 @@ def _tested(r: Result, images: Mapping[str, int | None]) -> int:
 
 
 def _refuse_other_number(r: Result, what: str, images: int) -> None:
-    """Raises _Unfit if the row says that it was scored on another number of images."""
+    """Raise _Unfit if the row says that it was scored on another number of images."""
     by_split = r.facts.get("images")
-    if isinstance(by_split, dict) and (listed := _tested(r, by_split)) != images:
+    if not isinstance(by_split, dict):
+        return
+    listed = _tested(r, by_split)
+    if listed != images:
         raise _Unfit(f"its {what} are of {images} images, its list has {listed}")
 
 
@@ -151,7 +176,7 @@ def _shown(interval: tuple[float, float]) -> str:
 
 
 def _refuse_choice(r: Result) -> None:
-    """Raises _Unfit if what was chosen is not the best of its scores, or not on the recipe's grid."""
+    """Raise _Unfit if what was chosen is not the best of its scores, or not on the recipe's grid."""
     chosen: Mapping[str, Any] = r.chosen or {}
     recipe = r.facts.get("recipe") or {}
     noise = chosen.get("choice_noise", 0)
@@ -159,27 +184,30 @@ def _refuse_choice(r: Result) -> None:
         raise _Unfit(
             f"its choice_noise {str(noise)[:20]!r} is no number of points from 0 to 100"
         )
-    name = {"logreg": "l2", "seg_knn": "k"}.get(str(recipe.get("kind")), "lr")
+    name = _CHOSEN_BY.get(str(recipe.get("kind")), "lr")
     if name not in chosen:
         return
+    # 1. What was chosen, and what could be, in the words of the keys of `scores`.
+    best = f"{chosen[name]:g}"
     grid = [f"{value:g}" for value in _grid(recipe)]
-    best, scores = f"{chosen[name]:g}", chosen.get("scores")
-    if (
-        len(decays := recipe.get("weight_decays") or ()) > 1
-    ):  # chosen together with the rate
+    decays = recipe.get("weight_decays") or ()
+    if len(decays) > 1:  # chosen together with the rate
+        best += f" wd {chosen.get('weight_decay', math.nan):g}"
         grid = [f"{lr} wd {decay:g}" for lr in grid for decay in decays]
-        best = f"{best} wd {chosen.get('weight_decay', math.nan):g}"
     if name == "k":
+        best += f" {chosen.get('distance')}"
         grid = [f"{k} {distance}" for k in grid for distance in recipe["distances"]]
-        best = f"{best} {chosen.get('distance')}"
     if grid and best not in grid:
         raise _Unfit(
             f"its {name} {best} is not on its recipe's grid ({', '.join(grid)[:80]})"
         )
+    # 2. A rate is used in proportion to the batch.
     if "lr_used" in chosen and chosen.get("batch_size"):
         used = chosen[name] * chosen["batch_size"] / chosen["reference_batch"]
         if not math.isclose(used, chosen["lr_used"], rel_tol=1e-9):
             raise _Unfit(f"its rate as used is {used:g}, it says {chosen['lr_used']}")
+    # 3. The scores are of the grid, and the best of them was chosen.
+    scores = chosen.get("scores")
     if not isinstance(scores, dict) or not scores:
         return
     order = grid or list(scores)
@@ -187,38 +215,41 @@ def _refuse_choice(r: Result) -> None:
         raise _Unfit(
             f"its scores are not of its recipe's grid ({', '.join(order)[:80]})"
         )
-    # Of equal scores the first counts: the smallest rate, the strongest penalty
+    # Of equal scores the first of the grid counts: the smallest rate, the strongest penalty.
+    # Without a grid nobody knows their order.
     highest = max(order, key=scores.__getitem__)
-    if not (best == highest if grid else scores[best] == scores[highest]):
+    is_best = best == highest if grid else scores[best] == scores[highest]
+    if not is_best:
         raise _Unfit(f"its {name} {best} is not the best of its scores, {highest} is")
     if min(scores.values()) < 0 or max(scores.values()) > 100:
         raise _Unfit("one of its scores is no percentage")
-    main = chosen.get("on") == "test" and r.metric != "top5" and r.value is not None
-    if main and abs(scores[best] - r.value) > _ALIKE:
+    # 4. Chosen on test, the score of the choice is the value.
+    is_chosen_by = chosen.get("on") == "test" and r.metric != "top5"
+    if is_chosen_by and r.value is not None and abs(scores[best] - r.value) > _ALIKE:
         raise _Unfit(f"it says {r.value}, it was chosen on test with {scores[best]}")
 
 
 def _grid(recipe: Mapping[str, Any]) -> list[float]:
     """The rates, penalties or numbers of neighbours of a recipe; of equals the first is chosen."""
-    if recipe.get("kind") == "logreg":
+    kind = str(recipe.get("kind"))
+    if kind == "logreg":
         smallest, largest, count = recipe["l2"]
         if count > _MOST_PENALTIES:
             raise _Unfit(f"its recipe has {count} penalties")
-        low, high = math.log10(smallest), math.log10(largest)
-        return [
-            10 ** (high - (high - low) * i / max(count - 1, 1)) for i in range(count)
-        ]
-    rates = recipe.get(
-        {"finetune": "head_lr", "seg_knn": "k"}.get(str(recipe.get("kind")), "lr")
-    )
-    return list(rates) if isinstance(rates, list | tuple) else []
+        # Evenly spaced on a logarithmic scale, the strongest penalty first
+        low = math.log10(smallest)
+        high = math.log10(largest)
+        steps = max(count - 1, 1)
+        return [10 ** (high - (high - low) * i / steps) for i in range(count)]
+    values = recipe.get(_GRID_KEYS.get(kind, "lr"))
+    return list(values) if isinstance(values, list | tuple) else []
 
 
 def _contradictions(
     rows: Sequence[Result], verdicts: Sequence[RowVerdict]
 ) -> Iterator[tuple[int, str]]:
     """(index, reason) of rows that cannot be true beside another row of their run."""
-    together: dict[tuple[object, ...], dict[str, int]] = {}
+    together: dict[tuple[object, ...], dict[str, int]] = {}  # metric -> its row
     owners: dict[str, tuple[object, ...]] = {}  # of files of predictions
     for n, r in enumerate(rows):
         if verdicts[n].why:
@@ -233,26 +264,26 @@ def _contradictions(
             r.seed,
         )
         file = r.facts.get("predictions")
-        # One file may be written in many ways: a/./b, a//b
-        if (
-            file is not None
-            and owners.setdefault(os.path.normpath(file), number) != number
-        ):
-            yield (
-                n,
-                f"its predictions '{printable.shown(file, 80)}' are another number's",
-            )
-        elif r.value is not None:
-            together.setdefault(number, {})[r.metric] = n
-    for metrics in together.values():
-        for low in metrics:
-            high, slack = _never_less(low)
-            if high not in metrics:
+        if file is not None:
+            # One file may be written in many ways: a/./b, a//b.
+            owner = owners.setdefault(os.path.normpath(file), number)
+            if owner != number:
+                shown = printable.shown(file, 80)
+                yield n, f"its predictions '{shown}' are another number's"
                 continue
-            a, b = rows[metrics[low]].value or 0.0, rows[metrics[high]].value or 0.0
+        if r.value is not None:
+            together.setdefault(number, {})[r.metric] = n
+    for by_metric in together.values():
+        for low in by_metric:
+            high, slack = _never_less(low)
+            if high not in by_metric:
+                continue
+            a = rows[by_metric[low]].value or 0.0
+            b = rows[by_metric[high]].value or 0.0
             if a > b + slack:
                 why = f"{low} {a:g} is above {high} {b:g} of the same run"
-                yield from ((metrics[low], why), (metrics[high], why))
+                yield by_metric[low], why
+                yield by_metric[high], why
 
 
 @functools.lru_cache(maxsize=1024)
@@ -261,7 +292,9 @@ def _never_less(metric: str) -> tuple[str, float]:
     if metric.startswith("top1"):
         return metric.replace("top1", "top5", 1), _ALIKE
     kind, _, name = metric.rpartition("_")
-    return (f"{kind}_AP50", _AP_ORDER) if name in ("AP", "AP75") else ("", 0.0)
+    if name in ("AP", "AP75"):
+        return f"{kind}_AP50", _AP_ORDER
+    return "", 0.0
 
 
 # ---- what was kept
@@ -269,11 +302,14 @@ def _never_less(metric: str) -> tuple[str, float]:
 
 def _level(r: Result, run: Path) -> int:
     """The level at which a row is computed again; raises _Unfit where it does not follow."""
+    # 1. The file of predictions, which must be this number's.
     if TASKS[r.task].from_scores:
         return _of_scores(r, run)
     name = r.facts.get("predictions")
-    arrays = load(run / name) if name is not None else None
-    if name is None or arrays is None:
+    if name is None:
+        return UNBACKED
+    arrays = load(run / name)
+    if arrays is None:
         return UNBACKED
     kept = _KEPT_NAME.search(name)
     if kept and (int(kept[1]), kept[2]) != (r.seed, r.checkpoint[:12]):
@@ -281,6 +317,7 @@ def _level(r: Result, run: Path) -> int:
             f"its predictions '{printable.shown(name, 80)}' are another number's"
         )
     _refuse_other_list(r, arrays)
+    # 2. Numbers that no list of right images gives.
     if TASKS[r.task].detects:
         return _of_resamples(r, arrays)
     if r.metric in dense_counts.METRICS and dense_counts.NAMES[0] in arrays:
@@ -288,13 +325,14 @@ def _level(r: Result, run: Path) -> int:
     right = hits(arrays, r.metric)
     if right is None:
         return _of_test_images(r, run, arrays)
+    # 3. Shares of right images: their number, value, interval and table of classes.
     if right.size > _MOST_HITS:
         raise _Unfit(f"{right.size} hits are more than any test list has")
     _refuse_other_count(r, arrays, right)
-    label = arrays.get("label") if r.metric.startswith("mean_per_class") else None
     again = resamples.value_again(arrays, r.metric)
     if again is None or r.value is None or abs(again - r.value) > _ALIKE:
         raise _Unfit(f"it says {r.value}, its predictions give {again:.4f}")
+    label = arrays.get("label") if r.metric.startswith("mean_per_class") else None
     interval = confidence.of_hits(right, label) if right.ndim == 1 else None
     _refuse_other_interval(r, interval or confidence.of_draws(right, label))
     _refuse_other_classes(r, run, arrays)
@@ -304,24 +342,27 @@ def _level(r: Result, run: Path) -> int:
 def _of_scores(r: Result, run: Path) -> int:
     """The level of a number that kept scores give."""
     name = r.facts.get("scores")
-    arrays = kept_scores.load(run / name) if name is not None else None
+    if name is None:
+        return UNBACKED
+    arrays = kept_scores.load(run / name)
     if arrays is None or r.metric not in kept_scores.names(arrays):
         return UNBACKED
     _refuse_other_list(r, arrays)
-    if other := kept_scores.owner(arrays, r):
-        raise _Unfit(
-            f"its scores '{printable.shown(str(name), 80)}' are another {other}'s"
-        )
+    other = kept_scores.owner(arrays, r)
+    if other:
+        raise _Unfit(f"its scores '{printable.shown(name, 80)}' are another {other}'s")
     again, interval = kept_scores.value(arrays, r.metric)
     if r.value is None or abs(again - r.value) > _ALIKE:
         raise _Unfit(f"it says {r.value}, its scores give {again:.6f}")
     _refuse_other_interval(r, interval)
-    # Labels count the columns of a rule's logits, where there is a rule
-    whole = "rule" not in (r.facts.get("recipe") or {})
-    return _of_listed_labels(r, run, arrays) if whole else FROM_KEPT
+    if "rule" in (r.facts.get("recipe") or {}):
+        # Labels are columns of the rule's logits, and not those of the list.
+        return FROM_KEPT
+    return _of_listed_labels(r, run, arrays)
 
 
 def _refuse_other_list(r: Result, arrays: Arrays) -> None:
+    """Raise _Unfit if predictions are of another list of images than the row says."""
     stated = data_manifests.scored_list(r)
     kept = str(arrays["manifest"])
     if stated and kept != stated:
@@ -333,26 +374,28 @@ def _of_resamples(r: Result, arrays: Arrays) -> int:
     draws = arrays.get(f"bootstrap_{r.metric}")
     if draws is None or "images" not in arrays:
         return UNBACKED
+    # 1. As many resamples as ours have, of as many images as the list.
     if len(draws) != resampling.AP_COUNT:
         raise _Unfit(f"it has {len(draws)} resamples of {resampling.AP_COUNT}")
     images = int(arrays["images"])
     count = r.facts.get("val", "").rpartition(":")[2]
     if count.isdigit() and int(count) != images:
         raise _Unfit(f"its resamples are of {images} images, its list has {count}")
+    # 2. Their mean lies near the value (see _AP_CHANCE).
     defined = draws[np.isfinite(draws)].astype(float)
     if r.value is None or not len(defined):
         return UNBACKED
-    spread, gap = float(defined.std()), float(defined.mean()) - r.value
-    below, above = (
-        _AP_CHANCE + bias / math.sqrt(images) for bias in (_AP_BELOW, _AP_ABOVE)
-    )
+    spread = float(defined.std())
+    gap = float(defined.mean()) - r.value
+    below = _AP_CHANCE + _AP_BELOW / math.sqrt(images)
+    above = _AP_CHANCE + _AP_ABOVE / math.sqrt(images)
     if not -below * spread - _ALIKE <= gap <= above * spread + _ALIKE:
         raise _Unfit(
             f"it says {r.value:.4f}, its resamples have a mean of {defined.mean():.4f}"
         )
-    _refuse_other_interval(
-        r, confidence.of_resamples(r.value / 100, draws / 100, images)
-    )
+    # 3. They give its interval.
+    interval = confidence.of_resamples(r.value / 100, draws / 100, images)
+    _refuse_other_interval(r, interval)
     return FROM_KEPT
 
 
@@ -364,36 +407,27 @@ def _of_counts(r: Result, arrays: Arrays) -> int:
     again = 100 * float(dense_counts.scores(*counts)[r.metric])
     if r.value is None or abs(again - r.value) > _ALIKE:
         raise _Unfit(f"it says {r.value}, its counts of pixels give {again:.4f}")
-    drawn = arrays[f"bootstrap_{r.metric}"] / 100
-    covered = r.metric in dense_counts.COVERED
-    interval = (
-        confidence.of_resamples(r.value / 100, drawn, images) if covered else None
-    )
+    interval = None
+    if r.metric in dense_counts.COVERED:
+        drawn = arrays[f"bootstrap_{r.metric}"] / 100
+        interval = confidence.of_resamples(r.value / 100, drawn, images)
     _refuse_other_interval(r, interval)
     return FROM_KEPT
 
 
 def _of_test_images(r: Result, run: Path, arrays: Arrays) -> int:
     """The level of retrieval (a score for each query) and of clusters."""
-    label, queries = arrays.get("label"), arrays.get(f"queries_{r.metric}")
+    label = arrays.get("label")
     if label is None or label.size > _MOST_HITS:
         return UNBACKED
     _refuse_other_number(r, "predictions", label.size)
-    _, own, others = np.unique(label, return_inverse=True, return_counts=True)
+    queries = arrays.get(f"queries_{r.metric}")
     if queries is not None:
-        if not np.array_equal(np.isnan(queries), others[own] == 1):
-            raise _Unfit("its queries are not the images whose class has others")
-        inside = queries[others[own] > 1]
-        if not inside.size:
-            raise _Unfit("no class has two test images, so there is no query")
-        if not ((inside >= 0) & (inside <= 1)).all():
-            raise _Unfit("one of its queries' scores is not between 0 and 1")
-        again = 100 * float(inside.mean())
+        again = _mean_of_queries(label, queries)
     elif "cluster" in arrays and r.metric in partitions.METRICS:
-        if (
-            len(others) > _MOST_CLUSTERS
-            or len(np.unique(arrays["cluster"])) > _MOST_CLUSTERS
-        ):
+        classes = len(np.unique(label))
+        clusters = len(np.unique(arrays["cluster"]))
+        if max(classes, clusters) > _MOST_CLUSTERS:
             return UNBACKED
         again = partitions.agreement(label, arrays["cluster"])[r.metric]
     else:
@@ -404,7 +438,22 @@ def _of_test_images(r: Result, run: Path, arrays: Arrays) -> int:
     return _of_listed_labels(r, run, arrays)
 
 
+def _mean_of_queries(label: np.ndarray, queries: np.ndarray) -> float:
+    """The mean score of the queries (N,), in percent: images whose class has others; nan elsewhere."""
+    _, own, size = np.unique(label, return_inverse=True, return_counts=True)
+    has_others = size[own] > 1
+    if not np.array_equal(np.isnan(queries), ~has_others):
+        raise _Unfit("its queries are not the images whose class has others")
+    inside = queries[has_others]
+    if not inside.size:
+        raise _Unfit("no class has two test images, so there is no query")
+    if not ((inside >= 0) & (inside <= 1)).all():
+        raise _Unfit("one of its queries' scores is not between 0 and 1")
+    return 100 * float(inside.mean())
+
+
 def _refuse_other_interval(r: Result, again: tuple[float, float] | None) -> None:
+    """Raise _Unfit if the row has another interval than what was kept gives."""
     if again is None or r.ci95 is None:
         if again is not r.ci95:
             raise _Unfit(f"its interval is {r.ci95}, what was kept gives {again}")
@@ -415,7 +464,7 @@ def _refuse_other_interval(r: Result, again: tuple[float, float] | None) -> None
 
 
 def _refuse_other_count(r: Result, arrays: Arrays, right: np.ndarray) -> None:
-    """Raises _Unfit if images or draws are missing, or draws have other values."""
+    """Raise _Unfit if images or draws are missing, or draws have other values."""
     images = r.facts.get("images")
     count = _tested(r, images) if isinstance(images, dict) else 0
     if count and right.shape[-1] != count:
@@ -423,14 +472,14 @@ def _refuse_other_count(r: Result, arrays: Arrays, right: np.ndarray) -> None:
             f"its predictions are of {right.shape[-1]} images, its list has {count}"
         )
     if right.ndim == 1:
-        first = hits(arrays, "top1")
-        if (
-            first is not None
-            and "hits5" in arrays
-            and bool((first & (arrays["hits5"] == 0)).any())
-        ):
+        best = hits(arrays, "top1")
+        five_best = arrays.get("hits5")
+        if best is None or five_best is None:
+            return
+        if (best & (five_best == 0)).any():
             raise _Unfit("an image is right by its best class and not by its five best")
         return
+    # Draws of labels: as many as planned, and with the values that the row and the file state.
     planned = (r.facts.get("recipe") or {}).get("draws", len(right))
     if len(right) != planned:
         raise _Unfit(
@@ -450,7 +499,7 @@ def _refuse_other_count(r: Result, arrays: Arrays, right: np.ndarray) -> None:
 
 
 def _refuse_other_classes(r: Result, run: Path, arrays: Arrays) -> None:
-    """Raises _Unfit if the table of classes beside the predictions counts other images."""
+    """Raise _Unfit if the table of classes beside the predictions counts other images."""
     name = r.facts.get("per_class")
     if name is None or arrays["prediction"].ndim != 1:
         return
@@ -458,19 +507,20 @@ def _refuse_other_classes(r: Result, run: Path, arrays: Arrays) -> None:
         text = opening.read_bytes(run / name, most=_LARGEST_TABLE).decode()
     except (OSError, UnicodeDecodeError):
         return
-    table = [
-        (int(row["images"]), int(row["right"]))
-        for row in csv.DictReader(io.StringIO(text))
-    ]
-    label, there = arrays["label"], np.asarray(table).reshape(-1, 2).T
-    hit, inside = label[arrays["prediction"] == label], range(len(table))
-    known = label.min() in inside and label.max() in inside
-    again = (
-        [np.bincount(some, minlength=len(table)) for some in (label, hit)]
-        if known
-        else []
+    images = []  # of each class
+    right = []  # how many of them are classified as it
+    for row in csv.DictReader(io.StringIO(text)):
+        images.append(int(row["images"]))
+        right.append(int(row["right"]))
+    label = arrays["label"]
+    hit = label[arrays["prediction"] == label]
+    classes = len(images)
+    fits = (
+        0 <= label.min() <= label.max() < classes
+        and np.array_equal(images, np.bincount(label, minlength=classes))
+        and np.array_equal(right, np.bincount(hit, minlength=classes))
     )
-    if not np.array_equal(there, again):
+    if not fits:
         raise _Unfit(
             f"its table of classes '{printable.shown(name, 80)}' counts other images"
         )
@@ -528,6 +578,6 @@ def _labels(manifest: str, files: Sequence[Path]) -> np.ndarray | None:
         return None
     lines = content.decode(errors="replace").removesuffix("\n").split("\n")
     labels = np.array([int(line.rpartition("\t")[2]) for line in lines])
-    if len(_lists) < _KEPT_LISTS and len(labels) <= 10**6:
+    if len(_lists) < _KEPT_LISTS and len(labels) <= _LONGEST_KEPT_LIST:
         _lists[manifest] = labels
     return labels

@@ -11,6 +11,7 @@ from backbench.board.page_figures import collect_figures
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.records import store
 from backbench.records.data_manifests import DETECTION_SIZES
+from backbench.records.predictions import keep
 from backbench.records.store import Result
 from backbench.stats import confidence
 from backbench.tasks import TASKS
@@ -83,7 +84,7 @@ def synthetic(
     for kind in kinds:
         task, dataset, metric, *_ = kind
         rng = generator(f"{seed} {dataset} {task} {metric}")
-        # The images of a detection dataset have a number that columns know
+        # The images of a detection dataset have a number that columns know.
         count = DETECTION_SIZES.get(dataset, (0, images))[1]
         base = rng.uniform(45, 85)
         if metric == "top5":  # never less than top-1
@@ -106,16 +107,20 @@ def synthetic(
                 share = min(0.99, (base + gap * nth + moved) / 100)
                 hit = score > np.quantile(score if gap else hard, 1 - share)
                 provenance = {"manifest": manifest, **held}
-                arrays = {
-                    "manifest": manifest,
-                    **predictions(kind, hit, label, manifest),
-                }
+                arrays = predictions(kind, hit, label, manifest)
+                arrays["manifest"] = manifest
                 if kept:
-                    file = store.keep_predictions(run, f"{metric}-{s}", **arrays)
+                    file = keep(run, f"{metric}-{s}", **arrays)
                     provenance["predictions"] = file
-                where = {"seed": s, "provenance": provenance}
-                where["origin"] = {"command": command(task, name, dataset, run)}
-                rows.append(a_row(kind, name, arrays, **where))
+                row = a_row(
+                    kind,
+                    name,
+                    arrays,
+                    seed=s,
+                    provenance=provenance,
+                    origin={"command": command(task, name, dataset, run)},
+                )
+                rows.append(row)
             store.append(run, rows)
 
 
@@ -124,14 +129,13 @@ def held_of(kind: Kind, what: str, images: int) -> dict:
     task, dataset, _, protocol, _ = kind
     held = records.held(task, dataset, protocol)
     if task.endswith("_rcnn"):
-        return held | {
-            "val": f"{dataset}:{digest_of(f'{dataset} {what}')[:16]}:{images}"
-        }
-    manifests = held["manifests"] | {"test": digest_of(f"{dataset} test {what}")}
-    return held | {
-        "manifests": manifests,
-        "images": {"train": None, "val": None, "test": images},
-    }
+        digest = digest_of(f"{dataset} {what}")[:16]
+        held["val"] = f"{dataset}:{digest}:{images}"
+    else:
+        test = digest_of(f"{dataset} test {what}")
+        held["manifests"] = held["manifests"] | {"test": test}
+        held["images"] = {"train": None, "val": None, "test": images}
+    return held
 
 
 def command(task: str, name: str, dataset: str, run: Path) -> str:
@@ -149,7 +153,9 @@ def predictions(kind: Kind, hit: np.ndarray, label: np.ndarray, manifest: str) -
     return {"prediction": np.where(hit, label, wrong), "label": label, "hits5": hit}
 
 
-def a_row(kind: Kind, name: str, arrays: dict, **where) -> Result:
+def a_row(
+    kind: Kind, name: str, arrays: dict, *, seed: int, provenance: dict, origin: dict
+) -> Result:
     """What these predictions give as a result, with its interval."""
     task, dataset, metric, protocol, engine = kind
     if task.endswith("_rcnn"):
@@ -157,30 +163,34 @@ def a_row(kind: Kind, name: str, arrays: dict, **where) -> Result:
         value = draws.mean()
         ci95 = confidence.of_resamples(value / 100, draws / 100, arrays["images"])
     else:
-        hit, label = arrays["prediction"] == arrays["label"], arrays["label"]
-        by_class = label if metric == "mean_per_class" else None
-        weight = (
-            confidence.ClassWeights(label).weight
-            if by_class is not None
-            else 1 / len(hit)
-        )
-        value, ci95 = 100 * (hit * weight).sum(), confidence.of_hits(hit, by_class)
-    who = {
-        "checkpoint": digest_of(name),
-        "name": name,
-        "method": name.split("-", maxsplit=1)[0],
-    }
-    who |= {"arch": "resnet18" if "demo" in protocol else "resnet50"}
-    who |= {"epochs": None if name == "random" else 200}
-    what = {
-        "task": task,
-        "dataset": dataset,
-        "split": TASKS[task].split,
-        "metric": metric,
-    }
-    what |= {"protocol": protocol, "engine": engine, "value": value, "ci95": ci95}
-    chosen = chosen_of(where["provenance"]["recipe"])
-    return records.a_result(**who, **what, chosen=chosen, **where)
+        label = arrays["label"]
+        hit = arrays["prediction"] == label
+        if metric == "mean_per_class":
+            weight = confidence.ClassWeights(label).weight
+            ci95 = confidence.of_hits(hit, label)
+        else:
+            weight = 1 / len(hit)
+            ci95 = confidence.of_hits(hit, None)
+        value = 100 * (hit * weight).sum()
+    return records.a_result(
+        checkpoint=digest_of(name),
+        name=name,
+        method=name.split("-", maxsplit=1)[0],
+        arch="resnet18" if "demo" in protocol else "resnet50",
+        epochs=None if name == "random" else 200,
+        task=task,
+        dataset=dataset,
+        split=TASKS[task].split,
+        metric=metric,
+        protocol=protocol,
+        engine=engine,
+        value=value,
+        ci95=ci95,
+        chosen=chosen_of(provenance["recipe"]),
+        seed=seed,
+        provenance=provenance,
+        origin=origin,
+    )
 
 
 def chosen_of(recipe: dict) -> dict:
@@ -194,15 +204,14 @@ def chosen_of(recipe: dict) -> dict:
 
 def write_whole_page(board, path: Path, *, runs=(), judged=(), sets=None) -> None:
     """The page with everything that `backbench leaderboard --html` puts on it."""
-    sets = overall(board) if sets is None else sets
-    pairs, figures = compare_rows(board), collect_figures(board, runs)
-    answers = answer(board, sets)
+    if sets is None:
+        sets = overall(board)
     write_page(
         board,
         path,
-        pairs=pairs,
-        figures=figures,
-        answer=answers,
+        pairs=compare_rows(board),
+        figures=collect_figures(board, runs),
+        answer=answer(board, sets),
         sets=sets,
         judged=judged,
     )
@@ -219,20 +228,23 @@ def many(root: Path, checkpoints: int, columns: int) -> None:
 
 
 def one_of_many(i: int, c: int, values: np.ndarray) -> Result:
-    dataset, protocol, value = f"set{c // 2:02}", f"linear-v{c % 3}", float(values[c])
+    dataset = f"set{c // 2:02}"
+    protocol = f"linear-v{c % 3}"
+    value = float(values[c])
     scores = {str(n): float(v) for n, v in enumerate(values[:7])}
-    lr = max(scores, key=scores.__getitem__)
-    who = {
-        "checkpoint": digest_of(str(i)),
-        "name": f"checkpoint-{i}",
-        "arch": "resnet50",
-    }
-    who |= {"method": ("moco_v2", "lorac", "simclr")[i % 3], "epochs": 200}
-    what = {"dataset": dataset, "metric": ("top1", "top5")[c % 2], "protocol": protocol}
-    what |= {"value": value, "ci95": (value - 1, value + 1)}
-    what |= {"chosen": {"lr": float(lr), "on": "val", "scores": scores}}
-    what |= {
-        "provenance": {"manifest": digest_of(dataset), "recipe": {"protocol": protocol}}
-    }
-    origin = {"command": command("linear", str(i), dataset, Path(f"runs/{i}"))}
-    return records.a_result(**who, **what, origin=origin)
+    best = max(scores, key=scores.__getitem__)
+    return records.a_result(
+        checkpoint=digest_of(str(i)),
+        name=f"checkpoint-{i}",
+        arch="resnet50",
+        method=("moco_v2", "lorac", "simclr")[i % 3],
+        epochs=200,
+        dataset=dataset,
+        metric=("top1", "top5")[c % 2],
+        protocol=protocol,
+        value=value,
+        ci95=(value - 1, value + 1),
+        chosen={"lr": float(best), "on": "val", "scores": scores},
+        provenance={"manifest": digest_of(dataset), "recipe": {"protocol": protocol}},
+        origin={"command": command("linear", str(i), dataset, Path(f"runs/{i}"))},
+    )

@@ -22,8 +22,6 @@ PLACES = {
     "FILE": "foreign.pth",
     "NAME": "imagenet",
     "/datasets": "ROOT",
-}
-PLACES |= {
     "F": "out.pth",
     "OUT.pkl": "out.pkl",
     "N": "3",

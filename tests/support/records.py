@@ -15,19 +15,30 @@ from backbench.tasks import TASKS
 
 
 def a_result(**changes):
-    base = {"checkpoint": "a" * 64, "name": "x", "method": "simclr", "arch": "resnet18"}
-    base |= {"epochs": 2, "task": "linear", "dataset": "digits", "split": "test"}
-    base |= {"metric": "top1", "value": 91.25}
-    base |= {"ci95": (90.0, 92.5), "protocol": "linear-demo-v1"}
-    row = {**base, **changes}
-    value = row["value"]
+    """A row of a linear probe on the demo's digits; its interval and what it holds follow."""
+    row = {
+        "checkpoint": "a" * 64,
+        "name": "x",
+        "method": "simclr",
+        "arch": "resnet18",
+        "epochs": 2,
+        "task": "linear",
+        "dataset": "digits",
+        "split": "test",
+        "metric": "top1",
+        "value": 91.25,
+        "ci95": (90.0, 92.5),
+        "protocol": "linear-demo-v1",
+        **changes,
+    }
     if "ci95" not in changes:
-        row["ci95"] = (
-            None if value is None else (max(value - 1.25, 0), min(value + 1.25, 100))
-        )
+        value = row["value"]
+        row["ci95"] = None
+        if value is not None:
+            row["ci95"] = (max(value - 1.25, 0), min(value + 1.25, 100))
     if "provenance" not in row:
         row["provenance"] = held(row["task"], row["dataset"], row["protocol"])
-        # 91.25% is a share of so many images, or of a number that the row does not say
+        # 91.25% is a share of so many images, or of a number that the row does not say.
         images = row["provenance"].get("images")
         if isinstance(images, dict) and images["test"] % 400:
             row["provenance"]["images"] = dict.fromkeys(images)
@@ -50,22 +61,22 @@ def held(task, dataset, protocol):
             "images": test or 200,
         }
     if TASKS[task].percent and recipe.get("parts"):
-        train = recipe["parts"][str(TASKS[task].percent)]["list"] or {}
-        train = train.get("lines")
+        labelled = recipe["parts"][str(TASKS[task].percent)]["list"] or {}
+        train = labelled.get("lines")
     images = {
         "train": 1000 if train is None else train,
         "val": val or 0,
         "test": test or 200,
     }
-    manifests = {split: digest_of(f"{dataset} {split}") for split in images}
-    row = {
+    return {
         "recipe": recipe,
-        "manifests": manifests,
+        "manifests": {split: digest_of(f"{dataset} {split}") for split in images},
         "images": images,
         "image_contents": None,
+        "val": "official" if val else "held out of train",
+        "pixels": {},
+        "labelled": digest_of(f"{dataset} train val"),
     }
-    row |= {"val": "official" if val else "held out of train", "pixels": {}}
-    return row | {"labelled": digest_of(f"{dataset} train val")}
 
 
 def rows_of(folder):
@@ -116,18 +127,17 @@ def shipped_recipes():
             analysis = config.load(AnalyzeConfig, name, kind="transfer")
             for space in ("trunk", "projector"):
                 found[analysis.name(space), "analyze"] = config.to_dict(analysis)
-        else:
-            recipe = load_protocol(name, all_kinds())
-            rules = RULES if recipe.kind == "ood" else ()
-            for each in [dataclasses.replace(recipe, rule=rule) for rule in rules] or [
-                recipe
-            ]:
-                found[each.name, each.kind] = config.to_dict(each)
+            continue
+        recipe = load_protocol(name, all_kinds())
+        recipes = [recipe]
+        if recipe.kind == "ood":
+            recipes = [dataclasses.replace(recipe, rule=rule) for rule in RULES]
+        for each in recipes:
+            found[each.name, each.kind] = config.to_dict(each)
     for path in (config.configs_dir() / detection.KIND).glob("[!_]*.yaml"):
         given = detection.shipped(path)
-        found[protocol.protocol(given), task_rows.task_of(given).name] = (
-            protocol.decisive(given)
-        )
+        task = task_rows.task_of(given).name
+        found[protocol.protocol(given), task] = protocol.decisive(given)
     return found
 
 

@@ -16,19 +16,20 @@ FLAGS = [
     "--disable-gpu",
     "--hide-scrollbars",
     "--disable-sync",
-]
-FLAGS += [
     "--disable-background-networking",
     "--disable-component-update",
     "--no-first-run",
+    "--no-default-browser-check",
 ]
-FLAGS += ["--no-default-browser-check"]
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
 LIMIT = 60.0  # seconds of any test's browser
 # Key -> its code, and the text that it types
-_KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "Backspace": (8, "")}
-_KEYS |= {
+_KEYS = {
+    "Tab": (9, ""),
+    "Enter": (13, "\r"),
+    "Escape": (27, ""),
+    "Backspace": (8, ""),
     "ArrowLeft": (37, ""),
     "ArrowRight": (39, ""),
     "ArrowDown": (40, ""),
@@ -40,12 +41,16 @@ class Tab:
     """One open page. `asked` has the address of everything that it requested beside itself."""
 
     def __init__(self, to: int, back: int) -> None:
-        self._to, self._back = os.fdopen(to, "wb", 0), os.fdopen(back, "rb", 0)
-        self._rest, self._number, self._session = b"", 0, ""
+        self._to = os.fdopen(to, "wb", 0)
+        self._back = os.fdopen(back, "rb", 0)
+        self._rest = b""  # what was read behind the last whole message
+        self._number = 0  # of the last message that was sent
+        self._session = ""
         self._loaded = False
         self.asked: list[str] = []
 
     def send(self, method: str, **params: object) -> dict:
+        """What the browser answers; what it tells meanwhile is noted."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -90,10 +95,11 @@ class Tab:
         size = {"width": width, "height": height, "deviceScaleFactor": 1}
         self.send("Emulation.setDeviceMetricsOverride", mobile=width < 500, **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        # A smooth scroll ends at its own time
+        # A smooth scroll would end at a time of its own.
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
         self.send("Emulation.setEmulatedMedia", features=[scheme, still])
-        self._loaded, itself = False, page.resolve().as_uri()
+        itself = page.resolve().as_uri()
+        self._loaded = False
         self.asked.clear()
         self.send("Page.navigate", url=itself)
         while not self._loaded:

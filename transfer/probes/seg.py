@@ -384,9 +384,7 @@ def rows_of(
     arrays = {}
     for i, name in enumerate(dense_counts.NAMES):
         arrays[name] = counts[:, i].astype(np.uint32)
-    kept = store.keep_predictions(
-        task.run, stem, manifest=task.hashes["test"], **arrays
-    )
+    kept = predictions.keep(task.run, stem, manifest=task.hashes["test"], **arrays)
     file = f"{PICTURES}/{stem}.png"
     atomic.write_bytes(task.run / file, _montage(task, shown))
     drawn = predictions.load(task.run / kept)

@@ -25,9 +25,15 @@ from backbench.recipes import config, fast
 from backbench.records import store
 
 ROOT = Path(__file__).parents[3]
-LORAC = {"name": "lorac", "method": "lorac", "arch": "resnet50", "epochs": 200}
-LORAC |= {"dataset": "cifar10"}
-a_result = functools.partial(records.a_result, **LORAC, protocol="linear-lorac-v1")
+a_result = functools.partial(
+    records.a_result,
+    name="lorac",
+    method="lorac",
+    arch="resnet50",
+    epochs=200,
+    dataset="cifar10",
+    protocol="linear-lorac-v1",
+)
 
 
 def board_of(tmp_path, *rows) -> Board:
@@ -56,11 +62,13 @@ def test_csv_is_the_contract(tmp_path):
 
 
 def test_the_average_appears_only_when_complete(tmp_path):
-    metrics = {name: DATASETS[name].metric for name in TWELVE}
-    pairs = enumerate(metrics.items())
-    twelve = [a_result(dataset=d, metric=m, value=50.0 + i) for i, (d, m) in pairs]
-    b = {"checkpoint": "b" * 64, "name": "b"}
-    eleven = [a_result(**b, dataset=d, metric=metrics[d]) for d in TWELVE[:-1]]
+    twelve = []
+    eleven = []
+    for i, name in enumerate(TWELVE):
+        measured = {"dataset": name, "metric": DATASETS[name].metric}
+        twelve.append(a_result(**measured, value=50.0 + i))
+        if name != TWELVE[-1]:
+            eleven.append(a_result(**measured, checkpoint="b" * 64, name="b"))
     board = board_of(tmp_path, *twelve, *eleven)
     average = next(c for c in board.columns if c.dataset == "average")
     assert average.name == "linear/average/average@linear-lorac-v1"
@@ -259,7 +267,8 @@ def test_the_reproduction_gate_and_the_word_for_fast_pretraining(
     tmp_path, capsys, caplog, *, recipe, value, said, old_rows
 ):
     """The rows say it, and where they are older than the word the checkpoint's recipe does."""
-    runs, pages = tmp_path / "runs", tmp_path / "md"
+    runs = tmp_path / "runs"
+    pages = tmp_path / "md"
     row = a_result(value=value)
     told = {} if old_rows else fast.of_trunk({"recipe": recipe})
     row = a_result(value=value, provenance={**row.provenance, **told})
@@ -272,19 +281,20 @@ def test_the_reproduction_gate_and_the_word_for_fast_pretraining(
         status = program.main(["leaderboard", str(runs), *options])
     assert status == ("OUTSIDE" in said)
     assert any(r.getMessage().startswith(said) for r in caplog.records), caplog.text
-    out, page = capsys.readouterr().out, (pages / "reproduction.md").read_text()
+    out = capsys.readouterr().out
+    page = (pages / "reproduction.md").read_text()
     assert f"1 published numbers judged, {status} outside" in out
     word = said.partition("(")[2].rstrip(")")
     assert (f"1 not to the letter ({word})" in out) == bool(word)
-    assert (f"({word})" in page) == bool(word) and said.split()[0].lower() in page
+    assert (f"({word})" in page) == bool(word)
+    assert said.split()[0].lower() in page
     name = "lorac (fast)" if recipe is FAST else "lorac"
-    assert read_csv(csv_file)[0]["name"] == name and f"\n{name} " in out
+    assert read_csv(csv_file)[0]["name"] == name
+    assert f"\n{name} " in out
     assert program.main(["paper", "lorac:2", str(runs)]) == 0
     verdict = "outside" if status else "within"
-    assert (
-        f"{value:.2f} {verdict}{f' ({word})' if word else ''} (lorac)"
-        in capsys.readouterr().out
-    )
+    way = f" ({word})" if word else ""
+    assert f"{value:.2f} {verdict}{way} (lorac)" in capsys.readouterr().out
 
 
 def test_a_fast_trunk_is_no_seed_of_the_other_one_of_its_name(tmp_path):
@@ -403,9 +413,8 @@ def test_nothing_to_show_is_a_mistake(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_hundred_thousand_results_in_a_few_times_their_decoding(tmp_path):
     boards.many(tmp_path / "runs", 1000, 100)
-    start = (
-        time.process_time()
-    )  # of this process: other work on the machine is not counted
+    # The time of this process: other work on the machine is not counted.
+    start = time.process_time()
     for file in store.files_below(tmp_path / "runs"):
         decoded = [json.loads(line) for line in file.read_text().splitlines()]
         assert len(decoded) == 10_000

@@ -55,7 +55,7 @@ def test_the_table_has_what_each_trunk_costs(runs):
         c[name] for name in ("parameters", "side", "gflops", "images_per_second")
     } == {""}
     # The page says it where trunks are compared
-    texts = {r[1]: r[page.ROWS.index("cost")] for r in page._rows(board)}
+    texts = {one.name: one.cost for one in page._rows(board)}
     assert texts["trunk a"] == "11.2M parameters · 1.8 GFLOPs at 224 px · 25 images/s"
     assert texts["trunk c"] == ""
 

@@ -39,10 +39,8 @@ def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
         ("moco", "2", "(2)"),
         ("random", "3", "(3)"),
     ]
-    text, tex = (
-        (tmp_path / "board.md").read_text(),
-        (tmp_path / "board.tex").read_text(),
-    )
+    text = (tmp_path / "board.md").read_text()
+    tex = (tmp_path / "board.tex").read_text()
     assert text.splitlines()[0] == said
     assert "| 1 | 1 to 1 | 1.00 |" in text and "**lorac** |" in text
     board = collect([runs])
@@ -99,7 +97,8 @@ def test_one_checkpoint_or_none_in_common(tmp_path):
 
 
 def test_a_csv_of_somebody_else(tmp_path, capsys):
-    file, out = tmp_path / "x.csv", tmp_path / "ranks.csv"
+    file = tmp_path / "x.csv"
+    out = tmp_path / "ranks.csv"
     lines = [
         "model,size,a,b,c,d,e,f,g,loss",
         "good,1M,90,80 ± 0.2,70%,60,50,40,30,1",

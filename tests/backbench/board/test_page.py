@@ -1,5 +1,6 @@
 """The page: self-contained, safe, readable, and fast in a real browser."""
 
+import dataclasses
 import json
 import os
 import re
@@ -10,7 +11,9 @@ from support import boards
 from support.records import a_result
 from support.tab import CHROMIUM, tab
 
+from backbench.board import page_records
 from backbench.board.board import collect
+from backbench.board.page import HERE, SCRIPTS
 from backbench.board.page_figures import CURVE_POINTS
 from backbench.cli import program
 from backbench.published.judge import Judged
@@ -60,6 +63,27 @@ def test_the_page_asks_for_nothing(page):
     assert "default-src 'none'" in text
 
 
+RECORDS = [
+    kind
+    for kind in vars(page_records).values()
+    if dataclasses.is_dataclass(kind) and kind is not page_records.PageFigures
+]
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+def test_the_scripts_read_every_field_of_the_records_by_its_name(kind):
+    scripts = "\n".join((HERE / f"page_{name}.js").read_text() for name in SCRIPTS)
+    # one.field, or a field of {one, another} that a statement takes apart
+    taken_apart = re.findall(r"\{([\w, ]+)\}", scripts)
+    read = {
+        *re.findall(r"\.(\w+)", scripts),
+        *re.findall(r"\w+", " ".join(taken_apart)),
+    }
+    # Columns that share a heading are told apart by these
+    read |= set(re.findall(r'"(\w+)"', re.search(r"SETTING = .*", scripts)[0]))
+    assert not {field.name for field in dataclasses.fields(kind)} - read
+
+
 def test_the_page_holds_what_was_measured(runs, page):
     data = data_of(page)
     board = collect([runs])
@@ -83,22 +107,23 @@ def test_the_page_holds_the_paired_differences(runs, page):
         assert pair["a"] < pair["b"]
         column = board.columns[pair["column"]]
         a, b = (board.cell(board.rows[pair[side]], column) for side in "ab")
-        assert pair["value"] == pytest.approx(
-            a.value - b.value, abs=0.2
-        )  # resamples have a mean
+        # A detector's difference is the mean over resamples, and not quite that of its values.
+        assert pair["value"] == pytest.approx(a.value - b.value, abs=0.2)
         assert pair["low"] < pair["value"] < pair["high"]
 
 
 def test_every_number_leads_to_a_command(page):
     data = data_of(page)
-    texts, parts = data["texts"], records(data["parts"])
+    texts = data["texts"]
+    parts = records(data["parts"])
     wanted = {"chosen", "recipe", "manifest", "code", "versions", "hardware", "run"}
     for column in data["cells"]:
         for entry in records(column):
             assert entry["parts"]
-            for part in (parts[n] for n in entry["parts"]):
-                keys = [texts[k] for k in data["keys"][part["keys"]]]
-                about = dict(zip(keys, (texts[v] for v in part["texts"]), strict=True))
+            for n in entry["parts"]:
+                keys = [texts[key] for key in data["keys"][parts[n]["keys"]]]
+                values = [texts[value] for value in parts[n]["texts"]]
+                about = dict(zip(keys, values, strict=True))
                 assert about["command"].startswith("backbench ")
                 assert about["command"].endswith("--out runs/again")
                 assert wanted <= set(about)
@@ -141,11 +166,15 @@ def test_the_verdict_is_the_gates_own(tmp_path):
     """Another trunk's number is not called outside a tolerance that it is within."""
     store.append(tmp_path / "runs", [a_result()])
     board = collect([tmp_path / "runs"])
-    of = Judged(
+    within = Judged(
         board.rows[0], board.columns[0], "paper:1:x", 91.0, 91.25, None, 1.0, "a CPU"
     )
     other = "arch <b>resnet18</b> instead of resnet50"
-    judged = [of, replace(of, measured=80.0), replace(of, other_trunk=(other,))]
+    judged = [
+        within,
+        replace(within, measured=80.0),
+        replace(within, other_trunk=(other,)),
+    ]
     page = tmp_path / "l.html"
     boards.write_whole_page(board, page, judged=[one.on_page() for one in judged])
     verdicts = ["within", "outside", "another"]

@@ -37,15 +37,12 @@ for _detector in ("detect", "amp"):
     BASES[_detector] |= {"engine": "torchvision", "split": "val"}
 MORE = {  # what a row of this kind holds beside its recipe and its lists
     "sgd": {"trunk_unchanged": True},
+    # Without a recipe
+    "bare": {"draws": [70.0, 71.0, 72.0], "shots": 2, "labelled_from": "train+val"},
     "knn": {"k": 20, "temperature": 0.07, "bank": "train+val"},
     "fewshot": {"shots": 2, "labelled_from": "train+val", "draws": [70.0, 71.0]},
     "detect": {"evaluator": "hotcoco", "config": "mask_rcnn_R_50_FPN_1x"},
 }
-MORE["bare"] = {
-    "draws": [70.0, 71.0, 72.0],
-    "shots": 2,
-    "labelled_from": "train+val",
-}  # no recipe
 CHOSEN = {"lr": 1.0, "on": "val", "scores": {"0.1": 60.0, "1": 70.0}}
 
 
@@ -288,10 +285,8 @@ def test_seeds_that_hold_out_other_images_share_a_column():
     def row(checkpoint, seed, drawn):
         of_seed = base("sgd")
         provenance = copy.deepcopy(of_seed.provenance)
-        provenance["manifests"] |= {
-            "train": digest_of(drawn),
-            "val": digest_of(drawn + "v"),
-        }
+        provenance["manifests"]["train"] = digest_of(drawn)
+        provenance["manifests"]["val"] = digest_of(drawn + "v")
         return changed(
             of_seed, checkpoint=checkpoint * 64, seed=seed, provenance=provenance
         )

@@ -12,7 +12,7 @@ import pytest
 from support import records
 from support.records import a_result
 
-from backbench.records import store
+from backbench.records import predictions, store
 from backbench.runs.folder import open_run
 from backbench.untrusted import jsons
 
@@ -169,7 +169,7 @@ def test_links_are_followed_once(tmp_path):
 
 
 def test_predictions_are_kept_beside_the_results(tmp_path):
-    where = store.keep_predictions(
+    where = predictions.keep(
         tmp_path,
         "lorac/digits",
         prediction=np.arange(4),
@@ -181,7 +181,7 @@ def test_predictions_are_kept_beside_the_results(tmp_path):
         assert str(file["manifest"]) == "f" * 64
         assert file["prediction"].tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="manifest"):
-        store.keep_predictions(tmp_path, "x", prediction=np.arange(4))
+        predictions.keep(tmp_path, "x", prediction=np.arange(4))
 
 
 LINES = [

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, norm
 
-from backbench.records import store
+from backbench.records import predictions
 from backbench.stats import confidence
 from backbench.verify.paired_tests import compare
 from benchmarks import intervals as simulated
@@ -129,7 +129,7 @@ def test_few_label_files_are_compared_over_draws_and_images(tmp_path):
             "label": label,
             "values": 100 * hits.mean(1),
         }
-        kept = store.keep_predictions(tmp_path, name, manifest="m", **arrays)
+        kept = predictions.keep(tmp_path, name, manifest="m", **arrays)
         files.append([tmp_path / kept])
     for metric in ("top1", "mean_per_class"):
         found = compare(files[1], files[0], metric)

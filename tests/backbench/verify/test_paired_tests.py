@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from backbench.records import predictions, store
+from backbench.records import predictions
 from backbench.stats import training_noise
 from backbench.verify import column_noise
 from backbench.verify.paired_tests import compare
 
 
 def keep(run, name, manifest="m", **arrays):
-    return run / store.keep_predictions(run, name, manifest=manifest, **arrays)
+    return run / predictions.keep(run, name, manifest=manifest, **arrays)
 
 
 def test_files_pair_only_on_the_same_test_list(tmp_path):
@@ -128,20 +128,21 @@ def test_a_resample_may_have_no_ap(tmp_path):
 
 def test_seeds_are_averaged_image_by_image(tmp_path):
     label = np.zeros(100, int)
-    right, wrong = label, label + 1
-    one = keep(tmp_path, "1", prediction=right, label=label)
-    two_ = keep(tmp_path, "2", prediction=wrong, label=label)
-    found = compare([one, two_], [two_, two_], "top1")
+    right = keep(tmp_path, "1", prediction=label, label=label)
+    wrong = keep(tmp_path, "2", prediction=label + 1, label=label)
+    found = compare([right, wrong], [wrong, wrong], "top1")
     assert found.value == pytest.approx(50.0)
 
 
 def test_three_seeds_with_the_same_score_are_finite(tmp_path):
     """Each seed differs on other images; what one seed left undefined changes nothing of it."""
     label = np.zeros(300, int)
-    files_a, files_b = [], []
+    files_a = []
+    files_b = []
     for seed in range(3):
-        won, lost = np.ones(300, int), np.ones(300, int)
+        won = np.ones(300, int)
         won[40 * seed : 40 * seed + 60] = 0
+        lost = np.ones(300, int)
         lost[200:230] = 0
         files_a.append(keep(tmp_path, f"a{seed}", prediction=won, label=label))
         files_b.append(keep(tmp_path, f"b{seed}", prediction=lost, label=label))
@@ -160,12 +161,17 @@ def test_class_means_are_read_from_files(tmp_path):
 
 
 def test_as_many_files_are_held_as_the_bytes_allow(tmp_path, monkeypatch):
-    held, reads, read = predictions._Latest(), [], predictions._read
+    read = predictions._read
+    reads = []
+
+    def noted(path):
+        reads.append(path)
+        return read(path)
+
+    held = predictions._Latest()
     monkeypatch.setattr(predictions._Latest, "BYTES", 40_000)
     monkeypatch.setattr(predictions, "_latest", held)
-    monkeypatch.setattr(
-        predictions, "_read", lambda path: reads.append(path) or read(path)
-    )
+    monkeypatch.setattr(predictions, "_read", noted)
     ones = np.ones(1000, int)
     files = [keep(tmp_path, str(n), prediction=n * ones, label=ones) for n in range(3)]
     for n in (0, 1, 0, 2, 0, 1):
