@@ -1,8 +1,9 @@
 """`backbench semisup` and `finetune` train all layers, on 1%, 10% or all of the labels.
 
-Each head rate of the grid trains the network; validation images choose the best, and the final
-network scores the test split once. The trunk's rate is the head's divided by `head_over_trunk`.
-Batch norm uses the global batch's statistics, so the number of processes changes nothing.
+The network is trained with each head rate of the grid, validation images choose the best, and the
+final network scores the test split once. The trunk's rate is the head's divided by
+`head_over_trunk`. Batch norm uses the statistics of the global batch, so the number of processes
+changes nothing.
 """
 
 import dataclasses
@@ -57,18 +58,18 @@ def run_semisup(
     assert isinstance(protocol, Finetune)
     part = protocol.parts.get(str(request.percent))
     dataset = request.dataset or protocol.dataset
-    if dataset is None or part is None:
-        what = (
-            "names no dataset"
-            if dataset is None
-            else f"has no part for {request.percent}%"
-        )
+    if dataset is None:
         raise BadInput(
-            f"--protocol {request.protocol}: {what}; use a semi-supervised protocol, as `semisup`"
+            f"--protocol {request.protocol}: names no dataset; use a semi-supervised protocol, as"
+            " `semisup`"
         )
-    if (
-        dataset != protocol.dataset
-    ):  # a published list belongs to the protocol's own dataset
+    if part is None:
+        raise BadInput(
+            f"--protocol {request.protocol}: has no part for {request.percent}%; use a"
+            " semi-supervised protocol, as `semisup`"
+        )
+    # A published list belongs to the protocol's own dataset.
+    if dataset != protocol.dataset:
         part = dataclasses.replace(part, list=None)
         parts = {**protocol.parts, str(request.percent): part}
         protocol = dataclasses.replace(protocol, dataset=dataset, parts=parts)
@@ -82,7 +83,8 @@ def run_semisup(
     if request.lists is not None:
         file = request.lists / f"{request.percent}percent.txt"
         published = {} if part.list is None else dataclasses.asdict(part.list)
-        listed, where = splits.read_list(file, **published), str(file)
+        listed = splits.read_list(file, **published)
+        where = str(file)
     images = catalog.load(dataset, request.data, seed=request.seed)
     if listed is None:
         pool = images.both() if images.held_out else images.train
@@ -90,15 +92,13 @@ def run_semisup(
         log.info(
             f"{dataset}: no --lists, so {len(listed)} of {len(pool)} labels are drawn"
         )
-    labelled = labelled_part(images, listed, where, request.seed)
-    task = f"semi_{request.percent}pct"
     return _run(
         request,
         checkpoint,
         protocol,
         part,
-        labelled,
-        task_name=task,
+        labelled_part(images, listed, where, request.seed),
+        task_name=f"semi_{request.percent}pct",
         dataset=dataset,
     )
 
@@ -129,9 +129,10 @@ def run(request: FinetuneRequest, checkpoint: Checkpoint | None = None) -> Outco
 def labelled_part(
     images: Splits, listed: Mapping[str, int], where: str, seed: int
 ) -> Splits:
-    """Keep only the labels that the list `where` (image -> line) has, for the choice as well."""
-    # Without an official val a fifth of the list is given up for the choice of the rate. An
-    # official one chooses, and trains nothing.
+    """Keep only the labels of the list `listed` (image -> line), for the choice of the rate as well.
+    `where` names the list."""
+    # Without an official val, a part of the list is held out to choose the rate. An official val
+    # chooses, and trains nothing.
     train = images.both() if images.held_out else images.train
     part = train.subset(splits.select(train, listed, where=where))
     note = (*images.notes, f"{len(part)} labelled images from {Path(where).name}")
@@ -179,7 +180,8 @@ def _run(
 
 
 def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[Result]:
-    """Try every rate of the grid, choose one, train the final network, score test -> the rows."""
+    """Try every rate of the grid, choose one, train the final network, and score test. Return the
+    rows; ranks other than 0 return none."""
     (checkpoint,) = task.checkpoints
     done = task.done(keeping.recorded(task.run), task.dataset.metrics)
     if checkpoint.digest in done:
@@ -188,12 +190,13 @@ def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[R
     with StopFlag() as stop:
         work = Finetuning(task, part, machine, stop)
         if machine.main:
-            used = ", ".join(
-                f"{p.used(r):g}/{p.used(r) / part.head_over_trunk:g}" for r in p.head_lr
-            )
+            used = []
+            for lr in p.head_lr:
+                used.append(f"{p.used(lr):g}/{p.used(lr) / part.head_over_trunk:g}")
             log.info(
-                f"{task.dataset.name} {task.task}: head/trunk rates as used {used} (declared for"
-                f" {p.reference_batch} images, times {p.batch_size}/{p.reference_batch})"
+                f"{task.dataset.name} {task.task}: head/trunk rates as used {', '.join(used)}"
+                f" (declared for {p.reference_batch} images,"
+                f" times {p.batch_size}/{p.reference_batch})"
             )
             work.announce()
         # 1. Each rate is tried on train and scored on val, unless there is nothing to choose.
@@ -221,6 +224,7 @@ def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[R
         "at_edge": scoring.warn_edge(task, checkpoint, "head rate", lr, p.head_lr),
     }
     if tried.scores:
+        # How much the choice among the rates would vary with other validation images
         label = np.asarray(task.splits.val.labels)
         classes = None if task.dataset.metric == "top1" else label
         hits = torch.stack(tried.predicted).numpy() == label
@@ -239,19 +243,18 @@ class TriedRates:
     """The part of the grid that is done."""
 
     scores: list[float] = field(default_factory=list)  # on val, of each finished rate
-    predicted: list[Tensor] = field(
-        default_factory=list
-    )  # classes (N,) of the val images
-    best: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # weights; none where the best refits
+    # The classes (N,) of the val images by each finished rate
+    predicted: list[Tensor] = field(default_factory=list)
+    # The weights of the best network; none where the best rate trains again
+    best: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Finetuning:
     """Trains one checkpoint on one part of the labels; each training can be stopped at any step.
-    RUN/state holds two files: `tried_file` the part of the grid that is done, `training_file` the
-    training in progress, with its rate and images, so that no other continues from it."""
+    RUN/state holds two files: `tried_file` has the part of the grid that is done, and
+    `training_file` the training in progress, with its rate and its number of images, so that no
+    other training continues from it."""
 
     task: Assignment[Finetune]
     part: Part
@@ -268,9 +271,9 @@ class Finetuning:
 
     @property
     def refits(self) -> bool:
-        """True if the best rate trains again, with val."""
-        # A hold-out is a part of what may be trained on; so is finetuning's official val. With an
-        # official val, semi-supervised training has used the whole list already.
+        """Whether the best rate trains again, with val."""
+        # A hold-out is a part of what may be trained on, and so is the official val in finetuning.
+        # Semi-supervised training with an official val has used its whole list already.
         return self.task.splits.held_out or self.task.task == "finetune"
 
     def new_network(self) -> "Network":
@@ -284,25 +287,29 @@ class Finetuning:
         """Say what is left to be trained, on how many images, in how many steps."""
         p, splits = self.task.protocol, self.task.splits
         length, batch = self.part.length, p.batch_size
-        rates = len(p.head_lr) if len(p.head_lr) > 1 or not self.refits else 0
-        if rates and self.tried_file.exists():
-            rates -= len(load_state(self.tried_file)["scores"])
-        steps = rates * length.steps(len(splits.train), batch)
-        trainings = rates
+        trainings = 0
+        if len(p.head_lr) > 1 or not self.refits:
+            trainings = len(p.head_lr)
+            if self.tried_file.exists():
+                trainings -= len(load_state(self.tried_file)["scores"])
+        steps = trainings * length.steps(len(splits.train), batch)
         if self.refits:
             steps += length.steps(len(splits.both()), batch)
             trainings += 1
-        dear = "`backbench linear --protocol logreg` trains a head alone and costs less"
+        cheaper = ""
+        if self.machine.device.type == "cpu":
+            cheaper = "`backbench linear --protocol logreg` trains a head alone and costs less"
         price.announce(
             f"{self.task.task} on {self.task.dataset.name}",
             f"{p.name} (all layers, {price.plural(trainings, 'training')}, {batch} images a step)",
             f"{len(splits.train)} + {len(splits.val)} labelled images, {len(splits.test)} to test",
             work={"step": steps},
-            cheaper=dear if self.machine.device.type == "cpu" else "",
+            cheaper=cheaper,
         )
 
     def try_rates(self) -> TriedRates:
-        """Train the rates that are left on train and score them on val; saved after each."""
+        """Train the rates that are left on train and score them on val. What is done is saved after
+        each."""
         task, p = self.task, self.task.protocol
         tried = TriedRates()
         if self.tried_file.exists():
@@ -314,9 +321,8 @@ class Finetuning:
         for index in range(len(tried.scores), len(p.head_lr)):
             lr = p.head_lr[index]
             network = self.new_network()
-            self.train(
-                network, task.splits.train, lr, f"rate {index + 1} of {len(p.head_lr)}"
-            )
+            what = f"rate {index + 1} of {len(p.head_lr)}"
+            self.train(network, task.splits.train, lr, what)
             prediction = self.predict(network, task.splits.val)[:, 0].cpu()
             score = scoring.score(
                 task.dataset.metric, prediction.numpy(), label, classes
@@ -413,16 +419,14 @@ class Finetuning:
 
     @torch.no_grad()
     def predict(self, network: "Network", images: ImageList) -> Tensor:
-        """The five best classes (N, 5) of every image; the ranks share the images."""
+        """Return the five best classes (N, 5) of every image; the ranks share the images."""
         p, machine = self.task.protocol, self.machine
         network.module.eval()
-        size, count = p.feature_batch, len(images)
+        size = p.feature_batch
+        count = len(images)
         shares = batches.equal_shares(0, count, size, machine.rank, machine.world)
-        pictures = batches.loader(
-            batches.Pictures(images, batches.centred(p.geometry)),
-            shares,
-            machine=machine,
-        )
+        centred = batches.Pictures(images, batches.centred(p.geometry))
+        pictures = batches.loader(centred, shares, machine=machine)
         out = []
         for begin, (pixels, _) in zip(range(0, count, size), pictures):
             mine = network(pixels.to(machine.device, non_blocking=True))
@@ -458,15 +462,15 @@ class Network:
         module: nn.Module = nn.Sequential(trunk, head)
         if machine.world > 1:
             module = batchnorm.convert_sync_batchnorm(module)
-        # On a CPU small maps train slower with channels last
+        # On a CPU small maps train slower with channels last.
         on_gpu = machine.device.type == "cuda"
         self.layout = trunk.memory_format if on_gpu else torch.contiguous_format
         self.module = module.to(machine.device).to(memory_format=self.layout)
+        # `Finetuning.train` sets the rates in each step.
         groups = parameter_groups(trunk, head, p)
+        self.optimizer: torch.optim.Optimizer
         if p.optimizer == "adamw":
-            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-                groups, lr=0.0, betas=p.betas
-            )
+            self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=p.betas)
         else:
             self.optimizer = torch.optim.SGD(groups, lr=0.0, momentum=p.momentum)
         precision.use(p.precision)
@@ -475,7 +479,7 @@ class Network:
             precision.warn_if_slow(machine.device.type)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """uint8 (N, 3, H, W) -> logits (N, C) float32."""
+        """Images uint8 (N, 3, H, W) -> logits (N, C) float32."""
         images = normalise(pixels, self.pixels).contiguous(memory_format=self.layout)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
             return self.module(images).float()
@@ -487,9 +491,8 @@ class Network:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients])
         torch.distributed.all_reduce(flat)
-        for gradient, part in zip(
-            gradients, flat.split([g.numel() for g in gradients])
-        ):
+        parts = flat.split([g.numel() for g in gradients])
+        for gradient, part in zip(gradients, parts):
             gradient.copy_(part.view_as(gradient))
 
     def state(self) -> dict[str, Tensor]:
@@ -506,21 +509,25 @@ def parameter_groups(
     """Group the trunk's parameters by rate and weight decay, then the head's. `of` names the part
     whose rate a group has, `scale` is a factor on it. SGD decays everything alike. AdamW spares the
     parameters that the trunk names (norms, biases, tokens, positions) and the head's bias."""
-    deepest, depths = 0, {}
+    adamw = p.optimizer == "adamw"
+    # 1. The trunk's parameters by their scale and decay
+    depths = {}
+    head_depth = 0
     if p.layer_decay < 1:
         depths = trunk.depths()
-        deepest = max(depths.values())
-    adamw = p.optimizer == "adamw"
+        head_depth = max(depths.values()) + 1  # one layer above the last of the trunk
     spared = trunk.undecayed() if adamw else set()
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in trunk.named_parameters():
-        # The head is one layer deeper than the deepest of the trunk
-        scale = p.layer_decay ** (deepest + 1 - depths[name]) if depths else 1.0
+        scale = 1.0
+        if depths:
+            scale = p.layer_decay ** (head_depth - depths[name])
         decay = 0.0 if name in spared else p.weight_decay
         new = {"params": [], "of": "trunk", "scale": scale, "weight_decay": decay}
         groups.setdefault((scale, decay), new)["params"].append(parameter)
-    out = list(groups.values())
+    # 2. The head's weight and bias
     bias_decay = 0.0 if adamw else p.weight_decay
+    out = list(groups.values())
     for of_head, decay in ((head.weight, p.weight_decay), (head.bias, bias_decay)):
         out.append(
             {"params": [of_head], "of": "head", "scale": 1.0, "weight_decay": decay}

@@ -32,6 +32,7 @@ _OUTCOMES = {
     "per_category",
     "confusion",
     "notes",
+    "size",
     "draws",
     "command",
     "trunk_sha256",

@@ -64,7 +64,7 @@ _LONGEST_KEPT_LIST = 10**6
 _CHOSEN_BY = {"logreg": "l2", "seg_knn": "k"}
 _GRID_KEYS = {"finetune": "head_lr", "seg_knn": "k"}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# How scoring.py ends the names of files: seed and the beginning of the checkpoint's digest
+# As `Assignment.stem` ends the names of kept files (transfer/assignment.py)
 _KEPT_NAME = re.compile(r"-s(-?\d+)-([0-9a-f]{12})\.npz$")
 _COUNTS = re.compile(r"(train_)?top[15](_.*)?")  # metrics that count images
 # What a stranger's record may provoke by a value of another type than it has here

@@ -1,4 +1,4 @@
-"""Random trunks, and an extractor of their features."""
+"""Makes random trunks, and extractors of their features."""
 
 import functools
 
@@ -17,6 +17,7 @@ GEOMETRY = Geometry(resize=40, crop=32)
 
 @functools.cache  # nobody changes one
 def checkpoint(seed=0, arch="resnet18", **about):
+    """A checkpoint of a random trunk, whose batch norms are no longer the identity."""
     torch.manual_seed(seed)
     trunk = build_backbone(arch).train()
     with torch.no_grad():
@@ -31,15 +32,15 @@ def checkpoint(seed=0, arch="resnet18", **about):
 
 
 def extractor(cache, *checkpoints, precision="fp32", workers=0, stop=None):
-    trunks = [
-        FrozenTrunk.build(c, device=CPU, precision=precision) for c in checkpoints
-    ]
-    machine = Machine(CPU, rank=0, world=1, workers=workers)
-    how = {
-        "geometry": GEOMETRY,
-        "cache": cache,
-        "machine": machine,
-        "batch": 4,
-        "stop": stop,
-    }
-    return Extractor(trunks=trunks, **how)
+    """An extractor of the features of these checkpoints, four images at a time, on the CPU."""
+    trunks = []
+    for point in checkpoints:
+        trunks.append(FrozenTrunk.build(point, device=CPU, precision=precision))
+    return Extractor(
+        trunks=trunks,
+        geometry=GEOMETRY,
+        cache=cache,
+        machine=Machine(CPU, rank=0, world=1, workers=workers),
+        batch=4,
+        stop=stop,
+    )

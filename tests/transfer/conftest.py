@@ -28,9 +28,8 @@ def images(tmp_path):
         for i in range(5):
             file = tmp_path / "data" / label / f"{i}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(draw.integers(0, 256, (50, 45, 3), dtype=np.uint8)).save(
-                file
-            )
+            pixels = draw.integers(0, 256, (50, 45, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(file)
     return scan_folder(tmp_path / "data")
 
 
@@ -51,12 +50,10 @@ def whole(request, made, tmp_path_factory):
 
 @pytest.fixture
 def dense_rows(whole):
-    """The rows of that run, which has three metrics of two trunks, all with what they come from."""
+    """The rows of that run: three metrics of two trunks, each with the files that it follows from."""
     rows = list(store.read(whole)[0])
-    assert (
-        sorted({r.metric for r in rows}) == ["macc", "miou", "pixel_acc"]
-        and len(rows) == 6
-    )
+    assert sorted({r.metric for r in rows}) == ["macc", "miou", "pixel_acc"]
+    assert len(rows) == 6
     verdicts = verification.of_run(rows, whole)
     assert {v.level for v in verdicts} == {verification.FROM_KEPT}
     for r in rows:

@@ -1,4 +1,4 @@
-"""`analyze` on real files: one decode per image, numbers by hand, known answers, stops."""
+"""`analyze` on real files: one decode per image, numbers by hand, known answers, stopped runs."""
 
 import json
 import subprocess
@@ -36,20 +36,15 @@ draws: 3
 
 
 def save(path, seed, name, *, heads=None, constant=False):
-    """PATH/<name>.safetensors; a constant one gives every image the same features."""
+    """Save PATH/<name>.safetensors; a constant one gives every image the same features."""
     seeding.seed_everything("test", seed)
     state = build_backbone("resnet18").state_dict()
-    if (
-        constant
-    ):  # the first block of the last stage gives 1 everywhere, the second adds nothing
-        scales = {
-            "layer4.0.bn2": 0.0,
-            "layer4.0.downsample.1": 1.0,
-            "layer4.1.bn2": 0.0,
-        }
-        for key, value in scales.items():
+    if constant:
+        # The first block of the last stage gives 1 everywhere, the second adds nothing.
+        for key in ("layer4.0.bn2", "layer4.0.downsample.1", "layer4.1.bn2"):
             state[f"{key}.weight"].zero_()
-            state[f"{key}.bias"].fill_(value)
+            state[f"{key}.bias"].zero_()
+        state["layer4.0.downsample.1.bias"].fill_(1.0)
     file = path / f"{name}.safetensors"
     provenance = {"name": name, "recipe": {"precision": "bf16"}}
     about = {"arch": "resnet18", "method": "random", "heads": heads or {}}
@@ -83,19 +78,18 @@ def values(out):
 def test_one_pass_serves_all_checkpoints(
     tiny_root, tmp_path, decoder, monkeypatch
 ) -> None:
-    monkeypatch.setattr(
-        stats, "ALPHA_RANKS", (2, 9)
-    )  # thirty images do not have fifty ranks
-    head = _heads.build_head(
-        _heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512
-    )
+    # Thirty images do not have fifty ranks.
+    monkeypatch.setattr(stats, "ALPHA_RANKS", (2, 9))
+    kind = _heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True)
+    head = _heads.build_head(kind, 512)
     heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
     given = [save(tmp_path, 0, "plain"), save(tmp_path, 1, "headed", heads=heads)]
     given.append(save(tmp_path, 2, "flat", constant=True))
     small = recipe(tmp_path, 30)
     assert run(given, tiny_root, tmp_path / "out", small) == 0
-    # Once each, for three checkpoints and seven views
-    assert len(decoder.paths) == len(set(decoder.paths)) == 30
+    # 1. Each image is decoded once, for three checkpoints and seven views.
+    assert len(decoder.paths) == 30
+    assert len(set(decoder.paths)) == 30
     rows, _ = store.read(tmp_path / "out")
     assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
     found = values(tmp_path / "out")
@@ -107,19 +101,18 @@ def test_one_pass_serves_all_checkpoints(
         ("headed", projector),
     }
     assert {key[:2] for key in found} == wanted
-    # Features that do not differ.
+    # 2. Features that do not differ
     assert found["flat", trunk, "nuclear_norm"] == pytest.approx(6**0.5, rel=1e-6)
     assert found["flat", trunk, "view_cosine"] == pytest.approx(1.0)
-    assert (
-        found["flat", trunk, "collapse"] == 2
-        and found["flat", trunk, "live_directions"] == 0
-    )
+    assert found["flat", trunk, "collapse"] == 2
+    assert found["flat", trunk, "live_directions"] == 0
     assert found["flat", trunk, "min_max_contrast"] is None
     assert found["flat", trunk, "class_overlap"] == pytest.approx(100)
-    # A random trunk keeps what is in the pixels: neither collapsed nor blind to the class.
-    assert found["plain", trunk, "collapse"] == 0 and found["plain", trunk, "knn"] > 20
+    # 3. A random trunk keeps what is in the pixels: it is neither collapsed nor blind to the class.
+    assert found["plain", trunk, "collapse"] == 0
+    assert found["plain", trunk, "knn"] > 20
     assert 6**0.5 < found["plain", trunk, "nuclear_norm"] < 6
-    # By hand: the same views through the trunk as torchvision has it, singular values by numpy.
+    # 4. The numbers by hand: the same views through torchvision's trunk, singular values by numpy
     config = load_analysis(str(small), None)
     everything = catalog.load("digits", tiny_root).test
     chosen = analyze.choose_images(everything, 30, 0)
@@ -130,14 +123,16 @@ def test_one_pass_serves_all_checkpoints(
     ):
         checkpoint = Checkpoint.load(file)
         network = checkpoint.backbone().eval()
-        norms, cosines, outputs = [], [], []
+        norms = []
+        cosines = []
+        outputs = []
         with torch.no_grad():
             for i in range(30):
                 features = network(normalise(augment[i][0], checkpoint.pixels))
-                outputs.append(
-                    (features if projection is None else projection(features)).double()
-                )
-                rows = outputs[-1][1:].numpy()
+                if projection is not None:
+                    features = projection(features)
+                outputs.append(features.double())
+                rows = features[1:].double().numpy()
                 rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
                 norms.append(np.linalg.svd(rows, compute_uv=False).sum())
                 cosines.append(np.mean([[a @ b for a in rows] for b in rows]))
@@ -150,31 +145,39 @@ def test_one_pass_serves_all_checkpoints(
         eigenvalues = np.linalg.eigvalsh(np.cov(torch.stack(outputs)[:, 0].T.numpy()))
         alpha = stats.alpha_req(torch.from_numpy(eigenvalues).flip(0))
         assert found[*key, "alpha_req_2_9"] == pytest.approx(alpha, rel=1e-4)
+    # 5. The pictures, and the summary that they are drawn from
     names = {p.name for p in (tmp_path / "out" / "pictures").iterdir()}
-    panels = ["kept-overview", "trunk-overview", "kept-nuclear_norm", "kept-distances"]
-    panels.append("kept-spectrum")
-    assert {f"{name}.{suffix}" for name in panels for suffix in ("svg", "png")} <= names
+    for panel in (
+        "kept-overview",
+        "trunk-overview",
+        "kept-nuclear_norm",
+        "kept-distances",
+        "kept-spectrum",
+    ):
+        assert {f"{panel}.svg", f"{panel}.png"} <= names
     summary = json.loads((tmp_path / "out" / "analysis.json").read_text())
     spaces = [(s["name"], s["space"], s["dim"]) for s in summary["spaces"]]
-    wanted = [
+    assert spaces == [
         ("plain", "trunk", 512),
         ("headed", "trunk", 512),
         ("headed", "projector", 16),
+        ("flat", "trunk", 512),
     ]
-    assert spaces == [*wanted, ("flat", "trunk", 512)]
+    # 6. The same command again has nothing to do.
     lines = (tmp_path / "out" / "results.jsonl").read_bytes()
     decoder.paths.clear()
     assert run(given, tiny_root, tmp_path / "out", small) == 0
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == lines
     assert not decoder.paths
-    # Where rows are missing it is not done, and adds those that are
+    # 7. Where rows are missing it is not done, and adds those that are missing.
     monkeypatch.setattr(analyze_pictures, "draw", lambda *_: [])  # once is enough
     before = values(tmp_path / "out")
     half = b"".join(lines.splitlines(keepends=True)[::2])
     (tmp_path / "out" / "results.jsonl").write_bytes(half)
     assert run(given, tiny_root, tmp_path / "out", small) == 0
     completed = (tmp_path / "out" / "results.jsonl").read_bytes()
-    assert completed.startswith(half) and completed.count(b"\n") == lines.count(b"\n")
+    assert completed.startswith(half)
+    assert completed.count(b"\n") == lines.count(b"\n")
     assert values(tmp_path / "out") == before
 
 
@@ -191,22 +194,21 @@ def test_projector_and_trunk_never_share_a_panel(tmp_path, monkeypatch) -> None:
         ("headed", "projector"),
         ("flat", "trunk"),
     ]
-    about = [
-        {"name": name, "space": space, "checkpoint": name, "dim": 8}
-        for name, space in spaces
-    ]
+    about = []
+    for name, space in spaces:
+        about.append({"name": name, "space": space, "checkpoint": name, "dim": 8})
     summary = {"spaces": about, "dataset": "digits", "images": 30, "augmentations": 4}
     analyze_pictures.draw(summary, tmp_path)
-    alone, trunks = [("headed", "projector")], [s for s in spaces if s[1] == "trunk"]
+    alone = [("headed", "projector")]
+    trunks = [s for s in spaces if s[1] == "trunk"]
     assert sorted(panels) == sorted([alone, alone, trunks])
 
 
 def test_a_stopped_run_continues_to_the_same_numbers(
     tiny_root, tmp_path, decoder, monkeypatch
 ):
-    monkeypatch.setattr(
-        analyze_pictures, "draw", lambda *_: []
-    )  # which take most of the time
+    # Pictures take most of the time.
+    monkeypatch.setattr(analyze_pictures, "draw", lambda *_: [])
     files = [save(tmp_path, 0, "plain")]
     small = recipe(tmp_path, 18)
     assert run(files, tiny_root, tmp_path / "whole", small) == 0
@@ -223,23 +225,25 @@ def test_a_stopped_run_continues_to_the_same_numbers(
 
 
 def test_the_projector_of_our_own_heads_is_rebuilt() -> None:
-    kinds = (_heads.MOCO_HEAD, _heads.SIMCLR_HEAD, _heads.MIO_HEAD, _heads.BARLOW_HEAD)
-    kinds += (_heads.Head(layers=1, dim=7),)
-    plain = _heads.Head(
-        layers=3, hidden=9, dim=5, last_batchnorm=True, last_affine=False
-    )
-    for kind in (*kinds, plain):
+    kinds = [
+        _heads.MOCO_HEAD,
+        _heads.SIMCLR_HEAD,
+        _heads.MIO_HEAD,
+        _heads.BARLOW_HEAD,
+        _heads.Head(layers=1, dim=7),
+        _heads.Head(layers=3, hidden=9, dim=5, last_batchnorm=True, last_affine=False),
+    ]
+    for kind in kinds:
         seeding.seed_everything("heads")
         head = _heads.build_head(kind, 32).train()
-        head(
-            torch.randn(40, 32) + 1
-        )  # running statistics that are not the initial ones
+        # So that running statistics are not the initial ones
+        head(torch.randn(40, 32) + 1)
         tensors = {f"projector.{k}": v for k, v in head.state_dict().items()}
-        built = build_projector(
-            {**tensors, "predictor.0.weight": torch.zeros(32, 32)}, 32
-        )
+        tensors["predictor.0.weight"] = torch.zeros(32, 32)
+        built = build_projector(tensors, 32)
         x = torch.randn(6, 32)
-        assert built is not None and torch.equal(built(x), head.eval()(x)), kind
+        assert built is not None, kind
+        assert torch.equal(built(x), head.eval()(x)), kind
 
 
 def test_heads_of_another_form_are_left_alone() -> None:
@@ -247,9 +251,8 @@ def test_heads_of_another_form_are_left_alone() -> None:
     assert build_projector({}, 32) is None
     assert build_projector({"fc.weight": weight}, 32) is None  # a classifier
     assert build_projector({"predictor.0.weight": weight}, 32) is None
-    assert (
-        build_projector({"projector.0.weight": weight}, 16) is None
-    )  # not of this trunk
+    # A head of another trunk
+    assert build_projector({"projector.0.weight": weight}, 16) is None
     unknown = {"projector.0.weight": weight, "projector.last.scale": weight}
     assert build_projector(unknown, 32) is None
     linear = {"encoder_q.fc.0.weight": weight, "encoder_q.fc.0.bias": torch.zeros(8)}
@@ -278,10 +281,8 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 def test_another_number_of_views_is_another_column() -> None:
     config = load_analysis("analyze_demo", 8)
-    assert (
-        config.name("trunk") == "analyze-trunk-8views-demo-v1"
-        and config.augmentations == 8
-    )
+    assert config.augmentations == 8
+    assert config.name("trunk") == "analyze-trunk-8views-demo-v1"
     assert load_analysis("analyze", None).name("projector") == "analyze-projector-v1"
 
 

@@ -1,4 +1,4 @@
-"""Attentive probes: folded against attention itself, each head as if alone, the whole command."""
+"""Attentive probes: folded heads are attention, each head is as if alone, the whole command."""
 
 import dataclasses
 from pathlib import Path
@@ -46,12 +46,11 @@ def attention(p, head, x):
     own = dim // queries
     values = (x @ head["value"].T).view(n, tokens, queries, own).transpose(1, 2)
     if p.pool == "capi":
+        # A bias of the keys (3.0) changes nothing.
         keys = (x @ head["key"].T + 3.0).view(n, tokens, queries, own).transpose(1, 2)
         query = head["query"].view(1, queries, 1, own).expand(n, -1, -1, -1)
-        bias = head["value_bias"].view(queries, 1, own)
-        pooled = F.scaled_dot_product_attention(query, keys, values + bias).reshape(
-            n, dim
-        )
+        values = values + head["value_bias"].view(queries, 1, own)
+        pooled = F.scaled_dot_product_attention(query, keys, values).reshape(n, dim)
     else:
         query = head["query"].view(1, queries, 1, dim).expand(n, -1, -1, -1)
         keys = x[:, None].expand(-1, queries, -1, -1)
@@ -63,26 +62,23 @@ def attention(p, head, x):
 @POOLS
 def test_the_folded_heads_are_attention_in_value_and_gradient(p):
     torch.manual_seed(0)
-    ours, x = heads(p), torch.randn(6, 7, 128, dtype=torch.float64)
+    ours = heads(p)
+    x = torch.randn(6, 7, 128, dtype=torch.float64)
     folded = ours.logits(x)
     for index, head in enumerate(ours.heads):
         direct = attention(p, head, x)
         torch.testing.assert_close(folded[:, index], direct, rtol=0, atol=1e-6)
         weight = torch.randn_like(direct)
-        names = list(head)
-        wanted = torch.autograd.grad(
-            (direct * weight).sum(), [head[name] for name in names]
-        )
-        score, leaves = (
-            (folded[:, index] * weight).sum(),
-            [head[name] for name in names],
-        )
+        leaves = list(head.values())
+        wanted = torch.autograd.grad((direct * weight).sum(), leaves)
+        score = (folded[:, index] * weight).sum()
         found = torch.autograd.grad(score, leaves, retain_graph=True)
-        for name, a, b in zip(names, found, wanted):
+        for name, a, b in zip(head, found, wanted):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
 
 
 def batches(steps, dim=64, n=8):
+    """Yield maps (n, 2, 3, dim) and labels of five classes, the same in every call."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         maps = torch.randn(n, 2, 3, dim, generator=generator)
@@ -90,6 +86,7 @@ def batches(steps, dim=64, n=8):
 
 
 def trained(p, lrs, steps=200, **changes):
+    """The heads of a protocol after `steps` of its schedule on `batches`."""
     p = dataclasses.replace(p, lr=lrs, **changes)
     made = QueryPoolHeads(p, 5, 64, seed=0, machine=ONE)
     rates = torch.tensor([lr for lr, _ in p.grid])
@@ -113,8 +110,7 @@ def test_each_head_is_what_it_would_be_alone(p, monkeypatch):
 def test_heads_of_several_weight_decays_are_what_they_would_be_alone():
     """CAPI's grid: 10 rates by 3 decays; here 2 of the rates, a decay that shows, in one pass."""
     assert len(load_protocol("attentive_full", all_kinds()).grid) == 30
-    lrs, decays = CAPI.lr[1:], (0.001, 0.05, 1.0)
-    together = trained(CAPI, lrs, weight_decays=decays)
+    together = trained(CAPI, CAPI.lr[1:], weight_decays=(0.001, 0.05, 1.0))
     for head, (lr, decay) in zip(together.heads, together.p.grid, strict=True):
         single = trained(CAPI, (lr,), weight_decay=decay).heads[0]
         for name, parameter in head.items():
@@ -126,10 +122,10 @@ def test_heads_of_several_weight_decays_are_what_they_would_be_alone():
 
 
 def test_a_head_is_trained_as_torchs_adamw_trains_attention():
-    lr, start = CAPI.lr[-1], trained(CAPI, CAPI.lr[-1:], steps=0).heads[0]
-    head = {
-        name: each.detach().clone().requires_grad_() for name, each in start.items()
-    }
+    lr = CAPI.lr[-1]
+    head = {}
+    for name, each in trained(CAPI, (lr,), steps=0).heads[0].items():
+        head[name] = each.detach().clone().requires_grad_()
     decays = [each for name, each in head.items() if "bias" not in name]
     biases = [each for name, each in head.items() if "bias" in name]
     groups = [{"params": decays}, {"params": biases, "weight_decay": 0.0}]
@@ -149,7 +145,8 @@ def test_a_head_is_trained_as_torchs_adamw_trains_attention():
 @pytest.mark.parametrize("p", [CAPI, EP, MEAN], ids=["capi", "ep", "mean"])
 def test_a_kept_head_says_what_the_head_says(p):
     """Its keys, biases and batch norm are folded into queries, values and a linear layer."""
-    made, (maps, _) = trained(p, (0.003, 0.03), steps=20), next(batches(1))
+    made = trained(p, (0.003, 0.03), steps=20)
+    maps, _ = next(batches(1))
     for head in made.heads:
         for name in head.keys() & {"value_bias", "bias"}:
             head[name].data.normal_()
@@ -157,23 +154,23 @@ def test_a_kept_head_says_what_the_head_says(p):
         kept = made.kept(index)
         assert set(kept.tensors) <= {"weight", "bias", "query", "value"}
         logits = kept.logits(maps.flatten(1, 2))
-        torch.testing.assert_close(
-            logits, made.scores(maps)[:, index], rtol=0, atol=1e-5
-        )
+        expected = made.scores(maps)[:, index]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
 @POOLS
 def test_an_image_is_scored_alone_as_among_others(p):
-    made, (maps, _) = trained(p, p.lr[:2], steps=3), next(batches(1))
+    made = trained(p, p.lr[:2], steps=3)
+    maps, _ = next(batches(1))
     torch.testing.assert_close(made.scores(maps)[:1], made.scores(maps[:1]))
 
 
 def test_lars_is_its_formula():
     draw = np.random.default_rng(0)
     values = {"matrix": draw.normal(size=(3, 4)), "bias": draw.normal(size=4)}
-    tensors = {
-        name: torch.tensor(value, requires_grad=True) for name, value in values.items()
-    }
+    tensors = {}
+    for name, value in values.items():
+        tensors[name] = torch.tensor(value, requires_grad=True)
     optimizer = Lars([{"params": list(tensors.values()), "lr": 0.5}], momentum=0.9)
     mean = {name: 0 * value for name, value in values.items()}
     for _ in range(5):
@@ -200,17 +197,9 @@ def command(root, out, *more, protocol="attentive_demo"):
         if not Path(file).exists():
             trunk_file(file, seed)
     words = ["--datasets", "classes", "--protocol", protocol, *more, "save_minutes=0"]
-    where = [
-        "--data",
-        str(root),
-        "--out",
-        str(out),
-        "--workers",
-        "0",
-        "--accelerator",
-        "cpu",
-    ]
-    return main(["linear", *files, *words, *where])
+    words += ["--data", str(root), "--out", str(out)]
+    words += ["--workers", "0", "--accelerator", "cpu"]
+    return main(["linear", *files, *words])
 
 
 SHORT = ("batch_size=4", "reference_batch=4", "length.default.iterations=4")
@@ -232,11 +221,12 @@ def test_a_killed_run_continues_to_the_same_numbers(
     with pytest.raises(Killed):
         command(root, root / "killed", *changes, protocol=protocol)
     assert command(root, root / "killed", *changes, protocol=protocol) == 0
-    one, other = (list(store.read(root / run)[0]) for run in ("whole", "killed"))
-    assert one == other and len(one) == 2 and {r.task for r in one} == {"attentive"}
-    held = (
-        2 if protocol == "attentive_demo" else 0
-    )  # a tenth of each class's ten, of 20
+    one = list(store.read(root / "whole")[0])
+    other = list(store.read(root / "killed")[0])
+    assert one == other
+    assert len(one) == 2 and {r.task for r in one} == {"attentive"}
+    # A grid holds out one image of ten in each of the two classes.
+    held = 2 if protocol == "attentive_demo" else 0
     assert {r.provenance["held_out"] for r in one} == {held}
     assert all(not verdict.why for verdict in verification.of_run(one, root / "whole"))
 
@@ -244,13 +234,8 @@ def test_a_killed_run_continues_to_the_same_numbers(
 def test_rate_and_weight_decay_are_chosen_together(tmp_path, monkeypatch):
     """`verify` reads the choice, and refuses another one."""
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 20), ("test", 4)))
-    changes = (
-        *SHORT,
-        "length.default.iterations=20",
-        "lr=0.003,0.01",
-        "weight_decays=0.0,30.0",
-    )
-    assert command(root, root / "run", *changes) == 0
+    grid = ("length.default.iterations=20", "lr=0.003,0.01", "weight_decays=0.0,30.0")
+    assert command(root, root / "run", *SHORT, *grid) == 0
     rows = list(store.read(root / "run")[0])
     names = ["0.003 wd 0", "0.003 wd 30", "0.01 wd 0", "0.01 wd 30"]
     for row in rows:
@@ -259,10 +244,9 @@ def test_rate_and_weight_decay_are_chosen_together(tmp_path, monkeypatch):
         best = max(names, key=scores.get)
         assert f"{row.chosen['lr']:g} wd {row.chosen['weight_decay']:g}" == best
     assert all(not verdict.why for verdict in verification.of_run(rows, root / "run"))
-    other = {0.0: 30.0, 30.0: 0.0}[rows[0].chosen["weight_decay"]]
-    forged = dataclasses.replace(
-        rows[0], chosen={**rows[0].chosen, "weight_decay": other}
-    )
+    other = 30.0 if rows[0].chosen["weight_decay"] == 0.0 else 0.0
+    chosen = {**rows[0].chosen, "weight_decay": other}
+    forged = dataclasses.replace(rows[0], chosen=chosen)
     (verdict,) = verification.of_run([forged], root / "run")
     assert "not the best of its scores" in verdict.why
 
@@ -273,12 +257,18 @@ def test_protocols_of_one_stream_are_measured_in_one_pass(
 ):
     """Each as alone, killed or not; a protocol of another stream has a pass of its own."""
     root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))
-    names = [f"attentive{kind}_demo" for kind in ("", "_q32", "_mean")]
-    names.append(str(root / "flipped.yaml"))
-    Path(names[3]).write_text(
+    flipped = root / "flipped.yaml"  # another view of the images, so another stream
+    flipped.write_text(
         "base: attentive_demo\nprotocol: flipped-v1\naugment: {flip: 0.5}\n"
     )
-    alone, seen = [], []
+    names = [
+        "attentive_demo",
+        "attentive_q32_demo",
+        "attentive_mean_demo",
+        str(flipped),
+    ]
+    alone = []
+    seen = []
     for n, name in enumerate(names):
         before = len(decoder.paths)
         assert command(root, root / f"alone{n}", *SHORT, protocol=name) == 0
@@ -288,24 +278,26 @@ def test_protocols_of_one_stream_are_measured_in_one_pass(
     assert [line.rpartition("; ")[2] for line in price] == ["4 steps, 10 images"] * 4
     before = len(decoder.paths)
     assert command(root, root / "all", *SHORT, protocol=",".join(names)) == 0
-    assert seen == [seen[0]] * 4 and len(decoder.paths) - before == 2 * seen[0]
+    assert seen == [seen[0]] * 4
+    assert len(decoder.paths) - before == 2 * seen[0], "there are two passes"
     price = [line for line in caplog.messages if line.startswith("linear on")]
-    assert len(price) == 5 and price[4].endswith(
-        "; 8 steps, 20 images"
-    )  # of both passes
+    assert len(price) == 5
+    assert price[4].endswith("; 8 steps, 20 images"), "the price is that of both passes"
     decoder.at[len(decoder.paths) + 9] = kill
     with pytest.raises(Killed):
         command(root, root / "killed", *SHORT, protocol=",".join(names))
     assert command(root, root / "killed", *SHORT, protocol=",".join(names)) == 0
     for run in ("all", "killed"):
         together = store.read(root / run)[0]
-        assert together == alone and len(together) == 8
+        assert len(together) == 8
+        assert together == alone
         for row, single in zip(together, alone):
             assert row.chosen == single.chosen
 
 
 def test_the_mean_of_tokens_is_read_by_a_linear_layer():
-    ours, x = heads(MEAN), torch.randn(4, 9, 128, dtype=torch.float64)
+    ours = heads(MEAN)
+    x = torch.randn(4, 9, 128, dtype=torch.float64)
     assert ours.count == 4 and ours.norm is None
     for n, head in enumerate(ours.heads):
         expected = x.mean(1) @ head["weight"].T + head["bias"]

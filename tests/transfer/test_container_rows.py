@@ -1,4 +1,4 @@
-"""The same rows from every container, and the folder's features."""
+"""Every container gives the rows of the folder, from the same cached features."""
 
 import dataclasses
 import json
@@ -50,17 +50,16 @@ FAST = ("tar", "wds", "deflated", "parquet of 2023", "arrow")
 
 def words_of(verb, root, trunk, folder, out):
     file = folder / f"{verb}.yaml"
-    name = {} if verb == "analyze" else {"protocol": f"{verb}-container-demo-v1"}
-    file.write_text(json.dumps({**name, **RECIPES[verb]}))
-    words = [
-        *WORDS.get(verb, ["linear", "--datasets"]),
-        "classes",
-        trunk,
-        "--data",
-        root,
-    ]
-    words += ["--recipe" if verb == "analyze" else "--protocol", file, "--workers", "0"]
-    return [str(word) for word in (*words, "--out", out)]
+    words = [*WORDS.get(verb, ["linear", "--datasets"]), "classes", trunk]
+    recipe = dict(RECIPES[verb])
+    if verb == "analyze":
+        words += ["--recipe", file]
+    else:
+        recipe["protocol"] = f"{verb}-container-demo-v1"
+        words += ["--protocol", file]
+    file.write_text(json.dumps(recipe))
+    words += ["--data", root, "--out", out, "--workers", "0"]
+    return [str(word) for word in words]
 
 
 def rows_of(verb, root, trunk, folder):
@@ -70,21 +69,28 @@ def rows_of(verb, root, trunk, folder):
 
 
 def rows_in(out, root):
+    """The rows of a run, without what says that its images lay in a container."""
     found, problems = store.read(out / RESULTS_FILE)
     assert found and not problems
+    rows = []
     for row in found:
-        assert ("container" in row.provenance) == (root.name != "data")
-    without = [
-        {k: v for k, v in row.provenance.items() if k != "container"} for row in found
-    ]
-    return [
-        dataclasses.replace(r, origin={}, provenance=p) for r, p in zip(found, without)
-    ]
+        provenance = dict(row.provenance)
+        container = provenance.pop("container", None)
+        assert (container is not None) == (root.name != "data")
+        rows.append(dataclasses.replace(row, origin={}, provenance=provenance))
+    return rows
 
 
 @pytest.mark.parametrize(
     "verb",
-    [v if v == "linear" else pytest.param(v, marks=pytest.mark.slow) for v in RECIPES],
+    [
+        "linear",
+        pytest.param("knn", marks=pytest.mark.slow),
+        pytest.param("fewshot", marks=pytest.mark.slow),
+        pytest.param("finetune", marks=pytest.mark.slow),
+        pytest.param("semisup", marks=pytest.mark.slow),
+        pytest.param("analyze", marks=pytest.mark.slow),
+    ],
 )
 def test_rows_do_not_tell_the_container(trees, trunk, tmp_path, verb):
     same_rows(trees("classes"), trunk, tmp_path, verb, FAST)
@@ -100,9 +106,8 @@ def same_rows(root, trunk, tmp_path, verb, layouts):
     wanted = rows_of(verb, root, trunk, tmp_path)
     features = sorted((cache_folder() / "features").glob("*.npy"))
     for layout in layouts:
-        assert (
-            rows_of(verb, packed(root, "classes", layout), trunk, tmp_path) == wanted
-        ), layout
+        found = rows_of(verb, packed(root, "classes", layout), trunk, tmp_path)
+        assert found == wanted, layout
     assert sorted((cache_folder() / "features").glob("*.npy")) == features
 
 
@@ -111,22 +116,12 @@ def test_pretraining_gives_the_same_weights(trees, tmp_path):
     file = tmp_path / "tiny.yaml"
     file.write_text(recipe(data={"dataset": "classes", "workers": 0}, epochs=1))
     digests = set()
-    for where in (
-        root,
-        packed(root, "classes", "deflated"),
-        packed(root, "classes", "lmdb"),
-    ):
+    deflated = packed(root, "classes", "deflated")
+    lmdb = packed(root, "classes", "lmdb")
+    for where in (root, deflated, lmdb):
         out = tmp_path / f"pretrained on {where.name}"
-        words = [
-            "pretrain",
-            file,
-            "--data",
-            where,
-            "--out",
-            out,
-            "--accelerator",
-            "cpu",
-        ]
+        words = ["pretrain", file, "--data", where, "--out", out]
+        words += ["--accelerator", "cpu"]
         assert main([str(word) for word in words]) == 0
         digests.add(digest(out))
     assert len(digests) == 1
@@ -134,7 +129,8 @@ def test_pretraining_gives_the_same_weights(trees, tmp_path):
 
 def killed_and_run(words, kills=10):
     """Kill the command so many times after up to seven seconds, then let it end."""
-    command, draw = [sys.executable, "-m", "backbench", *words], random.Random(0)
+    command = [sys.executable, "-m", "backbench", *words]
+    draw = random.Random(0)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     for _ in range(kills):
         job = subprocess.Popen(command, **quiet)
@@ -157,18 +153,9 @@ def test_kills_of_a_run_and_of_packing_change_nothing(
     killed_and_run(words_of("linear", root, trunk, tmp_path, tmp_path / "killed"))
     assert rows_in(tmp_path / "killed", root) == wanted
     out = tmp_path / "out" / "classes"
-    words = [
-        "data",
-        "pack",
-        "classes",
-        "--to",
-        "tar",
-        "--out",
-        str(out),
-        "--data",
-        str(root),
-    ]
-    killed_and_run(words)
-    before, after = (catalog.load("classes", where) for where in (root, out.parent))
+    words = ["data", "pack", "classes", "--to", "tar"]
+    killed_and_run([*words, "--out", str(out), "--data", str(root)])
+    before = catalog.load("classes", root)
+    after = catalog.load("classes", out.parent)
     assert splits.digests(before) == splits.digests(after)
     assert [path.suffix for path in out.iterdir()] == [".tar"] * 3

@@ -1,4 +1,4 @@
-"""Frozen trunks are exact; the cache gives what was asked for, by contents, or refuses."""
+"""Frozen trunks are exact; the cache gives the features of the images as they are, or refuses."""
 
 import dataclasses
 import fcntl
@@ -83,7 +83,8 @@ def test_all_that_matters_is_in_the_key(images, cache):
             checkpoint(*about, **changes), device=CPU, precision=precision
         )
 
-    base, of = frozen(), contents.named(images).digest
+    base = frozen()
+    of = contents.named(images).digest
     described = [
         describe(base, of, GEOMETRY),
         describe(frozen(1), of, GEOMETRY),
@@ -116,17 +117,13 @@ def test_damaged_rows_are_refused(images, cache):
     (rows,) = cache.folder.glob("*.npy")
     data = rows.read_bytes()
     flipped = data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
-    for damaged in (
-        flipped,
-        data[:-100],
-        data[128:],
-        b"",
-    ):  # cut, without a header, empty
+    cut = data[:-100]
+    without_header = data[128:]
+    said = "the cached features are damaged; remove the file"
+    for damaged in (flipped, cut, without_header, b""):
         time.sleep(0.05)  # longer than a tick of the file system's clock
         rows.write_bytes(damaged)
-        with pytest.raises(
-            BadInput, match="the cached features are damaged; remove the file"
-        ):
+        with pytest.raises(BadInput, match=said):
             make(images)
 
 
@@ -135,20 +132,24 @@ def test_rows_are_hashed_once_for_every_file_that_they_become(
 ):
     hashed = []
     digest = feature_cache._file_digest
-    monkeypatch.setattr(
-        feature_cache, "_file_digest", lambda p: hashed.append(p) or digest(p)
-    )
+
+    def noted(path):
+        hashed.append(path)
+        return digest(path)
+
+    monkeypatch.setattr(feature_cache, "_file_digest", noted)
     make = extractor(cache, checkpoint())
     first = make(images)[0]
     assert [p.suffix for p in hashed] == [".part"], "as they were written"
     make(images)
     assert len(hashed) == 1
-    # A copy is another file; and a note from before there was one says nothing.
+    # A copy is another file, and is hashed once.
     copied = FeatureCache(cache.folder.parent / "copied", 10**8)
     shutil.copytree(cache.folder, copied.folder)
     for _ in range(2):
         assert torch.equal(extractor(copied, checkpoint())(images)[0], first)
     assert len(hashed) == 2
+    # An entry from before files were noted is hashed, too.
     (about,) = cache.folder.glob("*.json")
     text = json.loads(about.read_text())
     del text["file"]
@@ -163,7 +164,10 @@ def test_the_least_recently_used_goes_first_at_the_limit(images, tmp_path):
     for seed in (0, 1, 0, 2):
         extractor(small, checkpoint(seed))(images)
         names.append({p.name for p in small.folder.glob("*.npy")})
-    assert names[0] < names[1] == names[2] and names[0] < names[3] != names[1]
+    assert names[0] < names[1]
+    assert names[1] == names[2]
+    assert names[0] < names[3]
+    assert names[3] != names[1]
     assert sum(p.stat().st_size for p in small.folder.glob("*.npy")) <= small.limit
     small.make_room(small.limit, keep=set(small.folder.glob("*.npy")))
     assert {p.name for p in small.folder.glob("*.npy")} == names[3]
@@ -177,18 +181,18 @@ def test_the_limit_is_a_number_of_gigabytes(monkeypatch):
         assert FeatureCache.default().limit == limit
     for said in ("abc", "nan", "inf", "-1"):
         monkeypatch.setenv("BACKBENCH_CACHE_GB", said)
-        with pytest.raises(
-            BadInput, match=f"BACKBENCH_CACHE_GB={said}: expected gigabytes"
-        ):
+        refused = f"BACKBENCH_CACHE_GB={said}: expected gigabytes"
+        with pytest.raises(BadInput, match=refused):
             FeatureCache.default()
 
 
 def test_what_a_run_is_using_is_not_removed(images, tmp_path):
-    """Rows that are mapped, and entries that somebody computes; what was killed goes first."""
+    """Rows that are mapped stay, and entries that somebody computes; what was killed goes first."""
     small = FeatureCache(tmp_path / "small", 2 * (10 * 512 * 4 + 200))
     rows = extractor(small, checkpoint(0))(images)[0]
+    first = next(small.folder.glob("*.npy"))
     view = rows[3:]
-    first, expected = next(small.folder.glob("*.npy")), view.clone()
+    expected = view.clone()
     del rows
     (small.folder / f"{'0' * 32}.part").write_bytes(bytes(10_000))
     for seed in (1, 2):
@@ -212,9 +216,8 @@ def test_what_another_run_computes_is_waited_for(images, cache, caplog, monkeypa
     held = cache.try_lock([wanted])
     stop = StopFlag()
     stop.requested = "SIGTERM"
-    with pytest.raises(
-        Preempted, match="stopped by SIGTERM while another run computed"
-    ):
+    said = "stopped by SIGTERM while another run computed"
+    with pytest.raises(Preempted, match=said):
         dataclasses.replace(make, stop=stop)(images)
     timer = threading.Timer(0.3, held.close)
     timer.start()
@@ -232,13 +235,13 @@ def test_stopped_at_a_batch_and_continued(images, cache, decoder):
     assert len(decoder.paths) == 10, "the first batch is not computed again"
     assert torch.equal(continued, fresh(images, cache.folder.parent))
     left = {p.suffix for p in cache.folder.iterdir()}
-    assert left == {".npy", ".json", ".files", ".lock"}, (
-        "no part and no marker stays behind"
-    )
+    # No part and no marker stays behind.
+    assert left == {".npy", ".json", ".files", ".lock"}
 
 
 def test_a_marker_that_is_left_over_vouches_for_nothing(images, cache, decoder):
-    """Saved at image 4, then a part vanishes, so both begin anew, and that is killed unsaved."""
+    """A run is saved at image 4; a part vanishes, so both parts begin anew; that run is killed before
+    it saves."""
     points = [checkpoint(seed) for seed in range(2)]
     stop = StopFlag()
     stop.requested = "SIGTERM"
@@ -261,17 +264,19 @@ def test_rows_of_several_parts_are_one_table(sizes):
     whole = torch.arange(14.0).view(7, 2)
     rows = FeatureRows(whole.split(sizes))
     index = torch.tensor([6, 0, 3, 4, 3])
-    assert len(rows) == 7 and torch.equal(rows.take(index), whole[index])
+    assert len(rows) == 7
+    assert torch.equal(rows.take(index), whole[index])
     blocks = list(rows.split(3))
-    assert torch.equal(torch.cat(blocks), whole) and max(map(len, blocks)) == 3
-    parts = [part.untyped_storage().data_ptr() for part in blocks]
-    assert set(parts) == {whole.untyped_storage().data_ptr()}, "views"
+    assert torch.equal(torch.cat(blocks), whole)
+    assert max(map(len, blocks)) == 3
+    storages = {part.untyped_storage().data_ptr() for part in blocks}
+    assert storages == {whole.untyped_storage().data_ptr()}, "they are views"
     with pytest.raises(IndexError):
         rows.take(torch.tensor([7]))
 
 
 def blackened(file):
-    """Another picture of the same size in bytes, its time of change kept."""
+    """Write another picture of the same size in bytes, and keep the file's time of change."""
     before = file.stat()
     Image.fromarray(np.zeros((50, 45, 3), np.uint8)).save(file)
     with file.open("ab") as end:
@@ -285,7 +290,8 @@ def test_the_whole_list_is_read_once_and_tells_two_exchanged_pictures(
     monkeypatch.setattr(contents, "SAMPLE", 2)
     unseen = [i for i in range(10) if i not in contents.chosen(10, 2)]
     a, b = (images.file(i) for i in unseen[:2])
-    before, sampled = contents.whole(images), contents.sample(images)
+    before = contents.whole(images)
+    sampled = contents.sample(images)
     monkeypatch.setattr(ImageList, "read", None)  # nothing is read again
     assert contents.whole(images) == before
     monkeypatch.undo()
@@ -293,7 +299,8 @@ def test_the_whole_list_is_read_once_and_tells_two_exchanged_pictures(
     a.write_bytes(second)
     b.write_bytes(first)
     monkeypatch.setattr(contents, "SAMPLE", 2)
-    assert contents.whole(images) != before and contents.sample(images) == sampled
+    assert contents.whole(images) != before
+    assert contents.sample(images) == sampled
 
 
 def fresh(images, tmp_path):
@@ -306,7 +313,8 @@ def test_another_folder_with_equal_names_sizes_and_times(images, cache, tmp_path
     other = scan_folder(tmp_path / "other")
     blackened(other.file(3))
     found = extractor(cache, checkpoint())(other)[0]
-    assert (found == fresh(other, tmp_path)).all() and not (found == first).all()
+    assert torch.equal(found, fresh(other, tmp_path))
+    assert not torch.equal(found, first)
 
 
 def test_a_file_outside_of_the_sample_overwritten(
@@ -320,7 +328,8 @@ def test_a_file_outside_of_the_sample_overwritten(
     blackened(images.file(index))
     assert contents.named(images).digest == name, "what names the list does not see it"
     found = extractor(cache, checkpoint())(images)[0]
-    assert (found == fresh(images, tmp_path)).all() and not (found == first).all()
+    assert torch.equal(found, fresh(images, tmp_path))
+    assert not torch.equal(found, first)
     assert f"{images.file(index)}: not what it was" in caplog.text
 
 
@@ -328,47 +337,48 @@ def test_a_copy_on_another_disk_is_recognised(images, cache, tmp_path, decoder):
     first = extractor(cache, checkpoint())(images)[0]
     (tmp_path / "disk").mkdir()
     for folder in "ab":
+        here = tmp_path / "data" / folder
         there = tmp_path / "disk" / folder
-        shutil.copytree(
-            tmp_path / "data" / folder, there, copy_function=shutil.copyfile
-        )
+        shutil.copytree(here, there, copy_function=shutil.copyfile)
     found = extractor(cache, checkpoint())(scan_folder(tmp_path / "disk"))[0]
-    assert (found == first).all() and len(decoder.paths) == 10
+    assert torch.equal(found, first)
+    assert len(decoder.paths) == 10
 
 
-def test_what_a_hit_reads(tmp_path, monkeypatch):
-    """In place the sample, moved 2% of the files more; one stat a file."""
+def test_a_hit_reads_the_sample_and_of_moved_files_2_percent(tmp_path, monkeypatch):
+    """It needs one stat a file."""
+    folder = tmp_path / "data" / "a"
+    folder.mkdir(parents=True)
     for i in range(2000):
-        (tmp_path / "data" / "a").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "data" / "a" / f"{i}.png").write_bytes(i.to_bytes(4, "little"))
+        (folder / f"{i}.png").write_bytes(i.to_bytes(4, "little"))
     images = scan_folder(tmp_path / "data")
     monkeypatch.setattr(contents, "SAMPLE", 5)
     counts = {"read": 0, "stat": 0}
     read = ImageList.read
-    counted = lambda *a: counts.update(read=counts["read"] + 1) or read(*a)  # noqa: E731
-    monkeypatch.setattr(ImageList, "read", counted)
+
+    def counted_read(*given):
+        counts["read"] += 1
+        return read(*given)
 
     def counted_stat(file):
         counts["stat"] += 1
         return Path(file).stat()
 
-    monkeypatch.setattr(
-        image_list, "os", SimpleNamespace(**{**vars(os), "stat": counted_stat})
-    )
+    counting_os = SimpleNamespace(**{**vars(os), "stat": counted_stat})
+    monkeypatch.setattr(ImageList, "read", counted_read)
+    monkeypatch.setattr(image_list, "os", counting_os)
     named = contents.named(images)
     assert counts == {"read": 5, "stat": 2000}
     seen = feature_cache.not_yet_seen(named)
     seen[:, 2] = [feature_cache.file_hash(images, i) for i in range(2000)]
     counts["read"] = 0
-    assert (
-        feature_cache.changed_file(images, named, seen) is None and counts["read"] == 0
-    )
-    seen[:, 0] += 1
-    assert (
-        feature_cache.changed_file(images, named, seen) is None and counts["read"] == 40
-    )
+    assert feature_cache.changed_file(images, named, seen) is None
+    assert counts["read"] == 0
+    seen[:, 0] += 1  # other inodes, as on another disk
+    assert feature_cache.changed_file(images, named, seen) is None
+    assert counts["read"] == 40
     assert counts["stat"] == 2000
-    seen[:, 2] += 1
+    seen[:, 2] += 1  # other hashes
     assert feature_cache.changed_file(images, named, seen) is not None
 
 
@@ -384,4 +394,4 @@ def test_swapped_between_a_stop_and_its_continuation(
     for i in range(3):
         blackened(images.file(i))
     found = extractor(cache, checkpoint())(images)[0]
-    assert (found == fresh(images, tmp_path)).all()
+    assert torch.equal(found, fresh(images, tmp_path))

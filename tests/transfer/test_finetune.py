@@ -28,26 +28,23 @@ ONE = Machine(torch.device("cpu"), 0, 1, 0)
 
 
 def protocol_file(folder, **changes):
-    text = {
+    recipe = {
         "kind": "finetune",
         "protocol": "semisup-test-demo-v1",
         "dataset": "classes",
-    }
-    text |= {
         "head_lr": [0.03, 0.1],
         "batch_size": 4,
         "reference_batch": 4,
         "save_minutes": 0.0,
-    }
-    lengths = {"10": {"length": {"iterations": 5}, "head_over_trunk": 20}}
-    lengths["100"] = {"length": {"iterations": 4}, "head_over_trunk": 1}
-    text |= {
-        "parts": lengths,
+        "parts": {
+            "10": {"length": {"iterations": 5}, "head_over_trunk": 20},
+            "100": {"length": {"iterations": 4}, "head_over_trunk": 1},
+        },
         "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.5},
+        "geometry": {"resize": 32, "crop": 32},
     }
-    text |= {"geometry": {"resize": 32, "crop": 32}, **changes}
     file = folder / "semi.yaml"
-    file.write_text(json.dumps(text))
+    file.write_text(json.dumps({**recipe, **changes}))
     return file
 
 
@@ -59,42 +56,28 @@ def listed(folder):
 
 
 def semisup_on(root, lists, trunk, out):
-    args = [
-        "semisup",
-        trunk,
-        "--percent",
-        "10",
-        "--lists",
-        lists,
-        "--data",
-        root,
-        "--out",
-        out,
-    ]
-    return list(map(str, args))
+    words = ["semisup", trunk, "--percent", "10", "--lists", lists]
+    words += ["--data", root, "--out", out]
+    return [str(word) for word in words]
 
 
 def finetune_on(root, dataset, trunk, out, protocol):
-    args = ["finetune", trunk, "--dataset", dataset, "--data", root, "--out", out]
-    return list(map(str, [*args, "--protocol", protocol, "--workers", "0"]))
+    words = ["finetune", trunk, "--dataset", dataset, "--data", root, "--out", out]
+    words += ["--protocol", protocol, "--workers", "0"]
+    return [str(word) for word in words]
 
 
 def semisup(root, trunk, out, tmp_path, **changes):
-    args = semisup_on(root, listed(tmp_path / "lists"), trunk, out)
-    return [
-        *args,
-        "--protocol",
-        str(protocol_file(tmp_path, **changes)),
-        "--workers",
-        "0",
-    ]
+    words = semisup_on(root, listed(tmp_path / "lists"), trunk, out)
+    protocol = protocol_file(tmp_path, **changes)
+    return [*words, "--protocol", str(protocol), "--workers", "0"]
 
 
 def test_another_list_than_the_published_is_refused(trees, trunk, tmp_path, bad_input):
-    root, lists = trees("classes"), listed(tmp_path / "lists")
-    bad_input(
-        main(semisup_on(root, lists, trunk, tmp_path / "run")), "not the published list"
-    )
+    root = trees("classes")
+    lists = listed(tmp_path / "lists")
+    status = main(semisup_on(root, lists, trunk, tmp_path / "run"))
+    bad_input(status, "not the published list")
     assert not (tmp_path / "run").exists()
 
 
@@ -102,42 +85,36 @@ def test_lists_use_their_own_labels_only(trees):
     root = trees("classes")
     names = ["circle/000.png", "square/001.png"]
     lines = {name: line for line, name in enumerate(names, 1)}
-    found = finetune.labelled_part(
-        catalog.load("classes", root), lines, "10percent.txt", 0
-    )
-    assert (
-        found.train.paths == tuple(names) and len(found.val) == 6 and not found.held_out
-    )
+    with_val = catalog.load("classes", root)
+    found = finetune.labelled_part(with_val, lines, "10percent.txt", 0)
+    assert found.train.paths == tuple(names)
+    assert len(found.val) == 6
+    assert not found.held_out
     trees.classes(root / "noval", sizes=(("train", 10), ("test", 2)))
     everything = {f"{c}/{i:03d}.png": i for c in ("circle", "square") for i in range(5)}
-    held = finetune.labelled_part(
-        catalog.load("noval", root), everything, "10percent.txt", 0
-    )
-    assert held.held_out and len(held.train) == 8 and len(held.val) == 2
-    assert {*held.train.paths, *held.val.paths} == set(everything), (
-        "together they are the list"
-    )
+    without_val = catalog.load("noval", root)
+    held = finetune.labelled_part(without_val, everything, "10percent.txt", 0)
+    assert held.held_out
+    assert len(held.train) == 8 and len(held.val) == 2
+    together = {*held.train.paths, *held.val.paths}
+    assert together == set(everything), "together they are the list"
 
 
 def test_two_rates_and_every_layer_trains(trees, trunk, tmp_path):
     """The trunk's step is the head's rate / head_over_trunk: its change is so much smaller."""
     root = trees("classes")
-    how, runs = (
-        {"machine": ONE, "iterations": 1},
-        {r: tmp_path / str(r) for r in (1.0, 10.0)},
-    )
-    networks = [train_network.train(root, trunk, runs[r], ratio=r, **how) for r in runs]
     start = Checkpoint.load(trunk).backbone().state_dict()
-    moved = [
-        {n: v - start[n] for n, v in network[0].named_parameters()}
-        for network in networks
-    ]
+    moved = []
+    heads = []
+    for ratio in (1.0, 10.0):
+        run = tmp_path / str(ratio)
+        network = train_network.train(root, trunk, run, ONE, iterations=1, ratio=ratio)
+        moved.append({n: v - start[n] for n, v in network[0].named_parameters()})
+        heads.append(network[1].weight)
     for name, change in moved[0].items():
         assert change.abs().max() > 0, name
         torch.testing.assert_close(moved[1][name] * 10, change, rtol=1e-2, atol=2e-6)
-    assert torch.equal(networks[0][1].weight, networks[1][1].weight), (
-        "the ratio is the trunk's"
-    )
+    assert torch.equal(heads[0], heads[1]), "the ratio is the trunk's"
 
 
 def test_training_is_torchs_sgd(trees, trunk, tmp_path):
@@ -154,9 +131,9 @@ def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
     out = tmp_path / "two" / "network.pt"
     out.parent.mkdir()
     command = [sys.executable, train_network.__file__, str(root), str(trunk), str(out)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), "2", str(port)]) for rank in range(2)
-    ]
+    ranks = []
+    for rank in range(2):
+        ranks.append(subprocess.Popen([*command, str(rank), "2", str(port)]))
     double = train_network.DoubleNetwork
     alone = train_network.train(
         root, trunk, tmp_path / "one", ONE, iterations=3, kind=double
@@ -166,9 +143,8 @@ def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
     two = torch.load(out, weights_only=True)
     for name, value in one.items():
         if value.is_floating_point():
-            assert (
-                float((two[name] - value).norm() / value.norm().clamp(min=1e-3)) < 1e-5
-            ), name
+            size = value.norm().clamp(min=1e-3)
+            assert float((two[name] - value).norm() / size) < 1e-5, name
 
 
 @pytest.mark.slow
@@ -178,12 +154,12 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
     (expected,) = rows_of(tmp_path / "whole")
     assert expected.task == "semi_10pct" and expected.chosen["on"] == "val"
     assert expected.chosen["choice_noise"] == 0  # both rates say the same of each image
-    assert expected.chosen["trunk_lr_used"] == pytest.approx(
-        expected.chosen["lr_used"] / 20
-    )
-    # Five steps of 4 images and the 6 of val per rate, then the 8 of test. It dies before the third
-    # step, between the last step and val, and before the second rate's fourth step.
-    whole, rate = len(decoder.paths), 5 * 4 + 6
+    used = expected.chosen["lr_used"]
+    assert expected.chosen["trunk_lr_used"] == pytest.approx(used / 20)
+    # Each rate reads five steps of 4 images and the 6 of val; the 8 of test come last. It dies
+    # before the third step, between the last step and val, and before the second rate's fourth step.
+    whole = len(decoder.paths)
+    rate = 5 * 4 + 6
     assert whole == 2 * rate + 8
     decoder.paths.clear()
     decoder.at = dict.fromkeys((2 * 4 + 1, 5 * 4 + 1, rate + 3 * 4 + 1), kill)
@@ -191,7 +167,8 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
     assert until_done(lambda: main(killed), deaths=3) == 0
     assert len(decoder.paths) == whole, "a continued run repeats no step"
     assert rows_of(tmp_path / "killed") == [expected]
-    assert main(killed) == 0 and len(decoder.paths) == whole
+    assert main(killed) == 0
+    assert len(decoder.paths) == whole
     assert len(rows_of(tmp_path / "killed")) == 1
     assert not list((tmp_path / "killed" / "state").iterdir())
 
@@ -200,7 +177,8 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
 def test_seeds_are_runs_of_their_own_and_continue(
     trees, trunk, tmp_path, decoder, bad_input
 ):
-    root, out = trees("classes"), tmp_path / "run"
+    root = trees("classes")
+    out = tmp_path / "run"
     words = [*semisup(root, trunk, out, tmp_path, head_lr=[0.03]), "--seeds", "3"]
     decoder.at[40] = kill  # in the second of them
     assert until_done(lambda: main(words), deaths=1) == 0
@@ -236,7 +214,8 @@ def test_finetune_verb_learns(trees, trunk, tmp_path, monkeypatch):
     parts = {"100": {"length": {"iterations": 12}, "head_over_trunk": 1}}
     changes = {"parts": parts, "batch_size": 8}
     file = protocol_file(tmp_path, head_lr=[1e-4, 0.003], **changes)
-    predict, hits = finetune.Finetuning.predict, []
+    predict = finetune.Finetuning.predict
+    hits = []
 
     def noted(self, network, images):
         ranking = predict(self, network, images)
@@ -253,11 +232,12 @@ def test_finetune_verb_learns(trees, trunk, tmp_path, monkeypatch):
     assert len(kept["prediction"]) == 20
 
 
-def test_wrong_protocol_for_the_verb(trees, trunk, tmp_path, bad_input):
-    root, lists = trees("classes"), listed(tmp_path / "lists")
-    args = semisup_on(root, lists, trunk, tmp_path / "run")
+def test_a_protocol_of_another_verb_is_refused(trees, trunk, tmp_path, bad_input):
+    root = trees("classes")
+    lists = listed(tmp_path / "lists")
+    words = semisup_on(root, lists, trunk, tmp_path / "run")
     said = "names no dataset; use a semi-supervised protocol"
-    bad_input(main([*args, "--protocol", "finetune"]), said)
+    bad_input(main([*words, "--protocol", "finetune"]), said)
 
 
 VIT = "timm:vit_tiny_patch16_224,depth=3,embed_dim=24,img_size=32,num_heads=2,patch_size=8"
@@ -299,26 +279,23 @@ def test_the_rates_rise_then_follow_the_schedule():
     assert shares[5] == 1.0 and shares[-1] < 0.001
     assert shares[5 + 95 // 2] == pytest.approx(0.5, abs=0.02)
     old = load_protocol("finetune", ["finetune"])
-    assert old.factor(0, 100, 10.0) == 1.0 and old.factor(
-        50, 100, 10.0
-    ) == pytest.approx(0.5)
+    assert old.factor(0, 100, 10.0) == 1.0
+    assert old.factor(50, 100, 10.0) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("arch", [VIT, "timm:test_convnext"])
 def test_a_trunk_of_any_kind_is_finetuned(tiny_root, tmp_path, arch):
-    of_arch(arch).save(tmp_path / "trunk.safetensors")
+    trunk = tmp_path / "trunk.safetensors"
+    of_arch(arch).save(trunk)
+    length = {"epochs": None, "iterations": 4}
     changes = {
         "base": str(config.configs_dir() / "transfer" / "finetune_vit_demo"),
         "protocol": "vit-test-v1",
-        "parts": {
-            "100": {"length": {"epochs": None, "iterations": 4}, "head_over_trunk": 1}
-        },
+        "parts": {"100": {"length": length, "head_over_trunk": 1}},
     }
-    (tmp_path / "own.yaml").write_text(json.dumps(changes))
-    run, trunk = tmp_path / "run", tmp_path / "trunk.safetensors"
-    assert (
-        main(finetune_on(tiny_root, "digits", trunk, run, tmp_path / "own.yaml")) == 0
-    )
+    own = tmp_path / "own.yaml"
+    own.write_text(json.dumps(changes))
+    assert main(finetune_on(tiny_root, "digits", trunk, tmp_path / "run", own)) == 0
     (row,) = [r for r in rows_of(tmp_path / "run") if r.metric == "top1"]
     assert row.value is not None and row.arch.startswith("timm:")
     assert row.chosen["trunk_lr_used"] == row.chosen["lr_used"]

@@ -1,4 +1,6 @@
-"""Evaluation on a GPU that is only pretended: the numbers are the CPU's, and no batch waits."""
+"""Evaluation on a pretended GPU: the numbers are the CPU's, and no batch waits for the GPU."""
+
+import math
 
 import pytest
 import torch
@@ -32,7 +34,7 @@ def pixels(seed):
     return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
 
 
-def test_features(gpu):
+def test_features_are_the_cpus_and_no_later_batch_waits(gpu):
     points = [checkpoint(0), checkpoint(1, pixels=Pixels(CIFAR_MEAN, CIFAR_STD, "BGR"))]
     here = [FrozenTrunk.build(point, device=CPU) for point in points]
     there = [FrozenTrunk.build(point, device=CUDA) for point in points]
@@ -48,42 +50,35 @@ def test_features(gpu):
 
 @pytest.mark.parametrize("kind", [LinearHeads, AdamHeads])
 @pytest.mark.parametrize("decay", [0.0, 1e-4])
-def test_heads(gpu, kind, decay):
+def test_heads_train_as_on_the_cpu_without_a_wait(gpu, kind, decay):
     heads = [kind(3, 5, 8, std=0.01, seed=0, device=device) for device in (CPU, CUDA)]
     rates = torch.tensor([0.1, 1.0, 10.0])
     on_gpu = rates.to("cuda")
     gpu.take()
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
-        x, y = (
-            torch.randn(16, 8, generator=generator),
-            torch.randint(5, (16,), generator=generator),
-        )
+        x = torch.randn(16, 8, generator=generator)
+        y = torch.randint(5, (16,), generator=generator)
         settings = {"momentum": 0.9, "decay": decay, "batch": 16}
         losses = heads[0].step(x, y, rates, **settings)
-        sent = x.to("cuda", non_blocking=True), y.to("cuda", non_blocking=True)
-        found = heads[1].step(*sent, on_gpu, **settings)
+        x = x.to("cuda", non_blocking=True)
+        y = y.to("cuda", non_blocking=True)
+        found = heads[1].step(x, y, on_gpu, **settings)
         torch.testing.assert_close(found.host, losses)
     assert not gpu.take()
     torch.testing.assert_close(heads[1].weight.host, heads[0].weight)
 
 
-def test_finetuning(gpu):
+def test_finetuning_is_as_on_the_cpu_and_a_step_waits_for_nothing(gpu):
     protocol = Finetune(kind="finetune", protocol="x", head_lr=(0.1,), parts={})
-    networks = []
-    for device in (CPU, CUDA):
-        machine = Machine(device, rank=0, world=1, workers=0)
-        networks.append(Network(checkpoint(0), 5, protocol, 0, machine))
-    logits = [
-        networks[0](pixels(0)),
-        networks[1](pixels(0).to("cuda", non_blocking=True)),
-    ]
+    on_cpu = Network(checkpoint(0), 5, protocol, 0, Machine(CPU, 0, 1, workers=0))
+    on_gpu = Network(checkpoint(0), 5, protocol, 0, Machine(CUDA, 0, 1, workers=0))
+    expected = on_cpu(pixels(0)).detach()
+    found = on_gpu(pixels(0).to("cuda", non_blocking=True)).detach()
     gpu.take()
-    networks[1](pixels(1).to("cuda", non_blocking=True)).square().mean().backward()
+    on_gpu(pixels(1).to("cuda", non_blocking=True)).square().mean().backward()
     assert not gpu.take()
-    torch.testing.assert_close(
-        logits[1].detach().host, logits[0].detach(), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(found.host, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory'")
@@ -91,18 +86,21 @@ def test_extraction_copies_a_batch_down_while_the_next_one_is_made(
     gpu, tiny_root, tmp_path
 ):
     found = catalog.open_split(tiny_root, "digits", "val")
-    rows, size = [], 8
+    rows = []
+    size = 8
     for number, device in enumerate((CPU, CUDA)):
-        machine = Machine(device, rank=0, world=1, workers=0)
-        cache = FeatureCache(tmp_path / str(number), limit=1 << 30)
-        how = {"geometry": GEOMETRY, "cache": cache, "machine": machine, "batch": size}
         extract = Extractor(
-            trunks=[FrozenTrunk.build(checkpoint(0), device=device)], **how
+            trunks=[FrozenTrunk.build(checkpoint(0), device=device)],
+            geometry=GEOMETRY,
+            cache=FeatureCache(tmp_path / str(number), limit=1 << 30),
+            machine=Machine(device, rank=0, world=1, workers=0),
+            batch=size,
         )
         gpu.take()
         rows.append(extract(found)[0])
-    waits, batches = gpu.take(), -(-len(found) // size)
-    # What rank 0 says, before and after, and constants of the first batch
+    waits = gpu.take()
+    batches = math.ceil(len(found) / size)
+    # What is waited for: what rank 0 says, before and after, and constants of the first batch.
     assert len(waits) <= 10 < batches, "\n".join(waits)
     torch.testing.assert_close(rows[1], rows[0], rtol=1e-4, atol=1e-4)
 
@@ -110,17 +108,23 @@ def test_extraction_copies_a_batch_down_while_the_next_one_is_made(
 @pytest.mark.parametrize("room", [1 << 30, 1 << 9])
 def test_logistic_regression_sends_its_features_once(gpu, monkeypatch, room):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (room, room))
-    x, y, blocks = torch.randn(40, 6), torch.arange(40) % 3, 3  # of `chunk` rows
+    x = torch.randn(40, 6)
+    y = torch.arange(40) % 3
+    blocks = 3  # of `chunk` rows
     here = logreg.fit([(x, y)], classes=3, l2=1.0, device=CPU, chunk=16)
     points = []
     plain = logreg.Objective.__call__
-    counted = lambda self, flat: points.append(1) or plain(self, flat)  # noqa: E731
+
+    def counted(self, flat):
+        points.append(1)
+        return plain(self, flat)
+
     monkeypatch.setattr(logreg.Objective, "__call__", counted)
     gpu.take()
     there = logreg.fit([(x, y)], classes=3, l2=1.0, device=CUDA, chunk=16)
     waits = gpu.take()
-    # Every evaluation sends its point. Features go over once in each precision, beside a few
-    # constants, or to every evaluation where they do not fit
+    # Every evaluation sends its point. Features are sent once in each precision, beside a few
+    # constants, or to every evaluation where they do not fit.
     beside = sum("copy up" in wait for wait in waits) - len(points)
     assert len(points) > here.iterations / 2
     if room > 1 << 20:

@@ -1,4 +1,4 @@
-"""Retrieval, clustering and the statistics of `analyze` against loops, and their commands."""
+"""Retrieval, clustering and the statistics of `analyze` agree with loops; their commands."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ from backbench.verify import verification
 
 
 def loop_retrieval(features, labels):
-    """(nearest, average precision) of each image that is a query, else nan, by the definition."""
+    """Return (nearest, average precision) of each image by the definition; nan if it is no query."""
     unit = [row / np.linalg.norm(row) for row in features]
     nearest, average = [], []
     for i, own in enumerate(labels):
@@ -56,26 +56,26 @@ def test_retrieval_is_the_loop_on_1000_random_cases():
 
 
 def loop_agreement(label, cluster):
-    n, classes, clusters = len(label), sorted(set(label)), sorted(set(cluster))
+    """NMI, ARI and the accuracy of the best match of two lists, by their definitions, in percent."""
+    n = len(label)
+    classes = sorted(set(label))
+    clusters = sorted(set(cluster))
+    # 1. NMI
     count = {(a, b): 0 for a in classes for b in clusters}
     for pair in zip(label, cluster):
         count[pair] += 1
     mutual = 0.0
     for (a, b), both in count.items():
         if both:
-            mutual += (
-                both / n * math.log(n * both / (label.count(a) * cluster.count(b)))
-            )
-    entropy = 0.0
+            independent = label.count(a) * cluster.count(b) / n
+            mutual += both / n * math.log(both / independent)
+    mean_entropy = 0.0
     for values in (label, cluster):
-        entropy -= (
-            sum(
-                values.count(v) / n * math.log(values.count(v) / n) for v in set(values)
-            )
-            / 2
-        )
-    nmi = mutual / entropy if entropy else 1.0
-    # Pairs of images that are together in both, in the classes, in the clusters
+        for value in set(values):
+            share = values.count(value) / n
+            mean_entropy -= share * math.log(share) / 2
+    nmi = mutual / mean_entropy if mean_entropy else 1.0
+    # 2. ARI, by the pairs of images that are together in both, in the classes, in the clusters
     pairs = list(itertools.combinations(range(n), 2))
     same = [(label[i] == label[j], cluster[i] == cluster[j]) for i, j in pairs]
     both = sum(map(all, same))
@@ -83,7 +83,7 @@ def loop_agreement(label, cluster):
     expected = of_label * of_cluster / len(pairs)
     most = (of_label + of_cluster) / 2
     ari = 1.0 if most == expected else (both - expected) / (most - expected)
-    # Every way to give clusters to classes
+    # 3. The accuracy, by every way to give clusters to classes
     small, large = sorted((classes, clusters), key=len)
     best = 0
     for chosen in itertools.permutations(large, len(small)):
@@ -107,26 +107,20 @@ def test_the_start_of_least_inertia_counts_whatever_labels_say():
     centres = torch.randn(6, 8, generator=generator)
     features = centres.repeat(20, 1) + 0.4 * torch.randn(120, 8, generator=generator)
     p = KMeansClusters(kind="cluster", protocol="test", restarts=8)
-    starts = clusterings(
-        features * torch.rand(120, 1, generator=generator), 6, p, 0, StopFlag()
-    )
-    assert len({inertia for inertia, _ in starts}) > 1
+    of_any_length = features * torch.rand(120, 1, generator=generator)
+    starts = clusterings(of_any_length, 6, p, 0, StopFlag())
+    inertias = [inertia for inertia, _ in starts]
+    assert len(set(inertias)) > 1
+    assert inertias == sorted(inertias)
+    # Each row of unit length is with its nearest mean.
     unit = torch.nn.functional.normalize(features, dim=1).double().numpy()
-    for (
-        inertia,
-        cluster,
-    ) in starts:  # length says nothing; each row is with its nearest mean
+    for inertia, cluster in starts:
         means = np.stack([unit[cluster == k].mean(0) for k in range(6)])
         squared = ((unit[:, None] - means[None]) ** 2).sum(2)
         assert (squared.argmin(1) == cluster).all()
         assert inertia == pytest.approx(squared.min(1).sum(), rel=1e-5)
-    assert [inertia for inertia, _ in starts] == sorted(
-        inertia for inertia, _ in starts
-    )
     again = clusterings(features, 6, p, 0, StopFlag())
-    assert [one for one, _ in again] == pytest.approx(
-        [one for one, _ in starts], rel=1e-5
-    )
+    assert [inertia for inertia, _ in again] == pytest.approx(inertias, rel=1e-5)
 
 
 def lidar(views):
@@ -154,19 +148,16 @@ def loop_lidar(views):
 def test_lidar_is_the_loop_in_any_order_of_images_and_rotation():
     generator = torch.Generator().manual_seed(0)
     for n, q, d in ((20, 4, 5), (7, 3, 6), (5, 2, 9), (2, 5, 4)):
-        views = torch.randn(n, q, d, generator=generator, dtype=torch.float64)
-        views = views * 0.3 + torch.randn(
-            n, 1, d, generator=generator, dtype=torch.float64
-        )
+        around = torch.randn(n, q, d, generator=generator, dtype=torch.float64)
+        means = torch.randn(n, 1, d, generator=generator, dtype=torch.float64)
+        views = 0.3 * around + means
         found = lidar(views)
         assert found == pytest.approx(loop_lidar(views.numpy()), rel=1e-9)
-        turned = (
-            views @ torch.linalg.qr(torch.randn(d, d, generator=generator).double()).Q
-        )
+        square = torch.randn(d, d, generator=generator).double()
+        turned = views @ torch.linalg.qr(square).Q
+        assert lidar(turned) == pytest.approx(found)
         order = torch.randperm(n, generator=generator)
-        assert (
-            lidar(turned) == pytest.approx(lidar(views[order])) == pytest.approx(found)
-        )
+        assert lidar(views[order]) == pytest.approx(found)
         assert found <= min(n - 1, d) + 1e-9
     assert math.isnan(lidar(views[:1]))
 
@@ -175,33 +166,26 @@ def test_alpha_req_is_the_power_of_a_power_law():
     rank = torch.arange(1, 101, dtype=torch.float64)
     for power in (0.5, 1.0, 1.7):
         spectrum = 3 * rank**-power
-        spectrum[:10], spectrum[50:] = 100.0, 1e-9  # outside of the ranks of the fit
+        # Outside of the ranks of the fit
+        spectrum[:10] = 100.0
+        spectrum[50:] = 1e-9
         assert fs.alpha_req(spectrum) == pytest.approx(power, abs=1e-9)
     draw = np.random.default_rng(0)
     for _ in range(100):
         spectrum = np.sort(draw.exponential(size=60))[::-1].copy()
         slope, _ = np.polyfit(np.log(np.arange(11, 51)), np.log(spectrum[10:50]), 1)
         assert fs.alpha_req(torch.tensor(spectrum)) == pytest.approx(-slope, abs=1e-9)
-    assert math.isnan(fs.alpha_req(rank[:49])) and math.isnan(fs.alpha_req(0 * rank))
+    assert math.isnan(fs.alpha_req(rank[:49]))
+    assert math.isnan(fs.alpha_req(0 * rank))
 
 
 def probe(kind, root, trunks, out, **changes):
-    recipe = {
-        "kind": kind,
-        "protocol": "mine",
-        "geometry": {"resize": 32, "crop": 32},
-        **changes,
-    }
-    (root / f"{kind}.yaml").write_text(json.dumps(recipe))
+    geometry = {"resize": 32, "crop": 32}
+    recipe = {"kind": kind, "protocol": "mine", "geometry": geometry, **changes}
+    file = root / f"{kind}.yaml"
+    file.write_text(json.dumps(recipe))
     words = ["linear", *map(str, trunks), "--datasets", "classes", "--data", str(root)]
-    words += [
-        "--protocol",
-        str(root / f"{kind}.yaml"),
-        "--out",
-        str(out),
-        "--workers",
-        "0",
-    ]
+    words += ["--protocol", str(file), "--out", str(out), "--workers", "0"]
     return main(words)
 
 
@@ -212,9 +196,10 @@ def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, ki
         assert probe(kind, root, two_trunks, tmp_path / "run") == 0
     rows, problems = store.read(tmp_path / "run")
     assert not problems and {r.task for r in rows} == {kind}
-    metrics = (
-        ["r1", "map_r"] if kind == "class_retrieval" else ["nmi", "ari", "cluster_acc"]
-    )
+    metrics = {
+        "class_retrieval": ["r1", "map_r"],
+        "cluster": ["nmi", "ari", "cluster_acc"],
+    }[kind]
     assert [r.metric for r in rows] == metrics * 2
     assert all(r.value == pytest.approx(100) for r in rows)  # bright and dark pictures
     kept = np.load(tmp_path / "run" / rows[0].provenance["predictions"])
@@ -228,11 +213,10 @@ def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, ki
     assert all("give" in v.why for v in verification.of_run(forged, tmp_path / "run"))
     more = {"images": {**rows[0].provenance["images"], "test": 10_000}}
     forged = [dataclasses.replace(r, provenance={**r.provenance, **more}) for r in rows]
-    assert all(
-        "its list has 10000" in v.why
-        for v in verification.of_run(forged, tmp_path / "run")
-    )
-    if kind == "class_retrieval":  # a file without any query gives no value at all
+    verdicts = verification.of_run(forged, tmp_path / "run")
+    assert all("its list has 10000" in v.why for v in verdicts)
+    # A file without any query gives no value at all.
+    if kind == "class_retrieval":
         empty = shutil.copytree(tmp_path / "run", tmp_path / "empty")
         none = {f"queries_{metric}": np.full(20, np.nan) for metric in metrics}
         for file in {empty / row.provenance["predictions"] for row in rows}:
@@ -258,38 +242,31 @@ def test_statistics_of_views_equal_loops() -> None:
     wide = fs.ViewStatistics(8, 12)
     for part in x.split(2):
         wide.add(part)
-    nuclear, cosine, diagonal, align = [], [], [], []
+    # 1. Each statistic of the 8 views of each of 5 images
+    loops = {name: [] for name in fs.PER_IMAGE}
     for image in x:
         rows = _rows(image)
         q = np.stack(rows)
-        nuclear.append(sum(math.sqrt(max(0.0, v)) for v in np.linalg.eigvalsh(q @ q.T)))
-        cosine.append(sum(float(a @ b) for a in rows for b in rows) / len(rows) ** 2)
-        mean = sum(rows) / len(rows)
-        entries = [
-            sum((row[k] - mean[k]) ** 2 for row in rows) / len(rows) for k in range(12)
-        ]
-        diagonal.append(sum(entries) / 12)
-        pairs = [
-            math.dist(rows[i], rows[j]) ** 2
-            for i in range(8)
-            for j in range(8)
-            if i != j
-        ]
-        align.append(sum(pairs) / len(pairs))
-    for name, loop in zip(
-        fs.PER_IMAGE, (nuclear, cosine, diagonal, align), strict=True
-    ):
+        squares = np.linalg.eigvalsh(q @ q.T).clip(0)
+        loops["nuclear_norm"].append(sum(math.sqrt(v) for v in squares))
+        cosines = [float(a @ b) for a in rows for b in rows]
+        loops["view_cosine"].append(sum(cosines) / 64)
+        mean = sum(rows) / 8
+        squares = [(row[k] - mean[k]) ** 2 for row in rows for k in range(12)]
+        loops["covariance_diagonal"].append(sum(squares) / (8 * 12))
+        pairs = [math.dist(a, b) ** 2 for a, b in itertools.permutations(rows, 2)]
+        loops["alignment"].append(sum(pairs) / len(pairs))
+    # 2. Their mean, interval and histogram
+    for name, loop in loops.items():
         mean, ci95 = wide.mean(name)
         assert mean == pytest.approx(np.mean(loop), rel=1e-9), name
         half = 1.959964 * np.std(loop, ddof=1) / math.sqrt(5)
-        assert ci95 is not None and ci95[1] - mean == pytest.approx(half, rel=1e-6), (
-            name
-        )
+        assert ci95 is not None, name
+        assert ci95[1] - mean == pytest.approx(half, rel=1e-6), name
         histogram = wide.histograms[name]
         width = (histogram.high - histogram.low) / fs.BINS
-        expected = np.bincount(
-            [int((v - histogram.low) / width) for v in loop], minlength=fs.BINS
-        )
+        bins = [int((v - histogram.low) / width) for v in loop]
+        expected = np.bincount(bins, minlength=fs.BINS)
         assert histogram.counts.tolist() == expected.tolist(), name
 
 
@@ -298,13 +275,18 @@ def test_pairs_equal_loops() -> None:
     labels = torch.tensor([i % 3 for i in range(22)] + [-1])
     found = fs.pairs(x, labels, chunk=7)  # several chunks, the last one short
     rows = _rows(x)
-    within, between, potential = [], [], []
-    for i in range(23):
-        for j in range(i + 1, 23):
-            distance = math.dist(rows[i], rows[j])
-            potential.append(math.exp(-2 * distance**2))
-            if labels[i] >= 0 and labels[j] >= 0:
-                (within if labels[i] == labels[j] else between).append(distance)
+    within = []
+    between = []
+    potential = []
+    for i, j in itertools.combinations(range(23), 2):
+        distance = math.dist(rows[i], rows[j])
+        potential.append(math.exp(-2 * distance**2))
+        if labels[i] < 0 or labels[j] < 0:
+            continue
+        if labels[i] == labels[j]:
+            within.append(distance)
+        else:
+            between.append(distance)
     assert found.within_mean == pytest.approx(np.mean(within), rel=1e-9)
     assert found.between_mean == pytest.approx(np.mean(between), rel=1e-9)
     assert found.uniformity == pytest.approx(math.log(np.mean(potential)), rel=1e-9)
@@ -324,9 +306,8 @@ def test_min_max_equals_loops() -> None:
     for i, h in enumerate(found["dims"]):
         contrast = []
         for a in range(11):
-            distances = [
-                math.dist(rows[a][:h], rows[b][:h]) for b in range(11) if b != a
-            ]
+            others = [row for b, row in enumerate(rows) if b != a]
+            distances = [math.dist(rows[a][:h], row[:h]) for row in others]
             contrast.append((max(distances) - min(distances)) / min(distances))
         assert found["contrast"][i] == pytest.approx(np.mean(contrast), rel=1e-7)
 
@@ -350,11 +331,11 @@ def test_spectra_equal_loops() -> None:
     assert fs.entropy_rank(moments.singular_values()) == pytest.approx(rank, rel=1e-8)
 
 
-def test_equal_features() -> None:
+def test_equal_features_have_collapsed() -> None:
     same = torch.ones(6, 32, 16)
     views = fs.ViewStatistics(32, 16)
     views.add(same)
-    # Rank 1: the least value of 32 unit rows
+    # Their rank is 1, which gives the least value of 32 unit rows.
     assert views.mean("nuclear_norm")[0] == pytest.approx(math.sqrt(32))
     assert views.mean("view_cosine")[0] == pytest.approx(1.0)
     assert views.mean("covariance_diagonal")[0] == pytest.approx(0.0, abs=1e-15)
@@ -365,13 +346,12 @@ def test_equal_features() -> None:
     assert math.isnan(fs.entropy_rank(moments.spectrum()))
     found = fs.pairs(same[:, 0], torch.tensor([0, 0, 0, 1, 1, 1]))
     assert found.within_mean == found.between_mean == 0.0
-    assert found.overlap == pytest.approx(1.0) and found.uniformity == pytest.approx(
-        0.0, abs=1e-12
-    )
+    assert found.overlap == pytest.approx(1.0)
+    assert found.uniformity == pytest.approx(0.0, abs=1e-12)
     assert set(fs.min_max(same[:, 0], torch.arange(16))["contrast"]) == {None}
 
 
-def test_isotropic_gaussians() -> None:
+def test_isotropic_gaussians_fill_all_directions_alike() -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(4096, 64, generator=generator)
     moments = fs.Moments(64)
@@ -385,9 +365,8 @@ def test_isotropic_gaussians() -> None:
     assert found.overlap > 0.85  # labels say nothing here
     views = fs.ViewStatistics(32, 64)
     views.add(x[:2048].view(64, 32, 64))
-    assert views.mean("view_cosine")[0] == pytest.approx(
-        1 / 32, abs=0.01
-    )  # a view with itself
+    # Of the 32 x 32 pairs only the 32 of a view with itself are alike.
+    assert views.mean("view_cosine")[0] == pytest.approx(1 / 32, abs=0.01)
     assert views.mean("alignment")[0] == pytest.approx(2.0, abs=0.02)
     # Theorem 1: the contrast vanishes as the dimension grows.
     noise = torch.randn(512, 2048, generator=generator)
@@ -397,7 +376,7 @@ def test_isotropic_gaussians() -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 3, 20])
-def test_features_of_rank_r(rank: int) -> None:
+def test_features_of_rank_r_have_r_live_directions(rank: int) -> None:
     generator = torch.Generator().manual_seed(6)
     basis = torch.linalg.qr(torch.randn(64, rank, generator=generator).double()).Q
     x = torch.randn(2000, rank, generator=generator).double() @ basis.T

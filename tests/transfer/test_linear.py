@@ -1,4 +1,4 @@
-"""The one-pass probe equals separate runs, over processes, and through any interruption."""
+"""The one-pass probe equals separate runs, on several processes and after any interruption."""
 
 import csv
 import itertools
@@ -36,7 +36,7 @@ from backbench.transfer.features.batches import (
 )
 from backbench.transfer.features.frozen import FrozenTrunk
 from backbench.transfer.heads import AdamHeads, BestHeads, LinearHeads
-from backbench.transfer.probes.sgd import ProbeTraining, Sgd
+from backbench.transfer.probes.sgd import ProbeTraining
 from backbench.transfer.protocols import all_kinds, load_protocol
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
@@ -52,10 +52,8 @@ def separate_run(root, trunk, lr):
     checkpoint = Checkpoint.load(trunk)
     backbone = checkpoint.backbone().eval()
     head = nn.Linear(512, len(images.classes))
-    start = torch.empty(len(images.classes), 512)
-    start.normal_(
-        0, 0.01, generator=seeding.generator(0, "head", len(images.classes), 512)
-    )
+    generator = seeding.generator(0, "head", len(images.classes), 512)
+    start = torch.empty(len(images.classes), 512).normal_(0, 0.01, generator=generator)
     with torch.no_grad():
         head.weight.copy_(start)
         head.bias.zero_()
@@ -69,9 +67,8 @@ def separate_run(root, trunk, lr):
         pixels = torch.stack([to_input(crop, checkpoint.pixels) for crop in crops])
         with torch.no_grad():
             features = backbone(pixels)
-        loss = F.cross_entropy(
-            head(features), torch.tensor([images.labels[i] for _, i in batch])
-        )
+        labels = torch.tensor([images.labels[i] for _, i in batch])
+        loss = F.cross_entropy(head(features), labels)
         optimizer.zero_grad()
         loss.backward()
         factor = 0.5 * (1 + np.cos(np.pi * step / total))
@@ -105,36 +102,27 @@ def test_a_step_is_torchs(kind, decay):
     alone = []
     for lr in (0.01, 0.1):
         head = torch.nn.Linear(5, 3)
-        head.load_state_dict(
-            {"weight": heads.weight[:3].clone(), "bias": torch.zeros(3)}
-        )
+        weight = heads.weight[:3].clone()
+        head.load_state_dict({"weight": weight, "bias": torch.zeros(3)})
         how = {"lr": lr, "weight_decay": decay}
         if kind is AdamHeads:
-            alone.append((head, torch.optim.Adam(head.parameters(), **how)))
+            optimizer = torch.optim.Adam(head.parameters(), **how)
         else:
-            alone.append(
-                (head, torch.optim.SGD(head.parameters(), momentum=0.9, **how))
-            )
+            optimizer = torch.optim.SGD(head.parameters(), momentum=0.9, **how)
+        alone.append((head, optimizer))
+    rates = torch.tensor([0.01, 0.1])
     draws = torch.Generator().manual_seed(1)
     for step in range(12):
-        features, labels = torch.randn(6, 5, generator=draws), torch.arange(6) % 3
+        features = torch.randn(6, 5, generator=draws)
+        labels = torch.arange(6) % 3
         for head, optimizer in alone:
             optimizer.zero_grad()
             F.cross_entropy(head(features), labels).backward()
             optimizer.step()
-        heads.step(
-            features,
-            labels,
-            torch.tensor([0.01, 0.1]),
-            momentum=0.9,
-            decay=decay,
-            batch=6,
-        )
+        heads.step(features, labels, rates, momentum=0.9, decay=decay, batch=6)
         if step == 5:
-            state, heads = (
-                heads.state(),
-                kind(2, 3, 5, std=1, seed=9, device=heads.weight.device),
-            )
+            state = heads.state()
+            heads = kind(2, 3, 5, std=1, seed=9, device=torch.device("cpu"))
             heads.load(state)
     for place, (head, _) in enumerate(alone):
         rows = slice(3 * place, 3 * place + 3)
@@ -147,33 +135,34 @@ def test_a_confident_head_has_no_subnormal_gradient():
     heads = LinearHeads(1, 2, 4, std=0.1, seed=0, device=torch.device("cpu"))
     heads.weight.zero_()
     heads.bias.copy_(torch.tensor([0.0, -95.0]))
-    features, labels = torch.full((3, 4), 0.5), torch.zeros(3, dtype=torch.int64)
+    features = torch.full((3, 4), 0.5)
+    labels = torch.zeros(3, dtype=torch.int64)
     losses = heads.step(
         features, labels, torch.ones(1), momentum=0.9, decay=0.0, batch=3
     )
     assert losses.tolist() == [0.0]
     moved = heads.weight_momentum[1].abs()
-    assert (moved >= torch.finfo(torch.float32).tiny).all() and (moved < 1e-29).all()
+    assert (moved >= torch.finfo(torch.float32).tiny).all()
+    assert (moved < 1e-29).all()
 
 
 def test_two_processes_give_the_weights_of_one_and_hear_each_others_signals(
     trees, trunk, tmp_path
 ):
-    root, port = trees("classes", classes=("a", "b", "c")), str(free_ports()[0])
+    root = trees("classes", classes=("a", "b", "c"))
+    port = str(free_ports()[0])
     out = tmp_path / "two"
     out.mkdir()
     command = [sys.executable, train_heads.__file__, str(root), str(trunk), str(out)]
     ranks = [subprocess.Popen([*command, str(rank), "2", port]) for rank in range(2)]
     one = train_heads.train(root, trunk, tmp_path, RATES, ONE)
     assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
-    zero, other = (
-        torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)
-    )
-    for i in range(7):
+    zero = torch.load(out / "0.pt", weights_only=True)
+    other = torch.load(out / "1.pt", weights_only=True)
+    for i, lr in enumerate(RATES):
         rows = slice(3 * i, 3 * i + 3)
-        assert relative(zero["heads"]["weight"][rows], one.weight[rows]) < 1e-5, (
-            f"rate {RATES[i]}"
-        )
+        error = relative(zero["heads"]["weight"][rows], one.weight[rows])
+        assert error < 1e-5, f"rate {lr}"
     assert torch.equal(zero["heads"]["weight"], other["heads"]["weight"])
     assert zero["heard"] == [None, "a signal", None, None]
     assert other["heard"] == [None, "SIGTERM"]
@@ -188,70 +177,67 @@ def test_a_head_that_gave_up_stays_as_it_was_best():
     for epoch, loss in losses.items():
         heads.weight.fill_(epoch)
         given_up.append(best.update(heads, torch.tensor(loss), epoch=epoch, patience=2))
-    assert best.epoch.tolist() == [4, 1] and best.loss.tolist() == [1.0, 1.0]
+    assert best.epoch.tolist() == [4, 1]
+    assert best.loss.tolist() == [1.0, 1.0]
     best.restore(heads)
-    assert heads.weight[:3].unique().tolist() == [4] and heads.weight[
-        3:
-    ].unique().tolist() == [1]
+    assert heads.weight[:3].unique().tolist() == [4]
+    assert heads.weight[3:].unique().tolist() == [1]
     assert not any(given_up)
-    assert best.update(heads, torch.tensor([9.0, 9.0]), epoch=7, patience=2), (
-        "both gave up"
-    )
+    worse = torch.tensor([9.0, 9.0])
+    assert best.update(heads, worse, epoch=7, patience=2), "both gave up"
 
 
 def test_batches_are_permutations_in_a_row_and_shares_cover_them():
     stream = [item for batch in global_batches(0, 10, 4, 0, 5) for item in batch]
     assert [epoch for epoch, _ in stream] == [0] * 10 + [1] * 10
     assert sorted(i for epoch, i in stream if epoch == 0) == list(range(10))
-    assert (
-        list(global_batches(0, 10, 4, 3, 5)) == list(global_batches(0, 10, 4, 0, 5))[3:]
-    )
-    machines = [Machine(ONE.device, rank, 3, 0) for rank in range(3)]
-    shares = [
-        list(rank_batches(0, 10, 4, 0, 5, machine=machine)) for machine in machines
-    ]
+    whole = list(global_batches(0, 10, 4, 0, 5))
+    assert list(global_batches(0, 10, 4, 3, 5)) == whole[3:]
+    shares = []
+    for rank in range(3):
+        machine = Machine(ONE.device, rank, 3, 0)
+        shares.append(list(rank_batches(0, 10, 4, 0, 5, machine=machine)))
     together = [item for parts in zip(*shares) for part in parts for item in part]
     assert together == stream
 
 
 def test_equal_shares_are_the_images_in_order_behind_one_another():
     ranks = [equal_shares(4, 15, 5, rank, 3) for rank in range(3)]
-    assert {len(share) for share in ranks[0][:-1] + ranks[1][:-1]} == {2}, (
-        "as gathering needs"
-    )
+    sizes = {len(share) for share in ranks[0][:-1] + ranks[1][:-1]}
+    assert sizes == {2}, "all are equally long, as gathering needs"
     batches = []
     for shares in zip(*ranks):
         batches.append([index for share in shares for _, index in share])
-    assert [batch[:5] for batch in batches[:-1]] == [
-        [4, 5, 6, 7, 8],
-        [9, 10, 11, 12, 13],
-    ]
-    assert batches[-1][:1] == [14]
+    first, second, third = batches
+    assert first[:5] == [4, 5, 6, 7, 8]
+    assert second[:5] == [9, 10, 11, 12, 13]
+    assert third[:1] == [14]
 
 
 def test_views_depend_on_epoch_and_image_only(trees):
     images = catalog.load("classes", trees("classes")).train
     view = CropFlip(train_heads.PROTOCOL.augment, 0)
-    a, b, c = (
-        np.asarray(view(images.open(0), key)) for key in ((0, 0), (0, 0), (1, 0))
-    )
-    assert (a == b).all() and (a != c).any()
+    once = np.asarray(view(images.open(0), (0, 0)))
+    again = np.asarray(view(images.open(0), (0, 0)))
+    next_epoch = np.asarray(view(images.open(0), (1, 0)))
+    assert (once == again).all()
+    assert (once != next_epoch).any()
 
 
 def protocol_file(folder, name="live", **changes):
-    text = {"kind": "sgd", "protocol": "linear-live-demo-v1", "lr": [0.1, 1.0, 10.0]}
-    text |= {
+    recipe = {
+        "kind": "sgd",
+        "protocol": "linear-live-demo-v1",
+        "lr": [0.1, 1.0, 10.0],
         "batch_size": 8,
         "reference_batch": 8,
         "length": {"default": {"iterations": 10}},
-    }
-    text |= {
         "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.5},
         "save_minutes": 0.0,
+        "geometry": {"resize": 32, "crop": 32},
     }
-    text |= {"geometry": {"resize": 32, "crop": 32}, **changes}
     file = folder / f"{name}.yaml"
-    file.write_text(json.dumps(text))  # JSON is YAML
+    file.write_text(json.dumps({**recipe, **changes}))  # JSON is YAML
     return file
 
 
@@ -264,7 +250,8 @@ def command(root, trunks, out, protocol, *more):
 def test_killed_after_any_save_ends_with_the_same_rows(
     trees, two_trunks, tmp_path, decoder
 ):
-    root, file = trees("classes"), protocol_file(tmp_path)
+    root = trees("classes")
+    file = protocol_file(tmp_path)
     assert main(command(root, two_trunks, tmp_path / "whole", file)) == 0
     expected = rows_of(tmp_path / "whole")
     assert len(expected) == 2 and expected[0].chosen["on"] == "val"
@@ -277,20 +264,28 @@ def test_killed_after_any_save_ends_with_the_same_rows(
     assert len(decoder.paths) == 20 * 8, "a continued run repeats no step"
     assert rows_of(tmp_path / "killed") == expected
     assert main(killed) == 0, "a finished run recognises its results"
-    assert len(rows_of(tmp_path / "killed")) == 2 and len(decoder.paths) == 20 * 8
+    assert len(rows_of(tmp_path / "killed")) == 2
+    assert len(decoder.paths) == 20 * 8
 
 
 def test_killed_behind_its_rows_a_protocol_keeps_its_choice(
     trees, trunk, tmp_path, monkeypatch
 ):
-    root, one = trees("classes"), {"length": {"default": {"iterations": 2}}}
+    root = trees("classes")
     files = []
     for name, rates in (("up", [1e-9, 1.0]), ("down", [1.0, 1e-9])):
-        about = {"protocol": f"linear-{name}-v1", "lr": rates, **one}
-        files.append(str(protocol_file(tmp_path, name, **about)))
+        file = protocol_file(
+            tmp_path,
+            name,
+            protocol=f"linear-{name}-v1",
+            lr=rates,
+            length={"default": {"iterations": 2}},
+        )
+        files.append(str(file))
     both = ",".join(files)
     assert main(command(root, [trunk], tmp_path / "whole", both)) == 0
-    killed, write = command(root, [trunk], tmp_path / "killed", both), keeping.write
+    killed = command(root, [trunk], tmp_path / "killed", both)
+    write = keeping.write
 
     def write_and_die(*args):
         write(*args)
@@ -317,14 +312,13 @@ def test_signal_saves_and_the_same_command_continues(trees, trunk, tmp_path):
 
 
 def test_rows_carry_what_was_chosen_and_how(trees, trunk, tmp_path, caplog):
-    root, out = trees("classes"), tmp_path / "run"
+    root = trees("classes")
+    out = tmp_path / "run"
     file = protocol_file(tmp_path, lr=[0.1, 1.0], reference_batch=256)
     assert main(command(root, [trunk], out, file)) == 0
     (row,) = rows_of(out)
-    assert (row.task, row.column) == (
-        "linear",
-        "linear/classes/top1@linear-live-demo-v1",
-    )
+    assert row.task == "linear"
+    assert row.column == "linear/classes/top1@linear-live-demo-v1"
     assert row.ci95[0] <= row.value <= row.ci95[1]
     chosen = row.chosen
     assert set(chosen["scores"]) == {"0.1", "1"} and chosen["on"] == "val"
@@ -336,9 +330,8 @@ def test_rows_carry_what_was_chosen_and_how(trees, trunk, tmp_path, caplog):
     kept = np.load(out / row.provenance["predictions"])
     assert str(kept["manifest"]) == row.provenance["manifests"]["test"]
     assert kept["prediction"].shape == (8,)
-    assert 100 * (kept["prediction"] == kept["label"]).mean() == pytest.approx(
-        row.value
-    )
+    right = kept["prediction"] == kept["label"]
+    assert 100 * right.mean() == pytest.approx(row.value)
     table = list(csv.DictReader((out / row.provenance["per_class"]).open()))
     assert [r["class"] for r in table] == ["circle", "square"]
     assert sum(int(r["right"]) for r in table) == round(row.value * 8 / 100)
@@ -347,7 +340,8 @@ def test_rows_carry_what_was_chosen_and_how(trees, trunk, tmp_path, caplog):
 
 
 def test_checkpoints_together_get_the_rows_they_get_alone(trees, two_trunks, tmp_path):
-    root, file = trees("classes"), protocol_file(tmp_path)
+    root = trees("classes")
+    file = protocol_file(tmp_path)
     assert main(command(root, two_trunks, tmp_path / "both", file)) == 0
     assert main(command(root, two_trunks[1:], tmp_path / "alone", file)) == 0
     together = rows_of(tmp_path / "both")
@@ -359,36 +353,33 @@ def test_other_test_images_under_the_same_names_stand_apart(
     tiny_root, two_trunks, tmp_path
 ):
     data = shutil.copytree(tiny_root, tmp_path / "data")
-    what = ["--datasets", "digits", "--protocol", "knn_demo", "--data", str(data)]
-    assert (
-        main(
-            ["linear", str(two_trunks[0]), *what, "--out", str(tmp_path / "runs" / "a")]
-        )
-        == 0
-    )
+
+    def measure(trunk, name):
+        words = ["linear", str(trunk), "--datasets", "digits", "--protocol", "knn_demo"]
+        words += ["--data", str(data), "--out", str(tmp_path / "runs" / name)]
+        assert main(words) == 0
+
+    measure(two_trunks[0], "a")
+    # Each test image becomes the next one.
     first, *files = sorted((data / "digits" / "test").rglob("*.png"))
     kept = first.read_bytes()
     for one, other in itertools.pairwise([first, *files]):
         one.write_bytes(other.read_bytes())
     files[-1].write_bytes(kept)
-    assert (
-        main(
-            ["linear", str(two_trunks[1]), *what, "--out", str(tmp_path / "runs" / "b")]
-        )
-        == 0
-    )
+    measure(two_trunks[1], "b")
     board = collect([tmp_path / "runs"])
     names = {column.name for column in board.columns if column.metric == "top1_k5"}
     assert not board.problems and len(names) == 2
     assert len([name for name in names if ":test~images-" in name]) == 1
-    levels = {
-        p.result.origin["verified"] for cell in board.cells.values() for p in cell.parts
-    }
+    levels = set()
+    for cell in board.cells.values():
+        levels |= {part.result.origin["verified"] for part in cell.parts}
     assert levels == {3}, "the run holds its lists"
 
 
 def test_another_run_in_the_folder_is_refused(trees, two_trunks, tmp_path, bad_input):
-    root, file = trees("classes"), protocol_file(tmp_path)
+    root = trees("classes")
+    file = protocol_file(tmp_path)
     assert main(command(root, two_trunks[:1], tmp_path / "run", file)) == 0
     other = main(command(root, two_trunks, tmp_path / "run", file))
     bad_input(other, "another run's state (differs in checkpoints")
@@ -399,13 +390,11 @@ def test_overlap_of_train_and_test_is_refused_unwritten(
 ):
     root = trees("classes")
     folder = root / "classes"
-    (folder / "test/square/x.png").write_bytes(
-        (folder / "train/square/001.png").read_bytes()
-    )
+    copied = (folder / "train/square/001.png").read_bytes()
+    (folder / "test/square/x.png").write_bytes(copied)
+    status = main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path)))
     refused = "test image square/x.png is also in training data as square/001.png"
-    bad_input(
-        main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path))), refused
-    )
+    bad_input(status, refused)
     assert not (tmp_path / "run").exists()
 
 
@@ -414,42 +403,45 @@ def test_a_dataset_of_train_only_keeps_val_out_of_its_head(
     trees, trunk, tmp_path, lr, monkeypatch
 ):
     """Birdsnap's in LORAC Table 2: val chooses the rate and trains nothing."""
-    root, steps = trees("classes"), []
+    root = trees("classes")
+    trained = []  # the number of images of each training of a run
     monkeypatch.setattr(
-        ProbeTraining, "run", lambda self: steps.append(len(self.images))
+        ProbeTraining, "run", lambda self: trained.append(len(self.images))
     )
-    for names in (["classes"], ["others"]):
-        out = tmp_path / names[0]
-        file = protocol_file(tmp_path, lr=lr, train_only=names)
-        assert main(command(root, [trunk], out, file)) == 0
-        (row,) = rows_of(out)
-        on = "val" if lr[1:] else None
-        assert ("scores" in row.chosen, row.chosen["on"]) == (len(lr) > 1, on)
-        steps.append(row.chosen["trained_on"])
-    sizes = {
-        part: len(list((root / "classes" / part).rglob("*.png")))
-        for part in ("train", "val")
-    }
-    chosen = [sizes["train"]] * (len(lr) - 1)
-    alone = [*chosen, sizes["train"], "train"]
-    assert steps == [*alone, *chosen, sizes["train"] + sizes["val"], "train+val"]
+
+    def measure(train_only):
+        trained.clear()
+        file = protocol_file(tmp_path, lr=lr, train_only=[train_only])
+        assert main(command(root, [trunk], tmp_path / train_only, file)) == 0
+        (row,) = rows_of(tmp_path / train_only)
+        chooses = len(lr) > 1
+        assert ("scores" in row.chosen) == chooses
+        assert row.chosen["on"] == ("val" if chooses else None)
+        return row.chosen["trained_on"]
+
+    train = len(list((root / "classes" / "train").rglob("*.png")))
+    val = len(list((root / "classes" / "val").rglob("*.png")))
+    to_choose = [train] if len(lr) > 1 else []
+    assert measure("classes") == "train"
+    assert trained == [*to_choose, train]
+    assert measure("others") == "train+val"
+    assert trained == [*to_choose, train + val]
 
 
 def test_train_score_is_a_row_of_the_split_that_trained(trees, trunk, tmp_path):
     """With Adam; a head that is trained long reads its own images better than a short one."""
-    root, scores = trees("classes"), []
+    root = trees("classes")
+    scores = []
     for iterations in (1, 200):
-        length, out = (
-            {"default": {"iterations": iterations}},
-            tmp_path / f"{iterations}",
+        out = tmp_path / f"{iterations}"
+        file = protocol_file(
+            tmp_path,
+            length={"default": {"iterations": iterations}},
+            lr=[0.001],
+            optimizer="adam",
+            train_score=True,
+            augment=None,
         )
-        changes = {
-            "lr": [0.001],
-            "optimizer": "adam",
-            "train_score": True,
-            "augment": None,
-        }
-        file = protocol_file(tmp_path, length=length, **changes)
         assert main(command(root, [trunk], out, file)) == 0
         test, trained = rows_of(out)
         assert (test.split, test.metric) == ("test", "top1")
@@ -463,9 +455,8 @@ def test_train_score_is_a_row_of_the_split_that_trained(trees, trunk, tmp_path):
 
 def test_selecting_on_test_needs_a_name_that_says_so(trees, trunk, tmp_path, bad_input):
     root = trees("classes")
-    status = main(
-        command(root, [trunk], tmp_path / "run", protocol_file(tmp_path, select="test"))
-    )
+    file = protocol_file(tmp_path, select="test")
+    status = main(command(root, [trunk], tmp_path / "run", file))
     bad_input(status, "select: test needs a protocol name that says so")
     file = protocol_file(tmp_path, select="test", protocol="linear-testsel-demo-v1")
     assert main(command(root, [trunk], tmp_path / "run", file)) == 0
@@ -475,25 +466,20 @@ def test_selecting_on_test_needs_a_name_that_says_so(trees, trunk, tmp_path, bad
 def test_early_stop_keeps_the_best_epoch(trees, trunk, tmp_path):
     """MIO's: a hopeless rate makes val worse at once, and the first epoch's weights stay."""
     root = trees("classes")
-    changes = {
-        "lr": [50.0],
-        "patience": 2,
-        "length": {"default": {"epochs": 40}},
-        "batch_size": 4,
-    }
-    assert (
-        main(
-            command(root, [trunk], tmp_path / "run", protocol_file(tmp_path, **changes))
-        )
-        == 0
+    file = protocol_file(
+        tmp_path,
+        lr=[50.0],
+        patience=2,
+        length={"default": {"epochs": 40}},
+        batch_size=4,
     )
+    assert main(command(root, [trunk], tmp_path / "run", file)) == 0
     (row,) = rows_of(tmp_path / "run")
     assert row.chosen["trained_on"] == "train"
     done = json.loads((tmp_path / "run" / "progress.json").read_text())
     assert done["what"].startswith("classes"), done
-    assert not list((tmp_path / "run" / "state").iterdir()), (
-        "nothing is left to continue"
-    )
+    left = list((tmp_path / "run" / "state").iterdir())
+    assert not left, "nothing is left to continue"
 
 
 def test_features_once_or_live_learn_the_same_task(trees, trunk, tmp_path):
@@ -517,41 +503,31 @@ def test_a_trunk_that_moves_is_a_failure(trunk):
 @pytest.mark.parametrize("protocol", ["logreg", "knn", "fewshot"])
 def test_probes_on_cached_features(trees, two_trunks, tmp_path, protocol):
     root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
-    text = {
-        "logreg": {
-            "kind": "logreg",
-            "protocol": "logreg-demo-v1",
-            "l2": [1e-3, 1e2, 4],
-        },
-        "knn": {"kind": "knn", "protocol": "knn-demo-v1", "k": [1, 5]},
-        "fewshot": {"kind": "fewshot", "protocol": "fewshot-demo-v1", "draws": 4},
-    }[protocol]
+    keys = {"logreg": {"l2": [1e-3, 1e2, 4]}, "knn": {"k": [1, 5]}}
+    keys["fewshot"] = {"draws": 4}
+    recipe = {"kind": protocol, "protocol": f"{protocol}-demo-v1", **keys[protocol]}
     file = tmp_path / f"{protocol}.yaml"
-    file.write_text(json.dumps({**text, "geometry": {"resize": 32, "crop": 32}}))
+    file.write_text(json.dumps({**recipe, "geometry": {"resize": 32, "crop": 32}}))
     for _ in range(2):
         assert main(command(root, two_trunks, tmp_path / "run", file)) == 0
     rows = rows_of(tmp_path / "run")
     assert {r.task for r in rows} == {protocol} and all(r.value == 100.0 for r in rows)
     metrics = ["top1_k1", "top1_k5"] * 2 if protocol == "knn" else ["top1"] * 2
     assert [r.metric for r in rows] == metrics
-    if protocol == "knn":  # with a row lost it is not done, and gets that one again
+    if protocol == "knn":
+        # With a row lost the run is not done, and it gets that one again.
         assert store.complete(tmp_path / "run")
-        file = tmp_path / "run" / "results.jsonl"
-        lines = file.read_text().splitlines(keepends=True)
-        file.write_text("".join(lines[:1] + lines[2:]))
+        results = tmp_path / "run" / "results.jsonl"
+        lines = results.read_text().splitlines(keepends=True)
+        results.write_text("".join(lines[:1] + lines[2:]))
         assert not store.complete(tmp_path / "run")
-        config = tmp_path / "knn.yaml"
-        assert main(command(root, two_trunks, tmp_path / "run", config)) == 0
-        again = rows_of(tmp_path / "run")
-        assert again == [rows[0], *rows[2:], rows[1]] and store.complete(
-            tmp_path / "run"
-        )
+        assert main(command(root, two_trunks, tmp_path / "run", file)) == 0
+        assert rows_of(tmp_path / "run") == [rows[0], *rows[2:], rows[1]]
+        assert store.complete(tmp_path / "run")
     if protocol == "fewshot":
         kept = np.load(tmp_path / "run" / rows[0].provenance["predictions"])
-        assert (
-            kept["values"].tolist() == rows[0].provenance["draws"]
-            and len(kept["values"]) == 4
-        )
+        assert kept["values"].tolist() == rows[0].provenance["draws"]
+        assert len(kept["values"]) == 4
     if protocol == "logreg":
         assert len(rows[0].chosen["scores"]) == 4 and rows[0].chosen["converged"]
 
@@ -560,19 +536,20 @@ def test_probes_on_cached_features(trees, two_trunks, tmp_path, protocol):
 def test_two_processes_share_the_features_and_one_goes_on_alone(
     trees, two_trunks, tmp_path
 ):
-    root, file = trees("classes"), tmp_path / "knn.yaml"
-    geometry = {"resize": 32, "crop": 32}
-    text = {"kind": "knn", "protocol": "knn-demo-v1", "k": [1, 5], "geometry": geometry}
-    file.write_text(json.dumps({**text, "feature_batch": 5}))
-    line = [sys.executable, "-m", "backbench"]
+    root = trees("classes")
+    file = tmp_path / "knn.yaml"
+    recipe = {
+        "kind": "knn",
+        "protocol": "knn-demo-v1",
+        "k": [1, 5],
+        "geometry": {"resize": 32, "crop": 32},
+        "feature_batch": 5,
+    }
+    file.write_text(json.dumps(recipe))
     for run in ("first", "cached", "cached"):
         two = command(root, two_trunks, tmp_path / run, file, "--devices", "2")
-        assert (
-            subprocess.run(
-                [*line, *two, "--accelerator", "cpu"], check=False
-            ).returncode
-            == 0
-        )
+        line = [sys.executable, "-m", "backbench", *two, "--accelerator", "cpu"]
+        assert subprocess.run(line, check=False).returncode == 0
     assert main(command(root, two_trunks, tmp_path / "one", file)) == 0
     expected = rows_of(tmp_path / "one")
     assert len(expected) == 4
@@ -582,12 +559,9 @@ def test_two_processes_share_the_features_and_one_goes_on_alone(
 def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, bad_input):
     root = trees("classes")
     file = tmp_path / "knn.yaml"
-    text = {
-        "kind": "knn",
-        "protocol": "x-demo-v1",
-        "geometry": {"resize": 32, "crop": 32},
-    }
-    file.write_text(json.dumps(text))
+    geometry = {"resize": 32, "crop": 32}
+    recipe = {"kind": "knn", "protocol": "x-demo-v1", "geometry": geometry}
+    file.write_text(json.dumps(recipe))
     said = "k = 200 neighbours of 18 images; write --protocol knn k=5"
     bad_input(main(command(root, [trunk], tmp_path / "run", file)), said)
     assert not (tmp_path / "run").exists()
@@ -609,10 +583,8 @@ def test_one_set_of_weights_with_two_stems_or_pixel_statistics_is_two_checkpoint
     plain.replace(pixels=Pixels(std=(0.02, 0.02, 0.02))).save(other)
     one, two = read_checkpoints([trunk, other])
     assert one.digest == plain.replace(pixels=Pixels()).digest != two.digest
-    assert plain.replace(pixels=Pixels(order="BGR")).digest not in (
-        one.digest,
-        two.digest,
-    )
+    bgr = plain.replace(pixels=Pixels(order="BGR"))
+    assert bgr.digest not in (one.digest, two.digest)
 
 
 def test_every_shipped_protocol_loads_and_has_its_own_name():
@@ -621,14 +593,12 @@ def test_every_shipped_protocol_loads_and_has_its_own_name():
         if recipe.startswith("analyze"):
             continue
         protocol = load_protocol(recipe, all_kinds())
-        assert protocol.name not in names, (
-            f"{recipe} and {names[protocol.name]} share a name"
-        )
-        if (
-            protocol.kind == "ood"
-        ):  # it is named by its head's protocol, and by the rule of a set
+        other = names.get(protocol.name)
+        assert other is None, f"{recipe} and {other} share a name"
+        # These are named by their head's protocol and by the rule of a set.
+        if protocol.kind == "ood":
             continue
-        # Behind the version: the precision, and CLLR's L phi in the trunk's place
+        # Behind the version may stand the precision, and CLLR's L phi in the trunk's place.
         assert protocol.name.removesuffix("-bf16").removesuffix("-lphi")[-3:] == "-v1"
         names[protocol.name] = recipe
     wanted = ("linear-lorac", "logreg", "knn", "fewshot", "semisup", "linear-demo")
@@ -637,22 +607,37 @@ def test_every_shipped_protocol_loads_and_has_its_own_name():
 
 
 def test_rates_fall_at_their_milestones_or_after_each_epoch():
-    p = load_protocol("imagenet_moco", {"sgd": Sgd})
-    factors = [
-        p.schedule.factor(epoch * 5005, 100 * 5005, 5005) for epoch in (59, 60, 79, 80)
-    ]
+    schedule = load_protocol("imagenet_moco", ["sgd"]).schedule
+    factors = []
+    for epoch in (59, 60, 79, 80):
+        factors.append(schedule.factor(epoch * 5005, 100 * 5005, 5005))
     assert factors == pytest.approx([1, 0.1, 0.1, 0.01])
-    by_epoch = load_protocol("mio_cifar", {"sgd": Sgd}).schedule
+    by_epoch = load_protocol("mio_cifar", ["sgd"]).schedule
     assert by_epoch.factor(3 * 1250, 125000, 1250) == pytest.approx(0.98**3)
 
 
 def test_protocol_mistakes_are_named(tmp_path):
-    with pytest.raises(
-        BadInput, match="a protocol of kind 'finetune'; this command runs"
-    ):
-        load_protocol("semisup", {"sgd": Sgd})
+    said = "a protocol of kind 'finetune'; this command runs sgd"
+    with pytest.raises(BadInput, match=said):
+        load_protocol("semisup", ["sgd"])
     with pytest.raises(BadInput, match=r"no recipe 'lorak'.*did you mean 'lorac'"):
-        load_protocol("lorak", {"sgd": Sgd})
+        load_protocol("lorak", ["sgd"])
     file = protocol_file(tmp_path, length={"default": {"iterations": 3, "epochs": 2}})
     with pytest.raises(BadInput, match="give either epochs or iterations"):
-        load_protocol(str(file), {"sgd": Sgd})
+        load_protocol(str(file), ["sgd"])
+
+
+UNKNOWN = """
+import sys
+from backbench.transfer.protocols import load_protocol
+try:
+    load_protocol('lorak', ['sgd'])
+except Exception as error:
+    print(type(error).__name__, 'torch' in sys.modules)
+"""
+
+
+def test_an_unknown_recipe_is_refused_before_torch_is_imported():
+    line = [sys.executable, "-c", UNKNOWN]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["BadInput", "False"]

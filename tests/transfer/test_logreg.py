@@ -1,4 +1,4 @@
-"""Logistic regression is scikit-learn's, in pieces and warm; few labels per class; metrics."""
+"""Logistic regression is scikit-learn's, in pieces and from a warm start; few labels; metrics."""
 
 import tracemalloc
 from collections import Counter
@@ -29,7 +29,7 @@ def problem(n=400, d=20, classes=5, seed=0):
 
 
 def objective(weight, bias, x, y, l2):
-    """Mean over samples of what both minimise, in float64."""
+    """Return the mean over samples of what ours and scikit-learn's minimise, in float64."""
     logits = x.double() @ weight.double().T + bias.double()
     loss = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
     return float((loss + 0.5 * l2 * weight.double().square().sum()) / len(y))
@@ -42,21 +42,20 @@ def test_agrees_with_scikit_learn(l2, dtype):
     ours = logreg.fit([(x, y)], classes=5, l2=l2, dtype=dtype, tolerance=1e-7)
     theirs = LogisticRegression(C=1 / l2, max_iter=5000, tol=1e-8)
     theirs.fit(x.double().numpy(), y.numpy())
-    reference = objective(
-        torch.tensor(theirs.coef_), torch.tensor(theirs.intercept_), x, y, l2
-    )
-    assert objective(ours.weight, ours.bias, x, y, l2) == pytest.approx(
-        reference, rel=1e-4
-    )
+    weight = torch.tensor(theirs.coef_)
+    bias = torch.tensor(theirs.intercept_)
+    reference = objective(weight, bias, x, y, l2)
+    found = objective(ours.weight, ours.bias, x, y, l2)
+    assert found == pytest.approx(reference, rel=1e-4)
     assert ours.loss == pytest.approx(reference, rel=1e-4)
+    # Single precision may break a tie of the two best classes.
     fresh = x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     top = np.sort(theirs.decision_function(fresh.double().numpy()), 1)
-    # Single precision may break a tie
-    clear = top[:, -1] - top[:, -2] > (1e-9 if dtype == torch.float64 else 1e-2)
+    tie = 1e-9 if dtype == torch.float64 else 1e-2
+    clear = top[:, -1] - top[:, -2] > tie
     assert clear.mean() > 0.98
-    same = ours.logits(fresh).argmax(1).numpy() == theirs.predict(
-        fresh.double().numpy()
-    )
+    predicted = ours.logits(fresh).argmax(1).numpy()
+    same = predicted == theirs.predict(fresh.double().numpy())
     assert same[clear].all()
 
 
@@ -111,23 +110,22 @@ def test_working_memory_does_not_grow_with_the_number_of_rows(tmp_path):
     peaks = []
     for n in (4096, 65536):
         path = tmp_path / f"{n}.npy"
-        file = np.lib.format.open_memmap(
-            path, mode="w+", dtype=np.float32, shape=(n, 64)
-        )
-        file[:] = np.random.Generator(np.random.PCG64(0)).normal(size=(n, 64))
-        x = torch.from_numpy(np.load(tmp_path / f"{n}.npy", mmap_mode="c"))
+        draw = np.random.Generator(np.random.PCG64(0))
+        np.save(path, draw.normal(size=(n, 64)).astype(np.float32))
+        x = torch.from_numpy(np.load(path, mmap_mode="c"))
         y = torch.arange(n) % 3
         tracemalloc.start()
         with LargestTensor() as largest:
             logreg.fit([(x, y)], classes=3, l2=1.0, max_iterations=2, chunk=2048)
         peaks.append((largest.entries, tracemalloc.get_traced_memory()[1]))
         tracemalloc.stop()
-    assert peaks[0][0] == peaks[1][0] == 2048 * 64, "rows in working memory at a time"
-    assert peaks[1][1] < 2 * peaks[0][1] + 100_000
+    (few_entries, few_bytes), (many_entries, many_bytes) = peaks
+    assert few_entries == many_entries == 2048 * 64, "a chunk is in memory at a time"
+    assert many_bytes < 2 * few_bytes + 100_000
 
 
 def transformer_like(n=900, d=48, classes=6, seed=0):
-    """As a transformer's: a large common part, scales from 1e-3 to 10, correlated dimensions."""
+    """Features as a transformer's: a large common part, scales from 1e-3 to 10, correlations."""
     draw = np.random.Generator(np.random.PCG64(seed))
     y = draw.integers(0, classes, n)
     inner = draw.normal(size=(classes, d))[y] + 2 * draw.normal(size=(n, d))
@@ -144,27 +142,27 @@ def test_ill_conditioned_features_converge(l2):
     assert ours.converged and ours.gradient <= 1e-5
     exact = LogisticRegression(C=1 / l2, solver="newton-cg", max_iter=200, tol=1e-9)
     exact.fit(x.double().numpy(), y.numpy())
-    best = objective(
-        torch.tensor(exact.coef_), torch.tensor(exact.intercept_), x, y, l2
-    )
-    assert ours.loss <= best + 2e-4
-    assert objective(ours.weight, ours.bias, x, y, l2) == pytest.approx(
-        ours.loss, abs=1e-4
-    )
+    weight = torch.tensor(exact.coef_)
+    bias = torch.tensor(exact.intercept_)
+    assert ours.loss <= objective(weight, bias, x, y, l2) + 2e-4
+    found = objective(ours.weight, ours.bias, x, y, l2)
+    assert found == pytest.approx(ours.loss, abs=1e-4)
 
 
 @pytest.mark.parametrize("size", [100, 300])
 def test_large_features_that_others_explain_are_not_alike(size):
     """Each alone differs little from what the features before it say, so its Cholesky pivot is small."""
     draw = np.random.default_rng(0)
-    x, y = draw.normal(size=(500, 60)), draw.integers(0, 5, 500)
+    x = draw.normal(size=(500, 60))
+    y = draw.integers(0, 5, 500)
     for j in (30, 45, 59):
         x[:, j] += x[:, :j] @ (size * draw.normal(size=j) / j**0.5)
+    parts = [(torch.tensor(x, dtype=torch.float32), torch.tensor(y))]
     fitted = None
     for l2 in (1e3, 1e2, 10.0, 1.0):
-        parts = [(torch.tensor(x, dtype=torch.float32), torch.tensor(y))]
         fitted = logreg.fit(parts, classes=5, l2=l2, start=fitted)
-        assert fitted.converged and fitted.iterations < 60
+        assert fitted.converged
+        assert fitted.iterations < 60
 
 
 def test_features_of_another_scale_are_the_same_problem():
@@ -178,9 +176,8 @@ def test_features_of_another_scale_are_the_same_problem():
 def test_more_dimensions_than_images_is_the_same_problem():
     x, y = problem(n=40, d=120)
     ours = logreg.fit([(x, y)], classes=5, l2=0.1)
-    theirs = LogisticRegression(C=10, max_iter=5000, tol=1e-8).fit(
-        x.double().numpy(), y.numpy()
-    )
+    theirs = LogisticRegression(C=10, max_iter=5000, tol=1e-8)
+    theirs.fit(x.double().numpy(), y.numpy())
     np.testing.assert_allclose(ours.weight.numpy(), theirs.coef_, atol=5e-3)
     warm = logreg.fit([(x, y)], classes=5, l2=0.1, start=ours)
     assert warm.converged and ours.converged
@@ -199,15 +196,13 @@ def test_a_start_next_to_the_minimum_is_brought_there(scale):
     draw = torch.Generator().manual_seed(4)
     y = torch.arange(39) % 3
     x = torch.randn(39, 64, generator=draw) * torch.rand(64, generator=draw)
-    x = (
-        x
-        + 18 * torch.rand(64, generator=draw)
-        + 0.5 * torch.randn(3, 64, generator=draw)[y]
-    )
+    x += 18 * torch.rand(64, generator=draw)
+    x += 0.5 * torch.randn(3, 64, generator=draw)[y]
     same = {"classes": 3, "l2": 10.0 * scale**2, "dtype": torch.float64}
     near = logreg.fit([(scale * x, y)], **same, tolerance=1e-6)
     ours = logreg.fit([(scale * x, y)], **same, start=near, tolerance=1e-7)
-    assert near.converged and near.gradient > 1e-7 and ours.converged
+    assert near.converged and near.gradient > 1e-7
+    assert ours.converged
 
 
 def images(classes=4, per=10):
@@ -220,11 +215,11 @@ def test_draws_are_balanced_seeded_and_different():
     drawn = probe_fewshot.draws(images(), shots=2, count=20, seed=0)
     assert drawn == probe_fewshot.draws(images(), shots=2, count=20, seed=0)
     other = probe_fewshot.draws(images(), shots=2, count=20, seed=1)
-    assert len({tuple(d) for d in drawn}) == 20 and drawn != other
+    assert len({tuple(d) for d in drawn}) == 20
+    assert drawn != other
     for draw in drawn:
-        assert Counter(images().labels[i] for i in draw) == Counter(
-            dict.fromkeys(range(4), 2)
-        )
+        by_class = Counter(images().labels[i] for i in draw)
+        assert by_class == {0: 2, 1: 2, 2: 2, 3: 2}
 
 
 @pytest.mark.parametrize("separation", [0.0, 8.0])
@@ -236,39 +231,40 @@ def test_accuracy_is_chance_without_and_full_with_separation(separation):
     features[range(200), labels] += separation
     chosen = probe_fewshot.draws(found, shots=2, count=5, seed=0)
     protocol = FewShot(kind="fewshot", protocol="test", max_iterations=200)
-    given = (FeatureRows((features,)), found.labels, features, chosen)
-    predicted, gradient = probe_fewshot.predictions(*given, classes=4, p=protocol)
-    assert predicted.shape == (5, 200) and gradient <= protocol.tolerance
+    predicted, gradient = probe_fewshot.predictions(
+        FeatureRows((features,)), found.labels, features, chosen, classes=4, p=protocol
+    )
+    assert predicted.shape == (5, 200)
+    assert gradient <= protocol.tolerance
     mean = 100 * (predicted == labels.numpy()).mean()
-    assert mean > 95 if separation else 15 < mean < 45
+    if separation:
+        assert mean > 95
+    else:
+        assert 15 < mean < 45
 
 
 def test_accuracies_and_confusion_by_hand():
-    label, prediction = (
-        np.array([0, 0, 0, 0, 1, 1, 2]),
-        np.array([0, 0, 0, 1, 1, 0, -1]),
-    )
+    label = np.array([0, 0, 0, 0, 1, 1, 2])
+    prediction = np.array([0, 0, 0, 1, 1, 0, -1])
     assert scoring.score("top1", prediction, label, 3) == pytest.approx(100 * 4 / 7)
     three = scoring.score("mean_per_class", prediction, label, 3)
     assert three == pytest.approx(100 * (3 / 4 + 1 / 2 + 0) / 3)
     assert scoring.score("mean_per_class", prediction, label, 5) == three
     right, total = scoring.per_class(prediction, label, 3)
-    assert right.tolist() == [3, 1, 0] and total.tolist() == [4, 2, 1]
-    # Undefined predictions are left out
+    assert right.tolist() == [3, 1, 0]
+    assert total.tolist() == [4, 2, 1]
+    # Predictions of no class are left out.
     matrix = scoring.confusion(prediction, label, 3)
     assert matrix.tolist() == [[3, 1, 0], [1, 1, 0], [0, 0, 0]]
-    assert drawing.confusion_picture(matrix, ("a", "b", "c"), "t").startswith(
-        b"\x89PNG"
-    )
+    picture = drawing.confusion_picture(matrix, ("a", "b", "c"), "t")
+    assert picture.startswith(b"\x89PNG")
 
 
 def test_of_equal_scores_the_first_is_chosen_and_both_ends_of_a_grid_are_edges(caplog):
     assert scoring.best_of([3.0, 7.0, 7.0, 1.0]) == 1
     task = SimpleNamespace(dataset=SimpleNamespace(name="dtd"))
+    checkpoint = SimpleNamespace(name="x")
     grid = [0.1, 1.0, 10.0]
-    edges = [
-        scoring.warn_edge(task, SimpleNamespace(name="x"), "rate", v, grid)
-        for v in grid
-    ]
+    edges = [scoring.warn_edge(task, checkpoint, "rate", v, grid) for v in grid]
     assert edges == [True, False, True]
     assert "0.1 is the smallest" in caplog.text and "10 is the largest" in caplog.text

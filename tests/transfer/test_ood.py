@@ -40,7 +40,9 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families import timm_classifier
 from backbench.weights.kept_heads import KeptHead
 
-RAW, UNIT = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # statistics that leave pixels as they are
+UNCHANGED = Pixels(
+    mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
+)  # leaves pixels as they are
 SLOW = pytest.mark.slow
 GEOMETRY = {"resize": 24, "crop": 20}
 
@@ -59,9 +61,8 @@ def info(name):
 def test_labels_of_a_and_r_are_timms_lists():
     for short in "ar":
         indices = list(map(int, info(f"imagenet_{short}_indices.txt").split()))
-        assert [class_list("imagenet")[i] for i in indices] == class_list(
-            f"imagenet_{short}"
-        )
+        names = [class_list("imagenet")[i] for i in indices]
+        assert names == class_list(f"imagenet_{short}")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_v2s_folders_are_numbers_and_no_texts(trees):
     assert len(found.test) == 10_000
     for path, label in zip(found.test.paths, found.test.labels):
         assert found.imagenet.ids[label] == (int(path.split("/")[0]),)
-    # As text the second folder is 10
+    # Sorted as texts, the second folder would be 10.
     assert found.test.labels[10:20] == (1,) * 10
     folder = trees.root / "imagenet-v2-matched/imagenetv2-matched-frequency-format-val"
     for i in range(10):
@@ -99,13 +100,13 @@ def test_v2s_folders_are_numbers_and_no_texts(trees):
 
 
 def test_real_goes_by_the_number_of_the_file(trees):
-    root, labels = trees("imagenet-real"), json.loads(info("imagenet_real_labels.json"))
+    root = trees("imagenet-real")
+    labels = json.loads(info("imagenet_real_labels.json"))
     found = catalog.load("imagenet-real", root)
     known = [n for n in (1, 2, 3, 293, 50000) if labels[n - 1]]
     numbers = [int(path[-13:-5]) for path in found.test.paths]
-    assert (
-        sorted(numbers) == known and numbers != known
-    )  # the folders are in another order
+    assert sorted(numbers) == known
+    assert numbers != known, "the folders are in another order"
     for number, answers in zip(numbers, found.imagenet.answers, strict=True):
         assert list(answers) == labels[number - 1]
     (file, *_) = (root / "imagenet/val").rglob("*_00000001.JPEG")
@@ -113,9 +114,8 @@ def test_real_goes_by_the_number_of_the_file(trees):
         other = root / "imagenet/val" / name
         other.parent.mkdir(exist_ok=True)
         other.write_bytes(file.read_bytes())
-        with pytest.raises(
-            BadInput, match=r"JPEG: no image of val, or a second copy of one"
-        ):
+        said = "JPEG: no image of val, or a second copy of one"
+        with pytest.raises(BadInput, match=said):
             catalog.load("imagenet-real", root)
         other.unlink()
 
@@ -148,7 +148,8 @@ def test_what_is_damaged_is_refused_in_one_line(
 def random_set(seed):
     """Logits with ties over 1000 classes, and a set whose classes have one, two or several ids."""
     draw = np.random.default_rng(seed)
-    n, classes = 20, int(draw.integers(6, 30))
+    n = 20
+    classes = int(draw.integers(6, 30))
     logits = draw.normal(0, 1, (n, 1000))
     if seed % 2:
         logits = np.round(2 * logits)
@@ -171,8 +172,11 @@ def test_rules_are_numpys(first, sets):
         for rule in ("all", "subset", "any", "official"):
             of = InImageNet(tuple(ids), tuple(answers) if rule == "any" else None)
             ruled = Ruled(rule, tuple(map(int, label)), of)
-            blocks = [torch.tensor(logits[b : b + 7]) for b in (0, 7, 14)]
-            ranking = torch.cat([ruled.ranking(x, 7 * i) for i, x in enumerate(blocks)])
+            blocks = []
+            for begin in (0, 7, 14):
+                some = torch.tensor(logits[begin : begin + 7])
+                blocks.append(ruled.ranking(some, begin))
+            ranking = torch.cat(blocks)
             for i, z in enumerate(logits):
                 if rule == "subset":
                     scores = [max(z[k] for k in several) for several in ids]
@@ -190,11 +194,11 @@ def test_rules_are_numpys(first, sets):
 def test_the_subset_rule_is_torchmetrics_on_the_restricted_logits():
     draw = torch.Generator().manual_seed(0)
     indices = list(map(int, info("imagenet_a_indices.txt").split()))
-    logits, label = torch.randn(300, 1000, generator=draw), torch.arange(300) % 200
+    logits = torch.randn(300, 1000, generator=draw)
+    label = torch.arange(300) % 200
     logits[torch.arange(0, 300, 2), torch.tensor(indices)[label[::2]]] += 3
-    ruled = Ruled(
-        "subset", tuple(label.tolist()), InImageNet(tuple((i,) for i in indices))
-    )
+    of = InImageNet(tuple((i,) for i in indices))
+    ruled = Ruled("subset", tuple(label.tolist()), of)
     ranking = ruled.ranking(logits, 0)
     for k in (1, 5):
         ours = (ranking[:, :k] == label[:, None]).any(1).double().mean()
@@ -205,12 +209,14 @@ def test_the_subset_rule_is_torchmetrics_on_the_restricted_logits():
 
 # --- kept heads ---
 def keep_head(trunk, run, weight=None):
-    """A head of 1000 classes as `linear` on ImageNet would keep it."""
+    """Keep a head of 1000 classes as `linear` on ImageNet would; drawn, if no weight is given."""
     checkpoint = Checkpoint.load(trunk)
     draw = torch.Generator().manual_seed(5)
     drawn = torch.randn(1000, 512, generator=draw) * 0.1
     bias = torch.randn(1000, generator=draw)
-    head = KeptHead(drawn if weight is None else weight, bias, 2.0, "hold-out, twin")
+    if weight is None:
+        weight = drawn
+    head = KeptHead(weight, bias, 2.0, "hold-out, twin")
     reads = Ood(kind="ood", protocol="ood", geometry=Geometry(**GEOMETRY))
     bound = keeping.bound_to(
         checkpoint,
@@ -238,16 +244,18 @@ def recipe(tmp_path, **changes):
 
 
 def features_of(checkpoint, images, trim=0, **how):
+    """The features of images without `trim` pixels at each side, computed apart from a run."""
     frozen = FrozenTrunk.build(checkpoint, device=torch.device("cpu"))
+    view = Geometry(**GEOMETRY).transform()
     pixels = []
-    for opened in map(images.open, range(len(images))):
+    for i in range(len(images)):
+        opened = images.open(i)
         inside = opened.crop((trim, trim, opened.width - trim, opened.height - trim))
-        pixels.append(
-            to_input(Geometry(**GEOMETRY).transform()(inside), Pixels(RAW, UNIT))
-        )
-    return forward_all(
-        [frozen], (255 * torch.stack(pixels)).round().to(torch.uint8), **how
-    )[0]
+        pixels.append(255 * to_input(view(inside), UNCHANGED))
+    (features,) = forward_all(
+        [frozen], torch.stack(pixels).round().to(torch.uint8), **how
+    )
+    return features
 
 
 @pytest.mark.parametrize("name", ["imagenet-a", "imagenet-real", "objectnet"])
@@ -275,14 +283,11 @@ def test_a_kept_head_answers(name, trees, trunk, tmp_path, capsys):
         assert main(["calibrate", str(out)]) == 0
         arrays = kept_scores.load(out / rows[0].facts["scores"])
         assert float(arrays["temperature"]) == 2  # of ImageNet's hold-out
-        columns = torch.tensor(
-            Ruled("subset", found.test.labels, found.imagenet).columns
-        )
-        z = Ruled("subset", found.test.labels, found.imagenet).scores(logits).double()
-        nll = torch.nn.functional.cross_entropy(z / 2, columns)
-        assert kept_scores.value(arrays, "nll_t")[0] == pytest.approx(
-            float(nll), rel=1e-4
-        )
+        ruled = Ruled("subset", found.test.labels, found.imagenet)
+        z = ruled.scores(logits).double()
+        columns = torch.tensor(ruled.columns)
+        nll = float(torch.nn.functional.cross_entropy(z / 2, columns))
+        assert kept_scores.value(arrays, "nll_t")[0] == pytest.approx(nll, rel=1e-4)
         assert main(["verify", str(out)]) == 0
     capsys.readouterr()
     assert main(["leaderboard", str(out), "--csv", str(tmp_path / "l.csv")]) == 0
@@ -291,16 +296,14 @@ def test_a_kept_head_answers(name, trees, trunk, tmp_path, capsys):
 
 
 def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, bad_input):
-    root, checkpoint = trees("imagenet-a"), Checkpoint.load(trunk)
+    root = trees("imagenet-a")
+    checkpoint = Checkpoint.load(trunk)
     draw = torch.Generator().manual_seed(5)
-    shapes = {
-        "weight": (1000, 512),
-        "bias": (1000,),
-        "query": (8, 512),
-        "value": (512, 512),
-    }
     head = KeptHead(
-        **{k: 0.1 * torch.randn(shape, generator=draw) for k, shape in shapes.items()}
+        weight=0.1 * torch.randn(1000, 512, generator=draw),
+        bias=0.1 * torch.randn(1000, generator=draw),
+        query=0.1 * torch.randn(8, 512, generator=draw),
+        value=0.1 * torch.randn(512, 512, generator=draw),
     )
     reads = Ood(
         kind="ood", protocol="ood", reads="tokens", geometry=Geometry(**GEOMETRY)
@@ -317,29 +320,30 @@ def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, bad_input):
     run.mkdir(parents=True)
     kept_heads.keep(run / "heads.safetensors", "attentive/imagenet/x", head, bound)
     out = tmp_path / "runs" / "ood"
-    what, how = (trunk, "imagenet-a", root, out), {"of": "attentive-v1"}
-    # 1. It reads tokens, and pooled features have as many numbers
-    bad_input(ood(*what, recipe(tmp_path, **how)), "has another space")
-    # 2. Its answers are those that its formula gives, computed apart from the run
-    assert ood(*what, recipe(tmp_path, **how, reads="tokens")) == 0
+    what = (trunk, "imagenet-a", root, out)
+    # 1. It reads tokens, and pooled features have as many numbers.
+    of_trunk = recipe(tmp_path, of="attentive-v1")
+    bad_input(ood(*what, of_trunk), "has another space")
+    # 2. Its answers are those that its formula gives, computed apart from the run.
+    assert ood(*what, recipe(tmp_path, of="attentive-v1", reads="tokens")) == 0
     found = catalog.load("imagenet-a", root)
     tokens = features_of(checkpoint, found.test, tokens=True).flatten(1, 2)
     values = tokens @ head.value.T
     weights = (tokens @ head.query.T).softmax(1)  # (n, T, Q)
-    slices = [
-        weights[:, :, j][:, None] @ values[:, :, 64 * j : 64 * j + 64] for j in range(8)
-    ]
+    slices = []
+    for j in range(8):
+        own = values[:, :, 64 * j : 64 * j + 64]
+        slices.append(weights[:, :, j][:, None] @ own)
     logits = torch.cat(slices, 2)[:, 0] @ head.weight.T + head.bias
     rows = [r for r in store.read_file(out / "results.jsonl") if r.metric == "top1"]
     assert {r.protocol for r in rows} == {"attentive-v1-subset", "attentive-v1-all"}
     for row in rows:
-        ruled = Ruled(
-            row.protocol.rpartition("-")[2], found.test.labels, found.imagenet
-        )
-        hits = ruled.ranking(logits, 0)[:, 0] == torch.tensor(found.test.labels)
+        rule = row.protocol.rpartition("-")[2]
+        best = Ruled(rule, found.test.labels, found.imagenet).ranking(logits, 0)[:, 0]
+        hits = best == torch.tensor(found.test.labels)
         assert row.provenance["right"]["top1"] == int(hits.sum())
         predicted = np.load(out / row.facts["predictions"])["prediction"]
-        assert (predicted == ruled.ranking(logits, 0)[:, 0].numpy()).mean() > 0.99
+        assert (predicted == best.numpy()).mean() > 0.99
         assert row.facts["head_sha256"] == head.digest
     assert main(["verify", str(out)]) == 0
 
@@ -347,16 +351,18 @@ def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, bad_input):
 def test_a_run_goes_on_with_its_own_heads_alone(
     trees, trunk, tmp_path, bad_input, capsys
 ):
-    root, out = trees("imagenet-a"), tmp_path / "runs" / "ood"
+    root = trees("imagenet-a")
+    out = tmp_path / "runs" / "ood"
     _, head = keep_head(trunk, tmp_path / "runs" / "linear")
     line = (trunk, "imagenet-a", root, out, recipe(tmp_path))
     assert ood(*line) == 0
     before = (out / "results.jsonl").read_text()
-    # Trained again: all that a head is bound to is the same, and its numbers are others
+    # Trained again, all that a head is bound to is the same, and its numbers are others.
     keep_head(trunk, tmp_path / "again", weight=-head.weight)
     bad_input(ood(*line, "--heads", str(tmp_path / "again")), "differs in heads")
-    assert ood(*line) == 0 and (out / "results.jsonl").read_text() == before
-    # Two rules, one head: files of scores that were exchanged give no number
+    assert ood(*line) == 0
+    assert (out / "results.jsonl").read_text() == before
+    # Two rules have one head, and files of scores that were exchanged give no number.
     of_all, subset = sorted((out / "scores").glob("*.npz"))
     kept = subset.read_bytes()
     subset.write_bytes(of_all.read_bytes())
@@ -376,11 +382,8 @@ def test_of_two_heads_that_fit_none_is_taken(trees, trunk, tmp_path, bad_input):
         keep_head(trunk, tmp_path / "runs" / str(n), torch.full((1000, 512), 0.1 * n))
     line = (trunk, "imagenet-a", root, tmp_path / "runs" / "o", recipe(tmp_path))
     bad_input(ood(*line), "2 heads fit")
-    for name, change in (
-        ("geometry", "geometry.crop=16"),
-        ("precision", "precision=bf16"),
-    ):
-        bad_input(ood(*line, change), f"has another {name}; needed")
+    bad_input(ood(*line, "geometry.crop=16"), "has another geometry; needed")
+    bad_input(ood(*line, "precision=bf16"), "has another precision; needed")
 
 
 def test_evaluate_takes_the_heads_that_lie_in_its_folder(trees, trunk, tmp_path):
@@ -421,11 +424,13 @@ def hub(tmp_path, monkeypatch):
     ],
 )
 def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
-    model, root = hub(name), trees("imagenet-real")
-    # The door keeps the head in a checkpoint of ours, as `evaluate` does
+    model = hub(name)
+    root = trees("imagenet-real")
+    # The door keeps the head in a checkpoint of ours, as `evaluate` does.
     checkpoint = importing.read(f"timm:{name}")
-    checkpoint.save(tmp_path / "own.safetensors")
-    file, out = tmp_path / "own.safetensors", tmp_path / "ood"
+    file = tmp_path / "own.safetensors"
+    checkpoint.save(file)
+    out = tmp_path / "ood"
     assert ood(file, "imagenet-real", root, out, "ood_own") == 0
     (top1, _) = store.read_file(out / "results.jsonl")
     config = resolve_data_config({}, model=model, use_test_size=True)
@@ -436,14 +441,12 @@ def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
     # timm's own pass over the same images
     images = catalog.load("imagenet-real", root).test
     transform = create_transform(**config, is_training=False)
+    pixels = [transform(images.open(i)) for i in range(len(images))]
     with torch.no_grad():
-        theirs = model(
-            torch.stack([transform(images.open(i)) for i in range(len(images))])
-        )
+        theirs = model(torch.stack(pixels))
     (rows,) = [np.load(f) for f in (tmp_path / "cache").rglob("*.npy")]
-    np.testing.assert_allclose(
-        rows, theirs.numpy(), atol=1e-6 * float(theirs.abs().max()) + 1e-6
-    )
+    near = 1e-6 * float(theirs.abs().max()) + 1e-6
+    np.testing.assert_allclose(rows, theirs.numpy(), atol=near)
     assert top1.column == "ood/imagenet-real/top1@own-any"
     assert checkpoint.pixels == Pixels(tuple(config["mean"]), tuple(config["std"]))
 
@@ -451,8 +454,10 @@ def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
 def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatch):
     """SwAV's two files, merged by the words of the list: the usual cut of ImageNet's probes."""
     torch.manual_seed(2)
-    model, root = torchvision.models.resnet18().eval(), trees("imagenet-real")
-    trunk, own = {"module.prototypes.weight": torch.ones(2)}, {}
+    model = torchvision.models.resnet18().eval()
+    root = trees("imagenet-real")
+    trunk = {"module.prototypes.weight": torch.ones(2)}
+    own = {}
     for key, tensor in model.state_dict().items():
         if key.startswith("fc."):
             own[f"module.linear.{key[3:]}"] = tensor
@@ -467,9 +472,8 @@ def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatc
     cut = v2.Compose([v2.Resize(256), v2.CenterCrop(224), v2.PILToTensor()])
     images = catalog.load("imagenet-real", root).test
     pixels = torch.stack([cut(images.open(i)) for i in range(len(images))]) / 255
-    mean, std = (
-        torch.tensor(each)[:, None, None] for each in (Pixels().mean, Pixels().std)
-    )
+    mean = torch.tensor(Pixels().mean)[:, None, None]
+    std = torch.tensor(Pixels().std)[:, None, None]
     with torch.no_grad():
         theirs = model((pixels - mean) / std)
     (rows,) = [np.load(f) for f in Path("cache").rglob("*.npy")]
@@ -491,7 +495,9 @@ def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatc
 )
 def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeypatch):
     """Eight images of each set as timm's validate.py reads them; half have the model's answer."""
-    model, root = hub("test_resnet.r160_in1k"), trees(name)
+    # 1. Eight images of the set, in folders as timm reads them
+    model = hub("test_resnet.r160_in1k")
+    root = trees(name)
     whole = catalog.load(name, root)
     paths = whole.test.paths[:: len(whole.test) // 8][:8]
     for seed, path in enumerate(paths):
@@ -499,6 +505,7 @@ def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeyp
         link = tmp_path / "folders" / Path(path).parent.name / Path(path).name
         link.parent.mkdir(parents=True)
         link.symlink_to(whole.test.root / path)
+    # 2. timm's logits of them
     config = resolve_data_config({}, model=model, use_test_size=True)
     keys = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
     about = {key: config[key] for key in keys}
@@ -516,33 +523,30 @@ def test_a_count_is_that_of_timms_validation(name, hub, trees, tmp_path, monkeyp
         logits = torch.cat([model(images) for images, _ in loader])
     by_file = dict(zip(dataset.filenames(basename=True), logits, strict=True))
     theirs = torch.stack([by_file[Path(path).name] for path in paths])
+    # 3. The same images in our run, labelled so that half of the answers are right
     answers = theirs[:, [ids[0] for ids in whole.imagenet.ids]].argmax(1)
     labels = (answers + torch.arange(8) % 2) % len(whole.imagenet.ids)
     test = dataclasses.replace(whole.test, paths=paths, labels=tuple(labels.tolist()))
-    monkeypatch.setattr(
-        catalog, "load", lambda *_, **__: dataclasses.replace(whole, test=test)
-    )
+    labelled = dataclasses.replace(whole, test=test)
+    monkeypatch.setattr(catalog, "load", lambda *_, **__: labelled)
     rule = "subset" if len(whole.imagenet.ids) == 200 else "all"
     how = ("ood_own", f"rule={rule}")
     assert ood("timm:test_resnet.r160_in1k", name, root, tmp_path / "o", *how) == 0
     (rows,) = [np.load(f) for f in (tmp_path / "cache").rglob("*.npy")]
     np.testing.assert_allclose(rows, theirs, atol=1e-6 * float(theirs.abs().max()))
     (top1, _) = store.read_file(tmp_path / "o" / "results.jsonl")
-    assert top1.provenance["right"]["top1"] == 4 and len(theirs.unique(dim=0)) == 8
-    # A head in another order of classes has another count; other pixels are refused
-    own, file = (
-        importing.read("timm:test_resnet.r160_in1k"),
-        str(tmp_path / "own.safetensors"),
-    )
-    own.replace(
-        heads={key: tensor.roll(7, 0) for key, tensor in own.heads.items()}
-    ).save(file)
+    assert top1.provenance["right"]["top1"] == 4
+    assert len(theirs.unique(dim=0)) == 8
+    # 4. A head in another order of classes has another count, and other pixels are refused.
+    own = importing.read("timm:test_resnet.r160_in1k")
+    file = tmp_path / "own.safetensors"
+    rolled = {key: tensor.roll(7, 0) for key, tensor in own.heads.items()}
+    own.replace(heads=rolled).save(file)
     assert ood(file, name, root, tmp_path / "rolled", *how) == 0
     (top1, _) = store.read_file(tmp_path / "rolled" / "results.jsonl")
     assert top1.provenance["right"]["top1"] != 4
-    with pytest.raises(
-        BadInput, match=r"has other pixels than timm's test_resnet\.r160_in1k"
-    ):
+    said = r"has other pixels than timm's test_resnet\.r160_in1k"
+    with pytest.raises(BadInput, match=said):
         timm_classifier.classifier(own.replace(pixels=Pixels((0.5,) * 3)))
 
 
@@ -561,20 +565,13 @@ def test_reproduce_holds_cached_models_to_timms_counts(
 ):
     """`reproduce timm-a` measures what lies in the Hub's cache, and its bundle holds together."""
     root = trees("imagenet-a")
-    words = [
-        "reproduce",
-        "timm-a",
-        "--data",
-        str(root),
-        "--out",
-        str(tmp_path / "runs"),
-    ]
+    out = str(tmp_path / "runs")
+    words = ["reproduce", "timm-a", "--data", str(root), "--out", out]
     bad_input(main(words), "cache on this machine holds none")
     hub("resnet18.tv_in1k")
-    bad_input(
-        main([*words, "--models", "resnet18.tv_in1"]), "did you mean 'resnet18.tv_in1k'"
-    )
-    assert main([*words]) == 0
+    status = main([*words, "--models", "resnet18.tv_in1"])
+    bad_input(status, "did you mean 'resnet18.tv_in1k'")
+    assert main(words) == 0
     table = (tmp_path / "runs/reproduce/timm-a.md").read_text()
     assert "1 printed numbers: 1 unlike." in table
     assert "ood/imagenet-a/top1@own-subset, 224 pixels | 1.12 |" in table

@@ -17,8 +17,15 @@ from backbench.records import store
 from backbench.runs import price
 
 TINY = {"resize": 32, "crop": 32}
-SGD = {"kind": "sgd", "protocol": "sgd-test-v1", "lr": [0.1, 1.0], "augment": None}
-SGD |= {"batch_size": 16, "length": {"default": {"iterations": 30}}, "geometry": TINY}
+SGD = {
+    "kind": "sgd",
+    "protocol": "sgd-test-v1",
+    "lr": [0.1, 1.0],
+    "augment": None,
+    "batch_size": 16,
+    "length": {"default": {"iterations": 30}},
+    "geometry": TINY,
+}
 KNN = {
     "kind": "knn",
     "protocol": "knn-test-v1",
@@ -31,9 +38,10 @@ TUNED = {
     "protocol": "tuned-test-v1",
     "head_lr": [0.03, 0.1],
     "batch_size": 4,
+    "augment": {"size": 32},
+    "geometry": TINY,
+    "parts": {"100": {"length": {"iterations": 3}}},
 }
-TUNED |= {"augment": {"size": 32}, "geometry": TINY}
-TUNED["parts"] = {"100": {"length": {"iterations": 3}}}
 
 
 @pytest.fixture
@@ -49,17 +57,18 @@ def says(tiny_root, trunk, tmp_path, caplog):
     """The lines that a command logs, on the tiny data."""
     files = {"TRUNK": trunk}
     for recipe in (SGD, KNN, TUNED):
-        files[recipe["protocol"]] = tmp_path / f"{recipe['protocol']}.yaml"
-        files[recipe["protocol"]].write_text(json.dumps(recipe))
+        file = tmp_path / f"{recipe['protocol']}.yaml"
+        file.write_text(json.dumps(recipe))
+        files[recipe["protocol"]] = file
 
     def run(*words):
-        words = [files.get(word, word) for word in words]
+        words = [str(files.get(word, word)) for word in words]
         where = ["--data", str(tiny_root), "--out", str(tmp_path / words[0])]
-        head, tail = list(map(str, words)), []
-        if "SOLVER.MAX_ITER" in head:
-            at = head.index("SOLVER.MAX_ITER")
-            head, tail = head[:at], head[at:]
-        assert program.main([*head, *where, *tail]) == 0
+        # A detector's changes to its config come last.
+        at = len(words)
+        if "SOLVER.MAX_ITER" in words:
+            at = words.index("SOLVER.MAX_ITER")
+        assert program.main([*words[:at], *where, *words[at:]]) == 0
         return [record.getMessage() for record in caplog.records]
 
     return run
@@ -67,19 +76,17 @@ def says(tiny_root, trunk, tmp_path, caplog):
 
 def test_a_probe_says_its_plan_and_its_price(says, timed_at_once):
     said = says("linear", "TRUNK", "--datasets", "digits", "--protocol", "sgd-test-v1")
-    plan = next(
-        i for i, line in enumerate(said) if line.startswith("linear on digits: ")
-    )
+    (plan,) = [line for line in said if line.startswith("linear on digits: ")]
     about = r"linear on digits: sgd-test-v1 \(best of 2 learning rates by val, 16 images a step\)"
     steps = r" 1 checkpoint; 60 steps, [\d,]+ images"
-    assert re.fullmatch(f"{about};{steps}", said[plan])
-    # Both trainings are one price: 60 steps less those that were timed
-    priced = [line for line in said[plan + 1 :] if "more steps" in line]
-    (line,) = priced
-    left = re.match(
-        r"about \d+ minutes? here for (\d+) more steps, at [\d.e+]+ a second; ", line
-    )
-    assert left and 50 < int(left[1]) < 60 and "`--protocol fewshot`" in line
+    assert re.fullmatch(f"{about};{steps}", plan)
+    # Both trainings are one price: 60 steps less those that were timed.
+    (priced,) = [line for line in said if "more steps" in line]
+    assert said.index(priced) > said.index(plan)
+    pattern = r"about \d+ minutes? here for (\d+) more steps, at [\d.e+]+ a second; "
+    left = re.match(pattern, priced)
+    assert left and 50 < int(left[1]) < 60
+    assert "`--protocol fewshot`" in priced
 
 
 def test_what_is_there_already_costs_nothing(says, timed_at_once, caplog):
@@ -149,7 +156,8 @@ def test_the_protocols_are_listed(capsys, verb, default, listed, others):
     assert program.main([verb, "--protocol", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
-    assert listed <= names.keys() and others not in names
+    assert listed <= names.keys()
+    assert others not in names
     assert all(names.values())
     with pytest.raises(SystemExit):
         program.main([verb, "--help"])
@@ -159,40 +167,31 @@ def test_the_protocols_are_listed(capsys, verb, default, listed, others):
 def test_a_recipe_says_its_probe_and_of_others_the_method_tells():
     jcl = {"method": {"name": "jcl"}, "data": {"dataset": "imagenet100"}}
     assert own_probe.of_recipe(jcl, "imagenet100") == "imagenet100_jcl"
-    assert (
-        own_probe.of_recipe({**jcl, "probe": {"imagenet100": "mine"}}, "imagenet100")
-        == "mine"
-    )
+    with_probe = {**jcl, "probe": {"imagenet100": "mine"}}
+    assert own_probe.of_recipe(with_probe, "imagenet100") == "mine"
     assert own_probe.of_checkpoint("x", "moco", {}, "imagenet") == "imagenet_moco"
     assert own_probe.of_checkpoint("x", "lorac", {}, "imagenet") == "imagenet_lorac"
     assert own_probe.of_checkpoint("x", "unknown", {}, "imagenet") == "imagenet_grid"
-    assert (
-        own_probe.of_checkpoint("x", "moco", {"recipe": jcl}, "imagenet100")
-        == "imagenet100_jcl"
-    )
-    with pytest.raises(
-        BadInput, match="x: neither its recipe nor its method 'moco' has a probe"
-    ):
+    found = own_probe.of_checkpoint("x", "moco", {"recipe": jcl}, "imagenet100")
+    assert found == "imagenet100_jcl"
+    said = "x: neither its recipe nor its method 'moco' has a probe"
+    with pytest.raises(BadInput, match=said):
         own_probe.of_checkpoint("x", "moco", {}, "cars")
 
 
 def own(trunk, path, protocol, name):
-    """The trunk's file as one whose recipe probes `classes` by `protocol`."""
+    """Save the trunk as one whose recipe probes `classes` by `protocol`. The `second` has other
+    weights, and says itself what it was trained on."""
     known = Checkpoint.load(trunk)
     recipe = {"probe": {"classes": protocol}, "data": {"dataset": "imagenet"}}
-    about = {"trained_on": ["stl10:test"]} if name == "second" else {}
-    state = (
-        {
-            key: value + 0.01 if value.is_floating_point() else value
-            for key, value in known.state_dict.items()
-        }
-        if name == "second"
-        else known.state_dict
-    )
-    changed = known.replace(
-        state_dict=state, provenance={"name": name, "recipe": recipe, **about}
-    )
-    changed.save(path)
+    about = {"name": name, "recipe": recipe}
+    state = dict(known.state_dict)
+    if name == "second":
+        about["trained_on"] = ["stl10:test"]
+        for key, value in state.items():
+            if value.is_floating_point():
+                state[key] = value + 0.01
+    known.replace(state_dict=state, provenance=about).save(path)
     return path
 
 
@@ -221,14 +220,14 @@ def test_one_command_measures_each_by_its_own(
     for row in rows:
         recipe = {"data.dataset": "imagenet", "probe.classes": probes[row.name]}
         assert row.provenance["pretraining"] == recipe
-        # What a file says of its images goes before its recipe
+        # What a file says of its images counts more than its recipe.
         seen = ["imagenet"] if row.name == "first" else ["stl10:test"]
         assert row.provenance["trained_on"] == seen
-    assert program.main(command) == 0 and len(store.read(out)[0]) == len(rows), (
-        "the same run continued"
-    )
+    assert program.main(command) == 0
+    assert len(store.read(out)[0]) == len(rows), "the same run continued"
     slow.write_text(slow.read_text().replace("0.1", "0.2"))
-    assert program.main(command) == 2 and "recipe" in capsys.readouterr().err
+    assert program.main(command) == 2
+    assert "recipe" in capsys.readouterr().err
 
 
 def test_a_recipes_probe_decides_no_training():

@@ -1,4 +1,4 @@
-"""Neighbours: votes and segmentation against loops and scikit-learn, and the whole command."""
+"""Neighbours: votes and segmentation agree with loops and scikit-learn; the whole command."""
 
 import dataclasses
 import math
@@ -35,10 +35,14 @@ WAYS = [(k, by) for k in (1, 3, 10) for by in ("cosine", "l2")]
 
 
 def seen(tmp_path, grid, train, classes=3):
+    """Neighbours on maps of a grid, standardised by the features of `train`."""
     p = dataclasses.replace(DEMO, k=(1, 3, 10), feature_batch=3)
-    splits = SimpleNamespace(train=SimpleNamespace(classes=tuple(range(classes))))
-    about = {"dataset": SimpleNamespace(name="x"), "splits": splits}
-    task = SimpleNamespace(protocol=p, run=tmp_path, **about)
+    task = SimpleNamespace(
+        protocol=p,
+        run=tmp_path,
+        dataset=SimpleNamespace(name="x"),
+        splits=SimpleNamespace(train=SimpleNamespace(classes=tuple(range(classes)))),
+    )
     return Neighbours(task, grid, train, ONE, None)
 
 
@@ -62,12 +66,10 @@ def by_hand(bank, labels, queries, k, by):
         near = [usable[i] for i in np.argsort(distances)[:k]]
         for pixel in range(labels.shape[1]):
             said = Counter(own[pixel] for _, own, _ in near if own[pixel] != IGNORED)
-            best = (
-                min(said, key=lambda label: (-said[label], label))
-                if said
-                else near[0][2]
-            )
-            out[row, pixel] = best
+            if said:
+                out[row, pixel] = min(said, key=lambda label: (-said[label], label))
+            else:
+                _, _, out[row, pixel] = near[0]
     return out
 
 
@@ -87,31 +89,30 @@ def cut(maps, height, width):
 def test_every_pixel_is_as_a_loop_has_it(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(probe_seg_knn, "PIECE", 60)
     draw = np.random.default_rng(seed)
-    height, width, dim = grid = (2, 4, 5)
-    features = [
-        torch.tensor(draw.normal(2, 3, (n, 40)), dtype=torch.float32) for n in (7, 3, 4)
-    ]
+    height, width, dim = (2, 4, 5)
+    # 1. Features and label maps of 7 images of train, 3 of val and 4 of test
+    features = []
+    for n in (7, 3, 4):
+        values = draw.normal(2, 3, (n, height * width * dim))
+        features.append(torch.tensor(values, dtype=torch.float32))
     features[0][:, ::5] = 7.0  # a number that never changes
     maps = [draw.integers(0, 3, (n, 8, 8), dtype=np.uint8) for n in (7, 3, 4)]
     for each in maps:
         each[draw.random(each.shape) < 0.4] = IGNORED
         each[:, :4, :2] = IGNORED
-    one = seen(tmp_path, grid, features[0])
+    one = seen(tmp_path, (height, width, dim), features[0])
+    # 2. The same by hand, with neighbours in train, then in train and val
     scaler = StandardScaler().fit(features[0].reshape(-1, dim).double().numpy())
     train, val, test = (
         scaler.transform(f.reshape(-1, dim).double().numpy()) for f in features
     )
-    all_maps = np.concatenate(maps[:2])
-    for parts, bank, labels in (
-        (1, train, maps[0]),
-        (2, np.concatenate((train, val)), all_maps),
-    ):
+    both = np.concatenate((train, val))
+    both_maps = np.concatenate((maps[0], maps[1]))
+    truth = cut(maps[2], height, width).reshape(4, -1)
+    for parts, bank, labels in ((1, train, maps[0]), (2, both, both_maps)):
         one.learn(features[:parts], torch.tensor(labels))
         counted, shown = one.count(features[2], torch.tensor(maps[2]), WAYS)
-        patches, truth = (
-            cut(labels, height, width),
-            cut(maps[2], height, width).reshape(4, -1),
-        )
+        patches = cut(labels, height, width)
         for counts, (k, by) in zip(counted, WAYS):
             expected = by_hand(bank, patches, test, k, by).reshape(4, -1)
             assert set(expected.ravel()) <= {0, 1, 2}
@@ -120,40 +121,29 @@ def test_every_pixel_is_as_a_loop_has_it(tmp_path, monkeypatch, seed):
                 np.testing.assert_array_equal(counts[image], again)
         first = by_hand(bank, patches, test, *WAYS[0]).reshape(4, -1)
         for image, best in shown.items():
-            np.testing.assert_array_equal(
-                cut(best[None], height, width).ravel(), first[image]
-            )
+            found = cut(best[None], height, width).ravel()
+            np.testing.assert_array_equal(found, first[image])
         assert len(shown) == 4
 
 
 def test_both_distances_are_sklearns():
     draw = torch.Generator().manual_seed(0)
-    bank, queries = (
-        torch.randn(200, 6, generator=draw) * 3,
-        torch.randn(40, 6, generator=draw),
-    )
+    bank = torch.randn(200, 6, generator=draw) * 3
+    queries = torch.randn(40, 6, generator=draw)
     for by, metric in (("cosine", "cosine"), ("l2", "euclidean")):
         _, index = nearest(queries, bank.split(33), most=9, rows=7, distance=by)
-        search = NearestNeighbors(n_neighbors=9, metric=metric).fit(
-            bank.double().numpy()
-        )
+        search = NearestNeighbors(n_neighbors=9, metric=metric)
+        search.fit(bank.double().numpy())
         expected = search.kneighbors(queries.double().numpy(), return_distance=False)
         np.testing.assert_array_equal(index.numpy(), expected)
 
 
 def command(made, out, *more, datasets="scenes"):
     root, trunks = made
-    words = [
-        "--datasets",
-        datasets,
-        "--protocol",
-        "seg_knn_demo",
-        *more,
-        "--data",
-        str(root),
-    ]
-    where = ["--out", str(out), "--workers", "0", "--accelerator", "cpu"]
-    return main(["linear", *map(str, trunks), *words, *where])
+    words = ["linear", *map(str, trunks), "--datasets", datasets]
+    words += ["--protocol", "seg_knn_demo", *more]
+    words += ["--data", str(root), "--out", str(out)]
+    return main([*words, "--workers", "0", "--accelerator", "cpu"])
 
 
 def test_the_command_is_sklearns_search_over_tokens(made, whole):
@@ -164,40 +154,44 @@ def test_the_command_is_sklearns_search_over_tokens(made, whole):
     for trunk, row in zip(trunks, rows):
         frozen = FrozenTrunk.build(Checkpoint.load(trunk), device=torch.device("cpu"))
         frozen.module.dilate(16)
-        tokens, labels = [], []
+        # 1. Tokens and label maps of train, val and test
+        tokens = []
+        labels = []
         for _, images in splits.items():
             pictures = Pictures(images, centred(DEMO.geometry))
             pixels = torch.stack([pictures[0, i][0] for i in range(len(images))])
             (maps,) = forward_all([frozen], pixels, tokens=True)
             assert maps.shape[1:3] == (8, 8)
             tokens.append(maps.flatten(0, 2).numpy())
-            own = [
-                images.label_map(i) for i in range(len(images))
-            ]  # 128 pixels, as they are read
+            # The maps are of 128 pixels, as they are read.
+            own = [images.label_map(i) for i in range(len(images))]
             labels.append(cut(np.stack(own), 8, 8))
+        # 2. The answers by the row's own choice, and their counts
         scaler = StandardScaler().fit(tokens[0].astype(np.float64))
         train, val, test = (
             scaler.transform(each.astype(np.float64)) for each in tokens
         )
-        bank, known = np.concatenate((train, val)), np.concatenate(labels[:2])
+        bank = np.concatenate((train, val))
+        known = np.concatenate(labels[:2])
         k, by = row.chosen["k"], row.chosen["distance"]
         best = by_hand(bank, known, test, k, by).reshape(len(splits.test), -1)
         kept = np.load(whole / row.facts["predictions"])
         for n, truth in enumerate(labels[2].reshape(len(splits.test), -1)):
             again = dense_counts.count(best[n], truth, 11)
             for name, counts in zip(dense_counts.NAMES, again):
-                assert (
-                    abs(kept[name][n].astype(int) - counts).sum() <= 8
-                )  # of 16,384 pixels
+                differ = abs(kept[name][n].astype(int) - counts).sum()
+                assert differ <= 8, "of 16,384 pixels"
         scores = row.chosen["scores"]
         names = [f"{k} {by}" for k in (1, 3, 10, 30) for by in ("cosine", "l2")]
-        assert set(scores) == set(names) and f"{k} {by}" == max(names, key=scores.get)
+        assert set(scores) == set(names)
+        assert f"{k} {by}" == max(names, key=scores.get)
 
 
 def test_the_number_of_neighbours_is_chosen_on_the_held_out_part(
     made, tmp_path, monkeypatch
 ):
-    looked, real = [], Neighbours.count
+    looked = []
+    real = Neighbours.count
 
     def count(self, features, maps, ways):
         looked.append((sum(map(len, self.features)), len(maps), len(ways)))
@@ -205,12 +199,10 @@ def test_the_number_of_neighbours_is_chosen_on_the_held_out_part(
 
     monkeypatch.setattr(Neighbours, "count", count)
     assert command(made, tmp_path / "run", "k=1,3") == 0
-    sizes = {
-        name: len(i) for name, i in catalog.load("scenes", made[0], dense=True).items()
-    }
-    train, val, test = sizes["train"], sizes["val"], sizes["test"]
+    splits = catalog.load("scenes", made[0], dense=True)
+    train, val, test = len(splits.train), len(splits.val), len(splits.test)
     assert looked == [(train, val, 4), (train + val, test, 1)] * 2
-    # One way has nothing to choose
+    # One way has nothing to choose.
     looked.clear()
     assert command(made, tmp_path / "one", "k=3", "distances=l2") == 0
     assert looked == [(train + val, test, 1)] * 2
@@ -224,21 +216,19 @@ def test_the_number_of_neighbours_is_chosen_on_the_held_out_part(
 
 
 def test_its_rows_are_verified_and_a_forged_choice_is_not(whole, dense_rows, tmp_path):
-    rows = dense_rows
-    assert {r.task for r in rows} == {"seg_knn"}
-    other = {"cosine": "l2", "l2": "cosine"}[rows[0].chosen["distance"]]
-    scores = {**rows[0].chosen["scores"], f"{rows[0].chosen['k']} {other}": 0.0}
-    forged = {**rows[0].chosen, "scores": scores, "distance": other}
-    (verdict,) = verification.of_run(
-        [dataclasses.replace(rows[0], chosen=forged)], whole
-    )
+    assert {r.task for r in dense_rows} == {"seg_knn"}
+    row = dense_rows[0]
+    other = "l2" if row.chosen["distance"] == "cosine" else "cosine"
+    scores = {**row.chosen["scores"], f"{row.chosen['k']} {other}": 0.0}
+    chosen = {**row.chosen, "scores": scores, "distance": other}
+    forged = dataclasses.replace(row, chosen=chosen)
+    (verdict,) = verification.of_run([forged], whole)
     assert "not the best of its scores" in verdict.why
     page = tmp_path / "page.html"
     assert main(["leaderboard", str(whole), "--html", str(page)]) == 0
     assert "Segmentation by neighbours" in page.read_text()
-    assert not list(
-        (whole / "state").rglob("*.npy")
-    )  # tokens go when the rows are there
+    tokens = list((whole / "state").rglob("*.npy"))
+    assert not tokens, "they go when the rows are there"
 
 
 # In the features, and in the label maps
@@ -246,7 +236,8 @@ def test_its_rows_are_verified_and_a_forged_choice_is_not(whole, dense_rows, tmp
     "at",
     [
         5,
-        *(pytest.param(at, marks=pytest.mark.slow) for at in (14, 20)),
+        pytest.param(14, marks=pytest.mark.slow),
+        pytest.param(20, marks=pytest.mark.slow),
         30,
     ],
 )
@@ -256,10 +247,10 @@ def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decod
     with pytest.raises(Killed):
         command(made, out)
     assert command(made, out) == 0
-    one, other = (list(store.read(run)[0]) for run in (whole, out))
-    said = [
-        [(r.metric, r.value, r.ci95, r.chosen) for r in rows] for rows in (one, other)
-    ]
+    said = []
+    for run in (whole, out):
+        rows = store.read(run)[0]
+        said.append([(r.metric, r.value, r.ci95, r.chosen) for r in rows])
     assert said[0] == said[1]
 
 
@@ -287,10 +278,8 @@ def test_what_does_not_fit_is_refused_in_one_line(
 def test_wrong_layouts_are_one_line(made, tmp_path, monkeypatch, bad_input):
     root = Trees(tmp_path, monkeypatch)("classes")
     trunks = made[1]
-    bad_input(
-        command((root, trunks), tmp_path / "run", datasets="classes"),
-        "images of classes",
-    )
+    status = command((root, trunks), tmp_path / "run", datasets="classes")
+    bad_input(status, "images of classes")
     embedded.build(tmp_path / "broken", "tiny")
     (file, *_) = sorted((tmp_path / "broken/scenes/maps/train2017").glob("*.png"))
     Image.open(file).crop((0, 0, 60, 128)).save(file)
@@ -299,6 +288,7 @@ def test_wrong_layouts_are_one_line(made, tmp_path, monkeypatch, bad_input):
 
 
 def votes_by_hand(queries, bank, labels, *, classes, k, temperature):
+    """Each class's weighted votes of the k nearest by cosine, one by one."""
     out = torch.zeros(len(queries), classes, dtype=torch.float64)
     for i, q in enumerate(queries.double()):
         scores = [float(q @ b / (q.norm() * b.norm())) for b in bank.double()]
@@ -309,21 +299,21 @@ def votes_by_hand(queries, bank, labels, *, classes, k, temperature):
 
 
 @pytest.mark.parametrize("columns", [7, 65536])
-def test_votes(columns):
+def test_votes_are_those_of_a_loop(columns):
     torch.manual_seed(0)
-    bank, labels, queries = (
-        torch.randn(50, 8),
-        torch.randint(0, 4, (50,)),
-        torch.randn(9, 8),
+    bank = torch.randn(50, 8)
+    labels = torch.randint(0, 4, (50,))
+    queries = torch.randn(9, 8)
+    found = knn_scores(
+        queries,
+        (bank[:30], bank[30:]),
+        labels,
+        classes=4,
+        k=(1, 5, 20),
+        temperature=0.07,
+        rows=4,
+        columns=columns,
     )
-    how = {
-        "classes": 4,
-        "k": (1, 5, 20),
-        "temperature": 0.07,
-        "rows": 4,
-        "columns": columns,
-    }
-    found = knn_scores(queries, (bank[:30], bank[30:]), labels, **how)
     for k in (1, 5, 20):
         expected = votes_by_hand(
             queries, bank, labels, classes=4, k=k, temperature=0.07
@@ -333,7 +323,8 @@ def test_votes(columns):
 
 def test_scale_of_the_features_does_not_matter_and_k_is_limited():
     torch.manual_seed(0)
-    bank, labels = torch.randn(20, 8), torch.arange(20) % 3
+    bank = torch.randn(20, 8)
+    labels = torch.arange(20) % 3
     a = knn_scores(bank * 100, bank, labels, classes=3, k=(5,))[5]
     b = knn_scores(bank, bank * 1e-3, labels, classes=3, k=(5,))[5]
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-9)
@@ -344,14 +335,14 @@ def test_scale_of_the_features_does_not_matter_and_k_is_limited():
 def test_votes_are_added_exactly():
     """To the last digit of float32, so that the order, which on a GPU is any, cannot matter."""
     torch.manual_seed(0)
-    # Along the axes, so that a similarity is one of the query's entries
-    bank, labels = torch.eye(8).repeat(50, 1), torch.arange(400) % 3
+    # The bank lies along the axes, so that a similarity is one of the query's entries.
+    bank = torch.eye(8).repeat(50, 1)
+    labels = torch.arange(400) % 3
     queries = torch.nn.functional.normalize(torch.randn(50, 8))
     found = knn_scores(queries, bank, labels, classes=3, k=(400,))[400]
     near = torch.nn.functional.normalize(queries) @ bank.T
     votes = ((near - 1).double() / 0.07).exp()
     for label in range(3):
         exact = [math.fsum(row) for row in votes[:, labels == label].tolist()]
-        assert torch.equal(
-            found[:, label], torch.tensor(exact, dtype=torch.float64).float()
-        )
+        expected = torch.tensor(exact, dtype=torch.float64).float()
+        assert torch.equal(found[:, label], expected)

@@ -33,12 +33,14 @@ RECIPES = {
         "lr": [0.1, 1.0],
         "length": {"default": {"iterations": 8}},
         "augment": None,
+        "batch_size": 8,
     },
     "logreg": {"l2": [0.01, 1.0, 2]},
     "attentive": {
         "lr": [0.001, 0.01],
         "length": {"default": {"iterations": 8}},
         "augment": {"size": 32},
+        "batch_size": 8,
     },
 }
 KINDS = {"sgd": Sgd, "logreg": LogReg, "attentive": Attentive}
@@ -47,37 +49,17 @@ KINDS = {"sgd": Sgd, "logreg": LogReg, "attentive": Attentive}
 def measure(kind, root, trunk, out, **changes):
     """The exit status of a probe by the recipe of a kind, with what the test changes."""
     file = out.parent / f"{out.name}.yaml"
-    recipe = {
-        "kind": kind,
-        "protocol": f"{kind}-mine-v1",
-        "geometry": GEOMETRY,
-        "batch_size": 8,
-    }
-    if kind == "logreg":
-        del recipe["batch_size"]
+    recipe = {"kind": kind, "protocol": f"{kind}-mine-v1", "geometry": GEOMETRY}
     file.write_text(json.dumps({**recipe, **RECIPES[kind], **changes}))
-    words = [
-        "linear",
-        str(trunk),
-        "--datasets",
-        "classes",
-        "--data",
-        str(root),
-        "--out",
-        str(out),
-    ]
-    return main(
-        [*words, "--protocol", str(file), "--accelerator", "cpu", "--workers", "0"]
-    )
+    words = ["linear", str(trunk), "--datasets", "classes", "--protocol", str(file)]
+    words += ["--data", str(root), "--out", str(out)]
+    return main([*words, "--accelerator", "cpu", "--workers", "0"])
 
 
 @pytest.fixture(params=RECIPES)
 def run(request, trees, trunk, tmp_path):
-    root = trees(
-        "classes",
-        classes=("a", "b", "c"),
-        sizes=(("train", 8), ("val", 5), ("test", 6)),
-    )
+    sizes = (("train", 8), ("val", 5), ("test", 6))
+    root = trees("classes", classes=("a", "b", "c"), sizes=sizes)
     assert measure(request.param, root, trunk, tmp_path / request.param) == 0
     return tmp_path / request.param
 
@@ -98,26 +80,24 @@ def test_the_kept_head_and_scores_are_those_of_the_run(run, trunk, tmp_path):
     assert (logits.argmax(1).numpy() == arrays["classes"][:, 0]).all()
     predicted = np.load(run / row.facts["predictions"])["prediction"]
     assert (predicted == arrays["classes"][:, 0]).all()
-    expected = torch.nn.functional.cross_entropy(
-        logits, torch.tensor(splits.test.labels)
-    )
-    assert kept_scores.value(arrays, "nll")[0] == pytest.approx(
-        float(expected), rel=1e-4
-    )
+    labels = torch.tensor(splits.test.labels)
+    nll = float(torch.nn.functional.cross_entropy(logits, labels))
+    assert kept_scores.value(arrays, "nll")[0] == pytest.approx(nll, rel=1e-4)
     assert row.facts["head_sha256"] == str(arrays["head"]) == head.digest
-    if tokens:  # the logits of a hold-out of ImageNet, of ten heads, are too many for a temperature
-        assert head.temperature is None and not list((run / "scores").glob("*-val.npz"))
+    # 2. Heads on tokens have no temperature: the logits of ImageNet's hold-out, of ten heads, would
+    #    be too many.
+    if tokens:
+        assert head.temperature is None
+        assert not list((run / "scores").glob("*-val.npz"))
         return
-    # 2. A head that saw the hold-out has the temperature of its twin that did not
-    assert (
-        row.provenance["temperature_from"] == head.temperature_from == "hold-out, twin"
-    )
+    # 3. A head that saw the hold-out has the temperature of its twin that did not.
+    assert head.temperature_from == "hold-out, twin"
+    assert row.provenance["temperature_from"] == "hold-out, twin"
     (of_val,) = (run / "scores").glob("*-val.npz")
     held = kept_scores.load(of_val)
     assert str(held["manifest"]) == row.facts["manifests"]["val"]
-    assert (
-        float(held["temperature"]) == float(arrays["temperature"]) == head.temperature
-    )
+    assert float(held["temperature"]) == head.temperature
+    assert float(arrays["temperature"]) == head.temperature
     right = held["classes"][:, 0] == held["label"]
     assert 100 * right.mean() == pytest.approx(max(row.chosen["scores"].values()))
     assert str(held["head"]) != head.digest
@@ -127,36 +107,35 @@ def bound(checkpoint, run, classes=("a", "b", "c"), **changes):
     """All that the head of a run is bound to."""
     recipe = json.loads((run / "run.json").read_text())["identity"]["recipe"]
     built = config.build(KINDS[run.name], recipe, where="test")
-    print_ = keeping.print_of("linear" if run.name == "sgd" else run.name, built, "val")
-    return {
-        **keeping.bound_to(
-            checkpoint,
-            print_,
-            reads=built,
-            geometry=built.geometry,
-            classes=classes,
-            seed=0,
-        ),
-        **changes,
-    }
+    task = "linear" if run.name == "sgd" else run.name
+    protocol = keeping.print_of(task, built, "val")
+    right = keeping.bound_to(
+        checkpoint,
+        protocol,
+        reads=built,
+        geometry=built.geometry,
+        classes=classes,
+        seed=0,
+    )
+    return {**right, **changes}
 
 
 def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
     checkpoint = Checkpoint.load(trunk)
     right = bound(checkpoint, run)
     kept_heads.load(run, right, 512, 3)
+    # 1. Another thing that a head is bound to
     geometry = right["geometry"]
     others = {"resize": 33, "crop": 31, "interpolation": "bicubic", "square": True}
-    moved = {
-        k: v + 1e-7 * v.is_floating_point() for k, v in checkpoint.state_dict.items()
-    }
-    other = checkpoint.replace(state_dict=moved)
-    bgr = checkpoint.replace(
-        pixels=dataclasses.replace(checkpoint.pixels, mean=(0.5, 0.5, 0.5))
-    )
+    moved = {}
+    for name, tensor in checkpoint.state_dict.items():
+        moved[name] = tensor + 1e-7 if tensor.is_floating_point() else tensor
+    other_weights = checkpoint.replace(state_dict=moved)
+    grey = dataclasses.replace(checkpoint.pixels, mean=(0.5, 0.5, 0.5))
+    other_pixels = checkpoint.replace(pixels=grey)
     wrong = [
-        {"checkpoint": other.digest},
-        {"checkpoint": bgr.digest},
+        {"checkpoint": other_weights.digest},
+        {"checkpoint": other_pixels.digest},
         {"trunk": "resnet18 c4"},
         {"trunk": "resnet34"},
         *({"geometry": {**geometry, key: value}} for key, value in others.items()),
@@ -182,38 +161,40 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
         tensors = {name: opened.get_tensor(name) for name in names}
     (weight,) = [key for key in tensors if key.endswith("/weight")]
     whole = tensors[weight]
-    changed = (whole * 1.0001, whole.half(), whole[:2], whole[:, :7], whole * torch.nan)
-    damaged = [{weight: tensor} for tensor in changed]
-    more = {"query": (8, 512), "value": (512, 512)}
-    for key, shape in more.items():
+    damaged = [
+        {weight: whole * 1.0001},
+        {weight: whole.half()},
+        {weight: whole[:2]},
+        {weight: whole[:, :7]},
+        {weight: whole * torch.nan},
+    ]
+    for key, shape in (("query", (8, 512)), ("value", (512, 512))):
         name = weight.replace("weight", key)
-        for wrong_one in (torch.ones(shape), torch.ones(7, 512), torch.zeros(0, 512)):
-            damaged.append({name: wrong_one})
+        damaged.append({name: torch.ones(shape)})
+        damaged.append({name: torch.ones(7, 512)})
+        damaged.append({name: torch.zeros(0, 512)})
     for changes in damaged:
         changed = {k: v.contiguous() for k, v in {**tensors, **changes}.items()}
         save_file(changed, file, metadata)
         with pytest.raises(BadInput, match=r"damaged|float32"):
             kept_heads.load(run, right, 512, 3)
-    # ... and others that it does speak of, which no head can have
+    # 3. Tensors that the file does speak of, which no head can have
     (name,) = (key for key in metadata if metadata[key].startswith("{"))
-    shapes = (
-        ((9, 512), (512, 512)),
-        ((8, 512), (7, 512)),
-        ((), (512, 512)),
-        ((8, 512), None),
-    )
-    for query, value in shapes:
-        odd = kept_heads.KeptHead(
-            whole, tensors[f"{name}/bias"], query=torch.ones(query)
-        )
-        if value is not None:
-            odd = dataclasses.replace(odd, value=torch.ones(value))
+    bias = tensors[f"{name}/bias"]
+    for query, value in (
+        (torch.ones(9, 512), torch.ones(512, 512)),
+        (torch.ones(8, 512), torch.ones(7, 512)),
+        (torch.ones(()), torch.ones(512, 512)),
+        (torch.ones(8, 512), None),
+    ):
+        odd = kept_heads.KeptHead(whole, bias, query=query, value=value)
         about = json.loads(metadata[name])
         kept = {**about, "head": odd.digest}
         layers = {f"{name}/{key}": tensor for key, tensor in odd.tensors.items()}
         save_file({**tensors, **layers}, file, {**metadata, name: json.dumps(kept)})
         with pytest.raises(BadInput, match="damaged"):
             kept_heads.load(run, right, 512, 3)
+    # 4. Files that are broken as a whole
     for broken in ("{}", "[]", "no json"):
         save_file(tensors, file, dict.fromkeys(metadata, broken))
         with pytest.raises(BadInput, match=r"heads\.safetensors"):
@@ -227,36 +208,33 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
 
 
 def test_old_runs_are_calibrated_verified_and_merged(run, tmp_path, capsys):
-    before = (run / "results.jsonl").read_text()
+    results = run / "results.jsonl"
+    before = results.read_text()
+    # 1. Calibration appends rows, once.
     assert main(["calibrate", str(run)]) == 0
-    rows = [
-        r for r in store.read_file(run / "results.jsonl") if r.task == "calibration"
-    ]
+    rows = [r for r in store.read_file(results) if r.task == "calibration"]
     suffixes = ("",) if run.name == "attentive" else ("", "_t")
-    assert {r.metric for r in rows} == {
-        m + t for m in kept_scores.METRICS for t in suffixes
-    }
-    assert (run / "results.jsonl").read_text().startswith(before)
-    after = (run / "results.jsonl").read_text()
-    assert (
-        main(["calibrate", str(run)]) == 0
-        and (run / "results.jsonl").read_text() == after
-    )
+    wanted = {m + t for m in kept_scores.METRICS for t in suffixes}
+    assert {r.metric for r in rows} == wanted
+    after = results.read_text()
+    assert after.startswith(before)
+    assert main(["calibrate", str(run)]) == 0
+    assert results.read_text() == after
     capsys.readouterr()
     assert main(["verify", str(run)]) == 0
     assert f" {1 + 6 * len(suffixes)} level 3" in capsys.readouterr().out
-    # The board: a column each, the lowest first, none of them a rank or a mark
+    # 2. The board says which end is better, and a merged folder is verified as well.
     assert main(["leaderboard", str(run), "--html", str(tmp_path / "p.html")]) == 0
     assert "less is better" in (tmp_path / "p.html").read_text()
     assert main(["merge", f"lab={run}", "--out", str(tmp_path / "all")]) == 0
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "all")]) == 0
     assert " 0 level 1" in capsys.readouterr().out
-    # Forgeries: a smaller number; scores of another head, of another list, of other labels
+    # 3. Forgeries: a smaller number; scores of another head, of another list, of other labels
     lowered = after.replace(f'"value": {rows[0].value!r}', '"value": 0.01')
-    (run / "results.jsonl").write_text(lowered)
+    results.write_text(lowered)
     assert main(["verify", str(run)]) == EXIT_FAILED
-    (run / "results.jsonl").write_text(after)
+    results.write_text(after)
     scores = run / rows[0].facts["scores"]
     whole = dict(np.load(scores))
     wrong = [{key: "0" * 64} for key in ("checkpoint", "head", "manifest")]
@@ -267,7 +245,7 @@ def test_old_runs_are_calibrated_verified_and_merged(run, tmp_path, capsys):
     for changes in wrong:
         np.savez(scores, **{**whole, **changes})
         assert main(["verify", str(run)]) == EXIT_FAILED, changes
-    # What is no file of scores proves nothing
+    # 4. What is no file of scores proves nothing.
     for changes in (
         {"more": 1},
         {"square": whole["square"].astype(str)},
@@ -279,24 +257,12 @@ def test_old_runs_are_calibrated_verified_and_merged(run, tmp_path, capsys):
 
 def test_a_run_without_scores_says_what_keeps_them(trees, trunk, tmp_path, bad_input):
     root = trees("classes")
-    words = [
-        "--datasets",
-        "classes",
-        "--data",
-        str(root),
-        "--out",
-        str(tmp_path / "knn"),
-    ]
-    recipe = tmp_path / "k.yaml"
-    recipe.write_text(
-        json.dumps({"kind": "knn", "protocol": "k", "k": [1], "geometry": GEOMETRY})
-    )
-    assert (
-        main(
-            ["linear", str(trunk), "--protocol", str(recipe), *words, "--workers", "0"]
-        )
-        == 0
-    )
+    recipe = {"kind": "knn", "protocol": "k", "k": [1], "geometry": GEOMETRY}
+    file = tmp_path / "k.yaml"
+    file.write_text(json.dumps(recipe))
+    words = ["linear", str(trunk), "--datasets", "classes", "--protocol", str(file)]
+    words += ["--data", str(root), "--out", str(tmp_path / "knn"), "--workers", "0"]
+    assert main(words) == 0
     bad_input(main(["calibrate", str(tmp_path / "knn")]), "no run with scores")
 
 
@@ -307,16 +273,19 @@ def test_a_kill_changes_neither_head_nor_scores(kind, trees, trunk, tmp_path, de
     assert measure(kind, root, trunk, tmp_path / "whole") == 0
     shutil.rmtree(tmp_path / "cache")
     decoded = len(decoder.paths)
-    decoder.at = {decoded + decoded: kill}  # the last test image
+    decoder.at = {2 * decoded: kill}  # the last test image
     until_done(lambda: measure(kind, root, trunk, tmp_path / "killed"), 1)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
     names = sorted(path.name for path in (whole / "scores").iterdir())
     assert names == sorted(path.name for path in (killed / "scores").iterdir())
     assert len(names) == (1 if kind == "attentive" else 2)
     for name in names:
-        a, b = (dict(np.load(run / "scores" / name)) for run in (whole, killed))
+        a = dict(np.load(whole / "scores" / name))
+        b = dict(np.load(killed / "scores" / name))
         assert all((a[key] == b[key]).all() for key in a)
-    one, other = (f"{run}/heads.safetensors" for run in (whole, killed))
+    one = whole / "heads.safetensors"
+    other = killed / "heads.safetensors"
     with safe_open(one, framework="pt") as a, safe_open(other, framework="pt") as b:
         assert a.metadata() == b.metadata()
         for key in a.keys():  # noqa: SIM118 - it is no dict
@@ -330,17 +299,16 @@ def test_a_fixed_recipe_without_hold_out_has_no_temperature(trees, trunk, tmp_pa
     arrays = kept_scores.load(tmp_path / "run" / row.facts["scores"])
     assert kept_scores.names(arrays) == list(kept_scores.METRICS)
     assert not list((tmp_path / "run" / "scores").glob("*-val.npz"))
-    # Where val trains nothing, it fits the temperature of the head itself
-    assert (
-        measure("sgd", root, trunk, tmp_path / "own", lr=[0.1], train_only=["classes"])
-        == 0
-    )
+    # Where val trains nothing, it fits the temperature of the head itself.
+    changes = {"lr": [0.1], "train_only": ["classes"]}
+    assert measure("sgd", root, trunk, tmp_path / "own", **changes) == 0
     (row,) = store.read_file(tmp_path / "own" / "results.jsonl")
     assert row.provenance["temperature_from"] == "hold-out"
 
 
 def test_a_head_is_kept_whatever_its_layout_in_memory(tmp_path):
-    """A fit on features of unlike scales, of more images than numbers ends with weights by columns."""
+    """A fit on features of unlike scales, with more images than features, leaves the weights in
+    column order."""
     generator = torch.Generator().manual_seed(0)
     mixed = torch.randn(60, 8, generator=generator) * torch.logspace(-2, 2, 8)
     fitted = logreg.fit([(mixed, torch.arange(60) % 3)], classes=3, l2=0.1)
@@ -359,26 +327,16 @@ def cllr(tmp_path):
 
 
 def probe(trunk, root, tmp_path, **protocol):
+    """The exit status of a kNN probe, and its run's folder."""
     name = "lphi" if "head" in protocol else "phi"
+    out = tmp_path / name
     file = tmp_path / f"{name}.yaml"
-    recipe = {
-        "kind": "knn",
-        "protocol": "knn-v1",
-        "k": [1],
-        "geometry": GEOMETRY,
-        **protocol,
-    }
-    file.write_text(json.dumps(recipe))
+    recipe = {"kind": "knn", "protocol": "knn-v1", "k": [1], "geometry": GEOMETRY}
+    file.write_text(json.dumps({**recipe, **protocol}))
     words = ["linear", str(trunk), "--datasets", "classes", "--protocol", str(file)]
-    words += [
-        "--data",
-        str(root),
-        "--out",
-        str(tmp_path / name),
-        "--accelerator",
-        "cpu",
-    ]
-    return main([*words, "--workers", "0"]), tmp_path / name
+    words += ["--data", str(root), "--out", str(out)]
+    status = main([*words, "--accelerator", "cpu", "--workers", "0"])
+    return status, out
 
 
 def test_phi_and_l_phi_are_columns_apart(cllr, trees, tmp_path, monkeypatch):
@@ -391,21 +349,19 @@ def test_phi_and_l_phi_are_columns_apart(cllr, trees, tmp_path, monkeypatch):
         rows += store.read_file(out / "results.jsonl")
     assert [row.protocol for row in rows] == ["knn-v1", "knn-v1-lphi"]
     assert rows[0].checkpoint == rows[1].checkpoint
-    # Neither took the other's features out of the cache
+    # Neither took the other's features out of the cache.
     assert len(list((tmp_path / "cache").rglob("*.npy"))) == 2 * 3
 
 
 def test_features_are_the_heads_output(cllr):
     checkpoint = Checkpoint.load(cllr)
     cpu = torch.device("cpu")
-    phi, l_phi = (
-        FrozenTrunk.build(checkpoint, device=cpu, head=h) for h in (None, "lphi")
-    )
+    phi = FrozenTrunk.build(checkpoint, device=cpu)
+    l_phi = FrozenTrunk.build(checkpoint, device=cpu, head="lphi")
     images = torch.randn(2, 3, 32, 32)
     assert l_phi.dim == 3
-    torch.testing.assert_close(
-        l_phi(images), phi(images) @ checkpoint.heads["lphi.0.weight"].T
-    )
+    expected = phi(images) @ checkpoint.heads["lphi.0.weight"].T
+    torch.testing.assert_close(l_phi(images), expected)
 
 
 def test_a_checkpoint_without_the_head_is_refused(trees, tmp_path, bad_input):

@@ -2,8 +2,8 @@
 
 One pass over the images (`accumulate`) decodes each once and shows it to every checkpoint in 1 + N
 views. It keeps sums, histograms and the plain features of a bounded sample of images, so memory
-does not grow with the dataset. Every statistic is taken on the trunk's features and, where the
-checkpoint has kept it, on its projector's.
+does not grow with the dataset. Every statistic is taken on the features of the trunk and, where the
+checkpoint has kept its projector, on the output of that.
 """
 
 import json
@@ -70,9 +70,8 @@ def run(request: AnalyzeRequest, loaded: Sequence[Checkpoint] | None = None) -> 
             "--devices: analyze runs in one process; analyze other checkpoints beside it instead"
         )
     dataset = catalog.load(request.dataset, request.data, seed=request.seed)
-    images = choose_images(
-        dict(dataset.items())[recipe.split], recipe.images, request.seed
-    )
+    every_image = dict(dataset.items())[recipe.split]
+    images = choose_images(every_image, recipe.images, request.seed)
     checkpoints = loaded or read_checkpoints(request.checkpoints)
     # All that decides the numbers: the list of images, and what they hold.
     identity = {
@@ -94,12 +93,11 @@ def run(request: AnalyzeRequest, loaded: Sequence[Checkpoint] | None = None) -> 
 
 
 def choose_images(images: ImageList, count: int | None, seed: int) -> ImageList:
-    """A seeded choice of `count` images, in their order."""
+    """Choose `count` images by the seed, and keep them in their order."""
     if count is None or count >= len(images):
         return images
-    order = torch.randperm(
-        len(images), generator=seeding.generator(seed, "images to analyze")
-    )
+    generator = seeding.generator(seed, "images to analyze")
+    order = torch.randperm(len(images), generator=generator)
     return images.subset(sorted(order[:count].tolist()))
 
 
@@ -110,16 +108,18 @@ def analyze(
     recipe: AnalyzeConfig,
     machine: Machine,
 ) -> None:
-    """Everything for `checkpoints` on `images`: OUT/analysis.json, OUT/pictures and the rows."""
-    out, seed = request.out, request.seed
+    """Measure the checkpoints on the images; write OUT/analysis.json, OUT/pictures and the rows."""
+    out = request.out
+    seed = request.seed
+    cheaper = ""
+    if machine.device.type == "cpu":
+        cheaper = "`--augmentations 4` costs less"
     price.announce(
         f"analyze on {request.dataset}",
         f"{request.recipe} ({recipe.augmentations} views of each image)",
         price.plural(len(checkpoints), "checkpoint"),
         work={"image": len(images)},
-        cheaper="`--augmentations 4` costs less"
-        if machine.device.type == "cpu"
-        else "",
+        cheaper=cheaper,
     )
     # 1. The pass over the images, which can be stopped and continued.
     spaces, sample = accumulate(
@@ -185,8 +185,10 @@ def row(
     dataset: str,
     seed: int,
 ) -> Result:
-    """One number of a space; `about` is its provenance."""
+    """Make one number of a space a row; `about` is its provenance."""
     checkpoint = space.checkpoint
+    if number.about:
+        about = {**about, "about": number.about}
     return Result(
         checkpoint=checkpoint.digest,
         name=checkpoint.name,
@@ -201,12 +203,12 @@ def row(
         ci95=number.ci95,
         protocol=recipe.name(space.name),
         seed=seed,
-        provenance={**about, "about": number.about} if number.about else about,
+        provenance=about,
     )
 
 
 def unique_names(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
-    """Digest -> name; with the start of the digest where two share a name."""
+    """Return digest -> name, followed by the start of the digest where two share a name."""
     names = [c.name for c in checkpoints]
     out = {}
     for checkpoint, name in zip(checkpoints, names):
@@ -244,7 +246,8 @@ class AnalyzedViews(Dataset[tuple[Tensor, int]]):
         self.plain = recipe.geometry.transform()
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, crops = self.images.open(index), self.recipe.crops
+        image = self.images.open(index)
+        crops = self.recipe.crops
         generator = seeding.generator(
             self.seed, "views to analyze", self.images.paths[index]
         )
@@ -268,14 +271,17 @@ class Space:
         recipe: AnalyzeConfig,
         sample: int,
     ) -> None:
-        self.checkpoint, self.name, self.dim = checkpoint, name, dim
+        self.checkpoint = checkpoint
+        self.name = name
+        self.dim = dim
         self.views = stats.ViewStatistics(recipe.augmentations, dim)
         self.moments = stats.Moments(dim)
         self.groups = stats.Groups(dim)
         self.sample = torch.zeros(sample, dim)
 
     def add(self, features: Tensor, rows: Tensor) -> None:
-        """(B, 1 + N, dim) of B images; `rows` (B,) is each image's place in the sample, or -1."""
+        """Add the features (B, 1 + N, dim) of B images; `rows` (B,) is each image's place in the
+        sample, or -1."""
         self.views.add(features[:, 1:])
         self.moments.add(features[:, 0])
         self.groups.add(features[:, 1:])
@@ -284,9 +290,10 @@ class Space:
 
     def tensors(self) -> list[Tensor]:
         """All that is accumulated; filling these in place continues a stopped pass."""
-        accumulated = (self.views, self.moments, self.groups)
         return [
-            *(tensor for each in accumulated for tensor in each.tensors()),
+            *self.views.tensors(),
+            *self.moments.tensors(),
+            *self.groups.tensors(),
             self.sample,
         ]
 
@@ -310,7 +317,7 @@ class AnalyzedCheckpoint:
             self.spaces.append(Space(checkpoint, PROJECTOR, dim, recipe, sample))
 
     def add(self, features: Tensor, images: int, rows: Tensor) -> None:
-        """The trunk's (B (1 + N), dim) features of B images; `rows` as in `Space.add`."""
+        """Add the trunk's features (B (1 + N), dim) of B images; `rows` is as in `Space.add`."""
         outputs = [features]
         if self.projector is not None:
             outputs.append(self.projector(features))
@@ -327,30 +334,29 @@ def accumulate(
     seed: int,
     machine: Machine,
 ) -> tuple[list[Space], ImageList]:
-    """One pass -> the filled spaces (trunk, then projector, of each checkpoint) and the sample."""
-    # 1. A seeded choice of images whose plain features are kept, in their order; `row_of` is an
+    """Make one pass over the images. Return the filled spaces (trunk, then projector, of each
+    checkpoint) and the sample."""
+    # 1. A seeded choice of images whose plain features are kept, in their order. `row_of` is an
     #    image's row of the sample, or -1.
-    order = torch.randperm(
-        len(images), generator=seeding.generator(seed, "sample to analyze")
-    )
+    generator = seeding.generator(seed, "sample to analyze")
+    order = torch.randperm(len(images), generator=generator)
     picked = sorted(order[: recipe.sample].tolist())
     row_of = torch.full((len(images),), -1)
     row_of[picked] = torch.arange(len(picked))
-    size, device = len(picked), machine.device
     analyzed = [
-        AnalyzedCheckpoint(checkpoint, recipe, size, device)
+        AnalyzedCheckpoint(checkpoint, recipe, len(picked), machine.device)
         for checkpoint in checkpoints
     ]
     spaces = [space for one in analyzed for space in one.spaces]
     trunks = [one.trunk for one in analyzed]
 
-    # 2. Sums do not depend on where a pass was cut: the state is they and the number of images.
+    # 2. Sums do not depend on where a pass was cut, so the state is the sums and the number of
+    #    images in them.
     file = out / STATE
 
     def save(done: int) -> None:
-        save_state(
-            file, {"images": done, "spaces": [space.tensors() for space in spaces]}
-        )
+        sums = [space.tensors() for space in spaces]
+        save_state(file, {"images": done, "spaces": sums})
 
     first = _restore(file, spaces) if file.exists() else 0
     starts = range(first, len(images), recipe.batch)
@@ -409,30 +415,28 @@ class Number:
 def summarise(
     space: Space, images: ImageList, recipe: AnalyzeConfig, seed: int
 ) -> tuple[list[Number], SpaceCurves]:
-    """The numbers of one space, and the curves of its pictures. `images` is the sample."""
-    sample, labels = space.sample, torch.tensor(images.labels)
-    # 1. Over pairs of images of the sample; beside their contrast that of Gaussian noise, which is
-    #    what no structure at all gives in as many dimensions.
-    distances = stats.pairs(sample, labels)
-    order = torch.randperm(
-        space.dim, generator=seeding.generator(seed, "coordinates", space.dim)
-    )
+    """Return the numbers of one space, and the curves of its pictures. `images` is the sample."""
+    sample = space.sample
+    # 1. Over pairs of images of the sample. Beside their contrast stands that of Gaussian noise,
+    #    which is what no structure at all gives in as many dimensions.
+    distances = stats.pairs(sample, torch.tensor(images.labels))
+    of_order = seeding.generator(seed, "coordinates", space.dim)
+    order = torch.randperm(space.dim, generator=of_order)
     contrast = stats.min_max(sample, order)
-    noise = torch.randn(
-        sample.shape, generator=seeding.generator(seed, "gaussian", *sample.shape)
-    )
+    of_noise = seeding.generator(seed, "gaussian", *sample.shape)
+    noise = torch.randn(sample.shape, generator=of_noise)
     gaussian = stats.min_max(noise, order)
     # 2. Over all images.
     spectrum = space.moments.spectrum()
     numbers = _view_numbers(space.views)
     numbers += _space_numbers(space, distances, contrast, spectrum)
     # 3. Over the labels of the sample, where there are enough.
-    for probe in (
-        neighbours(sample, images, recipe),
-        few_labels(sample, images, recipe, seed),
-    ):
-        if probe is not None:
-            numbers.append(probe)
+    knn = neighbours(sample, images, recipe)
+    if knn is not None:
+        numbers.append(knn)
+    fewshot = few_labels(sample, images, recipe, seed)
+    if fewshot is not None:
+        numbers.append(fewshot)
     curves: SpaceCurves = {
         "histograms": {name: h.to_json() for name, h in space.views.histograms.items()},
         "within": distances.within.to_json(),
@@ -445,11 +449,16 @@ def summarise(
 
 
 def _view_numbers(views: stats.ViewStatistics) -> list[Number]:
+    """Return the means of the statistics of an image's views."""
     numbers = []
     for name in stats.PER_IMAGE:
         mean, ci95 = views.mean(name)
         if name == "covariance_diagonal":
-            ends = None if ci95 is None else (1e4 * ci95[0], 1e4 * ci95[1])
+            # It is so small that a table would show 0.
+            ends = None
+            if ci95 is not None:
+                low, high = ci95
+                ends = (1e4 * low, 1e4 * high)
             numbers.append(Number(f"{name}_e4", 1e4 * mean, ends, "in units of 1e-4"))
         else:
             numbers.append(Number(name, mean, ci95))
@@ -462,24 +471,27 @@ def _space_numbers(
     contrast: stats.MinMaxSummary,
     spectrum: Tensor,
 ) -> list[Number]:
-    """The numbers over pairs of the sample, of ranks, and those said to predict a probe."""
-    shared = "shared area of the two histograms, percent"
-    ratio = "(D_max - D_min) / D_min, mean over anchors"
+    """Return the numbers over pairs of the sample, those of ranks, and those that are said to
+    predict a probe."""
     collapse = stats.collapse(space.moments)
     live = 100 * collapse.live / collapse.possible
-    n, q = (
-        space.groups.means.count,
-        space.groups.around.count // space.groups.means.count,
-    )
+    n = space.groups.means.count
+    q = space.groups.around.count // n
     first, last = stats.ALPHA_RANKS
     return [
         Number("uniformity", distances.uniformity),
         Number("within_class_distance", distances.within_mean),
         Number("between_class_distance", distances.between_mean),
-        Number("class_overlap", 100 * distances.overlap, about=shared),
         Number(
-            "min_max_contrast", contrast["contrast"][-1], about=ratio
-        ),  # in all dimensions
+            "class_overlap",
+            100 * distances.overlap,
+            about="shared area of the two histograms, percent",
+        ),
+        Number(
+            "min_max_contrast",
+            contrast["contrast"][-1],  # in all dimensions
+            about="(D_max - D_min) / D_min, mean over anchors",
+        ),
         Number("rankme", stats.entropy_rank(space.moments.singular_values())),
         # Roots of the covariance's eigenvalues: the singular values of the centred features, up to
         # a factor that no rank notices.
@@ -501,20 +513,26 @@ def _space_numbers(
 
 
 def halves(labels: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The sample's labelled images in two halves, every other image of each class."""
-    count: dict[int, int] = {}
-    parts: tuple[list[int], list[int]] = ([], [])
+    """Return the indices of the labelled images in two halves; of each class every other image is
+    in the first."""
+    seen: dict[int, int] = {}
+    first: list[int] = []
+    second: list[int] = []
     for i, label in enumerate(labels):
-        if label >= 0:
-            parts[count.get(label, 0) % 2].append(i)
-            count[label] = count.get(label, 0) + 1
-    return parts
+        if label < 0:
+            continue
+        before = seen.get(label, 0)
+        half = first if before % 2 == 0 else second
+        half.append(i)
+        seen[label] = before + 1
+    return first, second
 
 
 def neighbours(
     sample: Tensor, images: ImageList, recipe: AnalyzeConfig
 ) -> Number | None:
-    """Weighted kNN accuracy of each half of the sample by the other, in percent."""
+    """Measure weighted kNN: the accuracy of each half of the sample by the other, in percent. None
+    where a half is empty."""
     a, b = halves(images.labels)
     if not a or not b:
         return None
@@ -539,10 +557,10 @@ def neighbours(
 def few_labels(
     sample: Tensor, images: ImageList, recipe: AnalyzeConfig, seed: int
 ) -> Number | None:
-    """Accuracy on one half of the sample with `shots` labels per class of the other half."""
+    """Measure the accuracy on one half of the sample with `shots` labels per class of the other
+    half. None where fewer than two classes have enough labels."""
     bank_half, test_half = halves(images.labels)
-    # The classes that the test half has, and the bank enough of. Fewer than two leave nothing to
-    # tell apart.
+    # 1. The classes that the test half has, and that the bank has enough of
     banked = [images.labels[i] for i in bank_half]
     counts = np.bincount(banked, minlength=len(images.classes))
     tested = {images.labels[i] for i in test_half}
@@ -551,7 +569,9 @@ def few_labels(
         return None
     a = [i for i in bank_half if images.labels[i] in known]
     b = [i for i in test_half if images.labels[i] in known]
-    bank, label = images.subset(a), np.asarray(images.subset(b).labels)
+    bank = images.subset(a)
+    label = np.asarray(images.subset(b).labels)
+    # 2. The few-label probe on them
     p = FewShot(
         kind="fewshot",
         protocol="sample",

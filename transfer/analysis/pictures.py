@@ -1,8 +1,8 @@
-"""Reads RUN/analysis.json as typed values and draws the papers' figures from it, as svg and png.
+"""Declares the content of RUN/analysis.json, and draws the papers' figures from it, as svg and png.
 
-`kept-*` shows the checkpoints whose projector was kept, in its output, where the loss was at work,
-each panel also alone; `trunk-overview` shows all, in the trunk's output. The two spaces have other
-dimensions and scales, so no panel has both.
+`kept-*` shows the output of projectors, where the loss was at work, of the checkpoints that have kept
+one. Each panel of it also stands alone. `trunk-overview` shows the trunk's output, of all checkpoints.
+The two spaces have other dimensions and scales, so no panel has both.
 """
 
 import math
@@ -23,16 +23,12 @@ from backbench.transfer.analysis.statistics import (
 from backbench.weights import header
 
 BARS = 40  # of a histogram in a picture, about
-NOT_DRAWN = (
-    "step",
-    "epoch",
-    "images_per_s",
-    "waiting",
-)  # of metrics.jsonl: time, not training
+# Terms of metrics.jsonl that say when a step was, and how fast
+NOT_DRAWN = ("step", "epoch", "images_per_s", "waiting")
 CURVE_BINS = 300
 
 
-# RUN/analysis.json; null stands for what is undefined
+# RUN/analysis.json. null stands for what is undefined.
 
 TRUNK, PROJECTOR = "trunk", "projector"  # the two spaces
 
@@ -74,13 +70,12 @@ class Summary(TypedDict):
     training: list[TrainingCurve]
 
 
-Panel = Callable[
-    [Axes, Sequence[SpaceSummary], Sequence[str]], None
-]  # one colour per space
+# Draws a statistic of all spaces, each in its colour
+Panel = Callable[[Axes, Sequence[SpaceSummary], Sequence[str]], None]
 
 
 def draw(summary: Summary, folder: Path) -> list[Path]:
-    """Every figure of analysis.json into `folder`; returns the svg files."""
+    """Draw every figure of analysis.json into `folder`; return the svg files."""
     trunk = [s for s in summary["spaces"] if s["space"] == TRUNK]
     projected = [s for s in summary["spaces"] if s["space"] == PROJECTOR]
     images = f"{summary['dataset']}, {summary['images']} images"
@@ -103,7 +98,7 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
 def _figure(
     panels: Sequence[Panel], spaces: Sequence[SpaceSummary], stem: Path, title: str = ""
 ) -> Path:
-    """Panels of all spaces in one figure, with one legend."""
+    """Draw panels of all spaces as one figure with one legend."""
     colors = charts.colors(len(spaces))
     figure, axes = charts.grid(len(panels), columns=3)
     for ax, panel in zip(axes, panels, strict=True):
@@ -124,13 +119,14 @@ def _histogram(
     *,
     line: Literal["solid", "dashed"] = "solid",
 ) -> None:
-    """An outline of about BARS bars, scaled to an area of 1; filled where the line is solid."""
+    """Draw an outline of about BARS bars with an area of 1, filled where the line is solid."""
     counts = histogram["counts"]
-    merged = max(1, math.ceil(len(counts) / BARS))
-    sums = [sum(counts[i : i + merged]) for i in range(0, len(counts), merged)]
-    width, total = histogram["width"] * merged, sum(sums)
+    total = sum(counts)
     if not total:
         return
+    merged = max(1, math.ceil(len(counts) / BARS))
+    sums = [sum(counts[i : i + merged]) for i in range(0, len(counts), merged)]
+    width = histogram["width"] * merged
     edges = [histogram["low"] + i * width for i in range(len(sums) + 1)]
     heights = [s / total / width for s in sums]
     ax.stairs(heights, edges, color=color, linewidth=1.4, linestyle=line)
@@ -139,13 +135,16 @@ def _histogram(
 
 
 def _per_image(name: str, title: str, xlabel: str) -> Panel:
-    """The histogram over images of a statistic of their views, with a line at its mean."""
+    """Make a panel: the histogram over images of a statistic of their views, a line at its mean."""
 
     def panel(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
         for space, color in zip(spaces, colors):
             _histogram(ax, space["histograms"][name], color)
-            value, in_e4 = (space["numbers"].get(each) for each in (name, f"{name}_e4"))
-            mean = value if in_e4 is None else 1e-4 * in_e4
+            # A small statistic is listed in units of 1e-4.
+            mean = space["numbers"].get(name)
+            in_e4 = space["numbers"].get(f"{name}_e4")
+            if in_e4 is not None:
+                mean = 1e-4 * in_e4
             if mean is not None:
                 ax.axvline(mean, color=color, linewidth=1, linestyle=":")
         ax.set(title=title, xlabel=xlabel, ylabel="density over images", ylim=(0, None))
@@ -172,11 +171,11 @@ def _min_max(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) ->
             (space["min_max"], "o-"),
             (space["min_max_gaussian"], ":"),
         ):
-            dims, contrasts = [], []
+            dims = []
+            contrasts = []
             for dim, contrast in zip(curve["dims"], curve["contrast"]):
-                if (
-                    contrast
-                ):  # undefined or 0: neither has a place on a logarithmic axis
+                # What is undefined or 0 has no place on a logarithmic axis.
+                if contrast:
                     dims.append(dim)
                     contrasts.append(contrast)
             ax.plot(dims, contrasts, style, color=color, markersize=3, linewidth=1.4)
@@ -210,7 +209,8 @@ def _spectrum(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -
 
 def _alignment(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
     for space, color in zip(spaces, colors):
-        x, y = space["numbers"].get("alignment"), space["numbers"].get("uniformity")
+        x = space["numbers"].get("alignment")
+        y = space["numbers"].get("uniformity")
         if x is not None and y is not None:
             ax.plot([x], [y], "o", color=color, markersize=8)
     ax.margins(0.2)
@@ -278,8 +278,9 @@ PANELS: dict[str, Panel] = {
 def training_curves(
     files: Sequence[Path], names: Mapping[str, str]
 ) -> list[TrainingCurve]:
-    """Read metrics.jsonl beside each checkpoint file, where it is still in its pretraining's
-    folder. `names` are those of the analyzed checkpoints, by digest; each has one curve at most."""
+    """Read metrics.jsonl beside each checkpoint file that still lies in the folder of its
+    pretraining. `names` are those of the analyzed checkpoints, by digest; each has one curve at
+    most."""
     out: list[TrainingCurve] = []
     wanted = set(names)
     for file in files:
@@ -294,15 +295,14 @@ def training_curves(
         # 2. The names of all numbers; not every row has every term.
         terms: set[str] = set()
         for row in rows:
-            terms |= {
-                name for name, value in row.items() if isinstance(value, int | float)
-            }
+            for name, value in row.items():
+                if isinstance(value, int | float):
+                    terms.add(name)
+        drawn = sorted(terms - set(NOT_DRAWN))
         curve: TrainingCurve = {
             "checkpoint": digest,
             "step": [int(part[-1]["step"]) for part in bins],
-            "terms": {
-                name: _bin_means(bins, name) for name in sorted(terms - set(NOT_DRAWN))
-            },
+            "terms": {name: _bin_means(bins, name) for name in drawn},
             "name": names[digest],
         }
         out.append(curve)
@@ -312,10 +312,14 @@ def training_curves(
 def _bin_means(
     bins: Sequence[Sequence[Mapping[str, object]]], name: str
 ) -> list[float | None]:
-    """The mean of a term over each bin's rows that have it; None where none has."""
+    """Return the mean of a term over each bin's rows that have it; None where none has."""
     out: list[float | None] = []
     for rows in bins:
-        values = [v for row in rows if isinstance(v := row.get(name), int | float)]
+        values = []
+        for row in rows:
+            value = row.get(name)
+            if isinstance(value, int | float):
+                values.append(value)
         out.append(finite(sum(values) / len(values)) if values else None)
     return out
 

@@ -479,7 +479,7 @@ class ProbeTraining:
             self.best = [BestHeads(heads) for heads in self.heads]
 
     def run(self) -> None:
-        """All steps that are left; with `patience` the heads end as they were at their best."""
+        """Take all steps that are left; with `patience` the heads end as they were at their best."""
         p, machine = self.task.protocol, self.machine
         first = self._resume()
         progress = None
@@ -546,7 +546,8 @@ class ProbeTraining:
             yield mine, sent(self.labels[index], machine.device)
 
     def _exhausted(self, step: int) -> bool:
-        """True at the end of an epoch if all heads have given up; keeps those that got better."""
+        """At the end of an epoch, keep the heads that got better; return whether all have given up.
+        Within an epoch, return False."""
         patience = self.task.protocol.patience
         epoch = int((step + 1) / self.per_epoch)
         ended = epoch > int(step / self.per_epoch)
