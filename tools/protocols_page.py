@@ -22,15 +22,24 @@ NO_NUMBER = ("feature_batch", "chunk", "save_minutes")  # defaults that change n
 
 HEAD = """# Protocols, one by one
 
-Made by `python tools/protocols_page.py` from `configs/transfer`, whose files have each value's source and the demo's
-protocols. [choices.md](choices.md) has what the papers leave open, [detection.md](detection.md) the detectors.
+A protocol says how a number is measured: which images, which head, which rates. `backbench linear X --protocol NAME`
+measures by it, and `k=5` after NAME changes a key. [detection.md](detection.md) has the detectors' protocols, and
+[choices.md](choices.md) says what was chosen where a paper leaves something open.
 
-An entry has the name for `--protocol`, the name in its rows, what it scores, and its keys as a command takes them.
-"Over" names the protocol whose other keys it shares; other keys are at their defaults. C is released code.
+Each entry below has
 
-Defaults everywhere: images resized to 256 (bilinear, shorter side), cropped to 224; views are crops of 224 (bilinear)
-with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5; fp32. What is trained has batch_size and reference_batch 256,
-init_std 0.01, momentum 0.9, weight_decay 0, a cosine schedule without warm-up, select val.
+- the name for `--protocol` and, in brackets, the name in its rows;
+- the printed tables and figures that it scores;
+- "Over `NAME`" if it shares all other keys with another protocol;
+- its keys, as a command takes them. C is an author's released code.
+
+Keys that an entry does not name are at their defaults. Images are resized to 256 pixels (shorter side, bilinear) and
+cropped to 224. Augmented views are crops of 224 pixels (bilinear) with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5.
+All is computed in fp32. What is trained has batch_size and reference_batch 256, init_std 0.01, momentum 0.9,
+weight_decay 0, a cosine schedule without warm-up, and select val. Defaults of one kind stand below its heading.
+
+`python tools/protocols_page.py` makes this page from `configs/transfer`, whose files have the source of each value, and
+the demo's protocols.
 """
 COMMON = {  # the defaults that HEAD tells
     "geometry.crop": 224,
@@ -56,8 +65,8 @@ COMMON = {  # the defaults that HEAD tells
 KINDS = {  # kind -> heading, and why there is one
     "sgd": (
         "Linear probes by SGD",
-        "A method is probed by its own recipe, or all by one grid: rates differ by three"
-        " orders of magnitude.",
+        "Each method is probed by its own recipe, or all of them by one grid: their best"
+        " rates differ by three orders of magnitude.",
     ),
     "logreg": (
         "Logistic regression",
@@ -67,14 +76,17 @@ KINDS = {  # kind -> heading, and why there is one
     "fewshot": ("Few labels", "The interval is over draws of labels and test images."),
     "class_retrieval": (
         "Retrieval within classes",
-        "Test images alone; nothing is chosen.",
+        "It needs test images alone; nothing is chosen.",
     ),
-    "cluster": ("Clustering", "Test images alone; labels only score."),
+    "cluster": (
+        "Clustering",
+        "It needs test images alone; labels are used for the score only.",
+    ),
     "attentive": ("Attentive probes", "A head pools the patch tokens."),
-    "seg": ("Linear segmentation", "A frozen map, read by one layer."),
+    "seg": ("Linear segmentation", "One layer reads a frozen map."),
     "seg_knn": (
         "Segmentation by neighbours",
-        "Nothing is trained: what labels of similar patches say.",
+        "Nothing is trained: a patch gets the labels of similar patches.",
     ),
     "ood": (
         "ImageNet's heads elsewhere",
@@ -83,7 +95,8 @@ KINDS = {  # kind -> heading, and why there is one
     "finetune": ("Finetuning and semi-supervised", "All layers are trained."),
     "analyze": (
         "Feature analysis",
-        "What the papers' figures draw, not ranked; `crops` are MoCo v2's.",
+        "It measures what the papers' figures draw, and is not ranked. `crops` are MoCo"
+        " v2's.",
     ),
 }
 

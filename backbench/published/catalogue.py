@@ -206,14 +206,17 @@ def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
 
 HEAD = """# The papers' tables and figures
 
-- `backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true`
-  behind GRID: [fast.md](fast.md).
-- `backbench paper lorac:2 RUNS` shows what is measured, running and missing, which pairs of a column keep their printed
-  order (paired tests, Holm), deviations, and [choices](choices.md). `changed: beta, lr` is a trunk by another recipe;
-  seeds of one recipe have one verdict, on their mean.
+Each table and figure of the five papers is a grid, which measures it anew: it pretrains the checkpoints and evaluates
+them. Three commands go from a grid to a table.
+
+- `backbench launch run GRID --data ROOT --out RUNS` measures a table. Run again, it measures what is missing. With
+  `fast=true` behind GRID it pretrains [in less time](fast.md).
+- `backbench paper lorac:2 RUNS` shows what is measured, running and missing. It also says which pairs of a column keep
+  their printed order (by paired tests, corrected by Holm), and names deviations and [choices](choices.md).
+  `changed: beta, lr` marks a trunk by another recipe. Seeds of one recipe get one verdict, on their mean.
 - `backbench leaderboard RUNS --latex DIR` prints the tables.
 
-Made by `backbench paper --markdown docs/papers.md`.
+`backbench paper --markdown docs/papers.md` makes this page.
 """
 
 
@@ -224,9 +227,10 @@ def markdown(runs: Sequence[Path] = ()) -> str:
     counts, done = coverage(), by_number(judged)
     lines = [
         HEAD,
-        f"Of {len(published.rows())} printed numbers {counts.pop(None, 0)} are judgeable (method,"
-        f" protocol and metric are here, and a recipe must reach them); {len(done)} are measured."
-        " `backbench reproduce` measures timm's counts and the numbers on public checkpoints' pages.",
+        f"Of {len(published.rows())} printed numbers {counts.pop(None, 0)} are judgeable;"
+        f" {len(done)} are measured. A number is judgeable if its method, protocol and metric are"
+        " here and a recipe must reach it. `backbench reproduce` measures timm's counts and the"
+        " numbers on public checkpoints' pages.",
         "",
         "| source | printed | judgeable | measured |",
         "|---|---:|---:|---:|",
@@ -235,7 +239,7 @@ def markdown(runs: Sequence[Path] = ()) -> str:
         lines.append(
             f"| {one.name} | {one.printed:,} | {one.judgeable:,} | {one.measured:,} |"
         )
-    lines += ["", "The papers' others:", ""]
+    lines += ["", "The papers' other numbers are not judged, each for one reason:", ""]
     for why, count in counts.most_common():
         words = judging_rules.WHY.get(str(why), "no recipe expects it")
         lines.append(f"- {count} {why}: {words}")
