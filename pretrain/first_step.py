@@ -1,4 +1,4 @@
-"""Checks the rules of method.py in a run's first step, before hours go into a method that breaks one."""
+"""Checks the rules of method.py in a run's first step, before hours of training."""
 
 from collections.abc import Iterator, Mapping
 

@@ -96,12 +96,12 @@ class Method(nn.Module):
     views: int | None = None
     # The query encoder's batch norm spans ranks, unless the method's paper keeps it local
     sync_batchnorm = True
-    # True where the loss is a mean over samples that do not meet, so that the losses of micro-batches
-    # add up to that of the batch
+    # True where the loss is a mean over samples that do not meet, so that the losses of
+    # micro-batches add up to that of the batch
     accumulates = False
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return {"loss": 0-dim with gradient, over all ranks' samples, **detached terms to log}."""
+        """Return {"loss": 0-dim with gradient, over all ranks, **detached terms to log}."""
         raise AssertionError("a method overrides forward")
 
     def after_step(self, progress: float) -> None:

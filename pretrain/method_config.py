@@ -56,7 +56,7 @@ def method_module(name: str) -> ModuleType:
 
 
 def choose_config(data: object) -> type[MethodConfig]:
-    """Return the Config class that `method.name` selects. Raise ValueError where it selects none."""
+    """Return the Config class that `method.name` selects. Raise ValueError if it selects none."""
     try:
         return method_module(check_name(data)).Config
     except BadInput as error:

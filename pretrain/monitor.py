@@ -165,7 +165,7 @@ class RunLog:
             recent.rows.clear()
 
     def knn(self, score: float | None, *, done: int, epoch: int) -> None:
-        """Log the score after `done` steps, at the end of `epoch`. None means that there is none."""
+        """Log the score after `done` steps, at the end of `epoch`, if there is one."""
         if score is not None and self.metrics is not None:
             self.metrics.write(done - 1, epoch=epoch, knn=score)
             log.info("epoch %d: kNN %.2f%%", epoch + 1, score)

@@ -1,4 +1,4 @@
-"""Builds optimisers, parameter groups and schedules. Recipes count in epochs, this file in steps."""
+"""Builds optimisers, parameter groups and schedules. Recipes count epochs, this file steps."""
 
 import math
 from collections.abc import Iterable
@@ -68,7 +68,7 @@ class LARS(torch.optim.Optimizer):
                     self._step_one(group, p)
 
     def _step_one(self, group: Group, p: Tensor) -> None:
-        """Step one tensor on the CPU, where reading a norm is free and a temporary tensor is not."""
+        """Step one tensor on the CPU, where reading norms is free and temporaries are not."""
         decay = group["weight_decay"]
         buffer = self.state[p]["momentum_buffer"]
         grad = p.grad

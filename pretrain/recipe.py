@@ -1,4 +1,4 @@
-"""Declares a pretraining recipe. Defaults are the field's customs; recipes hold the papers' numbers."""
+"""Declares a pretraining recipe. Defaults are the field's customs; recipes hold papers' numbers."""
 
 import math
 from collections.abc import Sequence
@@ -145,7 +145,8 @@ def overrides_of(request: PretrainRequest) -> Sequence[str]:
 
 
 def check(request: PretrainRequest) -> None:
-    """Raise BadInput for a bad pretraining recipe, but for its method's keys: those need torch."""
+    """Raise BadInput for a bad pretraining recipe. The method's own keys are not looked at, as that
+    would need torch."""
     path = config.find_recipe(request.recipe, "pretrain")
     data = config.apply_overrides(config.read_recipe(path), overrides_of(request))
     if "method" in data:

@@ -1,4 +1,6 @@
-"""`backbench pretrain` trains a backbone on images and writes a Checkpoint. The loop is `Training.loop`."""
+"""`backbench pretrain` trains a backbone on images and writes a Checkpoint.
+
+The loop is `Training.loop`."""
 
 import logging
 import platform
@@ -40,6 +42,15 @@ from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 
+T = TypeVar("T")
+# Where the last state is younger than this, the end of an epoch writes no other
+EPOCH_END_SECONDS = 30
+# Fabric's names of the precisions that autocast. The others are the method's own dtype
+AUTOCAST: dict[str, Literal["bf16-mixed", "16-mixed"]] = {
+    "bf16": "bf16-mixed",
+    "fp16": "16-mixed",
+}
+
 
 def run(request: PretrainRequest) -> None:
     """The verb `pretrain`: train by a recipe until RUN/backbone.safetensors is there."""
@@ -53,32 +64,28 @@ def run(request: PretrainRequest) -> None:
     ranks = request.devices * request.nodes
     division.check_batch(config.batch_size, ranks, config.accumulate)
     refuse_too_few(config, found)
-    method = build(
-        config, found
-    )  # refuses what the method cannot do before anything starts
+    # The method refuses what it cannot do here, before anything starts
+    method = build(config, found)
     identity: dict[str, Any] = {
         "recipe": what_decides(config),
         "data": data.dataset_fingerprint(found),
     }
     for groups in batchnorm.groups_of(method):
         if groups is None:
-            identity["processes"] = ranks  # a group each: their number decides
+            # Each process is a group of batch norm, so their number decides the results
+            identity["processes"] = ranks
         else:
             division.check_nesting(groups, ranks)
 
-    if (request.out / CHECKPOINT_FILE).exists():
+    file = request.out / CHECKPOINT_FILE
+    if file.exists():
         if not recognise(request.out, verb="pretrain", identity=identity):
-            made = f"not made by a pretraining in this folder, which has no {RUN_FILE}"
-            file = request.out / CHECKPOINT_FILE
             raise BadInput(
-                f"{file}: {made}; choose another --out, or move the file away"
+                f"{file}: not made by a pretraining in this folder, which has no {RUN_FILE};"
+                " choose another --out, or move the file away"
             )
-        digest = Checkpoint.load(request.out / CHECKPOINT_FILE).digest
-        log.info(
-            "%s: already finished, digest %s",
-            request.out / CHECKPOINT_FILE,
-            digest[:12],
-        )
+        digest = Checkpoint.load(file).digest
+        log.info("%s: already finished, digest %s", file, digest[:12])
         return
 
     if config.accumulate > 1 and not method.accumulates:
@@ -90,13 +97,12 @@ def run(request: PretrainRequest) -> None:
     fabric = launch(config, request)
     with distributed.rank_0_tells(watched=distributed.started_by_fabric()):
         if ranks > 1:
-            method = build(
-                config, found
-            )  # again, now that the method can see the other ranks
+            # Again, now that the method can see the other ranks
+            method = build(config, found)
         workers = min(config.data.workers, loading.cores(request.devices))
         if request.workers is not None:
             workers = request.workers
-        # Only rank 0 writes in RUN, and makes sure that nobody else does
+        # Rank 0 alone writes in RUN, and makes sure that no other run does
         opening = open_run(request.out, verb="pretrain", identity=identity)
         agree = distributed.Agreement()
         with agree.together(opening if fabric.is_global_zero else None):
@@ -108,16 +114,6 @@ def run(request: PretrainRequest) -> None:
             )
             training.loop()
             training.write_checkpoint()
-
-
-T = TypeVar("T")
-# Where the last state is younger than this, the end of an epoch writes no other
-EPOCH_END_SECONDS = 30
-# Fabric's names of the precisions that autocast. The others are the method's own dtype
-AUTOCAST: dict[str, Literal["bf16-mixed", "16-mixed"]] = {
-    "bf16": "bf16-mixed",
-    "fp16": "16-mixed",
-}
 
 
 class Autocast(MixedPrecision):
@@ -257,8 +253,8 @@ class SavedState:
         return step, recent
 
     def save(self, step: int, recent: monitor.RecentTerms) -> None:
-        """Save the state after `step` steps, on rank 0. Weights that are not finite raise Failed, so
-        that they never replace a good state. All ranks call this and hold the same weights, so
+        """Save the state after `step` steps, on rank 0. Weights that are not finite raise Failed,
+        so that they never replace a good state. All ranks call this and hold the same weights, so
         either all fail or none."""
         # A norm is finite only where all elements are. Stacked, the norms of all parameters, queues
         # and running statistics take a single read from the device
@@ -290,8 +286,8 @@ class SavedState:
 
 @dataclass
 class Training:
-    """Trains the method from the step of the saved state to the last. `recipe` is the fingerprint of
-    what decides the numbers: a state of another recipe is refused."""
+    """Trains the method from the step of the saved state to the last. `recipe` is the fingerprint
+    of what decides the numbers: a state of another recipe is refused."""
 
     fabric: Fabric
     config: PretrainConfig
@@ -397,7 +393,7 @@ class Training:
             self.score_neighbours(self.last, None)
 
     def state_is_due(self, done: int, age: float) -> bool:
-        """Save every few minutes, at the end of an epoch unless epochs are short, and at the end."""
+        """Save every few minutes, at the ends of epochs that are not short, and at the end."""
         epoch_ends = done % self.steps_per_epoch == 0
         return (
             done == self.last

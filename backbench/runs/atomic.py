@@ -1,4 +1,4 @@
-"""Files that are there completely or not at all, whenever the process that writes them dies."""
+"""Writes files so that they are there completely or not at all, whenever the writer dies."""
 
 import contextlib
 import json
@@ -12,10 +12,10 @@ from backbench.runs import failures
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`. It becomes `path` if the block ends well, else it goes."""
+    """Give a temporary path, which becomes `path` if the block ends well and is removed if not."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it, because a rename is atomic only within one file system
+    # The temporary file lies beside `path`, because a rename is atomic only within a file system
     with failures.naming(path):
         handle, name = tempfile.mkstemp(
             dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
@@ -29,7 +29,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             # empty file
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-        # mkstemp gives 0600, and results are shared; the mask can only be read by setting it
+        # mkstemp allows the owner only (0600), but results are for all whom the user's mask allows.
+        # The mask can only be read by setting it
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
@@ -39,7 +40,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Remove what killed writers left in `folders`; only for the folders' sole writer."""
+    """Remove what killed writers left in `folders`. Only the folders' sole writer may call this."""
     for folder in folders:
         for path in folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)

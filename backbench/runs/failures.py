@@ -1,4 +1,4 @@
-"""States each failure of the machine (disk, worker, neighbour) in a line; other errors are bugs."""
+"""Explains each failure of the machine (disk, worker, neighbour) in a line."""
 
 import contextlib
 import errno
@@ -12,8 +12,8 @@ AGAIN = "the same command continues"
 FULL = f"make room (`backbench clean RUNS` lists what can go); {AGAIN} then"
 WORKERS = "loader workers (--workers; in `detect` DATALOADER.NUM_WORKERS)"
 ELSEWHERE = "choose a place that can be written to"
-# errno -> (what is wrong, what to do, exit status). A fault that was there from the start is bad
-# input: trying again, as a launcher would, does not help
+# errno -> (what is wrong, what to do, exit status). A fault that was there from the start counts as
+# bad input, so that no launcher tries again
 _DISK: dict[int | None, tuple[str, str, int]] = {
     errno.ENOSPC: ("the disk is full", FULL, EXIT_FAILED),
     errno.EDQUOT: ("your quota of this disk is used up", FULL, EXIT_FAILED),
@@ -45,7 +45,7 @@ _DISK: dict[int | None, tuple[str, str, int]] = {
     ),
     errno.EMFILE: ("too many open files", f"raise `ulimit -n`; {AGAIN}", EXIT_FAILED),
 }
-# Libraries that write by themselves give the number in their text only
+# Libraries that write by themselves give the errno in their text only
 _CODE = re.compile(r"(?:os error |\bcode: |\[Errno )(\d+)")
 _NO_ROOM = re.compile(
     r"No space left on device|StorageFull|PytorchStreamWriter failed writing"
@@ -62,7 +62,8 @@ _NEIGHBOUR = re.compile(
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Make an OSError inside that names no file name `path`, and a library's error of that kind, too."""
+    """Add `path` to an OSError inside that names no file. A library's error whose text gives such an
+    error's number becomes an OSError, too."""
     try:
         yield
     except OSError as error:
@@ -70,8 +71,9 @@ def naming(path: Path) -> Iterator[None]:
             error.filename = str(path)
         raise
     except Exception as error:
-        code = _CODE.search(str(error))
-        number = int(code.group(1)) if code else None
+        number = None
+        if code := _CODE.search(str(error)):
+            number = int(code.group(1))
         if _NO_ROOM.search(str(error)):
             number = errno.ENOSPC
         if number not in _DISK:
@@ -80,33 +82,36 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """(the line, the exit status); None where the machine is not to blame."""
+    """Return the line to say and the exit status; None where the machine is not to blame."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError):
         if "No usable temporary directory" in text:
-            why = "no folder for temporary files can be written to; set TMPDIR"
-            return f"{why}; {AGAIN}", EXIT_FAILED
+            line = "no folder for temporary files can be written to; set TMPDIR"
+            return f"{line}; {AGAIN}", EXIT_FAILED
         if error.errno not in _DISK:
             return None
         what, remedy, status = _DISK[error.errno]
-        where = error.filename2 or error.filename
-        return f"{where}: {what}; {remedy}" if where else f"{what}; {remedy}", status
+        line = f"{what}; {remedy}"
+        if where := error.filename2 or error.filename:
+            line = f"{where}: {line}"
+        return line, status
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        less = f"use a smaller batch or fewer {WORKERS}"
-        return (
-            f"out of memory ({text[:100] or 'of the machine'}); {less}; {AGAIN}",
-            EXIT_FAILED,
+        line = (
+            f"out of memory ({text[:100] or 'of the machine'});"
+            f" use a smaller batch or fewer {WORKERS}"
         )
-    if _WORKER.search(text) and _SHARED_MEMORY.search(text):
-        less = f"make /dev/shm larger, or take 0 {WORKERS}"
-        return f"a loader worker found no shared memory; {less}; {AGAIN}", EXIT_FAILED
-    if _WORKER.search(text):
-        fewer = f"try fewer {WORKERS}"
-        return (
-            f"a loader worker was killed, perhaps for memory: {fewer}; {AGAIN}",
-            EXIT_FAILED,
+    elif _WORKER.search(text) and _SHARED_MEMORY.search(text):
+        line = (
+            "a loader worker found no shared memory;"
+            f" make /dev/shm larger, or take 0 {WORKERS}"
         )
-    if isinstance(error, RuntimeError) and _NEIGHBOUR.search(text):
-        gone = "another process of this run is gone; where it has one, its own line says why"
-        return f"{gone}; {AGAIN}", EXIT_FAILED
-    return None
+    elif _WORKER.search(text):
+        line = f"a loader worker was killed, perhaps for memory: try fewer {WORKERS}"
+    elif isinstance(error, RuntimeError) and _NEIGHBOUR.search(text):
+        line = (
+            "another process of this run is gone;"
+            " where it has one, its own line says why"
+        )
+    else:
+        return None
+    return f"{line}; {AGAIN}", EXIT_FAILED

@@ -1,4 +1,4 @@
-"""Run folders: the names of their files, and which run a folder belongs to."""
+"""Names the files of a run's folder, and tells which run a folder belongs to."""
 
 import contextlib
 import json
@@ -17,14 +17,14 @@ from backbench.untrusted import jsons
 RUN_FILE = "run.json"  # whose run it is: verb, identity, command
 PROGRESS_FILE = "progress.json"  # how far it is, for whoever watches
 METRICS_FILE = "metrics.jsonl"  # one row per logged step
-STATE_FILE = "state.pt"  # what it continues from
+STATE_FILE = "state.pt"  # what a pretraining or a detector continues from
 RECIPE_FILE = "recipe.yaml"
 CHECKPOINT_FILE = "backbone.safetensors"  # what a pretraining is for
 RESULTS_FILE = "results.jsonl"  # what an evaluation is for
 OWED_FILE = "owed.json"  # how many rows of it the run must deliver
-DEMO_FILE = "demo.json"  # of a folder of runs: that the demo made it
+DEMO_FILE = "demo.json"  # marks a folder of runs as made by the demo
 PREDICTIONS = "predictions"  # folder: the predictions behind the results
-SCORES = "scores"  # folder: what heads said of each image, for metrics that come later
+SCORES = "scores"  # folder: the heads' scores of each image, for later metrics
 HEADS_FILE = "heads.safetensors"  # trained heads, each bound to its trunk and protocol
 PICTURES = "pictures"  # folder
 STATES = "state"  # folder: what evaluations continue from
@@ -35,16 +35,18 @@ Identity = Mapping[str, object]
 
 
 def cache_folder() -> Path:
-    """The folder of what is computed once: $BACKBENCH_CACHE, by default ~/.cache/backbench."""
+    """Return the folder of what is computed once: $BACKBENCH_CACHE, else ~/.cache/backbench."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(os.environ.get("BACKBENCH_CACHE") or Path(home) / "backbench")
 
 
 @contextlib.contextmanager
 def open_run(out: str | Path, *, verb: str, identity: Identity) -> Iterator[Path]:
-    """`with open_run(...) as run`: make the run folder, or recognise it, and work in it alone.
-    `identity` (JSON-able) is all that decides the numbers: recipe, checkpoint digests, data
-    fingerprint. A busy folder is refused, and one of another verb or identity, by what differs."""
+    """Make the run folder `out`, or recognise it, and work in it alone until the block ends.
+
+    `identity` (JSON-able) holds all that decides the numbers: recipe, checkpoint digests, data
+    fingerprint. Raise BadInput where another process is at work in the folder, and where it holds
+    a run of another verb or identity; the message names what differs."""
     out = Path(out)
     if not recognise(out, verb=verb, identity=identity):
         out.mkdir(parents=True, exist_ok=True)
@@ -53,15 +55,20 @@ def open_run(out: str | Path, *, verb: str, identity: Identity) -> Iterator[Path
         atomic.remove_leftovers(out, *(out / part for part in PARTS))
         # Asked again under the lock: two processes may have found the folder empty
         if not recognise(out, verb=verb, identity=identity):
-            now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            about = {"verb": verb, "identity": identity, "created": now}
-            about |= {"command": command_line(), "cwd": str(Path.cwd())}
+            about = {
+                "verb": verb,
+                "identity": identity,
+                "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "command": command_line(),
+                "cwd": str(Path.cwd()),
+            }
             atomic.write_json(out / RUN_FILE, about)
         yield out
 
 
 def recognise(out: Path, *, verb: str, identity: Identity) -> bool:
-    """True if `out` holds this very run; BadInput where it holds another, or is no folder."""
+    """Return True if `out` holds this very run, False where it holds none. Raise BadInput where it
+    holds another, or is no folder."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"{out}: is a file; --out needs a folder")
     file = out / RUN_FILE
@@ -75,9 +82,10 @@ def recognise(out: Path, *, verb: str, identity: Identity) -> bool:
             f"{file}: damaged; remove {out} or choose another --out"
         ) from None
     if there.get("verb") != verb:
-        held = f"holds a run of '{there.get('verb')}', not '{verb}'"
-        raise BadInput(f"{out}: {held}; choose another --out")
-    # Through JSON, so that tuples and numbers compare as they will when they are read
+        raise BadInput(
+            f"{out}: holds a run of '{there.get('verb')}', not '{verb}'; choose another --out"
+        )
+    # Through JSON and back, so that tuples and numbers compare as those that were read
     now = json.loads(json.dumps(identity))
     differing = sorted(
         key for key in {*before, *now} if before.get(key) != now.get(key)
@@ -85,25 +93,28 @@ def recognise(out: Path, *, verb: str, identity: Identity) -> bool:
     if differing:
         # The first difference is shown, the others are named
         named = [_difference(differing[0], before, now), *differing[1:]]
-        kept = out / RECIPE_FILE
-        same = f", or continue it with its own recipe, {kept}" if kept.exists() else ""
-        held = f"holds another run's state (differs in {', '.join(named)})"
-        raise BadInput(f"{out}: {held}; choose another --out{same}")
+        or_else = ""
+        if (out / RECIPE_FILE).exists():
+            or_else = f", or continue it with its own recipe, {out / RECIPE_FILE}"
+        raise BadInput(
+            f"{out}: holds another run's state (differs in {', '.join(named)});"
+            f" choose another --out{or_else}"
+        )
     return True
 
 
 def _difference(key: str, there: Identity, now: Identity) -> str:
-    """The difference at `key`, followed down: recipe.optim.lr (0.1 there, 0.2 now)."""
+    """Follow the difference at `key` down to a value, as recipe.optim.lr (0.1 there, 0.2 now)."""
     a, b = there.get(key), now.get(key)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         # A key that is missing differs from one that is null
-        inner = sorted(k for k in {*a, *b} if (k in a, a.get(k)) != (k in b, b.get(k)))
-        return f"{key}.{_difference(inner[0], a, b)}"
+        inner = min(k for k in {*a, *b} if (k in a, a.get(k)) != (k in b, b.get(k)))
+        return f"{key}.{_difference(inner, a, b)}"
     return f"{key} ({a!s:.40} there, {b!s:.40} now)"
 
 
 def command_line() -> str:
-    """The command that started this process, without this interpreter's path."""
+    """Return the command that started this process, without the interpreter's path."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":  # python -m PACKAGE
         package = program.parent.name

@@ -1,21 +1,22 @@
-"""One run folder, one writer: RUN/run.lock names the process that is at work in RUN.
+"""Lets only one process write in a run's folder: RUN/run.lock names the one that is at work there.
 
-Two things hold it, because neither is enough:
+The process holds the file in two ways, because neither is enough:
 
-    a kernel lock    on the file, released by the kernel when the process ends; between machines
-                     only where the file system carries such locks (some mount NFS without)
-    a heartbeat      the file's time of change, moved every few seconds while the process lives;
-                     it crosses machines on every file system
+    a kernel lock    The kernel releases it when the process ends. Other machines see it only where
+                     the file system carries such locks (some mount NFS without).
+    a heartbeat      The process moves the file's time of change every few seconds while it lives.
+                     It is seen from all machines, on every file system.
 
-Who wants the folder decides by the name in the file:
+A process that wants the folder decides by the name in the file:
 
     nobody                       -> it is ours
     a process of this machine    -> the kernel knows: refused where it lives, ours where not
     one of another machine       -> refused at the first beat; ours after QUIET_SECONDS without one
 
-Beats are compared with each other, never with this machine's clock, which may be wrong. filelock,
-which torch brings, is not used: forked loader workers inherit its flock, which outlives a killed
-parent; it knows no other machine and names no holder.
+Beats are compared with each other, never with this machine's clock, which may be wrong.
+
+filelock, which torch brings, is not used: it knows no other machine, it names no holder, and forked
+loader workers inherit its flock, which then outlives a killed parent.
 """
 
 import contextlib
@@ -36,9 +37,9 @@ from backbench.runs import failures
 from backbench.runs.terminal import log
 
 LOCK_FILE = "run.lock"
-BEAT_SECONDS = 5.0
-QUIET_SECONDS = 30.0
-# The answers of a file system without such locks
+BEAT_SECONDS = 5.0  # between two beats of a living process
+QUIET_SECONDS = 30.0  # without a beat; then the process counts as gone
+# What a file system without such locks answers
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -54,7 +55,8 @@ class Holder(TypedDict):
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Work alone in an existing `folder`; an error names another process that is at work in it."""
+    """Work alone in an existing `folder` until the block ends. An error names another process that
+    is at work in it."""
     file = folder / LOCK_FILE
     descriptor = _take(file)
     ended = threading.Event()
@@ -65,7 +67,7 @@ def held(folder: Path) -> Iterator[None]:
     finally:
         ended.set()
         heart.join()
-        # First the name, then the lock: who has the file open by now sees that it is gone
+        # The file goes before the lock, so that whoever has it open by now sees that it is gone
         with contextlib.suppress(OSError):
             if _is_file(descriptor, file):
                 file.unlink()
@@ -73,26 +75,26 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def _take(file: Path) -> int:
-    """The descriptor of `file`, locked, with this process's name in it."""
+    """Return the descriptor of `file`, locked, with this process's name in it."""
     while True:
         with contextlib.ExitStack() as stack:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
             stack.callback(os.close, descriptor)
             if _claim(descriptor, file):
-                stack.pop_all()
+                stack.pop_all()  # it stays open
                 return descriptor
 
 
 def _claim(descriptor: int, file: Path) -> bool:
-    """Write our name into the open file; False where the file must be opened anew."""
+    """Write our name into the open file. Return False where the file must be opened anew."""
     locked = _lock(descriptor)
-    if not _is_file(descriptor, file):  # its owner ended in between, and removed it
+    if not _is_file(descriptor, file):  # its owner has ended since, and removed it
         return False
     holder = _read(descriptor)
     _refuse_living(file, holder, locked)
     if holder is not None and holder["machine"] != _machine():
-        # A machine that is gone. Its lock may stay until the server notices, and looking for its
-        # heartbeat has cost us ours: a new file has no locks
+        # That machine is gone, but its lock may stay until the server notices. Our own lock is lost
+        # as well, since `_beats` has opened and closed the file. A new file has no locks
         if _is_file(descriptor, file):
             file.unlink()
         return False
@@ -111,8 +113,9 @@ def _claim(descriptor: int, file: Path) -> bool:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Take the kernel's lock: True if it is ours now; None where the file system has none."""
-    # Not flock: that one passes to forked loader workers, and outlives a parent that was killed
+    """Take the kernel's lock. Return True if it is ours now, False if another process has it, None
+    where the file system has no locks."""
+    # flock would pass to forked loader workers, and outlive a parent that was killed
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -125,7 +128,8 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _refuse_living(file: Path, holder: Holder | None, locked: bool | None) -> None:
-    """BadInput, or Failed of another machine, unless the holder in `file` is known to be gone."""
+    """Raise an error unless the holder that `file` names is known to be gone: BadInput for a
+    process of this machine, Failed for one of another."""
     who = "another run"
     if holder is not None:
         who = f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
@@ -139,19 +143,20 @@ def _refuse_living(file: Path, holder: Holder | None, locked: bool | None) -> No
     else:
         alive = not locked
     if alive:
-        # A process on a machine that Slurm gave up ends soon: the next attempt finds it gone
-        kind = BadInput if holder is None or holder["machine"] == _machine() else Failed
-        raise kind(
-            f"{file.parent}: {who} is at work; wait for it, or choose another --out"
-        )
+        line = f"{file.parent}: {who} is at work; wait for it, or choose another --out"
+        if holder is None or holder["machine"] == _machine():
+            raise BadInput(line)
+        # A launcher tries again after Failed: a process on a machine that Slurm gave up ends soon,
+        # and the next attempt finds it gone
+        raise Failed(line)
 
 
 def _beats(file: Path) -> bool:
-    """True if the file's time of change moves within QUIET_SECONDS."""
+    """Return True if the file's time of change moves within QUIET_SECONDS."""
     times: set[int | None] = set()
     deadline = time.monotonic() + QUIET_SECONDS
     while len(times) < 2 and time.monotonic() < deadline:
-        # Opened anew each time: that is when NFS asks the server
+        # The file is opened anew each time, as that is when NFS asks the server
         try:
             with file.open("rb") as opened:
                 times.add(os.fstat(opened.fileno()).st_mtime_ns)
@@ -162,6 +167,7 @@ def _beats(file: Path) -> bool:
 
 
 def _beat(descriptor: int, ended: threading.Event) -> None:
+    """Move the file's time of change every few seconds, until `ended` is set."""
     while not ended.wait(BEAT_SECONDS):
         # A file system that is full or away for a moment is no reason to end a run
         with contextlib.suppress(OSError):
@@ -169,7 +175,7 @@ def _beat(descriptor: int, ended: threading.Event) -> None:
 
 
 def _is_file(descriptor: int, file: Path) -> bool:
-    """True if `file` is the file behind the descriptor, and not one of the same name."""
+    """Return True if `file` is the file behind the descriptor, not a new one of that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:
@@ -177,7 +183,7 @@ def _is_file(descriptor: int, file: Path) -> bool:
 
 
 def _read(descriptor: int) -> Holder | None:
-    """The holder that is named; None where nobody is, or who was killed while writing it."""
+    """Return the holder that is named; None where nobody is, or only half a name was written."""
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
         return Holder(**{key: found[key] for key in Holder.__annotations__})  # type: ignore[typeddict-item]
@@ -186,7 +192,7 @@ def _read(descriptor: int) -> Holder | None:
 
 
 def _machine() -> str:
-    """This machine since its last start: names like `localhost` are many machines'."""
+    """Identify this machine since its last start. Many machines share a name like `localhost`."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # no Linux
@@ -194,10 +200,12 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When process `pid` of this machine began, in the kernel's words; None where there is none."""
+    """Return when process `pid` of this machine began, in the kernel's words; None where there is
+    no such process."""
     try:
         about = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The name, in brackets, may hold blanks; the start is the 22nd word, the name the second
+    # The start is the 22nd word. The second, a name in brackets, may hold blanks, so we count from
+    # its end
     return about.rpartition(")")[2].split()[19]

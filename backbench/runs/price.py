@@ -1,5 +1,7 @@
-"""Says what a run will do before it starts, and after a few timed steps what that costs here. A
-verb announces the units of work left (steps, images, fits); Progress works them off."""
+"""Says what a run will do before it starts, and after a few timed steps how long that takes here.
+
+A verb announces the units of work that are left (steps, images, fits); Progress counts them down.
+"""
 
 import time
 from collections.abc import Mapping
@@ -7,17 +9,18 @@ from dataclasses import dataclass, field
 
 from backbench.runs.terminal import log
 
-LONG, DEAR = (
-    60.0,
-    3600.0,
-)  # seconds: less is not worth a word; above, a cheaper way is named
-# A rate is believed after so many units and seconds, or after so many seconds alone
-UNITS, SECONDS, ENOUGH_SECONDS = 10, 5.0, 30.0
+# Work that takes less than LONG seconds is not worth a word; above DEAR a cheaper way is named
+LONG = 60.0
+DEAR = 3600.0
+# A rate is believed after UNITS that took SECONDS at least, or after ENOUGH_SECONDS alone
+UNITS = 10
+SECONDS = 5.0
+ENOUGH_SECONDS = 30.0
 
 
 @dataclass
 class _Announced:
-    """The work of this process's run that is left, by unit, and what would cost less."""
+    """The work that this process's run has left, by unit, and what would cost less."""
 
     left: dict[str, float] = field(default_factory=dict)
     cheaper: str = ""
@@ -29,10 +32,13 @@ _run = _Announced()
 def announce(
     what: str, *parts: str, work: Mapping[str, float], cheaper: str = ""
 ) -> None:
-    """Log what will be done. `work`: each unit's count; `cheaper`: a cheaper way on a CPU."""
+    """Log what will be done: `what`, its `parts`, and the counts of `work` by unit. `cheaper` names
+    a cheaper way, for a run on a CPU."""
     counts = [plural(count, unit) for unit, count in work.items() if count]
-    log.info(f"{what}: {'; '.join(filter(None, (*parts, ', '.join(counts))))}")
-    _run.left, _run.cheaper = dict(work), cheaper
+    said = [part for part in (*parts, ", ".join(counts)) if part]
+    log.info(f"{what}: {'; '.join(said)}")
+    _run.left = dict(work)
+    _run.cheaper = cheaper
 
 
 def skip(unit: str, count: float) -> None:
@@ -47,43 +53,47 @@ class Meter:
     def __init__(self, unit: str, done: int) -> None:
         self.unit = unit
         self.began = time.monotonic()
-        self.warm: float | None = (
-            None  # when the first units were done: they start the machine up
-        )
+        # The first units start the machine up, so the rate is measured from their end on
+        self.warm: float | None = None
         self.counted = 0
         skip(unit, done)
 
     def count(self, units: int) -> None:
-        """Count units that are done; says once for each kind what the rest will take."""
+        """Count units that are done. Say once for each kind of unit how long the rest will take."""
         skip(self.unit, units)
         now = time.monotonic()
         if self.warm is None:
-            self.warm, start, made = now, self.began, units
+            self.warm = now
+            made = units
+            took = now - self.began
+            known = False
         else:
             self.counted += units
-            start, made = self.warm, self.counted
-        took = now - start
-        known = made >= UNITS and self.counted and took >= SECONDS
+            made = self.counted
+            took = now - self.warm
+            known = made >= UNITS and took >= SECONDS
         if self.unit not in _run.left or not (known or took >= ENOUGH_SECONDS):
             return
         left = _run.left.pop(self.unit)
         needed = left * took / made
         if needed < LONG:
             return
-        cheaper = f"; {_run.cheaper}" if needed > DEAR and _run.cheaper else ""
-        rate = f"at {made / took:.3g} a second{cheaper}"
+        cheaper = ""
+        if needed > DEAR and _run.cheaper:
+            cheaper = f"; {_run.cheaper}"
         log.info(
-            f"about {spelled(needed)} here for {left:,.0f} more {self.unit}s, {rate}"
+            f"about {spelled(needed)} here for {left:,.0f} more {self.unit}s,"
+            f" at {made / took:.3g} a second{cheaper}"
         )
 
 
 def plural(count: float, unit: str) -> str:
-    """1 checkpoint, 30,000 steps."""
+    """Spell a count: 1 checkpoint, 30,000 steps."""
     return f"{count:,.0f} {unit}{'' if count == 1 else 's'}"
 
 
 def spelled(seconds: float) -> str:
-    """90 -> 2 minutes; 5400 -> 1.5 hours; 3.2e6 -> 899 hours."""
+    """Spell a time: 90 is 2 minutes, 5400 is 1.5 hours, 3.2e6 is 889 hours."""
     if seconds < 3600:
         return plural(max(1, round(seconds / 60)), "minute")
     hours = seconds / 3600

@@ -1,4 +1,4 @@
-"""How far a run is: a live line on a terminal, a line every 10 s in a log, and RUN/progress.json."""
+"""Shows how far a run is: on a terminal, every 10 s in a log, and in RUN/progress.json."""
 
 import contextlib
 import logging
@@ -15,14 +15,16 @@ from backbench.runs.terminal import log, show_live
 from backbench.untrusted import jsons, printable
 
 # The least time between two lines on a terminal, two lines of a log, two writes of progress.json
-TERMINAL_SECONDS, LOG_SECONDS, FILE_SECONDS = 0.2, 10.0, 1.0
+TERMINAL_SECONDS = 0.2
+LOG_SECONDS = 10.0
+FILE_SECONDS = 1.0
 QUIET_SECONDS = 3.0  # looking at data for less than this shows no line
 
 
 class Progress:
-    """Counts steps of `total` and shows them with rate and ETA. `done` at construction is where a
-    continued run starts; the rate counts only the steps since then. Work that is over within
-    `after` seconds shows no line at all."""
+    """Counts steps out of `total` and shows them with their rate and the time left. A continued run
+    starts at `done`, and the rate is that of the steps since then. Work that is over within `after`
+    seconds shows no line at all."""
 
     def __init__(
         self,
@@ -34,12 +36,17 @@ class Progress:
         done: int = 0,
         after: float = 0.0,
     ) -> None:
-        self.run, self.total, self.what, self.unit = run, total, what, unit
+        self.run = run
+        self.total = total
+        self.what = what
+        self.unit = unit
         self.after = after
-        self.first = self.done = done
+        self.first = done
+        self.done = done
         self.meter = None if run is None else price.Meter(unit, done)
         self.start = time.monotonic()
-        self._shown = self._written = 0.0
+        self._shown = 0.0  # when the last line was
+        self._written = 0.0  # when progress.json was
         self._tty = sys.stderr.isatty()
 
     @property
@@ -52,32 +59,33 @@ class Progress:
         return math.inf if left else 0.0
 
     def advance(self, count: int = 1, **info: float | str) -> None:
-        """Count `count` more steps; `info` is shown behind the rate."""
+        """Count `count` more steps. `info` is shown behind the rate."""
         self.done += count
         if self.meter is not None:
             self.meter.count(count)
         now = time.monotonic()
         last = self.done >= self.total
-        due = last or now - self._shown > (
-            TERMINAL_SECONDS if self._tty else LOG_SECONDS
-        )
+        pause = TERMINAL_SECONDS if self._tty else LOG_SECONDS
+        due = last or now - self._shown > pause
         if due and now - self.start >= self.after:
             self._shown = now
             self._print(info, last)
         if self.run is not None and (last or now - self._written > FILE_SECONDS):
-            self._written, eta = now, self.eta
-            note = ProgressNote(
-                what=self.what,
-                done=self.done,
-                total=self.total,
-                unit=self.unit,
-                eta_s=None if eta == math.inf else round(eta, 1),
-                time=time.time(),
-            )
-            with contextlib.suppress(
-                OSError
-            ):  # a full disk must not end the run for this file
-                atomic.write_json(Path(self.run) / PROGRESS_FILE, note)
+            self._written = now
+            # A full disk must not end the run for this file
+            with contextlib.suppress(OSError):
+                atomic.write_json(Path(self.run) / PROGRESS_FILE, self._note())
+
+    def _note(self) -> "ProgressNote":
+        eta = self.eta
+        return ProgressNote(
+            what=self.what,
+            done=self.done,
+            total=self.total,
+            unit=self.unit,
+            eta_s=None if eta == math.inf else round(eta, 1),
+            time=time.time(),
+        )
 
     def _print(self, info: Mapping[str, float | str], last: bool) -> None:
         if log.level > logging.INFO:
@@ -99,7 +107,7 @@ class Progress:
 
 
 class ProgressNote(TypedDict):
-    """RUN/progress.json."""
+    """What RUN/progress.json holds."""
 
     what: str
     done: int
@@ -110,7 +118,7 @@ class ProgressNote(TypedDict):
 
 
 def read_progress(run: str | Path) -> ProgressNote | None:
-    """Read RUN/progress.json; None where there is none, or none that makes sense."""
+    """Read RUN/progress.json. Return None where there is none, or none that makes sense."""
     try:
         note = jsons.read(Path(run) / PROGRESS_FILE)
         left = note["eta_s"]
@@ -125,17 +133,21 @@ def read_progress(run: str | Path) -> ProgressNote | None:
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     # A NaN or an absurd count would spread to every sum that it is part of
-    counts = 0 <= out["done"] < 1 << 62 and 0 <= out["total"] < 1 << 62
-    times = math.isfinite(out["time"]) and not math.isnan(out["eta_s"] or 0.0)
-    return out if counts and times else None
+    if not (0 <= out["done"] < 1 << 62 and 0 <= out["total"] < 1 << 62):
+        return None
+    if not math.isfinite(out["time"]) or math.isnan(out["eta_s"] or 0.0):
+        return None
+    return out
 
 
 def seconds(value: float) -> str:
-    """75.2 -> 1:15; 0.42 -> 0.4 s."""
+    """Spell a time: 75.2 is 1:15, 0.42 is 0.4 s, and inf is a question mark."""
     if value == math.inf:
         return "?"
     if value < 10:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}"

@@ -1,5 +1,5 @@
-"""Each random decision has its own generator, a pure function of the seed and its purpose. None is
-ever saved, so a run that continues decides as one that was never stopped."""
+"""Gives each random decision a generator of its own, a pure function of the seed and its purpose.
+No generator is ever saved, and a run that continues decides like one that was never stopped."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ if TYPE_CHECKING:
 
 
 def seed_of(*what: int | str) -> int:
-    """A 63-bit seed, a pure function of its arguments: seed_of(seed, "views", epoch, image)."""
-    # repr keeps the parts apart: (1, 12) and (11, 2) are different texts. One of 64 bits is
-    # dropped: torch takes a signed integer
+    """Hash the arguments to a 63-bit seed, as in seed_of(seed, "views", epoch, image)."""
+    # repr keeps the parts apart: (1, 12) and (11, 2) are different texts. One of the 64 bits goes,
+    # because torch takes a signed integer
     digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def generator(*what: int | str) -> torch.Generator:
-    """A fresh CPU torch generator for one decision; see `seed_of`."""
+    """Make a fresh torch generator on the CPU for one decision; see `seed_of`."""
     import torch
 
     return torch.Generator().manual_seed(seed_of(*what))
 
 
 def seed_everything(*what: int | str) -> None:
-    """Seed python, numpy and torch (all devices): for initialisation, or one training step."""
+    """Seed Python, numpy and torch on all devices, for an initialisation or one training step."""
     import random
 
     import numpy

@@ -1,5 +1,7 @@
-"""Writes state files with their own digest, and holds the flag by which a signal ends a loop. With
-`atomic` (whole files) and `seeding` (repeatable decisions) a killed run can always continue."""
+"""Writes state files with their own digest, and tells loops and the code around them of signals.
+
+With whole files (`atomic`) and repeatable decisions (`seeding`) a killed run can always continue.
+"""
 
 import contextlib
 import ctypes
@@ -32,7 +34,7 @@ def save_state(path: str | Path, state: Mapping[str, object]) -> None:
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """Read what `save_state` wrote, without running code. BadInput names a damaged file."""
+    """Read what `save_state` wrote, without running code. Raise BadInput for a damaged file."""
     import torch
 
     path = Path(path)
@@ -50,9 +52,10 @@ def load_state(path: str | Path) -> dict[str, Any]:
 
 
 class StopFlag:
-    """`with StopFlag() as stop:` sets `stop.requested` at SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C. The
-    loop asks between steps, saves and raises `Preempted`; a second Ctrl-C interrupts at once.
-    Handlers need the main thread: elsewhere the flag stays None."""
+    """Notes a signal, so that a loop can finish its step first: after SIGTERM, SIGUSR1, SIGUSR2 or
+    Ctrl-C within `with StopFlag() as stop:` its name is in `stop.requested`. The loop asks between
+    steps, saves and raises Preempted. A second Ctrl-C interrupts at once. Signal handlers need the
+    main thread; in any other `requested` stays None."""
 
     def __init__(self) -> None:
         self.requested: str | None = None
@@ -63,7 +66,7 @@ class StopFlag:
         self.requested = signal.Signals(number).name
 
     def end_here(self, where: str) -> None:
-        """Raise Preempted where a signal came; for loops whose steps are not worth saving."""
+        """Raise Preempted if a signal has come, in a loop whose steps are not worth saving."""
         if self.requested:
             raise Preempted(
                 f"stopped by {self.requested} {where}; the same command continues"
@@ -80,7 +83,8 @@ class StopFlag:
 
 @contextlib.contextmanager
 def _stop_signals_to(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    # What was there before: a handler, or one of the numbers SIG_DFL and SIG_IGN
+    """Let `handle` get the stop signals inside; afterwards the handlers are as they were."""
+    # The handlers that were there before, or one of the numbers SIG_DFL and SIG_IGN
     old: dict[int, Any] = {}
     try:
         for name in STOP_SIGNALS:
@@ -95,9 +99,11 @@ def _stop_signals_to(handle: Callable[[int, FrameType | None], None]) -> Iterato
 
 @contextlib.contextmanager
 def stops_at_once() -> Iterator[list[str]]:
-    """Raise Stopped inside at a stop signal; a StopFlag within takes the signals over. This is for
-    code around the loops (importing, reading, scoring): it writes only whole files, so it may end
-    anywhere. Yields the signals' names, as compiled code may turn the exception into another."""
+    """Raise Stopped inside at a stop signal, unless a StopFlag within takes it over.
+
+    This is for the code around the loops (importing, reading, scoring), which writes only whole
+    files, so that it may end anywhere. Yields a list to which the names of signals are added, as
+    compiled code may turn the exception into another one."""
     raised: list[str] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -110,10 +116,11 @@ def stops_at_once() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Processes that are forked inside never see a stop signal: the main process handles it, and a
-    SIGTERM to the whole group must not take the loader's workers from its last step. A signal that
-    another thread receives meanwhile is handled at the end: no loader is left half made, also by the
-    death of a worker, at which torch raises."""
+    """Hide stop signals from the processes that are forked inside.
+
+    The main process handles the signal: a SIGTERM to the whole group must not take the loader's
+    workers from its last step. Signals that come meanwhile are handled at the end, so that no
+    loader is left half made. That includes SIGCHLD, as torch raises at the death of a worker."""
     numbers = {signal.SIGCHLD, *(getattr(signal, name) for name in STOP_SIGNALS)}
     came: list[int] = []
     try:
@@ -129,6 +136,7 @@ def signals_blocked() -> Iterator[None]:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Signal this process when its parent ends, on Linux only; a parent already gone is missed."""
+    """Send this process a signal when its parent ends. It works on Linux only, and misses a parent
+    that is gone already."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

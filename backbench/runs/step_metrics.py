@@ -1,4 +1,4 @@
-"""RUN/metrics.jsonl: one JSON object for each logged step."""
+"""Writes and reads RUN/metrics.jsonl, which has one JSON object for each logged step."""
 
 import json
 import math
@@ -10,7 +10,8 @@ from backbench.untrusted import jsons, opening
 
 
 class Metrics:
-    """Writes RUN/metrics.jsonl, without old rows from `from_step` on, which are made again."""
+    """Appends to RUN/metrics.jsonl. Old rows from `from_step` on go first, as their steps are made
+    again."""
 
     def __init__(self, run: Path, *, from_step: int = 0) -> None:
         self.path = Path(run) / METRICS_FILE
@@ -23,7 +24,7 @@ class Metrics:
 
 
 def read_metrics(run: str | Path) -> list[dict[str, float]]:
-    """The rows of RUN/metrics.jsonl; lines that are no rows, as a torn last one, are left out."""
+    """Read the rows of RUN/metrics.jsonl. Lines that are no rows (a torn last one) are left out."""
     rows: list[dict[str, float]] = []
     try:
         text = opening.read_bytes(Path(run) / METRICS_FILE, most=opening.GIGABYTE)
@@ -34,7 +35,9 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
             row = jsons.decode(line)
         except ValueError:
             continue
-        step = row.get("step", 0) if isinstance(row, dict) else None
+        if not isinstance(row, dict):
+            continue
+        step = row.get("step", 0)
         if isinstance(step, int | float) and math.isfinite(step):
             rows.append(row)
     return rows

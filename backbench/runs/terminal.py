@@ -1,4 +1,4 @@
-"""Messages on standard error: the logger, and the live line of a terminal."""
+"""Writes messages to standard error: the logger, and the live line of a terminal."""
 
 import logging
 import shutil
@@ -9,16 +9,17 @@ log = logging.getLogger("backbench")
 
 
 class _LiveLine:
-    """A line of progress that stands on the terminal without an end yet."""
+    """The line of progress that is rewritten in place on a terminal."""
 
-    stands = False
+    stands = False  # whether it is there, without a line end
 
 
 def show_live(line: str, *, last: bool) -> None:
-    """Write `line` over the live one; the `last` one ends with a new line."""
-    # One column less than fits: some terminals begin a new line behind the last column
+    """Write `line` over the live one. The `last` one gets a line end."""
+    # One column less than fits, as some terminals begin a new line behind the last column
     width = shutil.get_terminal_size().columns - 1
-    sys.stderr.write(f"\r\x1b[K{line[:width]}" + ("\n" if last else ""))
+    end = "\n" if last else ""
+    sys.stderr.write(f"\r\x1b[K{line[:width]}{end}")
     _LiveLine.stands = not last
 
 
@@ -30,13 +31,15 @@ def end_live_line() -> None:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
+    """Writes messages below the live line, not into it."""
+
     def emit(self, record: logging.LogRecord) -> None:
         end_live_line()
         super().emit(record)
 
 
 def setup_logging(verbosity: int = 0) -> None:
-    """Plain lines on standard error: -1 (-q) shows warnings only, 1 (-v) debug messages too."""
+    """Log plain lines to standard error. -1 (-q) shows warnings only, 1 (-v) debug messages too."""
     level = {-1: logging.WARNING, 0: logging.INFO}.get(verbosity, logging.DEBUG)
     logging.basicConfig(
         level="WARNING", format="%(message)s", handlers=[_Handler(sys.stderr)]

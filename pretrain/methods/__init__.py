@@ -1,1 +1,1 @@
-"""One file per method: the loss function above, the Method below, its Config beside it."""
+"""The methods, a file each: the loss as a function, then its Config, then the Method."""

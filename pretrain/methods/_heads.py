@@ -11,18 +11,15 @@ from backbench.pretrain.recipe import Count
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """`layers` linear maps with ReLU between them; hidden: null is the input's width. batchnorm:
-    after every hidden layer; last_batchnorm: after the last one as well (without affine parameters
-    where last_affine is false). A linear map followed by batch norm has no bias; last_bias is the
-    last one's, where no norm follows."""
+    """Has `layers` linear maps with ReLU between them. One before a batch norm has no bias."""
 
     layers: Count = 2
-    hidden: Count | None = None
+    hidden: Count | None = None  # null: the input's width
     dim: Count = 128
-    batchnorm: bool = True
-    last_batchnorm: bool = False
-    last_affine: bool = True
-    last_bias: bool = True
+    batchnorm: bool = True  # after every hidden layer
+    last_batchnorm: bool = False  # after the last layer as well
+    last_affine: bool = True  # whether that last norm has affine parameters
+    last_bias: bool = True  # of the last linear map, where no norm follows it
 
 
 MOCO_HEAD = Head(batchnorm=False)  # MoCo v2, JCL, LORAC
@@ -38,13 +35,12 @@ WMSE_HEAD = Head(hidden=1024, dim=64)
 HCL_HEAD = Head(hidden=512)  # DCL, HCL and CLLR's released code
 CMC_HEAD = Head(layers=1)
 MIO_HEAD = Head(layers=3, hidden=2048, last_batchnorm=True)
-BARLOW_HEAD = Head(
-    layers=3, hidden=2048, dim=2048, last_bias=False
-)  # Barlow Twins, ARB
+# Barlow Twins, ARB
+BARLOW_HEAD = Head(layers=3, hidden=2048, dim=2048, last_bias=False)
 
 
 def build_head(config: Head, width: int) -> nn.Sequential:
-    """(N, width) -> (N, config.dim)."""
+    """Build a network (N, width) -> (N, config.dim)."""
     hidden = config.hidden or width
     modules: list[nn.Module] = []
     for _ in range(config.layers - 1):
@@ -53,11 +49,8 @@ def build_head(config: Head, width: int) -> nn.Sequential:
             modules.append(nn.BatchNorm1d(hidden))
         modules.append(nn.ReLU())
         width = hidden
-    modules.append(
-        nn.Linear(
-            width, config.dim, bias=config.last_bias and not config.last_batchnorm
-        )
-    )
+    bias = config.last_bias and not config.last_batchnorm
+    modules.append(nn.Linear(width, config.dim, bias=bias))
     if config.last_batchnorm:
         modules.append(nn.BatchNorm1d(config.dim, affine=config.last_affine))
     return nn.Sequential(*modules)
@@ -66,8 +59,8 @@ def build_head(config: Head, width: int) -> nn.Sequential:
 def forward_crops(
     network: Callable[[Tensor], Tensor], views: Sequence[Tensor], together: bool = True
 ) -> list[Tensor]:
-    """V views (n, 3, h, w) -> V outputs (n, d). Neighbours of equal size share one forward pass,
-    and batch norm's statistics, where `together` is true."""
+    """Pass V views (n, 3, h, w) through the network -> V outputs (n, d). Where `together` is true,
+    neighbours of equal size share one forward pass, and so batch norm's statistics."""
     if not together:
         return [network(view) for view in views]
     out: list[Tensor] = []

@@ -1,14 +1,14 @@
-"""Decomposes matrices on a GPU without waiting for it, by a number of products known beforehand.
-`torch.linalg.eigh` and `svd` look on the host whether they have succeeded, and take a batch of
-small matrices one by one."""
+"""Decomposes matrices on a GPU without waiting for it, by a fixed number of matrix products.
+`torch.linalg.eigh` and `svd` would check on the host whether they have succeeded, and take the
+small matrices of a batch one by one."""
 
 import math
 
 import torch
 from torch import Tensor
 
-LEAST_SHARE = 1e-11  # of ||X||_F, in `polar`
-LEAST_RIDGE = 1e-8  # of `inverse_root`
+LEAST_SHARE = 1e-11  # singular values that `polar` keeps, as a share of ||X||_F
+LEAST_RIDGE = 1e-8  # that `inverse_root` takes
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:

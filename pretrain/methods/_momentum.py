@@ -1,4 +1,4 @@
-"""Momentum contrast: the key encoder with ShuffleBN, the queue of keys, and the method around both."""
+"""Builds momentum contrast from a key encoder with ShuffleBN and a queue of keys."""
 
 import copy
 import math
@@ -22,7 +22,7 @@ from backbench.weights.trunk import Trunk
 
 
 def momentum_copy(module: nn.Module) -> nn.Module:
-    """A frozen copy of `module`, to follow it as its moving average."""
+    """Copy `module` and freeze the copy, which follows it as its moving average."""
     return copy.deepcopy(module).requires_grad_(False)
 
 
@@ -30,21 +30,23 @@ def momentum_copy(module: nn.Module) -> nn.Module:
 def momentum_update(
     average: Iterable[Tensor], source: Iterable[Tensor], momentum: float
 ) -> None:
-    """average := momentum average + (1 - momentum) source, tensor by tensor, in one fused call."""
-    # lerp: average + (1 - momentum) (source - average)
+    """Set average := momentum average + (1 - momentum) source, in one fused call."""
+    # lerp computes the same as average + (1 - momentum) (source - average)
     torch._foreach_lerp_(list(average), [p.detach() for p in source], 1.0 - momentum)
 
 
 def momentum_at(progress: float, start: float, final: float) -> float:
-    """`start` at progress 0, `final` at 1, by half a cosine (BYOL, Section 3.2)."""
+    """Rise from `start` at progress 0 to `final` at 1, by half a cosine (BYOL, Section 3.2)."""
     return final - (final - start) * (math.cos(math.pi * progress) + 1) / 2
 
 
 class KeyEncoder(nn.Module):
-    """MoCo's key encoder: the query encoder's moving average, its batch norm local, its images
-    shuffled over ranks (unless `shuffled` is false). `groups`: batch norm's statistics are taken
-    over this many groups of the global batch (the papers' number of GPUs); None: one per rank. Only
-    the parameters follow the query encoder; running statistics are its own."""
+    """MoCo's key encoder, the moving average of the query encoder. Only the parameters follow the
+    query encoder; running statistics are its own.
+
+    Its batch norm is local: statistics are taken over `groups` groups of the global batch (the
+    papers' number of GPUs), or over one per rank where that is None. Images are shuffled over ranks
+    unless `shuffled` is false."""
 
     def __init__(
         self, encoder: nn.Module, *, groups: int | None, shuffled: bool = True
@@ -57,7 +59,7 @@ class KeyEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-        """V views (n, 3, h, w) on each rank -> unit keys (N, V, d) of the global batch, on all."""
+        """Encode V views (n, 3, h, w) of this rank -> unit keys (N, V, d) of the global batch."""
         # 1. (n V, 3, h, w), sample by sample: the shuffled order then does not depend on how many
         #    ranks the batch is spread over
         images = torch.stack(list(views), 1)
@@ -77,8 +79,8 @@ class KeyEncoder(nn.Module):
 
 
 class Queue(nn.Module):
-    """Holds C queues of the last `length` keys each, (C, length, d), oldest overwritten first. Each
-    starts with random directions, drawn by its name; whole batches replace whole batches."""
+    """Holds the last `length` keys in each of C queues, (C, length, d). A queue starts with random
+    directions, drawn by its name. Whole batches replace whole batches, the oldest first."""
 
     keys: Tensor
     position: Tensor
@@ -88,8 +90,10 @@ class Queue(nn.Module):
     ) -> None:
         super().__init__()
         if length < 1 or length % batch_size:
-            no = f"no multiple of the batch size {batch_size}"
-            raise BadInput(f"a queue of {length} keys is {no}; change either")
+            raise BadInput(
+                f"a queue of {length} keys is no multiple of the batch size {batch_size};"
+                " change either"
+            )
         keys = []
         for name in names:
             generator = seeding.generator(seed, name)
@@ -100,8 +104,9 @@ class Queue(nn.Module):
     @torch.no_grad()
     def enqueue(self, keys: Tensor) -> None:
         """Append the global batch's keys (N, C, d), the c-th to queue c."""
-        # Modulo the length: a batch that reaches the end goes on at the beginning
-        n, length = len(keys), self.keys.shape[1]
+        n = len(keys)
+        length = self.keys.shape[1]
+        # A batch that reaches the end goes on at the beginning
         index = (self.position + torch.arange(n, device=self.keys.device)) % length
         self.keys[:, index] = keys.transpose(0, 1).to(self.keys.dtype)
         self.position.copy_((self.position + n) % length)
@@ -123,9 +128,8 @@ C = TypeVar("C", bound=ContrastConfig)
 
 
 class MomentumContrast(method.Method, Generic[C]):
-    """Holds a query encoder, its momentum copy and a queue; a subclass's `forward` makes the loss
-    and leaves what the queue shall hold after the step, (N, C, d), in `new_keys`. `local_queries`:
-    the query encoder has local batch norm as well, in the same groups."""
+    """Holds a query encoder, its momentum copy and a queue. A subclass's `forward` makes the loss
+    and leaves the keys that the queue gets after the step, (N, C, d), in `new_keys`."""
 
     accumulates = True
 
@@ -141,10 +145,13 @@ class MomentumContrast(method.Method, Generic[C]):
         enqueued: int = 1,
         queues: Sequence[str] = ("queue",),
     ) -> None:
-        """`key_views` pass the key encoder at once; a batch adds `enqueued` keys per image."""
+        """With `local_queries` the query encoder has local batch norm as well, in the same groups.
+        `key_views` views pass the key encoder at once, and a batch adds `enqueued` keys per image
+        to each of the `queues`."""
         super().__init__()
         division.check_groups(config.groups, setup.images_at_once * key_views)
-        self.config, self.seed = config, setup.seed
+        self.config = config
+        self.seed = setup.seed
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)
         encoder = nn.Sequential(backbone, self.projector)
@@ -166,7 +173,8 @@ class MomentumContrast(method.Method, Generic[C]):
         return self.projector(self.backbone(images))
 
     def keys(self, views: Sequence[Tensor], *step: int) -> Tensor:
-        """V views -> unit keys (N, V, d) of the global batch, shuffled by what `step` says."""
+        """Encode V views -> unit keys (N, V, d) of the global batch. The numbers `step` decide how
+        images are shuffled on the way."""
         return self.key_encoder(views, seeding.generator(self.seed, "shuffle", *step))
 
     def momentum(self, progress: float) -> float:
@@ -180,5 +188,5 @@ class MomentumContrast(method.Method, Generic[C]):
         for keys in self.new_keys:
             self.queue.enqueue(keys)
         self.new_keys.clear()
-        # Local running statistics differ between ranks; all ranks go on with their mean
+        # Local running statistics differ between ranks, so all ranks go on with their mean
         batchnorm.average_batchnorm(self)

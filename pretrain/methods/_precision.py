@@ -23,7 +23,8 @@ class GradientContext(Protocol):
 
 
 def full_precision(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Autocast off inside; floating arguments become float64 where one is, else float32."""
+    """Run `loss` without autocast, on floating arguments of one dtype: float64 where one of them
+    is, else float32."""
 
     @functools.wraps(loss)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> Tensor:
@@ -47,11 +48,11 @@ def _is_floating(x: object) -> TypeGuard[Tensor]:
 
 
 def raised(x: Tensor) -> Tensor:
-    """float16 and bfloat16 become float32; the rest stays."""
+    """Raise float16 and bfloat16 to float32; leave float32 and float64."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 @full_precision
 def unit(x: Tensor) -> Tensor:
-    """(..., d) -> vectors of length 1."""
+    """Scale vectors (..., d) to length 1."""
     return F.normalize(x, dim=-1)

@@ -52,14 +52,14 @@ def nearest_base(z: Tensor, ridge: float) -> Tensor:
     orthonormal matrix nearest to Z if Z has full column rank (Theorem 1, Eq. 2), else its ridged
     form. A badly conditioned Gram matrix, as in a collapse, loses its small eigenvalues in float32
     (errors of 10% were seen): float64 there."""
-    # 1. The Gram matrix of the smaller side: Z f(Z^T Z) = f(Z Z^T) Z, since Z (Z^T Z)^k = (Z Z^T)^k
-    #    Z
+    # 1. The Gram matrix of the smaller side: Z f(Z^T Z) = f(Z Z^T) Z for any function f, since
+    #    Z (Z^T Z)^k = (Z Z^T)^k Z
     wide = z.shape[-2] <= z.shape[-1]
     x = z
     gram = x @ x.mT if wide else x.mT @ x
     if z.is_cuda and ridge >= LEAST_RIDGE:
-        # Without a look at the condition, so in float64. Unit columns: the eigenvalues add up to
-        # their number at most
+        # Looking at the condition would wait for the GPU, so this is float64 always. Columns have
+        # length 1 at most, so the eigenvalues add up to their number at most
         x = z.double()
         gram = x @ x.mT if wide else x.mT @ x
         root = inverse_root(gram, ridge, largest=z.shape[-1])
@@ -118,10 +118,8 @@ def arb_loss(
     # 2. What each view is aligned with: the base of the other
     target_a, target_b = a, b
     if align == "base":
-        target_a, target_b = (
-            nearest_base(a.detach(), ridge),
-            nearest_base(b.detach(), ridge),
-        )
+        target_a = nearest_base(a.detach(), ridge)
+        target_b = nearest_base(b.detach(), ridge)
     # 3. Column i with its target's column i: 1 - <x_i, t_i>, squared
     total = z_a.new_zeros(())
     for x, target in ((a, target_b), (b, target_a)):
@@ -140,10 +138,12 @@ def arb_loss(
 
 @torch.no_grad()
 def tracks(z_a: Tensor, z_b: Tensor, *, ridge: float) -> dict[str, Tensor]:
-    """Compute Fig. 3's curves: the distance of the views' standardised embeddings, and of their
-    bases, each divided by sqrt(2 d), the distance of orthogonal unit columns (bases of more than N
-    - 1 columns are shorter: orthogonal ones are at sqrt((N - 1) / d)), and the variance of unit
-    embeddings (0: all are equal, 1: they fill the sphere)."""
+    """Compute Fig. 3's curves from embeddings (N, d).
+
+    embedding_distance and base_distance are those of the views' standardised embeddings and of
+    their bases, divided by sqrt(2 d), the distance of orthogonal unit columns. (Bases of more than
+    N - 1 columns are shorter: orthogonal ones are at sqrt((N - 1) / d).) variance is that of unit
+    embeddings: 0 where all are equal, 1 where they fill the sphere."""
     a, b = standardise(z_a.float()), standardise(z_b.float())
     scale = (2 * z_a.shape[1]) ** 0.5
     bases = nearest_base(torch.stack([a, b]), ridge)

@@ -24,9 +24,7 @@ def barlow_twins_loss(
 @dataclass(frozen=True, kw_only=True)
 class Config(TwoViewsConfig):
     head: Head = BARLOW_HEAD
-    off_diagonal_weight: float = (
-        5e-3  # Section 2.2's lambda (0.0051 in the released code)
-    )
+    off_diagonal_weight: float = 5e-3  # Section 2.2's lambda; released code: 0.0051
     scale: float = 1.0  # released code: --scale-loss 0.024 (1/32 at first)
 
 

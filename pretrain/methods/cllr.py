@@ -37,9 +37,8 @@ def cllr_regularizer(
     """mean_i ||L^T L phi_i - phi_i||^2 + alpha ||L||: the regulariser of Eq. 8, without its lambda.
     phi (N, H) raw, L (H', H); gradient to both. `nuclear`: the sum of singular values (Eq. 7);
     `l21`: of column norms (Eq. 6; a column is a feature, a zero one has no gradient); `none`: 0."""
-    rebuilt = (
-        phi @ projection.T @ projection
-    )  # rows are samples: (L^T L phi)^T = phi^T L^T L
+    # Rows are samples: (L^T L phi)^T = phi^T L^T L
+    rebuilt = phi @ projection.T @ projection
     loss = (rebuilt - phi).square().sum(1).mean()
     if norm == "nuclear":
         loss = loss + alpha * nuclear_norm(projection.unsqueeze(0))[0]
@@ -103,13 +102,12 @@ def _start(
     generator = seeding.generator(seed, "cllr projection")
     if kind == "randn":
         return torch.randn(rows, width, generator=generator, device="cpu")
-    # Orthonormal rows: L^T L starts as a projection (the identity when square). The paper gives no
-    # start
+    # With orthonormal rows L^T L starts as a projection (the identity where L is square). The paper
+    # gives no start
     start = torch.eye(width)
     if rows < width:
-        start = torch.linalg.qr(
-            torch.randn(width, rows, generator=generator, device="cpu")
-        ).Q.T
+        drawn = torch.randn(width, rows, generator=generator, device="cpu")
+        start = torch.linalg.qr(drawn).Q.T
     return start[:rows].contiguous()
 
 
@@ -133,8 +131,10 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if config.inner.name not in ON:
-            other = f"not on '{config.inner.name}'; change method.inner.name"
-            raise BadInput(f"cllr works on {', '.join(ON)}, {other}")
+            raise BadInput(
+                f"cllr works on {', '.join(ON)}, not on '{config.inner.name}';"
+                " change method.inner.name"
+            )
         if config.reconstruction == "released" and config.norm != "none":
             raise BadInput(
                 "cllr: the released reconstruction ignores L's scale: method.norm must be none"
@@ -146,9 +146,9 @@ class Method(method.Method):
         width = backbone.feature_dim
         rows = config.rows or width
         if config.kept is not None and not 1 <= config.kept <= min(rows, width):
-            shape = f"{config.kept} columns cannot be kept of L, {rows} x {width}"
             raise BadInput(
-                f"cllr: {shape}; set method.kept from 1 to {min(rows, width)}"
+                f"cllr: {config.kept} columns cannot be kept of L, {rows} x {width};"
+                f" set method.kept from 1 to {min(rows, width)}"
             )
         self.projection = nn.Parameter(_start(config.start, rows, width, setup.seed))
         self._features: list[Tensor] = []
@@ -165,7 +165,8 @@ class Method(method.Method):
         features = torch.cat(self._features)
         self._features.clear()
         # 2. The regulariser of phi and L, equal on all ranks
-        config, is_released = self.config, self.config.reconstruction == "released"
+        config = self.config
+        is_released = config.reconstruction == "released"
         if is_released:
             # Over the batch of all ranks: the norm is not a sum over samples
             term = torch.zeros((), device=features.device)

@@ -25,9 +25,8 @@ from backbench.weights.trunk import Trunk
 class Config(MethodConfig):
     head: Head = CMC_HEAD
     temperature: Positive = 0.07
-    negatives: int = (
-        4096  # drawn from the memory in each step, the same for the whole batch
-    )
+    # Drawn from the memory in each step, the same for the whole batch
+    negatives: int = 4096
     momentum: float = 0.5  # of the memory
 
 
@@ -42,17 +41,15 @@ class Method(method.Method):
                 f"cmc trains a pair of networks, on luminance and on colour, not one {backbone.arch}; "
                 "set arch to lab:resnet50,width=0.5 or another pair, with views.mean 0 and views.std 1"
             )
-        self.config, self.seed = config, setup.seed
+        self.config = config
+        self.seed = setup.seed
         self.backbone = backbone
         self.width = backbone.feature_dim // 2
         self.projector = build_head(config.head, self.width)
         self.colour_projector = build_head(config.head, self.width)
         generator = seeding.generator(setup.seed, "memory")
-        size = (
-            2,
-            setup.images,
-            config.head.dim,
-        )  # a vector for each sense of each image
+        # A vector for each of the two senses of each image
+        size = (2, setup.images, config.head.dim)
         memory = torch.randn(*size, generator=generator, device="cpu")
         self.register_buffer("memory", F.normalize(memory, dim=2))
         self._new: list[tuple[Tensor, Tensor]] = []
@@ -60,9 +57,8 @@ class Method(method.Method):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
         luminance, colour = self.backbone(batch.views[0]).split(self.width, dim=1)
-        z = unit(
-            torch.stack([self.projector(luminance), self.colour_projector(colour)])
-        )  # (2, n, d)
+        projected = [self.projector(luminance), self.colour_projector(colour)]
+        z = unit(torch.stack(projected))  # (2, n, d)
         # Each sense finds its image's other sense in the memory, among images that were drawn
         generator = seeding.generator(self.seed, "negatives", batch.step)
         drawn = torch.randint(
@@ -71,8 +67,8 @@ class Method(method.Method):
         drawn = distributed.sent(drawn, z.device)
         losses = []
         for own, other in ((0, 1), (1, 0)):
-            bank = self.memory[other]
-            keys, queue = bank[batch.index], bank[drawn]
+            keys = self.memory[other][batch.index]
+            queue = self.memory[other][drawn]
             losses.append(
                 infonce_loss(z[own], keys, queue, temperature=config.temperature)
             )
@@ -86,8 +82,7 @@ class Method(method.Method):
     def after_step(self, progress: float) -> None:
         momentum = self.config.momentum
         for index, z in self._new:
-            moved = momentum * self.memory[:, index] + (1 - momentum) * z.to(
-                self.memory.dtype
-            )
+            old = self.memory[:, index]
+            moved = momentum * old + (1 - momentum) * z.to(old.dtype)
             self.memory[:, index] = F.normalize(moved, dim=2)
         self._new.clear()

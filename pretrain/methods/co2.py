@@ -19,8 +19,8 @@ def consistency_loss(
     t), mean over samples. q, k (N, d), queue (K, d), unit; gradient to q only."""
     p = F.log_softmax(q @ queue.detach().T / temperature, dim=1)
     r = F.log_softmax(k.detach() @ queue.detach().T / temperature, dim=1)
-    # KL(P, R) + KL(R, P) = sum P (log P - log R) + sum R (log R - log P) = sum (P - R)(log P - log
-    # R)
+    # KL(P, R) + KL(R, P) = sum P (log P - log R) + sum R (log R - log P)
+    #                     = sum (P - R) (log P - log R)
     return ((p.exp() - r.exp()) * (p - r)).sum(1).mean() / 2
 
 

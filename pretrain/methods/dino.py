@@ -46,9 +46,8 @@ class DinoHead(nn.Module):
     def forward(self, x: Tensor, freeze_last: bool = False) -> Tensor:
         last: Tensor = self.last
         if freeze_last:
-            last = (
-                last.detach() + 0.0 * last
-            )  # every parameter gets a gradient, here zero
+            # Every parameter must get a gradient; this one is zero
+            last = last.detach() + 0.0 * last
         return F.linear(F.normalize(self.layers(x), dim=1), F.normalize(last, dim=1))
 
 
@@ -64,7 +63,8 @@ def dino_loss(
     """Algorithm 1: mean cross-entropy of student view s and teacher view t over all pairs s != t,
     for scores student (S, N, D) and teacher (T, N, D), T <= S, the first T views the same; center
     (D,). Gradient to the student only. lightly's DINOLoss moves the centre inside each forward."""
-    # The centre keeps one output from winning everywhere, the low temperature all from being alike
+    # The centre keeps any one output from winning everywhere, and the low temperature keeps the
+    # outputs from becoming all alike
     targets = F.softmax((teacher.detach() - center) / teacher_temperature, dim=-1)
     logs = F.log_softmax(student / student_temperature, dim=-1)
     # terms[t, s] = -1/N sum_n sum_d P_t(n, d) log P_s(n, d)

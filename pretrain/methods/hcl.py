@@ -28,9 +28,9 @@ def hcl_loss(
     # 1. The weighted mean of e^n: sum_j w_j e^(n_j) / sum_j w_j with w = e^(beta n), in logarithms.
     #    Hidden entries, -inf, stay hidden when beta is 0
     hardness = torch.where(negative.isinf(), negative, beta * negative)
-    weighted = (
-        torch.logsumexp(hardness + negative, 1) - torch.logsumexp(hardness, 1)
-    ).exp()
+    log_sum = torch.logsumexp(hardness + negative, 1)
+    log_weights = torch.logsumexp(hardness, 1)
+    weighted = (log_sum - log_weights).exp()
     # 2. That mean is over a mixture, tau_plus of it positives: p = (1 - tau+) p- + tau+ p+, solved
     #    for p-
     estimate = count * (weighted - tau_plus * positive.exp()) / (1 - tau_plus)

@@ -62,12 +62,12 @@ class _NuclearNorm(torch.autograd.Function):
         # singular value is s has an error of 1e-16 / s^2 in U V^T. In float64 that keeps to 1e-12;
         # float32's rounding of X moves it by 6e-8 / s already, a thousand times as far at s = 3e-6
         threshold = 1e-11 if matrices.dtype == torch.float32 else 1e-4
-        norms, gradient = matrices.new_empty(len(matrices)), torch.empty_like(matrices)
+        norms = matrices.new_empty(len(matrices))
+        gradient = torch.empty_like(matrices)
         size = len(matrices)
         if matrices.device.type == "cpu":
-            size = max(
-                1, (1 << 18) // matrices[0].numel()
-            )  # 2 MiB: in its cache, and few calls
+            # Blocks of 2 MiB stay in the CPU's cache and need few calls
+            size = max(1, (1 << 18) // matrices[0].numel())
         for start in range(0, len(matrices), size):
             part = matrices[start : start + size].double()
             norm, factor = _polar_by_gram(part if wide else part.mT, threshold)
@@ -120,17 +120,17 @@ def lorac_loss(
     m = len(rows)
     positive = (queries * key).sum(-1)
     if norms is None:
-        norms = (
-            nuclear_norm(rows.transpose(0, 1))
-            if prior in WITH_NORMS
-            else queries.new_zeros(n)
-        )
+        norms = queries.new_zeros(n)
+        if prior in WITH_NORMS:
+            norms = nuclear_norm(rows.transpose(0, 1))
     # h = exp(-penalty / t) multiplies exp(q.k / t) (Eq. 9, 11): the penalty moves into the exponent
     penalty: Tensor | float = 0.0
     if prior == "laplace":  # Eq. 11; an infinite beta makes it 0
         penalty = norms / (m * beta)
     elif prior == "gaussian":  # Section 6.2 b
-        penalty = (norms - (math.sqrt(m) if c0 is None else c0)).square() / (m * sigma2)
+        if c0 is None:
+            c0 = math.sqrt(m)
+        penalty = (norms - c0).square() / (m * sigma2)
     elif prior == "margin":  # Section 6.2 a
         penalty = margin / (m * beta)
     elif prior == "batch" and math.isfinite(beta):  # Eq. 15
@@ -138,9 +138,8 @@ def lorac_loss(
         penalty = nuclear_norm(centred) / (n * views * beta)
     # -log(e^p h / (e^p h + e^L)) = log(1 + e^(L - (p - penalty / t))); mean over V (Eq. 12), N (13)
     negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature)
-    return F.softplus(
-        negative.view(views, n) - (positive - penalty) / temperature
-    ).mean()
+    reduced = (positive - penalty) / temperature
+    return F.softplus(negative.view(views, n) - reduced).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +153,8 @@ class Config(ContrastConfig):
     beta: float = 4.0  # laplace, margin and batch
     sigma2: float = 2.0  # gaussian
     margin: float = 3.0
-    prior_from: float = (
-        0.5  # no prior (an infinite beta) before this share of the epochs
-    )
+    # No prior (an infinite beta) before this share of the epochs
+    prior_from: float = 0.5
     drop_tau: bool = False  # released code: no temperature once the prior is on
     swap_queues: bool = False  # released code: key c meets the queue of the other key
 
@@ -192,32 +190,35 @@ class Method(MomentumContrast[Config]):
         keys = distributed.local_slice(all_keys).transpose(0, 1)
         # 3. Rows of Q: the large queries and the keys. The small crops get its penalty on their
         #    logits without being in it (Section 5: views that may show something else)
-        large = [
-            i for i, view in enumerate(views) if view.shape == batch.views[0].shape
-        ]
+        shape = batch.views[0].shape
+        large = [i for i, view in enumerate(views) if view.shape == shape]
         rows = torch.cat([_chosen(queries, large), keys])
         # 4. Each key meets every other view
-        prior = (
-            config.prior if batch.epoch >= config.prior_from * batch.epochs else "none"
-        )
-        temperature = 1.0 if config.drop_tau and prior != "none" else config.temperature
+        prior: Prior = "none"
+        if batch.epoch >= config.prior_from * batch.epochs:
+            prior = config.prior
+        temperature = config.temperature
+        if config.drop_tau and prior != "none":
+            temperature = 1.0
         # ||Q||_* is the same for all keys; without such a prior it is only logged
         with torch.set_grad_enabled(prior in WITH_NORMS):
             norms = nuclear_norm(rows.transpose(0, 1))
         losses = []
         for c in range(config.keys):
             others = [i for i in range(len(views)) if i + first != c]
-            met, key, used_rows = _chosen(queries, others), keys[c], rows
+            met = _chosen(queries, others)
+            key = keys[c]
+            used_rows = rows
             if prior == "batch":  # P spans the batch of all ranks
-                each = (x.movedim(-2, 0) for x in (met, key, used_rows))  # images first
-                met, key, used_rows = (
-                    distributed.gather(x).movedim(0, -2) for x in each
-                )
+                met = _gathered(met)
+                key = _gathered(key)
+                used_rows = _gathered(rows)
+            queue = config.keys - 1 - c if config.swap_queues else c
             losses.append(
                 lorac_loss(
                     met,
                     key,
-                    self.queue.keys[config.keys - 1 - c if config.swap_queues else c],
+                    self.queue.keys[queue],
                     temperature=temperature,
                     beta=config.beta,
                     rows=used_rows,
@@ -233,5 +234,10 @@ class Method(MomentumContrast[Config]):
 
 
 def _chosen(x: Tensor, places: list[int]) -> Tensor:
-    """x[places]; a list as an index would be sent to the device, and waited for."""
+    """Return x[places], but without sending the list to the device and waiting for that."""
     return torch.stack([x[i] for i in places])
+
+
+def _gathered(x: Tensor) -> Tensor:
+    """Gather (..., n, d) over the ranks -> (..., N, d), with gradient."""
+    return distributed.gather(x.movedim(-2, 0)).movedim(0, -2)

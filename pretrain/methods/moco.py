@@ -33,9 +33,8 @@ class _LogSumExp(torch.autograd.Function):
     def forward(
         ctx: GradientContext, q: Tensor, queue: Tensor, temperature: float
     ) -> Tensor:
-        rows = max(
-            LEAST_KEYS, CHUNK_ELEMENTS.get(q.device.type, 1 << 20) // max(1, len(q))
-        )
+        elements = CHUNK_ELEMENTS.get(q.device.type, 1 << 20)
+        rows = max(LEAST_KEYS, elements // max(1, len(q)))
         scaled = q / temperature
         # Of all keys so far: m = max_j s_j, Z = sum_j e^(s_j - m), W = sum_j e^(s_j - m) k_j
         peak = q.new_full((len(q), 1), -torch.inf)
@@ -76,22 +75,19 @@ def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> 
     """MoCo Eq. 1: InfoNCE with a queue. q, k (N, d), queue (K, d) unit; gradient to q only."""
     # -log(e^p / (e^p + e^L)) = log(1 + e^(L - p)), with p = q.k / t and L over the negatives
     positive = (q * k.detach()).sum(1) / temperature
-    return F.softplus(
-        queue_logsumexp(q, queue, temperature=temperature) - positive
-    ).mean()
+    negative = queue_logsumexp(q, queue, temperature=temperature)
+    return F.softplus(negative - positive).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ContrastConfig):
     """v1: a linear head, temperature 0.07. v2: two layers, no batch norm, 0.2. v2+: symmetric."""
 
-    final_momentum: float | None = (
-        None  # reached by half a cosine; null: constant (MoCo)
-    )
+    # Reached by half a cosine; null: the momentum is constant (MoCo)
+    final_momentum: float | None = None
     symmetric: bool = False
-    queue_per_view: bool = (
-        False  # the keys of each view in a queue of their own (solo-learn)
-    )
+    # The keys of each view go into a queue of their own (solo-learn)
+    queue_per_view: bool = False
     shuffle: bool = True  # ShuffleBN of the keys (solo-learn has none)
     query_batchnorm: Literal["local", "sync"] = "local"  # MoCo's: statistics of one GPU
 
@@ -104,8 +100,10 @@ class Method(MomentumContrast[Config]):
         if config.symmetric and not self.may_be_symmetric:
             raise BadInput(f"{config.name} is not symmetric; remove method.symmetric")
         if config.queue_per_view and not config.symmetric:
-            either = "set method.symmetric too, or remove method.queue_per_view"
-            raise BadInput(f"{config.name}: only view 1 has keys; {either}")
+            raise BadInput(
+                f"{config.name}: only view 1 has keys; set method.symmetric too, or remove"
+                " method.queue_per_view"
+            )
         super().__init__(
             config,
             backbone,
@@ -128,10 +126,8 @@ class Method(MomentumContrast[Config]):
             # Keys of the whole global batch, which go into the queue; queries of this rank
             keys = self.keys([batch.views[key]], batch.step, key)
             self.new_keys.append(keys)
-            q, k = (
-                unit(self.network(batch.views[query])),
-                distributed.local_slice(keys)[:, 0],
-            )
+            q = unit(self.network(batch.views[query]))
+            k = distributed.local_slice(keys)[:, 0]
             # The negatives are earlier keys: of all views, or of the positive's own view
             negatives = self.queue.keys[key if config.queue_per_view else 0]
             losses.append(self.pair_loss(q, k, negatives))
@@ -141,5 +137,7 @@ class Method(MomentumContrast[Config]):
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).mean())}
 
     def momentum(self, progress: float) -> float:
-        start, final = self.config.momentum, self.config.final_momentum
-        return start if final is None else momentum_at(progress, start, final)
+        config = self.config
+        if config.final_momentum is None:
+            return config.momentum
+        return momentum_at(progress, config.momentum, config.final_momentum)

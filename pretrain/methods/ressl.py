@@ -17,11 +17,8 @@ def ressl_loss(
     """Eq. 5: cross-entropy of the key's and the query's similarities to the queue, softmaxed at
     their temperatures. q, k (N, d), queue (K, d), unit; gradient to q only."""
     target = F.softmax(k.detach() @ queue.detach().T / key_temperature, dim=1)
-    return (
-        -(target * F.log_softmax(q @ queue.detach().T / temperature, dim=1))
-        .sum(1)
-        .mean()
-    )
+    logs = F.log_softmax(q @ queue.detach().T / temperature, dim=1)
+    return -(target * logs).sum(1).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,5 +35,10 @@ class Method(moco.Method):
 
     def pair_loss(self, q: Tensor, k: Tensor, negatives: Tensor) -> Tensor:
         c = self.config
-        both = {"temperature": c.temperature, "key_temperature": c.key_temperature}
-        return ressl_loss(q, k, negatives, **both)
+        return ressl_loss(
+            q,
+            k,
+            negatives,
+            temperature=c.temperature,
+            key_temperature=c.key_temperature,
+        )

@@ -70,9 +70,8 @@ class TwoViews(method.Method, Generic[C]):
     def project(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """z_a, z_b (N, d) of the global batch with gradient, in float32 or more."""
         if self.together:
-            z_a, z_b = self.projector(
-                self.backbone(torch.cat(list(batch.views)))
-            ).chunk(2)
+            both = torch.cat(list(batch.views))
+            z_a, z_b = self.projector(self.backbone(both)).chunk(2)
         else:
             z_a, z_b = (self.projector(self.backbone(view)) for view in batch.views)
         return distributed.gather(raised(z_a)), distributed.gather(raised(z_b))

@@ -20,9 +20,8 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    groups: int | None = (
-        None  # of local batch norm over the global batch; null: one per process
-    )
+    # Of local batch norm over the global batch; null: one per process
+    groups: int | None = None
 
 
 class Method(method.Method):
@@ -48,8 +47,10 @@ class Method(method.Method):
         logits = self.classifier(self.backbone(batch.views[0]))
         loss = cross_entropy(logits, batch.labels)
         correct = (logits.detach().argmax(1) == batch.labels).float().mean()
-        mean = distributed.mean_over_ranks
-        return {"loss": mean(loss), "accuracy": mean(correct)}
+        return {
+            "loss": distributed.mean_over_ranks(loss),
+            "accuracy": distributed.mean_over_ranks(correct),
+        }
 
     def after_step(self, progress: float) -> None:
         batchnorm.average_batchnorm(self.backbone)

@@ -71,9 +71,8 @@ class Method(method.Method):
         config = self.config
         weight: Tensor = self.prototypes
         if batch.epoch < config.freeze_epochs:
-            weight = (
-                weight.detach() + 0.0 * weight
-            )  # every parameter gets a gradient, here zero
+            # Every parameter must get a gradient; this one is zero
+            weight = weight.detach() + 0.0 * weight
         embedded = [
             unit(z) for z in forward_crops(self.network, batch.views, config.together)
         ]
@@ -101,14 +100,12 @@ class Method(method.Method):
                         gather_distributed=distributed.world_size() > 1,
                     )[: len(embedded[a])]
                 # 3. Every other view predicts it (Eq. 1, 2)
-                losses += [
-                    -(codes * logs[v]).sum(1).mean() for v in range(len(logs)) if v != a
-                ]
+                for v, log in enumerate(logs):
+                    if v != a:
+                        losses.append(-(codes * log).sum(1).mean())
         if config.queue:
-            new = torch.stack(embedded[: config.assigned], 1)
-            self._new.append(
-                distributed.gather_without_gradient(new)
-            )  # (N, assigned, d)
+            new = torch.stack(embedded[: config.assigned], 1)  # (n, assigned, d)
+            self._new.append(distributed.gather_without_gradient(new))
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).mean())}
 
     def after_step(self, progress: float) -> None:

@@ -24,9 +24,8 @@ CROPS = (Crops(count=2, size=24), Crops(count=1, size=16, scale=(0.05, 0.3)))
 
 
 def recipe(**changes):
-    return tiny_pretraining.config(
-        **{"views": ViewsConfig(crops=CROPS), "epochs": 3} | changes
-    )
+    defaults = {"views": ViewsConfig(crops=CROPS), "epochs": 3}
+    return tiny_pretraining.config(**{**defaults, **changes})
 
 
 @pytest.fixture
@@ -40,16 +39,17 @@ def found(root):
     return catalog.open_split(root, "shapes", "train")
 
 
-def batches(found, config, *, workers=0, **where):
-    where = {"first": 0, "last": 6} | where
-    return list(data.loader(found, config, workers=workers, **where))
+def batches(found, config, *, first=0, last=6, workers=0, **ranks):
+    return list(
+        data.loader(found, config, first=first, last=last, workers=workers, **ranks)
+    )
 
 
 def same(a, b):
-    same = torch.equal(a.index, b.index) and torch.equal(a.labels, b.labels)
-    return same and all(
-        torch.equal(x, y) for x, y in zip(a.views, b.views, strict=True)
-    )
+    """Two batches have the same images, labels and views."""
+    if not torch.equal(a.index, b.index) or not torch.equal(a.labels, b.labels):
+        return False
+    return all(torch.equal(x, y) for x, y in zip(a.views, b.views, strict=True))
 
 
 def test_epochs_are_permutations_cut_into_whole_batches(found):
@@ -68,15 +68,15 @@ def test_epochs_are_permutations_cut_into_whole_batches(found):
 def test_ranks_share_one_global_batch_in_order(ranks, accumulate):
     whole = list(data.batch_order(21, recipe(), first=0, last=6))
     config = recipe(accumulate=accumulate)
-    how = {"first": 0, "last": 6, "ranks": ranks}
-    parts = [list(data.batch_order(21, config, rank=r, **how)) for r in range(ranks)]
+    parts = []
+    for rank in range(ranks):
+        order = data.batch_order(21, config, first=0, last=6, rank=rank, ranks=ranks)
+        parts.append(list(order))
     # Whatever the number of ranks, a micro-batch is the same images in the same order
-    micro = [
-        pair
-        for together in zip(*parts, strict=True)
-        for share in together
-        for pair in share
-    ]
+    micro = []
+    for shares in zip(*parts, strict=True):
+        for share in shares:
+            micro += share
     assert micro == [pair for batch in whole for pair in batch]
 
 
@@ -90,12 +90,12 @@ def test_views_and_labels_depend_on_neither_workers_nor_ranks_nor_restarts(found
     ]
     assert all(map(same, whole, batches(found, config, workers=2)))
     assert all(map(same, whole[3:], batches(found, config, first=3, workers=1)))
-    halves = [batches(found, config, rank=r, ranks=2) for r in range(2)]
-    for step, batch in enumerate(whole):
-        for v, view in enumerate(batch.views):
-            assert torch.equal(
-                view, torch.cat([half[step].views[v] for half in halves])
-            )
+    first_half, second_half = (
+        batches(found, config, rank=rank, ranks=2) for rank in range(2)
+    )
+    for batch, first, second in zip(whole, first_half, second_half, strict=True):
+        for view, *shares in zip(batch.views, first.views, second.views, strict=True):
+            assert torch.equal(view, torch.cat(shares))
     assert not torch.equal(whole[0].views[0], whole[0].views[1])
     by_image = {int(i): v for i, v in zip(whole[0].index, whole[0].views[0])}
     again = {int(i): v for b in whole[2:4] for i, v in zip(b.index, b.views[0])}
@@ -225,10 +225,12 @@ def test_the_dataloader_pins_every_tensor_of_a_batch(found, monkeypatch):
 )
 def test_a_corrupt_image_is_named_or_left_out(root, damage, pipeline, name):
     file = root / "shapes" / "train" / "a" / name
-    content = {"truncated": file.read_bytes()[:-40], "text": b"no image", "empty": b""}[
-        damage
-    ]
-    file.write_bytes(content)
+    contents = {
+        "truncated": file.read_bytes()[:-40],
+        "text": b"no image",
+        "empty": b"",
+    }
+    file.write_bytes(contents[damage])
     found = catalog.open_split(root, "shapes", "train")
     config = recipe(views=ViewsConfig(pipeline=pipeline, crops=CROPS))
     errors = {b.error for b in batches(found, config) if b.error}
@@ -239,24 +241,21 @@ def test_a_corrupt_image_is_named_or_left_out(root, damage, pipeline, name):
     config = replace(config, data=Data(dataset="shapes", skip_corrupt=True))
     allowed = batches(found, config, workers=1)
     assert all(b.error is None for b in allowed)
-    assert {str(file) in line for b in allowed for line in b.skipped} == {True}
+    skipped = [line for b in allowed for line in b.skipped]
+    assert skipped
+    assert all(str(file) in line for line in skipped)
     broken = found.paths.index(f"a/{name}")
     assert all(broken not in b.index for b in allowed)
 
 
 def test_the_fingerprint_sees_names_labels_and_pixels(root, found):
     before = data.dataset_fingerprint(found)
-    assert (
-        data.dataset_fingerprint(catalog.open_split(root, "shapes", "train")) == before
-    )
-    fewer = found.subset(range(20))
-    swapped = replace(found, labels=(*found.labels[1:], found.labels[0]))
-    assert (
-        len(
-            {before, data.dataset_fingerprint(fewer), data.dataset_fingerprint(swapped)}
-        )
-        == 3
-    )
+    again = catalog.open_split(root, "shapes", "train")
+    assert data.dataset_fingerprint(again) == before
+    fewer = data.dataset_fingerprint(found.subset(range(20)))
+    labels = (*found.labels[1:], found.labels[0])
+    swapped = data.dataset_fingerprint(replace(found, labels=labels))
+    assert len({before, fewer, swapped}) == 3
     picture(100).save(found.file(0))
     assert data.dataset_fingerprint(found) != before
 
@@ -267,7 +266,7 @@ def test_arrays_and_shards_are_loaded_alike_by_any_number_of_workers(root, found
     write_shards(root / "tarred" / "train", found)
     shards = catalog.open_split(root, "tarred", "train")
     for images in (arrays, shards):
-        alone, *workers = (
-            batches(images, recipe(), last=1, workers=w)[0] for w in (0, 1, 2)
-        )
-        assert all(same(alone, other) for other in workers)
+        (alone,) = batches(images, recipe(), last=1, workers=0)
+        for workers in (1, 2):
+            (other,) = batches(images, recipe(), last=1, workers=workers)
+            assert same(alone, other)

@@ -48,16 +48,17 @@ def recipe_of(*words):
     "name", ["lorac/lorac_imagenet", "cllr/cllr_nuclear_imagenet100_512"]
 )
 def test_the_switch_sets_four_keys_and_no_other(name):
-    letter, quick = recipe_of(name), recipe_of(name, "--fast")
-    wanted = {"views.pipeline": "fast", "precision": "bf16", "compile": "cuda"}
-    wanted["channels_last"] = True
-    assert {key: quick[key] for key in fast.KEYS} == wanted
+    letter = recipe_of(name)
+    quick = recipe_of(name, "--fast")
+    assert {key: quick[key] for key in fast.KEYS} == {
+        "views.pipeline": "fast",
+        "precision": "bf16",
+        "compile": "cuda",
+        "channels_last": True,
+    }
     changed = {key for key in letter if letter[key] != quick[key]}
-    assert changed == {
-        "views.pipeline",
-        "precision",
-        "compile",
-    }  # the layout is every recipe's
+    # The layout is every recipe's
+    assert changed == {"views.pipeline", "precision", "compile"}
     assert letter.keys() == quick.keys()
 
 
@@ -121,7 +122,8 @@ def test_a_recipe_that_demands_a_precision_is_refused(pretrain, tmp_path, precis
     recipe.write_text(json.dumps(json.loads(TINY) | {"precision": precision}))
     parts = (f"demands precision {precision}", "leave --fast out", str(recipe))
     said = refused(pretrain(recipe, tmp_path / "run", "--fast"), *parts)
-    assert said.count("\n") == 1 and not (tmp_path / "run").exists()
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
     both = recipe_of(str(recipe), f"precision={precision}", "--fast")
     assert (both["precision"], both["views.pipeline"]) == (precision, "fast")
     assert fast.word(fast.of_trunk({"recipe": {"precision": precision}})) != fast.WORD
@@ -134,8 +136,9 @@ def test_a_run_goes_on_only_as_it_began(pretrain, kill_at_step, tmp_path, monkey
     monkeypatch.setattr(Trunk, "compile", lambda trunk: pytest.fail("compiled"))
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(TINY)
-    out, letter = tmp_path / "fast", tmp_path / "letter"
-    # 1. Stopped in the middle, each: the other way is another run
+    out = tmp_path / "fast"
+    letter = tmp_path / "letter"
+    # 1. Both are stopped in the middle, and the other way is another run
     kill_at_step(1, signal.SIGTERM)
     assert pretrain(recipe, out, "--fast")[0] == EXIT_PREEMPTED
     kill_at_step(1, signal.SIGTERM)
@@ -175,8 +178,7 @@ def test_a_run_goes_on_only_as_it_began(pretrain, kill_at_step, tmp_path, monkey
     ],
 )
 def test_the_word_beside_a_verdict(recipe, word):
-    kept = json.loads(
-        json.dumps(fast.of_trunk({"recipe": recipe}))
-    )  # as a row holds it
+    # As a row holds it
+    kept = json.loads(json.dumps(fast.of_trunk({"recipe": recipe})))
     assert fast.word(kept) == word
     assert fast.word({"pretraining": recipe}) == "" or isinstance(recipe, dict)

@@ -177,10 +177,8 @@ def loop_arb(
     total = z_a.new_zeros(())
     size = d // groups
     for g in range(groups):
-        part_a, part_b = (
-            a[:, g * size : (g + 1) * size],
-            b[:, g * size : (g + 1) * size],
-        )
+        part_a = a[:, g * size : (g + 1) * size]
+        part_b = b[:, g * size : (g + 1) * size]
         target_a, target_b = part_a, part_b
         if align == "base":
             target_a, target_b = base(part_a), base(part_b)
@@ -190,8 +188,8 @@ def loop_arb(
                     total = total + (x[:, i] - y[:, i] / y[:, i].norm()).square().sum()
                     continue
                 total = total + (1 - dot(x[:, i], y[:, i])) ** 2
-                for j in range(size) if weight else ():
-                    if i != j:
+                for j in range(size):
+                    if weight and i != j:
                         total = total + weight * dot(x[:, i], y[:, j]) ** 2
     return total
 
@@ -265,26 +263,25 @@ def loop_vicreg(z_a, z_b):
             loss = loss + 25 * 0.5 * torch.relu(1 - torch.sqrt(variance + 1e-4)) / d
             for j in range(d):
                 if i != j:
-                    loss = (
-                        loss
-                        + ((centred[:, i] * centred[:, j]).sum() / (n - 1)) ** 2 / d
-                    )
+                    covariance = (centred[:, i] * centred[:, j]).sum() / (n - 1)
+                    loss = loss + covariance**2 / d
     return loss
 
 
 def loop_simsiam(p_a, p_b, z_a, z_b):
     z_a, z_b = z_a.detach(), z_b.detach()
-    terms = [
-        -cos(p_a[i], z_b[i]) / 2 - cos(p_b[i], z_a[i]) / 2 for i in range(len(p_a))
-    ]
+    terms = []
+    for i in range(len(p_a)):
+        terms.append(-cos(p_a[i], z_b[i]) / 2 - cos(p_b[i], z_a[i]) / 2)
     return sum(terms) / len(terms)
 
 
 def loop_byol(p, z):
     z = z.detach()
-    terms = [
-        ((p[i] / p[i].norm() - z[i] / z[i].norm()) ** 2).sum() for i in range(len(p))
-    ]
+    terms = []
+    for i in range(len(p)):
+        difference = p[i] / p[i].norm() - z[i] / z[i].norm()
+        terms.append((difference**2).sum())
     return sum(terms) / len(terms)
 
 
@@ -296,9 +293,8 @@ def loop_dino(student, teacher, center=0.1, ts=0.1, tt=0.04):
             if s != t:
                 for n in range(student.shape[1]):
                     target = torch.softmax((teacher[t, n] - center) / tt, 0)
-                    terms.append(
-                        -(target * torch.log_softmax(student[s, n] / ts, 0)).sum()
-                    )
+                    logs = torch.log_softmax(student[s, n] / ts, 0)
+                    terms.append(-(target * logs).sum())
     return sum(terms) / len(terms)
 
 
@@ -309,10 +305,9 @@ def loop_relations(q, k, queue, *, t, key_t, divergence):
         p = torch.softmax(torch.stack([(q[i] * x).sum() / t for x in queue]), 0)
         r = torch.softmax(torch.stack([(k[i] * x).sum() / key_t for x in queue]), 0)
         if divergence:
-            total = (
-                total
-                + ((p * torch.log(p / r)).sum() + (r * torch.log(r / p)).sum()) / 2
-            )
+            there = (p * torch.log(p / r)).sum()
+            back = (r * torch.log(r / p)).sum()
+            total = total + (there + back) / 2
         else:
             total = total - (r * torch.log(p)).sum()
     return total / len(q)
@@ -324,9 +319,10 @@ def value_and_gradients(function, *inputs, autocast=False):
         value = function(*leaves)
     assert value.ndim == 0
     value.backward()
-    return value.detach(), [
-        torch.zeros_like(x) if x.grad is None else x.grad for x in leaves
-    ]
+    gradients = []
+    for leaf in leaves:
+        gradients.append(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+    return value.detach(), gradients
 
 
 def check_loss(function, oracle, *inputs, exact=1e-9, single=2e-5):
@@ -359,13 +355,17 @@ def test_infonce(n, d, k, t):
 def test_infonce_at_identical_vectors_and_over_many_chunks(monkeypatch):
     q = unit(4, 6)
     queue = torch.cat([q, unit(40, 6, seed=3)])
-    monkeypatch.setattr(
-        "backbench.pretrain.methods.moco.CHUNK_ELEMENTS", {"cpu": 12}
-    )  # 3 keys at a time
+    # Three keys at a time
+    monkeypatch.setattr("backbench.pretrain.methods.moco.CHUNK_ELEMENTS", {"cpu": 12})
     monkeypatch.setattr("backbench.pretrain.methods.moco.LEAST_KEYS", 1)
     for t in (0.01, 0.2):
-        ours = lambda a, t=t: infonce_loss(a, q.to(a), queue.to(a), temperature=t)  # noqa: E731
-        loop = lambda a, t=t: loop_infonce(a, q, queue, t)  # noqa: E731
+
+        def ours(a, t=t):
+            return infonce_loss(a, q.to(a), queue.to(a), temperature=t)
+
+        def loop(a, t=t):
+            return loop_infonce(a, q, queue, t)
+
         check_loss(ours, loop, q, single=2e-3 if t == 0.01 else 2e-5)
 
 
@@ -387,7 +387,8 @@ def degenerate_views(kind: str) -> Tensor:
 @pytest.mark.parametrize("prior", ["laplace", "gaussian", "margin", "none", "batch"])
 def test_lorac(kind, prior):
     views = degenerate_views(kind)
-    queries, key, queue = views[:3], views[3], unit(9, 8, seed=9)
+    queries, key = views[:3], views[3]
+    queue = unit(9, 8, seed=9)
     near = kind in ("1e-6", "1e-9")
     how = {"temperature": 0.2, "beta": 2.0, "prior": prior}
     oracle = functools.partial(
@@ -402,8 +403,11 @@ def test_lorac(kind, prior):
     torch.testing.assert_close(
         gradient, expected_gradient, rtol=1e-6, atol=1e-6 if near else 1e-9
     )
-    ours = lambda q: lorac_loss(q, key.float(), queue.float(), **how)  # noqa: E731
-    value, (gradient,) = value_and_gradients(ours, queries.float(), autocast=True)
+    value, (gradient,) = value_and_gradients(
+        lambda q: lorac_loss(q, key.float(), queue.float(), **how),
+        queries.float(),
+        autocast=True,
+    )
     torch.testing.assert_close(value.double(), expected, rtol=2e-5, atol=2e-5)
     assert gradient.isfinite().all()
     if not near and not (kind == "equal" and prior == "batch") and kind != "flat":
@@ -437,10 +441,17 @@ def test_lorac_with_rows_of_their_own_and_gradient_to_them():
     check_loss(ours, loop, large, small, keys[0])
 
 
+def summed_nuclear_norm(matrices):
+    return nuclear_norm(matrices).sum()
+
+
+def loop_summed_nuclear(matrices):
+    return sum(loop_nuclear(matrix) for matrix in matrices)
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 8), (3, 8, 3), (1, 5, 5), (2, 1, 4)])
 def test_nuclear_norm_at_any_shape(shape):
-    loop = lambda x: sum(loop_nuclear(m) for m in x)  # noqa: E731
-    check_loss(lambda x: nuclear_norm(x).sum(), loop, raw(*shape))
+    check_loss(summed_nuclear_norm, loop_summed_nuclear, raw(*shape))
 
 
 @pytest.mark.parametrize("apart", [1e-3, 1e-4, 1e-5, 3e-6, 1e-6])
@@ -449,16 +460,16 @@ def test_nuclear_norm_of_near_views_is_that_of_the_float32_matrix(apart):
     near = F.normalize(
         unit(32, 1, 64) + apart * unit(32, 5, 64, seed=1), dim=-1
     ).float()
-    _, (gradient,) = value_and_gradients(lambda x: nuclear_norm(x).sum(), near)
-    loop = lambda x: sum(loop_nuclear(matrix) for matrix in x)  # noqa: E731
-    _, (exact,) = value_and_gradients(loop, near.double())
+    _, (gradient,) = value_and_gradients(summed_nuclear_norm, near)
+    _, (exact,) = value_and_gradients(loop_summed_nuclear, near.double())
     torch.testing.assert_close(gradient.double(), exact, rtol=0, atol=2e-5)
 
 
 def test_nuclear_norm_at_zero_and_at_equal_rows_is_finite():
     for x in (torch.zeros(2, 3, 4), torch.ones(2, 3, 4), torch.eye(3).expand(2, 3, 3)):
-        value, (gradient,) = value_and_gradients(lambda x: nuclear_norm(x).sum(), x)
-        assert value.isfinite() and gradient.isfinite().all()
+        value, (gradient,) = value_and_gradients(summed_nuclear_norm, x)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
         # Every subgradient has norm at most 1
         assert float(torch.linalg.matrix_norm(gradient, 2).max()) < 1 + 1e-5
 
@@ -516,7 +527,8 @@ def test_mio_at_identical_views_and_at_low_temperature(block, monkeypatch):
 def test_arb(n, d, groups):
     permutation = torch.randperm(d, generator=torch.Generator().manual_seed(3))
     how = {"groups": groups, "permutation": permutation}
-    ours, loop = functools.partial(arb_loss, **how), functools.partial(loop_arb, **how)
+    ours = functools.partial(arb_loss, **how)
+    loop = functools.partial(loop_arb, **how)
     # rsqrt(0 + ridge) of an eigenvalue that is 0 up to 1e-16
     check_loss(ours, loop, raw(n, d), raw(n, d, seed=1), exact=1e-7, single=5e-4)
 
@@ -535,15 +547,19 @@ def test_arb(n, d, groups):
 def test_arb_degenerate(case, d):
     a, b = raw(7, d), raw(7, d, seed=1)
     if case == "constant columns":
-        a[:, 1], b[:, 2] = 0.1, -1e4
+        a[:, 1] = 0.1
+        b[:, 2] = -1e4
     elif case == "equal samples":
-        a[1:4], b[1:4] = a[0].clone(), b[0].clone()
+        a[1:4] = a[0].clone()
+        b[1:4] = b[0].clone()
     elif case == "equal columns":
-        a[:, 1], b[:, 3] = a[:, 0], b[:, 2]
+        a[:, 1] = a[:, 0]
+        b[:, 3] = b[:, 2]
     elif case == "same views":
         b = a.clone()
     else:
-        a, b = torch.full_like(a, 0.1), torch.full_like(b, 3.3)
+        a.fill_(0.1)
+        b.fill_(3.3)
     check_loss(arb_loss, loop_arb, a, b, exact=1e-6, single=2e-3)
 
 
@@ -620,10 +636,8 @@ def test_the_released_reconstruction_ignores_the_scale_of_the_projection():
 
 PAIR = (raw(4, 5), raw(4, 5, seed=1))
 QUEUE = (unit(4, 5), unit(4, 5, seed=1), unit(6, 5, seed=2))
-HCL, MULTI_CROP = (
-    functools.partial(hcl_loss, temperature=0.5),
-    (raw(3, 4, 5), raw(2, 4, 5, seed=1)),
-)
+MULTI_CROP = (raw(3, 4, 5), raw(2, 4, 5, seed=1))
+HCL = functools.partial(hcl_loss, temperature=0.5)
 DINO = functools.partial(dino_loss, student_temperature=0.1, teacher_temperature=0.04)
 CO2 = functools.partial(consistency_loss, temperature=0.1)
 LOOP_CO2 = functools.partial(loop_relations, t=0.1, key_t=0.1, divergence=True)
@@ -692,11 +706,12 @@ def test_w_mse_of_what_has_no_whitening_is_not_a_number():
 @pytest.mark.parametrize("m", [1, 2, 5, 8])
 def test_nuclear_norm_of_unit_rows_is_between_sqrt_m_and_m(m):
     norms = nuclear_norm(unit(200, m, 8))
-    assert float(norms.min()) >= math.sqrt(m) - 1e-9 and float(norms.max()) <= m + 1e-9
-    assert float(nuclear_norm(unit(1, 1, 8).expand(1, m, 8))) == pytest.approx(
-        math.sqrt(m)
-    )
-    assert float(nuclear_norm(torch.eye(8)[None, :m])) == pytest.approx(m)
+    assert float(norms.min()) >= math.sqrt(m) - 1e-9
+    assert float(norms.max()) <= m + 1e-9
+    equal_rows = nuclear_norm(unit(1, 1, 8).expand(1, m, 8))
+    assert float(equal_rows) == pytest.approx(math.sqrt(m))
+    orthogonal_rows = nuclear_norm(torch.eye(8)[None, :m])
+    assert float(orthogonal_rows) == pytest.approx(m)
 
 
 def test_lorac_with_infinite_beta_is_moco_m():
@@ -712,11 +727,9 @@ def test_lorac_with_infinite_beta_is_moco_m():
 
 
 def test_half_precision_inputs_are_raised():
-    q, key, queue = (
-        unit(4, 8).half(),
-        unit(4, 8, seed=1).half(),
-        unit(9, 8, seed=2).half(),
-    )
+    q = unit(4, 8).half()
+    key = unit(4, 8, seed=1).half()
+    queue = unit(9, 8, seed=2).half()
     how = {"temperature": 0.2, "beta": 2.0}
     loss = lorac_loss(q[None], key, queue, **how)
     exact = lorac_loss(q[None].double(), key.double(), queue.double(), **how)
@@ -774,9 +787,8 @@ def test_inverse_root(ridge, kind):
     z = torch.stack([standardise(part) for part in z])
     gram = z.mT @ z
     values, vectors = torch.linalg.eigh(gram)
-    expected = (
-        vectors * (values.clamp_min(0) + ridge).rsqrt().unsqueeze(-2)
-    ) @ vectors.mT
+    roots = (values.clamp_min(0) + ridge).rsqrt()
+    expected = (vectors * roots.unsqueeze(-2)) @ vectors.mT
     found = inverse_root(gram, ridge, largest=24)
     # What is used of it is its product with Z; an eigenvalue that is all rounding is eps / ridge off
     torch.testing.assert_close(z @ found, z @ expected, rtol=0, atol=1e-13 / ridge)

@@ -20,8 +20,8 @@ GROUPED = ("lorac", "moco_m", "moco", "jcl", "supervised", "co2")
 PLANS = {
     "few": {
         2: tuple(CASES),
-        4: ("moco local", "lorac one key"),
-    },  # two groups, each on two ranks
+        4: ("moco local", "lorac one key"),  # two groups, each on two ranks
+    },
     "many": dict.fromkeys((1, 2, 4, 8), GROUPED),
     "a gpu each": {2: ("moco sync symmetric",)},
     "gpus": {2: tuple(CASES)},
@@ -51,13 +51,17 @@ def alone(name: str) -> dict[str, torch.Tensor]:
 
 
 def places(plan: str) -> list[tuple[str, str, int]]:
-    return [
-        (plan, name, ranks) for ranks, names in PLANS[plan].items() for name in names
-    ]
+    """Every (plan, method, number of ranks) of a plan."""
+    found = []
+    for ranks, names in PLANS[plan].items():
+        for name in names:
+            found.append((plan, name, ranks))
+    return found
 
 
-FAST, SLOW = places("few") + places("a gpu each"), places("many") + places("gpus")
-EVERY = [*FAST, *(pytest.param(*place, marks=pytest.mark.slow) for place in SLOW)]
+EVERY = places("few") + places("a gpu each")
+for place in places("many") + places("gpus"):
+    EVERY.append(pytest.param(*place, marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize(("plan", "name", "ranks"), EVERY)
@@ -72,8 +76,13 @@ def test_ranks_equal_one_process(made, plan, name, ranks):
         assert not waits, "\n".join(waits)
         assert found.keys() == expected.keys()
         for key, value in expected.items():
-            said = {"msg": lambda m, k=key: f"{k}: {m}"}
-            torch.testing.assert_close(found[key], value, rtol=1e-7, atol=1e-8, **said)
+            torch.testing.assert_close(
+                found[key],
+                value,
+                rtol=1e-7,
+                atol=1e-8,
+                msg=lambda said, key=key: f"{key}: {said}",
+            )
             if "queue" in key or "memory" in key or "center" in key:
                 assert torch.equal(found[key], saved[0][key]), (
                     f"{key} differs between the ranks"
@@ -117,9 +126,8 @@ def work(
     for name in names:
         if on_gpus:
             found, waits = train_on_pretended_gpu(CASES[name], wrapped=False)
-            out[name] = {key: value.host for key, value in found.items()} | {
-                "waits": waits
-            }
+            out[name] = {key: value.host for key, value in found.items()}
+            out[name]["waits"] = waits
         else:
             out[name] = train(CASES[name])
     torch.save(out, folder / f"{ranks}-{rank}.pt")

@@ -105,14 +105,16 @@ class TinyPair(LabPair):
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
-        self.l_to_ab, self.ab_to_l = TinyTrunk(1), TinyTrunk(2)
+        self.l_to_ab = TinyTrunk(1)
+        self.ab_to_l = TinyTrunk(2)
         self.feature_dim = 16
 
 
 def trunk_of(case: dict[str, Any]) -> nn.Module:
     """The kind of trunk that the case's method trains."""
-    pairs = "cmc" in (case["name"], case.get("inner", {}).get("name"))
-    return TinyPair() if pairs else TinyTrunk()
+    if "cmc" in (case["name"], case.get("inner", {}).get("name")):
+        return TinyPair()
+    return TinyTrunk()
 
 
 def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
@@ -138,14 +140,18 @@ def train(
     skips: bool = False,
     wrapped: bool = True,
 ) -> dict[str, torch.Tensor]:
-    """Three steps, each in `around(step)`; what was returned, the gradients, all state at the end.
+    """Make three steps, each in `around(step)`. Return the terms, the gradients, and all state at
+    the end.
 
-    `skips`: leave out a step whose gradients overflow, as in half precision; `wrapped`: in DDP.
+    With `skips` a step whose gradients overflow is left out, as in half precision. With `wrapped`
+    the method is in DDP, where there are several ranks.
     """
     method, sizes = build(case)
     method.to(device, dtype)
     ranks = distributed.world_size()
-    model = DistributedDataParallel(method) if ranks > 1 and wrapped else method
+    model = method
+    if ranks > 1 and wrapped:
+        model = DistributedDataParallel(method)
     optimizer = torch.optim.SGD(
         [p for p in method.parameters() if p.requires_grad], 0.05
     )
@@ -154,26 +160,32 @@ def train(
     out: dict[str, torch.Tensor] = {}
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
-        shapes = [(BATCH, 3, s, s) for s in sizes]
-        drawn = [
-            torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes
-        ]
-        views = [view.to(dtype) for view in drawn]
+        views = []
+        for size in sizes:
+            shape = (BATCH, 3, size, size)
+            drawn = torch.randn(shape, dtype=torch.float64, generator=generator)
+            views.append(distributed.local_slice(drawn.to(dtype)))
         labels = torch.randint(5, (BATCH,), generator=generator)
         index = torch.randperm(40, generator=generator)[:BATCH]
-        when = {"step": step, "epoch": step, "epochs": 3, "progress": step / 3}
-        labels, index = distributed.local_slice(labels), distributed.local_slice(index)
-        views = [distributed.local_slice(view) for view in views]
-        batch = Batch(views=views, labels=labels, index=index, **when)
+        batch = Batch(
+            views=views,
+            labels=distributed.local_slice(labels),
+            index=distributed.local_slice(index),
+            step=step,
+            epoch=step,
+            epochs=3,
+            progress=step / 3,
+        )
         batch = moved(batch, device)
         with around(step):
             terms = rules.terms(model(batch))
             optimizer.zero_grad()
             scaler.scale(terms["loss"]).backward()
             if not wrapped:
-                for parameter in filter(lambda p: p.requires_grad, method.parameters()):
-                    dist.all_reduce(parameter.grad)
-                    parameter.grad.div_(ranks)
+                for parameter in method.parameters():
+                    if parameter.requires_grad:
+                        dist.all_reduce(parameter.grad)
+                        parameter.grad.div_(ranks)
             rules.gradients()
             for name in terms.keys() - {"lambda"}:  # JCL makes it on the CPU
                 out[f"{step} {name}"] = terms[name].detach()
@@ -184,26 +196,26 @@ def train(
             scaler.update()
             method.after_step((step + 1) / 3)
             rules.state()
-    return out | {f"state {k}": v.clone() for k, v in method.state_dict().items()}
+    for name, value in method.state_dict().items():
+        out[f"state {name}"] = value.clone()
+    return out
 
 
 def moved(batch: Batch, device: str) -> Batch:
-    """On the device, as the loop sends it there."""
+    """Send the batch to the device, as the loop does."""
     assert batch.labels is not None
-
-    def moved(x):
-        return x.to(device, non_blocking=True)
-
-    views = [moved(view) for view in batch.views]
     return replace(
-        batch, views=views, labels=moved(batch.labels), index=moved(batch.index)
+        batch,
+        views=[view.to(device, non_blocking=True) for view in batch.views],
+        labels=batch.labels.to(device, non_blocking=True),
+        index=batch.index.to(device, non_blocking=True),
     )
 
 
 def train_on_pretended_gpu(
     case: dict[str, Any], **how: Any
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """What `train` gives there, and what has waited for the device after the first step."""
+    """Return what `train` gives on it, and what has waited for the device after the first step."""
     waits: list[str] = []
     with PretendedGpu() as gpu:
 
@@ -211,6 +223,8 @@ def train_on_pretended_gpu(
         def around(step: int) -> Iterator[None]:
             gpu.take()
             yield
-            waits.extend(gpu.take() if step else [])
+            waited = gpu.take()
+            if step:
+                waits.extend(waited)
 
         return train(case, device="cuda", around=around, **how), waits

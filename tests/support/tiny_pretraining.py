@@ -26,12 +26,13 @@ def recipe(**changes):
         "arch": "resnet18",
         "method": SIMCLR,
         "views": crops(blur_p=0.0),
-    }
-    keys |= {
         "data": {"dataset": "shapes", "workers": 0},
         "optim": {"name": "sgd", "lr": 0.05},
+        "epochs": 2,
+        "batch_size": 8,
+        "log_every": 1,
+        **changes,
     }
-    keys |= {"epochs": 2, "batch_size": 8, "log_every": 1} | changes
     return json.dumps({key: value for key, value in keys.items() if value is not None})
 
 
@@ -41,9 +42,12 @@ def config(**changes):
         "name": "test",
         "method": MethodConfig(name="random"),
         "optim": Optim(lr=0.1),
+        "data": Data(dataset="shapes", workers=0),
+        "epochs": 1,
+        "batch_size": 8,
+        **changes,
     }
-    keys |= {"data": Data(dataset="shapes", workers=0), "epochs": 1, "batch_size": 8}
-    return PretrainConfig(**keys | changes)
+    return PretrainConfig(**keys)
 
 
 def start(root, out, file, *words):

@@ -1,7 +1,7 @@
-"""Fifty steps of methods by their recipes, in small: losses to hold later versions to.
+"""Makes fifty steps of methods by their recipes, in small. Later versions are held to the losses.
 
 PYTHONPATH=.:tests .venv/bin/python -m support.traces cpu (or cuda: `make gpu`) writes
-tests/traces/<device>.json anew: whoever changes a method, schedule or seed on purpose does it.
+tests/traces/<device>.json anew, after a method, schedule or seed was changed on purpose.
 """
 
 import json
@@ -20,7 +20,10 @@ from backbench.runs import seeding
 from support.methods import TinyTrunk, moved
 
 FOLDER = Path(__file__).parents[1] / "traces"
-STEPS, EPOCHS, BATCH, IMAGES = 50, 10, 16, 80
+STEPS = 50
+EPOCHS = 10
+BATCH = 16
+IMAGES = 80
 
 
 class Traced(NamedTuple):
@@ -71,7 +74,7 @@ TOLERANCE = {"float64": 1e-8, "float32": 2e-3}
 
 
 def trace(paper: str, dtype: str, device: str = "cpu") -> list[float]:
-    """The loss of each step."""
+    """Return the loss of each step."""
     traced = TRACED[paper]
     words = [f"epochs={EPOCHS}", f"batch_size={BATCH}", *traced.small]
     config = recipes.load(PretrainConfig, traced.recipe, words, kind="pretrain")
@@ -104,17 +107,20 @@ def _batch(traced: Traced, step: int, dtype: str, device: str) -> Batch:
         )
         views.append(view.to(DTYPES[dtype]))
     first = step % (IMAGES // BATCH) * BATCH
-    when = {"step": step, "epoch": step // (STEPS // EPOCHS), "epochs": EPOCHS}
-    labels = torch.randint(5, (BATCH,), generator=generator)
-    index = torch.arange(first, first + BATCH)
     batch = Batch(
-        views=views, labels=labels, index=index, **when, progress=step / STEPS
+        views=views,
+        labels=torch.randint(5, (BATCH,), generator=generator),
+        index=torch.arange(first, first + BATCH),
+        step=step,
+        epoch=step // (STEPS // EPOCHS),
+        epochs=EPOCHS,
+        progress=step / STEPS,
     )
     return moved(batch, device)
 
 
 def far(found: list[float], kept: list[float]) -> float:
-    """The largest difference, relative to the largest loss that was kept."""
+    """Return the largest difference, relative to the largest loss that was kept."""
     assert len(found) == len(kept)
     difference = max(abs(a - b) for a, b in zip(found, kept))
     return difference / max(map(abs, kept))
@@ -130,12 +136,15 @@ def kept(device: str) -> dict[str, dict[str, list[float]]]:
 
 def write(device: str) -> None:
     precision.use("fp32")
-    on = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    losses = {p: {dtype: trace(p, dtype, device) for dtype in DTYPES} for p in TRACED}
-    text = json.dumps(
-        {"device": on, "torch": torch.__version__, "losses": losses}, indent=1
-    )
-    file_of(device).write_text(text + "\n")
+    losses = {}
+    for paper in TRACED:
+        losses[paper] = {dtype: trace(paper, dtype, device) for dtype in DTYPES}
+    found = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "torch": torch.__version__,
+        "losses": losses,
+    }
+    file_of(device).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

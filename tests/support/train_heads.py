@@ -20,13 +20,17 @@ from backbench.transfer.protocol import CropAugment, Geometry, Length
 from backbench.weights.checkpoint import Checkpoint
 
 RATES = (0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0)
-SIZES = {"augment": CropAugment(size=32, scale=(0.5, 1.0))}
-SIZES |= {
-    "geometry": Geometry(resize=32, crop=32),
-    "length": {"default": Length(iterations=15)},
-}
-RATED = {"lr": RATES, "batch_size": 8, "reference_batch": 256, "weight_decay": 0.001}
-PROTOCOL = Sgd(kind="sgd", protocol="linear-test-v1", **RATED, **SIZES)
+PROTOCOL = Sgd(
+    kind="sgd",
+    protocol="linear-test-v1",
+    lr=RATES,
+    batch_size=8,
+    reference_batch=256,
+    weight_decay=0.001,
+    augment=CropAugment(size=32, scale=(0.5, 1.0)),
+    geometry=Geometry(resize=32, crop=32),
+    length={"default": Length(iterations=15)},
+)
 
 
 def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
@@ -34,26 +38,35 @@ def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
     found = catalog.load("classes", Path(root))
     checkpoint = Checkpoint.load(trunk)
     frozen = FrozenTrunk.build(checkpoint, device=machine.device)
-    sizes = (len(rates), len(found.train.classes), frozen.dim)
-    heads = LinearHeads(*sizes, std=protocol.init_std, seed=0, device=machine.device)
-    about = {"run": Path(run), "task": "linear", "dataset": catalog.find("classes")}
-    task = Assignment(
-        **about, splits=found, protocol=protocol, seed=0, checkpoints=(checkpoint,)
+    heads = LinearHeads(
+        len(rates),
+        len(found.train.classes),
+        frozen.dim,
+        std=protocol.init_std,
+        seed=0,
+        device=machine.device,
     )
-    used = torch.tensor([protocol.used(lr) for lr in rates])
-    made = {
-        "trunks": [frozen],
-        "heads": [heads],
-        "rates": [used],
-        "images": found.train,
-    }
-    given = {
-        "features": None,
-        "watched": None,
-        "machine": machine,
-        "stop": stop or StopFlag(),
-    }
-    ProbeTraining(phase="select", task=task, **made, **given).run()
+    task = Assignment(
+        run=Path(run),
+        task="linear",
+        dataset=catalog.find("classes"),
+        splits=found,
+        protocol=protocol,
+        seed=0,
+        checkpoints=(checkpoint,),
+    )
+    ProbeTraining(
+        phase="select",
+        task=task,
+        trunks=[frozen],
+        heads=[heads],
+        rates=[torch.tensor([protocol.used(lr) for lr in rates])],
+        images=found.train,
+        features=None,
+        watched=None,
+        machine=machine,
+        stop=stop or StopFlag(),
+    ).run()
     return heads
 
 
@@ -63,8 +76,10 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", rank=int(rank), world_size=int(world))
     machine = Machine(torch.device("cpu"), int(rank), int(world), 0)
     heads = train(root, trunk, out, RATES, machine)
-    quiet, stop = StopFlag(), StopFlag()
-    stop.requested = "SIGTERM" if int(rank) + 1 == int(world) else None
+    quiet = StopFlag()
+    stop = StopFlag()
+    if int(rank) + 1 == int(world):
+        stop.requested = "SIGTERM"
     heard = [machine.stopping(quiet), machine.stopping(stop)]
     alone = machine.alone()
     if int(rank) == 0:  # the others are gone, or wait for nothing

@@ -21,12 +21,18 @@ from backbench.transfer.finetune_protocol import Finetune, Part
 from backbench.transfer.protocol import CropAugment, Geometry, Length, RateSchedule
 from backbench.weights.checkpoint import Checkpoint
 
-LR, BATCH = 0.02, 8
-SIZES = {"augment": CropAugment(size=32, scale=(0.5, 1.0))}
-SIZES |= {"geometry": Geometry(resize=32, crop=32)}
-RATED = {"head_lr": (LR,), "batch_size": BATCH, "reference_batch": BATCH}
-RATED |= {"schedule": RateSchedule(name="step", milestones=(0.6, 0.8), gamma=0.2)}
-PROTOCOL = Finetune(kind="finetune", protocol="finetune-test-v1", **RATED, **SIZES)
+LR = 0.02
+BATCH = 8
+PROTOCOL = Finetune(
+    kind="finetune",
+    protocol="finetune-test-v1",
+    head_lr=(LR,),
+    batch_size=BATCH,
+    reference_batch=BATCH,
+    schedule=RateSchedule(name="step", milestones=(0.6, 0.8), gamma=0.2),
+    augment=CropAugment(size=32, scale=(0.5, 1.0)),
+    geometry=Geometry(resize=32, crop=32),
+)
 
 
 class DoubleNetwork(Network):
@@ -45,9 +51,14 @@ def train(root, trunk, run, machine, *, iterations, ratio=1.0, kind=Network):
     found = catalog.load("classes", Path(root))
     checkpoint = Checkpoint.load(trunk)
     network = kind(checkpoint, len(found.train.classes), PROTOCOL, 0, machine)
-    about = {"run": Path(run), "task": "finetune", "dataset": catalog.find("classes")}
     task = Assignment(
-        **about, splits=found, protocol=PROTOCOL, seed=0, checkpoints=(checkpoint,)
+        run=Path(run),
+        task="finetune",
+        dataset=catalog.find("classes"),
+        splits=found,
+        protocol=PROTOCOL,
+        seed=0,
+        checkpoints=(checkpoint,),
     )
     part = Part(length=Length(iterations=iterations), head_over_trunk=ratio)
     Finetuning(task, part, machine, StopFlag()).train(network, found.train, LR, "test")
@@ -58,12 +69,15 @@ def plain(root, trunk, *, iterations, ratio):
     """The head's weight after the same training, with torch's own modules and optimiser."""
     images = catalog.load("classes", Path(root)).train
     checkpoint = Checkpoint.load(trunk)
-    backbone, head = checkpoint.backbone().train(), nn.Linear(512, len(images.classes))
+    backbone = checkpoint.backbone().train()
+    head = nn.Linear(512, len(images.classes))
     start = seeding.generator(0, "head", len(images.classes), 512)
     nn.init.normal_(head.weight, 0, 0.01, generator=start)
     nn.init.zeros_(head.bias)
-    groups = [{"params": backbone.parameters(), "lr": LR / ratio}]
-    groups.append({"params": head.parameters(), "lr": LR})
+    groups = [
+        {"params": backbone.parameters(), "lr": LR / ratio},
+        {"params": head.parameters(), "lr": LR},
+    ]
     optimizer = torch.optim.SGD(groups, momentum=0.9)
     steps = [round(0.6 * iterations), round(0.8 * iterations)]
     decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, steps, 0.2)

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import time
-from functools import partial
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -24,8 +22,13 @@ def impatient(monkeypatch):
 
 def on_another_machine(folder):
     """What a process on another machine leaves, there or dead."""
-    me = {"host": "n7", "machine": "another", "pid": 41, "started": "9"}
-    me["since"] = "2026-01-02 03:04"
+    me = {
+        "host": "n7",
+        "machine": "another",
+        "pid": 41,
+        "started": "9",
+        "since": "2026-01-02 03:04",
+    }
     (folder / lock.LOCK_FILE).write_text(json.dumps(me))
 
 
@@ -50,7 +53,15 @@ def test_a_dead_machine_does_not_block_for_ever(tmp_path):
         assert str(os.getpid()) in (tmp_path / lock.LOCK_FILE).read_text()
 
 
-@pytest.mark.parametrize("sign", [os.utime, partial(Path.unlink, missing_ok=True)])
+def beat(file):
+    os.utime(file)
+
+
+def end(file):
+    file.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("sign", [beat, end])
 def test_a_machine_whose_heart_beats_or_that_just_ends_is_left_alone(
     tmp_path, monkeypatch, sign
 ):

@@ -98,8 +98,13 @@ def test_a_signal_waits_until_a_loader_is_made():
 
 def test_seeds_depend_on_every_part_and_on_nothing_else():
     assert seeding.seed_of(0, "views", 1, 2) == seeding.seed_of(0, "views", 1, 2)
-    parts = [(0, "views", 1, 2), (1, "views", 1, 2), (0, "order", 1, 2)]
-    parts += [(0, "views", 2, 2), (0, "views", 12)]
+    parts = [
+        (0, "views", 1, 2),
+        (1, "views", 1, 2),
+        (0, "order", 1, 2),
+        (0, "views", 2, 2),
+        (0, "views", 12),
+    ]
     assert len({seeding.seed_of(*p) for p in parts}) == len(parts)
     a, b = (torch.rand(3, generator=seeding.generator(0, "x")) for _ in range(2))
     assert torch.equal(a, b)
