@@ -41,9 +41,8 @@ class Allows(TypedDict):
     feature_dim: int
     size: int | None  # the only side of an image that it takes, in pixels; None: any
     divisor: int  # both sides of an image must be multiples of it
-    strides: list[
-        int
-    ]  # the strides of its maps; empty: it cannot be used for detection
+    # The strides of its maps; empty: it cannot be used for detection
+    strides: list[int]
     # The rule by which its authors resize position embeddings; empty: unknown
     positions: str
 
