@@ -24,7 +24,11 @@ from backbench.launch.job import Job, finished
 from backbench.launch.local import JobPool, run_here
 from backbench.launch.records import Ledger, spent_seconds
 from backbench.requests.demo import DemoRequest
-from backbench.requests.options import Outcome
+from backbench.requests.detect import DetectRequest
+from backbench.requests.finetune import SemisupRequest
+from backbench.requests.options import Outcome, Request
+from backbench.requests.pretrain import PretrainRequest
+from backbench.requests.probe import LinearRequest
 from backbench.runs import atomic, lock
 from backbench.runs.folder import CHECKPOINT_FILE, DEMO_FILE, RESULTS_FILE
 from backbench.runs.run_progress import read_progress, seconds
@@ -54,49 +58,64 @@ NEEDS = {"evaluation": ("pretraining-a", "pretraining-b")}
 
 
 def demo_steps(out: Path, size: str) -> dict[str, Job]:
-    """Return the demo's commands by the names of their run folders."""
-    data = str(out / "data")
+    """Return the demo's jobs by the names of their run folders."""
+    data = out / "data"
     prefix = "demo" if size == "full" else "tiny"
-    trunks = {
-        name: str(out / "pretrain" / name / CHECKPOINT_FILE) for name in CHECKPOINTS
-    }
+    trunks = {name: out / "pretrain" / name / CHECKPOINT_FILE for name in CHECKPOINTS}
     steps: dict[str, Job] = {}
 
-    def add(name: str, *words: str, makes: str | None = None) -> None:
-        argv = (*words, "--data", data, "--out", str(out / name))
+    def add(name: str, request: Request, makes: str | None = None) -> None:
         steps[name] = Job(
-            name=name, argv=argv, like=words[0], cells=(name,), makes=makes
+            name=name,
+            argv=request.argv(),
+            like=request.verb,
+            cells=(name,),
+            makes=makes,
         )
 
     for name in CHECKPOINTS:
-        makes = f"pretrain/{name}/{CHECKPOINT_FILE}"
-        add(f"pretrain/{name}", "pretrain", f"{prefix}_{name}", makes=makes)
+        folder = f"pretrain/{name}"
+        request = PretrainRequest(
+            recipe=f"{prefix}_{name}", data=data, out=out / folder
+        )
+        add(folder, request, makes=f"{folder}/{CHECKPOINT_FILE}")
     # One pass for all trunks; the cheap probes have one protocol for both sizes
     protocols = {
         "linear": f"linear_{prefix}",
         "fewshot": "fewshot_demo",
         "knn": "knn_demo",
     }
-    for probe, protocol in protocols.items():
-        words = [
-            "linear",
-            *trunks.values(),
-            "--datasets",
-            "digits",
-            "--protocol",
-            protocol,
-        ]
-        add(probe, *words)
+    for folder, protocol in protocols.items():
+        probe = LinearRequest(
+            checkpoints=tuple(trunks.values()),
+            datasets="digits",
+            protocol=protocol,
+            data=data,
+            out=out / folder,
+        )
+        add(folder, probe)
     for name in CHECKPOINTS:
-        words = ["semisup", trunks[name], "--percent", "10", "--lists", f"{data}/lists"]
-        add(f"semisup/{name}", *words, "--protocol", f"semisup_{prefix}")
+        folder = f"semisup/{name}"
+        finetuning = SemisupRequest(
+            checkpoint=trunks[name],
+            percent=10,
+            lists=data / "lists",
+            protocol=f"semisup_{prefix}",
+            data=data,
+            out=out / folder,
+        )
+        add(folder, finetuning)
     for name, task in itertools.product(DETECTED, TASKS):
-        words = ["detect", "--config-file", f"{prefix}_{task}_rcnn_frozen", "--resume"]
-        words += [
-            "--engine",
-            "torchvision",
-        ]  # the same numbers with and without Detectron2
-        add(f"detection/{name}/{task}", *words, "--checkpoint", trunks[name])
+        folder = f"detection/{name}/{task}"
+        detection = DetectRequest(
+            config_file=f"{prefix}_{task}_rcnn_frozen",
+            engine="torchvision",  # the same numbers with and without Detectron2
+            checkpoint=trunks[name],
+            resume=True,
+            data=data,
+            out=out / folder,
+        )
+        add(folder, detection)
     return steps
 
 
