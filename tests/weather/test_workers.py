@@ -89,7 +89,8 @@ def test_it_is_raised_where_a_batch_is_asked_for_and_nowhere_else(tmp_path):
     (worker,) = set(multiprocessing.active_children()) - before
     os.kill(worker.pid, signal.SIGKILL)
     time.sleep(0.5)  # where torch's own handler would raise
-    with pytest.raises(RuntimeError, match="killed by signal"):
+    # Which of torch's two messages comes first depends on the machine's load
+    with pytest.raises(RuntimeError, match=r"killed by signal|exited unexpectedly"):
         next(batches)
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
