@@ -194,6 +194,9 @@ class Board:
     # Checkpoint digest -> the labs that measured it, as a set in the order of the records
     # (merged records only)
     labs: dict[str, dict[str, None]] = field(default_factory=dict)
+    # Checkpoint digest -> the side of the images that it was trained on, in pixels, where a row
+    # says it
+    trained: dict[str, int] = field(default_factory=dict)
     # Checkpoint digest -> the cost of its trunk
     costs: dict[str, TrunkCost] = field(default_factory=dict)
     # The marks and the training noise of the columns that were tested so far: `standing` and
@@ -363,6 +366,9 @@ def _add_facts(board: Board, result: Result) -> None:
     recipe = result.provenance.get(fast.PRETRAINING)
     if isinstance(recipe, Mapping):
         board.recipes.setdefault(result.checkpoint, recipe)
+    trained = (result.facts.get("size") or {}).get("trained")
+    if trained is not None:
+        board.trained.setdefault(result.checkpoint, trained)
     for measured in (result.origin, *(result.origin.get("also") or [])):
         lab = measured.get("lab")
         if lab:

@@ -166,6 +166,7 @@ def _rows(board: Board) -> list[PageRow]:
             published=row.source != MEASURED,
             label=labels[row.checkpoint],
             labs=list(board.labs.get(row.checkpoint, ())),
+            trained=board.trained.get(row.checkpoint),
             cost="" if cost is None else cost.text,
             hardware="" if cost is None else cost.hardware or "",
         )

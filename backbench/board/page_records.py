@@ -48,6 +48,7 @@ class PageRow:
     published: bool
     label: str  # unique among the measured rows
     labs: list[str]  # that measured it (merged boards only)
+    trained: int | None  # the side of its training's images, in pixels
     # Empty unless trunks of several sizes are compared
     cost: str
     hardware: str  # on which its speed was measured

@@ -124,7 +124,9 @@ function line(row, shown) {
 
 // What stands under a checkpoint's name.
 function about(row) {
-  const facts = [row.arch, row.epochs == null ? "" : row.epochs + " ep", row.cost];
+  const epochs = row.epochs == null ? "" : row.epochs + " ep";
+  const trained = row.trained == null ? "" : `trained at ${row.trained} px`;
+  const facts = [row.arch, epochs, trained, row.cost];
   if (row.published) {
     const paper = /\(([^()]*)\)$/.exec(row.name)?.[1]; // "LORAC (table 1)"
     facts.unshift(paper);

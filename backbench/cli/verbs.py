@@ -333,11 +333,12 @@ def command(argv: Sequence[str]) -> int:
 
 def run(request: Request) -> int:
     """Do what a request asks, once for each of its seeds, and return the exit status."""
-    check(request)
+    # What is not there is said before protocols are loaded, which need torch
     if isinstance(request, RunRequest | DetectRequest | EvaluateRequest):
         from backbench.datasets import availability
 
         availability.refuse(request)
+    check(request)
     do = VERBS[type(request)].run
     wants_json = getattr(request, "json", False)
     outcomes = []

@@ -92,6 +92,14 @@ class RecordedTrunk(TypedDict, total=False):
     gflops: Annotated[Number, Field(ge=0)] | None
 
 
+class RecordedSize(TypedDict, total=False):
+    """Sides of images in pixels (weights/own_size.py); `from` says who knows `trained`."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    measured: Annotated[StrictInt, Field(ge=1, lt=10**6)]
+    trained: Annotated[StrictInt, Field(ge=1, lt=10**6)] | None  # None: nobody says
+
+
 class Provenance(TypedDict, total=False):
     """The keys of a result's provenance that the board reads; all others may hold anything."""
 
@@ -103,6 +111,7 @@ class Provenance(TypedDict, total=False):
     picture: Path
     command: Command | None
     trunk: RecordedTrunk | None
+    size: RecordedSize | None
     pretraining: Group
     trained_on: list[Name]  # DATASET or DATASET:SPLIT, of the trunk
     # The lists of images. A probe has `manifests` and `images` of its splits; a detector has

@@ -392,7 +392,7 @@ def test_evaluate_takes_the_heads_that_lie_in_its_folder(trees, trunk, tmp_path)
     keep_head(trunk, out / "linear")
     task = f"ood/imagenet-a@{recipe(tmp_path)} rule=subset"
     tasks = [task, "calibration/imagenet-a"]
-    found = backbench.evaluate(trunk, tasks, data=root, out=out, here=True)
+    found = backbench.evaluate(trunk, tasks, data=root, out=out)
     assert {r.task for r in found} == {"ood", "calibration"}
     assert {r.protocol for r in found} == {"linear-grid-v1-subset"}
 

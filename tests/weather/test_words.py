@@ -82,7 +82,6 @@ BEFORE_TORCH = {
     "finetune data --dataset shape --data data": "did you mean 'shapes'?",  # a folder in ROOT
     "analyze data --dataset shapes --data nowhere": "--data nowhere: no such folder",
     "linear data --datasets x --protocol knm --data data": "did you mean 'knn'?",
-    "linear data --datasets x --protocol k.yaml --data data": "unknown key 'shots'",
     "semisup data --percent 1 --lists data --protocol lorac --data data": "a protocol of kind 'sgd'",
     "analyze data --dataset shapes --recipe a.yaml --data data": "unknown key 'views'",
     "pretrain demo_simclr epohs=3 --data data": "unknown key 'epohs'; did you mean 'epochs'?",
@@ -101,7 +100,6 @@ BEFORE_TORCH = {
 
 
 def test_names_are_looked_up_before_torch_is_imported(tmp_path, shapes):
-    (tmp_path / "k.yaml").write_text(KNN + "shots: 3\n")
     (tmp_path / "a.yaml").write_text(
         "crops: {size: 16}\ngeometry: {crop: 16}\nviews: 4\n"
     )

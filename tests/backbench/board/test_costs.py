@@ -122,3 +122,21 @@ def test_a_trunk_without_a_size_has_no_cost_and_without_costs_no_column_has_them
     assert "parameters" not in (tmp_path / "leaderboard.csv").read_text()
     store.append(tmp_path / "b", [row("b", VIT)])
     assert set(collect([tmp_path]).costs) == {"b" * 64}
+
+
+def test_the_page_says_at_which_size_a_trunk_was_trained(tmp_path):
+    known, unknown = a_result(checkpoint="a" * 64), a_result(checkpoint="b" * 64)
+    known.provenance["size"] = {"measured": 64, "trained": 32, "from": "its recipe"}
+    unknown.provenance["size"] = {"measured": 224, "trained": None, "from": "nobody"}
+    store.append(tmp_path, [known, unknown])
+    board = collect([tmp_path])
+    assert [one.trained for one in page._rows(board)] == [32, None]
+
+
+@pytest.mark.parametrize("trained", [0, True, "32", 32.5])
+def test_a_line_with_nonsense_about_its_size_is_named_and_left_out(tmp_path, trained):
+    row_a = a_result(checkpoint="a" * 64)
+    row_a.provenance["size"] = {"measured": 32, "trained": trained}
+    store.append(tmp_path, [row_a, a_result(checkpoint="b" * 64)])
+    board = collect([tmp_path])
+    assert len(board.measured_rows) == 1 and "'provenance.size" in board.problems[0]
