@@ -62,14 +62,6 @@ class Verb:
 # --- checks ---
 
 
-def check_weight_files(
-    request: InspectRequest | ImportRequest | ExportRequest,
-) -> None:
-    from backbench.datasets import availability
-
-    availability.weight_files(request)
-
-
 def check_pretrain(request: PretrainRequest) -> None:
     from backbench.pretrain import recipe
 
@@ -286,9 +278,9 @@ VERBS: dict[type[Request], Verb] = {
     DemoRequest: Verb(demo),
     PretrainRequest: Verb(pretrain, check_pretrain),
     EvaluateRequest: Verb(evaluate, check_evaluate),
-    InspectRequest: Verb(inspect, check_weight_files),
-    ImportRequest: Verb(import_weights, check_weight_files),
-    ExportRequest: Verb(export_weights, check_weight_files),
+    InspectRequest: Verb(inspect),
+    ImportRequest: Verb(import_weights),
+    ExportRequest: Verb(export_weights),
     LinearRequest: Verb(linear, check_protocol),
     OodRequest: Verb(linear, check_protocol),
     SemisupRequest: Verb(semisup, check_protocol),
@@ -333,12 +325,13 @@ def command(argv: Sequence[str]) -> int:
 
 def run(request: Request) -> int:
     """Do what a request asks, once for each of its seeds, and return the exit status."""
-    # What is not there is said before protocols are loaded, which need torch
-    if isinstance(request, RunRequest | DetectRequest | EvaluateRequest):
-        from backbench.datasets import availability
+    from backbench.datasets import availability
 
-        availability.refuse(request)
+    # A missing file is said before a protocol is loaded, which needs torch
+    availability.weight_files(request)
     check(request)
+    if isinstance(request, RunRequest | DetectRequest | EvaluateRequest):
+        availability.refuse(request)
     do = VERBS[type(request)].run
     wants_json = getattr(request, "json", False)
     outcomes = []

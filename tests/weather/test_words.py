@@ -156,9 +156,10 @@ def test_all_datasets_where_nine_are_missing(trees, trunk, tmp_path, said):
 )
 def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
     (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "x.pth").touch()  # a file that is not there would be said first
     command = [
         "linear",
-        "x.pth",
+        tmp_path / "x.pth",
         "--datasets",
         "shapes",
         "--protocol",
