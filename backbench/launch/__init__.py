@@ -33,10 +33,11 @@ This is how a preempted Slurm job comes back:
 4.  The command ends its step, saves its state in its run folder, and exits 75. The task writes the
     attempt down as "preempted", and the job as "queued": it shall start again.
 5.  The task runs `scontrol requeue` for its own job. (After SIGTERM, which may also mean scancel,
-    it writes "stopped" instead, and asks Slurm what it wants before it does so.) The job keeps its
-    number, so jobs that depend on it go on waiting. Slurm ends the task, and the node is free.
+    it writes "stopped", then asks Slurm, and requeues only if the job was preempted.) The job keeps
+    its number, so jobs that depend on it go on waiting. Slurm ends the task, and the node is free.
 6.  When Slurm has a place again, it starts the same script: step 2, with the same command and the
-    same folder. The command finds its state there and continues, to the same numbers.
+    same folder. The command takes RUN/run.lock, so even a forgotten process cannot write beside it,
+    finds its state there and continues, to the same numbers.
 
 If the node is lost, or Slurm preempts without a warning, nobody is told. Slurm starts the job again
 by itself. In step 2 the task then finds an attempt that never ended, and notes that it was killed;
