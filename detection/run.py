@@ -64,7 +64,7 @@ class DetectionRun:
 
     @property
     def leads(self) -> bool:
-        """Whether this process, or a rank that it starts, writes the run's folder."""
+        """True if this process, or a rank that it starts, writes the run's folder."""
         if self.task_rank is not None:
             return self.task_rank == 0
         return self.machine == 0

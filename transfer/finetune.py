@@ -271,7 +271,7 @@ class Finetuning:
 
     @property
     def refits(self) -> bool:
-        """Whether the best rate trains again, with val."""
+        """True if the best rate trains again, with val."""
         # A hold-out is a part of what may be trained on, and so is the official val in finetuning.
         # Semi-supervised training with an official val has used its whole list already.
         return self.task.splits.held_out or self.task.task == "finetune"

@@ -131,7 +131,7 @@ def _newest_day(board: Board) -> str:
 
 
 def _sizes() -> str:
-    """What the metrics by size are: `APs, APm and APl: small, medium and large objects`."""
+    """Explain the metrics by size: `APs, APm and APl: small, medium and large objects`."""
     by_size = {name: kind for name, kind in metrics.METRICS.items() if kind.by_size}
     explained = listed([kind.explained for kind in by_size.values()])
     return f"{listed(list(by_size))}: {explained} objects"

@@ -147,7 +147,7 @@ def _class_folder_base(name: str, root: Path) -> Path:
 
 
 def is_class_folder(base: Path) -> bool:
-    """Whether a folder holds splits or several classes, as folders or in containers."""
+    """Return True if a folder holds splits or several classes, as folders or in containers."""
     return (
         bool(_splits_of(base))
         or len(_folders_in(base)) > 1
@@ -197,7 +197,7 @@ def own_folders(root: Path) -> dict[str, str]:
 
 
 def _all_hold_images(base: Path) -> bool:
-    """Whether all folders in BASE hold images: a folder of runs looks like one of classes, too."""
+    """Return True if all folders in BASE hold images: a folder of runs looks like one of classes, too."""
     return all(
         any(is_image(p.name) for p in (base / folder).iterdir())
         for folder in _folders_in(base)

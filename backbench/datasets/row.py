@@ -43,7 +43,7 @@ class Dataset:
 
     @property
     def dense(self) -> bool:
-        """Whether every image has a label map (`images.dense.DenseList`), and no class."""
+        """True if every image has a label map (`images.dense.DenseList`), and no class."""
         return self.metric == "miou"
 
     @property
@@ -79,5 +79,5 @@ class Dataset:
 
 
 def _contained(base: Path, need: str) -> bool:
-    """Whether `need` is a split, and in a container."""
+    """Return True if `need` is a split, and in a container."""
     return need in SPLIT_WORDS and finding.find(base, need) is not None

@@ -273,7 +273,7 @@ def render_fast(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DeviceColour:
-    """What `apply_colour` needs to complete N fast views. A loader worker makes it."""
+    """Holds what `apply_colour` needs to complete N fast views. A loader worker makes it."""
 
     matrix: torch.Tensor  # (N, 3, 4) float32, by `colour_matrix`
     sigma: torch.Tensor  # (N,) float32, in pixels; 0: no blur

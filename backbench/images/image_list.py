@@ -298,7 +298,7 @@ def ignored(root: Path) -> list[str]:
 
 
 def is_image(path: str) -> bool:
-    """Whether a file's name is that of an image."""
+    """Return True if a file's name is that of an image."""
     # "._1.png" is what a Mac leaves beside 1.png
     name = path.rpartition("/")[2]
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")

@@ -58,7 +58,7 @@ _CONSTRAINT = re.compile(r"[\w.,@/+:\[\]()|&*-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one job asks for: `cpus` per task; `gpus`, `memory_gb` and tasks per node.
+    """One job asks for these: `cpus` per task; `gpus`, `memory_gb` and tasks per node.
 
     With `tasks_per_node` 1 the verb starts its own processes; with more, Slurm starts every rank.
     """

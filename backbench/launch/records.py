@@ -74,7 +74,7 @@ class AttemptNote(TypedDict, total=False):
 
 
 class Status(TypedDict):
-    """What status/<key>.json holds."""
+    """These are the keys of status/<key>.json."""
 
     name: str
     state: StatusName

@@ -275,7 +275,7 @@ def launch(fabric: Fabric) -> None:
 
 
 def started_by_fabric() -> bool:
-    """Whether Fabric itself started the processes of rank 1 and up, and so watches them."""
+    """Return True if Fabric itself started the processes of rank 1 and up, and so watches them."""
     return os.environ.get(_RANK_0) in (str(os.getpid()), str(os.getppid()))
 
 

@@ -23,7 +23,7 @@ def use(precision: Precision) -> None:
 
 
 def bf16_is_quick(device: str) -> bool:
-    """Whether bf16 is no slower than float32: on a GPU, and on a CPU with AVX-512 BF16 or AMX.
+    """Return True if bf16 is no slower than float32: on a GPU, and on a CPU with AVX-512 BF16 or AMX.
 
     Any other CPU is 6 times slower in it."""
     import torch

@@ -124,7 +124,7 @@ def _spelling(field: dataclasses.Field[Any], hint: Any) -> Spelling:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What one command asks for. Its docstring's first line says what the verb does."""
+    """A request is what one command asks for. Its docstring's first line says what the verb does."""
 
     verb: ClassVar[
         str
@@ -160,7 +160,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a verb ends with."""
+    """A verb ends with this."""
 
     status: int = 0
     document: object = None  # what --json prints; None on all processes but the first

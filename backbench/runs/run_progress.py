@@ -107,7 +107,7 @@ class Progress:
 
 
 class ProgressNote(TypedDict):
-    """What RUN/progress.json holds."""
+    """These are the keys of RUN/progress.json."""
 
     what: str
     done: int

@@ -32,7 +32,7 @@ class Difference:
 
     @property
     def real(self) -> bool:
-        """Whether the test and the interval tell the rows apart, and nothing else can vary."""
+        """True if the test and the interval tell the rows apart, and nothing else can vary."""
         told_apart = self.p < ALPHA and not self.ci95[0] <= 0 <= self.ci95[1]
         return told_apart and self.trainings_known
 

@@ -46,7 +46,7 @@ class TrainingNoise:
 
     @property
     def known(self) -> bool:
-        """Whether differences between trainings can be tested."""
+        """True if differences between trainings can be tested."""
         return self.df >= FEWEST
 
     def at_least(self, choice: float) -> "TrainingNoise":

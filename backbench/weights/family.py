@@ -41,7 +41,7 @@ POSITION_RULES = ("+0.1", "aa", "size")
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkMetadata:
-    """What a file's tensors do not tell: it comes from the command line, or from a small file
+    """Holds what a file's tensors do not tell. It comes from the command line, or from a small file
     beside the weights."""
 
     arch: str = ""  # the trunk's whole name

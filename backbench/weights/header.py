@@ -18,7 +18,7 @@ LONGEST = 100_000_000  # bytes; no real header comes near
 
 @dataclass(frozen=True)
 class Header:
-    """What a header tells of its file."""
+    """Describes a file by its header."""
 
     about: Mapping[str, Any]  # empty for a file that is no Checkpoint
     size: int  # bytes that the whole file has when all its tensors are there

@@ -17,7 +17,7 @@ from backbench.weights.weight_file import open_file
 
 
 class EncoderReport(TypedDict):
-    """What is known of one trunk of the file."""
+    """Describes one trunk of the file."""
 
     encoder: str
     default: bool

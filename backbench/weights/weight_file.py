@@ -109,7 +109,7 @@ STAND_INS: dict[str, Callable[..., object]] = {
 
 @dataclass(frozen=True)
 class Opened:
-    """What an opened file holds."""
+    """Holds the contents of an opened file."""
 
     path: Path
     container: str  # torch zip | torch legacy | pickle | safetensors

@@ -81,7 +81,7 @@ class ResNetInFile(TrunkInFile):
 
     @property
     def small(self) -> bool:
-        """Whether its first convolution is that of a conv3 stem, for small images."""
+        """True if its first convolution is that of a conv3 stem, for small images."""
         return self.conv1 == SMALL_CONV1
 
     def shapes(self) -> Mapping[str, Shape]:

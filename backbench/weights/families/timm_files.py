@@ -59,7 +59,7 @@ class TimmInFile(TrunkInFile):
 
     @property
     def has_registers(self) -> bool:
-        """Whether the file holds register tokens."""
+        """True if the file holds register tokens."""
         return any(name.endswith(REGISTERS) for name in self.local)
 
     def shapes(self) -> Mapping[str, Shape]:
