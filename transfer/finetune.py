@@ -433,8 +433,9 @@ class Finetuning:
             logits = distributed.gather_without_gradient(mine)
             real = min(size, count - begin)  # the rest is padding
             out.append(scoring.rank_classes(logits[:real]))
-            machine.preempt(self.stop, "while scoring")
+            machine.preempt(self.stop, "while scoring")  # where a signal has come
         ranking = torch.cat(out)
+        # -1 stands where a network has no opinion, as its scores are no numbers
         if bool((ranking < 0).all()):
             log.warning(
                 f"{images.root}: the network's scores are not finite; this rate diverged"

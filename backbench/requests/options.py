@@ -98,11 +98,13 @@ def spellings(request: type[Request]) -> tuple[Spelling, ...]:
     others. They are worked out once for each request."""
     if request not in _SPELLINGS:
         hints = typing.get_type_hints(request)
-        by_name = {field.name: field for field in dataclasses.fields(request)}
+        left = {field.name: field for field in dataclasses.fields(request)}
         found = []
+        # The classes from the request itself up to its bases; a field that a base and the request
+        # both declare is the request's
         for owner in request.__mro__:
             for name in inspect.get_annotations(owner):
-                field = by_name.pop(name, None)
+                field = left.pop(name, None)
                 if field is not None and KEY in field.metadata:
                     found.append(_spelling(field, hints[name]))
         _SPELLINGS[request] = tuple(found)

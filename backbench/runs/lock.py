@@ -161,7 +161,9 @@ def _beats(file: Path) -> bool:
             with file.open("rb") as opened:
                 times.add(os.fstat(opened.fileno()).st_mtime_ns)
         except FileNotFoundError:
-            times.add(None)
+            times.add(
+                None
+            )  # no file is a time of its own: that it came or went is a change
         time.sleep(min(1.0, QUIET_SECONDS / 4))
     return len(times) > 1
 

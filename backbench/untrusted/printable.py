@@ -56,7 +56,10 @@ def shown(text: str, most: int = 200) -> str:
         return cut
     pieces = []
     for character in cut:
-        pieces.append(ascii(character)[1:-1] if control_in(character) else character)
+        if control_in(character):
+            pieces.append(ascii(character)[1:-1])  # \x1b, without the quotation marks
+        else:
+            pieces.append(character)
     return "".join(pieces)
 
 

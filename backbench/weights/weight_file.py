@@ -202,6 +202,7 @@ def _explain(error: Exception) -> str:
     named = re.search(r"GLOBAL ([\w.]+)", text)
     if named:
         return pickles.refusal(named.group(1))
+    # Our own refusal (untrusted/pickles.py) is a whole sentence already
     if isinstance(error, pickle.UnpicklingError) and text.startswith("refused"):
         return text
     name = type(error).__name__

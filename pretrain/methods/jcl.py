@@ -68,6 +68,6 @@ class Method(MomentumContrast[Config]):
         loss = jcl_loss(
             q, keys, self.queue.keys[0], temperature=self.config.temperature, lam=lam
         )
-        # The mean key as it is, no unit vector
+        # The queue keeps the mean of an image's keys as it is, without making it a unit vector
         self.new_keys.append(all_keys.mean(1, keepdim=True))
         return {"loss": distributed.mean_over_ranks(loss), "lambda": torch.tensor(lam)}

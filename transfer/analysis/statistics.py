@@ -190,7 +190,7 @@ class Moments:
         # 1. Cov = X^T X / n - m m^T.
         mean = self.sum / self.count
         covariance = self.products / self.count - torch.outer(mean, mean)
-        # 2. What is below eps times the second moment is rounding of that difference.
+        # 2. What is below d times eps times the second moment is rounding of that difference.
         second = float(self.products.trace())
         rounding = torch.finfo(torch.float64).eps * len(mean) * second / self.count
         # 3. eigvalsh gives the smallest first.
