@@ -1,6 +1,9 @@
-"""python tools/protocols_page.py writes docs/protocols.md from configs/transfer. A protocol's row
-has the keys that it states, over another protocol if it shares the rest. Their sources stand in the
-files. A test holds the page current."""
+"""Write docs/protocols.md from configs/transfer: `python tools/protocols_page.py`.
+
+A protocol's entry has the keys that it states, and names the protocol that it takes the others from,
+if there is one. The sources of the values are in the files of configs/transfer. A test holds the
+page current.
+"""
 
 import re
 import sys
@@ -41,7 +44,8 @@ weight_decay 0, a cosine schedule without warm-up, and select val. Defaults of o
 `python tools/protocols_page.py` makes this page from `configs/transfer`, whose files have the source of each value, and
 the demo's protocols.
 """
-COMMON = {  # the defaults that HEAD tells
+# The defaults that HEAD tells
+COMMON = {
     "geometry.crop": 224,
     "geometry.interpolation": "bilinear",
     "geometry.resize": 256,
@@ -62,7 +66,8 @@ COMMON = {  # the defaults that HEAD tells
     "select": "val",
     "train_score": False,
 }
-KINDS = {  # kind -> heading, and why there is one
+# kind -> its heading, and a sentence below it
+KINDS = {
     "sgd": (
         "Linear probes by SGD",
         "Each method is probed by its own recipe, or all of them by one grid: their best"
@@ -104,32 +109,20 @@ KINDS = {  # kind -> heading, and why there is one
 def text() -> str:
     """Return the whole page."""
     lines = [HEAD]
-    rows = dict(_recipes(ROOT / "configs" / "transfer"))
     for kind, (title, why) in KINDS.items():
         lines += [f"## {title}", "", f"{why}{_defaults(kind)}", ""]
-        for name, (own, base) in rows.items():
+        for name, (own, base) in _recipes(ROOT / "configs" / "transfer"):
             path = config.find_recipe(name, "transfer")
+            of_kind = config.read_recipe(path).get("kind", "analyze") == kind
             of_the_demo = re.search(r"^(demo|tiny)_|_(demo|tiny)$", name)
-            if (
-                config.read_recipe(path).get("kind", "analyze") == kind
-                and not of_the_demo
-            ):
-                column, about = (
-                    judging_rules.protocol_name(name),
-                    config.first_sentence(path),
-                )
-                parts = [
-                    f"Over `{base}`." if base else "",
-                    f"{about}." if about else "",
-                ]
-                told = " ".join(filter(None, [*parts, _keys(own, base, kind)]))
-                lines.append(f"- `{name}` (`{column}`){_used_by(name)}. {told}")
+            if of_kind and not of_the_demo:
+                lines.append(_entry(name, path, own, base, kind))
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _recipes(folder: Path) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
-    """Yield each recipe's own keys and the recipe below it, variants after their file."""
+    """Yield (name, (own keys, name of the recipe below it)), a file's variants after the file."""
     for file in sorted(folder.glob("*.yaml")):
         data = config.read_yaml(file)
         variants = data.pop("variants", {})
@@ -138,11 +131,66 @@ def _recipes(folder: Path) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
             yield name, (own, str(own.get("base", file.stem)))
 
 
+def _entry(name: str, path: Path, own: Mapping[str, Any], base: str, kind: str) -> str:
+    """The line of one protocol."""
+    column = judging_rules.protocol_name(name)
+    told = []
+    if base:
+        told.append(f"Over `{base}`.")
+    about = config.first_sentence(path)
+    if about:
+        told.append(f"{about}.")
+    keys = _keys(own, base, kind)
+    if keys:
+        told.append(keys)
+    return f"- `{name}` (`{column}`){_used_by(name)}. {' '.join(told)}"
+
+
+def _used_by(name: str) -> str:
+    """The printed tables that a recipe scores."""
+    tables: dict[str, None] = {}  # a set that keeps its order
+    for number in published.rows():
+        if judging_rules.recipe(number) == name:
+            tables[published.grid_name(number.paper, number.table)] = None
+    return f"; scores {', '.join(tables)}" if tables else ""
+
+
+# ---- keys, as a command takes them
+
+
 def _keys(own: Mapping[str, Any], base: str, kind: str) -> str:
-    """The keys that are not at their defaults."""
+    """The keys that are not at their defaults. A recipe over another one has no defaults: what it
+    states differs from the other."""
     defaults = {} if base else protocol_fingerprints.shipped()["defaults"].get(kind, {})
     left = _without_defaults(own, "", defaults)
     return _code(_flat(left)) if isinstance(left, Mapping) else ""
+
+
+def _defaults(kind: str) -> str:
+    """The keys that every protocol of a kind has unless it states another value."""
+    found = protocol_fingerprints.shipped()["defaults"].get(kind, {})
+    shown = []
+    for key, value in found.items():
+        told = COMMON.get(key) == value or key == "protocol" or key.startswith("crops.")
+        empty = value in (None, [], {}, "")
+        if not told and not empty and key not in NO_NUMBER and "*" not in key:
+            shown.append((key, value))
+    return f" Defaults: {_code(shown)}." if shown else ""
+
+
+def _without_defaults(
+    value: object, path: str, defaults: Mapping[str, object]
+) -> object:
+    """Return the value without its parts that are at their defaults; None if nothing is left."""
+    if isinstance(value, Mapping):
+        above = f"{path}." if path else ""
+        left = {}
+        for key, inner in value.items():
+            kept = _without_defaults(inner, f"{above}{key}", defaults)
+            if kept is not None:
+                left[key] = kept
+        return left or None
+    return None if path in defaults and defaults[path] == value else value
 
 
 def _flat(keys: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
@@ -159,51 +207,11 @@ def _code(keys: Iterable[tuple[str, object]]) -> str:
     return f"`{words}`" if words else ""
 
 
-def _without_defaults(
-    value: object, path: str, defaults: Mapping[str, object]
-) -> object:
-    """Return the value without its parts that are at their defaults; None if nothing is left."""
-    if isinstance(value, Mapping):
-        above = f"{path}." if path else ""
-        left = {
-            k: _without_defaults(v, f"{above}{k}", defaults) for k, v in value.items()
-        }
-        return {k: v for k, v in left.items() if v is not None} or None
-    return None if path in defaults and defaults[path] == value else value
-
-
 def _shown(value: object) -> str:
     """A value as a command line has it."""
-    return (
-        ",".join(map(_shown, value)) if isinstance(value, list) else str(value) or '""'
-    )
-
-
-def _defaults(kind: str) -> str:
-    """The keys that every protocol of a kind has where it states nothing else."""
-    found = protocol_fingerprints.shipped()["defaults"].get(kind, {})
-    shown = []
-    for key, value in found.items():
-        told = COMMON.get(key) == value or key == "protocol" or key.startswith("crops.")
-        if (
-            value not in (None, [], {}, "")
-            and key not in NO_NUMBER
-            and "*" not in key
-            and not told
-        ):
-            shown.append((key, value))
-    return f" Defaults: {_code(shown)}." if shown else ""
-
-
-def _used_by(name: str) -> str:
-    """The printed tables that a recipe scores."""
-    scored = [
-        number for number in published.rows() if judging_rules.recipe(number) == name
-    ]
-    tables = dict.fromkeys(
-        published.grid_name(number.paper, number.table) for number in scored
-    )
-    return f"; scores {', '.join(tables)}" if tables else ""
+    if isinstance(value, list):
+        return ",".join(map(_shown, value))
+    return str(value) or '""'
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 A row is a checkpoint. A column is `task/dataset[:split]/metric@protocol[~fingerprint][+engine]`, so
 numbers that were measured differently stand in different columns (records/column_keys.py).
-Published rows (published/judge.py) are marked, and never averaged or ranked with measured ones. The
-files beside this one write a board; none of them is imported here.
+Published rows (published/board_rows.py) are marked, and never averaged or ranked with measured
+ones. The files beside this one write a board; none of them is imported here.
 """
 
 import contextlib

@@ -7,8 +7,9 @@ from backbench.board import export, overall
 from backbench.board.board import Board, Column, collect, compare_rows, text_of
 from backbench.board.overall import Overall
 from backbench.errors import EXIT_FAILED, BadInput
-from backbench.published import judge as gate
-from backbench.published.judge import Judged
+from backbench.published.board_rows import add_published
+from backbench.published.expected_rows import expected_keys
+from backbench.published.judge import Judged, judge, not_judged
 from backbench.requests.options import Outcome
 from backbench.requests.runs import LeaderboardRequest
 from backbench.runs.folder import RESULTS_FILE
@@ -32,11 +33,11 @@ def run(request: LeaderboardRequest) -> Outcome:
         raise BadInput(
             f"{where}: no {RESULTS_FILE} below; run an evaluation with --out there"
         )
-    expected = gate.expected_keys(board, request.runs)
-    judged = gate.judge(board, expected)
-    unjudged = gate.not_judged(board, expected) if request.check else []
+    expected = expected_keys(board, request.runs)
+    judged = judge(board, expected)
+    unjudged = not_judged(board, expected) if request.check else []
     if request.published:
-        gate.add_published(board)
+        add_published(board)
     # 2. What whoever reads the board should know.
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
@@ -145,9 +146,9 @@ def _write(
         )
         log.info(f"wrote {request.html}: the page")
     if request.latex or request.markdown:
-        from backbench.published import paper_tables
+        from backbench.published import tables
 
-        paper_tables.write(
+        tables.write(
             board, judged, sets, latex=request.latex, markdown=request.markdown
         )
         for folder in (request.latex, request.markdown):

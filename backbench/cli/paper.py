@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.published import catalogue, claims, printed_recipes
+from backbench.published import catalogue, claims, grid_recipes
 from backbench.published.catalogue import PrintedItem
+from backbench.published.expected_rows import expected_keys_in
 from backbench.published.judge import Judged
-from backbench.published.published import Published, expected_keys_in
+from backbench.published.published import Published
 from backbench.recipes import config
 from backbench.requests.options import Outcome
 from backbench.requests.published import PaperRequest
@@ -25,27 +26,26 @@ ALL = "all"  # in place of a table
 
 
 def run(request: PaperRequest) -> Outcome:
-    for run in request.runs:
-        if not run.exists():
+    for folder in request.runs:
+        if not folder.exists():
             raise BadInput(
-                f"{run}: no such folder; give the RUNS of `backbench launch run --out`"
+                f"{folder}: no such folder; give the RUNS of `backbench launch run --out`"
             )
     if request.markdown:
-        kept = (
-            request.markdown.parent / "records"
-        )  # docs/records, beside docs/papers.md
-        runs = request.runs or ([kept] if kept.is_dir() else [])
+        runs: Sequence[Path] = request.runs
+        kept = request.markdown.parent / "records"  # docs/records, for docs/papers.md
+        if not runs and kept.is_dir():
+            runs = [kept]
         atomic.write_text(request.markdown, catalogue.markdown(runs))
         print(request.markdown)
-    elif request.item in (None, ALL):
+        return Outcome()
+    if request.item in (None, ALL):
         return Outcome(document=_list(request.runs))
-    else:
-        return Outcome(document=_show(catalogue.find(request.item), request.runs))
-    return Outcome()
+    return Outcome(document=_show(catalogue.find(request.item), request.runs))
 
 
 def _list(runs: Sequence[Path]) -> list[dict[str, object]]:
-    """Prints a line for each table and figure and for each source; returns the same as fields."""
+    """Print a line for each table and figure and for each source; return the same as fields."""
     listed: list[dict[str, object]] = []
     board, judged = catalogue.measured(runs)
     measured = catalogue.by_number(judged)
@@ -55,51 +55,15 @@ def _list(runs: Sequence[Path]) -> list[dict[str, object]]:
         listed.append({"item": item.prints, "name": item.name, "status": status})
     counts = catalogue.coverage()
     others = ", ".join(f"{count} {why}" for why, count in counts.most_common() if why)
-    known = f"{counts[None]} judgeable, {len(measured)} measured"
-    print(f"{counts.total()} printed numbers: {known}; {others}")
+    print(
+        f"{counts.total()} printed numbers: {counts[None]} judgeable, {len(measured)} measured;"
+        f" {others}"
+    )
     for source in catalogue.sources(board, judged):
         print(source.words)
         about = dataclasses.asdict(source)
         listed.append({"source": about.pop("name"), **about})
     return listed
-
-
-def _show(item: PrintedItem, runs: Sequence[Path]) -> "list[NumberState]":
-    """Prints one table: every number with its state, what is missing, and the deviations."""
-    print(f"{item.name}: {item.grid.title}")
-    board, judged = catalogue.measured(runs)
-    numbers = number_states(item, runs, judged)
-    for one in numbers:
-        n, said = one.number, one.state
-        for j in one.judged:
-            said += f"  {j.measured:.2f} {j.verdict_and_way} ({printable.shown(j.row.name, 60)})"
-        what = f"{n.task}/{n.dataset}/{n.metric}"
-        print(f"  {n.printed_row:<56} {what:<34} {n.value:>7g}  {said}")
-    if not numbers:
-        print(f"  no number is printed; {item.points} points")
-    if not item.grid.evaluate:
-        for name, speed_and_memory in _pretraining_costs(item, runs):
-            print(f"  {printable.shown(name, 60):<60} {speed_and_memory}")
-    if numbers:
-        count = Counter(one.state for one in numbers).items()
-        print(
-            f"{len(numbers)} numbers: "
-            + ", ".join(f"{k} {state}" for state, k in count)
-        )
-    made = claims.of_table(item.numbers, board, judged)
-    for claim in made:
-        if claim.verdict != claims.NOT_MEASURED:
-            print(f"  claim {claim.words}")
-    if made:
-        print(claims.counted(made))
-    out = str(runs[0]) if runs else "RUNS"
-    command = f"{item.in_command} --data ROOT --out {out} --cluster slurm"
-    print(f"what is missing: backbench launch run {command}")
-    for text in item.grid.deviations:
-        print(f"deviation: {text}")
-    for text in item.grid.choices:
-        print(f"choice: {text} (docs/choices.md)")
-    return numbers
 
 
 @dataclass(frozen=True)
@@ -111,37 +75,88 @@ class NumberState:
     judged: tuple[Judged, ...] = ()
 
 
+def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
+    """Print one table: every number with its state, what is missing, and the deviations."""
+    print(f"{item.name}: {item.grid.title}")
+    board, judged = catalogue.measured(runs)
+    # 1. The numbers, or the speed and memory of pretrainings that nothing evaluates
+    numbers = number_states(item, runs, judged)
+    for one in numbers:
+        n = one.number
+        said = one.state
+        for verdict in one.judged:
+            name = printable.shown(verdict.row.name, 60)
+            said += f"  {verdict.measured:.2f} {verdict.verdict_and_way} ({name})"
+        what = f"{n.task}/{n.dataset}/{n.metric}"
+        print(f"  {n.printed_row:<56} {what:<34} {n.value:>7g}  {said}")
+    if not numbers:
+        print(f"  no number is printed; {item.points} points")
+    if not item.grid.evaluate:
+        for name, speed_and_memory in _pretraining_costs(item, runs):
+            print(f"  {printable.shown(name, 60):<60} {speed_and_memory}")
+    if numbers:
+        count = Counter(one.state for one in numbers)
+        counted = ", ".join(f"{times} {state}" for state, times in count.items())
+        print(f"{len(numbers)} numbers: {counted}")
+    # 2. The claims
+    made = claims.of_table(item.numbers, board, judged)
+    for claim in made:
+        if claim.verdict != claims.NOT_MEASURED:
+            print(f"  claim {claim.words}")
+    if made:
+        print(claims.counted(made))
+    # 3. The command for the rest, and what differs from the paper
+    out = runs[0] if runs else "RUNS"
+    print(
+        f"what is missing: backbench launch run {item.in_command} --data ROOT --out {out}"
+        " --cluster slurm"
+    )
+    for text in item.grid.deviations:
+        print(f"deviation: {text}")
+    for text in item.grid.choices:
+        print(f"choice: {text} (docs/choices.md)")
+    return numbers
+
+
 def number_states(
     item: PrintedItem, runs: Sequence[Path], judged: Sequence[Judged]
 ) -> list[NumberState]:
-    """The state of every number of a table or figure, in its order."""
+    """Return the state of every number of a table or figure, in its order."""
     by_number = catalogue.by_number(judged)
-    # Keys that pretrainings below `runs` must reach, finished or not
-    begun = {
-        key for _, recipe in _recipes_below(runs) for key in expected_keys_in(recipe)
-    }
+    # The keys that pretrainings below `runs` must reach, finished or not
+    begun: set[str] = set()
+    for _, recipe in _recipes_below(runs):
+        begun.update(expected_keys_in(recipe))
     states = []
-    for n in item.numbers:
-        own = by_number.get(catalogue.name_of(n), [])
-        state = item.why_not(n) or (RUNNING if n.key in begun else MISSING)
-        states.append(NumberState(n, MEASURED if own else state, tuple(own)))
+    for number in item.numbers:
+        own = by_number.get(catalogue.name_of(number), [])
+        why_not = item.why_not(number)
+        if own:
+            state = MEASURED
+        elif why_not is not None:
+            state = why_not
+        elif number.key in begun:
+            state = RUNNING
+        else:
+            state = MISSING
+        states.append(NumberState(number, state, tuple(own)))
     return states
 
 
 def _pretraining_costs(
     item: PrintedItem, runs: Sequence[Path]
 ) -> list[tuple[str, str]]:
-    """(name, median speed, peak memory) of a grid's pretrainings, from their metrics.jsonl."""
-    overrides = [
-        text for sweep in printed_recipes.sweeps(item.grid) for text in sweep.overrides
-    ]
-    names = tuple(
-        f"{t.removeprefix('name=')} " for t in overrides if t.startswith("name=")
-    )
+    """Return (name, median speed and peak memory) of a grid's pretrainings, from metrics.jsonl."""
+    # The grid's overrides name its pretrainings; the rest of a run's name says the point.
+    beginnings = []
+    for sweep in grid_recipes.sweeps(item.grid):
+        for text in sweep.overrides:
+            if text.startswith("name="):
+                beginnings.append(f"{text.removeprefix('name=')} ")
     costs = []
     for folder, recipe in _recipes_below(runs):
         name = str(recipe.get("name"))
-        if "batch_size" not in recipe or not name.startswith(names):
+        if "batch_size" not in recipe or not name.startswith(tuple(beginnings)):
             continue
         rows = [row for row in read_metrics(folder) if "images_per_s" in row]
         if rows:
@@ -152,10 +167,12 @@ def _pretraining_costs(
 
 
 def _recipes_below(runs: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, object]]]:
-    """Each run folder with its recipe; a recipe that was torn while its run began is skipped."""
+    """Yield each run folder with its recipe. A recipe that was torn while its run began is skipped:
+    `backbench launch` names it."""
     for run in runs:
         for file in run.rglob(RECIPE_FILE):
             try:
-                yield file.parent, config.read_yaml(file)
+                recipe = config.read_yaml(file)
             except BadInput:
-                continue  # `backbench launch` names it
+                continue
+            yield file.parent, recipe

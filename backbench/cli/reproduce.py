@@ -1,11 +1,11 @@
-"""`backbench reproduce`: re-measures public checkpoints and compares with their published results.
+"""`backbench reproduce`: measure public checkpoints again and compare with what was published.
 
     files        found, or fetched (--download), and compared with the printed digests
     checkpoints  RUNS/checkpoints/<name>.safetensors, each imported once
     jobs         `launch run` of one grid for each part of the list: RUNS/reproduce/<list>-<n>.yaml
     outcome      RUNS/reproduce/<list>.md, .json, and <list>.zip to send back
 
-Each step keeps what those before it left, so the same command continues.
+Each step keeps what an earlier run of it left, so the same command continues.
 """
 
 import dataclasses
@@ -16,10 +16,16 @@ from pathlib import Path
 
 from backbench.datasets import availability
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, nearest
-from backbench.published import bundle, outcome, public_files, selection, timm_scores
-from backbench.published.outcome import Covered
+from backbench.published import (
+    bundle,
+    judge,
+    public_files,
+    reproduction_lists,
+    tables,
+    timm_scores,
+)
 from backbench.published.public_files import FoundFile
-from backbench.published.selection import ReproductionList
+from backbench.published.reproduction_lists import Covered, ReproductionList
 from backbench.recipes import config
 from backbench.requests.options import Outcome
 from backbench.requests.published import ReproduceRequest
@@ -35,47 +41,34 @@ def run(
     request: ReproduceRequest, run_command: Callable[[Sequence[str]], int]
 ) -> Outcome:
     if request.check is not None:
-        checked = bundle.check(request.check)
-        print(outcome.markdown(checked.listed, checked.lines), end="")
-        for remark in checked.remarks:
-            print(f"REMARK {printable.shown(remark, 400)}")
-        made = f"made {checked.made} by {checked.code}"
-        print(f"{request.check}: whole, {made}; its table follows from its rows")
-        return Outcome(document=checked.lines)
+        return _check_bundle(request.check)
     if request.list is None:
         return Outcome(document=_print_lists())
-    # 1. The list; a mistake in any part of it is refused before any part runs.
-    if request.list in timm_scores.LISTS:
-        listed = selection.timm_list(request.list, request.models)
-    elif request.models:
-        raise BadInput(f"--models is for {', '.join(timm_scores.LISTS)}; give --only")
-    elif request.list.startswith("timm-"):
-        raise BadInput(f"{request.list}: {nearest(request.list, timm_scores.LISTS)}")
-    else:
-        listed = selection.read_list(request.list)
+    # 1. The list. A mistake in any part of it is refused before any part runs.
+    listed = _read_list(request.list, request.models)
     for name in request.only:
         if name not in listed.checkpoints:
             raise BadInput(f"--only {name}: {nearest(name, listed.checkpoints)}")
     if request.data is None or not request.data.is_dir():
-        holds = "it holds one folder per dataset (`backbench data list`)"
-        raise BadInput(f"--data {request.data or 'ROOT'}: no such folder; {holds}")
+        raise BadInput(
+            f"--data {request.data or 'ROOT'}: no such folder; it holds one folder per dataset"
+            " (`backbench data list`)"
+        )
     names = [
         name for name in listed.checkpoints if not request.only or name in request.only
     ]
     covered: dict[str, set[tuple[str, str]]] = {name: set() for name in names}
     for number, part in enumerate(listed.parts):
-        measured = selection.measures(
-            selection.part_grid(listed, number, request.lists)
-        )
+        grid = reproduction_lists.part_grid(listed, number, request.lists)
+        measured = reproduction_lists.measures(grid)
         for name in listed.of_part(part, names):
             covered[name] |= measured
     # 2. The files, and the checkpoints made of them.
-    note = request.out / FOLDER / public_files.DIGESTS_FILE
     files = public_files.find(
         listed,
         names,
         request.files,
-        note=note,
+        note=request.out / FOLDER / public_files.DIGESTS_FILE,
         download=request.download,
         dry_run=request.dry_run,
     )
@@ -85,36 +78,58 @@ def run(
     )
     checkpoints = _import_files(request, files)
     files = {name: files[name] for name in checkpoints}
-    # 3. The jobs, one grid after the other.
+    # 3. The jobs, one grid after the other. A dry run leaves no grid behind.
     status = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if request.dry_run else request.out / FOLDER
-        for grid in _write_grids(request, folder, listed, checkpoints):
-            words = [
-                "launch",
-                "run",
-                str(grid),
-                *request.overrides,
-                "--cluster",
-                request.cluster,
-            ]
+        for path in _write_grids(request, folder, listed, checkpoints):
+            words = ["launch", "run", str(path), *request.overrides]
+            words += ["--cluster", request.cluster]
             words += ["--data", str(request.data), "--out", str(request.out)]
-            words += ["--dry-run"] if request.dry_run else []
+            if request.dry_run:
+                words.append("--dry-run")
             status = max(status, run_command(words))
             if status == EXIT_PREEMPTED:
                 return Outcome(status=status)
     if request.dry_run:
         return Outcome(status=status)
     # 4. The outcome.
-    lines = _write_outcome(request, listed, covered, files)
-    bad = any(line.verdict in (outcome.OUTSIDE, outcome.ANOTHER) for line in lines)
-    return Outcome(status=status or (EXIT_FAILED if bad else 0), document=lines)
+    verdicts = _write_outcome(request, listed, covered, files)
+    bad = any(one.verdict in (judge.OUTSIDE, judge.ANOTHER) for one in verdicts)
+    if status == 0 and bad:
+        status = EXIT_FAILED
+    return Outcome(status=status, document=verdicts)
+
+
+def _check_bundle(path: Path) -> Outcome:
+    """Check a bundle that somebody sent, and print its table and what is odd about it."""
+    checked = bundle.check(path)
+    print(tables.list_page(checked.listed, checked.lines), end="")
+    for remark in checked.remarks:
+        print(f"REMARK {printable.shown(remark, 400)}")
+    print(
+        f"{path}: whole, made {checked.made} by {checked.code};"
+        " its table follows from its rows"
+    )
+    return Outcome(document=checked.lines)
+
+
+def _read_list(name: str, models: Sequence[str]) -> ReproductionList:
+    """Return a shipped list, one in a YAML file, or one of timm's (which may be of `models`)."""
+    if name in timm_scores.LISTS:
+        return reproduction_lists.timm_list(name, models)
+    if models:
+        raise BadInput(f"--models is for {', '.join(timm_scores.LISTS)}; give --only")
+    if name.startswith("timm-"):
+        raise BadInput(f"{name}: {nearest(name, timm_scores.LISTS)}")
+    return reproduction_lists.read_list(name)
 
 
 def _print_lists() -> list[dict[str, object]]:
+    """Print a line for each list; return the shipped ones as fields."""
     lists: list[dict[str, object]] = []
-    for name in sorted(config.recipe_names(selection.KIND)):
-        one = selection.read_list(name)
+    for name in sorted(config.recipe_names(reproduction_lists.KIND)):
+        one = reproduction_lists.read_list(name)
         hours = one.gpu_hours(list(one.checkpoints))
         print(
             f"{name:<17} {len(one.checkpoints)} checkpoints, {one.title}: about {hours:.1f}"
@@ -134,20 +149,23 @@ def _print_lists() -> list[dict[str, object]]:
 def _import_files(
     request: ReproduceRequest, files: Mapping[str, FoundFile]
 ) -> dict[str, Path]:
-    """Import files not imported yet; a dry run takes them as they are. Cached timm models that
-    cannot be imported are left out."""
+    """Import the files that are not imported yet, and return the checkpoints.
+
+    A dry run imports nothing, and returns the files themselves instead. A timm model of the Hub's
+    cache that cannot be imported is left out, unless it was named by --models.
+    """
     checkpoints = {}
     for name, file in files.items():
         out = request.out / "checkpoints" / f"{name}.safetensors"
-        provenance = header.about(out).get("provenance") if out.is_file() else None
-        same = (
-            isinstance(provenance, Mapping) and provenance.get("sha256") == file.sha256
-        )
-        checkpoints[name] = out if same or not request.dry_run else file.path
-        if same or request.dry_run:
+        if _is_import_of(out, file):
+            checkpoints[name] = out
             continue
+        if request.dry_run:
+            checkpoints[name] = file.path
+            continue
+        # These need torch, which takes seconds to import.
         from backbench.weights.families.timm_model_names import PREFIX
-        from backbench.weights.importing import read  # torch, for those who need it
+        from backbench.weights.importing import read
 
         about = file.about
         try:
@@ -165,13 +183,21 @@ def _import_files(
             if about.timm is None or request.models:
                 raise
             log.warning(f"{name}: left out: {printable.shown(str(error), 300)}")
-            del checkpoints[name]
             continue
         checkpoint.save(out)
+        checkpoints[name] = out
         log.info(
             f"{name}: imported, {checkpoint.arch}, digest {checkpoint.digest[:12]}"
         )
     return checkpoints
+
+
+def _is_import_of(checkpoint: Path, file: FoundFile) -> bool:
+    """Return True if the checkpoint is there and was imported from this very file."""
+    if not checkpoint.is_file():
+        return False
+    provenance = header.about(checkpoint).get("provenance")
+    return isinstance(provenance, Mapping) and provenance.get("sha256") == file.sha256
 
 
 def _write_grids(
@@ -180,21 +206,19 @@ def _write_grids(
     listed: ReproductionList,
     files: Mapping[str, Path],
 ) -> list[Path]:
-    """One grid file for `launch run` for each part that measures some of the checkpoints."""
+    """Write a grid file for `launch run` for each part that measures some of the checkpoints."""
     paths = []
     for number, part in enumerate(listed.parts):
-        names = listed.of_part(part, list(files))
-        if not names:
+        of_part = [files[name] for name in listed.of_part(part, list(files))]
+        if not of_part:
             continue
-        content = selection.part_grid(
-            listed, number, request.lists, [files[name] for name in names]
-        )
+        content = reproduction_lists.part_grid(listed, number, request.lists, of_part)
         # On a cluster, data may lie where this machine cannot see it.
         if request.cluster in ("local", "debug"):
-            measured = selection.measures(content)
-            probed = {
-                dataset for task, dataset in measured if not task.endswith("_rcnn")
-            }
+            probed = set()
+            for task, dataset in reproduction_lists.measures(content):
+                if not task.endswith("_rcnn"):
+                    probed.add(dataset)
             assert request.data is not None  # `run` has refused that
             availability.all_there(sorted(probed), request.data)
         path = folder / f"{content['name']}.yaml"
@@ -208,18 +232,20 @@ def _write_outcome(
     listed: ReproductionList,
     covered: Covered,
     files: Mapping[str, FoundFile],
-) -> list[outcome.OutcomeLine]:
-    """Writes the table, the same as JSON, and the bundle to send back; prints the table."""
-    there = {
-        n: header.digest(request.out / "checkpoints" / f"{n}.safetensors")
-        for n in files
-    }
-    digests = {name: digest for name, digest in there.items() if digest is not None}
-    lines = outcome.outcome(listed, covered, digests, [request.out])
+) -> list[judge.ListVerdict]:
+    """Write the table, the same as JSON, and the bundle to send back; print the table."""
+    digests = {}
+    for name in files:
+        checkpoint = request.out / "checkpoints" / f"{name}.safetensors"
+        digest = header.digest(checkpoint)
+        if digest is not None:
+            digests[name] = digest
+    verdicts = judge.judge_list(listed, covered, digests, [request.out])
     stem = request.out / FOLDER / listed.name
-    page = outcome.markdown(listed, lines)
+    page = tables.list_page(listed, verdicts)
+    as_json = [dataclasses.asdict(one) for one in verdicts]
     atomic.write_text(stem.with_suffix(".md"), page)
-    atomic.write_json(stem.with_suffix(".json"), list(map(dataclasses.asdict, lines)))
+    atomic.write_json(stem.with_suffix(".json"), as_json)
     sent = stem.with_suffix(".zip")
     bundle.write(
         sent,
@@ -228,10 +254,10 @@ def _write_outcome(
         covered=covered,
         files=files,
         digests=digests,
-        lines=lines,
+        lines=verdicts,
     )
     print(page, end="")
     log.info(
         f"wrote {stem}.md and .json; {sent} is what to send back (docs/reproduce.md)"
     )
-    return lines
+    return verdicts

@@ -2,10 +2,10 @@
 
     manifest.json       the format, the list's name, code and time; each checkpoint; sha256 of the rest
     list.json           the list
-    table.json, .md     the outcome
+    table.json, .md     every printed number with its verdict
     results/N/          the rows of those checkpoints, one folder per run
 
-No weights and no images. Rows hold the command, its folder and the machine's hardware, as
+It holds no weights and no images. Rows hold the command, its folder and the machine's hardware, as
 results.jsonl does (docs/results.md).
 """
 
@@ -24,9 +24,16 @@ from pathlib import Path
 
 from backbench.errors import BadInput, Failed
 from backbench.published import timm_scores
-from backbench.published.outcome import Covered, OutcomeLine, markdown, outcome
+from backbench.published.judge import ListVerdict, judge_list
 from backbench.published.public_files import FoundFile, unlike
-from backbench.published.selection import KIND, ReproductionList, read_list, timm_list
+from backbench.published.reproduction_lists import (
+    KIND,
+    Covered,
+    ReproductionList,
+    read_list,
+    timm_list,
+)
+from backbench.published.tables import list_page
 from backbench.recipes import config
 from backbench.records import store
 from backbench.runs import atomic
@@ -35,13 +42,15 @@ from backbench.untrusted import jsons, opening, printable
 
 FORMAT = "backbench-reproduction-1"
 MANIFEST, LIST, TABLE, PAGE = "manifest.json", "list.json", "table.json", "table.md"
-MOST_FILES, MOST_BYTES = 2_000, 64 * opening.MEGABYTE  # of a bundle, unpacked
-ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same for all bundles: the manifest has the time
+# The largest bundle that is read, unpacked
+MOST_FILES = 2_000
+MOST_BYTES = 64 * opening.MEGABYTE
+ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same for all members: the manifest has the time
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatedFile:
-    """One file that was measured, as a manifest has it; `digest` is the checkpoint's made of it."""
+    """One file that was measured, as a manifest has it."""
 
     file: str
     page: str
@@ -49,12 +58,12 @@ class StatedFile:
     sha256: str
     md5: str
     checked_by: str
-    digest: str
+    digest: str  # of the checkpoint that was imported from it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """manifest.json. A new key needs a new FORMAT: one that is unknown is refused."""
+    """manifest.json. A new key needs a new FORMAT, because unknown keys are refused."""
 
     format: str
     list: str
@@ -73,13 +82,13 @@ def write(
     covered: Covered,
     files: Mapping[str, FoundFile],
     digests: Mapping[str, str],
-    lines: Sequence[OutcomeLine],
+    lines: Sequence[ListVerdict],
 ) -> None:
-    """Write the bundle, completely or not at all; `digests` are of the imported checkpoints."""
+    """Write the bundle, completely or not at all; `digests` are those of the imported checkpoints."""
     members = {
         LIST: _json(config.to_dict(listed)),
         TABLE: _json(list(map(dataclasses.asdict, lines))),
-        PAGE: markdown(listed, lines).encode(),
+        PAGE: list_page(listed, lines).encode(),
         **_results(runs, frozenset(digests.values())),
     }
     checkpoints = {}
@@ -108,16 +117,14 @@ def write(
         atomic.atomic_path(path) as temporary,
         zipfile.ZipFile(temporary, "w") as archive,
     ):
-        for name, data in {
-            MANIFEST: _json(dataclasses.asdict(manifest)),
-            **members,
-        }.items():
+        stated = _json(dataclasses.asdict(manifest))
+        for name, data in {MANIFEST: stated, **members}.items():
             info = zipfile.ZipInfo(name, ZIP_TIME)
             archive.writestr(info, data, compress_type=zipfile.ZIP_DEFLATED)
 
 
 def _results(runs: Path, digests: frozenset[str]) -> dict[str, bytes]:
-    """The rows of these checkpoints, by their name in the bundle; other checkpoints' stay here."""
+    """Return the files of rows as the bundle has them, with the rows of these checkpoints alone."""
     out: dict[str, bytes] = {}
     for file in store.files_below(runs):
         kept = []
@@ -126,7 +133,8 @@ def _results(runs: Path, digests: frozenset[str]) -> dict[str, bytes]:
                 if jsons.decode(line)["checkpoint"] in digests:
                     kept.append(line)
             except (ValueError, KeyError, TypeError):
-                continue  # a torn line: the board of this machine has named it
+                # A torn line is no row. The board named it when the verdicts were made.
+                continue
         if kept:
             out[f"results/{len(out)}/{RESULTS_FILE}"] = b"\n".join(kept) + b"\n"
     return out
@@ -136,7 +144,7 @@ def _json(value: object) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
-# --- checking a bundle --------------------------------------------------------------------------
+# ---- checking a bundle
 
 
 @dataclass(frozen=True)
@@ -144,28 +152,35 @@ class Checked:
     """A bundle whose parts agree with its manifest, and whose table follows from its rows."""
 
     listed: ReproductionList
-    lines: Sequence[OutcomeLine]
+    lines: Sequence[ListVerdict]
     code: str
     made: str
-    remarks: Sequence[str]  # hints for whoever receives it
+    remarks: Sequence[str]  # what whoever receives it should know
 
 
-# What values of other types than a bundle's raise, in it or in the zip around it
+# A bundle comes from somebody else: a value of an unexpected type in it, or a damaged zip around it,
+# may raise any of these.
 _MALFORMED = (
     AttributeError,
     LookupError,
     TypeError,
     ValueError,
     RecursionError,
+    RuntimeError,
+    EOFError,
     zlib.error,
 )
 
 
 def check(path: Path) -> Checked:
-    """Check a bundle. BadInput if it was changed, Failed if its table does not follow."""
+    """Check a bundle.
+
+    Raises BadInput if it is no bundle or was changed after it was made, and Failed if its table does
+    not follow from its rows.
+    """
     try:
         return _checked(path)
-    except (*_MALFORMED, RuntimeError, EOFError) as error:
+    except _MALFORMED as error:
         said = printable.shown(f"{type(error).__name__}: {error}", 100)
         raise BadInput(
             f"{path}: not as `backbench reproduce` writes it ({said})"
@@ -173,6 +188,7 @@ def check(path: Path) -> Checked:
 
 
 def _checked(path: Path) -> Checked:
+    # 1. The members are those of the manifest, unchanged.
     members = _read(path)
     stated = _decoded(path, members, MANIFEST)
     if stated.get("format") != FORMAT:
@@ -187,27 +203,32 @@ def _checked(path: Path) -> Checked:
             raise BadInput(
                 f"{path}: {name} was changed after the bundle was made (its sha256)"
             )
+    # 2. The rows lead to the same table here.
     given = _decoded(path, members, LIST)
     listed = config.build(ReproductionList, given, where=f"{path}: {LIST}")
     lines = _again(path, listed, manifest, members)
     claimed = jsons.decode(members[TABLE])
-    if not _same(claimed, jsons.decode(_json(list(map(dataclasses.asdict, lines))))):
+    follows = jsons.decode(_json(list(map(dataclasses.asdict, lines))))
+    if not _same(claimed, follows):
         raise Failed(
             f"{path}: its {TABLE} does not follow from its rows; ask for them again"
         )
-    remarks = _remarks(listed, manifest.checkpoints)
-    code, made = printable.shown(manifest.code, 80), printable.shown(manifest.made, 80)
-    return Checked(listed, lines, code, made, remarks)
+    return Checked(
+        listed=listed,
+        lines=lines,
+        code=printable.shown(manifest.code, 80),
+        made=printable.shown(manifest.made, 80),
+        remarks=_remarks(listed, manifest.checkpoints),
+    )
 
 
 def _read(path: Path) -> dict[str, bytes]:
+    """Return the members of a zip by their names. Raises BadInput if it is too large or damaged."""
     try:
         with zipfile.ZipFile(opening.open_regular(path, most=MOST_BYTES)) as archive:
             infos = archive.infolist()
-            if (
-                len(infos) > MOST_FILES
-                or sum(info.file_size for info in infos) > MOST_BYTES
-            ):
+            unpacked = sum(info.file_size for info in infos)
+            if len(infos) > MOST_FILES or unpacked > MOST_BYTES:
                 raise BadInput(
                     f"{path}: larger than any bundle ({MOST_BYTES >> 20} MB unpacked)"
                 )
@@ -229,6 +250,7 @@ def _read(path: Path) -> dict[str, bytes]:
 
 
 def _decoded(path: Path, members: Mapping[str, bytes], name: str) -> config.Recipe:
+    """Return the JSON table in a member. Raises BadInput if there is none."""
     if name not in members:
         raise BadInput(f"{path}: no bundle of `backbench reproduce` (no {name} in it)")
     try:
@@ -245,8 +267,8 @@ def _again(
     listed: ReproductionList,
     manifest: Manifest,
     members: Mapping[str, bytes],
-) -> list[OutcomeLine]:
-    """The table, made again from the rows alone."""
+) -> list[ListVerdict]:
+    """Make the table again, from the rows alone."""
     covered = {name: frozenset(pairs) for name, pairs in manifest.covered.items()}
     for name in sorted(covered.keys() - listed.checkpoints.keys()):
         raise BadInput(
@@ -256,16 +278,15 @@ def _again(
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         rows = sorted(name for name in members if name.startswith("results/"))
-        for number, name in enumerate(
-            rows
-        ):  # by number: a name in a zip may lead anywhere
+        for number, name in enumerate(rows):
+            # The folder is a number, as a name in a zip may lead anywhere.
             (root / str(number)).mkdir()
             (root / str(number) / RESULTS_FILE).write_bytes(members[name])
-        return outcome(listed, covered, digests, [root])
+        return judge_list(listed, covered, digests, [root])
 
 
 def _same(a: object, b: object) -> bool:
-    """True where two JSON values are equal, numbers to nine digits."""
+    """Return True if two JSON values are equal, numbers to nine digits."""
     if isinstance(a, float | int) and isinstance(b, float | int):
         return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
     if isinstance(a, list) and isinstance(b, list):
@@ -278,9 +299,10 @@ def _same(a: object, b: object) -> bool:
 def _remarks(
     listed: ReproductionList, checkpoints: Mapping[str, StatedFile]
 ) -> list[str]:
-    """Remarks on another list than the shipped one and on files without the printed digest."""
+    """Say if the list is not the shipped one, and which files do not have the printed digest."""
     own: ReproductionList | None = None
-    with contextlib.suppress(BadInput):  # a model that timm prints nothing of
+    # timm's list is refused for a model of which timm prints nothing: then it is none of ours.
+    with contextlib.suppress(BadInput):
         if listed.name in timm_scores.LISTS:
             own = timm_list(listed.name, list(listed.checkpoints))
         elif listed.name in config.recipe_names(KIND):

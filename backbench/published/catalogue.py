@@ -1,11 +1,10 @@
-"""The catalogue of printed tables and figures that grids make, and docs/papers.md made from it.
+"""The catalogue of printed tables and figures that grids measure, and docs/papers.md made from it.
 
 A grid names the table that it measures (`prints: lorac:2`) and its deviations; its recipes name the
 rows that they must reach (`expected`). The catalogue reads both, so it agrees with the jobs.
 """
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,22 +14,24 @@ from backbench.board.board import Board, collect
 from backbench.errors import BadInput, nearest
 from backbench.launch.grid import Grid, read_grid
 from backbench.published import (
-    judge,
+    grid_recipes,
     judging_rules,
-    printed_recipes,
     published,
-    selection,
+    reproduction_lists,
     timm_scores,
 )
-from backbench.published.judge import Judged
+from backbench.published.expected_rows import expected_keys
+from backbench.published.judge import Judged, judge
 from backbench.published.published import Published
-from backbench.published.selection import PrintedBeside
+from backbench.published.reproduction_lists import PrintedBeside
 from backbench.recipes import config
 from backbench.runs.terminal import log
 from backbench.untrusted import printable
 
 PAPERS = ("lorac", "jcl", "mio", "arb", "cllr")
-UNEXPECTED = "unexpected"  # a number that could be judged, and that no recipe of its grid expects
+UNEXPECTED = (
+    "unexpected"  # a number that could be judged, but no recipe of its grid expects it
+)
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,19 @@ class PrintedItem:
     def numbers(self) -> tuple[Published, ...]:
         """The numbers printed there, in their order."""
         start = f"{self.prints}:"
-        return tuple(
-            number for number in published.rows() if number.key.startswith(start)
-        )
+        return tuple(n for n in published.rows() if n.key.startswith(start))
 
     def why_not(self, number: Published) -> str | None:
-        """The one word for why a number cannot be judged; None where it can."""
-        return judging_rules.reason(number) or (
-            None if number.key in self.keys else UNEXPECTED
-        )
+        """Return the one word for why a number cannot be judged; None if it can."""
+        reason = judging_rules.reason(number)
+        if reason is None and number.key not in self.keys:
+            return UNEXPECTED
+        return reason
 
     @property
     def in_command(self) -> str:
-        """The grid, with the argument that it needs where it trains on published lists of labels."""
+        """The grid as `backbench launch run` takes it: one that trains on published lists of labels
+        needs their folder."""
         return f"{self.grid.name} lists=lists" if self.grid.lists else self.grid.name
 
 
@@ -80,13 +81,15 @@ class PrintedSource:
     @property
     def words(self) -> str:
         """timm: 9,336 printed, 9,000 judgeable, 2 measured."""
-        return f"{self.name}: {self.printed:,} printed, {self.judgeable:,} judgeable, {self.measured:,} measured"
+        return (
+            f"{self.name}: {self.printed:,} printed, {self.judgeable:,} judgeable,"
+            f" {self.measured:,} measured"
+        )
 
 
 @functools.cache
 def items() -> tuple[PrintedItem, ...]:
-    """All tables and figures: paper by paper, tables before figures."""
-
+    """Return all tables and figures: paper by paper, tables before figures."""
     found = []
     for name in config.recipe_names("grids"):
         paper = name.partition("_")[0]
@@ -97,61 +100,70 @@ def items() -> tuple[PrintedItem, ...]:
             raise BadInput(
                 f"grid {name}: add `prints: PAPER:TABLE`, the table or figure it makes"
             )
-        keys: list[list[str]] = []
-        for sweep in printed_recipes.sweeps(grid):
-            keys += [
-                printed_recipes.expected_by(sweep, point) for point in sweep.points()
-            ]
-        item = PrintedItem(
-            grid.prints, grid, frozenset(itertools.chain(*keys)), len(keys)
-        )
-        table = grid.prints.partition(":")[2]
-        found.append((PAPERS.index(paper), table.startswith("fig."), table, item))
-    return tuple(item for *_, item in sorted(found, key=lambda one: one[:3]))
+        keys: set[str] = set()
+        points = 0
+        for sweep in grid_recipes.sweeps(grid):
+            for point in sweep.points():
+                keys.update(grid_recipes.expected_by(sweep, point))
+                points += 1
+        found.append(PrintedItem(grid.prints, grid, frozenset(keys), points))
+    return tuple(sorted(found, key=_place))
+
+
+def _place(item: PrintedItem) -> tuple[int, bool, str]:
+    """The place of an item among all items."""
+    paper, _, table = item.prints.partition(":")
+    return PAPERS.index(paper), table.startswith("fig."), table
 
 
 def find(text: str) -> PrintedItem:
-    """The item named `lorac:2`, `arb:fig.7`, or by its grid. BadInput with the nearest name."""
-    named = {item.prints: item for item in items()} | {
-        item.grid.name: item for item in items()
-    }
+    """Return the item named `lorac:2`, `arb:fig.7`, or by its grid.
+
+    Raises BadInput, with the nearest name, if there is none.
+    """
+    named = {}
+    for item in items():
+        named[item.prints] = item
+    for item in items():
+        named[item.grid.name] = item
     if text.lower() not in named:
         raise BadInput(f"no table or figure '{text}'; {nearest(text.lower(), named)}")
     return named[text.lower()]
 
 
 def coverage() -> Counter[str | None]:
-    """How many of all published numbers are judgeable (None), and how many are not, by reason."""
+    """Count all published numbers: the judgeable ones under None, the others by their reason."""
     counts: Counter[str | None] = Counter()
     for item in items():
         counts.update(item.why_not(number) for number in item.numbers)
-    counts.update(judging_rules.reason(n) or UNEXPECTED for n in without_grid())
+    for number in without_grid():
+        counts[judging_rules.reason(number) or UNEXPECTED] += 1
     return counts
 
 
 def without_grid() -> list[Published]:
-    """The numbers of tables that no grid makes."""
+    """Return the numbers of tables that no grid measures."""
     made = tuple(f"{item.prints}:" for item in items())
     return [n for n in published.rows() if not n.key.startswith(made)]
 
 
 # ---- what is measured
 
-# A printed number: key, task, dataset, metric as it is measured
+# What names a printed number: its key, task, dataset, and the metric as it is measured
 NumberName = tuple[str, str, str, str]
 Verdicts = Mapping[NumberName, Sequence[Judged]]
 
 
 def measured(runs: Sequence[Path]) -> tuple[Board, list[Judged]]:
-    """The measurements below `runs`, and the verdicts on them."""
+    """Return the board of the measurements below `runs`, and the verdicts on them."""
     board = collect(runs)
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
-    return board, judge.judge(board, judge.expected_keys(board, runs))
+    return board, judge(board, expected_keys(board, runs))
 
 
 def by_number(judged: Sequence[Judged]) -> dict[NumberName, list[Judged]]:
-    """The verdicts by the printed number."""
+    """Group the verdicts by the printed number that they are about."""
     found: dict[NumberName, list[Judged]] = {}
     for one in judged:
         name = (one.key, one.column.task, one.column.dataset, one.column.metric)
@@ -160,19 +172,21 @@ def by_number(judged: Sequence[Judged]) -> dict[NumberName, list[Judged]]:
 
 
 def name_of(number: Published) -> NumberName:
-    """The name by which `verdicts` has a printed number."""
+    """Return the name by which `by_number` has a printed number."""
     metric = judging_rules.as_measured(number).metric
     return number.key, number.task, number.dataset, metric
 
 
 def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
-    """Group printed numbers by source: papers' tables, csv files, pages of public checkpoints."""
+    """Count the printed numbers of each source: the papers' tables, the csv files of counts, and the
+    pages of public checkpoints."""
     counts = coverage()
     found = [
         PrintedSource("papers", counts.total(), counts[None], len(by_number(judged)))
     ]
-    # 1. The counts of right images; measured are those of a row by the model's own classifier
-    own = set()
+    # 1. The counts of right images. One is measured if there is a row of the same model by its own
+    #    classifier, at the same image size, on the same set, by the same rule.
+    measured_counts = set()
     for cell in board.cells.values():
         for result, _ in cell.parts:
             match {**result.provenance, "metric": result.metric}:
@@ -181,25 +195,32 @@ def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
                     "own_geometry": {"input_size": [*_, int(size)]},
                     "recipe": {"rule": str(rule)},
                 }:
-                    own.add((result.name, size, result.dataset, rule))
+                    measured_counts.add((result.name, size, result.dataset, rule))
     for name, scores in (
         ("timm", timm_scores.scores()),
         ("testbed", timm_scores.testbed()),
     ):
-        judgeable = sum(not score.unlike for score in scores.values())
-        count = sum((*key, score.printed.rule) in own for key, score in scores.items())
+        judgeable = 0
+        count = 0
+        for (model, size, dataset), score in scores.items():
+            if not score.unlike:
+                judgeable += 1
+            if (model, size, dataset, score.printed.rule) in measured_counts:
+                count += 1
         found.append(PrintedSource(name, len(scores), judgeable, count))
-    # 2. The numbers on the pages of the files in the shipped lists, with the name of the file, once:
-    #    a file may stand in several lists
-    printed: dict[tuple[str, PrintedBeside], None] = {}
-    for name in config.recipe_names(selection.KIND):
-        for checkpoint, about in selection.read_list(name).files.items():
-            printed |= dict.fromkeys((checkpoint, number) for number in about.beside)
+    # 2. The numbers on the pages of the files in the shipped lists. A file may stand in several
+    #    lists, but its numbers count once: the dict stands for a set that keeps its order.
+    on_pages: dict[tuple[str, PrintedBeside], None] = {}
+    for name in config.recipe_names(reproduction_lists.KIND):
+        for checkpoint, about in reproduction_lists.read_list(name).files.items():
+            for number in about.beside:
+                on_pages[checkpoint, number] = None
     names = {row.checkpoint: row.name for row in board.measured_rows}
     there = {(names.get(digest), column) for digest, column in board.cells}
-    judgeable = sum(number.allowed is not None for _, number in printed)
-    count = sum((name, number.column) in there for name, number in printed)
-    return [*found, PrintedSource("pages", len(printed), judgeable, count)]
+    judgeable = sum(number.allowed is not None for _, number in on_pages)
+    count = sum((name, number.column) in there for name, number in on_pages)
+    found.append(PrintedSource("pages", len(on_pages), judgeable, count))
+    return found
 
 
 # ---- docs/papers.md
@@ -224,7 +245,9 @@ def markdown(runs: Sequence[Path] = ()) -> str:
     """Return docs/papers.md: each table and figure with its grid, how many of its numbers can be
     judged, how many have a verdict in `runs`, and its deviations."""
     board, judged = measured(runs)
-    counts, done = coverage(), by_number(judged)
+    counts = coverage()
+    done = by_number(judged)
+    # 1. The sums over all papers
     lines = [
         HEAD,
         f"Of {len(published.rows())} printed numbers {counts.pop(None, 0)} are judgeable;"
@@ -235,47 +258,54 @@ def markdown(runs: Sequence[Path] = ()) -> str:
         "| source | printed | judgeable | measured |",
         "|---|---:|---:|---:|",
     ]
-    for one in sources(board, judged):
+    for source in sources(board, judged):
         lines.append(
-            f"| {one.name} | {one.printed:,} | {one.judgeable:,} | {one.measured:,} |"
+            f"| {source.name} | {source.printed:,} | {source.judgeable:,} |"
+            f" {source.measured:,} |"
         )
     lines += ["", "The papers' other numbers are not judged, each for one reason:", ""]
     for why, count in counts.most_common():
         words = judging_rules.WHY.get(str(why), "no recipe expects it")
         lines.append(f"- {count} {why}: {words}")
     lines.append("")
+    # 2. Each paper's tables and figures, and then its tables without a grid
     for paper in PAPERS:
         lines += [f"## {paper.upper()}", ""]
         for item in items():
-            if item.prints.startswith(f"{paper}:"):
-                numbers = status(item, done).replace(", 0 measured", "")
-                line = f"- `{item.in_command}` ({numbers}): {item.grid.title}"
-                if item.grid.deviations:
-                    line += f". Deviations: {'; '.join(item.grid.deviations)}"
-                lines.append(line)
-        others = [n for n in without_grid() if n.paper.lower() == paper]
-        for table in dict.fromkeys(n.table for n in others):
-            reasons = Counter(
-                judging_rules.reason(n) for n in others if n.table == table
-            )
-            lines.append(
-                f"- {published.place_in_paper(table)}, no grid ({_counted(reasons)})"
-            )
+            if not item.prints.startswith(f"{paper}:"):
+                continue
+            numbers = status(item, done).replace(", 0 measured", "")
+            line = f"- `{item.in_command}` ({numbers}): {item.grid.title}"
+            if item.grid.deviations:
+                line += f". Deviations: {'; '.join(item.grid.deviations)}"
+            lines.append(line)
+        reasons: dict[str, Counter[str | None]] = {}
+        for number in without_grid():
+            if number.paper.lower() == paper:
+                of_table = reasons.setdefault(number.table, Counter())
+                of_table[judging_rules.reason(number)] += 1
+        for table, count_of in reasons.items():
+            place = published.place_in_paper(table)
+            lines.append(f"- {place}, no grid ({_counted(count_of)})")
         lines.append("")
     return "\n".join(lines)
 
 
 def status(item: PrintedItem, measured: Verdicts) -> str:
-    """Count the numbers: `18 judgeable, 2 measured, 24 unbuilt`; or a figure's points."""
+    """Count the numbers: `18 judgeable, 2 measured, 24 unbuilt`; or the points of a figure."""
     if not item.numbers:
         return f"{item.points} points"
     count = Counter(item.why_not(number) for number in item.numbers)
     judgeable = count.pop(None, 0)
     done = sum(name_of(number) in measured for number in item.numbers)
-    words = [f"{judgeable} judgeable, {done} measured"] if judgeable else []
-    return ", ".join([*words, _counted(count)] if count else words)
+    words = []
+    if judgeable:
+        words.append(f"{judgeable} judgeable, {done} measured")
+    if count:
+        words.append(_counted(count))
+    return ", ".join(words)
 
 
-def _counted(count: Mapping[str | None, int]) -> str:
+def _counted(count: Counter[str | None]) -> str:
     """24 unbuilt, 8 quoted."""
-    return ", ".join(f"{n} {why}" for why, n in Counter(count).most_common())
+    return ", ".join(f"{n} {why}" for why, n in count.most_common())

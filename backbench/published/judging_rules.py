@@ -2,8 +2,10 @@
 
 A number can be judged if its table's authors scored the row themselves, by a protocol and a method
 that this suite has. `WHY` has a word for each reason not to. A recipe's `expected:` says which
-numbers it must reach. Numbers quoted from another paper are known by one rule: in LORAC Table 1
-they lack the mark of an own measurement, in JCL Table 1 they have another paper's mark or none.
+numbers it must reach.
+
+Which numbers are quoted from another paper follows from the tables' marks: in LORAC Table 1 they
+lack the mark of an own measurement, in JCL Table 1 they have another paper's mark or none.
 """
 
 import functools
@@ -26,9 +28,10 @@ WHY = {
     UNBUILT: "WCoRD and CRCD are not built",
     UNIDENTIFIED: "the row's label is lost",
 }
-NO_SCORES = (SPREAD, IMAGELESS, HOURS)  # these are no columns of a leaderboard
+# Numbers that are no scores of images, and have no column on a leaderboard
+NO_SCORES = (SPREAD, IMAGELESS, HOURS)
 _OTHER_TASKS = {"text": IMAGELESS, "control": IMAGELESS, "pretraining": HOURS}
-# Models whose training this suite does not have; their names begin so.
+# The names of models whose training this suite does not have begin with these.
 _UNBUILT = ("WCoRD", "CRCD")
 
 
@@ -37,20 +40,27 @@ class ScoredBy:
     """The rows of a printed table that one recipe of configs/transfer scores."""
 
     protocol: str  # the recipe's name
-    models: tuple[str, ...] = ("",)  # the models' names begin so; "" fits all
+    models: tuple[str, ...] = ("",)  # beginnings of the models' names; "" fits all
     datasets: tuple[str, ...] = ()  # () fits all
     task: str = ""  # "" fits all
+
+    def fits(self, number: Published) -> bool:
+        return (
+            number.model.startswith(self.models)
+            and (not self.datasets or number.dataset in self.datasets)
+            and self.task in ("", number.task)
+        )
 
 
 _CIFAR = ("cifar10", "cifar100")
 
 
 def _own_probe_of(method: str) -> tuple[ScoredBy, ...]:
-    """The probe that a paper states for its method; its baselines are scored by it too."""
-    by_dataset = own_probe.BY_METHOD[method].items()
-    return tuple(
-        ScoredBy(protocol=probe, datasets=(name,)) for name, probe in by_dataset
-    )
+    """The probe that a paper states for its method, which scores the paper's baselines, too."""
+    rules = []
+    for dataset, probe in own_probe.BY_METHOD[method].items():
+        rules.append(ScoredBy(protocol=probe, datasets=(dataset,)))
+    return tuple(rules)
 
 
 _ARB = (
@@ -66,8 +76,8 @@ _CLLR = (
     ),
     *_own_probe_of("cllr"),
 )
-# (paper, table) -> the rules for its rows; the first rule that fits counts. Table "" stands for all
-# tables of the paper.
+# (paper, table) -> the rules for its rows, of which the first that fits counts. Table "" stands for
+# all tables of the paper.
 _SCORED: dict[tuple[str, str], tuple[ScoredBy, ...]] = {
     ("LORAC", "1"): (
         ScoredBy(protocol="imagenet_moco", models=("MoCo-v", "JCL")),
@@ -88,7 +98,7 @@ DETECTION = "detection-1x-v1"  # the protocol of configs/detection/*_1x.yaml in 
 
 
 def reason(number: Published) -> str | None:
-    """The word of WHY that says why a number is not judged; None where it is judged."""
+    """Return the word of WHY that says why a number is not judged; None if it is judged."""
     if number.metric.endswith("_std"):
         return SPREAD
     if number.task in _OTHER_TASKS:
@@ -103,30 +113,28 @@ def reason(number: Published) -> str | None:
 
 
 def recipe(number: Published) -> str | None:
-    """The recipe that scores this number; None for detection and for numbers not judged."""
+    """Return the recipe that scores this number; None for detection and numbers not judged."""
     if reason(number) is not None or TASKS[number.task].detects:
         return None
-    for rule in _SCORED.get((number.paper, number.table)) or _SCORED[number.paper, ""]:
-        of_set = not rule.datasets or number.dataset in rule.datasets
-        if (
-            number.model.startswith(rule.models)
-            and of_set
-            and rule.task in ("", number.task)
-        ):
+    rules = _SCORED.get((number.paper, number.table)) or _SCORED[number.paper, ""]
+    for rule in rules:
+        if rule.fits(number):
             return rule.protocol
     raise AssertionError(f"nothing scores {number.key} on {number.dataset}")
 
 
 @functools.cache
 def protocol_name(recipe: str) -> str:
-    """The protocol's name in rows, for a recipe under configs/transfer."""
+    """Return the name that rows have for the protocol of a recipe under configs/transfer."""
     data = config.read_recipe(config.find_recipe(recipe, "transfer"))
-    head = f"-{data['head']}" if data.get("head") else ""
-    return f"{data['protocol']}{head}"
+    name = str(data["protocol"])
+    if data.get("head"):
+        name += f"-{data['head']}"
+    return name
 
 
 def column_of(number: Published) -> Column:
-    """The leaderboard column that a printed score stands in."""
+    """Return the leaderboard column that a printed score stands in."""
     scored_by = recipe(number)
     if reason(number) is not None:
         # Others scored it in their own way: each such table is a protocol of its own.
@@ -137,14 +145,19 @@ def column_of(number: Published) -> Column:
         protocol = protocol_name(scored_by)
     metric = as_measured(number)
     split = metric.split or TASKS[number.task].split
-    engine = "detectron2" if TASKS[number.task].detects else None
-    other = None if split == column_keys.USUAL_SPLIT else split
-    return Column(number.task, number.dataset, metric.metric, protocol, engine, other)
+    return Column(
+        task=number.task,
+        dataset=number.dataset,
+        metric=metric.metric,
+        protocol=protocol,
+        engine="detectron2" if TASKS[number.task].detects else None,
+        split=None if split == column_keys.USUAL_SPLIT else split,
+    )
 
 
 @dataclass(frozen=True)
 class AsMeasured:
-    """A printed number as the metric of this suite that it is compared with, in percent."""
+    """A printed number, in percent, as the metric of this suite that it is compared with."""
 
     metric: str
     value: float
@@ -152,8 +165,8 @@ class AsMeasured:
 
 
 def as_measured(number: Published) -> AsMeasured:
-    """The metric and value that a measured row must have."""
-    # kNN rows carry their k, and ARB's has 5 neighbours.
+    """Return the metric and the value that a measured row must have."""
+    # kNN metrics of this suite have k in their names; ARB, the one paper with kNN, has 5 neighbours.
     if number.task == "knn":
         return AsMeasured(f"{number.metric}_k5", number.value)
     # CLLR's tables 0.4 and 0.6 are headed "Top5", and their numbers are top-1's: 100 - 6.9 of 0.6
@@ -167,14 +180,17 @@ def as_measured(number: Published) -> AsMeasured:
     return AsMeasured(number.metric, number.value)
 
 
-_TRIALS = 5  # behind a printed spread: CLLR Section 4.1, whose Table 0.6 does not say otherwise
+# Trials behind a printed spread, by CLLR Section 4.1; Table 0.6 does not say otherwise
+_TRIALS = 5
 
 
 def tolerance(number: Published, trainings: int = 1) -> float | None:
-    """The allowed distance in points of the mean over `trainings`; None if it is not judged.
+    """Return how far, in points, the mean over `trainings` may lie from a number; None if the
+    number is not judged.
 
-    If the paper prints the spread s of its trials, 95% of all differences by chance alone are
-    within t s sqrt(1 / trials + 1 / trainings). The larger of this and the task's tolerance counts.
+    If the paper prints the spread s of its trials, chance alone keeps 95% of all differences between
+    the two means within t s sqrt(1 / trials + 1 / trainings). The larger of this and the task's
+    tolerance counts.
     """
     if reason(number) is not None:
         return None
@@ -182,7 +198,6 @@ def tolerance(number: Published, trainings: int = 1) -> float | None:
     spread = [n.value for n in lookup(number.key) if n.metric == f"{number.metric}_std"]
     if allowed is None or not spread:
         return allowed
-    by_trials = (
-        confidence.t_quantile(_TRIALS - 1) * (1 / _TRIALS + 1 / trainings) ** 0.5
-    )
+    t = confidence.t_quantile(_TRIALS - 1)
+    by_trials = t * (1 / _TRIALS + 1 / trainings) ** 0.5
     return max(allowed, round(by_trials * spread[0], 2))

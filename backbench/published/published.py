@@ -1,24 +1,28 @@
 """The numbers that the five papers print: what a recipe must reach, and rows to compare with.
 
-published.csv has one line per number of the papers' tables; text, control, times and spreads are
-never judged. Its `key` names one row of one printed table, so that (key, task, dataset, metric)
-names one number:
+published.csv has one line per number of the papers' tables. Numbers on text and control, times and
+spreads are among them, and are never judged (judging_rules.py). A `key` names one row of one
+printed table, so that (key, task, dataset, metric) names one number:
 
     paper:table:model:arch:epochs[:variant][:set]
     lorac:1:lorac:resnet50:200    arb:2:arb:resnet50:100:projector-dim-256
     mio:4:mio-a:resnet50:250:stl10
 
-Parts are in lower case, every run of characters other than letters, digits and . + = is one dash,
-and so is a part that the table lacks. `variant` is written if a table prints several rows under one
-name: the first statement of the note that is neither a spread ("std ...") nor a location ("in
-text"). `set` is the pretraining set, written if a printed row has models of several sets: a
-CIFAR-10 model does not answer for STL-10. Keys are stored: adding rows changes none.
+Parts are in lower case. Every run of characters other than letters, digits and . + = becomes one
+dash, and a part that the table does not print is a dash, too. Two parts are written only where
+they are needed:
+
+    variant   if a table prints several rows under one name: the first statement of the note that
+              is neither a spread ("std ...") nor a location ("in text")
+    set       if one printed row has models of several pretraining sets: the set, because a
+              CIFAR-10 model does not answer for STL-10
+
+Keys are stored in published.csv and not computed, so that new rows never change old keys.
 """
 
 import csv
 import functools
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -33,16 +37,16 @@ _NOT_IN_KEYS = re.compile(r"[^a-z0-9.+=]+")  # a key has a dash instead
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(populate_by_name=True))
 class Published:
-    """One printed number, in percent (but for CLLR's scores on control and its hours)."""
+    """One printed number, in percent; CLLR's scores on control and its hours are as printed."""
 
     key: str
     paper: str
     table: str
     model: str
     arch: str = ""
-    # None: the table does not say
+    # None if the table does not say
     epochs: int | None = Field(default=None, validation_alias="pretrain_epochs")
-    trained_on: str | None = None  # the pretraining set; None: untrained
+    trained_on: str | None = None  # the pretraining set; None if untrained
     task: str
     dataset: str
     metric: str
@@ -60,10 +64,10 @@ class Published:
 def rows() -> tuple[Published, ...]:
     """Every published number, in the order of the papers' tables."""
     with FILE.open(newline="") as file:
-        # A field that is empty is at its default
-        lines = [
-            {name: v for name, v in line.items() if v} for line in csv.DictReader(file)
-        ]
+        lines = []
+        for line in csv.DictReader(file):
+            # Fields without text are left out, so that they get their defaults.
+            lines.append({name: text for name, text in line.items() if text})
     return tuple(TypeAdapter(list[Published]).validate_python(lines))
 
 
@@ -76,7 +80,8 @@ def _by_key() -> dict[str, list[Published]]:
 
 
 def lookup(key: str) -> list[Published]:
-    """The numbers of one printed row. Raises BadInput with the nearest key."""
+    """Return the numbers of one printed row. Raises BadInput, with the nearest key, if none has
+    this key."""
     numbers = _by_key().get(key)
     if numbers:
         return numbers
@@ -87,25 +92,8 @@ def lookup(key: str) -> list[Published]:
     raise BadInput(f"no published row '{key}'; {hint}")
 
 
-def expected_keys_in(provenance: Mapping[str, object]) -> list[str]:
-    """The published rows that a checkpoint's or a result's provenance says it must reach. Recipes
-    have `expected`, `import --published` has `published`: one key or a list."""
-    keys: list[str] = []
-    named = (provenance.get(name) for name in ("recipe", "checkpoint", "pretraining"))
-    for holder in (provenance, *named):
-        if not isinstance(holder, Mapping):
-            continue
-        for name in ("expected", "published"):
-            value = holder.get(name)
-            if isinstance(value, str):
-                keys.append(value)
-            elif isinstance(value, list | tuple):
-                keys += map(str, value)
-    return keys
-
-
 def arch_in_tables(arch: str) -> str:
-    """The name that papers print for a trunk; a row's own name where no family knows it."""
+    """Return the name that papers print for a trunk, or `arch` itself if no family knows it."""
     try:
         return archs.family_of(arch).name_in_papers(arch)
     except BadInput:
@@ -113,25 +101,31 @@ def arch_in_tables(arch: str) -> str:
 
 
 def slug(text: str) -> str:
-    """`text` as one part of a key or of a file's name; a dash where nothing is left of it."""
+    """Return `text` as one part of a key or of a file's name; a dash if nothing is left of it."""
     return _NOT_IN_KEYS.sub("-", text.lower()).strip("-") or "-"
 
 
 def place_in_paper(table: str) -> str:
-    """Table 1, Fig. 7, or Section 4.1, whose numbers stand in MIO's text."""
+    """Return where a paper prints a table's numbers: Table 1, Fig. 7, Section 4.1.
+
+    Section 4.1 is MIO's: its numbers stand in the text.
+    """
     if table.lower().startswith("fig."):
         return f"Fig. {table[4:]}"
     return f"Section {table}" if table == "4.1" else f"Table {table}"
 
 
 def grid_name(paper: str, table: str) -> str:
-    """The grid of configs/grids that measures a table: lorac_table1, arb_fig7, mio_sec41."""
-    kind, _, number = place_in_paper(table).lower().replace(".", "").partition(" ")
-    return f"{paper.lower()}_{kind.removesuffix('tion')}{number}"
+    """Return the grid of configs/grids that measures a table: lorac_table1, arb_fig7, mio_sec41."""
+    place = place_in_paper(table).lower().replace(".", "")
+    kind, _, number = place.partition(" ")
+    short = kind.removesuffix("tion")  # section -> sec
+    return f"{paper.lower()}_{short}{number}"
 
 
 def variant(note: str) -> str | None:
-    """The note's first statement that is neither a spread nor a location."""
+    """Return the note's first statement that is neither a spread nor a location; None if it has
+    none. What stands in brackets or behind a colon is no part of it."""
     for statement in note.split(";"):
         text = re.split(r"[(:]", statement)[0].strip()
         if text and not text.startswith(("std ", "in text")):

@@ -29,7 +29,7 @@ from backbench.datasets.readers import class_list
 from backbench.datasets.splits import InImageNet
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.images.preprocess import Pixels, to_input
-from backbench.published import selection
+from backbench.published import reproduction_lists
 from backbench.records import kept_scores, store
 from backbench.transfer import keeping
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
@@ -466,7 +466,7 @@ def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     torch.save(trunk, "swav_800ep_pretrain.pth.tar")
     torch.save({"epoch": 100, "state_dict": own}, "swav_800ep_eval_linear.pth.tar")
-    about = selection.read_list("heads").files["resnet50_swav"]
+    about = reproduction_lists.read_list("heads").files["resnet50_swav"]
     exec(about.by_hand.partition('python -c "')[2].rpartition('"')[0])
     assert ood(about.file, "imagenet-real", root, "o", "ood_own") == 0
     cut = v2.Compose([v2.Resize(256), v2.CenterCrop(224), v2.PILToTensor()])

@@ -19,8 +19,10 @@ from backbench.board.overall import overall
 from backbench.cli import program
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
-from backbench.published import catalogue, judging_rules, paper_tables, published
-from backbench.published.judge import add_published, expected_keys, judge
+from backbench.published import catalogue, judging_rules, published, tables
+from backbench.published.board_rows import add_published
+from backbench.published.expected_rows import expected_keys
+from backbench.published.judge import judge
 from backbench.recipes import config, fast
 from backbench.records import store
 
@@ -212,7 +214,7 @@ def test_a_table_of_several_sets_has_its_protocols_side_by_side(tmp_path):
     other = a_result(
         dataset="stl10", protocol="linear-mio-stl10-v1", checkpoint="b" * 64, name="b"
     )
-    paper_tables.write(
+    tables.write(
         board_of(tmp_path, small, other), [], latex=None, markdown=tmp_path / "md"
     )
     text = (tmp_path / "md" / "mio_table4.md").read_text()
@@ -231,7 +233,7 @@ def test_unlike_protocols_make_tables_of_their_own(tmp_path):
         )
     ]
     board = board_of(tmp_path, *here, *there)
-    paper_tables.write(board, [], latex=None, markdown=tmp_path / "md")
+    tables.write(board, [], latex=None, markdown=tmp_path / "md")
     first = (tmp_path / "md" / "lorac_table1.md").read_text()
     assert "| lorac | 200 | measured" in first and "| b |" not in first
     second = (tmp_path / "md" / "lorac_table1_linear-grid-v1.md").read_text()
@@ -240,7 +242,7 @@ def test_unlike_protocols_make_tables_of_their_own(tmp_path):
 
 def test_names_do_not_break_latex(tmp_path):
     board = board_of(tmp_path, a_result(dataset="imagenet", name=r"50%_a&b\{}~^"))
-    paper_tables.write(board, [], latex=tmp_path / "tex", markdown=None)
+    tables.write(board, [], latex=tmp_path / "tex", markdown=None)
     name = r"50\%\_a\&b\textbackslash{}\{\}\textasciitilde{}\textasciicircum{}"
     tex = (tmp_path / "tex" / "lorac_table1.tex").read_text()
     assert f"\n{name} & 200 & 91.2 & -- \\\\\n" in tex

@@ -23,21 +23,24 @@ NAMES = {
 
 
 def pretrained(runs, kind, trunks, **more):
-    """Trunks t0, t1, ...: a recipe, None if unknown, a seed, overrides. Each next is `gap` better."""
+    """Write rows of trunks t0, t1, ..., of which each next is `gap` better.
+
+    A trunk is (recipe, None if nobody knows it; seed; overrides ...).
+    """
     names = [f"t{n}" for n in range(len(trunks))]
     boards.synthetic(runs, names, [kind], images=10_000, **more)
     for name, (recipe, seed, *own) in zip(names, trunks):
-        if recipe:
-            about = config.load(
-                PretrainConfig, recipe, [f"seed={seed}", *own], kind="pretrain"
-            )
-            file = runs / f"{name}.safetensors"
-            digest = boards.digest_of(name)
-            records.checkpoint_header(file, digest, recipe=config.to_dict(about))
+        if recipe is None:
+            continue
+        overrides = [f"seed={seed}", *own]
+        about = config.load(PretrainConfig, recipe, overrides, kind="pretrain")
+        file = runs / f"{name}.safetensors"
+        digest = boards.digest_of(name)
+        records.checkpoint_header(file, digest, recipe=config.to_dict(about))
 
 
 def measured(runs, names, *overrides, **more):
-    """Three probes of each trunk; overrides of LORAC's recipe."""
+    """Write three probes of each trunk; the overrides are of LORAC's recipe alone."""
     trunks = []
     for name in names:
         own = overrides if name == "lorac" else ()
@@ -52,7 +55,7 @@ def test_a_number_of_a_page_counts_as_measured(tmp_path):
 
 
 def said(capsys, runs):
-    """(better, worse) -> the verdict, of the pairs of Table 2 that are measured; the last count."""
+    """Return (better, worse) -> verdict for the measured pairs of Table 2, and the line of counts."""
     assert main(["paper", "lorac:2", str(runs)]) == 0
     out = capsys.readouterr().out.splitlines()
     pairs = {}
@@ -66,23 +69,17 @@ def said(capsys, runs):
 def test_the_printed_order_holds_or_is_reversed_here_and_on_the_page(tmp_path, capsys):
     measured(tmp_path / "printed", NAMES)
     pairs, count = said(capsys, tmp_path / "printed")
-    assert (
-        len(pairs) == 6
-        and set(pairs.values()) == {"holds"}
-        and ("lorac", "moco-v1") in pairs
-    )
-    assert (
-        "claims: 6 hold, " in count
-        and "not measured" in count
-        and "reversed" not in count
-    )
+    assert len(pairs) == 6
+    assert set(pairs.values()) == {"holds"}
+    assert ("lorac", "moco-v1") in pairs
+    assert "claims: 6 hold, " in count
+    assert "not measured" in count
+    assert "reversed" not in count
     measured(tmp_path / "runs", list(NAMES)[::-1])
     pairs, count = said(capsys, tmp_path / "runs")
-    assert (
-        len(pairs) == 6
-        and set(pairs.values()) == {"reversed"}
-        and "6 reversed" in count
-    )
+    assert len(pairs) == 6
+    assert set(pairs.values()) == {"reversed"}
+    assert "6 reversed" in count
     page = tmp_path / "l.html"
     assert main(["leaderboard", str(tmp_path / "runs"), "--html", str(page), "-q"]) == 0
     script = r'<script type="application/json" id="data">(.*?)</script>'
@@ -90,11 +87,11 @@ def test_the_printed_order_holds_or_is_reversed_here_and_on_the_page(tmp_path, c
     papers, timm, testbed, pages, first, *others = json.loads(data[1])["claims"]
     assert papers.startswith("papers: 834 printed, 574 judgeable, 4 measured")
     assert all(each.endswith(" 0 measured") for each in (timm, testbed, pages))
-    assert first.startswith("lorac:2: ") and "6 reversed" in first and len(others) == 6
-    assert any(
-        "lorac:resnet50:200 > moco-v1:resnet50:200 by 9.5, measured -" in x
-        for x in others
-    )
+    assert first.startswith("lorac:2: ")
+    assert "6 reversed" in first
+    assert len(others) == 6
+    largest = "lorac:resnet50:200 > moco-v1:resnet50:200 by 9.5, measured -"
+    assert any(largest in line for line in others)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +101,8 @@ def test_what_no_test_separates_cannot_be_told_apart(tmp_path, capsys, how):
     """Equal trunks; a gap below the noise; trainings that spread; noise that nobody knows."""
     measured(tmp_path, NAMES, **how)
     pairs, count = said(capsys, tmp_path)
-    assert len(pairs) == 6 and set(pairs.values()) == {"cannot be told apart"}, pairs
+    assert len(pairs) == 6
+    assert set(pairs.values()) == {"cannot be told apart"}, pairs
     assert "6 cannot be told apart" in count
 
 
@@ -117,21 +115,20 @@ def test_a_changed_recipe_and_missing_trunks_prove_nothing(tmp_path, capsys):
         ("moco-v2", "moco-v1"),
     }
     assert main(["paper", "lorac:2"]) == 0
-    assert (
-        "not measured" in capsys.readouterr().out.split(" claims: ")[1].split("\n")[0]
-    )
+    (count,) = (x for x in capsys.readouterr().out.splitlines() if " claims: " in x)
+    assert "not measured" in count.split(" claims: ")[1]
 
 
 @pytest.mark.parametrize("how", ["unbacked", "unsettled"])
 def test_what_cannot_be_tested_is_not_measured(tmp_path, capsys, how):
+    """No number is backed if nothing is kept; LORAC's is not settled if its fit did not converge."""
     measured(tmp_path, NAMES, kept=how == "unsettled")
     if how == "unsettled":
         (file,) = tmp_path.rglob("t3/results.jsonl")  # LORAC's
         records.edit_lines(file, lambda row: row["chosen"].update(converged=False))
     pairs, _ = said(capsys, tmp_path)
-    assert len(pairs) == (3 if how == "unsettled" else 0) and not any(
-        "lorac" in p for p in pairs
-    )
+    assert len(pairs) == (3 if how == "unsettled" else 0)
+    assert not any("lorac" in pair for pair in pairs)
 
 
 def test_equal_numbers_claim_nothing():
@@ -141,9 +138,8 @@ def test_equal_numbers_claim_nothing():
     for n in numbers:
         columns.setdefault((n.task, n.dataset, n.metric), []).append(n.value)
     pairs = sum(a < b for values in columns.values() for a in values for b in values)
-    assert len(made) == pairs and {claim.verdict for claim in made} == {
-        claims.NOT_MEASURED
-    }
+    assert len(made) == pairs
+    assert {claim.verdict for claim in made} == {claims.NOT_MEASURED}
     assert all(claim.better.value > claim.worse.value for claim in made)
 
 
@@ -163,11 +159,9 @@ SPREAD = [
 
 def test_the_trunk_to_the_papers_letter_goes_before_fast_ones(tmp_path, capsys):
     """LORAC's is worse than MoCo-M, and its three fast pretrainings are better."""
-    trunks = [
-        (LORAC, 0),
-        (MOCO, 0),
-        *((LORAC, seed, *fast.spelled()) for seed in range(3)),
-    ]
+    trunks = [(LORAC, 0), (MOCO, 0)]
+    for seed in range(3):
+        trunks.append((LORAC, seed, *fast.spelled()))
     pretrained(tmp_path, KIND, trunks, gap=4.0, seeds=3, trainings=0.1)
     assert said(capsys, tmp_path)[0] == {("lorac", "moco-m"): "reversed"}
 
@@ -186,13 +180,15 @@ def test_pretrainings_spread_where_the_task_trains_nothing(
     tmp_path, capsys, mixed, verdict
 ):
     """Their spread counts for neighbours, too, which are the same each time."""
-    order = [("arb/arb_direct_cifar100", 0), ("arb/arb_cifar100_256", 0)]
-    order += [(recipe, seed) for seed in (1, 2) for recipe, _ in order]
+    order = []
+    for seed in range(3):
+        order += [("arb/arb_direct_cifar100", seed), ("arb/arb_cifar100_256", seed)]
     kind = ("knn", "cifar100", "top1_k5", "knn-32px-v1", None)
-    pretrained(tmp_path, kind, order if mixed else sorted(order, reverse=True), gap=2.0)
+    if not mixed:
+        order.sort(reverse=True)
+    pretrained(tmp_path, kind, order, gap=2.0)
     records.edit_lines(tmp_path, lambda row: row.update(arch="resnet18", epochs=1000))
     assert main(["paper", "arb:3", str(tmp_path)]) == 0
-    (claim,) = (
-        x for x in capsys.readouterr().out.splitlines() if x.startswith("  claim ")
-    )
+    lines = capsys.readouterr().out.splitlines()
+    (claim,) = (line for line in lines if line.startswith("  claim "))
     assert claim.endswith(f": {verdict}"), claim

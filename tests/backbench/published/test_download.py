@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import http.server
+import json
 import os
 import re
 import socket
@@ -19,14 +20,21 @@ DATA = os.urandom(3 << 20)
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves `data` at any address. `cut`: bytes of each answer, of which a `capped` one says so."""
+    """Serve `data` at any address."""
 
     daemon_threads = True
 
     def __init__(self, data=DATA):
         super().__init__(("127.0.0.1", 0), Answer)
-        self.data, self.tag, self.cut, self.kind = data, '"v1"', None, "any/thing"
-        self.capped, self.tag_of_parts, self.name = False, True, "model.pth"
+        self.data = data
+        self.name = "model.pth"
+        self.kind = "any/thing"
+        self.tag = '"v1"'
+        self.tag_of_parts = True  # False: an answer with the rest of a file has no tag
+        self.cut = None  # how many bytes each answer sends at most
+        self.capped = (
+            False  # True: a cut answer announces its own length, not the rest's
+        )
         self.asked = []  # the Range of each request
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -40,7 +48,8 @@ class Server(http.server.ThreadingHTTPServer):
 
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        server, data = self.server, self.server.data
+        server = self.server
+        data = server.data
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         server.asked.append(self.headers.get("Range"))
         start = 0
@@ -52,21 +61,19 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 self.end_headers()
                 return
             self.send_response(206)
-            self.send_header(
-                "Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}"
-            )
+            sent = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            self.send_header("Content-Range", sent)
         else:
             self.send_response(200)
         self.send_header("Content-Type", server.kind)
-        piece = data[start:] if server.cut is None else data[start : start + server.cut]
-        self.send_header(
-            "Content-Length", str(len(piece if server.capped else data[start:]))
-        )
+        rest = data[start:]
+        piece = rest if server.cut is None else rest[: server.cut]
+        announced = piece if server.capped else rest
+        self.send_header("Content-Length", str(len(announced)))
         if server.tag and (server.tag_of_parts or not start):
             self.send_header("ETag", server.tag)
         self.end_headers()
         self.wfile.write(piece)
-        return
 
     def log_message(self, *_):
         return
@@ -80,7 +87,7 @@ def server():
 
 
 def begin(server, folder):
-    """A download that breaks off after its first MiB."""
+    """Start a download that breaks off after its first MiB."""
     server.cut = 1 << 20
     with pytest.raises(Failed, match=r"broke off|IncompleteRead|reset"):
         public_files.fetch(server.url, folder / "model.pth")
@@ -137,9 +144,11 @@ def test_after_a_reset_between_two_pieces_it_goes_on(server, tmp_path, monkeypat
 
 
 def test_a_server_that_caps_its_answers_is_asked_again(server, tmp_path):
-    """A part is no whole file, whatever length its answer announces, and has the file's tag."""
+    """A part is not taken for the whole file, whatever length its answer announces."""
     begin(server, tmp_path)
-    server.cut, server.capped, server.tag_of_parts = 1 << 20, True, False
+    server.cut = 1 << 20
+    server.capped = True
+    server.tag_of_parts = False
     with pytest.raises(Failed, match="broke off at 2"):
         public_files.fetch(server.url, tmp_path / "model.pth")
     public_files.fetch(server.url, tmp_path / "model.pth")
@@ -166,32 +175,33 @@ def test_a_web_page_is_no_checkpoint_and_a_host_may_have_no_name(server, tmp_pat
 
 
 def a_list(tmp_path, url, *parts, **about):
-    """A list of one file, and an empty ROOT."""
+    """Write a list of one file and an empty ROOT; return the command that measures it."""
     (tmp_path / "ROOT").mkdir(exist_ok=True)
-    keys = {"page": "https://x.org", "file": "model.pth", "url": url, **about}
-    text = (
-        f"title: t\nestimate: none\ncheckpoints: {{one: {keys}}}\nparts: {[*parts]}\n"
-    )
-    (tmp_path / "mine.yaml").write_text(text)
-    where = [
-        "--data",
-        tmp_path / "ROOT",
-        "--files",
-        tmp_path / "files",
-        "--out",
-        tmp_path / "runs",
+    file = {"page": "https://x.org", "file": "model.pth", "url": url, **about}
+    listed = {
+        "title": "t",
+        "estimate": "none",
+        "checkpoints": {"one": file},
+        "parts": parts,
+    }
+    (tmp_path / "mine.yaml").write_text(json.dumps(listed))  # JSON is YAML
+    return [
+        "reproduce",
+        str(tmp_path / "mine.yaml"),
+        f"--data={tmp_path / 'ROOT'}",
+        f"--files={tmp_path / 'files'}",
+        f"--out={tmp_path / 'runs'}",
     ]
-    return ["reproduce", *map(str, (tmp_path / "mine.yaml", *where))]
 
 
 @pytest.mark.parametrize("what", ["sha256", "md5"])
 def test_another_file_than_the_published_one_is_removed(server, tmp_path, capsys, what):
-    words = a_list(
-        tmp_path, server.url, **{what: "0" * 8, "digest_page": "x.org (README)"}
-    )
+    digest = {what: "0" * 8, "digest_page": "x.org (README)"}
+    words = a_list(tmp_path, server.url, **digest)
     assert program.main([*words, "--download"]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "not the published file" in said and "x.org (README)" in said
+    assert "not the published file" in said
+    assert "x.org (README)" in said
     assert not list((tmp_path / "files" / "one").iterdir())
 
 
@@ -204,17 +214,18 @@ def test_a_damaged_file_on_disk_is_refused(server, tmp_path, capsys):
     file.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
     assert program.main([*words, "--download"]) == 2
     assert f"printed is {digest}" in capsys.readouterr().err
-    assert not server.asked and file.exists()
+    assert not server.asked
+    assert file.exists()
 
 
 def test_a_dry_run_writes_and_downloads_nothing(server, tmp_path, capsys, caplog):
     knn = {"verb": "linear", "protocol": "knn", "datasets": ["cifar10"]}
-    words = a_list(
-        tmp_path, server.url, {"title": "knn", "evaluate": [knn], "gpu_hours": 1.0}
-    )
+    part = {"title": "knn", "evaluate": [knn], "gpu_hours": 1.0}
+    words = a_list(tmp_path, server.url, part)
     (tmp_path / "small.yaml").write_text("{name: small, kind: local, jobs: 1}")
     words += ["--cluster", str(tmp_path / "small.yaml"), "--download", "--dry-run"]
-    assert program.main(words) == 2 and not server.asked
+    assert program.main(words) == 2
+    assert not server.asked
     assert "a dry run fetches nothing" in caplog.text
     file = tmp_path / "files" / "one" / "model.pth"
     file.parent.mkdir(parents=True)
@@ -222,12 +233,14 @@ def test_a_dry_run_writes_and_downloads_nothing(server, tmp_path, capsys, caplog
     imported = tmp_path / "runs" / "checkpoints" / "one.safetensors"
     records.checkpoint_header(imported, "a" * 64, sha256="of another file")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert program.main(words) == 0 and "/linear-knn-cifar10" in capsys.readouterr().out
+    assert program.main(words) == 0
+    assert "/linear-knn-cifar10" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_digests_are_kept_until_the_file_is_written_again(tmp_path, monkeypatch):
-    file, note = tmp_path / "model.pth", tmp_path / "files.json"
+    file = tmp_path / "model.pth"
+    note = tmp_path / "files.json"
     file.write_bytes(DATA)
     first = public_files._digests(file, note)
     assert first == (hashlib.sha256(DATA).hexdigest(), hashlib.md5(DATA).hexdigest())
@@ -244,7 +257,6 @@ def test_no_network_without_being_asked(server, tmp_path, capsys, caplog, monkey
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
     assert program.main(a_list(tmp_path, server.url)) == 2
-    assert (
-        "add --download" in capsys.readouterr().err and "https://x.org" in caplog.text
-    )
+    assert "add --download" in capsys.readouterr().err
+    assert "https://x.org" in caplog.text
     assert not server.asked

@@ -9,8 +9,9 @@ from support.records import a_result, held
 from backbench.board.board import collect
 from backbench.cli.program import main
 from backbench.pretrain.recipe import PretrainConfig
-from backbench.published import printed_recipes, published
-from backbench.published.judge import expected_keys, judge
+from backbench.published import grid_recipes, published
+from backbench.published.expected_rows import expected_keys
+from backbench.published.judge import judge
 from backbench.recipes import config, fast
 from backbench.records import store
 
@@ -22,11 +23,14 @@ def whole(name, *overrides):
 
 def trained(runs, recipe, value, *, name="mine", digest="a", **changes):
     """A row of a trunk that was pretrained by this recipe."""
-    about = {
+    row = {
+        "name": name,
+        "checkpoint": digest * 64,
+        "value": value,
         "arch": recipe["arch"],
         "epochs": recipe["stop_after_epochs"] or recipe["epochs"],
+        **changes,
     }
-    row = {"name": name, "checkpoint": digest * 64, "value": value, **about, **changes}
     provenance = held(row.get("task", "linear"), row["dataset"], row["protocol"])
     provenance |= fast.of_trunk({"recipe": recipe})
     store.append(runs, [a_result(**row, provenance=provenance)])
@@ -73,9 +77,8 @@ def test_another_recipe_than_the_numbers_is_no_reproduction(
     assert changed == said.startswith("changed")
     assert main(["paper", "lorac:2", str(tmp_path)]) == 0
     (line,) = (x for x in capsys.readouterr().out.splitlines() if "(mine)" in x)
-    assert line.startswith("  lorac:2:lorac:") and line.split("91.80 ")[1].startswith(
-        f"{said} ("
-    )
+    assert line.startswith("  lorac:2:lorac:")
+    assert line.split("91.80 ")[1].startswith(f"{said} (")
 
 
 def test_another_method_is_named_alone(tmp_path, capsys):
@@ -91,25 +94,22 @@ def test_another_method_is_named_alone(tmp_path, capsys):
 def test_every_recipe_is_that_of_its_numbers_with_its_defaults_written_out(
     name, monkeypatch
 ):
-    raw, full = printed_recipes.shipped(name), whole(name)
-    assert printed_recipes.settings(raw) == printed_recipes.settings(full)
-    assert printed_recipes.settings(config.flat(full)) == printed_recipes.settings(full)
+    raw = grid_recipes.shipped(name)
+    full = whole(name)
+    assert grid_recipes.settings(raw) == grid_recipes.settings(full)
+    assert grid_recipes.settings(config.flat(full)) == grid_recipes.settings(full)
     for key in full["expected"]:
         number = published.lookup(key)[0]
-        assert key in printed_recipes._by_key(
-            published.grid_name(number.paper, number.table)
-        )
-        assert printed_recipes.changes(full, key) == ()
+        grid = published.grid_name(number.paper, number.table)
+        assert key in grid_recipes._by_key(grid)
+        assert grid_recipes.changes(full, key) == ()
     # Where several recipes reach a number, the nearest counts
-    several = {
-        key: [{"epochs": 0}, printed_recipes.settings(full)] for key in full["expected"]
-    }
-    monkeypatch.setattr(printed_recipes, "_by_key", lambda grid: several)
+    far_and_near = [{"epochs": 0}, grid_recipes.settings(full)]
+    several = dict.fromkeys(full["expected"], far_and_near)
+    monkeypatch.setattr(grid_recipes, "_by_key", lambda grid: several)
     other = {**full, "batch_size": full["batch_size"] + 1}
-    assert all(
-        printed_recipes.changes(other, key) == ("batch_size",)
-        for key in full["expected"]
-    )
+    for key in full["expected"]:
+        assert grid_recipes.changes(other, key) == ("batch_size",)
 
 
 @pytest.mark.parametrize("name", ["lorac/lorac_imagenet", "arb/simsiam_cifar10"])
@@ -123,35 +123,39 @@ def test_every_other_key_is_part_of_the_training(name):
         "log_every",
         "knn_every",
         "channels_last",
-    }
-    free |= {
         "compile",
         "data.workers",
         "data.skip_corrupt",
         "precision",
         "views.pipeline",
     }
-    same = printed_recipes.settings(flat)
+    same = grid_recipes.settings(flat)
     for key in flat:
-        changed = printed_recipes.settings({**flat, key: "another"}) != same
+        changed = grid_recipes.settings({**flat, key: "another"}) != same
         assert changed == (key not in free and not key.startswith("probe")), key
 
 
 def test_a_point_of_a_grid_is_its_own_number(tmp_path, capsys):
-    change = ["method.alpha=10", "method.weight=5"]
     for digest, weight, said in (("a", "5", "within"), ("b", "0.1", "changed: weight")):
         key = f"cllr:0.1:cllr:resnet50:100:lambda-{weight}-alpha-10"
         value = published.lookup(key)[0].value
-        keys = [*change, f'expected=["{key}"]', f"name={digest}"]
-        recipe = whole("cllr/cllr_nuclear_stl10_256_100ep", *keys)
-        protocol = "linear-cllr-stl10-v1-lphi"
-        about = {
-            "name": digest,
-            "digest": digest,
-            "dataset": "stl10",
-            "protocol": protocol,
-        }
-        trained(tmp_path, recipe, value, **about)
+        # Both are trained with weight 5; the second names the number of weight 0.1.
+        recipe = whole(
+            "cllr/cllr_nuclear_stl10_256_100ep",
+            "method.alpha=10",
+            "method.weight=5",
+            f'expected=["{key}"]',
+            f"name={digest}",
+        )
+        trained(
+            tmp_path,
+            recipe,
+            value,
+            name=digest,
+            digest=digest,
+            dataset="stl10",
+            protocol="linear-cllr-stl10-v1-lphi",
+        )
         assert main(["paper", "cllr:0.1", str(tmp_path)]) == 0
         assert f"{value:.2f} {said} ({digest})" in capsys.readouterr().out
 
@@ -167,21 +171,19 @@ def test_seeds_are_one_verdict_on_their_mean(tmp_path, capsys, middle, said):
     )
     values = [middle + off for off in (-3.0, -1.5, 0.0, 1.5, 3.0)]
     for seed, value in enumerate(values):
-        recipe = whole("cllr/cllr_alpha0_stl10_512_100ep", f"seed={seed}")
-        protocol = "linear-cllr-stl10-v1-lphi"
-        row = {"dataset": "stl10", "protocol": protocol, "digest": "abcde"[seed]}
-        trained(tmp_path / str(seed), recipe, value, **row)
+        trained(
+            tmp_path / str(seed),
+            whole("cllr/cllr_alpha0_stl10_512_100ep", f"seed={seed}"),
+            value,
+            digest="abcde"[seed],
+            dataset="stl10",
+            protocol="linear-cllr-stl10-v1-lphi",
+        )
     assert main(["paper", "cllr:1", str(tmp_path)]) == 0
     (line,) = (x for x in capsys.readouterr().out.splitlines() if "(mine" in x)
     assert f"{statistics.mean(values):.2f} {said} (mine, 5 pretrainings)" in line
-    words = [
-        "leaderboard",
-        str(tmp_path),
-        "--check",
-        "-q",
-        "--markdown",
-        str(tmp_path / "md"),
-    ]
+    words = ["leaderboard", str(tmp_path), "--check", "-q"]
+    words += ["--markdown", str(tmp_path / "md")]
     assert main(words) == (said == "outside")
     assert "1 published numbers judged" in capsys.readouterr().out
     # t(4) 2.776 * s / sqrt(5), of the five values
@@ -193,28 +195,30 @@ def test_seeds_are_one_verdict_on_their_mean(tmp_path, capsys, middle, said):
 
 def test_what_is_no_seed_of_the_same_training_stands_alone(tmp_path, capsys):
     changed = whole("lorac/lorac_imagenet", "method.beta=2")
+    fast_one = whole("lorac/lorac_imagenet", "precision=bf16", "views.pipeline=fast")
     for digest, recipe, value in (
         ("a", whole("lorac/lorac_imagenet"), 91.8),
         ("b", whole("lorac/lorac_imagenet", "seed=1"), 92.4),
         ("c", changed, 99.0),
-        (
-            "d",
-            whole("lorac/lorac_imagenet", "precision=bf16", "views.pipeline=fast"),
-            60.0,
-        ),
+        ("d", fast_one, 60.0),
     ):
         trained(tmp_path, recipe, value, digest=digest, name=digest, **LORAC)
     other = {"arch": "resnet18", "name": "g", "digest": "0", **LORAC}
     trained(tmp_path, whole("lorac/lorac_imagenet"), 70.0, **other)
     # Without recipes nobody knows that two trunks are two seeds
     for digest in "ef":
-        row = {"checkpoint": digest * 64, "name": digest, "value": 80.0}
-        row |= {"arch": "resnet50", "epochs": 200}
-        provenance = {
-            **held("linear", *LORAC.values()),
-            "expected": ["lorac:2:lorac:resnet50:200"],
-        }
-        store.append(tmp_path, [a_result(**row, **LORAC, provenance=provenance)])
+        provenance = held("linear", LORAC["dataset"], LORAC["protocol"])
+        provenance["expected"] = ["lorac:2:lorac:resnet50:200"]
+        row = a_result(
+            checkpoint=digest * 64,
+            name=digest,
+            value=80.0,
+            arch="resnet50",
+            epochs=200,
+            **LORAC,
+            provenance=provenance,
+        )
+        store.append(tmp_path, [row])
     assert main(["paper", "lorac:2", str(tmp_path)]) == 0
     (line,) = (x for x in capsys.readouterr().out.splitlines() if "(a, 2" in x)
     for said in (
@@ -242,34 +246,22 @@ def test_engines_are_columns_apart(tmp_path, capsys):
         "split": "val",
         "protocol": "detection-1x-v1",
     }
-    trained(
-        tmp_path,
-        recipe,
-        number.value,
-        digest="a",
-        name="tv",
-        engine="torchvision",
-        **detected,
-    )
-    assert main(["paper", "lorac:4", str(tmp_path)]) == 0
-    assert "(tv)" not in capsys.readouterr().out
-    trained(
-        tmp_path,
-        recipe,
-        number.value,
-        digest="a",
-        name="d2",
-        engine="detectron2",
-        **detected,
-    )
-    assert main(["paper", "lorac:4", str(tmp_path)]) == 0
-    assert f"{number.value:.2f} within (" in capsys.readouterr().out
+
+    def shown_after(name, engine):
+        row = {**detected, "digest": "a", "name": name, "engine": engine}
+        trained(tmp_path, recipe, number.value, **row)
+        assert main(["paper", "lorac:4", str(tmp_path)]) == 0
+        return capsys.readouterr().out
+
+    assert "(tv)" not in shown_after("tv", "torchvision")
+    assert f"{number.value:.2f} within (" in shown_after("d2", "detectron2")
 
 
 def test_the_page_names_the_changed_keys(tmp_path):
     trained(tmp_path, whole("lorac/lorac_imagenet", "method.beta=2"), 91.8, **LORAC)
     board = collect([tmp_path])
     (one,) = judge(board, expected_keys(board, [tmp_path]))
-    assert one.on_page()["said"] == "changed: beta" and one.on_page()["others"] == ()
+    assert one.on_page()["said"] == "changed: beta"
+    assert one.on_page()["others"] == ()
     unknown = dataclasses.replace(one, changed=(), by_recipe=False)
     assert unknown.on_page()["others"] == ("its pretraining recipe is not known",)

@@ -1,5 +1,6 @@
 """Every printed number has a grid and a recipe that must reach it, or one word for why not."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,16 +10,15 @@ from support.records import a_result, held
 from backbench.cli.paper import number_states
 from backbench.cli.program import main
 from backbench.datasets import catalog
-from backbench.published import catalogue, judging_rules, printed_recipes, published
+from backbench.published import catalogue, grid_recipes, judging_rules, published
 from backbench.recipes import config, own_probe
 from backbench.records import store
 from backbench.tasks import TASKS
 
 ROOT = Path(__file__).parents[3]
 RECIPES = [name for name in config.recipe_names("pretrain") if "/" in name]
-FASTERNETS = (
-    6 * 6
-)  # counts of six models on six sets, printed for another crop than timm's own
+# Counts of six models on six sets, printed for another crop than timm's own
+FASTERNETS = 6 * 6
 
 
 def test_how_many_of_the_numbers_are_judgeable():
@@ -37,7 +37,7 @@ def test_how_many_of_the_numbers_are_judgeable():
 
 
 def test_quoted_follows_one_rule():
-    """LORAC's and JCL's Table 1 mark own measurements of other methods with §."""
+    """In Table 1, LORAC and JCL mark their own measurements of other methods with §."""
     own = {
         "lorac:1": {
             ("moco-v1", 83.1),
@@ -68,16 +68,28 @@ def test_quoted_follows_one_rule():
 
 
 CHOICES = ROOT / "docs" / "choices.md"
+
+
+def method_of(recipe):
+    """The method, or the one within it."""
+    return recipe["method"].get("inner", recipe["method"])
+
+
+def shuffles(recipe):
+    method = method_of(recipe)
+    with_keys = method.get("name") in ("moco", "moco_m", "lorac", "jcl", "co2")
+    return with_keys and method.get("shuffle", True)
+
+
+def has_groups(recipe):
+    return method_of(recipe).get("name") in ("moco_m", "lorac", "jcl", "co2")
+
+
 # A choice -> which recipes of a printed table rest on it
 RESTS_ON = {
     "LARS": lambda r: r["optim"]["name"] == "lars",
-    "ShuffleBN": lambda r: (
-        method_of(r).get("name") in ("moco", "moco_m", "lorac", "jcl", "co2")
-        and method_of(r).get("shuffle", True)
-    ),
-    "batch norm groups": lambda r: (
-        method_of(r).get("name") in ("moco_m", "lorac", "jcl", "co2")
-    ),
+    "ShuffleBN": shuffles,
+    "batch norm groups": has_groups,
     "ImageNet-100: classes": lambda r: r["data"]["dataset"] == "imagenet100",
     "LORAC: rows of Q": lambda r: r["method"]["name"] == "lorac",
     "JCL: lambda's ramp": lambda r: r["method"]["name"] == "jcl",
@@ -96,29 +108,24 @@ RESTS_ON = {
 }
 
 
-def method_of(recipe):
-    return recipe["method"].get("inner", recipe["method"])
-
-
 def test_every_choice_stands_at_the_tables_that_rest_on_it():
-    parts = CHOICES.read_text().split("\n## Several papers\n")
+    general, of_papers = CHOICES.read_text().split("\n## Several papers\n")
     row = r"^- \*\*(.+?)\*\*: .+ \*Here\*: "
-    everywhere, some = (set(re.findall(row, part, re.MULTILINE)) for part in parts)
+    everywhere = set(re.findall(row, general, re.MULTILINE))
+    some = set(re.findall(row, of_papers, re.MULTILINE))
     named = {choice for item in catalogue.items() for choice in item.grid.choices}
     assert named - everywhere == some, "each names a row, and each row is named"
     assert RESTS_ON.keys() <= some
     for item in catalogue.items():
         if item.grid.name == "cllr_fig2":  # no probe is trained
             continue
-        for sweep in printed_recipes.sweeps(item.grid):
+        for sweep in grid_recipes.sweeps(item.grid):
             recipe = config.apply_overrides(
-                printed_recipes.shipped(sweep.recipe), sweep.overrides
+                grid_recipes.shipped(sweep.recipe), sweep.overrides
             )
             for choice, rests in RESTS_ON.items():
-                assert not rests(recipe) or choice in item.grid.choices, (
-                    item.prints,
-                    choice,
-                )
+                if rests(recipe):
+                    assert choice in item.grid.choices, (item.prints, choice)
 
 
 def test_every_grid_of_a_table_covers_that_tables_own_rows():
@@ -133,67 +140,62 @@ def test_every_grid_of_a_table_covers_that_tables_own_rows():
 @pytest.mark.parametrize("item", catalogue.items(), ids=lambda item: item.prints)
 def test_what_is_expected_is_measured_by_the_grid(item):
     entries = [entry for entry in item.grid.evaluate if isinstance(entry, dict)]
-    linear = [entry for entry in entries if entry["verb"] == "linear"]
-    explicit = {
-        (entry["protocol"], dataset)
-        for entry in linear
-        for dataset in entry["datasets"]
-    }
+    explicit = set()
+    for entry in entries:
+        if entry["verb"] == "linear":
+            explicit |= {(entry["protocol"], name) for name in entry["datasets"]}
     whole = {entry for entry in item.grid.evaluate if isinstance(entry, str)}
-    for sweep in printed_recipes.sweeps(item.grid):
+    for sweep in grid_recipes.sweeps(item.grid):
         recipe = config.read_recipe(config.find_recipe(sweep.recipe, "pretrain"))
         recipe = config.apply_overrides(recipe, sweep.overrides)
         for point in sweep.points():
-            keys = printed_recipes.expected_by(sweep, point)
-            for number in (
-                n for key in keys for n in published.lookup(key) if n in item.numbers
-            ):
-                check_measured(number, recipe, explicit, whole)
+            for key in grid_recipes.expected_by(sweep, point):
+                for number in published.lookup(key):
+                    if number in item.numbers:
+                        check_measured(number, recipe, explicit, whole)
 
 
 def check_measured(number, recipe, explicit, whole):
+    """Assert that a number of this recipe is measured by the protocol that scores it.
+
+    `explicit` has the (protocol, dataset) of the grid's linear evaluations, `whole` the names of
+    evaluations that stand for several.
+    """
     if judging_rules.reason(number) is not None:
         return
     assert number.trained_on in (recipe["data"]["dataset"], None), number.key
-    if TASKS[number.task].detects or TASKS[number.task].percent or number.table == "2":
-        assert whole & {"table2", "table3", "table4"} or number.paper == "ARB", (
-            number.key
-        )
-    if TASKS[number.task].kind not in ("sgd", "knn") or whole:
+    task = TASKS[number.task]
+    if (task.detects or task.percent or number.table == "2") and number.paper != "ARB":
+        assert whole & {"table2", "table3", "table4"}, number.key
+    if task.kind not in ("sgd", "knn") or whole:
         return
     wanted = judging_rules.recipe(number)
     ways = set()
     for protocol, dataset in explicit:
         on = recipe["data"]["dataset"] if dataset == own_probe.OWN else dataset
-        if on == number.dataset:
-            ways.add(
-                own_probe.of_recipe(recipe, on)
-                if protocol == own_probe.OWN
-                else protocol
-            )
+        if on == number.dataset and protocol == own_probe.OWN:
+            ways.add(own_probe.of_recipe(recipe, on))
+        elif on == number.dataset:
+            ways.add(protocol)
     assert wanted in ways, (number.key, number.dataset, ways)
     shipped = config.read_recipe(config.find_recipe(wanted, "transfer"))
-    assert TASKS[number.task].kind == shipped.get("kind"), wanted
+    assert task.kind == shipped.get("kind"), wanted
     metrics = {*catalog.find(number.dataset).metrics, "train_top1"}
     assert judging_rules.as_measured(number).metric.removesuffix("_k5") in metrics
 
 
 def test_every_expected_key_maps_to_a_protocol_that_ships():
     expected = 0
-    for recipe in map(printed_recipes.shipped, RECIPES):
-        for number in (
-            n for key in recipe.get("expected") or () for n in published.lookup(key)
-        ):
-            allowed = (None, judging_rules.QUOTED, judging_rules.SPREAD)
-            assert judging_rules.reason(number) in allowed and judging_rules.column_of(
-                number
-            )
-            expected += 1
+    allowed = (None, judging_rules.QUOTED, judging_rules.SPREAD)
+    for recipe in map(grid_recipes.shipped, RECIPES):
+        for key in recipe.get("expected") or ():
+            for number in published.lookup(key):
+                assert judging_rules.reason(number) in allowed
+                assert judging_rules.column_of(number)
+                expected += 1
         for dataset, protocol in (recipe.get("probe") or {}).items():
-            assert (
-                config.find_recipe(protocol, "transfer")
-                and catalog.row(dataset) is not None
-            )
+            assert config.find_recipe(protocol, "transfer")
+            assert catalog.row(dataset) is not None
     assert expected > 400
 
 
@@ -221,26 +223,20 @@ def measure(runs, key, protocol, **changes):
 
 
 def test_errors_on_train_and_test_are_judged_as_accuracies(tmp_path):
-    key, protocol = (
-        "cllr:0.6:cllr:resnet50:400:optimiser-adam",
-        "linear-cllr-cifar-v1-lphi",
-    )
+    key = "cllr:0.6:cllr:resnet50:400:optimiser-adam"
+    protocol = "linear-cllr-cifar-v1-lphi"
     same = {"dataset": "cifar10", "epochs": 400}
     measure(tmp_path, key, protocol, **same, value=92.8)
     measure(
         tmp_path, key, protocol, **same, metric="train_top1", split="train", value=90.0
     )
-    found = {
-        one.number.metric: one
-        for one in number_states(
-            catalogue.find("cllr:0.6"), [tmp_path], catalogue.measured([tmp_path])[1]
-        )
-        if one.number.key == key
-    }
-    (test,), (train,) = (
-        found["test_error_top5"].judged,
-        found["train_error_top5"].judged,
-    )
+    _, judged = catalogue.measured([tmp_path])
+    found = {}
+    for one in number_states(catalogue.find("cllr:0.6"), [tmp_path], judged):
+        if one.number.key == key:
+            found[one.number.metric] = one.judged
+    (test,) = found["test_error_top5"]
+    (train,) = found["train_error_top5"]
     assert (test.published, test.verdict) == (92.8, "within")
     assert (train.published, train.verdict) == (97.6, "outside")
 
@@ -253,16 +249,15 @@ def test_one_table_says_what_is_measured_running_and_missing(tmp_path, capsys):
     (runs / "pretrain" / "b" / "recipe.yaml").write_text(begun)
     assert main(["paper", "mio:4", str(runs)]) == 0
     out = capsys.readouterr().out
-    lines = {
-        line.split()[0] + " " + line.split()[1]: line for line in out.splitlines()[1:31]
-    }
-    assert lines["mio:4:mio-b:resnet50:250 linear/cifar10/top1"].endswith(
-        "84.55  running"
-    )
-    assert lines["mio:4:mio-c:resnet50:250 linear/cifar10/top1"].endswith(
-        "85.4  missing"
-    )
-    measured = lines["mio:4:mio-a:resnet50:250 linear/stl10/top1"]
+    lines = {}
+    for line in out.splitlines()[1:31]:
+        row, what, *_ = line.split()
+        lines[row, what] = line
+    running = lines["mio:4:mio-b:resnet50:250", "linear/cifar10/top1"]
+    assert running.endswith("84.55  running")
+    missing = lines["mio:4:mio-c:resnet50:250", "linear/cifar10/top1"]
+    assert missing.endswith("85.4  missing")
+    measured = lines["mio:4:mio-a:resnet50:250", "linear/stl10/top1"]
     assert measured.endswith("58.1  measured  58.00 within (mine)")
     assert f"backbench launch run mio_table4 --data ROOT --out {runs}" in out
     assert main(["paper", "mio:44"]) == 2
@@ -275,30 +270,38 @@ def test_measured_numbers_are_counted_from_records(tmp_path, capsys):
     assert main(["paper", "all", str(docs / "records")]) == 0
     out = capsys.readouterr().out
     assert "834 printed numbers: 574 judgeable, 1 measured; 96 spread" in out
-    assert "30 judgeable, 1 measured " in next(
-        x for x in out.splitlines() if "mio:4 " in x
-    )
+    (line,) = (x for x in out.splitlines() if "mio:4 " in x)
+    assert "30 judgeable, 1 measured " in line
     assert "\npapers: 834 printed, 574 judgeable, 1 measured\n" in out
     of_timm = f"\ntimm: 9,336 printed, {9336 - FASTERNETS:,} judgeable, 0 measured\n"
     assert f"{of_timm}testbed: 28 printed" in out
     assert main(["paper"]) == 0
     assert "574 judgeable, 0 measured" in capsys.readouterr().out
+
+
+def test_the_page_counts_the_given_runs_or_the_records_beside_it(tmp_path):
+    docs = tmp_path / "docs"
+    measure(docs / "records", *STL10, dataset="stl10", value=58)
     (tmp_path / "other").mkdir()
-    given = [([], 1), (["all", str(docs)], 1), (["all", str(tmp_path / "other")], 0)]
-    for runs, count in given:
-        assert main(["paper", *runs, "--markdown", str(docs / "papers.md")]) == 0
-        assert "574 are judgeable" in (page := (docs / "papers.md").read_text())
-        assert (
-            f"; {count} are measured" in page
-            and ("(30 judgeable, 1 measured)" in page) == count
-        )
-    assert "Table 4, no grid (36 imageless, 36 spread)" in page
-    assert (
-        main(
-            ["paper", "--markdown", str(docs / "papers.md"), "all", str(tmp_path / "x")]
-        )
-        == 2
-    )
+    write = ["paper", "--markdown", str(docs / "papers.md")]
+    for runs, count in (
+        ([], 1),
+        (["all", str(docs)], 1),
+        (["all", str(tmp_path / "other")], 0),
+    ):
+        assert main([*write, *runs]) == 0
+        page = (docs / "papers.md").read_text()
+        assert "574 are judgeable" in page
+        assert f"; {count} are measured" in page
+        assert ("(30 judgeable, 1 measured)" in page) == count
+        assert "Table 4, no grid (36 imageless, 36 spread)" in page
+    assert main([*write, "all", str(tmp_path / "x")]) == 2
+
+
+def a_run(folder, recipe, metrics):
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text(recipe)
+    (folder / "metrics.jsonl").write_text(metrics)
 
 
 def test_time_and_memory_stand_beside_the_hosts(tmp_path, capsys):
@@ -306,28 +309,21 @@ def test_time_and_memory_stand_beside_the_hosts(tmp_path, capsys):
         ("time-simclr-cifar10", 30.0),
         ("time-cllr-simclr-nuclear-cifar10", 20.0),
     ):
-        run = tmp_path / name
-        run.mkdir()
-        (run / "recipe.yaml").write_text(
-            f"name: {name} batch_size=512\nbatch_size: 512\n"
-        )
-        line = '{{"step": {}, "images_per_s": {}, "memory_gib": 1.5}}\n'
-        (run / "metrics.jsonl").write_text(
-            "".join(line.format(i, speed + i) for i in (0, 1, 9))
-        )
+        metrics = ""
+        for step in (0, 1, 9):
+            row = {"step": step, "images_per_s": speed + step, "memory_gib": 1.5}
+            metrics += json.dumps(row) + "\n"
+        recipe = f"name: {name} batch_size=512\nbatch_size: 512\n"
+        a_run(tmp_path / name, recipe, metrics)
     for name, torn in (
         ("a", "name: [time-"),
         ("b", "name: time-simclr-cifar10 \n"),
         ("c", "x"),
     ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "recipe.yaml").write_text(torn)
-        (tmp_path / name / "metrics.jsonl").write_text(
-            '{"step": 0, "images_per_s": 1}\n'
-        )
+        a_run(tmp_path / name, torn, '{"step": 0, "images_per_s": 1}\n')
     assert main(["paper", "cllr:0.3", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "31.0 images/s    1.50 GiB" in next(
-        x for x in lines if "time-simclr-cifar10 " in x
-    )
-    assert "21.0 images/s" in next(x for x in lines if "time-cllr-simclr-nuclear" in x)
+    (host,) = (line for line in lines if "time-simclr-cifar10 " in line)
+    assert "31.0 images/s    1.50 GiB" in host
+    (with_cllr,) = (line for line in lines if "time-cllr-simclr-nuclear" in line)
+    assert "21.0 images/s" in with_cllr

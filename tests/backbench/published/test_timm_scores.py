@@ -5,8 +5,8 @@ from support.records import a_result
 from timm.data import resolve_data_config
 from timm.models import get_pretrained_cfg
 
-from backbench.published import selection, timm_scores
-from backbench.published.outcome import outcome
+from backbench.published import reproduction_lists, timm_scores
+from backbench.published.judge import judge_count, judge_list
 from backbench.records import store
 
 MODEL = ("resnet50.a1_in1k", 288, "imagenet-v2-matched")
@@ -48,10 +48,9 @@ def test_the_counts_are_the_printed_percents():
 )
 def test_a_count_is_judged_within_the_sets_tolerance(changed, off, word):
     score = timm_scores.scores()[MODEL]
-    found, why = timm_scores.verdict(
-        score, right=score.right + off, **{**SAME, **changed}
-    )
-    assert found == word and bool(why) == (word == "unlike")
+    found, why = judge_count(score, right=score.right + off, **{**SAME, **changed})
+    assert found == word
+    assert bool(why) == (word == "unlike")
 
 
 @pytest.mark.slow
@@ -59,20 +58,19 @@ def test_every_count_can_be_measured_as_it_was_printed():
     """By the two protocols of `backbench reproduce timm-*`: timm's sizes for tests and training."""
     for (model, size, dataset), score in timm_scores.scores().items():
         about = get_pretrained_cfg(model).to_dict()
-        ways = (
-            (True, False) if len(timm_scores.of_model(model, dataset)) > 1 else (True,)
-        )
+        two_sizes = len(timm_scores.of_model(model, dataset)) > 1
         verdicts = set()
-        for test_size in ways:
+        for test_size in (True, False) if two_sizes else (True,):
             way = resolve_data_config({}, pretrained_cfg=about, use_test_size=test_size)
             if way["input_size"][-1] == size:
-                geometry = {key: way[key] for key in ("crop_pct", "interpolation")}
-                same = {
-                    "right": score.right,
-                    "images": score.printed.images,
-                    **geometry,
-                }
-                verdicts.add(timm_scores.verdict(score, **same)[0])
+                found, _ = judge_count(
+                    score,
+                    right=score.right,
+                    images=score.printed.images,
+                    crop_pct=way["crop_pct"],
+                    interpolation=way["interpolation"],
+                )
+                verdicts.add(found)
         # timm says 0.9 of the FasterNets, and printed what they do at 1
         expected = "unlike" if model.startswith("fasternet_") else "within"
         assert verdicts == {expected}, (model, size, dataset)
@@ -95,25 +93,25 @@ def test_the_testbeds_counts_are_its_percents():
     for dataset in timm_scores.SETS.keys() - {"imagenet-a", "imagenet-real"}:
         theirs = timm_scores.scores()["resnet50.tv_in1k", 224, dataset]
         ours = timm_scores.testbed()["resnet50", 224, dataset]
-        printed = theirs.printed
-        assert (
-            abs(ours.right - theirs.right) <= printed.tolerance * printed.images / 100
-        )
+        allowed = theirs.printed.tolerance * theirs.printed.images / 100
+        assert abs(ours.right - theirs.right) <= allowed
 
 
 def test_a_count_of_an_unknown_file_is_not_judged():
     score = timm_scores.testbed()["resnet50_simsiam", 224, "imagenet-a"]
-    same = {
-        "right": score.right,
-        "images": 7500,
-        "crop_pct": 0.875,
-        "interpolation": "bilinear",
-    }
-    found, why = timm_scores.verdict(score, **same)
-    assert found == "unlike" and "which of SimSiam's files" in why
+    found, why = judge_count(
+        score,
+        right=score.right,
+        images=7500,
+        crop_pct=0.875,
+        interpolation="bilinear",
+    )
+    assert found == "unlike"
+    assert "which of SimSiam's files" in why
 
 
-# Rows of resnet50.a1_in1k on imagenet-a at 288 pixels, all but the first of something else
+# What a row of resnet50.a1_in1k on imagenet-a at 288 pixels has changed; all but the first of these
+# rows are about something else
 ROWS = {
     "it": {},
     "another rule": {"recipe": {"kind": "ood", "rule": "all"}},
@@ -139,10 +137,11 @@ def test_a_count_is_judged_by_its_own_measurement(tmp_path, name):
         "images": {"train": 0, "val": 0, "test": 7500},
     }
     for key in about.keys() & changes.keys():
-        about[key] = (
-            {**about[key], **changes.pop(key)} if changes[key] else changes.pop(key)
-        )
-    about = {key: value for key, value in about.items() if value is not None}
+        change = changes.pop(key)
+        if change is None:
+            del about[key]
+        else:
+            about[key] = {**about[key], **change}
     row = {
         "task": "ood",
         "dataset": "imagenet-a",
@@ -150,9 +149,9 @@ def test_a_count_is_judged_by_its_own_measurement(tmp_path, name):
         "value": 100 / 7.5,
     }
     store.append(tmp_path, [a_result(**{**row, **changes}, provenance=about)])
-    listed = selection.timm_list("timm-a", ["resnet50.a1_in1k"])
+    listed = reproduction_lists.timm_list("timm-a", ["resnet50.a1_in1k"])
     covered = {"resnet50.a1_in1k": {("ood", "imagenet-a")}}
-    lines = outcome(listed, covered, {"resnet50.a1_in1k": "a" * 64}, [tmp_path])
+    lines = judge_list(listed, covered, {"resnet50.a1_in1k": "a" * 64}, [tmp_path])
     values = [line.measured for line in lines]  # of 224 and 288 pixels
     expected = {"it": [None, 100 / 7.5], "another size": [100 / 7.5, None]}
     assert values == expected.get(name, [None, None])
@@ -160,9 +159,10 @@ def test_a_count_is_judged_by_its_own_measurement(tmp_path, name):
 
 def test_a_list_measures_models_of_two_sizes_twice():
     names = ["resnet18.tv_in1k", "resnet50.a1_in1k"]
-    first, second = selection.timm_list("timm-a", names).parts
-    assert first.only == tuple(names) and second.only == ("resnet50.a1_in1k",)
+    first, second = reproduction_lists.timm_list("timm-a", names).parts
+    assert first.only == tuple(names)
+    assert second.only == ("resnet50.a1_in1k",)
     protocols = [part.evaluate[0]["protocol"] for part in (first, second)]
     assert protocols == ["ood_own", "ood_own_train_size"]
-    (only,) = selection.timm_list("timm-a", names[:1]).parts
+    (only,) = reproduction_lists.timm_list("timm-a", names[:1]).parts
     assert only.only == ("resnet18.tv_in1k",)

@@ -10,7 +10,7 @@ import pytest
 from support.records import a_result, digest_of, recipe_of
 
 from backbench.board.board import Measurement, fill
-from backbench.published.judge import add_published
+from backbench.published.board_rows import add_published
 from backbench.recipes import config
 from backbench.records import data_manifests
 

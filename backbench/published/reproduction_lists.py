@@ -1,7 +1,9 @@
-"""The lists under configs/reproduce: public checkpoints, their printed numbers, their evaluations."""
+"""The lists under configs/reproduce: public checkpoints, the numbers that are printed of them, and
+how they are evaluated. timm's own classifiers make a list, too (`timm_list`)."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,18 +18,22 @@ from backbench.recipes.own_probe import OWN
 from backbench.tasks import TASKS, by_kind
 
 KIND = "reproduce"  # the folder under configs
+Wanted = AbstractSet[tuple[str, str]]  # (task, dataset) to measure
+Covered = Mapping[str, Wanted]  # by the checkpoint's name in the list
 _HEX = re.compile(r"[0-9a-f]{8,}")
 _NAME = re.compile(r"\w[\w.+-]*")
 _URL = re.compile(r"https?://[a-zA-Z0-9.-]+(:\d{1,5})?(/[!-~]*)?")
-_TIMM = re.compile(
-    r"\w{1,45}\.(?!git$)\w{1,45}", re.ASCII
-)  # NAME.TAG, as the Hub takes it
+# NAME.TAG, as the Hub takes it
+_TIMM = re.compile(r"\w{1,45}\.(?!git$)\w{1,45}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedBeside:
-    """A number printed outside the five papers' tables, such as on the file's page. `protocol` is
-    the nearest recipe of ours; if `unlike` says what still differs, there is no verdict."""
+    """A number printed outside the five papers' tables, such as on a checkpoint's page.
+
+    `protocol` is our recipe that comes nearest to how it was measured. If something still differs,
+    `unlike` says what, and the number gets no verdict.
+    """
 
     task: str
     dataset: str
@@ -36,30 +42,34 @@ class PrintedBeside:
     protocol: str
     source: str
     unlike: str | None = None
-    # Points by which a measured number may lie below and above it; null: the task's. Numbers of the
-    # best epoch on val are too high for a last one
+    # How many points a measured number may lie below and above it; the task's own tolerance if None.
+    # Some numbers are of the epoch that was best on val: ours, of the last epoch, may be lower.
     tolerance: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"task '{self.task}': {nearest(self.task, TASKS)}")
+        config.find_recipe(self.protocol, "transfer")
 
     @cached_property
     def column(self) -> Column:
+        """The leaderboard column that a measurement of it stands in."""
         protocol = judging_rules.protocol_name(self.protocol)
-        if self.task == "ood":  # a row of it is named by its head and rule
+        if self.task == "ood":
+            # Rows of `ood` have the head and the rule as their protocol.
             recipe = config.read_recipe(config.find_recipe(self.protocol, "transfer"))
             protocol = f"{recipe['of']}-all"
         return Column(self.task, self.dataset, self.metric, protocol)
 
     @property
     def allowed(self) -> tuple[float, float] | None:
-        """The points below and above; None for a number that is not judged."""
-        usual = TASKS[self.task].tolerance_on(self.dataset)
+        """The points below and above it that a measured number may lie; None if it is not judged."""
         if self.unlike is not None:
             return None
-        return self.tolerance or (None if usual is None else (usual, usual))
-
-    def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ValueError(f"task '{self.task}': {nearest(self.task, TASKS)}")
-        config.find_recipe(self.protocol, "transfer")
+        if self.tolerance is not None:
+            return self.tolerance
+        usual = TASKS[self.task].tolerance_on(self.dataset)
+        return None if usual is None else (usual, usual)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,22 +79,20 @@ class PublicFile:
     page: str
     file: str
     url: str | None = None
-    by_hand: str | None = None  # how to get it where there is no url
+    by_hand: str | None = None  # how to get it if there is no url
     sha256: str | None = None  # its first digits, at least eight
     md5: str | None = None
     digest_page: str | None = None
     method: str | None = None
     encoder: str | None = None
-    reading: str | None = None  # of a vision transformer
-    pixels: str | None = (
-        None  # as `import --pixels`, where the number is of others than the file's
-    )
-    timm: str | None = (
-        None  # NAME.TAG: the file is timm's, in the Hub's cache on this machine
-    )
-    testbed: str | None = (
-        None  # the testbed's name for it with its head (papers/timm_scores.py)
-    )
+    # How a vision transformer is read
+    reading: str | None = None
+    # As `import --pixels`, if the number was measured with other pixels than the file says
+    pixels: str | None = None
+    # NAME.TAG of timm's model: the file is the one in the Hub's cache on this machine
+    timm: str | None = None
+    # The ImageNet testbed's name for it with its head (timm_scores.py)
+    testbed: str | None = None
     epochs: int | None = None
     rows: tuple[str, ...] = ()
     numbers: tuple[config.Value, ...] = ()  # PrintedBeside
@@ -117,7 +125,7 @@ class PublicFile:
                 f"testbed '{self.testbed}': {nearest(self.testbed, models)}"
             )
         for key in self.rows:
-            published.lookup(key)
+            published.lookup(key)  # it refuses unknown keys
 
     @property
     def printed(self) -> dict[str, str]:
@@ -127,23 +135,28 @@ class PublicFile:
 
     @cached_property
     def beside(self) -> tuple[PrintedBeside, ...]:
+        """The numbers that are printed of it outside the five papers' tables."""
         return tuple(
             config.build(PrintedBeside, each, where="numbers") for each in self.numbers
         )
 
     def path_below(self, files: Path, name: str) -> Path:
-        """DIR/NAME/FILE, as file names repeat; for a timm model, its file in the Hub's cache."""
+        """Return FILES/NAME/FILE: several public files have the same FILE.
+
+        A timm model has its file in the Hub's cache, wherever that is.
+        """
         from huggingface_hub import try_to_load_from_cache
 
         if self.timm is not None:
             cached = try_to_load_from_cache(f"timm/{self.timm}", self.file)
+            # "cached file" does not exist, and stands for it in messages.
             return Path(cached) if isinstance(cached, str) else Path("cached file")
         return files / name / self.file
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListPart:
-    """The evaluations of some of the list's checkpoints, or of all; `gpu_hours` is per checkpoint."""
+    """Evaluations of a list's checkpoints, or of those in `only`; `gpu_hours` is per checkpoint."""
 
     title: str
     evaluate: tuple[object, ...]
@@ -178,25 +191,26 @@ class ReproductionList:
 
     @cached_property
     def files(self) -> dict[str, PublicFile]:
-        where = f"list {self.name}: checkpoints"
-        return {
-            name: _built(about, f"{where}.{name}")
-            for name, about in self.checkpoints.items()
-        }
+        """The checkpoints' files, by the checkpoints' names."""
+        found = {}
+        for name, about in self.checkpoints.items():
+            where = f"list {self.name}: checkpoints.{name}"
+            found[name] = _public_file(about, where)
+        return found
 
     def of_part(self, part: ListPart, names: Sequence[str]) -> list[str]:
-        """The names among `names` that a part measures."""
+        """Return those of `names` that a part measures."""
         return [name for name in names if not part.only or name in part.only]
 
     def gpu_hours(self, names: Sequence[str]) -> float:
-        """The estimate for these checkpoints."""
+        """Return the estimated GPU-hours for these checkpoints."""
         return sum(
             part.gpu_hours * len(self.of_part(part, names)) for part in self.parts
         )
 
 
-def _built(about: config.Value, where: str) -> PublicFile:
-    """The file of a list's entry; of timm's models the name says page and file."""
+def _public_file(about: config.Value, where: str) -> PublicFile:
+    """Build the file of a list's entry. The name of a timm model says its page and its file."""
     if isinstance(about, dict) and isinstance(model := about.get("timm"), str):
         of_timm = {
             "page": f"https://huggingface.co/timm/{model}",
@@ -208,7 +222,7 @@ def _built(about: config.Value, where: str) -> PublicFile:
 
 
 def read_list(name: str | Path) -> ReproductionList:
-    """The list of that name, or in that file, with everything in it checked. BadInput."""
+    """Read the list of that name, or in that file. Raises BadInput for a mistake anywhere in it."""
     path = config.find_recipe(name, KIND)
     data = config.read_recipe(path)
     listed = config.build(
@@ -218,59 +232,73 @@ def read_list(name: str | Path) -> ReproductionList:
         raise BadInput(
             f"{path}: name '{listed.name}' may hold letters, digits and . _ + - only"
         )
-    for about in listed.files.values():  # a mistake in it is found now, not hours later
+    # Numbers are built when they are first asked for. Ask now, so that a mistake in one of them is
+    # found before hours of measuring.
+    for about in listed.files.values():
         assert about.beside is not None
     return listed
 
 
 def timm_list(name: str, models: Sequence[str]) -> ReproductionList:
-    """Return timm's printed counts as a list: of `models`, or of all that the Hub's cache holds.
-    BadInput for a model that is not printed."""
+    """Return timm's printed counts on one set as a list: of `models`, or of those in the Hub's cache.
+
+    Raises BadInput for a model of which timm prints nothing on this set.
+    """
+    # 1. The models
     dataset = timm_scores.LISTS[name]
     printed = {model for model, _, of in timm_scores.scores() if of == dataset}
     for model in models:
         if model not in printed:
             raise BadInput(f"--models {model}: {nearest(model, printed)}")
     if not models:
-        models = [
-            m for m in printed if _built({"timm": m}, m).path_below(Path(), "").exists()
-        ]
-    checkpoints = {model: {"timm": model} for model in sorted(models)}
-    if not checkpoints:
+        models = [model for model in printed if _is_cached(model)]
+    if not models:
         raise BadInput(
             f"{name}: the Hub's cache on this machine holds none of timm's {len(printed)} printed"
             " models; fetch some by timm.create_model(NAME, pretrained=True), or name them by --models"
         )
-    small = [m for m in checkpoints if len(timm_scores.of_model(m, dataset)) > 1]
-    hours, parts = timm_scores.SETS[dataset].images / 1200 / 3600, []
-    for protocol, only in (
-        ("ood_own", list(checkpoints)),
-        ("ood_own_train_size", small),
-    ):
-        if only:
-            how = {
-                "verb": "ood",
-                "protocol": protocol,
-                "datasets": [dataset],
-                "pack": 8,
-            }
-            part = ListPart(
-                title=protocol, evaluate=(how,), gpu_hours=hours, only=tuple(only)
+    names = sorted(set(models))
+    # 2. All are measured at their size for tests, and those with counts at two sizes at their size
+    #    for training, too.
+    two_sizes = []
+    for model in names:
+        if len(timm_scores.of_model(model, dataset)) > 1:
+            two_sizes.append(model)
+    parts = []
+    for protocol, only in (("ood_own", names), ("ood_own_train_size", two_sizes)):
+        if not only:
+            continue
+        evaluation = {
+            "verb": "ood",
+            "protocol": protocol,
+            "datasets": [dataset],
+            "pack": 8,
+        }
+        parts.append(
+            ListPart(
+                title=protocol,
+                evaluate=(evaluation,),
+                gpu_hours=timm_scores.SETS[dataset].images / 1200 / 3600,
+                only=tuple(only),
             )
-            parts.append(part)
+        )
     return ReproductionList(
         name=name,
         title=f"timm's own classifiers on {dataset}",
         estimate="one A100 at 1,200 images a second; arithmetic, not measured",
-        checkpoints=checkpoints,
+        checkpoints={model: {"timm": model} for model in names},
         parts=tuple(parts),
     )
+
+
+def _is_cached(model: str) -> bool:
+    return _public_file({"timm": model}, model).path_below(Path(), "").exists()
 
 
 def part_grid(
     listed: ReproductionList, number: int, lists: Path, checkpoints: Sequence[Path] = ()
 ) -> dict[str, object]:
-    """The grid that evaluates these checkpoints as one part of the list says."""
+    """Return the grid that evaluates these checkpoints as part `number` of the list says."""
     content: dict[str, object] = {
         "name": f"{listed.name}-{number}",
         "evaluate": list(listed.parts[number].evaluate),
@@ -282,31 +310,33 @@ def part_grid(
 
 
 def measures(content: dict[str, object]) -> set[tuple[str, str]]:
-    """(task, dataset) of everything that a grid's evaluations measure."""
-    where, kinds = f"list {content['name']}", by_kind("linear")
+    """Return (task, dataset) of everything that a grid's evaluations measure."""
+    where = f"list {content['name']}"
+    kinds = by_kind("linear")
+    grid = config.build(Grid, content, where=where)
     pairs: set[tuple[str, str]] = set()
-    for one in evaluations(config.build(Grid, content, where=where), where):
-        name: str = one.verb
+    for one in evaluations(grid, where):
         if one.verb == "detect":
-            pairs.update(
-                (t.name, "coco2017") for t in TASKS.values() if t.recipe == one.config
-            )
+            for task in TASKS.values():
+                if task.recipe == one.config:
+                    pairs.add((task.name, "coco2017"))
         elif one.verb == "semisup":
-            pairs.update(
-                (t.name, "imagenet") for t in TASKS.values() if t.percent == one.percent
-            )
-        elif one.verb == "linear" and one.protocol not in (None, OWN):
-            recipe = config.read_recipe(
-                config.find_recipe(str(one.protocol), "transfer")
-            )
-            name = kinds[recipe["kind"]]
-        if one.verb in ("linear", "ood"):
-            pairs.update((name, dataset) for dataset in one.datasets)
+            for task in TASKS.values():
+                if task.percent == one.percent:
+                    pairs.add((task.name, "imagenet"))
+        elif one.verb in ("linear", "ood"):
+            task_name: str = one.verb
+            if one.verb == "linear" and one.protocol not in (None, OWN):
+                # `backbench linear` also runs other probes than linear ones: the protocol says which.
+                path = config.find_recipe(str(one.protocol), "transfer")
+                task_name = kinds[config.read_recipe(path)["kind"]]
+            for dataset in one.datasets:
+                pairs.add((task_name, dataset))
     return pairs
 
 
 def judged_rows(about: PublicFile) -> Iterator[Published]:
-    """The papers' numbers that a file is judged by."""
+    """Yield the papers' numbers that a file is judged by."""
     for key in about.rows:
         for number in published.lookup(key):
             if judging_rules.tolerance(number) is not None:

@@ -10,9 +10,10 @@ import pytest
 from support.records import a_result
 
 from backbench.cli import program
-from backbench.published import bundle, selection
-from backbench.published.outcome import markdown, outcome
+from backbench.published import bundle, reproduction_lists
+from backbench.published.judge import judge_list
 from backbench.published.public_files import FoundFile
+from backbench.published.tables import list_page
 from backbench.recipes import config
 from backbench.records import store
 from backbench.runs.folder import RESULTS_FILE
@@ -20,26 +21,27 @@ from backbench.runs.folder import RESULTS_FILE
 DINO, MOCO = "d" * 64, "e" * 64
 
 
-@pytest.mark.parametrize("name", sorted(config.recipe_names(selection.KIND)))
+@pytest.mark.parametrize("name", sorted(config.recipe_names(reproduction_lists.KIND)))
 def test_a_shipped_list_names_what_there_is(name, tmp_path):
-    one = selection.read_list(name)
+    one = reproduction_lists.read_list(name)
     for about in one.files.values():
-        assert about.page.startswith("https://") and (about.url or about.by_hand)
+        assert about.page.startswith("https://")
+        assert about.url or about.by_hand
         assert about.rows or about.beside or about.testbed, "nothing is printed of it"
-        for number in selection.judged_rows(about):
+        for number in reproduction_lists.judged_rows(about):
             assert number.arch == "resnet50"
             assert number.epochs in (None, about.epochs), "of another pretraining"
-    assert len({(about.url, about.by_hand) for about in one.files.values()}) == len(
-        one.files
-    )
-    assert (
-        all(part.gpu_hours > 0 for part in one.parts) and "not measured" in one.estimate
-    )
+    ways_to_get_it = {(about.url, about.by_hand) for about in one.files.values()}
+    assert len(ways_to_get_it) == len(one.files)
+    assert all(part.gpu_hours > 0 for part in one.parts)
+    assert "not measured" in one.estimate
 
 
 def test_the_lists_hold_the_methods_that_were_asked_for():
-    methods = {about.method for about in selection.read_list("full").files.values()}
-    wanted = {
+    methods = {
+        about.method for about in reproduction_lists.read_list("full").files.values()
+    }
+    assert methods == {
         "moco",
         "swav",
         "barlow_twins",
@@ -48,20 +50,23 @@ def test_the_lists_hold_the_methods_that_were_asked_for():
         "simsiam",
         "byol",
         "supervised",
+        "lorac",
+        "moco_m",
+        "jcl",
     }
-    assert wanted | {"lorac", "moco_m", "jcl"} == methods
-    assert (
-        selection.read_list("short").gpu_hours(list(selection.read_list("short").files))
-        <= 1.0
-    )
+    short = reproduction_lists.read_list("short")
+    assert short.gpu_hours(list(short.files)) <= 1.0
 
 
 def measured_by(runs, names=("dino", "moco_v2_200", "swav_200")):
-    """What the short list and an ImageNet probe came to in `runs`: dino and moco are there."""
-    one = selection.read_list("short")
+    """What the short list and an ImageNet probe came to in `runs`, as `bundle.write` takes it.
+
+    Of the checkpoints, dino and moco are on this machine.
+    """
+    one = reproduction_lists.read_list("short")
     covered = {name: {("knn", "imagenet"), ("linear", "imagenet")} for name in names}
     digests = {"dino": DINO, "moco_v2_200": MOCO}
-    lines = outcome(one, covered, digests, [runs])
+    lines = judge_list(one, covered, digests, [runs])
     found = {}
     for name in digests:
         about = one.files[name]
@@ -76,22 +81,32 @@ def measured_by(runs, names=("dino", "moco_v2_200", "swav_200")):
 
 
 def rows():
-    knn = {"task": "knn", "dataset": "imagenet", "arch": "resnet50"}
-    dino = {"checkpoint": DINO, "name": "dino", "method": "dino", "epochs": None, **knn}
+    """Two kNN numbers of dino, two probes of moco, and one of a checkpoint outside the list."""
+    dino = {
+        "checkpoint": DINO,
+        "name": "dino",
+        "method": "dino",
+        "arch": "resnet50",
+        "epochs": None,
+        "task": "knn",
+        "dataset": "imagenet",
+        "protocol": "knn-dino-v1",
+    }
     moco = {
         "checkpoint": MOCO,
         "name": "moco_v2_200",
         "method": "moco",
         "arch": "resnet50",
+        "epochs": 200,
+        "task": "linear",
+        "dataset": "imagenet",
+        "protocol": "linear-moco-v1",
     }
-    probe = {"task": "linear", "dataset": "imagenet", "protocol": "linear-moco-v1"}
     return [
-        a_result(**dino, metric="top1_k20", value=67.1, protocol="knn-dino-v1"),
-        a_result(**dino, metric="top1_k10", value=67.9, protocol="knn-dino-v1"),
-        a_result(
-            **moco, **probe, epochs=200, metric="top1", value=65.0, ci95=(64.6, 65.4)
-        ),
-        a_result(**moco, **probe, epochs=200, metric="top5", value=87.9),
+        a_result(**dino, metric="top1_k20", value=67.1),
+        a_result(**dino, metric="top1_k10", value=67.9),
+        a_result(**moco, metric="top1", value=65.0, ci95=(64.6, 65.4)),
+        a_result(**moco, metric="top5", value=87.9),
         a_result(checkpoint="f" * 64, name="somebody else's"),
     ]
 
@@ -104,29 +119,24 @@ def runs(tmp_path):
 
 
 def test_every_printed_number_has_a_verdict_or_a_reason(runs):
-    lines = measured_by(runs)["lines"]
-    found = {
-        (each.checkpoint, each.source, each.column.split("@")[0]): each
-        for each in lines
-    }
-    dino = found[
-        "dino", "dino README, Pretrained models, k-nn", "knn/imagenet/top1_k20"
-    ]
-    assert (dino.verdict, dino.measured, dino.printed) == ("within", 67.1, 67.5)
+    verdicts = measured_by(runs)["lines"]
+    found = {}
+    for one in verdicts:
+        found[one.checkpoint, one.source, one.column.split("@")[0]] = one
+    knn = found["dino", "dino README, Pretrained models, k-nn", "knn/imagenet/top1_k20"]
+    assert (knn.verdict, knn.measured, knn.printed) == ("within", 67.1, 67.5)
     key = "lorac:1:moco-v2:resnet50:200"
     assert found["moco_v2_200", key, "linear/imagenet/top1"].verdict == "outside"
     assert found["moco_v2_200", key, "linear/imagenet/top5"].verdict == "within"
     readme = found["moco_v2_200", "moco README, Models", "linear/imagenet/top1"]
     assert (readme.verdict, readme.ci95) == ("outside", (64.6, 65.4))
-    probe = found[
-        "dino", "dino README, Pretrained models, linear", "linear/imagenet/top1"
-    ]
+    source = "dino README, Pretrained models, linear"
+    probe = found["dino", source, "linear/imagenet/top1"]
     assert (probe.verdict, probe.measured) == ("not measured", None)
-    swav = {line.verdict for line in lines if line.checkpoint == "swav_200"}
-    assert swav == {"no file"}
-    assert "| dino | knn/imagenet/top1\\_k20" not in markdown(
-        selection.read_list("short"), lines
-    )
+    of_swav = {one.verdict for one in verdicts if one.checkpoint == "swav_200"}
+    assert of_swav == {"no file"}
+    page = list_page(reproduction_lists.read_list("short"), verdicts)
+    assert "| dino | knn/imagenet/top1\\_k20" not in page
 
 
 def test_what_was_measured_otherwise_has_no_verdict(runs):
@@ -136,11 +146,8 @@ def test_what_was_measured_otherwise_has_no_verdict(runs):
     store.append(runs / "c", [other])
     (runs / "a" / RESULTS_FILE).unlink()
     (line,) = [one for one in measured_by(runs)["lines"] if "k20" in one.column]
-    assert (
-        line.verdict == "unlike"
-        and line.measured == 67.1
-        and "imagenet:test~" in line.why
-    )
+    assert (line.verdict, line.measured) == ("unlike", 67.1)
+    assert "imagenet:test~" in line.why
 
 
 DEEP = {"arch": "timm:vit_small_patch16_dinov3", "epochs": None}
@@ -176,15 +183,17 @@ def test_a_pages_number_has_its_own_tolerance(tmp_path, of, row, value, verdict)
         tmp_path, [a_result(checkpoint=DINO, name=file, **DEEP, **row, value=value)]
     )
     covered = {file: {(row["task"], row["dataset"])}}
-    (line,) = outcome(selection.read_list(name), covered, {file: DINO}, [tmp_path])
+    (line,) = judge_list(
+        reproduction_lists.read_list(name), covered, {file: DINO}, [tmp_path]
+    )
     assert (line.verdict, line.measured) == (verdict, value)
     assert bool(line.why) == (verdict == "unlike")
     if name == "dinov3" and verdict != "unlike":
-        assert "| -0.8 +0.3 |" in markdown(selection.read_list(name), [line])
+        assert "| -0.8 +0.3 |" in list_page(reproduction_lists.read_list(name), [line])
 
 
 def test_the_testbeds_counts_stand_beside_its_files(tmp_path):
-    listed = selection.read_list("heads")
+    listed = reproduction_lists.read_list("heads")
     geometry = {
         "input_size": [3, 224, 224],
         "crop_pct": 0.875,
@@ -203,7 +212,7 @@ def test_the_testbeds_counts_stand_beside_its_files(tmp_path):
         facts = {**about, "right": {"top1": right}}
         store.append(tmp_path, [a_result(**row, value=right / 75, provenance=facts)])
         covered = {file: {("ood", "imagenet-a")}}
-        (line,) = outcome(listed, covered, {file: "a" * 64}, [tmp_path])
+        (line,) = judge_list(listed, covered, {file: "a" * 64}, [tmp_path])
         found[file] = (line.verdict, round(line.printed, 2))
         (tmp_path / RESULTS_FILE).unlink()
     # 23 images of 7,500 are more than 0.3 points
@@ -231,7 +240,8 @@ def test_a_bundle_is_whole_and_its_table_follows(sent, capsys):
 def test_a_bundle_holds_nothing_of_others(sent):
     with zipfile.ZipFile(sent) as archive:
         text = b"".join(archive.read(name) for name in archive.namelist())
-    assert b"somebody" not in text and b"f" * 64 not in text
+    assert b"somebody" not in text
+    assert b"f" * 64 not in text
 
 
 def changed(sent, change):
@@ -251,23 +261,30 @@ def better(data):
 
 
 def resealed(members, name, data):
-    """As somebody would who knows of the manifest."""
+    """Change a member as somebody would who knows of the manifest."""
     members[name] = data
     manifest = json.loads(members[bundle.MANIFEST])
     manifest["files"][name] = hashlib.sha256(data).hexdigest()
     members[bundle.MANIFEST] = json.dumps(manifest).encode()
 
 
+def with_better_row(members):
+    name = "results/1/results.jsonl"
+    members[name] = better(members[name])
+
+
+def with_better_table(members):
+    resealed(members, bundle.TABLE, better(members[bundle.TABLE]))
+
+
+def with_lower_printed_number(members):
+    resealed(members, bundle.LIST, members[bundle.LIST].replace(b"67.5", b"67.0"))
+
+
 @pytest.mark.parametrize(
     ("change", "status", "said"),
     [
-        (
-            lambda m: m.update(
-                {"results/1/results.jsonl": better(m["results/1/results.jsonl"])}
-            ),
-            2,
-            "results/1/results.jsonl was changed",
-        ),
+        (with_better_row, 2, "results/1/results.jsonl was changed"),
         (lambda m: m.pop(bundle.PAGE), 2, "table.md is not in both"),
         (lambda m: m.update({"../evil.py": b"1"}), 2, "../evil.py is not in both"),
         (
@@ -276,18 +293,8 @@ def resealed(members, name, data):
             "no bundle of `backbench reproduce`",
         ),
         (lambda m: m.update({bundle.MANIFEST: b"[" * 9999}), 2, "manifest.json"),
-        (
-            lambda m: resealed(m, bundle.TABLE, better(m[bundle.TABLE])),
-            1,
-            "does not follow",
-        ),
-        (
-            lambda m: resealed(
-                m, bundle.LIST, m[bundle.LIST].replace(b"67.5", b"67.0")
-            ),
-            1,
-            "does not follow",
-        ),
+        (with_better_table, 1, "does not follow"),
+        (with_lower_printed_number, 1, "does not follow"),
     ],
     ids=["row", "lost", "more", "no manifest", "nested", "table", "list"],
 )
@@ -295,24 +302,27 @@ def test_a_changed_bundle_is_refused(sent, capsys, change, status, said):
     changed(sent, change)
     assert program.main(["reproduce", "--check", str(sent)]) == status
     err = capsys.readouterr().err.strip()
-    assert said in err and err.count("\n") == 0
+    assert said in err
+    assert err.count("\n") == 0
 
 
 def test_a_list_is_held_against_the_shipped_one_of_its_name(runs, tmp_path):
     """timm's own is made again for the models in the bundle."""
-    nothing = {"covered": {}, "files": {}, "digests": {}, "lines": []}
-    said = {
-        "": 0,
-        "title": "is not as it is shipped here",
-        "name": "is none that is shipped here",
-    }
-    timms = selection.timm_list("timm-v2", ["resnet18.tv_in1k"])
-    for listed in (selection.read_list("short"), timms):
-        for key, words in said.items():
-            sent = dataclasses.replace(listed, **({key: "made-up"} if key else {}))
-            bundle.write(tmp_path / "x.zip", runs, listed=sent, **nothing)
-            remarks = bundle.check(tmp_path / "x.zip").remarks
-            assert len(remarks) == bool(words) and all(words in one for one in remarks)
+
+    def remarks_on(listed):
+        file = tmp_path / "x.zip"
+        bundle.write(
+            file, runs, listed=listed, covered={}, files={}, digests={}, lines=[]
+        )
+        return bundle.check(file).remarks
+
+    timms = reproduction_lists.timm_list("timm-v2", ["resnet18.tv_in1k"])
+    for listed in (reproduction_lists.read_list("short"), timms):
+        assert not remarks_on(listed)
+        (remark,) = remarks_on(dataclasses.replace(listed, title="made-up"))
+        assert "is not as it is shipped here" in remark
+        (remark,) = remarks_on(dataclasses.replace(listed, name="made-up"))
+        assert "is none that is shipped here" in remark
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"no zip"])
@@ -322,50 +332,36 @@ def test_what_is_no_zip_is_refused(tmp_path, capsys, content):
     assert "not readable as a bundle" in capsys.readouterr().err
 
 
+def entry(**keys):
+    """A checkpoint that a list may have, with these keys changed; None leaves one out."""
+    whole = {"page": "https://x.org", "file": "a.pth", "url": "https://x.org", **keys}
+    return {key: value for key, value in whole.items() if value is not None}
+
+
 @pytest.mark.parametrize(
     ("checkpoints", "said"),
     [
-        ("", "name one at least"),
-        (
-            "one: {page: https://x.org, file: ../a.pth, url: https://x.org}",
-            "without a folder",
-        ),
-        ("one: {page: https://x.org, file: a.pth}", "by_hand"),
-        (
-            "one: {page: https://x.org, file: a.pth, url: https://x.org, md5: ab}",
-            "eight or more",
-        ),
-        (
-            "one: {page: https://x.org, file: a.pth, url: https://x.org, md5: abcdef01}",
-            "digest_page",
-        ),
-        (
-            "one: {page: https://x.org, file: a.pth, url: file:///etc/passwd}",
-            "https://",
-        ),
-        (
-            "one: {page: https://x.org, file: a.pth, url: 'https://[::1/a'}",
-            "https://HOST/PATH",
-        ),
-        ("one: {page: https://x.org, file: a.pth, url: https://x.org:1/é}", "in ASCII"),
-        (
-            "one: {page: https://x.org, file: a.pth, url: https://x.org, rows: [lorac:9]}",
-            "lorac:9",
-        ),
-        (
-            "one: {page: https://x.org, file: a.pth, url: https://x.org, testbed: vit}",
-            "'vit': allowed",
-        ),
-        ("one: {timm: ../../../etc/passwd}", "must be NAME.TAG"),
-        ("one: {timm: resnet18}", "must be NAME.TAG"),
+        ({}, "name one at least"),
+        ({"one": entry(file="../a.pth")}, "without a folder"),
+        ({"one": entry(url=None)}, "by_hand"),
+        ({"one": entry(md5="ab")}, "eight or more"),
+        ({"one": entry(md5="abcdef01")}, "digest_page"),
+        ({"one": entry(url="file:///etc/passwd")}, "https://"),
+        ({"one": entry(url="https://[::1/a")}, "https://HOST/PATH"),
+        ({"one": entry(url="https://x.org:1/é")}, "in ASCII"),
+        ({"one": entry(rows=["lorac:9"])}, "lorac:9"),
+        ({"one": entry(testbed="vit")}, "'vit': allowed"),
+        ({"one": {"timm": "../../../etc/passwd"}}, "must be NAME.TAG"),
+        ({"one": {"timm": "resnet18"}}, "must be NAME.TAG"),
     ],
 )
 def test_a_list_that_says_too_little_is_refused(tmp_path, capsys, checkpoints, said):
-    text = f"title: t\nestimate: e\ncheckpoints: {{{checkpoints}}}\nparts: []\n"
-    (tmp_path / "mine.yaml").write_text(text)
+    listed = {"title": "t", "estimate": "e", "checkpoints": checkpoints, "parts": []}
+    (tmp_path / "mine.yaml").write_text(json.dumps(listed))  # JSON is YAML
     assert program.main(["reproduce", str(tmp_path / "mine.yaml"), "--download"]) == 2
     err = capsys.readouterr().err.strip()
-    assert said in err and err.count("\n") == 0
+    assert said in err
+    assert err.count("\n") == 0
 
 
 def test_what_a_later_part_lacks_is_said_before_the_first_runs(
@@ -375,10 +371,6 @@ def test_what_a_later_part_lacks_is_said_before_the_first_runs(
     assert program.main(["reproduce", "full", "--data", str(tmp_path)]) == 2
     assert "semisup needs `lists: DIR`" in capsys.readouterr().err
     (tmp_path / "1percent.txt").touch()
-    semisup = {
-        "evaluate": [{"verb": "semisup", "percent": 1, "lists": str(tmp_path)}],
-        "name": "x",
-    }
-    assert selection.measures(semisup) == {("semi_1pct", "imagenet")}, (
-        "and no other percent"
-    )
+    evaluation = {"verb": "semisup", "percent": 1, "lists": str(tmp_path)}
+    measured = reproduction_lists.measures({"name": "x", "evaluate": [evaluation]})
+    assert measured == {("semi_1pct", "imagenet")}, "and no other percent"
