@@ -1,11 +1,13 @@
 """Starts loader workers: out of the reach of signals, and with errors that can be read."""
 
+import atexit
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkContext
@@ -13,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 from torch.utils.data._utils.signal_handling import _error_if_any_worker_fails
 
 from backbench.errors import BadInput
@@ -103,20 +105,43 @@ class WatchedBatches(Iterator[T]):
     def __init__(self, batches: Iterator[T]) -> None:
         self.batches = batches
         self._hear(signal.SIG_DFL)
+        _OPEN.add(self)
 
     def __next__(self) -> T:
         # A look before reading is not enough: a worker may die while its batch is read
         self._hear(lambda number, frame: _error_if_any_worker_fails())
         try:
             _error_if_any_worker_fails()
-            return next(self.batches)
+            batch = next(self.batches)
+            if isinstance(batch, FailedInWorker):
+                raise batch.error
+            return batch
+        except StopIteration:
+            raise
         except (ConnectionError, EOFError) as error:
+            self.close()
             # The dead worker's files are closed before its death can be seen
             raise RuntimeError(
                 "DataLoader worker (pid ?) exited unexpectedly"
             ) from error
+        except BaseException:
+            self.close()
+            raise
         finally:
             self._hear(signal.SIG_DFL)
+
+    def close(self) -> None:
+        """End the workers. They are deaf to the signals by which Python ends its children at its
+        own end, where it then waits for them: one that is left would hold the command for ever."""
+        _OPEN.discard(self)
+        workers = getattr(self.batches, "_workers", [])
+        end = getattr(self.batches, "_shutdown_workers", None)
+        if end is not None:
+            end()  # asks each worker, and waits some seconds
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
 
     def _hear(
         self, handler: Callable[[int, FrameType | None], None] | signal.Handlers
@@ -126,11 +151,28 @@ class WatchedBatches(Iterator[T]):
             signal.signal(signal.SIGCHLD, handler)
 
 
+# Those whose workers may live. An error's traceback can hold them until Python ends
+_OPEN: weakref.WeakSet[WatchedBatches[Any]] = weakref.WeakSet()
+
+
+@atexit.register  # and so before multiprocessing's own end, which was registered earlier
+def _end_workers() -> None:
+    for batches in list(_OPEN):
+        batches.close()
+
+
 @dataclass(frozen=True)
 class Unreadable:
     """Stands in the place of a batch of which an image cannot be read."""
 
     error: str
+
+
+@dataclass(frozen=True)
+class FailedInWorker:
+    """Stands in the place of a batch for which the machine had no memory, file or disk."""
+
+    error: OSError | MemoryError
 
 
 class WholeBatches(Dataset[T | Unreadable]):
@@ -150,6 +192,10 @@ class WholeBatches(Dataset[T | Unreadable]):
             return self.collate([self.items[key] for key in keys])
         except BadInput as error:
             return Unreadable(str(error))
+        except (OSError, MemoryError) as error:
+            if get_worker_info() is None:
+                raise
+            return cast(T, FailedInWorker(error))  # `WatchedBatches` raises it
 
 
 def _as_it_is(batch: T) -> T:

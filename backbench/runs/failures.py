@@ -54,6 +54,9 @@ _WORKER = re.compile(
     r"DataLoader worker \(pid.{0,80}\) (is killed by signal|exited unexpectedly)"
 )
 _SHARED_MEMORY = re.compile(r"shared memory|Bus error")
+_NO_SHARED_MEMORY = re.compile(
+    r"unable to (allocate|open|mmap) (shared memory|\d+ bytes)"
+)
 _NEIGHBOUR = re.compile(
     r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|Socket closed|remote process exited"
     r"|failed to connect to|Timed out waiting \d+ms for"
@@ -100,10 +103,12 @@ def explain(error: BaseException) -> tuple[str, int] | None:
             f"out of memory ({text[:100] or 'of the machine'});"
             f" use a smaller batch or fewer {WORKERS}"
         )
-    elif _WORKER.search(text) and _SHARED_MEMORY.search(text):
+    elif _NO_SHARED_MEMORY.search(text) or (
+        _WORKER.search(text) and _SHARED_MEMORY.search(text)
+    ):
         line = (
-            "a loader worker found no shared memory;"
-            f" make /dev/shm larger, or take 0 {WORKERS}"
+            "a loader worker found no shared memory; make /dev/shm larger"
+            f" (docker and podman: --shm-size=2g), or take 0 {WORKERS}"
         )
     elif _WORKER.search(text):
         line = f"a loader worker was killed, perhaps for memory: try fewer {WORKERS}"

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -80,6 +81,72 @@ def test_one_that_is_killed_with_locks_in_hand_lets_the_run_end():
     with pytest.raises(RuntimeError, match=r"killed by signal|exited unexpectedly"):
         numbers_of(KilledHolding(), workers=2)
     assert set(multiprocessing.active_children()) <= before
+
+
+class Failing(torch.utils.data.Dataset):
+    """Number 5 fails in its worker as a machine without memory, files or disk does."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __getitem__(self, key):
+        if key == 5:
+            raise self.error
+        return torch.tensor([key])
+
+
+FAILURES = [
+    (MemoryError("x"), "out of memory"),
+    (OSError(24, "Too many open files"), "ulimit -n"),
+    (OSError(28, "No space left on device"), "the disk is full"),
+    (
+        RuntimeError(
+            "unable to allocate shared memory(shm) for file </torch_1>: No space left"
+        ),
+        "--shm-size",
+    ),
+    (RuntimeError("odd"), "fault of backbench"),
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("error", "words"), FAILURES, ids=lambda v: str(v)[:12])
+def test_an_error_in_a_worker_ends_the_run_with_its_line(error, words, capsys):
+    """It is the worker's own error that is explained, and no worker is left to wait for."""
+    before = set(multiprocessing.active_children())
+    assert guarded(lambda: numbers_of(Failing(error), workers=2)) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and words.lower() in said.lower(), said
+    assert set(multiprocessing.active_children()) <= before
+
+
+HELD = """
+import torch
+from backbench.parallel import loading
+from backbench.runs.ending import guarded
+
+class Ones(torch.utils.data.Dataset):
+    def __getitem__(self, key):
+        return torch.ones(1)
+
+kept = []
+
+def run():
+    batches = loading.batches(Ones(), [[i] for i in range(50)], workers=2)
+    next(batches)
+    kept.append(batches)  # as a traceback can hold it until Python ends
+    raise ValueError("odd")
+
+raise SystemExit(guarded(run))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_workers_that_something_still_holds_do_not_keep_the_command(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", HELD], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "odd" in done.stderr
 
 
 def test_it_is_raised_where_a_batch_is_asked_for_and_nowhere_else(tmp_path):
