@@ -5,10 +5,12 @@ every task on its node. This file and slurm_task.py are the only ones that impor
 signal or a failure is not left to submitit, but decided by `attempt.decide`.
 """
 
+import contextlib
 import math
+import os
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from backbench.errors import BadInput, Failed
@@ -132,7 +134,8 @@ def _sbatch(
         submitit.core.utils.FailedSubmissionError,
     )
     try:
-        return [job.job_id for job in executor.submit_array(tasks)]
+        with outside_of_any_job():
+            return [job.job_id for job in executor.submit_array(tasks)]
     except errors as error:
         # sbatch's own words come last.
         words = str(error).strip().rpartition("\n")[2].strip()
@@ -147,6 +150,24 @@ def _sbatch(
     if not snapshot.trouble and not _UNSURE.search(words):
         ledger.submission_file(submission).unlink(missing_ok=True)
     raise Failed(f"sbatch refused {submission.jobs[0].like}: {words}")
+
+
+@contextlib.contextmanager
+def outside_of_any_job() -> Iterator[None]:
+    """Hide the Slurm job that this process may itself run in.
+
+    sbatch hands its environment on. A job that inherits another one's number or memory is refused
+    by srun, looks for that job's files, or sends that job back to the queue. SLURM_CONF stays, as
+    it says which Slurm this is, and so do the user's own defaults (SBATCH_...)."""
+    hidden = {}
+    for key in list(os.environ):
+        of_a_job = key.startswith(("SLURM", "SUBMITIT_", "PMI_", "PMIX_"))
+        if of_a_job and key != "SLURM_CONF":
+            hidden[key] = os.environ.pop(key)
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _parameters(

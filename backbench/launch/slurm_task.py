@@ -57,13 +57,15 @@ ADDRESS_FILE = "address.json"
 # These lines of the job's script send such a job back to the queue. 138, 140 and 143 are srun's exit
 # status for a task that died of SIGUSR1, SIGUSR2 and SIGTERM. After scancel the job does not count
 # as running, and stays ended. Without scontrol the script waits for Slurm's kill, which requeues it.
+# A number that another job has left in the environment is not this job's JobId: that job is let be.
 EARLY_SIGNAL = """\
 backbench_early_signal() {
   case $? in 138|140|143) ;; *) return ;; esac
   if ! command -v scontrol > /dev/null; then sleep 900; return; fi
   local job=$SLURM_JOB_ID
   if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
-  if scontrol show job "$job" | grep -q JobState=RUNNING; then
+  local shown; shown=$(scontrol show job "$job")
+  if [[ $shown == "JobId=$SLURM_JOB_ID "* && $shown == *JobState=RUNNING* ]]; then
     scontrol requeue "$job" && sleep 60
   fi
 }

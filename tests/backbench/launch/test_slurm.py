@@ -1,6 +1,9 @@
 """The launcher on a real Slurm: Debian's packages, one node on loopback, started by a fixture."""
 
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from support import slurm_cluster
 from backbench.board.board import collect
 from backbench.launch.records import Ledger
 from backbench.launch.slurm_client import queue
+from backbench.launch.view import ACTIVE
 from backbench.weights.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -78,6 +82,47 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
     assert None not in ids_on_record(lab, "runs")
     lab.until_done("runs")
     assert {len(hows) for hows in lab.attempts("runs").values()} == {1}
+    assert lab.values("runs") == lab.reference(grid)
+
+
+def shown(number):
+    """What Slurm says of a job, as KEY=VALUE words."""
+    command = ["scontrol", "show", "job", number]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return dict(word.split("=", 1) for word in said.split() if "=" in word)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [["--mem-per-cpu=100"], ["--array=5", "--mem=500"]],
+    ids=["memory", "array"],
+)
+def test_a_grid_can_be_submitted_from_inside_a_job(lab, options):
+    """The jobs inherit nothing of that job, and what happens to them does not touch it."""
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
+    lab.dataset("d1", "d2", steps=60, step_s=0.1)
+    words = [sys.executable, "-m", "backbench", "launch", "run", grid]
+    words += ["--cluster", lab.slurm(), "--out", str(lab.root / "runs")]
+    script = lab.root / "parent.sh"
+    # The parent stays until its jobs are done
+    script.write_text(f"#!/bin/bash\n{shlex.join(words)} || exit 1\nsleep 300\n")
+    where = ["--parsable", f"--output={lab.root}/parent.out", "--cpus-per-task=1"]
+    sbatch = ["sbatch", *where, *options, str(script)]
+    said = subprocess.run(sbatch, capture_output=True, text=True, check=True).stdout
+    parent = said.strip() + ("_5" if "--array=5" in options else "")
+    try:
+        lab.until("runs", lambda states: "running" in states.values(), 120)
+        # A kill of a child's script is answered by the child alone
+        child = next(iter(ids(lab, "runs").values()))
+        subprocess.run(["scancel", "-s", "TERM", "-b", child], check=True)
+        lab.until("runs", lambda states: not set(states.values()) & set(ACTIVE), 120)
+        about = shown(parent)
+        assert about["JobState"] == "RUNNING" and about["Restarts"] == "0"
+    finally:
+        subprocess.run(["scancel", parent.split("_")[0]], check=True)
+    assert lab.run(grid, lab.slurm(), "runs") == 0
+    lab.until_done("runs", 120)
     assert lab.values("runs") == lab.reference(grid)
 
 

@@ -1,5 +1,7 @@
 """Arrays that sbatch takes, refuses, or takes and says that it refused."""
 
+import os
+
 import pytest
 from support import slurm_cluster
 
@@ -8,6 +10,7 @@ from backbench.launch.clusters import read_cluster
 from backbench.launch.grid import read_grid
 from backbench.launch.plan import CommandCheck
 from backbench.launch.records import Ledger
+from backbench.launch.slurm import outside_of_any_job
 
 # Shell lines for the stand-in sbatch: what it does, and what it says of that
 TIMED_OUT = (
@@ -178,3 +181,19 @@ def test_watch_lives_on_where_slurm_is_full_and_ends_when_all_is_done(lab):
     assert "all is done" in said
     assert {len(hows) for hows in lab.attempts("runs").values()} == {1}
     assert lab.values("runs") == lab.reference(grid)
+
+
+def test_sbatch_is_called_outside_of_the_job_that_submits(monkeypatch):
+    inherited = {
+        "SLURM_JOB_ID": "12",
+        "SLURM_ARRAY_JOB_ID": "12",
+        "SLURM_MEM_PER_CPU": "100",
+        "SUBMITIT_EXECUTOR": "slurm",
+    }
+    kept = {"SLURM_CONF": "slurm.conf", "SBATCH_ACCOUNT": "mine"}
+    for key, value in (inherited | kept).items():
+        monkeypatch.setenv(key, value)
+    with outside_of_any_job():
+        assert not inherited.keys() & os.environ.keys()
+        assert kept.items() <= os.environ.items()
+    assert inherited.items() <= os.environ.items()
