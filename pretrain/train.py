@@ -407,7 +407,7 @@ class Training:
         config = self.config
         method = self.method
         if fabric.is_global_zero:
-            if self.last:
+            if self.last:  # steps in all; a run of none has no curves
                 monitor.plot_curves(self.run, config.name)
             checkpoint = Checkpoint(
                 arch=config.arch,

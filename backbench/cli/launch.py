@@ -138,6 +138,7 @@ class GridRun:
         return plan.new, bool(plan.waiting) or not (plan.new or plan.known)
 
     def on_slurm(self) -> int:
+        """Submit what is missing, once or, with --watch, at each look; return the exit status."""
         if self.interval is None:
             self.submit_missing()
             return 0

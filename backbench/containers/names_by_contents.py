@@ -92,7 +92,7 @@ def _digests_of(file: Path, table: Table) -> Sequence[str]:
             return digests
 
     def read_digest(index: int) -> str:
-        span = table.spans[index].item()[1:]
+        span = table.spans[index].item()[1:]  # without the number of its container
         return digest_of(read_span(str(file), mark, span, table.names[index]))
 
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:

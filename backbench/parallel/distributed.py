@@ -248,6 +248,7 @@ class Agreement:
                     entered = stack.enter_context(context)
                 except (BadInput, Failed, OSError) as error:
                     own = error
+            # What the first rank that has an error says, on all ranks
             refused = self.first(None if own is None else str(own))
             if own is not None:
                 raise own

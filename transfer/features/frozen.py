@@ -193,7 +193,7 @@ def _chain(layers: Layers, width: int) -> nn.Sequential | None:
     modules: list[nn.Module] = []
     for index in range(max(layers) + 1):
         tensors = layers.get(index)
-        if tensors is None:
+        if tensors is None:  # the module of this position has no tensors
             modules.append(nn.ReLU())
             continue
         module = _module(tensors, width)

@@ -46,12 +46,13 @@ def measure(
     p = task.protocol
     metric = task.dataset.metric
     features = extractor.of_splits(task.splits, task.dataset.name)
-    both = task.splits.both()
+    both = task.splits.both()  # train and val: the images whose labels are drawn
     label = np.asarray(task.splits.test.labels)
     classes = len(both.classes)
     # The draws are the same for every checkpoint, so that checkpoints can be compared draw by draw.
     drawn = draws(both, shots=p.shots, count=p.draws, seed=task.seed)
     rows = []
+    # `features` are of train, of val and of test, each with a tensor for each trunk
     for trunk, train, val, test in zip(extractor.trunks, *features):
         bank = FeatureRows((train, val))
         predicted, gradient = predictions(
