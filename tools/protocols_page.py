@@ -107,13 +107,23 @@ KINDS = {
 
 
 def text() -> str:
-    """Return the whole page."""
+    """Return the whole page. SystemExit where a recipe's kind has no heading."""
+    recipes = dict(_recipes(ROOT / "configs" / "transfer"))
+    kind_of = {}
+    for name in recipes:
+        path = config.find_recipe(name, "transfer")
+        kind_of[name] = config.read_recipe(path).get("kind", "analyze")
+        if kind_of[name] not in KINDS:
+            raise SystemExit(
+                f"{path}: kind '{kind_of[name]}' has no heading; give it one in KINDS"
+                " (tools/protocols_page.py)"
+            )
     lines = [HEAD]
     for kind, (title, why) in KINDS.items():
         lines += [f"## {title}", "", f"{why}{_defaults(kind)}", ""]
-        for name, (own, base) in _recipes(ROOT / "configs" / "transfer"):
+        for name, (own, base) in recipes.items():
             path = config.find_recipe(name, "transfer")
-            of_kind = config.read_recipe(path).get("kind", "analyze") == kind
+            of_kind = kind_of[name] == kind
             of_the_demo = re.search(r"^(demo|tiny)_|_(demo|tiny)$", name)
             if of_kind and not of_the_demo:
                 lines.append(_entry(name, path, own, base, kind))
