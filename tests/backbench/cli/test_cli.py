@@ -9,6 +9,7 @@ import pytest
 from support import boards
 from support.layouts import trunk_file
 
+from backbench.__main__ import wait_without_spinning
 from backbench.cli import program
 from backbench.datasets import embedded
 from backbench.errors import BadInput
@@ -226,3 +227,23 @@ def test_an_error_prints_no_document(tmp_path, capfd):
     assert program.main(["leaderboard", str(tmp_path / "gone"), "--json"]) == 2
     captured = capfd.readouterr()
     assert captured.out == "" and "gone" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, "PASSIVE"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
+        ({"GOMP_SPINCOUNT": "100"}, None),
+    ],
+)
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(
+    monkeypatch, said, expected
+):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    wait_without_spinning()
+    assert os.environ.get("OMP_WAIT_POLICY") == expected
