@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-OWN_SIZE = 224  # pixels of a trunk of which nobody says another size
+REFERENCE_SIZE = (
+    224  # pixels: the trunk for which a recipe with `of: trunk` gives its sides
+)
 
 # The values that a key may have. `config.build` refuses others, and names the key.
 Count = Annotated[int, Field(ge=1)]
@@ -59,8 +61,8 @@ class TrunkGeometry(Geometry):
     def at(self, size: int) -> Geometry:
         """Return the geometry of a trunk that was trained at `size` pixels."""
         return Geometry(
-            resize=round(self.resize * size / OWN_SIZE),
-            crop=round(self.crop * size / OWN_SIZE),
+            resize=round(self.resize * size / REFERENCE_SIZE),
+            crop=round(self.crop * size / REFERENCE_SIZE),
             interpolation=self.interpolation,
             square=self.square,
         )
