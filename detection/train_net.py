@@ -103,7 +103,8 @@ def from_arguments(request: DetectRequest) -> DetectionRun:
         raise BadInput("no run folder: give --out RUN (or OUTPUT_DIR RUN)")
     if request.num_gpus < 1:
         raise BadInput(f"--num-gpus {request.num_gpus}: at least 1")
-    gpus, root = process_group.gpus(given), reading.root_folder(request.data)
+    root = reading.root_folder(request.data)
+    gpus = process_group.gpus(given)
     if gpus and request.num_gpus > gpus:
         raise BadInput(
             f"--num-gpus {request.num_gpus}: this machine has {gpus} GPUs; or MODEL.DEVICE cpu"
@@ -170,7 +171,8 @@ def identity(run: DetectionRun, p: Prepared) -> dict[str, object]:
 
 def prepare(run: DetectionRun) -> Prepared:
     """Read and check weights, data and config: all errors come before any folder or process."""
-    cfg, seed = run.cfg.clone(), max(int(run.cfg.SEED), 0)
+    cfg = run.cfg.clone()
+    seed = max(int(cfg.SEED), 0)  # Detectron2 writes -1 for "any seed"; ours is then 0
     # 1. The trunk, and whether it goes with the config
     named = str(run.given.get("MODEL.WEIGHTS") or "")
     checkpoint = backbones.read_trunk(
@@ -195,9 +197,11 @@ def prepare(run: DetectionRun) -> Prepared:
 
 def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
     """Build the engine and prove by its maps that the weights arrived; no folder is made yet."""
-    # In a run of several processes the GPUs are theirs; this one only looks.
-    alone = run.world == 1
-    device = process_group.device_of(run.given, 0) if alone else torch.device("cpu")
+    if run.world == 1:
+        device = process_group.device_of(run.given, 0)
+    else:
+        # The GPUs belong to the processes that will train; this one only looks.
+        device = torch.device("cpu")
     engine = build_engine(run, p, device)
     if not run.final.exists():
         sides = backbones.padded_test_size(p.cfg)
@@ -259,7 +263,8 @@ def train(
     run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int, stop: StopFlag
 ) -> None:
     """The training loop. Every iteration is a function of the state before it and its number."""
-    schedule, last = p.schedule, p.schedule.iterations
+    schedule = p.schedule
+    last = schedule.iterations
     # Each group has its own base rate, as biases may; a saved state has the rates of its iteration.
     bases = [group["lr"] for group in engine.optimizer.param_groups]
     first = continue_from(run, engine)
@@ -294,9 +299,8 @@ def train(
         place="after iteration {done}; saved",
         run=run.out,
     )
-    shown: dict[
-        str, float
-    ] = {}  # nothing yet where a run continues between two logged iterations
+    # Nothing yet where a run continues between two logged iterations
+    shown: dict[str, float] = {}
     for iteration in iterations:
         # 1. The score on the way. The state is saved by now, as scoring takes long; a run that
         #    continues at this iteration may have the score already.
@@ -326,14 +330,15 @@ def train(
 
 def announce(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
     """Tell the work that lies ahead, and its price."""
+    cheaper = ""
+    if engine.device.type == "cpu":
+        cheaper = "`SOLVER.MAX_ITER N` trains for less"
     price.announce(
         f"{p.task.name} by {run.engine}",
         f"{price.plural(len(p.train.records), 'image')} to train on,"
         f" {p.cfg.SOLVER.IMS_PER_BATCH} a step",
         work={"iteration": p.schedule.iterations, "image": len(p.val.records)},
-        cheaper="`SOLVER.MAX_ITER N` trains for less"
-        if engine.device.type == "cpu"
-        else "",
+        cheaper=cheaper,
     )
 
 
@@ -341,8 +346,9 @@ def logged_losses(
     losses: dict[str, Tensor], run: DetectionRun, step: int
 ) -> dict[str, float]:
     """The loss of the global batch, then each of its terms. Raises Failed if it is not finite."""
-    terms = torch.stack([v.detach().float() for v in losses.values()])
-    values = dict(zip(losses, distributed.mean_over_ranks(terms).tolist()))
+    terms = torch.stack([term.detach().float() for term in losses.values()])
+    means = distributed.mean_over_ranks(terms).tolist()
+    values = dict(zip(losses, means, strict=True))
     total = sum(values.values())
     if not math.isfinite(total):
         raise Failed(
@@ -354,8 +360,9 @@ def logged_losses(
 def save(run: DetectionRun, engine: DetectionEngine, iteration: int) -> None:
     """Save all that the next iteration depends on. Nothing random: see engine.py."""
     refuse_not_finite(run, engine, iteration)
-    state = {"iteration": iteration, "scaler": engine.amp.scaler.state_dict()}
-    state |= {
+    state = {
+        "iteration": iteration,
+        "scaler": engine.amp.scaler.state_dict(),
         "model": engine.model.state_dict(),
         "optimizer": engine.optimizer.state_dict(),
     }
@@ -365,13 +372,18 @@ def save(run: DetectionRun, engine: DetectionEngine, iteration: int) -> None:
 def refuse_not_finite(
     run: DetectionRun, engine: DetectionEngine, iteration: int
 ) -> None:
-    """Failed for weights that are not finite: they never replace a good state. Most losses are not
-    read."""
-    held = [x for x in engine.model.state_dict().values() if x.is_floating_point()]
-    if torch.stack(torch._foreach_norm(held)).isfinite().all():
+    """Raise Failed for weights that are not finite, so that they never replace a good state.
+
+    The losses alone would not tell: most of them are never read.
+    """
+    tensors = engine.model.state_dict().values()
+    weights = [tensor for tensor in tensors if tensor.is_floating_point()]
+    norms = torch._foreach_norm(weights)
+    if torch.stack(norms).isfinite().all():
         return
-    saved = f"the last good state is {run.out / STATE_FILE}"
-    if not (run.out / STATE_FILE).exists():
+    if (run.out / STATE_FILE).exists():
+        saved = f"the last good state is {run.out / STATE_FILE}"
+    else:
         saved = "no state was saved before"
     raise Failed(
         f"{run.out}: the weights are not finite after iteration {iteration}; {saved}; lower"
@@ -395,19 +407,16 @@ def continue_from(run: DetectionRun, engine: DetectionEngine) -> int:
 
 def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
     refuse_not_finite(run, engine, p.schedule.iterations)
-    c = p.checkpoint
-    about: dict[str, object] = {
-        "checkpoint": c.digest,
-        "name": c.name,
-        "method": c.method,
-    }
-    about |= {
-        "arch": c.arch,
-        "epochs": c.epochs,
+    about = {
+        "checkpoint": p.checkpoint.digest,
+        "name": p.checkpoint.name,
+        "method": p.checkpoint.method,
+        "arch": p.checkpoint.arch,
+        "epochs": p.checkpoint.epochs,
         "task": p.task.name,
         "engine": run.engine,
+        "config": decisive(run.given),
     }
-    about["config"] = decisive(run.given)
     with atomic.atomic_path(run.final) as temporary:
         torch.save({"model": engine.model.state_dict(), "backbench": about}, temporary)
     (run.out / STATE_FILE).unlink(missing_ok=True)
@@ -417,8 +426,8 @@ def load_final(file: Path) -> dict[str, Tensor]:
     """Load the trained detector's state dict. BadInput if `keep_final` did not write it."""
     try:
         data = torch.load(file, map_location="cpu", weights_only=True)
-        model, _ = data["model"], data["backbench"]
+        data["backbench"]  # only what `keep_final` writes has it
+        return data["model"]
     except Exception as error:
         said = " ".join(str(error).split())[:100]
         raise BadInput(f"{file}: not a detector of this suite ({said})") from None
-    return model
