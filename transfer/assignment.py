@@ -13,7 +13,7 @@ from backbench.images import contents
 from backbench.recipes import config
 from backbench.records.store import Result
 from backbench.runs.folder import STATES
-from backbench.transfer.protocol import Geometry, Protocol, TrunkGeometry
+from backbench.transfer.protocol import CropAugment, Geometry, Protocol, TrunkGeometry
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.kept_heads import KeptHead
 
@@ -47,6 +47,10 @@ class Assignment(Generic[Kind_co]):
             assert self.own_size is not None, "checkpoints of one own size"
             return geometry.at(self.own_size)
         return geometry
+
+    def views(self, augment: CropAugment) -> CropAugment:
+        """Return the views of the images that these checkpoints train on."""
+        return augment if self.own_size is None else augment.at(self.own_size)
 
     @functools.cached_property
     def hashes(self) -> dict[str, str]:

@@ -42,9 +42,11 @@ from backbench.transfer.devices import Machine, read_checkpoints, start_for
 from backbench.transfer.features import batches
 from backbench.transfer.finetune_protocol import Finetune, Part
 from backbench.transfer.keeping import CheckpointPredictions
+from backbench.transfer.protocol import TrunkGeometry
 from backbench.transfer.protocols import load_protocol
 from backbench.transfer.scoring import best_of
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.own_size import own_size
 from backbench.weights.trunk import Trunk
 
 SHOW_EVERY = 20  # steps; reading a loss waits for the device
@@ -154,6 +156,12 @@ def _run(
     if checkpoint is None:
         (checkpoint,) = read_checkpoints([request.checkpoint])
     machine = start_for(request)
+    size = None
+    if isinstance(protocol.geometry, TrunkGeometry):
+        own = own_size(checkpoint)
+        size = own.pixels
+        if machine.main:
+            log.info(f"{checkpoint.name}: read at {own.told}")
     task = Assignment(
         run=request.out,
         task=task_name,
@@ -162,6 +170,7 @@ def _run(
         protocol=protocol,
         seed=request.seed,
         checkpoints=(checkpoint,),
+        own_size=size,
     )
     identity = identity_of([task]) | {"task": task_name}
     opening = open_run(request.out, verb=TASKS[task_name].verb, identity=identity)
@@ -375,7 +384,7 @@ class Finetuning:
             seed, len(images), batch, first, total, machine=machine
         )
         found = batches.training_pictures(
-            images, p.augment, shares, seed=seed, machine=machine
+            images, task.views(p.augment), shares, seed=seed, machine=machine
         )
         for step, (pixels, index) in zip(steps, found):
             # 1. The rates of this step.
@@ -425,7 +434,7 @@ class Finetuning:
         size = p.feature_batch
         count = len(images)
         shares = batches.equal_shares(0, count, size, machine.rank, machine.world)
-        centred = batches.Pictures(images, batches.centred(p.geometry))
+        centred = batches.Pictures(images, batches.centred(self.task.geometry))
         pictures = batches.loader(centred, shares, machine=machine)
         out = []
         for begin, (pixels, _) in zip(range(0, count, size), pictures):

@@ -29,6 +29,7 @@ from backbench.transfer.features.extractor import OWN_FEATURES, Extractor
 from backbench.transfer.features.frozen import FrozenTrunk, kept_head
 from backbench.transfer.probes.kind import Probe, probe_of
 from backbench.transfer.probes.ood import RULES, Ood
+from backbench.transfer.probes.sgd import Sgd, TokenProbe
 from backbench.transfer.protocol import Protocol, TrunkGeometry
 from backbench.transfer.protocols import load_protocol
 from backbench.weights.checkpoint import Checkpoint
@@ -191,11 +192,11 @@ def of_one_size(group: Assignment[Protocol]) -> list[Assignment[Protocol]]:
     """Split a group whose protocol measures each trunk at its own size by these sizes."""
     if not isinstance(group.protocol.geometry, TrunkGeometry):
         return [group]
-    probe = probe_of(group.protocol.kind)
-    if probe.together or probe.dense or isinstance(group.protocol, Ood):
+    if not reads_features(group.protocol) or isinstance(group.protocol, Ood):
         raise BadInput(
-            f"{group.protocol.name}: geometry.of is for readings of pooled features, not for"
-            f" kind '{group.protocol.kind}'; give resize and crop alone"
+            f"{group.protocol.name}: geometry.of is for readings of pooled features that are"
+            f" computed once, not for this one of kind '{group.protocol.kind}'; give resize and"
+            " crop alone"
         )
     by_size: dict[int, list[Checkpoint]] = {}
     for checkpoint in group.checkpoints:
@@ -204,6 +205,15 @@ def of_one_size(group: Assignment[Protocol]) -> list[Assignment[Protocol]]:
         replace(group, checkpoints=tuple(those), own_size=size)
         for size, those in by_size.items()
     ]
+
+
+def reads_features(protocol: Protocol) -> bool:
+    """Return whether a probe reads pooled features that are computed once. Others train on views
+    of the images, or read maps or tokens."""
+    probe = probe_of(protocol.kind)
+    if isinstance(protocol, Sgd) and not isinstance(protocol, TokenProbe):
+        return protocol.augment is None
+    return not (probe.together or probe.dense)
 
 
 def write_down(run: Path, groups: Sequence[Assignment[Protocol]]) -> None:
@@ -336,7 +346,7 @@ def features_of(work: Work) -> tuple[object, ...] | None:
     """Return all that decides the features that a reading takes from the cache: equal ones are
     computed once. None where it computes its own."""
     probe = work.probe
-    if probe.together or probe.dense or probe.only_test:
+    if not reads_features(work.group.protocol) or probe.only_test:
         return None
     group = work.group
     return (

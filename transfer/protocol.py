@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -95,6 +95,10 @@ class CropAugment:
             raise ValueError(
                 f"scale {self.scale} and ratio {self.ratio} must be positive and increasing"
             )
+
+    def at(self, size: int) -> CropAugment:
+        """Return the views of a trunk that was trained at `size` pixels; these are one of 224's."""
+        return replace(self, size=round(self.size * size / REFERENCE_SIZE))
 
 
 @dataclass(frozen=True, kw_only=True)

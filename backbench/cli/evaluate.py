@@ -42,8 +42,18 @@ from backbench.tasks import TASKS
 from backbench.untrusted import printable
 from backbench.weights import archs
 
-# Tasks of hours, by what a step costs beside a forward pass (a backward pass costs two)
-DEAR = {"linear": 1, "finetune": 3, "semi_10pct": 3}
+# What may be measured next, each with its recipe where that is not the one of the papers; the lines
+# are sorted by what they cost on the images at hand
+OFFERED = (
+    ("linear", "linear_own"),
+    ("finetune", "finetune_own"),
+    ("linear", ""),
+    ("semi_10pct", ""),
+    ("finetune", ""),
+)
+HOUR = 3600
+# What an image costs where all layers train, beside a forward pass: a backward pass costs two
+TRAINED = 3
 
 
 def models_and_tasks(
@@ -116,9 +126,9 @@ def run(request: EvaluateRequest) -> Outcome:
         sets=sets,
     )
     export.write_csv(board, table)
-    # 4. What takes longer, and where all of it is
+    # 4. What can be measured next, and where all of it is
     if tasks is None and results:
-        tell_what_takes_longer(plan, next(iter(files)), results)
+        tell_what_is_next(plan, next(iter(files)), results)
     print(f"table: {table}   page: {page}")
     return Outcome(document=results)
 
@@ -155,58 +165,73 @@ def print_table(board: Board) -> None:
             print(f"  {labels[row.checkpoint]:<{width}}  {value:>5}{half}{mark}")
 
 
-def tell_what_takes_longer(
+def tell_what_is_next(
     plan: EvaluationPlan, file: Path, results: Sequence[Result]
 ) -> None:
-    """Print the commands of tasks that take hours, with their prices by the speed just seen."""
+    """Print the commands of what was not measured: first what costs an hour at most."""
     rates = []
     for result in results:
         if "images_per_second" in result.origin:
             rates.append(result.origin["images_per_second"])
-    print("What takes longer, for one model (prices from the speed just seen):")
-    for task in DEAR:
-        dataset = plan.wanted[0].dataset
-        dear = WantedTask(task, dataset, TASKS[task].recipe)
-        print(f"  {offer(dear, plan, file, rates)}")
-    print("  detection needs boxes: `backbench detect --help`")
+    dataset = plan.wanted[0].dataset
+    soon: list[str] = []
+    later: list[str] = []
+    for task, recipe in OFFERED:
+        if recipe and not wanted.is_own(dataset):
+            continue
+        next_task = WantedTask(task, dataset, recipe or TASKS[task].recipe)
+        command = command_of(next_task, plan, file)
+        passes = forward_passes(next_task, plan)
+        if not rates:
+            later.append(f"{command}  (as {passes:,} images through the trunk)")
+            continue
+        seconds = passes / min(rates)
+        cost = f"as {passes:,} images through the trunk, about {price.spelled(seconds)}"
+        if seconds <= HOUR:
+            soon.append(f"{command}  ({cost})")
+        else:
+            later.append(f"{command}  ({cost})")
+    later.append("detection needs boxes: `backbench detect --help`")
+    if soon:
+        print("Next, at most an hour each, for one model (by the speed just seen):")
+        print("\n".join(f"  {line}" for line in soon))
+    print("What takes longer:")
+    print("\n".join(f"  {line}" for line in later))
 
 
-def offer(
-    dear: WantedTask, plan: EvaluationPlan, file: Path, rates: Sequence[float]
-) -> str:
-    """The command of a task that takes long, and its price by `rates` (images a second)."""
+def command_of(wanted_task: WantedTask, plan: EvaluationPlan, file: Path) -> str:
+    """Return the command that measures a task for the checkpoint `file`."""
     request = measuring_request(
-        TASKS[dear.task].verb,
+        TASKS[wanted_task.task].verb,
         [file],
         data=plan.root,
-        out=file.parent / dear.folder,
-        dataset=dear.dataset,
-        recipe=dear.recipe,
-        percent=TASKS[dear.task].percent,
+        out=file.parent / wanted_task.folder,
+        dataset=wanted_task.dataset,
+        recipe=wanted_task.recipe,
+        percent=TASKS[wanted_task.task].percent,
     )
-    command = shlex.join(["backbench", *request.argv()])
-    seen = images_seen(dear.task, dear.dataset, plan)
-    if not rates:
-        return f"{command}  ({seen:,} images)"
-    cost = price.spelled(seen * DEAR[dear.task] / min(rates))
-    return f"{command}  ({seen:,} images, about {cost} here)"
+    return shlex.join(["backbench", *request.argv()])
 
 
-def images_seen(task: str, dataset: str, plan: EvaluationPlan) -> int:
-    """The number of images that a task's default protocol trains on, over all of its rates."""
-    recipe = config.read_recipe(config.find_recipe(TASKS[task].recipe, "transfer"))
-    batch = recipe.get("batch_size", 256)
-    percent = TASKS[task].percent or 100
-    if task == "linear":  # all rates in one pass, then the best one again
+def forward_passes(wanted_task: WantedTask, plan: EvaluationPlan) -> int:
+    """Return the price of a task by its protocol, in images that pass forward through a trunk."""
+    recipe = config.read_recipe(config.find_recipe(wanted_task.recipe, "transfer"))
+    images = images_of(plan, wanted_task.dataset)
+    if wanted_task.task == "linear":
+        if recipe["augment"] is None:  # features are computed once
+            return sum(len(part) for _, part in images.items())
         lengths = recipe["length"]
-        length = lengths.get(dataset, lengths["default"])
-        trainings = 2
+        length = lengths.get(wanted_task.dataset, lengths["default"])
+        trainings = 2  # all rates in one pass, then the best one again
+        cost = 1
     else:
+        percent = TASKS[wanted_task.task].percent or 100
         length = recipe["parts"][str(percent)]["length"]
         trainings = len(recipe["head_lr"]) + 1
-    if "iterations" in length:
-        once = length["iterations"] * batch
+        cost = TRAINED
+    if length.get("iterations"):
+        once = length["iterations"] * recipe.get("batch_size", 256)
     else:
-        images = len(images_of(plan, dataset).both())
-        once = length["epochs"] * (images * percent // 100)
-    return int(once * trainings)
+        share = (TASKS[wanted_task.task].percent or 100) / 100
+        once = round(length["epochs"] * len(images.both()) * share)
+    return int(once * trainings * cost)

@@ -16,6 +16,9 @@ from backbench.tasks import TASKS
 
 # The readings where no task is named: minutes on a CPU, from one pass over the images
 DEFAULT_TASKS = ("knn", "fewshot", "logreg")
+# On a folder of one's own these take the protocol `<task>_own`: each trunk at its own size, and a
+# training as long as the set is large
+OWN_TASKS = (*DEFAULT_TASKS, "linear", "finetune")
 
 
 class WantedTask(NamedTuple):
@@ -55,9 +58,14 @@ def parse_task(task: str, folder: str = "") -> WantedTask:
         )
     if not recipe:
         recipe = TASKS[kind].recipe
-        if kind in DEFAULT_TASKS and catalog.row(dataset) is None and dataset != "all":
-            recipe = f"{kind}_own"  # a folder of one's own: at each trunk's own size
+        if kind in OWN_TASKS and is_own(dataset):
+            recipe = f"{kind}_own"
     return WantedTask(kind, dataset, recipe)
+
+
+def is_own(dataset: str) -> bool:
+    """Return whether a dataset's name is that of a folder of the user's own."""
+    return catalog.row(dataset) is None and dataset != "all"
 
 
 def place_tasks(

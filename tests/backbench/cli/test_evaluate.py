@@ -19,6 +19,7 @@ import backbench
 from backbench.cli import program
 from backbench.datasets import catalog, embedded
 from backbench.images import image_list
+from backbench.transfer import finetune
 from backbench.weights.checkpoint import Checkpoint
 
 SMALL = "timm:vit_tiny_patch16_224,depth=2,img_size=32,patch_size=8"
@@ -86,11 +87,20 @@ def test_the_first_ten_minutes(home, capsys, caplog):
         "fewshot/",
     ):
         assert word in out
-    assert "images, about" in out and "semisup runs" in out
-    # linear: 30,000 steps of 256 images, twice; finetune: 20,000 steps, for five rates and the best
-    # one again; semisup: 50 epochs of 4 of the 48 images, for seven and again
-    prices = re.findall(r"([\d,]+) images, about", out)
-    assert prices == ["15,360,000", "30,720,000", "1,600"]
+    # As long as the set is large: all 60 images once; 48 of them, in 10 epochs, for three rates and
+    # the best one again, each at three forward passes
+    prices = dict(re.findall(r"--protocol (\w+_own) .*?\(as ([\d,]+) images", out))
+    assert prices == {"linear_own": "60", "finetune_own": "5,760"}
+    assert out.index("Next, at most an hour") < out.index("linear_own")
+    # The papers': 30,000 steps of 256 images, twice; 50 epochs of a tenth of the 48 images, for seven
+    # rates and again; 20,000 steps, for five rates and again
+    prices = re.findall(r"-(lorac|semisup|finetune)  \(as ([\d,]+) images", out)
+    assert prices == [
+        ("semisup", "5,760"),
+        ("lorac", "15,360,000"),
+        ("finetune", "92,160,000"),
+    ]
+    assert out.index("What takes longer:") < out.index("15,360,000")
     assert out.splitlines()[-1].endswith("page: runs/leaderboard.html")
     assert (home / "runs/leaderboard.html").stat().st_size > 10_000
     rows = rows_of(home / "runs")
@@ -113,11 +123,7 @@ def test_the_first_ten_minutes(home, capsys, caplog):
 def test_three_readings_are_one_pass_and_one_price(home, caplog):
     """Each image is decoded once; a trunk that this suite trained at 32 pixels is read at 32."""
     caplog.set_level("INFO")
-    path = trunk_file(home / "trained.safetensors")
-    checkpoint = Checkpoint.load(path)
-    recipe = {"views": {"crops": [{"count": 2, "size": 32}]}}
-    provenance = {**checkpoint.provenance, "recipe": recipe}
-    checkpoint.replace(provenance=provenance).save(path)
+    trained_at_32(home / "trained.safetensors")
     words = ["trained.safetensors", "my_resnet.pth", "--data", "mine", "--out", "runs"]
     opened = Counter()
     plain = image_list.ImageList.open
@@ -146,6 +152,63 @@ def test_three_readings_are_one_pass_and_one_price(home, caplog):
         for row in rows
     }
     assert sizes == {(32, 32), (224, None)}
+
+
+def trained_at_32(path):
+    """A trunk whose file says that this suite trained it at 32 pixels."""
+    checkpoint = Checkpoint.load(trunk_file(path))
+    recipe = {"views": {"crops": [{"count": 2, "size": 32}]}}
+    provenance = {**checkpoint.provenance, "recipe": recipe}
+    checkpoint.replace(provenance=provenance).save(path)
+    return path
+
+
+def test_a_small_set_has_a_linear_probe_of_its_own_length(home):
+    """Trunks of two sizes share its column, and each has the number that it has alone."""
+    trained_at_32(home / "trained.safetensors")
+    models = ["trained.safetensors", f"{SMALL.replace('32', '48')}@random"]
+    for out, of_run in {"both": models, "one": models[:1]}.items():
+        words = ["linear", "--data", "mine", "--out", out, "--workers", "0"]
+        assert program.main(["evaluate", *of_run, *words]) == 0
+    rows = rows_of(home / "both")
+    assert {row.protocol for row in rows} == {"linear-own-v1"}
+    assert len(rows) == 2 and len({row.column for row in rows}) == 1
+    assert {row.provenance["size"]["measured"] for row in rows} == {32, 48}
+    (alone,) = rows_of(home / "one")
+    by_checkpoint = {row.checkpoint: row.value for row in rows}
+    assert by_checkpoint[alone.checkpoint] == alone.value
+    # Seven rates were tried on val, and the steps are those of 100 epochs
+    assert len(alone.chosen["scores"]) == 7
+
+
+def test_finetuning_a_small_set_reads_a_trunk_at_its_own_size(home, monkeypatch):
+    trained_at_32(home / "trained.safetensors")
+    protocol = "base: finetune_own\nhead_lr: [0.1]\nprotocol: short-v1\n"
+    protocol += 'parts: {"100": {length: {epochs: 1}}}\n'
+    (home / "short.yaml").write_text(protocol)
+    sides = set()
+    plain = finetune.normalise
+
+    def watched(pixels, about):
+        sides.add(tuple(pixels.shape[-2:]))
+        return plain(pixels, about)
+
+    monkeypatch.setattr(finetune, "normalise", watched)
+    words = ["trained.safetensors", "finetune@short.yaml", "--data", "mine"]
+    words += ["--out", "runs", "--workers", "0"]
+    assert program.main(["evaluate", *words]) == 0
+    assert sides == {(32, 32)}, "views that train, and images that are scored"
+    (row,) = rows_of(home / "runs")
+    assert row.provenance["size"]["measured"] == 32
+
+
+def test_views_have_no_size_of_the_trunk(home, capsys):
+    """Heads that train on views of images are for one size; the line says so."""
+    words = ["my_resnet.pth", "linear@lorac geometry.of=trunk", "--data", "mine"]
+    assert program.main(["evaluate", *words, "--out", "runs"]) == 2
+    said = capsys.readouterr().err
+    assert "geometry.of is for readings of pooled features" in said
+    assert "give resize and crop alone" in said
 
 
 @pytest.mark.slow
