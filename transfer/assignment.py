@@ -36,7 +36,8 @@ class Assignment(Generic[Kind_co]):
     heads: Path | None = None
     # The heads that were found there, by their checkpoints' digests
     found: Mapping[str, KeptHead] = field(default_factory=dict)
-    # The checkpoints' own size in pixels, where the protocol measures each trunk at its own
+    # The size in pixels at which these checkpoints are read, where the protocol has a TrunkGeometry:
+    # their own, or one for all
     own_size: int | None = None
 
     @property

@@ -159,9 +159,9 @@ def _run(
     size = None
     if isinstance(protocol.geometry, TrunkGeometry):
         own = own_size(checkpoint)
-        size = own.pixels
+        size = protocol.geometry.size(own.pixels)
         if machine.main:
-            log.info(f"{checkpoint.name}: read at {own.told}")
+            log.info(f"{checkpoint.name}: {own.told(size)}")
     task = Assignment(
         run=request.out,
         task=task_name,

@@ -190,7 +190,8 @@ def read_groups(
 
 def of_one_size(group: Assignment[Protocol]) -> list[Assignment[Protocol]]:
     """Split a group whose protocol measures each trunk at its own size by these sizes."""
-    if not isinstance(group.protocol.geometry, TrunkGeometry):
+    geometry = group.protocol.geometry
+    if not isinstance(geometry, TrunkGeometry):
         return [group]
     if not reads_features(group.protocol) or isinstance(group.protocol, Ood):
         raise BadInput(
@@ -200,7 +201,8 @@ def of_one_size(group: Assignment[Protocol]) -> list[Assignment[Protocol]]:
         )
     by_size: dict[int, list[Checkpoint]] = {}
     for checkpoint in group.checkpoints:
-        by_size.setdefault(own_size(checkpoint).pixels, []).append(checkpoint)
+        size = geometry.size(own_size(checkpoint).pixels)
+        by_size.setdefault(size, []).append(checkpoint)
     return [
         replace(group, checkpoints=tuple(those), own_size=size)
         for size, those in by_size.items()
@@ -315,11 +317,11 @@ def announce(passes: Sequence[Sequence[Work]], *, on_cpu: bool) -> None:
         computed.add(features or ())
         units.update(price_of)
         if group.own_size is not None:
-            sizes |= {c.name: own_size(c).told for c in work.pending}
+            sizes |= {c.name: own_size(c).told(group.own_size) for c in work.pending}
     if not pending:
         return
     for name, told in sizes.items():
-        log.info(f"{name}: read at {told}")
+        log.info(f"{name}: {told}")
     ways: list[str] = []
     names: list[str] = []
     digests: set[str] = set()

@@ -54,9 +54,14 @@ class Geometry:
 @dataclass(frozen=True, kw_only=True)
 class TrunkGeometry(Geometry):
     """A geometry at each trunk's own size: `resize` and `crop` are those of a trunk that was trained
-    at 224 pixels, and both grow with the size. So trunks of several sizes share a column."""
+    at 224 pixels, and both grow with the size. So trunks of several sizes share a column. A number
+    in place of "trunk" is one size for all, in pixels."""
 
-    of: Literal["trunk"]
+    of: Literal["trunk"] | Count
+
+    def size(self, own: int) -> int:
+        """Return the size at which a trunk is read whose own size is `own`, in pixels."""
+        return own if self.of == "trunk" else self.of
 
     def at(self, size: int) -> Geometry:
         """Return the geometry of a trunk that was trained at `size` pixels."""

@@ -83,7 +83,9 @@ def check(request: EvaluateRequest) -> None:
     """BadInput, before torch is imported, for a word that is neither a model nor a task, a recipe
     that is not there, and a folder that holds no classes."""
     _, tasks = models_and_tasks(request)
-    _, tasks_there = wanted.place_tasks(tasks, request.data, request.out)
+    _, tasks_there = wanted.place_tasks(
+        tasks, request.data, request.out, size=request.size
+    )
     refuse_recipes(tasks_there)
     refuse_places(tasks_there, request.accelerator, request.workers)
 
@@ -92,7 +94,9 @@ def run(request: EvaluateRequest) -> Outcome:
     """The verb `evaluate`."""
     # 1. The plan: models and images are read here, and nowhere again
     given, tasks = models_and_tasks(request)
-    root, tasks_there = wanted.place_tasks(tasks, request.data, request.out)
+    root, tasks_there = wanted.place_tasks(
+        tasks, request.data, request.out, size=request.size
+    )
     found = models.read_models(given)
     alone = len(found) == 1
     files = {models.keep_in(request.out, one, alone=alone): one for one in found}

@@ -70,6 +70,7 @@ def evaluate(
     accelerator: Accelerator = "auto",
     workers: int | None = None,
     pixels: Pixels | None = None,
+    size: int | None = None,
 ) -> Results:
     """Measure one or several of: a Checkpoint, a checkpoint file in any readable format,
     "timm:NAME", a module of timm's, a torch module that holds one ResNet trunk, or any other module
@@ -79,11 +80,12 @@ def evaluate(
     The weights are written to OUT/checkpoint.safetensors (those of another or of several to
     OUT/checkpoint-<digest>.safetensors) and each task runs in `OUT/<task>`, so calling again
     continues or recognises what is done. `pixels` are the statistics of weights that do not say
-    theirs. Raises what the verbs do; a signal that ends the process saves first.
+    theirs. `size` reads all models at one size, in pixels. Raises what the verbs do; a signal that
+    ends the process saves first.
     """
     out = Path(out)
     # 1. What is wanted, before any weights are read
-    root, tasks_there = wanted.place_tasks(tasks, Path(data), out)
+    root, tasks_there = wanted.place_tasks(tasks, Path(data), out, size=size)
     # 2. The models, each read once and kept in OUT
     found = models.read_models(
         checkpoint,

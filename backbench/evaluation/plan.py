@@ -125,7 +125,9 @@ def _groups(
     checkpoints that take only another one."""
     groups: dict[WantedTask, list[Checkpoint]] = {wanted: list(plan.checkpoints)}
     defaults = (TASKS[wanted.task].recipe, f"{wanted.task}_own")
-    by_default = wanted.task in DEFAULT_TASKS and wanted.recipe in defaults
+    recipe, *changes = wanted.words
+    only_sized = all(change.startswith("geometry.") for change in changes)
+    by_default = wanted.task in DEFAULT_TASKS and recipe in defaults and only_sized
     if by_default and wanted.dataset != "all":
         groups = _fitted(wanted, plan)
     if TASKS[wanted.task].verb in ("linear", "ood", "analyze"):
@@ -137,7 +139,7 @@ def _fitted(
     wanted: WantedTask, plan: EvaluationPlan
 ) -> dict[WantedTask, list[Checkpoint]]:
     """Change the recipe of a cheap reading so that the data and the checkpoints can be read."""
-    recipe = config.read_recipe(config.find_recipe(wanted.recipe, "transfer"))
+    recipe = config.read_recipe(config.find_recipe(wanted.words[0], "transfer"))
     fewer = [wanted.recipe, *_fewer(wanted, recipe, plan)]
     geometry = recipe["geometry"]
     groups: dict[WantedTask, list[Checkpoint]] = {}

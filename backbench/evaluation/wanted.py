@@ -12,6 +12,7 @@ from typing import NamedTuple
 from backbench.containers import finding
 from backbench.datasets import catalog
 from backbench.errors import BadInput, nearest
+from backbench.recipes import config
 from backbench.tasks import TASKS
 
 # The readings where no task is named: minutes on a CPU, from one pass over the images
@@ -69,10 +70,44 @@ def is_own(dataset: str) -> bool:
 
 
 def place_tasks(
-    tasks: str | Iterable[str] | None, data: Path, out: Path
+    tasks: str | Iterable[str] | None,
+    data: Path,
+    out: Path,
+    *,
+    size: int | None = None,
 ) -> tuple[Path, list[WantedTask]]:
     """Return ROOT and the tasks with their datasets. `data` is ROOT if the tasks name datasets,
-    else the folder of one dataset. BadInput if it is no such folder."""
+    else the folder of one dataset. `size` is one size in pixels for all models; without it each
+    is read as its protocol says. BadInput if `data` is no such folder."""
+    root, found = _placed(tasks, data, out)
+    if size is not None:
+        found = [at_size(task, size) for task in found]
+    return root, found
+
+
+def at_size(task: WantedTask, size: int) -> WantedTask:
+    """Read every model at `size` pixels, not at its own size. BadInput for a protocol whose size is
+    fixed: its numbers are comparable as they are, and with nothing else."""
+    if size < 1:
+        raise BadInput(f"--size {size}: at least 1 pixel")
+    row = TASKS[task.task]
+    if row.from_scores:
+        return task
+    geometry: object = None
+    if not row.detects:
+        recipe = config.read_recipe(config.find_recipe(task.words[0], "transfer"))
+        geometry = recipe.get("geometry")
+    if not isinstance(geometry, dict) or "of" not in geometry:
+        raise BadInput(
+            f"--size {size}: {task.task}'s protocol {task.words[0]} has a size of its own; leave"
+            " --size out, or name a protocol of your own folder, as knn_own"
+        )
+    return task._replace(recipe=f"{task.recipe} geometry.of={size}")
+
+
+def _placed(
+    tasks: str | Iterable[str] | None, data: Path, out: Path
+) -> tuple[Path, list[WantedTask]]:
     if tasks is None:
         names = list(DEFAULT_TASKS)
     elif isinstance(tasks, str):

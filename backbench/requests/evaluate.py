@@ -29,6 +29,11 @@ class EvaluateRequest(JsonRequest):
     out: Path = option(
         "folder of runs, page and table; the same command continues", "RUNS"
     )
+    size: int | None = option(
+        "read every model at one size, in pixels (default: each at its own)",
+        "N",
+        default=None,
+    )
     seed: int = option("of the draws and the training", "N", default=0)
     accelerator: Accelerator = option("auto: a GPU where there is one", default="auto")
     workers: int | None = option("loader workers per process", "N", default=None)

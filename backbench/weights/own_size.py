@@ -19,12 +19,18 @@ class OwnSize:
     def known(self) -> bool:
         return self.source != "nobody"
 
-    @property
-    def told(self) -> str:
-        """The size in words."""
-        if self.known:
-            return f"{self.pixels} pixels, its own size ({self.source})"
-        return f"{self.pixels} pixels, as nobody says at which size it was trained"
+    def told(self, measured: int) -> str:
+        """Say at which size a trunk is read, and whether that is its own."""
+        if not self.known:
+            return (
+                f"read at {measured} pixels; nobody says at which size it was trained"
+            )
+        if measured == self.pixels:
+            return f"read at {measured} pixels, its own size ({self.source})"
+        return (
+            f"read at {measured} pixels, away from its own size of {self.pixels}"
+            f" ({self.source})"
+        )
 
 
 def own_size(checkpoint: Checkpoint) -> OwnSize:

@@ -140,7 +140,7 @@ def test_three_readings_are_one_pass_and_one_price(home, caplog):
     assert "knn-own-v1" in price_said and "logreg-own-v1" in price_said
     assert "120 images" in price_said
     assert "read at 32 pixels, its own size (its pretraining recipe)" in caplog.text
-    assert "read at 224 pixels, as nobody says" in caplog.text
+    assert "read at 224 pixels; nobody says" in caplog.text
     rows = rows_of(home / "runs")
     columns = {
         row.checkpoint: {r.column for r in rows if r.checkpoint == row.checkpoint}
@@ -200,6 +200,40 @@ def test_finetuning_a_small_set_reads_a_trunk_at_its_own_size(home, monkeypatch)
     assert sides == {(32, 32)}, "views that train, and images that are scored"
     (row,) = rows_of(home / "runs")
     assert row.provenance["size"]["measured"] == 32
+
+
+def test_one_size_for_all_is_a_column_of_its_own(home, caplog, capsys):
+    """A trunk that is measured away from its training size says so."""
+    caplog.set_level("INFO")
+    trained_at_32(home / "trained.safetensors")
+    models = ["trained.safetensors", "my_resnet.pth"]
+    words = [*models, "knn", "--data", "mine", "--out", "runs", "--workers", "0"]
+    assert program.main(["evaluate", *words]) == 0
+    assert program.main(["evaluate", *words, "--size", "64"]) == 0
+    sizes = [row.provenance["size"] for row in rows_of(home / "runs")]
+    measured = {(size["measured"], size["trained"]) for size in sizes}
+    assert measured == {(32, 32), (224, None), (64, 32), (64, None)}
+    printed = capsys.readouterr().out
+    columns = set(re.findall(r"knn/mine/top1_k5@knn-own-v1~\w+", printed))
+    assert len(columns) == 2, "each trunk at its own size, and all at 64"
+    assert "read at 64 pixels, away from its own size of 32" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "task, size, said",
+    [
+        ("knn@knn", "64", "has a size of its own; leave --size out"),
+        ("knn", "0", "--size 0: at least 1 pixel"),
+        ("faster_rcnn/coco2017", "64", "has a size of its own"),
+    ],
+)
+def test_a_size_that_a_protocol_does_not_take_is_refused(
+    home, capsys, task, size, said
+):
+    words = ["my_resnet.pth", task, "--data", "mine", "--out", "runs"]
+    assert program.main(["evaluate", *words, "--size", size]) == 2
+    assert said in capsys.readouterr().err
+    assert not (home / "runs").exists()
 
 
 def test_views_have_no_size_of_the_trunk(home, capsys):
