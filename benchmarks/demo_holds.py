@@ -1,12 +1,13 @@
 """Which of the demo's comparisons hold, however it is run.
 
-    python benchmarks/demo_holds.py --out runs/holds [--runs 20] [--at-once 2]
+    python benchmarks/demo_holds.py --out runs/holds [--runs 20] [--at-once 2] [--keep MACHINE]
 
 Every run has another seed in all steps (of pretraining, of few-label draws, of heads), one or two
 threads, and every weight of a fresh trunk moved by about 1e-7 of itself. Runs that --out holds are
 not repeated, so another machine's, or those under ONEDNN_MAX_CPU_ISA=AVX2
 ATEN_CPU_CAPABILITY=avx2, can be added. What is not in at least 19 of 20 is not drawn in the README.
-The last output is kept beside this script in demo_holds.txt.
+The last output is kept beside this script in demo_holds.txt. With --keep the ranges go into
+backbench/cli/demo_ranges.csv, under the name of the machine: `backbench demo` is held against them.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from backbench.board.board import (
     difference,
     standing,
 )
-from backbench.cli import demo, verbs
+from backbench.cli import demo, demo_ranges, verbs
 from backbench.datasets import embedded
 
 MOVED = 1e-7  # of a weight: less than a float32 in two can tell
@@ -49,6 +50,7 @@ def main() -> None:
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--runs", type=int, default=20)
     p.add_argument("--at-once", type=int, default=2)
+    p.add_argument("--keep", metavar="MACHINE")
     p.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.one is not None:
@@ -57,10 +59,10 @@ def main() -> None:
         list(pool.map(partial(start, args.out), range(args.runs)))
     finished = [file.parent for file in sorted(args.out.glob("run-*/done"))]
     numbers = [int(folder.name.removeprefix("run-")) for folder in finished]
-    show(
-        [collect([folder]) for folder in finished],
-        {threads_of(number) for number in numbers},
-    )
+    boards = [collect([folder]) for folder in finished]
+    show(boards, {threads_of(number) for number in numbers})
+    if args.keep:
+        keep_ranges(boards, args.keep)
 
 
 def threads_of(number: int) -> int:
@@ -140,6 +142,27 @@ def show(boards: list[Board], threads: set[int]) -> None:
                 if name in best
             ]
             print(f"{prefix.removesuffix('@'):80}{', '.join(counts) or 'none'}")
+
+
+def keep_ranges(boards: list[Board], machine: str) -> None:
+    """Write how far each trunk stood above the random one, in place of this machine's last rows."""
+    ranges = [each for each in demo_ranges.read() if each.machine != machine]
+    for prefix in PREFIXES:
+        runs = [against_control(board, prefix) for board in boards]
+        for name in runs[0]:
+            points = [run[name][0] for run in runs]
+            one = demo_ranges.Range(
+                machine=machine,
+                column=prefix.removesuffix("@"),
+                trunk=name,
+                runs=len(points),
+                above=sum(value > 0 for value in points),
+                least=round(min(points), 1),
+                median=round(statistics.median(points), 1),
+                most=round(max(points), 1),
+            )
+            ranges.append(one)
+    demo_ranges.write(ranges)
 
 
 def _comparison(

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from backbench.cli import demo_ranges
 from backbench.datasets import embedded
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch.clusters import read_cluster
@@ -194,6 +195,9 @@ def run(request: DemoRequest, run_command: Callable[[Sequence[str]], int]) -> Ou
     spent = []
     for job in chained(demo_steps(out, request.size)):
         spent.append(f"{job.name} {spent_seconds(ledger.status(job)):.0f} s")
+    if request.size == "full":
+        for line in demo_ranges.of_demo(out):
+            print(line)
     print(f"took {took} this time; jobs: {', '.join(spent)}")
     print(f"page:  {out / 'leaderboard.html'}\ntable: {out / 'leaderboard.csv'}")
     return Outcome()
