@@ -599,11 +599,22 @@ def test_every_shipped_protocol_loads_and_has_its_own_name():
         if protocol.kind == "ood":
             continue
         # Behind the version may stand the precision, and CLLR's L phi in the trunk's place.
-        assert protocol.name.removesuffix("-bf16").removesuffix("-lphi")[-3:] == "-v1"
+        # MIO's probe flipped its images in version 1, which its authors' does not.
+        version = "-v2" if recipe.startswith("mio_") else "-v1"
+        bare = protocol.name.removesuffix("-bf16").removesuffix("-lphi")
+        assert bare.endswith(version), recipe
         names[protocol.name] = recipe
     wanted = ("linear-lorac", "logreg", "knn", "fewshot", "semisup", "linear-demo")
     assert {f"{name}-v1" for name in wanted} <= set(names)
     assert "linear-lorac-v1-bf16" in names
+
+
+def test_mio_probes_crop_their_images_and_never_flip_them():
+    """Its Section 3.3 names no augmentation; its released code has RandomResizedCrop alone."""
+    for recipe in config.recipe_names("transfer"):
+        if recipe.startswith("mio_"):
+            augment = load_protocol(recipe, ["sgd"]).augment
+            assert (augment.flip, augment.scale) == (0.0, (0.8, 1.0)), recipe
 
 
 def test_rates_fall_at_their_milestones_or_after_each_epoch():

@@ -210,9 +210,9 @@ def test_tables_of_the_papers(tmp_path):
 
 
 def test_a_table_of_several_sets_has_its_protocols_side_by_side(tmp_path):
-    small = a_result(dataset="cifar10", protocol="linear-mio-v1", value=84.0)
+    small = a_result(dataset="cifar10", protocol="linear-mio-v2", value=84.0)
     other = a_result(
-        dataset="stl10", protocol="linear-mio-stl10-v1", checkpoint="b" * 64, name="b"
+        dataset="stl10", protocol="linear-mio-stl10-v2", checkpoint="b" * 64, name="b"
     )
     tables.write(
         board_of(tmp_path, small, other), [], latex=None, markdown=tmp_path / "md"
