@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from backbench.board.board import Board, Column
 from backbench.errors import BadInput
-from backbench.published import catalogue, claims, grid_recipes
+from backbench.published import catalogue, claims, grid_recipes, judging_rules
 from backbench.published.catalogue import PrintedItem
 from backbench.published.expected_rows import expected_keys_in
 from backbench.published.judge import Judged
+from backbench.published.judging_rules import column_of
 from backbench.published.published import Published
 from backbench.recipes import config
 from backbench.requests.options import Outcome
@@ -98,6 +100,8 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
         count = Counter(one.state for one in numbers)
         counted = ", ".join(f"{times} {state}" for state, times in count.items())
         print(f"{len(numbers)} numbers: {counted}")
+    for line in _beside(item, board):
+        print(f"  {line}")
     # 2. The claims
     made = claims.of_table(item.numbers, board, judged)
     for claim in made:
@@ -141,6 +145,30 @@ def number_states(
             state = MISSING
         states.append(NumberState(number, state, tuple(own)))
     return states
+
+
+def _beside(item: PrintedItem, board: Board) -> Iterator[str]:
+    """Yield a line for each recipe that no printed number judges, with its measured numbers in the
+    columns of the table."""
+    columns: dict[Column, None] = {}  # a set that keeps its order
+    for number in item.numbers:
+        if judging_rules.reason(number) is None:
+            columns[column_of(number)] = None
+    for name in item.beside:
+        trained_so = grid_recipes.settings(config.flat(grid_recipes.shipped(name)))
+        measured = []
+        for row in board.measured_rows:
+            recipe = board.recipes.get(row.checkpoint)
+            if not recipe or grid_recipes.settings(recipe) != trained_so:
+                continue
+            for column in columns:
+                cell = board.cell(row, column)
+                if cell is not None and cell.value is not None:
+                    what = f"{column.task}/{column.dataset}/{column.metric}"
+                    called = printable.shown(row.name, 60)
+                    measured.append(f"{what} {cell.value:.2f} ({called})")
+        said = ", ".join(measured) or "not measured"
+        yield f"beside, judged by no number: {name}  {said}"
 
 
 def _pretraining_costs(

@@ -63,6 +63,16 @@ class PrintedItem:
         return reason
 
     @property
+    def beside(self) -> tuple[str, ...]:
+        """The recipes of the grid that are measured beside the printed rows, and judged by none of
+        them: they write `expected: []`."""
+        names = []
+        for sweep in grid_recipes.sweeps(self.grid):
+            if grid_recipes.shipped(sweep.recipe).get("expected") == []:
+                names.append(sweep.recipe)
+        return tuple(names)
+
+    @property
     def in_command(self) -> str:
         """The grid as `backbench launch run` takes it: one that trains on published lists of labels
         needs their folder."""

@@ -178,6 +178,10 @@ class Method(MomentumContrast[Config]):
         )
         self.accumulates = config.prior != "batch"
 
+    def meets(self, key: int, view: int) -> bool:
+        """Say whether a key is trained against the query of a view: of every view but its own."""
+        return view != key
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
         # 1. Queries (V, n, d): all views; but with one key its view is never a query
@@ -205,7 +209,7 @@ class Method(MomentumContrast[Config]):
             norms = nuclear_norm(rows.transpose(0, 1))
         losses = []
         for c in range(config.keys):
-            others = [i for i in range(len(views)) if i + first != c]
+            others = [i for i in range(len(views)) if self.meets(c, i + first)]
             met = _chosen(queries, others)
             key = keys[c]
             used_rows = rows

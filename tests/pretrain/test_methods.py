@@ -98,6 +98,11 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
             "must be greater than or equal to 1, not 0",
         ),
         (
+            {"name": "moco_m", **KEYS, "keys": 1, "released_pairs": True},
+            3,
+            "for two keys, not 1; set method.keys=2",
+        ),
+        (
             {"name": "simclr", "head": {"hidden": -3}},
             2,
             "hidden. must be greater than or equal to 1",
@@ -168,6 +173,78 @@ def test_multi_crop_pairs_and_rows(monkeypatch):
         released(batch([12] * 3 + [8] * 5, epoch=epoch))
         assert {call.temperature for call in calls} == {temperature}
         assert calls[0].queue == released.queue.keys[1].data_ptr()
+
+
+def released_loss(queries, keys, queues, met, *, temperature, large=0, product=0.0):
+    """The loss of the released code of LORAC and MoCo-M, image by image. `met` has for each of its
+    two terms (the key, the crops that it meets, the queue).
+
+    With `large` crops in Q the prior is on: it has no temperature, and `product` is the code's
+    --lorac_beta.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    images = queries.shape[1]
+    for key, crops, queue in met:
+        for i in range(images):
+            shift = 0.0
+            if large:
+                matrix = torch.cat([queries[:large, i], keys[:, i]])
+                shift = torch.linalg.svdvals(matrix).sum() / product
+            for crop in crops:
+                positive = (queries[crop, i] @ keys[key, i] - shift) / temperature
+                negatives = queues[queue] @ queries[crop, i] / temperature
+                logits = torch.cat([positive.view(1), negatives])
+                one = torch.logsumexp(logits, 0) - positive
+                total = total + one / (len(crops) * images * len(met))
+    return total
+
+
+OTHERS = [(0, [1, 2, 3, 4], 1), (1, [0, 2, 3, 4], 0)]  # main_lorac.py: queue[1 - key]
+NEVER_CROP_1 = [(1, [0, 2, 3, 4], 1), (0, [0, 2, 3, 4], 0)]  # main_moco_m.py:275
+
+
+@pytest.mark.parametrize(
+    ("case", "epoch", "expected"),
+    [
+        ("lorac as released", 0, {"met": OTHERS, "temperature": 0.2}),
+        (
+            "lorac as released",
+            3,
+            {"met": OTHERS, "temperature": 1.0, "large": 3, "product": 15.0},
+        ),
+        ("moco_m as released", 3, {"met": NEVER_CROP_1, "temperature": 0.2}),
+    ],
+)
+def test_released_losses_and_their_gradients_are_those_of_the_code(
+    case, epoch, expected
+):
+    settings = {**CASES[case], "beta": 3.0, "prior_from": 0.5}
+    method, sizes = small_build(settings)
+    given = batch(sizes, epoch=epoch)
+    given = replace(given, views=[view.double() for view in given.views])
+    own = [p for p in method.parameters() if p.requires_grad]
+
+    def code():
+        """Images of one size pass together, as in the code."""
+        parts = []
+        for same in (given.views[:3], given.views[3:]):
+            z = method.network(torch.cat(same)).view(len(same), BATCH, -1)
+            parts.append(z / z.norm(dim=2, keepdim=True))
+        keys = method.keys(given.views[:2], given.step).transpose(0, 1)
+        return released_loss(torch.cat(parts), keys, method.queue.keys, **expected)
+
+    values, gradients = [], []
+    for loss in (code(), method(given)["loss"]):
+        gradients.append(torch.autograd.grad(loss, own))
+        values.append(float(loss.detach()))
+    assert values[1] == pytest.approx(values[0], rel=1e-12)
+    for ours, theirs in zip(gradients[1], gradients[0]):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+    if case.startswith("lorac"):
+        file = recipes.find_recipe("lorac/lorac_imagenet_code", "pretrain")
+        shipped = recipes.read_recipe(file)["method"]
+        assert shipped["drop_tau"] and shipped["swap_queues"]
+        assert shipped["beta"] * 5 == 15  # --lorac_beta of the README, with five rows
 
 
 def test_moco_m_is_lorac_without_prior():

@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
         "queue_per_view": True,
     },
     "moco_m": {"name": "moco_m", **CROPS},
+    "moco_m as released": {"name": "moco_m", **CROPS, "released_pairs": True},
     "lorac": {**LORAC, "beta": 2.0},
     "lorac one key": {**LORAC, "groups": 2, "keys": 1, "views": [8, 8, 8], "beta": 2.0},
     "lorac batch prior": {**LORAC, "beta": 2.0, "prior": "batch"},

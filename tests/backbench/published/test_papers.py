@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import records
 from support.records import a_result, held
 
 from backbench.cli.paper import number_states
@@ -92,6 +93,8 @@ RESTS_ON = {
     "batch norm groups": has_groups,
     "ImageNet-100: classes": lambda r: r["data"]["dataset"] == "imagenet100",
     "LORAC: rows of Q": lambda r: r["method"]["name"] == "lorac",
+    "LORAC: released loss": lambda r: r["method"]["name"] == "lorac",
+    "MoCo-M: released pairs": lambda r: r["method"]["name"] == "moco_m",
     "JCL: lambda's ramp": lambda r: r["method"]["name"] == "jcl",
     "MIO: two variants": lambda r: r["method"]["name"] == "mio",
     "MIO: heads": lambda r: "mio" in str(r.get("probe")),
@@ -262,6 +265,34 @@ def test_one_table_says_what_is_measured_running_and_missing(tmp_path, capsys):
     assert f"backbench launch run mio_table4 --data ROOT --out {runs}" in out
     assert main(["paper", "mio:44"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_what_the_released_code_trains_stands_beside_the_table(tmp_path, capsys):
+    """It is found by its recipe, whatever the run is called, and gets no verdict."""
+    assert main(["paper", "lorac:1"]) == 0
+    out = capsys.readouterr().out
+    for name in ("moco_m", "lorac"):
+        recipe = f"lorac/{name}_imagenet_code"
+        assert f"beside, judged by no number: {recipe}  not measured\n" in out
+    row = {
+        "name": "mine",
+        "dataset": "imagenet",
+        "protocol": "linear-lorac-imagenet-v1",
+        "epochs": 200,
+        "value": 73.0,
+    }
+    provenance = held("linear", "imagenet", row["protocol"])
+    store.append(tmp_path / "probe", [a_result(**row, provenance=provenance)])
+    about = {"recipe": {**grid_recipes.shipped("lorac/lorac_imagenet_code"), "seed": 3}}
+    records.checkpoint_header(
+        tmp_path / "x.safetensors", a_result().checkpoint, **about
+    )
+    assert main(["paper", "lorac:1", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    said = "lorac/lorac_imagenet_code  linear/imagenet/top1 73.00 (mine)\n"
+    assert f"beside, judged by no number: {said}" in out
+    assert "lorac/moco_m_imagenet_code  not measured\n" in out
+    assert "33 numbers: 21 quoted, 12 missing" in out
 
 
 def test_measured_numbers_are_counted_from_records(tmp_path, capsys):
