@@ -113,8 +113,12 @@ class Method(method.Method):
         self._seen: list[Tensor] = []
 
     def teacher_temperature(self, epoch: int) -> float:
+        """Return the temperature in `epoch`: W = warmup_epochs values, the first and the last of
+        which are the two ends (the released code's np.linspace), and then the end."""
         config = self.config
-        share = min(1.0, epoch / config.warmup_epochs) if config.warmup_epochs else 1.0
+        share = 1.0
+        if epoch < config.warmup_epochs:
+            share = epoch / max(1, config.warmup_epochs - 1)
         rise = config.teacher_temperature - config.warmup_teacher_temperature
         return config.warmup_teacher_temperature + share * rise
 

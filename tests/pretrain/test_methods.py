@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import tiny_pretraining, traces
@@ -30,6 +31,7 @@ from backbench.runs import seeding
 HEAD = {"hidden": 12, "dim": 6}
 KEYS = {"head": HEAD, "queue": 32, "momentum": 0.9}
 CLLR = {"name": "cllr", "inner": {"name": "simclr"}}
+SMALL_DINO = {"hidden": 12, "bottleneck": 6, "dim": 9}
 BATCH = 16
 
 
@@ -439,11 +441,27 @@ def test_cllr_as_released_starts_at_randn_and_passes_views_one_by_one():
     assert method.heads()["lphi.0.weight"].shape == (4, 8)
 
 
+@pytest.mark.parametrize("warmup", [0, 1, 2, 5])
+def test_dinos_teacher_warms_up_as_in_its_code(warmup):
+    """main_dino.py and solo-learn: linspace over the warm-up's epochs, both ends included."""
+    method = build(
+        2,
+        name="dino",
+        **SMALL_DINO,
+        warmup_teacher_temperature=0.04,
+        teacher_temperature=0.07,
+        warmup_epochs=warmup,
+    )
+    code = [*np.linspace(0.04, 0.07, warmup), *[0.07] * (10 - warmup)]
+    ours = [method.teacher_temperature(epoch) for epoch in range(10)]
+    assert ours == pytest.approx(code, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("one_by_one", "passes"),
     [
         ({"name": "swav", "head": HEAD, "prototypes": 10}, [BATCH] * 2),
-        ({"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9}, [BATCH] * 4),
+        ({"name": "dino", **SMALL_DINO}, [BATCH] * 4),
         ({"name": "simclr", "head": HEAD}, [BATCH] * 2),
     ],
 )
