@@ -100,6 +100,9 @@ RESTS_ON = {
     "MIO: heads": lambda r: "mio" in str(r.get("probe")),
     "ARB: `groups`": lambda r: r["method"]["name"] == "arb",
     "ARB: hidden width": lambda r: r["method"]["name"] == "arb",
+    "ARB: which images make a base": lambda r: (
+        r["method"]["name"] == "arb" and "imagenet" in r["data"]["dataset"]
+    ),
     "ARB: views on CIFAR": lambda r: (
         r["method"]["name"] == "arb" and "cifar" in r["data"]["dataset"]
     ),
