@@ -57,11 +57,13 @@ def _list(runs: Sequence[Path]) -> list[dict[str, object]]:
         listed.append({"item": item.prints, "name": item.name, "status": status})
     counts = catalogue.coverage()
     others = ", ".join(f"{count} {why}" for why, count in counts.most_common() if why)
+    sources = catalogue.sources(board, judged)
+    lost = sum(source.on_lost_projection for source in sources)
     print(
-        f"{counts.total()} printed numbers: {counts[None]} judgeable, {len(measured)} measured;"
-        f" {others}"
+        f"{counts.total()} printed numbers: {counts[None]} judgeable"
+        f"{catalogue.lost_projection_words(lost)}, {len(measured)} measured; {others}"
     )
-    for source in catalogue.sources(board, judged):
+    for source in sources:
         print(source.words)
         about = dataclasses.asdict(source)
         listed.append({"source": about.pop("name"), **about})
@@ -100,6 +102,11 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
         count = Counter(one.state for one in numbers)
         counted = ", ".join(f"{times} {state}" for state, times in count.items())
         print(f"{len(numbers)} numbers: {counted}")
+    if item.on_lost_projection:
+        print(
+            f"{item.on_lost_projection} of them rest on a lost L: CLLR's penalty takes it away,"
+            " and little is left to probe (docs/choices.md, CLLR: alpha 10)"
+        )
     for line in _beside(item, board):
         print(f"  {line}")
     # 2. The claims

@@ -50,6 +50,20 @@ def expected_by(sweep: Sweep, point: SweepPoint) -> list[str]:
     return [str(key) for key in recipe.get("expected") or ()]
 
 
+# From this alpha on CLLR's penalty leaves less of L than the 256 columns that are kept of it:
+# 41 of 512 directions at 1, 12 at 10 (benchmarks/variants_on_digits.txt)
+_LOST_FROM = 1.0
+
+
+def loses_projection(sweep: Sweep, point: SweepPoint) -> bool:
+    """Say whether one point trains CLLR with a penalty that takes nearly all of its L away."""
+    recipe = config.apply_overrides(shipped(sweep.recipe), sweep.overrides)
+    keys = config.flat(recipe) | point.changes
+    if keys.get("method.name") != "cllr" or keys.get("method.norm") == "none":
+        return False
+    return float(keys["method.alpha"]) >= _LOST_FROM
+
+
 @functools.cache
 def shipped(name: str) -> Mapping[str, Any]:
     """Return a recipe of configs/pretrain as it is written, without defaults."""

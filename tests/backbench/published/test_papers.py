@@ -298,19 +298,51 @@ def test_what_the_released_code_trains_stands_beside_the_table(tmp_path, capsys)
     assert "33 numbers: 21 quoted, 12 missing" in out
 
 
+def test_numbers_on_a_lost_projection_are_counted_apart(capsys):
+    """They are those of CLLR whose recipes have a penalty on L of the printed strength."""
+    lost = {}
+    for item in catalogue.items():
+        if item.on_lost_projection:
+            lost[item.prints] = item.on_lost_projection
+    assert lost == {
+        "cllr:0.1": 20,
+        "cllr:0.2": 20,
+        "cllr:0.4": 12,
+        "cllr:0.5": 8,
+        "cllr:0.6": 16,
+        "cllr:1": 16,
+        "cllr:3": 16,
+    }
+    # Of Table 1 these are the rows with a norm of L, and neither SimCLR's nor those of alpha 0
+    table = catalogue.find("cllr:1")
+    assert {key.split(":")[2].split("-")[1] for key in table.lost} == {"l21", "nuclear"}
+    for name, said in (("cllr:1", True), ("cllr:0.3", False), ("arb:1", False)):
+        assert main(["paper", name]) == 0
+        out = capsys.readouterr().out
+        assert ("rest on a lost L" in out) == said
+    assert main(["paper", "cllr:1"]) == 0
+    assert "\n16 of them rest on a lost L: " in capsys.readouterr().out
+
+
 def test_measured_numbers_are_counted_from_records(tmp_path, capsys):
     docs = tmp_path / "docs"
     measure(docs / "records", *STL10, dataset="stl10", value=58)
     assert main(["paper", "all", str(docs / "records")]) == 0
     out = capsys.readouterr().out
-    assert "834 printed numbers: 574 judgeable, 1 measured; 96 spread" in out
+    assert (
+        "834 printed numbers: 574 judgeable, 108 of them on a lost L, 1 measured; 96 spread"
+        in out
+    )
     (line,) = (x for x in out.splitlines() if "mio:4 " in x)
     assert "30 judgeable, 1 measured " in line
-    assert "\npapers: 834 printed, 574 judgeable, 1 measured\n" in out
+    papers = "papers: 834 printed, 574 judgeable, 108 of them on a lost L, 1 measured"
+    assert f"\n{papers}\n" in out
     of_timm = f"\ntimm: 9,336 printed, {9336 - FASTERNETS:,} judgeable, 0 measured\n"
     assert f"{of_timm}testbed: 28 printed" in out
     assert main(["paper"]) == 0
-    assert "574 judgeable, 0 measured" in capsys.readouterr().out
+    assert (
+        "574 judgeable, 108 of them on a lost L, 0 measured" in capsys.readouterr().out
+    )
 
 
 def test_the_page_counts_the_given_runs_or_the_records_beside_it(tmp_path):
@@ -329,6 +361,8 @@ def test_the_page_counts_the_given_runs_or_the_records_beside_it(tmp_path):
         assert f"; {count} are measured" in page
         assert ("(30 judgeable, 1 measured)" in page) == count
         assert "Table 4, no grid (36 imageless, 36 spread)" in page
+        assert "| papers | 834 | 574, 108 of them on a lost L |" in page
+        assert "Fig. 3, no grid (text)" in page
     assert main([*write, "all", str(tmp_path / "x")]) == 2
 
 
