@@ -4,7 +4,9 @@ Detections are matched within an image, so the matching need not be repeated: a 
 image's detections as often as it has the image. Only the hits matter, a few in a hundred detections,
 because precision rises at a hit and falls between two. All counts are whole numbers, which float64
 adds without rounding in any order. A draw's AP is therefore, bit by bit, what COCOeval.accumulate
-would compute from all its detections (benchmarks/ap_intervals.txt).
+would compute from all its detections (benchmarks/ap_intervals.txt), as long as no image that the
+draw has twice has two detections of one category and one score. COCOeval ranks the copies of such
+an image one behind the other; here both copies of the first detection come before the second.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,14 @@
 """Computes AP from detections, in total, per category and with an interval.
 
-Both engines are scored here. hotcoco, a fast COCOeval, does the matching and the AP itself.
+Both engines are scored here. hotcoco, a fast COCOeval, does the matching and the AP itself;
+pycocotools must find the same on the first images.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import importlib.metadata
 import io
 import json
 import warnings
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     import hotcoco
 
 REHEARSED = 100  # images whose objects `rehearse` scores
+CHECKED = 100  # images that pycocotools scores, too
+# Both add the same numbers in another order
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -95,13 +101,10 @@ def score(
         return Scores(dict.fromkeys(stats), {}, dict.fromkeys(split.categories), {})
     # 1. AP in total
     rows = rows_of(detections, split, kind)
-    ev = matched(ground_truth(split, kind), rows, kind, sigmas)
-    ev.accumulate()
-    # hotcoco prints a table of its own, and warns of other sigmas than COCO's.
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ev.summarize()
-    values = {name: _percent(ev.stats[i]) for name, i in stats.items()}
+    truth = ground_truth(split, kind)
+    check_with_pycocotools(split, truth, rows, kind, sigmas)
+    ev = matched(truth, rows, kind, sigmas)
+    values = {name: _percent(stat) for name, stat in _stats(ev, kind).items()}
     # 2. AP per category: the mean over thresholds and recalls, as COCOeval.summarize averages over
     #    everything. Precision has the axes (threshold, recall, category, area range, number of
     #    detections); area range 0 is all areas, the last number of detections the largest.
@@ -119,6 +122,80 @@ def score(
         samples = summarised(weighted_ap(ev, rows, len(split.ids), weights))
     intervals = intervals_of(values, samples, len(split.records))
     return Scores(values, intervals, per_category, samples)
+
+
+def check_with_pycocotools(
+    split: Split,
+    truth: dict[str, object],
+    rows: Sequence[dict[str, object]],
+    kind: str,
+    sigmas: Sequence[float],
+) -> None:
+    """Raise BadInput unless hotcoco and pycocotools find the same in the first CHECKED images.
+
+    A release of hotcoco that counts in another way would change every AP, and nothing would show it.
+    """
+    # 1. The first images, whose numbers begin at 1, with their objects and detections
+    few = {
+        "images": cast(list[dict[str, object]], truth["images"])[:CHECKED],
+        "annotations": _of_first_images(
+            cast(list[dict[str, object]], truth["annotations"])
+        ),
+        "categories": truth["categories"],
+    }
+    few_rows = _of_first_images(rows)
+    if not few_rows:
+        return
+    # 2. Every number of both
+    ours = _stats(matched(few, few_rows, kind, sigmas), kind)
+    theirs = _by_pycocotools(few, few_rows, kind, sigmas)
+    for name, value in ours.items():
+        if abs(value - theirs[name]) > ROUNDING:
+            version = importlib.metadata.version("hotcoco")
+            raise BadInput(
+                f"{split.file}: {kind}_{name} of its first {CHECKED} images is {100 * value:.4f} by"
+                f" hotcoco {version} and {100 * theirs[name]:.4f} by pycocotools; install another"
+                " hotcoco and score again with --eval-only"
+            )
+
+
+def _of_first_images(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Choose the objects, or detections, of the first CHECKED images."""
+    return [row for row in rows if cast(int, row["image_id"]) <= CHECKED]
+
+
+def _stats(ev: hotcoco.COCOeval, kind: str) -> dict[str, float]:
+    """Return the numbers of `kind`, from 0 to 1, of a COCOeval that has matched; -1 is undefined."""
+    ev.accumulate()
+    # hotcoco prints a table of its own, and warns of other sigmas than COCO's.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ev.summarize()
+    return {name: float(ev.stats[i]) for name, i in AP_KINDS[kind].stats.items()}
+
+
+def _by_pycocotools(
+    truth: dict[str, object],
+    rows: list[dict[str, object]],
+    kind: str,
+    sigmas: Sequence[float],
+) -> dict[str, float]:
+    """Return the same numbers by pycocotools, which prints on its way."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        objects = COCO()
+        # It writes into what it is given.
+        objects.dataset = copy.deepcopy(truth)
+        objects.createIndex()
+        ev = COCOeval(objects, objects.loadRes(copy.deepcopy(rows)), kind)
+        if kind == "keypoints" and sigmas:
+            ev.params.kpt_oks_sigmas = np.array(sigmas)
+        ev.evaluate()
+        ev.accumulate()
+        ev.summarize()
+    return {name: float(ev.stats[i]) for name, i in AP_KINDS[kind].stats.items()}
 
 
 def matched(
@@ -154,11 +231,7 @@ def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
                 "score": 0.5,
             }
             if shape == "segmentation":
-                # An empty mask: one run of zeros over the whole image
-                row[shape] = {
-                    "size": [record["height"], record["width"]],
-                    "counts": [record["height"] * record["width"]],
-                }
+                row[shape] = _empty_mask(record["height"], record["width"])
             else:
                 row[shape] = a[shape]
             rows.append(row)
@@ -167,11 +240,21 @@ def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
     truth = ground_truth(split, kind)
     try:
         matched(truth, rows, kind, sigmas).accumulate()
-    except (KeyboardInterrupt, SystemExit):
+        check_with_pycocotools(split, truth, rows, kind, sigmas)
+    except (BadInput, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # hotcoco's own panics are no Exceptions
         cause = " ".join(str(error).split())[:160]
         raise BadInput(f"{split.file}: its {kind} cannot be scored ({cause})") from None
+
+
+def _empty_mask(height: int, width: int) -> dict[str, object]:
+    """Return an empty mask in COCO's compressed form, the one that pycocotools takes of a detection."""
+    from pycocotools import mask
+
+    one_run = {"size": [height, width], "counts": [height * width]}
+    compressed = mask.frPyObjects(one_run, height, width)
+    return {"size": [height, width], "counts": compressed["counts"].decode()}
 
 
 # Scoring numbers images, categories and objects itself, from 1: COCOeval takes whole numbers only,

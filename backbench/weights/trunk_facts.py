@@ -15,7 +15,7 @@ Facts = dict[str, str | int | float | list[int] | None]
 
 def facts(checkpoint: Checkpoint, side: int) -> Facts:
     """Return a checkpoint's costs. `gflops` are billions of multiply-adds for the features of one
-    side x side image, as fvcore counts them (4.1 for a ResNet-50 at 224); None if not countable."""
+    side x side image, as torch counts them (4.1 for a ResNet-50 at 224); None if not countable."""
     gflops = _of_features(checkpoint.arch, checkpoint.stem, checkpoint.reading, side)
     return {
         "reading": checkpoint.reading,

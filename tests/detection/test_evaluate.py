@@ -137,6 +137,48 @@ def test_equals_pycocotools(tmp_path, kind):
         assert scores.per_category[name] == pytest.approx(reference, abs=1e-9)
 
 
+def wrong_about(monkeypatch, image):
+    """Let hotcoco lose the detections of an image, as another release might."""
+    real = evaluate.matched
+
+    def losing(truth, rows, kind, sigmas):
+        kept = [row for row in rows if row["image_id"] != image]
+        return real(truth, kept, kind, sigmas)
+
+    monkeypatch.setattr(evaluate, "matched", losing)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_hotcoco_that_counts_otherwise_than_pycocotools_is_refused(
+    tmp_path, monkeypatch, kind
+):
+    """In what is scored, and in the rehearsal before a training."""
+    split, found = make(tmp_path, TASKS[kind])
+    evaluate.rehearse(split, kind, SIGMAS)
+    right = evaluate.score(split, found, kind, SIGMAS, manifest="m")
+    wrong_about(monkeypatch, 4)
+    said = rf"{kind}_AP of its first 100 images is [\d.]+ by hotcoco 1[\d.]+ and"
+    with pytest.raises(BadInput, match=said) as caught:
+        evaluate.score(split, found, kind, SIGMAS, manifest="m")
+    line = str(caught.value)
+    assert line.startswith(f"{split.file}: ") and "\n" not in line
+    assert f" and {right.values['AP']:.4f} by pycocotools; install another" in line
+    if kind != "segm":  # whose rehearsal has empty masks, which find nothing
+        with pytest.raises(BadInput, match=said):
+            evaluate.rehearse(split, kind, SIGMAS)
+
+
+def test_pycocotools_scores_the_first_hundred_images_alone(tmp_path, monkeypatch):
+    split, found = make(tmp_path, FASTER_RCNN, images=103, empty=(1,))
+    wrong_about(monkeypatch, 101)
+    late = [d for d in found if d["image_id"] > 100]
+    for detections in (found, late):
+        assert evaluate.score(split, detections, "bbox", [], manifest=None).values
+    wrong_about(monkeypatch, 100)
+    with pytest.raises(BadInput, match="by pycocotools"):
+        evaluate.score(split, found, "bbox", [], manifest=None)
+
+
 @pytest.mark.parametrize("kind", TASKS)
 def test_interval_is_of_the_same_ap(tmp_path, monkeypatch, kind):
     """A draw's AP is pycocotools' AP of its images, also where they repeat or have no objects."""
@@ -197,6 +239,22 @@ def test_draws_depend_on_the_images_alone(tmp_path):
     assert a.ci95["AP"][0] < a.values["AP"] < a.ci95["AP"][1]
     again = evaluate.score(split, found, "bbox", [], manifest="m")
     np.testing.assert_array_equal(a.samples["AP"], again.samples["AP"])
+
+
+def test_an_annotation_with_the_id_0_can_be_found(tmp_path):
+    """For pycocotools it cannot: it marks a detection by the id of its object, and 0 is none."""
+    split, _ = make(tmp_path, FASTER_RCNN)
+    data = json.loads(split.file.read_text())
+    all_found = []
+    for annotation in data["annotations"]:
+        annotation["id"] -= 1
+        if not annotation["iscrowd"]:
+            all_found.append({**annotation, "score": 0.5})
+    assert all_found[0]["id"] == 0
+    split.file.write_text(json.dumps(data))
+    scores = evaluate.score(split, all_found, "bbox", [], manifest=None)
+    assert scores.values["AP"] == pytest.approx(100)
+    assert 100 * oracle(split, all_found, "bbox").stats[0] < 99
 
 
 def test_nothing_predicted_or_nothing_to_find_is_undefined(tmp_path):
