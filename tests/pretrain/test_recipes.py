@@ -255,3 +255,39 @@ def test_recipe_steps(name, stepped, roots, tmp_path, monkeypatch):
     if alike(name) not in stepped:
         step(name, roots, tmp_path, monkeypatch)
         stepped.add(alike(name))
+
+
+# Hosts whose own codes start the last norm of each residual block at zero
+ZERO_INIT = (
+    "lorac/simclr_imagenet",
+    "lorac/byol_imagenet",
+    "lorac/barlow_twins_imagenet",
+    "jcl/simclr_imagenet",
+    "mio/simclr_cifar10",
+    "mio/byol_cifar100",
+    "mio/simsiam_cifar100",
+    "mio/barlow_twins_stl10",
+    "cllr/byol_imagenet100_1024",
+    "cllr/simsiam_imagenet100_4096",
+    "cllr/cllr_nuclear_byol_imagenet100_4096",
+    "cllr/cllr_nuclear_simsiam_imagenet100_4096",
+    "arb/barlow_twins_imagenet_2048",
+)
+# Those whose codes take torchvision's default, or have none to start at zero
+ORDINARY_INIT = (
+    "lorac/moco_v2_imagenet",
+    "lorac/lorac_imagenet",
+    "lorac/swav_imagenet",
+    "jcl/jcl_imagenet",
+    "mio/moco_v2_cifar10",
+    "mio/mio_a_cifar10",
+    "cllr/simclr_cifar10_256_100ep",
+    "cllr/hcl_imagenet100_1024",
+    "cllr/cmc_imagenet100_1024",
+    "cllr/co2_imagenet100_4096",
+)
+
+
+@pytest.mark.parametrize("name", [*ZERO_INIT, *ORDINARY_INIT])
+def test_residual_branches_start_as_in_each_methods_own_code(name):
+    assert load(name).zero_init_residual == (name in ZERO_INIT)
