@@ -8,7 +8,7 @@ Of Detectron2's evaluation only the conversion to COCO's format is used; AP come
 for both engines.
 """
 
-import io
+import copy
 import random
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from backbench.containers.spans import PREFIX, plain_name, read_spelled
 from backbench.detection import detectron2_keys, dialect
 from backbench.detection.data.dataset_dicts import Detection, ImageRecord
+from backbench.detection.data.images import load_image
 from backbench.detection.data.order import Slots
 from backbench.detection.engine import DetectionEngine, MixedPrecision
 from backbench.errors import BadInput
@@ -34,10 +34,8 @@ try:
         warnings.simplefilter("ignore")
         from detectron2.config import CfgNode, get_cfg
         from detectron2.data import DatasetMapper, build_detection_train_loader
-        from detectron2.data.detection_utils import (
-            SizeMismatchError,
-            build_augmentation,
-        )
+        from detectron2.data.detection_utils import build_augmentation
+        from detectron2.data.transforms import AugInput
         from detectron2.engine import SimpleTrainer
         from detectron2.evaluation.coco_evaluation import instances_to_coco_json
         from detectron2.layers import NaiveSyncBatchNorm, get_norm
@@ -45,7 +43,6 @@ try:
         from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
         from detectron2.structures import BoxMode
         from detectron2.utils.events import EventStorage
-        from detectron2.utils.file_io import PathHandler, PathManager
 
         # This import registers our backbones, too.
         from backbench.detection.engine_detectron2_backbones import trunk_of
@@ -55,20 +52,6 @@ except ImportError as error:
         "--engine torchvision needs nothing"
     ) from None
 
-
-class SpanHandler(PathHandler):
-    """Opens images in containers, for Detectron2's mapper, which opens them by PathManager."""
-
-    def _get_supported_prefixes(self) -> list[str]:
-        return [PREFIX]
-
-    def _open(
-        self, path: str, mode: str = "r", buffering: int = -1, **_: object
-    ) -> io.BytesIO:
-        return io.BytesIO(read_spelled(path) or b"")
-
-
-PathManager.register_handler(SpanHandler(), allow_override=True)
 
 # What Detectron2's models take of an image: image, instances, height, ...
 ModelInput: TypeAlias = dict[str, object]
@@ -110,6 +93,39 @@ class FlatSlots(torch.utils.data.Sampler[tuple[int, int, int]]):
             yield from batch
 
 
+def standard_dict(record: ImageRecord) -> dict[str, object]:
+    """Return the record as the mapper wants it, with BoxMode's enumeration for its number."""
+    objects = []
+    for annotation in record["annotations"]:
+        objects.append({**annotation, "bbox_mode": BoxMode(annotation["bbox_mode"])})
+    return {**record, "annotations": objects}
+
+
+class PixelMapper(DatasetMapper):
+    """Detectron2's mapper with the suite's reading of an image in place of its own.
+
+    Its own clips gray of 16 bits to white, and turns a TIFF that Pillow has turned already. Of an
+    image of 8 bits both read the same pixels, turned as EXIF says."""
+
+    def __call__(self, record: ImageRecord) -> ModelInput:
+        """Make the model's input of a record. Raises BadInput if its image cannot be read."""
+        # This is DatasetMapper.__call__, without segmentation maps and precomputed proposals,
+        # which a record does not have.
+        made = copy.deepcopy(standard_dict(record))
+        pixels = np.asarray(load_image(record))
+        if self.image_format == "BGR":
+            pixels = pixels[:, :, ::-1]
+        augmented = AugInput(pixels)
+        transforms = self.augmentations(augmented)
+        image = augmented.image
+        made["image"] = torch.as_tensor(np.ascontiguousarray(image.transpose(2, 0, 1)))
+        if self.is_train:
+            self._transform_annotations(made, transforms, image.shape[:2])
+        else:
+            made.pop("annotations")
+        return made
+
+
 class SeededImages(torch.utils.data.Dataset[ModelInput]):
     """Makes the model's input for a key of order.Slots, (iteration, slot, record).
 
@@ -119,7 +135,7 @@ class SeededImages(torch.utils.data.Dataset[ModelInput]):
     def __init__(
         self,
         records: Sequence[ImageRecord],
-        mapper: DatasetMapper,
+        mapper: PixelMapper,
         *,
         batch: int,
         seed: int,
@@ -134,30 +150,13 @@ class SeededImages(torch.utils.data.Dataset[ModelInput]):
         seed = seeding.seed_of(self.seed, "augment", iteration * self.batch + slot)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        return mapped(self.mapper, self.records[index])
+        return self.mapper(self.records[index])
 
 
-def mapped(mapper: DatasetMapper, record: ImageRecord) -> ModelInput:
-    """Apply the mapper to a record. Raises BadInput if its image cannot be read."""
-    try:
-        return mapper(standard_dict(record))
-    except (OSError, SyntaxError, SizeMismatchError) as error:
-        cause = " ".join(str(error).split())[:160]
-        raise BadInput(f"{plain_name(record['file_name'])}: {cause}") from None
-
-
-def standard_dict(record: ImageRecord) -> dict[str, object]:
-    """Return the record as the mapper wants it, with BoxMode's enumeration for its number."""
-    objects = []
-    for annotation in record["annotations"]:
-        objects.append({**annotation, "bbox_mode": BoxMode(annotation["bbox_mode"])})
-    return {**record, "annotations": objects}
-
-
-def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> DatasetMapper:
+def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> PixelMapper:
     """Build the mapper as DatasetMapper.from_config does, except that the partners of mirrored
     keypoints are given instead of looked up in Detectron2's registry of datasets."""
-    return DatasetMapper(
+    return PixelMapper(
         is_train=True,
         augmentations=build_augmentation(cfg, is_train=True),
         image_format=cfg.INPUT.FORMAT,
@@ -301,13 +300,13 @@ class Detectron2Engine(DetectionEngine):
         return self.trunk.stages(x.to(self.device))
 
     def read(self, record: ImageRecord) -> ModelInput:
-        """Read an image by Detectron2's mapper, at the size of testing."""
-        mapper = DatasetMapper(
+        """Read an image at the size of testing."""
+        mapper = PixelMapper(
             is_train=False,
             augmentations=build_augmentation(self.cfg, is_train=False),
             image_format=self.cfg.INPUT.FORMAT,
         )
-        return mapped(mapper, record)
+        return mapper(record)
 
     @torch.no_grad()
     def detect(self, image: ModelInput, record: ImageRecord) -> list[Detection]:

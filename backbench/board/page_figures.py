@@ -21,7 +21,7 @@ from backbench.board.page_records import (
     PagePicture,
 )
 from backbench.errors import BadInput
-from backbench.images.decoding import readable
+from backbench.images.decoding import decode
 from backbench.records.result_line import Result
 from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE
 from backbench.runs.step_metrics import read_metrics
@@ -246,21 +246,15 @@ def _pictures(board: Board) -> list[PagePicture]:
 
 def _small_image(file: Path) -> _SmallImage | None:
     """The image as a data URI, at most PICTURE_WIDTH wide; None where it cannot be read."""
-    from PIL import Image
-
     try:
-        with (
-            readable(file) as data,
-            Image.open(data, formats=("PNG", "JPEG")) as opened,
-        ):
-            image = opened.convert("RGB")
-            width = min(image.width, PICTURE_WIDTH)
-            height = max(1, round(image.height * width / image.width))
-            # WEBP refuses very high images; such a strip is squeezed instead.
-            height = min(height, 10 * PICTURE_WIDTH)
-            image = image.resize((width, height))
-            buffer = io.BytesIO()
-            image.save(buffer, "WEBP", quality=82)
+        image = decode(file)
     except BadInput:
         return None
+    width = min(image.width, PICTURE_WIDTH)
+    height = max(1, round(image.height * width / image.width))
+    # WEBP refuses very high images; such a strip is squeezed instead.
+    height = min(height, 10 * PICTURE_WIDTH)
+    image = image.resize((width, height))
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=82)
     return _SmallImage(_data_uri("webp", buffer.getvalue()), width, height)

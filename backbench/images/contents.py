@@ -45,6 +45,10 @@ def named(images: ImageList) -> Named:
     if isinstance(images, ArrayList):
         sha.update(images.pixels.tobytes())
         return Named(sha.hexdigest(), [0] * len(images), [0] * len(images))
+    # Features are kept under this name. Of images other than JPEG, some are read as other pixels than
+    # in the first versions, whose features must not be found
+    if not all(path.lower().endswith((".jpg", ".jpeg")) for path in images.paths):
+        sha.update(b"\npixels 2")
     stamps = list(images.stamps())
     sha.update("".join(f"\n{stamp.size}" for stamp in stamps).encode())
     sha.update(sample(images).encode())

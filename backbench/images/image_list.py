@@ -97,11 +97,11 @@ class ImageList:
         return self.root / self.paths[index]
 
     def open(self, index: int) -> Image.Image:
-        """Decode image `index` as PIL RGB."""
+        """Decode image `index` as PIL RGB, not turned by EXIF."""
         return decode(self.file(index), data=self.read(index))
 
     def array(self, index: int) -> np.ndarray:
-        """Decode image `index` as uint8 RGB (H, W, 3), the fast way."""
+        """Decode image `index` as uint8 RGB (H, W, 3): the same pixels, faster."""
         return decode_array(self.read(index), self.file(index))
 
     def read(self, index: int) -> bytes:

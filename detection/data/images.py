@@ -16,7 +16,7 @@ from backbench.containers.spans import plain_name, read_spelled
 from backbench.detection.data.dataset_dicts import ImageRecord
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
-from backbench.images.decoding import FORMATS, decode, readable
+from backbench.images.decoding import decode, opened, readable, upright_size
 from backbench.runs import seeding
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 # A box whose side has at most so many pixels is empty: the box_threshold of
 # detectron2/data/detection_utils.py::filter_empty_instances
 EMPTY = 1e-5
-EXIF_ORIENTATION = 0x0112
-SIDEWAYS = (5, 6, 7, 8)  # orientations that swap an image's sides
 JPEG_END = b"\xff\xd9"
 TAIL = (
     1024  # bytes in which the end is looked for: some writers put a few bytes behind it
@@ -89,16 +87,13 @@ def _check_size(record: ImageRecord, size: tuple[int, int]) -> None:
 
 def check_file(record: ImageRecord) -> None:
     """Raise BadInput for an image that would end a training: one of another size than stated, one
-    that is cut off, or no image at all. Only its head and its tail are read."""
-    from PIL import Image
-
+    that is cut off, one of a kind that is not read, or no image at all. Only its head and its tail
+    are read."""
     path = plain_name(record["file_name"])
     data = read_spelled(record["file_name"])
-    with readable(path, data) as file, Image.open(file, formats=FORMATS) as image:
-        size = image.size
-        if image.getexif().get(EXIF_ORIENTATION) in SIDEWAYS:
-            size = (image.height, image.width)
-        is_jpeg = image.format == "JPEG"
+    with readable(path, data) as file, opened(file, path) as image:
+        size = upright_size(image)
+        is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a phone's JPEG of two pictures
         length = file.seek(0, os.SEEK_END)
         file.seek(max(0, length - TAIL))
         tail = file.read()

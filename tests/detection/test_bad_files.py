@@ -15,6 +15,7 @@ from backbench.detection.data import images, reading
 from backbench.detection.data.split import training_records
 from backbench.detection.task_rows import FASTER_RCNN
 from backbench.errors import BadInput
+from backbench.images.decoding import EXIF_ORIENTATION
 
 NAN = float("nan")
 
@@ -233,7 +234,7 @@ def test_exif_turns_an_image_as_detectron2_does(tmp_path, orientation):
             rng.integers(0, 255, (height, width, 3), dtype=np.uint8)
         )
         exif = Image.Exif()
-        exif[images.EXIF_ORIENTATION] = orientation
+        exif[EXIF_ORIENTATION] = orientation
         pixels.save(file, exif=exif)
         sideways = orientation >= 5
         size = (height, width) if sideways else (width, height)
