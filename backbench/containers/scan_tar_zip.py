@@ -2,21 +2,24 @@
 
 Only headers and labels are read. Nothing is unpacked."""
 
+import posixpath
+import stat
 import struct
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from backbench.containers.spans import CODECS, Span, bare_span
 from backbench.containers.tables import LARGEST_IMAGE, Row, Table
 from backbench.errors import BadInput
-from backbench.images.image_list import is_image
+from backbench.images.file_names import is_image, passed_over, refuse_run
 from backbench.untrusted import jsons, opening, printable
 
 MOST_CLASSES = 1_000_000  # in shards, where labels alone say how many there are
+MOST_LINKS = 10  # from link to link
 MOST_TIMES = 1000  # unpacked bytes for one stored byte of an image in a zip file
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a member of a zip file
 UTF8_NAME = 0x800  # the flag of a zip member whose name is UTF-8, not code page 437
@@ -56,6 +59,7 @@ def _members(
     found: list[tuple[str, int, int]] = []  # name, first byte, number of bytes
     # Folder and key of a sample -> its label's kind, first byte, number of bytes
     labels: dict[str, tuple[str, int, int]] = {}
+    links: dict[str, str] = {}  # name -> the name that it leads to
     rows: list[Row] = []
     passed: Counter[str] = Counter()
     with tarfile.open(fileobj=raw, mode="r:") as tar:
@@ -66,8 +70,20 @@ def _members(
             key, _, extension = base.partition(".")
             if member.isdir():
                 continue
-            if not member.isreg() or member.issparse():
-                passed["links, sparse files or devices"] += 1
+            if passed_over(name):
+                passed["hidden members"] += 1
+            elif member.islnk():
+                links[name] = posixpath.normpath(member.linkname)
+            elif member.issym():
+                target = posixpath.join(folder, member.linkname)
+                links[name] = posixpath.normpath(target)
+            elif not member.isreg() or member.issparse():
+                if is_image(name):
+                    raise BadInput(
+                        f"{file}: {printable.shown(name, 100)} is a sparse file or a device, whose"
+                        " bytes cannot be read in place; pack it without --sparse"
+                    )
+                passed["sparse files or devices"] += 1
             elif is_image(name):
                 found.append((name, member.offset_data, member.size))
             elif extension in ("cls", "json") and key:
@@ -80,6 +96,7 @@ def _members(
                 rows += below
                 passed += more
             else:
+                refuse_run(f"{file}: {printable.shown(name, 200)}", base)
                 passed["other members"] += 1
             # tarfile would keep them all, for a million images some gigabytes
             tar.members = []  # type: ignore[attr-defined]
@@ -89,6 +106,7 @@ def _members(
             raise BadInput(
                 f"{file}: the tar file is cut short (no end mark behind {tar.offset})"
             )
+    found += _linked(links, found, raw, file)
     for name, start, size in found:
         label = -1
         if labels:
@@ -99,6 +117,42 @@ def _members(
         path = name if not above or name.startswith(f"{above}/") else f"{above}/{name}"
         rows.append((path, label, bare_span(begin + start, size)))
     return rows, passed
+
+
+def _linked(
+    links: Mapping[str, str],
+    found: Sequence[tuple[str, int, int]],
+    raw: IO[bytes],
+    file: Path,
+) -> list[tuple[str, int, int]]:
+    """Return name, first byte and number of bytes of the images that are links to others.
+
+    BadInput for a link to a folder, and for one that leads out of the tar: a class folder has the
+    images behind it."""
+    if not links:
+        return []
+    places = {name: (start, size) for name, start, size in found}
+    out = []
+    for name, first in links.items():
+        target = first
+        for _ in range(MOST_LINKS):
+            target = links.get(target, target)
+        if is_image(name) and target in places:
+            out.append((name, *places[target]))
+        elif is_image(name) or target not in _other_members(raw):
+            raise BadInput(
+                f"{file}: {printable.shown(name, 100)} is a link to"
+                f" {printable.shown(target, 100)}, which is no image in it; pack the files in place"
+                " of links (tar --dereference --hard-dereference)"
+            )
+    return out
+
+
+def _other_members(raw: IO[bytes]) -> set[str]:
+    """Return the names of all files in a tar. Few tars have a link that needs them."""
+    raw.seek(0)
+    with tarfile.open(fileobj=raw, mode="r:") as tar:
+        return {member.name.removeprefix("./") for member in tar if member.isreg()}
 
 
 def _label(
@@ -141,7 +195,16 @@ def _zipped(raw: IO[bytes], archive: zipfile.ZipFile) -> Table:
         name = info.filename
         if info.is_dir():
             continue
+        if passed_over(name):
+            passed["hidden members"] += 1
+            continue
+        if stat.S_ISLNK(info.external_attr >> 16):
+            raise ValueError(
+                f"{printable.shown(name, 100)} is a link; pack the file itself, by zip without"
+                " --symlinks"
+            )
         if not is_image(name):
+            refuse_run(printable.shown(name, 200), name.rpartition("/")[2])
             passed["other members"] += 1
             continue
         # 1. What the central directory says of the member

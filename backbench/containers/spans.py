@@ -167,9 +167,13 @@ class SpanList(ImageList):
                 abouts.append(os.stat(path))  # noqa: PTH116
             except OSError as error:
                 raise BadInput(f"{path}: not readable ({error.strerror})") from None
-        for file, start, _, _, inner, size, _ in self.spans.tolist():
+        for path, span in zip(self.paths, self.spans.tolist()):
+            file, start, _, _, inner, size, _ = span
             about = abouts[file]
-            place = (about.st_dev, start, inner)
+            place: tuple[object, ...] = (about.st_dev, start, inner)
+            if self.kind == "tar":
+                # A tar keeps hard links of one file as one, which are two images all the same
+                place = (*place, path)
             yield Stamp(size, about.st_ino, about.st_ctime_ns, place)
 
     def subset(self, indices: Sequence[int]) -> Self:

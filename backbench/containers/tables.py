@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backbench.containers.spans import CODECS, SPAN, Span
+from backbench.images.file_names import passed_over, unusable_in
 from backbench.untrusted import jsons, opening, printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Of all scanners: with another number, every container is scanned anew
-SCANNER_VERSION = 1
+SCANNER_VERSION = 2
 LARGEST_IMAGE = opening.GIGABYTE
 LARGEST_TABLE = 4 * opening.GIGABYTE
 LONGEST_NAME = 300  # bytes
@@ -43,11 +44,14 @@ class Table:
     def of(
         cls, rows: Sequence[Row], classes: Sequence[str] = (), notes: Sequence[str] = ()
     ) -> Table:
-        """Make a table of rows. ValueError for impossible ones."""
+        """Make a table of rows, without hidden ones. ValueError for impossible ones."""
+        seen = [row for row in rows if not passed_over(row[0])]
+        if len(seen) < len(rows):
+            notes = [*notes, f"{len(rows) - len(seen)} hidden images passed over"]
         table = cls(
-            [name for name, _, _ in rows],
-            np.array([label for _, label, _ in rows], np.int64),
-            np.array([(0, *span) for _, _, span in rows], SPAN),
+            [name for name, _, _ in seen],
+            np.array([label for _, label, _ in seen], np.int64),
+            np.array([(0, *span) for _, _, span in seen], SPAN),
             tuple(classes),
             tuple(notes),
         )
@@ -79,7 +83,7 @@ class Table:
             ):
                 raise ValueError("an image that is not inside the file")
         for name in (*self.names, *self.classes):
-            found = printable.control_in(name)
+            found = unusable_in(name)
             if found:
                 raise ValueError(f"a member's name holds the control character {found}")
         for name in self.classes:  # they become folders

@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, overload
 
 from backbench.errors import BadInput
 from backbench.images.decoding import decode, decode_array, readable
+from backbench.images.file_names import (
+    EXTENSIONS,
+    is_image,
+    passed_over,
+    unusable_in,
+)
+from backbench.images.folder_walk import ClassWalk, refuse_broken_links, subfolders
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
-from backbench.untrusted import opening, walking
+from backbench.untrusted import opening, printable
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
 T = TypeVar("T")
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
@@ -237,36 +242,29 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
     """List a class folder ROOT/<class>/**/<image>, sorted by class and path: the same everywhere.
 
     `classes`, in label order, must be there; other folders are ignored. Images directly in ROOT,
-    without class folders, are unlabelled. BadInput names a missing or empty folder."""
+    without class folders, are unlabelled. Hidden folders are passed over, links followed.
+    BadInput names a missing or empty folder, a link that leads nowhere, and an unusable name."""
     root = Path(root)
     if not root.is_dir():
         raise BadInput(
             f"{root}: no such folder; expected images as {root}/<class>/<image>"
         )
+    refuse_broken_links(root)
     if classes is None:
-        classes = sorted(p.name for p in root.iterdir() if p.is_dir())
+        classes = subfolders(root)
     missing = [name for name in classes if not (root / name).is_dir()]
     if missing:
         raise BadInput(missing_classes(root, missing, len(classes)))
+    found = _images_of_classes(root, classes)
     paths: list[str] = []
     labels: list[int] = []
-    progress = Progress(
-        None, len(classes), f"{root}: listing", unit="folder", after=QUIET_SECONDS
-    )
-    # Names as they come from the system: a Path for each of a million files takes ten times as long
-    begin = len(os.path.join(root, ""))  # noqa: PTH118
     for label, name in enumerate(classes):
-        found = []
-        for file in walking.names(root / name, never_folders=is_image):
-            if is_image(file):
-                found.append(file[begin:])
-        if not found:
+        if not found[name]:
             raise BadInput(
                 f"{root / name}: class folder without images ({', '.join(EXTENSIONS)})"
             )
-        paths += sorted(found)
-        labels += [label] * len(found)
-        progress.advance()
+        paths += sorted(found[name])
+        labels += [label] * len(found[name])
     if not classes:
         paths = sorted(p.name for p in root.iterdir() if is_image(p.name))
         labels = [-1] * len(paths)
@@ -274,7 +272,34 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
         raise BadInput(
             f"{root}: no images found; expected {root}/<class>/<image> ({', '.join(EXTENSIONS)})"
         )
+    for path in paths:
+        character = unusable_in(path)
+        if character is not None:
+            raise BadInput(
+                f"{root}: the name '{printable.shown(path, 200)}' holds the control character"
+                f" {character}; rename it"
+            )
     return ImageList(root, paths, tuple(labels), tuple(classes))
+
+
+def _images_of_classes(root: Path, classes: Sequence[str]) -> dict[str, list[str]]:
+    """Return class -> the paths of its images below ROOT."""
+    progress = Progress(
+        None, len(classes), f"{root}: listing", unit="folder", after=QUIET_SECONDS
+    )
+    # Names as they come from the system: a Path for each of a million files takes ten times as long
+    begin = len(os.path.join(root, ""))  # noqa: PTH118
+    walk = ClassWalk(root)
+    found: dict[str, list[str]] = {name: [] for name in classes}
+    for name in classes:
+        for file in walk.files(name):
+            if is_image(file):
+                found[name].append(file[begin:])
+        progress.advance()
+    for name, file in walk.linked_files():
+        if is_image(file):
+            found[name].append(file[begin:])
+    return found
 
 
 def missing_classes(root: Path, missing: Sequence[str], count: int) -> str:
@@ -286,19 +311,18 @@ def missing_classes(root: Path, missing: Sequence[str], count: int) -> str:
 
 
 def ignored(root: Path) -> list[str]:
-    """List files that `scan_folder` passes over: of unknown kind, or beside the class folders."""
-    folders = any(p.is_dir() for p in root.iterdir())
+    """List files that `scan_folder` passes over: of unknown kind, or beside the class folders.
+
+    Hidden files are not among them."""
+    begin = len(os.path.join(root, ""))  # noqa: PTH118
+    classes = subfolders(root)
+    walk = ClassWalk(root)
     out = []
-    for path in sorted(root.rglob("*")):
-        beside = folders and path.parent == root
-        odd = beside or not is_image(path.name)
-        if path.is_file() and not path.name.startswith(".") and odd:
-            out.append(path.relative_to(root).as_posix())
-    return out
-
-
-def is_image(path: str) -> bool:
-    """Return True if a file's name is that of an image."""
-    # "._1.png" is what a Mac leaves beside 1.png
-    name = path.rpartition("/")[2]
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+    for path in root.iterdir():
+        beside = bool(classes) or not is_image(path.name)
+        if path.is_file() and not passed_over(path.name) and beside:
+            out.append(path.name)
+    for name in classes:
+        out += [file[begin:] for file in walk.files(name) if not is_image(file)]
+    out += [file[begin:] for _, file in walk.linked_files() if not is_image(file)]
+    return sorted(out)

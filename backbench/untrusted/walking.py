@@ -1,7 +1,7 @@
 """Lists the files below a folder that others can write to, whatever its links and depths are."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -10,16 +10,10 @@ def files(root: str | Path, *, follow: bool = False) -> Iterator[Path]:
     return map(Path, names(root, follow=follow))
 
 
-def names(
-    root: str | Path,
-    *,
-    follow: bool = False,
-    never_folders: Callable[[str], bool] = lambda _: False,
-) -> Iterator[str]:
+def names(root: str | Path, *, follow: bool = False) -> Iterator[str]:
     """Yield the path of every file below `root`. Folders that cannot be listed are passed over.
 
-    Links to folders are taken only with `follow`, and then each real folder once. A folder whose name
-    `never_folders` accepts is yielded, too, so that the reader of such files refuses it.
+    Links to folders are taken only with `follow`, and then each real folder once.
     """
     # With a stack instead of recursion: a path may have thousands of parts, more than Python's
     # recursion allows.
@@ -43,5 +37,5 @@ def names(
                 folder_here = False
             if folder_here:
                 left.append(entry.path)
-            if not folder_here or never_folders(entry.name):
+            else:
                 yield entry.path
