@@ -152,8 +152,9 @@ def _ignored(base: Path) -> list[str]:
     """A line per split with files that no evaluation looks at."""
     out = []
     for split in ("train", "val", "test"):
-        folder = (base / split).is_dir() and finding.find(base, split) is None
-        left = image_list.ignored(base / split) if folder else []
+        folder = finding.split_folder(base, split)
+        in_folder = folder.is_dir() and finding.find(base, split) is None
+        left = image_list.ignored(folder) if in_folder else []
         if left:
             kinds = Counter(
                 Path(name).suffix.lower() or "without a suffix" for name in left

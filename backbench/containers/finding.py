@@ -4,14 +4,22 @@ Nothing here needs numpy until a container is found, so that the catalog stays c
 
 import functools
 import glob
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.containers import naming
-from backbench.containers.container import SPLIT_OF, SPLIT_WORDS, Container
+from backbench.containers.container import (
+    SPLIT_WORDS,
+    Container,
+    split_of,
+    splits_among,
+)
 from backbench.errors import BadInput
+from backbench.images.file_names import passed_over
+from backbench.images.folder_walk import subfolders
 
 if TYPE_CHECKING:
     from backbench.containers.spans import Mark
@@ -31,6 +39,8 @@ PATTERNS = {
     "arrow": ("{}.arrow", "{}/data-*.arrow", "*-{}.arrow", "*-{}-*-of-*.arrow"),
     "lmdb": ("{}.lmdb", "{}.lmdb/data.mdb", "{}_lmdb/data.mdb", "{}/data.mdb"),
 }
+# Patterns whose word stands below a folder of another name
+_DEEPER = ("data/{}-*.parquet", "*/{}/*.parquet")
 # Kind -> endings of a file that holds a whole dataset
 ENDINGS = {
     "tar": (".tar",),
@@ -66,10 +76,8 @@ def find(base: Path, split: str) -> Container | None:
     for kind, pattern, files in _files_of(base, split):
         if files not in [others for _, _, others in found]:
             found.append((kind, pattern, files))
-    folder = base / split
-    if folder.is_dir() and any(
-        p.is_dir() and p.name[0] != "." for p in folder.iterdir()
-    ):
+    folder = split_folder(base, split)
+    if folder.is_dir() and subfolders(folder):
         # A class folder wins over the archives that it was unpacked from
         for _, pattern, files in found:
             unpacked = pattern == "{}/*.tar" and all(
@@ -101,20 +109,45 @@ def find(base: Path, split: str) -> Container | None:
 
 def _files_of(base: Path, split: str) -> Iterator[tuple[str, str, list[Path]]]:
     """Yield (kind, pattern, files) for each pattern that matches files of a split."""
-    for word in SPLIT_WORDS.get(split, (glob.escape(split),)):
+    if not base.is_dir():
+        return
+    children = [path.name for path in base.iterdir()]
+    for word in SPLIT_WORDS.get(split, (split,)):
+        spellings = _spellings(word, children)
         for kind, patterns in PATTERNS.items():
             for pattern in patterns:
-                matches = sorted(base.glob(pattern.format(word)))
-                files = [file for file in matches if _usable(file)]
-                if files:
-                    yield kind, pattern, files
+                for spelled in [word] if pattern in _DEEPER else spellings:
+                    matches = sorted(base.glob(pattern.format(glob.escape(spelled))))
+                    files = [file for file in matches if _usable(file)]
+                    if files:
+                        yield kind, pattern, files
+
+
+def _spellings(word: str, names: Iterable[str]) -> list[str]:
+    """List how names spell a word that is in them: Train in Train-000.tar."""
+    pattern = re.compile(re.escape(word), re.IGNORECASE)
+    return sorted({spelled for name in names for spelled in pattern.findall(name)})
+
+
+def split_folders(base: Path, beside: Iterable[str] = ()) -> dict[str, Path]:
+    """Return split -> its folder in BASE, however it is spelled; as `splits_among`."""
+    among = splits_among(subfolders(base), base, beside)
+    return {split: base / name for split, name in among.items()}
+
+
+def split_folder(base: Path, split: str) -> Path:
+    """Return the folder of a split, however it is spelled; BASE/<split> where there is none."""
+    exact = base / split
+    if exact.is_dir() or not base.is_dir():
+        return exact
+    return split_folders(base).get(split, exact)
 
 
 def whole(base: Path) -> Container | None:
     """Return the container of a whole dataset: BASE.zip, BASE.tar, or files alone in BASE."""
     found: list[Container] = []
     if base.is_dir():
-        children = [p for p in sorted(base.iterdir()) if p.name[0] != "."]
+        children = [p for p in sorted(base.iterdir()) if not passed_over(p.name)]
         divided = any(any(_files_of(base, split)) for split in SPLIT_WORDS)
         if divided or any(p.is_dir() for p in children):
             return None
@@ -146,20 +179,12 @@ def _splits_inside(container: Container, marks: "tuple[Mark, ...]") -> dict[str,
     tables, _ = tables_of(container)
     names = naming.Rows(container, tables, "", {}).names
     tops = {name.partition("/")[0] for name in names}
-    if not tops <= SPLIT_OF.keys():
-        # Beside other folders (`unlabeled`, say), a split is one that holds class folders
+    if any(split_of(top) is None for top in tops):
+        # Beside other folders (`unlabeled`, say), splits hold class folders
         deep = {name.partition("/")[0] for name in names if name.count("/") > 1}
-        tops = deep & SPLIT_OF.keys()
-    out: dict[str, str] = {}
-    for top in sorted(tops):
-        split = SPLIT_OF[top]
-        if split in out:
-            raise BadInput(
-                f"{container.files[0]}: '{split}' is there twice, as {out[split]} and {top};"
-                " take one out"
-            )
-        out[split] = top
-    return out
+        if all(split_of(top) is None for top in deep):
+            return {}
+    return splits_among(tops, container.files[0])
 
 
 def splits_of(base: Path) -> list[str]:

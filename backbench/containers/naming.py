@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.containers.container import SPLIT_OF, SPLIT_WORDS, Container
+from backbench.containers.container import SPLIT_WORDS, Container, split_of
 from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
 
@@ -94,13 +94,14 @@ def shared_length(names: Sequence[str], words: Iterable[str], own: str = "") -> 
     shallow = min(name.count("/") for name in names)
     keep = 0
     for count, word in enumerate(shared, 1):
-        if word in words or (word == own and shallow > count):
+        named = word in words or word.lower() in words
+        if named or (word == own and shallow > count):
             keep = count
     # Folders above train/ and val/ are above the classes, whatever they are called
     below = {
         name.split("/")[len(shared)] for name in names if name.count("/") > len(shared)
     }
-    if not keep and below and below <= SPLIT_OF.keys():
+    if not keep and below and all(split_of(folder) is not None for folder in below):
         keep = len(shared)
     return len("/".join(shared[:keep])) + 1 if keep else 0
 

@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING
 from backbench.containers import finding, naming
 from backbench.containers.container import Container
 from backbench.errors import BadInput
-from backbench.images.image_list import ImageList, Names, missing_classes, scan_folder
+from backbench.images.image_list import (
+    ImageList,
+    Joined,
+    Names,
+    missing_classes,
+    scan_folder,
+)
 
 # The catalog imports this file: numpy comes with the first container
 if TYPE_CHECKING:
     from backbench.containers.spans import SpanList
+    from backbench.containers.tables import Table
 
 
 def read_split(
@@ -31,11 +38,16 @@ def read_split(
     container = finding.find(base, split) if split else finding.whole(base)
     if container is not None:
         return read(container, base, split, classes=classes, every=every)
-    if not (base / split).is_dir():
+    folder = finding.split_folder(base, split) if split else base
+    if not folder.is_dir():
         why = finding.refusal(base, split)
         if why:
             raise BadInput(why)
-    return scan_folder(base / split, classes=classes)
+    images = scan_folder(folder, classes=classes)
+    if split and folder != base / split:
+        # Draws go by paths below BASE, so `valid` is called `val` there, as it is from a container
+        return Joined.of((images,), root=base / split, paths=images.paths)
+    return images
 
 
 def read(
@@ -58,7 +70,7 @@ def read(
     tables = names_by_contents.renamed(container, tables, base, split)
     rows = naming.Rows(container, tables, split, naming.listed_labels(base, split))
     if not rows.names:
-        raise BadInput(f"{file}: no images in {len(container.files)} files")
+        raise BadInput(_empty(container, tables))
     # 2. The path and the class that each image would have in a class folder
     stated = next((table.classes for table in tables if table.classes), ())
     named = naming.class_of_label(rows, stated, None if classes is None else every)
@@ -97,6 +109,13 @@ def read(
         container.kind,
         tuple(notes),
     )
+
+
+def _empty(container: Container, tables: Sequence[Table]) -> str:
+    """Say that a container holds no images, and what was passed over in it."""
+    notes = "; ".join(dict.fromkeys(note for table in tables for note in table.notes))
+    said = f" ({notes})" if notes else ""
+    return f"{container.files[0]}: no images in {len(container.files)} files{said}"
 
 
 def read_archived_folder(folder: Path, names: Sequence[str]) -> SpanList | None:

@@ -14,11 +14,14 @@ from pathlib import Path
 
 from backbench import plugins
 from backbench.containers import finding, reading
+from backbench.containers.container import refuse_misspelled, split_of
 from backbench.datasets import imagenet_sets, readers, splits, walk
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
-from backbench.images.image_list import ImageList, is_image, scan_folder
+from backbench.images.file_names import is_image, passed_over, unusable_in
+from backbench.images.folder_walk import refuse_broken_links, subfolders
+from backbench.images.image_list import ImageList, scan_folder
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
 
@@ -38,7 +41,7 @@ def class_folder(name: str) -> Dataset:
     def read(root: Path, seed: int) -> Splits:
         base = _class_folder_base(name, root)
         # 1. With splits of its own
-        parts = {split: reading.read_split(base, split) for split in _splits_of(base)}
+        parts = {split: reading.read_split(base, split) for split in splits_of(base)}
         if "test" in parts:
             return splits.with_hold_out(
                 parts["train"], parts["test"], parts.get("val"), seed=seed
@@ -49,11 +52,10 @@ def class_folder(name: str) -> Dataset:
                 parts["train"], parts["val"], seed=seed, notes=(note,)
             )
         # 2. Undivided, as folders or in one container
-        # 2. Undivided, as folders or in one container
         container = finding.whole(base)
         everything: ImageList
         if container is None:
-            everything = scan_folder(base, classes=_folders_in(base))
+            everything = scan_folder(base)
         else:
             everything = reading.read(container, base)
             if len(everything.classes) < 2:
@@ -62,6 +64,7 @@ def class_folder(name: str) -> Dataset:
                     f"{container.files[0]}: one class alone, '{only}'; the classes must be the first"
                     " folders in it, or below train/ and test/"
                 )
+        refuse_misspelled(everything.classes, base)
         # 3. Its test list is drawn by one seed, whatever the run's is: all seeds and checkpoints
         #    are scored on one list
         rest, test = splits.hold_out(everything, seed=0)
@@ -77,25 +80,19 @@ def class_folder(name: str) -> Dataset:
     return Dataset(name=name, classes=None, sizes=(None, None, None), read=read)
 
 
-def _folders_in(base: Path) -> list[str]:
-    return sorted(
-        p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith(".")
-    )
-
-
-def _splits_of(base: Path) -> list[str]:
+def splits_of(base: Path) -> list[str]:
     """List a class folder's splits; none where folders of these names are classes.
 
     A `train` that holds images but no class folders is a class called train."""
     in_containers = finding.splits_of(base)
-    there = [
-        split
-        for split in SPLIT_FOLDERS
-        if split in in_containers or (base / split).is_dir()
+    folders: dict[str, Path] = {}
+    if base.is_dir():
+        named = [name for name in subfolders(base) if split_of(name) is not None]
+        if in_containers or any(subfolders(base / name) for name in named):
+            folders = finding.split_folders(base, in_containers)
+    return [
+        split for split in SPLIT_FOLDERS if split in in_containers or split in folders
     ]
-    if in_containers or any(_folders_in(base / split) for split in there):
-        return there
-    return []
 
 
 def _class_folder_base(name: str, root: Path) -> Path:
@@ -108,15 +105,23 @@ def _class_folder_base(name: str, root: Path) -> Path:
         why = finding.refusal(base, "train")
         if why:
             raise BadInput(why)
-        hint = nearest(name, [*known(), *_folders_in(root)])
+        hint = nearest(name, [*known(), *subfolders(root)])
         raise BadInput(
             f"{base}: no such folder; expected {base}/train/<class>/<image>,"
             f" or a known dataset: {hint}"
         )
+    character = unusable_in(name)
+    if character is not None:
+        raise BadInput(
+            f"{printable.shown(str(base))}: a dataset's name has no control character, as"
+            f" {character}; rename it"
+        )
+    if base.is_dir():
+        refuse_broken_links(base)
     expected = (
         f"expected {base}/{{train,val,test}}/<class>/<image> or {base}/<class>/<image>"
     )
-    there = _splits_of(base)
+    there = splits_of(base)
     # 1. Divided: train and one more
     if "train" in there and len(there) > 1:
         return base
@@ -132,15 +137,16 @@ def _class_folder_base(name: str, root: Path) -> Path:
     # 2. Undivided: a container, or several class folders
     if contained:
         return base
-    folders = _folders_in(base)
-    datasets = [each for each in folders if _splits_of(base / each)]
+    folders = subfolders(base)
+    datasets = [each for each in folders if splits_of(base / each)]
     if datasets:
         raise BadInput(
             f"{base}: holds datasets ({', '.join(datasets[:5])}), no classes; name one of them, as"
             f" {base / datasets[0]}"
         )
-    if folders and set(folders) <= set(SPLIT_FOLDERS):
+    if folders and all(split_of(folder) is not None for folder in folders):
         raise BadInput(f"{base}: no class folders in {base / folders[0]}; {expected}")
+    refuse_misspelled(folders, base)
     if len(folders) < 2:
         raise BadInput(f"{base}: {_instead_of_classes(base, folders)}; {expected}")
     return base
@@ -149,8 +155,8 @@ def _class_folder_base(name: str, root: Path) -> Path:
 def is_class_folder(base: Path) -> bool:
     """Return True if a folder holds splits or several classes, as folders or in containers."""
     return (
-        bool(_splits_of(base))
-        or len(_folders_in(base)) > 1
+        bool(splits_of(base))
+        or (base.is_dir() and len(subfolders(base)) > 1)
         or bool(finding.whole(base))
     )
 
@@ -176,19 +182,20 @@ def own_folders(root: Path) -> dict[str, str]:
     """Return each unknown class folder below ROOT -> what is wrong with its layout, or ''."""
     out: dict[str, str] = {}
     known_too = {*known(), "coco", "scenes"}
-    names = set(_folders_in(root)) if root.is_dir() else set()
+    names = set(subfolders(root)) if root.is_dir() else set()
     for ending in itertools.chain(*finding.ENDINGS.values()):
-        names |= {p.name.removesuffix(ending) for p in root.glob(f"*{ending}")}
+        files = [p.name for p in root.glob(f"*{ending}") if not passed_over(p.name)]
+        names |= {name.removesuffix(ending) for name in files}
     for name in sorted(names - known_too):
         try:
             base = _class_folder_base(name, root)
-            if finding.whole(base) or _splits_of(base) or _all_hold_images(base):
+            if finding.whole(base) or splits_of(base) or all_hold_images(base):
                 out[name] = ""
         except BadInput as error:
             # Without splits it may be no dataset at all, so nothing is said. Whether it has splits
             # may be what is wrong with it
             try:
-                divided = bool(_splits_of(root / name))
+                divided = bool(splits_of(root / name))
             except BadInput:
                 divided = True
             if divided:
@@ -196,11 +203,11 @@ def own_folders(root: Path) -> dict[str, str]:
     return out
 
 
-def _all_hold_images(base: Path) -> bool:
+def all_hold_images(base: Path) -> bool:
     """Return True if all folders in BASE hold images: a folder of runs looks like one of classes, too."""
     return all(
         any(is_image(p.name) for p in (base / folder).iterdir())
-        for folder in _folders_in(base)
+        for folder in subfolders(base)
     )
 
 
