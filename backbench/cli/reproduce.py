@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from backbench.datasets import availability
+from backbench.datasets import availability, outside
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, nearest
 from backbench.published import (
     bundle,
@@ -63,6 +63,8 @@ def run(
         measured = reproduction_lists.measures(grid)
         for name in listed.of_part(part, names):
             covered[name] |= measured
+    datasets = {dataset for measured in covered.values() for _, dataset in measured}
+    outside.refuse_inside(request.data, sorted(datasets), request.out)
     # 2. The files, and the checkpoints made of them.
     files = public_files.find(
         listed,

@@ -327,8 +327,9 @@ def run(request: Request) -> int:
     """Do what a request asks, once for each of its seeds, and return the exit status."""
     from backbench.datasets import availability
 
-    # A missing file is said before a protocol is loaded, which needs torch
+    # What needs no protocol is said before one is loaded, which needs torch
     availability.weight_files(request)
+    availability.out_inside(request)
     check(request)
     if isinstance(request, RunRequest | DetectRequest | EvaluateRequest):
         availability.refuse(request)

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from backbench.containers import finding
-from backbench.datasets import catalog
+from backbench.datasets import catalog, outside
 from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
 from backbench.requests.analyze import AnalyzeRequest
 from backbench.requests.detect import DetectRequest
 from backbench.requests.evaluate import EvaluateRequest
-from backbench.requests.finetune import FinetuneRequest
+from backbench.requests.finetune import FinetuneRequest, SemisupRequest
 from backbench.requests.options import Request
 from backbench.requests.places import RunRequest
 from backbench.requests.pretrain import PretrainRequest
@@ -61,9 +61,7 @@ def datasets_there(request: Request) -> None:
     elif isinstance(request, FinetuneRequest | AnalyzeRequest):
         all_there([request.dataset], request.data)
     elif isinstance(request, PretrainRequest):
-        recipe = config.read_recipe(config.find_recipe(request.recipe, "pretrain"))
-        data = config.apply_overrides(recipe, request.overrides).get("data") or {}
-        name = str(data.get("dataset"))
+        name = _pretrained_on(request)
         row = catalog.row(name)
         folders: Sequence[str] = (name,)
         if row is not None and row.folders:
@@ -71,6 +69,33 @@ def datasets_there(request: Request) -> None:
         # One split is enough to train on. Where there is a folder, reading it says what is missing
         if not any((request.data / folder).is_dir() for folder in folders):
             all_there([name], request.data)
+
+
+def out_inside(request: Request) -> None:
+    """Refuse a request whose --out lies in one of its datasets.
+
+    `evaluation.wanted` does this for `evaluate`, as only its tasks say which datasets there are."""
+    if not isinstance(request, RunRequest | DetectRequest):
+        return
+    if request.data is None or request.out is None:
+        return
+    names: list[str] = []
+    if isinstance(request, LinearRequest | OodRequest):
+        names = catalog.names(request.datasets)
+    elif isinstance(request, FinetuneRequest | AnalyzeRequest):
+        names = [request.dataset]
+    elif isinstance(request, SemisupRequest):
+        names = [request.dataset or "imagenet"]
+    elif isinstance(request, PretrainRequest):
+        names = [_pretrained_on(request)]
+    outside.refuse_inside(request.data, names, request.out)
+
+
+def _pretrained_on(request: PretrainRequest) -> str:
+    """Return the name of the dataset that a pretraining's recipe names."""
+    recipe = config.read_recipe(config.find_recipe(request.recipe, "pretrain"))
+    data = config.apply_overrides(recipe, request.overrides).get("data") or {}
+    return str(data.get("dataset"))
 
 
 def all_there(names: Sequence[str], root: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from backbench.containers import finding, reading
 from backbench.containers.container import SPLIT_WORDS
-from backbench.datasets import catalog, splits
+from backbench.datasets import catalog, outside, splits
 from backbench.errors import BadInput
 from backbench.images import contents
 from backbench.images.image_list import ImageList
@@ -28,8 +28,7 @@ def pack(name: str, root: Path, kind: str, out: Path) -> None:
         raise BadInput(
             f"{root / name}: neither class folders nor containers; `data pack` is for those"
         )
-    if out.resolve() == (root / name).resolve():
-        raise BadInput(f"--out {out}: is the dataset itself; name another folder")
+    outside.refuse_inside(root, [name], out)
     for split, images in parts.items():
         if kind == "folder":
             _write_folder(out / split, images)
@@ -59,7 +58,10 @@ def _sources(name: str, root: Path) -> Iterator[tuple[str, ImageList]]:
         return
     base = row.base(root) if row else root / name
     catalog.present(name, root)
-    there = [s for s in SPLIT_WORDS if finding.find(base, s) or (base / s).is_dir()]
+    there = []
+    for split in SPLIT_WORDS:
+        if finding.find(base, split) or finding.split_folder(base, split).is_dir():
+            there.append(split)
     for split in there:
         yield split, catalog.open_split(root, name, split)
     if not there:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backbench.containers import finding
-from backbench.datasets import catalog
+from backbench.datasets import catalog, outside
 from backbench.errors import BadInput, nearest
 from backbench.recipes import config
 from backbench.tasks import TASKS
@@ -121,9 +121,15 @@ def _placed(
     if out.exists() and not out.is_dir():
         raise BadInput(f"{out}: is a file; --out needs a folder")
     if all("/" in text.partition("@")[0] for text in names):
-        return data, [parse_task(text) for text in names]
-    folder = dataset_folder(data)
-    return folder.parent, [parse_task(text, folder.name) for text in names]
+        root = data
+        tasks_there = [parse_task(text) for text in names]
+    else:
+        folder = dataset_folder(data)
+        root = folder.parent
+        tasks_there = [parse_task(text, folder.name) for text in names]
+    datasets = {name for task in tasks_there for name in catalog.names(task.dataset)}
+    outside.refuse_inside(data, sorted(datasets), out, root=root)
+    return root, tasks_there
 
 
 def dataset_folder(data: Path) -> Path:

@@ -125,6 +125,7 @@ class CommandCheck:
             request = parse(job.argv)
             try:
                 self.check(request)
+                availability.out_inside(request)
             except BadInput as error:
                 raise BadInput(f"{where}: {job.name}: {error}") from None
             # A warning only: the node may have what this machine has not
