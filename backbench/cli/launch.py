@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from backbench.datasets import outside
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
 from backbench.launch.clusters import (
@@ -54,6 +55,10 @@ def run_grid(request: LaunchRunRequest, check: Callable[[Request], None]) -> Out
     # cluster.a.b=c changes a key of the cluster's file, a.b=c one of the grid's
     of_cluster, of_grid = _split_overrides(request.overrides)
     grid = read_grid(request.grid, of_grid)
+    data = request.data or grid.data
+    if data is not None:
+        # Before the ledger is written there. Each command's datasets are checked with the command
+        outside.refuse_inside(Path(data), (), request.out)
     cluster = read_cluster(request.cluster, of_cluster)
     grid_run = GridRun(
         ledger=Ledger(request.out),
