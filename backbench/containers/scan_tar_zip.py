@@ -181,6 +181,8 @@ def scan_zips(files: Sequence[Path]) -> Iterator[Table]:
         try:
             with opening.open_regular(file) as raw, zipfile.ZipFile(raw) as archive:
                 yield _zipped(raw, archive)
+        except BadInput as error:
+            raise BadInput(f"{file}: {error}") from None
         # zipfile's own errors, and whatever a crafted header makes of it
         except Exception as error:
             said = printable.shown(" ".join(str(error).split()), 160)

@@ -252,6 +252,12 @@ def test_names_that_break_lists_are_refused(own, name, packed):
         lists(packed(own) if packed else own)
 
 
+def test_a_datasets_own_name_is_printable(own):
+    own.rename(own.with_name("new\nline"))
+    with pytest.raises(BadInput, match="a dataset's name has no control character"):
+        lists(own.with_name("new\nline"))
+
+
 def test_a_name_that_is_no_text_is_refused(own):
     picture(own / "train" / "cat" / os.fsdecode(b"caf\xe9.png"), 900)
     with pytest.raises(BadInput, match=r"control character '\\udce9'; rename it"):
