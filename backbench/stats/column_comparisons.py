@@ -5,9 +5,12 @@ What is taken for random depends on what there is.
                                     together (multiple_tests.sign_flips)
   Six or more columns of fewer      columns; as they share test images, a pair must also differ over
   datasets                          the images
-  Fewer columns                     the images alone
+  Fewer columns, or `by_images`     the images alone
 
 Sign flips need six units: five have 16 outcomes, so no p is below 0.06.
+
+A test over images takes a pair's columns that it can test: those of which both rows kept their
+predictions and whose training noise is known. So a column that cannot be tested yet changes nothing.
 """
 
 import itertools
@@ -45,6 +48,8 @@ def compared_pairs(
     datasets: Sequence[str],
     noise: np.ndarray | None = None,
     trainings: Trainings | None = None,
+    *,
+    by_images: bool = False,
 ) -> ComparedPairs:
     """Test all pairs of rows. The arguments are those of rank_intervals.ranking."""
     from scipy.special import stdtr
@@ -52,12 +57,13 @@ def compared_pairs(
     # 1. The pairs' differences in each unit: a dataset, where there are enough, or a column
     used = ~np.isnan(values).all(0)
     names, of_name = np.unique(np.asarray(datasets)[used], return_inverse=True)
-    by_dataset = len(names) >= FEWEST
+    by_dataset = len(names) >= FEWEST and not by_images
     units = of_name if by_dataset else np.arange(len(of_name))
     scaled, scales = _scaled(values[:, used])
     first, second = np.triu_indices(len(values), 1)
     each, count = _differences(scaled, units, first, second)
     sums = each.sum(0)
+    few = by_images or len(each) < FEWEST
     # 2. Over other units like these
     apart = sign_flips(each, count, FEWEST)
     over = "datasets"
@@ -66,30 +72,31 @@ def compared_pairs(
         # 3. Over other images. Without predictions nobody knows the variance (nan), and nothing is
         #    told apart. Other columns are trained anew, so the test over columns counts trainings
         #    already; where columns are too few for it, the trainings' variance is added here
-        by_image = np.full(len(first), np.nan)
+        mean = np.full(len(first), np.nan)
+        variance = np.full(len(first), np.nan)
         df = np.full(len(first), np.inf)
         if noise is not None and len(values) <= MOST_BY_IMAGES:
             counted = None
-            if trainings is not None and len(each) < FEWEST:
+            if trainings is not None and few:
                 noises = list(itertools.compress(trainings.noises, used))
                 counted = Trainings(noises, trainings.runs[:, used])
             moved = noise[:, used] / scales[None, :, None]
-            by_image, df = _variances(scaled, scales, moved, counted)
-        known = by_image > 0
-        mean = sums / np.maximum(count, 1)
-        t = np.abs(mean)[known] / np.sqrt(by_image[known])
+            mean, variance, df = _over_images(scaled, scales, moved, counted)
+        known = variance > 0
+        t = np.abs(mean)[known] / np.sqrt(variance[known])
         p = np.ones(len(first))
         p[known] = 2 * stdtr(np.minimum(df[known], 1e9), -t)
         apart_by_images = holm(p) <= ALPHA
-        tested = bool(np.isfinite(by_image).any())
+        tested = bool(np.isfinite(variance).any())
         # 4. A pair that differs over columns must differ over images, too. From few columns nothing
         #    can be said about other columns
-        if len(each) < FEWEST:
+        if few:
             over = "images"
             apart = apart_by_images
+            sums = mean
         else:
             over = "columns"
-            apart &= apart_by_images
+            apart &= apart_by_images & (np.sign(mean) == np.sign(sums))
     above = np.zeros((len(values), len(values)), bool)
     above[first, second] = apart & (sums > 0)
     above[second, first] = apart & (sums < 0)
@@ -147,24 +154,30 @@ def _differences(
     return each, count
 
 
-def _variances(
+def _over_images(
     scaled: np.ndarray,
     scales: np.ndarray,
     moved: np.ndarray,
     trainings: Trainings | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the variance of each pair's mean difference, and its degrees of freedom (pairs,).
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each pair's mean difference over the columns that can be tested, its variance, and the
+    degrees of freedom of that (pairs,); nan where no column can be.
 
-    It is the variance over other images, and over other `trainings` if given; nan where nobody
-    knows. `moved` (rows, columns, resamples) are the values on resamples, in the columns' units."""
-    there = ~np.isnan(scaled)
+    It is the variance over other images, and over other `trainings` if given. `moved` (rows,
+    columns, resamples) are the values on resamples, in the columns' units."""
+    can_test = ~np.isnan(scaled) & np.isfinite(moved).all(2)
+    if trainings is not None:
+        can_test &= np.array([noise.known for noise in trainings.noises])
     first, second = np.triu_indices(len(scaled), 1)
+    mean = np.full(len(first), np.nan)
     variance = np.full(len(first), np.nan)
     df = np.full(len(first), np.inf)
     for n, (a, b) in enumerate(zip(first, second)):
-        both = there[a] & there[b]
-        if both.any():
-            variance[n] = (moved[a, both] - moved[b, both]).mean(0).var(ddof=1)
+        both = can_test[a] & can_test[b]
+        if not both.any():
+            continue
+        mean[n] = (scaled[a, both] - scaled[b, both]).mean()
+        variance[n] = (moved[a, both] - moved[b, both]).mean(0).var(ddof=1)
         if trainings is None:
             continue
         # A column's noise s^2 adds s^2 (1/k_a + 1/k_b) to the variance of its difference of means
@@ -174,12 +187,12 @@ def _variances(
         weights = of_runs / (scales[both] * both.sum()) ** 2
         estimated = []  # (the part of the variance that seeds estimated, its degrees of freedom)
         for noise, weight in zip(itertools.compress(trainings.noises, both), weights):
-            variance[n] += noise.excess * weight if noise.known else np.nan
+            variance[n] += noise.excess * weight
             estimated.append((noise.seeds * weight, noise.df))
-        if np.isfinite(variance[n]) and variance[n] > 0:
+        if variance[n] > 0:
             spread = sum(
                 poorly_known(min(part / variance[n], 1.0), known)
                 for part, known in estimated
             )
             df[n] = 1 / spread if spread else np.inf
-    return variance, df
+    return mean, variance, df

@@ -82,7 +82,9 @@ def test_few_columns_say_nothing_without_predictions():
     assert known.tested and known.places[0].interval == (1, 1)
     assert not of(values, noise=40 * moved).above.any()
     moved[1, 2] = NAN  # one column of one row without predictions
-    assert not of(values, noise=moved).above.any()
+    assert of(values, noise=moved).places[0].interval == (1, 1), "the others still say"
+    moved[0, [0, 1]] = moved[1, [3, 4]] = NAN  # no column with those of both
+    assert not of(values, noise=moved).tested
 
 
 def test_columns_of_one_dataset_are_no_better_known_than_its_images():
