@@ -1,5 +1,6 @@
 """The cost of a trunk, shown beside its numbers: parameters, multiply-adds, images a second."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -25,15 +26,25 @@ class TrunkCost(NamedTuple):
         """'11.2M parameters · 1.8 GFLOPs at 224 px · 35 images/s'"""
         parts = [f"{self.parameters / 1e6:.1f}M parameters"]
         if self.gflops is not None:
-            parts.append(f"{self.gflops:.2g} GFLOPs at {self.side} px")
+            parts.append(f"{plain(self.gflops, 2)} GFLOPs at {self.side} px")
         if self.images_per_second is not None:
-            parts.append(f"{self.images_per_second:.3g} images/s")
+            parts.append(f"{plain(self.images_per_second, 3)} images/s")
         return " · ".join(parts)
 
     @property
     def rank(self) -> tuple[bool, int]:
         """The sorting key among the costs of one checkpoint: the greatest stands for it."""
         return not self.detector, self.side
+
+
+def plain(value: float, digits: int) -> str:
+    """A number with so many significant digits, and never with an exponent: 0.0051, 35, 1260."""
+    if not value:
+        return "0"
+    rounded = float(f"{value:.{digits}g}")
+    behind = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    text = f"{rounded:.{behind}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 # The columns of a table: all but `detector`

@@ -8,6 +8,7 @@ from support.records import a_result
 from backbench.board import export, page
 from backbench.board.board import collect
 from backbench.records import store
+from backbench.records.trunk_costs import TrunkCost
 
 R18 = {"reading": "pooled", "parameters": 11_176_512, "side": 224, "gflops": 1.8186}
 VIT = {"reading": "cls", "parameters": 21_665_664, "side": 224, "gflops": 4.5985}
@@ -58,6 +59,19 @@ def test_the_table_has_what_each_trunk_costs(runs):
     texts = {one.name: one.cost for one in page._rows(board)}
     assert texts["trunk a"] == "11.2M parameters · 1.8 GFLOPs at 224 px · 25 images/s"
     assert texts["trunk c"] == ""
+
+
+@pytest.mark.parametrize(
+    ("speed", "gflops", "shown"),
+    [
+        (1260.4, 123.4, "120 GFLOPs at 224 px · 1260 images/s"),
+        (35.25, 0.0051, "0.0051 GFLOPs at 224 px · 35.2 images/s"),
+        (0.034, 999.9, "1000 GFLOPs at 224 px · 0.034 images/s"),
+    ],
+)
+def test_costs_are_plain_numbers(speed, gflops, shown):
+    cost = TrunkCost(11_000_000, 224, gflops, speed)
+    assert cost.text == f"11.0M parameters · {shown}"
 
 
 def test_every_number_has_the_speed_of_its_own_run(runs):
