@@ -2,7 +2,11 @@
 
 board         results as a board, and the tests between its rows
 metrics       how the columns of a metric are named, ordered and shown
-overall       ranks over sets of columns, and who leads in one sentence
+groups        which rows common columns connect
+overall       ranks over sets of columns, and who leads in two sentences
+verdict       who leads a group of rows, in words
+column_words  how a sentence names columns
+commands      the commands that a board proposes
 export        leaderboard.csv, results.csv, the board for programs
 page          leaderboard.html from its template, styles and scripts (page.html, page.css, page_*.js)
 page_records  the records of the page, whose fields the scripts read

@@ -197,6 +197,8 @@ class Board:
     # Checkpoint digest -> the side of the images that it was trained on, in pixels, where a row
     # says it
     trained: dict[str, int] = field(default_factory=dict)
+    # Checkpoint digest -> the sides at which it was measured, where they are not that of its training
+    resized: dict[str, set[int]] = field(default_factory=dict)
     # Checkpoint digest -> the cost of its trunk
     costs: dict[str, TrunkCost] = field(default_factory=dict)
     # The marks and the training noise of the columns that were tested so far: `standing` and
@@ -366,11 +368,15 @@ def _add_facts(board: Board, result: Result) -> None:
     recipe = result.provenance.get(fast.PRETRAINING)
     if isinstance(recipe, Mapping):
         board.recipes.setdefault(result.checkpoint, recipe)
-    trained = (result.facts.get("size") or {}).get("trained")
+    sides = result.facts.get("size") or {}
+    trained = sides.get("trained")
+    measured = sides.get("measured")
     if trained is not None:
         board.trained.setdefault(result.checkpoint, trained)
-    for measured in (result.origin, *(result.origin.get("also") or [])):
-        lab = measured.get("lab")
+        if measured not in (None, trained) and TASKS[result.task].ranked:
+            board.resized.setdefault(result.checkpoint, set()).add(measured)
+    for origin in (result.origin, *(result.origin.get("also") or [])):
+        lab = origin.get("lab")
         if lab:
             labs = board.labs.setdefault(result.checkpoint, {})
             labs[printable.shown(str(lab), 60)] = None

@@ -1,5 +1,10 @@
 """Who leads the board: named sets of columns, the rank of every checkpoint over each set
-(backbench/stats/rank_intervals.py), and the answer in one sentence."""
+(backbench/stats/rank_intervals.py), and the answer in two sentences.
+
+Only rows that common columns connect are ranked together. Where a test over other datasets or
+columns puts nobody alone on top, a test over other images of the columns that can be tested may do
+so: it says less, and a column that cannot be tested yet takes nothing from it.
+"""
 
 import dataclasses
 from collections import Counter
@@ -8,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from backbench.board import commands, groups, verdict
 from backbench.board.board import (
     AVERAGE,
     BEST,
@@ -20,66 +26,41 @@ from backbench.board.board import (
     predictions,
     standing,
 )
+from backbench.board.column_words import as_places, short_names
+from backbench.board.verdict import NAMED, RankedGroup, in_braces, listed, some
 from backbench.datasets.catalog import TWELVE
 from backbench.stats import column_comparisons, rank_intervals, resampling
+from backbench.stats.column_comparisons import FEWEST
 from backbench.tasks import TASKS
 
 # The names of the sets
 ALL = "all columns"
 OF_TWELVE = "LORAC's twelve"
 OF_DETECTION = "detection"
-NAMED = 4  # checkpoints that a sentence names; of more, it says how many others
-PLACES = 4  # columns that it names; of more, it says how many
+GROUPS = 3  # groups of rows that the answer speaks of; of more, it says how many
 NOWHERE = "none is best on any single measurement by a paired test"
 
 
-@dataclass(frozen=True)
-class Overall:
-    """The checkpoints (`rows`) that have a value in one of the set's `columns`, best rank first."""
+@dataclass(frozen=True, kw_only=True)
+class Overall(RankedGroup):
+    """Checkpoints (`rows`) that common columns of a set connect, the best rank first."""
 
-    name: str
+    name: str  # of the set
     columns: list[Column]
     rows: list[Row]
-    standing: rank_intervals.Ranking
+    group: int  # of those that have a column in common in any set; 0 is the largest
 
-    def leaders(self) -> list[Row]:
-        return [self.rows[i] for i in self.standing.leaders]
+    def row_leaders(self) -> list[Row]:
+        return [self.rows[i] for i in self.leaders]
 
     def place(self, row: Row) -> rank_intervals.RankPlace:
         return self.standing.places[self.rows.index(row)]
-
-    def interval_of(self, row: Row, between: str) -> str:
-        """The ends of a row's interval, as `1-4`; one number if they are equal."""
-        low, high = self.place(row).interval
-        return str(low) if low == high else f"{low}{between}{high}"
 
     def rank_of(self, row: Row) -> str:
         """A row's rank and its interval, as `2 (1-4)`; empty if it has none."""
         if row not in self.rows:
             return ""
-        return f"{self.place(row).rank} ({self.interval_of(row, '-')})"
-
-    @property
-    def title(self) -> str:
-        """The set's name in a sentence, with the number of its columns."""
-        count = len(self.columns)
-        if self.name == OF_TWELVE:
-            return self.name if count == len(TWELVE) else f"{count} of {self.name}"
-        if self.name == OF_DETECTION:
-            return f"{count} measurements of detection"
-        return f"all {count} measurements" if count > 1 else "the one measurement"
-
-    @property
-    def basis(self) -> str:
-        """The words that say what the intervals are for."""
-        over, units = self.standing.over, self.standing.units
-        if over == "datasets":
-            return f"for other datasets like these {units}"
-        if over == "columns":
-            return f"for other measurements like these {units}, on other images"
-        if any(TASKS[column.task].trains for column in self.columns):
-            return "for these measurements on other images and trainings"
-        return "for these measurements on other images"
+        return f"{self.place(row).rank} ({self.interval(self.rows.index(row), '-')})"
 
 
 def ranks_by(cell: Cell) -> bool:
@@ -139,155 +120,306 @@ def values_of(
     return [measured[i] for i in there], values[there], datasets
 
 
+def connected_rows(board: Board) -> list[list[Row]]:
+    """The groups of checkpoints that common columns connect, the largest first. A checkpoint whose
+    numbers nobody else has is a group of its own; one without a ranked number is in none."""
+    columns = [column for column in board.main_columns() if column.dataset != AVERAGE]
+    rows, values, _ = values_of(board, columns)
+    return [[rows[i] for i in group] for group in groups.connected(values)]
+
+
 def overall(board: Board) -> list[Overall]:
-    """The ranks over every set; none if no column has two checkpoints, or if there are too many."""
+    """The ranks over every set, and of every group in it; none if no column has two checkpoints, or
+    if there are too many."""
     if len(board.measured_rows) > rank_intervals.MOST_ROWS:
         return []
-    return [
-        _ranked(board, name, columns) for name, columns in column_sets(board).items()
-    ]
+    ranks = _Ranks(board)
+    out: list[Overall] = []
+    for name, columns in column_sets(board).items():
+        for one in ranks.of_set(name, columns):
+            # A set may be another one without the columns that cannot be tested
+            known = [(other.columns, other.rows) for other in out]
+            if (one.columns, one.rows) not in known:
+                out.append(one)
+    return sorted(out, key=lambda one: one.group)
 
 
-def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
-    """Rank the checkpoints that have a value in one of these columns."""
-    rows, values, datasets = values_of(board, columns)
-    # 1. How values move with the images matters only if there are few datasets.
-    noise = None
-    trainings = None
-    few_datasets = len(set(datasets)) < column_comparisons.FEWEST
-    if few_datasets and len(rows) <= column_comparisons.MOST_BY_IMAGES:
-        noise, runs = _noise_and_runs(board, rows, columns)
-        noises = [noise_of(board, column) for column in columns]
-        trainings = column_comparisons.Trainings(noises, runs)
-    # 2. The best rank first.
-    ranking = rank_intervals.ranking(values, datasets, noise, trainings)
-    order = sorted(range(len(rows)), key=lambda i: (ranking.places[i].rank, i))
-    ranking = dataclasses.replace(
-        ranking,
-        places=[ranking.places[i] for i in order],
-        above=ranking.above[np.ix_(order, order)],
-    )
-    return Overall(name, columns, [rows[i] for i in order], ranking)
+def first_of_groups(sets: Sequence[Overall]) -> list[Overall]:
+    """The first set of each group: the one that its rows are ordered by. Where the columns that can
+    be tested leave a group in several parts, these are its first sets."""
+    out: list[Overall] = []
+    for of in sets:
+        known = {row for other in out for row in other.rows}
+        if not known & set(of.rows):
+            out.append(of)
+    return out
 
 
-def _noise_and_runs(
-    board: Board, rows: Sequence[Row], columns: Sequence[Column]
-) -> tuple[np.ndarray, np.ndarray]:
-    """How values move on resamples of the images (rows, columns, resamples), nan if unknown, and
-    how many trainings each is the mean of (rows, columns)."""
-    from backbench.verify import resamples
+class _Ranks:
+    """Ranks of one board. How its numbers move on resamples is worked out once."""
 
-    noise = np.full((len(rows), len(columns), resampling.COUNT), np.nan)
-    runs = np.ones((len(rows), len(columns)))
-    for r, row in enumerate(rows):
-        for c, column in enumerate(columns):
-            cell = board.cell(row, column)
-            if cell is None:
-                continue
-            runs[r, c] = max(1, len(cell.values))
-            kept = list(predictions(cell).values())
-            if not ranks_by(cell) or len(kept) < len(cell.parts):
-                continue
-            moved = resamples.moved(kept, column.metric)
-            if moved is not None:
-                noise[r, c] = moved
-    return noise, runs
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.labels = board.labels()
+        self.names = short_names(board.main_columns())
+        self.main = main_columns(board)
+        self.connected = connected_rows(board)
+        self._moved: dict[tuple[str, Column], np.ndarray | None] = {}
+
+    def of_set(self, name: str, columns: list[Column]) -> list[Overall]:
+        """Rank each group of a set; the largest first."""
+        _, values, _ = values_of(self.board, columns)
+        out = []
+        for group in groups.connected(values):
+            measured = ~np.isnan(values[group]).all(0)
+            there = [columns[i] for i in np.flatnonzero(measured)]
+            if len(group) > 1:
+                out += self._of_group(name, there)
+        return out
+
+    def _of_group(self, name: str, columns: list[Column]) -> list[Overall]:
+        """The ranks of one group: over all of its columns, over those that can be tested, or both."""
+        rows, _, datasets = values_of(self.board, columns)
+        # 1. Over other datasets or columns like these, trained anew: one training each will do.
+        whole = None
+        if len(set(datasets)) >= FEWEST or len(columns) >= FEWEST:
+            whole = self._ranked(name, columns, columns)
+            if whole.is_decided:
+                return [whole]
+        # 2. Over other images, in the columns that can be tested. Without the others, some rows may
+        #    have no column in common.
+        tested = [column for column in columns if self._can_test(column, rows)]
+        parts = []
+        _, values, _ = values_of(self.board, tested)
+        for part in groups.connected(values):
+            measured = ~np.isnan(values[part]).all(0)
+            there = [tested[i] for i in np.flatnonzero(measured)]
+            if len(part) > 1:
+                parts.append(self._ranked(name, there, columns, by_images=True))
+        # 3. The parts with a leader come first: what can be tested stays said, whatever joins it.
+        if whole is None:
+            return parts or [self._ranked(name, columns, columns, by_images=True)]
+        return [*[part for part in parts if part.is_decided], whole]
+
+    def _can_test(self, column: Column, rows: Sequence[Row]) -> bool:
+        """True if two rows kept their predictions, and the noise of trainings is known."""
+        if not noise_of(self.board, column).known:
+            return False
+        return sum(self._resampled(row, column) is not None for row in rows) > 1
+
+    def _ranked(
+        self,
+        name: str,
+        columns: list[Column],
+        everything: list[Column],
+        *,
+        by_images: bool = False,
+    ) -> Overall:
+        """Rank the checkpoints that have a value in one of these columns, which are some of
+        `everything` that was measured in this group."""
+        board = self.board
+        rows, values, datasets = values_of(board, columns)
+        # 1. How values move with the images matters only if there are few datasets.
+        noise = None
+        trainings = None
+        few = by_images or len(set(datasets)) < FEWEST
+        if few and len(rows) <= column_comparisons.MOST_BY_IMAGES:
+            noise, runs = self._noise_and_runs(rows, columns)
+            noises = [noise_of(board, column) for column in columns]
+            trainings = column_comparisons.Trainings(noises, runs)
+        # 2. The best rank first.
+        ranking = rank_intervals.ranking(
+            values, datasets, noise, trainings, by_images=by_images
+        )
+        order = sorted(range(len(rows)), key=lambda i: (ranking.places[i].rank, i))
+        ranking = dataclasses.replace(
+            ranking,
+            places=[ranking.places[i] for i in order],
+            above=ranking.above[np.ix_(order, order)],
+        )
+        in_order = [rows[i] for i in order]
+        return Overall(
+            name=name,
+            columns=columns,
+            rows=in_order,
+            names=[self.labels[row.checkpoint] for row in in_order],
+            standing=ranking,
+            met=groups.meetings(values[order]),
+            title=self._title(name, columns, everything),
+            basis=_basis(ranking, columns),
+            group=next(
+                n for n, group in enumerate(self.connected) if in_order[0] in group
+            ),
+        )
+
+    def _title(self, name: str, columns: list[Column], everything: list[Column]) -> str:
+        """The columns of a set in a sentence."""
+        count = len(columns)
+        is_whole = count == len(everything)
+        if name == OF_TWELVE:
+            return name if count == len(TWELVE) else f"{count} of {name}"
+        if name == OF_DETECTION:
+            of = "" if is_whole else f" of {len(everything)}"
+            return f"{count}{of} measurements of detection"
+        # The largest set of the only group
+        if is_whole and columns == self.main:
+            return f"all {count} measurements" if count > 1 else self.names[columns[0]]
+        if count <= 2:
+            return as_places(columns, [], self.names)
+        if not is_whole:
+            return f"the {count} that can be tested"
+        # The whole of one of several groups
+        tasks = {TASKS[column.task].title for column in columns}
+        datasets = {(column.dataset, column.split) for column in columns}
+        if len(tasks) == 1 and len(datasets) == count:
+            return f"{tasks.pop()} on {count} datasets"
+        return f"{count} measurements"
+
+    def _resampled(self, row: Row, column: Column) -> np.ndarray | None:
+        """How a value moves on resamples of the images; None if nobody knows."""
+        from backbench.verify import resamples
+
+        key = (row.checkpoint, column)
+        if key not in self._moved:
+            moved = None
+            cell = self.board.cell(row, column)
+            if cell is not None and ranks_by(cell):
+                kept = list(predictions(cell).values())
+                if len(kept) >= len(cell.parts):
+                    moved = resamples.moved(kept, column.metric)
+            self._moved[key] = moved
+        return self._moved[key]
+
+    def _noise_and_runs(
+        self, rows: Sequence[Row], columns: Sequence[Column]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """How values move on resamples of the images (rows, columns, resamples), nan if unknown, and
+        how many trainings each is the mean of (rows, columns)."""
+        noise = np.full((len(rows), len(columns), resampling.COUNT), np.nan)
+        runs = np.ones((len(rows), len(columns)))
+        for r, row in enumerate(rows):
+            for c, column in enumerate(columns):
+                cell = self.board.cell(row, column)
+                if cell is None:
+                    continue
+                runs[r, c] = max(1, len(cell.values))
+                moved = self._resampled(row, column)
+                if moved is not None:
+                    noise[r, c] = moved
+        return noise, runs
+
+
+def _basis(ranking: rank_intervals.Ranking, columns: Sequence[Column]) -> str:
+    """The words that say what the intervals are for."""
+    if ranking.over == "datasets":
+        return f"for other datasets like these {ranking.units}"
+    if ranking.over == "columns":
+        return f"for other measurements like these {ranking.units}, on other images"
+    these = "these measurements" if len(columns) > 1 else "this measurement"
+    if any(TASKS[column.task].trains for column in columns):
+        return f"for {these} on other images and trainings"
+    return f"for {these} on other images"
 
 
 # ---- the answer
 
 
 def answer(board: Board, sets: Sequence[Overall]) -> str:
-    """One sentence that says who leads, where, and what cannot be told apart."""
+    """Two sentences at most: who leads, where, and what cannot be told apart; and what is missing
+    for more, with the command that measures it."""
     # 1. Nothing is ranked.
     labels = board.labels()
+    connected = connected_rows(board)
+    main = main_columns(board)
     count = len(board.measured_rows)
     if not count:
         return "Nothing is measured here."
     if count == 1:
         alone = labels[board.measured_rows[0].checkpoint]
-        return f"{alone} is alone here: nothing to compare it with."
-    if count > rank_intervals.MOST_ROWS:
+        said = f"{alone} is alone here: nothing to compare it with"
+    elif count > rank_intervals.MOST_ROWS:
         most = rank_intervals.MOST_ROWS
         return f"{count} checkpoints are too many to rank: at most {most} are."
-    if not sets:
-        return "No two checkpoints share a measurement: nothing here can be compared."
-    # 2. Who leads over the widest set, over the others, and in single columns.
+    elif not sets and len(connected) > 1:
+        said = "No two checkpoints share a measurement: nothing here can be compared"
+    elif not sets:
+        said = "Nothing here can be compared"
+    else:
+        said = _verdict(sets)
+        # A column that alone makes a verdict was named with its winner.
+        told = [of.columns[0] for of in sets if of.is_decided and len(of.columns) == 1]
+        left = [column for column in main if column not in told]
+        single = _single(board, left, labels, connected) if len(main) > 1 else ""
+        if single:
+            said += f"; {single}"
+    # 2. What is missing.
+    missing = "; ".join(_missing(board, sets, labels, connected, main))
+    if not missing:
+        return f"{said}."
+    return f"{said}. {missing[0].upper()}{missing[1:]}."
+
+
+def _verdict(sets: Sequence[Overall]) -> str:
+    """Who leads each group over its widest set, and over the others."""
+    ranked = sorted({of.group for of in sets})
+    clauses = []
+    for group in ranked[:GROUPS]:
+        own = [of for of in sets if of.group == group]
+        clauses += _of_group(own)
+    # Only the first clause begins the sentence
+    clauses[1:] = [
+        f"n{clause[1:]}" if clause.startswith("No ") else clause
+        for clause in clauses[1:]
+    ]
+    if len(ranked) > GROUPS:
+        left = len(ranked) - GROUPS
+        more = "1 more group stands" if left == 1 else f"{left} more groups stand"
+        clauses.append(f"{more} in the table")
+    return "; ".join(clauses)
+
+
+def _of_group(sets: Sequence[Overall]) -> list[str]:
+    """Who leads one group over its sets."""
     widest = sets[0]
-    clauses = [_leaders(widest, labels)]
+    clauses = [widest.clause()]
     for other in sets[1:]:
-        leaders = other.leaders()
+        leaders = other.row_leaders()
         over = f"over {other.title}"
         if len(leaders) == len(other.rows):
-            clauses.append(f"{over} {_all(leaders, labels)} cannot be told apart")
-        elif leaders == widest.leaders():
+            everybody = verdict.everybody(other.names)
+            clauses.append(f"{over} {everybody} cannot be told apart")
+        elif leaders == widest.row_leaders():
             clauses.append(f"{over} too")
         else:
             leads = "leads" if len(leaders) == 1 else "lead"
-            clauses.append(f"{over} {_names(leaders, labels)} {leads}")
-    single = _single(board, widest.columns, labels)
-    if single:
-        clauses.append(single)
-    return "; ".join(clauses) + "."
+            clauses.append(
+                f"{over} {some([other.names[i] for i in other.leaders])} {leads}"
+            )
+    return clauses
 
 
-def _names(rows: Sequence[Row], labels: dict[str, str]) -> str:
-    """The names of rows in a sentence: NAMED of them, and how many others."""
-    names = [labels[row.checkpoint] for row in rows[:NAMED]]
-    if len(rows) > NAMED:
-        names.append(f"{len(rows) - NAMED} others")
-    return listed(names)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence: `a, b and c`."""
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
-
-
-def _leaders(of: Overall, labels: dict[str, str]) -> str:
-    """The clause of the widest set."""
-    leaders = of.leaders()
-    total = len(of.rows)
-    if len(leaders) == total:
-        why = ""
-        if not of.standing.tested:
-            why = ", as too little was measured, trained again or kept to test it"
-        everybody = _all(leaders, labels)
-        return f"No clear winner: {everybody} cannot be told apart over {of.title}{why}"
-    confidence = f"of {total} with 95% confidence, {of.basis}"
-    if len(leaders) == 1:
-        name = labels[leaders[0].checkpoint]
-        return f"{name} leads alone over {of.title}: rank 1 {confidence}"
-    ranks = ", ".join(of.interval_of(row, " to ") for row in leaders[:NAMED])
-    return (
-        f"{_names(leaders, labels)} lead over {of.title} and cannot be told apart:"
-        f" ranks {ranks} {confidence}"
-    )
-
-
-def _all(rows: Sequence[Row], labels: dict[str, str]) -> str:
-    """All rows in a sentence: by name, or by their number if they are many."""
-    if len(rows) > NAMED:
-        return f"the {len(rows)} checkpoints"
-    return _names(rows, labels)
-
-
-def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> str:
+def _single(
+    board: Board,
+    columns: Sequence[Column],
+    labels: dict[str, str],
+    connected: Sequence[Sequence[Row]],
+) -> str:
     """Name the columns in which a checkpoint is best, or best of one training; count the others."""
-    if len(columns) < 2:
-        return ""
     best = _won(board, columns, BEST)
     once = _won(board, columns, ONCE)
-    clauses = [NOWHERE]
+    clauses = []
     if best:
-        clauses = [f"best by a paired test: {_winners(best, columns, labels)}"]
+        winners = _winners(board, best, columns, labels, connected)
+        clauses.append(f"best by a paired test: {winners}")
+    elif columns == main_columns(board):
+        clauses.append(NOWHERE)
     if once:
-        winners = _winners(once, columns, labels)
+        winners = _winners(board, once, columns, labels, connected)
         clauses.append(f"best of one training each: {winners}")
     won = sum(len(each) for each in (*best.values(), *once.values()))
     if best and won < len(columns):
-        clauses.append(f"nobody in the other {len(columns) - won}")
+        left = len(columns) - won
+        clauses.append(f"nobody in the other {'one' if left == 1 else left}")
     return "; ".join(clauses)
 
 
@@ -302,26 +434,165 @@ def _won(board: Board, columns: Sequence[Column], mark: str) -> dict[str, list[C
 
 
 def _winners(
-    won: dict[str, list[Column]], columns: Sequence[Column], labels: dict[str, str]
+    board: Board,
+    won: dict[str, list[Column]],
+    columns: Sequence[Column],
+    labels: dict[str, str],
+    connected: Sequence[Sequence[Row]],
 ) -> str:
     """At most NAMED winners and their columns, those with the most columns first."""
     by_count = sorted(won, key=lambda checkpoint: -len(won[checkpoint]))
+    names = short_names(board.main_columns())
     clauses = []
+    of_group = {row.checkpoint: len(rows) for rows in connected for row in rows}
     for checkpoint in by_count[:NAMED]:
-        clauses.append(f"{labels[checkpoint]} in {_where(won[checkpoint], columns)}")
+        total = of_group[checkpoint]
+        # Of how many checkpoints it is the best, where not all of its group were measured
+        of = {}
+        for column in won[checkpoint]:
+            count = len(board.measured(column))
+            of[column] = "" if count >= total else f"{count} of {total} measured"
+        where = as_places(won[checkpoint], columns, names, of)
+        clauses.append(f"{labels[checkpoint]} in {where}")
     return ", ".join(clauses)
 
 
-def _where(won: Sequence[Column], columns: Sequence[Column]) -> str:
-    """The names of some columns, as short as tells them from the others."""
-    if len(won) == len(columns):
-        return f"each of the {len(won)} measurements"
-    if len(won) > PLACES:
-        return f"{len(won)} measurements"
-    tasks = [column.task for column in columns]
-    names = []
-    for column in won:
-        title = TASKS[column.task].title
-        is_only = tasks.count(column.task) == 1
-        names.append(title if is_only else f"{title} on {column.dataset}")
-    return listed(names)
+# ---- what is missing
+
+
+def _missing(
+    board: Board,
+    sets: Sequence[Overall],
+    labels: dict[str, str],
+    connected: Sequence[Sequence[Row]],
+    main: Sequence[Column],
+) -> list[str]:
+    """What stands in the way of a verdict, a clause each."""
+    clauses = [
+        _never_together(board, connected, sets, labels),
+        _trained_once(board, sets, labels, main),
+        _nothing_kept(board, labels),
+        _without_ranks(board, connected, labels),
+        _at_another_size(board, labels),
+    ]
+    return [clause for clause in clauses if clause]
+
+
+def _never_together(
+    board: Board,
+    connected: Sequence[Sequence[Row]],
+    sets: Sequence[Overall],
+    labels: dict[str, str],
+) -> str:
+    """Name the groups that share no column, and the command that connects the first two."""
+    if len(connected) < 2:
+        return ""
+    # Within a group, the best stand first
+    rank: dict[Row, int] = {}
+    for of in sets:
+        for row, place in zip(of.rows, of.standing.places, strict=True):
+            rank.setdefault(row, place.rank)
+    ordered = [sorted(rows, key=lambda row: rank.get(row, 0)) for rows in connected]
+    words = []
+    for rows in ordered[:GROUPS]:
+        words.append(in_braces([labels[row.checkpoint] for row in rows]))
+    if len(ordered) > GROUPS:
+        words.append(f"{len(ordered) - GROUPS} other groups")
+    # The column in which most of the first group were measured
+    first = set(ordered[0])
+    count = {}
+    for column in board.main_columns():
+        if column.dataset != AVERAGE:
+            having = [row for row, cell in board.measured(column) if ranks_by(cell)]
+            count[column] = len(first & set(having))
+    column = max(count, key=lambda column: count[column])
+    command = commands.measuring(board, column, [ordered[1][0]])
+    connects = "them" if len(ordered) == 2 else "the first two"
+    return f"never measured together: {listed(words)}; `{command}` connects {connects}"
+
+
+def _trained_once(
+    board: Board,
+    sets: Sequence[Overall],
+    labels: dict[str, str],
+    main: Sequence[Column],
+) -> str:
+    """Name the columns that no verdict counts, as nobody knows how far a second training would move
+    them; and the command that settles the first of them."""
+    decided: set[Column] = set()
+    for of in sets:
+        # A test over other datasets or columns counts trainings that differ
+        if of.is_decided and of.standing.over != "images":
+            decided.update(of.columns)
+    waiting = []
+    for column in main:
+        if column not in decided and not noise_of(board, column).known:
+            waiting.append(column)
+    if not waiting:
+        return ""
+    names = short_names(board.main_columns())
+    where = as_places(waiting, [], names)
+    # One command trains all columns of one protocol
+    first = waiting[0]
+    alike = [
+        column
+        for column in waiting
+        if (column.task, column.protocol) == (first.task, first.protocol)
+    ]
+    rows = [row for row, _ in board.backed(first)][:2]
+    command = f"`{commands.measuring(board, first, rows, seeds=3, also=alike[1:])}`"
+    is_first_alone = len(rows) > 1 and not commands.takes_several(first)
+    if is_first_alone:
+        command += f" and the same for {labels[rows[1].checkpoint]}"
+    settle = "settle" if is_first_alone else "settles"
+    what = "it"
+    if len(waiting) > 1:
+        what = "them" if len(alike) == len(waiting) else names[first]
+    return f"trained once each, so not tested yet: {where}; {command} {settle} {what}"
+
+
+def _nothing_kept(board: Board, labels: dict[str, str]) -> str:
+    """Name the columns and checkpoints whose numbers follow from nothing that was kept."""
+    of_rows: dict[Column, list[str]] = {}
+    for column in board.main_columns():
+        for row, cell in board.measured(column):
+            if not cell.backed and column.dataset != AVERAGE:
+                of_rows.setdefault(column, []).append(labels[row.checkpoint])
+    if not of_rows:
+        return ""
+    names = short_names(board.main_columns())
+    whose = sorted({name for rows in of_rows.values() for name in rows})
+    where = as_places(list(of_rows), [], names)
+    return f"nothing kept to test or rank: {some(whose)} in {where}"
+
+
+def _without_ranks(
+    board: Board, connected: Sequence[Sequence[Row]], labels: dict[str, str]
+) -> str:
+    """Name the checkpoints without a number that can be ranked, if nothing else names them."""
+    ranked = {row for rows in connected for row in rows}
+    unbacked = set()
+    for column in board.main_columns():
+        for row, cell in board.measured(column):
+            if not cell.backed:
+                unbacked.add(row.checkpoint)
+    left = [
+        labels[row.checkpoint]
+        for row in board.measured_rows
+        if row not in ranked and row.checkpoint not in unbacked
+    ]
+    return f"without a number that can be ranked: {some(left)}" if left else ""
+
+
+def _at_another_size(board: Board, labels: dict[str, str]) -> str:
+    """Name the checkpoints that were measured on images of another size than they were trained on."""
+    by_sizes: dict[str, list[str]] = {}
+    for row in board.measured_rows:
+        if row.checkpoint in board.resized:
+            measured = listed(
+                [str(side) for side in sorted(board.resized[row.checkpoint])]
+            )
+            trained = board.trained[row.checkpoint]
+            sizes = f"trained at {trained} pixels and measured at {measured}"
+            by_sizes.setdefault(sizes, []).append(labels[row.checkpoint])
+    return "; ".join(f"{sizes}: {some(names)}" for sizes, names in by_sizes.items())

@@ -27,7 +27,7 @@ from backbench.board.board import (
     standing,
 )
 from backbench.board.export import command_again
-from backbench.board.overall import Overall, listed
+from backbench.board.overall import Overall
 from backbench.board.page_records import (
     PageCell,
     PageColumn,
@@ -44,6 +44,7 @@ from backbench.board.page_records import (
     as_object,
     as_table,
 )
+from backbench.board.verdict import listed
 from backbench.runs import atomic
 from backbench.tasks import TASKS
 from backbench.verify import verification

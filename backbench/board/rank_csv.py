@@ -1,6 +1,7 @@
 """`backbench rank FILE.csv|RUNS`: who leads a table or a folder's results, and how surely."""
 
 import csv
+import dataclasses
 import io
 import math
 import re
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from backbench.board import overall
+from backbench.board import groups, overall, verdict
 from backbench.board.board import AVERAGE, collect, text_of
 from backbench.board.export import write_lines
+from backbench.board.verdict import NAMED, RankedGroup
 from backbench.errors import BadInput, nearest
 from backbench.requests.options import Outcome
 from backbench.requests.runs import RankRequest
@@ -39,12 +41,12 @@ HEAD = (
     "win_rate",
     "columns",
     "group",
+    "part",
     "name",
 )
 MOST_BYTES = 64 * opening.MEGABYTE  # of a table; reading takes ten times as much memory
 LONGEST = 1000  # characters of a field
 SHOWN = 50  # rows on standard output
-NAMED = 4  # leaders in the sentence; of more it says how many others
 
 
 @dataclass(frozen=True)
@@ -59,48 +61,46 @@ class ForeignTable:
 
 def run(request: RankRequest) -> Outcome:
     """Run the verb `rank`."""
-    # 1. The table.
+    # 1. The groups of rows that common columns connect, and the answer.
     if request.file.is_dir():
         if request.name or request.lower:
             raise BadInput(
                 f"{request.file}: --name and --lower are for a CSV; leave them out"
             )
-        table = of_runs(request.file)
+        ranked, said = of_runs(request.file)
     else:
         table = read(request.file, name=request.name, lower=request.lower)
-    if len(table.names) > rank_intervals.MOST_ROWS:
-        raise BadInput(
-            f"{request.file}: {len(table.names)} rows; at most {rank_intervals.MOST_ROWS} are"
-            " ranked, as every pair of them is compared: leave the others out"
-        )
-    # 2. The ranks, the best first.
-    ranking = rank_intervals.ranking(table.values, table.datasets)
-    order = sorted(
-        range(len(table.names)), key=lambda i: (ranking.places[i].rank, table.names[i])
-    )
+        _refuse_many(request.file, len(table.names))
+        ranked = of_table(table)
+        said = answer(ranked, table)
+    # 2. The ranks of each group, the best first.
     lines: list[tuple[object, ...]] = []
-    for i in order:
-        place = ranking.places[i]
-        low, high = place.interval
-        line = (
-            place.rank,
-            low,
-            high,
-            text_of(place.average, ".2f"),
-            f"{place.win_rate:.1f}",
-            place.columns,
-            place.group,
-            table.names[i],
-        )
-        lines.append(line)
+    for part, group in enumerate(ranked, 1):
+        for name, place in zip(group.names, group.standing.places, strict=True):
+            low, high = place.interval
+            line = (
+                place.rank,
+                low,
+                high,
+                text_of(place.average, ".2f"),
+                f"{place.win_rate:.1f}",
+                place.columns,
+                place.group,
+                part,
+                name,
+            )
+            lines.append(line)
     # 3. The answer, the first lines, and all of them as a file.
-    said = answer(table, ranking)
     document = {"answer": said, "ranks": [dict(zip(HEAD, line)) for line in lines]}
-    print(said)
-    print(f"{'rank':>6} {'95%':>9} {'average':>8} {'wins %':>7} {'columns':>8}  name")
-    for rank, first, last, average, wins, columns, _, name in lines[:SHOWN]:
+    print(printable.shown(said, 4000))
+    head = f"{'rank':>6} {'95%':>9} {'average':>8} {'wins %':>7} {'columns':>8}  name"
+    headed: set[object] = set()
+    for rank, first, last, average, wins, columns, _, number, label in lines[:SHOWN]:
+        if number not in headed:
+            print(head)
+            headed.add(number)
         interval = f"{first}-{last}"
-        shown = printable.shown(str(name))
+        shown = printable.shown(str(label))
         print(f"{rank:>6} {interval:>9} {average:>8} {wins:>7} {columns:>8}  {shown}")
     if len(lines) > SHOWN:
         print(f"... and {len(lines) - SHOWN} more; --csv F writes all")
@@ -110,39 +110,92 @@ def run(request: RankRequest) -> Outcome:
     return Outcome(document=document)
 
 
-def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:
-    """One sentence that says who leads."""
-    of = f"{len(table.names)} rows over {len(table.columns)} columns"
-    if not ranking.tested:
-        return (
-            f"No clear winner: nothing can be told apart among {of}; that takes"
-            f" {column_comparisons.FEWEST} columns at least, of as many datasets."
+def _refuse_many(file: Path, count: int) -> None:
+    if count > rank_intervals.MOST_ROWS:
+        raise BadInput(
+            f"{file}: {count} rows; at most {rank_intervals.MOST_ROWS} are ranked, as every"
+            " pair of them is compared: leave the others out"
         )
-    leaders = [printable.shown(table.names[i]) for i in ranking.leaders]
-    names = ", ".join(leaders[:NAMED])
-    if len(leaders) > NAMED:
-        names += f" and {len(leaders) - NAMED} others"
-    lead = f"leads alone among {of}"
-    if len(leaders) > 1:
-        lead = f"lead among {of} and cannot be told apart"
-    what = "columns" if table.datasets == table.columns else ranking.over
-    return f"{names} {lead}, with 95% confidence for other {what} like these {ranking.units}."
 
 
-def of_runs(runs: Path) -> ForeignTable:
-    """The main columns of the results below a folder; what does not follow is named and left out."""
+def of_table(table: ForeignTable) -> list[RankedGroup]:
+    """Rank each group of rows that common columns connect; the largest first."""
+    ranked = []
+    for group in groups.connected(table.values):
+        values = table.values[group]
+        used = ~np.isnan(values).all(0)
+        values = values[:, used]
+        datasets = [
+            dataset for dataset, is_used in zip(table.datasets, used) if is_used
+        ]
+        ranking = rank_intervals.ranking(values, datasets)
+        names = [printable.shown(table.names[i]) for i in group]
+        order = sorted(
+            range(len(group)), key=lambda i: (ranking.places[i].rank, names[i])
+        )
+        ranking = dataclasses.replace(
+            ranking,
+            places=[ranking.places[i] for i in order],
+            above=ranking.above[np.ix_(order, order)],
+        )
+        count = len(datasets)
+        title = f"all {count} columns" if count > 1 else "the one column"
+        if count < len(table.columns):
+            title = f"{count} of {len(table.columns)} columns"
+        what = "columns" if table.datasets == table.columns else ranking.over
+        one = RankedGroup(
+            names=[names[i] for i in order],
+            title=title,
+            basis=f"for other {what} like these {ranking.units}",
+            standing=ranking,
+            met=groups.meetings(values[order]),
+        )
+        ranked.append(one)
+    return ranked
+
+
+def answer(ranked: Sequence[RankedGroup], table: ForeignTable) -> str:
+    """Who leads each group; and which were never measured together."""
+    compared = [group for group in ranked if len(group.names) > 1]
+    clauses = []
+    for group in compared[:NAMED]:
+        if group.standing.tested:
+            clauses.append(group.clause())
+        else:
+            fewest = column_comparisons.FEWEST
+            clauses.append(
+                f"no clear winner: {verdict.everybody(group.names)} cannot be told apart over"
+                f" {group.title}; that takes {fewest} columns at least, of as many datasets"
+            )
+    if not clauses:
+        clauses = ["no two rows share a column: nothing here can be compared"]
+    said = "; ".join(clauses)
+    sentences = [f"{said[0].upper()}{said[1:]}." if said[:3] == "no " else f"{said}."]
+    if len(ranked) > 1:
+        words = [verdict.in_braces(group.names) for group in ranked[:NAMED]]
+        if len(ranked) > NAMED:
+            words.append(f"{len(ranked) - NAMED} other groups")
+        sentences.append(
+            f"Never measured together: {verdict.listed(words)}; a number of each in one column"
+            " connects them."
+        )
+    return " ".join(sentences)
+
+
+def of_runs(runs: Path) -> tuple[list[RankedGroup], str]:
+    """The ranks and the answer of the board of a folder, as `leaderboard` has them."""
     board = collect([runs])
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
-    columns = overall.main_columns(board)
-    rows, values, datasets = overall.values_of(board, columns)
-    if len(rows) < 2:
+    _refuse_many(runs, len(board.measured_rows))
+    sets = overall.overall(board)
+    if not sets:
         raise BadInput(
-            f"{runs}: no column where two checkpoints have numbers that can be ranked"
+            f"{runs}: no column where two checkpoints have numbers that can be ranked;"
+            f" {overall.answer(board, sets)}"
         )
-    labels = board.labels()
-    names = [labels[row.checkpoint] for row in rows]
-    return ForeignTable(names, [column.name for column in columns], datasets, values)
+    first_of_group = overall.first_of_groups(sets)
+    return list(first_of_group), overall.answer(board, sets)
 
 
 def read(

@@ -6,6 +6,7 @@ from collections import Counter
 from backbench.board import export, overall
 from backbench.board.board import Board, Column, collect, compare_rows, text_of
 from backbench.board.overall import Overall
+from backbench.board.verdict import some
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.published.board_rows import add_published
 from backbench.published.expected_rows import expected_keys
@@ -41,20 +42,23 @@ def run(request: LeaderboardRequest) -> Outcome:
     # 2. What whoever reads the board should know.
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
-    unbacked = 0
-    for (_, column), cell in board.cells.items():
+    labels = board.labels()
+    unbacked: Counter[str] = Counter()
+    for (checkpoint, column), cell in board.cells.items():
         if TASKS[column.task].ranked and not cell.backed:
-            unbacked += 1
+            unbacked[labels[checkpoint]] += 1
     if unbacked:
+        whose = some([f"{name} ({count})" for name, count in unbacked.most_common()])
         log.info(
-            f"{unbacked} numbers have nothing kept that they follow from: they never lead"
+            f"{unbacked.total()} numbers have nothing kept that they follow from, and never"
+            f" lead: those of {printable.shown(whose, 1000)}"
         )
     # 3. The files, the table, the verdicts.
     sets = overall.overall(board)
     answer = overall.answer(board, sets)
     _write(board, judged, sets, answer, request)
     document = export.document(board, answer, judged)
-    print(printable.shown(answer, 2000))
+    print(printable.shown(answer, 4000))
     _print(board, sets)
     for verdict in judged:
         log.info(_words_of(verdict))
@@ -189,14 +193,19 @@ def _print(board: Board, sets: list[Overall]) -> None:
     labels = board.labels()
     columns = _printed_columns(board)
     rows = board.measured_rows
-    if sets:
-        # The rows of the widest set come by their rank, then the others by name.
-        rows = list(dict.fromkeys([*sets[0].rows, *rows]))
+    ranked = overall.first_of_groups(sets)
+    # The rows of each group come by their rank over its widest set, then the others by name.
+    by_rank = [row for of in ranked for row in of.rows]
+    rows = list(dict.fromkeys([*by_rank, *rows]))
     width = max((len(labels[row.checkpoint]) for row in rows), default=4)
     # Names of columns are too long for a heading: a number stands there, and is explained above.
     head = " " * width
-    if sets:
-        print(f"[rank] over {sets[0].title}, with its 95% interval")
+    for of in ranked:
+        among = ""
+        if len(ranked) > 1:
+            among = f" among {some(of.names)}"
+        print(f"[rank] over {of.title}{among}, with its 95% interval")
+    if ranked:
         head += f"{'[rank]':>12}"
     for n, column in enumerate(columns, 1):
         print(f"[{n}] {column.name}")
@@ -204,8 +213,9 @@ def _print(board: Board, sets: list[Overall]) -> None:
     print(head)
     for row in rows[:ROWS]:
         line = f"{labels[row.checkpoint]:<{width}}"
-        if sets:
-            line += f"{sets[0].rank_of(row):>12}"
+        if ranked:
+            # A row is in one group at most
+            line += f"{''.join(of.rank_of(row) for of in ranked):>12}"
         for column in columns:
             cell = board.cell(row, column)
             value = "" if cell is None else text_of(cell.value, ".1f", missing="-")

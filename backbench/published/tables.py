@@ -69,6 +69,41 @@ def _latex(text: str) -> str:
     return f"{{}}{line}" if line.startswith(("[", "*")) else line
 
 
+def _commands_in(sentence: str) -> Iterator[tuple[str, bool]]:
+    """The pieces of an answer, and whether each is a command (between backticks there)."""
+    pieces = printable.shown(" ".join(sentence.split()), 4000).split("`")
+    if len(pieces) % 2 == 0:
+        # A checkpoint's name has a backtick: nobody knows which pieces are commands
+        pieces = ["'".join(pieces)]
+    for number, piece in enumerate(pieces):
+        yield piece, number % 2 == 1
+
+
+def _latex_sentence(sentence: str) -> str:
+    """The answer for LaTeX, which would make one dash of the two before an option."""
+    words = []
+    for piece, is_command in _commands_in(sentence):
+        line = piece.translate(_LATEX)
+        if is_command:
+            line = rf"\texttt{{{line.replace('--', '-{}-')}}}"
+        words.append(line)
+    return "".join(words)
+
+
+def _markdown_sentence(sentence: str) -> str:
+    """The answer for Markdown, where a command stays as it is."""
+    words = []
+    for piece, is_command in _commands_in(sentence):
+        if is_command:
+            words.append(f"`{piece}`")
+            continue
+        # `escaped` strips the blanks beside a command
+        before = " " if piece.startswith(" ") else ""
+        after = " " if piece.endswith(" ") else ""
+        words.append(f"{before}{escaped(piece, 4000)}{after}")
+    return "".join(words)
+
+
 class Form(NamedTuple):
     """How one of the two formats writes the cells of a table."""
 
@@ -178,7 +213,7 @@ def write(
                 text = paper_table_to_markdown(table, columns, lines)
                 atomic.write_text(markdown / f"{name}.md", text)
     if latex:
-        atomic.write_text(latex / "board.tex", board_to_latex(board))
+        atomic.write_text(latex / "board.tex", board_to_latex(board, sets))
     if markdown:
         atomic.write_text(markdown / "board.md", board_page(board, sets))
         atomic.write_text(markdown / "reproduction.md", reproduction_page(judged))
@@ -261,17 +296,20 @@ def _numbers(line: TableLine, form: Form) -> list[str]:
 # ---- the board's own table: a row for each checkpoint, a column for each main metric
 
 
-def board_to_latex(board: Board) -> str:
-    """The table with the 95% intervals' halves and the page's marks. Needs \\usepackage{booktabs}."""
+def board_to_latex(board: Board, sets: Sequence[Overall] = ()) -> str:
+    """The table with the 95% intervals' halves and the page's marks, below the answer. Needs
+    \\usepackage{booktabs}."""
     columns = board.main_columns()
     heads = ["Checkpoint"]
     for heading in headings(columns):
-        lines_of_head = r"\\".join(map(_latex, heading))
+        *words, protocol = map(_latex, heading)
+        lines_of_head = r"\\".join([*words, rf"\scriptsize {protocol}"])
         heads.append(rf"\shortstack{{{lines_of_head}}}")
     comments = ["% made by backbench leaderboard --latex"]
     comments += [f"% column {n}: {column.name}" for n, column in enumerate(columns, 1)]
     used = {mark for column in columns for mark in standing(board, column).values()}
-    intervals = r"Measured values in \%, with half of their 95\% intervals."
+    said = _latex_sentence(overall.answer(board, sets))
+    intervals = rf"{said} Measured values in \%, with half of their 95\% intervals."
     return _latex_table(
         comments=comments,
         caption=intervals + _legend(used),
@@ -287,7 +325,7 @@ def board_page(board: Board, sets: Sequence[Overall]) -> str:
     columns = board.main_columns()
     labels = board.labels()
     # 1. The answer, and a table of ranks for each set
-    lines = [escaped(overall.answer(board, sets), 2000), ""]
+    lines = [_markdown_sentence(overall.answer(board, sets)), ""]
     numbers = ["rank", "95% interval", "average rank", "wins %", "columns"]
     heads = {**dict.fromkeys(numbers, "---:"), "checkpoint": "---"}
     for of in sets:
@@ -321,19 +359,13 @@ def board_page(board: Board, sets: Sequence[Overall]) -> str:
 
 
 def headings(columns: Sequence[Column]) -> list[tuple[str, ...]]:
-    """Return task, dataset and metric of each column, and its protocol where two have the same."""
-    plain = []
+    """Return task, dataset, metric and protocol of each column: k = 5 at 32 pixels and k = 20 at 224
+    are other measurements, whatever stands beside them."""
+    out: list[tuple[str, ...]] = []
     for column in columns:
         dataset = joined(":", column.dataset, column.split)
-        plain.append((TASKS[column.task].title, dataset, column.metric))
-    count = Counter(plain)
-    out: list[tuple[str, ...]] = []
-    for column, heading in zip(columns, plain, strict=True):
-        if count[heading] > 1:
-            protocol = joined("+", column.protocol, column.engine)
-            out.append((*heading, protocol))
-        else:
-            out.append(heading)
+        protocol = joined("+", column.protocol, column.engine)
+        out.append((TASKS[column.task].title, dataset, column.metric, protocol))
     return out
 
 

@@ -29,7 +29,9 @@ def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
         "lorac leads alone over all 18 measurements: rank 1 of 3 with 95% confidence"
     )
     assert said.startswith(alone)
-    assert "LORAC's twelve too" in said and "over 3 measurements of detection" in said
+    assert (
+        "LORAC's twelve too" in said and "over 2 of 3 measurements of detection" in said
+    )
     assert said.count(".") == 1 and said.endswith(".")
     assert "[rank] over all 18 measurements" in out
     rows = [line.split() for line in out.splitlines()[-3:]]
@@ -110,7 +112,7 @@ def test_a_csv_of_somebody_else(tmp_path, capsys):
     assert program.main(args) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == (
-        "good, equal lead among 3 rows over 8 columns and cannot be told apart,"
+        "equal and good lead the 3 over all 8 columns and cannot be told apart,"
         " with 95% confidence for other columns like these 8."
     )
     with out.open(newline="") as found:
@@ -133,8 +135,33 @@ def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):
     capsys.readouterr()
     assert program.main(["rank", str(file), "-q"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("lorac leads alone among 3 rows over 18 columns")
+    assert said[0].startswith("lorac leads alone over all 18 columns: rank 1 of 3")
     assert "for other datasets like these 14" in said[0]
+
+
+def test_rows_of_a_csv_without_a_common_column_are_ranked_apart(tmp_path, capsys):
+    file = tmp_path / "x.csv"
+    columns = "abcdefgh"
+    lines = [f"name,{','.join(columns)},alone"]
+    lines += [
+        "good" + ",90" * 8 + ",",
+        "bad" + ",10" * 8 + ",",
+        "other" + "," * 8 + ",50",
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    out = tmp_path / "ranks.csv"
+    assert program.main(["rank", str(file), "--csv", str(out), "-q"]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said == (
+        "good leads alone over 8 of 9 columns: rank 1 of 2 with 95% confidence, for other"
+        " columns like these 8. Never measured together: {good, bad} and other; a number of"
+        " each in one column connects them."
+    )
+    with out.open(newline="") as found:
+        parts = {
+            row["name"]: (row["part"], row["rank"]) for row in csv.DictReader(found)
+        }
+    assert parts == {"good": ("1", "1"), "bad": ("1", "2"), "other": ("2", "1")}
 
 
 @pytest.mark.parametrize(

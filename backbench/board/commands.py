@@ -1,0 +1,208 @@
+"""The commands that a board proposes: what would connect two groups, or settle a column.
+
+They are the commands that measured the numbers here, for other checkpoints or more seeds. Where
+none was recorded they are made from the column, with ROOT in place of the folder of the data.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from backbench.board.board import Board, Column, Row
+from backbench.errors import BadInput
+from backbench.recipes import config
+from backbench.records.result_line import Result
+from backbench.requests.detect import DetectRequest
+from backbench.requests.evaluate import EvaluateRequest
+from backbench.requests.measuring import measuring_request
+from backbench.requests.options import Request
+from backbench.requests.parsing import parse
+from backbench.requests.places import ProtocolsAsked
+from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.tasks import TASKS
+from backbench.untrusted import printable
+
+ROOT = Path("ROOT")  # where nobody recorded the folder of the data
+OUT = Path("runs")
+
+
+def measuring(
+    board: Board,
+    column: Column,
+    rows: Sequence[Row],
+    *,
+    seeds: int = 1,
+    also: Sequence[Column] = (),
+) -> str:
+    """The command that measures `rows` in a column, and in others of its task and protocol. A verb
+    that takes one checkpoint measures the first of them."""
+    files = [_file_of(board, row) for row in rows]
+    request: Any = _recorded(board, column)
+    if isinstance(request, EvaluateRequest) and seeds == 1:
+        known = [file for file in _models(request) if file not in files]
+        tasks = [word for word in request.words if _is_task(word)]
+        words = [str(file) for file in [*known, *files]]
+        request = dataclasses.replace(request, words=(*words, *tasks))
+        return _spelled(request)
+    changes: dict[str, Any] = {}
+    names = _fields(request)
+    if not names & {"checkpoint", "checkpoints"}:
+        request = _from_column(column, files, request)
+        names = _fields(request)
+    if "checkpoints" in names:
+        changes["checkpoints"] = tuple(files)
+    else:
+        changes["checkpoint"] = files[0]
+    if "datasets" in names:
+        datasets = dict.fromkeys(one.dataset for one in (column, *also))
+        changes["datasets"] = ",".join(datasets)
+    if seeds > 1:
+        changes["seeds"] = seeds
+        changes["seed"] = type(request).seed  # the first one
+    folder = "seeds" if seeds > 1 else _folder(rows)
+    if isinstance(request, DetectRequest):
+        changes["opts"] = _without_folder(request.opts)
+        changes["resume"] = False
+    changes["out"] = (request.out or OUT / "x").parent / f"{folder}-{column.task}"
+    return _spelled(dataclasses.replace(request, **changes))
+
+
+def takes_several(column: Column) -> bool:
+    """True if one command measures several checkpoints in this column."""
+    return TASKS[column.task].verb in ("linear", "ood")
+
+
+def _spelled(request: Request) -> str:
+    return shlex.join(["backbench", *request.argv()])
+
+
+def _folder(rows: Sequence[Row]) -> str:
+    """A folder's name for the runs of these rows."""
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in rows[0].name)
+    return name.strip(".-") or rows[0].checkpoint[:12]
+
+
+def _fields(request: Request | None) -> set[str]:
+    if request is None:
+        return set()
+    return {field.name for field in dataclasses.fields(request)}
+
+
+def _without_folder(opts: Sequence[str]) -> tuple[str, ...]:
+    """A detector's changes without its run folder, which `--out` names."""
+    if "OUTPUT_DIR" not in opts:
+        return tuple(opts)
+    at = list(opts).index("OUTPUT_DIR")
+    return (*opts[:at], *opts[at + 2 :])
+
+
+# ---- what was recorded
+
+
+def _recorded(board: Board, column: Column) -> Request | None:
+    """The request that measured the newest number of a column; None where none can be read."""
+    newest = []
+    for row in board.measured_rows:
+        cell = board.cell(row, column)
+        if cell is not None:
+            newest += cell.parts
+    for result, _ in sorted(newest, key=lambda part: -part.recorded):
+        request = _request_of(result)
+        if request is None or not _models(request):
+            continue
+        if request.verb in (TASKS[column.task].verb, EvaluateRequest.verb):
+            return request
+    return None
+
+
+def _request_of(result: Result) -> Request | None:
+    command = result.facts.get("command") or result.origin.get("command")
+    if not command:
+        return None
+    if isinstance(command, list):
+        command = shlex.join(command)
+    return _parsed(command)
+
+
+@functools.lru_cache(maxsize=1024)  # the numbers of a run share their command
+def _parsed(command: str) -> Request | None:
+    """The request of a recorded command; None for a command of another program or release."""
+    silent = contextlib.redirect_stderr(io.StringIO())
+    with silent, contextlib.suppress(SystemExit, ProtocolsAsked, BadInput, ValueError):
+        return parse(printable.of_command(command)[1:])
+    return None
+
+
+def _is_task(word: str) -> bool:
+    return word.partition("@")[0].partition("/")[0] in TASKS
+
+
+def _models(request: Any) -> list[Path]:
+    """The checkpoints that a request names."""
+    names = _fields(request)
+    if "checkpoints" in names:
+        return list(request.checkpoints)
+    if "checkpoint" in names:
+        return [request.checkpoint] if request.checkpoint is not None else []
+    if isinstance(request, EvaluateRequest):
+        return [Path(word) for word in request.words if not _is_task(word)]
+    return []
+
+
+def _file_of(board: Board, row: Row) -> Path:
+    """The file of a row's checkpoint, by the commands that measured it; else NAME.safetensors."""
+    for (checkpoint, _), cell in board.cells.items():
+        if checkpoint != row.checkpoint:
+            continue
+        for result, _ in cell.parts:
+            request = _request_of(result)
+            models = _models(request) if request else []
+            for model in models:
+                # A pretraining's file is RUN/backbone.safetensors
+                if row.name in (str(model), model.stem, model.parent.name):
+                    return model
+            # Records to publish keep no folders, and many files have the name of the pretraining's
+            if len(models) == 1 and models[0].name != CHECKPOINT_FILE:
+                return models[0]
+    return Path(f"{_folder([row])}.safetensors")
+
+
+# ---- what the column says
+
+
+def _from_column(
+    column: Column, files: Sequence[Path], request: Request | None
+) -> Request:
+    """A request for a column whose numbers were recorded without one, or by `evaluate`."""
+    task = TASKS[column.task]
+    data = ROOT
+    out = OUT / "x"
+    if isinstance(request, EvaluateRequest):
+        is_dataset = request.data.name == column.dataset
+        data = request.data.parent if is_dataset else request.data
+        out = request.out / "x"
+    recipe = task.recipe if task.detects else _recipe_of(column.protocol)
+    return measuring_request(
+        task.verb,
+        files,
+        data=data,
+        out=out,
+        dataset=column.dataset,
+        recipe=recipe or task.recipe,
+        percent=task.percent,
+    )
+
+
+@functools.cache
+def _recipe_of(protocol: str) -> str | None:
+    """The name of the shipped recipe of a protocol."""
+    for name in config.recipe_names("transfer"):
+        recipe = config.read_recipe(config.find_recipe(name, "transfer"))
+        if recipe.get("protocol") == protocol.partition("~")[0]:
+            return name
+    return None

@@ -1,0 +1,110 @@
+"""Who leads a group of rows, in words: for our own boards and for any CSV."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backbench.stats.rank_intervals import Ranking
+
+NAMED = 4  # rows that a sentence names; of more, it says how many others
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedGroup:
+    """Rows that common columns connect, the best rank first, and their ranks over these columns."""
+
+    names: list[str]
+    title: str  # the columns in a sentence: "all 7 measurements"
+    basis: str  # what the intervals are for: "for other datasets like these 12"
+    standing: Ranking
+    met: np.ndarray  # (rows, rows): whether two rows have a column in common
+
+    @property
+    def leaders(self) -> list[int]:
+        """The indices of the rows that nobody is shown to be above, the best rank first."""
+        return self.standing.leaders
+
+    @property
+    def is_decided(self) -> bool:
+        """True if one row leads alone."""
+        return len(self.leaders) == 1
+
+    def interval(self, index: int, between: str) -> str:
+        """The ends of a row's interval, as `1-4`; one number if they are equal."""
+        low, high = self.standing.places[index].interval
+        return str(low) if low == high else f"{low}{between}{high}"
+
+    def clause(self) -> str:
+        """Who leads, with what confidence, or that nobody does."""
+        leaders = self.leaders
+        total = len(self.names)
+        if len(leaders) == total:
+            return f"No clear winner: {self.alike()}"
+        if len(leaders) == 1:
+            (first,) = leaders
+            rank = f"rank {self.interval(first, ' to ')} of {total}"
+            return (
+                f"{self.names[first]} leads alone over {self.title}: {rank} with 95%"
+                f" confidence, {self.basis}{self._unmet()}"
+            )
+        said = "and cannot be told apart"
+        if not self._any_met(leaders):
+            said = "and were never measured together"
+        who = some([self.names[index] for index in leaders])
+        return (
+            f"{who} lead the {total} over {self.title} {said}, with 95% confidence"
+            f" {self.basis}{self._unmet()}"
+        )
+
+    def alike(self) -> str:
+        """That nobody is told apart, and why."""
+        said = f"{everybody(self.names)} cannot be told apart over {self.title}"
+        if not self.standing.tested:
+            said += ", as too little was measured, trained again or kept to test it"
+        return said + self._unmet()
+
+    def _any_met(self, indices: Sequence[int]) -> bool:
+        among = self.met[np.ix_(indices, indices)]
+        return bool(np.triu(among, 1).any())
+
+    def _unmet(self) -> str:
+        """Name the rows that the leaders were never measured with."""
+        leaders = self.leaders
+        if len(leaders) > 1 and not self._any_met(leaders):
+            return ""  # said of all leaders already
+        for index in leaders:
+            apart = np.flatnonzero(~self.met[index])
+            # Of two leaders that share nothing, the first one says it
+            others = [n for n in apart if n not in leaders or n > index]
+            if others:
+                without = some([self.names[n] for n in others])
+                return f"; {self.names[index]} was never measured with {without}"
+        return ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: `a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def some(names: Sequence[str]) -> str:
+    """NAMED of the names in a sentence, and how many others there are."""
+    if len(names) <= NAMED:
+        return listed(names)
+    return listed([*names[:NAMED], f"{len(names) - NAMED} others"])
+
+
+def everybody(names: Sequence[str]) -> str:
+    """All names in a sentence, or their number if they are many."""
+    return listed(names) if len(names) <= NAMED else f"the {len(names)} checkpoints"
+
+
+def in_braces(names: Sequence[str], most: int = 3) -> str:
+    """A group as one word of a sentence: `a`, `{a, b}` or `{a and 5 others}`."""
+    if len(names) == 1:
+        return names[0]
+    if len(names) <= most:
+        return "{" + ", ".join(names) + "}"
+    return "{" + f"{names[0]} and {len(names) - 1} others" + "}"
