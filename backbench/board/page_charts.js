@@ -3,7 +3,6 @@
 const svg = (w, h, body, label) =>
   `<svg viewBox="0 0 ${w} ${h}" width="${w}" height="${h}" role="img" aria-label="${esc(label)}"` +
   ` style="max-width:none;display:block">${body}</svg>`;
-const between = (value, least, most) => Math.max(least, Math.min(most, value));
 // The number at a tick: 12.5, or 3k for 3000.
 function tick(value) {
   if (Math.abs(value) < 1000) return String(+value.toFixed(3));
@@ -21,12 +20,13 @@ function ticks(a, b, n = 5) {
 }
 
 // Places for the labels of points: beside, above or below a point, the first place that covers
-// neither a point nor another label. A point without a free place gets null, and only its title
-// shows its name.
+// neither a point, nor another label, nor one of the `lines` (boxes around their pieces). Where lines
+// are everywhere, a label may stand on one, which its edge hides. A point without a free place gets
+// null, and only its title shows its name.
 const LETTER = 6.3; // width of a letter of 11px text, in pixels
 const LINE = 13; // its height
 const MOST_LABELS = 60; // points; more of them have no room for names
-function placed(points, texts, w, h) {
+function placed(points, texts, w, h, lines = []) {
   if (points.length > MOST_LABELS) return points.map(() => null);
   // Boxes are [left, top, right, bottom].
   const hits = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
@@ -37,17 +37,17 @@ function placed(points, texts, w, h) {
     const corners = [
       [x + 6, y - 18], [x + 6, y + 5], [x - 6 - wide, y - 18], [x - 6 - wide, y + 5],
       [x + 9, y - 7], [x - 9 - wide, y - 7], [x - wide / 2, y - 24], [x - wide / 2, y + 11],
+      [x + 10, y - 32], [x - 10 - wide, y - 32], [x + 10, y + 18], [x - 10 - wide, y + 18],
     ];
-    for (const [left, top] of corners) {
-      const box = [left, top, left + wide, top + LINE];
-      const inside = left > 0 && box[2] < w && top > 0 && box[3] < h;
-      const free = !taken.some(b => hits(b, box)) && !dots.some((b, j) => j !== i && hits(b, box));
-      if (inside && free) {
-        taken.push(box);
-        return [left, top + 10, texts[i]];
-      }
-    }
-    return null;
+    const free = corners.map(([left, top]) => [left, top, left + wide, top + LINE]).filter(box => {
+      const inside = box[0] > 0 && box[2] < w && box[1] > 0 && box[3] < h;
+      const covers = taken.some(b => hits(b, box)) || dots.some((b, j) => j !== i && hits(b, box));
+      return inside && !covers;
+    });
+    const box = free.find(one => !lines.some(b => hits(b, one))) ?? free[0];
+    if (!box) return null;
+    taken.push(box);
+    return [box[0], box[1] + 10, texts[i]];
   });
 }
 

@@ -42,7 +42,9 @@ function curveLines(on, metric, w, h) {
   const xs = on.flatMap(([curve]) => curve.x);
   const ys = on.flatMap(([curve]) => curve.y[metric]).filter(isNumber);
   if (!ys.length) return "";
-  const left = 56, right = 12, top = 12, bottom = 38;
+  // The words of each mark stand on a line of their own above the curves, which cross none of them
+  const count = on.reduce((sum, [curve]) => sum + curve.marks.length, 0);
+  const left = 56, right = 12, top = 12 + LINE * count, bottom = 38;
   const last = Math.max(...xs) || 1;
   const lowest = Math.min(...ys), highest = Math.max(...ys);
   const room = (highest - lowest || 1) * .05;
@@ -50,12 +52,12 @@ function curveLines(on, metric, w, h) {
     frame(w, h, [left, right, top, bottom], [0, last], [lowest - room, highest + room]);
   let body = ticks(0, last).map(v => under(v, 17)).join("") + rulesY() +
     `<text class="soft" x="${(left + w) / 2}" y="${h - 4}" text-anchor="middle">step</text>`;
-  let marks = 0; // the words of each mark stand on a line of their own
+  let marks = 0;
   for (const [curve, n] of on) {
     const color = curveColour(curve, n);
     for (const mark of curve.marks) {
       const late = X(mark.x) > w * .6; // then its words stand to the left of it
-      const y = top + 11 + LINE * marks;
+      const y = 11 + LINE * marks;
       marks += 1;
       body += `<line class="mark" x1="${X(mark.x)}" x2="${X(mark.x)}" y1="${top}" y2="${h - bottom}"` +
         ` style="stroke:${color};stroke-dasharray:4 3"/>` +

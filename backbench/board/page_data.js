@@ -91,16 +91,34 @@ const inOrder = list => [...list].sort((a, b) => order[a.index] - order[b.index]
 const COLORS = 10;
 const colour = index => `var(--c${index % COLORS})`;
 const esc = text => String(text).replace(/[&<>"']/g, c => "&#" + c.charCodeAt(0) + ";");
-const num = (value, decimals = 1) => value == null ? "–" : value.toFixed(decimals);
+// At most four significant digits: 71.25, 100.0, 1234, and 12350 for 12345.6.
+function num(value, decimals = 1) {
+  if (value == null) return "–";
+  const rounded = Number(value.toPrecision(4));
+  const whole = String(Math.trunc(Math.abs(rounded))).length;
+  return rounded.toFixed(between(4 - whole, 0, decimals));
+}
+const between = (value, least, most) => Math.max(least, Math.min(most, value));
 const cut = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
 const plural = (count, word) =>
   `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 const taskName = task => DATA.tasks[task] || task;
 const datasetName = column => column.dataset + (column.split ? ":" + column.split : "");
 const protocolName = column => column.protocol + (column.engine ? " + " + column.engine : "");
-const shortLabel = column => `${taskName(column.task)} · ${column.dataset} · ${column.heading}`;
+// The protocol tells columns apart that have one task, dataset and metric.
+const hasNamesake = column => columns.some(other =>
+  other !== column && same(other, column, ["task", "dataset", "metric"]));
+const same = (a, b, fields) => fields.every(field => a[field] === b[field]);
+const shortLabel = column =>
+  [taskName(column.task), column.dataset, column.heading,
+    hasNamesake(column) ? protocolName(column) : ""].filter(Boolean).join(" · ");
 const columnLabel = column =>
   `${taskName(column.task)} · ${datasetName(column)} · ${column.heading} · ${protocolName(column)}`;
+// What stands between backticks is a command.
+const withCommands = text => text
+  .split("`")
+  .map((part, n) => n % 2 ? `<code>${esc(part)}</code>` : esc(part))
+  .join("");
 const dot = (color, words) => `<span class="dot" style="--c:${color}"></span>${esc(words)}`;
 const small = (size, text) => `<div class="soft" style="font-size:${size}rem">${text}</div>`;
 const fromTo = (low, high) => `${num(low, 2)} to ${num(high, 2)}`;

@@ -36,7 +36,14 @@ function scatter(kx, ky) {
     `<text class="soft" x="${(left + w - right) / 2}" y="${h - 6}" text-anchor="middle">` +
     `${esc(shortLabel(columns[kx]))}</text>`;
   const at = points.map(point => [X(point.x.value), Y(point.y.value)]);
-  const labels = placed(at, points.map(point => cut(point.row.label, 22)), w, h - bottom);
+  // Labels stand beside the bars of the intervals, too
+  const bars = points.flatMap(({x, y}) => [
+    [X(x.low ?? x.value), Y(y.value) - 1, X(x.high ?? x.value), Y(y.value) + 1],
+    [X(x.value) - 1, Y(y.high ?? y.value), X(x.value) + 1, Y(y.low ?? y.value)],
+  ]);
+  const labels = placed(at, points.map(point => cut(point.row.label, 22)), w, h - bottom, bars);
+  // All bars are below all names
+  body += points.map(point => intervalBars(point, X, Y)).join("");
   points.forEach((point, n) => body += scatterPoint(point, X, Y, labels[n]));
   const upwards = `<span class="soft">Upwards: ${esc(shortLabel(columns[ky]))}.</span>`;
   $("transfer-chart").innerHTML = `<p class="small">${correlation(points)} ${upwards}</p>` +
@@ -52,13 +59,19 @@ function extent(numbers) {
   return [least - room, most + room];
 }
 
-function scatterPoint({row, x, y}, X, Y, place) {
-  const color = row.published ? "var(--soft)" : colour(row.index);
-  const px = X(x.value), py = Y(y.value);
+const scatterColour = row => row.published ? "var(--soft)" : colour(row.index);
+function intervalBars({row, x, y}, X, Y) {
   const bar = (x1, x2, y1, y2) =>
-    `<line x1="${x1}" x2="${x2}" y1="${y1}" y2="${y2}" style="stroke:${color};opacity:.5"/>`;
-  const bars = (x.low == null ? "" : bar(X(x.low), X(x.high), py, py)) +
+    `<line x1="${x1}" x2="${x2}" y1="${y1}" y2="${y2}"` +
+    ` style="stroke:${scatterColour(row)};opacity:.5"/>`;
+  const px = X(x.value), py = Y(y.value);
+  return (x.low == null ? "" : bar(X(x.low), X(x.high), py, py)) +
     (y.low == null ? "" : bar(px, px, Y(y.low), Y(y.high)));
+}
+
+function scatterPoint({row, x, y}, X, Y, place) {
+  const color = scatterColour(row);
+  const px = X(x.value), py = Y(y.value);
   const style = row.published ? `fill:none;stroke:${color}` : `fill:${color}`;
   const title = `${esc(row.label)}: ${num(x.value, 2)}, ${num(y.value, 2)}`;
   let label = "";
@@ -67,7 +80,7 @@ function scatterPoint({row, x, y}, X, Y, place) {
     label = `<text class="name" x="${left}" y="${top}" style="fill:${color};font-size:11px">` +
       `${esc(text)}</text>`;
   }
-  return `<g class="s">${bars}<circle cx="${px}" cy="${py}" r="5" style="${style}">` +
+  return `<g class="s"><circle cx="${px}" cy="${py}" r="5" style="${style}">` +
     `<title>${title}</title></circle>${label}</g>`;
 }
 

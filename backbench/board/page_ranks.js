@@ -74,7 +74,7 @@ function ranks() {
   if (!main.length || measured.length < 2) return hide("ranks");
   const list = inOrder(measured.filter(row => meanRank[row.index] < NO_RANK)).slice(0, MOST_CURVED);
   const n = list.length;
-  const left = 150, right = 190, top = 74, dy = 34;
+  const left = 150, right = 190, top = 89, dy = 34;
   const room = Math.max(300, $("rank-chart").clientWidth - 30);
   const gaps = main.length - 1;
   const dx = gaps ? between((room - left - right - 40) / gaps, 92, 190) : 0;
@@ -93,13 +93,15 @@ function ranks() {
     return new Map(having.map(row =>
       [row.index, having.filter(other => isBefore(other, row)).length + 1]));
   });
-  for (const row of list) {
+  const drawn = list.map(row => {
     const points = [];
     place.forEach((ofColumn, j) => {
       if (ofColumn.has(row.index)) points.push({x: X(j), y: Y(ofColumn.get(row.index)), j});
     });
-    body += rankCurve(row, points);
-  }
+    return {row, points};
+  });
+  for (const {row, points} of drawn) body += rankCurve(row, points);
+  body += namesWithin(drawn, w, h);
   let note = "";
   if (measured.length > n) {
     const words = `The ${n} checkpoints with the best mean rank of ${measured.length}.`;
@@ -110,7 +112,8 @@ function ranks() {
 
 function rankAxis(column, x, top, bottom, dx) {
   const most = dx / 7.4; // letters between two axes
-  const words = [taskName(column.task), column.dataset, column.heading].map((text, n) => {
+  const protocol = hasNamesake(column) ? protocolName(column) : "";
+  const words = [taskName(column.task), column.dataset, column.heading, protocol].map((text, n) => {
     const shown = text.length > most ? text.slice(0, Math.floor(most) - 1) + "…" : text;
     return `<text class="${n ? "soft" : ""}" x="${x}" y="${18 + 15 * n}" text-anchor="middle"` +
       ` style="font-size:${n ? 11 : 12}px">${esc(shown)}</text>`;
@@ -120,6 +123,7 @@ function rankAxis(column, x, top, bottom, dx) {
 }
 
 function rankCurve(row, points) {
+  const ends = namedEnds(points);
   // A curve between neighbouring columns; where one is missing in between, it begins anew.
   let path = "";
   let before = null;
@@ -145,11 +149,57 @@ function rankCurve(row, points) {
   const first = points[0];
   const last = points.at(-1);
   let end = "";
-  if (last.j === main.length - 1 && main.length > 1) {
-    end = `<text x="${last.x + 11}" y="${last.y + 4}" ${style}>${esc(cut(row.label, 24))}</text>`;
+  if (ends.right) {
+    end = `<text class="name" x="${last.x + 11}" y="${last.y + 4}" ${style}>${esc(cut(row.label, 24))}</text>`;
   }
-  return `<text x="${first.x - 12}" y="${first.y + 4}" text-anchor="end" ${style}>` +
-    `${esc(cut(row.label, 16))}</text>` +
-    `<g class="s" tabindex="-1"><path class="line" d="${path}" style="stroke:${color}"/>` +
+  const begin = ends.left
+    ? `<text class="name" x="${first.x - 12}" y="${first.y + 4}" text-anchor="end" ${style}>` +
+      `${esc(cut(row.label, 16))}</text>`
+    : "";
+  return begin + `<g class="s" tabindex="-1"><path class="line" d="${path}" style="stroke:${color}"/>` +
     `${dots.join("")}${end}</g>`;
+}
+
+// Names stand outside of the outermost columns, where no curve is.
+function namedEnds(points) {
+  const isAlone = main.length === 1;
+  return {left: points[0].j === 0, right: points.at(-1).j === main.length - 1 && !isAlone};
+}
+
+// The names of checkpoints whose curves reach neither side: beside their first point, where they
+// cross no curve. The others' points say theirs when they are pointed at.
+function namesWithin(drawn, w, h) {
+  const pieces = drawn.flatMap(({points}) => points.slice(1).flatMap((point, n) =>
+    point.j - points[n].j === 1 ? curvePieces(points[n], point) : []));
+  const dots = drawn.flatMap(({points}) =>
+    points.map(({x, y}) => [x - 6, y - 6, x + 6, y + 6]));
+  const within = drawn.filter(({points}) => {
+    const ends = namedEnds(points);
+    return !ends.left && !ends.right;
+  });
+  const texts = within.map(({row}) => cut(row.label, 16));
+  const at = within.map(({points}) => [points[0].x, points[0].y]);
+  const free = placed(at, texts, w, h, [...pieces, ...dots]);
+  return within.map(({row}, n) => {
+    if (!free[n]) return "";
+    const [left, top, text] = free[n];
+    return `<text class="name" x="${left}" y="${top}"` +
+      ` style="fill:${colour(row.index)};font-size:11px;font-weight:600">${esc(text)}</text>`;
+  }).join("");
+}
+
+// Boxes around short pieces of the curve between two points of neighbouring columns.
+const PIECES = 24;
+function curvePieces(from, to) {
+  const at = t => {
+    // A cubic curve whose handles are half-way between both columns
+    const half = (from.x + to.x) / 2;
+    const [a, b, c, d] = [(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t ** 2 * (1 - t), t ** 3];
+    return [a * from.x + (b + c) * half + d * to.x, (a + b) * from.y + (c + d) * to.y];
+  };
+  const points = Array.from({length: PIECES + 1}, (_, n) => at(n / PIECES));
+  return points.slice(1).map(([x, y], n) => {
+    const [before, above] = points[n];
+    return [before, Math.min(y, above) - 2, x, Math.max(y, above) + 2];
+  });
 }

@@ -139,7 +139,6 @@ function about(row) {
 
 // Columns that share a heading stand together; `edge` is the line before a new one.
 const SETTING = ["task", "dataset", "protocol", "engine", "split"];
-const same = (a, b, fields) => fields.every(field => a[field] === b[field]);
 function edge(shown, n) {
   const column = columns[shown[n]];
   const before = n ? columns[shown[n - 1]] : null;
