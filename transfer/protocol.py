@@ -15,6 +15,7 @@ from pydantic import Field
 from backbench.images.preprocess import eval_geometry
 from backbench.parallel.precision import Precision
 from backbench.recipes.config import ChosenBy
+from backbench.requests.evaluate import MOST_PIXELS
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -57,7 +58,7 @@ class TrunkGeometry(Geometry):
     at 224 pixels, and both grow with the size. So trunks of several sizes share a column. A number
     in place of "trunk" is one size for all, in pixels."""
 
-    of: Literal["trunk"] | Count
+    of: Literal["trunk"] | Annotated[int, Field(ge=1, le=MOST_PIXELS)]
 
     def size(self, own: int) -> int:
         """Return the size at which a trunk is read whose own size is `own`, in pixels."""

@@ -9,6 +9,9 @@ from typing import ClassVar
 from backbench.requests.options import argument, option
 from backbench.requests.places import Accelerator, JsonRequest
 
+# The largest size at which a model is read: a slip of the hand would take all memory
+MOST_PIXELS = 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest(JsonRequest):

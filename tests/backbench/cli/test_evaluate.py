@@ -223,7 +223,10 @@ def test_one_size_for_all_is_a_column_of_its_own(home, caplog, capsys):
     "task, size, said",
     [
         ("knn@knn", "64", "has a size of its own; leave --size out"),
-        ("knn", "0", "--size 0: at least 1 pixel"),
+        ("knn", "0", "--size 0: a size is 1 to 4096 pixels"),
+        ("knn", "-3", "--size -3: a size is 1 to 4096 pixels"),
+        ("knn", "1000000", "--size 1000000: a size is 1 to 4096 pixels"),
+        ("knn", "9" * 20, "a size is 1 to 4096 pixels"),
         ("faster_rcnn/coco2017", "64", "has a size of its own"),
     ],
 )
@@ -234,6 +237,13 @@ def test_a_size_that_a_protocol_does_not_take_is_refused(
     assert program.main(["evaluate", *words, "--size", size]) == 2
     assert said in capsys.readouterr().err
     assert not (home / "runs").exists()
+
+
+def test_a_recipe_is_held_to_the_same_sizes(home, capsys):
+    words = ["my_resnet.pth", "knn@knn_own geometry.of=1000000", "--data", "mine"]
+    assert program.main(["evaluate", *words, "--out", "runs"]) == 2
+    assert "4096" in capsys.readouterr().err
+    assert not list((home / "runs").rglob("results.jsonl"))
 
 
 def test_views_have_no_size_of_the_trunk(home, capsys):
