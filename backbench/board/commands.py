@@ -23,7 +23,7 @@ from backbench.requests.measuring import measuring_request
 from backbench.requests.options import Request
 from backbench.requests.parsing import parse
 from backbench.requests.places import ProtocolsAsked
-from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.runs.folder import CHECKPOINT_FILE, kept_checkpoint
 from backbench.tasks import TASKS
 from backbench.untrusted import printable
 
@@ -156,6 +156,7 @@ def _models(request: Any) -> list[Path]:
 
 def _file_of(board: Board, row: Row) -> Path:
     """The file of a row's checkpoint, by the commands that measured it; else NAME.safetensors."""
+    kept: Path | None = None
     for (checkpoint, _), cell in board.cells.items():
         if checkpoint != row.checkpoint:
             continue
@@ -169,6 +170,11 @@ def _file_of(board: Board, row: Row) -> Path:
             # Records to publish keep no folders, and many files have the name of the pretraining's
             if len(models) == 1 and models[0].name != CHECKPOINT_FILE:
                 return models[0]
+            # A file's name need not be its checkpoint's; `evaluate` keeps a copy of each
+            if isinstance(request, EvaluateRequest):
+                kept = kept_checkpoint(request.out, row.checkpoint)
+    if kept is not None:
+        return kept
     return Path(f"{_folder([row])}.safetensors")
 
 

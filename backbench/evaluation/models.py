@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
+from backbench.runs.folder import kept_checkpoint
 from backbench.runs.terminal import log
 from backbench.weights import header
 
@@ -108,7 +109,7 @@ def keep_in(out: Path, checkpoint: Checkpoint, *, alone: bool) -> Path:
     if alone and (not first.exists() or header.digest(first) == checkpoint.digest):
         file = first
     else:
-        file = out / f"checkpoint-{checkpoint.digest[:12]}.safetensors"
+        file = kept_checkpoint(out, checkpoint.digest)
         if not checkpoint.family.lasting(checkpoint.arch) and first.exists():
             raise BadInput(
                 f"{out}: holds results of other weights ({FILE}); choose another out; a module"

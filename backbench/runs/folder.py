@@ -34,6 +34,11 @@ PARTS = (PREDICTIONS, SCORES, PICTURES, STATES, "manifests", "per_class", "confu
 Identity = Mapping[str, object]
 
 
+def kept_checkpoint(out: Path, digest: str) -> Path:
+    """Return the file in which `evaluate` keeps one of several models below its folder OUT."""
+    return out / f"checkpoint-{digest[:12]}.safetensors"
+
+
 def cache_folder() -> Path:
     """Return the folder of what is computed once: $BACKBENCH_CACHE, else ~/.cache/backbench."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from collections import Counter
 
 import numpy as np
@@ -19,6 +20,7 @@ import backbench
 from backbench.cli import program
 from backbench.datasets import catalog, embedded
 from backbench.images import image_list
+from backbench.requests.parsing import parse
 from backbench.transfer import finetune
 from backbench.weights.checkpoint import Checkpoint
 
@@ -179,6 +181,26 @@ def test_a_small_set_has_a_linear_probe_of_its_own_length(home):
     assert by_checkpoint[alone.checkpoint] == alone.value
     # Seven rates were tried on val, and the steps are those of 100 epochs
     assert len(alone.chosen["scores"]) == 7
+
+
+def test_the_command_that_settles_a_column_names_files_that_are_there(
+    home, capsys, monkeypatch
+):
+    """A checkpoint's name need not be its file's: the command says where its weights are kept."""
+    trained_at_32(home / "renamed.safetensors")
+    models = ["renamed.safetensors", f"{SMALL}@random"]
+    words = [*models, "linear", "--data", "mine", "--out", "runs", "--workers", "0"]
+    # Rows record the command that the process was started by
+    monkeypatch.setattr("sys.argv", ["backbench", "evaluate", *words])
+    assert program.main(["evaluate", *words]) == 0
+    (said,) = re.findall(
+        r"`(backbench linear [^`]*--seeds 3)`", capsys.readouterr().out
+    )
+    request = parse(shlex.split(said)[1:])
+    given = [str(file) for file in request.checkpoints]
+    assert len(given) == 2
+    for file in given:
+        assert file.startswith("timm:") or (home / file).is_file(), file
 
 
 def test_finetuning_a_small_set_reads_a_trunk_at_its_own_size(home, monkeypatch):
