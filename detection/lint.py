@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.detection import backbones, dialect, evaluate, process_group, voc_ap
-from backbench.detection.data import images, voc
+from backbench.detection.data import images, sides, voc
 from backbench.detection.data.split import Split, training_records
 from backbench.detection.dialect import AMP_PRECISION, Given
 from backbench.detection.run import DetectionRun, Prepared
@@ -47,6 +47,8 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
             f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2"
         )
     check_ground_truth(cfg, given, train, val, run.task)
+    if not run.eval_only:
+        check_training(cfg, train, run.task)
     if solver.IMS_PER_BATCH % run.world:
         raise BadInput(
             f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} does not divide into "
@@ -58,8 +60,22 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
         raise BadInput(
             f"{AMP_PRECISION} fp16: a CPU takes a hundred times as long; bf16, or a GPU"
         )
+    if run.task.keypoints and cfg.INPUT.RANDOM_FLIP == "horizontal":
+        log.info(f"{train.file.name}: {sides.said(train.keypoints)}")
     for departure in departures(cfg, run.task, train, val):
         log.warning(f"{given.path.name}: {departure}")
+
+
+def check_training(cfg: CfgNode, train: Split, task: DetectionTask) -> None:
+    """Raise BadInput for what can be scored, but would train wrongly."""
+    if task.keypoints and cfg.INPUT.RANDOM_FLIP == "horizontal":
+        alone = sides.unpaired(train.keypoints)
+        if alone:
+            raise BadInput(
+                f"{train.file}: keypoint '{alone[0]}' has no partner of the other side (no "
+                f"'{sides.opposite(alone[0])}') to become in mirrored images; name it so, or add "
+                "INPUT.RANDOM_FLIP none"
+            )
 
 
 def check_values(cfg: CfgNode, given: Given) -> None:

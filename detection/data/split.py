@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backbench.containers.spans import NamedImages
+from backbench.detection.data import sides
 from backbench.detection.data.dataset_dicts import Annotation, ImageRecord
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.images import contents
 from backbench.images.image_list import ImageList
 
-LEFT_RIGHT = (("left", "right"), ("right", "left"))
 # Folder of the data -> the dataset's name in results, where the two differ
 RESULT_NAMES = {"coco": "coco2017", "VOC2007": "voc2007"}
 
@@ -55,15 +55,7 @@ class Split:
     @property
     def flip(self) -> list[int]:
         """The index of each keypoint's partner: left_eye has right_eye's, the nose has its own."""
-        return [self.keypoints.index(self._partner(name)) for name in self.keypoints]
-
-    def _partner(self, name: str) -> str:
-        """Return right_eye for left_eye; a name without a side is its own partner."""
-        for side, other in LEFT_RIGHT:
-            if side in name:
-                partner = name.replace(side, other)
-                return partner if partner in self.keypoints else name
-        return name
+        return sides.partners(self.keypoints)
 
     @functools.cached_property
     def fingerprint(self) -> str:
