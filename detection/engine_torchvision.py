@@ -101,7 +101,13 @@ class TorchvisionEngine(DetectionEngine):
         augment = ResizeAndFlip.of(self.cfg, self.seed)
         cores = loading.cores(distributed.world_size())
         self.batches: Iterator[list[TrainSample] | Unreadable] = loading.batches(
-            TrainImages(records, augment, self.flip_map, self.task),
+            TrainImages(
+                records,
+                augment,
+                self.flip_map,
+                self.task,
+                bitmasks=self.cfg.INPUT.MASK_FORMAT == "bitmask",
+            ),
             self.slots(records, first, last),
             workers=min(self.cfg.DATALOADER.NUM_WORKERS, cores),
             pin=self.device.type == "cuda",

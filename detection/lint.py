@@ -76,6 +76,27 @@ def check_training(cfg: CfgNode, train: Split, task: DetectionTask) -> None:
                 f"'{sides.opposite(alone[0])}') to become in mirrored images; name it so, or add "
                 "INPUT.RANDOM_FLIP none"
             )
+    if not task.outlines:
+        return
+    formats = ("polygon", "bitmask")
+    if cfg.INPUT.MASK_FORMAT not in formats:
+        raise BadInput(
+            f"{dialect.MASK_FORMAT} {cfg.INPUT.MASK_FORMAT}: {' or '.join(formats)}"
+        )
+    if cfg.INPUT.MASK_FORMAT == "bitmask":
+        return
+    count = 0
+    first = ""
+    for record in train.records:
+        for annotation in record["annotations"]:
+            if isinstance(annotation.get("segmentation"), dict):
+                count += 1
+                first = first or Path(record["file_name"]).name
+    if count:
+        raise BadInput(
+            f"{train.file}: {count} objects have run-length masks (first in {first}), but polygons "
+            f"are trained on; add {dialect.MASK_FORMAT} bitmask"
+        )
 
 
 def check_values(cfg: CfgNode, given: Given) -> None:

@@ -27,7 +27,7 @@ class Annotation(TypedDict):
     category_id: int  # a label from 0 on: an index into Split.categories
     iscrowd: int
     difficult: NotRequired[bool]  # VOC's: trained on; neither hit nor miss when scored
-    segmentation: NotRequired[list[Polygon]]
+    segmentation: NotRequired[Outline]
     # x, y, visibility of each keypoint; the middle of a pixel is at .5
     keypoints: NotRequired[list[float]]
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from backbench.containers.spans import plain_name, read_spelled
-from backbench.detection.data.dataset_dicts import ImageRecord
+from backbench.detection.data.dataset_dicts import ImageRecord, RunLength
+from backbench.detection.data.masks import bitmap
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.images.decoding import decode, opened, readable, upright_size
@@ -39,7 +40,9 @@ class TrainTarget(TypedDict):
 
     boxes: Tensor  # (n, 4) float32, x1 y1 x2 y2
     labels: Tensor  # (n,) int64 from 1; 0 is the background
+    # Of a mask there is one of the two, by INPUT.MASK_FORMAT.
     polygons: NotRequired[list[list[Array]]]  # n lists of (x1, y1, x2, y2, ...) float64
+    bitmaps: NotRequired[Tensor]  # (n, H, W) bool
     keypoints: NotRequired[Tensor]  # (n, K, 3) float32
 
 
@@ -168,11 +171,14 @@ class TrainImages(torch.utils.data.Dataset[TrainSample]):
         augment: ResizeAndFlip,
         flip_map: Sequence[int],
         task: DetectionTask,
+        *,
+        bitmasks: bool = False,
     ) -> None:
         self.records = records
         self.augment = augment
         self.flip_map = list(flip_map)
         self.task = task
+        self.bitmasks = bitmasks
 
     def __len__(self) -> int:
         return len(self.records)
@@ -195,6 +201,7 @@ class TrainImages(torch.utils.data.Dataset[TrainSample]):
             mirrored=mirrored,
             flip_map=self.flip_map,
             task=self.task,
+            bitmasks=self.bitmasks,
         )
         return {"image": pixels, "target": target, "slot": slot, "iteration": iteration}
 
@@ -207,10 +214,12 @@ def targets(
     mirrored: bool,
     flip_map: Sequence[int],
     task: DetectionTask,
+    bitmasks: bool = False,
 ) -> TrainTarget:
     """Put the record's objects on the image, resized to (height, width) and perhaps mirrored.
 
-    Crowds and boxes that are empty after clipping are left out, as in Detectron2's mapper.
+    Crowds and boxes that are empty after clipping are left out, as in Detectron2's mapper; of
+    `bitmasks` those without a pixel, too.
     `flip_map` is the partner of each keypoint: Split.flip.
     """
     scale_x = width / record["width"]
@@ -218,6 +227,7 @@ def targets(
     boxes: list[list[float]] = []
     labels: list[int] = []
     polygons: list[list[Array]] = []
+    bitmaps: list[Array] = []
     keypoints: list[Array] = []
     for a in record["annotations"]:
         if a["iscrowd"]:
@@ -232,17 +242,29 @@ def targets(
         box = np.clip([x1, y1, x2, y2], 0, limits).tolist()
         if box[2] - box[0] <= EMPTY or box[3] - box[1] <= EMPTY:
             continue
+        if task.outlines:
+            outline = a["segmentation"]
+            if isinstance(outline, list):
+                # Outlines are not cut to the image: rasterising them on a box cuts them to the box.
+                moved = []
+                for polygon in outline:
+                    xy = np.asarray(polygon, np.float64).reshape(-1, 2)
+                    xy = xy * [scale_x, scale_y]
+                    if mirrored:
+                        xy[:, 0] = width - xy[:, 0]
+                    moved.append(xy.reshape(-1))
+                drawn: list[Array] | RunLength = moved
+            else:
+                drawn = outline
+            if bitmasks:
+                pixels = bitmap(drawn, height, width, mirrored=mirrored)
+                if not pixels.any():
+                    continue
+                bitmaps.append(pixels)
+            elif isinstance(drawn, list):
+                polygons.append(drawn)
         boxes.append(box)
         labels.append(a["category_id"] + 1)
-        if task.outlines:
-            # Outlines are not cut to the image: rasterising them on a box cuts them to the box.
-            moved = []
-            for polygon in a["segmentation"]:
-                xy = np.asarray(polygon, np.float64).reshape(-1, 2) * [scale_x, scale_y]
-                if mirrored:
-                    xy[:, 0] = width - xy[:, 0]
-                moved.append(xy.reshape(-1))
-            polygons.append(moved)
         if task.keypoints:
             points = np.asarray(a["keypoints"], np.float64).reshape(-1, 3)
             points = points * [scale_x, scale_y, 1]
@@ -253,11 +275,14 @@ def targets(
         "boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
         "labels": torch.tensor(labels, dtype=torch.int64),
     }
-    if task.outlines:
+    if task.outlines and bitmasks:
+        stacked = np.array(bitmaps, bool).reshape(-1, height, width)
+        out["bitmaps"] = torch.from_numpy(stacked)
+    elif task.outlines:
         out["polygons"] = polygons
     if task.keypoints:
-        stacked = torch.tensor(np.array(keypoints), dtype=torch.float32)
-        out["keypoints"] = stacked.reshape(-1, len(flip_map), 3)
+        all_points = torch.tensor(np.array(keypoints), dtype=torch.float32)
+        out["keypoints"] = all_points.reshape(-1, len(flip_map), 3)
     return out
 
 

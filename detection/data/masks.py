@@ -1,5 +1,6 @@
 """Converts outlines between four forms: polygons (which are trained on), a small grid on a box
-(which a mask head predicts), a bitmap of the image, and COCO's run lengths (which are stored)."""
+(which a mask head predicts), a bitmap of the image (trained on by INPUT.MASK_FORMAT bitmask), and
+COCO's run lengths (which are stored)."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.ops import roi_align
 
 from backbench.detection.data.dataset_dicts import Outline, Polygon, RunLength
 from backbench.parallel import distributed
@@ -37,6 +39,46 @@ def rasterise(
         run_lengths = mask.merge(mask.frPyObjects(on_grid, size, size))
         out[i] = torch.from_numpy(mask.decode(run_lengths))
     return distributed.sent(out, boxes.device)
+
+
+def bitmap(
+    outline: Sequence[np.ndarray] | RunLength,
+    height: int,
+    width: int,
+    *,
+    mirrored: bool = False,
+) -> np.ndarray:
+    """Draw an object on an image of this size: bool (height, width).
+
+    Polygons are in its pixels, and mirrored already. Run lengths are in those of the file: they are
+    resized to the nearest pixel and then mirrored, as ResizeTransform.apply_segmentation does in
+    detectron2/data/transforms.
+    """
+    from PIL import Image
+    from pycocotools import mask
+
+    if not isinstance(outline, dict):
+        run_lengths = mask.frPyObjects(list(outline), height, width)
+        return mask.decode(mask.merge(run_lengths)).astype(bool)
+    pixels = Image.fromarray(mask.decode(outline))
+    if pixels.size != (width, height):
+        pixels = pixels.resize((width, height), Image.Resampling.NEAREST)
+    drawn = np.asarray(pixels).astype(bool)
+    return drawn[:, ::-1] if mirrored else drawn
+
+
+def crop(bitmaps: Tensor, of_box: Tensor, boxes: Tensor, size: int) -> Tensor:
+    """Sample bitmaps (n, H, W) bool on the size x size grids of boxes (R, 4).
+
+    `of_box` (R,) says which bitmap each box wants. Returns (R, size, size) float in {0, 1}. This is
+    detectron2/structures/masks.py::BitMasks.crop_and_resize.
+    """
+    on_boxes = boxes.cpu()
+    rows = torch.cat([of_box.cpu()[:, None].to(on_boxes), on_boxes], 1)
+    sampled = roi_align(
+        bitmaps[:, None].float(), rows, size, 1.0, sampling_ratio=0, aligned=True
+    )
+    return distributed.sent((sampled[:, 0] >= 0.5).float(), boxes.device)
 
 
 def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> list[RunLength]:

@@ -25,7 +25,7 @@ from torchvision.models.detection.roi_heads import (
 from torchvision.ops import roi_align
 
 from backbench.detection.data.images import TrainTarget
-from backbench.detection.data.masks import rasterise
+from backbench.detection.data.masks import crop, rasterise
 from backbench.detection.rcnn.rpn import BalancedSampler, smooth_l1, true_indices
 from backbench.parallel import distributed
 
@@ -146,11 +146,19 @@ class RCNNHeads(RoIHeads):
         logits = self.mask_predictor(self.mask_head(pooled)).float()  # (R, 1 + C, M, M)
         # On a GPU the indices of all images are waited for at once.
         on_cpu = torch.cat(objects).cpu().split([len(indices) for indices in objects])
-        polygons = []
-        for indices, target in zip(on_cpu, targets):
-            polygons += [target["polygons"][i] for i in indices.tolist()]
         # (R, M, M) in {0, 1}
-        goal = rasterise(polygons, torch.cat(boxes), logits.shape[-1])
+        if "bitmaps" in targets[0]:
+            parts = []
+            for indices, target, of_image in zip(on_cpu, targets, boxes):
+                parts.append(
+                    crop(target["bitmaps"], indices, of_image, logits.shape[-1])
+                )
+            goal = torch.cat(parts)
+        else:
+            polygons = []
+            for indices, target in zip(on_cpu, targets):
+                polygons += [target["polygons"][i] for i in indices.tolist()]
+            goal = rasterise(polygons, torch.cat(boxes), logits.shape[-1])
         own_class = logits[torch.arange(len(classes), device=logits.device), classes]
         loss = F.binary_cross_entropy_with_logits(
             own_class, goal.to(own_class), reduction="sum"
