@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from backbench.detection import coco_ap
+from backbench.detection.data import coco
 from backbench.detection.data.dataset_dicts import Detection
 from backbench.detection.data.split import Split
 from backbench.errors import BadInput
@@ -293,29 +294,31 @@ def rows_of(
 
 
 def ground_truth(split: Split, kind: str) -> dict[str, object]:
-    """List all objects, crowds included, for COCOeval. An object without `area` gets its box's."""
+    """List all objects, crowds included, for COCOeval.
+
+    What an object lacks (box, area, number of keypoints) is computed from what it has.
+    """
     images = image_numbers(split)
     categories = category_numbers(split)
     objects: list[dict[str, object]] = []
     for a in json.loads(split.file.read_text())["annotations"]:
         if a["image_id"] not in images:
             continue
-        _, _, width, height = a["bbox"]
+        box = coco.box_of(a, f"annotation {a['id']}")
         row: dict[str, object] = {
             "id": len(objects) + 1,
             "image_id": images[a["image_id"]],
             "category_id": categories[a["category_id"]],
-            "bbox": a["bbox"],
-            "area": a.get("area", width * height),
+            "bbox": box,
+            "area": coco.area_of(a, box),
             "iscrowd": int(a.get("iscrowd", 0)),
         }
         if kind == "segm":
             row["segmentation"] = a["segmentation"]
         elif kind == "keypoints":
             points = a.get("keypoints") or [0] * 3 * len(split.keypoints)
-            marked = sum(visibility > 0 for visibility in points[2::3])
             row["keypoints"] = points
-            row["num_keypoints"] = a.get("num_keypoints", marked)
+            row["num_keypoints"] = coco.marks_of(a)
         objects.append(row)
     image_rows = [
         {"id": images[r["image_id"]], "height": r["height"], "width": r["width"]}

@@ -224,6 +224,14 @@ def departures(
             f"BASE_LR {lr} for {batch} images per batch; {rate} at {images} scales to {wanted:.3g}"
         )
     # 3. The data
+    taught = {a["category_id"] for r in train.records for a in r["annotations"]}
+    asked = {a["category_id"] for r in val.records for a in r["annotations"]}
+    untaught = [val.categories[label] for label in sorted(asked - taught)]
+    if untaught:
+        out.append(
+            f"{train.name} has no object of {', '.join(untaught[:5])}, of which {val.name} has some: "
+            "their AP will be 0"
+        )
     if not any(r["annotations"] for r in val.records):
         out.append(f"{val.name} has no ground truth at all: every AP will be undefined")
     for split in (train, val):

@@ -5,9 +5,11 @@ scoring would fail on is refused in one line.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, cast
 
+import numpy as np
 from pydantic import (
     AfterValidator,
     FailFast,
@@ -19,17 +21,20 @@ from pydantic import (
 )
 from typing_extensions import NotRequired, TypedDict  # noqa: UP035 - the only one pydantic takes
 
+from backbench.detection.data import box_format, outlines
 from backbench.detection.data.dataset_dicts import (
     LARGEST,
     XYWH,
     Annotation,
     ImageRecord,
+    RunLength,
 )
 from backbench.detection.data.split import DatasetFiles, Split, is_marked
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
 
+SAMPLED = 20_000  # outlines that are compared with their boxes
 LARGEST_FILE = 8 * opening.GIGABYTE  # COCO's own files have half a gigabyte
 LAYOUT = "COCO is ROOT/coco/{annotations,train2017,val2017}"
 # Dataset name -> (annotation file, folder of the images), both below ROOT. The names of COCO's
@@ -102,40 +107,61 @@ class CocoCategory(TypedDict):
     keypoints: NotRequired[list[str] | None]
 
 
-class CocoBox(TypedDict):
-    """An object as every task needs it. Its `area` decides whether it counts in APs, APm or APl."""
+class CocoOwned(TypedDict):
+    """What every object has: its ids, and perhaps whether it is a crowd, and its area.
+
+    Its `area` decides whether it counts in APs, APm or APl, and how near a keypoint must be.
+    """
 
     id: Identifier
     image_id: Identifier
     category_id: Identifier
-    bbox: Annotated[
-        list[Number], Field(min_length=4, max_length=4), AfterValidator(_box)
-    ]
     iscrowd: NotRequired[Annotated[int, PlainValidator(_crowd)]]
-    area: NotRequired[NotNegative]
+    area: NotRequired[NotNegative | None]
+
+
+Bbox = Annotated[list[Number], Field(min_length=4, max_length=4), AfterValidator(_box)]
+
+
+class CocoBox(CocoOwned):
+    """An object as every task needs it."""
+
+    bbox: Bbox
 
 
 class CocoRunLength(TypedDict):
-    """The mask of a crowd, as run lengths over the whole image."""
+    """A mask as run lengths over the whole image."""
 
     size: list[StrictInt]  # height, width
     counts: str | list[Annotated[StrictInt, Field(ge=0)]]  # compressed, or plain
 
 
+Segmentation: TypeAlias = list[list[Number]] | CocoRunLength
+
+
 class CocoOutline(CocoBox):
-    segmentation: list[list[Number]] | CocoRunLength
+    segmentation: Segmentation
 
 
 class CocoKeypoints(CocoBox):
     keypoints: NotRequired[list[Number] | None]
-    num_keypoints: NotRequired[NotNegative]
+    num_keypoints: NotRequired[NotNegative | None]
+
+
+class CocoUnboxed(CocoOwned):
+    """An object of a file in which some have no box: it is computed from the outline."""
+
+    bbox: NotRequired[Bbox | None]
+    segmentation: NotRequired[Segmentation | None]
+    keypoints: NotRequired[list[Number] | None]
+    num_keypoints: NotRequired[NotNegative | None]
 
 
 class CocoObject(CocoOutline, CocoKeypoints):
     """An object with the fields of every task. Only those that the run's task reads were checked."""
 
 
-Checked = TypeVar("Checked", bound=CocoBox)
+Checked = TypeVar("Checked", bound=CocoOwned)
 
 
 class CocoFile(TypedDict, Generic[Checked]):
@@ -175,8 +201,12 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
             "annotations": [],
         }
     # 3. Every object goes to its image, in the order of the file.
-    dropped = 0
-    for row in data["annotations"]:
+    boxes = _Boxes()
+    counted = Counter[str]()
+    sampled = range(
+        0, len(data["annotations"]), 1 + len(data["annotations"]) // SAMPLED
+    )
+    for number, row in enumerate(data["annotations"]):
         where = f"annotation {row['id']}"
         if row["category_id"] not in label_of:
             raise BadInput(
@@ -188,40 +218,190 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
                 f"{where}: image {row['image_id']} is not in the file's 'images'"
             )
         record = records[row["image_id"]]
+        outline = row.get("segmentation")
+        if isinstance(outline, dict):
+            _check_run_lengths(outline, record, where)
+        if row.get("bbox") is None:
+            row["bbox"] = box_of(row, where)
+            counted["boxes"] += 1
+        boxes.add(row, record)
         annotation: Annotation = {
             "bbox": row["bbox"],
             "bbox_mode": XYWH,
             "category_id": label_of[row["category_id"]],
             "iscrowd": row.get("iscrowd", 0),
         }
+        if not row.get("area"):
+            counted["areas"] += 1
         if task.keypoints:
             values = row.get("keypoints")
             annotation["keypoints"] = _keypoints(values, len(keypoints), where)
+            stated = row.get("num_keypoints")
+            if stated is not None and stated != marks_of(row):
+                counted["marks"] += 1
         if task.outlines:
-            outline = row["segmentation"]
-            if isinstance(outline, list):
-                # Fewer than three points make no polygon.
-                polygons = [p for p in outline if len(p) % 2 == 0 and len(p) >= 6]
-                if not polygons:
-                    dropped += 1
-                    continue
-                annotation["segmentation"] = polygons
-            else:
-                # Only a crowd has run lengths. It is not trained on, so they are not kept.
-                _check_run_lengths(outline, record, annotation, where)
+            if number in sampled and _leaves_its_box(row):
+                counted["leaving"] += 1
+            kept = _kept_outline(outline, annotation["iscrowd"])
+            if kept is None:
+                counted["dropped"] += 1
+                continue
+            if kept:
+                annotation["segmentation"] = kept
         record["annotations"].append(annotation)
-    # 4. Images in the order of their ids, as many as are wanted
+    # 4. What is plainly wrong with the file as a whole
+    notes = box_format.check(boxes.collected())
+    if 2 * counted["leaving"] > len(sampled):
+        raise BadInput(
+            f"{counted['leaving']} of {len(sampled)} outlines leave their box; {box_format.COCO}, "
+            "the same as the outlines'"
+        )
+    if task.keypoints:
+        notes += box_format.check_keypoints(list(records.values()))
+    notes += _notes(counted, len(data["annotations"]), len(sampled))
+    # 5. Images in the order of their ids, as many as are wanted
     in_order = [records[id] for id in sorted(records)][: files.limit]
     if task.keypoints:
-        annotations = [a for record in in_order for a in record["annotations"]]
-        if not any(is_marked(annotation) for annotation in annotations):
-            raise BadInput(
-                "no annotation has keypoints; the keypoint task needs a person_keypoints file"
-            )
-    notes: tuple[str, ...] = ()
-    if dropped:
-        notes = (f"{dropped} objects without a valid outline left out",)
-    return Split(files, names, ids, in_order, keypoints, notes)
+        _refuse_unmarked(in_order)
+    return Split(files, names, ids, in_order, keypoints, tuple(notes))
+
+
+class _Boxes:
+    """Collects the boxes of a file, in its order."""
+
+    def __init__(self) -> None:
+        self.ids: list[int | str] = []
+        self.values: list[list[float]] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.areas: list[float] = []
+
+    def add(self, row: CocoBox, record: ImageRecord) -> None:
+        self.ids.append(row["id"])
+        self.values.append(row["bbox"])
+        self.sizes.append((record["width"], record["height"]))
+        self.areas.append(row.get("area") or math.nan)
+
+    def collected(self) -> box_format.Boxes:
+        values = np.array(self.values, float).reshape(-1, 4)
+        sizes = np.array(self.sizes, float).reshape(-1, 2)
+        areas = np.array(self.areas, float)
+        return box_format.Boxes("annotation", self.ids, values, sizes, areas)
+
+
+def box_of(row: Mapping[str, Any], where: str) -> list[float]:
+    """Return an object's box: as stated, or else around its outline."""
+    if row.get("bbox") is not None:
+        return row["bbox"]
+    box = outlines.bounding_box(row.get("segmentation"))
+    if box is None:
+        raise BadInput(f"{where} has no 'bbox', and no outline to compute it from")
+    return box
+
+
+def area_of(row: Mapping[str, Any], box: Sequence[float]) -> float:
+    """Return an object's area: as stated, or else its outline's, or else its box's.
+
+    An area of 0 is none: exporters write it where they have not computed it. With it no keypoint
+    would ever be near enough, and every object would be small.
+    """
+    if row.get("area"):
+        return row["area"]
+    from_outline = outlines.area(row.get("segmentation"))
+    if from_outline is not None:
+        return from_outline
+    _, _, width, height = box
+    return width * height
+
+
+def marks_of(row: Mapping[str, Any]) -> int:
+    """Count an object's marked keypoints. Scoring leaves out objects without any.
+
+    The file's own `num_keypoints` is not trusted: with 0 in all of them nothing would be scored.
+    """
+    visibilities = (row.get("keypoints") or [])[2::3]
+    return sum(visibility > 0 for visibility in visibilities)
+
+
+def _kept_outline(
+    outline: Segmentation | None, is_crowd: int
+) -> list[list[float]] | RunLength | None:
+    """Return an outline to train on, empty for a crowd's run lengths, None for no valid outline."""
+    if isinstance(outline, dict):
+        if is_crowd:
+            # It is not trained on, so it is not kept.
+            return []
+        return _compressed(outline)
+    # Fewer than three points make no polygon.
+    polygons = [p for p in outline or [] if len(p) % 2 == 0 and len(p) >= 6]
+    return polygons or None
+
+
+def _compressed(mask: CocoRunLength) -> RunLength:
+    """Return a mask with compressed run lengths, as Detectron2 wants them."""
+    from pycocotools import mask as mask_api
+
+    height, width = mask["size"]
+    counts = mask["counts"]
+    if isinstance(counts, list):
+        counts = mask_api.frPyObjects(mask, height, width)["counts"].decode()
+    return {"size": [height, width], "counts": counts}
+
+
+def _leaves_its_box(row: CocoObject) -> bool:
+    """Return True if an object's outline is not inside its box."""
+    around = outlines.bounding_box(row["segmentation"])
+    if around is None:
+        return False
+    left, top, width, height = around
+    x, y, box_width, box_height = row["bbox"]
+    most = box_format.TOLERANCE
+    return (
+        left < x - most
+        or top < y - most
+        or left + width > x + box_width + most
+        or top + height > y + box_height + most
+    )
+
+
+def _refuse_unmarked(records: Sequence[ImageRecord]) -> None:
+    """Raise BadInput if no object has a keypoint that is marked."""
+    annotations = [a for record in records for a in record["annotations"]]
+    if any(is_marked(annotation) for annotation in annotations):
+        return
+    # Half a pixel was added when they were read.
+    if any(value not in (0, 0.5) for a in annotations for value in a["keypoints"]):
+        raise BadInput(
+            "every keypoint has visibility 0, so none is marked; COCO's visibility is 2 for a "
+            "visible keypoint and 1 for a hidden one"
+        )
+    raise BadInput(
+        "no annotation has keypoints; the keypoint task needs a person_keypoints file"
+    )
+
+
+def _notes(counted: Mapping[str, int], objects: int, sampled: int) -> list[str]:
+    """Say what was computed or left out."""
+    notes = []
+    if count := counted["boxes"]:
+        notes.append(f"{count} of {objects} boxes are missing: computed from outlines")
+    if count := counted["areas"]:
+        notes.append(
+            f"{count} of {objects} areas are missing or 0: computed from the outline, or else the box"
+        )
+    if count := counted["marks"]:
+        notes.append(
+            f"{count} of {objects} num_keypoints are not the number of keypoints with a visibility "
+            "above 0: counted anew"
+        )
+    if counted["leaving"] >= max(2, box_format.MANY * sampled):
+        notes.append(
+            f"{counted['leaving']} of {sampled} outlines leave their box; {box_format.COCO}"
+        )
+    if count := counted["dropped"]:
+        notes.append(
+            f"{count} objects without a valid outline left out of the training; scoring misses them"
+        )
+    return notes
 
 
 def _lists(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
@@ -233,10 +413,11 @@ def _lists(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
     else:
         kind = CocoFile[CocoBox]
     try:
-        adapter: TypeAdapter[CocoFile[CocoObject]] = TypeAdapter(kind)
-        data = adapter.validate_json(text)
+        data = _validated(text, kind)
     except ValidationError as error:
-        raise _refusal(error) from None
+        if not _lacks_a_box(error):
+            raise _refusal(error) from None
+        data = _without_boxes(text, task)
     _refuse_ids([row["id"] for row in data["images"]], "images")
     _refuse_ids([row["id"] for row in data["categories"]], "categories")
     _refuse_ids([row["id"] for row in data["annotations"]], "annotations")
@@ -244,6 +425,36 @@ def _lists(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
         raise BadInput("'categories' is empty")
     if not data["images"]:
         raise BadInput("no images")
+    return data
+
+
+def _validated(text: bytes, kind: Any) -> CocoFile[CocoObject]:
+    adapter: TypeAdapter[CocoFile[CocoObject]] = TypeAdapter(kind)
+    return adapter.validate_json(text)
+
+
+def _lacks_a_box(error: ValidationError) -> bool:
+    """Return True if the file's first mistake is an object without a box."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    lacking = first["type"] == "missing" or first["input"] is None
+    return lacking and first["loc"][0::2] == ("annotations", "bbox")
+
+
+def _without_boxes(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
+    """Parse a file in which objects have no box, with the outlines from which it is computed.
+
+    Files with boxes are not read so, because outlines take gigabytes that only masks need.
+    """
+    try:
+        data = _validated(text, CocoFile[CocoUnboxed])
+    except ValidationError as error:
+        raise _refusal(error) from None
+    for number, row in enumerate(data["annotations"], 1):
+        where = f"'annotations' number {number}"
+        if row.get("bbox") is None and row.get("segmentation") is None:
+            raise BadInput(f"{where} has no 'bbox', and no outline to compute it from")
+        if task.outlines and row.get("segmentation") is None:
+            raise BadInput(f"{where} has no 'segmentation'")
     return data
 
 
@@ -310,57 +521,13 @@ def _keypoints(values: list[float] | None, count: int, where: str) -> list[float
     return moved
 
 
-def _check_run_lengths(
-    mask: CocoRunLength, record: ImageRecord, annotation: Annotation, where: str
-) -> None:
-    """Raise BadInput unless the annotation is a crowd and its mask fills the image."""
-    if not annotation["iscrowd"]:
-        raise BadInput(
-            f"{where}: a run-length mask of a single object; training needs polygons"
-        )
+def _check_run_lengths(mask: CocoRunLength, record: ImageRecord, where: str) -> None:
+    """Raise BadInput unless a mask fills its image."""
     size = [record["height"], record["width"]]
     if mask["size"] != size:
         raise BadInput(
             f"{where}: the mask's size {mask['size']} is not the image's {size}"
         )
-    lengths: list[int] | None
-    if isinstance(mask["counts"], str):
-        lengths = _uncompressed(mask["counts"])
-    else:
-        lengths = mask["counts"]
-    if (
-        lengths is None
-        or min(lengths, default=0) < 0
-        or sum(lengths) != math.prod(size)
-    ):
+    lengths = outlines.run_lengths(mask["counts"])
+    if lengths is None or sum(lengths) != math.prod(size):
         raise BadInput(f"{where}: the mask's run lengths do not fill the image")
-
-
-def _uncompressed(text: str) -> list[int] | None:
-    """Decode COCO's compressed run lengths; None if the text is damaged.
-
-    A character, less 48, holds five bits of a number, the lowest first, and a sixth which says that
-    more follow. From the fourth number on, each is stored as its difference to the one before last
-    (pycocotools' maskApi.c, rleFrString).
-    """
-    lengths: list[int] = []
-    number = 0  # the bits read so far of the next number
-    shift = 0  # and how many they are
-    more = False  # whether that number is incomplete
-    for character in text:
-        bits = ord(character) - 48
-        if not 0 <= bits < 64:
-            return None
-        number |= (bits & 31) << shift
-        shift += 5
-        more = bool(bits & 32)
-        if more:
-            continue
-        if bits & 16:
-            number -= 1 << shift  # negative, in two's complement
-        if len(lengths) > 2:
-            number += lengths[-2]
-        lengths.append(number)
-        number = 0
-        shift = 0
-    return None if more else lengths

@@ -2,7 +2,11 @@
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 
+import numpy as np
+
+from backbench.detection.data import box_format
 from backbench.detection.data.dataset_dicts import (
     LARGEST,
     XYWH,
@@ -86,7 +90,28 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
         )
     if not records:
         raise BadInput("no images")
-    return Split(files, VOC_CLASSES, tuple(range(len(VOC_CLASSES))), records)
+    ids = tuple(range(len(VOC_CLASSES)))
+    notes = box_format.check(_boxes(records))
+    return Split(files, VOC_CLASSES, ids, records, notes=tuple(notes))
+
+
+def _boxes(records: Sequence[ImageRecord]) -> box_format.Boxes:
+    """Collect the boxes of all images."""
+    names: list[int | str] = []
+    values = []
+    sizes = []
+    for record in records:
+        for annotation in record["annotations"]:
+            names.append(record["image_id"])
+            values.append(annotation["bbox"])
+            sizes.append((record["width"], record["height"]))
+    return box_format.Boxes(
+        "image",
+        names,
+        np.array(values, float).reshape(-1, 4),
+        np.array(sizes, float).reshape(-1, 2),
+        rule=box_format.VOC,
+    )
 
 
 def _object(node: ET.Element) -> Annotation:

@@ -33,6 +33,16 @@ def without(part, key):
     return lambda content: content[part][0].pop(key)
 
 
+def without_keys(part, *keys):
+    """Take several keys from the first row of a list."""
+
+    def change(content):
+        for key in keys:
+            content[part][0].pop(key)
+
+    return change
+
+
 def replaced(key, value):
     """Replace a list."""
     return lambda content: content.update({key: value})
@@ -108,7 +118,7 @@ BAD = {
         ),
         "image_id_list": (first("annotations", image_id=[1]), r"image_id \[1\]"),
         "no_box": (
-            without("annotations", "bbox"),
+            without_keys("annotations", "bbox", "segmentation"),
             "'annotations' number 1 has no 'bbox'",
         ),
         "no_image_id": (without("annotations", "image_id"), "has no 'image_id'"),

@@ -1,5 +1,7 @@
 """Tests MoCo's detectors on the Detectron2 engine: C4 with the extra norm, VOC's files and its AP."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -95,6 +97,31 @@ def test_another_task_and_missing_images_are_refused(voc):
         BadInput, match=f"1 of 3 images of test.txt are missing, first {gone.name}"
     ):
         reading.read(test, FASTER_RCNN)
+
+
+def moved(text):
+    """Put every object a thousand pixels to the right."""
+    return re.sub(r"(?<=<xm..>)\d+", lambda x: str(int(x.group()) + 1000), text)
+
+
+def sides_for_corners(text):
+    """Write a width of 3 and a height of 2 pixels in place of the second corner."""
+    text = re.sub(r"(?<=<xmax>)\d+", "3", text)
+    return re.sub(r"(?<=<ymax>)\d+", "0", text)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (moved, "none of 6 boxes touches its image; first image 200703: "),
+        (sides_for_corners, "no box has a width and a height; .* corners xmin, ymin"),
+    ],
+)
+def test_boxes_in_another_format_are_refused(voc, change, words):
+    for file in (voc / "VOC2007" / "Annotations").iterdir():
+        file.write_text(change(file.read_text()))
+    with pytest.raises(BadInput, match=words):
+        reading.read(reading.find("voc_2007_test", voc), FASTER_RCNN)
 
 
 def test_perfect_and_missing_detections(voc):
