@@ -128,8 +128,15 @@ def files(p: Prepared) -> None:
     """
     trained = training_records(p.train, p.task)
     log.info(f"checking {len(trained)} + {len(p.val.records)} images")
-    images.check_files(trained)
-    images.check_files(p.val.records)
+    looked_train = images.check_files(trained)
+    looked_val = images.check_files(p.val.records)
+    for split, looked in ((p.train, looked_train), (p.val, looked_val)):
+        turned = sum(image.turned for image in looked)
+        if turned:
+            log.warning(
+                f"{split.folder}: {turned} of {len(looked)} images have an EXIF orientation; they are "
+                "read as shown, so their boxes must be those of the image as shown"
+            )
     if p.val.name in voc.DATASETS:
         voc_ap.rehearse(p.val)
         return

@@ -133,9 +133,14 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
         tags = image.tag_v2  # type: ignore[attr-defined]
         width = tags[TIFF_WIDTH]
         height = tags[TIFF_HEIGHT]
-    if image.getexif().get(EXIF_ORIENTATION) in SIDEWAYS:
+    if orientation_of(image) in SIDEWAYS:
         return height, width
     return width, height
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return the EXIF orientation of an opened image, 1 where it states none."""
+    return image.getexif().get(EXIF_ORIENTATION, 1)
 
 
 class _DeepGray(NamedTuple):

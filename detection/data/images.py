@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -17,8 +18,17 @@ from backbench.detection.data.dataset_dicts import ImageRecord, RunLength
 from backbench.detection.data.masks import bitmap
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
-from backbench.images.decoding import decode, opened, readable, upright_size
+from backbench.images.decoding import (
+    LARGEST,
+    SIDEWAYS,
+    decode,
+    opened,
+    orientation_of,
+    readable,
+    upright_size,
+)
 from backbench.runs import seeding
+from backbench.untrusted import opening
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -80,15 +90,33 @@ def load_image(record: ImageRecord) -> Image.Image:
     return image
 
 
-def _check_size(record: ImageRecord, size: tuple[int, int]) -> None:
+def _check_size(
+    record: ImageRecord, size: tuple[int, int], orientation: int = 1
+) -> None:
+    """Raise BadInput if an image that is shown in this size has another in its annotations."""
     stated = (record["width"], record["height"])
-    if size != stated:
+    if size == stated:
+        return
+    path = plain_name(record["file_name"])
+    if orientation in SIDEWAYS and size == stated[::-1]:
         raise BadInput(
-            f"{plain_name(record['file_name'])}: is {size} pixels; its annotations say {stated}"
+            f"{path}: its EXIF orientation {orientation} turns it, so it is shown and read as {size} "
+            f"pixels; its annotations say {stated}, the size as stored; annotate what is shown, or, "
+            "if the boxes are right for the stored pixels, take the orientation out (`exiftool "
+            "-Orientation= FILE`)"
         )
+    raise BadInput(f"{path}: is {size} pixels; its annotations say {stated}")
 
 
-def check_file(record: ImageRecord) -> None:
+class LookedAt(NamedTuple):
+    """What `check_file` learns of an image."""
+
+    turned: bool  # by its EXIF orientation
+    length: int  # bytes
+    tail: bytes  # a digest of its last bytes
+
+
+def check_file(record: ImageRecord) -> LookedAt:
     """Raise BadInput for an image that would end a training: one of another size than stated, one
     that is cut off, one of a kind that is not read, or no image at all. Only its head and its tail
     are read."""
@@ -96,21 +124,38 @@ def check_file(record: ImageRecord) -> None:
     data = read_spelled(record["file_name"])
     with readable(path, data) as file, opened(file, path) as image:
         size = upright_size(image)
+        orientation = orientation_of(image)
         is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a phone's JPEG of two pictures
         length = file.seek(0, os.SEEK_END)
         file.seek(max(0, length - TAIL))
         tail = file.read()
     if is_jpeg and JPEG_END not in tail:
         raise BadInput(f"{path}: corrupt image (truncated: it has no end)")
-    _check_size(record, size)
+    _check_size(record, size, orientation)
+    return LookedAt(
+        turned=orientation in range(2, 9),
+        length=length,
+        tail=hashlib.sha256(tail).digest(),
+    )
 
 
-def check_files(records: Sequence[ImageRecord]) -> None:
+def check_files(records: Sequence[ImageRecord]) -> list[LookedAt]:
     """Run `check_file` on all images and raise the error of the first that has one."""
     # Threads, because a network disk answers many requests at a time
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        for _ in pool.map(check_file, records):
-            pass  # reading a result raises its error
+        return list(pool.map(check_file, records))
+
+
+def same_bytes(one: ImageRecord, other: ImageRecord) -> bool:
+    """Return True if two images are the same file, or copies of one."""
+    return _bytes_of(one) == _bytes_of(other)
+
+
+def _bytes_of(record: ImageRecord) -> bytes:
+    data = read_spelled(record["file_name"])
+    if data is None:
+        data = opening.read_bytes(record["file_name"], most=LARGEST)
+    return data
 
 
 def to_uint8(image: Image.Image) -> Tensor:
