@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbench.containers.spans import plain_name
 from backbench.detection import backbones, dialect, evaluate, process_group, voc_ap
 from backbench.detection.data import images, sides, voc
+from backbench.detection.data.dataset_dicts import ImageRecord
+from backbench.detection.data.images import LookedAt
 from backbench.detection.data.split import Split, training_records
 from backbench.detection.dialect import AMP_PRECISION, Given
 from backbench.detection.run import DetectionRun, Prepared
@@ -33,6 +37,8 @@ LEAST = {
     "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 1,
     "DATALOADER.NUM_WORKERS": 0,
 }
+# From this share on, val images in the training set decide what is measured.
+SHARED = 0.01
 # Key -> the least number of thresholds
 THRESHOLDS = {"MODEL.RPN.IOU_THRESHOLDS": 2, "MODEL.ROI_HEADS.IOU_THRESHOLDS": 1}
 
@@ -137,11 +143,43 @@ def files(p: Prepared) -> None:
                 f"{split.folder}: {turned} of {len(looked)} images have an EXIF orientation; they are "
                 "read as shown, so their boxes must be those of the image as shown"
             )
+    check_shared_images(trained, looked_train, p.val, looked_val)
     if p.val.name in voc.DATASETS:
         voc_ap.rehearse(p.val)
         return
     for kind in p.task.aps:
         evaluate.rehearse(p.val, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS)
+
+
+def check_shared_images(
+    trained: Sequence[ImageRecord],
+    looked_train: Sequence[LookedAt],
+    val: Split,
+    looked_val: Sequence[LookedAt],
+) -> None:
+    """Refuse val images that are trained on, as copies, in whatever folder and under whatever name.
+
+    A few are only said: large public sets have some.
+    """
+    by_look: dict[LookedAt, list[ImageRecord]] = {}
+    for record, look in zip(trained, looked_train, strict=True):
+        by_look.setdefault(look, []).append(record)
+    pairs = []
+    for record, look in zip(val.records, looked_val, strict=True):
+        for other in by_look.get(look, []):
+            if images.same_bytes(record, other):
+                pairs.append((record, other))
+                break
+    if not pairs:
+        return
+    scored, taught = (plain_name(record["file_name"]) for record in pairs[0])
+    said = (
+        f"{len(pairs)} of {len(val.records)} val images are trained on; first {scored}, the same as "
+        f"{taught}"
+    )
+    if len(pairs) > SHARED * len(val.records):
+        raise BadInput(f"{said}; take them out of one of the two")
+    log.warning(said)
 
 
 def check_ground_truth(
