@@ -34,6 +34,7 @@ from backbench.requests.data import (
 from backbench.requests.options import Outcome
 from backbench.runs import atomic
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
+from backbench.untrusted import opening
 
 
 def run_list(request: DataListRequest) -> Outcome:
@@ -105,7 +106,7 @@ def _check(name: str, root: Path, record: bool, problems: list[str]) -> int:
     """Print what is there and what is wrong, which goes to `problems`, too; 1 if anything is."""
     dense = name in catalog.DATASETS and catalog.DATASETS[name].dense
     if name not in catalog.known() or dense:
-        said = detection_check.check(name, root)
+        said = detection_check.check(name, root, _inspected)
         if said is not None and (said or not dense):
             return said
     # 1. What makes the data unusable is refused, as every evaluation would refuse it.
@@ -134,6 +135,44 @@ def _check(name: str, root: Path, record: bool, problems: list[str]) -> int:
         )
     print(f"{name}: {len(problems)} problems" if problems else f"{name}: all right")
     return 1 if problems else 0
+
+
+def _inspected(file: Path, folder: Path) -> tuple[list[str], list[str]]:
+    """Read an annotation file as `detect` does; return what is wrong, and what is worth saying."""
+    # Detection imports torch, which other datasets do without.
+    from backbench.detection.data import images, reading, sides
+    from backbench.detection.data.split import DatasetFiles
+    from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
+
+    if file.stem.startswith("person_keypoints_"):
+        task = KEYPOINT_RCNN
+    elif not file.stem.startswith("instances_"):
+        return [], []
+    elif b'"segmentation"' in opening.read_bytes(file, most=detection_check.LARGEST):
+        task = MASK_RCNN
+    else:
+        task = FASTER_RCNN
+    try:
+        split = reading.read(DatasetFiles(file.stem, file, folder), task)
+        looked = images.check_files(split.records)
+    except BadInput as error:
+        return [str(error)], []
+    wrong = [f"{file.name}: {note}" for note in split.notes]
+    said = []
+    turned = sum(image.turned for image in looked)
+    if turned:
+        said.append(
+            f"{file.name}: {turned} of {len(looked)} images have an EXIF orientation; they are read "
+            "as shown, so their boxes must be those of the image as shown"
+        )
+    if split.keypoints:
+        said.append(f"{file.name}: {sides.said(split.keypoints)}")
+        alone = sides.unpaired(split.keypoints)
+        if alone:
+            wrong.append(
+                f"{file.name}: keypoints without a partner of the other side: {', '.join(alone)}"
+            )
+    return wrong, said
 
 
 def _record(found: Splits, beside: Path) -> Path:
