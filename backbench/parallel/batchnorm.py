@@ -191,6 +191,31 @@ def _on_cpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tenso
     return out.to(input.dtype)
 
 
+class _Activated(_BatchNorm):
+    """A batch norm that is followed by a dropout and an activation of its own, as timm's
+    BatchNormAct2d: EfficientNet, MobileNet and others have no activations elsewhere."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(input)))
+
+
+class ActivatedGroupBatchNorm(_Activated, GroupBatchNorm):
+    pass
+
+
+class ActivatedSyncBatchNorm(_Activated, SyncBatchNorm):
+    pass
+
+
+ACTIVATED: dict[type[_BatchNorm], type[_Activated]] = {
+    GroupBatchNorm: ActivatedGroupBatchNorm,
+    SyncBatchNorm: ActivatedSyncBatchNorm,
+}
+
+
 def _replace_batchnorm(module: nn.Module, cls: type[_BatchNorm]) -> nn.Module:
     """Return `module` with its plain batch norms as `cls`, which hold the very same parameters."""
     if getattr(module, "local_batchnorm", False):
@@ -198,7 +223,13 @@ def _replace_batchnorm(module: nn.Module, cls: type[_BatchNorm]) -> nn.Module:
     if isinstance(module, GroupBatchNorm | SyncBatchNorm):
         return module
     if isinstance(module, _BatchNorm):
-        new = cls(
+        parts = dict(module.named_children())
+        if parts and set(parts) != {"drop", "act"}:
+            raise BadInput(
+                f"{type(module).__name__} holds {', '.join(parts)}, which batch norm over several"
+                " processes would lose; use one process"
+            )
+        new = (ACTIVATED[cls] if parts else cls)(
             module.num_features,
             module.eps,
             module.momentum,
@@ -211,6 +242,8 @@ def _replace_batchnorm(module: nn.Module, cls: type[_BatchNorm]) -> nn.Module:
         new.running_var = module.running_var
         new.num_batches_tracked = module.num_batches_tracked
         new.training = module.training
+        for name, part in parts.items():
+            new.add_module(name, part)
         return new
     for name, child in module.named_children():
         setattr(module, name, _replace_batchnorm(child, cls))

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from backbench.errors import BadInput
 from backbench.parallel import batchnorm, distributed
 from backbench.runs import seeding
 
@@ -151,6 +153,29 @@ def test_sync_batchnorm_is_batch_norm_in_one_process():
         assert torch.equal(a, b), name
     assert torch.equal(plain.eval()(images), sync.eval()(images))
     assert list(plain.state_dict()) == list(sync.state_dict())
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_a_norm_with_an_activation_keeps_it(group):
+    """timm's EfficientNets have their activations inside of their norms."""
+    model = timm.create_model("tf_efficientnet_lite0", num_classes=0)
+    pixels = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    names = list(model.state_dict())
+    expected = [model.eval()(pixels), copy.deepcopy(model).train()(pixels)]
+    if group:
+        converted = batchnorm.convert_group_batchnorm(model, None)
+    else:
+        converted = batchnorm.convert_sync_batchnorm(model)
+    assert list(converted.state_dict()) == names
+    found = [converted.eval()(pixels), converted.train()(pixels)]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_norm_that_holds_something_unknown_is_refused():
+    norm = nn.BatchNorm2d(4)
+    norm.gate = nn.Sigmoid()
+    with pytest.raises(BadInput, match="BatchNorm2d holds gate"):
+        batchnorm.convert_sync_batchnorm(nn.Sequential(norm))
 
 
 def test_groups_are_normalised_as_if_alone():
