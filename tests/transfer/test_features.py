@@ -32,7 +32,7 @@ from backbench.runs.terminal import log
 from backbench.transfer.features import cache as feature_cache
 from backbench.transfer.features.cache import FeatureCache, describe
 from backbench.transfer.features.extractor import FeatureRows
-from backbench.transfer.features.frozen import FrozenTrunk
+from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
@@ -395,3 +395,78 @@ def test_swapped_between_a_stop_and_its_continuation(
         blackened(images.file(i))
     found = extractor(cache, checkpoint())(images)[0]
     assert torch.equal(found, fresh(images, tmp_path))
+
+
+# Features from which no number can be computed
+
+
+def diverged(scale):
+    """A trunk whose first norm multiplies by `scale`: finite weights, features that overflow."""
+    whole = checkpoint(0)
+    state = dict(whole.state_dict)
+    for key, value in whole.state_dict.items():
+        if "bn1.weight" in key:
+            state[key] = value * scale
+    return whole.replace(state_dict=state)
+
+
+def collapsed():
+    """A trunk whose last norm gives each image the same."""
+    whole = checkpoint(0)
+    state = dict(whole.state_dict)
+    state["layer4.1.bn2.weight"] = torch.zeros(512)
+    state["layer4.0.bn2.weight"] = torch.zeros(512)
+    state["layer4.0.downsample.1.weight"] = torch.zeros(512)
+    state["layer4.0.downsample.1.bias"] = torch.ones(512)
+    return whole.replace(state_dict=state)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: diverged(1e12), "not finite, or too large to be squared"),
+        (lambda: diverged(1e5), "not finite, or too large to be squared"),
+        (collapsed, "no image can be told from another"),
+    ],
+)
+def test_features_without_a_meaning_are_refused(made, words, images, cache):
+    made = made()
+    with pytest.raises(BadInput, match=words) as error:
+        extractor(cache, checkpoint(1), made)(images)
+    assert f"'{made.name}'" in str(error.value)
+
+
+def test_features_without_a_meaning_are_refused_from_the_cache(
+    images, cache, monkeypatch
+):
+    """They may have been computed by a version that did not look."""
+    made = collapsed()
+    of_made = extractor(cache, made)
+    with monkeypatch.context() as blind:
+        for module in ("frozen", "extractor"):
+            name = f"backbench.transfer.features.{module}.refuse_unusable"
+            blind.setattr(name, lambda *_, **__: None)
+        of_made(images)
+    with pytest.raises(BadInput, match="no image can be told"):
+        extractor(cache, made)(images)
+
+
+def test_a_trunk_that_overflows_on_a_later_batch_alone_is_refused_at_the_end():
+    """Of later batches nothing is looked at until `verify`: a look would wait for a GPU."""
+    trunk = FrozenTrunk.build(checkpoint(0), device=CPU)
+    pixels = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8)
+    forward_all([trunk], pixels)
+    trunk.verify()
+    trunk.watch.see(torch.full((4, 512), float("nan")), pixels, "x")
+    with pytest.raises(BadInput, match="not finite"):
+        trunk.verify()
+
+
+def test_one_image_and_equal_images_are_no_collapse(tmp_path, cache):
+    for name in ("a", "b"):
+        file = tmp_path / "one" / name / "0.png"
+        file.parent.mkdir(parents=True)
+        Image.new("RGB", (40, 40), (9, 99, 200)).save(file)
+    one = scan_folder(tmp_path / "one").subset([0])
+    (rows,) = extractor(cache, checkpoint(0))(one)
+    assert len(rows) == 1

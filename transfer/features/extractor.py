@@ -38,7 +38,11 @@ from backbench.transfer.features.cache import (
     Seen,
     describe,
 )
-from backbench.transfer.features.frozen import FrozenTrunk, forward_all
+from backbench.transfer.features.frozen import (
+    FrozenTrunk,
+    forward_all,
+    refuse_unusable,
+)
 from backbench.transfer.protocol import Geometry
 
 # The folder below a run's for features that are large, or that no other run may take for its own.
@@ -130,11 +134,12 @@ class Extractor:
                 price.skip("image", len(images))
             else:
                 self._compute(there, described, images, named, what)
-            # 5. All of them are mapped from disk.
+            # 5. All of them are mapped from disk, and looked at whoever has computed them.
             out = []
-            for description in described:
+            for trunk, description in zip(self.trunks, described):
                 rows = self.cache.open(description)
                 assert rows is not None, "features that were just written are gone"
+                refuse_unusable(rows, trunk.checkpoint.name)
                 out.append(rows)
         return out
 
@@ -222,6 +227,11 @@ class Extractor:
         # 2. Rank 0 writes each batch.
         arriving = self._arriving(trunks, images, first)
         for _, (begin, features, hashes) in zip(batches, arriving):
+            if begin == first:
+                # All rows are looked at in the end; what has diverged need not get so far.
+                for trunk, mine in zip(trunks, features):
+                    name = trunk.checkpoint.name
+                    refuse_unusable(mine, name, images_differ=False)
             if parts:
                 parts.write(begin, begin + len(hashes), features, hashes)
         # 3. It finishes the entries, and no rank goes on before.
@@ -267,7 +277,8 @@ class Extractor:
         for begin, (pixels, hashes) in zip(range(first, count, batch), pictures):
             size = min(batch, count - begin)  # the rest is padding
             features = []
-            for mine in forward_all(trunks, pixels.to(device, non_blocking=True)):
+            here = pixels.to(device, non_blocking=True)
+            for mine in forward_all(trunks, here, watched=False):
                 features.append(distributed.gather_without_gradient(mine)[:size])
             sent_hashes = distributed.sent(hashes, device)
             of_files = distributed.gather_without_gradient(sent_hashes)[:size]

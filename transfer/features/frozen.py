@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,63 @@ def state_digest(module: nn.Module) -> str:
     return sha.hexdigest()
 
 
+ALIKE = 1e-6  # of a feature's largest number: what float32 does not tell apart
+
+
+def refuse_unusable(features: Tensor, name: str, *, images_differ: bool = True) -> None:
+    """Raise BadInput for features (N, ...) from which no number can be computed: not finite, too
+    large to be squared, or, where the images differ, the same for all of them."""
+    # 1. Distances and cosines need squares. Whatever is not finite reaches the norm, too
+    unusable = 0
+    for rows in features.split(65_536):
+        norms = rows.flatten(1).float().norm(dim=1)
+        unusable += int((~torch.isfinite(norms)).sum())
+    if unusable:
+        raise BadInput(
+            f"'{name}': the features of {unusable} of {len(features)} images are not finite, or too"
+            " large to be squared: diverged or damaged weights; measure an earlier checkpoint of"
+            " that training"
+        )
+    # 2. All are compared with the first. Mostly the last one differs, and no other is looked at
+    if not images_differ or len(features) < 2:
+        return
+    first = features[:1].flatten(1).float()
+    largest = float(first.abs().max())
+    for rows in (features[-1:], *features.split(65_536)):
+        if float((rows.flatten(1).float() - first).abs().max()) > ALIKE * largest:
+            return
+    raise BadInput(
+        f"'{name}': its features of all {len(features)} images are the same, so no image can be told"
+        " from another: a collapsed training, or weights of another trunk; measure an earlier"
+        " checkpoint of that training"
+    )
+
+
+class Watch:
+    """Watches the features of a trunk. A look waits for the GPU, so only the first batch is looked
+    at while it passes; what is known of the others stays on the device until `refuse`."""
+
+    def __init__(self) -> None:
+        self.finite: Tensor | None = None
+
+    def see(self, features: Tensor, pixels: Tensor, name: str) -> None:
+        """Look at the features of a batch of `pixels`."""
+        if self.finite is None:
+            images_differ = bool((pixels[0] != pixels[-1]).any())
+            refuse_unusable(features, name, images_differ=images_differ)
+        norms = features.flatten(1).norm(dim=1)
+        finite = torch.isfinite(norms).all()
+        self.finite = finite if self.finite is None else self.finite & finite
+
+    def refuse(self, name: str) -> None:
+        """Raise BadInput if any batch held features that are not finite."""
+        if self.finite is not None and not bool(self.finite):
+            raise BadInput(
+                f"'{name}': the features of some images are not finite, or too large to be squared:"
+                " diverged or damaged weights; measure an earlier checkpoint of that training"
+            )
+
+
 @dataclass(frozen=True)
 class TokenFeature:
     """A feature that is made of an image's tokens."""
@@ -58,6 +115,7 @@ class FrozenTrunk:
     of_tokens: TokenFeature | None = (
         None  # the feature, in the place of the trunk's own
     )
+    watch: Watch = field(default_factory=Watch, compare=False)
 
     @staticmethod
     def build(
@@ -114,7 +172,9 @@ class FrozenTrunk:
         return features if self.head is None else self.head(features)
 
     def verify(self) -> None:
-        """Raise Failed if a weight or buffer is not what it was at the start."""
+        """Raise Failed if a weight or buffer is not what it was at the start, BadInput if a feature
+        was not finite."""
+        self.watch.refuse(self.checkpoint.name)
         if self.module.training or state_digest(self.module) != self.state:
             raise Failed(
                 f"the frozen trunk of '{self.checkpoint.name}' has changed;"
@@ -141,17 +201,22 @@ def forward_all(
     *,
     tokens: bool = False,
     inside: Tensor | None = None,
+    watched: bool = True,
 ) -> list[Tensor]:
     """Return the features, or with `tokens` the maps, of uint8 RGB (N, 3, H, W) per trunk. Trunks
     with equal pixel statistics share the normalised images, which are 0 outside of `inside`
-    (N, 1, H, W)."""
+    (N, 1, H, W). BadInput for features from which no number can be computed; without `watched` the
+    caller looks at them."""
     ready: dict[Pixels, Tensor] = {}
     out = []
     for trunk in trunks:
         if trunk.pixels not in ready:
             normalised = normalise(pixels, trunk.pixels)
             ready[trunk.pixels] = normalised if inside is None else normalised * inside
-        out.append(trunk(ready[trunk.pixels], tokens=tokens))
+        features = trunk(ready[trunk.pixels], tokens=tokens)
+        if watched:
+            trunk.watch.see(features, pixels, trunk.checkpoint.name)
+        out.append(features)
     return out
 
 
