@@ -7,6 +7,7 @@ named as one known format names it; nothing inside the trunk may be left over.
 import contextlib
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import Pixels
 from backbench.untrusted.printable import shown
-from backbench.weights import archs, formats
+from backbench.weights import archs, formats, shards
 from backbench.weights.checkpoint import (
     PIXELS_FROM,
     Checkpoint,
@@ -38,6 +39,7 @@ from backbench.weights.tensor_names import (
     is_counter,
     is_statistic,
     unwrapped,
+    without_wrapped_parts,
 )
 from backbench.weights.weight_file import Opened
 
@@ -48,6 +50,13 @@ _IN_IMPORT = "in `backbench import FILE --out X.safetensors`"
 # Networks of these authors take BGR pixels and have the stride in the 1x1 convolution. Neither shows
 # in the tensors.
 _FOREIGN_AUTHORS = ("Detectron2 Model Zoo", "Caffe2", "MSRA")
+
+
+# A classifier, or a projector of a few layers
+_OF_A_HEAD = 20  # tensors
+_OF_HEADS = re.compile(
+    r"(^|\.|_)(fc|head|heads|classifier|linear|projector|predictor)\b"
+)
 
 
 class FileContents:
@@ -117,18 +126,40 @@ class FileContents:
 
     def choose(self, encoder: str | None = None) -> TrunkInFile:
         """Return the trunk to import, or raise BadInput that says why there is not exactly one."""
-        with _naming(self.path):
+        with _naming(self.path), self._naming_the_whole():
             return self._chosen(encoder)
+
+    @contextlib.contextmanager
+    def _naming_the_whole(self) -> Iterator[None]:
+        """Let a refusal of a file that is a piece of a model say how to join the pieces."""
+        try:
+            yield
+        except BadInput:
+            piece = shards.of_file(self.path, self._keys())
+            if not piece:
+                raise
+            raise BadInput(piece) from None
+
+    def _keys(self) -> list[str]:
+        """List the keys of all tensors."""
+        return [key for tensors in self.tables.values() for key in tensors]
 
     def _chosen(self, encoder: str | None) -> TrunkInFile:
         # 1. There is a trunk, and it is one that backbench can build
         if self.unknown:
             raise BadInput(self.unknown)
         if not self.trunks:
-            keys = [key for tensors in self.tables.values() for key in tensors]
-            content = "no tensors"
-            if keys:
-                content = f"{len(keys)} tensors: {first_names(keys)}"
+            keys = self._keys()
+            if not keys:
+                raise BadInput(
+                    "no trunk in it; it holds no tensors: save model.state_dict() where it was trained"
+                )
+            content = f"{len(keys)} tensors: {first_names(keys)}"
+            if len(keys) <= _OF_A_HEAD and all(map(_OF_HEADS.search, keys)):
+                raise BadInput(
+                    f"no trunk in it; it holds a head alone, {content}; give the file of the whole"
+                    " model"
+                )
             raise BadInput(f"no trunk in it; it holds {content}{self._hint()}")
         author = self._at_top("__author__")
         if author in _FOREIGN_AUTHORS:
@@ -181,7 +212,7 @@ class FileContents:
         With `copy` False the heads are left out, and the tensors may still be the file's own memory.
         """
         # 1. The trunk is whole, and everything is known that its tensors do not tell
-        with _naming(self.path):
+        with _naming(self.path), self._naming_the_whole():
             self._refuse_unless_whole(trunk, allow_missing_statistics)
             stem = _known_stem(trunk, stem)
             pixels = _known_pixels(trunk)
@@ -454,8 +485,18 @@ def _purpose(table: str, key: str) -> str:
     return "other"
 
 
+def _without_wrapped_parts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Name a table's tensors as if no part of the model had been wrapped. A table in which two
+    tensors would then have one name stays as it is."""
+    renamed = {without_wrapped_parts(key): value for key, value in tensors.items()}
+    return renamed if len(renamed) == len(tensors) else tensors
+
+
 def tables_of(tree: Tree) -> Tables:
-    """Find every dict of tensors in the file, by its dotted path (the file's top has path '')."""
+    """Find every dict of tensors in the file, by its dotted path (the file's top has path '').
+
+    Tensors are named without the wrappers of the model's parts.
+    """
     out: Tables = {}
     # A file may refer to one object many times, or to itself; each is walked once.
     seen: set[int] = set()
@@ -470,7 +511,7 @@ def tables_of(tree: Tree) -> Tables:
                 if isinstance(key, str) and isinstance(child, Tensor):
                     tensors[key] = child
             if tensors:
-                out[path] = tensors
+                out[path] = _without_wrapped_parts(tensors)
             children: Iterable[tuple[object, object]] = value.items()
         elif isinstance(value, list | tuple):
             seen.add(id(value))

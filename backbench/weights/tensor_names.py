@@ -16,9 +16,27 @@ def is_statistic(name: str) -> bool:
     return name.endswith(("running_mean", "running_var"))
 
 
+# What wrappers add to the names of the modules inside them: DistributedDataParallel and averaged
+# models, torch.compile, activation checkpointing, FSDP (its older name, too), Lightning Fabric
+_WRAPPER = (
+    r"(?:module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|_fpw_module"
+    r"|_forward_module)\."
+)
+_AROUND = re.compile(rf"^(?:{_WRAPPER})+")
+_INSIDE = re.compile(rf"(?<=\.)(?:{_WRAPPER})+")
+
+
 def unwrapped(key: str) -> str:
-    """Return the key without what DistributedDataParallel and torch.compile put before it."""
-    return re.sub(r"^((module|_orig_mod)\.)+", "", key)
+    """Return the key without what wrappers of the whole model put before it."""
+    return _AROUND.sub("", key)
+
+
+def without_wrapped_parts(key: str) -> str:
+    """Return the key without what wrappers of the model's parts put into it:
+    layer1.0._orig_mod.conv1.weight becomes layer1.0.conv1.weight. What stands before it stays."""
+    around = _AROUND.match(key)
+    start = around.end() if around else 0
+    return key[:start] + _INSIDE.sub("", key[start:])
 
 
 def detectron2_name(key: str) -> str:

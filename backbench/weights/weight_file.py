@@ -11,6 +11,7 @@ import io
 import pickle
 import re
 import struct
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -21,25 +22,47 @@ from typing import Any, BinaryIO
 import torch
 
 from backbench.errors import BadInput
-from backbench.untrusted import opening, pickles
+from backbench.untrusted import opening, pickles, printable
+from backbench.weights import shards
 from backbench.weights.family import Tree
 from backbench.weights.header import FORMAT
 
 # A file of torch before 1.6 begins with its magic number, pickled.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # First bytes of files that are often taken for weights -> what such a file is
+_SAVE_IN_TORCH = (
+    "only files of torch, safetensors and pickle are read: load the model where it is from, and write"
+    " its state_dict() with torch.save or safetensors"
+)
 _NOT_WEIGHTS = (
     (
         b"version https://git-lfs",
         "a Git LFS pointer, not the file: fetch it with `git lfs pull`",
     ),
-    (b"<", "a web page, not weights: the download went wrong"),
     (b"\x1f\x8b", "a gzip archive: unpack it first"),
     (b"BZh", "a bzip2 archive: unpack it first"),
     (b"\xfd7zXZ", "an xz archive: unpack it first"),
     (b"7z\xbc\xaf", "a 7-zip archive: unpack it first"),
-    (b"\x89HDF", "an HDF5 file: Keras weights are not read"),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard archive: unpack it first"),
+    (b"Rar!", "a RAR archive: unpack it first"),
+    (b"\x89HDF", f"an HDF5 file (Keras); {_SAVE_IN_TORCH}"),
+    (b"\x93NUMPY", f"a numpy array; {_SAVE_IN_TORCH}"),
+    (b"GGUF", f"a GGUF file; {_SAVE_IN_TORCH}"),
+    (b"\x89PNG", "a picture, not weights"),
+    (b"\xff\xd8\xff", "a picture, not weights"),
+    (b"%PDF", "a PDF, not weights"),
 )
+# Ends of names -> what such a file is, where its first bytes do not tell
+_NOT_TORCH = (
+    (".onnx", "an ONNX file"),
+    (".tflite", "a TensorFlow Lite file"),
+    (".pb", "a TensorFlow file"),
+    (".index", "a TensorFlow checkpoint"),
+    (".data-00000-of-00001", "a TensorFlow checkpoint"),
+    (".msgpack", "a Flax file"),
+)
+# How files of weights are usually called
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
 _CHUNK = 1 << 20  # bytes read at once
 
 
@@ -130,14 +153,17 @@ def open_file(path: str | Path) -> Opened:
     """Read any weight file safely. BadInput names the file and what is wrong with it."""
     path = Path(path)
     if path.is_dir():
-        raise BadInput(f"{path}: is a folder, not a weight file")
+        raise BadInput(f"{path}: {_of_folder(path)}")
     if not path.is_file():
         raise BadInput(f"{path}: no such file")
     size = path.stat().st_size
     if size == 0:
         raise BadInput(f"{path}: the file is empty")
+    if path.suffix in (".distcp", ".json") and (piece := shards.of_file(path)):
+        raise BadInput(f"{path}: {piece}")
     tree: Tree
     metadata: Mapping[str, str] = {}
+    container = ""
     try:
         container = _container(path, size)
         with warnings.catch_warnings():
@@ -161,7 +187,27 @@ def open_file(path: str | Path) -> Opened:
         raise BadInput(f"{path}: {error}") from None
     except Exception as error:
         # A broken file may provoke any error in torch, numpy or pickle.
-        raise BadInput(f"{path}: {_explain(error)}") from None
+        reason = _explain(error)
+        if container == "pickle" and not reason.startswith("refused"):
+            reason = _no_pickle(path) or reason
+        raise BadInput(f"{path}: {reason}") from None
+
+
+def _of_folder(folder: Path) -> str:
+    """Say what to give in place of a folder."""
+    pieces = shards.of_folder(folder)
+    if pieces:
+        return pieces
+    if (folder / "saved_model.pb").exists():
+        return f"a TensorFlow model; {_SAVE_IN_TORCH}"
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
+    if not files:
+        return (
+            f"is a folder without a weight file ({', '.join(_SUFFIXES)}); give the file"
+        )
+    named = ", ".join(printable.shown(path.name, 60) for path in files[:3])
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    return f"is a folder, not a weight file; give one of its files: {named}{more}"
 
 
 def safetensors_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -176,10 +222,14 @@ def safetensors_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]
 def _container(path: Path, size: int) -> str:
     """Tell the kind of the file by its first bytes. BadInput for what holds no weights."""
     with path.open("rb") as file:
-        head = file.read(64)
+        head = file.read(512)
     for start, kind in _NOT_WEIGHTS:
         if head.startswith(start):
             raise BadInput(kind)
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        raise BadInput("a web page, not weights: the download went wrong")
+    if head[257:262] == b"ustar":
+        raise BadInput("a tar archive: unpack it first")
     if head.startswith(b"PK"):
         return "torch zip"
     if head.startswith(_LEGACY):
@@ -195,13 +245,37 @@ def _container(path: Path, size: int) -> str:
     return "pickle"
 
 
+def _no_pickle(path: Path) -> str:
+    """Say what a file is that cannot be read as a pickle; empty for what may be a damaged one."""
+    with path.open("rb") as file:
+        head = file.read(512)
+    # 1. By its name, or its first bytes: an ONNX model begins with its version and its producer
+    for end, kind in _NOT_TORCH:
+        if path.name.endswith(end):
+            return f"{kind}; {_SAVE_IN_TORCH}"
+    if head[:1] == b"\x08" and head[2:3] == b"\x12":
+        return f"a protocol buffer (ONNX, TensorFlow); {_SAVE_IN_TORCH}"
+    if head[4:8] == b"TFL3":
+        return f"a TensorFlow Lite file; {_SAVE_IN_TORCH}"
+    # 2. A text. Its last letter may have been cut
+    text = head.decode("utf-8", "ignore").strip()
+    if text and len(head) - len(text.encode()) < 64 and "\0" not in text:
+        first_line = text.splitlines()[0]
+        if first_line.isprintable():
+            return (
+                f"a text file, not weights (it begins with '{first_line[:60]}'); give the file of the"
+                " weights"
+            )
+    return ""
+
+
 def _explain(error: Exception) -> str:
     """Say in one line what went wrong inside a reader."""
     text = " ".join(str(error).split())
     # torch names the class it refuses so: "... unsupported GLOBAL posix.getcwd whose module ...".
     named = re.search(r"GLOBAL ([\w.]+)", text)
     if named:
-        return pickles.refusal(named.group(1))
+        return pickles.refusal(named.group(1)) + _of_class(named.group(1))
     # Our own refusal (untrusted/pickles.py) is a whole sentence already
     if isinstance(error, pickle.UnpicklingError) and text.startswith("refused"):
         return text
@@ -210,6 +284,22 @@ def _explain(error: Exception) -> str:
     if cut_off or "central directory" in text:
         return f"damaged or truncated ({text[:80] or name}); download it again"
     return f"not a readable weight file, damaged or truncated ({name}: {text[:80]})"
+
+
+def _of_class(name: str) -> str:
+    """Advise on a torch file that holds an object of a class of this name."""
+    if name.startswith(("torch.distributed.", "torch.distributed_")):
+        return (
+            "; it holds one process's part of the weights: save them whole, with get_model_state_dict"
+            " and StateDictOptions(full_state_dict=True), or full_tensor() of each"
+        )
+    package = name.partition(".")[0]
+    is_class = name.rpartition(".")[2][:1].isupper()
+    if is_class and package not in (*sys.stdlib_module_names, "numpy"):
+        return (
+            "; if it is a whole model, write model.state_dict() with torch.save instead"
+        )
+    return ""
 
 
 def _check_byte_order(path: Path) -> None:
@@ -238,6 +328,10 @@ def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
     names = [record.filename for record in records]
     listings = [name for name in names if name.endswith("data.pkl")]
     if not listings:
+        if any(name.endswith(".npy") for name in names):
+            raise BadInput(f"a numpy archive; {_SAVE_IN_TORCH}")
+        if any(name.endswith(("config.json", "model.weights.h5")) for name in names):
+            raise BadInput(f"a Keras file; {_SAVE_IN_TORCH}")
         raise BadInput("a zip archive without data.pkl: not a torch checkpoint")
     if any(name.endswith("constants.pkl") for name in names):
         raise BadInput(

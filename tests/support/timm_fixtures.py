@@ -151,6 +151,20 @@ def dinov2_chunked(state):
     return {"teacher": prefixed("backbone.", made)}
 
 
+def dinov2_consolidated(state):
+    """Both networks in one table, as a training of DINOv2 saves them, and its blocks in chunks."""
+    table = {}
+    for network, content in (("teacher", state), ("student", other(state))):
+        chunked = renamed(
+            dinov2(content),
+            (r"^blocks\.1", "blocks.1.1"),
+            (r"^blocks\.0\.", "blocks.0.0."),
+        )
+        table |= prefixed(f"{network}.backbone.", chunked)
+        table[f"{network}.dino_head.mlp.0.weight"] = torch.ones(3, 3)
+    return {"model": table, "iteration": 99}
+
+
 def dinov2_giant(state):
     return renamed(dinov2(state), (r"mlp\.fc1", "mlp.w12"), (r"mlp\.fc2", "mlp.w3"))
 
@@ -485,6 +499,7 @@ CASES = {
     dinov2: _case("dinov2", D2, D2, **CLS_MEAN),
     dinov2_registers: _case("dinov2", R2.replace("base", "small"), R2, **CLS_MEAN),
     dinov2_chunked: _case("dinov2", D2, **CLS_MEAN),
+    dinov2_consolidated: _case("dinov2", D2, **CLS_MEAN),
     dinov2_giant: _case("dinov2", G2, G2, **CLS_MEAN),
     dinov3: _case("dinov3", D3PLUS, D3, **CLS_MEAN, **FREE),
     dinov3_convnext: _case(

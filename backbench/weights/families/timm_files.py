@@ -28,7 +28,7 @@ from backbench.weights.family import (
     identical,
     in_file,
 )
-from backbench.weights.tensor_names import first_names
+from backbench.weights.tensor_names import first_names, without_wrapped_parts
 
 Tensors = Mapping[str, Tensor]
 
@@ -181,12 +181,16 @@ def find(
     """Find the trunks of a file by the names of a layout or, where none fits, by the names of the
     model that `metadata` has. They are not identified yet."""
 
+    # A model may itself call a part as wrappers do (timm's iformer), and tables have it without that.
+    own_names: dict[str, str] = {}
+
     def trunk_below(table: str, prefix: str, layout: Layout) -> TimmInFile:
         local: dict[str, str] = {}
         for key in tables[table]:
             if key.startswith(prefix):
                 name_in_file = key[len(prefix) :]
                 name = layout.local(name_in_file)
+                name = own_names.get(name, name)
                 # If two chunks hold the same block, the second keeps its own name: it is extra then.
                 local[name_in_file if name in local else name] = key
         return TimmInFile(
@@ -211,6 +215,7 @@ def find(
         return trunks
     arch, _ = family.canonical(metadata.arch, NATIVE)
     names = family.tensors(arch, NATIVE)
+    own_names |= {without_wrapped_parts(name): name for name in names}
     timms_own = Layout("timm's", "", ())
 
     def prefix_of(key: str) -> list[tuple[str, Layout]]:
@@ -219,7 +224,7 @@ def find(
         parts = key.split(".")
         for i in range(len(parts)):
             name = ".".join(parts[i:])
-            if name in names:
+            if name in own_names:
                 return [(key.removesuffix(name), timms_own)]
         return []
 

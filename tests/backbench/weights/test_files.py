@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 from safetensors.torch import save_file
 from support import foreign_fixtures as fx
 from support.strangers import Calls
@@ -228,7 +229,14 @@ def test_wrong_endian_files(tmp_path, capsys):
         (b"<!DOCTYPE html><html><head><title>404</title>", "web page"),
         (b"\x1f\x8b\x08\x00aaaaaaaaaaaa", "gzip"),
         (b"\x89HDF\r\n\x1a\n", "HDF5"),
-        (b"just some text\n" * 10, "not a readable weight file"),
+        (b"\xef\xbb\xbf\n <html>", "web page"),
+        (b"\x93NUMPY\x01\x00v\x00", "numpy array"),
+        (b"\x08\x07\x12\x07pytorch\x1a\x052.1.0" + bytes(99), "ONNX"),
+        (b"\x1c\x00\x00\x00TFL3" + bytes(99), "TensorFlow Lite"),
+        (b"just some text\n" * 10, "a text file"),
+        (b"just some text\n" * 10, "it begins with 'just some text'"),
+        ("# ünï\nmodel: resnet\n".encode() * 40, "a text file"),
+        (b'{"architectures": ["ViT"]}', "a text file"),
         (b"\x80\x04.", "damaged"),
         pytest.param(np.random.default_rng(0).bytes(1000), "", id="noise"),
     ],
@@ -244,9 +252,52 @@ def test_other_zip_archives(tmp_path, capsys):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme.txt", "hello")
     refused(path, capsys, "not a torch checkpoint")
+    path = tmp_path / "x.npz"
+    np.savez(path, weight=np.ones(3))
+    refused(path, capsys, "a numpy archive", "state_dict()")
     path = tmp_path / "script.pt"
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
     refused(path, capsys, "TorchScript")
+
+
+@pytest.mark.parametrize("name", ["x.onnx", "x.pb", "x.tflite", "x.index", "x.msgpack"])
+def test_files_of_other_libraries_are_named_by_their_ends(name, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_bytes(bytes([7, 0, 1]) * 99)
+    refused(path, capsys, "only files of torch, safetensors and pickle are read")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_whole_pickled_model_is_refused_with_what_to_save(legacy, tmp_path, capsys):
+    for model in (torch.nn.Linear(2, 2), torchvision.models.resnet18()):
+        path = torch_file(model, tmp_path / "x.pth", legacy=legacy)
+        refused(path, capsys, "nothing was executed", "write model.state_dict()")
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ({}, "it holds no tensors: save model.state_dict()"),
+        (
+            {"state_dict": {}, "epoch": 3},
+            "it holds no tensors: save model.state_dict()",
+        ),
+        ({"fc.weight": torch.ones(5, 9), "fc.bias": torch.ones(5)}, "a head alone"),
+        ({"projector.0.weight": torch.ones(5, 9)}, "a head alone"),
+        ({"heads.head.weight": torch.ones(5, 9)}, "a head alone"),
+    ],
+)
+def test_files_without_a_trunk_say_what_they_hold(content, word, tmp_path, bad_input):
+    path = torch_file(content, tmp_path / "x.pth")
+    out = tmp_path / "out.safetensors"
+    bad_input(program.main(["import", str(path), "--out", str(out)]), word)
+
+
+def test_a_folder_names_the_files_in_it(tmp_path, bad_input):
+    command = ["import", str(tmp_path), "--out", str(tmp_path / "out.safetensors")]
+    bad_input(program.main(command), "is a folder without a weight file")
+    torch_file({}, tmp_path / "best.pth")
+    bad_input(program.main(command), "give one of its files: best.pth")
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
