@@ -1,7 +1,10 @@
 """The verbs inspect, import and export."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
 from backbench.requests.options import Outcome
@@ -10,6 +13,7 @@ from backbench.runs.terminal import log
 from backbench.untrusted.printable import shown
 from backbench.weights import exporting
 from backbench.weights.checkpoint import PIXELS_FROM
+from backbench.weights.file_contents import tables_of
 from backbench.weights.importing import read
 from backbench.weights.inspecting import (
     Allows,
@@ -19,6 +23,10 @@ from backbench.weights.inspecting import (
     untrained_signs,
 )
 from backbench.weights.tensor_names import first_names
+from backbench.weights.weight_file import open_file
+
+if TYPE_CHECKING:
+    from backbench.weights.families.picture_check import PictureCheck
 
 
 def run_inspect(request: InspectRequest) -> Outcome:
@@ -110,6 +118,14 @@ def _notes(row: EncoderReport) -> list[str]:
 
 
 def run_import(request: ImportRequest) -> None:
+    arch = request.arch
+    rename = request.rename
+    if request.check is not None:
+        checked = _checked(request)
+        for line in checked.told():
+            print(f"{request.file}: {line}")
+        arch = arch or checked.arch
+        rename = rename or checked.rename
     checkpoint = read(
         request.file,
         encoder=request.encoder,
@@ -119,7 +135,8 @@ def run_import(request: ImportRequest) -> None:
         published=request.published,
         stem=request.stem,
         allow_missing_statistics=request.allow_missing_statistics,
-        arch=request.arch,
+        arch=arch,
+        rename=rename,
         reading=request.reading,
         pixels=request.pixels,
         pos=request.pos,
@@ -134,6 +151,25 @@ def run_import(request: ImportRequest) -> None:
         log.warning("warning: %s looks untrained: %s", request.file, sign)
     if remark := checkpoint.provenance.get(PIXELS_FROM):
         log.warning(f"{request.file}: {remark}")
+    # What nobody has chosen is said, and so is what stays behind
+    if arch and request.check is None:
+        told = checkpoint.family.twins(
+            checkpoint.arch, pixels_told=request.pixels is not None
+        )
+        if told:
+            log.warning(
+                f"warning: {request.file} {told}; --check FOLDER tells which it is"
+            )
+    if renamed := checkpoint.provenance.get("renamed"):
+        print(f"{request.file}: {len(renamed)} tensors get {arch}'s names:")
+        width = max(map(len, renamed))
+        for key, new in renamed.items():
+            print(f"  {shown(key):{width}}  {new}")
+    if checkpoint.heads:
+        print(
+            f"{request.file}: beside the trunk {first_names(list(checkpoint.heads))}: kept, but no part"
+            " of its features"
+        )
     checkpoint.save(request.out)
     about = checkpoint.provenance
     how = checkpoint.reading
@@ -146,6 +182,18 @@ def run_import(request: ImportRequest) -> None:
         f"epochs {'unknown' if checkpoint.epochs is None else checkpoint.epochs}; "
         f"digest {checkpoint.digest[:12]}"
     )
+
+
+def _checked(request: ImportRequest) -> PictureCheck:
+    """Ask pictures of known classes which network the file is."""
+    from backbench.weights.families import picture_check
+
+    assert request.check is not None
+    tables = tables_of(open_file(request.file).tree)
+    try:
+        return picture_check.check(tables, request.check, request.arch or "")
+    except BadInput as error:
+        raise BadInput(f"{request.file}: {error}") from None
 
 
 def run_export(request: ExportRequest) -> None:

@@ -58,6 +58,16 @@ class ImportRequest(Request):
         "RULE",
         default=None,
     )
+    rename: str | None = option(
+        "give the tensors the names of --arch: by-order, or a file of rules REGEX -> NAME",
+        "RULES",
+        default=None,
+    )
+    check: Path | None = option(
+        "score pictures of known classes under each network that the file may be",
+        "FOLDER",
+        default=None,
+    )
     method: str | None = option(
         "the method's name, where the file does not tell it", "NAME", default=None
     )

@@ -12,7 +12,12 @@ from backbench.weights.families.live import LiveFamily
 from backbench.weights.families.pair import PairFamily
 from backbench.weights.families.resnet import ResNetFamily
 from backbench.weights.families.timm_models import TimmFamily
-from backbench.weights.family import NamedWeights, TrunkFamily, TrunkMetadata
+from backbench.weights.family import (
+    NamedWeights,
+    Tables,
+    TrunkFamily,
+    TrunkMetadata,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,3 +94,12 @@ def named_weights(text: object, metadata: TrunkMetadata) -> NamedWeights | None:
         if named is not None:
             return named
     return None
+
+
+def advice(tables: Tables) -> str:
+    """Say which trunks have the tensors of a file that nothing recognises; empty for none."""
+    for family in FAMILIES:
+        told = family.advice(tables)
+        if told:
+            return told
+    return ""

@@ -374,6 +374,22 @@ class TrunkFamily(ABC):
         """Return the weights that a name stands for; None for a name of another family."""
         return None
 
+    def advice(self, tables: Tables) -> str:
+        """Say which trunks of this family have the tensors of a file that nothing recognises, and
+        what to type; empty for none."""
+        return ""
+
+    def twins(self, arch: str, *, pixels_told: bool) -> str:
+        """Say which other trunks have the tensors of this one, and how they differ; empty for none."""
+        return ""
+
+    def renamed(
+        self, tables: Tables, arch: str, rules: str
+    ) -> tuple[Tables, Mapping[str, str]]:
+        """Return a file's tables with the trunk's own names, and the map of names that have changed.
+        BadInput where they cannot be told one by one."""
+        raise BadInput(f"--rename {rules[:80]}: say whose names it gets, by --arch")
+
     def cached_names(self) -> list[str]:
         """Return the names whose weights are on this machine already."""
         return []

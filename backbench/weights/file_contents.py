@@ -66,6 +66,7 @@ class FileContents:
         self,
         opened: Opened,
         metadata: TrunkMetadata = TrunkMetadata(),  # noqa: B008 - frozen
+        rename: str = "",
     ) -> None:
         self.opened = opened
         self.path = opened.path
@@ -77,7 +78,14 @@ class FileContents:
         # The refusal of a trunk that no known model fits; `choose` raises it.
         self.unknown = ""
         self._problems: dict[str, dict[str, list[str]]] = {}
+        # The names that `--rename` has changed: the file's -> the trunk's
+        self.renamed: Mapping[str, str] = {}
         with _naming(self.path):
+            if rename:
+                family = archs.family_of(metadata.arch)
+                self.tables, self.renamed = family.renamed(
+                    self.tables, metadata.arch, rename
+                )
             families: Iterable[TrunkFamily] = archs.FAMILIES
             if metadata.arch:
                 families = [archs.family_of(metadata.arch)]
@@ -147,7 +155,8 @@ class FileContents:
     def _chosen(self, encoder: str | None) -> TrunkInFile:
         # 1. There is a trunk, and it is one that backbench can build
         if self.unknown:
-            raise BadInput(self.unknown)
+            told = archs.advice(self.tables)
+            raise BadInput(f"{self.unknown}; {told}" if told else self.unknown)
         if not self.trunks:
             keys = self._keys()
             if not keys:
@@ -160,6 +169,9 @@ class FileContents:
                     f"no trunk in it; it holds a head alone, {content}; give the file of the whole"
                     " model"
                 )
+            told = archs.advice(self.tables)
+            if told:
+                raise BadInput(f"in no known format: {told}")
             raise BadInput(f"no trunk in it; it holds {content}{self._hint()}")
         author = self._at_top("__author__")
         if author in _FOREIGN_AUTHORS:
@@ -312,7 +324,10 @@ class FileContents:
         form = f"no known format{self._hint()}"
         if self.form is not None:
             form = f"format {self.form.name}"
-        advice = trunk.if_misshaped if problems["of the wrong shape"] else ""
+        advice = ""
+        if problems["of the wrong shape"]:
+            told = archs.advice(self.tables)
+            advice = f"; {told}" if told else trunk.if_misshaped
         raise BadInput(
             f"'{trunk.label}' is not a whole {trunk.arch} ({form}):"
             f" {'; '.join(wrong)}{meant}{advice}"

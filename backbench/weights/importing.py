@@ -36,14 +36,18 @@ def read(
     reading: str | None = None,
     pixels: str | None = None,
     pos: str | None = None,
+    rename: str | None = None,
 ) -> Checkpoint:
     """Open a Checkpoint file or any published format (docs/checkpoints.md), executing none of it.
 
     `encoder` chooses among several trunks and `stem` among the paddings of a 3x3 first convolution;
     `arch`, `reading`, `pixels` (`PIXEL_CHOICES`) and `pos` tell what no file of a vision transformer
-    tells; `method`, `epochs`, `name` and `published` override or add to the file. BadInput names the
+    tells; `rename` (`by-order`, or a file of rules) gives the tensors the names of `arch`; `method`,
+    `epochs`, `name` and `published` override or add to the file. BadInput names the
     tensor, key or prefix for anything that is not exactly one whole trunk.
     """
+    if rename and not arch:
+        raise BadInput(f"{path}: --rename {rename}: say whose names it gets, by --arch")
     asked = _metadata(arch, reading, pixels, pos, method)
     added: dict[str, object] = {}
     if published is not None:
@@ -69,9 +73,11 @@ def read(
         metadata = named.metadata
         chosen = encoder is not None or stem is not None
         if opened.own_tensors is None:
-            contents = FileContents(opened, metadata)
+            contents = FileContents(opened, metadata, rename or "")
             trunk = contents.choose(encoder)
             checkpoint = contents.checkpoint(trunk, stem, allow_missing_statistics)
+            if contents.renamed:
+                added["renamed"] = dict(contents.renamed)
         elif chosen or metadata.arch or metadata.pixels:
             raise BadInput(
                 f"{opened.path}: a backbench checkpoint holds one trunk; leave out the choice of"

@@ -110,6 +110,30 @@ class TimmFamily(TrunkFamily):
         form = TIMM if metadata.names_model or trained_arch else None
         return list(timm_files.find(self, tables, metadata, form))
 
+    def advice(self, tables: Tables) -> str:
+        from backbench.weights.families import lookalikes
+
+        found = lookalikes.find(tables)
+        if found is None:
+            return ""
+        return lookalikes.advice(found, tables[found.table])
+
+    def twins(self, arch: str, *, pixels_told: bool) -> str:
+        from backbench.weights.families import lookalikes
+
+        name = parse(arch)
+        # An option makes it another network than the index has.
+        if name.options:
+            return ""
+        return lookalikes.twins(name.model, pixels_told=pixels_told)
+
+    def renamed(
+        self, tables: Tables, arch: str, rules: str
+    ) -> tuple[Tables, Mapping[str, str]]:
+        from backbench.weights.families import renaming
+
+        return renaming.renamed(tables, parse(arch).model, rules)
+
     def of_module(self, module: nn.Module) -> tuple[str, Pixels] | None:
         """Return the name and pixels of a module that timm made; None for any other module.
 

@@ -1,0 +1,277 @@
+"""A file that no format recognises is held against all networks of timm and torchvision."""
+
+import re
+
+import pytest
+import timm
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import save_file
+
+from backbench.cli import program
+from backbench.errors import BadInput
+from backbench.weights import importing
+from backbench.weights.families import architectures, picture_check
+
+SPOT_CHECKED = (
+    "efficientnet_lite0",
+    "tf_efficientnet_lite0",
+    "swin_tiny_patch4_window7_224",
+    "wide_resnet50_2",
+    "vit_tiny_patch16_224",
+    "iformer_h",
+)
+
+
+@pytest.mark.parametrize("name", SPOT_CHECKED)
+def test_the_index_has_what_timm_builds(name):
+    built = architectures.of_timm(name)
+    row = architectures.row_of("timm", name)
+    assert row is not None
+    assert row == built or row == built._replace(network="")
+
+
+def test_the_index_has_what_torchvision_builds():
+    built = architectures.of_torchvision("efficientnet_b0")
+    row = architectures.row_of("torchvision", "efficientnet_b0")
+    assert row == built
+
+
+def test_the_index_has_all_names():
+    """Of a newer timm, or torchvision, `python tools/index_architectures.py` makes a new one."""
+    known = {(row.library, row.name) for row in architectures.rows()}
+    assert {("timm", name) for name in timm.list_models()} <= known
+    ours = torchvision.models.list_models(module=torchvision.models)
+    assert {("torchvision", name) for name in ours} <= known
+
+
+@pytest.fixture(scope="module")
+def lite():
+    """EfficientNet-Lite0 with a classifier, by timm's names; each tensor has values of its own."""
+    torch.manual_seed(0)
+    model = timm.create_model("tf_efficientnet_lite0", num_classes=5)
+    for name, tensor in model.state_dict().items():
+        if name.endswith("running_var"):
+            tensor.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+def renamed(state):
+    """Give each module another name, as its author has: the order stays."""
+    return {f"_net.{key.replace('blocks', 'stage')}": state[key] for key in state}
+
+
+def refusal(path, capsys, *options):
+    """Return the one line that refuses the file."""
+    out = path.parent / "out.safetensors"
+    assert program.main(["import", str(path), "--out", str(out), *options]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1, line
+    assert not out.exists()
+    return line
+
+
+def test_two_networks_of_the_same_tensors_are_named_with_what_differs(
+    lite, tmp_path, capsys
+):
+    torch.save(lite.state_dict(), tmp_path / "x.pth")
+    line = refusal(tmp_path / "x.pth", capsys)
+    assert "efficientnet_lite0 (eps 1e-05, padding (1, 1)" in line
+    assert "tf_efficientnet_lite0 (eps 0.001, padding (0, 0)" in line
+    assert "mean 0.5/0.5/0.5" in line and "mean 0.485/0.456/0.406" in line
+    assert "--arch timm:NAME --out" in line and "--check FOLDER" in line
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (lambda: timm.create_model("regnety_002", num_classes=3), "regnety_002"),
+        (torchvision.models.densenet121, "densenet121"),
+        (torchvision.models.wide_resnet50_2, "wide_resnet50_2"),
+    ],
+)
+def test_the_command_that_the_refusal_names_imports_equal_tensors(
+    made, name, tmp_path, capsys
+):
+    state = made().state_dict()
+    torch.save(
+        {"state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "x.pth"
+    )
+    line = refusal(tmp_path / "x.pth", capsys)
+    command = re.search(r"`backbench import FILE (--arch \S+) --out", line)[1].split()
+    assert command[1] == f"timm:{name}"
+    out = tmp_path / "out.safetensors"
+    assert (
+        program.main(["import", str(tmp_path / "x.pth"), "--out", str(out), *command])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert "beside the trunk" in printed and "no part of its features" in printed
+    found = importing.read(out).state_dict
+    assert found and all(torch.equal(found[key], state[key]) for key in found)
+
+
+def test_a_named_network_that_is_one_of_two_is_said(lite, tmp_path, caplog):
+    torch.save(lite.state_dict(), tmp_path / "x.pth")
+    out = tmp_path / "out.safetensors"
+    options = ["--arch", "timm:efficientnet_lite0", "--out", str(out)]
+    assert program.main(["import", str(tmp_path / "x.pth"), *options]) == 0
+    assert "but also of tf_efficientnet_lite0 (eps 0.001" in caplog.text
+
+
+def test_other_names_go_in_by_order_with_the_features_of_their_author(tmp_path, capsys):
+    torch.manual_seed(0)
+    theirs = torchvision.models.efficientnet_b0().eval()
+    torch.save(theirs.state_dict(), tmp_path / "x.pth")
+    line = refusal(tmp_path / "x.pth", capsys)
+    assert "--rename by-order" in line
+    out = tmp_path / "out.safetensors"
+    options = ["--arch", "timm:efficientnet_b0", "--rename", "by-order"]
+    assert (
+        program.main(["import", str(tmp_path / "x.pth"), "--out", str(out), *options])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert re.search(r"features\.0\.0\.weight +conv_stem\.weight\n", printed)
+    assert re.search(r"classifier\.1\.weight +classifier\.weight\n", printed)
+    pixels = torch.randn(2, 3, 64, 64)
+    trunk = importing.read(out).backbone().eval()
+    with torch.no_grad():
+        expected = theirs.avgpool(theirs.features(pixels)).flatten(1)
+        torch.testing.assert_close(trunk(pixels), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("damage", ["swapped", "alphabet", "missing", "kinds"])
+def test_an_order_that_is_another_one_is_refused(damage, lite, tmp_path, capsys):
+    state = renamed(lite.state_dict())
+    keys = [key for key in state if not key.endswith("num_batches_tracked")]
+    if damage == "swapped":
+        keys[0], keys[5] = keys[5], keys[0]
+    elif damage == "alphabet":
+        keys.sort()
+    elif damage == "missing":
+        del keys[40]
+    else:
+        # A norm's weight and bias have one shape.
+        keys[1], keys[2] = keys[2], keys[1]
+    torch.save({key: state[key] for key in keys}, tmp_path / "x.pth")
+    options = ["--arch", "timm:tf_efficientnet_lite0", "--rename", "by-order"]
+    assert "--rename by-order" in refusal(tmp_path / "x.pth", capsys, *options)
+
+
+def test_names_by_rules(lite, tmp_path, capsys):
+    save_file(renamed(lite.state_dict()), tmp_path / "x.safetensors")
+    rules = tmp_path / "rules.txt"
+    rules.write_text("# the author's names\n^_net\\.stage -> blocks\n^_net\\. -> \n")
+    found = importing.read(
+        tmp_path / "x.safetensors",
+        arch="timm:tf_efficientnet_lite0",
+        rename=str(rules),
+    )
+    state = lite.state_dict()
+    assert all(
+        torch.equal(found.state_dict[key], state[key]) for key in found.state_dict
+    )
+    for text, word in (
+        ("x y\n", "no arrow"),
+        ("( -> y\n", "rules.txt:1"),
+        (".* -> y\n", "another tensor both become y"),
+    ):
+        rules.write_text(text)
+        options = ["--arch", "timm:tf_efficientnet_lite0", "--rename", str(rules)]
+        assert word in refusal(tmp_path / "x.safetensors", capsys, *options)
+
+
+# --- pictures that tell ---
+
+
+def drawn(folder, model, count=60):
+    """Draw pictures, put each into the folder of the class that the model gives it."""
+    config = timm.data.resolve_data_config({}, pretrained_cfg=model.pretrained_cfg)
+    transform = timm.data.create_transform(**config)
+    generator = torch.Generator().manual_seed(0)
+    for number in range(count):
+        cells = torch.rand(4, 4, 3, generator=generator) * 255
+        picture = Image.fromarray(cells.byte().numpy()).resize((64, 64))
+        with torch.no_grad():
+            label = int(model(transform(picture)[None]).argmax())
+        (folder / str(label)).mkdir(parents=True, exist_ok=True)
+        picture.save(folder / str(label) / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sharp(lite):
+    """The same network with a classifier whose classes are equally frequent on its features."""
+    config = timm.data.resolve_data_config({}, pretrained_cfg=lite.pretrained_cfg)
+    transform = timm.data.create_transform(**config)
+    generator = torch.Generator().manual_seed(1)
+    rows = []
+    for _ in range(24):
+        cells = torch.rand(4, 4, 3, generator=generator) * 255
+        rows.append(transform(Image.fromarray(cells.byte().numpy()).resize((64, 64))))
+    with torch.no_grad():
+        features = lite.forward_head(
+            lite.forward_features(torch.stack(rows)), pre_logits=True
+        )
+        spread = features - features.mean(0)
+        _, _, axes = torch.linalg.svd(spread, full_matrices=False)
+        weight = torch.cat([axes[:2], -axes[:2], axes[2:3]])
+        lite.classifier.weight.copy_(weight)
+        lite.classifier.bias.copy_(-(weight @ features.mean(0)))
+    return lite
+
+
+def test_pictures_of_known_classes_choose_the_network(sharp, tmp_path, capsys):
+    folder = drawn(tmp_path / "pictures", sharp)
+    torch.save(renamed(sharp.state_dict()), tmp_path / "x.pth")
+    out = tmp_path / "out.safetensors"
+    command = ["import", str(tmp_path / "x.pth"), "--out", str(out)]
+    assert program.main([*command, "--check", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "timm:tf_efficientnet_lite0: 100.0% of 60 pictures" in printed
+    assert importing.read(out).arch == "timm:tf_efficientnet_lite0"
+    # The wrong one is refused, though a user names it
+    out.unlink()
+    wrong = ["--arch", "timm:efficientnet_lite0", "--check", str(folder)]
+    line = refusal(tmp_path / "x.pth", capsys, *wrong)
+    assert "is not the network of this file" in line
+
+
+def test_pictures_of_other_classes_choose_none(sharp, tmp_path, capsys):
+    folder = drawn(tmp_path / "pictures", sharp, count=20)
+    names = sorted(path.name for path in folder.iterdir())
+    for name in names:
+        (folder / name).rename(folder / f"x{name}")
+    for name, other in zip(names, names[1:] + names[:1]):
+        (folder / f"x{name}").rename(folder / other)
+    torch.save(sharp.state_dict(), tmp_path / "x.pth")
+    line = refusal(tmp_path / "x.pth", capsys, "--check", str(folder))
+    assert "no network is better than chance" in line
+
+
+def test_labels_of_pictures(tmp_path):
+    def labels(folder, classes):
+        images = picture_check.pictures(folder, classes)
+        return dict(zip(images.paths, images.labels))
+
+    def picture(name):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+
+    picture("flat/n01440764_tench.png")
+    picture("flat/n15075141_tissue.png")
+    assert list(labels(tmp_path / "flat", 1000).values()) == [0, 999]
+    picture("ids/n01443537/a.png")
+    assert list(labels(tmp_path / "ids", 1000).values()) == [1]
+    picture("places/12/a.png")
+    assert list(labels(tmp_path / "places", 20).values()) == [12]
+    picture("names/cat/a.png")
+    picture("names/dog/a.png")
+    assert list(labels(tmp_path / "names", 2).values()) == [0, 1]
+    with pytest.raises(BadInput, match="nothing tells which"):
+        picture_check.pictures(tmp_path / "names", 3)
+    picture("odd/a.png")
+    with pytest.raises(BadInput, match="ImageNet's ids"):
+        picture_check.pictures(tmp_path / "odd", 3)
