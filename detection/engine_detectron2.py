@@ -48,8 +48,8 @@ try:
         from backbench.detection.engine_detectron2_backbones import trunk_of
 except ImportError as error:
     raise BadInput(
-        f"--engine detectron2: it is not usable here ({error}); `make detectron2` installs it, "
-        "--engine torchvision needs nothing"
+        f"--engine detectron2: it is not usable here ({error}); "
+        "`python -m backbench.detection.build_detectron2` installs it, --engine torchvision needs nothing"
     ) from None
 
 

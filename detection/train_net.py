@@ -137,7 +137,8 @@ def new_run(
         if importlib.util.find_spec(engine) is None:
             engine = "torchvision"
             log.info(
-                "engine torchvision: Detectron2 is not installed (`make detectron2`)"
+                "engine torchvision: Detectron2 is not installed "
+                "(`python -m backbench.detection.build_detectron2`)"
             )
     cfg = engine_class(engine).read_config(given)
     return DetectionRun(given, cfg, task, engine, checkpoint, root, out)

@@ -15,6 +15,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from backbench.errors import BadInput
+
 ROOT = Path(__file__).parent.parent
 PUBLIC = {"pypi.org", "files.pythonhosted.org", "download.pytorch.org"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -236,8 +238,36 @@ def test_the_script_from_another_folder(pip):
     assert install(pip, "suite", "detectron2").returncode == 0
     suite, tools, detectron2 = (pip.parent / "pip.said").read_text().splitlines()
     assert suite == f"-c {ROOT}/constraints.txt {ROOT}" and "setuptools<81" in tools
-    pinned = r"--no-build-isolation detectron2 @ git\+https://\S+@[0-9a-f]{40}$"
-    assert re.search(pinned, detectron2)
+    assert detectron2.endswith(
+        f"--no-build-isolation -r {ROOT}/detection/detectron2.txt"
+    )
+
+
+def test_detectron2_is_built_at_one_commit():
+    lines = (ROOT / "detection" / "detectron2.txt").read_text().splitlines()
+    (named,) = [line for line in lines if not line.startswith("#")]
+    assert re.fullmatch(r"detectron2 @ git\+https://\S+@[0-9a-f]{40}", named)
+
+
+def test_without_a_clone_a_module_builds_detectron2(tmp_path, monkeypatch, capfd):
+    """What the hints name: it installs the file that the wheel carries."""
+    from backbench.detection import build_detectron2
+
+    for tool in ("git", "g++", "uv"):
+        (tmp_path / tool).write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(build_detectron2.importlib.util, "find_spec", lambda name: None)
+    assert build_detectron2.main() == 0
+    tools, detectron2 = capfd.readouterr().out.splitlines()
+    assert tools == f"pip install --python {sys.executable} setuptools<81 wheel ninja"
+    assert detectron2.endswith(
+        f"--no-build-isolation -r {build_detectron2.REQUIREMENT}"
+    )
+    assert build_detectron2.REQUIREMENT.is_file()
+    (tmp_path / "uv").unlink()
+    with pytest.raises(BadInput, match=r"has no pip.* -m ensurepip` installs pip"):
+        build_detectron2.main()
 
 
 def test_a_part_that_there_is_not(pip):

@@ -7,7 +7,6 @@
 set -eu
 source=$(cd "$(dirname "$0")/.." && pwd)
 PIP=${PIP:-python -m pip install --no-cache-dir}
-DETECTRON2="git+https://github.com/facebookresearch/detectron2.git@02b5c4e295e990042a714712c21dc79b731e8833"
 
 system() {
     export DEBIAN_FRONTEND=noninteractive
@@ -21,7 +20,7 @@ suite() {
 
 detectron2() {
     $PIP "setuptools<81" wheel ninja
-    $PIP --no-build-isolation "detectron2 @ $DETECTRON2"
+    $PIP --no-build-isolation -r "$source/detection/detectron2.txt"
 }
 
 [ $# -gt 0 ] || set -- system suite detectron2

@@ -136,7 +136,8 @@ def device() -> Finding:
 def detectron2() -> Finding:
     """Tells whether it is there and imports; it is never imported into this process."""
     if importlib.util.find_spec("detectron2") is None:
-        return Finding("engine", "detectron2", MISSING, "`make detectron2` builds it")
+        builds = "`python -m backbench.detection.build_detectron2` builds it"
+        return Finding("engine", "detectron2", MISSING, builds)
     code = "import detectron2, detectron2._C; print(detectron2.__version__)"
     return _asked("engine", "detectron2", sys.executable, "-W", "ignore", "-c", code)
 

@@ -1,9 +1,11 @@
-"""Barlow Twins (arXiv:2103.03230); the loss is lightly's, on the outputs of all ranks, which makes
-the statistics the global batch's, as the released code's synchronised last batch norm does.
-lightly's own `gather_distributed` averages correlations of columns standardised on each rank."""
+"""Barlow Twins (arXiv:2103.03230). The loss takes the outputs of all ranks, so its statistics are
+the global batch's, as the released code's synchronised last batch norm makes them. lightly's
+averages correlations of columns that each rank standardised by itself."""
 
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from backbench.pretrain.methods._heads import BARLOW_HEAD, Head
@@ -16,9 +18,17 @@ def barlow_twins_loss(
     z_a: Tensor, z_b: Tensor, *, off_diagonal_weight: float = 5e-3
 ) -> Tensor:
     """Eq. 1; z (N, d) raw, standardised inside."""
-    from lightly.loss import BarlowTwinsLoss
-
-    return BarlowTwinsLoss(lambda_param=off_diagonal_weight)(z_a, z_b)
+    # 1. Columns of mean 0 and variance 1 over the batch, by the epsilon of a batch norm
+    a = F.batch_norm(z_a, None, None, training=True)
+    b = F.batch_norm(z_b, None, None, training=True)
+    # 2. The cross-correlation of the two views (Eq. 2)
+    correlation = a.T @ b / len(a)
+    diagonal = correlation.diagonal()
+    others = correlation.diagonal_scatter(torch.zeros_like(diagonal))
+    # 3. Both views alike, no two features alike
+    invariance = (1 - diagonal).square().sum()
+    redundancy = others.square().sum()
+    return invariance + off_diagonal_weight * redundancy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""SwAV (arXiv:2006.09882); loss and Sinkhorn iterations are lightly's."""
+"""SwAV (arXiv:2006.09882)."""
 
 from dataclasses import dataclass
 
@@ -17,6 +17,19 @@ from backbench.pretrain.recipe import Count, Positive
 from backbench.weights.trunk import Trunk
 
 
+@torch.no_grad()
+def sinkhorn(scores: Tensor, *, epsilon: float, iterations: int) -> Tensor:
+    """Assign samples to prototypes, on average equally many to each (Eq. 3-5). `scores` (n, K) are
+    of this rank's samples; so are the codes (n, K), each of which sums to one. The prototypes'
+    shares are balanced over the samples of all ranks."""
+    codes = (scores / epsilon).exp()
+    # Eq. 4's two vectors scale columns and rows in turn, so any factor of all codes drops out
+    for _ in range(iterations):
+        codes /= distributed.sum_over_ranks(codes.sum(0))
+        codes /= codes.sum(1, keepdim=True)
+    return codes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
     """Views 0 .. assigned-1 are assigned codes; every other view predicts them (with three large
@@ -26,7 +39,7 @@ class Config(MethodConfig):
     prototypes: Count = 3000
     temperature: Positive = 0.1
     epsilon: Positive = 0.05
-    iterations: int = 3
+    iterations: Count = 3
     assigned: int = 2
     # The prototypes stand still at first (1 epoch; 313 iterations in the code)
     freeze_epochs: int = 1
@@ -66,8 +79,6 @@ class Method(method.Method):
         return self.projector(self.backbone(images))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        from lightly.loss.swav_loss import sinkhorn
-
         config = self.config
         weight: Tensor = self.prototypes
         if batch.epoch < config.freeze_epochs:
@@ -94,10 +105,7 @@ class Method(method.Method):
                             [scores, earlier.to(scores.dtype) @ weight.T]
                         )
                     codes = sinkhorn(
-                        scores,
-                        iterations=config.iterations,
-                        epsilon=config.epsilon,
-                        gather_distributed=distributed.world_size() > 1,
+                        scores, epsilon=config.epsilon, iterations=config.iterations
                     )[: len(embedded[a])]
                 # 3. Every other view predicts it (Eq. 1, 2)
                 for v, log in enumerate(logs):

@@ -23,6 +23,7 @@ from backbench.pretrain.methods.moco import infonce_loss
 from backbench.pretrain.methods.ressl import ressl_loss
 from backbench.pretrain.methods.simclr import nt_xent_loss
 from backbench.pretrain.methods.simsiam import simsiam_loss
+from backbench.pretrain.methods.swav import sinkhorn
 from backbench.pretrain.methods.vicreg import vicreg_loss
 from backbench.pretrain.methods.w_mse import w_mse_loss, whiten
 
@@ -675,9 +676,62 @@ BASELINES = {
 @pytest.mark.parametrize("name", BASELINES)
 def test_baselines(name):
     ours, loop, inputs = BASELINES[name]
-    # Lightly's standardisation divides by std + 1e-5
+    # A batch norm adds 1e-5 to the variance
     exact = 1e-4 if name == "barlow_twins" else 1e-9
     check_loss(ours, loop, *inputs, exact=exact, single=1e-4)
+
+
+@pytest.mark.parametrize("weight", [5e-3, 0.0051, 0.5])
+@pytest.mark.parametrize(("n", "d"), [(4, 5), (9, 3)])
+def test_barlow_twins_is_lightlys(n, d, weight):
+    from lightly.loss import BarlowTwinsLoss
+
+    check_loss(
+        functools.partial(barlow_twins_loss, off_diagonal_weight=weight),
+        BarlowTwinsLoss(lambda_param=weight),
+        raw(n, d),
+        raw(n, d, seed=1),
+        single=1e-4,
+    )
+
+
+def loop_sinkhorn(scores, *, epsilon, iterations):
+    """Algorithm 1 of SwAV's supplement, on Q of shape (K, B) with entries in its polytope."""
+    prototypes, samples = scores.shape[1], scores.shape[0]
+    q = torch.exp(scores / epsilon).T / torch.exp(scores / epsilon).sum()
+    for _ in range(iterations):
+        for k in range(prototypes):
+            q[k] = q[k] / q[k].sum() / prototypes
+        for b in range(samples):
+            q[:, b] = q[:, b] / q[:, b].sum() / samples
+    return (q * samples).T
+
+
+@pytest.mark.parametrize("iterations", [1, 3, 50])
+@pytest.mark.parametrize(("n", "k"), [(8, 5), (5, 8), (1, 4)])
+@pytest.mark.parametrize("epsilon", [0.05, 0.5])
+def test_sinkhorn(n, k, epsilon, iterations):
+    from lightly.loss.swav_loss import sinkhorn as lightlys
+
+    scores = unit(n, 6) @ unit(k, 6, seed=1).T
+    kept = scores.clone()
+    how = {"epsilon": epsilon, "iterations": iterations}
+    codes = sinkhorn(scores, **how)
+    torch.testing.assert_close(codes, loop_sinkhorn(scores, **how))
+    torch.testing.assert_close(codes, lightlys(scores, **how))
+    torch.testing.assert_close(
+        sinkhorn(scores.float(), **how).double(), codes, rtol=1e-4, atol=1e-6
+    )
+    assert torch.equal(scores, kept), "the scores are used again"
+
+
+def test_sinkhorn_uses_prototypes_equally():
+    """Also where the scores of all samples favour one prototype."""
+    scores = unit(12, 6) @ unit(4, 6, seed=1).T
+    scores[:, 0] += 1
+    codes = sinkhorn(scores, epsilon=0.5, iterations=200)
+    torch.testing.assert_close(codes.sum(1), torch.ones(12, dtype=torch.float64))
+    torch.testing.assert_close(codes.sum(0), torch.full((4,), 3.0).double())
 
 
 def test_whitening_gives_the_identity_as_covariance():
