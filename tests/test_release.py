@@ -16,6 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from backbench.errors import BadInput
+from backbench.untrusted import yamls
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = {"pypi.org", "files.pythonhosted.org", "download.pytorch.org"}
@@ -82,6 +83,71 @@ def test_the_version_has_one_home():
         if number in (ROOT / path).read_text()
     ]
     assert not elsewhere
+
+
+RELEASE = runpy.run_path(str(ROOT / "tools" / "release.py"))["notes"]
+CHANGES = """# Changelog
+
+## 0.2.0 (2026-12-01)
+
+- Second
+
+## 0.1.0 (2026-11-01)
+
+- First
+"""
+
+
+@pytest.fixture
+def released(tmp_path):
+    """A repository whose parts agree on version 0.2.0."""
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.2.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text(CHANGES)
+    return tmp_path
+
+
+def test_the_notes_of_a_release_are_its_part_of_the_changelog(released):
+    assert RELEASE("v0.2.0", released) == "- Second"
+
+
+@pytest.mark.parametrize(
+    ("change", "tag", "why"),
+    [
+        (("", ""), "v0.3.0", "v0.3.0: pyproject.toml has version 0.2.0"),
+        (("", ""), "0.2.0", "the tag of that is v0.2.0"),
+        (("2026-12-01", "unreleased"), "v0.2.0", r"\(unreleased\)` has no date"),
+        (("## 0.2.0", "## 0.2.1"), "v0.2.0", "begin it with `## 0.2.0"),
+        (("- Second", ""), "v0.2.0", "nothing stands below"),
+    ],
+)
+def test_a_release_whose_parts_disagree_is_refused(released, change, tag, why):
+    (released / "CHANGELOG.md").write_text(CHANGES.replace(*change))
+    with pytest.raises(SystemExit, match=why):
+        RELEASE(tag, released)
+
+
+def test_this_changelog_begins_with_this_version():
+    """Then a release adds only its date."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    version, _ = re.findall(r"^## (\S+) \((.+)\)$", text, re.MULTILINE)[0]
+    assert version == PROJECT["project"]["version"]
+
+
+def test_every_python_that_is_named_is_tried_before_a_release():
+    workflow = yamls.decode((ROOT / ".github/workflows/release.yml").read_text())
+    tried = {
+        one["python"]
+        for one in workflow["jobs"]["try"]["strategy"]["matrix"]["include"]
+    }
+    prefix = "Programming Language :: Python :: "
+    named = [one.removeprefix(prefix) for one in PROJECT["project"]["classifiers"]]
+    assert tried == {one for one in named if re.fullmatch(r"3\.\d+", one)}
+    assert all(
+        python in SpecifierSet(PROJECT["project"]["requires-python"])
+        for python in tried
+    )
+    for job in ("github", "pypi"):
+        assert workflow["jobs"][job]["needs"] == "try"
 
 
 # --- the wheel, from another folder -------------------------------------------------------------

@@ -40,7 +40,7 @@ import backbench, backbench.detection, backbench.pretrain, backbench.transfer
 
 checkpoint = backbench.load("timm:resnet18@random")
 found = backbench.evaluate(checkpoint, ["knn"], data="mine", out="api", workers=0)
-print(len(found.rows), "row by Python")
+print(len(found), "numbers by Python")
 """
 
 
