@@ -33,7 +33,7 @@ GRID = """
 data: .
 checkpoints: ["timm:resnet18@random"]
 evaluate:
-  - {verb: linear, protocol: knn_own, datasets: [mine]}
+  - {verb: linear, protocol: logreg_own, datasets: [mine]}
 """
 API = """
 import backbench, backbench.detection, backbench.pretrain, backbench.transfer

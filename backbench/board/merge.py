@@ -4,7 +4,8 @@ C/<lab>/<run>/results.jsonl has the lines that count, with `lab` in their origin
 measured twice is one line: the last recorded, with the others under `also`. Records that fail
 verification (verify/verification.py) are named and left out. C/lists/<sha256>.tsv.gz has each list
 of test images once, paths and labels, so labels beside predictions can be checked without trusting
-a sender. With --public, useful for one lab too, the lines name no folder of a machine.
+a sender. Records of Every Eval Ever are read, too; nothing is kept beside them, so they are unbacked
+and never lead. With --public, useful for one lab too, the lines name no folder of a machine.
 """
 
 import dataclasses
@@ -12,16 +13,17 @@ import gzip
 import json
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from backbench.board import every_eval_ever
 from backbench.board.board import Column, Measurement, read_verified
 from backbench.errors import BadInput
 from backbench.records import column_keys, kept_scores, store
 from backbench.records.predictions import Arrays, load
+from backbench.records.public_lines import without_folders
 from backbench.records.result_line import Origin, Result
 from backbench.requests.runs import MergeRequest
 from backbench.runs import atomic
@@ -67,13 +69,20 @@ def run(request: MergeRequest) -> None:
     records = []
     for lab in labs:
         folder = lab.folder.parent if lab.folder.is_file() else lab.folder
-        for measurement in read_verified(store.files_below(lab.folder), problems):
+        files = store.files_below(lab.folder)
+        files += [
+            file
+            for file in every_eval_ever.files_below(lab.folder)
+            if file not in files
+        ]
+        for measurement in read_verified(files, problems):
             measured_by = measurement.result.origin.get("lab") or lab.name
             below = Path(lab.name) / os.path.relpath(measurement.run, folder)
             records.append(LabRecord(measured_by, measurement, below))
     if not records:
         raise BadInput(
             f"no {RESULTS_FILE} with a record that fits below {', '.join(request.folders)}"
+            + (f"; {problems[0]}" if problems else "")
         )
     # 3. One line for each number.
     merged = _newest_of_each(records, problems)
@@ -225,61 +234,3 @@ def _keep_list(result: Result, run: Path, out: Path) -> None:
     content = verification.list_content(manifest, files)
     if content is not None:
         atomic.write_bytes(kept, gzip.compress(content, mtime=0))
-
-
-# ---- --public: records that name no folder of a machine
-
-_DRIVE = r"(?:[A-Za-z]:(?=[/\\]))?"
-# Not within an address (https://...), a word (a/b) or a path that begins in the run (./a)
-_ABSOLUTE = re.compile(rf"(?<![\w.:/\\~]){_DRIVE}(?:~[^\s/\\'\"]*)?[/\\][^\s'\",;:=]*")
-_WHOLE = re.compile(rf"(?:file://)?{_DRIVE}(?:~[^/\\]*)?[/\\].*", re.DOTALL)
-
-
-def without_folders(record: dict[str, object]) -> dict[str, object]:
-    """Remove the commands' folders and cut absolute paths to their last name; commands stay."""
-    out: dict[str, object] = {}
-    for key, value in record.items():
-        if key == "command" and isinstance(value, str | list):
-            out[key] = _cut_command(value)
-        elif key != "cwd":
-            out[_cut_text(key)] = _cut(value)
-    return out
-
-
-def _cut(value: object) -> object:
-    if isinstance(value, dict):
-        return without_folders(value)
-    if isinstance(value, list | tuple):
-        return [_cut(each) for each in value]
-    if isinstance(value, str):
-        return _cut_text(value)
-    return value
-
-
-def _cut_text(text: str) -> str:
-    if _WHOLE.fullmatch(text):
-        return _last_name(text)
-    return _ABSOLUTE.sub(lambda path: _last_name(path[0]), text)
-
-
-def _last_name(path: str) -> str:
-    """/home/me/x.pth -> x.pth; a root or a home has no name."""
-    return re.split(r"[/\\]", path.rstrip("/\\"))[-1].lstrip("~")
-
-
-def _cut_command(command: str | list[object]) -> str | list[str]:
-    """A command whose words name no absolute path: `--data /scratch/x` and `data=/scratch/x` too."""
-    if not isinstance(command, str):
-        return [_cut_word(str(word)) for word in command]
-    try:
-        words = printable.of_command(command)
-    except ValueError:  # a quotation without an end
-        return _cut_text(command)
-    return shlex.join(_cut_word(word) for word in words)
-
-
-def _cut_word(word: str) -> str:
-    name, equals, path = word.partition("=")
-    if equals and _WHOLE.fullmatch(path):
-        return f"{name}={_last_name(path)}"
-    return _cut_text(word)

@@ -42,6 +42,7 @@ from backbench.requests.published import PaperRequest, ReproduceRequest
 from backbench.requests.runs import (
     CalibrateRequest,
     CleanRequest,
+    ExportResultsRequest,
     LeaderboardRequest,
     LogRequest,
     MergeRequest,
@@ -220,6 +221,12 @@ def merge(request: MergeRequest) -> None:
     merge.run(request)
 
 
+def export_results(request: ExportResultsRequest) -> None:
+    from backbench.cli import export_results
+
+    export_results.run(request)
+
+
 def paper(request: PaperRequest) -> Outcome:
     from backbench.cli import paper
 
@@ -296,6 +303,7 @@ VERBS: dict[type[Request], Verb] = {
     CalibrateRequest: Verb(calibrate),
     RankRequest: Verb(rank),
     MergeRequest: Verb(merge),
+    ExportResultsRequest: Verb(export_results),
     PaperRequest: Verb(paper),
     ReproduceRequest: Verb(reproduce),
     LogRequest: Verb(log),

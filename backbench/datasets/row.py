@@ -35,6 +35,9 @@ class Dataset:
     folders: tuple[str, ...] = ()
     get: str = ""  # which files to get, and from whom
     licence: str = "as its owner states"
+    hub: str | None = (
+        None  # the dataset's repository on the Hugging Face Hub, of its owner
+    )
     top5: bool = False
     # Of test sets for ImageNet's classifiers: the rules by which an answer is right, and the pixels
     # that are cut from each side of an image first

@@ -25,6 +25,7 @@ from backbench.requests.published import PaperRequest, ReproduceRequest
 from backbench.requests.runs import (
     CalibrateRequest,
     CleanRequest,
+    ExportResultsRequest,
     LeaderboardRequest,
     LogRequest,
     MergeRequest,
@@ -55,6 +56,7 @@ REQUESTS: tuple[type[Request], ...] = (
     CalibrateRequest,
     RankRequest,
     MergeRequest,
+    ExportResultsRequest,
     PaperRequest,
     ReproduceRequest,
     LogRequest,

@@ -96,6 +96,36 @@ class MergeRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportResultsRequest(Request):
+    """Write verified numbers as other places read them."""
+
+    verb: ClassVar[str] = "export-results"
+    runs: tuple[Path, ...] = argument(
+        "RUNS", "run folders; results are found below them"
+    )
+    to: Literal["eee", "hub", "csv"] = option(
+        "eee: records of Every Eval Ever; hub: model cards and .eval_results of the Hugging"
+        " Face Hub; csv: one row per number, by their names"
+    )
+    out: Path = option("a new folder", "DIR")
+    organization: str | None = option(
+        "who measured, as eee and hub know you", "ORG", default=None
+    )
+    model: tuple[str, ...] = option(
+        "a row's repository on the Hub; may be repeated",
+        "ROW=ORG/REPO",
+        several="each",
+        default=(),
+    )
+    benchmark: tuple[str, ...] = option(
+        "hub: a dataset that is a registered benchmark there; may be repeated",
+        "DATASET=ORG/NAME:TASK",
+        several="each",
+        default=(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogRequest(Request):
     """Send runs to an experiment logger, from files."""
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backbench.board.merge import without_folders
 from backbench.cli import demo_ranges, program
+from backbench.records.public_lines import without_folders
 
 ROOT = Path(__file__).parents[3]
 AGAIN = (
