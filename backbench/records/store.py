@@ -18,6 +18,7 @@ from backbench.records.origin import code_revision, hardware, versions
 from backbench.records.result_line import SCHEMA, Origin, Result, parse
 from backbench.runs import atomic
 from backbench.runs.folder import OWED_FILE, RESULTS_FILE, RUN_FILE
+from backbench.runs.lock import NO_LOCKS
 from backbench.untrusted import jsons, opening, printable, walking
 
 # The names of other files that callers take from here
@@ -47,7 +48,12 @@ def append(
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX)  # lockf also works over NFS
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)  # lockf also works over NFS
+        except OSError as error:
+            # What took hours is not thrown away: the run's folder has one writer (`runs.lock`)
+            if error.errno not in NO_LOCKS:
+                raise
         known: set[NumberKey] = set()
         if skip_known:
             # Read under the lock: of two writers, the second sees the first one's rows. Read by

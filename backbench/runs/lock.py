@@ -9,9 +9,17 @@ The process holds the file in two ways, because neither is enough:
 
 A process that wants the folder decides by the name in the file:
 
-    nobody                       -> it is ours
-    a process of this machine    -> the kernel knows: refused where it lives, ours where not
-    one of another machine       -> refused at the first beat; ours after QUIET_SECONDS without one
+    nobody                     -> it is ours
+    this very process          -> refused
+    one of this machine whose
+    lock the kernel has        -> refused
+    one of this system         -> ours, as the kernel has no lock of it
+    any other                  -> refused at the first beat; ours after QUIET_SECONDS without one
+
+A system is what sees the same processes and the same disks: a machine, or a container on it. Two
+containers of a machine have one kernel, but each may have mounted the folder by itself, and then a
+kernel does not show one's locks to the other. A process number says nothing: in a container the
+first process is number 1, whoever it is.
 
 Beats are compared with each other, never with this machine's clock, which may be wrong.
 
@@ -39,8 +47,8 @@ from backbench.runs.terminal import log
 LOCK_FILE = "run.lock"
 BEAT_SECONDS = 5.0  # between two beats of a living process
 QUIET_SECONDS = 30.0  # without a beat; then the process counts as gone
-# What a file system without such locks answers
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+# What a file system answers that has no locks
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class Holder(TypedDict):
@@ -48,9 +56,16 @@ class Holder(TypedDict):
 
     host: str
     machine: str  # changes with every start of the machine
-    pid: int
-    started: str  # of the process; tells it from a later one of the same number
+    system: str  # the container on it, or the machine itself
+    pid: int  # for people: two containers can have the same
     since: str  # local time, for people
+
+
+# The files that this process holds. The kernel gives a process the lock that it has already, and
+# takes it away when the process closes the file a second time
+_OURS: set[Path] = set()
+# A forked child inherits the set, but no lock
+os.register_at_fork(after_in_child=_OURS.clear)
 
 
 @contextlib.contextmanager
@@ -58,6 +73,22 @@ def held(folder: Path) -> Iterator[None]:
     """Work alone in an existing `folder` until the block ends. An error names another process that
     is at work in it."""
     file = folder / LOCK_FILE
+    ours = file.resolve()
+    if ours in _OURS:
+        raise BadInput(
+            f"{folder}: this process ({os.getpid()}) is at work here already;"
+            " choose another --out"
+        )
+    _OURS.add(ours)
+    try:
+        with _held_by_us(file):
+            yield
+    finally:
+        _OURS.discard(ours)
+
+
+@contextlib.contextmanager
+def _held_by_us(file: Path) -> Iterator[None]:
     descriptor = _take(file)
     ended = threading.Event()
     heart = threading.Thread(target=_beat, args=(descriptor, ended), daemon=True)
@@ -91,18 +122,35 @@ def _claim(descriptor: int, file: Path) -> bool:
     if not _is_file(descriptor, file):  # its owner has ended since, and removed it
         return False
     holder = _read(descriptor)
-    _refuse_living(file, holder, locked)
-    if holder is not None and holder["machine"] != _machine():
-        # That machine is gone, but its lock may stay until the server notices. Our own lock is lost
+    who = "another run"
+    if holder is not None:
+        who = f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
+    refusal = f"{file.parent}: {who} is at work; wait for it, or choose another --out"
+    here = holder is None or holder["machine"] == _machine()
+    # 1. The kernel's word. Where nobody is named, the process is about to write its name
+    if here and locked is False:
+        raise BadInput(refusal)
+    # 2. The heart, of whom this kernel may not know
+    known = locked and here and (holder is None or holder["system"] == _system())
+    if holder is not None and not known:
+        log.info(f"{file.parent}: looking whether {who} is still at work here ...")
+        if _beats(file):
+            if here:
+                raise BadInput(refusal)
+            # A launcher tries again after Failed: a process on a machine that Slurm gave up ends
+            # soon, and the next attempt finds it gone
+            raise Failed(refusal)
+        # That process is gone, but its lock may stay until the server notices. Our own lock is lost
         # as well, since `_beats` has opened and closed the file. A new file has no locks
         if _is_file(descriptor, file):
             file.unlink()
         return False
+    # 3. Nobody is at work
     holder = Holder(
         host=socket.gethostname(),
         machine=_machine(),
+        system=_system(),
         pid=os.getpid(),
-        started=_started(os.getpid()) or "",
         since=time.strftime("%Y-%m-%d %H:%M:%S"),
     )
     text = json.dumps(holder).encode()
@@ -119,36 +167,12 @@ def _lock(descriptor: int) -> bool | None:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _NO_LOCKS:
+        if error.errno in NO_LOCKS:
             return None
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
         raise
     return True
-
-
-def _refuse_living(file: Path, holder: Holder | None, locked: bool | None) -> None:
-    """Raise an error unless the holder that `file` names is known to be gone: BadInput for a
-    process of this machine, Failed for one of another."""
-    who = "another run"
-    if holder is not None:
-        who = f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
-    if holder is None:
-        alive = locked is False  # it is about to write its name
-    elif holder["machine"] != _machine():
-        log.info(f"{file.parent}: looking whether {who} is still at work here ...")
-        alive = _beats(file)
-    elif locked is None or holder["pid"] == os.getpid():
-        alive = _started(holder["pid"]) == holder["started"]
-    else:
-        alive = not locked
-    if alive:
-        line = f"{file.parent}: {who} is at work; wait for it, or choose another --out"
-        if holder is None or holder["machine"] == _machine():
-            raise BadInput(line)
-        # A launcher tries again after Failed: a process on a machine that Slurm gave up ends soon,
-        # and the next attempt finds it gone
-        raise Failed(line)
 
 
 def _beats(file: Path) -> bool:
@@ -188,8 +212,9 @@ def _read(descriptor: int) -> Holder | None:
     """Return the holder that is named; None where nobody is, or only half a name was written."""
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
+        found.setdefault("system", "")  # which version 0.1.0 did not write at first
         return Holder(**{key: found[key] for key in Holder.__annotations__})  # type: ignore[typeddict-item]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -201,13 +226,9 @@ def _machine() -> str:
         return platform.node()
 
 
-def _started(pid: int) -> str | None:
-    """Return when process `pid` of this machine began, in the kernel's words; None where there is
-    no such process."""
+def _system() -> str:
+    """Identify the processes that this one can see: those of its container, or of the machine."""
     try:
-        about = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The start is the 22nd word. The second, a name in brackets, may hold blanks, so we count from
-    # its end
-    return about.rpartition(")")[2].split()[19]
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # no Linux
+        return ""

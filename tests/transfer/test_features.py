@@ -1,6 +1,7 @@
 """Frozen trunks are exact; the cache gives the features of the images as they are, or refuses."""
 
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -206,6 +208,29 @@ def test_what_a_run_is_using_is_not_removed(images, tmp_path):
         assert first.exists()
     extractor(small, checkpoint(4))(images)
     assert not first.exists()
+
+
+def test_room_is_made_over_nfs(images, tmp_path, monkeypatch):
+    """NFS refuses a lock that excludes others to a file that is open for reading only."""
+    flock = fcntl.flock
+
+    def over_nfs(file, kind):
+        if kind & fcntl.LOCK_EX and not file.writable():
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", over_nfs)
+    small = FeatureCache(tmp_path / "small", 10 * 512 * 4 + 200)
+    for seed in (0, 1):
+        extractor(small, checkpoint(seed))(images)
+    assert len(list(small.folder.glob("*.npy"))) == 1
+
+
+def test_a_cache_without_locks_is_refused(images, cache, monkeypatch):
+    none = mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(BadInput, match="set BACKBENCH_CACHE to another disk"):
+        extractor(cache, checkpoint())(images)
 
 
 def test_what_another_run_computes_is_waited_for(images, cache, caplog, monkeypatch):

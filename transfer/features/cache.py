@@ -42,6 +42,7 @@ from backbench.images.image_list import ArrayList, ImageList
 from backbench.recipes import config
 from backbench.runs import atomic, failures
 from backbench.runs.folder import cache_folder
+from backbench.runs.lock import NO_LOCKS
 from backbench.runs.terminal import log
 from backbench.transfer.features.frozen import FrozenTrunk, state_digest
 from backbench.transfer.protocol import Geometry
@@ -252,7 +253,8 @@ class FeatureCache:
             )
         # While rows are mapped, their file is locked: `make_room` spares it.
         file = path.open("rb")
-        fcntl.flock(file, fcntl.LOCK_SH)
+        with _locks_here(path):
+            fcntl.flock(file, fcntl.LOCK_SH)
         # The hash is checked before anything is read: what is damaged may be no array at all.
         rows = None
         if _verified(path, about):
@@ -316,7 +318,8 @@ def _remove_unused(path: Path) -> bool:
         if not _taken(lock):
             return False  # a run is at work on it
         with contextlib.suppress(FileNotFoundError):
-            if not _taken(files.enter_context(path.open("rb"))):
+            # NFS gives a lock that excludes others to a file that may be written only
+            if not _taken(files.enter_context(path.open("r+b"))):
                 return False  # a run has it mapped
         # The .json, or the marker, goes first: what is left when a removal is cut off must not look
         # like an entry, or like a part that may be continued.
@@ -331,11 +334,26 @@ def _remove_unused(path: Path) -> bool:
 
 def _taken(file: IO[str] | IO[bytes]) -> bool:
     """Lock the file for this run alone; return False where another has it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    with _locks_here(Path(file.name)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
+
+
+@contextlib.contextmanager
+def _locks_here(path: Path) -> Iterator[None]:
+    """Raise BadInput where the file system has no locks: runs would remove each other's rows."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise BadInput(
+            f"{path.parent}: the cache is on a file system without locks;"
+            " set BACKBENCH_CACHE to another disk"
+        ) from None
 
 
 def _stamp(path: Path) -> list[int]:

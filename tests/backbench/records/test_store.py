@@ -1,11 +1,14 @@
 """Results: safe to append from many processes, never lost, never silently dropped."""
 
+import errno
+import fcntl
 import json
 import os
 import re
 import resource
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -93,6 +96,13 @@ def test_two_writers_of_the_same_numbers_write_each_once(tmp_path):
         store.append(tmp_path, [row], skip_known=True)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(store.read(tmp_path)[0]) == len(store.numbers(tmp_path)) == 20
+
+
+def test_numbers_are_kept_on_a_file_system_without_locks(tmp_path, monkeypatch):
+    none = mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr(fcntl, "lockf", none)
+    store.append(tmp_path, [a_result()])
+    assert len(store.numbers(tmp_path)) == 1
 
 
 def test_not_a_number_is_undefined(tmp_path):
