@@ -16,6 +16,13 @@ from backbench.detection.dialect import AMP_PRECISION, Given
 from backbench.detection.run import DetectionRun, Prepared
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
+from backbench.requests.bounds import (
+    MOST,
+    MOST_BATCH,
+    MOST_DETECTION_SIDE,
+    MOST_SEED,
+    MOST_WORKERS,
+)
 from backbench.runs.terminal import log
 
 if TYPE_CHECKING:
@@ -24,18 +31,19 @@ if TYPE_CHECKING:
 SYNC_NORMS = ("SyncBN", "naiveSyncBN")
 # Optimiser -> the published learning rate, and its number of images per batch
 REFERENCES = {"SGD": (0.02, 16), "ADAMW": (0.0001, 16)}
-# Key -> its least value, which holds for each number where there are several
-LEAST = {
-    "SOLVER.IMS_PER_BATCH": 1,
-    "SOLVER.MAX_ITER": 1,
-    "SOLVER.CHECKPOINT_PERIOD": 1,
-    "INPUT.MIN_SIZE_TRAIN": 1,
-    "INPUT.MAX_SIZE_TRAIN": 1,
-    "INPUT.MIN_SIZE_TEST": 1,
-    "INPUT.MAX_SIZE_TEST": 1,
-    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 1,
-    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 1,
-    "DATALOADER.NUM_WORKERS": 0,
+# Key -> its least and its largest value, which hold for each number where there are several
+BOUNDS = {
+    "SOLVER.IMS_PER_BATCH": (1, MOST_BATCH),
+    "SOLVER.MAX_ITER": (1, MOST),
+    "SOLVER.CHECKPOINT_PERIOD": (1, MOST),
+    "INPUT.MIN_SIZE_TRAIN": (1, MOST_DETECTION_SIDE),
+    "INPUT.MAX_SIZE_TRAIN": (1, MOST),
+    "INPUT.MIN_SIZE_TEST": (1, MOST_DETECTION_SIDE),
+    "INPUT.MAX_SIZE_TEST": (1, MOST),
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": (1, MOST_BATCH),
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": (1, MOST_BATCH),
+    "DATALOADER.NUM_WORKERS": (0, MOST_WORKERS),
+    "SEED": (-1, MOST_SEED),  # -1 is Detectron2's word for none
 }
 # From this share on, val images in the training set decide what is measured.
 SHARED = 0.01
@@ -108,11 +116,13 @@ def check_training(cfg: CfgNode, train: Split, task: DetectionTask) -> None:
 def check_values(cfg: CfgNode, given: Given) -> None:
     """Refuse numbers with which neither engine can train or test."""
     values = dialect.flat(cfg)
-    for key, least in LEAST.items():
+    for key, (least, most) in BOUNDS.items():
         value = values[key]
         numbers = list(value) if isinstance(value, list | tuple) else [value]
         if not numbers or min(numbers) < least:
             raise BadInput(f"{given.path}: {key} {value}: at least {least}")
+        if max(numbers) > most:
+            raise BadInput(f"{given.path}: {key} {value}: at most {most}")
     if not values["SOLVER.BASE_LR"] > 0:
         raise BadInput(
             f"{given.path}: SOLVER.BASE_LR {values['SOLVER.BASE_LR']}: above 0"

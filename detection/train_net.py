@@ -101,8 +101,6 @@ def from_arguments(request: DetectRequest) -> DetectionRun:
     out = request.out or given.get("OUTPUT_DIR")
     if not out:
         raise BadInput("no run folder: give --out RUN (or OUTPUT_DIR RUN)")
-    if request.num_gpus < 1:
-        raise BadInput(f"--num-gpus {request.num_gpus}: at least 1")
     root = reading.root_folder(request.data)
     gpus = process_group.gpus(given)
     if gpus and request.num_gpus > gpus:

@@ -1,6 +1,5 @@
 """Declares a pretraining recipe. Defaults are the field's customs; recipes hold papers' numbers."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -12,12 +11,17 @@ from backbench.images.crops import Crops
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels
 from backbench.pretrain.method_config import AnyMethodConfig, check_name
 from backbench.recipes import config, fast
+from backbench.requests.bounds import (
+    MOST_EPOCHS,
+    Batch,
+    Count,
+    CountOrNone,
+    NotNegative,
+    Seed,
+    Workers,
+)
 from backbench.requests.pretrain import PretrainRequest
 
-# Bounds on values; `config.build` refuses a value outside them by its key's name
-Count = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
-Positive = Annotated[float, Field(gt=0, lt=math.inf)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -52,7 +56,7 @@ class Data:
     split: str = "train"
     # false: refuse the run and name the file; true: leave the image out and say so
     skip_corrupt: bool = False
-    workers: Annotated[int, Field(ge=0)] = 8
+    workers: Workers = 8
     # This share of the images is not trained on; it is the same one for all recipes and seeds
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
@@ -64,7 +68,7 @@ class Optim:
 
     name: Literal["sgd", "adam", "adamw", "lars"] = "sgd"
     lr: NotNegative
-    reference_batch: Count | None = None
+    reference_batch: Batch | None = None
     final_lr: float = 0.0
     # A peak of their own for biases and norm weights (Barlow Twins, ARB)
     lr_1d: NotNegative | None = None
@@ -105,16 +109,16 @@ class PretrainConfig:
     views: ViewsConfig = ViewsConfig()
     data: Data
     optim: Optim
-    epochs: Annotated[int, Field(ge=0)]
-    batch_size: Count  # global: all ranks and accumulation steps together
-    accumulate: Count = 1
-    seed: int = 0
+    epochs: Annotated[int, Field(ge=0, le=MOST_EPOCHS)]
+    batch_size: Batch  # global: all ranks and accumulation steps together
+    accumulate: Batch = 1
+    seed: Seed = 0
     # tf32: a GPU's quick float32; fp64: to compare runs without float32's rounding
     precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64"] = "fp32"
     channels_last: bool = True
     compile: bool | Literal["cuda"] = False  # cuda: on a GPU only
     save_minutes: float = 5.0
-    knn_every: int = 0  # epochs between kNN scores; 0: none
+    knn_every: CountOrNone = 0  # epochs between kNN scores; 0: none
     log_every: Count = 10  # steps between rows of metrics.jsonl
     # The schedule spans `epochs`, but the run ends here (MIO: 250 of 1000)
     stop_after_epochs: Count | None = None

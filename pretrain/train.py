@@ -59,8 +59,6 @@ def run(request: PretrainRequest) -> None:
     )
     found = catalog.open_split(request.data, config.data.dataset, config.data.split)
     found = data.to_train_on(found, config.data.hold_out)
-    if request.workers is not None and request.workers < 0:
-        raise BadInput(f"--workers {request.workers}: 0 (in this process) or more")
     ranks = request.devices * request.nodes
     division.check_batch(config.batch_size, ranks, config.accumulate)
     refuse_too_few(config, found)

@@ -86,10 +86,6 @@ def preempted(signal: str, where: str) -> Preempted:
 def start_for(request: RunRequest) -> Machine:
     """This process's place among --devices x --nodes; the other processes are started by Fabric."""
     devices, nodes, workers = request.devices, request.nodes, request.workers
-    if devices < 1 or nodes < 1:
-        raise BadInput(f"--devices {devices} --nodes {nodes}: both must be at least 1")
-    if workers is not None and workers < 0:
-        raise BadInput(f"--workers {workers}: 0 (in this process) or more")
     kind: str = request.accelerator
     if kind == "cuda" and not torch.cuda.is_available():
         use = "use --accelerator cpu, or see `backbench doctor`"

@@ -10,12 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from annotated_types import Interval
 from pydantic import Field
 
 from backbench.images.preprocess import eval_geometry
 from backbench.parallel.precision import Precision
 from backbench.recipes.config import ChosenBy
-from backbench.requests.evaluate import MOST_PIXELS
+from backbench.requests.bounds import (
+    MOST_EPOCHS,
+    Batch,
+    Count,
+    NotNegative,
+    Side,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,11 +32,6 @@ REFERENCE_SIZE = (
     224  # pixels: the trunk for which a recipe with `of: trunk` gives its sides
 )
 
-# The values that a key may have. `config.build` refuses others, and names the key.
-Count = Annotated[int, Field(ge=1)]
-Several = Annotated[int, Field(ge=2)]
-Positive = Annotated[float, Field(gt=0, lt=math.inf)]
-NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
 Rates = Annotated[tuple[NotNegative, ...], Field(min_length=1)]
 
 
@@ -37,8 +39,8 @@ Rates = Annotated[tuple[NotNegative, ...], Field(min_length=1)]
 class Geometry:
     """Brings the shorter side (both, if `square`) to `resize`, then takes the centre `crop`."""
 
-    resize: Count = 256
-    crop: Count = 224
+    resize: Side = 256
+    crop: Side = 224
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     square: bool = False
 
@@ -58,7 +60,7 @@ class TrunkGeometry(Geometry):
     at 224 pixels, and both grow with the size. So trunks of several sizes share a column. A number
     in place of "trunk" is one size for all, in pixels."""
 
-    of: Literal["trunk"] | Annotated[int, Field(ge=1, le=MOST_PIXELS)]
+    of: Literal["trunk"] | Side
 
     def size(self, own: int) -> int:
         """Return the size at which a trunk is read whose own size is `own`, in pixels."""
@@ -87,7 +89,7 @@ AnyGeometry = Annotated[Geometry, ChosenBy(choose_geometry)]
 class CropAugment:
     """RandomResizedCrop and horizontal flip, with torchvision's parameters."""
 
-    size: Count = 224
+    size: Side = 224
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (0.75, 1.3333333333333333)
     flip: Annotated[float, Field(ge=0, le=1)] = 0.5  # its probability
@@ -111,7 +113,7 @@ class CropAugment:
 class Length:
     """How long a training is, in one of two units."""
 
-    epochs: Positive | None = None
+    epochs: Annotated[float, Interval(gt=0, le=MOST_EPOCHS)] | None = None
     iterations: Count | None = None
 
     def __post_init__(self) -> None:
@@ -174,7 +176,7 @@ class Protocol:
     protocol: Annotated[str, Field(min_length=1)]
     geometry: AnyGeometry = Geometry()
     precision: Precision = "fp32"
-    feature_batch: Count = 256
+    feature_batch: Batch = 256
     # The name of a head that checkpoints keep, as `lphi`, which is CLLR's L. The feature is then
     # the output of that head, and without one the output of the trunk.
     head: str | None = None
@@ -201,8 +203,8 @@ class Protocol:
 class ScaledRates(Protocol):
     """Base of protocols that train by SGD; rates are declared for a batch of `reference_batch`."""
 
-    reference_batch: Count = 256
-    batch_size: Count = 256
+    reference_batch: Batch = 256
+    batch_size: Batch = 256
     momentum: NotNegative = 0.9
     weight_decay: NotNegative = 0.0
 

@@ -3,7 +3,6 @@
 
 import contextlib
 import itertools
-import math
 import os
 import signal
 import socket
@@ -48,10 +47,6 @@ REFRESH_S = 2.0  # of `status` on a terminal
 
 def run_grid(request: LaunchRunRequest, check: Callable[[Request], None]) -> Outcome:
     """Start what is missing of a grid; `check` refuses a command that cannot run."""
-    if not 0 < request.interval < math.inf:
-        raise BadInput(
-            f"--interval {request.interval:g}: seconds between two looks, above 0"
-        )
     # cluster.a.b=c changes a key of the cluster's file, a.b=c one of the grid's
     of_cluster, of_grid = _split_overrides(request.overrides)
     grid = read_grid(request.grid, of_grid)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from backbench.cli import verbs
+from backbench.errors import BadInput
 from backbench.requests import parsing
 from backbench.requests.places import ProtocolsAsked
 from backbench.runs.ending import guarded
@@ -16,6 +17,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ProtocolsAsked as asked:
         verbs.print_protocols(str(asked))
         return 0
+    except BadInput as error:
+        refusal = error
+
+        def refuse() -> None:
+            raise refusal
+
+        return guarded(refuse)
     return guarded(
         lambda: verbs.run(invocation.request),
         verbosity=invocation.verbosity,

@@ -362,16 +362,18 @@ def run(request: Request) -> int:
 def each_seed(request: Any) -> Iterator[Any]:
     """Yield the request itself, or one for each of its --seeds, with a run folder of its own."""
     count = getattr(request, "seeds", 1)
-    if count < 1:
-        raise BadInput(f"--seeds {count}: 1 or more")
     if count == 1:
         yield request
         return
     if request.out is None:
         raise BadInput(f"--seeds {count}: give --out RUN; each seed has a folder in it")
     first = request.seed or 0  # a detector's may stand in its config
+    # All are made before the first one runs: a seed may be refused
+    requests = []
     for seed in range(first, first + count):
-        yield dataclasses.replace(request, seed=seed, out=request.out / f"s{seed}")
+        one = dataclasses.replace(request, seed=seed, out=request.out / f"s{seed}")
+        requests.append(one)
+    yield from requests
 
 
 def _jsonable(value: object) -> object:

@@ -13,7 +13,6 @@ from backbench.containers import finding
 from backbench.datasets import catalog, outside
 from backbench.errors import BadInput, nearest
 from backbench.recipes import config
-from backbench.requests.evaluate import MOST_PIXELS
 from backbench.tasks import TASKS
 
 # The readings where no task is named: minutes on a CPU, from one pass over the images
@@ -89,10 +88,6 @@ def place_tasks(
 def at_size(task: WantedTask, size: int) -> WantedTask:
     """Read every model at `size` pixels, not at its own size. BadInput for a protocol whose size is
     fixed: its numbers are comparable as they are, and with nothing else."""
-    if not 1 <= size <= MOST_PIXELS:
-        raise BadInput(
-            f"--size {size}: a size is 1 to {MOST_PIXELS} pixels, as --size 224"
-        )
     row = TASKS[task.task]
     if row.from_scores:
         return task

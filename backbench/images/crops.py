@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from backbench.requests.bounds import MOST_REPEATS, MOST_SIDE
+
 
 @dataclass(frozen=True, kw_only=True)
 class Crops:
@@ -28,6 +30,11 @@ class Crops:
         if self.count < 1 or self.size < 1:
             raise ValueError(
                 f"count and size must be at least 1, not {self.count} and {self.size}"
+            )
+        if self.count > MOST_REPEATS or self.size > MOST_SIDE:
+            raise ValueError(
+                f"count must be at most {MOST_REPEATS} and size at most {MOST_SIDE},"
+                f" not {self.count} and {self.size}"
             )
         for name in ("flip", "jitter_p", "gray_p", "blur_p", "solarize_p"):
             chance = getattr(self, name)

@@ -8,18 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Interval
+from annotated_types import Interval
 
 from backbench.errors import BadInput, nearest
 from backbench.launch.job import LARGEST, Job
 from backbench.launch.slurm_client import Node, nodes
 from backbench.recipes import config
+from backbench.requests.bounds import MOST_PROCESSES, Count, Processes, Workers
 from backbench.tasks import VERBS
 from backbench.untrusted import printable
 
 Kind = Literal["slurm", "local", "debug"]
-Count = Annotated[int, Ge(1)]
-NotNegative = Annotated[int, Ge(0)]
 Positive = Annotated[float, Interval(gt=0, le=LARGEST)]
 # Rows of `resources`
 ROWS = ("default", "pretrain", "import", "export", *VERBS)
@@ -67,14 +66,14 @@ class Resources:
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
-    gpus: NotNegative = 0
-    nodes: Count = 1
-    tasks_per_node: Count = 1
-    cpus: Count = 1
+    gpus: Annotated[int, Interval(ge=0, le=MOST_PROCESSES)] = 0
+    nodes: Processes = 1
+    tasks_per_node: Processes = 1
+    cpus: Processes = 1
     memory_gb: Positive | None = None
     hours: Positive | None = None  # the time limit, which Slurm keeps
     accelerator: Literal["cpu", "cuda"] | None = None
-    workers: NotNegative | None = None
+    workers: Workers | None = None
 
     def __post_init__(self) -> None:
         # Each of these becomes a line of the script that sbatch is given.
@@ -126,14 +125,16 @@ class Cluster:
 
     name: str
     kind: Kind
-    jobs: Count = 2  # at a time: of each array on Slurm, in all on this machine
+    jobs: Processes = 2  # at a time: of each array on Slurm, in all on this machine
     max_array: Count = 1000
     signal_s: Count = 120  # how long before the end of its time a job is told to save
     # What stands before the verb: `apptainer exec --nv X.sif python -m backbench`
     command: str | None = None
     setup: tuple[str, ...] = ()  # shell lines before the job
     env: dict[str, str] = field(default_factory=dict)
-    gpus: NotNegative = 0  # of this machine, for kinds local and debug
+    gpus: Annotated[int, Interval(ge=0, le=MOST_PROCESSES)] = (
+        0  # of this machine, for kinds local and debug
+    )
     # Further options of sbatch, as they are
     sbatch: dict[str, object] = field(default_factory=dict)
     resources: dict[str, dict[str, object] | None] = field(default_factory=dict)

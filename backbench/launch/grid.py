@@ -15,6 +15,7 @@ from backbench.datasets.catalog import TWELVE
 from backbench.errors import BadInput, nearest
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
+from backbench.requests.bounds import MOST_EPOCHS, Seed
 from backbench.tasks import DETECTION, TASKS, VERBS
 
 AGAIN = (1, 2)  # the seeds of evaluations that train once more
@@ -30,7 +31,7 @@ class Source:
     name: str | None = None
     method: str | None = None
     encoder: str | None = None
-    epochs: int | None = None
+    epochs: Annotated[int, Field(ge=0, le=MOST_EPOCHS)] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Sweep:
     overrides: tuple[str, ...] = ()
     fast: bool | None = None  # `pretrain --fast`; null: as the grid says
     vary: config.Recipe = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()  # (): as the grid says
+    seeds: tuple[Seed, ...] = ()  # (): as the grid says
     # The published rows that a point must reproduce, in place of the recipe's own; a label of
     # `vary` stands in braces: "cllr:0.1:cllr:resnet50:100:lambda-{weight:g}"
     expected: tuple[str, ...] | None = None
@@ -125,7 +126,7 @@ class Evaluation:
     lists: str | None = None
     config: str | None = None
     engine: Literal["auto", "detectron2", "torchvision"] | None = None
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Seed, ...] = (0,)
     # How many checkpoints, the first ones, are measured with the seeds AGAIN, too: two tell how far
     # trainings differ, which a bold number needs (stats/training_noise.py).
     again: Annotated[int, Field(ge=0)] = 0
@@ -169,7 +170,7 @@ class Grid:
     checkpoints: tuple[config.Value, ...] = ()  # paths, globs, folders, or Sources
     recipes: tuple[config.Value, ...] = ()  # names, files, or Sweeps
     # Seeds of the recipes that have none of their own here; (): the recipe's
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Seed, ...] = ()
     fast: bool = False  # `pretrain --fast` for all of its pretrainings
     data: str | None = None  # may also come from the command line
     lists: str | None = None  # may also come from the single evaluations

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from backbench.requests.bounds import MOST_REPEATS
 from backbench.requests.options import option
-from backbench.requests.places import JsonRequest, RunRequest, checkpoints_argument
+from backbench.requests.places import (
+    JsonRequest,
+    RunRequest,
+    checkpoints_argument,
+    seed_option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +24,11 @@ class AnalyzeRequest(RunRequest, JsonRequest):
     checkpoints: tuple[Path, ...] = checkpoints_argument()
     dataset: str = option("any dataset below ROOT", "NAME")
     augmentations: int | None = option(
-        "views of each image (default: the recipe's, 32)", "N", default=None
+        "views of each image (default: the recipe's, 32)",
+        "N",
+        default=None,
+        least=2,
+        most=MOST_REPEATS,
     )
     recipe: str = option("how the views are made", "NAME", default="analyze")
-    seed: int = option("of the choice of images and of the views", "N", default=0)
+    seed: int = seed_option("of the choice of images and of the views")

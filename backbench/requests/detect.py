@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from backbench.requests.bounds import MOST_PROCESSES, MOST_SEED
 from backbench.requests.options import argument, option
-from backbench.requests.places import JsonRequest
+from backbench.requests.places import JsonRequest, seeds_option
 
 Engine = Literal["auto", "detectron2", "torchvision"]
 
@@ -29,19 +30,28 @@ class DetectRequest(JsonRequest):
     resume: bool = option("continue the run that RUN holds", default=False)
     eval_only: bool = option("only evaluate", default=False)
     num_gpus: int = option(
-        "processes on this machine (CPU ranks without a GPU)", "N", default=1
-    )
-    num_machines: int = option(
-        "machines; the same command on each, with its --machine-rank", "N", default=1
-    )
-    machine_rank: int = option("from 0", "R", default=0)
-    dist_url: str = option("tcp://HOST:PORT of machine 0", "URL", default="")
-    seed: int | None = option("in place of the config's SEED", "S", default=None)
-    seeds: int = option(
-        "train again with the next seeds, N runs in RUN/s0, RUN/s1, ...: bold needs them",
+        "processes on this machine (CPU ranks without a GPU)",
         "N",
         default=1,
+        least=1,
+        most=MOST_PROCESSES,
     )
+    num_machines: int = option(
+        "machines; the same command on each, with its --machine-rank",
+        "N",
+        default=1,
+        least=1,
+        most=MOST_PROCESSES,
+    )
+    machine_rank: int = option(
+        "from 0", "R", default=0, least=0, most=MOST_PROCESSES - 1
+    )
+    dist_url: str = option("tcp://HOST:PORT of machine 0", "URL", default="")
+    # Detectron2's SEED -1 is no seed
+    seed: int | None = option(
+        "in place of the config's SEED", "S", default=None, least=0, most=MOST_SEED
+    )
+    seeds: int = seeds_option()
     opts: tuple[str, ...] = argument(
         "KEY VALUE", "changes to the config", several="rest", default=()
     )

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from backbench.requests.bounds import MOST_SIDE
 from backbench.requests.options import argument, option
-from backbench.requests.places import Accelerator, JsonRequest
-
-# The largest size at which a model is read: a slip of the hand would take all memory
-MOST_PIXELS = 4096
+from backbench.requests.places import (
+    Accelerator,
+    JsonRequest,
+    seed_option,
+    workers_option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,9 @@ class EvaluateRequest(JsonRequest):
         "read every model at one size, in pixels (default: each at its own)",
         "N",
         default=None,
+        least=1,
+        most=MOST_SIDE,
     )
-    seed: int = option("of the draws and the training", "N", default=0)
+    seed: int = seed_option("of the draws and the training")
     accelerator: Accelerator = option("auto: a GPU where there is one", default="auto")
-    workers: int | None = option("loader workers per process", "N", default=None)
+    workers: int | None = workers_option()

@@ -34,7 +34,9 @@ class LaunchRunRequest(LaunchPlace):
     watch: bool = option(
         "stay, show the status, pick up new checkpoints", default=False
     )
-    interval: float = option("seconds between looks of --watch", "S", default=30.0)
+    interval: float = option(
+        "seconds between looks of --watch", "S", default=30.0, least=0.1, most=86_400
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,8 @@ import typing
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Literal
 
+from backbench.errors import BadInput
+
 KEY = "option"  # of a field's metadata
 
 # How many words a tuple takes. "+": one or more, as where nothing is said; "*": any number; "each":
@@ -40,6 +42,8 @@ class Option:
     several: Several | None
     hidden: bool = False
     action: type[argparse.Action] | None = None  # in place of keeping the word
+    least: float | None = None  # of a number
+    most: float | None = None
 
 
 def option(
@@ -50,9 +54,12 @@ def option(
     several: Several | None = None,
     hidden: bool = False,
     action: type[argparse.Action] | None = None,
+    least: float | None = None,
+    most: float | None = None,
 ) -> Any:
-    """Declare a field with the flag --name. Without a default it must be given."""
-    spelled = Option(help, metavar, True, several, hidden, action)
+    """Declare a field with the flag --name. Without a default it must be given. A number below
+    `least` or above `most` is refused."""
+    spelled = Option(help, metavar, True, several, hidden, action, least, most)
     return dataclasses.field(default=default, metadata={KEY: spelled})
 
 
@@ -88,6 +95,15 @@ class Spelling:
     @property
     def required(self) -> bool:
         return self.field.default is MISSING
+
+    def check(self, value: Any) -> None:
+        """Raise BadInput if `value`, a number, is outside the option's bounds."""
+        least = self.option.least
+        most = self.option.most
+        if least is None or most is None or value is None:
+            return
+        if not least <= value <= most:
+            raise BadInput(f"{self.flag} {str(value)[:40]}: from {least} to {most}")
 
 
 _SPELLINGS: dict[type[Request], tuple[Spelling, ...]] = {}
@@ -131,6 +147,11 @@ class Request:
     verb: ClassVar[
         str
     ]  # "linear"; with a blank where it is one of several: "launch run"
+
+    def __post_init__(self) -> None:
+        """Raise BadInput for a number outside its bounds, whoever makes the request."""
+        for spelling in spellings(type(self)):
+            spelling.check(getattr(self, spelling.field.name))
 
     def argv(self) -> tuple[str, ...]:
         """Write the words behind `backbench` that parse into this request."""
@@ -203,7 +224,8 @@ def declare(parser: argparse.ArgumentParser, request: type[Request]) -> None:
 
 
 def made(request: type[Request], namespace: argparse.Namespace) -> Request:
-    """Make the request that a parsed command line is."""
+    """Make the request that a parsed command line is. Raises BadInput for a number outside its
+    bounds."""
     values: dict[str, Any] = {}
     for spelling in spellings(request):
         value = getattr(namespace, spelling.field.name, None)

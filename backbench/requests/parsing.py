@@ -107,7 +107,8 @@ def parse(argv: Sequence[str]) -> Request:
 
 
 def invocation(argv: Sequence[str]) -> Invocation:
-    """Parse a command line; SystemExit, with argparse's own text, where that fails."""
+    """Parse a command line. Raises SystemExit, with argparse's own text, for words that it does not
+    understand, and BadInput for a number outside its bounds."""
     top = parser()
     args, rest = top.parse_known_args(list(argv))
     request: Any = made(args.request, args)

@@ -7,9 +7,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from backbench.requests.bounds import (
+    LEAST_SEED,
+    MOST_PROCESSES,
+    MOST_SEED,
+    MOST_SEEDS,
+    MOST_WORKERS,
+)
 from backbench.requests.options import Request, argument, option
 
 Accelerator = Literal["auto", "cpu", "cuda"]
+
+
+def seed_option(help: str) -> int:
+    """A field for a seed."""
+    found: int = option(help, "N", default=0, least=LEAST_SEED, most=MOST_SEED)
+    return found
+
+
+def seeds_option() -> int:
+    """A field for the number of trainings."""
+    found: int = option(
+        "train again with the next seeds, N runs in RUN/s0, RUN/s1, ...: bold needs them",
+        "N",
+        default=1,
+        least=1,
+        most=MOST_SEEDS,
+    )
+    return found
+
+
+def workers_option() -> int | None:
+    """A field for the number of loader workers; with 0 the process itself reads the images."""
+    found: int | None = option(
+        "loader workers per process", "N", default=None, least=0, most=MOST_WORKERS
+    )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +61,30 @@ class RunRequest(Request):
 
     data: Path = option("folder with one folder per dataset", "ROOT")
     out: Path = option("run folder; the same command continues it", "RUN")
-    devices: int = option("processes on this node (GPUs, or CPU ranks)", "N", default=1)
-    nodes: int = option("nodes; under Slurm start one task per device", "N", default=1)
+    devices: int = option(
+        "processes on this node (GPUs, or CPU ranks)",
+        "N",
+        default=1,
+        least=1,
+        most=MOST_PROCESSES,
+    )
+    nodes: int = option(
+        "nodes; under Slurm start one task per device",
+        "N",
+        default=1,
+        least=1,
+        most=MOST_PROCESSES,
+    )
     accelerator: Accelerator = option("auto: a GPU where there is one", default="auto")
-    workers: int | None = option("loader workers per process", "N", default=None)
+    workers: int | None = workers_option()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeededRequest(JsonRequest):
     """A request whose training can be repeated with other seeds."""
 
-    seed: int = option("of the draws and the training", "N", default=0)
-    seeds: int = option(
-        "train again with the next seeds, N runs in RUN/s0, RUN/s1, ...: bold needs them",
-        "N",
-        default=1,
-    )
+    seed: int = seed_option("of the draws and the training")
+    seeds: int = seeds_option()
 
 
 class ProtocolsAsked(Exception):

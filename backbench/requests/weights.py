@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from backbench.requests.bounds import MOST_EPOCHS
 from backbench.requests.options import Request, argument, option
 from backbench.requests.places import JsonRequest
 
@@ -72,7 +73,11 @@ class ImportRequest(Request):
         "the method's name, where the file does not tell it", "NAME", default=None
     )
     epochs: int | None = option(
-        "pretraining epochs, where the file does not tell them", "N", default=None
+        "pretraining epochs, where the file does not tell them",
+        "N",
+        default=None,
+        least=0,
+        most=MOST_EPOCHS,
     )
     trained_on: tuple[str, ...] | None = option(
         "what it was trained on; numbers on images that it has seen are marked",

@@ -57,6 +57,8 @@ _SHARED_MEMORY = re.compile(r"shared memory|Bus error")
 _NO_SHARED_MEMORY = re.compile(
     r"unable to (allocate|open|mmap) (shared memory|\d+ bytes)"
 )
+# What torch says where malloc finds none
+_NO_MEMORY = re.compile(r"can't allocate memory|not enough memory")
 _NEIGHBOUR = re.compile(
     r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|Socket closed|remote process exited"
     r"|failed to connect to|Timed out waiting \d+ms for"
@@ -98,7 +100,11 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         if where := error.filename2 or error.filename:
             line = f"{where}: {line}"
         return line, status
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or _NO_MEMORY.search(text)
+    ):
         line = (
             f"out of memory ({text[:100] or 'of the machine'});"
             f" use a smaller batch or fewer {WORKERS}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from backbench.pretrain.recipe import Count
+from backbench.requests.bounds import Count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from backbench.pretrain import method
 from backbench.pretrain.method import MethodConfig, Setup
 from backbench.pretrain.methods._heads import MOCO_HEAD, Head, build_head
 from backbench.pretrain.methods._precision import unit
-from backbench.pretrain.recipe import Positive
+from backbench.requests.bounds import Positive
 from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
 

@@ -15,7 +15,7 @@ from backbench.pretrain.method import Batch, MethodConfig, Setup
 from backbench.pretrain.methods._heads import CMC_HEAD, Head, build_head
 from backbench.pretrain.methods._precision import unit
 from backbench.pretrain.methods.moco import infonce_loss
-from backbench.pretrain.recipe import Positive
+from backbench.requests.bounds import Positive
 from backbench.runs import seeding
 from backbench.weights.families.pair_trunk import LabPair
 from backbench.weights.trunk import Trunk

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from backbench.pretrain.methods import moco
 from backbench.pretrain.methods._precision import full_precision
-from backbench.pretrain.recipe import Positive
+from backbench.requests.bounds import Positive
 
 
 @full_precision

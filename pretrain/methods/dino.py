@@ -18,7 +18,7 @@ from backbench.pretrain.methods._momentum import (
     momentum_update,
 )
 from backbench.pretrain.methods._precision import full_precision
-from backbench.pretrain.recipe import Positive
+from backbench.requests.bounds import Positive
 from backbench.weights.trunk import Trunk
 
 

@@ -13,7 +13,8 @@ from backbench.pretrain.methods.simclr import (
     TwoViewsConfig,
     pair_similarities,
 )
-from backbench.pretrain.recipe import BelowOne, Positive
+from backbench.pretrain.recipe import BelowOne
+from backbench.requests.bounds import Positive
 
 
 @full_precision

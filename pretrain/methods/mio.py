@@ -10,7 +10,7 @@ from torch import Tensor
 from backbench.pretrain.methods._heads import MIO_HEAD, Head
 from backbench.pretrain.methods._precision import GradientContext, full_precision
 from backbench.pretrain.methods.simclr import TwoViews, TwoViewsConfig
-from backbench.pretrain.recipe import Positive
+from backbench.requests.bounds import Positive
 
 BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}  # similarities held at once
 

@@ -12,7 +12,7 @@ from backbench.pretrain import method
 from backbench.pretrain.method import Batch, MethodConfig, Setup
 from backbench.pretrain.methods._heads import SIMCLR_HEAD, Head, build_head
 from backbench.pretrain.methods._precision import full_precision, raised
-from backbench.pretrain.recipe import Positive
+from backbench.requests.bounds import Positive
 from backbench.weights.trunk import Trunk
 
 

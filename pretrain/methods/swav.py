@@ -13,7 +13,7 @@ from backbench.pretrain.method import Batch, MethodConfig, Setup
 from backbench.pretrain.methods._heads import SWAV_HEAD, Head, build_head, forward_crops
 from backbench.pretrain.methods._momentum import Queue
 from backbench.pretrain.methods._precision import unit
-from backbench.pretrain.recipe import Count, Positive
+from backbench.requests.bounds import Count, Positive
 from backbench.weights.trunk import Trunk
 
 

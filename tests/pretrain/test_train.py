@@ -205,6 +205,12 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(
             ["optim.reference_batch=0"],
             "'optim.reference_batch' must be greater than or equal to 1",
         ),
+        (["seed=99999999999999999999"], "'seed' must be less than or equal to"),
+        (["seed=1.0"], "'seed' must be a whole number"),
+        (["epochs=1000000000"], "'epochs' must be less than or equal to 1000000"),
+        (["batch_size=1000000000"], "'batch_size' must be less than or equal to"),
+        (["data.workers=100000"], "'data.workers' must be less than or equal to 1024"),
+        (["views.crops=[{size: 1000000}]"], "size at most 4096"),
         (["epochs=-1"], "'epochs' must be greater than or equal to 0, not -1"),
         (["optim.betas=[0.9, 1]"], "'optim.betas[1]' must be less than 1, not 1"),
         (["optim.lr=-1"], "'optim.lr' must be greater than or equal to 0, not -1"),
@@ -212,7 +218,7 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(
             ["data.workers=-1"],
             "'data.workers' must be greater than or equal to 0, not -1",
         ),
-        (["--workers=-1"], "--workers -1: 0 (in this process) or more"),
+        (["--workers=-1"], "--workers -1: from 0 to 1024"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(
@@ -253,7 +259,7 @@ def test_more_gpus_than_there_are_or_no_processes(pretrain, tmp_path):
         pytest.skip("this machine has a GPU")
     out = tmp_path / "run"
     refused(pretrain(out, options=["--accelerator", "cuda"]), "this machine has 0 GPUs")
-    said = "--devices and --nodes must be at least 1"
+    said = "--devices 0: from 1 to 4096"
     refused(pretrain(out, options=["--devices", "0"]), said)
     assert not out.exists()
 

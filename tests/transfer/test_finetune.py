@@ -189,7 +189,7 @@ def test_seeds_are_runs_of_their_own_and_continue(
     assert main(words) == 0 and len(decoder.paths) == seen, "nothing is left to do"
     alone = [*semisup(root, trunk, out / "s1", tmp_path, head_lr=[0.03]), "--seed", "1"]
     assert main(alone) == 0 and len(decoder.paths) == seen, "the same run as by --seed"
-    bad_input(main([*words[:-1], "0"]), "--seeds 0: 1 or more")
+    bad_input(main([*words[:-1], "0"]), "--seeds 0: from 1 to 1000")
 
 
 def test_seeds_of_what_is_not_trained_are_refused(trunk, tmp_path, bad_input):

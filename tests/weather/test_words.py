@@ -152,6 +152,19 @@ def test_all_datasets_where_nine_are_missing(trees, trunk, tmp_path, said):
         (SGD.format("[.inf]", 1), "'lr[0]' must be less than inf"),
         (SGD.format("[1]", 0), "'length.default.epochs' must be greater than 0"),
         (KNN.replace("resize: 16, ", "resize: -16, "), "'geometry.resize' must be"),
+        (
+            KNN.replace("resize: 16, ", "resize: 1000000, "),
+            "'geometry.resize' must be less than or equal to 4096, not 1000000",
+        ),
+        (SGD.format("[1]", 10**9), "epochs' must be less than or equal to 1000000"),
+        (
+            "kind: logreg\nprotocol: l-v1\nl2: [1.0, 10, 1000000000]\n",
+            "'l2[2]' must be less than or equal to 10000",
+        ),
+        (
+            "kind: fewshot\nprotocol: f-v1\ndraws: 1000000000\n",
+            "'draws' must be less than or equal to 10000",
+        ),
     ],
 )
 def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
@@ -202,7 +215,7 @@ def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
         ),
         (
             ["launch", "run", "table2", "--watch", "--interval", "-1"],
-            ["--interval -1: seconds"],
+            ["--interval -1.0: from 0.1 to 86400"],
         ),
         (
             ["pretrain", "demo_simclr", "views.crops=3", "--data", ".", "--out", "run"],

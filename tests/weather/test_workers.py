@@ -97,6 +97,10 @@ class Failing(torch.utils.data.Dataset):
 
 FAILURES = [
     (MemoryError("x"), "out of memory"),
+    (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+        "out of memory",
+    ),
     (OSError(24, "Too many open files"), "ulimit -n"),
     (OSError(28, "No space left on device"), "the disk is full"),
     (

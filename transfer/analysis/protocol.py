@@ -1,12 +1,15 @@
 """Declares the recipe of `backbench analyze`, and reads it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge
 
 from backbench.images.crops import Crops
 from backbench.recipes import config
 from backbench.requests.analyze import AnalyzeRequest
-from backbench.transfer.protocol import Count, Geometry, Positive, Several
+from backbench.requests.bounds import Batch, Count, Positive, Repeats, Several
+from backbench.transfer.protocol import Geometry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,17 +19,17 @@ class AnalyzeConfig:
     protocol: str = "analyze-{space}-v1"
     split: Literal["train", "val", "test"] = "test"
     images: Several | None = None  # a seeded choice of so many; null: all
-    augmentations: Several = 32
+    augmentations: Annotated[Repeats, Ge(2)] = 32
     crops: Crops
     geometry: Geometry
     # The number of images whose plain features are kept. Distances between images and the probes
     # are measured on these.
     sample: Several = 4096
-    batch: Count = 4  # images at a time, each with all its views
+    batch: Batch = 4  # images at a time, each with all its views
     neighbours: Count = 20
     temperature: Positive = 0.07
     shots: Count = 2
-    draws: Count = 20
+    draws: Repeats = 20
     l2: float = 0.01
     save_minutes: float = 5.0
 

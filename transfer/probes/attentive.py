@@ -23,6 +23,7 @@ from backbench.images.image_list import ImageList
 from backbench.parallel import distributed
 from backbench.parallel.batchnorm import SyncBatchNorm
 from backbench.records.store import Result
+from backbench.requests.bounds import NotNegative
 from backbench.runs import seeding
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
@@ -42,7 +43,6 @@ from backbench.transfer.probes.sgd import (
     chosen_rate,
     train_on_tokens,
 )
-from backbench.transfer.protocol import NotNegative
 from backbench.weights.kept_heads import KeptHead
 
 PIECE = 2**26  # numbers that are pooled at a time: 256 MB

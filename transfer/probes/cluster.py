@@ -15,6 +15,7 @@ from torch import Tensor
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.records.store import Result
+from backbench.requests.bounds import Count, NotNegative, Repeats
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.stats.partitions import METRICS, agreement
@@ -23,14 +24,14 @@ from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.extractor import Extractor
 from backbench.transfer.probes.kind import Probe
-from backbench.transfer.protocol import Count, NotNegative, Protocol
+from backbench.transfer.protocol import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
 class KMeansClusters(Protocol):
     """k-means on test features of unit length, compared with the classes."""
 
-    restarts: Count = 10  # the one with the least inertia counts
+    restarts: Repeats = 10  # the one with the least inertia counts
     iterations: Count = 300
     tolerance: NotNegative = 1e-4  # scikit-learn's, on the movement of the centres
 

@@ -14,6 +14,7 @@ from backbench.datasets import splits
 from backbench.datasets.splits import Splits
 from backbench.images.image_list import ImageList
 from backbench.records.store import Result
+from backbench.requests.bounds import Count, NotNegative, Positive, Repeats
 from backbench.runs.state import StopFlag
 from backbench.stats import confidence
 from backbench.transfer import keeping, logreg, scoring
@@ -21,7 +22,7 @@ from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.extractor import Extractor, FeatureRows
 from backbench.transfer.probes.kind import Probe
-from backbench.transfer.protocol import Count, NotNegative, Positive, Protocol
+from backbench.transfer.protocol import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class FewShot(Protocol):
     """Logistic regression on `shots` labels per class, many draws of them."""
 
     shots: Count = 2
-    draws: Count = 20
+    draws: Repeats = 20
     l2: NotNegative = 0.01  # as in LogReg, on features of unit length
     max_iterations: Count = 500
     tolerance: Positive = 1e-6

@@ -11,6 +11,7 @@ from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.knn import knn_scores
 from backbench.records.store import Result
+from backbench.requests.bounds import Count, Positive
 from backbench.runs.state import StopFlag
 from backbench.transfer import keeping, scoring
 from backbench.transfer.assignment import Assignment
@@ -18,7 +19,7 @@ from backbench.transfer.devices import Machine
 from backbench.transfer.features.extractor import Extractor
 from backbench.transfer.keeping import CheckpointPredictions
 from backbench.transfer.probes.kind import Probe
-from backbench.transfer.protocol import Count, Positive, Protocol
+from backbench.transfer.protocol import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from backbench.datasets.splits import Splits
 from backbench.records.store import Result
+from backbench.requests.bounds import Count, Positive, Repeats
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
@@ -23,7 +24,7 @@ from backbench.transfer.head_scores import ROWS
 from backbench.transfer.keeping import CheckpointPredictions
 from backbench.transfer.logreg import Fit
 from backbench.transfer.probes.kind import Probe
-from backbench.transfer.protocol import Count, Positive, Protocol
+from backbench.transfer.protocol import Protocol
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.kept_heads import KeptHead
 
@@ -34,7 +35,7 @@ class LogReg(Protocol):
     The objective is the sum of cross-entropies + l2 / 2 ||W||^2; the bias is not penalised."""
 
     # The smallest penalty, the largest, and how many there are, evenly spaced in their logarithms
-    l2: tuple[float, float, int] = (1e-6, 1e5, 45)
+    l2: tuple[float, float, Repeats] = (1e-6, 1e5, 45)
     max_iterations: Count = 1000
     tolerance: Positive = 1e-5  # on the largest gradient entry of the mean objective
     chunk: Count = 65536  # rows of features in working memory at a time

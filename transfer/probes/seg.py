@@ -24,6 +24,7 @@ from backbench.parallel.batchnorm import SyncBatchNorm
 from backbench.parallel.distributed import sent, world_size
 from backbench.records import predictions, store
 from backbench.records.store import Result
+from backbench.requests.bounds import Count, NotNegative, Positive
 from backbench.runs import atomic, seeding
 from backbench.runs.folder import PICTURES
 from backbench.runs.run_progress import Progress
@@ -52,10 +53,7 @@ from backbench.transfer.probes.sgd import (
     train_on_tokens,
 )
 from backbench.transfer.protocol import (
-    Count,
     CropAugment,
-    NotNegative,
-    Positive,
     Protocol,
 )
 

@@ -23,6 +23,7 @@ from backbench.images.dense import DenseList
 from backbench.knn import nearest
 from backbench.records import store
 from backbench.records.store import Result
+from backbench.requests.bounds import Count
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.stats import dense_counts
@@ -42,7 +43,7 @@ from backbench.transfer.probes.seg import (
     rows_of,
     score,
 )
-from backbench.transfer.protocol import Count, Protocol
+from backbench.transfer.protocol import Protocol
 from backbench.transfer.scoring import best_of
 
 PIECE = 2**24  # numbers that are looked through at a time: 64 MB of float32

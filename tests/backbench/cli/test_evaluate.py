@@ -245,10 +245,10 @@ def test_one_size_for_all_is_a_column_of_its_own(home, caplog, capsys):
     "task, size, said",
     [
         ("knn@knn", "64", "has a size of its own; leave --size out"),
-        ("knn", "0", "--size 0: a size is 1 to 4096 pixels"),
-        ("knn", "-3", "--size -3: a size is 1 to 4096 pixels"),
-        ("knn", "1000000", "--size 1000000: a size is 1 to 4096 pixels"),
-        ("knn", "9" * 20, "a size is 1 to 4096 pixels"),
+        ("knn", "0", "--size 0: from 1 to 4096"),
+        ("knn", "-3", "--size -3: from 1 to 4096"),
+        ("knn", "1000000", "--size 1000000: from 1 to 4096"),
+        ("knn", "9" * 20, "from 1 to 4096"),
         ("faster_rcnn/coco2017", "64", "has a size of its own"),
     ],
 )

@@ -285,6 +285,8 @@ def test_views_are_finished_on_the_device(changes):
     ("change", "message"),
     [
         ({"size": 0}, "at least 1"),
+        ({"size": 1_000_000}, "at most 4096"),
+        ({"count": 1_000_000}, "at most 10000"),
         ({"scale": (0.5, 0.2)}, "increasing"),
         ({"blur_kernel": 4}, "odd"),
         ({"size": 16, "blur_kernel": 33}, "from 1 to 31"),

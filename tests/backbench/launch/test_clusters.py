@@ -33,6 +33,7 @@ from backbench.recipes import config
         ({"overrides": ["jobs=1"]}, "unknown key 'overrides'"),
         ({"file": "x"}, "unknown key 'file'"),
         ({"jobs": 0}, "'jobs' must be greater than or equal to 1, not 0"),
+        ({"jobs": 10**6}, "'jobs' must be less than or equal to 4096"),
         ({"signal_s": -5}, "'signal_s' must be greater than or equal to 1, not -5"),
         ({"gpus": -3}, "'gpus' must be greater than or equal to 0, not -3"),
         (

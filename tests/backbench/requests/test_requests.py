@@ -1,12 +1,15 @@
 """A request and its words are two spellings of one thing."""
 
 import dataclasses
+import math
 import random
 from pathlib import Path
 
 import pytest
 
 from backbench.cli import verbs
+from backbench.cli.program import main
+from backbench.errors import BadInput
 from backbench.requests.every import REQUESTS
 from backbench.requests.options import spellings
 from backbench.requests.parsing import parse
@@ -30,7 +33,10 @@ def drawn_word(spelling, draw):
     if spelling.choices is not None:
         return draw.choice(spelling.choices)
     if spelling.word in (int, float):
-        return spelling.word(draw.randint(-5, 10**6))
+        option = spelling.option
+        least = -5 if option.least is None else math.ceil(option.least)
+        most = 10**6 if option.most is None else math.floor(option.most)
+        return spelling.word(draw.randint(least, most))
     word = draw.choice(WORDS)
     if spelling.option.several == "loose":
         return f"k={word}"
@@ -63,6 +69,49 @@ def test_every_field_is_an_option():
     for request_type in REQUESTS:
         names = {spelling.field.name for spelling in spellings(request_type)}
         assert names == {field.name for field in dataclasses.fields(request_type)}
+
+
+NUMBERS = []
+for each in REQUESTS:
+    for found in spellings(each):
+        if found.word in (int, float) and found.choices is None and not found.many:
+            NUMBERS.append(pytest.param(each, found, id=f"{each.verb} {found.flag}"))
+
+
+@pytest.mark.parametrize(("request_type", "spelling"), NUMBERS)
+def test_a_number_beyond_its_bounds_is_refused_in_one_line(
+    request_type, spelling, capsys
+):
+    required = {s.field.name: "1" for s in spellings(request_type) if s.required}
+    option = spelling.option
+    words = request_type(**required).argv()
+    for number in (10**20, -(10**20), option.most + 1, option.least - 1):
+        assert main([*words, f"{spelling.flag}={number}"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(
+            f"backbench: {spelling.flag} {spelling.word(number)}"[:40]
+        )
+        assert f"from {option.least} to {option.most}" in said
+        assert said.count("\n") == 1
+
+
+def test_a_number_beyond_its_bounds_is_refused_from_python(tmp_path):
+    words = {"checkpoints": (), "datasets": "x", "data": tmp_path, "out": tmp_path}
+    with pytest.raises(BadInput, match="--seed 9223372036854775808: from"):
+        LinearRequest(**words, seed=2**63)
+
+
+def test_all_seeds_are_looked_at_before_the_first_one_trains(tmp_path):
+    last = LinearRequest(
+        checkpoints=(),
+        datasets="x",
+        data=tmp_path,
+        out=tmp_path,
+        seed=2**63 - 1,
+        seeds=2,
+    )
+    with pytest.raises(BadInput, match="--seed 9223372036854775808"):
+        next(verbs.each_seed(last))
 
 
 def test_every_request_is_done_by_a_verb():
