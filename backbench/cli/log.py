@@ -3,7 +3,8 @@ their files: machines that compute need no network. RUN/logged.json notes what w
 
 import hashlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,10 +82,8 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
         else ()
     )
     results = [line for line in lines if isinstance(line, Result)]
-    several = len({result.checkpoint for result in results}) > 1
     numbers = {}
-    for result in results:
-        key = f"{result.name}/{result.column}" if several else result.column
+    for key, result in zip(_keys(results), results):
         if result.value is not None and key not in known:
             numbers[key] = result.value
     if not steps and not numbers:
@@ -112,6 +111,29 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
     atomic.write_json(file, note)
     log.info(f"{folder}: {len(steps)} steps and {len(numbers)} numbers")
     return True
+
+
+def _keys(results: Sequence[Result]) -> list[str]:
+    """Return a key for each result, by which a logger keeps its value. It is the column, with the
+    checkpoint's name, digest and seed where the column alone would be that of several numbers."""
+    digests_of: dict[str, set[str]] = defaultdict(set)
+    seeds_of: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for result in results:
+        digests_of[result.name].add(result.checkpoint)
+        seeds_of[result.checkpoint, result.column].add(result.seed)
+    several = len(set().union(*digests_of.values())) > 1
+    keys = []
+    for result in results:
+        key = result.column
+        if len(seeds_of[result.checkpoint, result.column]) > 1:
+            key = f"s{result.seed}/{key}"
+        if several:
+            name = result.name
+            if len(digests_of[name]) > 1:
+                name += f" {result.checkpoint[:12]}"
+            key = f"{name}/{key}"
+        keys.append(key)
+    return keys
 
 
 # ---- the loggers: each is imported only when it is used
@@ -160,10 +182,17 @@ def _mlflow(run: LoggedRun) -> None:
             )
         for step, values in run.steps:
             mlflow.log_metrics(values, step=step)
-        # Its names may have no @, ~, + or %
         for name, value in run.numbers.items():
-            allowed = "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
-            mlflow.log_metric(allowed, value)
+            mlflow.log_metric(_of_allowed_characters(name), value)
+
+
+def _of_allowed_characters(name: str) -> str:
+    """Replace what MLflow's names may not have: @, ~, + and %. Where that is more than the @ of
+    every column, the digest tells the name from others that become the same."""
+    allowed = "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
+    if allowed != name.replace("@", "_"):
+        allowed += f" {hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    return allowed
 
 
 def _trackio(run: LoggedRun) -> None:

@@ -81,6 +81,40 @@ def test_the_others_are_called_for_every_step_and_number(runs, monkeypatch, to):
     assert "mine" in said and "linear" in said
 
 
+ROWS = [
+    a_result(checkpoint="a" * 64, value=11.0),
+    a_result(checkpoint="b" * 64, value=12.0),
+    a_result(checkpoint="b" * 64, value=13.0, seed=1),
+    a_result(checkpoint="c" * 64, name="y", value=14.0),
+    a_result(checkpoint="a" * 64, value=15.0, protocol="mine~1"),
+    a_result(checkpoint="a" * 64, value=16.0, protocol="mine+1"),
+]
+
+
+@pytest.mark.parametrize("to", ["wandb", "mlflow", "trackio", "tensorboard"])
+def test_checkpoints_of_one_name_seeds_and_protocols_are_numbers_of_their_own(
+    tmp_path, monkeypatch, to
+):
+    store.append(tmp_path / "r", ROWS[:1])
+    store.append(tmp_path / "r", ROWS)
+    if to == "tensorboard":
+        assert log(tmp_path / "r", to) == 0
+        shown = scalars(tmp_path / "r" / "tensorboard")
+        values = [value for ((_, value),) in shown.values()]
+    else:
+        module = logger(to)
+        monkeypatch.setitem(sys.modules, to, module)
+        assert log(tmp_path / "r", to) == 0
+        sent = {}
+        for call in (module.init().summary.update, module.log):
+            for (numbers,), _ in call.call_args_list:
+                sent |= numbers
+        for (name, value), _ in module.log_metric.call_args_list:
+            sent[name] = value
+        values = list(sent.values())
+    assert sorted(values) == [row.value for row in ROWS]
+
+
 def test_a_logger_that_is_not_installed_is_named(runs, monkeypatch, bad_input):
     monkeypatch.setitem(sys.modules, "wandb", None)
     bad_input(log(runs, "wandb"), "pip install wandb")
