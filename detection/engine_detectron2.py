@@ -264,13 +264,18 @@ class Detectron2Engine(DetectionEngine):
         batch = self.cfg.SOLVER.IMS_PER_BATCH
         mapper = training_mapper(self.cfg, self.flip_map)
         cores = loading.cores(distributed.world_size())
+        workers = min(self.cfg.DATALOADER.NUM_WORKERS, cores)
+        loading.refuse_too_little_shared_memory(workers)
+        images = SeededImages(records, mapper, batch=batch, seed=self.seed)
         loader = build_detection_train_loader(
-            SeededImages(records, mapper, batch=batch, seed=self.seed),
+            loading.Reporting(images),
             mapper=None,  # SeededImages applies it
             sampler=FlatSlots(self.slots(records, first, last)),
             total_batch_size=batch,
             aspect_ratio_grouping=False,  # our order is grouped already
-            num_workers=min(self.cfg.DATALOADER.NUM_WORKERS, cores),
+            num_workers=workers,
+            collate_fn=loading.HandingOver(list, workers),
+            multiprocessing_context=loading.forked(workers),
         )
         self.spread()
         self.trainer = LossKeepingTrainer(self.parallel, loader, self.optimizer)

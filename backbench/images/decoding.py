@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from backbench.errors import BadInput
+from backbench.runs import failures
 from backbench.untrusted import opening, printable
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ TIFF_PHOTOMETRIC = 262
 def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
     """Open the image file, or its `data`.
 
-    Any error in the block, of the system or of a decoder, becomes BadInput that names the file."""
+    Any error in the block, of the file or of a decoder, becomes BadInput that names the file. What
+    the machine lacks (memory, free file descriptors) is raised as it is."""
     try:
         if data is not None:
             yield io.BytesIO(data)
@@ -64,6 +66,9 @@ def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
         raise
     # A damaged file raises whatever its decoder happens to do with it
     except Exception as error:
+        system_errno = getattr(error, "errno", None)
+        if system_errno in failures.OF_THE_MACHINE:
+            raise
         shown = printable.shown(str(path), 300)
         system_error = getattr(error, "strerror", None)
         if system_error:

@@ -1,27 +1,48 @@
-"""Starts loader workers: out of the reach of signals, and with errors that can be read."""
+"""Starts loader workers: out of the reach of signals, and with errors that can be read.
+
+A worker can end in many ways, and none of them may hold the command:
+
+    it raises an error      The error travels as a value (`Reporting`) and is raised where the batch is
+                            asked for, with its own type. torch would make a text of it.
+    it is killed            torch sees it; `WatchedBatches` raises only where a batch is asked for.
+    it never ends           A signal to the command ends the wait for its batch (`STOP_PATIENCE_S`).
+    no shared memory        Batches that do not fit travel through the workers' pipes (`_ByValue`).
+
+Workers are deaf to the signals by which Python ends its children at its own end, where it then
+waits for them; so they are killed before (`_kill_workers`).
+"""
 
 import atexit
+import math
+import mmap
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
+import traceback
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkContext
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils.signal_handling import _error_if_any_worker_fails
 
 from backbench.errors import BadInput
-from backbench.runs.state import signals_blocked
+from backbench.runs.state import signals_blocked, stop_if_asked_for
 
 T = TypeVar("T")
+
+PATIENCE_S = 1.0  # for workers to end when asked to; they write nothing
+STOP_PATIENCE_S = 6.0  # for a batch, once the command is asked to stop
+SHARED_MEMORY = Path("/dev/shm")  # by which torch hands batches over
+LOCKS = 3  # of each queue: one for the batches, and one for each worker's orders
 
 
 def cores(devices: int = 1) -> int:
@@ -80,14 +101,15 @@ def started(
     """Return `dataset`'s batches, one for each list of `keys`.
 
     Workers start now, forked, so that nothing is pickled."""
+    refuse_too_little_shared_memory(workers)
     loader = DataLoader(
-        dataset,
+        Reporting(dataset),
         batch_sampler=cast(Iterable[list[object]], keys),
         num_workers=workers,
         pin_memory=pin,
         prefetch_factor=prefetch if workers else None,
-        collate_fn=_as_it_is,
-        multiprocessing_context=_Forked() if workers else None,
+        collate_fn=HandingOver(_as_it_is, workers),
+        multiprocessing_context=forked(workers),
         worker_init_fn=_prepare_worker,
     )
     with signals_blocked(), warnings.catch_warnings():
@@ -104,8 +126,9 @@ class WatchedBatches(Iterator[T]):
 
     def __init__(self, batches: Iterator[T]) -> None:
         self.batches = batches
+        self.process = os.getpid()
         self._hear(signal.SIG_DFL)
-        _OPEN.add(self)
+        self._let_signals_end_the_wait()
 
     def __next__(self) -> T:
         # A look before reading is not enough: a worker may die while its batch is read
@@ -130,18 +153,44 @@ class WatchedBatches(Iterator[T]):
         finally:
             self._hear(signal.SIG_DFL)
 
+    def __del__(self) -> None:
+        # torch would wait for each worker, twice, before it gave up
+        if not sys.is_finalizing():
+            self.close()
+
     def close(self) -> None:
-        """End the workers. They are deaf to the signals by which Python ends its children at its
-        own end, where it then waits for them: one that is left would hold the command for ever."""
-        _OPEN.discard(self)
+        """End the workers: those that have not ended after PATIENCE_S are killed."""
+        if os.getpid() != self.process:
+            return  # a forked child has a copy of this object; the workers are not its own
         workers = getattr(self.batches, "_workers", [])
         end = getattr(self.batches, "_shutdown_workers", None)
         if end is not None:
-            end()  # asks each worker, and waits some seconds
+            # Beside this thread: torch waits for a thread of its own that may wait for ever, as for
+            # the rest of a batch whose worker was killed
+            ending = threading.Thread(target=end, daemon=True)
+            ending.start()
+            ending.join(PATIENCE_S)
         for worker in workers:
             if worker.is_alive():
                 worker.kill()
                 worker.join()
+        if end is not None:
+            ending.join(PATIENCE_S)
+
+    def _let_signals_end_the_wait(self) -> None:
+        """Let a loop that waits for a batch end when it was asked to stop: a worker may have hung
+        itself up, on a dead disk for instance."""
+        look = getattr(self.batches, "_try_get_data", None)
+        if look is None:
+            return  # there are no workers
+
+        def look_and_listen(timeout: float = 1.0) -> Any:
+            found = look(timeout)
+            if not found[0]:
+                stop_if_asked_for(STOP_PATIENCE_S)
+            return found
+
+        self.batches._try_get_data = look_and_listen  # type: ignore[attr-defined]
 
     def _hear(
         self, handler: Callable[[int, FrameType | None], None] | signal.Handlers
@@ -151,14 +200,14 @@ class WatchedBatches(Iterator[T]):
             signal.signal(signal.SIGCHLD, handler)
 
 
-# Those whose workers may live. An error's traceback can hold them until Python ends
-_OPEN: weakref.WeakSet[WatchedBatches[Any]] = weakref.WeakSet()
-
-
 @atexit.register  # and so before multiprocessing's own end, which was registered earlier
-def _end_workers() -> None:
-    for batches in list(_OPEN):
-        batches.close()
+def _kill_workers() -> None:
+    """Kill the children that Python would ask to end, and wait for."""
+    for child in multiprocessing.active_children():
+        # A process that was forked has its parent's children on its list, too
+        is_ours = getattr(child, "_parent_pid", None) == os.getpid()
+        if child.daemon and is_ours:
+            child.kill()
 
 
 @dataclass(frozen=True)
@@ -170,9 +219,113 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class FailedInWorker:
-    """Stands in the place of a batch for which the machine had no memory, file or disk."""
+    """Stands in the place of a batch, or of an item of one, that a worker could not make."""
 
-    error: OSError | MemoryError
+    error: Exception
+
+    @classmethod
+    def of(cls, error: Exception) -> "FailedInWorker":
+        """Keep the error and, for --debug, its traceback. One that cannot be sent to another process
+        becomes a RuntimeError of the same words."""
+        trace = "".join(traceback.format_exception(error))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        error.add_note(f"In a loader worker: {trace}")
+        return cls(error)
+
+
+class Reporting(Dataset[Any]):
+    """Returns what a dataset returns, or FailedInWorker where it raises an error in a worker."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, key: object) -> Any:
+        return self._reported(self.dataset.__getitem__, key)
+
+    def __getitems__(self, keys: Sequence[object]) -> Any:
+        return self._reported(self.dataset.__getitems__, keys)  # type: ignore[attr-defined]
+
+    def _reported(self, get: Callable[[Any], Any], key: object) -> Any:
+        try:
+            return get(key)
+        except Exception as error:
+            if get_worker_info() is None:
+                raise
+            return FailedInWorker.of(error)
+
+
+class HandingOver:
+    """Collates a batch and hands it to the main process: through shared memory, as torch does, or
+    through the worker's pipe where little of that is left, as in docker's 64 MB."""
+
+    def __init__(self, collate: Callable[[Any], Any], workers: int) -> None:
+        self.collate = collate
+        self.workers = workers
+
+    def __call__(self, items: Any) -> Any:
+        if isinstance(items, list):
+            for item in items:
+                if isinstance(item, FailedInWorker):
+                    return item
+        batch = self.collate(items)
+        if get_worker_info() is None:
+            return batch
+        # All workers may do so at this moment; and the main process may copy it
+        needed = 2 * self.workers * _bytes_of(batch)
+        return batch if needed <= _free_shared_memory() else _ByValue(batch)
+
+
+class _ByValue:
+    """A batch that is pickled with all its bytes, and comes out as itself in the main process."""
+
+    def __init__(self, batch: object) -> None:
+        self.pickled = pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return pickle.loads, (self.pickled,)
+
+
+def _bytes_of(value: object) -> int:
+    """Count the bytes of all tensors in a batch."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(_bytes_of(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_bytes_of(part) for part in value)
+    if isinstance(value, type):
+        return 0  # to which an enumeration's values lead
+    # A dataclass, or one of Detectron2's structures
+    return sum(_bytes_of(part) for part in getattr(value, "__dict__", {}).values())
+
+
+def _free_shared_memory() -> float:
+    try:
+        disk = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return math.inf  # this system has it elsewhere
+    return disk.f_bavail * disk.f_frsize
+
+
+def refuse_too_little_shared_memory(workers: int) -> None:
+    """Raise the error of torch for too little shared memory, before torch leaves half a loader
+    behind. A lock takes a page."""
+    needed = LOCKS * (workers + 1) * mmap.PAGESIZE
+    if workers and _free_shared_memory() < needed:
+        raise RuntimeError(
+            f"unable to allocate shared memory for the locks of {workers} workers"
+        )
+
+
+def forked(workers: int) -> ForkContext | None:
+    """Return how a loader starts its workers; None where it has none."""
+    return _Forked() if workers else None
 
 
 class WholeBatches(Dataset[T | Unreadable]):
@@ -192,10 +345,17 @@ class WholeBatches(Dataset[T | Unreadable]):
             return self.collate([self.items[key] for key in keys])
         except BadInput as error:
             return Unreadable(str(error))
-        except (OSError, MemoryError) as error:
-            if get_worker_info() is None:
-                raise
-            return cast(T, FailedInWorker(error))  # `WatchedBatches` raises it
+
+
+def stacked(items: Sequence[Any]) -> Any:
+    """Stack tensors, make a tensor of numbers, and do so for each place of tuples: torch's
+    default_collate, which would take shared memory for that, however little there is."""
+    first = items[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack(list(items))
+    if isinstance(first, tuple):
+        return [stacked(column) for column in zip(*items, strict=True)]
+    return torch.tensor(items)
 
 
 def _as_it_is(batch: T) -> T:
@@ -210,7 +370,7 @@ def batches(
     workers: int,
     pin: bool = False,
     prefetch: int | None = None,
-    collate: Callable[[list[Any]], T] = default_collate,
+    collate: Callable[[list[Any]], T] = stacked,
 ) -> Iterator[T | Unreadable]:
     """Return `items` at each list of `keys`, collated; Unreadable where one of them raised BadInput."""
     whole = WholeBatches(items, collate)

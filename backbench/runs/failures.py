@@ -44,7 +44,19 @@ _DISK: dict[int | None, tuple[str, str, int]] = {
         EXIT_BAD_INPUT,
     ),
     errno.EMFILE: ("too many open files", f"raise `ulimit -n`; {AGAIN}", EXIT_FAILED),
+    errno.ENFILE: (
+        "too many files are open on this machine",
+        f"end other programs; {AGAIN}",
+        EXIT_FAILED,
+    ),
+    errno.ENOMEM: (
+        "out of memory",
+        f"use a smaller batch or fewer {WORKERS}; {AGAIN}",
+        EXIT_FAILED,
+    ),
 }
+# The file that could not be opened or read is not to blame for these
+OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 # Libraries that write by themselves give the errno in their text only
 _CODE = re.compile(r"(?:os error |\bcode: |\[Errno )(\d+)")
 _NO_ROOM = re.compile(

@@ -8,6 +8,7 @@ import ctypes
 import hashlib
 import io
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -59,11 +60,13 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.requested: str | None = None
+        self.requested_at = 0.0  # by the monotonic clock
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.requested:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number).name
+        self.requested_at = time.monotonic()
 
     def end_here(self, where: str) -> None:
         """Raise Preempted if a signal has come, in a loop whose steps are not worth saving."""
@@ -75,10 +78,24 @@ class StopFlag:
     def __enter__(self) -> "StopFlag":
         self._listening = _stop_signals_to(self._handle)
         self._listening.__enter__()
+        _listening.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        _listening.remove(self)
         self._listening.__exit__(None, None, None)
+
+
+_listening: list[StopFlag] = []  # the flags whose blocks this process is in
+
+
+def stop_if_asked_for(seconds: float) -> None:
+    """Raise Stopped if a loop was asked to stop at least so many seconds ago. Whoever waits inside
+    of a step calls this: the loop itself asks only when the step is done."""
+    for flag in _listening:
+        asked_ago = time.monotonic() - flag.requested_at
+        if flag.requested and asked_ago >= seconds:
+            raise Stopped(flag.requested)
 
 
 @contextlib.contextmanager

@@ -49,8 +49,9 @@ VERBS = ("pretrain", *PROBES, "finetune", "semisup", "analyze", "detect")
 def command(verb, root, trunk, out):
     """What runs for long, on the tiny data below `root`."""
     where = ["--data", root, "--out", out]
-    if verb == "detect":
-        file = ["--config-file", "tiny_faster_rcnn_R_18_FPN", "--engine", "torchvision"]
+    if verb in ("detect", "detectron2"):
+        engine = "torchvision" if verb == "detect" else "detectron2"
+        file = ["--config-file", "tiny_faster_rcnn_R_18_FPN", "--engine", engine]
         return [
             "detect",
             *file,
@@ -60,7 +61,10 @@ def command(verb, root, trunk, out):
             "DATALOADER.NUM_WORKERS",
             "2",
         ]
-    if verb == "pretrain":
+    if verb == "evaluate":
+        where[1] = root / "digits"
+        words = ["evaluate", trunk, "knn"]
+    elif verb == "pretrain":
         words = ["pretrain", "tiny_simclr"]
     elif verb == "analyze":
         words = ["analyze", trunk, "--dataset", "digits", "--recipe", "analyze_tiny"]
@@ -113,11 +117,17 @@ class WarmRuns:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def start(self, argv, **environment):
+    def start(self, argv, *, failing=None, **environment):
+        """`failing` are the arguments of `failing_workers.install`."""
         self.count += 1
         said_in = self.folder / f"said-{self.count}.txt"
         argv = [str(word) for word in argv]
-        pid = self.ask(argv=argv, environment=environment, said_in=str(said_in))
+        pid = self.ask(
+            argv=argv,
+            environment=environment,
+            said_in=str(said_in),
+            failing=failing,
+        )
         return WarmRun(self, pid, said_in)
 
     def __call__(self, argv, **environment):
@@ -176,6 +186,8 @@ def _become(request):
     for there, here in ((nothing, 0), (file, 1), (file, 2)):
         os.dup2(there, here)
     sys.argv = ["backbench", *request["argv"]]
+    if request["failing"] is not None:
+        failing_workers.install(*request["failing"])
     sys.exit(program(request["argv"]))
 
 
@@ -203,6 +215,9 @@ def _serve():
 
 
 if __name__ == "__main__":
+    # As a script it is in the folder of its neighbours
+    import failing_workers
+
     from backbench.__main__ import listen, program
 
     _serve()

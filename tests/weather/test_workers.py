@@ -1,18 +1,24 @@
 """kill -9 of a loader worker: one plain line and exit 1, or it goes on; then the same numbers."""
 
+import contextlib
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from support import failing_workers
 from support.weather import VERBS, command, numbers, warm
 
+from backbench.images import decoding
 from backbench.parallel import loading
 from backbench.runs.ending import guarded
 
@@ -83,6 +89,14 @@ def test_one_that_is_killed_with_locks_in_hand_lets_the_run_end():
     assert set(multiprocessing.active_children()) <= before
 
 
+class Odd(Exception):
+    """An error that cannot be sent to another process."""
+
+    def __init__(self):
+        super().__init__("odd")
+        self.lock = threading.Lock()
+
+
 class Failing(torch.utils.data.Dataset):
     """Number 5 fails in its worker as a machine without memory, files or disk does."""
 
@@ -110,6 +124,9 @@ FAILURES = [
         "--shm-size",
     ),
     (RuntimeError("odd"), "fault of backbench"),
+    (OSError(23, "Too many open files in system"), "end other programs"),
+    (OSError(12, "Cannot allocate memory"), "out of memory"),
+    (Odd(), "Odd: odd (this is a fault of backbench"),
 ]
 
 
@@ -122,6 +139,93 @@ def test_an_error_in_a_worker_ends_the_run_with_its_line(error, words, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and words.lower() in said.lower(), said
     assert set(multiprocessing.active_children()) <= before
+
+
+ASLEEP = """
+import sys
+import time
+
+import torch
+from backbench.parallel import loading
+from backbench.runs.ending import guarded
+from backbench.runs.state import StopFlag
+
+loading.STOP_PATIENCE_S = 0.1
+
+class Asleep(torch.utils.data.Dataset):
+    def __getitem__(self, key):
+        print("asleep", flush=True)
+        time.sleep(100_000)
+
+def run():
+    batches = loading.batches(Asleep(), [[0], [1]], workers=1)
+    if sys.argv[1] == "in a loop":
+        with StopFlag():
+            next(batches)
+    elif sys.argv[1] == "outside of a loop":
+        next(batches)
+    else:  # the wait is not for a batch, and nobody closes the loader
+        time.sleep(100_000)
+
+raise SystemExit(guarded(run))
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("where", ["in a loop", "outside of a loop", "elsewhere"])
+def test_a_worker_that_never_ends_does_not_keep_a_signal_from_the_command(where):
+    command = subprocess.Popen(
+        [sys.executable, "-c", ASLEEP, where],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    assert command.stdout.readline() == "asleep\n"
+    command.terminate()
+    # The end of both pipes: no worker is left that has them open
+    _, said = command.communicate()
+    assert said == "backbench: stopped by SIGTERM; the same command continues\n"
+    assert command.returncode == 75
+
+
+class Large(torch.utils.data.Dataset):
+    def __getitem__(self, key):
+        return torch.full((1000, 1000), key).T, {"beside": [key]}
+
+
+def large_batches():
+    """What comes out of two workers: tensors, their strides, and if they are in shared memory."""
+    found = []
+    order = [[i, i + 1] for i in range(0, 8, 2)]
+    for batch in loading.batches(Large(), order, workers=2, collate=list):
+        for tensor, beside in batch:
+            about = (tensor.stride(), tensor[0, 0].item(), beside["beside"])
+            found.append((*about, tensor.is_shared()))
+    return found
+
+
+def test_batches_travel_by_pipe_where_there_is_little_shared_memory(monkeypatch):
+    expected = [((1, 1000), i, [i]) for i in range(8)]
+    assert large_batches() == [(*about, True) for about in expected]
+    monkeypatch.setattr(loading, "_free_shared_memory", lambda: 1 << 20)
+    assert large_batches() == [(*about, False) for about in expected]
+
+
+def test_no_shared_memory_at_all_is_said_before_a_worker_starts(monkeypatch, capsys):
+    before = set(multiprocessing.active_children())
+    monkeypatch.setattr(loading, "_free_shared_memory", lambda: 4096)
+    assert guarded(lambda: large_batches() and 0) == 1
+    said = capsys.readouterr().err
+    assert "--shm-size" in said and "--workers" in said
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_an_image_that_no_descriptor_is_left_for_is_not_a_bad_image(monkeypatch):
+    full = mock.Mock(side_effect=OSError(24, "Too many open files", "x.png"))
+    monkeypatch.setattr(decoding.opening, "open_regular", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        decoding.decode("x.png")
 
 
 HELD = """
@@ -193,6 +297,61 @@ def kill_a_worker(pid, draw, within_s):
     except (IndexError, ProcessLookupError, FileNotFoundError):
         return False
     return True
+
+
+LOADING = ("linear", "knn", "finetune", "pretrain", "detect", "detectron2")
+LOADING += ("evaluate", "analyze")
+
+
+def processes_of(group):
+    """The living processes of a process group."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = file.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(int(file.parent.name))
+    return found
+
+
+@pytest.fixture
+def failing(runs, tiny_root, trunk, tmp_path):
+    """Start a verb on its own copy of the data, whose workers fail; returns the run and the data."""
+
+    def start(verb, way):
+        root = shutil.copytree(tiny_root, tmp_path / "data")
+        run = runs.start(
+            command(verb, root, trunk, tmp_path / "run"),
+            failing=(way, str(root)),
+            BACKBENCH_CACHE=str(tmp_path / "cache"),
+        )
+        return run, root
+
+    return start
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", failing_workers.WAYS)
+@pytest.mark.parametrize("verb", LOADING)
+def test_however_workers_fail_the_command_ends(verb, way, failing):
+    if verb == "detectron2":
+        pytest.importorskip("detectron2")
+    if way.startswith("shm") and os.geteuid() != 0:
+        pytest.skip("only root can mount a small /dev/shm")
+    run, root = failing(verb, way)
+    if way == "asleep":
+        while not (root / failing_workers.MARK).exists():
+            time.sleep(0.05)  # until the test's own time is up
+        os.kill(run.pid, signal.SIGTERM)
+    status, said = run.wait()
+    _, statuses, words = failing_workers.WAYS[way]
+    assert status in statuses, said
+    assert words in said and "Traceback" not in said, said
+    if way == "shm 64k" and status == 1:
+        assert "--shm-size" in said and "--workers" in said
+    while processes_of(run.pid):
+        time.sleep(0.05)
 
 
 @pytest.mark.slow

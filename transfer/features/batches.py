@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from backbench.images.augmentations import crop_box
 from backbench.images.image_list import ImageList
@@ -160,7 +159,7 @@ def loader(
 
 def _stacked(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
     """Collate pictures and what is beside each, with channels last in memory."""
-    # default_collate alone would write channel after channel.
+    # As they are, they would be written channel after channel.
     channels_last = [(picture.permute(1, 2, 0), beside) for picture, beside in rows]
-    pixels, all_beside = default_collate(channels_last)
+    pixels, all_beside = loading.stacked(channels_last)
     return pixels.permute(0, 3, 1, 2), all_beside
