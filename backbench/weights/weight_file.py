@@ -64,6 +64,8 @@ _NOT_TORCH = (
 # How files of weights are usually called
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
 _CHUNK = 1 << 20  # bytes read at once
+# Backbones have hundreds of tensors. Of very many names, the search for a trunk takes minutes.
+_MOST_TENSORS = 20_000
 
 
 class Inert:
@@ -175,7 +177,7 @@ def open_file(path: str | Path) -> Opened:
                     _check_zip(archive, size)
                 tree = _torch_load(path, mmap=True)
             elif container == "torch legacy":
-                _check_byte_order(path)
+                _check_legacy(path)
                 tree = _torch_load(path, mmap=False)
             else:
                 with opening.open_regular(path) as file:
@@ -215,6 +217,11 @@ def safetensors_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
+        count = len(file.keys())
+        if count > _MOST_TENSORS:
+            raise BadInput(
+                f"holds {count:,} tensors, and a backbone has hundreds; write the trunk's tensors alone"
+            )
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         return tensors, dict(file.metadata() or {})
 
@@ -302,13 +309,14 @@ def _of_class(name: str) -> str:
     return ""
 
 
-def _check_byte_order(path: Path) -> None:
-    """Refuse a legacy torch file of a big-endian machine."""
+def _check_legacy(path: Path) -> None:
+    """Refuse a legacy torch file of a big-endian machine, and one of too many steps."""
     with path.open("rb") as file:
         # Such a file is several pickles: the magic number, the protocol version, the writing system.
         pickles.load(file)
         pickles.load(file)
         system = pickles.load(file)
+        pickles.walk_through(file)  # the tensors
     if isinstance(system, dict) and not system.get("little_endian", True):
         raise BadInput(
             "written on a big-endian machine; write it again on a little-endian one"
@@ -367,7 +375,9 @@ def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
     # read on into the next record, or beyond the file
     folder = listings[0].removesuffix("data.pkl")
     sizes = {record.filename: record.file_size for record in records}
-    storages = _Storages(io.BytesIO(archive.read(listings[0])))
+    listing = archive.read(listings[0])
+    pickles.walk_through(io.BytesIO(listing))
+    storages = _Storages(io.BytesIO(listing))
     storages.load()
     for key, wanted in storages.sizes:
         size_of_record = sizes.get(f"{folder}data/{key}")

@@ -19,6 +19,7 @@ from support.strangers import Calls
 
 from backbench.cli import program
 from backbench.errors import BadInput
+from backbench.untrusted import pickles
 from backbench.weights import importing
 from backbench.weights.file_contents import FileContents
 from backbench.weights.weight_file import STAND_INS, Opened, open_file
@@ -298,6 +299,26 @@ def test_a_folder_names_the_files_in_it(tmp_path, bad_input):
     bad_input(program.main(command), "is a folder without a weight file")
     torch_file({}, tmp_path / "best.pth")
     bad_input(program.main(command), "give one of its files: best.pth")
+
+
+@pytest.mark.parametrize("container", ["torch", "legacy", "pickle"])
+def test_a_pickle_of_very_many_steps_is_refused_before_it_is_read(
+    container, tmp_path, capsys
+):
+    """Such files are read for minutes by readers that are written in Python."""
+    many = {"log": [[] for _ in range(pickles.MOST_STEPS)]}
+    path = tmp_path / "many.pth"
+    if container == "pickle":
+        path.write_bytes(pickle.dumps(many))
+    else:
+        torch_file(many, path, legacy=container == "legacy")
+    refused(path, capsys, "steps", "state dict alone")
+
+
+def test_very_many_tensors_are_refused_by_their_number(tmp_path, capsys):
+    path = tmp_path / "many.safetensors"
+    save_file({f"layer.{i}": torch.zeros(1) for i in range(20_001)}, path)
+    refused(path, capsys, "holds 20,001 tensors")
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
