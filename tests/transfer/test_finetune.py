@@ -213,12 +213,15 @@ def test_finetune_verb_learns(trees, trunk, tmp_path, monkeypatch):
     root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
     parts = {"100": {"length": {"iterations": 12}, "head_over_trunk": 1}}
     changes = {"parts": parts, "batch_size": 8}
-    file = protocol_file(tmp_path, head_lr=[1e-4, 0.003], **changes)
+    file = protocol_file(tmp_path, head_lr=[0.002, 0.003], **changes)
     predict = finetune.Finetuning.predict
     hits = []
 
     def noted(self, network, images):
         ranking = predict(self, network, images)
+        if not hits:
+            # The first rate gets two of the eight wrong: the choice is right, and not beyond doubt
+            ranking[:2] = ranking[:2].flip(1)
         hits.append(ranking[:, 0].numpy() == images.labels)
         return ranking
 
