@@ -4,6 +4,8 @@ The loop is `Training.loop`."""
 
 import logging
 import platform
+import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from backbench.datasets import catalog
 from backbench.errors import BadInput, Failed
 from backbench.images.image_list import ImageList
 from backbench.parallel import batchnorm, distributed, division, loading, precision
-from backbench.pretrain import data, monitor, optim
+from backbench.pretrain import data, monitor, optim, own
 from backbench.pretrain.first_step import FirstStep
 from backbench.pretrain.method import Batch, Method, Setup, build_method
 from backbench.pretrain.recipe import PretrainConfig, overrides_of
@@ -45,6 +47,7 @@ from backbench.weights.trunk import Trunk
 T = TypeVar("T")
 # Where the last state is younger than this, the end of an epoch writes no other
 EPOCH_END_SECONDS = 30
+TIMED_SECONDS = 6.0  # of steps that say what an epoch costs
 # Fabric's names of the precisions that autocast. The others are the method's own dtype
 AUTOCAST: dict[str, Literal["bf16-mixed", "16-mixed"]] = {
     "bf16": "bf16-mixed",
@@ -57,8 +60,7 @@ def run(request: PretrainRequest) -> None:
     config = recipes.load(
         PretrainConfig, request.recipe, overrides_of(request), kind="pretrain"
     )
-    found = catalog.open_split(request.data, config.data.dataset, config.data.split)
-    found = data.to_train_on(found, config.data.hold_out)
+    found = data.to_train_on(images_of(request, config), config.data.hold_out)
     ranks = request.devices * request.nodes
     division.check_batch(config.batch_size, ranks, config.accumulate)
     refuse_too_few(config, found)
@@ -112,6 +114,55 @@ def run(request: PretrainRequest) -> None:
             )
             training.loop()
             training.write_checkpoint()
+
+
+def images_of(request: PretrainRequest, config: PretrainConfig) -> ImageList:
+    """List the images of the recipe's dataset, or of the folder of one's own."""
+    if request.images is not None:
+        return own.open_images(request.images)
+    if request.data is None:
+        raise BadInput(
+            "give --data ROOT, the folder with one folder per dataset; or --images FOLDER, pictures of"
+            " your own"
+        )
+    return catalog.open_split(request.data, config.data.dataset, config.data.split)
+
+
+def seconds_per_step(config: PretrainConfig, request: PretrainRequest) -> float:
+    """Time the steps of a training that is thrown away: TIMED_SECONDS of them, or all there are."""
+    found = images_of(request, config)
+    refuse_too_few(config, found)
+    fabric = launch(config, request)
+    workers = min(config.data.workers, loading.cores(request.devices))
+    if request.workers is not None:
+        workers = request.workers
+    with tempfile.TemporaryDirectory() as folder:
+        method = build(config, found)
+        training = Training(
+            fabric,
+            config,
+            method,
+            found,
+            Path(folder),
+            "",
+            distributed.Agreement(),
+            workers,
+        )
+        began = took = 0.0
+        step = 0
+        while step < training.last and took < TIMED_SECONDS:
+            parts = [next(training.batches) for _ in range(config.accumulate)]
+            training.refuse_unreadable(parts)
+            for terms in training.gradients(parts, step, 0):
+                terms["loss"].item()  # waits for a GPU
+            training.update(step + 1)
+            step += 1
+            if step == 1 and training.last > 1:
+                # The first step starts the machine up
+                began = time.monotonic()
+                continue
+            took = time.monotonic() - began
+    return took / max(1, step - 1)
 
 
 class Autocast(MixedPrecision):

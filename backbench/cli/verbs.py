@@ -64,9 +64,9 @@ class Verb:
 
 
 def check_pretrain(request: PretrainRequest) -> None:
-    from backbench.pretrain import recipe
+    from backbench.cli import pretrain
 
-    recipe.check(request)
+    pretrain.check(request)
 
 
 def check_protocol(
@@ -98,10 +98,10 @@ def check_evaluate(request: EvaluateRequest) -> None:
 # --- the three programs ---
 
 
-def pretrain(request: PretrainRequest) -> None:
-    from backbench.pretrain import train
+def pretrain(request: PretrainRequest) -> Outcome | None:
+    from backbench.cli import pretrain
 
-    train.run(request)
+    return pretrain.run(request)
 
 
 def linear(request: LinearRequest | OodRequest) -> Outcome:

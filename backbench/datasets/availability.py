@@ -61,14 +61,16 @@ def datasets_there(request: Request) -> None:
     elif isinstance(request, FinetuneRequest | AnalyzeRequest):
         all_there([request.dataset], request.data)
     elif isinstance(request, PretrainRequest):
-        name = _pretrained_on(request)
-        row = catalog.row(name)
-        folders: Sequence[str] = (name,)
-        if row is not None and row.folders:
-            folders = row.folders
-        # One split is enough to train on. Where there is a folder, reading it says what is missing
-        if not any((request.data / folder).is_dir() for folder in folders):
-            all_there([name], request.data)
+        if request.images is not None or request.data is None:
+            return
+        for name in _pretrained_on(request):
+            row = catalog.row(name)
+            folders: Sequence[str] = (name,)
+            if row is not None and row.folders:
+                folders = row.folders
+            # One split is enough to train on. Where there is a folder, reading it says what is missing
+            if not any((request.data / folder).is_dir() for folder in folders):
+                all_there([name], request.data)
 
 
 def out_inside(request: Request) -> None:
@@ -86,16 +88,17 @@ def out_inside(request: Request) -> None:
         names = [request.dataset]
     elif isinstance(request, SemisupRequest):
         names = [request.dataset or "imagenet"]
-    elif isinstance(request, PretrainRequest):
-        names = [_pretrained_on(request)]
+    elif isinstance(request, PretrainRequest) and request.images is None:
+        names = _pretrained_on(request)
     outside.refuse_inside(request.data, names, request.out)
 
 
-def _pretrained_on(request: PretrainRequest) -> str:
-    """Return the name of the dataset that a pretraining's recipe names."""
+def _pretrained_on(request: PretrainRequest) -> list[str]:
+    """Return the name of the dataset that a pretraining's recipe names, as a list; none where the
+    recipe is no recipe, which is said where it is read."""
     recipe = config.read_recipe(config.find_recipe(request.recipe, "pretrain"))
-    data = config.apply_overrides(recipe, request.overrides).get("data") or {}
-    return str(data.get("dataset"))
+    data = config.apply_overrides(recipe, request.overrides).get("data")
+    return [str(data.get("dataset"))] if isinstance(data, dict) else []
 
 
 def all_there(names: Sequence[str], root: Path) -> None:

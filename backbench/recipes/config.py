@@ -118,6 +118,15 @@ def _file_or_variant(stem: Path) -> Path | None:
     return families[0] / stem.name if families else None
 
 
+def _shipped(name: Path) -> Path | None:
+    """Find the shipped protocol of this name, else the shipped pretraining recipe."""
+    for kind in ("transfer", "pretrain"):
+        file = _file_or_variant(configs_dir() / kind / name)
+        if file is not None:
+            return file
+    return None
+
+
 def _variant_names(file: Path, word: str = "") -> list[str]:
     """List the names under a file's `variants:`; none of a file that does not contain `word`."""
     try:
@@ -169,7 +178,7 @@ def read_recipe(path: Path, *, trusted: bool = False, base_key: str = "base") ->
     `base:` is one name or a list; of two bases the later one wins. A file with `variants:` is a
     family: each variant is a recipe over the keys that stand beside `variants:`. A base is a
     variant of the same family; or a file, or a variant of another family, by its path from the
-    file's folder or from configs/transfer."""
+    file's folder, from configs/transfer or from configs/pretrain."""
     return _Bases(base_key, trusted).whole(path.resolve(), ())
 
 
@@ -244,15 +253,15 @@ class _Bases:
                 continue
             name = Path(base.removesuffix(".yaml")).expanduser()
             beside = (family or path).parent / name
-            # A recipe of one's own, anywhere, may name a shipped protocol, also one of its own name
-            shipped = configs_dir() / "transfer" / name
+            # A recipe of one's own, anywhere, may name a shipped protocol or pretraining recipe, also
+            # one of its own name
             file = _file_or_variant(beside)
             if file is None or file.resolve() == path:
-                file = _file_or_variant(shipped) or file
+                file = _shipped(name) or file
             if file is None:
                 raise BadInput(
-                    f"{path}: base '{base}' is not there (looked for {beside}.yaml and"
-                    f" {shipped}.yaml)"
+                    f"{path}: base '{base}' is not there (looked for {beside}.yaml, and under"
+                    f" {configs_dir()} in transfer and pretrain)"
                 )
             out = merge(out, self.whole(file.resolve(), (*seen, path)))
         self.done[path] = merge(out, own)

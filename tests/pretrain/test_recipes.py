@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from backbench.cli import program
 from backbench.cli.program import main
 from backbench.datasets import catalog
 from backbench.images.image_list import ImageList
@@ -291,3 +292,19 @@ ORDINARY_INIT = (
 @pytest.mark.parametrize("name", [*ZERO_INIT, *ORDINARY_INIT])
 def test_residual_branches_start_as_in_each_methods_own_code(name):
     assert load(name).zero_init_residual == (name in ZERO_INIT)
+
+
+@pytest.mark.parametrize("text", ["hello", "7", "[a]"])
+def test_a_data_group_that_is_none_is_refused_by_name(text, tmp_path, capsys):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"base: tiny_simclr\ndata: {text}\n")
+    words = [
+        "pretrain",
+        str(file),
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "x"),
+    ]
+    assert program.main(words) == 2
+    assert "'data' must be a group of keys" in capsys.readouterr().err
