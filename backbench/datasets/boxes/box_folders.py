@@ -1,0 +1,71 @@
+"""Finds the boxes of a folder, in whichever layout, and says which images are trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backbench.datasets.boxes import coco_json, voc_xml, yolo_text
+from backbench.datasets.boxes.parts import UNDIVIDED, BoxFolder
+from backbench.errors import BadInput
+from backbench.images.folder_walk import subfolders
+
+LAYOUTS = "COCO's annotations/*.json, VOC's Annotations/*.xml, or YOLO's data.yaml and labels/*.txt"
+
+
+def find(base: Path) -> BoxFolder | None:
+    """Return the boxes of a folder; None for a folder without any.
+
+    BadInput for two layouts at once, and for lists without images to train on and to score."""
+    found: list[BoxFolder] = []
+    if not base.is_dir():
+        return None
+    of_coco = coco_json.find(base)
+    if of_coco:
+        found.append(BoxFolder(base, "COCO", of_coco))
+    of_voc = voc_xml.find(base)
+    if of_voc:
+        found.append(BoxFolder(base, "VOC", of_voc))
+    of_yolo = yolo_text.find(base)
+    if of_yolo:
+        found.append(of_yolo)
+    if not found:
+        return None
+    if len(found) > 1:
+        kinds = " and ".join(each.layout for each in found)
+        raise BadInput(
+            f"{base}: holds boxes in the layouts of {kinds}; move one of them away"
+        )
+    boxes = found[0]
+    if UNDIVIDED not in boxes.parts and "train" not in boxes.parts:
+        there = ", ".join(boxes.parts)
+        raise BadInput(
+            f"{base}: has {there}, but no train list; call one of them train, or leave the split"
+            " out, and a fifth of the images is drawn for test"
+        )
+    return boxes
+
+
+def looks_like_boxes(base: Path) -> bool:
+    """Return True for a folder with boxes, whatever may be wrong with them."""
+    try:
+        return find(base) is not None
+    except BadInput:
+        return True
+
+
+def must_find(base: Path) -> BoxFolder:
+    """Return the boxes of a folder. BadInput says what it holds instead."""
+    if not base.is_dir():
+        what = "is a file" if base.exists() else "no such folder"
+        raise BadInput(f"{base}: {what}; expected {LAYOUTS}")
+    boxes = find(base)
+    if boxes is not None:
+        return boxes
+    inside = subfolders(base)
+    for name in inside:
+        if find(base / name) is not None:
+            raise BadInput(
+                f"{base}: holds no boxes, but its folder {name} does; name {base / name}"
+            )
+    what = "is empty" if not any(base.iterdir()) else "holds no boxes"
+    raise BadInput(f"{base}: {what}; expected {LAYOUTS}")

@@ -1,0 +1,161 @@
+"""Holds where the boxes of a folder lie: a part for each split, with its images and label files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from backbench.containers.container import split_of
+from backbench.errors import BadInput
+from backbench.images.file_names import is_image
+from backbench.images.folder_walk import subfolders
+from backbench.untrusted import jsons, opening, printable
+
+Layout = Literal["COCO", "VOC", "YOLO"]
+# What COCO's annotation files hold, as json gives it
+CocoContent: TypeAlias = dict[str, list[dict[str, Any]]]
+
+UNDIVIDED = ""  # the name of the only part of a folder without a split
+LARGEST_LABELS = 64 * opening.MEGABYTE  # bytes of one image's label file
+LARGEST_LIST = opening.GIGABYTE
+LARGEST_JSON = 8 * opening.GIGABYTE  # COCO's own have half a GB
+
+
+class LabelledImage(NamedTuple):
+    """An image, and the file of its boxes; None where YOLO has none, which means no objects."""
+
+    image: str  # below the part's folder
+    labels: Path | None
+
+
+@dataclass(frozen=True)
+class BoxPart:
+    """One split of a folder."""
+
+    file: Path  # the annotation file, or the file or folder that lists the images
+    folder: Path  # its images lie below it
+    pairs: tuple[LabelledImage, ...] = ()  # of VOC and YOLO
+    keypoints: Path | None = (
+        None  # COCO's annotation file for keypoints, if it is another
+    )
+
+
+@dataclass(frozen=True)
+class BoxFolder:
+    """A folder with boxes."""
+
+    base: Path
+    layout: Layout
+    parts: Mapping[str, BoxPart]  # train, val, test, or UNDIVIDED
+    classes: Mapping[int, str] | None = None  # YOLO's: a number's name
+
+    def has_outlines(self) -> bool:
+        """Return True if the first split's objects all have an outline."""
+        part = next(iter(self.parts.values()))
+        if self.layout == "COCO":
+            try:
+                about = jsons.decode(opening.read_bytes(part.file, most=LARGEST_JSON))
+                outlines = [row.get("segmentation") for row in about["annotations"]]
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                return False  # reading it says what is wrong
+            return bool(outlines) and all(outlines)
+        if self.layout == "VOC":
+            return False
+        for pair in part.pairs:
+            text = ""
+            if pair.labels is not None:
+                text = read_text(pair.labels, most=LARGEST_LABELS)
+            if text.strip():
+                return len(text.strip().splitlines()[0].split()) > 5
+        return False
+
+
+def split_named(name: str) -> str | None:
+    """Return the split that a word names, a year behind it or not: `val` for val2017."""
+    return split_of(re.sub(r"\d+$", "", name))
+
+
+def split_folders(base: Path) -> list[tuple[str, Path]]:
+    """List the folders in `base` that are called as a split is, each with its split."""
+    if not base.is_dir():
+        return []
+    found = []
+    for name in subfolders(base):
+        split = split_named(name)
+        if split is not None:
+            found.append((split, base / name))
+    return found
+
+
+def one_each(found: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+    """Return split -> its file or folder. BadInput names a split that is there twice."""
+    out: dict[str, Path] = {}
+    for split, path in found:
+        if split in out:
+            raise BadInput(
+                f"{path.parent}: '{split}' is there twice, as {out[split].name} and {path.name};"
+                " move one away"
+            )
+        out[split] = path
+    return out
+
+
+def files_in(folder: Path, *suffixes: str) -> list[Path]:
+    """List the files of a folder that end so, sorted; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    found = []
+    for file in folder.iterdir():
+        hidden = file.name.startswith(".")
+        if file.suffix.lower() in suffixes and not hidden and file.is_file():
+            found.append(file)
+    return sorted(found)
+
+
+def pictures_in(folder: Path) -> dict[str, Path]:
+    """Return stem -> image of a folder. BadInput for two images that share a label file."""
+    found: dict[str, Path] = {}
+    if not folder.is_dir():
+        return found
+    for file in sorted(folder.iterdir()):
+        if not is_image(file.name):
+            continue
+        if file.stem in found:
+            raise BadInput(
+                f"{file}: {found[file.stem].name} beside it would have the same label file; rename"
+                " one of the two"
+            )
+        found[file.stem] = file
+    return found
+
+
+def below(image: Path, base: Path) -> str:
+    """Return an image's path below `base`, by its spelling."""
+    return image.relative_to(base).as_posix()
+
+
+def refuse_unlike(
+    pictures: Iterable[str], labels: Iterable[str], where: Path, kind: str
+) -> None:
+    """Raise BadInput for label files without an image; both are stems."""
+    alone = sorted(set(labels) - set(pictures))
+    if alone:
+        first = printable.shown(alone[0], 100)
+        raise BadInput(
+            f"{where}: {len(alone)} label files have no image, first {first}{kind}; put the images"
+            " there, or take the files away"
+        )
+
+
+def read_text(file: Path, *, most: int) -> str:
+    """Read a text file of others. BadInput names the file."""
+    try:
+        return opening.read_bytes(file, most=most).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput(f"{file}: is no text in UTF-8; save it as UTF-8") from None
+    except OSError as error:
+        said = printable.shown(error.strerror or str(error), 100)
+        raise BadInput(f"{file}: not readable ({said})") from None

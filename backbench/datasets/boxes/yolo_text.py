@@ -1,0 +1,410 @@
+"""Finds and reads boxes in YOLO's format: a text file for each image, and a list of class names.
+
+A line is a class number and either a box (centre x, centre y, width, height) or an outline (x y x y
+...), as shares of the image's sides.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backbench.datasets.boxes.parts import (
+    LARGEST_LABELS,
+    LARGEST_LIST,
+    UNDIVIDED,
+    BoxFolder,
+    BoxPart,
+    CocoContent,
+    LabelledImage,
+    below,
+    files_in,
+    one_each,
+    pictures_in,
+    read_text,
+    refuse_unlike,
+    split_folders,
+)
+from backbench.errors import BadInput
+from backbench.images.decoding import opened, readable, upright_size
+from backbench.images.file_names import is_image
+from backbench.untrusted import printable, yamls
+
+SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
+NAME_FILES = ("classes.txt", "obj.names")
+# A coordinate may leave the image by this share of its side: exporters round
+SLACK = 1e-3
+# Digits behind the point of a pixel: shares of sides give 20.000000000000004
+DIGITS = 6
+# With fewer label files than this share of the images, they are not those of these images
+FEWEST_LABELLED = 0.5
+THREADS = 16
+
+
+def find(base: Path) -> BoxFolder | None:
+    """Return the images of each split with their label files. None where there are none."""
+    described = _described(base)
+    if described is not None:
+        file, about = described
+        classes = _names_of(about.get("names"), file, about.get("nc"))
+        if about.get("kpt_shape"):
+            raise BadInput(
+                f"{file}: kpt_shape {about['kpt_shape']!r:.40}: keypoints are read from COCO's json"
+                " alone; export them so"
+            )
+        parts = _described_parts(file, about, base)
+    else:
+        names = [base / name for name in NAME_FILES]
+        names += [base / "labels" / name for name in NAME_FILES]
+        there = [file for file in names if file.is_file()]
+        parts = {}
+        if not there:
+            if any(_label_files(base / "labels", below_too=True)):
+                raise BadInput(
+                    f"{base}: has label files in labels/, and neither data.yaml nor classes.txt;"
+                    " write classes.txt, a class a line"
+                )
+            return None
+        classes = _listed_names(there[0])
+    parts = parts or _usual_parts(base)
+    if not parts:
+        return None
+    return BoxFolder(base, "YOLO", parts, classes)
+
+
+# Names
+
+
+def _described(base: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """Return the one YAML file of a folder that names classes, and what it holds."""
+    found = []
+    for file in files_in(base, ".yaml", ".yml"):
+        try:
+            about = yamls.read(file)
+        except (OSError, ValueError) as error:
+            if file.stem == "data":
+                said = printable.shown(str(error), 100)
+                raise BadInput(f"{file}: no YAML ({said}); write it again") from None
+            continue
+        if isinstance(about, dict) and ("names" in about or file.stem == "data"):
+            found.append((file, about))
+    if len(found) > 1:
+        raise BadInput(
+            f"{base}: {found[0][0].name} and {found[1][0].name} both name classes; move one away"
+        )
+    return found[0] if found else None
+
+
+def _names_of(names: object, file: Path, count: object) -> dict[int, str]:
+    """Return class number -> name, from a list or from `number: name`."""
+    if isinstance(names, list):
+        found: dict[object, object] = dict(enumerate(names))
+    elif isinstance(names, dict):
+        found = dict(names)
+    else:
+        raise BadInput(f"{file}: has no 'names'; write `names: [...]`, a name a class")
+    classes = {}
+    for number, name in found.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise BadInput(
+                f"{file}: names: {number!r:.40} is no class number; they count from 0"
+            )
+        # `names: [1, 2]` and `[yes, no]` are what some people call their classes
+        classes[number] = str(name)
+    if isinstance(count, int) and not isinstance(count, bool) and count != len(classes):
+        raise BadInput(
+            f"{file}: nc is {count}, but {len(classes)} names are there; correct one of the two"
+        )
+    _refuse_names(list(classes.values()), file)
+    return classes
+
+
+def _listed_names(file: Path) -> dict[int, str]:
+    """Read classes.txt, a name a line."""
+    lines = read_text(file, most=LARGEST_LIST).splitlines()
+    names = [line.strip() for line in lines if line.strip()]
+    _refuse_names(names, file)
+    return dict(enumerate(names))
+
+
+def _refuse_names(names: Sequence[str], file: Path) -> None:
+    if not names:
+        raise BadInput(f"{file}: names no class; write them, a name a class")
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(
+                f"{file}: two classes are called '{printable.shown(name, 60)}'; rename one"
+            )
+        if character := printable.control_in(name):
+            raise BadInput(f"{file}: a class name holds {character}; take it out")
+
+
+# Images and their label files
+
+
+def _described_parts(
+    file: Path, about: Mapping[str, Any], base: Path
+) -> dict[str, BoxPart]:
+    """Return the splits that a YAML file names, by its folders or lists of images."""
+    parts = {}
+    for split, keys in SPLIT_KEYS.items():
+        stated = [about[key] for key in keys if about.get(key)]
+        if len(stated) > 1:
+            raise BadInput(f"{file}: states {' and '.join(keys)}; keep one of the two")
+        if not stated:
+            continue
+        places = stated[0] if isinstance(stated[0], list) else [stated[0]]
+        pairs: list[LabelledImage] = []
+        for place in places:
+            if not isinstance(place, str):
+                raise BadInput(f"{file}: {split}: {place!r:.60} is no folder's name")
+            pairs += _pairs_at(_placed(place, about, file, base), base)
+        parts[split] = BoxPart(file, base, tuple(pairs))
+    return parts
+
+
+def _placed(place: str, about: Mapping[str, Any], file: Path, base: Path) -> Path:
+    """Return the folder or list of images that a YAML file names, inside of `base`."""
+    above = str(about.get("path") or ".")
+    tried = [
+        base / above / place,
+        base / place,
+        # Exporters write ../train/images where train/images is meant
+        base / re.sub(r"^(\.\./)+", "", place),
+    ]
+    for path in tried:
+        normal = Path(re.sub(r"/\./", "/", str(path)))
+        if normal.exists() and normal.is_relative_to(base) and ".." not in normal.parts:
+            return normal
+    shown = printable.shown(place, 100)
+    raise BadInput(
+        f"{file}: '{shown}' is no folder of images below {base}; correct the path"
+    )
+
+
+def _usual_parts(base: Path) -> dict[str, BoxPart]:
+    """Return the splits by the usual folders: images/<split> and labels/<split>, <split>/images and
+    <split>/labels, images and labels, or images with their label files beside them."""
+    divided = one_each(split_folders(base / "images"))
+    if not divided:
+        for split, folder in one_each(split_folders(base)).items():
+            inner = folder / "images"
+            divided[split] = inner if inner.is_dir() else folder
+    if not divided:
+        divided = {UNDIVIDED: base / "images" if (base / "images").is_dir() else base}
+    parts = {}
+    for split, folder in divided.items():
+        pairs = _pairs_at(folder, base)
+        if pairs:
+            parts[split] = BoxPart(folder, base, tuple(pairs))
+    return parts
+
+
+def _pairs_at(place: Path, base: Path) -> list[LabelledImage]:
+    """Pair the images of a folder, or those that a list names, with their label files."""
+    if place.is_file():
+        return _listed_pairs(place, base)
+    pictures = pictures_in(place)
+    folder = _labels_beside(place, base)
+    labels = _label_files(folder)
+    refuse_unlike(pictures, labels, folder, ".txt")
+    if not pictures:
+        raise BadInput(f"{place}: holds no image; put the images there")
+    if len(labels) < FEWEST_LABELLED * len(pictures):
+        raise BadInput(
+            f"{place}: {len(pictures) - len(labels)} of {len(pictures)} images have no label file in"
+            f" {folder}; write one for each image (an empty one, if it has no object)"
+        )
+    pairs = []
+    for stem, picture in pictures.items():
+        pairs.append(LabelledImage(below(picture, base), labels.get(stem)))
+    return pairs
+
+
+def _listed_pairs(file: Path, base: Path) -> list[LabelledImage]:
+    """Read a list of images, a path a line, below `base` or beside the list."""
+    pairs = []
+    for number, line in enumerate(read_text(file, most=LARGEST_LIST).splitlines(), 1):
+        name = line.strip().removeprefix("./")
+        if not name:
+            continue
+        where = f"{file}: line {number}: '{printable.shown(name, 100)}'"
+        if not is_image(name) or ".." in Path(name).parts:
+            raise BadInput(f"{where} is no image below {base}; correct the path")
+        tried = [base / name, file.parent / name]
+        there = [path for path in tried if path.is_file() and path.is_relative_to(base)]
+        if not there:
+            raise BadInput(f"{where} is no image below {base}; correct the path")
+        picture = there[0]
+        labels = _labels_beside(picture.parent, base) / f"{picture.stem}.txt"
+        found = labels if labels.is_file() else None
+        pairs.append(LabelledImage(below(picture, base), found))
+    if not pairs:
+        raise BadInput(f"{file}: lists no image; write one path a line")
+    return pairs
+
+
+def _labels_beside(images: Path, base: Path) -> Path:
+    """Return the folder of the label files: `images` in the path becomes `labels`, the last of them;
+    else they lie beside the images."""
+    parts = list(images.relative_to(base).parts)
+    for place in reversed(range(len(parts))):
+        if parts[place] == "images":
+            parts[place] = "labels"
+            labels = base.joinpath(*parts)
+            if labels.is_dir():
+                return labels
+    return images
+
+
+def _label_files(folder: Path, *, below_too: bool = False) -> dict[str, Path]:
+    """Return stem -> label file of a folder."""
+    files = files_in(folder, ".txt")
+    if below_too:
+        for _, inner in split_folders(folder):
+            files += files_in(inner, ".txt")
+    return {file.stem: file for file in files if file.name not in NAME_FILES}
+
+
+# Values
+
+
+def read(
+    part: BoxPart, classes: Mapping[int, str], *, outlines: bool = False
+) -> CocoContent:
+    """Read the label files of a part, as COCO's lists. `outlines` asks for them."""
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        paths = [part.folder / pair.image for pair in part.pairs]
+        sizes = list(pool.map(_size_of, paths))
+    images = []
+    rows: list[dict[str, Any]] = []
+    shapes: dict[str, str] = {}
+    for pair, (width, height) in zip(part.pairs, sizes, strict=True):
+        images.append(
+            {
+                "id": pair.image,
+                "file_name": pair.image,
+                "width": width,
+                "height": height,
+            }
+        )
+        if pair.labels is None:
+            continue
+        lines = read_text(pair.labels, most=LARGEST_LABELS).splitlines()
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{pair.labels}: line {number}"
+            label, values = _values(line, where, classes)
+            shape = "boxes" if len(values) == 4 else "outlines"
+            shapes.setdefault(shape, where)
+            if len(shapes) > 1:
+                raise BadInput(
+                    f"{where}: {len(values)} numbers ({shape}), but others have"
+                    f" {' or '.join(each for each in shapes if each != shape)}; give all objects a"
+                    " box, or all an outline"
+                )
+            row = _object(values, width, height, where)
+            row |= {
+                "id": len(rows) + 1,
+                "image_id": pair.image,
+                "category_id": label,
+                "iscrowd": 0,
+            }
+            rows.append(row)
+    if outlines and "boxes" in shapes:
+        raise BadInput(
+            f"{shapes['boxes']}: a box, but Mask R-CNN needs outlines (class x y x y x y ...);"
+            " take faster_rcnn"
+        )
+    categories = [{"id": number, "name": name} for number, name in classes.items()]
+    return {"images": images, "categories": categories, "annotations": rows}
+
+
+def _size_of(image: Path) -> tuple[int, int]:
+    """Return (width, height) of an image as it is shown."""
+    with readable(image) as file, opened(file, image) as source:
+        return upright_size(source)
+
+
+def _values(
+    line: str, where: str, classes: Mapping[int, str]
+) -> tuple[int, list[float]]:
+    """Split a line into its class number, and its shares of the image's sides."""
+    words = line.split()
+    try:
+        label = int(words[0])
+    except ValueError:
+        shown = printable.shown(words[0], 40)
+        raise BadInput(
+            f"{where}: class '{shown}' is no whole number; write one of data.yaml's"
+        ) from None
+    if label not in classes:
+        numbers = sorted(classes)
+        raise BadInput(
+            f"{where}: class {label:.40g} is none of the {len(classes)} named, {numbers[0]} to"
+            f" {numbers[-1]}; name it in data.yaml (or classes.txt), or correct the line"
+        )
+    values = []
+    for word in words[1:]:
+        try:
+            value = float(word)
+        except ValueError:
+            value = math.nan
+        if not -SLACK <= value <= 1 + SLACK:
+            shown = printable.shown(word, 40)
+            raise BadInput(
+                f"{where}: '{shown}' is no share of the image's side, from 0 to 1; divide x by its"
+                " width and y by its height"
+            )
+        values.append(value)
+    is_outline = len(values) >= 6 and len(values) % 2 == 0
+    if len(values) != 4 and not is_outline:
+        raise BadInput(
+            f"{where}: {len(values)} numbers behind the class; a box has 4 (centre x, centre y,"
+            " width, height), an outline 6 or more (x y x y x y ...)"
+        )
+    return label, values
+
+
+def _object(
+    values: Sequence[float], width: int, height: int, where: str
+) -> dict[str, Any]:
+    """Turn shares of the image's sides into a box in pixels, and into an outline."""
+    if len(values) == 4:
+        x, y, w, h = values
+        left = (x - w / 2) * width
+        top = (y - h / 2) * height
+        box = [left, top, w * width, h * height]
+        if box[2] <= 0 or box[3] <= 0:
+            raise BadInput(
+                f"{where}: a box of {w:g} x {h:g}; width and height are above 0"
+            )
+        box = [round(value, DIGITS) for value in box]
+        return {"bbox": box, "area": box[2] * box[3]}
+    polygon = []
+    for place, value in enumerate(values):
+        side = height if place % 2 else width
+        polygon.append(round(value * side, DIGITS))
+    across = polygon[0::2]
+    down = polygon[1::2]
+    box = [
+        min(across),
+        min(down),
+        max(across) - min(across),
+        max(down) - min(down),
+    ]
+    return {"bbox": box, "area": _area(across, down), "segmentation": [polygon]}
+
+
+def _area(across: Sequence[float], down: Sequence[float]) -> float:
+    """Return the area of a polygon by the shoelace formula."""
+    twice = 0.0
+    for place in range(len(across)):
+        before = place - 1
+        twice += across[before] * down[place] - across[place] * down[before]
+    return abs(twice) / 2
