@@ -263,7 +263,15 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
     in_order = [records[id] for id in sorted(records)][: files.limit]
     if task.keypoints:
         _refuse_unmarked(in_order)
-    return Split(files, names, ids, in_order, keypoints, tuple(notes))
+    return Split(
+        files,
+        names,
+        ids,
+        in_order,
+        keypoints,
+        tuple(notes),
+        objects=len(data["annotations"]),
+    )
 
 
 class _Boxes:

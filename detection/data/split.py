@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backbench.containers.spans import NamedImages
-from backbench.detection.data import sides
+from backbench.containers.spans import NamedImages, plain_name
+from backbench.detection.data import coco_lists, sides
 from backbench.detection.data.dataset_dicts import Annotation, ImageRecord
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
@@ -26,6 +26,7 @@ class DatasetFiles:
     file: Path  # the annotation file, or VOC's list of images
     folder: Path  # of the images
     limit: int | None = None  # only the first so many images
+    dataset: str = ""  # its name in results, where that is not its folder's
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class Split:
     keypoints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # say what was left out
     more_files: tuple[Path, ...] = ()  # of the datasets joined to this one
+    objects: int = 0  # in the annotation file, those of images beyond the limit too
+    # Of boxes of one's own: their annotations in COCO's format, which their file may not have, and a
+    # digest of what is said of each image
+    content: bytes | None = None
+    lists_digest: str = ""
 
     @property
     def name(self) -> str:
@@ -60,10 +66,16 @@ class Split:
     @functools.cached_property
     def fingerprint(self) -> str:
         """The name, the annotation files' sha256 (16 digits) and the number of images taken."""
+        if self.lists_digest:
+            return f"{self.name}:{self.lists_digest[:16]}:{len(self.records)}"
         digest = hashlib.sha256()
         for file in (self.file, *self.more_files):
             digest.update(file.read_bytes())
         return f"{self.name}:{digest.hexdigest()[:16]}:{len(self.records)}"
+
+    def annotations(self) -> bytes:
+        """The annotations in COCO's format, as text."""
+        return self.file.read_bytes() if self.content is None else self.content
 
     @functools.cached_property
     def contents(self) -> str:
@@ -84,11 +96,22 @@ class Split:
         words = [word for word in self.name.split("_") if not word.isdigit()]
         return words[-1]
 
-    @property
+    @functools.cached_property
     def dataset(self) -> str:
-        """The dataset's name in the results."""
+        """The dataset's name in the results. COCO's lists alone have COCO's."""
+        if self.files.dataset:
+            return self.files.dataset
         folder = self.folder.parent.name
+        if folder == "coco" and not self._is_coco():
+            return folder
         return RESULT_NAMES.get(folder, folder)
+
+    def _is_coco(self) -> bool:
+        """Return True for COCO's classes on COCO's images, all of them with as many objects as there
+        are, or some of them, which the number of images then tells."""
+        names = [Path(plain_name(record["file_name"])).name for record in self.records]
+        ids = [record["image_id"] for record in self.records]
+        return coco_lists.are_cocos(self.categories, self.ids, names, ids, self.objects)
 
 
 def join(splits: Sequence[Split]) -> Split:
