@@ -15,7 +15,7 @@ from backbench.datasets import availability
 from backbench.errors import BadInput, nearest
 from backbench.recipes import config
 from backbench.recipes.config import Value, flat, read_detector
-from backbench.requests.detect import DetectRequest
+from backbench.requests.detect import OWN_CONFIG, DetectRequest
 
 KIND = "detection"
 BASE = "_base_rcnn_fpn.yaml"
@@ -23,6 +23,8 @@ DEVICE_KEY = "MODEL.DEVICE"
 AMP_ENABLED = "SOLVER.AMP.ENABLED"
 MASK_FORMAT = "INPUT.MASK_FORMAT"
 AMP_PRECISION = "SOLVER.AMP.PRECISION"
+# So many times all images are trained on; MAX_ITER, STEPS and WARMUP_ITERS then say shares of the run
+EPOCHS = "SOLVER.EPOCHS"
 
 PIXELS = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
 # Keys that any config may leave out, because the checkpoint owns the pixels and the trunk's name,
@@ -49,6 +51,7 @@ DEFAULTS: dict[str, Value] = {
     "SOLVER.WARMUP_METHOD": "linear",
     "SOLVER.BASE_LR_END": 0.0,
     "SOLVER.BIAS_LR_FACTOR": 1.0,
+    EPOCHS: 0.0,
     AMP_ENABLED: False,
     AMP_PRECISION: "fp16",
     "TEST.EVAL_PERIOD": 0,
@@ -102,7 +105,7 @@ def _is_key(word: str) -> bool:
 
 def check(request: DetectRequest) -> None:
     """Refuse a wrong config, override or checkpoint of `detect` before torch is imported."""
-    read(request.config_file, request.opts)
+    read(request.config_file or OWN_CONFIG, request.opts)
     availability.weight_files(request)
 
 

@@ -71,6 +71,7 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
 def defaults() -> CfgNode:
     """Return Detectron2's default config with our keys added."""
     cfg = get_cfg()
+    cfg.SOLVER.EPOCHS = dialect.DEFAULTS[dialect.EPOCHS]
     cfg.SOLVER.AMP.PRECISION = dialect.DEFAULTS[dialect.AMP_PRECISION]
     cfg.MODEL.TRUNK = CfgNode({"ARCH": ""})
     for key, value in dialect.OURS.items():

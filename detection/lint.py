@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from backbench.containers.spans import plain_name
 from backbench.detection import backbones, dialect, evaluate, process_group, voc_ap
-from backbench.detection.data import images, sides, voc
+from backbench.detection.data import images, own, sides, voc
 from backbench.detection.data.dataset_dicts import ImageRecord
 from backbench.detection.data.images import LookedAt
 from backbench.detection.data.split import Split, training_records
@@ -61,6 +61,10 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
             f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2"
         )
     check_ground_truth(cfg, given, train, val, run.task)
+    if run.dataset is not None:
+        for split in (train, val):
+            for note in evaluate.health(split):
+                log.warning(f"{split.name.removeprefix('own_')}: {note}")
     if not run.eval_only:
         check_training(cfg, train, run.task)
     if solver.IMS_PER_BATCH % run.world:
@@ -159,6 +163,15 @@ def files(p: Prepared) -> None:
         return
     for kind in p.task.aps:
         evaluate.rehearse(p.val, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS)
+
+
+def check_folder(base: Path, task: DetectionTask) -> None:
+    """Raise BadInput for a folder of boxes of one's own that `detect` would refuse."""
+    train, val = own.read(base, task)
+    trained = training_records(train, task)
+    looked_train = images.check_files(trained)
+    looked_val = images.check_files(val.records)
+    check_shared_images(trained, looked_train, val, looked_val)
 
 
 def check_shared_images(
@@ -273,7 +286,8 @@ def departures(
     lr = cfg.SOLVER.BASE_LR
     batch = cfg.SOLVER.IMS_PER_BATCH
     wanted = rate * batch / images
-    has_published_rate = backbones.has_fpn(cfg) and "scenes" not in train.name
+    is_published = "scenes" not in train.name and not train.lists_digest
+    has_published_rate = backbones.has_fpn(cfg) and is_published
     if has_published_rate and not 0.5 <= lr / wanted <= 2:
         out.append(
             f"BASE_LR {lr} for {batch} images per batch; {rate} at {images} scales to {wanted:.3g}"

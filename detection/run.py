@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ class DetectionRun:
     checkpoint: Path | None  # with None, MODEL.WEIGHTS names the weights
     root: Path  # of the data
     out: Path
+    # The folder below `root` whose boxes are trained on and scored; else the config names datasets
+    dataset: str | None = None
     world: int = 1  # processes on all machines
     machines: int = 1
     machine: int = 0  # which of them this is
@@ -135,6 +138,18 @@ class SolverSchedule:
     def factor_at(self, iteration: int) -> float:
         """Return the factor on each parameter group's own base rate in this iteration."""
         return self.factors(iteration / self.iterations)
+
+
+def count_in_epochs(cfg: CfgNode, images: int) -> None:
+    """Turn SOLVER.EPOCHS of so many images into iterations, and stretch the schedule to them."""
+    solver = cfg.SOLVER
+    if not solver.EPOCHS:
+        return
+    length = max(1, math.ceil(solver.EPOCHS * images / solver.IMS_PER_BATCH))
+    stretch = length / solver.MAX_ITER
+    solver.STEPS = tuple(round(step * stretch) for step in solver.STEPS)
+    solver.WARMUP_ITERS = round(solver.WARMUP_ITERS * stretch)
+    solver.MAX_ITER = length
 
 
 def decaying(cfg: CfgNode) -> ParamScheduler:

@@ -25,12 +25,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from backbench.detection import backbones, dialect, lint, measure, process_group
-from backbench.detection.data import reading
+from backbench.detection import (
+    backbones,
+    dialect,
+    lint,
+    measure,
+    own_heads,
+    process_group,
+)
+from backbench.detection.data import own, reading
 from backbench.detection.data.split import training_records
 from backbench.detection.engine import DetectionEngine, reestimate_batch_norm
 from backbench.detection.protocol import decisive, stated
-from backbench.detection.run import DetectionRun, Prepared, SolverSchedule
+from backbench.detection.run import (
+    DetectionRun,
+    Prepared,
+    SolverSchedule,
+    count_in_epochs,
+)
 from backbench.detection.task_rows import task_of
 from backbench.errors import BadInput, Failed
 from backbench.parallel import distributed, precision
@@ -97,7 +109,8 @@ def from_arguments(request: DetectRequest) -> DetectionRun:
         if "SEED" in opts:
             raise BadInput("--seed (or --seeds) and SEED: give one of them")
         opts += ["SEED", str(request.seed)]
-    given = dialect.read(request.config_file, opts)
+    own_heads.refuse_keys(request, opts)
+    given = dialect.read(request.config_file or own_heads.config_for(request), opts)
     out = request.out or given.get("OUTPUT_DIR")
     if not out:
         raise BadInput("no run folder: give --out RUN (or OUTPUT_DIR RUN)")
@@ -114,7 +127,12 @@ def from_arguments(request: DetectRequest) -> DetectionRun:
         out=Path(out),
         checkpoint=request.checkpoint,
     )
-    run = replace(run, world=request.num_gpus, eval_only=request.eval_only)
+    run = replace(
+        run,
+        dataset=request.dataset,
+        world=request.num_gpus,
+        eval_only=request.eval_only,
+    )
     return process_group.over_machines(
         run, request.num_machines, request.machine_rank, request.dist_url
     )
@@ -185,9 +203,14 @@ def prepare(run: DetectionRun) -> Prepared:
     cfg.INPUT.FORMAT = checkpoint.pixels.order
     # 3. The data: minutes for COCO, so read once on each machine
     splits = run.splits
-    if splits is None:
+    if splits is None and run.dataset is not None:
+        splits = own.read(run.root / run.dataset, run.task)
+    elif splits is None:
         splits = reading.read_splits(run.given.path, cfg.DATASETS, run.root, run.task)
     train, val = splits
+    if run.dataset is not None:
+        own_heads.fit(cfg, run.task, train, val)
+    count_in_epochs(cfg, len(training_records(train, run.task)))
     # 4. All of it together
     lint.check(cfg, run, train, val)
     schedule = SolverSchedule.of(cfg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from backbench.board import export, overall
@@ -33,6 +34,7 @@ from backbench.evaluation.plan import (
 from backbench.evaluation.wanted import WantedTask
 from backbench.recipes import config
 from backbench.records.store import Result
+from backbench.requests.detect import DetectRequest
 from backbench.requests.evaluate import EvaluateRequest
 from backbench.requests.measuring import measuring_request
 from backbench.requests.options import Outcome
@@ -97,6 +99,7 @@ def run(request: EvaluateRequest) -> Outcome:
     root, tasks_there = wanted.place_tasks(
         tasks, request.data, request.out, size=request.size
     )
+    wanted.refuse_boxes(root, tasks_there)
     found = models.read_models(given)
     alone = len(found) == 1
     files = {models.keep_in(request.out, one, alone=alone): one for one in found}
@@ -131,7 +134,10 @@ def run(request: EvaluateRequest) -> Outcome:
     )
     export.write_csv(board, table)
     # 4. What can be measured next, and where all of it is
-    if tasks is None and results:
+    boxed = all(TASKS[task.task].detects for task in plan.wanted)
+    if tasks is None and results and boxed:
+        tell_more_seeds(plan, next(iter(files)))
+    elif tasks is None and results:
         tell_what_is_next(plan, next(iter(files)), results)
     print(f"table: {table}   page: {page}")
     return Outcome(document=results)
@@ -195,12 +201,33 @@ def tell_what_is_next(
             soon.append(f"{command}  ({cost})")
         else:
             later.append(f"{command}  ({cost})")
-    later.append("detection needs boxes: `backbench detect --help`")
+    later.append(
+        "detection needs boxes, as COCO's json, VOC's XML or YOLO's text: --data FOLDER"
+    )
     if soon:
         print("Next, at most an hour each, for one model (by the speed just seen):")
         print("\n".join(f"  {line}" for line in soon))
     print("What takes longer:")
     print("\n".join(f"  {line}" for line in later))
+
+
+def tell_more_seeds(plan: EvaluationPlan, file: Path) -> None:
+    """Print the command that trains each detector again, which tells how far chance moves it."""
+    print(
+        "Next: three seeds of each, which say how far a second training moves a number:"
+    )
+    for run in plan.runs:
+        request = run.request
+        if not isinstance(request, DetectRequest) or request.checkpoint != file:
+            continue
+        again = replace(
+            request,
+            out=Path(f"{run.out}-seeds"),
+            seeds=3,
+            seed=None,
+            resume=False,
+        )
+        print(f"  {shlex.join(['backbench', *again.argv()])}")
 
 
 def command_of(wanted_task: WantedTask, plan: EvaluationPlan, file: Path) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from backbench.containers import finding
 from backbench.datasets import catalog, outside
+from backbench.datasets.boxes import box_folders
 from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
@@ -58,6 +59,10 @@ def datasets_there(request: Request) -> None:
     if isinstance(request, LinearRequest | OodRequest):
         names = [name for name in catalog.names(request.datasets) if name != OWN]
         all_there(names, request.data)
+    elif isinstance(request, DetectRequest):
+        if request.data is None or request.dataset is None:
+            return
+        box_folders.must_find(request.data / request.dataset)
     elif isinstance(request, FinetuneRequest | AnalyzeRequest):
         all_there([request.dataset], request.data)
     elif isinstance(request, PretrainRequest):
@@ -90,6 +95,8 @@ def out_inside(request: Request) -> None:
         names = [request.dataset or "imagenet"]
     elif isinstance(request, PretrainRequest) and request.images is None:
         names = _pretrained_on(request)
+    elif isinstance(request, DetectRequest) and request.dataset is not None:
+        names = [request.dataset]
     outside.refuse_inside(request.data, names, request.out)
 
 

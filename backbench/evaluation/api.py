@@ -86,6 +86,7 @@ def evaluate(
     out = Path(out)
     # 1. What is wanted, before any weights are read
     root, tasks_there = wanted.place_tasks(tasks, Path(data), out, size=size)
+    wanted.refuse_boxes(root, tasks_there)
     # 2. The models, each read once and kept in OUT
     found = models.read_models(
         checkpoint,

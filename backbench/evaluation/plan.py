@@ -11,7 +11,7 @@ from pathlib import Path
 from backbench.datasets import catalog
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.evaluation.wanted import DEFAULT_TASKS, WantedTask
+from backbench.evaluation.wanted import DEFAULT_TASKS, WantedTask, has_own_boxes
 from backbench.recipes import config
 from backbench.requests.measuring import measuring_request
 from backbench.requests.options import Request
@@ -80,7 +80,7 @@ def make_plan(
                 [files[checkpoint.digest] for checkpoint in group],
                 data=root,
                 out=run,
-                dataset=task.dataset,
+                dataset=None if _config_names_data(task) else task.dataset,
                 recipe=recipe,
                 overrides=overrides,
                 percent=row.percent,
@@ -92,6 +92,11 @@ def make_plan(
             )
             plan.runs.append(PlannedRun(task, request, tuple(group), run))
     return plan
+
+
+def _config_names_data(task: WantedTask) -> bool:
+    """Return True for a detector on the datasets that its config names, such as COCO."""
+    return TASKS[task.task].detects and not has_own_boxes(task.dataset)
 
 
 def images_of(plan: EvaluationPlan, dataset: str, *, dense: bool = False) -> Splits:
@@ -130,9 +135,26 @@ def _groups(
     by_default = wanted.task in DEFAULT_TASKS and recipe in defaults and only_sized
     if by_default and wanted.dataset != "all":
         groups = _fitted(wanted, plan)
+    if TASKS[wanted.task].detects and recipe == f"{wanted.task}_own":
+        groups = _by_pyramid(wanted, plan)
     if TASKS[wanted.task].verb in ("linear", "ood", "analyze"):
         return list(groups.items())
     return [(task, [each]) for task, together in groups.items() for each in together]
+
+
+def _by_pyramid(
+    wanted: WantedTask, plan: EvaluationPlan
+) -> dict[WantedTask, list[Checkpoint]]:
+    """Take another config for plain vision transformers, which have one map for the pyramid."""
+    groups: dict[WantedTask, list[Checkpoint]] = {}
+    for checkpoint in plan.checkpoints:
+        trunk = checkpoint.family.blank(
+            checkpoint.arch, checkpoint.stem, checkpoint.reading
+        )
+        plain = len(trunk.strides) == 1
+        recipe = f"{wanted.recipe}_plain" if plain else wanted.recipe
+        groups.setdefault(wanted._replace(recipe=recipe), []).append(checkpoint)
+    return groups
 
 
 def _fitted(

@@ -11,15 +11,21 @@ from typing import NamedTuple
 
 from backbench.containers import finding
 from backbench.datasets import catalog, outside
+from backbench.datasets.boxes import box_folders
+from backbench.datasets.boxes.parts import BoxFolder
 from backbench.errors import BadInput, nearest
+from backbench.images.file_names import unusable_in
 from backbench.recipes import config
-from backbench.tasks import TASKS
+from backbench.tasks import DETECTION, TASKS
+from backbench.untrusted import printable
 
 # The readings where no task is named: minutes on a CPU, from one pass over the images
 DEFAULT_TASKS = ("knn", "fewshot", "logreg")
 # On a folder of one's own these take the protocol `<task>_own`: each trunk at its own size, and a
 # training as long as the set is large
-OWN_TASKS = (*DEFAULT_TASKS, "linear", "finetune")
+OWN_TASKS = (*DEFAULT_TASKS, "linear", "finetune", *DETECTION)
+# What detectors are trained on by their configs' own names; any other is a folder of boxes
+KNOWN_BOXES = ("coco2017", "voc2007", "scenes")
 
 
 class WantedTask(NamedTuple):
@@ -59,7 +65,9 @@ def parse_task(task: str, folder: str = "") -> WantedTask:
         )
     if not recipe:
         recipe = TASKS[kind].recipe
-        if kind in OWN_TASKS and is_own(dataset):
+        boxed = TASKS[kind].detects
+        own = has_own_boxes(dataset) if boxed else is_own(dataset)
+        if kind in OWN_TASKS and own:
             recipe = f"{kind}_own"
     return WantedTask(kind, dataset, recipe)
 
@@ -67,6 +75,11 @@ def parse_task(task: str, folder: str = "") -> WantedTask:
 def is_own(dataset: str) -> bool:
     """Return whether a dataset's name is that of a folder of the user's own."""
     return catalog.row(dataset) is None and dataset != "all"
+
+
+def has_own_boxes(dataset: str) -> bool:
+    """Return whether a detector's dataset is a folder of boxes of the user's own."""
+    return dataset not in KNOWN_BOXES
 
 
 def place_tasks(
@@ -122,16 +135,53 @@ def _placed(
         root = data
         tasks_there = [parse_task(text) for text in names]
     else:
-        folder = dataset_folder(data)
+        detects = all(text.partition("@")[0] in DETECTION for text in names)
+        folder = dataset_folder(data, detects=detects)
         root = folder.parent
+        boxes = boxes_in(folder, names if tasks is not None else None)
+        if boxes is not None and tasks is None:
+            names = box_tasks(boxes)
         tasks_there = [parse_task(text, folder.name) for text in names]
     datasets = {name for task in tasks_there for name in catalog.names(task.dataset)}
     outside.refuse_inside(data, sorted(datasets), out, root=root)
     return root, tasks_there
 
 
-def dataset_folder(data: Path) -> Path:
-    """Return the folder of the one dataset that `data` is; BadInput where it is none."""
+def refuse_boxes(root: Path, tasks: Iterable[WantedTask]) -> None:
+    """BadInput for boxes of the user's own that a detector would refuse: images are looked at, too."""
+    for task in tasks:
+        if not TASKS[task.task].detects or not has_own_boxes(task.dataset):
+            continue
+        # Detection imports torch, which refusals of other tasks do without
+        from backbench.detection import lint, task_rows
+
+        lint.check_folder(root / task.dataset, task_rows.DETECTION_TASKS[task.task])
+
+
+def boxes_in(folder: Path, names: list[str] | None) -> BoxFolder | None:
+    """Return the boxes of a folder, if it has any. BadInput for named tasks that cannot read what it
+    holds: boxes or classes."""
+    kinds = [text.partition("@")[0].partition("/")[0] for text in names or ()]
+    boxes = box_folders.find(folder)
+    others = [kind for kind in kinds if kind not in DETECTION]
+    if boxes is not None and others:
+        raise BadInput(
+            f"{folder}: holds boxes ({boxes.layout}'s layout), and {others[0]} reads classes; take"
+            " faster_rcnn"
+        )
+    return boxes
+
+
+def box_tasks(boxes: BoxFolder) -> list[str]:
+    """Return the tasks where none is named: Mask R-CNN, too, where every object has an outline."""
+    if boxes.has_outlines():
+        return ["faster_rcnn", "mask_rcnn"]
+    return ["faster_rcnn"]
+
+
+def dataset_folder(data: Path, *, detects: bool = False) -> Path:
+    """Return the folder of the one dataset that `data` is; BadInput where it is none. `detects` asks
+    for one with boxes."""
     folder = Path(os.path.abspath(data))  # noqa: PTH100 - links stay as they are named
     # The archive of a dataset stands for the folder that it would unpack to
     endings = itertools.chain(*finding.ENDINGS.values())
@@ -157,5 +207,16 @@ def dataset_folder(data: Path) -> Path:
                 f"--data {data}: has the name of the known dataset {name}, and not its files;"
                 " rename the folder"
             ) from None
-    catalog.present(name, folder.parent)
+    if not detects and not box_folders.looks_like_boxes(folder):
+        catalog.present(name, folder.parent)
+        return folder
+    if catalog.row(name) is not None or name in KNOWN_BOXES:
+        raise BadInput(
+            f"--data {data}: has the name of the known dataset {name}; rename the folder"
+        )
+    if character := unusable_in(name):
+        raise BadInput(
+            f"--data {printable.shown(str(data))}: a dataset's name has no control character, as"
+            f" {character}; rename it"
+        )
     return folder

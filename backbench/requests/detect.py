@@ -10,15 +10,28 @@ from backbench.requests.bounds import MOST_PROCESSES, MOST_SEED
 from backbench.requests.options import argument, option
 from backbench.requests.places import JsonRequest, seeds_option
 
+# The configs for boxes of one's own
+OWN_CONFIG = "faster_rcnn_own"
+OWN_PLAIN_CONFIG = "faster_rcnn_own_plain"
 Engine = Literal["auto", "detectron2", "torchvision"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectRequest(JsonRequest):
-    """Train Faster, Mask or Keypoint R-CNN on COCO."""
+    """Train Faster, Mask or Keypoint R-CNN on COCO, or on boxes of your own."""
 
     verb: ClassVar[str] = "detect"
-    config_file: str = option("a file or a name under configs/detection", "YAML")
+    config_file: str | None = option(
+        "a file or a name under configs/detection (with --dataset:"
+        f" {OWN_CONFIG}, or {OWN_PLAIN_CONFIG} for a plain vision transformer)",
+        "YAML",
+        default=None,
+    )
+    dataset: str | None = option(
+        "boxes of your own in ROOT/NAME: COCO's json, VOC's XML or YOLO's text files",
+        "NAME",
+        default=None,
+    )
     engine: Engine = option("auto: detectron2 where it is installed", default="auto")
     checkpoint: Path | None = option(
         "a Checkpoint or any importable file", "X", default=None

@@ -29,7 +29,8 @@ class EvaluateRequest(JsonRequest):
     )
     data: Path = option(
         "the images as FOLDER/<class>/, or in FOLDER/{train,val,test}/<class>/, or a tar or"
-        " zip file; or ROOT, with TASK/DATASET",
+        " zip file; or with boxes, as COCO's json, VOC's XML or YOLO's text; or ROOT, with"
+        " TASK/DATASET",
         "FOLDER",
     )
     out: Path = option(

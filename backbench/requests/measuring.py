@@ -31,11 +31,13 @@ def measuring_request(
     workers: int | None = None,
 ) -> Request:
     """Make the request of a measuring verb for checkpoint `files`; most verbs take one of them.
-    `recipe` is a protocol, or a detector's config; without one it is the verb's own."""
+    `recipe` is a protocol, or a detector's config; without one it is the verb's own. A detector's
+    `dataset` is a folder of boxes; without one its config names its data."""
     if verb == "detect":
         # A detector's devices and loader are keys of its config
         return DetectRequest(
             config_file=str(recipe),
+            dataset=dataset,
             engine=engine,  # type: ignore[arg-type]  # checked where it was read
             checkpoint=files[0],
             data=data,

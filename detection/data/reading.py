@@ -14,6 +14,8 @@ from backbench.errors import BadInput, nearest
 from backbench.untrusted import opening, printable
 
 DATASETS = coco.DATASETS | voc.DATASETS
+# What the configs for boxes of one's own name
+OWN = ("own_train", "own_test")
 
 
 def root_folder(data: Path | None) -> Path:
@@ -50,6 +52,10 @@ def find(name: str, root: Path) -> DatasetFiles:
     if tail.isdigit() and base in coco.DATASETS:
         limit = int(tail)
     key = base if limit else name
+    if key in OWN:
+        raise BadInput(
+            f"DATASETS: '{name}' is a folder of boxes of your own; name it with --dataset NAME"
+        )
     if key not in DATASETS:
         raise BadInput(f"DATASETS: unknown dataset '{name}'; {nearest(name, DATASETS)}")
     file, images = DATASETS[key]
