@@ -18,7 +18,7 @@ from backbench.requests.options import Request
 from backbench.requests.places import RunRequest
 from backbench.requests.pretrain import PretrainRequest
 from backbench.requests.probe import LinearRequest, OodRequest
-from backbench.weights import archs
+from backbench.weights import archs, hub_files
 
 FOUND, MISSING, UNUSABLE = "found", "missing", "unusable"
 
@@ -43,14 +43,20 @@ def refuse(request: RunRequest | DetectRequest | EvaluateRequest) -> None:
 
 
 def weight_files(request: Request) -> None:
-    """Refuse a request for a file of weights that is not there."""
+    """Refuse a request for a file of weights that is not there; fetch it where that is asked."""
     files = [
         *getattr(request, "checkpoints", ()),
         getattr(request, "file", None),
         getattr(request, "checkpoint", None),
     ]
-    for file in files:
-        if file is not None and not archs.is_name(file) and not file.exists():
+    words = [word for word in getattr(request, "words", ()) if hub_files.is_name(word)]
+    for file in [*files, *words]:
+        if hub_files.is_name(file):
+            if getattr(request, "download", False):
+                hub_files.download(file)
+            else:
+                hub_files.held(file)
+        elif file is not None and not archs.is_name(file) and not file.exists():
             raise BadInput(f"{file}: no such file")
 
 

@@ -11,13 +11,14 @@ from backbench.requests.options import option
 from backbench.requests.places import (
     JsonRequest,
     RunRequest,
+    WeightsRequest,
     checkpoints_argument,
     seed_option,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzeRequest(RunRequest, JsonRequest):
+class AnalyzeRequest(WeightsRequest, RunRequest, JsonRequest):
     """Show what the features look like: the papers' figures."""
 
     verb: ClassVar[str] = "analyze"

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from backbench.requests.bounds import MOST_PROCESSES, MOST_SEED
 from backbench.requests.options import argument, option
-from backbench.requests.places import JsonRequest, seeds_option
+from backbench.requests.places import JsonRequest, WeightsRequest, seeds_option
 
 # The configs for boxes of one's own
 OWN_CONFIG = "faster_rcnn_own"
@@ -17,7 +17,7 @@ Engine = Literal["auto", "detectron2", "torchvision"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectRequest(JsonRequest):
+class DetectRequest(WeightsRequest, JsonRequest):
     """Train Faster, Mask or Keypoint R-CNN on COCO, or on boxes of your own."""
 
     verb: ClassVar[str] = "detect"

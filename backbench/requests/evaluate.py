@@ -11,19 +11,20 @@ from backbench.requests.options import argument, option
 from backbench.requests.places import (
     Accelerator,
     JsonRequest,
+    WeightsRequest,
     seed_option,
     workers_option,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateRequest(JsonRequest):
+class EvaluateRequest(WeightsRequest, JsonRequest):
     """Measure your models on your folder of images, in minutes."""
 
     verb: ClassVar[str] = "evaluate"
     words: tuple[str, ...] = argument(
         "MODEL|TASK",
-        "checkpoint files or timm:NAME; then, if you like, tasks (knn, fewshot, logreg,"
+        "checkpoint files, timm:NAME or hf:ORG/REPO; then, if you like, tasks (knn, fewshot, logreg,"
         " linear, class_retrieval, cluster, attentive, calibration, finetune, semi_10pct,"
         " ood/imagenet-a, segmentation/voc2012; knn@RECIPE, knn/DATASET)",
     )

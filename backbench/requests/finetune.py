@@ -10,13 +10,14 @@ from backbench.requests.options import argument, option
 from backbench.requests.places import (
     RunRequest,
     SeededRequest,
+    WeightsRequest,
     overrides_words,
     protocol_option,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SemisupRequest(RunRequest, SeededRequest):
+class SemisupRequest(WeightsRequest, RunRequest, SeededRequest):
     """Finetune on 1% or 10% of the labels."""
 
     verb: ClassVar[str] = "semisup"
@@ -37,7 +38,7 @@ class SemisupRequest(RunRequest, SeededRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneRequest(RunRequest, SeededRequest):
+class FinetuneRequest(WeightsRequest, RunRequest, SeededRequest):
     """Finetune on a whole dataset."""
 
     verb: ClassVar[str] = "finetune"

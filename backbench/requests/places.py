@@ -56,6 +56,16 @@ class JsonRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WeightsRequest(Request):
+    """A request that reads files of weights."""
+
+    download: bool = option(
+        "fetch hf:ORG/REPO[@REVISION][:FILE] into the Hub's local cache if it is not there",
+        default=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRequest(Request):
     """A request that reads data, writes a run folder, and may take several processes."""
 
@@ -106,9 +116,7 @@ class ProtocolAction(argparse.Action):
         setattr(namespace, self.dest, value)
 
 
-CHECKPOINTS = (
-    "checkpoint file(s), published formats too; timm:NAME from the local cache"
-)
+CHECKPOINTS = "checkpoint file(s), published formats too; timm:NAME, hf:ORG/REPO from the local cache"
 CHANGES = "`list` shows them; k=5 after it changes it"
 
 

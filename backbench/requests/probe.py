@@ -10,6 +10,7 @@ from backbench.requests.options import option
 from backbench.requests.places import (
     RunRequest,
     SeededRequest,
+    WeightsRequest,
     checkpoints_argument,
     overrides_words,
     protocol_option,
@@ -17,7 +18,7 @@ from backbench.requests.places import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearRequest(RunRequest, SeededRequest):
+class LinearRequest(WeightsRequest, RunRequest, SeededRequest):
     """Train frozen-backbone probes; attentive ones, retrieval, clusters and segmentation too."""
 
     verb: ClassVar[str] = "linear"
@@ -30,7 +31,7 @@ class LinearRequest(RunRequest, SeededRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OodRequest(RunRequest, SeededRequest):
+class OodRequest(WeightsRequest, RunRequest, SeededRequest):
     """Try ImageNet's heads on other pictures: V2, A, R, Sketch, ReaL, ObjectNet."""
 
     verb: ClassVar[str] = "ood"

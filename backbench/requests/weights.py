@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from backbench.requests.bounds import MOST_EPOCHS
-from backbench.requests.options import Request, argument, option
-from backbench.requests.places import JsonRequest
+from backbench.requests.options import argument, option
+from backbench.requests.places import JsonRequest, WeightsRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectRequest(JsonRequest):
+class InspectRequest(WeightsRequest, JsonRequest):
     """Show what a checkpoint file holds."""
 
     verb: ClassVar[str] = "inspect"
@@ -20,7 +20,7 @@ class InspectRequest(JsonRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportRequest(Request):
+class ImportRequest(WeightsRequest):
     """Take in a published checkpoint, completely or not at all."""
 
     verb: ClassVar[str] = "import"
@@ -91,7 +91,7 @@ class ImportRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportRequest(Request):
+class ExportRequest(WeightsRequest):
     """Write a checkpoint in another library's format."""
 
     verb: ClassVar[str] = "export"

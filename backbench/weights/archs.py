@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import Pixels
+from backbench.weights import hub_files
 from backbench.weights.families.installed import InstalledFamily
 from backbench.weights.families.live import LiveFamily
 from backbench.weights.families.pair import PairFamily
@@ -84,7 +85,7 @@ def tensors(arch: str, stem: str = "imagenet") -> Mapping[str, Tensor]:
 def is_name(text: object) -> bool:
     """True for a text that names weights, as `timm:NAME` does, and not for a file's path."""
     prefixes = [family.prefix for family in FAMILIES if family.named_for_files]
-    return str(text).startswith(tuple(prefixes))
+    return str(text).startswith((hub_files.PREFIX, *prefixes))
 
 
 def named_weights(text: object, metadata: TrunkMetadata) -> NamedWeights | None:

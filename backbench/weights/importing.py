@@ -9,7 +9,7 @@ from torch import nn
 from backbench.errors import BadInput
 from backbench.images.preprocess import PIXELS, Pixels
 from backbench.runs import seeding
-from backbench.weights import archs, readings
+from backbench.weights import archs, hub_files, readings
 from backbench.weights.checkpoint import (
     PIXELS_FROM,
     Checkpoint,
@@ -54,7 +54,13 @@ def read(
         added["published"] = (
             published if isinstance(published, str) else list(published)
         )
-    # 1. `path` may be a name: of a cached file, or of a trunk that is drawn anew
+    # 1. `path` may be a name: of a cached file, or of a trunk that is drawn anew. A file of the Hub
+    #    is like any other
+    if hub_files.is_name(path):
+        cached = hub_files.held(path)
+        path = cached.path
+        name = name or cached.name
+        added["hub"] = cached.source
     named = archs.named_weights(path, asked)
     if named is None:
         named = NamedWeights("", asked, Path(path))

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.weights import archs, importing
+from backbench.weights import archs, hub_files, importing
 from backbench.weights.checkpoint import Checkpoint, from_safetensors
 from backbench.weights.family import TrunkMetadata, in_file
 from backbench.weights.file_contents import FileContents
@@ -79,6 +79,8 @@ def inspect(path: str | Path) -> Report:
         "leftovers": [],
     }
     metadata = TrunkMetadata()
+    if hub_files.is_name(path):
+        path = hub_files.held(path).path
     named = archs.named_weights(path, metadata)
     # 1. A name may stand for random weights
     if named is not None and named.file is None:
