@@ -14,6 +14,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+if sys.platform == "win32":
+    # Files are locked and signals are handled as POSIX does; the imports below would fail
+    sys.stderr.write(
+        "backbench: it runs on Linux and macOS; on Windows use WSL (`wsl --install`)\n"
+    )
+    raise SystemExit(2)
+
 from backbench.runs.stopping import NUMBERS, listen
 
 

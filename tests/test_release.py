@@ -211,6 +211,8 @@ def test_an_installed_wheel_finds_itself(installed):
     assert "14 checkpoints" in told(installed, "reproduce")
     assert "LORAC Table 2" in told(installed, "paper")
     assert f"backbench {version('backbench')}" in told(installed, "doctor")
+    if (ROOT / ".git").exists():
+        assert re.search(r"\([0-9a-f]{40}(\+changes)?\)$", told(installed, "--version"))
 
 
 @pytest.mark.slow

@@ -22,6 +22,21 @@ def build(what: str, source: Path, out: Path) -> Path:
     return out / done.stdout.strip().splitlines()[-1]
 
 
+def commit() -> str:
+    """The commit that is built, with +changes where files differ; empty outside of a repository.
+    Numbers that a wheel measures keep it (backbench/records/origin.py)."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent.parent)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        )
+        differs = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    changes = "+changes" if differs.returncode else ""
+    return head.stdout.strip() + changes
+
+
 def main(out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     sdist = build("build_sdist", Path(__file__).resolve().parent.parent, out.resolve())
@@ -29,6 +44,8 @@ def main(out: Path) -> list[Path]:
         with tarfile.open(sdist) as archive:
             archive.extractall(folder, filter="data")
         (source,) = Path(folder).iterdir()
+        if revision := commit():
+            (source / "backbench" / "commit.txt").write_text(revision + "\n")
         return [sdist, build("build_wheel", source, out.resolve())]
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def run(request: DoctorRequest) -> Outcome:
         )
         for one in parts:
             print(f"{one.kind:<8} {one.name:<25} {one.state:<8} {one.about}".rstrip())
+        print(f"\ntype     {to_type(parts, request.data)}")
     # Without the first verb there is none
     verbs = [one for one in parts if one.kind == "verbs"]
     status = 0 if verbs[0].state == OK else EXIT_FAILED
@@ -126,11 +128,12 @@ for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
 def device() -> Finding:
     """Report the GPUs that torch sees, from its own process: a broken torch raises nothing here."""
     seen = _asked("device", "torch", sys.executable, "-c", _PROBE)
-    return (
-        seen
-        if seen.about
-        else Finding("device", "torch", OK, "the CPU: demo and small data")
-    )
+    if seen.about:
+        return seen
+    about = "the CPU: demo and small data"
+    if platform.system() == "Darwin":
+        about = f"{about}; Apple's GPU (mps) is not used, as it has no float64"
+    return Finding("device", "torch", OK, about)
 
 
 def detectron2() -> Finding:
@@ -192,6 +195,30 @@ def coco(data: Path) -> Finding:
         if (folder / "annotations").is_dir():
             return Finding("boxes", "coco", OK, str(folder))
     return Finding("boxes", "coco", MISSING, "not below --data or $DETECTRON2_DATASETS")
+
+
+def to_type(parts: list[Finding], data: Path) -> str:
+    """The command that comes next: what mends this, or the first numbers of what is here."""
+    absent = [
+        one.name for one in parts if (one.kind, one.state) == ("package", MISSING)
+    ]
+    if absent:
+        return f"{sys.executable} -m pip install {' '.join(absent)}"
+    broken = [one for one in parts if one.kind == "device" and one.state == BROKEN]
+    if broken:
+        # A torch and a torchvision that do not belong together are the usual reason
+        return f"{sys.executable} -m pip install --force-reinstall torch torchvision"
+    there = [one.name for one in parts if (one.kind, one.state) == ("data", OK)]
+    images = [name for name in there if not catalog.find(name).rules]
+    if images:
+        own = shlex.quote(str(data / images[0]))
+        return (
+            f"backbench evaluate MODEL.pth timm:resnet50@random --data {own} --out runs"
+        )
+    return (
+        "backbench demo --size tiny; or, with images in mine/CLASS/,"
+        " backbench evaluate MODEL.pth timm:resnet50@random --data mine --out runs"
+    )
 
 
 def verbs(needed: list[Finding], more: list[Finding]) -> list[Finding]:

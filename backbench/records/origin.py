@@ -1,9 +1,11 @@
 """Where a number is made: the code, the versions and the hardware of this process."""
 
+import contextlib
 import functools
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +25,8 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def code_revision() -> str:
-    """The commit of this code, with +changes where files differ; else the version."""
+    """The commit of this code, with +changes where files differ; else the version. A wheel has the
+    commit that it was built of (tools/dist.py)."""
     root = Path(__file__).parents[2]
     if (root / ".git").exists():
         git = ["git", "-C", str(root)]
@@ -45,6 +48,10 @@ def code_revision() -> str:
             return f"{commit}+changes" if differs.returncode else commit
         except (OSError, subprocess.SubprocessError):
             pass  # git is not installed, or the folder is no repository: the version serves
+    with contextlib.suppress(OSError):
+        built = (root / "backbench" / "commit.txt").read_text().strip()
+        if re.fullmatch(r"[0-9a-f]{40}(\+changes)?", built):
+            return built
     try:
         return f"backbench {importlib.metadata.version('backbench')}"
     except importlib.metadata.PackageNotFoundError:

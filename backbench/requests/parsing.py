@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import functools
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -15,6 +14,7 @@ from backbench.errors import EXIT_BAD_INPUT
 from backbench.requests.every import GROUPS, REQUESTS
 from backbench.requests.options import Request, declare, made, spellings
 
+SHELLS = ("bash", "zsh", "fish")
 CHANGE = re.compile(r"[a-z_][\w.]*=")  # the beginning of k=5,20
 
 
@@ -25,17 +25,31 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-class _PrintVersion(argparse.Action):
-    """`--version`; reading it takes longer than all of --help, so only this does."""
+class VersionAsked(Exception):
+    """`--version` asks which version and commit this is, and for no verb."""
+
+
+class CompletionAsked(Exception):
+    """`--completion SHELL` asks for the shell's script, its only argument, and for no verb."""
+
+
+class _AskVersion(argparse.Action):
+    """`--version`; finding it out takes longer than all of --help, so only this asks."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
+    def __call__(self, *_: object) -> NoReturn:
+        raise VersionAsked
 
-        parser._print_message(f"backbench {version('backbench')}\n", sys.stdout)
-        parser.exit()
+
+class _AskCompletion(argparse.Action):
+    """`--completion bash`."""
+
+    def __call__(
+        self, parser: object, namespace: object, values: Any, *_: object
+    ) -> NoReturn:
+        raise CompletionAsked(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +76,15 @@ def parser() -> argparse.ArgumentParser:
     question = "What is a self-supervised ResNet-50 worth?"
     top = Parser(prog="backbench", description=question, allow_abbrev=False)
     _add_verbosity(top)
-    top.add_argument("--version", action=_PrintVersion, help="print the version")
+    top.add_argument(
+        "--version", action=_AskVersion, help="print the version and its commit"
+    )
+    top.add_argument(
+        "--completion",
+        action=_AskCompletion,
+        choices=SHELLS,
+        help='print what makes Tab complete words: eval "$(backbench --completion bash)"',
+    )
     top.set_defaults(verbosity=0, quiet=False, debug=False)
     # A verb's own defaults would undo what stands before it, so it has none
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)

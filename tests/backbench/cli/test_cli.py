@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -133,7 +134,8 @@ def test_debug_before_the_verb_shows_the_traceback(tmp_path, capsys):
 
 
 def test_the_version_is_printed():
-    assert backbench("--version").stdout.startswith("backbench 0.")
+    said = backbench("--version").stdout
+    assert re.match(r"backbench 0\.\d+\.\d+( \([0-9a-f]{40}(\+changes)?\))?\n$", said)
 
 
 @pytest.mark.parametrize("words", [["data", "list"], ["paper"], ["--version"]])
@@ -247,3 +249,60 @@ def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(
         monkeypatch.setenv(name, value)
     wait_without_spinning()
     assert os.environ.get("OMP_WAIT_POLICY") == expected
+
+
+WINDOWS = """
+import sys
+sys.platform = 'win32'
+import backbench.__main__
+"""
+
+
+def test_windows_is_told_what_to_use():
+    done = subprocess.run(
+        [sys.executable, "-c", WINDOWS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "use WSL" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_its_script(shell, capsys):
+    pytest.importorskip("argcomplete")
+    assert program.main(["--completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "backbench" in script and "_ARGCOMPLETE" in script
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("backbench eva", ["evaluate"]),
+        ("backbench launch r", ["run", "retry"]),
+        ("backbench export x --format det", ["detectron2"]),
+        ("backbench linear x --work", ["--workers"]),
+    ],
+)
+def test_tab_completes_verbs_options_and_choices(line, words, tmp_path):
+    pytest.importorskip("argcomplete")
+    out = tmp_path / "words"
+    about = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(out),
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "COMP_TYPE": "9",
+    }
+    command = [sys.executable, "-m", "backbench"]
+    done = subprocess.run(
+        command, env=os.environ | about, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(out.read_text().split()) == sorted(words)
+
+
+def test_without_argcomplete_its_name_is_said(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    assert program.main(["--completion", "bash"]) == 2
+    assert "pip install argcomplete" in capsys.readouterr().err

@@ -116,3 +116,25 @@ def test_doctor_leaves_torch_to_a_process_of_its_own():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def last_line(capsys, root):
+    program.main(["doctor", "--data", str(root)])
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_it_ends_on_what_to_type(tmp_path, quick, monkeypatch, capsys):
+    line = last_line(capsys, tmp_path)
+    assert line.startswith("type     backbench demo --size tiny; or, with images")
+    class_folder(tmp_path / "my pets", classes="ab", per=3)
+    line = last_line(capsys, tmp_path)
+    assert f"--data '{tmp_path}/my pets' --out runs" in line
+    missing = Finding("package", "x", MISSING, "not installed")
+    monkeypatch.setattr(doctor, "packages", lambda: [missing])
+    assert last_line(capsys, tmp_path) == f"type     {sys.executable} -m pip install x"
+
+
+def test_apples_gpu_is_said_not_to_be_used(monkeypatch):
+    monkeypatch.setattr(doctor.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(doctor, "_asked", lambda *_: Finding("device", "torch", OK))
+    assert "mps) is not used" in doctor.device().about
