@@ -233,7 +233,10 @@ def _container(path: Path, size: int) -> str:
     for start, kind in _NOT_WEIGHTS:
         if head.startswith(start):
             raise BadInput(kind)
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+    # A safetensors file begins with its header's length in eight bytes, which may be a blank and a
+    # "<" (15392); those of a text are never zero
+    is_text = b"\0" not in head[:8]
+    if is_text and head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
         raise BadInput("a web page, not weights: the download went wrong")
     if head[257:262] == b"ustar":
         raise BadInput("a tar archive: unpack it first")

@@ -518,3 +518,14 @@ def test_names_cannot_write_to_the_terminal_or_take_forever(tmp_path, capsys):
     assert len(found.trunks) == 32
     with pytest.raises(BadInput, match="in no known format"):
         found.choose()
+
+
+@pytest.mark.parametrize("length", [0x3C20, 0x13C20])
+def test_the_length_of_a_header_is_no_web_page(tmp_path, length):
+    """Of 15392 bytes the length begins with a blank and a "<"."""
+    file = tmp_path / "x.safetensors"
+    save_file({"x": torch.ones(1)}, file, metadata={"note": ""})
+    size = int.from_bytes(file.read_bytes()[:8], "little")
+    save_file({"x": torch.ones(1)}, file, metadata={"note": "n" * (length - size)})
+    assert int.from_bytes(file.read_bytes()[:8], "little") == length
+    assert open_file(file).container == "safetensors"
