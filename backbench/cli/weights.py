@@ -199,12 +199,7 @@ def _checked(request: ImportRequest) -> PictureCheck:
 def run_export(request: ExportRequest) -> None:
     checkpoint = read(request.checkpoint)
     out: Path = request.out
-    load = checkpoint.family.loaded_by(checkpoint.arch, request.format)
-    if load is None:
-        lacks = f"is a {checkpoint.arch}, which {request.format} does not have"
-        raise BadInput(
-            f"'{checkpoint.name}' {lacks}; a timm trunk goes out with --format timm"
-        )
+    load = exporting.loaded_by(checkpoint, request.format, request.checkpoint)
     if request.format == "detectron2":
         exporting.write_detectron2(checkpoint, out)
         units = exporting.detectron2_pixels(checkpoint.pixels)

@@ -11,7 +11,35 @@ from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.family import NATIVE
 from backbench.weights.tensor_names import detectron2_name
+
+LIBRARIES = ("torchvision", "timm", "detectron2")
+
+
+def loaded_by(checkpoint: Checkpoint, library: str, file: Path) -> str:
+    """Return how the library loads the checkpoint once it is written. BadInput for a library that
+    does not have such a trunk names those that do; `file` is the checkpoint's, for the command."""
+    calls = {}
+    for each in LIBRARIES:
+        call = checkpoint.family.loaded_by(checkpoint.arch, checkpoint.stem, each)
+        if call is not None:
+            calls[each] = call
+    if library in calls:
+        return calls[library]
+    kind = checkpoint.arch
+    if checkpoint.stem not in (NATIVE, "imagenet"):
+        kind += f" with the stem {checkpoint.stem}"
+    lacks = f"{file}: '{checkpoint.name}' is a {kind}, which {library} does not have"
+    if calls:
+        commands = [
+            f"`backbench export {file} --format {each} --out F`" for each in calls
+        ]
+        raise BadInput(f"{lacks}; write {' or '.join(commands)}")
+    raise BadInput(
+        f"{lacks}, nor has any other library here; `backbench inspect {file}` says what backbench"
+        f" itself does with it, and in Python backbench.load('{file}').backbone() builds it"
+    )
 
 
 def write_state_dict(checkpoint: Checkpoint, out: Path) -> None:
@@ -41,10 +69,6 @@ def to_detectron2(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
     """Write a file for MODEL.WEIGHTS: Detectron2 reads `model`, our import `backbench`, too."""
-    if checkpoint.stem != "imagenet":
-        raise BadInput(
-            f"Detectron2's ResNet has the imagenet stem; '{checkpoint.name}' has '{checkpoint.stem}'"
-        )
     header = checkpoint.about()
     pixels = checkpoint.pixels
     header["pixels"] |= {"input_format": pixels.order, **detectron2_pixels(pixels)}

@@ -398,7 +398,7 @@ class TrunkFamily(ABC):
         """Return the name and pixels of the trunk that a torch module is; None if it is none."""
         return None
 
-    def loaded_by(self, arch: str, library: str) -> str | None:
+    def loaded_by(self, arch: str, stem: str, library: str) -> str | None:
         """Return how torchvision, timm or Detectron2 loads an exported file; None if it cannot."""
         return None
 

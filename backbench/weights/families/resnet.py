@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.weights.families.resnet_tables import ARCHS, FORMATS, WIDTHS
+from backbench.weights.families.resnet_tables import ARCHS, FORMATS, STEMS, WIDTHS
 from backbench.weights.family import (
     Tables,
     Tree,
@@ -56,12 +56,21 @@ class ResNetFamily(TrunkFamily):
 
         return list(resnet_names.find_trunks(tables, metadata))
 
-    def loaded_by(self, arch: str, library: str) -> str | None:
+    def loaded_by(self, arch: str, stem: str, library: str) -> str | None:
         if "," in arch:
             return None  # no other library has a ResNet of another width
+        padding = STEMS[stem]
         if library == "detectron2":
+            if padding is not None:
+                return None  # its stem is fixed
             depth = arch.removeprefix("resnet")
             return f"MODEL.RESNETS.DEPTH {depth} MODEL.RESNETS.STRIDE_IN_1X1 False"
+        calls = "fc = Identity()"
         if library == "timm":
-            return f"timm.create_model('{arch}', num_classes=0)"
-        return "fc = Identity()"
+            calls = f"timm.create_model('{arch}', num_classes=0)"
+        if padding is not None:
+            calls += (
+                f" with conv1 = Conv2d(3, 64, 3, padding={padding}, bias=False) and"
+                " maxpool = Identity()"
+            )
+        return calls

@@ -87,7 +87,7 @@ class TimmFamily(TrunkFamily):
         about = timm_trunk.registered(parse(arch).model).pretrained_cfg
         return Pixels(tuple(about["mean"]), tuple(about["std"]))
 
-    def loaded_by(self, arch: str, library: str) -> str | None:
+    def loaded_by(self, arch: str, stem: str, library: str) -> str | None:
         from backbench.weights.families import timm_trunk
 
         return timm_trunk.call(parse(arch)) if library == "timm" else None

@@ -2,15 +2,19 @@
 
 import json
 import pickle
+import re
 
 import pytest
+import timm
 import torch
 from support import foreign_fixtures as fx
 from torch import nn
+from torchvision.models import resnet18
 
 from backbench.cli import program
 from backbench.errors import BadInput
-from backbench.weights import importing, inspecting
+from backbench.weights import archs, importing, inspecting
+from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_tables import FORMATS
 from backbench.weights.file_contents import FileContents
 from backbench.weights.weight_file import Opened, open_file
@@ -480,12 +484,75 @@ def test_inspect_and_import_of_our_own_files(tmp_path, capsys):
         importing.read(tmp_path / "x.safetensors", encoder="key")
 
 
+@pytest.mark.parametrize("stem", ["imagenet", "conv3_p0", "conv3_p2"])
+def test_the_printed_call_loads_the_exported_file(stem, tmp_path, capsys):
+    trunk = archs.build_trunk("resnet18", stem)
+    source = Checkpoint(
+        arch="resnet18", stem=stem, method="x", state_dict=trunk.state_dict()
+    )
+    file = tmp_path / "x.safetensors"
+    source.save(file)
+    out = tmp_path / "out.pth"
+    images = torch.randn(2, 3, 64, 64)
+    for form in ("torchvision", "timm"):
+        words = ["export", str(file), "--format", form, "--out", str(out)]
+        assert program.main(words) == 0
+        line = capsys.readouterr().out
+        call = re.search(r"tensors for (.*); pixel statistics", line)[1]
+        theirs = resnet18()
+        if form == "timm":
+            theirs = eval(call.partition(" with ")[0], {"timm": timm})
+        for name, value in re.findall(r"(\w+) = ((?:Identity|Conv2d)\(.*?\))", call):
+            setattr(theirs, name, eval(value, vars(nn)))
+        theirs.load_state_dict(torch.load(out), strict=True)
+        with torch.no_grad():
+            features = theirs.eval()(images)
+            torch.testing.assert_close(features, trunk.eval()(images))
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "takes"),
+    [
+        (("resnet18", "conv3"), "detectron2", ("torchvision", "timm")),
+        (("resnet18,width=0.25", "imagenet"), "detectron2", ()),
+        (("resnet18,width=0.25", "imagenet"), "timm", ()),
+        (("lab:resnet18,width=0.5", "imagenet"), "torchvision", ()),
+        (("timm:test_convnext", "imagenet"), "torchvision", ("timm",)),
+    ],
+)
+def test_what_a_refused_export_names_is_true(kind, form, takes, tmp_path, bad_input):
+    """Each command that the line names writes the file; where none does, the line names none."""
+    arch, stem = kind
+    trunk = archs.build_trunk(arch, stem)
+    source = Checkpoint(
+        arch=arch,
+        stem=stem,
+        method="x",
+        state_dict=trunk.state_dict(),
+        pixels=archs.default_pixels(arch),
+    )
+    file = tmp_path / "x.safetensors"
+    source.save(file)
+    out = tmp_path / "out"
+    words = ["export", str(file), "--format", form, "--out", str(out)]
+    line = bad_input(program.main(words), arch, f"which {form} does not have")
+    assert not out.exists() and line.count("\n") == 1
+    commands = re.findall(r"`backbench (export [^`]*)`", line)
+    assert [command.split()[3] for command in commands] == list(takes)
+    for command in commands:
+        named = [str(out) if word == "F" else word for word in command.split()]
+        assert program.main(named) == 0
+        assert out.exists()
+    if not commands:
+        inspected = re.search(r"`backbench (inspect [^`]*)`", line)[1]
+        assert program.main(inspected.split()) == 0
+        importing.read(file).backbone()
+
+
 @pytest.mark.parametrize(
     ("form", "suffix"), [("torchvision", ".pth"), ("timm", ".safetensors")]
 )
 def test_export_and_back(form, suffix, tmp_path, capsys):
-    from torchvision.models import resnet18
-
     model = fx.known_resnet("resnet18")
     file = write(fx.swav(model), tmp_path / "x.pth")
     out = tmp_path / f"out{suffix}"

@@ -320,7 +320,9 @@ def test_inspect_and_export_of_a_trunk_of_timms(tmp_path, bad_input, capsys):
     assert importing.read(away).digest == importing.read(out).digest
     for form in ("torchvision", "detectron2"):
         words = ["export", str(out), "--format", form, "--out", str(tmp_path / "no")]
-        bad_input(program.main(words), "goes out with --format timm")
+        bad_input(
+            program.main(words), f"`backbench export {out} --format timm --out F`"
+        )
     assert inspecting.inspect("timm:test_convnext@random")["allows"]["strides"] == [
         4,
         8,
