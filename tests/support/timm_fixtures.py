@@ -165,6 +165,26 @@ def dinov2_consolidated(state):
     return {"model": table, "iteration": 99}
 
 
+def ijepa(state):
+    predictor = {
+        f"module.predictor_blocks.{i}.mlp.fc1.weight": torch.ones(4, 4)
+        for i in range(12)
+    }
+    predictor["module.predictor_embed.weight"] = torch.ones(4, 4)
+    return {
+        "encoder": prefixed("module.", with_other_values(state)),
+        "predictor": predictor,
+        "target_encoder": prefixed("module.", state),
+        "opt": {"state": {0: {"exp_avg": torch.ones(3)}}},
+        "epoch": 300,
+    }
+
+
+def with_other_values(state):
+    """Give the same names other values, as the encoder has that is not read by default."""
+    return {key: tensor + 1 for key, tensor in state.items()}
+
+
 def dinov2_giant(state):
     return renamed(dinov2(state), (r"mlp\.fc1", "mlp.w12"), (r"mlp\.fc2", "mlp.w3"))
 
@@ -453,6 +473,7 @@ POSITIONS = {"dino": "+0.1", "ibot": "+0.1", "dinov2": "+0.1", "mae": "size"}
 LICENCES = {
     "moco-v3": "CC-BY-NC-4.0",
     "mae": "CC-BY-NC-4.0",
+    "i-jepa": "CC-BY-NC-4.0",
     "dinov3": "DINOv3 License",
     "clip": "MIT",
     "convnext": "MIT (ConvNeXt V2: CC-BY-NC-4.0)",
@@ -480,6 +501,8 @@ B = "vit_base_patch16_224"
 D2 = "vit_small_patch14_dinov2"
 G2 = "vit_giant_patch14_dinov2"
 R2 = "vit_base_patch14_reg4_dinov2"
+GAP = "vit_base_patch16_gap_224"
+H14 = "vit_huge_patch14_gap_224"
 D3 = "vit_small_patch16_dinov3_qkvb"
 D3PLUS = "vit_small_plus_patch16_dinov3_qkvb"
 QUICK = "vit_base_patch16_clip_quickgelu_224"
@@ -501,6 +524,7 @@ CASES = {
     dinov2_chunked: _case("dinov2", D2, **CLS_MEAN),
     dinov2_consolidated: _case("dinov2", D2, **CLS_MEAN),
     dinov2_giant: _case("dinov2", G2, G2, **CLS_MEAN),
+    ijepa: _case("i-jepa", GAP, H14, reading="pooled"),
     dinov3: _case("dinov3", D3PLUS, D3, **CLS_MEAN, **FREE),
     dinov3_convnext: _case(
         "dinov3 convnext", "convnext_tiny", "convnext_small", **NEXT

@@ -197,6 +197,22 @@ def test_nothing_is_guessed(tmp_path, bad_input):
     assert not out.exists()
 
 
+def test_i_jepas_target_is_read_by_the_mean_of_its_patches(tmp_path):
+    arch = fx.CASES[fx.ijepa][1]
+    file = saved(fx.ijepa(fx.known(arch)), tmp_path)
+    target = importing.read(file, arch=arch)
+    context = importing.read(file, arch=arch, encoder="context")
+    assert (target.epochs, target.method) == (300, "ijepa")
+    weight = "blocks.0.attn.qkv.weight"
+    assert torch.equal(context.state_dict[weight], target.state_dict[weight] + 1)
+    trunk = target.backbone().eval()
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        patches = trunk.model.forward_features(pixels)
+        assert patches.shape == (2, 16, 32)
+        torch.testing.assert_close(trunk(pixels), patches.mean(1))
+
+
 def test_a_trunk_without_a_stem_to_choose_says_so(tmp_path):
     _, arch, _, options, *_ = fx.CASES[fx.dino]
     file = saved(fx.dino(fx.known(arch)), tmp_path)
