@@ -26,6 +26,7 @@ from backbench.weights.tensor_names import first_names
 from backbench.weights.weight_file import open_file
 
 if TYPE_CHECKING:
+    from backbench.weights.checkpoint import Checkpoint
     from backbench.weights.families.picture_check import PictureCheck
 
 
@@ -165,11 +166,8 @@ def run_import(request: ImportRequest) -> None:
         width = max(map(len, renamed))
         for key, new in renamed.items():
             print(f"  {shown(key):{width}}  {new}")
-    if checkpoint.heads:
-        print(
-            f"{request.file}: beside the trunk {first_names(list(checkpoint.heads))}: kept, but no part"
-            " of its features"
-        )
+    for line in _beside(checkpoint):
+        print(f"{request.file}: {line}")
     checkpoint.save(request.out)
     about = checkpoint.provenance
     how = checkpoint.reading
@@ -182,6 +180,32 @@ def run_import(request: ImportRequest) -> None:
         f"epochs {'unknown' if checkpoint.epochs is None else checkpoint.epochs}; "
         f"digest {checkpoint.digest[:12]}"
     )
+
+
+def _beside(checkpoint: Checkpoint) -> list[str]:
+    """Say what comes along beside the trunk, and what stays behind, a line each."""
+    from backbench.weights.families import timm_classifier
+
+    out = []
+    head = timm_classifier.own_head(checkpoint)
+    others = list(checkpoint.heads)
+    if head is not None:
+        others = [name for name in others if name not in head.tensors]
+        use = "no part of the features"
+        if head.classes == timm_classifier.CLASSES:
+            use += "; `backbench ood --protocol ood_own` scores pictures by it"
+        out.append(
+            f"its classifier of {head.classes} classes comes along ({first_names(head.tensors)};"
+            f" digest {head.digest[:12]}), {use}"
+        )
+    if others:
+        out.append(
+            f"beside the trunk {first_names(others)}: kept, but no part of its features"
+        )
+    left = checkpoint.provenance.get("left_behind")
+    if left:
+        out.append(f"left behind: {'; '.join(map(shown, left))}")
+    return out
 
 
 def _checked(request: ImportRequest) -> PictureCheck:

@@ -122,6 +122,11 @@ class TrunkInFile(ABC):
         """Return the keys to keep as heads; `others` are prefixes of the file's other trunks."""
         return []
 
+    def classifier(self, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
+        """Return key in the file -> name in the whole model, for the classifier that stands beside
+        the trunk; empty for none, and where the file's names are the model's."""
+        return {}
+
     def name_in_file(self, key: str) -> str:
         """Return the file's name, below the prefix, for a tensor of `keys`."""
         return key

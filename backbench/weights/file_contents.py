@@ -80,12 +80,18 @@ class FileContents:
         self._problems: dict[str, dict[str, list[str]]] = {}
         # The names that `--rename` has changed: the file's -> the trunk's
         self.renamed: Mapping[str, str] = {}
+        # The tables in which nothing was renamed; no trunk is looked for in them
+        self.dropped: Tables = {}
         with _naming(self.path):
             if rename:
                 family = archs.family_of(metadata.arch)
-                self.tables, self.renamed = family.renamed(
-                    self.tables, metadata.arch, rename
-                )
+                whole = self.tables
+                self.tables, self.renamed = family.renamed(whole, metadata.arch, rename)
+                self.dropped = {
+                    table: tensors
+                    for table, tensors in whole.items()
+                    if table not in self.tables
+                }
             families: Iterable[TrunkFamily] = archs.FAMILIES
             if metadata.arch:
                 families = [archs.family_of(metadata.arch)]
@@ -281,17 +287,39 @@ class FileContents:
         )
 
     def _heads(self, trunk: TrunkInFile) -> dict[str, Tensor]:
-        """Copy the trunk's projector and predictor, as far as their elements are in the file."""
+        """Copy the trunk's classifier, projector and predictor, as far as their elements are in the
+        file."""
+        table = self.tables[trunk.table]
+        heads = {}
+        for key, name in self._names_of_heads(trunk).items():
+            heads[name] = table[key].detach().clone()
+        return heads
+
+    def _names_of_heads(self, trunk: TrunkInFile) -> dict[str, str]:
+        """Return key in the file -> name, for what is kept beside the trunk. A classifier has the
+        names of the trunk's own library."""
         table = self.tables[trunk.table]
         prefixes = []
         for other in self.trunks:
             if other is not trunk and other.prefix and other.table == trunk.table:
                 prefixes.append(other.prefix)
-        heads = {}
+        names = {}
         for key in trunk.head_keys(table, tuple(prefixes)):
-            if in_file(table[key]):
-                heads[unwrapped(key)] = table[key].detach().clone()
-        return heads
+            names[key] = unwrapped(key)
+        names |= trunk.classifier(table)
+        return {key: name for key, name in names.items() if in_file(table[key])}
+
+    def left_behind(self, trunk: TrunkInFile) -> list[str]:
+        """Say what the file holds that goes in neither as the trunk nor as its head."""
+        out = []
+        for name, alike in self.encoders.items():
+            if trunk not in alike:
+                out.append(f"the encoder {shown(name)}")
+        kept = {(trunk.table, key) for key in self._names_of_heads(trunk)}
+        for group in self._grouped(kept):
+            example = shown(str(group["example"]), 150)
+            out.append(f"{group['group']}: {group['tensors']} ({example})")
+        return out
 
     def _refuse_unless_whole(
         self, trunk: TrunkInFile, allow_missing_statistics: bool
@@ -392,10 +420,16 @@ class FileContents:
 
     def leftovers(self) -> list[dict[str, str | int]]:
         """Count the tensors outside the trunks, grouped by purpose, with an example of each group."""
+        return self._grouped(set())
+
+    def _grouped(self, kept: set[tuple[str, str]]) -> list[dict[str, str | int]]:
+        """Group the tensors outside the trunks, without those that are `kept`."""
         groups: dict[str, list[tuple[str, int]]] = {}
         for table, key in self._free():
+            if (table, key) in kept:
+                continue
             name = f"{table}: {key}" if table else key
-            elements = self.tables[table][key].numel()
+            elements = (self.tables | self.dropped)[table][key].numel()
             groups.setdefault(_purpose(table, key), []).append((name, elements))
         out: list[dict[str, str | int]] = []
         for purpose, tensors in sorted(groups.items()):
@@ -414,7 +448,7 @@ class FileContents:
             (trunk.table, key) for trunk in self.trunks for key in trunk.keys.values()
         }
         free = []
-        for table, tensors in self.tables.items():
+        for table, tensors in (self.tables | self.dropped).items():
             free += [(table, key) for key in tensors if (table, key) not in taken]
         return free
 

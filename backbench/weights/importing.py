@@ -82,6 +82,9 @@ def read(
             contents = FileContents(opened, metadata, rename or "")
             trunk = contents.choose(encoder)
             checkpoint = contents.checkpoint(trunk, stem, allow_missing_statistics)
+            left = contents.left_behind(trunk)
+            if left:
+                added["left_behind"] = left
             if contents.renamed:
                 added["renamed"] = dict(contents.renamed)
         elif chosen or metadata.arch or metadata.pixels:

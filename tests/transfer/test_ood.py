@@ -451,6 +451,33 @@ def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
     assert checkpoint.pixels == Pixels(tuple(config["mean"]), tuple(config["std"]))
 
 
+def test_a_classifier_that_came_with_a_strangers_file_is_scored(trees, tmp_path):
+    """Nothing names these weights: the size and crop are those of timm's model, the pixels the
+    file's, and the row has the classifier's digest."""
+    torch.manual_seed(4)
+    model = timm.create_model("test_convnext").eval()
+    torch.save(model.state_dict(), tmp_path / "x.pth")
+    file = tmp_path / "x.safetensors"
+    words = ["--arch", "timm:test_convnext", "--pixels", "imagenet"]
+    assert main(["import", str(tmp_path / "x.pth"), *words, "--out", str(file)]) == 0
+    root = trees("imagenet-real")
+    out = tmp_path / "ood"
+    assert ood(file, "imagenet-real", root, out, "ood_own") == 0
+    (top1, _) = store.read_file(out / "results.jsonl")
+    _, head = timm_classifier.classifier(importing.read(file))
+    assert top1.provenance["head_sha256"] == head.digest
+    pixels = Pixels()
+    config = resolve_data_config({"mean": pixels.mean, "std": pixels.std}, model=model)
+    transform = create_transform(**config, is_training=False)
+    images = catalog.load("imagenet-real", root).test
+    shown = torch.stack([transform(images.open(i)) for i in range(len(images))])
+    with torch.no_grad():
+        theirs = model(shown)
+    (rows,) = [np.load(f) for f in (tmp_path / "cache").rglob("*.npy")]
+    near = 1e-5 * float(theirs.abs().max())
+    np.testing.assert_allclose(rows, theirs.numpy(), atol=near)
+
+
 def test_a_published_head_beside_its_trunk_is_scored(trees, tmp_path, monkeypatch):
     """SwAV's two files, merged by the words of the list: the usual cut of ImageNet's probes."""
     torch.manual_seed(2)

@@ -300,10 +300,11 @@ def own_classifier(trunk: FrozenTrunk) -> FrozenTrunk:
     pass gives the logits, as some heads have two classifiers, convolutions or a norm."""
     model, head = timm_classifier.classifier(trunk.checkpoint)
     whole: Any = _WholeModel(model, trunk.module.memory_format).to(trunk.device).eval()
-    parts = torch.nn.ParameterDict({k.replace(".", "/"): v for k, v in head.items()})
-    digest = state_digest(parts)
     return dataclasses.replace(
-        trunk, module=whole, state=state_digest(whole), own_head=digest
+        trunk,
+        module=whole,
+        state=state_digest(whole),
+        own_head=head.digest,
     )
 
 

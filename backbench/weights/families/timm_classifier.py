@@ -1,55 +1,87 @@
 """Builds a model with its own classifier from a checkpoint that kept it.
 
-That is one of timm's weights (`timm:NAME.TAG`), or a ResNet whose file holds an fc: torchvision's, or
-a trunk with a probe's head.
+That is one of timm's weights (`timm:NAME.TAG`), a file whose classifier came along with its trunk
+(`file_classifier`), or a ResNet whose file holds an fc: torchvision's, or a trunk with a probe's head.
 """
 
+import dataclasses
+import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.families import file_classifier
+from backbench.weights.families.resnet_tables import ARCHS
 from backbench.weights.families.timm_model_names import PREFIX, parse
 
 WEIGHTS = "timm_weights"  # a key of the provenance; its value is NAME.TAG
 CLASSES = 1000
 
 
-def classifier(checkpoint: Checkpoint) -> tuple[nn.Module, dict[str, Tensor]]:
+class OwnHead(NamedTuple):
+    """The classifier with which a trunk was trained, by timm's names."""
+
+    classes: int
+    tensors: dict[str, Tensor]
+
+    @property
+    def digest(self) -> str:
+        """The sha256 over names and bytes, by which rows name it."""
+        sha = hashlib.sha256()
+        for name, tensor in sorted(self.tensors.items()):
+            sha.update(name.replace(".", "/").encode())
+            sha.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return sha.hexdigest()
+
+
+def own_head(checkpoint: Checkpoint) -> OwnHead | None:
+    """Return the whole classifier that the checkpoint kept; None for none."""
+    arch = checkpoint.arch
+    is_timms = arch.startswith(PREFIX)
+    if not is_timms and (arch not in ARCHS or checkpoint.stem != "imagenet"):
+        return None
+    timms = arch if is_timms else PREFIX + arch
+    found = file_classifier.found(timms, "", checkpoint.heads, ())
+    if found is None or any(key != name for key, name in found.names.items()):
+        return None
+    tensors = {name: checkpoint.heads[name] for name in found.names}
+    return OwnHead(found.classes, tensors)
+
+
+def classifier(checkpoint: Checkpoint) -> tuple[nn.Module, OwnHead]:
     """Return the whole model in eval mode, whose output are logits of ImageNet's 1000 classes, and
-    the tensors of its head. BadInput for a checkpoint that is no such model."""
+    its head. BadInput for a checkpoint that is no such model."""
     import timm
 
-    # 1. The model, which must be one of timm's as it is
+    # 1. The classifier, all of which was kept
+    head = own_head(checkpoint)
+    if head is None:
+        raise BadInput(
+            f"'{checkpoint.name}' has no head of its own that is known: its file held no whole"
+            " classifier of that model; name timm's weights as timm:NAME.TAG, or use a head that"
+            " `backbench linear` trains (--protocol ood)"
+        )
+    if head.classes != CLASSES:
+        raise BadInput(
+            f"'{checkpoint.name}': its own head has {head.classes} classes, not ImageNet's 1000;"
+            " use a head that `backbench linear` trains (--protocol ood)"
+        )
+    # 2. The model, which must be one of timm's as it is
     arch = checkpoint.arch
     name = parse(arch if arch.startswith(PREFIX) else PREFIX + arch)
-    about = _about(checkpoint)
-    if about.num_classes != CLASSES:
-        raise BadInput(
-            f"'{checkpoint.name}': its own head has {about.num_classes} classes, not ImageNet's 1000;"
-            " use a head that `backbench linear` trains"
-        )
     if name.options:
         raise BadInput(
-            f"'{checkpoint.name}': {arch} is changed; its own head is for timm's model"
+            f"'{checkpoint.name}': {arch} is changed, and its own head is for timm's {name.model} as"
+            " it is; use a head that `backbench linear` trains (--protocol ood)"
         )
     model: Any = timm.create_model(name.model, pretrained=False, num_classes=CLASSES)
-    # 2. What the model has beside the trunk is its head, and all of it was kept
-    wanted = model.state_dict()
-    trunk = checkpoint.state_dict
-    of_head = [key for key in wanted if key not in trunk]
-    missing = [key for key in of_head if key not in checkpoint.heads]
-    if missing or not of_head or not trunk.keys() <= wanted.keys():
-        raise BadInput(
-            f"'{checkpoint.name}' has kept no whole head of its own ({', '.join(missing[:3])} missing);"
-            " name it as timm:NAME.TAG, or use a head that `backbench linear` trains"
-        )
-    head = {key: checkpoint.heads[key] for key in of_head}
+    _about(checkpoint)  # refuses pixels that are not those of timm's weights
     # 3. Both together
     try:
-        model.load_state_dict({**trunk, **head}, strict=True)
+        model.load_state_dict({**checkpoint.state_dict, **head.tensors}, strict=True)
     except RuntimeError as error:
         raise BadInput(
             f"'{checkpoint.name}': its head does not fit: {error!s:.200}"
@@ -59,7 +91,7 @@ def classifier(checkpoint: Checkpoint) -> tuple[nn.Module, dict[str, Tensor]]:
 
 def evaluation(checkpoint: Checkpoint, *, test_size: bool) -> dict[str, Any]:
     """Return how these weights are evaluated: input_size, interpolation, mean, std, crop_pct and
-    crop_mode, as timm has them, or the usual ones of a ResNet with an fc. With `test_size`, they are
+    crop_mode, as timm has them, or the usual ones of its model, or of a ResNet with an fc. With `test_size`, they are
     those of the larger size for tests, where there is one."""
     from timm.data import resolve_data_config
 
@@ -77,7 +109,7 @@ def view(config: Mapping[str, Any]) -> Any:
 
 
 def _about(checkpoint: Checkpoint) -> Any:
-    """Return timm's record of these weights, or one in the same form for a ResNet with an fc."""
+    """Return timm's record of these weights, or one in the same form for a file's classifier."""
     from timm.models import PretrainedCfg, get_pretrained_cfg
 
     pixels = checkpoint.pixels
@@ -91,16 +123,25 @@ def _about(checkpoint: Checkpoint) -> Any:
                 " --pixels"
             )
         return about
-    # 2. A ResNet with an fc
-    fc = {"fc.weight", "fc.bias"}
-    if checkpoint.stem != "imagenet" or checkpoint.heads.keys() != fc:
-        raise BadInput(
-            f"'{checkpoint.name}' has no head of its own that is known: neither timm's weights nor a"
-            " ResNet's fc; name it as timm:NAME.TAG, or use a head that `backbench linear` trains"
+    # 2. A file that told no more than its tensors. timm's own size and crop for that model are
+    # taken, without the larger size for tests, which belongs to timm's weights
+    arch = checkpoint.arch
+    head = own_head(checkpoint)
+    classes = head.classes if head is not None else 0
+    if arch.startswith(PREFIX):
+        usual = get_pretrained_cfg(parse(arch).model) or PretrainedCfg()
+        return dataclasses.replace(
+            usual,
+            num_classes=classes,
+            mean=tuple(pixels.mean),
+            std=tuple(pixels.std),
+            test_input_size=None,
+            test_crop_pct=None,
         )
-    # Published heads of ResNets are scored so: the shorter side to 256, and the middle 224 of it
+    # 3. A ResNet with an fc. Published heads of ResNets are scored so: the shorter side to 256, and
+    # the middle 224 of it
     return PretrainedCfg(
-        num_classes=len(checkpoint.heads["fc.bias"]),
+        num_classes=classes,
         input_size=(3, 224, 224),
         crop_pct=0.875,
         interpolation="bilinear",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
+from backbench.weights.families import file_classifier
 from backbench.weights.families.timm_formats import REGISTERS, TIMM
 from backbench.weights.families.timm_layouts import Layout, Piece, layouts, pieces
 from backbench.weights.families.timm_model_names import PREFIX, parse
@@ -155,6 +156,11 @@ class TimmInFile(TrunkInFile):
     def head_keys(self, tensors: Tensors, others: tuple[str, ...]) -> list[str]:
         """Return the keys of the model's own heads; text towers and decoders are not kept."""
         return list(self.heads)
+
+    def classifier(self, tensors: Tensors) -> Mapping[str, str]:
+        keys = self.keys.values()
+        there = file_classifier.found(self.arch, self.prefix, tensors, keys)
+        return there.names if there is not None else {}
 
     def provenance(self) -> dict[str, str]:
         about = {"licence": self.metadata.licence, "told by": self.metadata.source}

@@ -105,13 +105,13 @@ _CONSTRUCTOR_ERRORS = (
 )
 
 
-def create(name: TimmName) -> TimmModule:
+def create(name: TimmName, classes: int = 0) -> TimmModule:
     """Build timm's module, freshly drawn. BadInput where the model does not take an option."""
     import timm
 
     try:
         model = timm.create_model(
-            name.model, pretrained=False, num_classes=0, **_keywords(name)
+            name.model, pretrained=False, num_classes=classes, **_keywords(name)
         )
     except _CONSTRUCTOR_ERRORS as error:
         said = " ".join(str(error).split())[:120]

@@ -107,7 +107,7 @@ def test_the_command_that_the_refusal_names_imports_equal_tensors(
         == 0
     )
     printed = capsys.readouterr().out
-    assert "beside the trunk" in printed and "no part of its features" in printed
+    assert "classes comes along" in printed and "no part of the features" in printed
     found = importing.read(out).state_dict
     assert found and all(torch.equal(found[key], state[key]) for key in found)
 
