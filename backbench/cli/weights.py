@@ -162,7 +162,7 @@ def run_import(request: ImportRequest) -> None:
                 f"warning: {request.file} {told}; --check FOLDER tells which it is"
             )
     if renamed := checkpoint.provenance.get("renamed"):
-        print(f"{request.file}: {len(renamed)} tensors get {arch}'s names:")
+        print(f"{request.file}: its {len(renamed)} names -> those of {arch}:")
         width = max(map(len, renamed))
         for key, new in renamed.items():
             print(f"  {shown(key):{width}}  {new}")

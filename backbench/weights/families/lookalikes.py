@@ -27,7 +27,9 @@ FEWEST = 10  # tensors; the shapes of fewer tell nothing
 MOST_TENSORS = 20_000  # in a table; a file may be made to delay its reader
 MOST_PREFIXES = 16  # that are tried in a table
 _LONGEST = 300  # characters of a name
-_SHOWN = 3  # networks, and names of one network, that a message names
+_SHOWN = (
+    8  # networks, and names of one network, that a message names: as yet all of them
+)
 # The modules that libraries call their classifiers
 _CLASSIFIER = re.compile(
     r"(^|\.)(head|heads|head_dist|fc|_fc|classifier|last_linear|linear|logits|output)"

@@ -25,6 +25,7 @@ from backbench.weights.families.resnet_tables import ARCHS
 from backbench.weights.families.timm_formats import TIMM, TIMM_FORMATS
 from backbench.weights.families.timm_model_names import PREFIX, parse
 from backbench.weights.family import (
+    NATIVE,
     NamedWeights,
     Tables,
     Tree,
@@ -33,6 +34,7 @@ from backbench.weights.family import (
     TrunkMetadata,
     native_stem,
 )
+from backbench.weights.tensor_names import is_counter
 
 if TYPE_CHECKING:
     from torch import nn
@@ -132,7 +134,9 @@ class TimmFamily(TrunkFamily):
     ) -> tuple[Tables, Mapping[str, str]]:
         from backbench.weights.families import renaming
 
-        return renaming.renamed(tables, parse(arch).model, rules)
+        arch, stem = self.canonical(arch, NATIVE)
+        wanted = [key for key in self.tensors(arch, stem) if not is_counter(key)]
+        return renaming.renamed(tables, parse(arch).model, wanted, rules)
 
     def of_module(self, module: nn.Module) -> tuple[str, Pixels] | None:
         """Return the name and pixels of a module that timm made; None for any other module.

@@ -173,10 +173,19 @@ def test_names_by_rules(lite, tmp_path, capsys):
     assert all(
         torch.equal(found.state_dict[key], state[key]) for key in found.state_dict
     )
+    keys = [key for key in state if not key.startswith("classifier.")]
+    total = found.provenance["renamed"]
+    assert [total[key] for key in renamed(dict.fromkeys(keys))] == keys
     for text, word in (
         ("x y\n", "no arrow"),
         ("( -> y\n", "rules.txt:1"),
         (".* -> y\n", "another tensor both become y"),
+        ("^_net\\. -> \n^net\\. -> \n", "rules.txt:2: '^net\\.' fits none"),
+        (
+            "^_net\\.stage -> blocks\n^_net\\.(bn|conv_h) -> \\1\n",
+            "rules.txt: 1 of tf_efficientnet_lite0's tensors get none of the file's:"
+            " conv_stem.weight (no rule fits _net.classifier.bias",
+        ),
     ):
         rules.write_text(text)
         options = ["--arch", "timm:tf_efficientnet_lite0", "--rename", str(rules)]
