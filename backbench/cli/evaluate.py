@@ -42,7 +42,7 @@ from backbench.runs import price
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.untrusted import printable
-from backbench.weights import archs
+from backbench.weights import absent, archs
 
 # What may be measured next, each with its recipe where that is not the one of the papers; the lines
 # are sorted by what they cost on the images at hand
@@ -71,7 +71,7 @@ def models_and_tasks(
         elif kind in TASKS:
             tasks.append(word)
         elif "." in kind or "/" in word:
-            raise BadInput(f"{word}: no such file")
+            raise BadInput(absent.refusal(word))
         else:
             raise BadInput(f"{word}: no such file, and no task; {nearest(kind, TASKS)}")
     if not found:

@@ -18,7 +18,7 @@ from backbench.requests.options import Request
 from backbench.requests.places import RunRequest
 from backbench.requests.pretrain import PretrainRequest
 from backbench.requests.probe import LinearRequest, OodRequest
-from backbench.weights import archs, hub_files
+from backbench.weights import absent, archs, hub_files
 
 FOUND, MISSING, UNUSABLE = "found", "missing", "unusable"
 
@@ -57,7 +57,7 @@ def weight_files(request: Request) -> None:
             else:
                 hub_files.held(file)
         elif file is not None and not archs.is_name(file) and not file.exists():
-            raise BadInput(f"{file}: no such file")
+            raise BadInput(absent.refusal(file))
 
 
 def datasets_there(request: Request) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -56,6 +56,11 @@ _FOREIGN_AUTHORS = ("Detectron2 Model Zoo", "Caffe2", "MSRA")
 _OF_A_HEAD = 20  # tensors
 _OF_HEADS = re.compile(
     r"(^|\.|_)(fc|head|heads|classifier|linear|projector|predictor)\b"
+)
+# The end of a refusal of tensors that are no trunk's
+_SAY_WHAT_IT_IS = (
+    "say what it is with --arch timm:NAME (and --rename, where its names are others)"
+    f" {_IN_IMPORT}, or measure the module itself in Python (docs/python.md)"
 )
 
 
@@ -178,7 +183,9 @@ class FileContents:
             told = archs.advice(self.tables)
             if told:
                 raise BadInput(f"in no known format: {told}")
-            raise BadInput(f"no trunk in it; it holds {content}{self._hint()}")
+            raise BadInput(
+                f"no trunk in it; it holds {content}{self._hint()}; {_SAY_WHAT_IT_IS}"
+            )
         author = self._at_top("__author__")
         if author in _FOREIGN_AUTHORS:
             raise BadInput(
@@ -356,6 +363,8 @@ class FileContents:
         if problems["of the wrong shape"]:
             told = archs.advice(self.tables)
             advice = f"; {told}" if told else trunk.if_misshaped
+        if not advice:
+            advice = f"; {_next_step(problems)}"
         raise BadInput(
             f"'{trunk.label}' is not a whole {trunk.arch} ({form}):"
             f" {'; '.join(wrong)}{meant}{advice}"
@@ -468,6 +477,17 @@ class FileContents:
             prefixes = [place.split(":")[-1] for place in places]
             examples += [f"{prefix}*" for prefix in prefixes if prefix][:2]
         return f" (nearest format: {form.name}, with {', '.join(examples)})"
+
+
+def _next_step(problems: Mapping[str, Sequence[str]]) -> str:
+    """Say what to do about a trunk that is not whole."""
+    if problems["missing"]:
+        return "give the whole file, as its training wrote it"
+    if problems["extra inside the trunk"] or problems["of the wrong shape"]:
+        return f"it is another network: {_SAY_WHAT_IT_IS}"
+    if any("not finite" in problem for problem in problems["not usable"]):
+        return "the training has diverged: give an earlier checkpoint of it"
+    return "give the file as its training wrote it, in floating point"
 
 
 @contextlib.contextmanager

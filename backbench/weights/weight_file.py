@@ -23,7 +23,7 @@ import torch
 
 from backbench.errors import BadInput
 from backbench.untrusted import opening, pickles, printable
-from backbench.weights import shards
+from backbench.weights import absent, shards
 from backbench.weights.family import Tree
 from backbench.weights.header import FORMAT
 
@@ -48,9 +48,9 @@ _NOT_WEIGHTS = (
     (b"\x89HDF", f"an HDF5 file (Keras); {_SAVE_IN_TORCH}"),
     (b"\x93NUMPY", f"a numpy array; {_SAVE_IN_TORCH}"),
     (b"GGUF", f"a GGUF file; {_SAVE_IN_TORCH}"),
-    (b"\x89PNG", "a picture, not weights"),
-    (b"\xff\xd8\xff", "a picture, not weights"),
-    (b"%PDF", "a PDF, not weights"),
+    (b"\x89PNG", "a picture, not weights; give the file of the weights"),
+    (b"\xff\xd8\xff", "a picture, not weights; give the file of the weights"),
+    (b"%PDF", "a PDF, not weights; give the file of the weights"),
 )
 # Ends of names -> what such a file is, where its first bytes do not tell
 _NOT_TORCH = (
@@ -61,8 +61,6 @@ _NOT_TORCH = (
     (".data-00000-of-00001", "a TensorFlow checkpoint"),
     (".msgpack", "a Flax file"),
 )
-# How files of weights are usually called
-_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
 _CHUNK = 1 << 20  # bytes read at once
 # Backbones have hundreds of tensors. Of very many names, the search for a trunk takes minutes.
 _MOST_TENSORS = 20_000
@@ -157,10 +155,10 @@ def open_file(path: str | Path) -> Opened:
     if path.is_dir():
         raise BadInput(f"{path}: {_of_folder(path)}")
     if not path.is_file():
-        raise BadInput(f"{path}: no such file")
+        raise BadInput(absent.refusal(path))
     size = path.stat().st_size
     if size == 0:
-        raise BadInput(f"{path}: the file is empty")
+        raise BadInput(f"{path}: the file is empty; copy or download it again")
     if path.suffix in (".distcp", ".json") and (piece := shards.of_file(path)):
         raise BadInput(f"{path}: {piece}")
     tree: Tree
@@ -202,11 +200,11 @@ def _of_folder(folder: Path) -> str:
         return pieces
     if (folder / "saved_model.pb").exists():
         return f"a TensorFlow model; {_SAVE_IN_TORCH}"
-    files = [path for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
+    files = [
+        path for path in sorted(folder.iterdir()) if path.suffix in absent.SUFFIXES
+    ]
     if not files:
-        return (
-            f"is a folder without a weight file ({', '.join(_SUFFIXES)}); give the file"
-        )
+        return f"is a folder without a weight file ({', '.join(absent.SUFFIXES)}); give the file"
     named = ", ".join(printable.shown(path.name, 60) for path in files[:3])
     more = f" and {len(files) - 3} more" if len(files) > 3 else ""
     return f"is a folder, not a weight file; give one of its files: {named}{more}"
@@ -237,7 +235,9 @@ def _container(path: Path, size: int) -> str:
     # "<" (15392); those of a text are never zero
     is_text = b"\0" not in head[:8]
     if is_text and head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
-        raise BadInput("a web page, not weights: the download went wrong")
+        raise BadInput(
+            "a web page, not weights: the download went wrong; fetch the file to which the page links"
+        )
     if head[257:262] == b"ustar":
         raise BadInput("a tar archive: unpack it first")
     if head.startswith(b"PK"):
@@ -288,12 +288,16 @@ def _explain(error: Exception) -> str:
         return pickles.refusal(named.group(1)) + _of_class(named.group(1))
     # Our own refusal (untrusted/pickles.py) is a whole sentence already
     if isinstance(error, pickle.UnpicklingError) and text.startswith("refused"):
-        return text
+        refused = re.match(r"refused: it names ([\w.]+),", text)
+        return text + _of_class(refused.group(1)) if refused else text
     name = type(error).__name__
     cut_off = isinstance(error, EOFError | zipfile.BadZipFile | struct.error)
     if cut_off or "central directory" in text:
         return f"damaged or truncated ({text[:80] or name}); download it again"
-    return f"not a readable weight file, damaged or truncated ({name}: {text[:80]})"
+    return (
+        f"not a readable weight file, damaged or truncated ({name}: {text[:80]});"
+        " download it again, or write its state_dict() with torch.save"
+    )
 
 
 def _of_class(name: str) -> str:
@@ -309,7 +313,7 @@ def _of_class(name: str) -> str:
         return (
             "; if it is a whole model, write model.state_dict() with torch.save instead"
         )
-    return ""
+    return "; where you trust the file, load it where it is from, and write the tensors alone"
 
 
 def _check_legacy(path: Path) -> None:
@@ -343,7 +347,10 @@ def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
             raise BadInput(f"a numpy archive; {_SAVE_IN_TORCH}")
         if any(name.endswith(("config.json", "model.weights.h5")) for name in names):
             raise BadInput(f"a Keras file; {_SAVE_IN_TORCH}")
-        raise BadInput("a zip archive without data.pkl: not a torch checkpoint")
+        raise BadInput(
+            "a zip archive without data.pkl: not a torch checkpoint; give the file of the weights, or"
+            " unpack the one in it"
+        )
     if any(name.endswith("constants.pkl") for name in names):
         raise BadInput(
             "a TorchScript program, not a state dict; save model.state_dict() instead"

@@ -1,0 +1,25 @@
+"""Says what may be meant by a file of weights that is not there."""
+
+import difflib
+from pathlib import Path
+
+from backbench.untrusted import printable
+
+# How files of weights are usually called
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
+
+
+def refusal(file: str | Path) -> str:
+    """Return the message that refuses a file that is not there: a near name in its folder, or what
+    may be given in its place."""
+    path = Path(file)
+    there = []
+    if path.parent.is_dir():
+        for neighbour in path.parent.iterdir():
+            if neighbour.suffix in SUFFIXES:
+                there.append(neighbour.name)
+    close = difflib.get_close_matches(path.name, there, 1)
+    if close:
+        meant = printable.shown(str(path.with_name(close[0])))
+        return f"{file}: no such file; did you mean {meant}?"
+    return f"{file}: no such file; give the path of a file of weights, or timm:NAME for timm's"
