@@ -242,33 +242,52 @@ def differences(told: Sequence[Group]) -> list[str]:
     for group in told:
         if group.network not in built:
             built[group.network] = _settings(group.names[0])
-    # 2. Of each attribute that differs anywhere, its most frequent value among the differing modules
-    values: dict[str, dict[str, str]] = {}
+    # 2. Of each attribute that differs anywhere, its most frequent value among the differing modules.
+    # Attributes that tell less count where no other tells the networks apart
     first, *others = built.values()
-    for attribute in _TELLING:
-        paths = set()
-        for other in others:
-            for path in first.keys() | other.keys():
-                ends = path.rpartition(".")[2] == attribute
-                if ends and first.get(path) != other.get(path):
-                    paths.add(path)
-        for network, settings in built.items():
-            counted = Counter(str(settings[path]) for path in paths if path in settings)
-            if counted:
-                value = counted.most_common(1)[0][0]
-                values.setdefault(attribute, {})[network] = value
+    differing = set()
+    for other in others:
+        for path in first.keys() | other.keys():
+            if first.get(path) != other.get(path):
+                differing.add(path)
+    values = _values(built, sorted(differing), _TELLING)
+    pixels_differ = len({(group.mean, group.std) for group in told}) > 1
+    sizes_differ = len({group.size for group in told}) > 1
+    if not values and not pixels_differ and not sizes_differ:
+        names = sorted({path.rpartition(".")[2] for path in differing})
+        values = _values(built, sorted(differing), names)
     # 3. The words
     out = []
     for group in told:
         words = []
         for attribute, of_networks in list(values.items())[:4]:
-            if len(set(of_networks.values())) > 1 and group.network in of_networks:
+            if group.network in of_networks:
                 words.append(f"{attribute} {of_networks[group.network]}")
-        if len({(other.mean, other.std) for other in told}) > 1:
+        if pixels_differ:
             words.append(f"mean {_joined(group.mean)}, std {_joined(group.std)}")
-        if len({other.size for other in told}) > 1:
+        if sizes_differ:
             words.append(f"{group.size} pixels")
         out.append(", ".join(words))
+    return out
+
+
+def _values(
+    built: Mapping[str, Mapping[str, Any]],
+    differing: Sequence[str],
+    attributes: Sequence[str],
+) -> dict[str, dict[str, str]]:
+    """Return attribute -> network -> its most frequent value among the differing modules, for the
+    attributes that tell at least two networks apart."""
+    out = {}
+    for attribute in attributes:
+        paths = [path for path in differing if path.rpartition(".")[2] == attribute]
+        of_networks = {}
+        for network, settings in built.items():
+            counted = Counter(str(settings[path]) for path in paths if path in settings)
+            if counted:
+                of_networks[network] = counted.most_common(1)[0][0]
+        if len(set(of_networks.values())) > 1:
+            out[attribute] = of_networks
     return out
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.weights import importing
-from backbench.weights.families import architectures, picture_check
+from backbench.weights.families import architectures, lookalikes, picture_check
 
 SPOT_CHECKED = (
     "efficientnet_lite0",
@@ -81,6 +81,12 @@ def test_two_networks_of_the_same_tensors_are_named_with_what_differs(
     assert "tf_efficientnet_lite0 (eps 0.001, padding (0, 0)" in line
     assert "mean 0.5/0.5/0.5" in line and "mean 0.485/0.456/0.406" in line
     assert "--arch timm:NAME --out" in line and "--check FOLDER" in line
+
+
+def test_networks_that_differ_in_little_are_told_apart_all_the_same():
+    groups = lookalikes.groups(["iformer_l", "iformer_l_distilled"])
+    assert len(groups) == 2
+    assert all(lookalikes.differences(groups))
 
 
 @pytest.mark.parametrize(
