@@ -25,10 +25,6 @@ class PretrainRequest(RunRequest):
     overrides: tuple[str, ...] = argument(
         "a.b=c", "changes to the recipe", several="*", default=()
     )
-    # Its place among the options is RunRequest's; beside --images it is not needed
-    data: Path | None = option(  # type: ignore[assignment]
-        "folder with one folder per dataset", "ROOT", default=None
-    )
     images: Path | None = option(
         "pictures of your own to train on, as FOLDER/<class>/ or without classes; ends with"
         " `evaluate`'s table against the random trunk",
@@ -50,4 +46,8 @@ class PretrainRequest(RunRequest):
     name: str = option("the row's name on the board", "NAME", default="")
     fast: bool = option(
         f"{' '.join(fast.spelled())}; given by hand wins (docs/fast.md)", default=False
+    )
+    # The last of these, so that jobs are spelled as they were. Beside --images it is not needed
+    data: Path | None = option(  # type: ignore[assignment]
+        "folder with one folder per dataset", "ROOT", default=None
     )

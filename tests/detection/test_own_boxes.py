@@ -677,7 +677,7 @@ def test_the_commands_of_the_page(tmp_path, trunk, capsys, monkeypatch):
     assert len(commands) >= 4
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "cache"))
-    shutil.copy(trunk, "my_resnet.pth")
+    shutil.copy(trunk, "my_resnet50.pth")
     own_boxes.coco(tmp_path / "data" / "mine", outlines=True)
     for command in commands:
         assert program.main(command) == 0, command

@@ -74,7 +74,7 @@ def test_a_resnets_verbs_start_without_torchvision_and_torchs_compiler(tmp_path)
     [
         ([], "VERB"),
         (["lienar"], "lienar"),
-        (["pretrain", "demo_lorac"], "--data"),
+        (["pretrain", "demo_lorac"], "--out"),
         (
             [
                 "pretrain",
