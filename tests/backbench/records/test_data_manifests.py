@@ -1,0 +1,62 @@
+"""The lists that rows name: whose sizes are the dataset's own, and what a seed decides."""
+
+import pytest
+from support.records import a_result, digest_of
+
+from backbench.records import data_manifests
+
+
+def lists_of(dataset, *, val, images, drawn=""):
+    """The lists of a probe's row; `drawn` names the images that its seed has chosen."""
+    row = a_result(dataset=dataset)
+    manifests = {
+        "train": digest_of(f"train {drawn}"),
+        "val": digest_of(f"val {drawn}"),
+        "test": digest_of("test"),
+    }
+    counts = dict(zip(("train", "val", "test"), images, strict=True))
+    about = {"manifests": manifests, "images": counts, "val": val}
+    row = a_result(dataset=dataset, provenance={**row.provenance, **about})
+    return data_manifests.of_row(row, has_recipe=True)
+
+
+HELD_OUT = "held out of train"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "val", "images", "said"),
+    [
+        ("cifar10", HELD_OUT, (40000, 10000, 10000), ""),
+        ("cifar10", HELD_OUT, (45000, 5000, 10000), ""),
+        ("cifar10", HELD_OUT, (39999, 10000, 10000), "n49999+10000"),
+        ("cifar10", HELD_OUT, (40000, 10000, 9999), "n50000+9999"),
+        ("dtd", "official", (1880, 1880, 1880), ""),
+        ("dtd", "official", (1000, 1880, 1880), "n1000+1880"),
+        ("dtd", "official", (1880, 100, 1880), "n1880+1880"),
+        ("dtd", "official", (1880, 1880, None), ""),
+        ("a lab's own", HELD_OUT, (1, 2, 3), ""),
+    ],
+)
+def test_other_numbers_of_images_than_the_datasets_are_said(dataset, val, images, said):
+    assert lists_of(dataset, val=val, images=images).size == said
+
+
+def test_a_hold_out_is_the_seeds_and_an_official_val_is_not():
+    images = (1000, 100, 50)
+    one = lists_of("digits", val=HELD_OUT, drawn="one", images=images)
+    other = lists_of("digits", val=HELD_OUT, drawn="other", images=images)
+    assert one.fixed == other.fixed and one.drawn != other.drawn
+    one = lists_of("digits", val="official", drawn="one", images=images)
+    other = lists_of("digits", val="official", drawn="other", images=images)
+    assert one.fixed != other.fixed and one.drawn == other.drawn == ""
+
+
+def test_a_detectors_numbers_of_images_are_cocos():
+    def size(train, val):
+        facts = {"train": f"coco_2017_train:ab:{train}", "val": f"val:cd:{val}"}
+        row = a_result(task="mask_rcnn", dataset="coco2017", provenance=facts)
+        return data_manifests.of_row(row, has_recipe=True).size
+
+    assert size(118287, 5000) == ""
+    assert size(118287, 100) == "n118287+100"
+    assert size(1000, 5000) == "n1000+5000"
