@@ -3,7 +3,7 @@ three standard errors from what it prints."""
 
 import numpy as np
 import pytest
-from scipy.stats import chi2, norm
+from scipy.stats import chi2, norm, t
 
 from backbench.records import predictions
 from backbench.stats import confidence
@@ -97,6 +97,30 @@ def test_the_average_counts_how_little_few_seeds_tell():
     assert (high - low) / 2 == pytest.approx(2.0106 * 2 / 4.3027 / 12**0.5, rel=1e-3)
     _, high = confidence.of_mean([100.0] * 2, [(97.0, 100.0)] * 2, [np.inf] * 2)
     assert high == 100
+
+
+@pytest.mark.parametrize(
+    ("value", "df", "p"),
+    # The table of Student's t
+    [
+        (1.959964, np.inf, 0.05),
+        (2.575829, np.inf, 0.01),
+        (12.7062, 1, 0.05),
+        (4.30265, 2, 0.05),
+        (2.77645, 4, 0.05),
+        (4.60409, 4, 0.01),
+        (-2.77645, 4, 0.05),
+        (0, 4, 1.0),
+    ],
+)
+def test_both_tails_are_those_of_the_table(value, df, p):
+    assert confidence.t_both_tails(value, df) == pytest.approx(p, rel=1e-4)
+
+
+@pytest.mark.parametrize("df", [1, 2.5, 10, 300])
+def test_the_quantile_and_the_tails_are_students(df):
+    assert confidence.t_quantile(df) == pytest.approx(t.ppf(0.975, df))
+    assert confidence.t_both_tails(1.3, df) == pytest.approx(2 * t.sf(1.3, df))
 
 
 def test_one_seed_has_no_interval():

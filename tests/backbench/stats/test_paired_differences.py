@@ -2,9 +2,14 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
+from scipy.stats import binom, binomtest, norm, t
 
-from backbench.stats.paired_differences import of_images, of_resamples, tied_with_first
+from backbench.stats.paired_differences import (
+    of_draws_and_images,
+    of_images,
+    of_resamples,
+    tied_with_first,
+)
 from benchmarks import intervals as simulated
 
 IMAGES = 720
@@ -67,6 +72,27 @@ def test_the_p_value_of_class_means_is_that_of_their_interval():
         moved = np.where(rng.random(400) < shift, 1.0, d)
         found = of_images(moved, label)
         assert (found.p < 0.05) == found.real
+
+
+def test_p_values_are_the_tails_beyond_the_value_in_standard_errors():
+    """Each test's p-value is worked out again from its value and from the width of its interval."""
+    draw = np.random.default_rng(5)
+    label = draw.integers(0, 5, 400)
+    hits = draw.random((4, 400)) < 0.15
+    for found in (
+        of_images(hits[0].astype(float) - hits[1], label),
+        of_draws_and_images(hits[:3].astype(float) - hits[1:]),
+        of_resamples(draw.normal(1.5, 1, 500), 200),
+    ):
+        half = (found.ci95[1] - found.ci95[0]) / 2
+        if np.isinf(found.df):
+            error = half / norm.ppf(0.975)
+            expected = 2 * norm.sf(abs(found.value) / error)
+        else:
+            error = half / t.ppf(0.975, found.df)
+            expected = 2 * t.sf(abs(found.value) / error, found.df)
+        assert 0.001 < expected < 0.999, "a value that a wrong factor would change"
+        assert found.p == pytest.approx(expected, rel=1e-4)
 
 
 def test_nobody_disagrees():
