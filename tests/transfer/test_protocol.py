@@ -1,0 +1,140 @@
+"""What protocols share, by numbers worked out by hand: rates, lengths, sizes, names; their loading."""
+
+import math
+
+import pytest
+
+from backbench.errors import BadInput
+from backbench.transfer import protocols
+from backbench.transfer.protocol import (
+    CropAugment,
+    Geometry,
+    Length,
+    Protocol,
+    RateSchedule,
+    ScaledRates,
+    TrunkGeometry,
+)
+
+
+@pytest.mark.parametrize(
+    ("length", "images", "batch", "steps"),
+    [
+        (Length(iterations=7), 1000, 10, 7),
+        (Length(epochs=2), 1000, 250, 8),
+        (Length(epochs=1.5), 1000, 300, 5),
+        (Length(epochs=0.001), 100, 100, 1),
+    ],
+)
+def test_a_length_is_so_many_steps(length, images, batch, steps):
+    assert length.steps(images, batch) == steps
+
+
+@pytest.mark.parametrize("both", [{}, {"epochs": 1, "iterations": 1}])
+def test_a_length_has_one_unit(both):
+    with pytest.raises(ValueError, match="either epochs or iterations"):
+        Length(**both)
+
+
+def half_cosine(share):
+    return 0.5 * (1 + math.cos(math.pi * share))
+
+
+STEPS = {"name": "step", "milestones": (0.5, 0.75)}
+DINOV3 = {"name": "dinov3", "warmup": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "factor"),
+    [
+        ({}, 0, 1.0),
+        ({}, 5, 0.5),
+        ({}, 9, half_cosine(0.9)),
+        # The cosine runs over the steps after the warm-up
+        ({"warmup": 0.2}, 0, 0.5),
+        ({"warmup": 0.2}, 1, 1.0),
+        ({"warmup": 0.2}, 2, 1.0),
+        ({"warmup": 0.2}, 6, 0.5),
+        (STEPS, 4, 1.0),
+        (STEPS, 5, 0.1),
+        (STEPS, 7, 0.1),
+        (STEPS, 8, 0.01),
+        ({**STEPS, "gamma": 0.2}, 8, 0.04),
+        # Steps 0, 1 and 2 are the first epoch, of 2.5 steps
+        ({"name": "epoch_decay", "gamma": 0.5}, 2, 1.0),
+        ({"name": "epoch_decay", "gamma": 0.5}, 3, 0.5),
+        ({"name": "epoch_decay", "gamma": 0.5}, 5, 0.25),
+        ({"name": "constant"}, 9, 1.0),
+        (DINOV3, 0, 1e-6),
+        (DINOV3, 1, (0.5 + 0.5e-6) * 0.9),
+        (DINOV3, 4, 0.5),
+    ],
+)
+def test_the_factor_of_each_schedule(schedule, step, factor):
+    found = RateSchedule(**schedule).factor(step, 10, 2.5)
+    assert found == pytest.approx(factor, rel=1e-9)
+
+
+def test_a_geometry_grows_with_the_trunks_own_size():
+    fixed = {"interpolation": "bicubic", "square": True}
+    geometry = TrunkGeometry(resize=256, crop=224, of="trunk", **fixed)
+    assert geometry.size(448) == 448
+    assert geometry.at(448) == Geometry(resize=512, crop=448, **fixed)
+    assert geometry.at(112) == Geometry(resize=128, crop=112, **fixed)
+    assert TrunkGeometry(of=320).size(448) == 320
+    assert CropAugment(size=224).at(448) == CropAugment(size=448)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"scale": (0.5, 0.4)}, {"scale": (0, 1)}, {"ratio": (2, 1)}]
+)
+def test_ranges_of_crops_increase(wrong):
+    with pytest.raises(ValueError, match="must be positive and increasing"):
+        CropAugment(**wrong)
+    assert CropAugment(scale=(0.5, 0.5)).scale == (0.5, 0.5)
+
+
+def test_a_rate_is_that_of_the_reference_batch():
+    protocol = ScaledRates(
+        kind="sgd", protocol="p-v1", reference_batch=256, batch_size=64
+    )
+    assert protocol.used(0.2) == pytest.approx(0.05)
+
+
+def test_the_name_says_precision_and_head():
+    assert Protocol(kind="knn", protocol="p-v1").name == "p-v1"
+    with_head = Protocol(kind="knn", protocol="p-v1", precision="bf16", head="lphi")
+    assert with_head.name == "p-v1-bf16-lphi"
+    assert with_head.space == "lphi"
+    assert Protocol(kind="knn", protocol="p-v1").space == "trunk"
+
+
+@pytest.mark.parametrize("value", ["5,20", "[5,20]"])
+def test_a_list_is_changed_with_and_without_brackets(value):
+    changed = protocols.load_protocol("knn", ["knn"], [f"k={value}"])
+    assert changed.k == (5, 20)
+    assert protocols.changes(changed).startswith("k [5, 20] instead of [")
+    assert protocols.changes(protocols.load_protocol("knn", ["knn"])) == ""
+
+
+def test_one_value_of_a_list_is_a_list():
+    assert protocols.load_protocol("knn", ["knn"], ["k=7"]).k == (7,)
+
+
+def test_another_kind_is_refused_by_name():
+    with pytest.raises(BadInput, match=r"kind 'knn'; this command runs sgd"):
+        protocols.load_protocol("knn", ["sgd"])
+
+
+def test_each_verb_lists_its_own_protocols():
+    listed = {}
+    for verb in ("linear", "finetune", "semisup"):
+        listed[verb] = {line.split()[0] for line in protocols.listing(verb)}
+    assert "knn" in listed["linear"] and "semisup" in listed["semisup"]
+    assert "finetune" in listed["finetune"]
+    assert not listed["finetune"] & listed["semisup"]
+    assert not listed["linear"] & (listed["finetune"] | listed["semisup"])
+    for verb, whole in (("finetune", True), ("semisup", False)):
+        for name in listed[verb]:
+            parts = protocols.load_protocol(name, ["finetune"]).parts
+            assert ("100" in parts) == whole, name
