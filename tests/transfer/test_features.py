@@ -226,6 +226,28 @@ def test_room_is_made_over_nfs(images, tmp_path, monkeypatch):
     assert len(list(small.folder.glob("*.npy"))) == 1
 
 
+def test_entries_are_locked_while_they_are_computed_and_mapped_after(
+    images, cache, decoder
+):
+    """Another run gets no lock until the features are there."""
+    point = checkpoint()
+    frozen = FrozenTrunk.build(point, device=CPU)
+    wanted = describe(frozen, contents.named(images).digest, GEOMETRY)
+    seen = []
+
+    def look():
+        locks = cache.try_lock([wanted])
+        seen.append(locks is None)
+        if locks is not None:
+            locks.close()
+
+    decoder.at = {1: look, 10: look}
+    extractor(cache, point)(images)
+    assert seen == [True, True]
+    look()
+    assert seen[-1] is False
+
+
 def test_a_cache_without_locks_is_refused(images, cache, monkeypatch):
     none = mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr(fcntl, "flock", none)

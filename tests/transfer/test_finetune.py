@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import train_network
-from support.interruptions import kill, until_done
+from support.interruptions import kill, terminate, until_done
 from support.records import rows_of
 from support.slurm_cluster import free_ports
 
@@ -16,6 +16,7 @@ from backbench.cli.program import main
 from backbench.datasets import catalog
 from backbench.recipes import config
 from backbench.records import store
+from backbench.runs.state import load_state
 from backbench.stats import training_noise
 from backbench.transfer import finetune
 from backbench.transfer.devices import Machine
@@ -171,6 +172,29 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
     assert len(decoder.paths) == whole
     assert len(rows_of(tmp_path / "killed")) == 1
     assert not list((tmp_path / "killed" / "state").iterdir())
+
+
+def test_a_stop_in_mid_training_saves_that_step_and_continues_there(
+    trees, trunk, tmp_path, decoder, capsys
+):
+    """No state is due for an hour, so it is the stop that saves."""
+    root = trees("classes")
+    how = {"head_lr": [0.03], "save_minutes": 60.0}
+    assert main(semisup(root, trunk, tmp_path / "whole", tmp_path, **how)) == 0
+    (expected,) = rows_of(tmp_path / "whole")
+    images = len(decoder.paths)
+    decoder.paths.clear()
+    decoder.at = {2 * 4 + 1: terminate}  # before the third step of four images
+    stopped = semisup(root, trunk, tmp_path / "stopped", tmp_path, **how)
+    assert main(stopped) == 75
+    assert "the same command continues" in capsys.readouterr().err
+    state = load_state(tmp_path / "stopped" / "state" / "training.state")
+    assert state["step"] == 3
+    assert not rows_of(tmp_path / "stopped")
+    assert main(stopped) == 0
+    assert len(decoder.paths) == images, "no step is repeated"
+    assert rows_of(tmp_path / "stopped") == [expected]
+    assert not list((tmp_path / "stopped" / "state").iterdir())
 
 
 @pytest.mark.slow
