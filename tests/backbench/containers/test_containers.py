@@ -451,6 +451,33 @@ def test_a_split_that_is_not_whole_or_there_twice_is_refused(tmp_path, capsys):
     assert "own.zip: 'val' is there twice, as val and valid" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+@pytest.mark.parametrize("large", [False, True])
+def test_images_may_be_a_plain_column_of_bytes(tmp_path, form, large):
+    """As other writers than the Hub's have them; a column called image comes before others."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    binary = pa.large_binary() if large else pa.binary()
+    schema = pa.schema(
+        [("a thumbnail", binary), ("image", binary), ("cls", pa.int64())]
+    )
+    rows = []
+    for number in range(3):
+        image = f"image {number}".encode()
+        rows.append({"a thumbnail": b"small", "image": image, "cls": 2 - number})
+    table = pa.Table.from_pylist(rows, schema=schema)
+    if form == "parquet":
+        pq.write_table(table, tmp_path / "train.parquet")
+    else:
+        with pa.ipc.new_stream(tmp_path / "own-train.arrow", schema) as out:
+            out.write_table(table)
+    found = reading.read_split(tmp_path, "train")
+    assert found.classes == ("0", "1", "2")
+    assert found.labels == (0, 1, 2)
+    assert [found.read(i) for i in range(3)] == [b"image 2", b"image 1", b"image 0"]
+
+
 def test_parquet_without_the_images_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "train.parquet"
     parquet(file, [(None, "/home/me/cat/1.jpg", 0), (b"x", "2.jpg", 0)])
