@@ -1,9 +1,11 @@
 """The launcher on a real Slurm: Debian's packages, one node on loopback, started by a fixture."""
 
+import contextlib
 import re
 import shlex
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -92,37 +94,108 @@ def shown(number):
     return dict(word.split("=", 1) for word in said.split() if "=" in word)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [["--mem-per-cpu=100"], ["--array=5", "--mem=500"]],
-    ids=["memory", "array"],
-)
-def test_a_grid_can_be_submitted_from_inside_a_job(lab, options):
-    """The jobs inherit nothing of that job, and what happens to them does not touch it."""
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
-    lab.dataset("d1", "d2", steps=60, step_s=0.1)
-    words = [sys.executable, "-m", "backbench", "launch", "run", grid]
-    words += ["--cluster", lab.slurm(), "--out", str(lab.root / "runs")]
+@contextlib.contextmanager
+def inside_a_job(lab, words, *options):
+    """Let a job run a command of the launcher, and stay; whatever happens to the jobs that the
+    command submits, this one runs on. Gives a file that is there once the command has succeeded."""
     script = lab.root / "parent.sh"
-    # The parent stays until its jobs are done
-    script.write_text(f"#!/bin/bash\n{shlex.join(words)} || exit 1\nsleep 300\n")
+    file = lab.root / "submitted"
+    command = shlex.join([sys.executable, "-m", "backbench", "launch", *words])
+    script.write_text(f"#!/bin/bash\n{command} || exit 1\ntouch {file}\nsleep 900\n")
     where = ["--parsable", f"--output={lab.root}/parent.out", "--cpus-per-task=1"]
     sbatch = ["sbatch", *where, *options, str(script)]
     said = subprocess.run(sbatch, capture_output=True, text=True, check=True).stdout
     parent = said.strip() + ("_5" if "--array=5" in options else "")
     try:
-        lab.until("runs", lambda states: "running" in states.values(), 120)
-        # A kill of a child's script is answered by the child alone
-        child = next(iter(ids(lab, "runs").values()))
-        subprocess.run(["scancel", "-s", "TERM", "-b", child], check=True)
-        lab.until("runs", lambda states: not set(states.values()) & set(ACTIVE), 120)
+        yield file
         about = shown(parent)
         assert about["JobState"] == "RUNNING" and about["Restarts"] == "0"
     finally:
         subprocess.run(["scancel", parent.split("_")[0]], check=True)
+
+
+def begun(lab):
+    """The numbers of the jobs whose own process has written that it runs: Slurm calls a job running
+    before its script has set its trap."""
+    ledger = Ledger(lab.root / "runs")
+    found = []
+    for record in lab.look("runs").records.values():
+        if ledger.status(record.job)["state"] == "running":
+            found.append(record.id)
+    return found
+
+
+def end_a_running_script(lab):
+    """Send SIGTERM to the script of a job: the job, and no other, is answered for by its trap."""
+    end = time.monotonic() + PATIENCE_S
+    while not (running := begun(lab)):
+        assert time.monotonic() < end, lab.logs("runs")
+        time.sleep(0.3)
+    subprocess.run(["scancel", "-s", "TERM", "-b", running[0]], check=True)
+
+
+PATIENCE_S = 240.0  # with a loaded machine
+PARENTS = pytest.mark.parametrize(
+    "options",
+    [["--mem-per-cpu=100"], ["--array=5", "--mem=500"]],
+    ids=["memory", "array"],
+)
+
+
+@pytest.mark.slow
+@PARENTS
+def test_a_grid_can_be_submitted_from_inside_a_job(lab, options):
+    """The jobs inherit nothing of that job, and what happens to them does not touch it."""
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
+    lab.dataset("d1", "d2", steps=60, step_s=0.1)
+    words = ["run", grid, "--cluster", lab.slurm(), "--out", str(lab.root / "runs")]
+    with inside_a_job(lab, words, *options):
+        end_a_running_script(lab)
+        lab.until(
+            "runs", lambda states: not set(states.values()) & set(ACTIVE), PATIENCE_S
+        )
     assert lab.run(grid, lab.slurm(), "runs") == 0
-    lab.until_done("runs", 120)
+    lab.until_done("runs", PATIENCE_S)
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+@PARENTS
+def test_failed_jobs_can_be_tried_again_from_inside_a_job(lab, options):
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
+    lab.dataset("d1", "d2", fault="bad", times=1, steps=60, step_s=0.1)
+    cluster = lab.slurm()
+    assert lab.run(grid, cluster, "runs") == 0
+    lab.until("runs", lambda states: set(states.values()) == {"failed"}, PATIENCE_S)
+    failed = ids(lab, "runs")
+    words = ["retry", "--cluster", cluster, "--out", str(lab.root / "runs")]
+    with inside_a_job(lab, words, *options):
+        end_a_running_script(lab)
+        lab.until(
+            "runs", lambda states: not set(states.values()) & set(ACTIVE), PATIENCE_S
+        )
+    assert not set(failed.values()) & set(ids(lab, "runs").values()), "submitted anew"
+    lab.dataset("d1", "d2", steps=60, step_s=0.01)
+    assert lab.run(grid, cluster, "runs") == 0
+    lab.until_done("runs", PATIENCE_S)
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+@PARENTS
+def test_a_grid_can_be_watched_from_inside_a_job(lab, options):
+    """The watcher submits what is missing until all is done, and ends; the job goes on."""
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
+    lab.dataset("d1", "d2", steps=60, step_s=0.1, save_every=1)
+    words = ["run", grid, "--cluster", lab.slurm(), "--out", str(lab.root / "runs")]
+    words += ["--watch", "--interval", "1"]
+    with inside_a_job(lab, words, *options) as all_is_done:
+        end_a_running_script(lab)
+        lab.until_done("runs", PATIENCE_S)
+        end = time.monotonic() + PATIENCE_S
+        while not all_is_done.exists():
+            assert time.monotonic() < end, (lab.root / "parent.out").read_text()
+            time.sleep(0.3)
     assert lab.values("runs") == lab.reference(grid)
 
 
