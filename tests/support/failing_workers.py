@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -38,6 +40,10 @@ def _unpicklable(root):
 
 def _signal(number):
     return lambda root: os.kill(os.getpid(), number)
+
+
+def _exit(root):
+    sys.exit(0)
 
 
 def _sleep(root):
@@ -80,10 +86,18 @@ WAYS = {
     "killed": (_signal(signal.SIGKILL), (1,), "a loader worker was killed"),
     "fault": (_signal(signal.SIGSEGV), (1,), "a loader worker was killed"),
     "error": (_raise(RuntimeError("odd")), (1,), "RuntimeError: odd"),
+    "undecodable": (
+        _raise(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")),
+        (1,),
+        "UnicodeDecodeError",
+    ),
+    "exit": (_exit, (1,), "a loader worker was killed"),
     "interrupt": (_raise(KeyboardInterrupt()), (1,), "a loader worker was killed"),
     "truncated": (_truncate, (2,), "truncated"),
     "vanished": (_remove, (2,), "o such"),
     "unpicklable": (_unpicklable, (1,), "Local: odd"),
+    # The process itself: enough, or it is said which limit it is
+    "few files": (_nothing, (0, 1), ""),
     # Docker's default: enough, as batches find another way
     "shm 64m": (_nothing, (0,), ""),
     # Nothing fits in: enough for two workers' locks, or it is said at once
@@ -102,6 +116,8 @@ def install(name, root):
     way = WAYS[name][0]
     if name.startswith("shm"):
         _small_shared_memory(name.split()[1])
+    if name == "few files":
+        _leave_few_descriptors()
 
     def fail():
         if get_worker_info() is not None:
@@ -137,6 +153,16 @@ def install(name, root):
     except Exception:  # Detectron2 is not installed
         return
     failing_first(SeededImages, "__getitem__")
+
+
+FEW = 8  # less than the pipes of two workers
+
+
+def _leave_few_descriptors():
+    """Let this process open FEW more files than it has."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + FEW, hard))
 
 
 def _small_shared_memory(size):

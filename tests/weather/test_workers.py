@@ -127,6 +127,10 @@ FAILURES = [
     (OSError(23, "Too many open files in system"), "end other programs"),
     (OSError(12, "Cannot allocate memory"), "out of memory"),
     (Odd(), "Odd: odd (this is a fault of backbench"),
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd"), "fault of backbench"),
+    # What ends a worker without a word
+    (SystemExit(0), "a loader worker was killed"),
+    (KeyboardInterrupt(), "a loader worker was killed"),
 ]
 
 
@@ -350,6 +354,8 @@ def test_however_workers_fail_the_command_ends(verb, way, failing):
     assert words in said and "Traceback" not in said, said
     if way == "shm 64k" and status == 1:
         assert "--shm-size" in said and "--workers" in said
+    if way == "few files" and status == 1:
+        assert "ulimit -n" in said
     while processes_of(run.pid):
         time.sleep(0.05)
 
