@@ -724,8 +724,25 @@ def test_snappys_blocks_are_used_only_where_they_stand_alone():
     joined = size + block + b"\x1e\x08\x00"
     assert parquet_pages.snappy_blocks(alone) == ([3, 3 + len(block)], 65544)
     assert parquet_pages.snappy_blocks(joined) == ([3], 65544)
+    # The second literal crosses the border; a third one ends at the next border
+    parts = [b"\xf4\xfb\xff" + bytes(65532), b"\x2c" + bytes(12)]
+    parts += [b"\xf4\xf7\xff" + bytes(65528), b"\x1c" + bytes(8)]
+    crossing = b"\x88\x80\x08" + b"".join(parts)  # 131,080
+    assert parquet_pages.snappy_blocks(crossing) == ([3], 131080)
     with pytest.raises(ValueError, match="of another length than it says"):
         parquet_pages.snappy_blocks(alone[:-1])
+
+
+def test_parquets_numbers_are_runs_and_packed_groups():
+    """A run's head is twice its length; a packed group's, of eight numbers, is odd."""
+    run = b"\x0a\x07"  # five times 7
+    group = b"\x03" + sum(n << 3 * n for n in range(8)).to_bytes(3, "little")
+    assert parquet_pages.hybrid(run, 3, 5) == [7] * 5
+    assert parquet_pages.hybrid(group, 3, 8) == list(range(8))
+    assert parquet_pages.hybrid(run + group, 3, 11) == [7] * 5 + list(range(6))
+    for early in (b"\x03", group[:2], b"\x00\x07"):
+        with pytest.raises(ValueError, match="a page that ends too early"):
+            parquet_pages.hybrid(early, 3, 8)
 
 
 def test_folders_in_an_archive_that_are_no_classes(tmp_path):
