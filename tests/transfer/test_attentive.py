@@ -16,6 +16,7 @@ from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.records import store
 from backbench.transfer.devices import Machine
+from backbench.transfer.probes import attentive
 from backbench.transfer.probes.attentive import Lars, QueryPoolHeads
 from backbench.transfer.protocols import all_kinds, load_protocol
 from backbench.verify import verification
@@ -318,3 +319,19 @@ def test_a_protocol_of_other_keys_is_refused(tmp_path, bad_input):
     (tmp_path / "0.safetensors").write_bytes(b"")
     (tmp_path / "1.safetensors").write_bytes(b"")
     bad_input(command(tmp_path, tmp_path / "run", "augment=null"), "give `augment`")
+
+
+@pytest.mark.parametrize("pool", ["capi", "ep", "mean"])
+def test_heads_begin_with_their_codes_spread(pool):
+    """0.02 where it is normal, and torch's own of a linear layer: uniform within 1 / sqrt(dim)."""
+    start = attentive._start(pool, 500, 100, torch.Generator().manual_seed(0))
+    assert float(start["weight"].mean()) == pytest.approx(0, abs=0.003)
+    if pool == "ep":
+        assert float(start["query"].std()) == pytest.approx(0.02, rel=0.05)
+        assert float(start["weight"].std()) == pytest.approx(0.1 / 3**0.5, rel=0.02)
+        assert 0.099 < float(start["weight"].abs().max()) <= 0.1
+        assert float(start["bias"].abs().max()) > 0.05
+    else:
+        assert float(start["weight"].std()) == pytest.approx(0.02, rel=0.02)
+        assert not start["bias"].any()
+    assert ("value_bias" in start) == (pool == "capi")

@@ -261,6 +261,12 @@ def test_workers_that_something_still_holds_do_not_keep_the_command(tmp_path):
     assert done.returncode == 1 and "odd" in done.stderr
 
 
+def test_a_worker_whose_main_process_is_gone_ends_without_a_traceback(capsys):
+    for error in (BrokenPipeError("gone"), EOFError("gone"), ValueError("odd")):
+        loading._quiet_when_hung_up(type(error), error, None)
+    assert capsys.readouterr().err == "ValueError: odd\n"
+
+
 def test_it_is_raised_where_a_batch_is_asked_for_and_nowhere_else(tmp_path):
     before = set(multiprocessing.active_children())
     batches = loading.batches(Killing(tmp_path), [[i] for i in range(200)], workers=1)

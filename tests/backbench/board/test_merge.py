@@ -4,6 +4,7 @@ import pytest
 from support import boards, records
 
 from backbench.board.board import collect
+from backbench.board.merge import agree
 from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.records import store
@@ -17,6 +18,24 @@ def labs(tmp_path):
     boards.synthetic(tmp_path / "north", ["shared", "mine"], KIND, images=200, gap=3)
     boards.synthetic(tmp_path / "south", ["shared", "theirs"], KIND, images=200, gap=3)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ((70.0, (69, 71)), (70.9, (70.5, 71.5)), True),
+        # It is enough that one of the intervals holds the other's value
+        ((70.0, (69, 71)), (70.9, (70.8, 71.0)), True),
+        ((70.0, (69.5, 70.5)), (70.9, (70.5, 71.5)), False),
+        ((70.0, None), (70.9, None), False),
+        ((70.0, None), (70.0, None), True),
+        ((None, None), (None, None), True),
+        ((None, None), (70.0, (69, 71)), False),
+    ],
+)
+def test_two_labs_numbers_agree_within_an_interval(one, other, alike):
+    rows = [records.a_result(value=value, ci95=ci95) for value, ci95 in (one, other)]
+    assert agree(*rows) == agree(*reversed(rows)) == alike
 
 
 def merge(tmp_path, capsys, caplog, *folders):

@@ -139,6 +139,20 @@ def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):
     assert "for other datasets like these 14" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("x,1,\ny,,2\n", "No two rows share a column: nothing here can be compared."),
+        ("x,1,3\ny,2,2\n", "No clear winner: x and y cannot be told apart over all 2"),
+    ],
+)
+def test_a_csv_that_tells_nothing_apart_says_so(tmp_path, capsys, lines, said):
+    file = tmp_path / "table.csv"
+    file.write_text(f"name,a,b\n{lines}")
+    assert program.main(["rank", str(file), "-q"]) == 0
+    assert capsys.readouterr().out.startswith(said)
+
+
 def test_rows_of_a_csv_without_a_common_column_are_ranked_apart(tmp_path, capsys):
     file = tmp_path / "x.csv"
     columns = "abcdefgh"
