@@ -136,14 +136,16 @@ class WatchedBatches(Iterator[T]):
         try:
             _error_if_any_worker_fails()
             batch = next(self.batches)
-            if isinstance(batch, FailedInWorker):
-                raise batch.error
-            return batch
         except StopIteration:
             raise
-        except (ConnectionError, EOFError) as error:
+        except (ConnectionError, EOFError, FileNotFoundError) as error:
+            has_workers = bool(getattr(self.batches, "_workers", []))
             self.close()
-            # The dead worker's files are closed before its death can be seen
+            is_a_named_file = getattr(error, "filename", None) is not None
+            if not has_workers or is_a_named_file:
+                raise
+            # A worker that is gone has closed its files, and removed the socket from which the
+            # batch was to be had, before its end can be seen
             raise RuntimeError(
                 "DataLoader worker (pid ?) exited unexpectedly"
             ) from error
@@ -152,6 +154,10 @@ class WatchedBatches(Iterator[T]):
             raise
         finally:
             self._hear(signal.SIG_DFL)
+        if isinstance(batch, FailedInWorker):
+            self.close()
+            raise batch.error
+        return batch
 
     def __del__(self) -> None:
         # torch would wait for each worker, twice, before it gave up

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import resource_sharer
 from pathlib import Path
 from unittest import mock
 
@@ -143,6 +144,33 @@ def test_an_error_in_a_worker_ends_the_run_with_its_line(error, words, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and words.lower() in said.lower(), said
     assert set(multiprocessing.active_children()) <= before
+
+
+class Leaving(torch.utils.data.Dataset):
+    """Number 1 does in its worker what Python does first at its end: it removes the socket from
+    which number 0 is to be had. The worker is still there."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __getitem__(self, key):
+        if key == 1:
+            sharer = resource_sharer._resource_sharer
+            while sharer._address is None:
+                time.sleep(0.01)
+            Path(sharer._address).unlink()
+            self.mark.touch()
+            time.sleep(100_000)
+        return torch.ones(1000)
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_whose_worker_is_leaving_is_no_missing_file(tmp_path):
+    batches = loading.batches(Leaving(tmp_path / "left"), [[0], [1]], workers=1)
+    while not (tmp_path / "left").exists():
+        time.sleep(0.01)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(batches)
 
 
 ASLEEP = """
