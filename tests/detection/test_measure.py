@@ -100,7 +100,7 @@ STAYS = (100_000, 0)
 def test_a_rank_whose_neighbour_died_is_killed(monkeypatch, ends, ended_with):
     monkeypatch.setattr(process_group, "GRACE_SECONDS", 0.1)
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_end, args=how) for how in ends]
+    ranks = [context.Process(target=_end, args=how, daemon=True) for how in ends]
     for rank in ranks:
         rank.start()
     with StopFlag() as stop:
@@ -112,7 +112,7 @@ def test_a_rank_whose_neighbour_died_is_killed(monkeypatch, ends, ended_with):
 def test_a_signal_to_the_run_reaches_its_ranks(monkeypatch):
     monkeypatch.setattr(process_group, "GRACE_SECONDS", 0.1)
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_end, args=STAYS) for _ in range(2)]
+    ranks = [context.Process(target=_end, args=STAYS, daemon=True) for _ in range(2)]
     for rank in ranks:
         rank.start()
     stop = StopFlag()
