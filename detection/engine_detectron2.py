@@ -266,7 +266,7 @@ class Detectron2Engine(DetectionEngine):
         mapper = training_mapper(self.cfg, self.flip_map)
         cores = loading.cores(distributed.world_size())
         workers = min(self.cfg.DATALOADER.NUM_WORKERS, cores)
-        loading.refuse_too_little_shared_memory(workers)
+        loading.refuse_to_start_by_half(workers)
         images = SeededImages(records, mapper, batch=batch, seed=self.seed)
         loader = build_detection_train_loader(
             loading.Reporting(images),

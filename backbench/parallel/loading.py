@@ -4,15 +4,19 @@ A worker can end in many ways, and none of them may hold the command:
 
     it raises an error      The error travels as a value (`Reporting`) and is raised where the batch is
                             asked for, with its own type. torch would make a text of it.
+    it cannot hand over     A batch is pickled where an error can still be told (`HandingOver`). In
+                            the thread of a queue it would be lost, and the command would wait.
     it is killed            torch sees it; `WatchedBatches` raises only where a batch is asked for.
     it never ends           A signal to the command ends the wait for its batch (`STOP_PATIENCE_S`).
-    no shared memory        Batches that do not fit travel through the workers' pipes (`_ByValue`).
+    no shared memory        Batches that do not fit travel through the workers' pipes (`HandingOver`).
 
 Workers are deaf to the signals by which Python ends its children at its own end, where it then
 waits for them; so they are killed before (`_kill_workers`).
 """
 
 import atexit
+import contextlib
+import errno
 import math
 import mmap
 import multiprocessing
@@ -25,7 +29,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkContext
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
@@ -40,9 +46,11 @@ from backbench.runs.state import signals_blocked, stop_if_asked_for
 T = TypeVar("T")
 
 PATIENCE_S = 1.0  # for workers to end when asked to; they write nothing
+DEATH_PATIENCE_S = 3.0  # for the death of a worker to be seen, after what it did
 STOP_PATIENCE_S = 6.0  # for a batch, once the command is asked to stop
 SHARED_MEMORY = Path("/dev/shm")  # by which torch hands batches over
 LOCKS = 3  # of each queue: one for the batches, and one for each worker's orders
+PIPES = 3  # of each worker: its orders, its end, and the main process's end
 
 
 def cores(devices: int = 1) -> int:
@@ -58,15 +66,19 @@ def default_workers(devices: int = 1) -> int:
 def _prepare_worker(_: int) -> None:
     """Give a worker one thread, as the workers are the parallelism, and a quiet end."""
     torch.set_num_threads(1)
-    sys.excepthook = _quiet_when_hung_up
+    sys.excepthook = _quiet_where_main_speaks
 
 
-def _quiet_when_hung_up(
+def _quiet_where_main_speaks(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print a traceback, unless the error says only that the main process is gone."""
-    if not issubclass(kind, ConnectionError | EOFError):
-        sys.__excepthook__(kind, error, trace)
+    """Print a traceback, unless the error says only that the main process is gone, or that no file
+    is left, which the main process says itself once its batch does not come."""
+    if issubclass(kind, ConnectionError | EOFError):
+        return
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return
+    sys.__excepthook__(kind, error, trace)
 
 
 class _Flag:
@@ -101,7 +113,7 @@ def started(
     """Return `dataset`'s batches, one for each list of `keys`.
 
     Workers start now, forked, so that nothing is pickled."""
-    refuse_too_little_shared_memory(workers)
+    refuse_to_start_by_half(workers)
     loader = DataLoader(
         Reporting(dataset),
         batch_sampler=cast(Iterable[list[object]], keys),
@@ -138,16 +150,26 @@ class WatchedBatches(Iterator[T]):
             batch = next(self.batches)
         except StopIteration:
             raise
-        except (ConnectionError, EOFError, FileNotFoundError) as error:
+        except FileNotFoundError as error:
             has_workers = bool(getattr(self.batches, "_workers", []))
             self.close()
-            is_a_named_file = getattr(error, "filename", None) is not None
-            if not has_workers or is_a_named_file:
+            if not has_workers or error.filename is not None:
                 raise
-            # A worker that is gone has closed its files, and removed the socket from which the
-            # batch was to be had, before its end can be seen
+            # A worker that is about to end has removed the socket from which the batch was to be had
             raise RuntimeError(
                 "DataLoader worker (pid ?) exited unexpectedly"
+            ) from error
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            self._hear(signal.SIG_DFL)
+            death = self._death_of_a_worker()
+            has_workers = bool(getattr(self.batches, "_workers", []))
+            self.close()
+            if death is not None:
+                raise death from error
+            if isinstance(error, RuntimeError) or not has_workers:
+                raise
+            raise RuntimeError(
+                "Too many open files: a loader worker could not hand its batch over"
             ) from error
         except BaseException:
             self.close()
@@ -163,6 +185,27 @@ class WatchedBatches(Iterator[T]):
         # torch would wait for each worker, twice, before it gave up
         if not sys.is_finalizing():
             self.close()
+
+    def _death_of_a_worker(self) -> RuntimeError | None:
+        """Return an error that says, in torch's words, how a worker ended; None if none has.
+
+        torch's own error names the signal or not, as chance has it."""
+        workers = getattr(self.batches, "_workers", [])
+        if not workers:
+            return None
+        ended = wait([worker.sentinel for worker in workers], DEATH_PATIENCE_S)
+        for worker in workers:
+            if worker.sentinel not in ended:
+                continue
+            # Its files are closed already, its death may not be seen yet
+            worker.join(DEATH_PATIENCE_S)
+            if worker.exitcode is None:
+                return RuntimeError("DataLoader worker (pid ?) exited unexpectedly")
+            how = f"exited unexpectedly with status {worker.exitcode}"
+            if worker.exitcode < 0:
+                how = f"is killed by signal: {signal.strsignal(-worker.exitcode)}"
+            return RuntimeError(f"DataLoader worker (pid {worker.pid}) {how}")
+        return None
 
     def close(self) -> None:
         """End the workers: those that have not ended after PATIENCE_S are killed."""
@@ -230,16 +273,27 @@ class FailedInWorker:
     error: Exception
 
     @classmethod
-    def of(cls, error: Exception) -> "FailedInWorker":
-        """Keep the error and, for --debug, its traceback. One that cannot be sent to another process
-        becomes a RuntimeError of the same words."""
+    def of(cls, error: BaseException) -> "FailedInWorker":
+        """Keep the error and, for --debug, its traceback. One that cannot be sent to another process,
+        or would end it, becomes a RuntimeError of the same words."""
         trace = "".join(traceback.format_exception(error))
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            error = RuntimeError(f"{type(error).__name__}: {error}")
-        error.add_note(f"In a loader worker: {trace}")
-        return cls(error)
+        sent: Exception = RuntimeError(f"{type(error).__name__}: {error}")
+        if isinstance(error, Exception):
+            with contextlib.suppress(Exception):
+                sent = pickle.loads(pickle.dumps(error))
+        sent.add_note(f"In a loader worker: {trace}")
+        return cls(sent)
+
+
+def _reported(make: Callable[[Any], Any], argument: object) -> Any:
+    """Return what `make` makes, or FailedInWorker where it raises an error in a worker."""
+    try:
+        return make(argument)
+    # SystemExit and KeyboardInterrupt, too: they would end the worker without a word
+    except BaseException as error:
+        if get_worker_info() is None:
+            raise
+        return FailedInWorker.of(error)
 
 
 class Reporting(Dataset[Any]):
@@ -252,18 +306,10 @@ class Reporting(Dataset[Any]):
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __getitem__(self, key: object) -> Any:
-        return self._reported(self.dataset.__getitem__, key)
+        return _reported(self.dataset.__getitem__, key)
 
     def __getitems__(self, keys: Sequence[object]) -> Any:
-        return self._reported(self.dataset.__getitems__, keys)  # type: ignore[attr-defined]
-
-    def _reported(self, get: Callable[[Any], Any], key: object) -> Any:
-        try:
-            return get(key)
-        except Exception as error:
-            if get_worker_info() is None:
-                raise
-            return FailedInWorker.of(error)
+        return _reported(self.dataset.__getitems__, keys)  # type: ignore[attr-defined]
 
 
 class HandingOver:
@@ -275,6 +321,11 @@ class HandingOver:
         self.workers = workers
 
     def __call__(self, items: Any) -> Any:
+        return _reported(self._handed_over, items)
+
+    def _handed_over(self, items: Any) -> Any:
+        if isinstance(items, FailedInWorker):
+            return items
         if isinstance(items, list):
             for item in items:
                 if isinstance(item, FailedInWorker):
@@ -284,17 +335,19 @@ class HandingOver:
             return batch
         # All workers may do so at this moment; and the main process may copy it
         needed = 2 * self.workers * _bytes_of(batch)
-        return batch if needed <= _free_shared_memory() else _ByValue(batch)
+        if needed <= _free_shared_memory():
+            return _Pickled(bytes(ForkingPickler.dumps(batch)))
+        return _Pickled(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
 
 
-class _ByValue:
-    """A batch that is pickled with all its bytes, and comes out as itself in the main process."""
+@dataclass(frozen=True)
+class _Pickled:
+    """A pickled batch, which comes out as itself in the main process."""
 
-    def __init__(self, batch: object) -> None:
-        self.pickled = pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL)
+    batch: bytes
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return pickle.loads, (self.pickled,)
+        return pickle.loads, (self.batch,)
 
 
 def _bytes_of(value: object) -> int:
@@ -319,14 +372,23 @@ def _free_shared_memory() -> float:
     return disk.f_bavail * disk.f_frsize
 
 
-def refuse_too_little_shared_memory(workers: int) -> None:
-    """Raise the error of torch for too little shared memory, before torch leaves half a loader
-    behind. A lock takes a page."""
+def refuse_to_start_by_half(workers: int) -> None:
+    """Raise the error of too little shared memory, or of too few open files, before torch leaves
+    half a loader behind. A lock takes a page."""
+    if not workers:
+        return
     needed = LOCKS * (workers + 1) * mmap.PAGESIZE
-    if workers and _free_shared_memory() < needed:
+    if _free_shared_memory() < needed:
         raise RuntimeError(
             f"unable to allocate shared memory for the locks of {workers} workers"
         )
+    opened: list[int] = []
+    try:
+        for _ in range(1 + PIPES * workers):
+            opened += os.pipe()
+    finally:
+        for file in opened:
+            os.close(file)
 
 
 def forked(workers: int) -> ForkContext | None:

@@ -65,6 +65,12 @@ _NO_ROOM = re.compile(
 _WORKER = re.compile(
     r"DataLoader worker \(pid.{0,80}\) (is killed by signal|exited unexpectedly)"
 )
+# By these a worker ends itself. The kernel and people kill with others, for memory or time
+_CRASH = re.compile(
+    r"signal: (Segmentation fault|Aborted|Illegal instruction|Floating point exception)"
+)
+# What torch says where the main process has no file left to receive a batch by
+_NO_FILES = re.compile(r"Too many open files|received 0 items of ancdata")
 _SHARED_MEMORY = re.compile(r"shared memory|Bus error")
 _NO_SHARED_MEMORY = re.compile(
     r"unable to (allocate|open|mmap) (shared memory|\d+ bytes)"
@@ -128,8 +134,15 @@ def explain(error: BaseException) -> tuple[str, int] | None:
             "a loader worker found no shared memory; make /dev/shm larger"
             f" (docker and podman: --shm-size=2g), or take 0 {WORKERS}"
         )
+    elif _WORKER.search(text) and (crash := _CRASH.search(text)):
+        line = (
+            f"a loader worker crashed ({crash.group(1)}), in a library or at a damaged"
+            f" image; to see where, take 0 {WORKERS} and PYTHONFAULTHANDLER=1"
+        )
     elif _WORKER.search(text):
         line = f"a loader worker was killed, perhaps for memory: try fewer {WORKERS}"
+    elif isinstance(error, RuntimeError) and _NO_FILES.search(text):
+        line = "too many open files; raise `ulimit -n`"
     elif isinstance(error, RuntimeError) and _NEIGHBOUR.search(text):
         line = (
             "another process of this run is gone;"

@@ -11,7 +11,6 @@ import errno
 import os
 import resource
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 CLONE_NEWNS = 0x00020000
 MS_REC = 1 << 14
 MS_PRIVATE = 1 << 18
-MARK = "a-worker-sleeps"  # a file in `root`
+MARK = "a-worker-fails"  # a file in `root`, from the moment of the first failure
 
 
 def _raise(error):
@@ -42,12 +41,15 @@ def _signal(number):
     return lambda root: os.kill(os.getpid(), number)
 
 
-def _exit(root):
-    sys.exit(0)
+def no_files_left(root=None, but=0):
+    """Let this process open no further file, or some at least."""
+    first_free = os.dup(0)
+    os.close(first_free)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + but, hard))
 
 
 def _sleep(root):
-    (root / MARK).touch()
     time.sleep(100_000)
 
 
@@ -73,31 +75,26 @@ def _nothing(root):
 # Name -> (what a worker does, the exit statuses, words of the line)
 WAYS = {
     "memory": (_raise(MemoryError("x")), (1,), "out of memory"),
-    "descriptors": (
-        _raise(OSError(errno.EMFILE, "Too many open files")),
-        (1,),
-        "ulimit -n",
-    ),
+    "files": (no_files_left, (1,), "ulimit -n"),
+    # A batch finds its way to the main process no longer
+    "files to receive by": (_nothing, (1,), "ulimit -n"),
+    # A loader starts by half: its pipes need more
+    "files to start by": (_nothing, (1,), "ulimit -n"),
     "disk": (
         _raise(OSError(errno.ENOSPC, "No space left")),
         (1,),
         "the disk is full",
     ),
-    "killed": (_signal(signal.SIGKILL), (1,), "a loader worker was killed"),
-    "fault": (_signal(signal.SIGSEGV), (1,), "a loader worker was killed"),
+    "disk that fails": (_raise(OSError(errno.EIO, "x")), (1,), "the disk fails"),
+    # As the kernel does where memory ends
+    "killed": (_signal(signal.SIGKILL), (1,), "killed, perhaps for memory: try fewer"),
+    "fault": (_signal(signal.SIGSEGV), (1,), "crashed (Segmentation fault)"),
     "error": (_raise(RuntimeError("odd")), (1,), "RuntimeError: odd"),
-    "undecodable": (
-        _raise(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")),
-        (1,),
-        "UnicodeDecodeError",
-    ),
-    "exit": (_exit, (1,), "a loader worker was killed"),
-    "interrupt": (_raise(KeyboardInterrupt()), (1,), "a loader worker was killed"),
+    "exit": (_raise(SystemExit(3)), (1,), "SystemExit: 3"),
+    "interrupt": (_raise(KeyboardInterrupt()), (1,), "KeyboardInterrupt"),
     "truncated": (_truncate, (2,), "truncated"),
     "vanished": (_remove, (2,), "o such"),
     "unpicklable": (_unpicklable, (1,), "Local: odd"),
-    # The process itself: enough, or it is said which limit it is
-    "few files": (_nothing, (0, 1), ""),
     # Docker's default: enough, as batches find another way
     "shm 64m": (_nothing, (0,), ""),
     # Nothing fits in: enough for two workers' locks, or it is said at once
@@ -116,11 +113,27 @@ def install(name, root):
     way = WAYS[name][0]
     if name.startswith("shm"):
         _small_shared_memory(name.split()[1])
-    if name == "few files":
-        _leave_few_descriptors()
+    if name == "files to start by":
+        look = loading.refuse_to_start_by_half
+
+        def few_files(workers):
+            no_files_left(but=8)
+            look(workers)
+
+        loading.refuse_to_start_by_half = few_files
+    if name == "files to receive by":
+        hear = loading.WatchedBatches.__init__
+
+        def none_from_here(self, batches):
+            hear(self, batches)
+            no_files_left()
+
+        loading.WatchedBatches.__init__ = none_from_here
 
     def fail():
         if get_worker_info() is not None:
+            if not (root / MARK).exists():
+                (root / MARK).touch()
             way(root)
 
     class Failing(Dataset):
@@ -153,16 +166,6 @@ def install(name, root):
     except Exception:  # Detectron2 is not installed
         return
     failing_first(SeededImages, "__getitem__")
-
-
-FEW = 8  # less than the pipes of two workers
-
-
-def _leave_few_descriptors():
-    """Let this process open FEW more files than it has."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + FEW, hard))
 
 
 def _small_shared_memory(size):

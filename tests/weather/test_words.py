@@ -329,6 +329,11 @@ def test_a_second_ctrl_c_says_that_the_same_command_continues(capsys):
             "a loader worker was killed",
         ),
         (
+            "DataLoader worker (pid 7) is killed by signal: Segmentation fault. ",
+            "crashed (Segmentation fault)",
+        ),
+        ("received 0 items of ancdata", "raise `ulimit -n`"),
+        (
             "DataLoader worker (pid(s) 7) exited unexpectedly",
             "try fewer loader workers",
         ),

@@ -1,6 +1,7 @@
 """kill -9 of a loader worker: one plain line and exit 1, or it goes on; then the same numbers."""
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -24,6 +25,7 @@ from backbench.parallel import loading
 from backbench.runs.ending import guarded
 
 TRIES = 3  # of each verb
+ENDS_WITHIN_S = 120  # ten seconds, where nothing else runs
 
 
 class Killing(torch.utils.data.Dataset):
@@ -128,10 +130,9 @@ FAILURES = [
     (OSError(23, "Too many open files in system"), "end other programs"),
     (OSError(12, "Cannot allocate memory"), "out of memory"),
     (Odd(), "Odd: odd (this is a fault of backbench"),
-    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd"), "fault of backbench"),
-    # What ends a worker without a word
-    (SystemExit(0), "a loader worker was killed"),
-    (KeyboardInterrupt(), "a loader worker was killed"),
+    (SystemExit(3), "SystemExit: 3 (this is a fault of backbench"),
+    (KeyboardInterrupt(), "KeyboardInterrupt: (this is a fault of backbench"),
+    (ConnectionResetError("odd"), "ConnectionResetError: odd"),
 ]
 
 
@@ -171,6 +172,87 @@ def test_a_batch_whose_worker_is_leaving_is_no_missing_file(tmp_path):
         time.sleep(0.01)
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
         next(batches)
+
+
+class Ending(torch.utils.data.Dataset):
+    """At number 5 the worker does what `action` does."""
+
+    def __init__(self, action):
+        self.action = action
+
+    def __getitem__(self, key):
+        if key == 5:
+            self.action()
+        return torch.tensor([key])
+
+
+def crash():
+    faulthandler.disable()  # pytest's own
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
+ENDS = [
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed, perhaps for memory"),
+    (crash, "crashed (Aborted), in a library"),
+    (lambda: os._exit(0), "killed"),
+    (lambda: os._exit(3), "killed"),
+    # A batch is there, and cannot be handed over
+    (failing_workers.no_files_left, "ulimit -n"),
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("action", "words"), ENDS)
+def test_the_end_of_a_worker_is_said_with_what_can_be_done(action, words, capfd):
+    before = set(multiprocessing.active_children())
+    assert guarded(lambda: numbers_of(Ending(action), workers=2)) == 1
+    # A worker without files may say that it could not clear up
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert words in line and line.endswith("; the same command continues")
+    assert set(multiprocessing.active_children()) <= before
+
+
+FEW_FILES = """
+import resource
+import sys
+
+from support import failing_workers
+import torch
+from backbench.parallel import loading
+from backbench.runs.ending import guarded
+
+class Ones(torch.utils.data.Dataset):
+    def __getitem__(self, key):
+        return torch.ones(1)
+
+def run():
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    batches = loading.batches(Ones(), [[i] for i in range(50)], workers=2)
+    failing_workers.no_files_left()
+    if sys.argv[1] == "to receive by":
+        list(batches)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    failing_workers.no_files_left(but=8)
+    loading.batches(Ones(), [[0]], workers=2)
+
+raise SystemExit(guarded(run))
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("files", ["to receive by", "to start by"])
+def test_few_files_of_the_command_itself_are_a_plain_line(files):
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_FILES, files],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "backbench: too many open files; raise `ulimit -n`; the same command continues\n"
+    )
 
 
 ASLEEP = """
@@ -289,12 +371,6 @@ def test_workers_that_something_still_holds_do_not_keep_the_command(tmp_path):
     assert done.returncode == 1 and "odd" in done.stderr
 
 
-def test_a_worker_whose_main_process_is_gone_ends_without_a_traceback(capsys):
-    for error in (BrokenPipeError("gone"), EOFError("gone"), ValueError("odd")):
-        loading._quiet_when_hung_up(type(error), error, None)
-    assert capsys.readouterr().err == "ValueError: odd\n"
-
-
 def test_it_is_raised_where_a_batch_is_asked_for_and_nowhere_else(tmp_path):
     before = set(multiprocessing.active_children())
     batches = loading.batches(Killing(tmp_path), [[i] for i in range(200)], workers=1)
@@ -378,18 +454,30 @@ def test_however_workers_fail_the_command_ends(verb, way, failing):
     if way.startswith("shm") and os.geteuid() != 0:
         pytest.skip("only root can mount a small /dev/shm")
     run, root = failing(verb, way)
+    failed = root / failing_workers.MARK
     if way == "asleep":
-        while not (root / failing_workers.MARK).exists():
+        while not failed.exists():
             time.sleep(0.05)  # until the test's own time is up
+        failed.touch()
         os.kill(run.pid, signal.SIGTERM)
     status, said = run.wait()
+    took = 0.0  # where no worker came to an item
+    if failed.exists():
+        took = time.time() - failed.stat().st_mtime
+    # torch's own word of a crash ends with a zero
+    last_line = (said.replace("\0", "").splitlines() or [""])[-1]
+    print(f"{verb} | {way} | {took:.1f} s | exit {status} | {last_line}")
     _, statuses, words = failing_workers.WAYS[way]
     assert status in statuses, said
     assert words in said and "Traceback" not in said, said
+    if status == 1:
+        assert last_line.startswith("backbench: ")
+        ends = ("the same command continues", "continues then", "shows where)")
+        assert last_line.endswith(ends)
+    if status:
+        assert took < ENDS_WITHIN_S
     if way == "shm 64k" and status == 1:
         assert "--shm-size" in said and "--workers" in said
-    if way == "few files" and status == 1:
-        assert "ulimit -n" in said
     while processes_of(run.pid):
         time.sleep(0.05)
 
