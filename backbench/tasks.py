@@ -38,6 +38,8 @@ class Task:
     pooled: bool = True
     # Whether it is computed from what the other tasks' heads said of each image
     from_scores: bool = False
+    # Whether it is computed from the classes that other tasks predicted, and from a list of images
+    from_predictions: bool = False
     # Whether something is trained by chance, so that a second run gives another number
     # (stats/training_noise.py). For few labels it is False: their tests count the draws of labels,
     # which hold that chance already

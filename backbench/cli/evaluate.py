@@ -31,7 +31,7 @@ from backbench.evaluation.plan import (
     refuse_places,
     refuse_recipes,
 )
-from backbench.evaluation.wanted import WantedTask
+from backbench.evaluation.wanted import MEASURED, WantedTask
 from backbench.recipes import config
 from backbench.records.store import Result
 from backbench.requests.detect import DetectRequest
@@ -73,7 +73,9 @@ def models_and_tasks(
         elif "." in kind or "/" in word:
             raise BadInput(absent.refusal(word))
         else:
-            raise BadInput(f"{word}: no such file, and no task; {nearest(kind, TASKS)}")
+            raise BadInput(
+                f"{word}: no such file, and no task; {nearest(kind, MEASURED)}"
+            )
     if not found:
         raise BadInput(
             f"{request.words[0]}: is a task; name a checkpoint file or timm:NAME before it"

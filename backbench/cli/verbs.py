@@ -47,6 +47,7 @@ from backbench.requests.runs import (
     LogRequest,
     MergeRequest,
     RankRequest,
+    RescoreRequest,
     VerifyRequest,
 )
 from backbench.requests.weights import ExportRequest, ImportRequest, InspectRequest
@@ -209,6 +210,12 @@ def calibrate(request: CalibrateRequest) -> Outcome:
     return calibrate.run(request)
 
 
+def rescore(request: RescoreRequest) -> Outcome:
+    from backbench.cli import rescore
+
+    return rescore.run(request)
+
+
 def rank(request: RankRequest) -> Outcome:
     from backbench.board import rank_csv
 
@@ -301,6 +308,7 @@ VERBS: dict[type[Request], Verb] = {
     LeaderboardRequest: Verb(leaderboard),
     VerifyRequest: Verb(verify),
     CalibrateRequest: Verb(calibrate),
+    RescoreRequest: Verb(rescore),
     RankRequest: Verb(rank),
     MergeRequest: Verb(merge),
     ExportResultsRequest: Verb(export_results),

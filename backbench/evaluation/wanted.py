@@ -24,6 +24,8 @@ DEFAULT_TASKS = ("knn", "fewshot", "logreg")
 # On a folder of one's own these take the protocol `<task>_own`: each trunk at its own size, and a
 # training as long as the set is large
 OWN_TASKS = (*DEFAULT_TASKS, "linear", "finetune", *DETECTION)
+# What can be wanted: all but what follows from a list that these doors do not take
+MEASURED = tuple(name for name, task in TASKS.items() if not task.from_predictions)
 # What detectors are trained on by their configs' own names; any other is a folder of boxes
 KNOWN_BOXES = ("coco2017", "voc2007", "scenes")
 
@@ -57,7 +59,14 @@ def parse_task(task: str, folder: str = "") -> WantedTask:
     what, _, recipe = task.partition("@")
     kind, slash, dataset = what.partition("/")
     if kind not in TASKS:
-        raise BadInput(f"task '{task}': unknown task '{kind}'; {nearest(kind, TASKS)}")
+        raise BadInput(
+            f"task '{task}': unknown task '{kind}'; {nearest(kind, MEASURED)}"
+        )
+    if TASKS[kind].from_predictions:
+        raise BadInput(
+            f"task '{task}': follows from kept predictions and a list; measure knn or another task,"
+            f" then `backbench {TASKS[kind].verb} RUNS --list FILE`"
+        )
     dataset = dataset if slash else folder
     if not dataset:
         raise BadInput(

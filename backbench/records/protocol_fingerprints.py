@@ -135,6 +135,8 @@ def of_recipe(
         return digest([decisive(recipe, kind, bound["defaults"]), str(chosen_on)])
     fingerprint = fingerprint_of(recipe, kind, bound["defaults"])
     names = bound["fingerprints"].get(name, {})
-    # What is computed from the scores of a protocol has that protocol's name and recipe.
-    measured = kind if TASKS[task].from_scores else measures(task)
+    # What is computed from what a protocol kept has that protocol's name and recipe.
+    row = TASKS[task]
+    is_derived = row.from_scores or row.from_predictions
+    measured = kind if is_derived else measures(task)
     return None if fingerprint == names.get(measured) else fingerprint

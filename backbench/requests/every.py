@@ -30,6 +30,7 @@ from backbench.requests.runs import (
     LogRequest,
     MergeRequest,
     RankRequest,
+    RescoreRequest,
     VerifyRequest,
 )
 from backbench.requests.weights import ExportRequest, ImportRequest, InspectRequest
@@ -54,6 +55,7 @@ REQUESTS: tuple[type[Request], ...] = (
     LeaderboardRequest,
     VerifyRequest,
     CalibrateRequest,
+    RescoreRequest,
     RankRequest,
     MergeRequest,
     ExportResultsRequest,

@@ -59,6 +59,27 @@ class CalibrateRequest(JsonRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RescoreRequest(JsonRequest):
+    """Score kept predictions again on a clean test set; seconds a run, no image is read."""
+
+    verb: ClassVar[str] = "rescore"
+    runs: tuple[Path, ...] = argument(
+        "RUNS", "run folders; the new rows are added to their results"
+    )
+    list: Path = option(
+        "test images that are copies of training images or have a wrong label, one a line:"
+        " image, tab, copy | wrong | label, tab, right label; or ciFAIR's csv."
+        " `backbench data check NAME --copies FILE` writes one",
+        "FILE",
+    )
+    dataset: str | None = option(
+        "whose images the list names; needed where RUNS hold several",
+        "NAME",
+        default=None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRequest(JsonRequest):
     """Say who leads any CSV of results, and how surely."""
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backbench.records import data_manifests, kept_scores
+from backbench.records import clean_test, data_manifests, kept_scores
 from backbench.records.predictions import Arrays, hits, load
 from backbench.records.result_line import Result
 from backbench.stats import confidence, dense_counts, partitions, resampling
@@ -317,6 +317,8 @@ def _level(r: Result, run: Path) -> int:
             f"its predictions '{printable.shown(name, 80)}' are another number's"
         )
     _refuse_other_list(r, arrays)
+    if TASKS[r.task].from_predictions:
+        return _of_clean_test(r, run, arrays)
     # 2. Numbers that no list of right images gives.
     if TASKS[r.task].detects:
         return _of_resamples(r, arrays)
@@ -358,6 +360,24 @@ def _of_scores(r: Result, run: Path) -> int:
     if "rule" in (r.facts.get("recipe") or {}):
         # Labels are columns of the rule's logits, and not those of the list.
         return FROM_KEPT
+    return _of_listed_labels(r, run, arrays)
+
+
+def _of_clean_test(r: Result, run: Path, arrays: Arrays) -> int:
+    """The level of a score on a clean test set, or of its difference from the full one."""
+    right = hits(arrays, clean_test.full_metric(r.metric)[1])
+    if right is None:
+        return UNBACKED
+    if right.size > _MOST_HITS:
+        raise _Unfit(f"{right.size} hits are more than any test list has")
+    _refuse_other_count(r, arrays, right)
+    wrong = clean_test.fault(arrays, r)
+    if wrong:
+        raise _Unfit(wrong)
+    again, interval = clean_test.value(arrays, r.metric)
+    if r.value is None or abs(again - r.value) > _ALIKE:
+        raise _Unfit(f"it says {r.value}, its predictions give {again:.4f}")
+    _refuse_other_interval(r, interval)
     return _of_listed_labels(r, run, arrays)
 
 

@@ -1,0 +1,301 @@
+"""Kept predictions are scored again without the images that a list names, and never as the full set."""
+
+import csv
+import gzip
+import json
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, recall_score
+from support import forgeries
+
+from backbench.cli.program import main
+from backbench.errors import EXIT_FAILED, BadInput
+from backbench.evaluation import wanted
+from backbench.records import clean_test, predictions, store
+from backbench.stats import confidence, paired_differences
+
+LINES = ("0/0036.png\tcopy\t0/0001.png", "0/0048.png\twrong", "9/1795.png\tlabel\t3")
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A run of the demo with its list of test images, as it was measured long ago."""
+    root = tmp_path / "corpus"
+    forgeries.copied("knn", root)
+    return root
+
+
+@pytest.fixture
+def flaws(tmp_path):
+    """Write a list of these lines; return its file."""
+
+    def write(*lines):
+        file = tmp_path / "flaws.tsv"
+        file.write_text("".join(line + "\n" for line in lines))
+        return file
+
+    return write
+
+
+def rescored(root):
+    found, _ = store.read(root)
+    return [r for r in found if r.task == clean_test.TASK]
+
+
+def arrays_of(root, row):
+    with np.load(root / "backbench" / "knn" / row.facts["predictions"]) as kept:
+        return dict(kept)
+
+
+def test_old_rows_get_clean_scores_that_sklearn_gives(corpus, flaws, tmp_path, capsys):
+    results = corpus / "backbench" / "knn" / "results.jsonl"
+    before = results.read_text()
+    full = {(r.checkpoint, r.metric): r for r in store.read(corpus)[0]}
+    listed = flaws("# three of them", *LINES)
+    assert main(["rescore", str(corpus), "--list", str(listed)]) == 0
+    assert "1 copies and 1 with a wrong label" in capsys.readouterr().out
+    rows = rescored(corpus)
+    assert len(rows) == 2 * len(full)
+    # 1. An independent computation, from the predictions of the full row
+    for r in rows:
+        kind, metric, digest = clean_test.full_metric(r.metric)
+        source = full[r.checkpoint, metric]
+        kept = arrays_of(corpus, source)
+        right = kept["label"].copy()
+        right[-1] = 3
+        clean = 100 * accuracy_score(right[2:], kept["prediction"][2:])
+        value = clean if kind == "clean" else clean - source.value
+        assert r.value == pytest.approx(value, abs=1e-9)
+        assert r.ci95[0] < r.value < r.ci95[1]
+        if kind == "clean":
+            hits = kept["prediction"][2:] == right[2:]
+            assert r.ci95 == confidence.of_hits(hits)
+        said = r.provenance["left_out"]
+        assert said["digest"].startswith(digest) and said["list"] == "flaws.tsv"
+        assert (said["copies"], said["wrong"], said["relabelled"]) == (1, 1, 1)
+    # 2. Rows are added, once
+    after = results.read_text()
+    assert after.startswith(before)
+    assert main(["rescore", str(corpus), "--list", str(listed)]) == 0
+    assert results.read_text() == after
+    # 3. They are verified over the list of images, also when merged, and stand in own columns
+    table = tmp_path / "board.csv"
+    merged = tmp_path / "merged"
+    assert main(["leaderboard", str(corpus), "--csv", str(table)]) == 0
+    assert main(["merge", f"lab={corpus}", "--out", str(merged)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(merged)]) == 0
+    assert f"{3 * len(full)} level 3" in capsys.readouterr().out
+    with table.open() as file:
+        board = list(csv.DictReader(file))
+    for line in board:
+        value = full[line["checkpoint"], "top1_k5"].value
+        assert float(line["knn/digits/top1_k5@knn-demo-v1"]) == pytest.approx(value)
+    assert f"clean_test/digits/clean_top1_k5_{digest}@knn-demo-v1" in board[0]
+
+
+def test_another_list_is_another_column_and_another_order_is_not(corpus, flaws):
+    for lines in (LINES, LINES[::-1], LINES[:2]):
+        assert main(["rescore", str(corpus), "--list", str(flaws(*lines))]) == 0
+    digests = {clean_test.full_metric(r.metric)[2] for r in rescored(corpus)}
+    assert len(digests) == 2
+
+
+def test_draws_of_labels_are_scored_each(tmp_path, flaws, capsys):
+    record = forgeries.copied("fewshot", tmp_path / "corpus")
+    root = tmp_path / "corpus"
+    assert main(["rescore", str(root), "--list", str(flaws(*LINES))]) == 0
+    with np.load(record.run / record.line["provenance"]["predictions"]) as kept:
+        hits = kept["prediction"][:, 2:] == np.append(kept["label"][2:-1], 3)
+    row = next(r for r in rescored(root) if r.checkpoint == record.line["checkpoint"])
+    assert row.value == pytest.approx(100 * hits.mean())
+    assert main(["verify", str(root)]) == 0
+    assert "0 do not fit" in capsys.readouterr().out
+
+
+def test_means_per_class_follow_the_right_labels():
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 4, 400)
+    prediction = np.where(rng.random(400) < 0.8, label, rng.integers(0, 4, 400))
+    flaw = np.zeros(400, dtype=np.uint8)
+    flaw[:20] = clean_test.COPY
+    flaw[20:40] = clean_test.RELABELLED
+    right = np.where(flaw == clean_test.RELABELLED, (label + 1) % 4, label)
+    arrays = {"prediction": prediction, "label": label, "flaw": flaw, "right": right}
+    clean = recall_score(right[20:], prediction[20:], average="macro")
+    full = recall_score(label, prediction, average="macro")
+    value, ci95 = clean_test.value(arrays, "clean_mean_per_class_12345678")
+    assert value == pytest.approx(100 * clean)
+    assert ci95 == confidence.of_hits((prediction == right)[20:], right[20:])
+    change, _ = clean_test.value(arrays, "change_mean_per_class_12345678")
+    assert change == pytest.approx(100 * (clean - full))
+    # What was not kept, or what no image is left for, is not made up
+    hits5 = {**arrays, "hits5": prediction == label}
+    assert "five best" in clean_test.unscored(hits5, "top5")
+    gone = {**arrays, "flaw": np.where(label == 2, clean_test.WRONG, 0)}
+    gone["right"] = label
+    assert "class 2 without" in clean_test.unscored(gone, "mean_per_class")
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_the_interval_of_a_change_covers_it(by_class):
+    """On new test sets, of which others are flawed, too: copies are right more often."""
+    rng = np.random.default_rng(3)
+    truth = 100 * (0.8 - (0.95 * 0.8 + 0.05 * 0.98))
+    covered = 0
+    for _ in range(400):
+        label = rng.integers(0, 5, 600)
+        flawed = rng.random(600) < 0.05
+        hits = rng.random((1, 600)) < np.where(flawed, 0.98, 0.8)
+        classes = label if by_class else None
+        found = paired_differences.of_left_out(hits, hits, ~flawed, classes, classes)
+        covered += found.ci95[0] <= truth <= found.ci95[1]
+    assert 0.91 <= covered / 400 <= 0.99
+
+
+def forge(change):
+    """Replace arrays in the file of one rescored row."""
+
+    def edit(run, row):
+        file = run / row.facts["predictions"]
+        with np.load(file) as kept:
+            arrays = dict(kept)
+        np.savez(file, **{**arrays, **change(arrays)})
+
+    return edit
+
+
+def changed_line(**changes):
+    def edit(run, row):
+        file = run / "results.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            same = (line["checkpoint"], line["metric"]) == (row.checkpoint, row.metric)
+            if same:
+                line.update(changes)
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return edit
+
+
+def only(index, value, of):
+    out = of.copy()
+    out[index] = value
+    return out
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        changed_line(value=99.0),
+        changed_line(ci95=[0.0, 100.0]),
+        changed_line(metric="clean_top1_k5_00000000"),
+        changed_line(metric="best_top1_k5_00000000"),
+        forge(lambda x: {"flaw": only(5, clean_test.COPY, x["flaw"])}),
+        forge(lambda x: {"flaw": x["flaw"] * 0}),
+        forge(lambda x: {"right": only(4, 9, x["right"])}),
+        forge(lambda x: {"right": x["right"][:-1]}),
+        forge(lambda x: {"prediction": x["label"]}),
+        forge(lambda x: {"label": x["prediction"], "right": x["prediction"]}),
+    ],
+)
+def test_what_does_not_follow_is_found(forgery, corpus, flaws, capsys):
+    assert main(["rescore", str(corpus), "--list", str(flaws(*LINES))]) == 0
+    run = corpus / "backbench" / "knn"
+    row = next(r for r in rescored(corpus) if r.metric.startswith("clean_top1_k5"))
+    forgery(run, row)
+    capsys.readouterr()
+    assert main(["verify", str(corpus)]) == EXIT_FAILED
+    said = capsys.readouterr().out
+    assert row.name in said and "cannot be computed again" not in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ((), "names no image"),
+        (("# only a remark",), "names no image"),
+        (("0/0036.png",), "is not image, tab, copy"),
+        (("0/0036.png\tgone",), "is not image, tab, copy"),
+        (("0/9999.png\tcopy",), "flaws.tsv:1: '0/9999.png' is not in the test set"),
+        ((LINES[0], "0/0036.png\twrong"), "flaws.tsv:2: '0/0036.png' stands in line 1"),
+        (("0/0036.png\tlabel",), "no right label behind"),
+        (("0/0036.png\tlabel\t10",), "'10' is no class of digits"),
+        (("0/0036.png\tlabel\t-1",), "'-1' is no class of digits"),
+        (("0/0036.png\tlabel\t0",), "'0' is the label that 0/0036.png has"),
+        (("TestID,TrainID,Distance,Judgment", "7,8,0.1,1"), "CIFAR's own files"),
+    ],
+)
+def test_a_wrong_list_is_refused_in_a_line(lines, words, corpus, flaws, bad_input):
+    results = corpus / "backbench" / "knn" / "results.jsonl"
+    before = results.read_text()
+    kept = sorted(corpus.rglob("*"))
+    said = bad_input(
+        main(["rescore", str(corpus), "--list", str(flaws(*lines))]), words
+    )
+    assert len(said.splitlines()) == 1
+    assert results.read_text() == before and sorted(corpus.rglob("*")) == kept
+
+
+def test_a_list_that_leaves_nothing_is_refused(corpus, flaws, bad_input):
+    (listed,) = (corpus / "lists").iterdir()
+    images = all_wrong(listed)
+    status = main(["rescore", str(corpus), "--list", str(flaws(*images))])
+    bad_input(status, "leaves no test image")
+
+
+def all_wrong(listed):
+    """A list that calls the labels of all test images wrong."""
+    lines = gzip.decompress(listed.read_bytes()).decode().splitlines()
+    paths = [line.rpartition("\t")[0] for line in lines]
+    return [f"{path}\twrong" for path in paths]
+
+
+def test_rows_without_predictions_or_lists_are_named(
+    corpus, flaws, bad_input, caplog, monkeypatch
+):
+    words = ["rescore", str(corpus), "--list", str(flaws(*LINES))]
+    run = corpus / "backbench" / "knn"
+    first = sorted((run / "predictions").iterdir())[0]
+    first.unlink()
+    with caplog.at_level("WARNING", logger="backbench"):
+        assert main(words) == 0
+    named = [r.getMessage() for r in caplog.records]
+    assert len(named) == 1 and "were not kept; measure it again" in named[0]
+    monkeypatch.setattr(predictions, "_latest", predictions._Latest())
+    for file in (run / "predictions").iterdir():
+        file.unlink()
+    bad_input(main(words), "no number has kept predictions")
+
+
+def test_other_datasets_and_files_are_refused(corpus, flaws, tmp_path, bad_input):
+    listed = flaws(*LINES)
+    words = ["rescore", str(corpus), "--list"]
+    bad_input(main([*words, str(tmp_path / "none.tsv")]), "none.tsv: No such file")
+    status = main([*words, str(listed), "--dataset", "cifar10"])
+    bad_input(status, "--dataset cifar10", "digits")
+    listed.write_bytes(b"\xff\xfe\x00")
+    bad_input(main([*words, str(listed)]), "is no text")
+    with pytest.raises(BadInput, match="backbench rescore RUNS --list FILE"):
+        wanted.parse_task("clean_test/digits")
+
+
+def test_cifairs_csv_names_places_in_cifars_own_files(tmp_path):
+    file = tmp_path / "duplicates.csv"
+    file.write_text(
+        "TestID,TrainID,Distance,Judgment\n2,9,0.1,1\n0,4,0.2,2\n2,7,0.3,1\n"
+    )
+    read = clean_test.read_list(file)
+    content = "".join(f"test/{i:05}\t{i % 2}\n" for i in range(4)).encode()
+    images = clean_test.TestImages.of("0" * 64, content)
+    said = clean_test.place(read, images, "cifar10")
+    assert said["flaw"].tolist() == [clean_test.COPY, 0, clean_test.COPY, 0]
+
+
+def test_a_class_may_be_named_by_its_folder(tmp_path):
+    file = tmp_path / "flaws.tsv"
+    file.write_text("cat/1.png\tlabel\tdog\n")
+    images = clean_test.TestImages.of("0" * 64, b"cat/1.png\t0\ndog/2.png\t1\n")
+    said = clean_test.place(clean_test.read_list(file), images, "pets")
+    assert said["right"].tolist() == [1, 1]
