@@ -45,7 +45,7 @@ def run_list(request: DataListRequest) -> Outcome:
 def run_check(request: DataCheckRequest) -> Outcome:
     """Read one dataset whole and print what is wrong with it."""
     problems: list[str] = []
-    status = _check(request.name, request.data, request.record, problems)
+    status = _check(request, problems)
     return Outcome(status=status, document={"name": request.name, "problems": problems})
 
 
@@ -102,17 +102,24 @@ def _list(root: Path) -> list[dict[str, object]]:
 # data check
 
 
-def _check(name: str, root: Path, record: bool, problems: list[str]) -> int:
+def _check(request: DataCheckRequest, problems: list[str]) -> int:
     """Print what is there and what is wrong, which goes to `problems`, too; 1 if anything is."""
+    name = request.name
+    root = request.data
     dense = name in catalog.DATASETS and catalog.DATASETS[name].dense
     if name not in catalog.known() or dense:
         said = detection_check.check(name, root, _inspected)
         if said is not None and (said or not dense):
+            if request.copies is not None:
+                raise BadInput(
+                    f"--copies {request.copies}: {name} is boxes, and `rescore` scores classes;"
+                    " leave --copies out"
+                )
             return said
     # 1. What makes the data unusable is refused, as every evaluation would refuse it.
     dataset = catalog.find(name)
     found = catalog.read_lists(dataset, root)
-    if not record:
+    if not request.record:
         catalog.compare_record(name, root, found, 0)
     # 2. What can be used is described, and everything odd about it is a problem.
     problems += catalog.odd_sizes(dataset, found)
@@ -122,17 +129,22 @@ def _check(name: str, root: Path, record: bool, problems: list[str]) -> int:
         print(f"{name}: {note}")
     if name not in catalog.known():
         problems += _ignored(root / name)
-    problems += _content_problems(name, found)
+    shared: dict[
+        str, str
+    ] = {}  # test image that is a copy -> the image of train or val
+    problems += _content_problems(name, found, shared)
     problems += _map_problems(found)
     for line in problems:
         print(f"{name}: PROBLEM: {line}")
     # 3. The record is what there is, problems included: it is there to tell a change, not to judge.
-    if record:
+    if request.record:
         file = catalog.record_file(name, root)
         atomic.write_json(file, {"seed": 0, "splits": catalog.record_of(found)})
         print(
             f"{name}: recorded in {file}, the images' names by contents in {_record(found, file)}"
         )
+    if request.copies is not None:
+        _write_copies(request.copies, shared)
     print(f"{name}: {len(problems)} problems" if problems else f"{name}: all right")
     return 1 if problems else 0
 
@@ -207,8 +219,25 @@ def _ignored(base: Path) -> list[str]:
     return out
 
 
-def _content_problems(name: str, found: Splits) -> list[str]:
-    """Reads every image: a line per problem within a split, then of two splits together."""
+def _write_copies(file: Path, shared: dict[str, str]) -> None:
+    """Write the list of test images that are copies, as `backbench rescore` reads it."""
+    lines = [f"{test}\tcopy\t{other}\n" for test, other in sorted(shared.items())]
+    if not lines:
+        print(f"{file}: not written, no test image is a copy of a labelled one")
+        return
+    atomic.write_text(file, "".join(lines))
+    print(
+        f"{file}: {len(lines)} test images that are copies; `backbench rescore RUNS --list {file}`"
+        " scores without them"
+    )
+
+
+def _content_problems(
+    name: str, found: Splits, shared_with_test: dict[str, str]
+) -> list[str]:
+    """Reads every image: a line per problem within a split, then of two splits together.
+
+    `shared_with_test` is filled with the test images that are copies -> an image of train or val."""
     problems = []
     seen: dict[str, tuple[ImageList, list[Look | None]]] = {}
     for which, images in found.items():
@@ -227,7 +256,8 @@ def _content_problems(name: str, found: Splits) -> list[str]:
         if len(unreadable) > 5:
             problems.append(f"{which}: {len(unreadable) - 5} more unreadable images")
     by_content: dict[str, dict[tuple[Look, bytes], str]] = {}
-    for which, by_path in copies.contents(seen).items():
+    all_contents = copies.contents(seen)
+    for which, by_path in all_contents.items():
         by_content[which] = {content: path for path, content in by_path.items()}
         if twice := len(by_path) - len(by_content[which]):
             problems.append(f"{which} holds {twice} copies of other images of it")
@@ -243,6 +273,12 @@ def _content_problems(name: str, found: Splits) -> list[str]:
             problems.append(
                 f"{a} and {b} share {len(again)} images in another format: {one} shows {other}"
             )
+        if b == "test":
+            for path, content in all_contents[b].items():
+                if content in by_content[a]:
+                    shared_with_test.setdefault(path, by_content[a][content])
+            for path, labelled in again:
+                shared_with_test.setdefault(path, labelled)
     return problems
 
 

@@ -35,6 +35,11 @@ class DataCheckRequest(DataRoot):
     record: bool = option(
         "keep the hashes of its splits beside the data", default=False
     )
+    copies: Path | None = option(
+        "write the test images that are copies of labelled ones, for `backbench rescore --list`",
+        "FILE",
+        default=None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from support.strangers import door
 from backbench.datasets import splits, walk
 from backbench.errors import BadInput
 from backbench.images.image_list import ImageList, scan_folder
+from backbench.records import clean_test
 
 
 @pytest.fixture
@@ -174,6 +175,25 @@ def test_a_test_image_saved_as_jpeg(root):
     (line,) = problems(root)
     assert "in another format" in line
     assert "again.jpg" in line and "original.png" in line
+
+
+def test_the_copies_are_written_as_rescore_reads_them(root, tmp_path):
+    file = tmp_path / "copies.tsv"
+    words = ("data", "check", "shapes", "--data", root, "--copies", file)
+    said = door(*words)
+    assert "not written" in said.out and not file.exists()
+    with Image.open(root / "shapes" / "train" / "a" / "3.jpg") as image:
+        image.save(root / "shapes" / "test" / "a" / "one.png")
+        image.save(root / "shapes" / "test" / "b" / "other.webp")
+    again = (root / "shapes" / "val" / "b" / "0.jpg").read_bytes()
+    (root / "shapes" / "test" / "a" / "third.jpg").write_bytes(again)
+    door(*words)
+    assert file.read_text().splitlines() == [
+        "a/one.png\tcopy\ta/3.jpg",
+        "a/third.jpg\tcopy\tb/0.jpg",
+        "b/other.webp\tcopy\ta/3.jpg",
+    ]
+    assert len(clean_test.read_list(file).flaws) == 3
 
 
 def image_list(counts):
