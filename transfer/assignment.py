@@ -81,6 +81,17 @@ class Assignment(Generic[Kind_co]):
         """A digest of the test images' contents: other images may have the same names."""
         return contents.whole(self.splits.test)
 
+    @functools.cached_property
+    def path_order(self) -> dict[str, str]:
+        """The digests of the lists and of the test images' contents, in the order of paths; empty
+        for a dataset whose copies all have one order."""
+        if self.dataset.parquet is None:
+            return {}
+        found = {name: splits.by_path(part) for name, part in self.splits.items()}
+        digests = {name: splits.digest(images) for name, images in found.items()}
+        # Where the list is in that order, nothing is read twice
+        return {**digests, contents.KEY: contents.whole(found["test"])}
+
     def done(
         self, rows: Iterable[Result], metrics: Iterable[str]
     ) -> dict[str, list[Result]]:

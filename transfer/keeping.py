@@ -19,6 +19,7 @@ from backbench.records import (
     protocol_fingerprints,
     store,
 )
+from backbench.records.data_manifests import PATH_ORDER
 from backbench.records.store import Origin, Result
 from backbench.runs import atomic
 from backbench.runs.folder import HEADS_FILE, PREDICTIONS, RESULTS_FILE
@@ -73,6 +74,7 @@ def row(
             "labelled": task.splits.labelled,
             "val": "held out of train" if task.splits.held_out else "official",
             contents.KEY: task.test_contents,
+            **({PATH_ORDER: task.path_order} if task.path_order else {}),
             "notes": list(task.splits.notes),
             **container_provenance(task.splits.items()),
             "trunk": trunk_facts.facts(checkpoint, task.geometry.crop),

@@ -9,6 +9,7 @@ from backbench.containers import finding
 from backbench.containers.container import SPLIT_WORDS
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
+from backbench.images.file_names import passed_over
 from backbench.images.image_list import ImageList
 
 Metric = Literal["top1", "mean_per_class", "miou"]  # miou: its images have label maps
@@ -16,6 +17,22 @@ Metric = Literal["top1", "mean_per_class", "miou"]  # miou: its images have labe
 Reader = Callable[[Path, int], Splits]
 # (ROOT, name of the split)
 SplitReader = Callable[[Path, str], ImageList]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubTables:
+    """How a dataset lies on the Hugging Face Hub: Parquet files for each split (hub_tables.py)."""
+
+    labels: tuple[str, ...]  # columns that may hold its labels
+    # Where the owner's archives have an image: {file} is its name in the table, {class} its class,
+    # {split} its split
+    path: str
+    # How its classes are counted: by their names in the alphabet, by their names as text (capitals
+    # first), or as the table states
+    order: Literal["names", "text", "stated"] = "names"
+    config: str = ""  # the configuration of several that holds its splits
+    whole: bool = False  # the table is undivided: our reader draws the splits
+    arrays: bool = False  # its owner's files hold arrays of pixels, no images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +55,7 @@ class Dataset:
     hub: str | None = (
         None  # the dataset's repository on the Hugging Face Hub, of its owner
     )
+    parquet: HubTables | None = None
     top5: bool = False
     # Of test sets for ImageNet's classifiers: the rules by which an answer is right, and the pixels
     # that are cut from each side of an image first
@@ -68,7 +86,14 @@ class Dataset:
             if all(
                 (base / need).exists() or _contained(base, need) for need in self.needs
             ):
+                if base != folders[0] and self.parquet and tables_below(folders[0]):
+                    raise BadInput(
+                        f"{self.name} is there twice, as {base / self.needs[0]} and as"
+                        f" {tables_below(folders[0])[0]}; move one away"
+                    )
                 return base
+        if self.parquet is not None and tables_below(folders[0]):
+            return folders[0]
         # The message names the first folder, since that is where the dataset belongs
         for need in self.needs:
             if need in SPLIT_WORDS:
@@ -79,6 +104,15 @@ class Dataset:
         raise BadInput(
             f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there"
         )
+
+
+def tables_below(base: Path) -> list[Path]:
+    """List the Parquet files of a dataset, in BASE and in its folders of splits and configurations."""
+    found: list[Path] = []
+    for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet"):
+        below = base.glob(pattern)
+        found += [p for p in below if not passed_over(p.relative_to(base).as_posix())]
+    return sorted(found)
 
 
 def _contained(base: Path, need: str) -> bool:

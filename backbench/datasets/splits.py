@@ -180,6 +180,15 @@ def digest(images: ImageList) -> str:
     return hashlib.sha256(manifest(images).encode()).hexdigest()
 
 
+def by_path(images: ImageList) -> ImageList:
+    """Return the same images in the order of their paths, which is no copy's own."""
+    paths = list(images.paths)
+    order = sorted(range(len(paths)), key=paths.__getitem__)
+    if order == list(range(len(paths))):
+        return images
+    return images.subset(order)
+
+
 def digests(splits: Splits) -> dict[str, str]:
     """Return, by split, the sha256 of its manifest."""
     return {name: digest(images) for name, images in splits.items()}

@@ -60,6 +60,7 @@ _DECISIVE = ("recipe", contents.KEY, *data_manifests.LISTS, *data_manifests.MANN
 
 def of_rows(rows: Sequence[Result]) -> list[ColumnKey]:
     """The column key of each row among these; rows measured differently never share one."""
+    orders = data_manifests.one_order(rows)
     # 1. Most rows are of few kinds, so each kind is worked out once.
     numbers: dict[bytes, int] = {}  # decisive content -> number of its kind
     kinds: list[_Kind] = []
@@ -69,7 +70,7 @@ def of_rows(rows: Sequence[Result]) -> list[ColumnKey]:
         content = _decisive_content(r)
         number = numbers.setdefault(content, len(kinds))
         if number == len(kinds):
-            kinds.append(_kind_of(r))
+            kinds.append(_kind_of(r, orders))
         kind_and_seed.append((number, r.seed))
         checkpoints[number, r.seed].add(r.checkpoint)
     # 2. A mark for each list of images; the lists of most checkpoints need none.
@@ -103,12 +104,14 @@ def _decisive_content(r: Result) -> bytes:
         return repr(decisive).encode()
 
 
-def _kind_of(r: Result) -> _Kind:
+def _kind_of(r: Result, orders: data_manifests.OneOrder) -> _Kind:
     fingerprint = protocol_fingerprints.of_recipe(
         r.task, r.protocol, r.facts.get("recipe"), (r.chosen or {}).get("on")
     )
     lists = data_manifests.of_row(
-        r, has_recipe=fingerprint != protocol_fingerprints.UNKNOWN
+        r,
+        has_recipe=fingerprint != protocol_fingerprints.UNKNOWN,
+        orders=orders,
     )
     size = lists.size if lists else ""
     protocol = _Protocol(

@@ -24,6 +24,9 @@ DETECTION_SIZES = {"coco2017": (118287, 5000), "voc2007": (16551, 4952)}
 # Keys of provenance that name lists, and those that say how a number was made beside its recipe
 LISTS = ("manifests", "manifest", "images", "val", "train", "labelled")
 MANNER = ("bank", "labelled_from", "temperature", "shots", "evaluator")
+# In a row's provenance: the digests of its lists, and of what the scored images hold, with the images
+# in the order of their paths. The copies of one dataset list the same images in orders of their own
+PATH_ORDER = "in_path_order"
 # Keys of provenance and of `chosen` that are outcomes of one run, never a way of measuring
 _OUTCOMES = {
     "predictions",
@@ -46,6 +49,7 @@ _OUTCOMES = {
     fast.PRETRAINING,
     contents.KEY,
     CONTAINER_KEY,
+    PATH_ORDER,
 }
 _CHOSEN = {
     "lr",
@@ -75,8 +79,39 @@ class Lists(NamedTuple):
     contents: str = ""  # digest of what the scored images hold, where the row says it
 
 
-def of_row(row: Result, *, has_recipe: bool) -> Lists | None:
-    """The row's lists; None where it names none."""
+# (dataset, digest of a list or of its contents) -> the digest that stands for all orders of it
+OneOrder = Mapping[tuple[str, str], str]
+
+
+def one_order(rows: Iterable[Result]) -> OneOrder:
+    """Find the digests that name the same images in several orders, as the rows tell.
+
+    A digest of which two rows tell unlike things is left as it is: one of them is wrong."""
+    told: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in rows:
+        manifests = row.facts.get("manifests") or {}
+        for part, in_path_order in (row.facts.get("in_path_order") or {}).items():
+            own = manifests.get(part)
+            if part == contents.KEY:
+                own = row.facts.get("image_contents")
+            if own:
+                told[row.dataset, own].add(in_path_order)
+    orders: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (dataset, own), sorted_digests in told.items():
+        if len(sorted_digests) == 1:
+            orders[dataset, min(sorted_digests)].append(own)
+    out = {}
+    for (dataset, _), same in orders.items():
+        for own in same:
+            out[dataset, own] = min(same)
+    return out
+
+
+def of_row(
+    row: Result, *, has_recipe: bool, orders: OneOrder | None = None
+) -> Lists | None:
+    """The row's lists; None where it names none. `orders` is what `one_order` returns."""
+    orders = orders or {}
     facts = row.facts
     manner: dict[str, object] = {
         key: row.provenance[key] for key in MANNER if key in row.provenance
@@ -86,8 +121,13 @@ def of_row(row: Result, *, has_recipe: bool) -> Lists | None:
     manifests = facts.get("manifests")
     images = facts.get("images")
     held = facts.get("image_contents") or ""
+    held = orders.get((row.dataset, held), held)
     # 1. A probe: `manifests` and `images` of its splits.
     if manifests is not None and isinstance(images, dict):
+        manifests = {
+            split: orders.get((row.dataset, own or ""), own)
+            for split, own in manifests.items()
+        }
         return _of_probe(row, manifests, images, manner)._replace(contents=held)
     # 2. A detector: the annotation files.
     if "train" in facts and "val" in facts:

@@ -124,6 +124,8 @@ class Provenance(TypedDict, total=False):
     labelled: StrictStr | None
     # The digest of all images that were scored (`images.contents.whole`)
     image_contents: StrictStr | None
+    # By split, and under `image_contents`: the same digests with the images in the order of paths
+    in_path_order: dict[str, StrictStr]
 
 
 class Origin(TypedDict, total=False):

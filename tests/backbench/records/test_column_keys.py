@@ -217,6 +217,33 @@ def test_other_images_under_the_same_names_are_a_column_apart():
     assert columns_of(rows[3])[0].name == plain
 
 
+def test_copies_that_list_the_same_images_in_other_orders_share_a_column():
+    """A row tells the digests of its lists in the order of paths; older rows tell none."""
+    parts = ("train", "val", "test")
+
+    def listed(checkpoint, order, held, **told):
+        row = changed(base("sgd"), checkpoint=checkpoint * 64)
+        row = mutated(row, P + "manifests", dict.fromkeys(parts, order * 64))
+        row = mutated(row, P + "image_contents", held * 16)
+        return mutated(row, P + "in_path_order", told) if told else row
+
+    same = {**dict.fromkeys(parts, "5" * 64), "image_contents": "6" * 16}
+    archive = listed("1", "a", "1", **same)
+    old = listed("2", "a", "1")
+    hub = listed("3", "b", "2", **same)
+    encoded = listed("4", "b", "3", **{**same, "image_contents": "7" * 16})
+    names = [c.name for c in columns_of(archive, old, hub, encoded)]
+    assert names[0] == names[1] == names[2] != names[3]
+    assert "~images-" in names[3] and "~" not in names[0]
+    # Without what it tells, the copy has a column of its own
+    alone = [c.name for c in columns_of(archive, old, listed("3", "b", "2"))]
+    assert alone[0] == alone[1] != alone[2]
+    # Two rows that tell unlike things of one list prove nothing
+    liar = listed("5", "a", "1", **dict.fromkeys((*parts, "image_contents"), "8" * 16))
+    apart = [c.name for c in columns_of(archive, old, hub, liar)]
+    assert apart[0] == apart[1] != apart[2]
+
+
 @pytest.mark.parametrize(("name", "where", "value"), UNLIKE)
 def test_unlike_rows_never_share_a_column(name, where, value):
     row = base(name)
