@@ -31,6 +31,8 @@ class Container:
     kind: str
     files: tuple[Path, ...]
     inside: str = ""
+    # Of a table: the columns that may hold the labels, the first that is there; by default it tells
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         folder = self.files[0].parent
@@ -39,6 +41,7 @@ class Container:
                 raise BadInput(
                     f"{folder}: and {file.parent} hold the same split, twice; move one away"
                 )
+        for file in self.files:
             part = _PART.search(file.name)
             if part and int(part[1]) != len(self.files):
                 raise BadInput(

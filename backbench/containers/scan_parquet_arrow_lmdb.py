@@ -34,12 +34,17 @@ PROOF = 64  # rows of each file that are compared with what pyarrow reads
 PACKAGES = {"parquet": "pyarrow", "arrow": "pyarrow", "lmdb": "lmdb"}
 
 
-def scan(kind: str, files: Sequence[Path]) -> Iterator[Table]:
-    """Yield the tables of files of one kind. BadInput names the first that cannot be scanned."""
+def scan(
+    kind: str, files: Sequence[Path], labels: Sequence[str] = ()
+) -> Iterator[Table]:
+    """Yield the tables of files of one kind. BadInput names the first that cannot be scanned.
+
+    `labels` are the columns that may hold the labels; without any, the file's schema tells."""
     for begin in range(0, len(files), AT_ONCE):
         part = files[begin : begin + AT_ONCE]
         with tempfile.TemporaryDirectory() as folder:
             program = [sys.executable, "-P", "-m", __name__, kind, folder]
+            program.append(",".join(labels))
             wait = SECONDS * len(part)
             try:
                 ended = subprocess.run(
@@ -67,7 +72,7 @@ def scan(kind: str, files: Sequence[Path]) -> Iterator[Table]:
 # In the process of its own
 
 
-def main(kind: str, folder: str, files: Sequence[str]) -> None:
+def main(kind: str, folder: str, labels: str, files: Sequence[str]) -> None:
     """Write the table of each file, or why there is none, until one fails."""
     die_with_parent()
     limit = MEMORY + max(Path(file).stat().st_size for file in files)
@@ -77,7 +82,8 @@ def main(kind: str, folder: str, files: Sequence[str]) -> None:
     scan_file = {"parquet": scan_parquet, "arrow": scan_arrow, "lmdb": scan_lmdb}[kind]
     for number, file in enumerate(files):
         try:
-            table = scan_file(Path(file))
+            wanted = tuple(name for name in labels.split(",") if name)
+            table = scan_file(Path(file), wanted)
             (Path(folder) / f"{number}.npz").write_bytes(table.dumped())
         except Exception as error:
             if isinstance(error, ImportError):
@@ -101,8 +107,10 @@ class _Columns(NamedTuple):
     classes: list[str]  # names by label; empty where the file states none
 
 
-def _columns(schema: Any) -> _Columns:
-    """Find the columns by the schema, and by the Hub's description in it."""
+def _columns(schema: Any, wanted: Sequence[str]) -> _Columns:
+    """Find the columns by the schema, and by the Hub's description in it.
+
+    ValueError names the columns that are there, where one of images or of `wanted` labels is not."""
     import pyarrow as pa
 
     # 1. The images: a column called image or img comes before others, then the name decides
@@ -116,7 +124,10 @@ def _columns(schema: Any) -> _Columns:
         if pa.types.is_integer(field.type):
             numbers.append(field.name)
     if not images:
-        raise ValueError("no column of images, as `image: struct<bytes, path>`")
+        raise ValueError(
+            "no column of images, as `image: struct<bytes, path>`; its columns are"
+            f" {', '.join(schema.names)}"
+        )
     _, image, is_struct = min(images)
     # 2. The names of classes, as the Hub writes them
     features: dict[str, Any] = {}
@@ -131,9 +142,14 @@ def _columns(schema: Any) -> _Columns:
                 str(each).replace("/", "_") for each in about.get("names") or []
             ]
     # 3. The labels
-    for label in ("label", *classes, "labels", "cls"):
+    for label in wanted or ("label", *classes, "labels", "cls"):
         if label in numbers:
             return _Columns(image, is_struct, label, classes.get(label, []))
+    if wanted:
+        raise ValueError(
+            f"no column of numbers called {' or '.join(wanted)}, the labels; its columns are"
+            f" {', '.join(schema.names)}"
+        )
     return _Columns(image, is_struct, None, [])
 
 
@@ -147,14 +163,14 @@ def _name_of(path: object, row: int, file: Path) -> str:
     return path.removeprefix("./")
 
 
-def scan_parquet(file: Path) -> Table:
+def scan_parquet(file: Path, labels: Sequence[str] = ()) -> Table:
     """Scan a Parquet file of any writer whose images lie plain or in a dictionary."""
     import pyarrow.parquet as pq
 
     rows: list[Row] = []
     with opening.open_regular(file) as raw:
         about = pq.ParquetFile(raw)
-        columns = _columns(about.schema_arrow)
+        columns = _columns(about.schema_arrow, labels)
         column = f"{columns.image}.bytes" if columns.struct else columns.image
         index = next(i for i, c in enumerate(about.schema) if c.path == column)
         levels = about.schema.column(index).max_definition_level
@@ -206,7 +222,7 @@ def _prove(about: Any, file: Path, column: str, rows: Sequence[Row]) -> None:
             raise ValueError(f"row {begin + row} has other bytes than pyarrow reads")
 
 
-def scan_arrow(file: Path) -> Table:
+def scan_arrow(file: Path, labels: Sequence[str] = ()) -> Table:
     """Scan a file of the library `datasets`: Arrow's stream or file format, not packed."""
     import pyarrow as pa
 
@@ -218,7 +234,7 @@ def scan_arrow(file: Path) -> Table:
     except pa.ArrowInvalid:
         reader = pa.ipc.open_file(pa.BufferReader(whole))
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-    columns = _columns(reader.schema)
+    columns = _columns(reader.schema, labels)
     rows: list[Row] = []
     for batch in batches:
         batch.validate()
@@ -231,7 +247,7 @@ def scan_arrow(file: Path) -> Table:
             below = dict(zip(names, images.flatten()))
             images = below["bytes"]
             paths = below.get("path")
-        labels = batch.column(columns.label) if columns.label else None
+        stated_labels = batch.column(columns.label) if columns.label else None
         if images.null_count:
             raise ValueError("the images are not in it (null bytes)")
         # A binary array is offsets (N + 1,) and the bytes between them
@@ -248,7 +264,7 @@ def scan_arrow(file: Path) -> Table:
                 raise ValueError(
                     "its images are compressed; write it without compression"
                 )
-            stated = None if labels is None else labels[row].as_py()
+            stated = None if stated_labels is None else stated_labels[row].as_py()
             label = -1 if stated is None else int(stated)
             path = None if paths is None else paths[row].as_py()
             rows.append(
@@ -257,7 +273,7 @@ def scan_arrow(file: Path) -> Table:
     return Table.of(rows, columns.classes)
 
 
-def scan_lmdb(file: Path) -> Table:
+def scan_lmdb(file: Path, _labels: Sequence[str] = ()) -> Table:
     """Scan an LMDB of path -> file, or of folder2lmdb's number -> pickled (file, label)."""
     import lmdb
 
@@ -307,4 +323,4 @@ def _pickled(data: bytes) -> tuple[int, int, int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])

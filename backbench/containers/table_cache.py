@@ -33,7 +33,7 @@ def tables_of(container: Container) -> tuple[list[Table], list[Mark]]:
     if len(files) > MOST_FILES:
         raise BadInput(f"{folder}: {len(files)} container files are too many")
     marks = [mark_of(file) for file in files]
-    parts = [_kept_at(container.kind, *each) for each in zip(files, marks)]
+    parts = [_kept_at(container, *each) for each in zip(files, marks)]
     out: dict[int, Table] = {}
     _add_kept(out, parts, marks)
     if len(out) < len(files):
@@ -48,7 +48,7 @@ def tables_of(container: Container) -> tuple[list[Table], list[Mark]]:
                 unit="file",
                 after=QUIET_SECONDS,
             )
-            scanned = _scan(container.kind, [files[i] for i in left])
+            scanned = _scan(container, [files[i] for i in left])
             for i, table in zip(left, scanned):
                 if mark_of(files[i]) != marks[i]:
                     raise BadInput(
@@ -62,18 +62,21 @@ def tables_of(container: Container) -> tuple[list[Table], list[Mark]]:
     return [out[i] for i in range(len(files))], marks
 
 
-def _scan(kind: str, files: Sequence[Path]) -> Iterable[Table]:
-    """Yield the tables of container files, in their order."""
-    if kind == "tar":
+def _scan(container: Container, files: Sequence[Path]) -> Iterable[Table]:
+    """Yield the tables of some files of a container, in their order."""
+    if container.kind == "tar":
         return scan_tar_zip.scan_tars(files)
-    if kind == "zip":
+    if container.kind == "zip":
         return scan_tar_zip.scan_zips(files)
-    return scan_parquet_arrow_lmdb.scan(kind, files)
+    return scan_parquet_arrow_lmdb.scan(container.kind, files, container.labels)
 
 
-def _kept_at(kind: str, file: Path, mark: Mark) -> Path:
-    """Return the file of the cache that keeps a container's table."""
-    about = f"{SCANNER_VERSION} {kind} {file.name} {mark}"
+def _kept_at(container: Container, file: Path, mark: Mark) -> Path:
+    """Return the file of the cache that keeps the table of one file of a container."""
+    about = f"{SCANNER_VERSION} {container.kind} {file.name} {mark}"
+    # One file may be asked for another column of labels
+    if container.labels:
+        about += f" {container.labels}"
     key = hashlib.sha256(about.encode(errors="surrogateescape")).hexdigest()[:32]
     return cache_folder() / "containers" / f"{key}.npz"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.containers import finding
-from backbench.datasets import catalog, outside
+from backbench.datasets import catalog, hub_tables, outside
 from backbench.datasets.boxes import box_folders
 from backbench.errors import BadInput
 from backbench.recipes import config
@@ -157,7 +157,10 @@ def listed(root: Path) -> list[dict[str, Any]]:
                 row["wrong"] = f"get {dataset.get}; it belongs in {root / name}"
                 continue
             splits = catalog.read_lists(dataset, root)
-            row["container"] = finding.described(base if name in known else root / name)
+            row["container"] = hub_tables.described(dataset, base)
+            if not row["container"]:
+                where = base if name in known else root / name
+                row["container"] = finding.described(where)
         except BadInput as error:
             row["wrong"] = str(error)
             continue

@@ -15,8 +15,8 @@ from pathlib import Path
 from backbench import plugins
 from backbench.containers import finding, reading
 from backbench.containers.container import refuse_misspelled, split_of
-from backbench.datasets import imagenet_sets, readers, splits, walk
-from backbench.datasets.row import Dataset
+from backbench.datasets import hub_tables, imagenet_sets, readers, splits, walk
+from backbench.datasets.row import Dataset, HubTables, tables_below
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
 from backbench.images.file_names import is_image, passed_over, unusable_in
@@ -221,8 +221,17 @@ def _shipped() -> dict[str, Dataset]:
             about[key] = tuple(about.get(key, ()))
         read = imagenet_sets.READERS.get(name) or getattr(readers, name)
         read_split = getattr(readers, f"{name}_split", None)
+        tables = about.pop("parquet", None)
+        if tables is not None:
+            labels = tuple(tables.pop("labels", ("label",)))
+            tables = HubTables(labels=labels, **tables)
         rows[name] = Dataset(
-            name=name, sizes=sizes, read=read, read_split=read_split, **about
+            name=name,
+            sizes=sizes,
+            read=read,
+            read_split=read_split,
+            parquet=tables,
+            **about,
         )
     return rows
 
@@ -278,6 +287,8 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
     """Read ROOT/<name>/<split> for pretraining, labelled or not. BadInput names what is missing."""
     found = row(name)
     with _layout_of(root / name):
+        if found is not None and found.parquet and tables_below(root / name):
+            return hub_tables.read_split(found, root / name, split)
         if found is not None and found.read_split is not None:
             return found.read_split(root, split)
         return reading.read_split(root / name, split)
@@ -329,7 +340,7 @@ def read_lists(dataset: Dataset, root: Path, seed: int = 0) -> Splits:
 def _looked_at(dataset: Dataset, root: Path, seed: int) -> tuple[Splits, walk.Sizes]:
     base = dataset.base(root)
     with _layout_of(base):
-        found = dataset.read(base, seed)
+        found = hub_tables.read(dataset, base, seed)
     splits.check(dataset.name, found)
     return found, walk.look(dataset.name, found)
 

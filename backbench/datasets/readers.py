@@ -281,7 +281,13 @@ def caltech101(base: Path, seed: int) -> Splits:
 
     BACKGROUND_Google is a class, as LORAC's sizes 3,060 + 6,084 say. Gray images are decoded as
     RGB."""
-    everything = scan_folder(base / "caltech101" / "101_ObjectCategories")
+    return drawn_caltech101(
+        scan_folder(base / "caltech101" / "101_ObjectCategories"), seed
+    )
+
+
+def drawn_caltech101(everything: ImageList, seed: int) -> Splits:
+    """Draw Caltech-101's splits from the list of all its images."""
     train, test = splits.draw(
         everything, 30, _TEST_SEED, what="caltech101's training split"
     )
