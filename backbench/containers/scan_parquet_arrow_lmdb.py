@@ -30,6 +30,7 @@ from backbench.untrusted import jsons, opening, pickles, printable
 MEMORY = 4 * opening.GIGABYTE  # of address space, beside the mapped file
 SECONDS = 600  # for one file
 AT_ONCE = 8  # files for one process
+NAME_COLUMNS = ("file_name", "filename", "image_id")  # of known datasets' tables
 PROOF = 64  # rows of each file that are compared with what pyarrow reads
 PACKAGES = {"parquet": "pyarrow", "arrow": "pyarrow", "lmdb": "lmdb"}
 
@@ -105,6 +106,7 @@ class _Columns(NamedTuple):
     )
     label: str | None
     classes: list[str]  # names by label; empty where the file states none
+    name: str | None = None  # texts that name the images, where the struct does not
 
 
 def _columns(schema: Any, wanted: Sequence[str]) -> _Columns:
@@ -144,13 +146,26 @@ def _columns(schema: Any, wanted: Sequence[str]) -> _Columns:
     # 3. The labels
     for label in wanted or ("label", *classes, "labels", "cls"):
         if label in numbers:
-            return _Columns(image, is_struct, label, classes.get(label, []))
+            names = classes.get(label, [])
+            return _Columns(image, is_struct, label, names, _named_by(schema, wanted))
     if wanted:
         raise ValueError(
             f"no column of numbers called {' or '.join(wanted)}, the labels; its columns are"
             f" {', '.join(schema.names)}"
         )
     return _Columns(image, is_struct, None, [])
+
+
+def _named_by(schema: Any, wanted: Sequence[str]) -> str | None:
+    """Return the column of texts that names the images of a known dataset, which has `wanted`."""
+    import pyarrow as pa
+
+    if not wanted:
+        return None
+    for name in NAME_COLUMNS:
+        if name in schema.names and pa.types.is_string(schema.field(name).type):
+            return name
+    return None
 
 
 def _name_of(path: object, row: int, file: Path) -> str:
@@ -181,6 +196,8 @@ def scan_parquet(file: Path, labels: Sequence[str] = ()) -> Table:
             wanted.append(f"{columns.image}.path")
         if columns.label is not None:
             wanted.append(columns.label)
+        if columns.name is not None:
+            wanted.append(columns.name)
         meta = about.metadata
         codec = ""
         for group in range(meta.num_row_groups):
@@ -196,6 +213,9 @@ def scan_parquet(file: Path, labels: Sequence[str] = ()) -> Table:
                 path = None
                 if columns.struct:
                     path = (text.get(columns.image) or {}).get("path")
+                if not path and columns.name is not None and text[columns.name]:
+                    # Abyssinian_1, Abyssinian_1.jpg
+                    path = f"{text[columns.name].removesuffix('.jpg')}.jpg"
                 stated = None if columns.label is None else text[columns.label]
                 label = -1 if stated is None else int(stated)
                 rows.append((_name_of(path, len(rows), file), label, span))

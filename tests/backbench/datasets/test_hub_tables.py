@@ -182,6 +182,20 @@ def test_pretraining_reads_a_split_of_the_hubs_files(both, name):
         catalog.open_split(hub, name, "unlabeled")
 
 
+def test_images_may_be_named_by_a_column_of_their_own(pets):
+    """timm's pets have no paths; `image_id` has the names of the archives."""
+    base = pets(USUAL)
+    held = catalog.load("pets", base.parent).test
+    for file in base.rglob("*.parquet"):
+        rows = pq.read_table(file)
+        images = rows["image"].to_pylist()
+        names = [row["path"].removesuffix(".jpg") for row in images]
+        bare = pa.array([{**row, "path": None} for row in images], rows["image"].type)
+        rows = rows.set_column(0, "image", bare).append_column("image_id", [names])
+        pq.write_table(rows, file)
+    assert catalog.load("pets", base.parent).test.paths == held.paths
+
+
 def test_batches_are_put_in_the_order_of_their_numbers():
     """The Hub's CIFAR-10 begins with batch 4, as the archive does."""
     labels = []
