@@ -230,7 +230,7 @@ def test_a_layout_that_nobody_foresaw_is_a_line_in_every_verb(trees, capsys):
     (root / "caltech101" / "data" / "train-00000-of-00002.parquet").write_bytes(b"")
     assert main(["data", "list", "--data", str(root)]) == 0
     out = capsys.readouterr().out
-    assert "is one of 2 files, and 1 are there" in out
+    assert "caltech101 is there twice" in out
     for name in ("birdsnap", "imagenet"):
         assert re.search(rf"^{name} .* unusable", out, re.MULTILINE)
         assert f"{root / name}: not in the layout of this data set" in out
