@@ -14,7 +14,13 @@ from torchvision import datasets
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.images.decoding import decode, decode_array
-from backbench.images.image_list import ArrayList, ImageList, Names, scan_folder
+from backbench.images.image_list import (
+    ArrayList,
+    ImageList,
+    Joined,
+    Names,
+    scan_folder,
+)
 
 
 @pytest.fixture
@@ -79,6 +85,31 @@ def test_subset_and_arrays(folder):
     turned = rows.subset([2, 1])
     assert turned.labels == (0, 1)
     assert (np.asarray(turned.open(0)) == pixels[2]).all()
+
+
+def test_joined_lists_take_each_image_from_its_own_part(tmp_path):
+    parts = []
+    for name, sides in (("left", (3, 4, 5)), ("right", (6, 7))):
+        for side in sides:
+            file = tmp_path / name / "kind" / f"{side}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            picture(side, side).save(file)
+        parts.append(scan_folder(tmp_path / name))
+    files = sorted(tmp_path.rglob("*.png"), key=lambda file: int(file.stem))
+    joined = Joined.of(parts)
+    turned = joined.subset([4, 0, 3])
+    for images, wanted in ((joined, files), (turned, [files[4], files[0], files[3]])):
+        assert len(images) == len(wanted)
+        for index, (file, stamp) in enumerate(
+            zip(wanted, images.stamps(), strict=True)
+        ):
+            content = file.read_bytes()
+            pixels = np.asarray(Image.open(file).convert("RGB"))
+            assert np.array_equal(np.asarray(images.open(index)), pixels)
+            assert np.array_equal(images.array(index), pixels)
+            assert images.read(index) == content
+            assert images.ends(index, 8) == content[:8] + content[-8:]
+            assert (stamp.size, stamp.inode) == (len(content), file.stat().st_ino)
 
 
 def test_names_are_a_sequence_in_a_third_of_the_memory(tmp_path):
