@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from xml.etree import ElementTree
 
 from support.records import a_result
 
@@ -58,6 +59,11 @@ def test_the_curve_is_the_mean_over_seeds(tmp_path) -> None:
     on_page = page_figures.collect_figures(board, []).figures
     assert [figure.title for figure in on_page] == [title]
     assert on_page[0].src.startswith("data:image/svg+xml;base64,")
+    # The page keeps that much room before it has drawn the picture
+    drawn = ElementTree.parse(svg).getroot()
+    for side in ("width", "height"):
+        points = float(drawn.get(side).removesuffix("pt"))
+        assert getattr(on_page[0], side) == int(points)
     with svg.with_suffix(".csv").open() as file:
         lines = list(csv.DictReader(file))
     first = [
