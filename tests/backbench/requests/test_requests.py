@@ -71,6 +71,17 @@ def test_every_field_is_an_option():
         assert names == {field.name for field in dataclasses.fields(request_type)}
 
 
+def test_help_names_the_value_and_then_says_what_it_is():
+    """A place for a value is no sentence, and what is said of an option is more than a name."""
+    for request_type in REQUESTS:
+        for spelling in spellings(request_type):
+            option = spelling.option
+            if option.metavar is not None and not option.hidden:
+                where = (request_type.verb, spelling.field.name)
+                assert len(option.metavar.split()) <= 2, where
+                assert not option.help.isupper(), where
+
+
 NUMBERS = []
 for each in REQUESTS:
     for found in spellings(each):
