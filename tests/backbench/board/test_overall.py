@@ -89,6 +89,15 @@ def test_sets_have_one_main_column_for_each_setting(runs, tmp_path):
     assert not [c for c in sets["all columns"] if c.metric in ("top5", "average")]
 
 
+def test_a_single_measurement_of_detection_is_no_set_of_its_own(tmp_path):
+    boards.synthetic(
+        tmp_path, ["one", "two"], [*boards.DEMO[:2], boards.DEMO[5]], images=50
+    )
+    board = collect([tmp_path])
+    assert "bbox_AP" in [column.metric for column in board.main_columns()]
+    assert list(column_sets(board)) == ["all columns"]
+
+
 def test_one_checkpoint_or_none_in_common(tmp_path):
     boards.synthetic(tmp_path / "a", ["one"], boards.DEMO[:1], images=50)
     board = collect([tmp_path])
