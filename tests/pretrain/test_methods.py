@@ -53,6 +53,37 @@ def build(views: int, classes: int = 5, **settings: Any) -> Method:
     return build_method(config, WatchedTrunk(), setup)
 
 
+# What a recipe that leaves it out trains with: the values of each method's own paper
+OF_THE_PAPERS = {
+    "barlow_twins": {"off_diagonal_weight": 0.005, "scale": 1},
+    "byol": {"momentum": 0.996, "final_momentum": 1},
+    "co2": {"consistency": 0.3, "consistency_temperature": 0.04},
+    "dino": {
+        "hidden": 2048,
+        "bottleneck": 256,
+        "dim": 65536,
+        "student_temperature": 0.1,
+        "teacher_temperature": 0.04,
+        "center_momentum": 0.9,
+        "momentum": 0.996,
+    },
+    "hcl": {"temperature": 0.5, "tau_plus": 0.1, "beta": 1},
+    "moco": {"temperature": 0.2, "queue": 65536, "momentum": 0.999},
+    "ressl": {"temperature": 0.1, "key_temperature": 0.04},
+    "simclr": {"temperature": 0.1},
+    "swav": {"prototypes": 3000, "temperature": 0.1, "epsilon": 0.05, "iterations": 3},
+    "vicreg": {"invariance": 25, "variance": 25, "covariance": 1},
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_PAPERS)
+def test_what_a_recipe_leaves_out_is_as_in_the_paper(name):
+    settings = {"name": name}
+    config = recipes.build(choose_config(settings), settings, where="test")
+    for key, printed in OF_THE_PAPERS[name].items():
+        assert getattr(config, key) == printed, key
+
+
 def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(step)
     return Batch(
