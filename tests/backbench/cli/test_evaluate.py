@@ -19,6 +19,8 @@ from support.timm_fixtures import put_in_hub
 import backbench
 from backbench.cli import program
 from backbench.datasets import catalog, embedded
+from backbench.evaluation.plan import make_plan
+from backbench.evaluation.wanted import parse_task
 from backbench.images import image_list
 from backbench.requests.parsing import parse
 from backbench.transfer import finetune
@@ -222,6 +224,23 @@ def test_finetuning_a_small_set_reads_a_trunk_at_its_own_size(home, monkeypatch)
     assert sides == {(32, 32)}, "views that train, and images that are scored"
     (row,) = rows_of(home / "runs")
     assert row.provenance["size"]["measured"] == 32
+
+
+def test_a_recipe_of_one_size_is_fitted_to_a_trunk_of_another(home):
+    """`knn` reads 224 of 256 pixels; a transformer for 32 takes no others, a ResNet takes any."""
+    assert program.main(["import", f"{SMALL}@random", "--out", "vit.safetensors"]) == 0
+    trunk_file(home / "resnet.safetensors")
+    files = [home / "vit.safetensors", home / "resnet.safetensors"]
+    plan = make_plan(
+        [parse_task("knn/mine@knn")],
+        {file: Checkpoint.load(file) for file in files},
+        root=home,
+        out=home / "runs",
+    )
+    changed = {run.request.checkpoints: run.request.overrides for run in plan.runs}
+    of_vit, of_resnet = (changed[(file,)] for file in files)
+    assert {"geometry.resize=37", "geometry.crop=32"} <= set(of_vit)
+    assert not [change for change in of_resnet if change.startswith("geometry.")]
 
 
 def test_one_size_for_all_is_a_column_of_its_own(home, caplog, capsys):
