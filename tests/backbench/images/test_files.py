@@ -97,6 +97,8 @@ def test_joined_lists_take_each_image_from_its_own_part(tmp_path):
         parts.append(scan_folder(tmp_path / name))
     files = sorted(tmp_path.rglob("*.png"), key=lambda file: int(file.stem))
     joined = Joined.of(parts)
+    assert joined.root == parts[0].root and joined.classes == ("kind",)
+    assert Joined.of(parts, root=tmp_path).root == tmp_path
     turned = joined.subset([4, 0, 3])
     for images, wanted in ((joined, files), (turned, [files[4], files[0], files[3]])):
         assert len(images) == len(wanted)
@@ -195,6 +197,10 @@ def test_cifar_for_pretraining(trees, name, per, train):
         assert np.array_equal(np.asarray(found.open(i)), wanted.data[i])
     with pytest.raises(BadInput, match="no split 'val'"):
         catalog.open_split(root, name, "val")
+    (file,) = root.glob(f"{name}/*/test*")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(BadInput, match=f"{file.name}: not readable as a CIFAR batch"):
+        catalog.open_split(root, name, "test")
 
 
 def test_stl10_with_its_unlabelled_part(tmp_path):
