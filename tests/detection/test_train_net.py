@@ -26,7 +26,7 @@ from support.detection_runs import (
 from support.slurm_cluster import free_ports
 
 from backbench.cli import program
-from backbench.detection import process_group, train_net
+from backbench.detection import measure, process_group, train_net
 from backbench.errors import BadInput
 from backbench.images import contents
 from backbench.records import store
@@ -209,6 +209,30 @@ def test_killed_and_resumed(tiny_root, x, others, tmp_path, *, config, engine):
     assert lines[:2] == cut
     assert len(lines) == len(before)
     assert numbers(whole) == before
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_as_many_ranks_are_started_as_gpus_are_asked_for(
+    tiny_root, x, tmp_path, gpus, monkeypatch
+):
+    """One rank is the command's own process. Ranks find no detections of a killed run."""
+    out = tmp_path / "run"
+    started = []
+
+    def work_alone(run, p, engine):
+        started.append("here")
+
+    def start_ranks(run, p):
+        left = list(out.glob(measure.SHARE.format("*")))
+        started.append((run.world, left))
+        (out / measure.SHARE.format(1)).touch()
+
+    monkeypatch.setattr(train_net, "work", work_alone)
+    monkeypatch.setattr(train_net, "start_ranks", start_ranks)
+    words = ["--engine", "torchvision", "--num-gpus", str(gpus), "--checkpoint", x]
+    for _ in range(2):
+        detect_here("tiny_faster_rcnn_R_18_FPN", tiny_root, out, *words, *SIX)
+    assert started == 2 * (["here"] if gpus == 1 else [(gpus, [])])
 
 
 SMALL_IMAGES = overrides({"INPUT.MIN_SIZE_TRAIN": "(64,)", "INPUT.MIN_SIZE_TEST": 64})
