@@ -193,6 +193,26 @@ def test_a_stop_comes_before_a_look_on_the_way(prepared, monkeypatch):
     assert looked == [(4, 4), (8, 8), (8, 8)]
 
 
+def test_a_look_on_the_way_ends_when_the_first_rank_has_scored(prepared, monkeypatch):
+    run, p = prepared()
+    share = run.out / measure.SHARE.format(1)
+    share.touch()
+    waited = []
+
+    def wait_until(over):
+        before = over()
+        share.unlink()
+        waited.append((before, over()))
+
+    monkeypatch.setattr(measure, "predict", lambda *_: [])
+    monkeypatch.setattr(measure, "wait_until", wait_until)
+    measure.on_the_way(run, p, OneNumber(p), 1, 4)
+    assert waited == [(False, True)]
+    share.touch()
+    measure.on_the_way(run, p, OneNumber(p), 0, 4)
+    assert not share.exists() and len(waited) == 1
+
+
 @pytest.mark.slow
 def test_ranks_wait_as_long_as_scoring_takes(prepared):
     """Scoring takes longer than a collective waits; a killed run's detections are not taken."""
