@@ -60,3 +60,40 @@ def test_a_detectors_numbers_of_images_are_cocos():
     assert size(118287, 5000) == ""
     assert size(118287, 100) == "n118287+100"
     assert size(1000, 5000) == "n1000+5000"
+
+
+def test_a_detectors_numbers_of_images_on_voc_are_trainvals_of_both_years():
+    facts = {"train": "voc_0712_trainval:ab:16551", "val": "voc_2007_test:cd:4952"}
+    row = a_result(task="faster_rcnn", dataset="voc2007", provenance=facts)
+    assert data_manifests.of_row(row, has_recipe=True).size == ""
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [(12811, ""), (12810, "n12810+50000"), (128116, "n128116+50000")],
+)
+def test_a_share_of_the_labels_is_as_long_as_its_published_list(labels, said):
+    manifests = {name: digest_of(name) for name in ("train", "val", "test")}
+    about = {
+        "manifests": manifests,
+        "images": {"train": labels - 11, "val": 11, "test": 50000},
+        "val": HELD_OUT,
+        "recipe": {"parts": {"1": {"list": {"lines": 12811}}}},
+    }
+    row = a_result(task="semi_1pct", dataset="imagenet")
+    row = a_result(
+        task="semi_1pct",
+        dataset="imagenet",
+        provenance={**row.provenance, **about},
+    )
+    assert data_manifests.of_row(row, has_recipe=True).size == said
+
+
+def test_seeds_that_draw_lists_of_their_own_are_one_kind_of_data():
+    one = data_manifests.Lists("the test list", "drawn by 0")
+    other = data_manifests.Lists("the test list", "drawn by 1")
+    apart = data_manifests.digests([(one, 0), (other, 1)])
+    assert apart[one, 0] == apart[other, 1]
+    # One seed draws one list: two are of two versions, or of two folders
+    same = data_manifests.digests([(one, 0), (other, 0)])
+    assert same[one, 0] != same[other, 0]
