@@ -126,6 +126,12 @@ def test_another_kind_is_refused_by_name():
         protocols.load_protocol("knn", ["sgd"])
 
 
+def test_a_listed_protocol_is_told_by_its_comment_or_by_its_rows_name():
+    told = dict(line.split(maxsplit=1) for line in protocols.listing("finetune"))
+    assert told["finetune"] == "All layers on the whole train split of any dataset"
+    assert told["finetune_demo"] == "finetune-demo-v1"
+
+
 def test_each_verb_lists_its_own_protocols():
     listed = {}
     for verb in ("linear", "finetune", "semisup"):
