@@ -7,6 +7,7 @@ the first step, and stands in RUN/recipe.yaml.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -107,6 +108,13 @@ def check(request: PretrainRequest) -> None:
         )
     form_of(request.recipe)
     budget = parse_budget(request.budget)
+    lengths = [text for text in request.overrides if text.startswith("epochs=")]
+    if request.budget and lengths:
+        raise BadInput(
+            f"--budget {request.budget} and {lengths[0]}: both say how long; give one of them"
+        )
+    if request.out.exists() and not request.out.is_dir():
+        raise BadInput(f"{request.out}: is a file; --out needs a folder")
     if not request.images.is_dir():
         raise BadInput(f"--images {request.images}: no such folder of pictures")
     inside = request.out.resolve()
@@ -162,8 +170,8 @@ def request_for(
     plain = recipes.read_recipe(recipes.find_recipe(recipe, "pretrain"))
     name = request.name or f"{request.recipe.replace('_', '-')}-{request.images.name}"
     changes = [
-        f"name={_quoted(name)}",
-        f"data.dataset={_quoted(request.images.name)}",
+        f"name={json.dumps(name)}",
+        f"data.dataset={json.dumps(request.images.name)}",
         "data.split=train",
         "expected=[]",
     ]
@@ -182,7 +190,7 @@ def request_for(
             f"method.groups={min(plain['method']['groups'], batch // 8 or 1)}"
         )
     if width != 1.0:
-        changes.append(f"arch={_quoted(plain['arch'] + f',width={width:g}')}")
+        changes.append(f"arch={json.dumps(plain['arch'] + f',width={width:g}')}")
     if epochs:
         changes.append(f"epochs={epochs}")
         changes.append("stop_after_epochs=null")
@@ -193,8 +201,9 @@ def request_for(
 
 
 def _crops(plain: Mapping[str, Any], size: int) -> list[str]:
-    """Return the override that brings a recipe's crops to `size`: the largest becomes it, and smaller
-    ones shrink in proportion."""
+    """Return the override that brings a recipe's crops to `size` pixels, if they have another.
+
+    The largest crops get this size, and the smaller ones shrink in proportion."""
     crops = plain["views"]["crops"]
     largest = max(group["size"] for group in crops)
     if largest == size:
@@ -203,18 +212,7 @@ def _crops(plain: Mapping[str, Any], size: int) -> list[str]:
     for group in crops:
         scaled = max(1, round(group["size"] * size / largest))
         groups.append({**group, "size": scaled})
-    return [f"views.crops={_flow(groups)}"]
-
-
-def _flow(value: object) -> str:
-    """Write plain values as YAML on one line, which an override takes."""
-    import yaml
-
-    return yaml.safe_dump(value, default_flow_style=True, width=1 << 30).strip()
-
-
-def _quoted(text: str) -> str:
-    return _flow([text])[1:-1]
+    return [f"views.crops={json.dumps(groups)}"]
 
 
 def changed(config: PretrainConfig, method: str) -> list[str]:
@@ -260,12 +258,12 @@ def kept_form(out: Path) -> tuple[float, int] | None:
 def untrained(config: PretrainConfig) -> tuple[str, ...]:
     """Return the overrides of `own/random` that draw the trunk with which `config` begins."""
     return (
-        f"name={_quoted('random-' + config.name)}",
-        f"arch={_quoted(config.arch)}",
+        f"name={json.dumps('random-' + config.name)}",
+        f"arch={json.dumps(config.arch)}",
         f"stem={config.stem}",
         f"zero_init_residual={str(config.zero_init_residual).lower()}",
         f"seed={config.seed}",
-        f"data.dataset={_quoted(config.data.dataset)}",
+        f"data.dataset={json.dumps(config.data.dataset)}",
         f"batch_size={config.batch_size}",
-        f"views={_flow(recipes.to_dict(config)['views'])}",
+        f"views={json.dumps(recipes.to_dict(config)['views'])}",
     )

@@ -28,7 +28,7 @@ from backbench.pretrain.recipe import PretrainConfig, overrides_of
 from backbench.recipes import config as recipes
 from backbench.records import store
 from backbench.requests.pretrain import PretrainRequest
-from backbench.runs import atomic, seeding
+from backbench.runs import atomic, seeding, terminal
 from backbench.runs.folder import (
     CHECKPOINT_FILE,
     RECIPE_FILE,
@@ -99,9 +99,6 @@ def run(request: PretrainRequest) -> None:
         if ranks > 1:
             # Again, now that the method can see the other ranks
             method = build(config, found)
-        workers = min(config.data.workers, loading.cores(request.devices))
-        if request.workers is not None:
-            workers = request.workers
         # Rank 0 alone writes in RUN, and makes sure that no other run does
         opening = open_run(request.out, verb="pretrain", identity=identity)
         agree = distributed.Agreement()
@@ -110,7 +107,14 @@ def run(request: PretrainRequest) -> None:
                 atomic.write_text(request.out / RECIPE_FILE, recipes.to_yaml(config))
             recipe = recipes.fingerprint(identity["recipe"])
             training = Training(
-                fabric, config, method, found, request.out, recipe, agree, workers
+                fabric,
+                config,
+                method,
+                found,
+                request.out,
+                recipe,
+                agree,
+                loader_workers(config, request),
             )
             training.loop()
             training.write_checkpoint()
@@ -129,15 +133,13 @@ def images_of(request: PretrainRequest, config: PretrainConfig) -> ImageList:
 
 
 def seconds_per_step(config: PretrainConfig, request: PretrainRequest) -> float:
-    """Time the steps of a training that is thrown away: TIMED_SECONDS of them, or all there are."""
+    """Time the steps of a training that is thrown away: after a first one, those of TIMED_SECONDS, or
+    all that it has."""
     found = images_of(request, config)
     refuse_too_few(config, found)
     fabric = launch(config, request)
-    workers = min(config.data.workers, loading.cores(request.devices))
-    if request.workers is not None:
-        workers = request.workers
-    with tempfile.TemporaryDirectory() as folder:
-        method = build(config, found)
+    method = build(config, found)
+    with tempfile.TemporaryDirectory() as folder, terminal.quiet():
         training = Training(
             fabric,
             config,
@@ -146,23 +148,26 @@ def seconds_per_step(config: PretrainConfig, request: PretrainRequest) -> float:
             Path(folder),
             "",
             distributed.Agreement(),
-            workers,
+            loader_workers(config, request),
         )
-        began = took = 0.0
-        step = 0
-        while step < training.last and took < TIMED_SECONDS:
-            parts = [next(training.batches) for _ in range(config.accumulate)]
-            training.refuse_unreadable(parts)
-            for terms in training.gradients(parts, step, 0):
-                terms["loss"].item()  # waits for a GPU
-            training.update(step + 1)
-            step += 1
-            if step == 1 and training.last > 1:
-                # The first step starts the machine up
-                began = time.monotonic()
-                continue
+        # The first step starts the machine up
+        training.step_without_log(0)
+        began = time.monotonic()
+        took = 0.0
+        steps = 0
+        while steps + 1 < training.last and took < TIMED_SECONDS:
+            steps += 1
+            training.step_without_log(steps)
             took = time.monotonic() - began
-    return took / max(1, step - 1)
+    return took / steps
+
+
+def loader_workers(config: PretrainConfig, request: PretrainRequest) -> int:
+    """Return how many loader workers this process has: as asked, else the recipe's, at most one a
+    core."""
+    if request.workers is not None:
+        return request.workers
+    return min(config.data.workers, loading.cores(request.devices))
 
 
 class Autocast(MixedPrecision):
@@ -440,6 +445,14 @@ class Training:
                 steps.show(**record.shown)
             # No signal cuts the last score short, since the run ends with it anyway
             self.score_neighbours(self.last, None)
+
+    def step_without_log(self, step: int) -> None:
+        """Make one step as `loop` does, and wait for it, as a GPU runs ahead."""
+        parts = [next(self.batches) for _ in range(self.config.accumulate)]
+        self.refuse_unreadable(parts)
+        for terms in self.gradients(parts, step, epoch=0):
+            terms["loss"].item()
+        self.update(step + 1)
 
     def state_is_due(self, done: int, age: float) -> bool:
         """Save every few minutes, at the ends of epochs that are not short, and at the end."""

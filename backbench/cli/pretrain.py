@@ -120,8 +120,10 @@ def within_budget(
     if budget.seconds is None:
         return resolved(1.0, budget.epochs or 0)
     if kept := own.kept_form(request.out):
-        # The run has begun: it goes on as it was planned, whatever the machine does now
-        return resolved(*kept)
+        # It goes on as it was planned, whatever the machine does now
+        width, epochs = kept
+        log.info(f"{request.out}: has begun; it goes on with its {epochs} epochs")
+        return resolved(width, epochs)
     seconds = budget.seconds * own.FOR_TRAINING
     log.info(f"--budget {request.budget}: a few steps say how many epochs that is")
     chosen = (0.0, 0)

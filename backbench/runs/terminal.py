@@ -1,8 +1,10 @@
 """Writes messages to standard error: the logger, and the live line of a terminal."""
 
+import contextlib
 import logging
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 log = logging.getLogger("backbench")
@@ -36,6 +38,17 @@ class _Handler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         end_live_line()
         super().emit(record)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep information to itself, but not warnings, while something is tried out."""
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def setup_logging(verbosity: int = 0) -> None:

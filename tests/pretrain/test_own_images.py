@@ -46,6 +46,7 @@ def flat(pictures, tmp_path):
 def folders(pictures, flat, tmp_path):
     """A folder with pictures in classes, without any, none at all, and three."""
     (tmp_path / "empty").mkdir()
+    (tmp_path / "a_file").touch()
     (tmp_path / "few").mkdir()
     for file in sorted(flat.iterdir())[:3]:
         shutil.copy(file, tmp_path / "few")
@@ -113,6 +114,40 @@ def test_what_a_form_changes_of_its_paper_is_listed(pictures, tmp_path):
     assert "views of 3x224 + 5x96 -> 3x32 pixels" in changes
     paper = recipes.load(PretrainConfig, "lorac/lorac_imagenet", kind="pretrain")
     assert own.changed(paper, "lorac") == []
+
+
+@pytest.mark.parametrize("name", ["1e5", "yes", "inf", "null", "a: b"])
+def test_a_folder_may_have_any_name(name, pictures, tmp_path):
+    folder = pictures.rename(tmp_path / name)
+    config = resolved("simclr", folder, tmp_path / "run", 24)
+    assert config.data.dataset == name and config.name == f"simclr-{name}"
+
+
+def test_steps_are_timed_and_leave_nothing(pictures, tmp_path, caplog):
+    asked = request("simclr", pictures, tmp_path / "run", NARROW)
+    found = own.open_images(pictures)
+    one = own.request_for(asked, found, 24, width=1.0, epochs=1)
+    config = recipes.load(
+        PretrainConfig, one.recipe, overrides_of(one), kind="pretrain"
+    )
+    caplog.set_level("INFO", logger="backbench")
+    caplog.clear()
+    assert train.seconds_per_step(config, one) > 0
+    assert not (tmp_path / "run").exists() and not caplog.text
+
+
+def test_a_run_that_has_begun_goes_on_as_planned(
+    pictures, tmp_path, monkeypatch, caplog
+):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "recipe.yaml").write_text("arch: resnet18,width=0.5\nepochs: 7\n")
+    monkeypatch.setattr(train, "seconds_per_step", None)  # nothing is measured again
+    asked = request("lorac", pictures, out, "--budget", "10min")
+    caplog.set_level("INFO", logger="backbench")
+    _, config = pretrain.within_budget(asked, own.open_images(pictures), 32)
+    assert (config.arch, config.epochs) == ("resnet18,width=0.5", 7)
+    assert "goes on with its 7 epochs" in caplog.text
 
 
 def test_the_widest_trunk_with_enough_epochs_is_taken(pictures, tmp_path, monkeypatch):
@@ -207,6 +242,11 @@ def test_pictures_without_classes_are_trained_on_and_the_next_command_is_named(
             ["lorac", "--images", "cells", "--out", "cells/run"],
             "lies among the pictures",
         ),
+        (
+            ["lorac", "epochs=3", "--images", "cells", "--budget", "10min"],
+            "give one of them",
+        ),
+        (["lorac", "--images", "cells", "--out", "cells/../a_file"], "is a file"),
         (["lorac", "--images", "empty"], "no images found"),
         (["lorac", "--images", "few"], "3 pictures to train on"),
     ],
