@@ -79,6 +79,11 @@ KINDS = {
     ),
     "knn": ("Nearest neighbours", "Nothing is trained or chosen."),
     "fewshot": ("Few labels", "The interval is over draws of labels and test images."),
+    "label_curve": (
+        "Label curves",
+        "Few labels at several numbers of them; each number is a column. Intervals are over"
+        " draws and test images.",
+    ),
     "class_retrieval": (
         "Retrieval within classes",
         "It needs test images alone; nothing is chosen.",

@@ -187,12 +187,14 @@ def write_plain(
     *,
     ci95: tuple[float, float] | None = None,
     chosen: Mapping[str, object] | None = None,
+    suffix: str = "",
 ) -> list[Result]:
     """Append a row for each metric of a checkpoint, from its value and its provenance; keep
-    `arrays` and the test images' labels beside the rows."""
+    `arrays` and the test images' labels beside the rows. `suffix` is of the metrics and of the
+    file, where one protocol gives several."""
     kept = predictions.keep(
         task.run,
-        task.stem(checkpoint),
+        task.stem(checkpoint, suffix),
         manifest=task.hashes["test"],
         label=np.asarray(task.splits.test.labels),
         **arrays,
@@ -202,7 +204,7 @@ def write_plain(
         one = row(
             task,
             checkpoint,
-            metric=metric,
+            metric=metric + suffix,
             value=value,
             ci95=ci95,
             chosen=chosen,

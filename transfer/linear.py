@@ -70,7 +70,22 @@ def run(request: LinearRequest | OodRequest) -> Outcome:
     if not machine.main:
         return Outcome()
     keeping.show(rows)
+    for line in sayings((row, request.out) for row in rows):
+        print(line)
     return Outcome(document=keeping.recorded(request.out))
+
+
+def sayings(rows: Iterable[tuple[Result, Path]]) -> list[str]:
+    """Return what the rows of each reading say together. Each row has the folder of its run."""
+    of_kind: dict[str, list[tuple[Result, Path]]] = {}
+    for row, folder in rows:
+        kind = TASKS[row.task].kind
+        assert kind is not None, "a probe's row"
+        of_kind.setdefault(kind, []).append((row, folder))
+    lines = []
+    for kind, together in of_kind.items():
+        lines += probe_of(kind).sayings(together)
+    return lines
 
 
 def measure_runs(runs: Sequence[ProbeRun], machine: Machine) -> list[Result]:

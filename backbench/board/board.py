@@ -119,7 +119,7 @@ class Column:
         family = 0
         if self.family:
             family = _order_among(self.family, TASKS[self.task].ious)
-        return family, metrics.place(self.metric), self.metric
+        return family, metrics.place(self.metric), metrics.order(self.metric)
 
     @property
     def family(self) -> str:

@@ -41,6 +41,7 @@ METRICS = {
 }
 _OTHER = MetricKind()
 _NEIGHBOURS = re.compile(r"_k\d+$")  # top1_k20: of the 20 nearest neighbours
+_LABELS = re.compile(r"(?<=_labels)\d+$")  # top1_labels5: a point of a label curve
 
 
 def family(metric: str) -> str:
@@ -52,6 +53,11 @@ def place(metric: str) -> int:
     """The place of a metric among those of its family, by the end of its name."""
     short = metric.rpartition("_")[2] if family(metric) else metric
     return METRICS.get(short, _OTHER).place
+
+
+def order(metric: str) -> str:
+    """The sorting key among metrics of one place: points of a curve by their numbers of labels."""
+    return _LABELS.sub(lambda number: number[0].zfill(10), metric)
 
 
 def kind_of(metric: str) -> MetricKind:

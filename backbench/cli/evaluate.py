@@ -23,7 +23,7 @@ from backbench.board.page_figures import collect_figures
 from backbench.datasets import catalog
 from backbench.errors import BadInput, nearest
 from backbench.evaluation import models, wanted
-from backbench.evaluation.measure import measure
+from backbench.evaluation.measure import measure, sayings
 from backbench.evaluation.plan import (
     EvaluationPlan,
     images_of,
@@ -123,6 +123,8 @@ def run(request: EvaluateRequest) -> Outcome:
     sets = overall.overall(board)
     answer = overall.answer(board, sets)
     print_table(board)
+    for line in sayings(plan):
+        print(printable.shown(line, 2000))
     print(printable.shown(answer, 2000))
     page = request.out / "leaderboard.html"
     table = request.out / "leaderboard.csv"

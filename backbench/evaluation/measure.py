@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from pathlib import Path
 
 from backbench.evaluation.plan import EvaluationPlan, PlannedRun
 from backbench.records import store
@@ -90,6 +91,20 @@ def _measure_training(run: PlannedRun) -> None:
             from backbench.detection import train_net
 
             train_net.run(run.request)
+
+
+def sayings(plan: EvaluationPlan) -> list[str]:
+    """Return what the rows of each probe say together, over all of its runs."""
+    rows: list[tuple[Result, Path]] = []
+    for run in plan.runs:
+        if is_probe(run):
+            found, _ = store.read(run.out)
+            rows += [(row, run.out) for row in found if row.seed == plan.seed]
+    if not rows:
+        return []
+    from backbench.transfer import linear
+
+    return linear.sayings(rows)
 
 
 def _rows_of(plan: EvaluationPlan) -> list[Result]:

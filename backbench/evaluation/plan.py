@@ -11,7 +11,7 @@ from pathlib import Path
 from backbench.datasets import catalog
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.evaluation.wanted import DEFAULT_TASKS, WantedTask, has_own_boxes
+from backbench.evaluation.wanted import FITTED, WantedTask, has_own_boxes
 from backbench.recipes import config
 from backbench.requests.measuring import measuring_request
 from backbench.requests.options import Request
@@ -132,7 +132,7 @@ def _groups(
     defaults = (TASKS[wanted.task].recipe, f"{wanted.task}_own")
     recipe, *changes = wanted.words
     only_sized = all(change.startswith("geometry.") for change in changes)
-    by_default = wanted.task in DEFAULT_TASKS and recipe in defaults and only_sized
+    by_default = wanted.task in FITTED and recipe in defaults and only_sized
     if by_default and wanted.dataset != "all":
         groups = _fitted(wanted, plan)
     if TASKS[wanted.task].detects and recipe == f"{wanted.task}_own":
@@ -181,7 +181,7 @@ def _fitted(
 def _fewer(
     wanted: WantedTask, recipe: config.Recipe, plan: EvaluationPlan
 ) -> list[str]:
-    """The changes to a recipe that asks for more neighbours or shots than there are images."""
+    """The changes to a recipe that asks for more neighbours or labels than there are images."""
     images = images_of(plan, wanted.dataset).both()
     if wanted.task == "knn" and max(recipe["k"]) > len(images):
         few = [k for k in recipe["k"] if k <= len(images)] or [1]
@@ -189,6 +189,14 @@ def _fewer(
     fewest = min(Counter(images.labels).values())
     if wanted.task == "fewshot" and recipe["shots"] > fewest:
         return [f"shots={fewest}"]
+    if wanted.task == "label_curve":
+        # Nor a point that would be the one of all labels
+        few = []
+        for k in recipe["labels"]:
+            if k <= fewest and k * len(images.classes) < len(images):
+                few.append(k)
+        if few != recipe["labels"]:
+            return [f"labels={','.join(map(str, few or [1]))}"]
     return []
 
 

@@ -21,9 +21,11 @@ from backbench.untrusted import printable
 
 # The readings where no task is named: minutes on a CPU, from one pass over the images
 DEFAULT_TASKS = ("knn", "fewshot", "logreg")
+# Their recipes are fitted to the data and the trunk, where they ask for more than there is
+FITTED = (*DEFAULT_TASKS, "label_curve")
 # On a folder of one's own these take the protocol `<task>_own`: each trunk at its own size, and a
 # training as long as the set is large
-OWN_TASKS = (*DEFAULT_TASKS, "linear", "finetune", *DETECTION)
+OWN_TASKS = (*FITTED, "linear", "finetune", *DETECTION)
 # What can be wanted: all but what follows from a list that these doors do not take
 MEASURED = tuple(name for name, task in TASKS.items() if not task.from_predictions)
 # What detectors are trained on by their configs' own names; any other is a folder of boxes

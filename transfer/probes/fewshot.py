@@ -26,14 +26,20 @@ from backbench.transfer.protocol import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewShot(Protocol):
-    """Logistic regression on `shots` labels per class, many draws of them."""
+class DrawnLabels(Protocol):
+    """Logistic regression on drawn labels, in many draws of them."""
 
-    shots: Count = 2
     draws: Repeats = 20
     l2: NotNegative = 0.01  # as in LogReg, on features of unit length
     max_iterations: Count = 500
     tolerance: Positive = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShot(DrawnLabels):
+    """The same number of labels of each class in every draw."""
+
+    shots: Count = 2
 
 
 def refuse(p: FewShot, name: str, found: Splits) -> None:
@@ -80,10 +86,16 @@ def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[
     """Return `count` lists of indices with `shots` images of each class."""
     out = []
     for i in range(count):
-        seed_of_draw = seed * 1_000_003 + i
-        chosen, _ = splits.draw(images, shots, seed_of_draw, what=f"{shots} shots")
+        chosen, _ = splits.draw(
+            images, shots, seed_of_draw(seed, i), what=f"{shots} shots"
+        )
         out.append(chosen)
     return out
+
+
+def seed_of_draw(seed: int, draw: int) -> int:
+    """Return the seed by which a draw ranks the images of a class."""
+    return seed * 1_000_003 + draw
 
 
 def predictions(
@@ -93,7 +105,7 @@ def predictions(
     drawn: Sequence[Sequence[int]],
     *,
     classes: int,
-    p: FewShot,
+    p: DrawnLabels,
     stop: StopFlag | None = None,
 ) -> tuple[NDArray[np.int64], float]:
     """Fit each draw, a list of indices of `bank` (N, d), on features of unit length. Return the

@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import backbench.transfer.probes
@@ -23,6 +24,8 @@ from backbench.transfer.protocol import Protocol
 from backbench.weights.kept_heads import KeptHead
 
 P = TypeVar("P", bound=Protocol)
+# A row, and the folder of its run
+RecordedRow = tuple[Result, Path]
 
 
 def metrics_of_dataset(p: Protocol, dataset: Dataset) -> list[str]:
@@ -62,6 +65,8 @@ class Probe(Generic[P]):
     # Raises BadInput for checkpoints that lack a head that it needs. Returns the heads that it
     # found, by the checkpoints' digests.
     fits: Callable[[Assignment[P]], Mapping[str, KeptHead]] = lambda _: {}
+    # What its rows say together, in lines that a verb prints below them
+    sayings: Callable[[Sequence[RecordedRow]], list[str]] = lambda _: []
     # True: it needs features of the test images alone.
     only_test: bool = False
     # True: it reads images with label maps (`Dataset.dense`).
