@@ -312,10 +312,10 @@ def load(name: str, root: Path, *, seed: int = 0, dense: bool = False) -> Splits
             " use --protocol seg_linear"
         )
     # 1. Labels and lists, then the files, and only then what is in them: each costs more
-    found, sizes = _looked_at(dataset, root, seed)
+    found, looked = _looked_at(dataset, root, seed)
     # Official splits hold known duplicates, which `data check` reports
     if name not in known():
-        walk.refuse_shared(name, found, sizes)
+        walk.refuse_shared(name, found, looked)
         for note in found.notes:
             line = f"{name}: {note}"
             if line not in _SAID:
@@ -337,7 +337,7 @@ def read_lists(dataset: Dataset, root: Path, seed: int = 0) -> Splits:
     return _looked_at(dataset, root, seed)[0]
 
 
-def _looked_at(dataset: Dataset, root: Path, seed: int) -> tuple[Splits, walk.Sizes]:
+def _looked_at(dataset: Dataset, root: Path, seed: int) -> tuple[Splits, walk.Looked]:
     base = dataset.base(root)
     with _layout_of(base):
         found = hub_tables.read(dataset, base, seed)

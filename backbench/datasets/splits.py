@@ -225,7 +225,11 @@ def check(dataset: str, splits: Splits) -> None:
                 f" {images.root}/<class>/<image>"
             )
         limit = len(images.classes) - 1
-        for path, label in zip(images.paths, images.labels):
+        if min(images.labels) >= 0 and max(images.labels) <= limit:
+            labelled: Iterable[tuple[str, int]] = ()
+        else:
+            labelled = zip(images.paths, images.labels)
+        for path, label in labelled:
             if not 0 <= label <= limit:
                 raise BadInput(
                     f"{dataset}: {name} image {path} has label {label};"

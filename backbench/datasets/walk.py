@@ -1,37 +1,62 @@
 """Checks that all files of a dataset exist, and that no two splits share a file or an image.
 
-This costs one system call per file; contents are read only of files of equal size."""
+This costs one system call per file; contents are read only of files of equal size, and only where the
+same files were not compared before."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
+import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images.image_list import ArrayList, ImageList
+from backbench.runs import atomic
+from backbench.runs.folder import cache_folder
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
 
-# By split: the bytes of its images, in their order
-Sizes = Mapping[str, "array[int]"]
-# Indices in two lists, of images that are alike so far
-Sides = tuple[list[int], list[int]]
 AT_ONCE = 1000  # files between two looks at the clock
+READERS = 8  # threads
+NONE_SHARED = "no test image is in train or val\n"
 
 
-def look(dataset: str, splits: Splits) -> Sizes:
-    """Return the sizes of all files. BadInput names a missing file, and one that is in two splits."""
+@dataclass(frozen=True)
+class Looked:
+    """What a look at all files has told."""
+
+    # By split, in the order of its images: their bytes, then their files' inodes and ctimes
+    sizes: Mapping[str, array[int]]
+    inodes: Mapping[str, array[int]]
+    changed: Mapping[str, array[int]]
+
+
+class Entry(NamedTuple):
+    """One image of the two lists that are compared."""
+
+    images: ImageList
+    place: int  # in the list
+
+
+def look(dataset: str, splits: Splits) -> Looked:
+    """Look at every file once. BadInput names a missing file, and one that is in two splits."""
     total = sum(len(images) for _, images in splits.items())
     progress = Progress(
         None, total, f"{dataset}: looking for files", unit="file", after=QUIET_SECONDS
     )
     # Inode, ctime and place -> the split that has the image
     home: dict[object, str] = {}
-    sizes: dict[str, array[int]] = {}
+    sizes = {name: array("q") for name, _ in splits.items()}
+    inodes = {name: array("Q") for name in sizes}
+    changed = {name: array("q") for name in sizes}
     for name, images in splits.items():
-        sizes[name] = array("q")
         for index, (path, stamp) in enumerate(zip(images.paths, images.stamps())):
             key = (stamp.inode, stamp.changed, stamp.place)
             if home.setdefault(key, name) != name:
@@ -39,18 +64,28 @@ def look(dataset: str, splits: Splits) -> Sizes:
                     f"{dataset}: {path} is in {home[key]} and in {name}; remove it from one of them"
                 )
             sizes[name].append(stamp.size)
+            inodes[name].append(stamp.inode)
+            changed[name].append(stamp.changed)
             if index % AT_ONCE == AT_ONCE - 1:
                 progress.advance(AT_ONCE)
         progress.advance(len(images) % AT_ONCE)
-    return sizes
+    return Looked(sizes, inodes, changed)
 
 
-def refuse_shared(dataset: str, splits: Splits, sizes: Sizes) -> None:
-    """Refuse a test image whose content is also in train or val."""
+def refuse_shared(dataset: str, splits: Splits, looked: Looked) -> None:
+    """Refuse a test image whose content is also in train or val.
+
+    That there is none is kept in $BACKBENCH_CACHE/compared: the same files are compared once."""
     if any(isinstance(images, ArrayList) for _, images in splits.items()):
         return
+    kept = cache_folder() / "compared" / _digest(splits, looked)[:32]
+    with contextlib.suppress(OSError):
+        if kept.read_text() == NONE_SHARED:
+            return
     for other, images in (("train", splits.train), ("val", splits.val)):
-        shared = shared_content(splits.test, sizes["test"], images, sizes[other])
+        shared = shared_content(
+            splits.test, looked.sizes["test"], images, looked.sizes[other]
+        )
         if shared:
             tested, trained = shared[0]
             more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
@@ -58,6 +93,38 @@ def refuse_shared(dataset: str, splits: Splits, sizes: Sizes) -> None:
                 f"{dataset}: the test image {tested} is also in training data as {trained}{more};"
                 " remove it from one"
             )
+    # What cannot be kept is compared again the next time
+    with contextlib.suppress(OSError):
+        atomic.write_text(kept, NONE_SHARED)
+
+
+def _digest(splits: Splits, looked: Looked) -> str:
+    """Name the test images and those of train and val together, whichever a seed held out.
+
+    The name is another one as soon as an image comes, goes or is written to: that sets its ctime."""
+    import numpy as np
+
+    sha = hashlib.sha256()
+    for names in (("test",), ("train", "val")):
+        columns = []
+        for values in (looked.sizes, looked.inodes, looked.changed):
+            joined = np.concatenate(
+                [np.frombuffer(values[name], "u8") for name in names]
+            )
+            columns.append(joined)
+        # Images in one container share its inode and ctime
+        paths = itertools.chain.from_iterable(
+            getattr(splits, name).paths for name in names
+        )
+        checksums = [
+            zlib.crc32(path.encode(errors="surrogateescape")) for path in paths
+        ]
+        columns.append(np.array(checksums, "u8"))
+        order = np.lexsort(columns)
+        for column in columns:
+            sha.update(column[order].tobytes())
+        sha.update(b"then")
+    return sha.hexdigest()
 
 
 def shared_content(
@@ -68,12 +135,12 @@ def shared_content(
     There are three tests, each dearer than the one before, and made only of files that the one
     before could not tell apart."""
     # 1. Sizes are known, so a file needs no reading if its size is in one of the lists only
-    alike: dict[int, Sides] = {size: ([], []) for size in set(sizes_a) & set(sizes_b)}
-    for side, sizes in enumerate((sizes_a, sizes_b)):
+    alike: dict[int, list[Entry]] = {size: [] for size in set(sizes_a) & set(sizes_b)}
+    for images, sizes in ((a, sizes_a), (b, sizes_b)):
         for index, size in enumerate(sizes):
             if size in alike:
-                alike[size][side].append(index)
-    total = sum(len(mine) + len(others) for mine, others in alike.values())
+                alike[size].append(Entry(images, index))
+    total = sum(len(entries) for entries in alike.values())
     progress = Progress(
         None,
         total,
@@ -82,26 +149,61 @@ def shared_content(
         after=QUIET_SECONDS,
     )
     out: list[tuple[int, int]] = []
-    for sides in alike.values():
-        # 2. The first and last 4 KiB tell nearly all pictures apart
-        for equal_ends in _grouped(a, b, sides, lambda images, i: images.ends(i)):
-            # 3. The whole content decides
-            for in_a, in_b in _grouped(
-                a, b, equal_ends, lambda images, i: images.read(i)
-            ):
-                # One partner is enough to name
-                out += [(i, in_b[0]) for i in in_a]
-        progress.advance(len(sides[0]) + len(sides[1]))
+    with ThreadPoolExecutor(READERS) as pool:
+        for entries in _batches(alike.values()):
+            # 2. The first and last 4 KiB tell nearly all pictures apart
+            for equal_ends in _grouped(entries, _ends, pool, a, b):
+                # 3. The whole content decides
+                for equal in _grouped(equal_ends, _content, pool, a, b):
+                    in_a = [entry.place for entry in equal if entry.images is a]
+                    in_b = [entry.place for entry in equal if entry.images is b]
+                    # One partner is enough to name
+                    out += [(index, in_b[0]) for index in in_a]
+            progress.advance(len(entries))
     return [(a.paths[i], b.paths[j]) for i, j in sorted(out)]
 
 
+def _batches(groups: Iterable[Sequence[Entry]]) -> Iterator[list[Entry]]:
+    """Join whole groups to lists of at least AT_ONCE images, which are read side by side."""
+    batch: list[Entry] = []
+    for group in groups:
+        batch += group
+        if len(batch) >= AT_ONCE:
+            yield batch
+            batch = []
+    yield batch
+
+
+def _ends(entry: Entry) -> bytes:
+    return entry.images.ends(entry.place)
+
+
+def _content(entry: Entry) -> bytes:
+    return entry.images.read(entry.place)
+
+
 def _grouped(
-    a: ImageList, b: ImageList, sides: Sides, part: Callable[[ImageList, int], bytes]
-) -> list[Sides]:
-    """Group images of a and of b by their `part`; keep the groups with images of both."""
-    groups: dict[bytes, Sides] = defaultdict(lambda: ([], []))
-    for side, (images, indices) in enumerate(zip((a, b), sides)):
-        for index in indices:
-            digest = hashlib.sha256(part(images, index)).digest()
-            groups[digest][side].append(index)
-    return [group for group in groups.values() if all(group)]
+    entries: Sequence[Entry],
+    part: Callable[[Entry], bytes],
+    pool: ThreadPoolExecutor,
+    a: ImageList,
+    b: ImageList,
+) -> list[list[Entry]]:
+    """Group images by their `part`; keep the groups with images of both `a` and `b`."""
+
+    def digests(some: Sequence[Entry]) -> list[bytes]:
+        return [hashlib.sha256(part(entry)).digest() for entry in some]
+
+    # A slice for each thread, as handing over single files would cost more than reading them
+    each = -(-len(entries) // READERS) or 1
+    slices = [entries[i : i + each] for i in range(0, len(entries), each)]
+    groups: dict[bytes, list[Entry]] = defaultdict(list)
+    for some, found in zip(slices, pool.map(digests, slices)):
+        for entry, digest in zip(some, found):
+            groups[digest].append(entry)
+    return [
+        group
+        for group in groups.values()
+        if any(entry.images is a for entry in group)
+        and any(entry.images is b for entry in group)
+    ]

@@ -33,12 +33,14 @@ def is_image(path: str) -> bool:
 
 def passed_over(path: str) -> bool:
     """Return True if a part of a path is hidden (.ipynb_checkpoints) or made by a system."""
-    for part in path.split("/"):
-        if part in SYSTEM_FOLDERS:
-            return True
-        if part.startswith(".") and part not in (".", ".."):
-            return True
-    return False
+    return any(
+        name_passed_over(part) and part not in (".", "..") for part in path.split("/")
+    )
+
+
+def name_passed_over(name: str) -> bool:
+    """Return True if the name of one file or folder is hidden, or a system's own."""
+    return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
 def refuse_run(path: str, name: str) -> None:

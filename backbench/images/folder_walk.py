@@ -3,12 +3,18 @@
 What cannot be followed is refused. A disk that is away, or a link to another class, would otherwise
 change the list of images without a word."""
 
+import operator
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.images.file_names import is_image, passed_over, refuse_run
+from backbench.images.file_names import (
+    is_image,
+    name_passed_over,
+    passed_over,
+    refuse_run,
+)
 from backbench.untrusted import printable
 
 
@@ -33,6 +39,11 @@ def refuse_broken_links(folder: Path) -> None:
                 _refuse_broken(entry.path)
 
 
+# A path, and whether its name is that of an image
+Found = tuple[str, bool]
+_name_of = operator.attrgetter("name")
+
+
 class ClassWalk:
     """Lists the files of the classes in one folder, first below real folders, then behind links."""
 
@@ -42,30 +53,31 @@ class ClassWalk:
         self._class_of: dict[tuple[int, int], str] = {}
         self._links: list[tuple[str, str]] = []  # class, path of a link to a folder
 
-    def files(self, name: str) -> Iterator[str]:
-        """Yield the path of every file of a class that is not behind a link."""
+    def files(self, name: str) -> Iterator[Found]:
+        """Yield every file of a class that is not behind a link."""
         return self._below(os.path.join(self._root, name), name)  # noqa: PTH118
 
-    def linked_files(self) -> Iterator[tuple[str, str]]:
-        """Yield (class, path) of every file behind links, when all classes have been listed.
+    def linked_files(self) -> Iterator[tuple[str, Found]]:
+        """Yield (class, file) of every file behind links, when all classes have been listed.
 
         A link to a folder that the same class has already adds nothing."""
         while self._links:
             # Sorted, so that of two links to one folder the same one is taken everywhere
             self._links.sort(reverse=True)
             name, link = self._links.pop()
-            for file in self._below(link, name):
-                yield name, file
+            for found in self._below(link, name):
+                yield name, found
 
-    def _below(self, top: str, name: str) -> Iterator[str]:
+    def _below(self, top: str, name: str) -> Iterator[Found]:
         # With a stack instead of recursion: a path may have thousands of parts
         left = [top]
         while left:
             folder = left.pop()
             if not self._claim(folder, name):
                 continue
+            # A million times: what is asked of an entry is asked once, and of its name alone
             for entry in _listed(folder):
-                if passed_over(entry.name):
+                if name_passed_over(entry.name):
                     continue
                 image = is_image(entry.name)
                 if entry.is_symlink() and not image:
@@ -77,9 +89,10 @@ class ClassWalk:
                     left.append(entry.path)
                     if not image:
                         continue
-                refuse_run(entry.path, entry.name)
+                if not image:
+                    refuse_run(entry.path, entry.name)
                 # A folder called as an image is yielded, too, so that its reader refuses it
-                yield entry.path
+                yield entry.path, image
 
     def _claim(self, folder: str, name: str) -> bool:
         """Note which class a folder is of; False where that class has it already."""
@@ -102,7 +115,7 @@ def _listed(folder: str) -> list[os.DirEntry[str]]:
     """List a folder, the last name first, as a stack needs it."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name, reverse=True)
+            return sorted(entries, key=_name_of, reverse=True)
     except OSError as error:
         raise _unlisted(folder, error) from None
 

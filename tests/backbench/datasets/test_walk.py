@@ -63,7 +63,7 @@ def test_a_link_to_a_file_of_no_split_is_a_file_with_its_size(three, tmp_path):
     (tmp_path / "elsewhere").write_bytes(b"0123456789" * 7)
     three.val.file(2).unlink()
     three.val.file(2).symlink_to(tmp_path / "elsewhere")
-    assert list(walk.look("x", three)["val"]) == [8, 8, 70, 8, 8, 8]
+    assert list(walk.look("x", three).sizes["val"]) == [8, 8, 70, 8, 8, 8]
 
 
 @pytest.mark.parametrize("instead", [None, "a folder", "a dangling link"])
@@ -105,12 +105,54 @@ def test_files_of_one_size_are_read_once_and_only_they(three, monkeypatch):
 
     monkeypatch.setattr(ImageList, "ends", counted)
     three.train.file(0).write_bytes(b"of another size")
-    sizes = walk.look("x", three)
+    sizes = walk.look("x", three).sizes
     shared = walk.shared_content(three.test, sizes["test"], three.train, sizes["train"])
     assert not shared
     of_test = [three.test.file(i) for i in range(6)]
     of_train = [three.train.file(i) for i in range(1, 6)]
     assert read == Counter([*of_test, *of_train])
+
+
+def test_the_same_files_are_compared_once(three, monkeypatch):
+    """A second start looks at stamps alone, also where a seed holds out other images for val."""
+    read = []
+    ends = ImageList.ends
+
+    def noted(images, index):
+        read.append(images.file(index))
+        return ends(images, index)
+
+    monkeypatch.setattr(ImageList, "ends", noted)
+    everything = splits.concatenate(three.train, three.val)
+    held = []
+    for seed in (1, 2):
+        train, val = splits.hold_out(everything, seed)
+        held.append(val)
+        found = replace(
+            three, train=everything.subset(train), val=everything.subset(val)
+        )
+        refuse_shared(found)
+        assert bool(read) == (seed == 1)
+        read.clear()
+    assert held[0] != held[1]
+    # Another place, and a write that keeps the size: both set a file's ctime
+    three.train.file(2).rename(three.train.file(2).with_name("9.png"))
+    found = replace(three, train=scan_folder(three.train.root))
+    refuse_shared(found)
+    assert read
+    three.val.file(1).write_bytes(three.test.file(5).read_bytes())
+    for _ in range(2):
+        with pytest.raises(BadInput, match=r"the test image b/2.png is also"):
+            refuse_shared(found)
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(three, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "file"))
+    refuse_shared(three)
+    three.test.file(5).write_bytes(three.val.file(1).read_bytes())
+    with pytest.raises(BadInput, match="is also in training data"):
+        refuse_shared(three)
 
 
 def test_equal_ends_are_not_yet_equal_files(three):

@@ -123,8 +123,12 @@ def test_names_are_a_sequence_in_a_third_of_the_memory(tmp_path):
     assert names[-1] == last
     assert names[1:] == ("", last)
     assert names.index("") == 1
+    assert names.taken([-1, 0, 1]) == (last, "a/1.png", "")
+    assert list(Names(["a/1.png", "", "b"])) == ["a/1.png", "", "b"]
     with pytest.raises(IndexError):
         names[3]
+    with pytest.raises(IndexError):
+        names.taken([3])
     count = 100_000
     tracemalloc.start()
     paths = (f"n{n // 1300:08}/n{n // 1300:08}_{n % 1300}.JPEG" for n in range(count))
