@@ -141,10 +141,7 @@ class ImageList:
     def ends(self, index: int, size: int = 4096) -> bytes:
         """Return the first and the last `size` bytes of an image; where that is cheap, the rest is
         not read."""
-        with opening.open_regular(self.file(index)) as file:
-            head = file.read(size)
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return head + file.read(size)
+        return opening.ends(f"{self.root}/{self.paths[index]}", size)
 
     @property
     def files(self) -> ImageList:
