@@ -94,7 +94,11 @@ def test_networks_that_differ_in_little_are_told_apart_all_the_same():
     [
         (lambda: timm.create_model("regnety_002", num_classes=3), "regnety_002"),
         (torchvision.models.densenet121, "densenet121"),
-        (torchvision.models.wide_resnet50_2, "wide_resnet50_2"),
+        pytest.param(
+            torchvision.models.wide_resnet50_2,
+            "wide_resnet50_2",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_command_that_the_refusal_names_imports_equal_tensors(
@@ -201,7 +205,7 @@ def test_names_by_rules(lite, tmp_path, capsys):
 # --- pictures that tell ---
 
 
-def drawn(folder, model, count=60):
+def drawn(folder, model, count):
     """Draw pictures, put each into the folder of the class that the model gives it."""
     config = timm.data.resolve_data_config({}, pretrained_cfg=model.pretrained_cfg)
     transform = timm.data.create_transform(**config)
@@ -239,13 +243,13 @@ def sharp(lite):
 
 
 def test_pictures_of_known_classes_choose_the_network(sharp, tmp_path, capsys):
-    folder = drawn(tmp_path / "pictures", sharp)
+    folder = drawn(tmp_path / "pictures", sharp, count=24)
     torch.save(renamed(sharp.state_dict()), tmp_path / "x.pth")
     out = tmp_path / "out.safetensors"
     command = ["import", str(tmp_path / "x.pth"), "--out", str(out)]
     assert program.main([*command, "--check", str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert "timm:tf_efficientnet_lite0: 100.0% of 60 pictures" in printed
+    assert "timm:tf_efficientnet_lite0: 100.0% of 24 pictures" in printed
     assert importing.read(out).arch == "timm:tf_efficientnet_lite0"
     # The wrong one is refused, though a user names it
     out.unlink()

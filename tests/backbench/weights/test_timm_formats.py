@@ -385,10 +385,14 @@ def test_a_bare_transformer_is_asked_about(tmp_path, table, method):
     assert importing.read(file, method=method).method == method
 
 
-DEPTHS = {"wide_resnet50_2": 50, "resnext50_32x4d": 50, "resnet50d": 50}
-
-
-@pytest.mark.parametrize("model", list(DEPTHS))
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("wide_resnet50_2", marks=pytest.mark.slow),
+        "resnext50_32x4d",
+        "resnet50d",
+    ],
+)
 def test_other_resnets_are_timms(tmp_path, model):
     """Wide, grouped, deep stem: named as no trunk of ours, and loaded strictly under their name."""
     torch.manual_seed(0)
