@@ -438,6 +438,8 @@ def test_an_own_head_is_timms_whole_model(name, hub, trees, tmp_path):
     for key in ("crop_pct", "crop_mode", "interpolation"):
         assert said[key] == config[key]
     assert list(said["input_size"]) == list(config["input_size"])
+    assert top1.provenance["size"]["measured"] == config["input_size"][-1]
+    assert top1.provenance["trunk"]["side"] == config["input_size"][-1]
     # timm's own pass over the same images
     images = catalog.load("imagenet-real", root).test
     transform = create_transform(**config, is_training=False)

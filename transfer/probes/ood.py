@@ -32,7 +32,7 @@ from backbench.transfer.features.frozen import FrozenTrunk, TokenFeature, state_
 from backbench.transfer.keeping import CheckpointPredictions
 from backbench.transfer.probes.kind import Probe
 from backbench.transfer.protocol import Geometry, Protocol
-from backbench.weights import kept_heads
+from backbench.weights import kept_heads, trunk_facts
 from backbench.weights.families import timm_classifier
 from backbench.weights.kept_heads import KeptHead
 
@@ -227,7 +227,14 @@ def measure(
             head = heads.get(trunk.digest)
             one = _predictions(task, ruled, trunk, head, features)
             if isinstance(geometry, ModelGeometry):
-                own = {**one.provenance, "own_geometry": dict(geometry.evaluation)}
+                # The model's own size, and not that of the recipe, is what was read
+                side = geometry.evaluation["input_size"][-1]
+                own = {
+                    **one.provenance,
+                    "own_geometry": dict(geometry.evaluation),
+                    "trunk": trunk_facts.facts(trunk.checkpoint, side),
+                    "size": keeping.size_facts(trunk.checkpoint, side),
+                }
                 one = dataclasses.replace(one, provenance=own)
             measured.append(one)
     return keeping.write(task, measured) if machine.main else []
