@@ -196,9 +196,11 @@ def _show(rows: Sequence[Result]) -> None:
         )
     widest = max(len(r.column) for r in rows)
     for r in rows:
-        low, high = r.ci95 or (np.nan, np.nan)
         kind = clean_test.full_metric(r.metric)[0]
         shown = f"{r.value:+7.2f}" if kind == clean_test.CHANGE else f"{r.value:7.2f}"
+        interval = "no interval: too few images decide"
+        if r.ci95 is not None:
+            interval = f"[{r.ci95[0]:.2f}, {r.ci95[1]:.2f}]"
         print(
-            f"{printable.shown(r.name, 40):<20} {r.column:<{widest}} {shown} [{low:.2f}, {high:.2f}]"
+            f"{printable.shown(r.name, 40):<20} {r.column:<{widest}} {shown} {interval}"
         )

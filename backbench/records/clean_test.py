@@ -25,12 +25,11 @@ import numpy as np
 from backbench.errors import BadInput, nearest
 from backbench.records.predictions import Arrays, hits
 from backbench.records.result_line import Result
-from backbench.stats import confidence, paired_differences
+from backbench.stats import confidence, left_out
 from backbench.stats.confidence import Interval
-from backbench.tasks import TASKS
 from backbench.untrusted import opening, printable
 
-TASK = next(name for name, task in TASKS.items() if task.from_predictions)
+TASK = "clean_test"
 SCORE = "clean"  # clean_top1_1a2b3c4d: the score on what the list leaves, by its labels
 CHANGE = (
     "change"  # change_top1_1a2b3c4d: that minus the full score of the same predictions
@@ -267,8 +266,10 @@ def unscored(x: Arrays, metric: str) -> str:
     return ""
 
 
-def value(x: Arrays, metric: str) -> tuple[float, Interval]:
-    """Return the value of a metric of these names and its interval, in percent."""
+def value(x: Arrays, metric: str) -> tuple[float, Interval | None]:
+    """Return the value of a metric of these names and its interval, in percent.
+
+    A change that too few images decide has no interval."""
     kind, full, _ = full_metric(metric)
     kept = _kept(x)
     of_all = np.atleast_2d(_hits(x, full))
@@ -279,8 +280,10 @@ def value(x: Arrays, metric: str) -> tuple[float, Interval]:
     label = x["label"] if by_class else None
     right = x["right"] if by_class else None
     if kind == CHANGE:
-        found = paired_differences.of_left_out(of_all, of_clean, kept, label, right)
-        return found.value, found.ci95
+        flawed = x["flaw"] != 0
+        return left_out.change(
+            of_all, of_clean, kept, flawed, classes=label, clean_classes=right
+        )
     scored = of_clean[:, kept]
     classes = None if right is None else right[kept]
     weight = confidence.weights(scored.shape[1], classes)

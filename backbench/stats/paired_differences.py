@@ -87,51 +87,6 @@ def of_draws_and_images(d: np.ndarray, classes: np.ndarray | None = None) -> Dif
     return _difference(value, error, p, "draws and images", n, df=df)
 
 
-def of_left_out(
-    full: np.ndarray,
-    clean: np.ndarray,
-    kept: np.ndarray,
-    classes: np.ndarray | None = None,
-    clean_classes: np.ndarray | None = None,
-) -> Difference:
-    """Return clean - full: the score of the `kept` images (N,) minus that of all, of one row.
-
-    `full` and `clean` (D, N) are the hits of D draws of labels by either set's labels; with classes
-    (N,) of either, scores are means of class means. How many of new images would be left out varies,
-    too. So the interval is that of a difference of two ratios, linearised: each image counts by how
-    far it moves either mean.
-    """
-    n = full.shape[1]
-    weight = confidence.weights(n, classes)
-    clean_weight = np.zeros(n)
-    kept_classes = None if clean_classes is None else clean_classes[kept]
-    clean_weight[kept] = confidence.weights(int(kept.sum()), kept_classes)
-    # 1. By how far each image moves the difference: its hit, from the mean that it is a part of
-    moves = clean_weight * _from_mean(clean, clean_weight, clean_classes)
-    moves -= weight * _from_mean(full, weight, classes)
-    value = clean @ clean_weight - full @ weight
-    # 2. As differences whose weighted mean is the value, with the draws
-    if len(full) > 1:
-        return of_draws_and_images(value[:, None] + moves / weight, classes)
-    # 3. Without draws: one imagined image is added, half won and half lost, as in `of_images`
-    variance = float((moves**2).sum()) * n / max(n - 1, 1) + float((weight**2).mean())
-    error = math.sqrt(variance)
-    p = confidence.t_both_tails(float(value[0]) / error, math.inf)
-    return _difference(float(value[0]), error, p, "images", n)
-
-
-def _from_mean(
-    hits: np.ndarray, weight: np.ndarray, classes: np.ndarray | None
-) -> np.ndarray:
-    """Return hits (D, N) minus their weighted mean, that of their class where there are classes."""
-    of = np.zeros(hits.shape[1], dtype=np.int64)
-    if classes is not None:
-        of = np.unique(classes, return_inverse=True)[1]
-    total = np.bincount(of, weight)
-    rows = [np.bincount(of, weight * row) / np.maximum(total, 1e-300) for row in hits]
-    return hits - np.stack(rows)[:, of]
-
-
 def of_resamples(d: np.ndarray, images: int) -> Difference | None:
     """Return the mean of differences `d` (B,) in percent on the same resamples of `images` images.
 

@@ -318,7 +318,7 @@ def _level(r: Result, run: Path) -> int:
         )
     _refuse_other_list(r, arrays)
     if TASKS[r.task].from_predictions:
-        return _of_clean_test(r, run, arrays)
+        return _FROM_PREDICTIONS[r.task](r, run, arrays)
     # 2. Numbers that no list of right images gives.
     if TASKS[r.task].detects:
         return _of_resamples(r, arrays)
@@ -379,6 +379,10 @@ def _of_clean_test(r: Result, run: Path, arrays: Arrays) -> int:
         raise _Unfit(f"it says {r.value}, its predictions give {again:.4f}")
     _refuse_other_interval(r, interval)
     return _of_listed_labels(r, run, arrays)
+
+
+# Tasks whose numbers follow from kept predictions and what is known of the images
+_FROM_PREDICTIONS = {clean_test.TASK: _of_clean_test}
 
 
 def _refuse_other_list(r: Result, arrays: Arrays) -> None:

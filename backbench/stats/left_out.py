@@ -1,0 +1,91 @@
+"""How far a score moves when flawed test images are left out, or scored by another label.
+
+New test images would have other flawed ones, and more or fewer of them. So the change is a difference
+of two ratios over all images. It is linearised: each image counts by how far it moves either mean, and
+the interval is the normal one of these moves.
+
+Few flawed images say too little. With ten of them, or where two or three wrong answers decide, the same
+interval covers 90 to 100%: nothing can be said of what was not seen. There is none then.
+benchmarks/left_out.py simulates the others.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from backbench.stats import confidence
+from backbench.stats.confidence import Interval
+
+FEWEST_FLAWED = 20
+# The sum of squared moves, in units of an image that goes from right to wrong
+FEWEST_DECIDING = 5.0
+
+
+class Change(NamedTuple):
+    """The score without the flaws minus the full one, in percent."""
+
+    value: float
+    ci95: Interval | None  # None where too few images decide
+
+
+def change(
+    full: np.ndarray,
+    clean: np.ndarray,
+    kept: np.ndarray,
+    flawed: np.ndarray,
+    *,
+    classes: np.ndarray | None = None,
+    clean_classes: np.ndarray | None = None,
+) -> Change:
+    """Return the score of the `kept` images (N,) by their right labels minus that of all, of one row.
+
+    `full` and `clean` (D, N) are the hits of D draws of labels by either set's labels. `flawed` (N,)
+    are the images that are left out or have another label. With classes (N,) of either set, scores
+    are means of class means."""
+    n = full.shape[1]
+    weight = confidence.weights(n, classes)
+    clean_weight = np.zeros(n)
+    kept_classes = None if clean_classes is None else clean_classes[kept]
+    clean_weight[kept] = confidence.weights(int(kept.sum()), kept_classes)
+    values = clean @ clean_weight - full @ weight
+    value = 100 * float(values.mean())
+    # 1. By how far each image moves the difference: its hit, from the mean that it is a part of
+    moves = clean_weight * _from_mean(clean, clean_weight, clean_classes)
+    moves -= weight * _from_mean(full, weight, classes)
+    # 2. Whether enough of them decide
+    by_image = moves.mean(0)
+    squares = float((by_image**2).sum())
+    deciding = squares / float((weight**2).mean()) / _largest(full)
+    if flawed.sum() < FEWEST_FLAWED or deciding < FEWEST_DECIDING:
+        return Change(value, None)
+    # 3. The variance over new images, and over new draws
+    variance = squares * n / (n - 1)
+    quantile = confidence.NORMAL
+    if len(full) > 1:
+        as_hits = values[:, None] + moves / weight
+        variance, df = confidence.draws_and_images(as_hits, weight, variance)
+        quantile = confidence.t_quantile(df)
+    half = 100 * quantile * math.sqrt(variance)
+    return Change(value, (value - half, value + half))
+
+
+def _largest(hits: np.ndarray) -> float:
+    """Return the squared move of an image of the rarer kind (right, or wrong) that stands for one.
+
+    It is 1 of one draw. Of several draws (D, N) such an image is of its kind in some of them only."""
+    share = hits.mean(0)
+    rare = 1 - share if share.mean() > 0.5 else share
+    return float((rare[rare > 0] ** 2).mean()) if rare.any() else 1.0
+
+
+def _from_mean(
+    hits: np.ndarray, weight: np.ndarray, classes: np.ndarray | None
+) -> np.ndarray:
+    """Return hits (D, N) minus their weighted mean, that of their class where there are classes."""
+    of = np.zeros(hits.shape[1], dtype=np.int64)
+    if classes is not None:
+        of = np.unique(classes, return_inverse=True)[1]
+    total = np.bincount(of, weight)
+    rows = [np.bincount(of, weight * row) / np.maximum(total, 1e-300) for row in hits]
+    return hits - np.stack(rows)[:, of]

@@ -1,0 +1,78 @@
+"""The change of a score without flawed images: its value, its interval, and where it has none."""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import recall_score
+
+from backbench.stats import left_out
+
+
+def drawn(rng, *, images=2000, share=0.05, on_kept=0.8, on_flawed=0.4, draws=1):
+    """Hits (D, N) and the flawed images (N,) of a test set."""
+    flawed = rng.random(images) < share
+    hard = rng.random(images)
+    luck = rng.normal(scale=0.05, size=(draws, images))
+    hits = hard + luck < np.where(flawed, on_flawed, on_kept)
+    return hits, flawed
+
+
+def test_the_interval_is_that_of_a_product_of_shares():
+    """Without relabelled images the change is the flawed share times a difference of shares."""
+    hits, flawed = drawn(np.random.default_rng(0))
+    found = left_out.change(hits, hits, ~flawed, flawed)
+    n = len(flawed)
+    share = flawed.mean()
+    kept, left = hits[0, ~flawed].mean(), hits[0, flawed].mean()
+    assert found.value == pytest.approx(100 * share * (kept - left))
+    # The delta method, with three independent counts
+    variance = (kept - left) ** 2 * share * (1 - share) / n
+    variance += share**2 * kept * (1 - kept) / (n * (1 - share))
+    variance += share**2 * left * (1 - left) / (n * share)
+    low, high = found.ci95
+    assert (high - low) / 2 == pytest.approx(196 * math.sqrt(variance), rel=1e-3)
+    assert (high + low) / 2 == pytest.approx(found.value)
+
+
+def test_a_mean_per_class_is_that_of_sklearn():
+    rng = np.random.default_rng(1)
+    label = rng.integers(0, 5, 600)
+    hits, flawed = drawn(rng, images=600, share=0.2)
+    prediction = np.where(hits[0], label, (label + 1) % 5)
+    found = left_out.change(
+        hits, hits, ~flawed, flawed, classes=label, clean_classes=label
+    )
+    clean = recall_score(label[~flawed], prediction[~flawed], average="macro")
+    full = recall_score(label, prediction, average="macro")
+    assert found.value == pytest.approx(100 * (clean - full))
+
+
+@pytest.mark.parametrize(("draws", "by_class"), [(1, False), (1, True), (8, False)])
+def test_the_interval_covers_the_change(draws, by_class):
+    """On new test sets, of which others are flawed. benchmarks/left_out.py tries many more."""
+    rng = np.random.default_rng(2)
+    true = 100 * 0.05 * (0.8 - 0.4)
+    covered = 0
+    for _ in range(500):
+        hits, flawed = drawn(rng, draws=draws)
+        label = rng.integers(0, 5, len(flawed)) if by_class else None
+        found = left_out.change(
+            hits, hits, ~flawed, flawed, classes=label, clean_classes=label
+        )
+        covered += found.ci95[0] <= true <= found.ci95[1]
+    assert 0.92 <= covered / 500 <= 0.98
+
+
+def test_too_few_images_give_no_interval():
+    hits, flawed = drawn(np.random.default_rng(3))
+    few = flawed & (flawed.cumsum() < left_out.FEWEST_FLAWED)
+    found = left_out.change(hits, hits, ~few, few)
+    assert found.ci95 is None and np.isfinite(found.value)
+    # Many are flawed, and all but two of 2,000 images are right: two errors decide
+    right = np.ones_like(hits)
+    right[0, [0, 1]] = False
+    assert left_out.change(right, right, ~flawed, flawed).ci95 is None
+    # An image with another label counts as flawed, though it is kept
+    other = hits ^ flawed
+    assert left_out.change(hits, other, np.ones_like(flawed), flawed).ci95 is not None
