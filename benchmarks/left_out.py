@@ -27,7 +27,7 @@ OF_DRAW = 0.2
 LEFT = 0.6
 
 
-class Kind(NamedTuple):
+class FlawedNumber(NamedTuple):
     """A kind of number."""
 
     name: str
@@ -37,16 +37,16 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("top-1"),
-    Kind("top-1, half of the flaws are mended", relabelled=True),
-    Kind("means of 10 classes", classes=10),
-    Kind("means of 50 classes", classes=50),
-    Kind("top-1 of 5 draws", draws=5),
-    Kind("top-1 of 20 draws", draws=20),
+    FlawedNumber("top-1"),
+    FlawedNumber("top-1, half of the flaws are mended", relabelled=True),
+    FlawedNumber("means of 10 classes", classes=10),
+    FlawedNumber("means of 50 classes", classes=50),
+    FlawedNumber("top-1 of 5 draws", draws=5),
+    FlawedNumber("top-1 of 20 draws", draws=20),
 )
 
 
-class World(NamedTuple):
+class FlawedImages(NamedTuple):
     """A kind of test images, and the accuracies of a trunk on those that are flawed and on others."""
 
     images: int
@@ -66,7 +66,7 @@ class Covered(NamedTuple):
 
     stated: float
     held: float
-    world: World
+    world: FlawedImages
 
 
 def hits(rng: np.random.Generator, chance: np.ndarray, draws: int) -> np.ndarray:
@@ -79,7 +79,7 @@ def hits(rng: np.random.Generator, chance: np.ndarray, draws: int) -> np.ndarray
     return score + LEFT * rng.normal(size=(draws, len(chance))) > edge
 
 
-def simulate(kind: Kind, world: World, repeats: int) -> Covered:
+def simulate(kind: FlawedNumber, world: FlawedImages, repeats: int) -> Covered:
     """Say how often the interval of a world held its true change."""
     images, share, on_kept, on_flawed = world
     rng = np.random.default_rng(SEED + images + round(1000 * (share + on_kept)))
@@ -114,14 +114,14 @@ def simulate(kind: Kind, world: World, repeats: int) -> Covered:
     return Covered(stated / repeats, held / max(stated, 1), world)
 
 
-def on_flawed(kind: Kind, on_kept: float) -> list[float]:
+def on_flawed(kind: FlawedNumber, on_kept: float) -> list[float]:
     """The accuracies on flawed images that are simulated beside one on the others."""
     # A mended image must be wrong by its old label to be right by the new one
     chances = {0.02, 0.3, on_kept, (1 + on_kept) / 2, 1.0}
     return sorted(c for c in chances if not kind.relabelled or c <= 0.5)
 
 
-def lines(kind: Kind, found: Sequence[Covered]) -> list[str]:
+def lines(kind: FlawedNumber, found: Sequence[Covered]) -> list[str]:
     """Sum up the worlds of a kind."""
     of_group: dict[str, list[Covered]] = defaultdict(list)
     for one in found:
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for images, share, on_kept in itertools.product(IMAGES, FLAWED, ACCURACIES):
             for flawed in on_flawed(kind, on_kept):
                 repeats = max(given.repeats // max(kind.draws // 2, 1), 200)
-                world = World(images, share, on_kept, flawed)
+                world = FlawedImages(images, share, on_kept, flawed)
                 found.append(simulate(kind, world, repeats))
         print("\n".join(lines(kind, found)), flush=True)
 

@@ -20,6 +20,8 @@ from backbench.stats.confidence import Interval
 FEWEST_FLAWED = 20
 # The sum of squared moves, in units of an image that goes from right to wrong
 FEWEST_DECIDING = 5.0
+# Of each class, where scores are means of class means: fewer do not know how far it varies
+FEWEST_OF_CLASS = 10
 
 
 class Change(NamedTuple):
@@ -55,12 +57,14 @@ def change(
     moves -= weight * _from_mean(full, weight, classes)
     # 2. Whether enough of them decide
     by_image = moves.mean(0)
-    squares = float((by_image**2).sum())
+    fewest, widening = _class_sizes(kept, clean_classes)
+    squares = float((by_image**2 * widening).sum())
     deciding = squares / float((weight**2).mean()) / _largest(full)
-    if flawed.sum() < FEWEST_FLAWED or deciding < FEWEST_DECIDING:
+    too_few = flawed.sum() < FEWEST_FLAWED or deciding < FEWEST_DECIDING
+    if too_few or fewest < FEWEST_OF_CLASS:
         return Change(value, None)
     # 3. The variance over new images, and over new draws
-    variance = squares * n / (n - 1)
+    variance = squares
     quantile = confidence.NORMAL
     if len(full) > 1:
         as_hits = values[:, None] + moves / weight
@@ -68,6 +72,18 @@ def change(
         quantile = confidence.t_quantile(df)
     half = 100 * quantile * math.sqrt(variance)
     return Change(value, (value - half, value + half))
+
+
+def _class_sizes(
+    kept: np.ndarray, classes: np.ndarray | None
+) -> tuple[int, np.ndarray]:
+    """Return how many images of the smallest class are kept, and for each image (N,) the factor from
+    the spread within its class to that of new images."""
+    if classes is None:
+        classes = np.zeros(len(kept), dtype=np.int64)
+    of = np.unique(classes, return_inverse=True)[1]
+    size = np.bincount(of[kept], minlength=of.max() + 1)
+    return int(size.min()), (size / np.maximum(size - 1, 1))[of]
 
 
 def _largest(hits: np.ndarray) -> float:

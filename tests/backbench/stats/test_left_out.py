@@ -76,3 +76,18 @@ def test_too_few_images_give_no_interval():
     # An image with another label counts as flawed, though it is kept
     other = hits ^ flawed
     assert left_out.change(hits, other, np.ones_like(flawed), flawed).ci95 is not None
+
+
+def test_small_classes_give_no_interval():
+    """Four images of a class say too little of how far it varies."""
+    hits, flawed = drawn(np.random.default_rng(4), images=400, share=0.2)
+    label = np.arange(400) % 100
+    few = left_out.change(
+        hits, hits, ~flawed, flawed, classes=label, clean_classes=label
+    )
+    assert few.ci95 is None
+    label = np.arange(400) % 10
+    many = left_out.change(
+        hits, hits, ~flawed, flawed, classes=label, clean_classes=label
+    )
+    assert many.ci95 is not None
