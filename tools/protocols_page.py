@@ -84,6 +84,11 @@ KINDS = {
         "Few labels at several numbers of them; each number is a column. Intervals are over"
         " draws and test images.",
     ),
+    "layers": (
+        "The best layer",
+        "Logistic regression on each layer and pooling; val chooses one. The usual reading stands"
+        " beside it.",
+    ),
     "class_retrieval": (
         "Retrieval within classes",
         "It needs test images alone; nothing is chosen.",

@@ -110,6 +110,8 @@ def show(rows: Iterable[Result]) -> None:
                 choice = f"  {name} {chosen[name]:g}"
                 if chosen.get("on"):
                     choice += f" chosen on {chosen['on']}"
+        if "reading" in chosen:
+            choice = f"  {chosen['reading']}{choice}"
         print(
             f"{r.name:<16} {r.task:<10} {r.dataset:<12} {r.metric:<16} {value}{interval} "
             f" {r.protocol}{choice}"

@@ -371,6 +371,7 @@ def features_of(work: Work) -> tuple[object, ...] | None:
         group.geometry,
         group.protocol.precision,
         group.protocol.head,
+        probe.reads,
         tuple(checkpoint.digest for checkpoint in work.pending),
     )
 
@@ -407,7 +408,7 @@ def _extractor(work: Work, machine: Machine, stop: StopFlag) -> Extractor:
         trunk = FrozenTrunk.build(
             checkpoint, device=machine.device, precision=p.precision, head=p.head
         )
-        trunks.append(trunk)
+        trunks.append(work.probe.reads(trunk, work.group.geometry.crop))
     return Extractor(
         trunks=trunks,
         geometry=work.group.geometry,

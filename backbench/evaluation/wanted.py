@@ -25,7 +25,7 @@ DEFAULT_TASKS = ("knn", "fewshot", "logreg")
 FITTED = (*DEFAULT_TASKS, "label_curve")
 # On a folder of one's own these take the protocol `<task>_own`: each trunk at its own size, and a
 # training as long as the set is large
-OWN_TASKS = (*FITTED, "linear", "finetune", *DETECTION)
+OWN_TASKS = (*FITTED, "layers", "linear", "finetune", *DETECTION)
 # What can be wanted: all but what follows from a list that these doors do not take
 MEASURED = tuple(name for name, task in TASKS.items() if not task.from_predictions)
 # What detectors are trained on by their configs' own names; any other is a folder of boxes

@@ -5,6 +5,8 @@ store                 RUN/results.jsonl: appended by many, read line by line
 origin                where a number is made: code, versions, hardware
 predictions           RUN/predictions: what a model said of each test image
 kept_scores           RUN/scores: the logits of a head, from which calibration follows
+layers                the readings of the layers of a trunk, and what the best of them gains
+paired_rows           the difference of two rows of one run, from what was kept
 clean_test            a list of flawed test images, and the scores without them
 trunk_costs           parameters, multiply-adds and speed of a trunk, as its rows state them
 column_keys           which rows may stand in one column

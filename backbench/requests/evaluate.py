@@ -25,7 +25,7 @@ class EvaluateRequest(WeightsRequest, JsonRequest):
     words: tuple[str, ...] = argument(
         "MODEL|TASK",
         "checkpoint files, timm:NAME or hf:ORG/REPO; then, if you like, tasks (knn, fewshot, logreg,"
-        " label_curve, linear, class_retrieval, cluster, attentive, calibration, finetune, semi_10pct,"
+        " label_curve, layers, linear, class_retrieval, cluster, attentive, calibration, finetune, semi_10pct,"
         " ood/imagenet-a, segmentation/voc2012; knn@RECIPE, knn/DATASET)",
     )
     data: Path = option(

@@ -61,7 +61,7 @@ _KEPT_LISTS = 64  # of at most a million images each, in memory
 _LONGEST_KEPT_LIST = 10**6
 # Kind of recipe -> the key of `chosen` that has the choice, and of the recipe that has the grid;
 # both are "lr" for any other kind
-_CHOSEN_BY = {"logreg": "l2", "seg_knn": "k"}
+_CHOSEN_BY = {"layers": "reading", "logreg": "l2", "seg_knn": "k"}
 _GRID_KEYS = {"finetune": "head_lr", "seg_knn": "k"}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # As `Assignment.stem` ends the names of kept files (transfer/assignment.py)
@@ -188,7 +188,7 @@ def _refuse_choice(r: Result) -> None:
     if name not in chosen:
         return
     # 1. What was chosen, and what could be, in the words of the keys of `scores`.
-    best = f"{chosen[name]:g}"
+    best = str(chosen[name]) if name == "reading" else f"{chosen[name]:g}"
     grid = [f"{value:g}" for value in _grid(recipe)]
     decays = recipe.get("weight_decays") or ()
     if len(decays) > 1:  # chosen together with the rate

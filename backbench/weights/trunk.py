@@ -1,15 +1,24 @@
 """Defines the interface of a trunk, which pretraining, probes, finetuning and detection all use."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
+
+
+class LayerOutputs(NamedTuple):
+    """What a trunk and its layers give for images (N, 3, H, W), the layer nearest to them first."""
+
+    feature: Tensor  # (N, feature_dim): what `forward` gives
+    maps: Sequence[Tensor]  # (N, C, h, w) of each layer
+    class_tokens: Sequence[Tensor]  # (N, C) of each layer; empty without a class token
+    what: str  # a layer is: block | stage
 
 
 class Trunk(nn.Module, ABC):
@@ -40,6 +49,11 @@ class Trunk(nn.Module, ABC):
     def stages(self, x: Tensor) -> list[Tensor]:
         """Map images (N, 3, H, W) to maps (N, widths[i], H / strides[i], W / strides[i]): C2..C5 at
         strides 4, 8, 16, 32, or the one grid of patch tokens of a plain vision transformer."""
+
+    def layers(self, x: Tensor) -> LayerOutputs:
+        """Map images (N, 3, H, W) to the feature and to what each layer gives. A trunk that knows how
+        does both in one pass."""
+        return LayerOutputs(self(x), self.stages(x), [], "stage")
 
     def tokens(self, x: Tensor) -> Tensor:
         """Map images (N, 3, H, W) to tokens (N, h, w, C), one for each place of the last map."""

@@ -44,6 +44,7 @@ from backbench.runs import atomic, failures
 from backbench.runs.folder import cache_folder
 from backbench.runs.lock import NO_LOCKS
 from backbench.runs.terminal import log
+from backbench.transfer.features import layer_cells
 from backbench.transfer.features.frozen import FrozenTrunk, state_digest
 from backbench.transfer.protocol import Geometry
 from backbench.untrusted import jsons, printable
@@ -63,6 +64,8 @@ def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, o
     head = {}
     if trunk.of_tokens is not None:
         head["of_tokens"] = trunk.of_tokens.name
+    elif trunk.of_layers is not None:
+        head["of_layers"] = layer_cells.NAME
     elif trunk.own_head is not None:
         head["own_head"] = trunk.own_head
     elif trunk.head is not None:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from backbench.images.preprocess import Pixels, normalise
 from backbench.parallel import precision as precisions
 from backbench.parallel.precision import Precision
 from backbench.runs.forward_clock import clock
+from backbench.transfer.features import layer_cells
+from backbench.transfer.features.layer_cells import LayerCells
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 
@@ -115,6 +117,7 @@ class FrozenTrunk:
     of_tokens: TokenFeature | None = (
         None  # the feature, in the place of the trunk's own
     )
+    of_layers: LayerCells | None = None  # the feature has these cells
     watch: Watch = field(default_factory=Watch, compare=False)
 
     @staticmethod
@@ -147,6 +150,8 @@ class FrozenTrunk:
     def dim(self) -> int:
         if self.of_tokens is not None:
             return self.of_tokens.dim
+        if self.of_layers is not None:
+            return self.of_layers.dim
         return self.module.feature_dim if self.head is None else output_dim(self.head)
 
     @property
@@ -163,6 +168,8 @@ class FrozenTrunk:
         with autocast, clock.around(self.digest, len(images), self.device):
             if tokens or self.of_tokens is not None:
                 features = self.module.tokens(images).float()
+            elif self.of_layers is not None:
+                features = layer_cells.read(self.module.layers(images))
             else:
                 features = self.module(images).float()
         if tokens:
@@ -170,6 +177,16 @@ class FrozenTrunk:
         if self.of_tokens is not None:
             return self.of_tokens.make(features.flatten(1, 2))
         return features if self.head is None else self.head(features)
+
+    @torch.no_grad()
+    def with_layers(self, side: int) -> "FrozenTrunk":
+        """Return the trunk with all cells of its layers as its feature, on pictures of that side."""
+        noise = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+        picture = noise.to(self.device, memory_format=self.module.memory_format)
+        bf16 = self.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+            cells = LayerCells.of(self.module, picture)
+        return replace(self, of_layers=cells)
 
     def verify(self) -> None:
         """Raise Failed if a weight or buffer is not what it was at the start, BadInput if a feature

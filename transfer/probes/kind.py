@@ -20,6 +20,7 @@ from backbench.runs.state import StopFlag
 from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.extractor import Extractor
+from backbench.transfer.features.frozen import FrozenTrunk
 from backbench.transfer.protocol import Protocol
 from backbench.weights.kept_heads import KeptHead
 
@@ -56,6 +57,8 @@ class Probe(Generic[P]):
     stream: Callable[[P], str] = repr
     # The metrics of the rows that it writes for each checkpoint on a dataset
     metrics: Callable[[P, Dataset], list[str]] = metrics_of_dataset
+    # Gives a trunk whose features it reads from images of so many pixels
+    reads: Callable[[FrozenTrunk, int], FrozenTrunk] = lambda trunk, _: trunk
     # What it will do, in words
     words: Callable[[P], str] = lambda _: ""
     # Its price on the dataset of a name for so many checkpoints, in units of work (runs/price.py)

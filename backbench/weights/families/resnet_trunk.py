@@ -11,7 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from backbench.errors import BadInput, nearest
 from backbench.weights.families.resnet_tables import ARCHS, STEMS, check_stem
-from backbench.weights.trunk import Trunk
+from backbench.weights.trunk import LayerOutputs, Trunk
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -108,7 +108,14 @@ class ResNetTrunk(Trunk):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (N, 3, H, W) to features (N, feature_dim), by global average pooling."""
-        return torch.flatten(self.avgpool(self.stages(x)[-1]), 1)
+        return self._pooled(self.stages(x)[-1])
+
+    def layers(self, x: Tensor) -> LayerOutputs:
+        maps = self.stages(x)
+        return LayerOutputs(self._pooled(maps[-1]), maps, [], "stage")
+
+    def _pooled(self, last: Tensor) -> Tensor:
+        return torch.flatten(self.avgpool(last), 1)
 
     def depths(self) -> dict[str, int]:
         """Return parameter -> its layer: 0 for the stem, then a layer for each block."""

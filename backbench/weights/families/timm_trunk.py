@@ -1,7 +1,7 @@
 """Builds the network of a timm model and reads its features and maps; resizes position embeddings."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +18,7 @@ from backbench.weights.families.timm_model_names import (
     parse,
 )
 from backbench.weights.family import NATIVE, POSITION_RULES, refuse_other_readings
-from backbench.weights.trunk import WrappedTrunk
+from backbench.weights.trunk import LayerOutputs, WrappedTrunk
 
 # Parameters for the positions, and for tokens that are no patches
 TOKENS = ("pos_embed", "cls_token", "reg_token", "mask_token")
@@ -304,6 +304,9 @@ class TimmTrunk(WrappedTrunk):
         self.strides = tuple(stride for stride in _PYRAMID if stride in last)
         self.indices = [last[stride] for stride in self.strides]
         self.widths = tuple(rows[i]["num_chs"] for i in self.indices)
+        # Maps of one stride are those of blocks, as in BEiT, and each is a layer
+        is_flat = len(rows) > 1 and len(last) == 1
+        self.layer_indices = None if is_flat else self.indices
 
     def forward(self, x: Tensor) -> Tensor:
         self.refuse_size(*x.shape[-2:])
@@ -311,12 +314,42 @@ class TimmTrunk(WrappedTrunk):
             return self.model.forward_head(
                 self.model.forward_features(x), pre_logits=True
             )
-        # The class token is the first of the prefix tokens.
         last, prefixes = self._tokens(x, self.read.layers)
+        return self._joined(last, prefixes, self.read.mean)
+
+    def _joined(self, last: Tensor, prefixes: Sequence[Tensor], mean: bool) -> Tensor:
+        """Join the class tokens of some layers, and the mean of the last layer's patches."""
+        # The class token is the first of the prefix tokens.
         parts = [prefix[:, 0] for prefix in prefixes]
-        if self.read.mean:
+        if mean:
             parts.append(last[:, self.model.num_prefix_tokens :].mean(dim=1))
         return torch.cat(parts, dim=1)
+
+    def layers(self, x: Tensor) -> LayerOutputs:
+        self.refuse_size(*x.shape[-2:])
+        if not self.transformer:
+            last, maps = self.model.forward_intermediates(x, indices=self.layer_indices)
+            feature = self.model.forward_head(last, pre_logits=True)
+            what = "stage" if self.layer_indices else "block"
+            return LayerOutputs(feature, maps, [], what)
+        # 1. All blocks, each after the last norm, as DINO and DINOv2 read them
+        last, found = self.model.forward_intermediates(
+            x, return_prefix_tokens=True, norm=True
+        )
+        maps, prefixes = found, []
+        if self.model.num_prefix_tokens:
+            maps = [patches for patches, _ in found]
+            prefixes = [prefix for _, prefix in found]
+        # 2. The feature, as `forward` makes it
+        if self.read is None:
+            feature = self.model.forward_head(last, pre_logits=True)
+        else:
+            of_last = prefixes[len(prefixes) - self.read.layers :]
+            feature = self._joined(last, of_last, self.read.mean)
+        class_tokens = []
+        if self.model.cls_token is not None:
+            class_tokens = [prefix[:, 0] for prefix in prefixes]
+        return LayerOutputs(feature, maps, class_tokens, "block")
 
     def _tokens(self, x: Tensor, layers: int) -> tuple[Tensor, list[Tensor]]:
         """Return the last layer's tokens (N, T, D), and for each of the last `layers` layers tokens

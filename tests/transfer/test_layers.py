@@ -1,0 +1,299 @@
+"""The best layer: every cell comes from one pass, val chooses, and scikit-learn agrees."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from support.extraction import CPU, checkpoint
+from support.records import a_result, rows_of
+
+from backbench.cli.program import main
+from backbench.datasets import catalog
+from backbench.errors import BadInput
+from backbench.images.preprocess import eval_geometry, to_input
+from backbench.records import layers, predictions
+from backbench.records.store import RESULTS_FILE
+from backbench.stats import paired_differences
+from backbench.transfer.features import layer_cells
+from backbench.transfer.features.frozen import FrozenTrunk
+from backbench.transfer.features.layer_cells import LayerCells
+from backbench.verify import verification
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.families.timm_trunk import TimmTrunk
+from backbench.weights.trunk import ModuleTrunk
+
+NORMAL = ("mean", "max")
+
+
+def by_name(cells):
+    return {cell.name: cell for cell in cells.in_order}
+
+
+def random_pictures(count, side):
+    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def test_cells_of_a_resnet_are_its_stages_pooled():
+    frozen = FrozenTrunk.build(checkpoint(), device=CPU).with_layers(64)
+    x = random_pictures(4, 64)
+    found = frozen(x)
+    cells = by_name(frozen.of_layers)
+    names = {f"stage {stage} {pooling}" for stage in range(1, 5) for pooling in NORMAL}
+    assert set(cells) == names
+    assert frozen.of_layers.usual.name == "stage 4 mean"
+    assert found.shape == (4, frozen.dim)
+    # With the modules of an unfolded trunk, one after the other
+    plain = checkpoint().backbone().eval()
+    y = plain.maxpool(plain.relu(plain.bn1(plain.conv1(x))))
+    for stage in range(1, 5):
+        y = getattr(plain, f"layer{stage}")(y)
+        for pooling, pooled in (("mean", y.mean((2, 3))), ("max", y.amax((2, 3)))):
+            mine = found[:, cells[f"stage {stage} {pooling}"].columns]
+            torch.testing.assert_close(mine, pooled, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("reading", ["cls", "mean", "cls@4+mean"])
+def test_cells_of_a_transformer_are_its_normed_blocks(reading):
+    torch.manual_seed(0)
+    trunk = TimmTrunk("timm:vit_tiny_patch16_224,img_size=32", reading).eval()
+    trunk.requires_grad_(False)
+    x = random_pictures(3, 32)
+    cells = LayerCells.of(trunk, x[:1])
+    found = layer_cells.read(trunk.layers(x))
+    torch.testing.assert_close(found[:, cells.usual.columns], trunk(x))
+    usual = {"cls@4+mean": "usual"}.get(reading, f"block 12 {reading}")
+    assert cells.usual.name == usual
+    assert len(cells.in_order) == 12 * 4 + (usual == "usual")
+    # The blocks' own outputs, caught on their way
+    caught = []
+    for block in trunk.model.blocks:
+        block.register_forward_hook(lambda *of: caught.append(of[-1]))
+    trunk(x)
+    named = by_name(cells)
+    for place, tokens in enumerate(caught[:12], 1):
+        normed = F.layer_norm(
+            tokens, (192,), trunk.model.norm.weight, trunk.model.norm.bias, 1e-6
+        )
+        cls = normed[:, 0]
+        mean = normed[:, 1:].mean(1)
+        expected = {
+            "cls": cls,
+            "mean": mean,
+            "cls+mean": torch.cat([cls, mean], 1),
+            "max": normed[:, 1:].amax(1),
+        }
+        for pooling, value in expected.items():
+            cell = named[f"block {place} {pooling}"]
+            mine = found[:, cell.columns]
+            torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("model", "what", "layers_"),
+    [
+        ("efficientnet_lite0", "stage", 4),
+        ("convnext_atto", "stage", 4),
+        ("xcit_nano_12_p16_224", "block", 12),
+    ],
+)
+def test_other_models_of_timm_have_their_own_feature_beside_the_layers(
+    model, what, layers_
+):
+    trunk = TimmTrunk(f"timm:{model}", "pooled").eval().requires_grad_(False)
+    x = random_pictures(2, trunk.size or 64)
+    cells = LayerCells.of(trunk, x[:1])
+    assert cells.usual.name == "usual"
+    expected = {f"{what} {n} {p}" for n in range(1, layers_ + 1) for p in NORMAL}
+    assert {cell.name for cell in cells.others} == expected
+    found = layer_cells.read(trunk.layers(x))
+    torch.testing.assert_close(found[:, : trunk.feature_dim], trunk(x))
+
+
+def test_a_trunk_without_maps_is_refused():
+    trunk = ModuleTrunk(torch.nn.Flatten(), feature_dim=48)
+    trunk.arch = "flat"
+    with pytest.raises(BadInput, match="flat gives no maps of its layers"):
+        LayerCells.of(trunk, torch.rand(1, 3, 4, 4))
+
+
+@pytest.fixture
+def noisy(trees):
+    """Pictures of two classes whose colours differ a little."""
+    root = trees("classes", sizes=(("train", 24), ("val", 12), ("test", 20)))
+    rng = np.random.default_rng(0)
+    for file in sorted(root.rglob("*.png")):
+        with Image.open(file) as picture:
+            size = picture.size[::-1]
+        shift = 24 * (file.parent.name == "circle")
+        pixels = rng.integers(0, 220, (*size, 3)) + rng.integers(0, 12) + shift
+        Image.fromarray(pixels.astype(np.uint8)).save(file)
+    return root
+
+
+def command(root, trunks, out, **keys):
+    recipe = {"kind": "layers", "protocol": "x-v1", "l2": [1, 0.01], **keys}
+    recipe["geometry"] = {"resize": 32, "crop": 32}
+    file = out.with_suffix(".yaml")
+    file.write_text(json.dumps(recipe))
+    line = ["linear", *map(str, trunks), "--datasets", "classes", "--data", str(root)]
+    return [*line, "--out", str(out), "--protocol", str(file), "--accelerator", "cpu"]
+
+
+@torch.no_grad()
+def pooled_by_hand(trunk, images):
+    """Features of every cell, by the plain trunk, picture by picture."""
+    point = Checkpoint.load(trunk)
+    plain = point.backbone().eval()
+    geometry = eval_geometry(resize=32, crop=32)
+    found = {}
+    for index in range(len(images)):
+        x = to_input(geometry(images.open(index)), point.pixels)[None]
+        for stage, y in enumerate(plain.stages(x), 1):
+            found.setdefault(f"stage {stage} mean", []).append(y.mean((2, 3))[0])
+            found.setdefault(f"stage {stage} max", []).append(y.amax((2, 3))[0])
+    return {name: torch.stack(rows).double().numpy() for name, rows in found.items()}
+
+
+def by_sklearn(train, labels, test, l2):
+    scale = StandardScaler().fit(train)
+    root = train.shape[1] ** 0.5
+    head = LogisticRegression(C=1 / l2, max_iter=5000, tol=1e-8)
+    head.fit(scale.transform(train) / root, labels)
+    return head.predict(scale.transform(test) / root)
+
+
+def test_each_head_is_that_of_scikit_learn_alone(noisy, trunk, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(command(noisy, [trunk], out)) == 0
+    said = capsys.readouterr().out
+    assert "layers of classes: " in said and "% on val" in said
+    best, usual = rows_of(out)
+    assert (best.metric, usual.metric) == ("top1", "top1_usual")
+    splits = catalog.load("classes", noisy)
+    features = [pooled_by_hand(trunk, images) for _, images in splits.items()]
+    labels = [np.array(images.labels) for _, images in splits.items()]
+    # 1. The grid on val: the best of the penalties of each cell
+    scores = best.chosen["scores"]
+    for name in features[0]:
+        of_cell = []
+        for l2 in (1, 0.01):
+            predicted = by_sklearn(features[0][name], labels[0], features[1][name], l2)
+            of_cell.append(100 * (predicted == labels[1]).mean())
+        # A picture on the edge may fall to either side
+        assert scores[name] == pytest.approx(max(of_cell), abs=100 / len(labels[1]))
+    assert scores[best.chosen["reading"]] == max(scores.values())
+    assert best.chosen["usual_reading"] == "stage 4 mean"
+    assert len(set(scores.values())) > 1
+    # 2. Test, by the chosen and by the usual reading, fitted on train and val
+    for row, name in ((best, best.chosen["reading"]), (usual, "stage 4 mean")):
+        both = np.concatenate([features[0][name], features[1][name]])
+        l2 = row.chosen["l2"]
+        predicted = by_sklearn(both, np.concatenate(labels[:2]), features[2][name], l2)
+        with np.load(out / row.provenance["predictions"]) as kept:
+            assert (kept["prediction"] != predicted).sum() <= 1
+    assert {v.level for v in verification.of_run([best, usual], out)} == {
+        verification.FROM_LIST
+    }
+    # 3. What was chosen must be the best on val
+    forged = dict(best.chosen, reading=min(scores, key=scores.__getitem__))
+    lines = (out / RESULTS_FILE).read_text().splitlines()
+    changed = [json.loads(line) for line in lines]
+    for line in changed:
+        if line["metric"] == "top1":
+            line["chosen"] = forged
+    (out / RESULTS_FILE).write_text(
+        "".join(json.dumps(line) + "\n" for line in changed)
+    )
+    assert main(["verify", str(out)]) == 1
+    assert "is not the best of its scores" in capsys.readouterr().out
+
+
+def test_a_stopped_run_goes_on_and_a_head_is_refused(
+    noisy, trunk, tmp_path, bad_input, monkeypatch
+):
+    from backbench.transfer.probes import layers as probe
+
+    whole = tmp_path / "whole"
+    assert main(command(noisy, [trunk], whole)) == 0
+    fitted = []
+    path = probe._path
+
+    def few(task, cell, *others):
+        if len(fitted) == 3:
+            raise KeyboardInterrupt
+        fitted.append(cell.name)
+        return path(task, cell, *others)
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(probe, "_path", few)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        raise SystemExit(main(command(noisy, [trunk], out)))
+    monkeypatch.setattr(
+        probe,
+        "_path",
+        lambda task, cell, *o: fitted.append(cell.name) or path(task, cell, *o),
+    )
+    assert main(command(noisy, [trunk], out)) == 0
+    assert len(fitted) == len(set(fitted)) == 8, "no cell is fitted twice"
+    for row, other in zip(rows_of(out), rows_of(whole)):
+        assert (row.metric, row.value, row.chosen) == (
+            other.metric,
+            other.value,
+            other.chosen,
+        )
+    status = main(command(noisy, [trunk], tmp_path / "headed", head="projector"))
+    bad_input(status, "reads the layers of the trunk; leave out head")
+
+
+def two_rows(folder, best, usual, scores):
+    """The two rows of a checkpoint with such shares of right images."""
+    label = np.arange(400) % 4
+    rows = []
+    reading = max(scores, key=scores.__getitem__)
+    chosen = {"reading": reading, "usual_reading": "block 2 cls", "scores": scores}
+    for suffix, share, how in (("", best, chosen), ("_usual", usual, {"l2": 1})):
+        right = np.arange(400) < round(share * 400)
+        prediction = np.where(right, label, label + 1)
+        kept = predictions.keep(
+            folder, f"x{suffix}", manifest="m", label=label, prediction=prediction
+        )
+        row = a_result(
+            name="vit",
+            task="layers",
+            dataset="mine",
+            metric="top1" + suffix,
+            value=100 * share,
+            chosen=how,
+            provenance={"predictions": kept},
+        )
+        rows.append((row, folder))
+    return rows
+
+
+def test_the_gain_is_told_with_its_interval_and_the_grid(tmp_path):
+    scores = {"block 2 cls": 50.0, "block 1 cls": 70.0, "block 1 max": 20.0}
+    told, heads, first, second = layers.sayings(two_rows(tmp_path, 0.8, 0.6, scores))
+    step = np.repeat([0.0, 1.0, 0.0], [240, 80, 80])
+    low, high = paired_differences.of_images(step).ci95
+    assert told == (
+        "layers of mine: vit is read best by block 1 cls: 80.00%,"
+        f" +20.00 [{low:.2f}, {high:.2f}] against the usual block 2 cls"
+    )
+    assert heads.split() == ["%", "on", "val", "cls", "max"]
+    assert first.split() == ["block", "1", "70.0", "20.0"]
+    assert second.split()[:3] == ["block", "2", "50.0"]
+
+
+def test_a_trunk_that_is_read_best_as_usual_has_no_gain(tmp_path):
+    scores = {"block 2 cls": 50.0, "block 1 cls": 40.0}
+    told = layers.sayings(two_rows(tmp_path, 0.6, 0.6, scores))[0]
+    assert told == "layers of mine: vit is read best by the usual block 2 cls: 60.00%"
+    assert layers.sayings([]) == []
