@@ -165,13 +165,16 @@ def files(p: Prepared) -> None:
         evaluate.rehearse(p.val, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS)
 
 
-def check_folder(base: Path, task: DetectionTask) -> None:
-    """Raise BadInput for a folder of boxes of one's own that `detect` would refuse."""
+def check_folder(base: Path, task: DetectionTask) -> tuple[Split, Split]:
+    """Return the lists of a folder of boxes of one's own, to train on and to score.
+
+    BadInput for one that `detect` would refuse."""
     train, val = own.read(base, task)
     trained = training_records(train, task)
     looked_train = images.check_files(trained)
     looked_val = images.check_files(val.records)
     check_shared_images(trained, looked_train, val, looked_val)
+    return train, val
 
 
 def check_shared_images(

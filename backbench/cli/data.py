@@ -18,6 +18,7 @@ from backbench.datasets import (
     packing,
     splits,
 )
+from backbench.datasets.boxes import box_folders
 from backbench.datasets.copies import Look
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
@@ -95,7 +96,10 @@ def _list(root: Path) -> list[dict[str, object]]:
     print(
         "Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or"
     )
-    print("ROOT/NAME/<class>/<image>, of which a fifth is drawn for test.")
+    print(
+        "ROOT/NAME/<class>/<image>, of which a fifth is drawn for test; or a folder of boxes"
+    )
+    print("(docs/boxes.md).")
     return rows
 
 
@@ -106,15 +110,14 @@ def _check(request: DataCheckRequest, problems: list[str]) -> int:
     """Print what is there and what is wrong, which goes to `problems`, too; 1 if anything is."""
     name = request.name
     root = request.data
+    own = name not in catalog.known() and name not in box_folders.NAMED_BY_CONFIGS
+    if own and box_folders.looks_like_boxes(root / name):
+        return _check_boxes(request, problems)
     dense = name in catalog.DATASETS and catalog.DATASETS[name].dense
     if name not in catalog.known() or dense:
         said = detection_check.check(name, root, _inspected)
         if said is not None and (said or not dense):
-            if request.copies is not None:
-                raise BadInput(
-                    f"--copies {request.copies}: {name} is boxes, and `rescore` scores classes;"
-                    " leave --copies out"
-                )
+            _refuse_copies(request)
             return said
     # 1. What makes the data unusable is refused, as every evaluation would refuse it.
     dataset = catalog.find(name)
@@ -147,6 +150,32 @@ def _check(request: DataCheckRequest, problems: list[str]) -> int:
         _write_copies(request.copies, shared)
     print(f"{name}: {len(problems)} problems" if problems else f"{name}: all right")
     return 1 if problems else 0
+
+
+def _check_boxes(request: DataCheckRequest, problems: list[str]) -> int:
+    """Print what a folder of boxes of one's own holds, and what is wrong with it."""
+    # Detection imports torch, which other datasets do without.
+    from backbench.detection import own_check
+
+    _refuse_copies(request)
+    name = request.name
+    said, wrong = own_check.check(request.data / name)
+    problems += wrong
+    for line in said:
+        print(f"{name}: {line}")
+    for line in wrong:
+        print(f"{name}: PROBLEM: {line}")
+    print(f"{name}: {len(wrong)} problems" if wrong else f"{name}: all right")
+    return 1 if wrong else 0
+
+
+def _refuse_copies(request: DataCheckRequest) -> None:
+    """Raise BadInput for --copies of boxes."""
+    if request.copies is not None:
+        raise BadInput(
+            f"--copies {request.copies}: {request.name} is boxes, and `rescore` scores classes;"
+            " leave --copies out"
+        )
 
 
 def _inspected(file: Path, folder: Path) -> tuple[list[str], list[str]]:

@@ -8,6 +8,7 @@ from backbench.containers import finding
 from backbench.datasets import catalog, hub_tables, outside
 from backbench.datasets.boxes import box_folders
 from backbench.errors import BadInput
+from backbench.images.folder_walk import subfolders
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
 from backbench.requests.analyze import AnalyzeRequest
@@ -137,10 +138,15 @@ def all_there(names: Sequence[str], root: Path) -> None:
 
 
 def listed(root: Path) -> list[dict[str, Any]]:
-    """Return a row for each known dataset and each class folder below ROOT, with what is wrong."""
+    """Return a row for each known dataset, and for each folder of classes or boxes below ROOT, with
+    what is wrong."""
     known = catalog.known()
+    boxes = _boxes_below(root)
+    with_boxes = {row["name"] for row in boxes}
     rows = []
     for name in (*known, *catalog.own_folders(root)):
+        if name in with_boxes:
+            continue
         row: dict[str, Any] = {"name": name, "on_disk": UNUSABLE, "wrong": None}
         rows.append(row)
         try:
@@ -169,4 +175,30 @@ def listed(root: Path) -> list[dict[str, Any]]:
             row["classes"] = len(splits.train.classes)
             row["images"] = [len(images) for _, images in splits.items()]
             row["licence"] = "your own"
+    return rows + boxes
+
+
+def _boxes_below(root: Path) -> list[dict[str, Any]]:
+    """Return a row for each folder of boxes of one's own below ROOT; its lists are not read."""
+    rows: list[dict[str, Any]] = []
+    taken = {*catalog.known(), *box_folders.NAMED_BY_CONFIGS}
+    names = subfolders(root) if root.is_dir() else []
+    for name in names:
+        if name in taken:
+            continue
+        row: dict[str, Any] = {"name": name, "on_disk": FOUND, "wrong": None}
+        try:
+            boxes = box_folders.find(root / name)
+        except BadInput as error:
+            row["on_disk"] = UNUSABLE
+            row["wrong"] = str(error)
+            rows.append(row)
+            continue
+        if boxes is None:
+            continue
+        row["metric"] = "AP"
+        row["licence"] = "your own"
+        parts = ", ".join(part for part in boxes.parts if part) or "no split"
+        row["container"] = f"boxes in {boxes.layout}'s layout ({parts})"
+        rows.append(row)
     return rows

@@ -688,3 +688,45 @@ def test_the_commands_of_the_page(tmp_path, trunk, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "faster_rcnn/mine/bbox_AP@detect-own-v1" in printed
     assert "Next: three seeds of each" in printed
+
+
+def test_data_check_reads_boxes_as_detect_does(written, capsys):
+    for layout, base in written.items():
+        status = program.main(["data", "check", "mine", "--data", str(base.parent)])
+        said = capsys.readouterr().out
+        assert status == 0, said
+        assert f"mine: boxes in {layout}'s layout, " in said
+        train, scored = own.read(base, FASTER_RCNN)
+        for split in (train, scored):
+            assert f" {len(split.records)} images, " in said
+            assert split.lists_digest in said
+        assert said.endswith("mine: all right\n")
+
+
+def test_data_check_names_what_detect_would_refuse(folder, capsys):
+    base = folder("YOLO")
+    label = sorted(base.rglob("labels/**/*.txt"))[0]
+    label.write_text("0 1.5 0.5 0.2 0.2\n")
+    status = program.main(["data", "check", "mine", "--data", str(base.parent)])
+    said = capsys.readouterr().out
+    assert status == 1
+    assert f"mine: PROBLEM: {label}" in said
+    assert said.endswith("mine: 1 problems\n")
+
+
+def test_data_list_shows_boxes_and_what_is_wrong_with_them(written, tmp_path, capsys):
+    for layout, base in written.items():
+        shutil.copytree(base, tmp_path / layout)
+    shutil.copytree(written["COCO"] / "annotations", tmp_path / "VOC" / "annotations")
+    program.main(["data", "list", "--data", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    for layout in ("COCO", "YOLO"):
+        row = [line for line in lines if line.startswith(f"{layout} ")]
+        assert len(row) == 1
+        assert " AP " in row[0]
+        assert " found " in row[0]
+        below = lines[lines.index(row[0]) + 1]
+        assert below.strip().startswith(f"found: boxes in {layout}'s layout (")
+    row = [line for line in lines if line.startswith("VOC ")]
+    assert " unusable" in row[0]
+    assert "in the layouts of COCO and VOC" in lines[lines.index(row[0]) + 1]

@@ -11,6 +11,9 @@ from backbench.images.folder_walk import subfolders
 
 LAYOUTS = "COCO's annotations/*.json, VOC's Annotations/*.xml, or YOLO's data.yaml and labels/*.txt"
 
+# Folders that the configs of detection name: COCO's, VOC's, and the demo's scenes
+NAMED_BY_CONFIGS = ("coco", "scenes", "VOC2007", "VOC2012")
+
 
 def find(base: Path) -> BoxFolder | None:
     """Return the boxes of a folder; None for a folder without any.

@@ -1,0 +1,58 @@
+"""Describes a folder of boxes of one's own for `data check`, as `detect` would read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from backbench.datasets.boxes import box_folders
+from backbench.detection import evaluate, lint
+from backbench.detection.data import own
+from backbench.detection.data.split import Split
+from backbench.detection.task_rows import (
+    FASTER_RCNN,
+    KEYPOINT_RCNN,
+    MASK_RCNN,
+)
+from backbench.errors import BadInput
+
+MOST_CLASSES = 10  # are named in a line
+
+
+def check(base: Path) -> tuple[list[str], list[str]]:
+    """Read every list and every image of `base`; return what is there, and what is wrong."""
+    said: list[str] = []
+    wrong: list[str] = []
+    try:
+        boxes = box_folders.must_find(base)
+        train, scored = lint.check_folder(base, FASTER_RCNN)
+        if boxes.has_outlines():
+            own.read(base, MASK_RCNN)
+        if _has_keypoints(train):
+            own.read(base, KEYPOINT_RCNN)
+    except BadInput as error:
+        return said, [str(error)]
+    classes = ", ".join(scored.categories[:MOST_CLASSES])
+    said.append(
+        f"boxes in {boxes.layout}'s layout, {len(scored.categories)} classes: {classes}"
+    )
+    for split, use in ((train, "trained on"), (scored, "scored")):
+        part = split.name.replace(f"own_{base.name}_", "")
+        said.append(
+            f"{part}: {len(split.records)} images, {use}; {_objects(split)} objects;"
+            f" sha256 of the list {split.lists_digest}"
+        )
+        for note in (*split.notes, *evaluate.health(split)):
+            wrong.append(f"{part}: {note}")
+    return said, wrong
+
+
+def _has_keypoints(train: Split) -> bool:
+    """Return True where `detect` could train Keypoint R-CNN: one class, with keypoints."""
+    categories = json.loads(train.annotations())["categories"]
+    return len(categories) == 1 and bool(categories[0].get("keypoints"))
+
+
+def _objects(split: Split) -> int:
+    """Count the objects of all images."""
+    return sum(len(record["annotations"]) for record in split.records)
