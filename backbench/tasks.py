@@ -111,7 +111,8 @@ class MeasuringVerb:
     """A verb that measures tasks: the options that a grid may give it, and those that it must."""
 
     takes: tuple[str, ...]
-    needs: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    needs_one_of: tuple[str, ...] = ()  # one of them is enough
 
 
 VERBS: dict[str, MeasuringVerb] = {
@@ -124,7 +125,10 @@ VERBS: dict[str, MeasuringVerb] = {
     ),
     "finetune": MeasuringVerb(takes=("datasets", "protocol"), needs=("datasets",)),
     "analyze": MeasuringVerb(takes=("datasets", "pack"), needs=("datasets",)),
-    "detect": MeasuringVerb(takes=("config", "engine"), needs=("config",)),
+    # COCO's data stand in the config; boxes of one's own are `datasets`, with a config of their own
+    "detect": MeasuringVerb(
+        takes=("datasets", "config", "engine"), needs_one_of=("config", "datasets")
+    ),
 }
 
 

@@ -156,6 +156,9 @@ class Evaluation:
                 )
             if not given and name in verb.needs:
                 raise ValueError(f"'{self.verb}' needs '{name}'")
+        choices = verb.needs_one_of
+        if choices and all(getattr(self, name) == defaults[name] for name in choices):
+            raise ValueError(f"'{self.verb}' needs {' or '.join(map(repr, choices))}")
         if "SEED" in self.args and (self.seeds != (0,) or self.again):
             raise ValueError("seeds stand in `seeds` or in args (SEED), not in both")
 

@@ -29,6 +29,8 @@ IMAGES_A_CORE = {"pretrain": 42, "pretrain --fast": 168, "one crop": 250}
 # The commands of these verbs are checked before they are submitted. The other verbs name files that
 # may be made before they start, or checking them takes as long as running them.
 CHECKED = ("pretrain", "linear", "ood", "finetune", "semisup", "analyze")
+# A detector's files are read where it runs, but whether its dataset is here is said before, too.
+WITH_DATASETS = (*CHECKED, "detect")
 
 
 @dataclass
@@ -119,12 +121,13 @@ class CommandCheck:
         """Raise BadInput for an unknown recipe or key; warn of a dataset that is not here."""
         for job in jobs:
             kind = command_kind(job.argv)
-            if job.verb not in CHECKED or kind in self.seen:
+            if job.verb not in WITH_DATASETS or kind in self.seen:
                 continue
             self.seen.add(kind)
             request = parse(job.argv)
             try:
-                self.check(request)
+                if job.verb in CHECKED:
+                    self.check(request)
                 availability.out_inside(request)
             except BadInput as error:
                 raise BadInput(f"{where}: {job.name}: {error}") from None

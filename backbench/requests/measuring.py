@@ -36,7 +36,7 @@ def measuring_request(
     if verb == "detect":
         # A detector's devices and loader are keys of its config
         return DetectRequest(
-            config_file=str(recipe),
+            config_file=recipe,
             dataset=dataset,
             engine=engine,  # type: ignore[arg-type]  # checked where it was read
             checkpoint=files[0],

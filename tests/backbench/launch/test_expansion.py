@@ -51,6 +51,20 @@ def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
     assert datasets == {*TABLE2, "imagenet"}
 
 
+def test_boxes_of_ones_own_are_datasets_of_detect(lab):
+    pattern = lab.checkpoints("a", "b")
+    one = {"verb": "detect", "datasets": ["cells", "drones"], "seeds": [0, 1]}
+    with_config = {**one, "config": "mask_rcnn_own", "seeds": 0}
+    jobs = jobs_of(lab, lab.grid(checkpoints=[pattern], evaluate=[one, with_config]))
+    assert len(jobs) == 2 * 2 * (2 + 1)
+    configs = []
+    for job in jobs:
+        assert value_of("--dataset", job) in ("cells", "drones")
+        if "--config-file" in job.argv:
+            configs.append(value_of("--config-file", job))
+    assert configs == ["mask_rcnn_own"] * 4, "else the verb finds the config itself"
+
+
 def test_two_checkpoints_train_again_for_all_and_the_dry_run_says_so(lab, capsys):
     pattern = lab.checkpoints("a", "b", "c", "d")
     grid = lab.grid(checkpoints=[pattern], evaluate=["table4"])

@@ -29,6 +29,7 @@ from backbench.recipes import config
             "no recipe 'lorca'",
         ),
         ("evaluate: [{verb: detect, config: mask_rcnn}]", "no recipe 'mask_rcnn'"),
+        ("evaluate: [{verb: detect}]", "'detect' needs 'config' or 'datasets'"),
         ("evaluate: [table3]", "semisup needs `lists: DIR`"),
         ("{evaluate: [table3], lists: nowhere}", "nowhere/1percent.txt: no such file"),
         ("checkpoints: [gone.safetensors]", "gone.safetensors: no such file or folder"),

@@ -55,6 +55,20 @@ def test_dry_run_prints_the_missing_jobs_and_what_is_done(lab, capsys):
     assert sorted(lab.root.glob("runs/.launch/submissions/*")) == before
 
 
+def test_boxes_that_are_not_here_are_named_once_each(tmp_path, caplog):
+    looked = []
+    jobs = []
+    for name in ("cells", "drones", "cells"):
+        line = f"detect --dataset {name} --checkpoint a.pth --data {tmp_path} --out x"
+        jobs.append(Job(name=name, argv=tuple(line.split()), like="x", cells=()))
+    CommandCheck(looked.append).refuse(jobs, "grid")
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert f"{tmp_path}/cells: no such folder; expected COCO's" in told[0]
+    assert f"{tmp_path}/drones: no such folder; expected COCO's" in told[1]
+    assert not looked, "its files are read where it runs"
+
+
 def test_each_kind_of_command_is_looked_at_once():
     looked = []
 
