@@ -70,7 +70,7 @@ def models_and_tasks(
             found.append(Path(word))
         elif kind in TASKS:
             tasks.append(word)
-        elif "." in kind or "/" in word:
+        elif "." in kind or "/" in word or archs.meant_by(word):
             raise BadInput(absent.refusal(word))
         else:
             raise BadInput(

@@ -4,6 +4,7 @@ import difflib
 from pathlib import Path
 
 from backbench.untrusted import printable
+from backbench.weights import archs
 
 # How files of weights are usually called
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
@@ -21,5 +22,8 @@ def refusal(file: str | Path) -> str:
     close = difflib.get_close_matches(path.name, there, 1)
     if close:
         meant = printable.shown(str(path.with_name(close[0])))
+        return f"{file}: no such file; did you mean {meant}?"
+    meant = archs.meant_by(str(file))
+    if meant:
         return f"{file}: no such file; did you mean {meant}?"
     return f"{file}: no such file; give the path of a file of weights, or timm:NAME for timm's"

@@ -97,6 +97,15 @@ def named_weights(text: object, metadata: TrunkMetadata) -> NamedWeights | None:
     return None
 
 
+def meant_by(word: str) -> str:
+    """Return the name of weights that a word is the end of, as resnet18@random; empty for none."""
+    for family in FAMILIES:
+        name = family.meant_by(word)
+        if name:
+            return name
+    return ""
+
+
 def advice(tables: Tables) -> str:
     """Say which trunks have the tensors of a file that nothing recognises; empty for none."""
     for family in FAMILIES:

@@ -379,6 +379,10 @@ class TrunkFamily(ABC):
         """Return the weights that a name stands for; None for a name of another family."""
         return None
 
+    def meant_by(self, word: str) -> str:
+        """Return this family's name of weights that a word is the end of; empty for none."""
+        return ""
+
     def advice(self, tables: Tables) -> str:
         """Say which trunks of this family have the tensors of a file that nothing recognises, and
         what to type; empty for none."""

@@ -112,6 +112,14 @@ class TimmFamily(TrunkFamily):
         form = TIMM if metadata.names_model or trained_arch else None
         return list(timm_files.find(self, tables, metadata, form))
 
+    def meant_by(self, word: str) -> str:
+        from backbench.weights.families import architectures
+
+        # The index, and not timm, which takes seconds to import
+        model = re.split(r"[.@]", word)[0]
+        known = architectures.row_of("timm", model) is not None
+        return f"{PREFIX}{word}" if known else ""
+
     def advice(self, tables: Tables) -> str:
         from backbench.weights.families import lookalikes
 

@@ -403,6 +403,10 @@ SEMISUP = "semisup my_resnet.pth --data . --out runs --percent {}"
 WRONG = [
     ("evaluate nobody.pth --data mine --out runs", "nobody.pth: no such file"),
     (
+        "evaluate resnet18@random --data mine --out runs",
+        "resnet18@random: no such file; did you mean timm:resnet18@random?",
+    ),
+    (
         "evaluate knm my_resnet.pth --data mine --out runs",
         "knm: no such file, and no task; did",
     ),
