@@ -208,6 +208,38 @@ def test_batches_are_put_in_the_order_of_their_numbers():
     assert list(hub_tables.archive_order(labels[1:])) == list(range(109))
 
 
+def test_the_hubs_pictures_are_put_in_the_order_of_the_batches(tmp_path, monkeypatch):
+    """Batch 4 comes first in the Hub's file; torchvision, and so the list, begins with batch 1."""
+    # 1. Twenty pictures of each batch; a picture's red is its number among the owner's
+    owners = [label for batch in hub_tables.BATCHES for label in batch]
+    base = tmp_path / "cifar10"
+    begins = [60, 0, 20, 40, 80]
+    rows = []
+    for begin in begins:
+        for number in range(begin, begin + 20):
+            rows.append((picture(number), None, owners[number]))
+    columns = {"image": "img", "label": "label"}
+    classes = [str(label) for label in range(10)]
+    table(base / "plain_text" / "train.parquet", rows, classes, **columns)
+    tests = [(picture(number), None, number % 10) for number in (7, 3, 5)]
+    table(base / "plain_text" / "test.parquet", tests, classes, **columns)
+    row = replace(catalog.DATASETS["cifar10"], sizes=(100, None, 3))
+    monkeypatch.setitem(catalog.DATASETS, "cifar10", row)
+    # 2. They are read in the owner's order, the test pictures in the file's own
+    train = catalog.open_split(tmp_path, "cifar10", "train")
+    assert [int(train.array(n)[0, 0, 0]) for n in range(100)] == list(range(100))
+    assert list(train.labels) == owners
+    test = catalog.open_split(tmp_path, "cifar10", "test")
+    assert [int(test.array(n)[0, 0, 0]) for n in range(3)] == [7, 3, 5]
+
+
+def picture(red):
+    """Return a small PNG of one colour."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), (red, 0, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
 PETS = ("abyssinian", "american_bulldog", "Birman")
 
 
