@@ -617,6 +617,17 @@ def test_a_task_that_boxes_do_not_serve(written, trunk, capsys, task, expected):
     assert not out.exists()
 
 
+def test_an_archive_of_boxes_is_named(written, tmp_path, trunk, capsys):
+    shutil.make_archive(str(tmp_path / "mine"), "zip", written["YOLO"])
+    archive = tmp_path / "mine.zip"
+    out = tmp_path / "runs"
+    line = ["evaluate", str(trunk), "faster_rcnn", "--data", str(archive)]
+    assert program.main([*line, "--out", str(out)]) == 2
+    expected = f"{archive}: boxes are read from folders; unpack it to {tmp_path}/mine"
+    assert expected in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_few_images_without_a_split_are_refused(tmp_path):
     about = own_boxes.content("val")
     own_boxes.draw_images(about, tmp_path / "images")

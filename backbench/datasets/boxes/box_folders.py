@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
+from backbench.containers import finding
 from backbench.datasets.boxes import coco_json, voc_xml, yolo_text
 from backbench.datasets.boxes.parts import UNDIVIDED, BoxFolder
 from backbench.errors import BadInput
@@ -59,6 +61,12 @@ def looks_like_boxes(base: Path) -> bool:
 def must_find(base: Path) -> BoxFolder:
     """Return the boxes of a folder. BadInput says what it holds instead."""
     if not base.is_dir():
+        for ending in itertools.chain(*finding.ENDINGS.values()):
+            archive = base.with_name(base.name + ending)
+            if archive.exists():
+                raise BadInput(
+                    f"{archive}: boxes are read from folders; unpack it to {base}"
+                )
         what = "is a file" if base.exists() else "no such folder"
         raise BadInput(f"{base}: {what}; expected {LAYOUTS}")
     boxes = find(base)
