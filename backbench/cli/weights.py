@@ -13,7 +13,6 @@ from backbench.runs.terminal import log
 from backbench.untrusted.printable import shown
 from backbench.weights import exporting
 from backbench.weights.checkpoint import PIXELS_FROM
-from backbench.weights.file_contents import tables_of
 from backbench.weights.importing import read
 from backbench.weights.inspecting import (
     Allows,
@@ -23,6 +22,7 @@ from backbench.weights.inspecting import (
     untrained_signs,
 )
 from backbench.weights.tensor_names import first_names
+from backbench.weights.tensor_tables import tables_of
 from backbench.weights.weight_file import open_file
 
 if TYPE_CHECKING:

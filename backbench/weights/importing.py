@@ -9,15 +9,18 @@ from torch import nn
 from backbench.errors import BadInput
 from backbench.images.preprocess import PIXELS, Pixels
 from backbench.runs import seeding
-from backbench.weights import archs, hub_files, readings
+from backbench.weights import archs, assembling, hub_files, readings
+from backbench.weights.assembling import PIXEL_CHOICES
 from backbench.weights.checkpoint import (
     PIXELS_FROM,
     Checkpoint,
     assumed_pixels,
     from_safetensors,
 )
+from backbench.weights.choosing import choose
 from backbench.weights.family import NATIVE, POSITION_RULES, NamedWeights, TrunkMetadata
-from backbench.weights.file_contents import PIXEL_CHOICES, FileContents
+from backbench.weights.file_contents import FileContents
+from backbench.weights.leftovers import left_behind
 from backbench.weights.trunk import Trunk
 from backbench.weights.weight_file import open_file
 
@@ -80,9 +83,11 @@ def read(
         chosen = encoder is not None or stem is not None
         if opened.own_tensors is None:
             contents = FileContents(opened, metadata, rename or "")
-            trunk = contents.choose(encoder)
-            checkpoint = contents.checkpoint(trunk, stem, allow_missing_statistics)
-            left = contents.left_behind(trunk)
+            trunk = choose(contents, encoder)
+            checkpoint = assembling.checkpoint(
+                contents, trunk, stem, allow_missing_statistics
+            )
+            left = left_behind(contents, trunk)
             if left:
                 added["left_behind"] = left
             if contents.renamed:

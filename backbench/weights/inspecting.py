@@ -8,10 +8,12 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.weights import archs, hub_files, importing
+from backbench.weights import archs, assembling, hub_files, importing, wholeness
 from backbench.weights.checkpoint import Checkpoint, from_safetensors
+from backbench.weights.choosing import choose
 from backbench.weights.family import TrunkMetadata, in_file
 from backbench.weights.file_contents import FileContents
+from backbench.weights.leftovers import leftovers
 from backbench.weights.tensor_names import is_counter
 from backbench.weights.weight_file import open_file
 
@@ -108,13 +110,13 @@ def inspect(path: str | Path) -> Report:
     # 3. A file of somebody else's
     contents = FileContents(opened, metadata)
     report["encoders"] = _encoders(contents)
-    report["leftovers"] = contents.leftovers()
+    report["leftovers"] = leftovers(contents)
     if contents.form is not None:
         report["format"] = contents.form.name
         report["source"] = contents.form.source
         report["also"] = contents.form.also or None
     try:
-        checkpoint = contents.checkpoint(contents.choose(), copy=False)
+        checkpoint = assembling.checkpoint(contents, choose(contents), copy=False)
     except BadInput as error:
         return {**report, "importable": False, "why_not": str(error)}
     return _importable(report, checkpoint)
@@ -158,8 +160,8 @@ def _encoders(contents: FileContents) -> list[EncoderReport]:
             row["expected"] = len(shapes)
             absent = [key for key in shapes if key not in trunk.keys]
             row["absent_counters"] = len([key for key in absent if is_counter(key)])
-            row["missing_statistics"] = contents.missing_statistics(trunk)
-            problems = contents.problems(trunk)
+            row["missing_statistics"] = wholeness.missing_statistics(trunk)
+            problems = wholeness.problems(contents, trunk)
             row["problems"] = {kind: keys for kind, keys in problems.items() if keys}
             out.append(row)
     return out

@@ -35,7 +35,8 @@ from backbench.errors import BadInput
 from backbench.images import image_list
 from backbench.transfer.features.cache import FeatureCache, PartFiles
 from backbench.untrusted import opening
-from backbench.weights import importing
+from backbench.weights import assembling, importing
+from backbench.weights.choosing import choose
 from backbench.weights.families.resnet_trunk import build_backbone
 from backbench.weights.family import TrunkMetadata
 from backbench.weights.file_contents import FileContents
@@ -497,7 +498,7 @@ def test_mutated_files_are_whole_or_refused(maker, tmp_path):
         opened = Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})
         try:
             found = FileContents(opened, metadata)
-            checkpoint = found.checkpoint(found.choose())
+            checkpoint = assembling.checkpoint(found, choose(found))
         except BadInput as error:
             assert "\n" not in str(error), kinds
             continue

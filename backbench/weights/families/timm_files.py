@@ -125,7 +125,7 @@ class TimmInFile(TrunkInFile):
                 continue
             tensor = tensors[key]
             if not in_file(tensor):
-                # If it is one of the trunk's own, `FileContents.problems` names it anyway.
+                # If it is one of the trunk's own, `wholeness.problems` names it anyway.
                 if name not in self.keys:
                     out.append(f"{key} (its elements are not all in the file)")
             elif name.endswith("rope_embed.periods") and not _usual_periods(tensor):

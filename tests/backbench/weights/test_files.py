@@ -21,6 +21,7 @@ from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.untrusted import pickles
 from backbench.weights import importing
+from backbench.weights.choosing import choose
 from backbench.weights.file_contents import FileContents
 from backbench.weights.weight_file import STAND_INS, Opened, open_file
 
@@ -517,7 +518,7 @@ def test_names_cannot_write_to_the_terminal_or_take_forever(tmp_path, capsys):
     found = FileContents(Opened(tmp_path / "many.pth", "torch zip", "", 0, many, {}))
     assert len(found.trunks) == 32
     with pytest.raises(BadInput, match="in no known format"):
-        found.choose()
+        choose(found)
 
 
 @pytest.mark.parametrize("length", [0x3C20, 0x13C20])

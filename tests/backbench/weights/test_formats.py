@@ -13,8 +13,9 @@ from torchvision.models import resnet18
 
 from backbench.cli import program
 from backbench.errors import BadInput
-from backbench.weights import archs, importing, inspecting
+from backbench.weights import archs, assembling, importing, inspecting
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.choosing import choose
 from backbench.weights.families.resnet_tables import FORMATS
 from backbench.weights.file_contents import FileContents
 from backbench.weights.weight_file import Opened, open_file
@@ -46,7 +47,7 @@ def refused(file, match):
     """Assert that the file does not become a checkpoint, and that the line says why."""
     with pytest.raises(BadInput, match=match):
         found = FileContents(file)
-        found.checkpoint(found.choose())
+        assembling.checkpoint(found, choose(found))
 
 
 def equal(state_dict, expected):
@@ -86,8 +87,10 @@ def test_the_other_encoder_can_be_chosen(maker, tmp_path):
     model = fx.known_resnet("resnet18")
     found = FileContents(opened(maker(model), tmp_path))
     trunk = fx.trunk_of(model)
-    one = found.checkpoint(found.choose())
-    other = found.checkpoint(found.choose(fx.EXPECTED[maker][2]), None, False)
+    one = assembling.checkpoint(found, choose(found))
+    other = assembling.checkpoint(
+        found, choose(found, fx.EXPECTED[maker][2]), None, False
+    )
     assert equal(one.state_dict, trunk)
     assert torch.equal(other.state_dict["conv1.weight"], -trunk["conv1.weight"])
     assert torch.equal(
@@ -96,7 +99,7 @@ def test_the_other_encoder_can_be_chosen(maker, tmp_path):
     with pytest.raises(
         BadInput, match=r"no encoder 'teachr' in it; (did you mean|allowed)"
     ):
-        found.choose("teachr")
+        choose(found, "teachr")
 
 
 # --- damage: one key renamed, removed or reshaped ---
@@ -123,7 +126,7 @@ def reshaped(tensors, key):
 @with_all_makers
 def test_damage_is_refused_by_name(maker, tmp_path):
     made = maker(fx.known_resnet("resnet18"))
-    trunk = FileContents(opened(made, tmp_path)).choose()
+    trunk = choose(FileContents(opened(made, tmp_path)))
     for name in (
         "conv1.weight",
         "layer3.1.conv2.weight",
@@ -138,7 +141,7 @@ def test_damage_is_refused_by_name(maker, tmp_path):
             key = damage(table, trunk.keys[name])
             found = FileContents(opened(content, tmp_path))
             with pytest.raises(BadInput) as error:
-                found.checkpoint(found.choose())
+                assembling.checkpoint(found, choose(found))
             assert key in str(error.value), error.value
             assert "\n" not in str(error.value)
 
@@ -294,7 +297,7 @@ def test_one_missing_statistic_is_a_missing_tensor(tmp_path):
     del state["layer1.0.bn1.running_var"]
     found = FileContents(opened(state, tmp_path))
     with pytest.raises(BadInput, match=r"1 missing: layer1\.0\.bn1\.running_var"):
-        found.checkpoint(found.choose(), allow_missing_statistics=True)
+        assembling.checkpoint(found, choose(found), allow_missing_statistics=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -347,7 +350,7 @@ def test_large_but_finite_weights_are_finite(tmp_path):
     # Their sum overflows float32.
     state["layer1.0.conv1.weight"] = torch.full((64, 64, 3, 3), 3e38)
     found = FileContents(opened(state, tmp_path))
-    found.checkpoint(found.choose())
+    assembling.checkpoint(found, choose(found))
 
 
 # --- stems, features ---

@@ -13,7 +13,8 @@ from support import timm_fixtures as fx
 from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
-from backbench.weights import archs, importing, inspecting
+from backbench.weights import archs, assembling, importing, inspecting
+from backbench.weights.choosing import choose
 from backbench.weights.families.resnet_tables import FORMATS
 from backbench.weights.families.timm_formats import TIMM, TIMM_FORMATS
 from backbench.weights.family import TrunkMetadata
@@ -80,7 +81,7 @@ def test_the_model_is_told_from_shapes(maker, tmp_path):
     form, _, arch, options, reading, *_ = fx.CASES[maker]
     metadata = TrunkMetadata(method=options.get("method", ""))
     found = FileContents(opened(maker(fx.shaped(arch)), tmp_path), metadata)
-    trunk = found.choose()
+    trunk = choose(found)
     assert (found.form.name, trunk.arch) == (form, archs.canonical(arch, "native")[0])
     assert not trunk.missing and not trunk.extra
     if "small" in arch or reading != "cls@4":
@@ -97,7 +98,7 @@ def test_damage_is_refused_by_name(maker, tmp_path):
     arch = fx.CASES[maker][1]
     made = maker(fx.known(arch))
     metadata = TrunkMetadata(arch=arch, method=fx.CASES[maker][3].get("method", ""))
-    trunk = FileContents(opened(made, tmp_path), metadata).choose()
+    trunk = choose(FileContents(opened(made, tmp_path), metadata))
     keys = [key for name, key in trunk.keys.items() if "bias_mask" not in name]
     middle = keys[len(keys) // 2]
     norm = next(key for key in keys if re.search(r"(norm|ln_|block\.2).*weight", key))
@@ -127,7 +128,7 @@ def test_damage_is_refused_by_name(maker, tmp_path):
         about = TrunkMetadata(arch=arch) if damage == "extra" else metadata
         with pytest.raises(BadInput) as error:
             found = FileContents(opened(content, tmp_path), about)
-            found.checkpoint(found.choose())
+            assembling.checkpoint(found, choose(found))
         said = str(error.value)
         assert "\n" not in said
         if damage == "extra":
@@ -142,7 +143,7 @@ def test_a_file_without_its_last_block_is_no_shallower_model(tmp_path):
     state = {key: tensor for key, tensor in whole.items() if ".11." not in key}
     with pytest.raises(BadInput, match=r"12 missing: blocks\.11"):
         found = FileContents(opened(state, tmp_path), TrunkMetadata(method="dino"))
-        found.checkpoint(found.choose())
+        assembling.checkpoint(found, choose(found))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_what_dinov3_has_beside_its_trunk_must_be_as_in_timm(
     made[key] = change(made[key])
     found = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch))
     with pytest.raises(BadInput, match=f"[12] not usable: {key.removesuffix('_mask')}"):
-        found.checkpoint(found.choose())
+        assembling.checkpoint(found, choose(found))
 
 
 def test_nothing_is_guessed(tmp_path, bad_input):
@@ -189,7 +190,7 @@ def test_nothing_is_guessed(tmp_path, bad_input):
         importing.read(saved(clip, tmp_path))
     clip = fx.clip(fx.shaped("timm:vit_base_patch32_clip_224"))
     with pytest.raises(BadInput, match="tells the activation; say it by --arch"):
-        FileContents(opened(clip, tmp_path)).choose()
+        choose(FileContents(opened(clip, tmp_path)))
     out = tmp_path / "x.safetensors"
     words = ["import", str(saved(fixed, tmp_path)), "--out", str(out), "--arch"]
     assert program.main([*words, "resnet50"]) == 2
@@ -270,7 +271,7 @@ def test_the_hub_says_heads_and_activation(tmp_path):
     held = Opened(tmp_path / "model.safetensors", "safetensors", "0" * 64, 0, made, {})
     found = FileContents(held)
     arch = "timm:vit_base_patch32_clip_quickgelu_224,num_heads=6"
-    assert found.choose().arch == arch
+    assert choose(found).arch == arch
 
 
 # --- names of timm's ---
