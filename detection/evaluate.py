@@ -20,13 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backbench.detection import coco_ap
 from backbench.detection.data import coco
 from backbench.detection.data.dataset_dicts import Detection
 from backbench.detection.data.split import Split
 from backbench.errors import BadInput
 from backbench.runs import seeding
-from backbench.stats import confidence
+from backbench.stats import coco_ap, confidence
 from backbench.stats.resampling import AP_COUNT
 
 if TYPE_CHECKING:
@@ -449,7 +448,7 @@ def weighted_ap(
         if not has_truth.any():
             continue
         counted[has_truth] += 1
-        total[has_truth] += coco_ap.aps(ranked, blocks)[has_truth]
+        total[has_truth] += torch.from_numpy(coco_ap.aps(ranked, blocks))[has_truth]
     return total / counted.masked_fill(counted == 0, float("nan"))
 
 

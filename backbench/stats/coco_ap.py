@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from scipy import sparse
-from torch import Tensor
 
 BLOCK = 100  # draws at a time: the 11,000 people of COCO, all found, are 9 MB for 100
 # COCOeval has numpy's linspace, too. torch's differs in the last bit, and then a recall of 0.35 is
@@ -33,7 +30,7 @@ class RankedDetections:
     truths: np.ndarray  # (N,) float64: how many objects of each image count
 
 
-def aps(ranked: RankedDetections, blocks: Sequence[np.ndarray]) -> Tensor:
+def aps(ranked: RankedDetections, blocks: Sequence[np.ndarray]) -> np.ndarray:
     """Compute one category's AP, from 0 to 1, of each draw at each threshold: (draws, T).
 
     `blocks` hold the draws, b in each: how often a draw has each image, (N, b). The AP of a draw
@@ -43,7 +40,7 @@ def aps(ranked: RankedDetections, blocks: Sequence[np.ndarray]) -> Tensor:
     out = []
     for hit, miss in zip(ranked.hit, ranked.miss, strict=True):
         out.append(_average_precision(ranked.image, hit, miss, blocks, needed))
-    return torch.stack(out, 1)
+    return np.stack(out, 1)
 
 
 def _hits_needed(objects: np.ndarray) -> np.ndarray:
@@ -65,8 +62,11 @@ def _average_precision(
     miss: np.ndarray,
     blocks: Sequence[np.ndarray],
     needed: Sequence[np.ndarray],
-) -> Tensor:
+) -> np.ndarray:
     """Compute the AP of each draw, (draws,), from the hits and misses (D,) at one threshold."""
+    # Its import takes long, and most who verify numbers need no AP
+    from scipy import sparse
+
     hits = np.flatnonzero(hit)
     # For each hit, the images of the detections that count since the hit before it, itself
     # included, as a (hits, N) matrix of counts. Its product with a draw's weights is how many
@@ -94,7 +94,8 @@ def _average_precision(
         # 3. The mean of what is read off at 101 recalls; 0 where a recall is not reached
         draw = np.arange(weight.shape[1])[:, None]
         read_off.append(precision[_nth_hits(times, least), draw])
-    return torch.from_numpy(np.concatenate(read_off)).mean(1)
+    of_each: np.ndarray = np.concatenate(read_off).mean(1)
+    return of_each
 
 
 def _nth_hits(times: np.ndarray, nth: np.ndarray) -> np.ndarray:
