@@ -40,6 +40,8 @@ class Task:
     from_scores: bool = False
     # Whether it is computed from the classes that other tasks predicted, and from a list of images
     from_predictions: bool = False
+    # The detection task whose AP50 its numbers explain, from the detections that were kept
+    explains: str | None = None
     # Whether something is trained by chance, so that a second run gives another number
     # (stats/training_noise.py). For few labels it is False: their tests count the draws of labels,
     # which hold that chance already
@@ -57,7 +59,12 @@ class Task:
     @property
     def split(self) -> str:
         """The split in its rows: detectors are scored on what their datasets call val."""
-        return "val" if self.detects else "test"
+        return "val" if self.detects or self.explains else "test"
+
+    @property
+    def follows(self) -> bool:
+        """Whether its numbers follow from what other tasks kept."""
+        return self.from_scores or self.from_predictions or self.explains is not None
 
     def tolerance_on(self, dataset: str) -> float | None:
         return self.tolerances.get(dataset, self.tolerance)

@@ -6,7 +6,9 @@ train_net        the command, and the training loop: run, prepare, work, train
 run              a run as data: its command, its weights and data, its schedule, its files
 process_group    the processes of a run
 measure          from a trained detector to its results
-evaluate         AP and its interval by COCO's rules (coco_ap has the draws), voc_ap by VOC's
+evaluate         AP and its interval by COCO's rules, voc_ap by VOC's
+tide             which error each detection is
+kept_detections  what a finished run detected, and the boxes that it was scored on
 pictures         detections drawn beside the ground truth
 
 Its configuration:

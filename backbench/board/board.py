@@ -118,7 +118,8 @@ class Column:
         """The sorting key among the columns of one setting: the smallest is the main column."""
         family = 0
         if self.family:
-            family = _order_among(self.family, TASKS[self.task].ious)
+            detector = TASKS[self.task].explains or self.task
+            family = _order_among(self.family, TASKS[detector].ious)
         return family, metrics.place(self.metric), metrics.order(self.metric)
 
     @property

@@ -8,6 +8,8 @@ the same entry with each column.
 import re
 from dataclasses import dataclass
 
+from backbench.stats.ap_errors import ERRORS
+
 LAST = 3  # the place of a metric without an entry
 
 
@@ -35,11 +37,14 @@ METRICS = {
     "pixel_acc": MetricKind(place=2),
     "macc": MetricKind(place=2),
     "AP75": MetricKind(place=2),
+    # Kinds of errors in detection, in TIDE's order
+    **{name: MetricKind(place=place, decimals=2) for place, name in enumerate(ERRORS)},
     "APs": MetricKind(by_size=True, explained="small"),
     "APm": MetricKind(by_size=True, explained="medium"),
     "APl": MetricKind(by_size=True, explained="large"),
 }
 _OTHER = MetricKind()
+_SHAPES = ("bbox", "segm")  # whose errors are counted
 _NEIGHBOURS = re.compile(r"_k\d+$")  # top1_k20: of the 20 nearest neighbours
 _LABELS = re.compile(r"(?<=_labels)\d+$")  # top1_labels5: a point of a label curve
 
@@ -63,8 +68,9 @@ def order(metric: str) -> str:
 def kind_of(metric: str) -> MetricKind:
     """The entry of a metric. `segm_AP` has that of `AP`, and `top1_k20` that of `top1`."""
     name = _NEIGHBOURS.sub("", metric)
-    last = name.rpartition("_")[2]
-    return METRICS.get(last if last.startswith("AP") else name, _OTHER)
+    shape, _, last = name.rpartition("_")
+    of_shape = last.startswith("AP") or (shape in _SHAPES and last in ERRORS)
+    return METRICS.get(last if of_shape else name, _OTHER)
 
 
 def heading(metric: str) -> str:

@@ -74,7 +74,7 @@ def _counts_hits(r: Result) -> bool:
     """Return whether a number is a share of test images, or a mean of such shares over classes."""
     task = TASKS[r.task]
     of_classes = r.metric.startswith(("top1", "top5", "mean_per_class"))
-    return of_classes and not task.from_predictions and r.split == task.split == "test"
+    return of_classes and not task.follows and r.split == task.split == "test"
 
 
 def _of_dataset(

@@ -42,6 +42,7 @@ from backbench.requests.published import PaperRequest, ReproduceRequest
 from backbench.requests.runs import (
     CalibrateRequest,
     CleanRequest,
+    ErrorsRequest,
     ExportResultsRequest,
     LeaderboardRequest,
     LogRequest,
@@ -216,6 +217,12 @@ def rescore(request: RescoreRequest) -> Outcome:
     return rescore.run(request)
 
 
+def errors(request: ErrorsRequest) -> Outcome:
+    from backbench.cli import errors
+
+    return errors.run(request)
+
+
 def rank(request: RankRequest) -> Outcome:
     from backbench.board import rank_csv
 
@@ -309,6 +316,7 @@ VERBS: dict[type[Request], Verb] = {
     VerifyRequest: Verb(verify),
     CalibrateRequest: Verb(calibrate),
     RescoreRequest: Verb(rescore),
+    ErrorsRequest: Verb(errors),
     RankRequest: Verb(rank),
     MergeRequest: Verb(merge),
     ExportResultsRequest: Verb(export_results),

@@ -27,7 +27,9 @@ FITTED = (*DEFAULT_TASKS, "label_curve")
 # training as long as the set is large
 OWN_TASKS = (*FITTED, "layers", "linear", "finetune", *DETECTION)
 # What can be wanted: all but what follows from a list that these doors do not take
-MEASURED = tuple(name for name, task in TASKS.items() if not task.from_predictions)
+MEASURED = tuple(
+    name for name, task in TASKS.items() if task.from_scores or not task.follows
+)
 # What detectors are trained on by their configs' own names; any other is a folder of boxes
 KNOWN_BOXES = ("coco2017", "voc2007", "scenes")
 
@@ -68,6 +70,11 @@ def parse_task(task: str, folder: str = "") -> WantedTask:
         raise BadInput(
             f"task '{task}': follows from kept predictions and a list; measure knn or another task,"
             f" then `backbench {TASKS[kind].verb} RUNS --list FILE`"
+        )
+    if TASKS[kind].explains:
+        raise BadInput(
+            f"task '{task}': follows from kept detections; measure {TASKS[kind].explains}, then"
+            f" `backbench {TASKS[kind].verb} RUNS --data ROOT`"
         )
     dataset = dataset if slash else folder
     if not dataset:

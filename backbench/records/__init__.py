@@ -8,6 +8,7 @@ kept_scores           RUN/scores: the logits of a head, from which calibration f
 layers                the readings of the layers of a trunk, and what the best of them gains
 paired_rows           the difference of two rows of one run, from what was kept
 clean_test            a list of flawed test images, and the scores without them
+ap_errors             what became of each detection, and the costs of its errors
 trunk_costs           parameters, multiply-adds and speed of a trunk, as its rows state them
 column_keys           which rows may stand in one column
 protocol_fingerprints a protocol is its resolved recipe, not its name (shipped.json)

@@ -33,6 +33,7 @@ _OUTCOMES = {
     "scores",
     "per_class",
     "per_category",
+    "errors",
     "confusion",
     "notes",
     "size",

@@ -50,7 +50,7 @@ def shipped() -> Shipped:
 
 def kind_of(task: str, recipe: Mapping[str, Any]) -> str:
     """The kind whose defaults a recipe has: its own `kind`; its backbone for a detection config."""
-    if TASKS[task].detects:
+    if TASKS[task].detects or TASKS[task].explains:
         return str(recipe.get("MODEL.BACKBONE.NAME"))
     return str(recipe.get("kind", task))
 
@@ -138,5 +138,5 @@ def of_recipe(
     # What is computed from what a protocol kept has that protocol's name and recipe.
     row = TASKS[task]
     is_derived = row.from_scores or row.from_predictions
-    measured = kind if is_derived else measures(task)
+    measured = kind if is_derived else measures(row.explains or task)
     return None if fingerprint == names.get(measured) else fingerprint

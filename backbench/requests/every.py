@@ -25,6 +25,7 @@ from backbench.requests.published import PaperRequest, ReproduceRequest
 from backbench.requests.runs import (
     CalibrateRequest,
     CleanRequest,
+    ErrorsRequest,
     ExportResultsRequest,
     LeaderboardRequest,
     LogRequest,
@@ -56,6 +57,7 @@ REQUESTS: tuple[type[Request], ...] = (
     VerifyRequest,
     CalibrateRequest,
     RescoreRequest,
+    ErrorsRequest,
     RankRequest,
     MergeRequest,
     ExportResultsRequest,

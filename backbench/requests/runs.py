@@ -80,6 +80,23 @@ class RescoreRequest(JsonRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ErrorsRequest(JsonRequest):
+    """Say why detectors have their AP50: what each of TIDE's six errors costs, from the detections
+    that runs kept; seconds a run, no image is read."""
+
+    verb: ClassVar[str] = "errors"
+    runs: tuple[Path, ...] = argument(
+        "RUNS", "runs of `detect`; the new rows are added to their results"
+    )
+    data: Path | None = option(
+        "folder whose boxes they were scored on, as `detect` had it (default:"
+        " $DETECTRON2_DATASETS)",
+        "ROOT",
+        default=None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRequest(JsonRequest):
     """Say who leads any CSV of results, and how surely."""
 

@@ -10,6 +10,8 @@ training_noise      how far a value moves when the same head or detector is trai
 left_out            how far a score moves without flawed test images
 resampling          a value on resamples of its test images
 calibration         how well a classifier's confidence tells when it is right
+coco_ap             COCO's AP on many resamples of the images
+ap_errors           what each kind of error costs in AP50
 dense_counts        scores of label maps, from counts of pixels
 partitions          how well clusters agree with classes
 

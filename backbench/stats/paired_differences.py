@@ -87,17 +87,27 @@ def of_draws_and_images(d: np.ndarray, classes: np.ndarray | None = None) -> Dif
     return _difference(value, error, p, "draws and images", n, df=df)
 
 
-def of_resamples(d: np.ndarray, images: int) -> Difference | None:
-    """Return the mean of differences `d` (B,) in percent on the same resamples of `images` images.
+def of_resamples(
+    d: np.ndarray,
+    images: int,
+    *,
+    value: float | None = None,
+    imagined: float = 100.0,
+) -> Difference | None:
+    """Return the mean of differences `d` (B,) in percent on the same resamples of `images` images, or
+    the difference `value` on these images where it is known.
 
-    The t-test takes its spread from the resamples. None if fewer than two of them are defined."""
+    The t-test takes its spread from the resamples, and from an imagined image that differs by
+    `imagined` points. None if fewer than two of them are defined."""
     d = d[np.isfinite(d)]  # a resample without a ground truth has no AP
     if len(d) < 2:
         return None
-    value = float(d.mean())
+    if value is None:
+        value = float(d.mean())
     # A resample has the spread of the sample, which is smaller than the population's. Half a count
     # is added to either side, as for images
-    variance = float(d.var(ddof=1)) * images / max(images - 1, 1) + (100 / images) ** 2
+    variance = float(d.var(ddof=1)) * images / max(images - 1, 1)
+    variance += (imagined / images) ** 2
     error = math.sqrt(variance)
     df = max(min(images, len(d)) - 1, 1)
     p = confidence.t_both_tails(value / error, df)

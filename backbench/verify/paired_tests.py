@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from backbench.records import ap_errors
 from backbench.records.predictions import Arrays, hits, load
 from backbench.stats import paired_differences, training_noise
+from backbench.stats.ap_errors import IMAGINED
 from backbench.stats.paired_differences import Difference
 from backbench.stats.training_noise import TrainingNoise
 
@@ -81,9 +83,16 @@ def compare(
     classes = classes_of(x.first, metric)
     tested: Difference | None
     if x.images is not None:
-        tested = paired_differences.of_resamples(
-            x.scores.mean(0) - y.scores.mean(0), x.images
-        )
+        gaps = x.scores.mean(0) - y.scores.mean(0)
+        if ap_errors.is_cost(metric):
+            tested = paired_differences.of_resamples(
+                gaps,
+                x.images,
+                value=_mean_cost(a, metric) - _mean_cost(b, metric),
+                imagined=IMAGINED,
+            )
+        else:
+            tested = paired_differences.of_resamples(gaps, x.images)
     elif noise is None and x.scores[..., 0].size > 1:
         gaps = (x.scores - y.scores).reshape(-1, images)
         tested = paired_differences.of_draws_and_images(gaps, classes)
@@ -95,6 +104,12 @@ def compare(
     if tested is None or noise is None:
         return tested
     return training_noise.over_trainings(tested, noise, len(a), len(b))
+
+
+def _mean_cost(files: Sequence[Path], metric: str) -> float:
+    """What a kind of error costs in the mean over seeds."""
+    kept = [load(file) for file in files]
+    return float(np.mean([ap_errors.value(x, metric) for x in kept if x is not None]))
 
 
 def _same_list(x: Arrays, y: Arrays) -> bool:

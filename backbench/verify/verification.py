@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backbench.records import clean_test, data_manifests, kept_scores
+from backbench.records import ap_errors, clean_test, data_manifests, kept_scores
 from backbench.records.predictions import Arrays, hits, load
 from backbench.records.result_line import Result
 from backbench.stats import confidence, dense_counts, partitions, resampling
@@ -319,6 +319,8 @@ def _level(r: Result, run: Path) -> int:
     _refuse_other_list(r, arrays)
     if TASKS[r.task].from_predictions:
         return _FROM_PREDICTIONS[r.task](r, run, arrays)
+    if TASKS[r.task].explains:
+        return _of_ap_errors(r, arrays)
     # 2. Numbers that no list of right images gives.
     if TASKS[r.task].detects:
         return _of_resamples(r, arrays)
@@ -385,6 +387,26 @@ def _of_clean_test(r: Result, run: Path, arrays: Arrays) -> int:
 _FROM_PREDICTIONS = {clean_test.TASK: _of_clean_test}
 
 
+def _of_ap_errors(r: Result, arrays: Arrays) -> int:
+    """The level of what a kind of error costs: what became of each detection gives it."""
+    why = ap_errors.fault(arrays, r.metric)
+    if why:
+        raise _Unfit(why)
+    _refuse_other_val(r, "detections", int(arrays["images"]))
+    again = ap_errors.value(arrays, r.metric)
+    if r.value is None or abs(again - r.value) > _ALIKE:
+        raise _Unfit(f"it says {r.value}, its detections give {again:.4f}")
+    _refuse_other_interval(r, None)
+    return FROM_KEPT
+
+
+def _refuse_other_val(r: Result, what: str, images: int) -> None:
+    """Raise _Unfit if a detector's row says that it was scored on another number of images."""
+    count = r.facts.get("val", "").rpartition(":")[2]
+    if count.isdigit() and int(count) != images:
+        raise _Unfit(f"its {what} are of {images} images, its list has {count}")
+
+
 def _refuse_other_list(r: Result, arrays: Arrays) -> None:
     """Raise _Unfit if predictions are of another list of images than the row says."""
     stated = data_manifests.scored_list(r)
@@ -402,9 +424,7 @@ def _of_resamples(r: Result, arrays: Arrays) -> int:
     if len(draws) != resampling.AP_COUNT:
         raise _Unfit(f"it has {len(draws)} resamples of {resampling.AP_COUNT}")
     images = int(arrays["images"])
-    count = r.facts.get("val", "").rpartition(":")[2]
-    if count.isdigit() and int(count) != images:
-        raise _Unfit(f"its resamples are of {images} images, its list has {count}")
+    _refuse_other_val(r, "resamples", images)
     # 2. Their mean lies near the value (see _AP_CHANCE).
     defined = draws[np.isfinite(draws)].astype(float)
     if r.value is None or not len(defined):

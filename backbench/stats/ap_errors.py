@@ -1,0 +1,116 @@
+"""How many points of AP50 each kind of error costs, by the rules of TIDE (Bolya et al., ECCV 2020).
+
+An error of a kind costs as much as AP50 rises once all errors of that kind are mended, and nothing
+else is. What mending means stands beside each kind below. `detection/tide.py` says which error each
+detection is; this file only counts, so the numbers of a resample of the images follow from the same
+arrays without another matching.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backbench.stats import coco_ap
+from backbench.stats.coco_ap import RankedDetections
+
+# What became of a detection. Of those that would find one object when mended the surest does, and
+# the others are removed
+HIT = 0
+CLASS = 1  # on an object of another class: it becomes that object's hit
+LOCATION = 2  # beside an object of its class: it becomes that object's hit
+BOTH = 3  # beside an object of another class: it is removed
+DUPLICATE = 4  # on an object that a surer detection has found: it is removed
+BACKGROUND = 5  # on no object: it is removed
+IGNORED = 6  # in a crowd: neither hit nor error
+# An object that no hit finds and that no mended detection would find is no longer counted
+MISSED = 7
+
+ERRORS = {
+    "class": CLASS,
+    "location": LOCATION,
+    "both": BOTH,
+    "duplicate": DUPLICATE,
+    "background": BACKGROUND,
+    "missed": MISSED,
+}
+# Points by which an imagined image moves the difference of two costs. One image is a small part of a
+# cost: with the 100 points of a share of images, intervals cover in up to 100% of simulations
+IMAGINED = 10.0
+NO_CLASS = -1  # of a detection that is removed when it is mended
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of D detections, the surest first, and of G objects, in `images` images."""
+
+    images: int
+    image: np.ndarray  # (D,): the index of the detection's image
+    category: np.ndarray  # (D,): its class, from 0
+    fault: np.ndarray  # (D,): HIT to IGNORED
+    # (D,): the class of the object that it finds when mended, or NO_CLASS
+    mended: np.ndarray
+    object_image: np.ndarray  # (G,)
+    object_category: np.ndarray  # (G,)
+    object_missed: np.ndarray  # (G,): 1 for a missed object
+
+
+def costs(outcomes: Outcomes, counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the points that each kind of error costs, (draws,) for each of ERRORS.
+
+    `counts` (draws, images) says how often a draw has each image. A cost is never negative, as in
+    TIDE: what mending takes away is the rounding of recalls. It is NaN in a draw without objects."""
+    blocks = []
+    for start in range(0, len(counts), coco_ap.BLOCK):
+        block = counts[start : start + coco_ap.BLOCK].T
+        blocks.append(np.ascontiguousarray(block, dtype=np.float64))
+    before = _ap50(outcomes, HIT, blocks)
+    found = {}
+    for name, kind in ERRORS.items():
+        after = _ap50(outcomes, kind, blocks)
+        found[name] = 100 * np.maximum(after - before, 0)
+    return found
+
+
+def ap50(outcomes: Outcomes) -> float:
+    """Return the AP50 of all images as they are, in percent."""
+    return 100 * float(_ap50(outcomes, HIT, [np.ones((outcomes.images, 1))])[0])
+
+
+def _ap50(o: Outcomes, mended: int, blocks: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the AP50 of each draw, from 0 to 1, once errors of the kind `mended` are; HIT mends none."""
+    # 1. The detections that count, as they are after mending
+    category = o.category
+    hit = o.fault == HIT
+    counted = o.fault != IGNORED
+    if mended != HIT:
+        to_mend = o.fault == mended
+        becomes_hit = to_mend & (o.mended != NO_CLASS)
+        category = np.where(becomes_hit, o.mended, category)
+        hit = hit | becomes_hit
+        counted = counted & (~to_mend | becomes_hit)
+    # 2. The mean over the classes that have an object in the draw, before anything is mended
+    draws = sum(block.shape[1] for block in blocks)
+    total = np.zeros(draws)
+    classes = np.zeros(draws)
+    for one in np.unique(o.object_category):
+        mine = o.object_category == one
+        objects = _by_image(o, mine)
+        has_objects = np.concatenate([objects @ block for block in blocks]) > 0
+        if mended == MISSED:
+            objects = _by_image(o, mine & (o.object_missed == 0))
+        of_class = counted & (category == one)
+        ranked = RankedDetections(
+            image=o.image[of_class],
+            hit=hit[None, of_class],
+            miss=~hit[None, of_class],
+            truths=objects,
+        )
+        total += has_objects * coco_ap.aps(ranked, blocks)[:, 0]
+        classes += has_objects
+    return total / np.where(classes > 0, classes, np.nan)
+
+
+def _by_image(o: Outcomes, objects: np.ndarray) -> np.ndarray:
+    """Count the chosen objects (G,) of each image."""
+    return np.bincount(o.object_image[objects], minlength=o.images).astype(np.float64)

@@ -1,0 +1,479 @@
+"""What each kind of error costs equals TIDE's rules, written out as loops, and hotcoco's numbers; rows
+follow from kept detections, and are verified."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pycocotools import mask
+from support import own_boxes
+
+from backbench.cli.program import main
+from backbench.detection import evaluate, tide
+from backbench.detection.data import own
+from backbench.detection.task_rows import FASTER_RCNN
+from backbench.errors import EXIT_FAILED, BadInput
+from backbench.records import predictions, store
+from backbench.stats import ap_errors
+from backbench.tasks import TASKS
+
+HEIGHT, WIDTH = 100, 120
+
+
+def scene(seed, *, crowds=False):
+    """Return COCO's dataset and results: boxes, and detections that err in every way."""
+    rng = np.random.default_rng(seed)
+    classes = int(rng.integers(1, 4))
+    images = [
+        {"id": i, "height": HEIGHT, "width": WIDTH}
+        for i in range(1, int(rng.integers(2, 8)))
+    ]
+    truth = {
+        "images": images,
+        "categories": [{"id": c, "name": f"c{c}"} for c in range(1, classes + 1)],
+        "annotations": [],
+    }
+    rows = []
+    for image in images:
+        for _ in range(int(rng.integers(0, 4))):
+            box = [*rng.uniform(0, 60, 2), *rng.uniform(10, 40, 2)]
+            category = int(rng.integers(1, classes + 1))
+            truth["annotations"].append(
+                {
+                    "id": len(truth["annotations"]) + 1,
+                    "image_id": image["id"],
+                    "category_id": category,
+                    "bbox": box,
+                    "area": box[2] * box[3],
+                    "iscrowd": int(crowds and rng.random() < 0.2),
+                }
+            )
+            for _ in range(int(rng.integers(0, 4))):
+                near = np.array(box) + rng.normal(0, rng.choice([2, 6, 12]), 4)
+                near[2:] = near[2:].clip(3)
+                said = category
+                if rng.random() < 0.3:
+                    said = int(rng.integers(1, classes + 1))
+                rows.append(detection(image["id"], said, rng.random(), near))
+        for _ in range(int(rng.integers(0, 3))):
+            anywhere = [*rng.uniform(0, 60, 2), *rng.uniform(10, 40, 2)]
+            said = int(rng.integers(1, classes + 1))
+            rows.append(detection(image["id"], said, rng.random(), anywhere))
+    return truth, rows
+
+
+def detection(image, category, score, box):
+    return {
+        "image_id": image,
+        "category_id": category,
+        "score": float(score),
+        "bbox": [float(side) for side in box],
+    }
+
+
+# ---- TIDE's rules as loops
+
+
+def overlap(a, b, *, crowd=False):
+    width = min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0])
+    height = min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1])
+    common = max(width, 0) * max(height, 0)
+    whole = a[2] * a[3] if crowd else a[2] * a[3] + b[2] * b[3] - common
+    return common / whole
+
+
+def loop_errors(truth, rows):
+    """Give each detection its `what`, the object that it finds when mended as `mends`, and each
+    object whether it is `missed`."""
+    for image in truth["images"]:
+        there = [a for a in truth["annotations"] if a["image_id"] == image["id"]]
+        objects = [a for a in there if not a["iscrowd"]]
+        found = [row for row in rows if row["image_id"] == image["id"]]
+        found.sort(key=lambda row: -row["score"])
+        taken = set()
+        for row in found:
+            row["what"] = row["mends"] = None
+            same = [a for a in objects if a["category_id"] == row["category_id"]]
+            free = [a for a in same if a["id"] not in taken]
+            best = max(
+                free, key=lambda a: overlap(row["bbox"], a["bbox"]), default=None
+            )
+            if best and overlap(row["bbox"], best["bbox"]) >= 0.5:
+                row["what"] = "hit"
+                taken.add(best["id"])
+                continue
+            for a in there:
+                own_crowd = a["iscrowd"] and a["category_id"] == row["category_id"]
+                if own_crowd and overlap(row["bbox"], a["bbox"], crowd=True) >= 0.5:
+                    row["what"] = "ignored"
+        reachable = set(taken)
+        for row in found:
+            if row["what"]:
+                continue
+            own_most, own_object = 0.0, None
+            other_most, other_object = 0.0, None
+            for a in objects:
+                share = overlap(row["bbox"], a["bbox"])
+                if a["category_id"] == row["category_id"] and share > own_most:
+                    own_most, own_object = share, a
+                if a["category_id"] != row["category_id"] and share > other_most:
+                    other_most, other_object = share, a
+            target = None
+            if 0.1 <= own_most <= 0.5:
+                row["what"], target = "location", own_object
+            elif other_most >= 0.5:
+                row["what"], target = "class", other_object
+            elif own_most >= 0.5:
+                row["what"] = "duplicate"
+            elif max(own_most, other_most) <= 0.1:
+                row["what"] = "background"
+            else:
+                row["what"] = "both"
+            if target and target["id"] not in reachable:
+                reachable.add(target["id"])
+                row["mends"] = target
+        for a in objects:
+            a["missed"] = a["id"] not in reachable
+
+
+def loop_ap50(truth, rows, mended=None):
+    """Mend one kind of error, and add up precisions at 101 recalls, class by class."""
+    aps = []
+    for category in truth["categories"]:
+        mine = [
+            a
+            for a in truth["annotations"]
+            if a["category_id"] == category["id"] and not a["iscrowd"]
+        ]
+        if not mine:
+            continue
+        if mended == "missed":
+            mine = [a for a in mine if not a["missed"]]
+        points = []
+        for row in rows:
+            said, hit = row["category_id"], row["what"] == "hit"
+            if row["what"] == "ignored":
+                continue
+            if row["what"] == mended:
+                if row["mends"] is None:
+                    continue
+                said, hit = row["mends"]["category_id"], True
+            if said == category["id"]:
+                points.append((row["score"], hit))
+        points.sort(key=lambda point: -point[0])
+        curve = []
+        for n in range(1, len(points) + 1):
+            hits = sum(hit for _, hit in points[:n])
+            curve.append((hits / max(len(mine), 1), hits / n))
+        total = 0.0
+        for recall in np.linspace(0, 1, 101):
+            if mine:
+                total += max((p for r, p in curve if r >= recall), default=0.0)
+        aps.append(total / 101)
+    return 100 * sum(aps) / len(aps)
+
+
+@pytest.mark.parametrize("crowds", [False, True])
+def test_costs_are_those_of_loops(crowds):
+    seen = dict.fromkeys(ap_errors.ERRORS, 0)
+    for seed in range(60):
+        truth, rows = scene(seed, crowds=crowds)
+        if not any(not a["iscrowd"] for a in truth["annotations"]):
+            continue
+        outcomes = tide.of_rows(truth, rows, "bbox")
+        costs = ap_errors.costs(outcomes, np.ones((1, outcomes.images)))
+        loop_errors(truth, rows)
+        before = loop_ap50(truth, rows)
+        assert ap_errors.ap50(outcomes) == pytest.approx(before, abs=1e-9)
+        for error, cost in costs.items():
+            gain = max(loop_ap50(truth, rows, error) - before, 0)
+            assert cost[0] == pytest.approx(gain, abs=1e-9), (seed, error)
+            seen[error] += cost[0] > 0
+    assert min(seen.values()) > 5
+
+
+def test_a_resample_is_the_list_with_images_as_often_as_drawn():
+    truth, rows = scene(8)
+    outcomes = tide.of_rows(truth, rows, "bbox")
+    counts = np.array([[n % 3 for n in range(1, outcomes.images + 1)]])
+    drawn = ap_errors.costs(outcomes, counts)
+    copied = {**truth, "images": [], "annotations": []}
+    copies = []
+    for image, times in zip(truth["images"], counts[0], strict=True):
+        for _ in range(times):
+            new = len(copied["images"]) + 1
+            copied["images"].append({**image, "id": new})
+            for kind, into in (("annotations", copied["annotations"]), ("", copies)):
+                for row in truth[kind] if kind else rows:
+                    if row["image_id"] == image["id"]:
+                        into.append({**row, "image_id": new})
+    again = tide.of_rows(copied, copies, "bbox")
+    whole = ap_errors.costs(again, np.ones((1, again.images)))
+    assert {error: cost[0] for error, cost in drawn.items()} == pytest.approx(
+        {error: cost[0] for error, cost in whole.items()}, abs=1e-9
+    )
+    assert sum(cost[0] for cost in drawn.values()) > 10
+
+
+class FileOfBoxes:
+    file = "boxes.json"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_hotcoco_finds_the_same(seed):
+    truth, rows = scene(seed, crowds=True)
+    if rows and any(not a["iscrowd"] for a in truth["annotations"]):
+        tide.check_with_hotcoco(FileOfBoxes, truth, rows, "bbox")
+
+
+def test_a_hotcoco_that_counts_otherwise_is_refused(monkeypatch):
+    truth, rows = scene(1)
+    monkeypatch.setattr(tide, "BESIDE", 0.4)
+    with pytest.raises(BadInput, match=r"are 'class' and cost .*; hotcoco has 0"):
+        tide.check_with_hotcoco(FileOfBoxes, truth, rows, "bbox")
+
+
+def test_outlines_overlap_by_their_masks():
+    """Two triangles in one box do not overlap: the detection is on background, not a hit."""
+    box = [10.0, 10.0, 40.0, 40.0]
+    upper = [[10, 10, 50, 10, 10, 50]]
+    lower = [[50, 12, 50, 50, 12, 50]]
+    (code,) = mask.frPyObjects(lower, HEIGHT, WIDTH)
+    truth = {
+        "images": [{"id": 1, "height": HEIGHT, "width": WIDTH}],
+        "categories": [{"id": 1, "name": "c"}],
+        "annotations": [
+            {"id": 1, "image_id": 1, "category_id": 1, "bbox": box, "area": 800}
+            | {"iscrowd": 0, "segmentation": upper}
+        ],
+    }
+    row = detection(1, 1, 0.5, box) | {"segmentation": code}
+    of_boxes = tide.of_rows(truth, [row], "bbox")
+    of_masks = tide.of_rows(truth, [row], "segm")
+    assert list(of_boxes.fault) == [ap_errors.HIT]
+    assert list(of_masks.fault) == [ap_errors.BACKGROUND]
+    assert list(of_masks.object_missed) == [1]
+
+
+# ---- rows
+
+
+def detector(root, name, *, spread, seed, task=FASTER_RCNN):
+    """Write the run of a detector of the boxes in ROOT/mine that errs by `spread` pixels."""
+    rng = np.random.default_rng(seed)
+    _, split = own.read(root / "mine", task)
+    found = []
+    for record in split.records:
+        for a in record["annotations"]:
+            for _ in range(3):
+                near = np.array(a["bbox"]) + rng.normal(0, spread, 4)
+                near[2:] = near[2:].clip(3)
+                said = a["category_id"]
+                if rng.random() < 0.3:
+                    said = 1 - said
+                row = detection(record["image_id"], 0, rng.random(), near)
+                row["category_id"] = split.ids[said]
+                found.append(row)
+    manifest = hashlib.sha256(split.fingerprint.encode()).hexdigest()
+    scores = evaluate.score(split, found, "bbox", (), manifest=manifest)
+    run = root / "runs" / name
+    run.mkdir(parents=True)
+    (run / "predictions.json").write_text(json.dumps(found))
+    digest = f"{seed:064x}"
+    stem = f"{task.name}_torchvision-s0-{digest[:12]}"
+    file = predictions.keep(
+        run,
+        stem,
+        manifest=manifest,
+        images=len(split.records),
+        **{f"bootstrap_bbox_{k}": v for k, v in scores.samples.items()},
+    )
+    rows = []
+    for metric in ("AP", "AP50"):
+        row = store.Result(
+            checkpoint=digest,
+            name=name,
+            method="mine",
+            arch="resnet18",
+            epochs=1,
+            task=task.name,
+            dataset="mine",
+            split="test",
+            metric=f"bbox_{metric}",
+            value=scores.values[metric],
+            ci95=scores.ci95[metric],
+            protocol="detect-own-v1",
+            engine="torchvision",
+            seed=0,
+            provenance={"val": split.fingerprint, "train": "t", "predictions": file},
+        )
+        rows.append(row)
+    store.append(run, rows)
+    return run
+
+
+@pytest.fixture
+def boxes(tmp_path):
+    """Two detectors of one folder of boxes."""
+    own_boxes.coco(tmp_path / "mine")
+    detector(tmp_path, "good", spread=2, seed=1)
+    detector(tmp_path, "weak", spread=6, seed=2)
+    return tmp_path
+
+
+def costs_below(root):
+    found, _ = store.read(root)
+    return [r for r in found if TASKS[r.task].explains]
+
+
+def errors(root, *more):
+    return main(["errors", str(root / "runs"), "--data", str(root), *more])
+
+
+def test_rows_of_kept_detections_are_verified(boxes, capsys):
+    assert errors(boxes) == 0
+    said = capsys.readouterr().out
+    rows = costs_below(boxes)
+    assert len(rows) == 2 * len(ap_errors.ERRORS)
+    for r in rows:
+        _, _, error = r.metric.rpartition("_")
+        run = boxes / "runs" / r.name
+        _, split = own.read(boxes / "mine", FASTER_RCNN)
+        kept = json.loads((run / "predictions.json").read_text())
+        outcomes = tide.outcomes(split, kept, "bbox")
+        whole = ap_errors.costs(outcomes, np.ones((1, outcomes.images)))
+        assert r.value == pytest.approx(whole[error][0], abs=1e-9)
+        assert r.task == "faster_rcnn_errors" and r.ci95 is None
+        assert f"{r.value:.2f} ({r.provenance['errors']})" in said
+    # Rows are added once, and none is left behind
+    assert errors(boxes) == 0
+    assert len(costs_below(boxes)) == len(rows)
+    capsys.readouterr()
+    assert main(["verify", str(boxes / "runs")]) == 0
+    assert f"{len(rows) + 4} level 2" in capsys.readouterr().out
+    # Beside the AP, in columns of their own
+    table = boxes / "board.csv"
+    assert main(["leaderboard", str(boxes / "runs"), "--csv", str(table)]) == 0
+    heads = [
+        name for name in table.read_text().split("\n")[0].split(",") if "/" in name
+    ]
+    assert [name.split("@")[0].rpartition("/")[2] for name in heads] == [
+        "bbox_AP",
+        "bbox_AP50",
+        *(f"bbox_{error}" for error in ap_errors.ERRORS),
+    ]
+
+
+def test_merged_records_need_no_boxes(boxes, capsys):
+    assert errors(boxes) == 0
+    merged = boxes / "merged"
+    assert main(["merge", f"lab={boxes / 'runs'}", "--out", str(merged)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(merged)]) == 0
+    assert "16 level 2" in capsys.readouterr().out
+
+
+def forged(run: Path, change):
+    """Change the arrays of a run's outcomes."""
+    (file,) = (run / "predictions").glob("errors-*.npz")
+    with np.load(file) as kept:
+        arrays = dict(kept)
+    change(arrays)
+    np.savez_compressed(file, **arrays)
+
+
+def mended(arrays):
+    arrays["bbox_fault"] = np.zeros_like(arrays["bbox_fault"])
+
+
+def less_often(arrays):
+    arrays["bootstrap_bbox_location"] = arrays["bootstrap_bbox_location"] / 2
+
+
+def elsewhere(arrays):
+    arrays["bbox_image"] = arrays["bbox_image"] + 1
+
+
+def shorter(arrays):
+    arrays["bbox_mended"] = arrays["bbox_mended"][:-1]
+
+
+def without_objects(arrays):
+    for name in ("image", "category", "missed"):
+        arrays[f"bbox_object_{name}"] = arrays[f"bbox_object_{name}"][:0]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (mended, "has more hits than objects"),
+        (less_often, "resamples are not those of its detections"),
+        (elsewhere, "names images that are not among its 3"),
+        (shorter, "does not say what became of each bbox"),
+        (without_objects, "has no object"),
+    ],
+)
+def test_a_forged_file_is_named(boxes, capsys, change, why):
+    assert errors(boxes) == 0
+    forged(boxes / "runs" / "good", change)
+    predictions._latest.held.clear()
+    capsys.readouterr()
+    assert main(["verify", str(boxes / "runs")]) == EXIT_FAILED
+    assert why in capsys.readouterr().out
+
+
+def test_a_row_with_another_value_is_named(boxes, capsys):
+    assert errors(boxes) == 0
+    file = boxes / "runs" / "good" / "results.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        if line["metric"] == "bbox_location":
+            line["value"] += 0.5
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    capsys.readouterr()
+    assert main(["verify", str(boxes / "runs")]) == EXIT_FAILED
+    assert "its detections give" in capsys.readouterr().out
+
+
+def refused(root, capsys):
+    """Return the line that refuses; no row may have been added."""
+    before = len(costs_below(root))
+    assert errors(root) == 2
+    assert len(costs_below(root)) == before
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_other_boxes_are_refused(boxes, capsys):
+    file = boxes / "mine" / "annotations" / "instances_test.json"
+    about = json.loads(file.read_text())
+    about["annotations"][0]["bbox"][2] -= 4
+    file.write_text(json.dumps(about))
+    assert "these boxes are own_mine_test:" in refused(boxes, capsys)
+
+
+def test_other_detections_than_those_of_the_row_are_refused(boxes, capsys):
+    file = boxes / "runs" / "weak" / "predictions.json"
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept[: len(kept) // 2]))
+    assert "its kept detections have bbox_AP50" in refused(boxes, capsys)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{}", "[{", '[{"score": 1}]'])
+def test_damaged_detections_are_refused(boxes, capsys, text):
+    (boxes / "runs" / "weak" / "predictions.json").write_text(text)
+    assert "weak/predictions.json" in refused(boxes, capsys)
+
+
+def test_runs_without_detections_are_left_out(boxes, capsys, caplog):
+    (boxes / "runs" / "weak" / "predictions.json").unlink()
+    assert errors(boxes) == 0
+    assert "weak: left out: its detections were not kept" in caplog.text
+    assert {r.name for r in costs_below(boxes)} == {"good"}
+    (boxes / "runs" / "good" / "predictions.json").unlink()
+    capsys.readouterr()
+    assert errors(boxes) == 2
+    assert "measure one by `backbench detect`" in capsys.readouterr().err
