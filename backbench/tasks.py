@@ -36,6 +36,8 @@ class Task:
     lower: bool = False  # less is better; the title says so, too
     # Its probes read one feature an image, which stands in the cache; others read maps or tokens
     pooled: bool = True
+    # It reads images that show several classes each, as a folder of boxes says
+    multilabel: bool = False
     # Whether it is computed from what the other tasks' heads said of each image
     from_scores: bool = False
     # Whether it is computed from the classes that other tasks predicted, and from a list of images

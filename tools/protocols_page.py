@@ -89,6 +89,11 @@ KINDS = {
         "Logistic regression on each layer and pooling; val chooses one. The usual reading stands"
         " beside it.",
     ),
+    "multilabel": (
+        "Several labels an image",
+        "Each class against all others; val chooses one penalty for all. Metrics are the mean AP"
+        " by area and by 11 points.",
+    ),
     "class_retrieval": (
         "Retrieval within classes",
         "It needs test images alone; nothing is chosen.",

@@ -15,6 +15,7 @@ from backbench.images import contents
 from backbench.recipes import config, fast
 from backbench.records import (
     kept_scores,
+    label_tables,
     predictions,
     protocol_fingerprints,
     store,
@@ -211,6 +212,32 @@ def write_plain(
             ci95=ci95,
             chosen=chosen,
             provenance={"predictions": kept, **facts},
+        )
+        rows.append(one)
+    store.append(task.run, rows, skip_known=True)
+    return rows
+
+
+def write_tables(
+    task: Assignment[Protocol],
+    checkpoint: Checkpoint,
+    arrays: Mapping[str, NDArray[np.generic]],
+    chosen: Mapping[str, object],
+) -> list[Result]:
+    """Append a row for each metric of images that show several classes, from the tables of scores
+    and classes that are kept beside the rows."""
+    kept = predictions.keep(task.run, task.stem(checkpoint), **arrays)
+    rows = []
+    for metric in label_tables.METRICS:
+        value, ci95 = label_tables.value(arrays, metric)
+        one = row(
+            task,
+            checkpoint,
+            metric=metric,
+            value=value,
+            ci95=ci95,
+            chosen=chosen,
+            provenance={"predictions": kept},
         )
         rows.append(one)
     store.append(task.run, rows, skip_known=True)

@@ -52,7 +52,8 @@ class ProbeRun:
 
 
 # (dataset, whether with label maps) -> its images
-Images = dict[tuple[str, bool], Splits]
+# By name, whether label maps are read, and whether images show several classes
+Images = dict[tuple[str, bool, bool], Splits]
 
 
 def run(request: LinearRequest | OodRequest) -> Outcome:
@@ -177,14 +178,20 @@ def read_groups(
     """The groups with their images; BadInput for data or a checkpoint that a protocol refuses."""
     groups = []
     for name, protocol, checkpoints in chosen:
-        dense = probe_of(protocol.kind).dense
-        if (name, dense) not in images:
-            images[name, dense] = catalog.load(name, data, seed=seed, dense=dense)
+        probe = probe_of(protocol.kind)
+        key = (name, probe.dense, probe.multilabel)
+        if key not in images:
+            images[key] = catalog.load(
+                name, data, seed=seed, dense=probe.dense, multilabel=probe.multilabel
+            )
+        dataset = catalog.find(name)
+        if probe.multilabel:
+            dataset = catalog.find_multilabel(name)
         group = Assignment(
             run=out,
             task=TASK_OF[protocol.kind],
-            dataset=catalog.find(name),
-            splits=images[name, dense],
+            dataset=dataset,
+            splits=images[key],
             protocol=protocol,
             seed=seed,
             checkpoints=checkpoints,

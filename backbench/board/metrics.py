@@ -31,6 +31,8 @@ METRICS = {
     # The mean over LORAC's twelve datasets
     "average": MetricKind(place=0, heading="mean of 12", ranks=True),
     "miou": MetricKind(place=0),
+    "map": MetricKind(place=0, ranks=True),
+    "map11": MetricKind(place=1),
     "AP": MetricKind(place=0, ranks=True),
     "AP50": MetricKind(place=1),
     "top5": MetricKind(place=2, heading="top-5"),

@@ -25,6 +25,7 @@ from backbench.errors import BadInput
 from backbench.images import image_list
 from backbench.images.dense import DenseList
 from backbench.images.image_list import ImageList
+from backbench.images.multilabel import PRESENT, MultiLabelList
 from backbench.recipes import config
 from backbench.requests.data import (
     DataCheckRequest,
@@ -328,7 +329,10 @@ def _map_problems(found: Splits) -> list[str]:
 def _list_problems(which: str, images: ImageList) -> list[str]:
     """The problems of a split's list, before any image is read."""
     problems = []
-    empty = sorted(set(range(len(images.classes))) - set(images.labels))
+    shown = set(images.labels)
+    if isinstance(images, MultiLabelList):
+        shown = set((images.table() == PRESENT).any(0).nonzero()[0].tolist())
+    empty = sorted(set(range(len(images.classes))) - shown)
     if empty and not isinstance(images, DenseList):
         first = images.classes[empty[0]]
         problems.append(

@@ -151,10 +151,11 @@ def tell_plan(plan: EvaluationPlan) -> None:
     """Say how many images there are, and what will be measured."""
     names = list(dict.fromkeys(task.dataset for task in plan.wanted))
     boxed = [task.dataset for task in plan.wanted if TASKS[task.task].detects]
+    several = {task.dataset for task in plan.wanted if TASKS[task.task].multilabel}
     for name in names:
         if name in [*catalog.DATASETS, *boxed, "all"]:
             continue
-        images = images_of(plan, name)
+        images = images_of(plan, name, multilabel=name in several)
         counts = ", ".join(f"{len(part)} {split}" for split, part in images.items())
         classes = len(images.train.classes)
         log.info(f"{name}: {classes} classes; {counts} images")

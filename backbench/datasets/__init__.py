@@ -2,6 +2,7 @@
 
 catalog       finds a dataset by name and loads its splits (row, catalog.toml: what a row holds)
 readers       one reader for each shipped dataset (cifar_stl10, imagenet_sets)
+box_labels    boxes as the classes that an image shows
 splits        draws, names and checks splits
 walk, copies  what two splits must not share: files, contents, pictures that look alike
 availability  what a command line needs, before anything heavy is imported

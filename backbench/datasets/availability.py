@@ -19,6 +19,7 @@ from backbench.requests.options import Request
 from backbench.requests.places import RunRequest
 from backbench.requests.pretrain import PretrainRequest
 from backbench.requests.probe import LinearRequest, OodRequest
+from backbench.tasks import TASKS, by_kind
 from backbench.weights import absent, archs, hub_files
 
 FOUND, MISSING, UNUSABLE = "found", "missing", "unusable"
@@ -65,7 +66,7 @@ def datasets_there(request: Request) -> None:
     """Refuse a request for datasets that are not below its --data."""
     if isinstance(request, LinearRequest | OodRequest):
         names = [name for name in catalog.names(request.datasets) if name != OWN]
-        all_there(names, request.data)
+        all_there(names, request.data, multilabel=_takes_several_classes(request))
     elif isinstance(request, DetectRequest):
         if request.data is None or request.dataset is None:
             return
@@ -115,12 +116,25 @@ def _pretrained_on(request: PretrainRequest) -> list[str]:
     return [str(data.get("dataset"))] if isinstance(data, dict) else []
 
 
-def all_there(names: Sequence[str], root: Path) -> None:
+def _takes_several_classes(request: LinearRequest | OodRequest) -> bool:
+    """Return whether a protocol of a request reads images that show several classes each."""
+    kinds = by_kind(request.verb)
+    for name in request.protocol.split(","):
+        if name == OWN:
+            continue
+        recipe = config.read_recipe(config.find_recipe(name, "transfer"))
+        task = kinds.get(str(recipe.get("kind")))
+        if task is not None and TASKS[task].multilabel:
+            return True
+    return False
+
+
+def all_there(names: Sequence[str], root: Path, *, multilabel: bool = False) -> None:
     """Refuse datasets that are not below `root`, all of them in one line that says what would run."""
     missing: dict[str, str] = {}
     for name in names:
         try:
-            catalog.present(name, root)
+            catalog.present(name, root, multilabel=multilabel)
         except BadInput as error:
             missing[name] = str(error)
     if not missing:

@@ -15,7 +15,15 @@ from pathlib import Path
 from backbench import plugins
 from backbench.containers import finding, reading
 from backbench.containers.container import refuse_misspelled, split_of
-from backbench.datasets import hub_tables, imagenet_sets, readers, splits, walk
+from backbench.datasets import (
+    box_labels,
+    hub_tables,
+    imagenet_sets,
+    readers,
+    splits,
+    walk,
+)
+from backbench.datasets.boxes import box_folders
 from backbench.datasets.row import Dataset, HubTables, tables_below
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
@@ -271,10 +279,28 @@ def find(name: str) -> Dataset:
     return row(name) or class_folder(name)
 
 
-def present(name: str, root: Path) -> None:
+def boxes_as_labels(name: str) -> Dataset:
+    """Return the row of a folder of boxes ROOT/<name>, of which a reading takes the classes alone."""
+    return Dataset(
+        name=name,
+        classes=None,
+        sizes=(None, None, None),
+        metric="map",
+        read=lambda root, seed: box_labels.read(root / name, seed),
+    )
+
+
+def find_multilabel(name: str) -> Dataset:
+    """Return a known row, or that of a folder of boxes of this name."""
+    return row(name) or boxes_as_labels(name)
+
+
+def present(name: str, root: Path, *, multilabel: bool = False) -> None:
     """Refuse a dataset that ROOT does not have, without reading any."""
     found = row(name)
-    if found is None:
+    if found is None and multilabel:
+        box_folders.must_find(root / name)
+    elif found is None:
         _class_folder_base(name, root)
     else:
         found.base(root)
@@ -294,12 +320,31 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
         return reading.read_split(root / name, split)
 
 
-def load(name: str, root: Path, *, seed: int = 0, dense: bool = False) -> Splits:
-    """Read and check a dataset's splits; `dense` asks for images with label maps.
+def load(
+    name: str,
+    root: Path,
+    *,
+    seed: int = 0,
+    dense: bool = False,
+    multilabel: bool = False,
+) -> Splits:
+    """Read and check a dataset's splits; `dense` asks for images with label maps, `multilabel` for
+    images of several classes.
 
     BadInput if it is unusable. A split of another size than the row's gives a warning, and a note
     in every result."""
-    dataset = find(name)
+    dataset = find_multilabel(name) if multilabel else find(name)
+    if multilabel != dataset.multilabel:
+        several = [each for each, about in DATASETS.items() if about.multilabel]
+        if multilabel:
+            raise BadInput(
+                f"{name}: has no images of several classes; take one of {', '.join(several)}, or a"
+                " folder of boxes"
+            )
+        raise BadInput(
+            f"{name}: its images show several classes each, this reading takes images of one; use"
+            " `backbench linear --protocol multilabel`"
+        )
     if dense and not dataset.dense:
         maps = [each for each, about in DATASETS.items() if about.dense]
         raise BadInput(

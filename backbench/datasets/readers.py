@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from backbench.containers import finding, reading
-from backbench.datasets import cifar_stl10, splits
+from backbench.datasets import box_labels, cifar_stl10, splits
 from backbench.datasets.row import Reader, SplitReader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images.dense import IGNORED, DenseList
 from backbench.images.image_list import ImageList, scan_folder
+from backbench.images.multilabel import MultiLabelList, mark
 from backbench.untrusted import opening, printable
 
 # What torchvision reads
@@ -379,6 +380,28 @@ def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
 # Images with label maps. A tenth of train is held out, as CAPI does (eval_segmentation.py)
 
 DENSE_HOLDOUT = 0.1
+VOC07_CLASSES = (
+    "aeroplane",
+    "bicycle",
+    "bird",
+    "boat",
+    "bottle",
+    "bus",
+    "car",
+    "cat",
+    "chair",
+    "cow",
+    "diningtable",
+    "dog",
+    "horse",
+    "motorbike",
+    "person",
+    "pottedplant",
+    "sheep",
+    "sofa",
+    "train",
+    "tvmonitor",
+)
 VOC_CLASSES = ["background", *map(str, range(1, 21))]
 # cityscapesscripts, helpers/labels.py: the ids of the 19 classes that are scored, in their order
 CITYSCAPES_IDS = (
@@ -460,6 +483,51 @@ voc2012 = _voc("train", "SegmentationClass")
 # VOC's and SBD's train without VOC's val. 1,103 images of VOC's val are in SBD, so `_dense` refuses
 # a list from which they were not taken
 voc2012aug = _voc("trainaug", "SegmentationClassAug")
+
+
+def voc2007(base: Path, seed: int) -> Splits:
+    """Read the classification lists of the VOC 2007 challenge, the official train, val and test.
+
+    ImageSets/Main/<class>_<split>.txt says 1 of an image that shows the class, -1 of one that does
+    not, and 0 where all of its objects there are difficult."""
+    folder = base / "VOCdevkit" / "VOC2007"
+    classes = VOC07_CLASSES
+
+    def part(split: str) -> MultiLabelList:
+        present: dict[str, list[int]] = {}
+        difficult: dict[str, list[int]] = {}
+        for label, name in enumerate(classes):
+            file = folder / "ImageSets" / "Main" / f"{name}_{split}.txt"
+            said = dict(line.split() for line in _lines(file))
+            if label and said.keys() != present.keys():
+                raise BadInput(
+                    f"{file}: lists other images than {classes[0]}_{split}.txt; unpack the"
+                    " archive again"
+                )
+            for stem, value in said.items():
+                if value not in ("1", "0", "-1"):
+                    raise BadInput(
+                        f"{file}: '{printable.shown(value, 20)}' of image"
+                        f" {printable.shown(stem, 40)} is not 1, 0 or -1"
+                    )
+                shown = present.setdefault(stem, [])
+                unsure = difficult.setdefault(stem, [])
+                if value == "1":
+                    shown.append(label)
+                elif value == "0":
+                    unsure.append(label)
+        paths = [f"JPEGImages/{stem}.jpg" for stem in present]
+        _refuse_outside(folder, paths)
+        marks = [mark(present[stem], difficult[stem]) for stem in present]
+        labels = (0,) * len(paths)
+        return MultiLabelList(folder, paths, labels, tuple(classes), tuple(marks))
+
+    return Splits(part("train"), part("val"), part("test"), held_out=False)
+
+
+def coco2017(base: Path, seed: int) -> Splits:
+    """Read which of its 80 classes COCO's images show: train, of which a fifth chooses, and val."""
+    return box_labels.read(base, seed)
 
 
 def ade20k(base: Path, seed: int) -> Splits:

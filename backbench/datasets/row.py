@@ -12,7 +12,8 @@ from backbench.errors import BadInput
 from backbench.images.file_names import passed_over
 from backbench.images.image_list import ImageList
 
-Metric = Literal["top1", "mean_per_class", "miou"]  # miou: its images have label maps
+# miou: its images have label maps; map: they show several classes each
+Metric = Literal["top1", "mean_per_class", "miou", "map"]
 # (the folder that holds what `needs` names, seed of the hold-out)
 Reader = Callable[[Path, int], Splits]
 # (ROOT, name of the split)
@@ -68,10 +69,17 @@ class Dataset:
         return self.metric == "miou"
 
     @property
+    def multilabel(self) -> bool:
+        """True if an image shows several classes (`images.multilabel.MultiLabelList`)."""
+        return self.metric == "map"
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """The names of all its metrics, the main one first."""
         if self.dense:
             return (self.metric, "pixel_acc", "macc")
+        if self.multilabel:
+            return (self.metric, "map11")
         if self.top5:
             return (self.metric, "top5")
         return (self.metric,)

@@ -16,6 +16,7 @@ from pathlib import Path
 from backbench.errors import BadInput
 from backbench.images.dense import DenseList
 from backbench.images.image_list import ArrayList, ImageList, Joined
+from backbench.images.multilabel import MultiLabelList
 from backbench.runs import atomic
 from backbench.untrusted import printable
 
@@ -76,7 +77,19 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
             labels=a.labels + b.labels,
             maps=a.maps + b.maps,
         )
-    # Paths are relative to one root, so it must be one that both lie below
+    if isinstance(a, MultiLabelList) and isinstance(b, MultiLabelList):
+        joined = _joined_paths(a, b)
+        return MultiLabelList(
+            *joined, a.labels + b.labels, a.classes, marks=a.marks + b.marks
+        )
+    root, paths = _joined_paths(a, b)
+    if type(a) is type(b) is ImageList:
+        return ImageList(root, paths, a.labels + b.labels, a.classes)
+    return Joined.of((a, b), root=root, paths=paths)
+
+
+def _joined_paths(a: ImageList, b: ImageList) -> tuple[Path, list[str]]:
+    """Return a root that both lists lie below, and their paths relative to it."""
     root = Path(os.path.commonpath((a.root, b.root)))
     paths = []
     for part in (a, b):
@@ -84,9 +97,7 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
         if part.root != root:
             below = f"{part.root.relative_to(root).as_posix()}/"
         paths += [below + path for path in part.paths]
-    if type(a) is type(b) is ImageList:
-        return ImageList(root, paths, a.labels + b.labels, a.classes)
-    return Joined.of((a, b), root=root, paths=paths)
+    return root, paths
 
 
 def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
@@ -166,12 +177,17 @@ def with_hold_out(
 
 
 def manifest(images: ImageList) -> str:
-    """Write one line per image, in order: path, tab, label (of a dense list, the label map)."""
+    """Write one line per image, in order: path, tab, label (of a dense list the label map, of one
+    with several labels an image its mark)."""
     return "".join(_lines(images))
 
 
 def _lines(images: ImageList) -> Iterator[str]:
-    last = images.maps if isinstance(images, DenseList) else images.labels
+    last: Sequence[object] = images.labels
+    if isinstance(images, DenseList):
+        last = images.maps
+    elif isinstance(images, MultiLabelList):
+        last = images.marks
     return (f"{path}\t{label}\n" for path, label in zip(images.paths, last))
 
 

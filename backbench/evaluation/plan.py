@@ -41,7 +41,7 @@ class EvaluationPlan:
     checkpoints: tuple[Checkpoint, ...]
     runs: list[PlannedRun] = field(default_factory=list)
     # (dataset, whether with label maps) -> its images, read once for all runs
-    images: dict[tuple[str, bool], Splits] = field(default_factory=dict)
+    images: dict[tuple[str, bool, bool], Splits] = field(default_factory=dict)
 
     def of(self, wanted: WantedTask) -> list[PlannedRun]:
         return [run for run in self.runs if run.task == wanted]
@@ -99,11 +99,15 @@ def _config_names_data(task: WantedTask) -> bool:
     return TASKS[task.task].detects and not has_own_boxes(task.dataset)
 
 
-def images_of(plan: EvaluationPlan, dataset: str, *, dense: bool = False) -> Splits:
+def images_of(
+    plan: EvaluationPlan, dataset: str, *, multilabel: bool = False
+) -> Splits:
     """Read the images of a dataset, once for the whole plan."""
-    key = (dataset, dense)
+    key = (dataset, False, multilabel)
     if key not in plan.images:
-        plan.images[key] = catalog.load(dataset, plan.root, seed=plan.seed, dense=dense)
+        plan.images[key] = catalog.load(
+            dataset, plan.root, seed=plan.seed, multilabel=multilabel
+        )
     return plan.images[key]
 
 

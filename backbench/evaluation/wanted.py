@@ -25,7 +25,7 @@ DEFAULT_TASKS = ("knn", "fewshot", "logreg")
 FITTED = (*DEFAULT_TASKS, "label_curve")
 # On a folder of one's own these take the protocol `<task>_own`: each trunk at its own size, and a
 # training as long as the set is large
-OWN_TASKS = (*FITTED, "layers", "linear", "finetune", *DETECTION)
+OWN_TASKS = (*FITTED, "layers", "linear", "finetune", "multilabel", *DETECTION)
 # What can be wanted: all but what follows from a list that these doors do not take
 MEASURED = tuple(
     name for name, task in TASKS.items() if task.from_scores or not task.follows
@@ -181,13 +181,21 @@ def boxes_in(folder: Path, names: list[str] | None) -> BoxFolder | None:
     holds: boxes or classes."""
     kinds = [text.partition("@")[0].partition("/")[0] for text in names or ()]
     boxes = box_folders.find(folder)
-    others = [kind for kind in kinds if kind not in DETECTION]
+    others = [kind for kind in kinds if not _takes_boxes(kind)]
     if boxes is not None and others:
         raise BadInput(
-            f"{folder}: holds boxes ({boxes.layout}'s layout), and {others[0]} reads classes; take"
-            " faster_rcnn"
+            f"{folder}: holds boxes ({boxes.layout}'s layout), and {others[0]} reads one class an"
+            " image; take faster_rcnn, or multilabel for the classes alone"
         )
     return boxes
+
+
+def _takes_boxes(kind: str) -> bool:
+    """Return whether a task reads a folder of boxes, or follows from one that does."""
+    if kind not in TASKS:
+        return False
+    task = TASKS[kind]
+    return task.detects or task.multilabel or task.explains is not None
 
 
 def box_tasks(boxes: BoxFolder) -> list[str]:

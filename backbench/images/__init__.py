@@ -1,7 +1,7 @@
 """Images as pixels and as lists.
 
 Lists:  image_list (images with labels, from a class folder, an array, or joined), dense (with label
-        maps), contents (digests that name a list by what its files hold).
+        maps), multilabel (with several classes each), contents (digests that name a list by what its files hold).
 Pixels: decoding (a file to RGB), preprocess (RGB to what a trunk expects).
 Views:  crops (what a recipe says of training views), augmentations (makes them).
 """

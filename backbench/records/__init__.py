@@ -9,6 +9,7 @@ layers                the readings of the layers of a trunk, and what the best o
 paired_rows           the difference of two rows of one run, from what was kept
 clean_test            a list of flawed test images, and the scores without them
 ap_errors             what became of each detection, and the costs of its errors
+label_tables          what a head says of images of several classes
 trunk_costs           parameters, multiply-adds and speed of a trunk, as its rows state them
 column_keys           which rows may stand in one column
 protocol_fingerprints a protocol is its resolved recipe, not its name (shipped.json)

@@ -12,6 +12,7 @@ resampling          a value on resamples of its test images
 calibration         how well a classifier's confidence tells when it is right
 coco_ap             COCO's AP on many resamples of the images
 ap_errors           what each kind of error costs in AP50
+label_ranking       average precision of images of several classes
 dense_counts        scores of label maps, from counts of pixels
 partitions          how well clusters agree with classes
 

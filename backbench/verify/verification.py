@@ -21,7 +21,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backbench.records import ap_errors, clean_test, data_manifests, kept_scores
+from backbench.images.multilabel import table_of
+from backbench.records import (
+    ap_errors,
+    clean_test,
+    data_manifests,
+    kept_scores,
+    label_tables,
+)
 from backbench.records.predictions import Arrays, hits, load
 from backbench.records.result_line import Result
 from backbench.stats import confidence, dense_counts, partitions, resampling
@@ -61,7 +68,12 @@ _KEPT_LISTS = 64  # of at most a million images each, in memory
 _LONGEST_KEPT_LIST = 10**6
 # Kind of recipe -> the key of `chosen` that has the choice, and of the recipe that has the grid;
 # both are "lr" for any other kind
-_CHOSEN_BY = {"layers": "reading", "logreg": "l2", "seg_knn": "k"}
+_CHOSEN_BY = {
+    "layers": "reading",
+    "logreg": "l2",
+    "multilabel": "l2",
+    "seg_knn": "k",
+}
 _GRID_KEYS = {"finetune": "head_lr", "seg_knn": "k"}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # As `Assignment.stem` ends the names of kept files (transfer/assignment.py)
@@ -232,7 +244,7 @@ def _refuse_choice(r: Result) -> None:
 def _grid(recipe: Mapping[str, Any]) -> list[float]:
     """The rates, penalties or numbers of neighbours of a recipe; of equals the first is chosen."""
     kind = str(recipe.get("kind"))
-    if kind == "logreg":
+    if _CHOSEN_BY.get(kind) == "l2":
         smallest, largest, count = recipe["l2"]
         if count > _MOST_PENALTIES:
             raise _Unfit(f"its recipe has {count} penalties")
@@ -326,6 +338,8 @@ def _level(r: Result, run: Path) -> int:
         return _of_resamples(r, arrays)
     if r.metric in dense_counts.METRICS and dense_counts.NAMES[0] in arrays:
         return _of_counts(r, arrays)
+    if TASKS[r.task].multilabel:
+        return _of_label_tables(r, run, arrays)
     right = hits(arrays, r.metric)
     if right is None:
         return _of_test_images(r, run, arrays)
@@ -385,6 +399,29 @@ def _of_clean_test(r: Result, run: Path, arrays: Arrays) -> int:
 
 # Tasks whose numbers follow from kept predictions and what is known of the images
 _FROM_PREDICTIONS = {clean_test.TASK: _of_clean_test}
+
+
+def _of_label_tables(r: Result, run: Path, arrays: Arrays) -> int:
+    """The level of a score of images that show several classes: scores and classes give it."""
+    why = label_tables.fault(arrays, r.metric)
+    if why:
+        raise _Unfit(why)
+    table = arrays["table"]
+    _refuse_other_number(r, "scores", len(table))
+    again, interval = label_tables.value(arrays, r.metric)
+    if r.value is None or abs(again - r.value) > _ALIKE:
+        raise _Unfit(f"it says {r.value}, its scores give {again:.4f}")
+    _refuse_other_interval(r, interval)
+    content = list_content(str(arrays["manifest"]), list_files(r, run))
+    if content is None:
+        return FROM_KEPT
+    lines = content.decode(errors="replace").removesuffix("\n").split("\n")
+    marks = [line.rpartition("\t")[2] for line in lines]
+    if not np.array_equal(table_of(marks, table.shape[1]), table):
+        raise _Unfit(
+            "the classes beside its scores are not those of its list of images"
+        )
+    return FROM_LIST
 
 
 def _of_ap_errors(r: Result, arrays: Arrays) -> int:

@@ -604,7 +604,10 @@ def test_a_wrong_folder_is_named_in_one_line(folder, tmp_path, trunk, capsys, ca
 @pytest.mark.parametrize(
     ("task", "expected"),
     [
-        ("knn", "holds boxes .*knn reads classes; take faster_rcnn"),
+        (
+            "knn",
+            "holds boxes .*knn reads one class an image; take faster_rcnn, or multilabel",
+        ),
         ("mask_rcnn", "VOC's XML has boxes only, and mask_rcnn needs outlines"),
         ("keypoint_rcnn", "keypoints are read from COCO's json alone"),
     ],

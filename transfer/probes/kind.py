@@ -74,6 +74,8 @@ class Probe(Generic[P]):
     only_test: bool = False
     # True: it reads images with label maps (`Dataset.dense`).
     dense: bool = False
+    # True: it reads images of several classes (`Dataset.multilabel`).
+    multilabel: bool = False
     # True: the processes train together. False: they only share computing the features; rank 0 does
     # the rest alone, and `measure` is called there only.
     together: bool = False
