@@ -15,10 +15,12 @@ from backbench.errors import EXIT_BAD_INPUT
 
 def pytest_collection_modifyitems(items):
     """Rooms with long files go first, so that two workers end at about the same time."""
-    rooms = ["transfer", "pretrain", "detection"]
+    rooms = ["transfer", "pretrain", "detection", "weights"]
     items.sort(
         key=lambda item: (
-            rooms.index(room) if (room := item.path.parent.name) in rooms else 3
+            rooms.index(room)
+            if (room := item.path.parent.name) in rooms
+            else len(rooms)
         )
     )
 

@@ -68,6 +68,19 @@ def names(dialect: Dialect, arch: str) -> dict[str, str]:
     return {dialect.rename(key): key for key in trunk_shapes(arch)}
 
 
+@functools.cache
+def _all_names(dialect: Dialect) -> frozenset[str]:
+    """Return the dialect's names of all ResNets."""
+    # ResNet-34 has all names of basic blocks, and ResNet-152 has all names of bottlenecks.
+    return frozenset(names(dialect, "resnet34") | names(dialect, "resnet152"))
+
+
+@functools.cache
+def _counted_names(dialect: Dialect, arch: str) -> frozenset[str]:
+    """Return the dialect's names of the tensors that must be there."""
+    return frozenset(name for name in names(dialect, arch) if not is_counter(name))
+
+
 # --- trunks ---
 
 
@@ -134,8 +147,7 @@ def _candidates(key: str) -> list[tuple[str, Dialect]]:
     parts = key.rsplit(".", LONGEST)[-LONGEST:]
     out = []
     for dialect in DIALECTS:
-        # ResNet-34 has all names of basic blocks, and ResNet-152 has all names of bottlenecks.
-        known = names(dialect, "resnet34").keys() | names(dialect, "resnet152").keys()
+        known = _all_names(dialect)
         # The longest name counts: layer1.0.conv1.weight also ends with conv1.weight.
         for i in range(len(parts)):
             end = ".".join(parts[i:])
@@ -161,7 +173,7 @@ def _fit(
     scores: dict[str, int] = {}
     explained: dict[str, int] = {}
     for arch in ARCHS:
-        wanted = {name for name in names(dialect, arch) if not is_counter(name)}
+        wanted = _counted_names(dialect, arch)
         scores[arch] = 2 * len(wanted & local.keys()) - len(wanted)
         explained[arch] = scores[arch] - len(decisive - wanted)
     arch = max(ARCHS, key=explained.__getitem__)
