@@ -94,6 +94,10 @@ KINDS = {
         "Each class against all others; val chooses one penalty for all. Metrics are the mean AP"
         " by area and by 11 points.",
     ),
+    "loaders": (
+        "Loaders",
+        "Nearest neighbours of one trunk by several loaders; each is a column, and none is chosen.",
+    ),
     "class_retrieval": (
         "Retrieval within classes",
         "It needs test images alone; nothing is chosen.",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Interval
 from pydantic import Field
 
+from backbench.images.loaders import Loader, geometry_by
 from backbench.images.preprocess import eval_geometry
 from backbench.parallel.precision import Precision
 from backbench.recipes.config import ChosenBy
@@ -71,6 +72,22 @@ class TrunkGeometry(Geometry):
         return Geometry(
             resize=round(self.resize * size / REFERENCE_SIZE),
             crop=round(self.crop * size / REFERENCE_SIZE),
+            interpolation=self.interpolation,
+            square=self.square,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedGeometry(Geometry):
+    """A geometry as another loader than ours does it."""
+
+    loader: Loader
+
+    def transform(self) -> Callable[[Image.Image], Image.Image]:
+        return geometry_by(
+            self.loader,
+            resize=self.resize,
+            crop=self.crop,
             interpolation=self.interpolation,
             square=self.square,
         )

@@ -25,7 +25,15 @@ DEFAULT_TASKS = ("knn", "fewshot", "logreg")
 FITTED = (*DEFAULT_TASKS, "label_curve")
 # On a folder of one's own these take the protocol `<task>_own`: each trunk at its own size, and a
 # training as long as the set is large
-OWN_TASKS = (*FITTED, "layers", "linear", "finetune", "multilabel", *DETECTION)
+OWN_TASKS = (
+    *FITTED,
+    "layers",
+    "loaders",
+    "linear",
+    "finetune",
+    "multilabel",
+    *DETECTION,
+)
 # What can be wanted: all but what follows from a list that these doors do not take
 MEASURED = tuple(
     name for name, task in TASKS.items() if task.from_scores or not task.follows

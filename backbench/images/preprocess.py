@@ -122,8 +122,10 @@ def eval_geometry(
     crop: int,
     interpolation: Literal["bilinear", "bicubic"] = "bilinear",
     square: bool = False,
+    resized_by: Callable[[Image.Image, tuple[int, int]], Image.Image] | None = None,
 ) -> Callable[[Image.Image], Image.Image]:
-    """Return torchvision's Resize of the shorter side (both if `square`), then CenterCrop."""
+    """Return torchvision's Resize of the shorter side (both if `square`), then CenterCrop. Pillow
+    resizes, or another function that brings an image to (width, height)."""
     from PIL import Image
 
     mode = Image.Resampling[interpolation.upper()]
@@ -135,7 +137,10 @@ def eval_geometry(
             size = (resize, resize)
         else:  # torchvision rounds the longer side down
             size = (resize * width // short, resize * height // short)
-        image = image.resize(size, mode)
+        if resized_by is None:
+            image = image.resize(size, mode)
+        else:
+            image = resized_by(image, size)
         left, top = (_crop_start(side - crop) for side in image.size)
         return image.crop((left, top, left + crop, top + crop))
 

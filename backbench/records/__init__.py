@@ -6,6 +6,7 @@ origin                where a number is made: code, versions, hardware
 predictions           RUN/predictions: what a model said of each test image
 kept_scores           RUN/scores: the logits of a head, from which calibration follows
 layers                the readings of the layers of a trunk, and what the best of them gains
+loaders               the rows of several loaders, and how far they lie apart
 paired_rows           the difference of two rows of one run, from what was kept
 clean_test            a list of flawed test images, and the scores without them
 ap_errors             what became of each detection, and the costs of its errors

@@ -25,8 +25,9 @@ class EvaluateRequest(WeightsRequest, JsonRequest):
     words: tuple[str, ...] = argument(
         "MODEL|TASK",
         "checkpoint files, timm:NAME or hf:ORG/REPO; then, if you like, tasks (knn, fewshot, logreg,"
-        " label_curve, layers, linear, multilabel, class_retrieval, cluster, attentive, calibration,"
-        " finetune, semi_10pct, ood/imagenet-a, segmentation/voc2012; knn@RECIPE, knn/DATASET)",
+        " label_curve, layers, loaders, linear, multilabel, class_retrieval, cluster, attentive,"
+        " calibration, finetune, semi_10pct, ood/imagenet-a, segmentation/voc2012; knn@RECIPE,"
+        " knn/DATASET)",
     )
     data: Path = option(
         "the images as FOLDER/<class>/, or in FOLDER/{train,val,test}/<class>/, or a tar or"

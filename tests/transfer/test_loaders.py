@@ -1,0 +1,152 @@
+"""What the loader is worth: each loader's pixels, its rows, and how their differences are told."""
+
+import io
+import json
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2.functional as tv
+from PIL import Image
+from support.records import a_result, rows_of
+
+from backbench.cli.program import main
+from backbench.images.loaders import LOADERS, geometry_by
+from backbench.images.preprocess import eval_geometry
+from backbench.records import loaders, predictions
+from backbench.stats import paired_differences
+from backbench.verify import verification
+
+SHAPE = {"resize": 40, "crop": 32}
+
+
+@pytest.fixture
+def picture():
+    """A picture with edges, larger than what is read of it."""
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    return Image.fromarray(blocks.repeat(6, 0).repeat(6, 1))
+
+
+def centre(pixels):
+    """The middle 32 x 32 pixels of 40 x 60."""
+    return pixels[4:36, 14:46]
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_each_loader_is_the_librarys_own(picture, interpolation):
+    size = (60, 40)
+    mode = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}[interpolation]
+    image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    by_tensor = tv.resize(
+        image, [40, 60], interpolation=tv.InterpolationMode(interpolation)
+    )
+    expected = {
+        "pil": np.asarray(
+            picture.resize(size, Image.Resampling[interpolation.upper()])
+        ),
+        "opencv": cv2.resize(np.asarray(picture), size, interpolation=mode),
+        "torch": by_tensor.permute(1, 2, 0).numpy(),
+    }
+    for quality in (95, 75):
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=quality)
+        again = Image.open(io.BytesIO(file.getvalue()))
+        resized = again.resize(size, Image.Resampling[interpolation.upper()])
+        expected[f"jpeg{quality}"] = np.asarray(resized)
+    found = {}
+    for loader in LOADERS:
+        geometry = geometry_by(loader, interpolation=interpolation, **SHAPE)
+        found[loader] = np.asarray(geometry(picture))
+        np.testing.assert_array_equal(found[loader], centre(expected[loader]))
+    usual = eval_geometry(interpolation=interpolation, **SHAPE)(picture)
+    np.testing.assert_array_equal(found["pil"], np.asarray(usual))
+    # OpenCV's has no antialiasing, torch's is nearly Pillow's
+    gaps = {
+        loader: np.abs(pixels.astype(int) - found["pil"]).mean()
+        for loader, pixels in found.items()
+    }
+    assert gaps["opencv"] > 5 > gaps["torch"]
+    assert gaps["jpeg75"] > gaps["jpeg95"] > 0
+
+
+def command(root, trunk, out, recipe, **keys):
+    file = out.with_suffix(".yaml")
+    about = {"kind": recipe, "protocol": f"{recipe}-x-v1", "geometry": SHAPE, **keys}
+    file.write_text(json.dumps(about))
+    line = ["linear", str(trunk), "--datasets", "classes", "--data", str(root)]
+    return [*line, "--out", str(out), "--protocol", str(file), "--accelerator", "cpu"]
+
+
+def test_each_loader_is_a_row_and_the_usual_one_is_that_of_knn(
+    trees, trunk, tmp_path, capsys
+):
+    root = trees("classes", sizes=(("train", 8), ("val", 4), ("test", 6)))
+    out = tmp_path / "run"
+    assert main(command(root, trunk, out, "loaders", k=5)) == 0
+    said = capsys.readouterr().out
+    assert "5 loaders spread over" in said
+    rows = rows_of(out)
+    assert [r.metric for r in rows] == [f"top1_{loader}" for loader in LOADERS]
+    verdicts = verification.of_run(rows, out)
+    assert {v.level for v in verdicts} == {verification.FROM_LIST}
+    assert main(command(root, trunk, tmp_path / "knn", "knn", k=[5])) == 0
+    (usual,) = rows_of(tmp_path / "knn")
+    assert (rows[0].value, rows[0].ci95) == (usual.value, usual.ci95)
+    # The features of each loader are others
+    cached = list((tmp_path / "cache").rglob("*.npy")) or None
+    assert cached is None or len(cached) >= len(LOADERS)
+
+
+def test_loaders_that_say_nothing_are_refused(trees, trunk, tmp_path, bad_input):
+    root = trees("classes")
+    for number, (keys, said) in enumerate(
+        (
+            ({"loaders": ["opencv", "torch"]}, "loaders are compared with pil; add it"),
+            (
+                {"loaders": ["pil", "torch", "torch"]},
+                "loaders name one twice: pil, torch",
+            ),
+            ({"k": 500}, "k = 500 neighbours of "),
+        )
+    ):
+        out = tmp_path / f"run{number}"
+        status = main(command(root, trunk, out, "loaders", **keys))
+        bad_input(status, said)
+        assert not out.exists()
+
+
+def test_differences_and_the_spread_are_told(tmp_path):
+    label = np.arange(400) % 4
+    rows = []
+    for loader, share in (("pil", 0.6), ("opencv", 0.5), ("jpeg75", 0.65)):
+        right = np.arange(400) < round(share * 400)
+        kept = predictions.keep(
+            tmp_path,
+            f"x-{loader}",
+            manifest="m",
+            label=label,
+            prediction=np.where(right, label, label + 1),
+        )
+        row = a_result(
+            name="vit",
+            task="loaders",
+            dataset="mine",
+            metric=f"top1_{loader}",
+            value=100 * share,
+            ci95=(100 * share - 5, 100 * share + 5),
+            provenance={"predictions": kept},
+        )
+        rows.append((row, tmp_path))
+    told, opencv, jpeg = loaders.sayings(rows)
+    assert told == (
+        "loaders of mine: vit has 60.00% [55.00, 65.00] by pil; 3 loaders spread over"
+        " 15.00 points"
+    )
+    step = np.repeat([0.0, -1.0, 0.0], [200, 40, 160])
+    low, high = paired_differences.of_images(step).ci95
+    assert opencv.split(maxsplit=1) == ["opencv", f"-10.00 [{low:.2f}, {high:.2f}]"]
+    assert jpeg.startswith("  jpeg75  +5.00 [")
+    # Without the usual loader nothing is compared
+    assert loaders.sayings(rows[1:]) == []
