@@ -32,6 +32,7 @@ from pathlib import Path
 import real_again
 
 from backbench.board.board import collect, difference
+from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, RESULTS_FILE, SCORES
 
 # The five that train, and the trunk that they begin as; mio's own form has other views and LARS
 METHODS = ("random", "supervised", "moco_v2", "lorac", "byol", "mio")
@@ -60,7 +61,7 @@ class Corpus:
         self.again = out / "again.json"
 
     def trunk(self, method: str) -> Path:
-        return self.out / "pretrained" / method / "backbone.safetensors"
+        return self.out / "pretrained" / method / CHECKPOINT_FILE
 
     def lite(self, size: int) -> Path:
         return self.out / f"lite{size}.safetensors"
@@ -70,7 +71,7 @@ class Corpus:
 
     def results(self) -> Iterator[dict]:
         """Yield every number that was measured, as its line says it."""
-        for file in sorted(self.runs.rglob("results.jsonl")):
+        for file in sorted(self.runs.rglob(RESULTS_FILE)):
             for line in file.read_text().splitlines():
                 yield json.loads(line)
 
@@ -263,7 +264,13 @@ def again(corpus: Corpus) -> None:
         measured = corpus.row("lorac", "knn/cifar10_jpeg/top1_k20")
         by = "torchvision's blocks, scikit-learn's neighbours"
         keep(what, measured["value"], computed, by)
-    # 3. Heads of ImageNet, as timm evaluates them
+    # 3. Networks whose errors their author printed: these pictures are what he tested on
+    for depth, printed in AKAMASTER.items():
+        what = f"akamaster's ResNet-{depth}, error on CIFAR-10's test pictures"
+        if what not in kept:
+            error = real_again.published_error(corpus.akamaster(), depth, whole)
+            keep(what, printed, error, "the author's code; printed beside it")
+    # 4. Heads of ImageNet, as timm evaluates them
     for size in LITE:
         what = f"efficientnet-lite{size}, ood/imagenet-val/top1"
         if what not in kept:
@@ -271,12 +278,6 @@ def again(corpus: Corpus) -> None:
             computed = real_again.heads_by_timm(size, lite_file(size), photos)
             measured = corpus.row(f"efficientnet-lite{size}", "ood/imagenet-val/top1")
             keep(what, measured["value"], computed, "timm's evaluation")
-    # 4. Networks whose errors their author printed: these pictures are what he tested on
-    for depth, printed in AKAMASTER.items():
-        what = f"akamaster's ResNet-{depth}, error on CIFAR-10's test pictures"
-        if what not in kept:
-            error = real_again.published_error(corpus.akamaster(), depth, whole)
-            keep(what, printed, error, "the author's code; printed beside it")
 
 
 STEPS: dict[str, Callable[[Corpus], None]] = {
@@ -301,7 +302,7 @@ def keep(corpus: Corpus, folder: Path) -> None:
     shutil.rmtree(merged, ignore_errors=True)
     command("merge", f"backbench={corpus.runs}", "--public", "--out", merged)
     # Numbers follow from predictions alone; ten logits of each picture would be megabytes
-    for scores in list(merged.rglob("scores")):
+    for scores in list(merged.rglob(SCORES)):
         shutil.rmtree(scores)
     records = folder / "records"
     shutil.rmtree(records, ignore_errors=True)
@@ -324,7 +325,7 @@ def curves(corpus: Corpus) -> list[dict]:
     """Return the loss and the kNN score of each pretraining at the end of each epoch."""
     rows = []
     for method in METHODS:
-        file = corpus.trunk(method).parent / "metrics.jsonl"
+        file = corpus.trunk(method).parent / METRICS_FILE
         if not file.exists():
             continue
         losses: dict[int, list[float]] = {}

@@ -13,7 +13,12 @@ import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
-from timm.data import create_transform, resolve_data_config
+from timm.data import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    create_transform,
+    resolve_data_config,
+)
 from torch import Tensor, nn
 from torchvision import transforms
 from torchvision.models.resnet import BasicBlock
@@ -21,10 +26,9 @@ from torchvision.models.resnet import BasicBlock
 View = Callable[[Image.Image], Tensor]
 BATCH = 50
 TEMPERATURE = 0.07  # of the neighbours' votes
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
-class Pictures:
+class ClassFolder:
     """The pictures of a class folder; a label is the place of its class in the sorted names."""
 
     def __init__(self, folder: Path) -> None:
@@ -80,18 +84,18 @@ def narrow_resnet18(file: Path) -> nn.Module:
     from safetensors.torch import load_file
 
     layers: dict[str, nn.Module] = {
-        "conv1": nn.Conv2d(3, 16, 7, stride=2, padding=3, bias=False),
-        "bn1": nn.BatchNorm2d(16),
+        "conv1": nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+        "bn1": nn.BatchNorm2d(64),
         "relu": nn.ReLU(),
         "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
     }
-    before = 16
+    before = 64
     for number, width in enumerate((16, 32, 64, 128), 1):
         stride = 1 if number == 1 else 2
         shortcut = None
-        if stride == 2:
+        if stride == 2 or before != width:
             shortcut = nn.Sequential(
-                nn.Conv2d(before, width, 1, stride=2, bias=False),
+                nn.Conv2d(before, width, 1, stride=stride, bias=False),
                 nn.BatchNorm2d(width),
             )
         first = BasicBlock(before, width, stride, shortcut)
@@ -149,8 +153,8 @@ def lite_on_small(
     """EfficientNet-Lite0 on a part of CIFAR-10: neighbours and a logistic regression."""
     network = lite(0, weights, classes=0)
     view = plain_view(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    train = Pictures(data / "train")
-    test = Pictures(data / "test")
+    train = ClassFolder(data / "train")
+    test = ClassFolder(data / "test")
     of_train = outputs(network, train.files, view)
     of_test = outputs(network, test.files, view)
     near = neighbours(of_train, train.labels, of_test)
@@ -164,9 +168,9 @@ def lite_on_small(
 def narrow_on_cifar(data: Path, weights: Path) -> float:
     """A trunk that was pretrained here, on all of CIFAR-10: the twenty nearest of 50,000."""
     network = narrow_resnet18(weights)
-    view = plain_view(32, IMAGENET["mean"], IMAGENET["std"])
-    train = Pictures(data / "train")
-    test = Pictures(data / "test")
+    view = plain_view(32, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    train = ClassFolder(data / "train")
+    test = ClassFolder(data / "test")
     of_train = outputs(network, train.files, view)
     of_test = outputs(network, test.files, view)
     return percent(neighbours(of_train, train.labels, of_test), test.labels)
@@ -177,7 +181,7 @@ def heads_by_timm(size: int, weights: Path, data: Path) -> float:
     network = lite(size, weights)
     config = resolve_data_config({}, model=network)
     view = create_transform(**config, is_training=False)
-    pictures = Pictures(data)
+    pictures = ClassFolder(data)
     answers = outputs(network, pictures.files, view).argmax(1)
     return percent(answers, pictures.labels)
 
@@ -199,9 +203,9 @@ def published_error(folder: Path, depth: int, data: Path) -> float:
     view = transforms.Compose(
         [
             transforms.ToTensor(),
-            transforms.Normalize(IMAGENET["mean"], IMAGENET["std"]),
+            transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
         ]
     )
-    test = Pictures(data / "test")
+    test = ClassFolder(data / "test")
     answers = outputs(network, test.files, view).argmax(1)
     return 100 - percent(answers, test.labels)
