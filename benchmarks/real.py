@@ -240,7 +240,7 @@ def again(corpus: Corpus) -> None:
 
     def keep(what: str, measured: float | None, computed: float, by: str) -> None:
         """Keep a number as soon as it is there, so that a stop costs one at most."""
-        both = {"backbench": measured, "again": computed, "by": by}
+        both = {"against": measured, "again": computed, "by": by}
         kept[what] = both
         corpus.again.write_text(json.dumps(kept, indent=1))
         print(what, both, flush=True)
@@ -380,7 +380,7 @@ def again_rows(corpus: Corpus) -> list[dict]:
     """Return what was computed again, beside what it is compared with."""
     rows = []
     for what, both in corpus.read_again().items():
-        numbers = {key: f"{both[key]:.2f}" for key in ("backbench", "again")}
+        numbers = {key: f"{both[key]:.2f}" for key in ("against", "again")}
         rows.append({"number": what, **numbers, "by": both["by"]})
     return rows
 

@@ -70,8 +70,8 @@ def test_numbers_of_other_code_are_those_of_the_records(board):
     shared = [row for row in table("again.csv") if row["number"] in values]
     assert len(shared) >= 4
     for row in shared:
-        assert f"{values[row['number']]:.2f}" == row["backbench"]
-        assert abs(float(row["again"]) - float(row["backbench"])) <= 0.2
+        assert f"{values[row['number']]:.2f}" == row["against"]
+        assert abs(float(row["again"]) - float(row["against"])) <= 0.2
 
 
 def test_the_pages_tables_are_of_the_records(board):
