@@ -132,6 +132,7 @@ def check(request: PretrainRequest) -> None:
 def open_images(folder: Path) -> ImageList:
     """List what is trained on: the train split of a class folder, without what `evaluate` draws from
     it for its test; or all pictures of a folder without classes."""
+    catalog.refuse_taken_name(folder, f"--images {folder}")
     if not catalog.is_class_folder(folder):
         found = scan_folder(folder)
     elif "train" in catalog.splits_of(folder):

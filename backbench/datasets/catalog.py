@@ -309,6 +309,20 @@ def present(name: str, root: Path, *, multilabel: bool = False) -> None:
 # Reading
 
 
+def refuse_taken_name(folder: Path, given: str) -> None:
+    """Raise BadInput for a class folder of one's own that has the name of a known dataset."""
+    name = folder.name
+    if row(name) is None or not is_class_folder(folder):
+        return
+    try:
+        present(name, folder.parent)
+    except BadInput:
+        raise BadInput(
+            f"{given}: has the name of the known dataset {name}, and not its files;"
+            " rename the folder"
+        ) from None
+
+
 def open_split(root: Path, name: str, split: str) -> ImageList:
     """Read ROOT/<name>/<split> for pretraining, labelled or not. BadInput names what is missing."""
     found = row(name)

@@ -233,14 +233,7 @@ def dataset_folder(data: Path, *, detects: bool = False) -> Path:
         raise BadInput(
             f"--data {data}: a dataset's name has no comma and is not 'all'; rename it"
         )
-    if catalog.row(name) is not None and catalog.is_class_folder(folder):
-        try:
-            catalog.present(name, folder.parent)
-        except BadInput:
-            raise BadInput(
-                f"--data {data}: has the name of the known dataset {name}, and not its files;"
-                " rename the folder"
-            ) from None
+    catalog.refuse_taken_name(folder, f"--data {data}")
     if not detects and not box_folders.looks_like_boxes(folder):
         catalog.present(name, folder.parent)
         return folder

@@ -50,6 +50,7 @@ def folders(pictures, flat, tmp_path):
     (tmp_path / "few").mkdir()
     for file in sorted(flat.iterdir())[:3]:
         shutil.copy(file, tmp_path / "few")
+    shutil.copytree(pictures, tmp_path / "root" / "cifar10")
     return tmp_path
 
 
@@ -249,6 +250,8 @@ def test_pictures_without_classes_are_trained_on_and_the_next_command_is_named(
         (["lorac", "--images", "cells", "--out", "cells/../a_file"], "is a file"),
         (["lorac", "--images", "empty"], "no images found"),
         (["lorac", "--images", "few"], "3 pictures to train on"),
+        # A dataset's name, on somebody's class folder
+        (["lorac", "--images", "root/cifar10"], "known dataset cifar10, and not its"),
     ],
 )
 def test_wrong_words_get_one_line_and_nothing_is_written(
