@@ -48,6 +48,8 @@ class Task:
     # (stats/training_noise.py). For few labels it is False: their tests count the draws of labels,
     # which hold that chance already
     trains: bool = True
+    # How those protocols begin that measure what a model came with, and train nothing
+    untrained: str | None = None
     # Points by which a measured number may miss a printed one; None: it is not judged. These numbers
     # are our own: the papers print one run without an interval, and users report spreads of half a
     # point to a point for one recipe (facebookresearch/barlowtwins#14: 68.9 and 69.7)
@@ -67,6 +69,13 @@ class Task:
     def follows(self) -> bool:
         """Whether its numbers follow from what other tasks kept."""
         return self.from_scores or self.from_predictions or self.explains is not None
+
+    def trains_in(self, protocol: str) -> bool:
+        """Return whether a second run of a protocol may give another number."""
+        came_with_the_model = self.untrained is not None and protocol.startswith(
+            self.untrained
+        )
+        return self.trains and not came_with_the_model
 
     def tolerance_on(self, dataset: str) -> float | None:
         return self.tolerances.get(dataset, self.tolerance)

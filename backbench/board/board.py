@@ -435,7 +435,8 @@ def _of_seeds(parts: list[Measurement]) -> Cell:
     values = [result.value for result, _ in parts if result.value is not None]
     if not values:
         return Cell(None, None, parts)
-    if not TASKS[only.task].trains and len({result.value for result, _ in parts}) == 1:
+    trains = TASKS[only.task].trains_in(only.protocol)
+    if not trains and len({result.value for result, _ in parts}) == 1:
         # Nothing in it is random: several seeds are one measurement.
         note = f"{len(parts)} seeds, one measurement"
         return Cell(only.value, only.ci95, parts, note, backed)
@@ -517,7 +518,7 @@ def noise_of(board: Board, column: Column) -> TrainingNoise:
     task = TASKS[column.task]
     if column in board.noises:
         return board.noises[column]
-    if not task.trains or column.dataset == AVERAGE:
+    if not task.trains_in(column.protocol) or column.dataset == AVERAGE:
         return NOTHING_TRAINED
     seeds = []
     choices: list[float] = []  # variances of the choice on validation images

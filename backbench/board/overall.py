@@ -316,7 +316,7 @@ def _basis(ranking: rank_intervals.Ranking, columns: Sequence[Column]) -> str:
     if ranking.over == "columns":
         return f"for other measurements like these {ranking.units}, on other images"
     these = "these measurements" if len(columns) > 1 else "this measurement"
-    if any(TASKS[column.task].trains for column in columns):
+    if any(TASKS[column.task].trains_in(column.protocol) for column in columns):
         return f"for {these} on other images and trainings"
     return f"for {these} on other images"
 

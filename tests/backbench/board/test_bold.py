@@ -108,7 +108,14 @@ def test_the_noise_of_a_choice_is_of_the_metric_that_chose(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", [KNN, FEWSHOT, ("logreg", "digits", "top1", "logreg-v1", None)]
+    "kind",
+    [
+        KNN,
+        FEWSHOT,
+        ("logreg", "digits", "top1", "logreg-v1", None),
+        # The classifier that a model came with
+        ("ood", "imagenet-val", "top1", "own-all", None),
+    ],
 )
 def test_what_is_not_trained_by_chance_needs_no_seeds(tmp_path, kind):
     board = board_of(tmp_path, [kind], gap=12)
