@@ -367,7 +367,8 @@ def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> B
 def _add_facts(board: Board, result: Result) -> None:
     """Add what a result says about its checkpoint beside its number."""
     way = fast.word(result.provenance)
-    if way:
+    # A trunk that was never trained was trained in no way
+    if way and result.epochs != 0:
         board.ways[result.checkpoint] = way
     recipe = result.provenance.get(fast.PRETRAINING)
     if isinstance(recipe, Mapping):

@@ -248,6 +248,17 @@ def test_names_do_not_break_latex(tmp_path):
     assert f"\n{name} & 200 & 91.2 & -- \\\\\n" in tex
 
 
+def test_a_trunk_that_was_never_trained_is_not_called_fast(tmp_path):
+    told = fast.of_trunk({"recipe": FAST})
+    rows = []
+    for name, checkpoint, epochs in (("lorac", "a", 200), ("random", "b", 0)):
+        one = a_result(name=name, checkpoint=checkpoint * 64, epochs=epochs)
+        rows.append(dataclasses.replace(one, provenance={**one.provenance, **told}))
+    store.append(tmp_path, rows)
+    board = collect([tmp_path])
+    assert {board.name(row) for row in board.rows} == {"lorac (fast)", "random"}
+
+
 PRINTED = config.read_recipe(config.find_recipe("lorac/lorac_imagenet", "pretrain"))
 FAST = config.apply_overrides(PRINTED, fast.spelled())
 REFERENCE = config.apply_overrides(PRINTED, ["precision=fp32"])
