@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from backbench.datasets.readers import VOC07_CLASSES
 from backbench.detection.data import box_format
 from backbench.detection.data.dataset_dicts import (
     LARGEST,
@@ -17,29 +18,6 @@ from backbench.detection.data.split import DatasetFiles, Split
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
-
-VOC_CLASSES = (
-    "aeroplane",
-    "bicycle",
-    "bird",
-    "boat",
-    "bottle",
-    "bus",
-    "car",
-    "cat",
-    "chair",
-    "cow",
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-)
 
 LARGEST_FILE = opening.GIGABYTE  # of a list of images
 LAYOUT = "VOC is ROOT/VOC2007/{ImageSets,Annotations,JPEGImages}"
@@ -90,9 +68,9 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
         )
     if not records:
         raise BadInput("no images")
-    ids = tuple(range(len(VOC_CLASSES)))
+    ids = tuple(range(len(VOC07_CLASSES)))
     notes = box_format.check(_boxes(records))
-    return Split(files, VOC_CLASSES, ids, records, notes=tuple(notes))
+    return Split(files, VOC07_CLASSES, ids, records, notes=tuple(notes))
 
 
 def _boxes(records: Sequence[ImageRecord]) -> box_format.Boxes:
@@ -130,7 +108,7 @@ def _object(node: ET.Element) -> Annotation:
     return {
         "bbox": [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1],
         "bbox_mode": XYWH,
-        "category_id": VOC_CLASSES.index(str(node.findtext("name"))),
+        "category_id": VOC07_CLASSES.index(str(node.findtext("name"))),
         "iscrowd": 0,
         "difficult": bool(int(str(node.findtext("difficult")))),
     }

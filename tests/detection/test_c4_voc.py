@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from support.detection_runs import built, near_its_checkpoint, run_of_config
 
+from backbench.datasets.readers import VOC07_CLASSES
 from backbench.detection import evaluate, lint, train_net, voc_ap
 from backbench.detection.data import reading
 from backbench.detection.data.split import join, training_records
-from backbench.detection.data.voc import VOC_CLASSES
 from backbench.detection.protocol import protocol
 from backbench.detection.task_rows import FASTER_RCNN, MASK_RCNN
 from backbench.errors import BadInput
@@ -69,7 +69,7 @@ def test_records_are_detectron2s(voc):
     from detectron2.data.datasets.pascal_voc import load_voc_instances
 
     split = reading.read(reading.find("voc_2007_trainval", voc), FASTER_RCNN)
-    theirs = load_voc_instances(str(voc / "VOC2007"), "trainval", VOC_CLASSES)
+    theirs = load_voc_instances(str(voc / "VOC2007"), "trainval", VOC07_CLASSES)
     for a, b in zip(split.records, theirs, strict=True):
         for key in ("file_name", "image_id", "height", "width"):
             assert a[key] == b[key], key
@@ -151,7 +151,7 @@ def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
         for a in record["annotations"]:
             for _ in range(4):
                 x, y, w, h = np.array(a["bbox"]) + rng.normal(0, 4, 4)
-                label = rng.choice([a["category_id"], VOC_CLASSES.index("dog")])
+                label = rng.choice([a["category_id"], VOC07_CLASSES.index("dog")])
                 found.append(
                     {
                         "image_id": record["image_id"],
