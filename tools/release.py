@@ -16,7 +16,7 @@ DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def notes(tag: str, root: Path = ROOT) -> str:
-    """What the changelog says of the version of this tag."""
+    """Return what the changelog says of the version of this tag."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     version = project["version"]
     if tag != f"v{version}":

@@ -25,7 +25,7 @@ class MetricWords:
 
     @property
     def scale(self) -> float:
-        """What a value of ours is divided by."""
+        """The number by which a value of ours is divided."""
         return 100.0 if self.share else 1.0
 
 

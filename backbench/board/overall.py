@@ -467,7 +467,7 @@ def _missing(
     connected: Sequence[Sequence[Row]],
     main: Sequence[Column],
 ) -> list[str]:
-    """What stands in the way of a verdict, a clause each."""
+    """Say what stands in the way of a verdict, a clause each."""
     clauses = [
         _never_together(board, connected, sets, labels),
         _trained_once(board, sets, labels, main),

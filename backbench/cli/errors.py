@@ -144,7 +144,7 @@ def _rows(
 
 
 class _Table(NamedTuple):
-    """What the columns of one printed table share."""
+    """Holds what the columns of one printed table share."""
 
     task: str
     dataset: str

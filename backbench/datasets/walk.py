@@ -30,7 +30,7 @@ NONE_SHARED = "no test image is in train or val\n"
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look at all files has told."""
+    """Holds what a look at all files has told."""
 
     # By split, in the order of its images: their bytes, then their files' inodes and ctimes
     sizes: Mapping[str, array[int]]

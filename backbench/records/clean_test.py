@@ -49,7 +49,7 @@ _CIFAIR = ["TestID", "TrainID", "Distance", "Judgment"]
 
 
 class Flaw(NamedTuple):
-    """What one line of a list says of a test image."""
+    """Holds what one line of a list says of a test image."""
 
     line: int
     kind: int

@@ -1,4 +1,4 @@
-"""What a head says of images that show several classes, and the numbers that follow from it.
+"""Keeps what a head says of images that show several classes, and computes the numbers that follow.
 
 RUN/predictions/*.npz has `score` (N, C), how surely an image shows a class, and `table` (N, C), what
 is true (images/multilabel.py). `verify` computes values and intervals again from these alone.

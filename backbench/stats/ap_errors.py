@@ -42,7 +42,7 @@ NO_CLASS = -1  # of a detection that is removed when it is mended
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of D detections, the surest first, and of G objects, in `images` images."""
+    """Holds what became of D detections, the surest first, and of G objects, in `images` images."""
 
     images: int
     image: np.ndarray  # (D,): the index of the detection's image

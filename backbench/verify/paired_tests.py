@@ -107,7 +107,7 @@ def compare(
 
 
 def _mean_cost(files: Sequence[Path], metric: str) -> float:
-    """What a kind of error costs in the mean over seeds."""
+    """Return what a kind of error costs in the mean over seeds."""
     kept = [load(file) for file in files]
     return float(np.mean([ap_errors.value(x, metric) for x in kept if x is not None]))
 

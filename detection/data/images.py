@@ -109,7 +109,7 @@ def _check_size(
 
 
 class LookedAt(NamedTuple):
-    """What `check_file` learns of an image."""
+    """Holds what `check_file` learns of an image."""
 
     turned: bool  # by its EXIF orientation
     length: int  # bytes

@@ -1,6 +1,7 @@
-"""What the loader is worth: nearest neighbours of one trunk, with all images loaded by Pillow (the usual
-loader), by OpenCV, by torch, and written as JPEG once more. Each loader is a row, and none is chosen;
-`records/loaders.py` tells how far they are apart."""
+"""Measures what the loader is worth, by nearest neighbours of one trunk.
+
+All images are loaded by Pillow (the usual loader), by OpenCV, by torch, and written as JPEG once
+more. Each loader is a row, and none is chosen; `records/loaders.py` tells how far they are apart."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated

@@ -30,7 +30,7 @@ _SYNSET = re.compile(r"n\d{8}")
 
 
 class Score(NamedTuple):
-    """What a network makes of the pictures."""
+    """Holds what a network makes of the pictures."""
 
     name: str  # timm's
     right: tuple[bool, ...]  # of each picture
