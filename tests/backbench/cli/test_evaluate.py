@@ -205,6 +205,20 @@ def test_the_command_that_settles_a_column_names_files_that_are_there(
         assert file.startswith("timm:") or (home / file).is_file(), file
 
 
+def test_the_same_command_goes_on_beside_rows_that_follow_from_its_own(home, capsys):
+    words = ["evaluate", "my_resnet.pth", "logreg", "calibration", "--size", "32"]
+    words += ["--data", "mine", "--out", "runs"]
+    assert program.main(words) == 0
+    test = catalog.load("mine", home).test
+    (home / "copies.tsv").write_text(f"{test.paths[0]}\tcopy\tanother.png\n")
+    assert program.main(["rescore", "runs", "--list", "copies.tsv"]) == 0
+    capsys.readouterr()
+    assert program.main(words) == 0
+    said = capsys.readouterr().out
+    assert "calibration/mine/nll@logreg-own-v1" in said
+    assert "table: runs/leaderboard.csv" in said
+
+
 def test_finetuning_a_small_set_reads_a_trunk_at_its_own_size(home, monkeypatch):
     trained_at_32(home / "trained.safetensors")
     protocol = "base: finetune_own\nhead_lr: [0.1]\nprotocol: short-v1\n"
