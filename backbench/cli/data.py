@@ -111,6 +111,10 @@ def _check(request: DataCheckRequest, problems: list[str]) -> int:
     """Print what is there and what is wrong, which goes to `problems`, too; 1 if anything is."""
     name = request.name
     root = request.data
+    if request.copies is not None and request.copies.exists():
+        raise BadInput(
+            f"--copies {request.copies}: is there already; name a file that is not"
+        )
     own = name not in catalog.known() and name not in box_folders.NAMED_BY_CONFIGS
     if own and box_folders.looks_like_boxes(root / name):
         return _check_boxes(request, problems)

@@ -236,6 +236,10 @@ def test_the_copies_are_written_as_rescore_reads_them(root, tmp_path):
         "b/other.webp\tcopy\ta/3.jpg",
     ]
     assert len(clean_test.read_list(file).flaws) == 3
+    # A file that is there is never written over
+    held = file.read_bytes()
+    said = door(*words)
+    assert f"{file}: is there already" in said.err and file.read_bytes() == held
 
 
 def image_list(counts):
