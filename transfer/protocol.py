@@ -211,6 +211,13 @@ class Protocol:
         return name
 
     @property
+    def recipe(self) -> str:
+        """The name of its kind's shipped recipe: that of folders of one's own where it reads each
+        trunk at its own size."""
+        own = isinstance(self.geometry, TrunkGeometry)
+        return f"{self.kind}_own" if own else self.kind
+
+    @property
     def space(self) -> str:
         """The space that its heads read."""
         return self.head or "trunk"

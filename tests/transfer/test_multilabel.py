@@ -233,7 +233,7 @@ def test_what_cannot_be_told_apart_is_refused(
 ):
     own_boxes.coco(tmp_path / "same")
     status = main(command(tmp_path, [trunk], tmp_path / "run", recipe, "same"))
-    bad_input(status, "same: no class is in some images of train and not in others")
+    bad_input(status, "same: train: each class is in all images or in none")
     boxes(tmp_path / "mine")
     few = tmp_path / "knn.yaml"
     few.write_text('{"kind": "knn", "protocol": "x-v1"}')

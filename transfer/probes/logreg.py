@@ -185,8 +185,8 @@ def _choice(
         log.warning(
             f"{checkpoint.name} on {task.dataset.name}: not converged within"
             f" {p.max_iterations} iterations (gradient {gradient:.1e}, tolerance"
-            f" {p.tolerance:g}); the row says so and never leads; `--protocol"
-            f" {task.protocol.name} max_iterations={10 * p.max_iterations}` may help"
+            f" {p.tolerance:g}); the row says so and never leads; `backbench linear ... --protocol"
+            f" {p.recipe} max_iterations={10 * p.max_iterations}` may help"
         )
     return {
         "l2": l2,

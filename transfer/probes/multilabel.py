@@ -70,9 +70,12 @@ def refuse(p: MultiLabel, name: str, found: Splits) -> None:
         table = cast(MultiLabelList, part).table()
         shown = (table == PRESENT).any(0)
         if not (shown & (table != PRESENT).any(0)).any():
+            content = "no image shows a class"
+            if shown.any():
+                content = "each class is in all images or in none"
             raise BadInput(
-                f"{name}: no class is in some images of {split} and not in others, so there is"
-                " nothing to tell apart; annotate more images"
+                f"{name}: {split}: {content}, so there is nothing to tell apart; add images that"
+                " show a class, and others that do not"
             )
 
 
@@ -141,7 +144,8 @@ def measure(
             log.warning(
                 f"{trunk.checkpoint.name} on {task.dataset.name}: not converged within"
                 f" {p.max_iterations} iterations (gradient {gradient:.1e}); the row says so and"
-                f" never leads; max_iterations={10 * p.max_iterations} behind the protocol may help"
+                f" never leads; `backbench linear ... --protocol {p.recipe}"
+                f" max_iterations={10 * p.max_iterations}` may help"
             )
         chosen = {
             "l2": l2,
