@@ -49,12 +49,13 @@ def scored_split(row: Result, data: Path | None) -> Split:
     val = str(row.facts["val"])
     name = val.partition(":")[0]
     task = DETECTION_TASKS[row.task]
-    root = reading.root_folder(data)
     if name.startswith("own_"):
+        root = reading.root_folder(data, holds=printable.shown(row.dataset, 40))
         # ROOT, or the folder of the boxes itself
         base = root if root.name == row.dataset else root / row.dataset
         split = own.read(base, task)[1]
     else:
+        root = reading.root_folder(data)
         split = reading.read(reading.find(name, root), task)
     if split.fingerprint != val:
         raise BadInput(

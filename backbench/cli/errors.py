@@ -44,13 +44,18 @@ class Explained(NamedTuple):
 def run(request: ErrorsRequest) -> Outcome:
     """Run the verb `errors`."""
     # 1. All numbers are made before the first file is written: a run that does not fit changes none
-    explained = explain(_measured(request.runs), request.data)
-    if not explained:
+    measured = _measured(request.runs)
+    if not measured:
         where = ", ".join(map(str, request.runs))
         raise BadInput(
-            f"{where}: no run of Faster or Mask R-CNN with kept detections; measure one by"
+            f"{where}: no run of Faster or Mask R-CNN with an AP50; measure one by"
             " `backbench detect`"
         )
+    explained, left_out = explain(measured, request.data)
+    if not explained:
+        raise BadInput("; ".join(left_out))
+    for line in left_out:
+        log.warning(line)
     # 2. Outcomes come first: a run that was killed before its rows makes both again
     for one in explained:
         predictions.keep(one.run, one.name, **one.arrays)
@@ -75,12 +80,13 @@ def _measured(runs: Sequence[Path]) -> dict[Path, dict[str, Measurement]]:
 
 def explain(
     measured: Mapping[Path, Mapping[str, Measurement]], data: Path | None
-) -> list[Explained]:
-    """Make the rows of each run; a line of warning for each that has none."""
+) -> tuple[list[Explained], list[str]]:
+    """Make the rows of each run, and say of each that has none why it is left out."""
     from backbench.detection import kept_detections, tide
     from backbench.detection.data.split import Split
 
     explained = []
+    left_out = []
     splits: dict[tuple[str, str, str], Split] = {}
     for run, by_kind in measured.items():
         first = next(iter(by_kind.values())).result
@@ -89,9 +95,9 @@ def explain(
         if detections is None:
             why = "its detections were not kept; measure it again"
         elif not detections:
-            why = "it detected nothing"
+            why = "it detected nothing, so no error can be explained; train it longer"
         if detections is None or why:
-            log.warning(f"{printable.shown(str(run), 300)}: left out: {why}")
+            left_out.append(f"{printable.shown(str(run), 300)}: left out: {why}")
             continue
         key = (first.task, first.dataset, str(first.facts["val"]))
         if key not in splits:
@@ -109,7 +115,7 @@ def explain(
                     )
         # 2. Its rows
         explained.append(_rows(run, by_kind, outcomes))
-    return explained
+    return explained, left_out
 
 
 def _rows(

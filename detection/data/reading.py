@@ -17,14 +17,16 @@ DATASETS = coco.DATASETS | voc.DATASETS
 # What the configs for boxes of one's own name
 OWN = ("own_train", "own_test")
 
+COCO_FOLDERS = "coco/{annotations,train2017,val2017}"
 
-def root_folder(data: Path | None) -> Path:
-    """Return --data, or else Detectron2's $DETECTRON2_DATASETS."""
+
+def root_folder(data: Path | None, holds: str = COCO_FOLDERS) -> Path:
+    """Return --data, or else Detectron2's $DETECTRON2_DATASETS. BadInput where there is neither says
+    what the folder `holds`."""
     root = data or os.environ.get("DETECTRON2_DATASETS")
     if not root:
         raise BadInput(
-            "no data: give --data ROOT with ROOT/coco/{annotations,train2017,val2017} "
-            "(or $DETECTRON2_DATASETS)"
+            f"no data: give --data ROOT with ROOT/{holds} (or $DETECTRON2_DATASETS)"
         )
     return Path(root)
 

@@ -476,4 +476,24 @@ def test_runs_without_detections_are_left_out(boxes, capsys, caplog):
     (boxes / "runs" / "good" / "predictions.json").unlink()
     capsys.readouterr()
     assert errors(boxes) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for name in ("weak", "good"):
+        assert f"{name}: left out: its detections were not kept; measure it" in line
+
+
+def test_a_detector_that_found_nothing_has_no_errors(boxes, capsys, caplog):
+    (boxes / "runs" / "weak" / "predictions.json").write_text("[]")
+    assert errors(boxes) == 0
+    assert "weak: left out: it detected nothing" in caplog.text
+
+
+def test_without_data_the_boxes_that_are_needed_are_named(boxes, capsys, monkeypatch):
+    monkeypatch.delenv("DETECTRON2_DATASETS", raising=False)
+    assert main(["errors", str(boxes / "runs")]) == 2
+    assert "give --data ROOT with ROOT/mine (or" in capsys.readouterr().err
+
+
+def test_a_folder_without_detectors_is_refused(tmp_path, capsys):
+    (tmp_path / "runs").mkdir()
+    assert main(["errors", str(tmp_path / "runs")]) == 2
     assert "measure one by `backbench detect`" in capsys.readouterr().err
