@@ -340,7 +340,11 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
     elif count > rank_intervals.MOST_ROWS:
         most = rank_intervals.MOST_ROWS
         return f"{count} checkpoints are too many to rank: at most {most} are."
-    elif not sets and len(connected) > 1:
+    elif (
+        not sets
+        and len(connected) > 1
+        and not _unsettled_together(board, *connected[:2])
+    ):
         said = "No two checkpoints share a measurement: nothing here can be compared"
     elif not sets:
         said = "Nothing here can be compared"
@@ -498,6 +502,11 @@ def _never_together(
         words.append(in_braces([labels[row.checkpoint] for row in rows]))
     if len(ordered) > GROUPS:
         words.append(f"{len(ordered) - GROUPS} other groups")
+    # What both have, and cannot be ranked by, no command connects
+    shared = _unsettled_together(board, ordered[0], ordered[1])
+    if shared:
+        where = as_places(shared, [], short_names(board.main_columns()))
+        return f"not compared: {listed(words)}; a fit in {where} has not converged"
     # The column in which most of the first group were measured
     first = set(ordered[0])
     count = {}
@@ -509,6 +518,22 @@ def _never_together(
     command = commands.measuring(board, column, [ordered[1][0]])
     connects = "them" if len(ordered) == 2 else "the first two"
     return f"never measured together: {listed(words)}; `{command}` connects {connects}"
+
+
+def _unsettled_together(
+    board: Board, one: Sequence[Row], other: Sequence[Row]
+) -> list[Column]:
+    """Return the columns in which both groups have numbers, and a fit that has not converged."""
+    columns = []
+    for column in board.main_columns():
+        cells = dict(board.measured(column))
+        settled = [cell.settled for cell in cells.values() if cell.backed]
+        in_both = any(row in cells for row in one) and any(
+            row in cells for row in other
+        )
+        if column.dataset != AVERAGE and in_both and not all(settled):
+            columns.append(column)
+    return columns
 
 
 def _trained_once(

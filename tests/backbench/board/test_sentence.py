@@ -370,6 +370,12 @@ SITUATIONS = [
         " confidence, for this measurement on other images.",
     ),
     Situation(
+        "a fit that has not converged in the only column of both",
+        {"a": {KNN: 70, LOGREG: Held(90, converged=False)}, "b": {LOGREG: 60}},
+        "Nothing here can be compared. Not compared: a and b; a fit in Logistic"
+        " regression has not converged.",
+    ),
+    Situation(
         "only measures that are not ranked",
         {"a": {CLUSTER: bare(50)}, "b": {CLUSTER: bare(40)}},
         "Nothing here can be compared. Without a number that can be ranked: a and b.",
