@@ -32,7 +32,7 @@ def sayings(rows: Sequence[tuple[Result, Path]]) -> list[str]:
 
     `rows` are points of curves, each with the folder of its run. Two checkpoints are compared at
     every point, more only by what the best one needs to do as well as each other with all labels."""
-    curves: dict[tuple[str, str, int], dict[str, Curve]] = defaultdict(dict)
+    curves: dict[tuple[str, str, str, int], dict[str, Curve]] = defaultdict(dict)
     names: dict[str, str] = {}
     for row, run in rows:
         if not _METRIC.fullmatch(row.metric):
@@ -41,11 +41,12 @@ def sayings(rows: Sequence[tuple[Result, Path]]) -> list[str]:
         labels = row.provenance.get(LABELS)
         if kept is None or not isinstance(labels, int | float):
             continue
-        together = curves[row.dataset, row.metric.partition("_labels")[0], row.seed]
+        metric = row.metric.partition("_labels")[0]
+        together = curves[row.dataset, row.protocol, metric, row.seed]
         together.setdefault(row.checkpoint, {})[float(labels)] = kept
         names[row.checkpoint] = row.name
     lines = []
-    for (dataset, metric, _), of_checkpoint in curves.items():
+    for (dataset, _, metric, _), of_checkpoint in curves.items():
         lines += _of_dataset(dataset, metric, of_checkpoint, names)
     return lines
 

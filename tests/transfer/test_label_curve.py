@@ -1,6 +1,7 @@
 """Label curves: nested draws, the few-label probe's own points, and what the rows say together."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +155,20 @@ def test_two_curves_are_told_in_words(tmp_path):
     )
     # 0.6 is two fifths of the way from 0.4 to 0.9: 5 ** 0.4 = 1.9
     assert "b with all its labels, 50 a class, does as well as a with 1.9 [" in saved
+
+
+def test_curves_of_two_protocols_are_told_apart(tmp_path):
+    """One of them alone has fewer points; the other's are none of its own."""
+    curves = {"b": {1: 0.2, 5: 0.4, None: 0.6}, "a": {1: 0.4, 5: 0.9, None: 0.95}}
+    for name in ("usual", "changed"):
+        (tmp_path / name).mkdir()
+    rows = rows_of_curves(tmp_path / "usual", curves)
+    more = {"b": {2: 0.9, None: 0.95}, "a": {2: 0.2, None: 0.4}}
+    others = []
+    for row, folder in rows_of_curves(tmp_path / "changed", more):
+        others.append((replace(row, protocol="label-curve-mine"), folder))
+    alone = [*label_curve.sayings(rows), *label_curve.sayings(others)]
+    assert label_curve.sayings([*rows, *others]) == alone
 
 
 def test_of_three_curves_the_best_is_compared_with_each(tmp_path):
