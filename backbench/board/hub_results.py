@@ -19,9 +19,10 @@ from backbench.board.number_words import (
     metric_words,
     model_slug,
 )
+from backbench.errors import BadInput
 from backbench.records.result_line import Result
 from backbench.tasks import TASKS
-from backbench.untrusted import yamls
+from backbench.untrusted import printable, yamls
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,13 @@ def files(
     for checkpoint, numbers in by_checkpoint.items():
         name = numbers[0].name
         model = models.get(name) or f"{organization}/{model_slug(name, checkpoint)}"
-        found[f"{model}/README.md"] = _card(numbers)
+        card = f"{model}/README.md"
+        if card in found:
+            raise BadInput(
+                f"--model: {printable.shown(name, 60)} and another checkpoint would both be"
+                f" {model}; give each a repository of its own"
+            )
+        found[card] = _card(numbers)
         for result in numbers:
             benchmark = benchmarks.get(result.dataset)
             if benchmark is not None:
@@ -74,11 +81,16 @@ def _entry(result: Result, benchmark: Benchmark) -> dict[str, object]:
 
 
 def _how(result: Result) -> str:
-    words = metric_words(result)
-    how = f"{TASKS[result.task].title}, {words.name} in %, {result.protocol}"
+    how = f"{TASKS[result.task].title}, {_metric(result)}, {result.protocol}"
     if result.engine is not None:
         how = f"{how}, {result.engine}"
     return f"{how}, seed {result.seed}"
+
+
+def _metric(result: Result) -> str:
+    """Name the metric, with its unit: a share is in percent, as nats are not."""
+    words = metric_words(result)
+    return f"{words.name} in %" if words.share else words.name
 
 
 def _card(numbers: Sequence[Result]) -> str:
@@ -106,7 +118,7 @@ def _card(numbers: Sequence[Result]) -> str:
         eval_results=evaluations,
     )
     rows = [
-        "| measured | dataset | metric | % | 95% interval | protocol |",
+        "| measured | dataset | metric | value | 95% interval | protocol |",
         "|---|---|---|---:|---|---|",
     ]
     for result in numbers:
@@ -116,7 +128,7 @@ def _card(numbers: Sequence[Result]) -> str:
         cells = (
             TASKS[result.task].title,
             f"{result.dataset} ({result.split})",
-            metric_words(result).name,
+            _metric(result),
             f"{result.value:.2f}",
             interval,
             result.protocol,

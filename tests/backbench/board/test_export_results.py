@@ -270,6 +270,9 @@ def test_refusals(tmp_path, capsys):
     assert "it has the form ROW=ORG/REPO" in line
     line = refused(capsys, DEMO, "hub", out, *north, "--benchmark", "digits=a/b")
     assert "it has the form DATASET=ORG/NAME:TASK" in line
+    both = ("--model", "lorac-demo=a/b", "--model", "simclr-demo=a/b")
+    line = refused(capsys, DEMO, "hub", out, *north, *both)
+    assert "would both be a/b" in line
     (tmp_path / "empty").mkdir()
     line = refused(capsys, tmp_path / "empty", "csv", out)
     assert "no number to export" in line
