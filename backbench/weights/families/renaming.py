@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backbench.errors import BadInput
+from backbench.untrusted import opening
 from backbench.untrusted.printable import shown
 from backbench.weights.families import lookalikes
 from backbench.weights.families.lookalikes import BY_ORDER
@@ -114,8 +115,14 @@ def _read(file: Path) -> list[NameRule]:
         raise BadInput(
             f"--rename {file}: no such file of rules, a line each: REGEX -> NAME; or {BY_ORDER}"
         )
+    try:
+        text = opening.read_bytes(file, most=opening.MEGABYTE).decode()
+    except (OSError, UnicodeDecodeError):
+        raise BadInput(
+            f"--rename {file}: is no text; write rules, a line each: REGEX -> NAME"
+        ) from None
     rules = []
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         pattern, arrow, replacement = line.partition("->")
