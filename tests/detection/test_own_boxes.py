@@ -212,6 +212,12 @@ def test_masks_are_read_where_there_are_outlines(tmp_path):
             name = Path(image["file_name"]).stem
             (labels / "labels" / split / f"{name}.txt").write_text("\n".join(lines))
     assert box_folders.must_find(labels).has_outlines()
+    # Of every list: detectors are trained on one and scored on another
+    file = base / "annotations" / "instances_train.json"
+    about = json.loads(file.read_text())
+    del about["annotations"][0]["segmentation"]
+    file.write_text(json.dumps(about))
+    assert not box_folders.must_find(base).has_outlines()
     theirs = own.read(labels, MASK_RCNN)
     for mine, other in zip(lists, theirs, strict=True):
         assert other.fingerprint == mine.fingerprint
@@ -549,6 +555,32 @@ WRONG = {
         "YOLO",
         lambda b: write(b / "images/train/train_1.png", "no image"),
         "train_1.png: corrupt image",
+    ),
+    "an undivided list beside a named one": (
+        "COCO",
+        lambda b: [
+            (b / "annotations/instances_train.json").rename(
+                b / "annotations/instances.json"
+            ),
+            shutil.copytree(b / "images/train", b / "images", dirs_exist_ok=True),
+        ],
+        "instances.json: its name tells no split, and .* is beside it; call it train",
+    ),
+    "images in a folder below the others": (
+        "YOLO",
+        lambda b: image_at(b / "images/train/more/one.png"),
+        "images/train/more: holds images, too",
+    ),
+    "a list of images without label files": (
+        "YOLO",
+        lambda b: [
+            write(
+                b / "images.txt", "images/train/train_1.png\nimages/train/train_2.png"
+            ),
+            [file.unlink() for file in (b / "labels/train").iterdir()],
+            replaced(b / "data.yaml", "train: images/train", "train: images.txt"),
+        ],
+        "images.txt: 2 of 2 images have no label file",
     ),
     "two layouts": (
         "YOLO",

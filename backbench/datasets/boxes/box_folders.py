@@ -41,6 +41,12 @@ def find(base: Path) -> BoxFolder | None:
             f"{base}: holds boxes in the layouts of {kinds}; move one of them away"
         )
     boxes = found[0]
+    if UNDIVIDED in boxes.parts and len(boxes.parts) > 1:
+        named = " and ".join(part for part in boxes.parts if part)
+        raise BadInput(
+            f"{boxes.parts[UNDIVIDED].file}: its name tells no split, and {named} is beside it; call it"
+            " train, or move it away"
+        )
     if UNDIVIDED not in boxes.parts and "train" not in boxes.parts:
         there = ", ".join(boxes.parts)
         raise BadInput(

@@ -53,18 +53,21 @@ class BoxFolder:
     classes: Mapping[int, str] | None = None  # YOLO's: a number's name
 
     def has_outlines(self) -> bool:
-        """Return True if the first split's objects all have an outline."""
-        part = next(iter(self.parts.values()))
+        """Return True if all objects have an outline. In YOLO's layout the first object tells it:
+        boxes and outlines together are refused where they are read."""
         if self.layout == "COCO":
+            outlines: list[object] = []
             try:
-                about = jsons.decode(opening.read_bytes(part.file, most=LARGEST_JSON))
-                outlines = [row.get("segmentation") for row in about["annotations"]]
+                for part in self.parts.values():
+                    content = opening.read_bytes(part.file, most=LARGEST_JSON)
+                    rows = jsons.decode(content)["annotations"]
+                    outlines += [row.get("segmentation") for row in rows]
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 return False  # reading it says what is wrong
             return bool(outlines) and all(outlines)
         if self.layout == "VOC":
             return False
-        for pair in part.pairs:
+        for pair in next(iter(self.parts.values())).pairs:
             text = ""
             if pair.labels is not None:
                 text = read_text(pair.labels, most=LARGEST_LABELS)

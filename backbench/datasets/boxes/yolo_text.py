@@ -32,6 +32,7 @@ from backbench.datasets.boxes.parts import (
 from backbench.errors import BadInput
 from backbench.images.decoding import opened, readable, upright_size
 from backbench.images.file_names import is_image
+from backbench.images.folder_walk import subfolders
 from backbench.untrusted import printable, yamls
 
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
@@ -214,15 +215,29 @@ def _pairs_at(place: Path, base: Path) -> list[LabelledImage]:
     refuse_unlike(pictures, labels, folder, ".txt")
     if not pictures:
         raise BadInput(f"{place}: holds no image; put the images there")
-    if len(labels) < FEWEST_LABELLED * len(pictures):
-        raise BadInput(
-            f"{place}: {len(pictures) - len(labels)} of {len(pictures)} images have no label file in"
-            f" {folder}; write one for each image (an empty one, if it has no object)"
-        )
+    for name in subfolders(place):
+        if pictures_in(place / name):
+            raise BadInput(
+                f"{place / name}: holds images, too; a split's images lie in one folder: move"
+                f" them to {place}"
+            )
     pairs = []
     for stem, picture in pictures.items():
         pairs.append(LabelledImage(below(picture, base), labels.get(stem)))
+    _refuse_unlabelled(pairs, place, f" in {folder}")
     return pairs
+
+
+def _refuse_unlabelled(
+    pairs: Sequence[LabelledImage], place: Path, where: str = ""
+) -> None:
+    """Raise BadInput where most images have no label file."""
+    missing = [pair for pair in pairs if pair.labels is None]
+    if len(pairs) - len(missing) < FEWEST_LABELLED * len(pairs):
+        raise BadInput(
+            f"{place}: {len(missing)} of {len(pairs)} images have no label file{where}; write"
+            " one for each image (an empty one, if it has no object)"
+        )
 
 
 def _listed_pairs(file: Path, base: Path) -> list[LabelledImage]:
@@ -245,6 +260,7 @@ def _listed_pairs(file: Path, base: Path) -> list[LabelledImage]:
         pairs.append(LabelledImage(below(picture, base), found))
     if not pairs:
         raise BadInput(f"{file}: lists no image; write one path a line")
+    _refuse_unlabelled(pairs, file)
     return pairs
 
 
