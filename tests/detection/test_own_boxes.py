@@ -652,6 +652,17 @@ def test_a_task_that_boxes_do_not_serve(written, trunk, capsys, task, expected):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("name", ["classes.txt", "data.yaml"])
+def test_a_folder_of_classes_with_a_list_of_them_is_no_boxes(tmp_path, name):
+    for split in ("train", "val"):
+        for label in ("cat", "dog"):
+            image_at(tmp_path / "mine" / split / label / "one.png")
+    text = "cat\ndog\n" if name == "classes.txt" else "names: [cat, dog]\n"
+    (tmp_path / "mine" / name).write_text(text)
+    (tmp_path / "mine" / "README.txt").write_text("pictures")
+    assert box_folders.find(tmp_path / "mine") is None
+
+
 def test_an_archive_of_boxes_is_named(written, tmp_path, trunk, capsys):
     shutil.make_archive(str(tmp_path / "mine"), "zip", written["YOLO"])
     archive = tmp_path / "mine.zip"

@@ -58,6 +58,8 @@ def find(base: Path) -> BoxFolder | None:
                 " alone; export them so"
             )
         parts = _described_parts(file, about, base)
+        if not parts and not _has_labels(base):
+            return None
     else:
         names = [base / name for name in NAME_FILES]
         names += [base / "labels" / name for name in NAME_FILES]
@@ -69,6 +71,9 @@ def find(base: Path) -> BoxFolder | None:
                     f"{base}: has label files in labels/, and neither data.yaml nor classes.txt;"
                     " write classes.txt, a class a line"
                 )
+            return None
+        # Folders of classes may have a list of their names, too
+        if not _has_labels(base):
             return None
         classes = _listed_names(there[0])
     parts = parts or _usual_parts(base)
@@ -284,6 +289,17 @@ def _label_files(folder: Path, *, below_too: bool = False) -> dict[str, Path]:
         for _, inner in split_folders(folder):
             files += files_in(inner, ".txt")
     return {file.stem: file for file in files if file.name not in NAME_FILES}
+
+
+def _has_labels(base: Path) -> bool:
+    """Return True if a label file lies where the usual folders have them."""
+    folders = [base / "labels"]
+    for above in (base, base / "labels"):
+        for _, folder in split_folders(above):
+            folders += [folder, folder / "labels"]
+    if pictures_in(base):
+        folders.append(base)
+    return any(_label_files(folder) for folder in folders)
 
 
 # Values
