@@ -128,6 +128,11 @@ class PretrainConfig:
     # Published rows that it must reproduce, such as lorac:1:lorac:resnet50:200
     expected: tuple[str, ...] = ()
 
+    @property
+    def trained_epochs(self) -> int:
+        """The epochs after which the run ends."""
+        return min(self.epochs, self.stop_after_epochs or self.epochs)
+
     def compiles_on(self, device: str) -> bool:
         """Tell if torch.compile is used on this kind of device, cpu or cuda."""
         return self.compile is True or self.compile == device

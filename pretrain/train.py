@@ -360,7 +360,7 @@ class Training:
         # 1. How long: the schedule spans `total` steps, of which MIO makes only the first `last`
         self.steps_per_epoch = len(self.found) // config.batch_size
         self.total = config.epochs * self.steps_per_epoch
-        self.epochs = min(config.epochs, config.stop_after_epochs or config.epochs)
+        self.epochs = config.trained_epochs
         self.last = self.epochs * self.steps_per_epoch
         # 2. The method on its device and in its precision, its optimiser and its rates
         if method.sync_batchnorm and fabric.world_size > 1:

@@ -160,10 +160,11 @@ def tell(
     from backbench.pretrain import own
 
     pixels = max(group.size for group in config.views.per_view)
-    steps = config.epochs * (len(found) // config.batch_size)
+    steps = config.trained_epochs * (len(found) // config.batch_size)
     log.info(
         f"{config.name}: {method} by {request.recipe}, {config.arch} at {pixels} pixels, on"
-        f" {len(found)} pictures of {request.images}; {config.epochs} epochs, {steps} steps"
+        f" {len(found)} pictures of {request.images}; {config.trained_epochs} epochs,"
+        f" {steps} steps"
     )
     changes = own.changed(config, method)
     if changes:

@@ -107,6 +107,23 @@ def test_every_method_has_a_form_for_small_and_for_large_pictures(
     assert queue <= images and queue % config.batch_size == 0
 
 
+def test_the_length_that_is_said_ends_where_the_recipe_does(pictures, tmp_path, caplog):
+    """MIO's schedule spans 1000 epochs, of which it trains 250."""
+    caplog.set_level("INFO", "backbench")
+    asked = request("mio", pictures, tmp_path / "run")
+    found = own.open_images(pictures)
+    config = recipes.load(
+        PretrainConfig,
+        "mio/mio_d_cifar10",
+        ["batch_size=18", "data.dataset=cells"],
+        kind="pretrain",
+    )
+    assert (config.epochs, config.stop_after_epochs) == (1000, 250)
+    pretrain.tell(asked, config, found, "mio")
+    steps = 250 * (len(found) // 18)
+    assert f"250 epochs, {steps} steps" in caplog.messages[0]
+
+
 def test_what_a_form_changes_of_its_paper_is_listed(pictures, tmp_path):
     config = resolved("lorac", pictures, tmp_path / "run", 32)
     changes = own.changed(config, "lorac")
