@@ -127,6 +127,9 @@ def explain(error: BaseException) -> tuple[str, int] | None:
             f"out of memory ({text[:100] or 'of the machine'});"
             f" use a smaller batch or fewer {WORKERS}"
         )
+    elif isinstance(error, RuntimeError) and _NO_FILES.search(text):
+        # Shared memory is opened as a file, too, so this comes before the lack of it
+        line = "too many open files; raise `ulimit -n`"
     elif _NO_SHARED_MEMORY.search(text) or (
         _WORKER.search(text) and _SHARED_MEMORY.search(text)
     ):
@@ -141,8 +144,6 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         )
     elif _WORKER.search(text):
         line = f"a loader worker was killed, perhaps for memory: try fewer {WORKERS}"
-    elif isinstance(error, RuntimeError) and _NO_FILES.search(text):
-        line = "too many open files; raise `ulimit -n`"
     elif isinstance(error, RuntimeError) and _NEIGHBOUR.search(text):
         line = (
             "another process of this run is gone;"

@@ -22,6 +22,7 @@ from support.weather import VERBS, command, numbers, warm
 
 from backbench.images import decoding
 from backbench.parallel import loading
+from backbench.runs import failures
 from backbench.runs.ending import guarded
 
 TRIES = 3  # of each verb
@@ -210,6 +211,16 @@ def test_the_end_of_a_worker_is_said_with_what_can_be_done(action, words, capfd)
     line = capfd.readouterr().err.splitlines()[-1]
     assert words in line and line.endswith("; the same command continues")
     assert set(multiprocessing.active_children()) <= before
+
+
+def test_shared_memory_that_no_file_opens_wants_more_files():
+    error = RuntimeError(
+        "unable to open shared memory object </torch_7_8_9> in read-write mode: Too many"
+        " open files (24)"
+    )
+    line, status = failures.explain(error)
+    assert status == 1
+    assert line.startswith("too many open files; raise `ulimit -n`")
 
 
 FEW_FILES = """
