@@ -257,6 +257,9 @@ def test_what_is_no_share_keeps_its_scale(tmp_path):
     assert metric["metric_id"] == "backbench.calibration.nll"
     assert metric["lower_is_better"] and metric["max_score"] == "Infinity"
     assert math.isclose(number["score_details"]["score"], 2.5)
+    export(tmp_path / "run", "hub", tmp_path / "hub", "--organization", "north")
+    (card,) = (tmp_path / "hub").rglob("README.md")
+    assert "nll" in card.read_text() and "%" not in card.read_text().partition("95%")[0]
 
 
 def test_refusals(tmp_path, capsys):

@@ -200,6 +200,9 @@ def test_names_by_rules(lite, tmp_path, capsys):
         rules.write_text(text)
         options = ["--arch", "timm:tf_efficientnet_lite0", "--rename", str(rules)]
         assert word in refusal(tmp_path / "x.safetensors", capsys, *options)
+    rules.write_bytes(b"\xff\xfea\x00")
+    line = refusal(tmp_path / "x.safetensors", capsys, *options)
+    assert f"--rename {rules}: is no text; write rules, a line each" in line
 
 
 # --- pictures that tell ---
