@@ -48,6 +48,7 @@ from backbench.weights import absent, archs
 # are sorted by what they cost on the images at hand
 OFFERED = (
     ("linear", "linear_own"),
+    ("semi_10pct", "semisup_own"),
     ("finetune", "finetune_own"),
     ("linear", ""),
     ("semi_10pct", ""),

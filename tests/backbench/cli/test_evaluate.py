@@ -92,9 +92,13 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     ):
         assert word in out
     # As long as the set is large: all 60 images once; 48 of them, in 10 epochs, for three rates and
-    # the best one again, each at three forward passes
+    # the best one again, each at three forward passes; a tenth of them in 50 epochs, likewise
     prices = dict(re.findall(r"--protocol (\w+_own) .*?\(as ([\d,]+) images", out))
-    assert prices == {"linear_own": "60", "finetune_own": "5,760"}
+    assert prices == {
+        "linear_own": "60",
+        "semisup_own": "2,880",
+        "finetune_own": "5,760",
+    }
     assert out.index("Next, at most an hour") < out.index("linear_own")
     # The papers': 30,000 steps of 256 images, twice; 50 epochs of a tenth of the 48 images, for seven
     # rates and again; 20,000 steps, for five rates and again
