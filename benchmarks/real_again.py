@@ -1,17 +1,25 @@
-"""Compute numbers of docs/real again, by Pillow, torchvision, timm and scikit-learn alone.
+"""Compute numbers of docs/real again, by Pillow, torchvision, timm, scikit-learn and pycocotools.
 
 It imports nothing of backbench, so that a mistake there cannot stand here, too.
 """
 
+import contextlib
+import hashlib
 import importlib.util
+import io
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import timm
 import torch
 from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, recall_score
 from sklearn.neighbors import KNeighborsClassifier
 from timm.data import (
     IMAGENET_DEFAULT_MEAN,
@@ -132,12 +140,11 @@ def neighbours(
 
 
 def regression(
-    train: np.ndarray, labels: Sequence[int], test: np.ndarray, penalty: float
-) -> np.ndarray:
-    """Return the classes by scikit-learn's logistic regression, at a penalty that is given."""
+    train: np.ndarray, labels: Sequence[int], penalty: float
+) -> LogisticRegression:
+    """Fit scikit-learn's logistic regression, at a penalty that is given."""
     model = LogisticRegression(C=1 / penalty, max_iter=5000, tol=1e-6)
-    model.fit(train, labels)
-    return model.predict(test)
+    return model.fit(train, labels)
 
 
 def percent(answers: np.ndarray, labels: Sequence[int]) -> float:
@@ -150,7 +157,8 @@ def percent(answers: np.ndarray, labels: Sequence[int]) -> float:
 def lite_on_small(
     data: Path, weights: Path, penalty: float
 ) -> dict[str, tuple[float, str]]:
-    """EfficientNet-Lite0 on a part of CIFAR-10: neighbours and a logistic regression."""
+    """EfficientNet-Lite0 on a part of CIFAR-10: neighbours, and a logistic regression with the log
+    loss of what it says, in nats."""
     network = lite(0, weights, classes=0)
     view = plain_view(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     train = ClassFolder(data / "train")
@@ -158,11 +166,108 @@ def lite_on_small(
     of_train = outputs(network, train.files, view)
     of_test = outputs(network, test.files, view)
     near = neighbours(of_train, train.labels, of_test)
-    fitted = regression(of_train, train.labels, of_test, penalty)
+    fitted = regression(of_train, train.labels, penalty)
+    said = fitted.predict_proba(of_test)
     return {
         "knn": (percent(near, test.labels), "timm, scikit-learn's neighbours"),
-        "logreg": (percent(fitted, test.labels), "timm, LogisticRegression"),
+        "logreg": (
+            percent(fitted.predict(of_test), test.labels),
+            "timm, LogisticRegression",
+        ),
+        "nll": (
+            float(log_loss(test.labels, said)),
+            "timm, LogisticRegression, log_loss",
+        ),
     }
+
+
+def untrained_on_small(name: str, data: Path) -> float:
+    """A network of timm's that nobody trained: twenty neighbours on a part of CIFAR-10.
+
+    backbench draws its weights after seeding torch by a hash of "timm@random"."""
+    digest = hashlib.blake2b(repr(("timm@random",)).encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+    network = timm.create_model(name, num_classes=0)
+    config = network.default_cfg
+    view = plain_view(224, config["mean"], config["std"])
+    train = ClassFolder(data / "train")
+    test = ClassFolder(data / "test")
+    of_train = outputs(network, train.files, view)
+    of_test = outputs(network, test.files, view)
+    return percent(neighbours(of_train, train.labels, of_test), test.labels)
+
+
+def lite_on_caltech(pictures: Path, manifests: Path, weights: Path) -> float:
+    """EfficientNet-Lite0 on Caltech-101: twenty neighbours, the mean of its classes' accuracies.
+
+    The lists are those of a run, which say the file and the label of each image."""
+    network = lite(0, weights, classes=0)
+    view = plain_view(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    listed: dict[str, tuple[list[Path], list[int]]] = {}
+    for split in ("train", "val", "test"):
+        rows = (manifests / f"caltech101-{split}.tsv").read_text().splitlines()
+        parts = [row.split("\t") for row in rows]
+        files = [pictures / name for name, _ in parts]
+        listed[split] = files, [int(label) for _, label in parts]
+    train_files = listed["train"][0] + listed["val"][0]
+    train_labels = listed["train"][1] + listed["val"][1]
+    test_files, test_labels = listed["test"]
+    of_train = outputs(network, train_files, view)
+    of_test = outputs(network, test_files, view)
+    near = neighbours(of_train, train_labels, of_test)
+    return 100 * float(recall_score(test_labels, near, average="macro"))
+
+
+def cells_by_pycocotools(data: Path, detections: Path) -> float:
+    """AP of detections of blood cells, by pycocotools and the boxes of VOC's XML files."""
+    names = (data / "ImageSets" / "Main" / "test.txt").read_text().split()
+    images = []
+    objects: list[dict] = []
+    found = set()
+    for number, name in enumerate(names, 1):
+        root = ElementTree.parse(data / "Annotations" / f"{name}.xml").getroot()
+        images.append({"id": number, "file_name": f"JPEGImages/{name}.jpg"})
+        for each in root.iter("object"):
+            corners = {
+                key: float(each.findtext(f"bndbox/{key}", "nan"))
+                for key in ("xmin", "ymin", "xmax", "ymax")
+            }
+            # Whole pixels are counted from 1, the last one included
+            wide = corners["xmax"] - corners["xmin"] + 1
+            high = corners["ymax"] - corners["ymin"] + 1
+            kind = each.findtext("name", "")
+            found.add(kind)
+            objects.append(
+                {
+                    "id": len(objects) + 1,
+                    "image_id": number,
+                    "kind": kind,
+                    "bbox": [corners["xmin"] - 1, corners["ymin"] - 1, wide, high],
+                    "area": wide * high,
+                    "iscrowd": 0,
+                }
+            )
+    categories = {kind: number for number, kind in enumerate(sorted(found), 1)}
+    for each in objects:
+        each["category_id"] = categories[each.pop("kind")]
+    numbers = {image["file_name"]: image["id"] for image in images}
+    said = json.loads(detections.read_text())
+    for each in said:
+        each["image_id"] = numbers[each["image_id"]]
+    truth = COCO()
+    truth.dataset = {
+        "images": images,
+        "annotations": objects,
+        "categories": [{"id": n, "name": kind} for kind, n in categories.items()],
+    }
+    # pycocotools prints its table
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+        scored = COCOeval(truth, truth.loadRes(said), "bbox")
+        scored.evaluate()
+        scored.accumulate()
+        scored.summarize()
+    return 100 * float(scored.stats[0])
 
 
 def narrow_on_cifar(data: Path, weights: Path) -> float:
