@@ -243,7 +243,7 @@ def small_cifar(corpus: Corpus) -> None:
 def caltech(corpus: Corpus) -> None:
     """Caltech-101 by its usual protocol: 30 pictures of each class to learn from, mean per class."""
     command(
-        *("evaluate", corpus.lite(0), LITE_RANDOM, *UNTRAINED),
+        *("evaluate", corpus.lite(0), LITE_RANDOM),
         *("knn/caltech101@knn_own", "logreg/caltech101@logreg_own"),
         *("--data", corpus.data, "--out", corpus.runs / "caltech101"),
     )
