@@ -79,7 +79,7 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
             f"{AMP_PRECISION} fp16: a CPU takes a hundred times as long; bf16, or a GPU"
         )
     if run.task.keypoints and cfg.INPUT.RANDOM_FLIP == "horizontal":
-        log.info(f"{train.file.name}: {sides.said(train.keypoints)}")
+        log.info(f"{train.file.name}: {sides.said(train.keypoints, train.flip)}")
     for departure in departures(cfg, run.task, train, val):
         log.warning(f"{given.path.name}: {departure}")
 
@@ -87,13 +87,7 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
 def check_training(cfg: CfgNode, train: Split, task: DetectionTask) -> None:
     """Raise BadInput for what can be scored, but would train wrongly."""
     if task.keypoints and cfg.INPUT.RANDOM_FLIP == "horizontal":
-        alone = sides.unpaired(train.keypoints)
-        if alone:
-            raise BadInput(
-                f"{train.file}: keypoint '{alone[0]}' has no partner of the other side (no "
-                f"'{sides.opposite(alone[0])}') to become in mirrored images; name it so, or add "
-                "INPUT.RANDOM_FLIP none"
-            )
+        check_partners(train)
     if not task.outlines:
         return
     formats = ("polygon", "bitmask")
@@ -114,6 +108,32 @@ def check_training(cfg: CfgNode, train: Split, task: DetectionTask) -> None:
         raise BadInput(
             f"{train.file}: {count} objects have run-length masks (first in {first}), but polygons "
             f"are trained on; add {dialect.MASK_FORMAT} bitmask"
+        )
+
+
+def check_partners(train: Split) -> None:
+    """Raise BadInput where a mirrored image would have keypoints of the wrong side."""
+    if train.partners is not None:
+        wrong = sides.contradicted(train.keypoints, train.partners)
+        if wrong is not None:
+            raise BadInput(
+                f"{train.file}: flip_idx does not exchange '{wrong[0]}' and '{wrong[1]}', which are "
+                "two sides by their names; correct flip_idx or kpt_names, or add "
+                "INPUT.RANDOM_FLIP none"
+            )
+        return
+    if train.partners_unknown:
+        raise BadInput(
+            f"{train.file}: neither flip_idx nor kpt_names in data.yaml tells which keypoints change "
+            f"places in mirrored images; write `flip_idx: {list(range(len(train.keypoints)))}` if "
+            "none do, or add INPUT.RANDOM_FLIP none"
+        )
+    alone = sides.unpaired(train.keypoints)
+    if alone:
+        raise BadInput(
+            f"{train.file}: keypoint '{alone[0]}' has no partner of the other side (no "
+            f"'{sides.opposite(alone[0])}') to become in mirrored images; name it so, or add "
+            "INPUT.RANDOM_FLIP none"
         )
 
 

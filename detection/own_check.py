@@ -7,7 +7,7 @@ from pathlib import Path
 
 from backbench.datasets.boxes import box_folders
 from backbench.detection import evaluate, lint
-from backbench.detection.data import own
+from backbench.detection.data import own, sides
 from backbench.detection.data.split import Split
 from backbench.detection.task_rows import (
     FASTER_RCNN,
@@ -17,6 +17,7 @@ from backbench.detection.task_rows import (
 from backbench.errors import BadInput
 
 MOST_CLASSES = 10  # are named in a line
+MOST_KEYPOINTS = 20
 
 
 def check(base: Path) -> tuple[list[str], list[str]]:
@@ -28,8 +29,9 @@ def check(base: Path) -> tuple[list[str], list[str]]:
         train, scored = lint.check_folder(base, FASTER_RCNN)
         if boxes.has_outlines():
             own.read(base, MASK_RCNN)
+        posed: tuple[Split, ...] = ()
         if _has_keypoints(train):
-            own.read(base, KEYPOINT_RCNN)
+            posed = own.read(base, KEYPOINT_RCNN)
     except BadInput as error:
         return said, [str(error)]
     classes = ", ".join(scored.categories[:MOST_CLASSES])
@@ -44,7 +46,22 @@ def check(base: Path) -> tuple[list[str], list[str]]:
         )
         for note in (*split.notes, *evaluate.health(split)):
             wrong.append(f"{part}: {note}")
+    if posed:
+        said.append(_keypoints(*posed))
+        try:
+            lint.check_partners(posed[0])
+        except BadInput as error:
+            wrong.append(str(error))
     return said, wrong
+
+
+def _keypoints(train: Split, scored: Split) -> str:
+    """Say which keypoints there are, how many are marked, and which change places when mirrored."""
+    names = train.keypoints
+    shown = ", ".join(names[:MOST_KEYPOINTS])
+    marked, places = own.count_marked(train, scored)
+    mirrored = sides.said(names, train.flip)
+    return f"{len(names)} keypoints ({shown}), {marked} of {places} marked; {mirrored}"
 
 
 def _has_keypoints(train: Split) -> bool:

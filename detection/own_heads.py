@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.detection import backbones
+from backbench.detection.data import own
 from backbench.detection.data.split import Split
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
@@ -90,6 +91,8 @@ def fit(cfg: CfgNode, task: DetectionTask, train: Split, val: Split) -> None:
         ]
     pairs = zip(val.keypoints, cfg.TEST.KEYPOINT_OKS_SIGMAS)
     said = ", ".join(f"{name} {sigma:g}" for name, sigma in pairs)
+    marked, places = own.count_marked(train, val)
     log.info(
-        f"{val.dataset}: keypoints and their sigmas: {said} ({SIGMAS} changes them)"
+        f"{val.dataset}: {marked} of {places} keypoints are marked; their sigmas: {said} ({SIGMAS}"
+        " changes them)"
     )

@@ -212,7 +212,7 @@ def _inspected(file: Path, folder: Path) -> tuple[list[str], list[str]]:
             "as shown, so their boxes must be those of the image as shown"
         )
     if split.keypoints:
-        said.append(f"{file.name}: {sides.said(split.keypoints)}")
+        said.append(f"{file.name}: {sides.said(split.keypoints, split.flip)}")
         alone = sides.unpaired(split.keypoints)
         if alone:
             wrong.append(

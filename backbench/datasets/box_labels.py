@@ -54,7 +54,10 @@ def _contents(
         contents = list(voc_xml.read(parts))
     else:
         assert boxes.classes is not None
-        contents = [yolo_text.read(part, boxes.classes) for part in parts]
+        for part in parts:
+            contents.append(
+                yolo_text.read(part, boxes.classes, keypoints=boxes.keypoints)
+            )
     found = {}
     for name, part, content in zip(names, parts, contents, strict=True):
         found[name] = (_categories(part.file, content), content)

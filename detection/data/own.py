@@ -10,8 +10,8 @@ from pathlib import Path
 
 from backbench.containers.spans import plain_name
 from backbench.datasets.boxes import box_folders, voc_xml, yolo_text
-from backbench.datasets.boxes.parts import BoxFolder, BoxPart
-from backbench.detection.data import coco, reading
+from backbench.datasets.boxes.parts import BoxFolder, BoxPart, Keypoints
+from backbench.detection.data import coco, reading, sides
 from backbench.detection.data.dataset_dicts import ImageRecord
 from backbench.detection.data.split import DatasetFiles, Split, join
 from backbench.detection.task_rows import DetectionTask
@@ -62,22 +62,42 @@ def _parts(boxes: BoxFolder, names: Sequence[str], task: DetectionTask) -> list[
             f"{boxes.base}: VOC's XML has boxes only, and {task.name} needs outlines; take"
             " faster_rcnn"
         )
-    elif task.keypoints:
+    elif task.keypoints and boxes.layout == "VOC":
         raise BadInput(
-            f"{boxes.base}: keypoints are read from COCO's json alone, and this is"
-            f" {boxes.layout}'s layout; export them so"
+            f"{boxes.base}: VOC's XML has boxes only, and {task.name} needs keypoints; export"
+            " COCO's json, or YOLO's text with kpt_shape"
+        )
+    elif task.keypoints and boxes.keypoints is None:
+        raise BadInput(
+            f"{boxes.base}: no data.yaml has kpt_shape, and {task.name} needs keypoints; write"
+            " `kpt_shape: [K, 3]` for K keypoints of x, y and visibility, or take faster_rcnn"
         )
     elif boxes.layout == "VOC":
         texts = [json.dumps(content).encode() for content in voc_xml.read(parts)]
     else:
         assert boxes.classes is not None
         for part in parts:
-            content = yolo_text.read(part, boxes.classes, outlines=task.outlines)
+            content = yolo_text.read(
+                part,
+                boxes.classes,
+                outlines=task.outlines,
+                keypoints=boxes.keypoints,
+            )
             texts.append(json.dumps(content).encode())
     splits = []
     for name, part, text in zip(names, parts, texts, strict=True):
-        splits.append(_split(boxes.base, name, part, text, task))
+        split = _split(boxes.base, name, part, text, task)
+        if task.keypoints and boxes.keypoints is not None:
+            split = _with_partners(split, boxes.keypoints)
+        splits.append(split)
     return splits
+
+
+def _with_partners(split: Split, described: Keypoints) -> Split:
+    """Let a description say which keypoints change places in a mirrored image."""
+    if described.partners is not None:
+        return replace(split, partners=described.partners)
+    return replace(split, partners_unknown=not described.named)
 
 
 def _split(
@@ -158,6 +178,19 @@ def _divided(whole: Split, base: Path) -> tuple[Split, Split]:
     return train, replace(test, notes=())
 
 
+def count_marked(*splits: Split) -> tuple[int, int]:
+    """Count the keypoints of all objects that are marked, and all that could be."""
+    marked = 0
+    places = 0
+    for split in splits:
+        for record in split.records:
+            for annotation in record["annotations"]:
+                visibilities = annotation["keypoints"][2::3]
+                places += len(visibilities)
+                marked += sum(visibility > 0 for visibility in visibilities)
+    return marked, places
+
+
 def _digest(split: Split) -> str:
     """Name a list by what it says of each image, and not by the file in which it says so."""
     sha = hashlib.sha256()
@@ -176,4 +209,6 @@ def _digest(split: Split) -> str:
         about = [name, record["width"], record["height"], sorted(objects)]
         sha.update(json.dumps(about).encode())
     sha.update(json.dumps([split.categories, split.keypoints]).encode())
+    if split.flip != sides.partners(split.keypoints):
+        sha.update(json.dumps(split.flip).encode())
     return sha.hexdigest()

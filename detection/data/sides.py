@@ -38,16 +38,25 @@ def unpaired(names: Sequence[str]) -> list[str]:
     return alone
 
 
+def contradicted(names: Sequence[str], flip: Sequence[int]) -> tuple[str, str] | None:
+    """Return the first name that states a side, and that of its partner by name, where `flip` gives
+    it another one; None where there is no such name."""
+    for index, partner in enumerate(partners(names)):
+        if partner not in (index, flip[index]) and _sides(names[index], names):
+            return names[index], names[partner]
+    return None
+
+
 def opposite(name: str) -> str:
     """Return the name of the other side, spelled alike: Right for Left."""
     return _exchanged(name, _stated(name))
 
 
-def said(names: Sequence[str]) -> str:
+def said(names: Sequence[str], flip: Sequence[int]) -> str:
     """Say which keypoints change places in a mirrored image, and which do not."""
     pairs = []
     own = []
-    for index, partner in enumerate(partners(names)):
+    for index, partner in enumerate(flip):
         if partner == index:
             own.append(names[index])
         elif index < partner:

@@ -45,6 +45,9 @@ class Split:
     # digest of what is said of each image
     content: bytes | None = None
     lists_digest: str = ""
+    # Of YOLO's keypoints: their partners where data.yaml states them, or that neither it nor names do
+    partners: tuple[int, ...] | None = None
+    partners_unknown: bool = False
 
     @property
     def name(self) -> str:
@@ -61,6 +64,8 @@ class Split:
     @property
     def flip(self) -> list[int]:
         """The index of each keypoint's partner: left_eye has right_eye's, the nose has its own."""
+        if self.partners is not None:
+            return list(self.partners)
         return sides.partners(self.keypoints)
 
     @functools.cached_property

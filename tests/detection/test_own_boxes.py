@@ -531,10 +531,10 @@ WRONG = {
         lambda b: replaced(b / "data.yaml", "images/train", "images/trian"),
         "'images/trian' is no folder of images",
     ),
-    "keypoints as text": (
+    "keypoints that no line has": (
         "YOLO",
         lambda b: replaced(b / "data.yaml", "^", "kpt_shape: [5, 3]\n"),
-        "keypoints are read from COCO's json alone",
+        r"4 numbers behind the class; kpt_shape \[5, 3\] asks for 19",
     ),
     "a label file without its image": (
         "YOLO",
@@ -641,7 +641,10 @@ def test_a_wrong_folder_is_named_in_one_line(folder, tmp_path, trunk, capsys, ca
             "holds boxes .*knn reads one class an image; take faster_rcnn, or multilabel",
         ),
         ("mask_rcnn", "VOC's XML has boxes only, and mask_rcnn needs outlines"),
-        ("keypoint_rcnn", "keypoints are read from COCO's json alone"),
+        (
+            "keypoint_rcnn",
+            "VOC's XML has boxes only, and keypoint_rcnn needs keypoints",
+        ),
     ],
 )
 def test_a_task_that_boxes_do_not_serve(written, trunk, capsys, task, expected):

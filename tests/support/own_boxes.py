@@ -94,4 +94,62 @@ def yolo(base: Path) -> Path:
     return base
 
 
+# Two sides of a fish, and its middle
+KEYPOINTS = ("left_eye", "right_eye", "tail")
+PARTNERS = (1, 0, 2)
+
+
+def posed(split: str) -> dict[str, list[dict[str, Any]]]:
+    """Make the annotations of a split of one class, with three keypoints in each box: the second is
+    not marked in each second object, and the third is hidden."""
+    about = content(split)
+    about["categories"] = [{"id": 1, "name": "fish", "keypoints": list(KEYPOINTS)}]
+    for number, row in enumerate(about["annotations"]):
+        x, y, width, height = row["bbox"]
+        second = [0, 0, 0] if number % 2 else [x + width - 4, y + 4, 2]
+        third = [x + width // 2, y + height - 4, 1]
+        row |= {"category_id": 1, "keypoints": [x + 4, y + 4, 2, *second, *third]}
+    return about
+
+
+def posed_coco(base: Path) -> Path:
+    """Write the set with keypoints in COCO's layout."""
+    (base / "annotations").mkdir(parents=True)
+    for split in COUNTS:
+        about = posed(split)
+        draw_images(about, base / "images" / split)
+        file = base / "annotations" / f"instances_{split}.json"
+        file.write_text(json.dumps(about))
+    return base
+
+
+def posed_yolo(base: Path, *, numbers: int = 3) -> Path:
+    """Write the set with keypoints in Ultralytics' layout, of 2 or 3 numbers each."""
+    for split in COUNTS:
+        about = posed(split)
+        draw_images(about, base / "images" / split)
+        (base / "labels" / split).mkdir(parents=True)
+        for image in about["images"]:
+            lines = []
+            for row in about["annotations"]:
+                if row["image_id"] != image["id"]:
+                    continue
+                x, y, width, height = row["bbox"]
+                middle = [x + width / 2, y + height / 2, width, height]
+                words = ["0", *(str(value / SIDE) for value in middle)]
+                for place, value in enumerate(row["keypoints"]):
+                    if place % 3 < 2:
+                        words.append(str(value / SIDE))
+                    elif numbers == 3:
+                        words.append(str(value))
+                lines.append(" ".join(words))
+            stem = Path(image["file_name"]).stem
+            (base / "labels" / split / f"{stem}.txt").write_text("\n".join(lines))
+    lines = [f"{split}: images/{split}" for split in COUNTS]
+    lines += ["names: [fish]", f"kpt_shape: [{len(KEYPOINTS)}, {numbers}]"]
+    lines += [f"flip_idx: {list(PARTNERS)}", f"kpt_names: {{0: {list(KEYPOINTS)}}}"]
+    (base / "data.yaml").write_text("\n".join(lines))
+    return base
+
+
 LAYOUTS: dict[str, Callable[[Path], Path]] = {"COCO": coco, "VOC": voc, "YOLO": yolo}

@@ -44,6 +44,19 @@ class BoxPart:
 
 
 @dataclass(frozen=True)
+class Keypoints:
+    """The keypoints that YOLO's data.yaml describes."""
+
+    file: Path  # which describes them
+    numbers: Literal[2, 3]  # of a keypoint: x and y, and perhaps its visibility
+    count: int
+    names: Mapping[int, tuple[str, ...]]  # a class number's
+    # The index of each keypoint's partner in a mirrored image; None where nothing is said of it
+    partners: tuple[int, ...] | None
+    named: bool  # by the file, and not by their place alone
+
+
+@dataclass(frozen=True)
 class BoxFolder:
     """A folder with boxes."""
 
@@ -51,6 +64,7 @@ class BoxFolder:
     layout: Layout
     parts: Mapping[str, BoxPart]  # train, val, test, or UNDIVIDED
     classes: Mapping[int, str] | None = None  # YOLO's: a number's name
+    keypoints: Keypoints | None = None  # YOLO's
 
     def has_outlines(self) -> bool:
         """Return True if all objects have an outline. In YOLO's layout the first object tells it:
@@ -65,7 +79,7 @@ class BoxFolder:
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 return False  # reading it says what is wrong
             return bool(outlines) and all(outlines)
-        if self.layout == "VOC":
+        if self.layout == "VOC" or self.keypoints is not None:
             return False
         for pair in next(iter(self.parts.values())).pairs:
             text = ""

@@ -1,7 +1,8 @@
 """Finds and reads boxes in YOLO's format: a text file for each image, and a list of class names.
 
 A line is a class number and either a box (centre x, centre y, width, height) or an outline (x y x y
-...), as shares of the image's sides.
+...), as shares of the image's sides. Where data.yaml has `kpt_shape: [K, 2]` or `[K, 3]`, K keypoints
+follow the box: x and y of each, and perhaps its visibility.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from backbench.datasets.boxes.parts import (
     BoxFolder,
     BoxPart,
     CocoContent,
+    Keypoints,
     LabelledImage,
     below,
     files_in,
@@ -43,6 +45,7 @@ SLACK = 1e-3
 DIGITS = 6
 # With fewer label files than this share of the images, they are not those of these images
 FEWEST_LABELLED = 0.5
+MOST_KEYPOINTS = 1000
 THREADS = 16
 
 
@@ -52,11 +55,7 @@ def find(base: Path) -> BoxFolder | None:
     if described is not None:
         file, about = described
         classes = _names_of(about.get("names"), file, about.get("nc"))
-        if about.get("kpt_shape"):
-            raise BadInput(
-                f"{file}: kpt_shape {about['kpt_shape']!r:.40}: keypoints are read from COCO's json"
-                " alone; export them so"
-            )
+        keypoints = _keypoints_of(about, file, classes)
         parts = _described_parts(file, about, base)
         if not parts and not _has_labels(base):
             return None
@@ -76,10 +75,11 @@ def find(base: Path) -> BoxFolder | None:
         if not _has_labels(base):
             return None
         classes = _listed_names(there[0])
+        keypoints = None
     parts = parts or _usual_parts(base)
     if not parts:
         return None
-    return BoxFolder(base, "YOLO", parts, classes)
+    return BoxFolder(base, "YOLO", parts, classes, keypoints)
 
 
 # Names
@@ -147,6 +147,97 @@ def _refuse_names(names: Sequence[str], file: Path) -> None:
             )
         if character := printable.control_in(name):
             raise BadInput(f"{file}: a class name holds {character}; take it out")
+
+
+# Keypoints
+
+
+def _keypoints_of(
+    about: Mapping[str, Any], file: Path, classes: Mapping[int, str]
+) -> Keypoints | None:
+    """Return what a YAML file says of keypoints; None where it says nothing of them."""
+    shape = about.get("kpt_shape")
+    if shape is None:
+        stated = [key for key in ("flip_idx", "kpt_names") if about.get(key)]
+        if stated:
+            raise BadInput(
+                f"{file}: has {stated[0]} and no kpt_shape; write `kpt_shape: [K, 3]` for K"
+                " keypoints of x, y and visibility, or `[K, 2]` for x and y alone"
+            )
+        return None
+    whole = isinstance(shape, list) and [type(number) for number in shape]
+    if whole != [int, int] or not 1 <= shape[0] <= MOST_KEYPOINTS:
+        raise BadInput(
+            f"{file}: kpt_shape {shape!r:.40} is not [K, 2] or [K, 3], K from 1 to"
+            f" {MOST_KEYPOINTS}; write the number of keypoints, and the numbers of each"
+        )
+    count, numbers = shape
+    if numbers not in (2, 3):
+        raise BadInput(
+            f"{file}: kpt_shape {shape}: a keypoint has 2 numbers (x y) or 3 (x y visibility);"
+            " correct the second one"
+        )
+    names = _names_of_keypoints(about.get("kpt_names"), count, file, classes)
+    return Keypoints(
+        file,
+        numbers,
+        count,
+        names,
+        _partners(about.get("flip_idx"), count, file),
+        named=bool(about.get("kpt_names")),
+    )
+
+
+def _names_of_keypoints(
+    stated: object, count: int, file: Path, classes: Mapping[int, str]
+) -> dict[int, tuple[str, ...]]:
+    """Return class number -> the names of its keypoints, by their place where none are stated."""
+    if not stated:
+        by_place = tuple(f"keypoint_{place}" for place in range(1, count + 1))
+        return dict.fromkeys(classes, by_place)
+    of_class = stated if isinstance(stated, dict) else dict.fromkeys(classes, stated)
+    found = {}
+    for number in classes:
+        names = of_class.get(number)
+        if not isinstance(names, list) or len(names) != count:
+            has = len(names) if isinstance(names, list) else "no"
+            raise BadInput(
+                f"{file}: kpt_names has {has} names for class {number}, and kpt_shape says"
+                f" {count}; write a name for each keypoint"
+            )
+        texts = tuple(str(name) for name in names)
+        for name in texts:
+            if texts.count(name) > 1:
+                raise BadInput(
+                    f"{file}: kpt_names: two keypoints of class {number} are called"
+                    f" '{printable.shown(name, 60)}'; rename one"
+                )
+            if character := printable.control_in(name):
+                raise BadInput(
+                    f"{file}: kpt_names: a name holds {character}; take it out"
+                )
+        found[number] = texts
+    return found
+
+
+def _partners(stated: object, count: int, file: Path) -> tuple[int, ...] | None:
+    """Return the index of each keypoint's partner in a mirrored image; None for an empty list."""
+    if stated is None or stated == []:
+        return None
+    numbers = stated if isinstance(stated, list) else []
+    whole = all(type(number) is int for number in numbers)
+    if not whole or sorted(numbers) != list(range(count)):
+        raise BadInput(
+            f"{file}: flip_idx {printable.shown(str(stated), 60)} does not have each of 0 to"
+            f" {count - 1} once, as kpt_shape's {count} keypoints ask for; correct it"
+        )
+    for place, partner in enumerate(numbers):
+        if numbers[partner] != place:
+            raise BadInput(
+                f"{file}: flip_idx: keypoint {place} becomes {partner}, but {partner} becomes"
+                f" {numbers[partner]}; two that change places have each other's number"
+            )
+    return tuple(numbers)
 
 
 # Images and their label files
@@ -306,15 +397,21 @@ def _has_labels(base: Path) -> bool:
 
 
 def read(
-    part: BoxPart, classes: Mapping[int, str], *, outlines: bool = False
+    part: BoxPart,
+    classes: Mapping[int, str],
+    *,
+    outlines: bool = False,
+    keypoints: Keypoints | None = None,
 ) -> CocoContent:
-    """Read the label files of a part, as COCO's lists. `outlines` asks for them."""
+    """Read the label files of a part, as COCO's lists. `outlines` asks for them; `keypoints` says
+    which ones follow each box."""
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         paths = [part.folder / pair.image for pair in part.pairs]
         sizes = list(pool.map(_size_of, paths))
     images = []
     rows: list[dict[str, Any]] = []
     shapes: dict[str, str] = {}
+    like_keypoints = _LikeKeypoints()
     for pair, (width, height) in zip(part.pairs, sizes, strict=True):
         images.append(
             {
@@ -331,16 +428,21 @@ def read(
             if not line.strip():
                 continue
             where = f"{pair.labels}: line {number}"
-            label, values = _values(line, where, classes)
-            shape = "boxes" if len(values) == 4 else "outlines"
-            shapes.setdefault(shape, where)
-            if len(shapes) > 1:
-                raise BadInput(
-                    f"{where}: {len(values)} numbers ({shape}), but others have"
-                    f" {' or '.join(each for each in shapes if each != shape)}; give all objects a"
-                    " box, or all an outline"
-                )
-            row = _object(values, width, height, where)
+            label, words = _label_of(line, where, classes)
+            if keypoints is not None:
+                row = _posed(words, keypoints, width, height, where)
+            else:
+                like_keypoints.add(words, where)
+                values = _values(words, where)
+                shape = "boxes" if len(values) == 4 else "outlines"
+                shapes.setdefault(shape, where)
+                if len(shapes) > 1:
+                    raise BadInput(
+                        f"{where}: {len(values)} numbers ({shape}), but others have"
+                        f" {' or '.join(each for each in shapes if each != shape)}; give all"
+                        " objects a box, or all an outline"
+                    )
+                row = _object(values, width, height, where)
             row |= {
                 "id": len(rows) + 1,
                 "image_id": pair.image,
@@ -348,13 +450,59 @@ def read(
                 "iscrowd": 0,
             }
             rows.append(row)
+    like_keypoints.refuse()
+    if outlines and keypoints is not None:
+        raise BadInput(
+            f"{keypoints.file}: describes boxes with keypoints, but Mask R-CNN needs outlines"
+            " (class x y x y x y ...); take faster_rcnn, or --config-file keypoint_rcnn_own"
+        )
     if outlines and "boxes" in shapes:
         raise BadInput(
             f"{shapes['boxes']}: a box, but Mask R-CNN needs outlines (class x y x y x y ...);"
             " take faster_rcnn"
         )
-    categories = [{"id": number, "name": name} for number, name in classes.items()]
+    categories: list[dict[str, Any]] = []
+    for number, name in classes.items():
+        category: dict[str, Any] = {"id": number, "name": name}
+        if keypoints is not None:
+            category["keypoints"] = list(keypoints.names[number])
+        categories.append(category)
     return {"images": images, "categories": categories, "annotations": rows}
+
+
+class _LikeKeypoints:
+    """Tells keypoints that nothing describes from outlines: each third number is a visibility."""
+
+    FEWEST = 3  # objects; two outlines may look so by chance
+
+    def __init__(self) -> None:
+        self.first = ""
+        self.lines = 0
+        self.counts: set[int] = set()
+        self.alike = True
+
+    def add(self, words: Sequence[str], where: str) -> None:
+        """Add the numbers of an object. BadInput for a visibility of 2, which no outline has."""
+        self.first = self.first or where
+        self.lines += 1
+        self.counts.add(len(words))
+        marks = words[6::3]
+        stated = {_number(mark) for mark in marks}
+        fits = len(words) > 4 and len(words) % 3 == 1 and stated <= {0.0, 1.0, 2.0}
+        self.alike = self.alike and fits
+        if fits and 2.0 in stated:
+            self._refuse(where, len(marks))
+
+    def refuse(self) -> None:
+        """Raise BadInput where all objects look like boxes with keypoints."""
+        if self.alike and self.lines >= self.FEWEST and len(self.counts) == 1:
+            self._refuse(self.first, (self.counts.pop() - 4) // 3)
+
+    def _refuse(self, where: str, count: int) -> None:
+        raise BadInput(
+            f"{where}: a box and {count} keypoints with their visibility, it seems; write"
+            f" `kpt_shape: [{count}, 3]` into data.yaml"
+        )
 
 
 def _size_of(image: Path) -> tuple[int, int]:
@@ -363,10 +511,10 @@ def _size_of(image: Path) -> tuple[int, int]:
         return upright_size(source)
 
 
-def _values(
+def _label_of(
     line: str, where: str, classes: Mapping[int, str]
-) -> tuple[int, list[float]]:
-    """Split a line into its class number, and its shares of the image's sides."""
+) -> tuple[int, list[str]]:
+    """Split a line into its class number, and the words behind it."""
     words = line.split()
     try:
         label = int(words[0])
@@ -381,26 +529,77 @@ def _values(
             f"{where}: class {label:.40g} is none of the {len(classes)} named, {numbers[0]} to"
             f" {numbers[-1]}; name it in data.yaml (or classes.txt), or correct the line"
         )
-    values = []
-    for word in words[1:]:
-        try:
-            value = float(word)
-        except ValueError:
-            value = math.nan
-        if not -SLACK <= value <= 1 + SLACK:
-            shown = printable.shown(word, 40)
-            raise BadInput(
-                f"{where}: '{shown}' is no share of the image's side, from 0 to 1; divide x by its"
-                " width and y by its height"
-            )
-        values.append(value)
+    return label, words[1:]
+
+
+def _number(word: str) -> float:
+    """Return the number that a word states; NaN for any other word."""
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan
+
+
+def _share(word: str, where: str) -> float:
+    """Return a share of the image's side. BadInput for any other word."""
+    value = _number(word)
+    if not -SLACK <= value <= 1 + SLACK:
+        shown = printable.shown(word, 40)
+        raise BadInput(
+            f"{where}: '{shown}' is no share of the image's side, from 0 to 1; divide x by its"
+            " width and y by its height"
+        )
+    return value
+
+
+def _values(words: Sequence[str], where: str) -> list[float]:
+    """Return the shares of the image's sides that make a box or an outline."""
+    values = [_share(word, where) for word in words]
     is_outline = len(values) >= 6 and len(values) % 2 == 0
     if len(values) != 4 and not is_outline:
         raise BadInput(
             f"{where}: {len(values)} numbers behind the class; a box has 4 (centre x, centre y,"
-            " width, height), an outline 6 or more (x y x y x y ...)"
+            " width, height), an outline 6 or more (x y x y x y ...), and keypoints need"
+            " kpt_shape in data.yaml"
         )
-    return label, values
+    return values
+
+
+def _posed(
+    words: Sequence[str], keypoints: Keypoints, width: int, height: int, where: str
+) -> dict[str, Any]:
+    """Read the words of a box with keypoints."""
+    each = keypoints.numbers
+    wanted = 4 + keypoints.count * each
+    if len(words) != wanted:
+        raise BadInput(
+            f"{where}: {len(words)} numbers behind the class; kpt_shape [{keypoints.count},"
+            f" {each}] asks for {wanted}: 4 of the box and {each} of each keypoint"
+        )
+    row = _object([_share(word, where) for word in words[:4]], width, height, where)
+    points: list[float] = []
+    for place in range(4, wanted, each):
+        x = _share(words[place], where)
+        y = _share(words[place + 1], where)
+        if each == 3:
+            visibility = _number(words[place + 2])
+            if visibility not in (0, 1, 2):
+                shown = printable.shown(words[place + 2], 40)
+                raise BadInput(
+                    f"{where}: keypoint {(place - 4) // each}: visibility '{shown}'; it is 0 (not"
+                    " marked), 1 (hidden) or 2 (visible)"
+                )
+        else:
+            # Without a visibility, Ultralytics takes a negative coordinate for no mark. COCO's points
+            # without one lie at 0 0, and stay there where an exporter drops the third number
+            unmarked = x < 0 or y < 0 or (x == 0 and y == 0)
+            visibility = 0 if unmarked else 2
+        points += [
+            round(x * width, DIGITS),
+            round(y * height, DIGITS),
+            int(visibility),
+        ]
+    return row | {"keypoints": points}
 
 
 def _object(
