@@ -107,6 +107,7 @@ class _Columns(NamedTuple):
     label: str | None
     classes: list[str]  # names by label; empty where the file states none
     name: str | None = None  # texts that name the images, where the struct does not
+    texts: bool = False  # whether a label is the name of its class
 
 
 def _columns(schema: Any, wanted: Sequence[str]) -> _Columns:
@@ -148,10 +149,14 @@ def _columns(schema: Any, wanted: Sequence[str]) -> _Columns:
         if label in numbers:
             names = classes.get(label, [])
             return _Columns(image, is_struct, label, names, _named_by(schema, wanted))
+    for label in wanted:
+        if label in schema.names and pa.types.is_string(schema.field(label).type):
+            named = _named_by(schema, wanted)
+            return _Columns(image, is_struct, label, [], named, texts=True)
     if wanted:
         raise ValueError(
-            f"no column of numbers called {' or '.join(wanted)}, the labels; its columns are"
-            f" {', '.join(schema.names)}"
+            f"no column of numbers or names called {' or '.join(wanted)}, the labels; its columns"
+            f" are {', '.join(schema.names)}"
         )
     return _Columns(image, is_struct, None, [])
 
@@ -183,6 +188,9 @@ def scan_parquet(file: Path, labels: Sequence[str] = ()) -> Table:
     import pyarrow.parquet as pq
 
     rows: list[Row] = []
+    place: dict[
+        str, int
+    ] = {}  # of a class that is named by text, in the order of the rows
     with opening.open_regular(file) as raw:
         about = pq.ParquetFile(raw)
         columns = _columns(about.schema_arrow, labels)
@@ -217,11 +225,18 @@ def scan_parquet(file: Path, labels: Sequence[str] = ()) -> Table:
                     # Abyssinian_1, Abyssinian_1.jpg
                     path = f"{text[columns.name].removesuffix('.jpg')}.jpg"
                 stated = None if columns.label is None else text[columns.label]
-                label = -1 if stated is None else int(stated)
+                if stated is None:
+                    label = -1
+                elif columns.texts:
+                    label = place.setdefault(stated.replace("/", "_"), len(place))
+                else:
+                    label = int(stated)
                 rows.append((_name_of(path, len(rows), file), label, span))
         _prove(about, file, column, rows)
     note = f"{meta.num_row_groups} row groups, {codec}, written by {meta.created_by}"
-    return Table.of(rows, columns.classes, [printable.shown(note, 100)])
+    classes = list(place) if columns.texts else columns.classes
+    said = [printable.shown(note, 100)]
+    return Table.of(rows, classes, said, by_text=columns.texts)
 
 
 def _prove(about: Any, file: Path, column: str, rows: Sequence[Row]) -> None:

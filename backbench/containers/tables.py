@@ -39,10 +39,17 @@ class Table:
     spans: NDArray[np.void]  # (N,) SPAN, `file` 0
     classes: tuple[str, ...] = ()  # names by label, where the container states them
     notes: tuple[str, ...] = ()  # what was passed over, and how the file was written
+    # Whether labels are texts, so that the classes are those of this file's rows
+    by_text: bool = False
 
     @classmethod
     def of(
-        cls, rows: Sequence[Row], classes: Sequence[str] = (), notes: Sequence[str] = ()
+        cls,
+        rows: Sequence[Row],
+        classes: Sequence[str] = (),
+        notes: Sequence[str] = (),
+        *,
+        by_text: bool = False,
     ) -> Table:
         """Make a table of rows, without hidden ones. ValueError for impossible ones."""
         seen = [row for row in rows if not passed_over(row[0])]
@@ -54,6 +61,7 @@ class Table:
             np.array([(0, *span) for _, _, span in seen], SPAN),
             tuple(classes),
             tuple(notes),
+            by_text,
         )
         table.check(ANY_SIZE)
         return table
@@ -99,7 +107,9 @@ class Table:
 
     def dumped(self) -> bytes:
         """Return the table as numpy's archive, texts as arrays of bytes (nothing is pickled)."""
-        about = json.dumps({"classes": self.classes, "notes": self.notes})
+        about = json.dumps(
+            {"classes": self.classes, "notes": self.notes, "by_text": self.by_text}
+        )
         buffer = io.BytesIO()
         np.savez(
             buffer,
@@ -125,6 +135,7 @@ class Table:
             spans,
             tuple(about["classes"]),
             tuple(about["notes"]),
+            bool(about.get("by_text")),
         )
         table.check(size)
         return table

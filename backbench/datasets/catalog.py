@@ -232,7 +232,8 @@ def _shipped() -> dict[str, Dataset]:
         tables = about.pop("parquet", None)
         if tables is not None:
             labels = tuple(tables.pop("labels", ("label",)))
-            tables = HubTables(labels=labels, **tables)
+            beside = tuple(tables.pop("beside", ()))
+            tables = HubTables(labels=labels, beside=beside, **tables)
         rows[name] = Dataset(
             name=name,
             sizes=sizes,

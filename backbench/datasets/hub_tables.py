@@ -19,7 +19,8 @@ from backbench.images.image_list import ArrayList, ImageList
 from backbench.untrusted import printable
 
 if TYPE_CHECKING:
-    from backbench.containers.spans import SpanList
+    from backbench.containers.spans import Mark, SpanList
+    from backbench.containers.tables import Table
 
 # The first labels of CIFAR-10's batches 1 to 5. The Hub has the batches in the order in which they
 # lie in the archive, torchvision in that of their numbers
@@ -65,6 +66,8 @@ def _read(dataset: Dataset, layout: HubTables, base: Path, seed: int) -> Splits:
         split: _list_of(dataset, layout, base, split, files)
         for split, files in found.items()
     }
+    if layout.order == "listed":
+        return _drawn_birdsnap(parts["train"], base)
     wanted = dict(zip(("train", "val", "test"), dataset.sizes))
     if layout.whole:
         # The owner's archive is undivided, and so must be what is drawn from
@@ -87,6 +90,20 @@ def _read(dataset: Dataset, layout: HubTables, base: Path, seed: int) -> Splits:
     return splits.with_hold_out(
         train, parts["test"], parts.get("val"), seed=seed, notes=notes
     )
+
+
+def _drawn_birdsnap(everything: ImageList, base: Path) -> Splits:
+    """Draw Birdsnap's splits. However many of its pictures a copy still has, there is no size."""
+    for pictures in (base / "images", base / "download"):
+        if pictures.is_dir():
+            raise BadInput(
+                f"{base}: birdsnap is there twice, as {pictures.name} and as"
+                f" {tables_below(base)[0].relative_to(base)}; move one away"
+            )
+    file = base / "images.txt"
+    listed = readers.birdsnap_images(file) if file.is_file() else None
+    found = readers.drawn_birdsnap(everything, base, listed)
+    return replace(found, notes=(*found.notes, NOTE))
 
 
 def read_split(dataset: Dataset, base: Path, split: str) -> ImageList:
@@ -135,6 +152,9 @@ def _files_of(
                 f" {dataset.name} is; get that one"
             )
     # 3. The splits that this dataset has
+    if layout.order == "listed":
+        # Our own splits are drawn of all images, however a copy divides them
+        return {"train": tuple(sorted(file for of in chosen.values() for file in of))}
     wanted = ["train"] if layout.whole else ["train", "test"]
     if dataset.sizes[1] is not None:
         wanted.insert(1, "val")
@@ -180,22 +200,37 @@ def _list_of(
     from backbench.containers import table_cache
     from backbench.containers.spans import SpanList
 
-    container = Container("parquet", tuple(files), labels=layout.labels)
-    tables, marks = table_cache.tables_of(container)
-    # 1. The rows of all files
+    tables: list[Table] = []
+    marks: list[Mark] = []
+    for group in _groups(layout, files):
+        container = Container("parquet", group, labels=layout.labels)
+        more_tables, more_marks = table_cache.tables_of(container)
+        tables += more_tables
+        marks += more_marks
+    # 1. The rows of all files, their labels by one list of classes
+    class_names = _joined_classes(files, tables)
     names: list[str] = []
     stated: list[int] = []
     spans = []
     for number, table in enumerate(tables):
         names += table.names
-        stated += table.labels.tolist()
+        labels_here = table.labels.tolist()
+        if table.classes and table.classes != class_names:
+            labels_here = _relabelled(labels_here, table.classes, class_names)
+        stated += labels_here
         part = table.spans.copy()
         part["file"] = number
         spans.append(part)
     if not names:
         raise BadInput(f"{files[0]}: holds no image")
     # 2. Labels as the archives count them
-    class_names = next((table.classes for table in tables if table.classes), ())
+    if layout.order == "stated" and tables[0].by_text:
+        raise BadInput(
+            f"{files[0]}: its labels are names, and {dataset.name}'s classes are counted by the"
+            f" owner's numbers; get {dataset.get}"
+        )
+    if layout.order == "listed":
+        class_names, stated = _as_listed(base / layout.beside[0], class_names, stated)
     place = _places(dataset, layout, files[0], class_names)
     for row, label in enumerate(stated):
         if label not in place:
@@ -224,12 +259,71 @@ def _list_of(
         np.concatenate(spans),
         tuple(str(file) for file in files),
         tuple(marks),
-        container.kind,
+        "parquet",
     )
     if layout.arrays:
         return _as_array(images, split)
     order = sorted(range(len(paths)), key=paths.__getitem__)
     return images.subset(order)
+
+
+def _groups(layout: HubTables, files: Sequence[Path]) -> list[tuple[Path, ...]]:
+    """Return the files that count their parts together, as train-00000-of-00002. Several splits are
+    one list only where ours are drawn from all of them."""
+    if layout.order != "listed":
+        return [tuple(files)]
+    groups: dict[str, list[Path]] = {}
+    for file in files:
+        groups.setdefault(file.stem.partition("-")[0], []).append(file)
+    return [tuple(group) for group in groups.values()]
+
+
+def _joined_classes(files: Sequence[Path], tables: Sequence[Table]) -> tuple[str, ...]:
+    """Return the names of the classes of all files. Where labels are texts, a file has those of its
+    rows; where they are numbers, BadInput for files that count other classes."""
+    if all(table.by_text for table in tables):
+        return tuple(sorted({name for table in tables for name in table.classes}))
+    lists = {table.classes: file for file, table in zip(files, tables)}
+    if len(lists) > 1:
+        first, second = list(lists.values())[:2]
+        raise BadInput(
+            f"{second}: its classes are not those of {first.name} beside it; get both from one"
+            " source"
+        )
+    return tables[0].classes
+
+
+def _relabelled(
+    labels: Sequence[int], classes: Sequence[str], among: Sequence[str]
+) -> list[int]:
+    """Count labels of one file's classes among those of all files."""
+    place = {name: label for label, name in enumerate(among)}
+    return [label if label < 0 else place[classes[label]] for label in labels]
+
+
+def _as_listed(
+    file: Path, names: Sequence[str], labels: Sequence[int]
+) -> tuple[tuple[str, ...], list[int]]:
+    """Return the classes of the owner's list, and labels by it. A table calls a species by its
+    folder or by its common name."""
+    if not file.is_file():
+        raise BadInput(
+            f"{file} is missing: the order of the classes is in it; get it from the same repository"
+        )
+    species = readers.birdsnap_species(file)
+    place = {row["common"]: label for label, row in enumerate(species)}
+    place |= {row["dir"]: label for label, row in enumerate(species)}
+    for name in names:
+        if name not in place:
+            shown = printable.shown(name, 60)
+            raise BadInput(
+                f"{file}: lists no species '{shown}', which the tables have; get the owner's file"
+            )
+    classes = tuple(row["dir"] for row in species)
+    return classes, [
+        label if not 0 <= label < len(names) else place[names[label]]
+        for label in labels
+    ]
 
 
 def _places(

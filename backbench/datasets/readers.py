@@ -212,9 +212,7 @@ _TEST_SEED = 0
 def birdsnap(base: Path, seed: int) -> Splits:
     """Draw LORAC's split: of the images of each species that are still there, 5 are val, 5 test."""
     folder = base / "birdsnap"
-    species = sorted(
-        _table(folder / "species.txt", ("id", "dir")), key=lambda row: int(row["id"])
-    )
+    species = birdsnap_species(folder / "species.txt")
     listed = _table(folder / "images.txt", ("path", "species_id"))
     images = _first_there(folder / "images", folder / "download" / "images")
     if images is None:
@@ -238,13 +236,32 @@ def birdsnap(base: Path, seed: int) -> Splits:
         )
     labels = [place[kind] for _, kind in there]
     classes = [row["dir"] for row in species]
-    absent = sorted(set(range(len(species))) - set(labels))
+    everything = _listed(images, [images / path for path, _ in there], labels, classes)
+    return drawn_birdsnap(everything, images, len(listed))
+
+
+def birdsnap_species(file: Path) -> list[dict[str, str]]:
+    """Read the owner's list of species, in the order of their ids."""
+    rows = _table(file, ("id", "common", "dir"))
+    return sorted(rows, key=lambda row: int(row["id"]))
+
+
+def birdsnap_images(file: Path) -> int:
+    """Count the images that the owner's list has."""
+    return len(_table(file, ("path", "species_id")))
+
+
+def drawn_birdsnap(everything: ImageList, images: Path, listed: int | None) -> Splits:
+    """Draw Birdsnap's splits from the list of all images that are there, of `listed` ones."""
+    present = set(everything.labels)
+    absent = [
+        name for label, name in enumerate(everything.classes) if label not in present
+    ]
     if absent:
         raise BadInput(
-            f"{images}: no image of {len(absent)} species, '{classes[absent[0]]}' first"
+            f"{images}: no image of {len(absent)} species, '{absent[0]}' first"
         )
-    everything = _listed(images, [images / path for path, _ in there], labels, classes)
-    # 3. Val and test are drawn from what is there, equally many of each species
+    # Val and test are drawn from what is there, equally many of each species
     val: list[int] = []
     test: list[int] = []
     for label, indices in splits.ranked(everything, _TEST_SEED).items():
@@ -256,14 +273,17 @@ def birdsnap(base: Path, seed: int) -> Splits:
         val += indices[:5]
         test += indices[5:10]
     train = splits.others(everything, {*val, *test})
-    share = 100 * len(there) / max(1, len(listed))
-    note = f"coverage {len(there)} of {len(listed)} listed images ({share:.1f}%)"
+    notes: tuple[str, ...] = ()
+    if listed is not None:
+        count = len(everything)
+        share = 100 * count / max(1, listed)
+        notes = (f"coverage {count} of {listed} listed images ({share:.1f}%)",)
     return Splits(
         train=everything.subset(train),
         val=everything.subset(sorted(val)),
         test=everything.subset(sorted(test)),
         held_out=False,
-        notes=(note,),
+        notes=notes,
     )
 
 

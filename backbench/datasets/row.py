@@ -29,8 +29,10 @@ class HubTables:
     # {split} its split
     path: str
     # How its classes are counted: by their names in the alphabet, by their names as text (capitals
-    # first), or as the table states
-    order: Literal["names", "text", "stated"] = "names"
+    # first), as the table states, or as the owner's list beside the tables has them
+    order: Literal["names", "text", "stated", "listed"] = "names"
+    # The owner's files that lie beside the tables; the list of classes is the first
+    beside: tuple[str, ...] = ()
     config: str = ""  # the configuration of several that holds its splits
     whole: bool = False  # the table is undivided: our reader draws the splits
     arrays: bool = False  # its owner's files hold arrays of pixels, no images
@@ -94,12 +96,15 @@ class Dataset:
             if all(
                 (base / need).exists() or _contained(base, need) for need in self.needs
             ):
-                if base != folders[0] and self.parquet and tables_below(folders[0]):
-                    raise BadInput(
-                        f"{self.name} is there twice, as {base / self.needs[0]} and as"
-                        f" {tables_below(folders[0])[0]}; move one away"
-                    )
-                return base
+                tables = tables_below(folders[0]) if self.parquet else []
+                if base == folders[0] or not tables:
+                    return base
+                if self._lie_beside(base, folders[0]):
+                    return folders[0]
+                raise BadInput(
+                    f"{self.name} is there twice, as {base / self.needs[0]} and as {tables[0]};"
+                    " move one away"
+                )
         if self.parquet is not None and tables_below(folders[0]):
             return folders[0]
         # The message names the first folder, since that is where the dataset belongs
@@ -111,6 +116,14 @@ class Dataset:
         missing = next(need for need in self.needs if not (folders[0] / need).exists())
         raise BadInput(
             f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there"
+        )
+
+    def _lie_beside(self, base: Path, hub: Path) -> bool:
+        """Return True if all of `needs` are the files that the Hub has beside the tables in `hub`."""
+        assert self.parquet is not None
+        files = [base / need for need in self.needs]
+        return all(
+            file.parent == hub and file.name in self.parquet.beside for file in files
         )
 
 

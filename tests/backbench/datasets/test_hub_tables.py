@@ -26,6 +26,7 @@ HUB = {
     "cifar10": ("plain_text/train", "plain_text/test", "img", "label"),
     "cifar100": ("cifar100/train", "cifar100/test", "img", "fine_label"),
     "caltech101": ("data/train", None, "image", "label"),
+    "stl10": ("data/train", "data/test", "image", "label"),
 }
 
 
@@ -180,6 +181,145 @@ def test_pretraining_reads_a_split_of_the_hubs_files(both, name):
     assert len(train) == len(own.train) + len(own.val)
     with pytest.raises(BadInput, match="no split 'unlabeled'"):
         catalog.open_split(hub, name, "unlabeled")
+
+
+# Birdsnap: one undivided table whose labels are names, and the owner's lists beside it
+
+
+def as_birdsnap(root, base, *, column="label", divided=False, numbers=False):
+    """Write Birdsnap's pictures as the Hub has them, each file with a species of its own."""
+    owner = root / "birdsnap" / "birdsnap"
+    species = [
+        line.split("\t") for line in (owner / "species.txt").read_text().splitlines()
+    ]
+    names = [row[3] if column == "label" else row[1] for row in species[1:]]
+    base.mkdir(parents=True)
+    for file in ("species.txt", "images.txt"):
+        shutil.copy(owner / file, base / file)
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    metadata = None
+    if numbers:
+        feature = {"_type": "ClassLabel", "names": names}
+        about = {"info": {"features": {column: feature}}}
+        metadata = {b"huggingface": json.dumps(about).encode()}
+    kind = pa.int64() if numbers else pa.string()
+    schema = pa.schema([("image", struct), (column, kind)], metadata=metadata)
+    (base / "data").mkdir()
+    for number, row in enumerate(species[1:]):
+        held = []
+        for file in sorted((owner / "images" / row[3]).iterdir(), reverse=True):
+            image = {"bytes": file.read_bytes(), "path": file.name}
+            held.append({"image": image, column: number if numbers else names[number]})
+        name = f"train-{number:05}-of-00003.parquet"
+        if divided:
+            name = f"{('train', 'test', 'val')[number]}-00000-of-00001.parquet"
+        file = base / "data" / name
+        pq.write_table(pa.Table.from_pylist(held, schema=schema), file)
+    return base.parent
+
+
+@pytest.fixture
+def birds(trees, tmp_path, monkeypatch):
+    """birds(**options) makes Birdsnap in two layouts, and returns their roots."""
+
+    def make(**options):
+        root = trees("birdsnap")
+        row = replace(catalog.DATASETS["birdsnap"], sizes=(3, 15, 15), classes=3)
+        monkeypatch.setitem(catalog.DATASETS, "birdsnap", row)
+        return root, as_birdsnap(root, tmp_path / "hub" / "birdsnap", **options)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"column": "common", "numbers": True}, {"column": "common", "divided": True}],
+)
+def test_birdsnap_is_drawn_as_from_the_archive(birds, options, capsys):
+    root, hub = birds(**options)
+    own = catalog.load("birdsnap", root)
+    theirs = catalog.load("birdsnap", hub)
+    assert in_path_order(theirs) == in_path_order(own)
+    for (_, ours), (_, others) in zip(own.items(), theirs.items()):
+        assert others.classes == ours.classes
+        assert contents.whole(splits.by_path(ours)) == contents.whole(
+            splits.by_path(others)
+        )
+    assert theirs.notes == (*own.notes, hub_tables.NOTE)
+    assert main(["data", "list", "--data", str(hub)]) == 0
+    assert "found: train: parquet, 3 files" in capsys.readouterr().out
+
+
+def test_birdsnap_needs_no_list_of_images(birds):
+    root, hub = birds()
+    (hub / "birdsnap" / "images.txt").unlink()
+    theirs = catalog.load("birdsnap", hub)
+    assert in_path_order(theirs) == in_path_order(catalog.load("birdsnap", root))
+    assert theirs.notes == (hub_tables.NOTE,)
+
+
+def test_birdsnap_needs_the_list_of_species(birds, bad_input):
+    _, hub = birds()
+    (hub / "birdsnap" / "species.txt").unlink()
+    status = main(["data", "check", "birdsnap", "--data", str(hub)])
+    bad_input(status, "species.txt is missing: the order of the classes is in it")
+
+
+def test_birdsnap_with_a_species_that_is_not_listed(birds, bad_input):
+    _, hub = birds()
+    file = hub / "birdsnap" / "species.txt"
+    file.write_text(file.read_text().replace("Zebra_Finch", "Zebra"))
+    status = main(["data", "check", "birdsnap", "--data", str(hub)])
+    bad_input(status, "lists no species 'Zebra_Finch', which the tables have")
+
+
+def test_birdsnap_without_a_species_pictures(birds, bad_input):
+    _, hub = birds()
+    data = hub / "birdsnap" / "data"
+    shutil.copy(
+        data / "train-00000-of-00003.parquet", data / "train-00001-of-00003.parquet"
+    )
+    status = main(["data", "check", "birdsnap", "--data", str(hub)])
+    bad_input(status, "no image of 1 species, 'Zebra_Finch' first")
+
+
+def test_birdsnap_in_both_layouts_is_refused(birds, bad_input):
+    root, hub = birds()
+    shutil.copytree(root / "birdsnap" / "birdsnap" / "images", hub / "birdsnap/images")
+    status = main(["data", "check", "birdsnap", "--data", str(hub)])
+    bad_input(status, "birdsnap is there twice, as images and as data/train-00000")
+    shutil.copytree(hub / "birdsnap" / "data", root / "birdsnap" / "data")
+    status = main(["data", "check", "birdsnap", "--data", str(root)])
+    bad_input(status, "birdsnap is there twice")
+
+
+def test_files_that_count_other_classes_are_refused(pets, bad_input):
+    """The first file's names would be given to the second one's numbers."""
+    word = "data/train-0000{}-of-00002"
+    test = "data/test-00000-of-00001"
+    base = pets({word.format(0): TRAIN, word.format(1): TRAIN, test: TEST})
+    rows = [(picture(1), "cat_9.jpg", 0)]
+    classes = ("Birman", "abyssinian", "american_bulldog")
+    table(base / "data" / "train-00001-of-00002.parquet", rows, classes)
+    status = main(["data", "check", "pets", "--data", str(base.parent)])
+    bad_input(status, "its classes are not those of train-00000-of-00002.parquet")
+
+
+def test_labels_may_be_names_where_names_tell_their_order(pets, tmp_path, bad_input):
+    base = pets(USUAL)
+    numbered = catalog.load("pets", base.parent)
+    for file in base.rglob("*.parquet"):
+        rows = pq.read_table(file)
+        texts = pa.array([PETS[label] for label in rows["label"].to_pylist()])
+        pq.write_table(rows.set_column(1, "label", texts), file)
+    named = catalog.load("pets", base.parent)
+    assert in_path_order(named) == in_path_order(numbered)
+    # The owner's numbers of flowers are in no order of names
+    shutil.copytree(base, tmp_path / "hub" / "cars")
+    status = main(["data", "check", "cars", "--data", str(tmp_path / "hub")])
+    bad_input(
+        status, "its labels are names, and cars's classes are counted by the owner's"
+    )
 
 
 def test_images_may_be_named_by_a_column_of_their_own(pets):
