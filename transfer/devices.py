@@ -83,13 +83,19 @@ def preempted(signal: str, where: str) -> Preempted:
     return Preempted(f"stopped by {signal} {where}; the same command continues")
 
 
+def refuse_missing_gpu(accelerator: str) -> None:
+    """Raise BadInput where a GPU is asked for, and there is none."""
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise BadInput(
+            "--accelerator cuda: torch finds no GPU; use --accelerator cpu, or see `backbench doctor`"
+        )
+
+
 def start_for(request: RunRequest) -> Machine:
     """This process's place among --devices x --nodes; the other processes are started by Fabric."""
     devices, nodes, workers = request.devices, request.nodes, request.workers
     kind: str = request.accelerator
-    if kind == "cuda" and not torch.cuda.is_available():
-        use = "use --accelerator cpu, or see `backbench doctor`"
-        raise BadInput(f"--accelerator cuda: torch finds no GPU; {use}")
+    refuse_missing_gpu(kind)
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and devices > torch.cuda.device_count():

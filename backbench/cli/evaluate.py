@@ -23,7 +23,7 @@ from backbench.board.page_figures import collect_figures
 from backbench.datasets import catalog
 from backbench.errors import BadInput, nearest
 from backbench.evaluation import models, wanted
-from backbench.evaluation.measure import measure, sayings
+from backbench.evaluation.measure import measure, refuse, sayings
 from backbench.evaluation.plan import (
     EvaluationPlan,
     images_of,
@@ -105,7 +105,7 @@ def run(request: EvaluateRequest) -> Outcome:
     wanted.refuse_boxes(root, tasks_there)
     found = models.read_models(given)
     alone = len(found) == 1
-    files = {models.keep_in(request.out, one, alone=alone): one for one in found}
+    files = {models.file_in(request.out, one, alone=alone): one for one in found}
     plan = make_plan(
         tasks_there,
         files,
@@ -116,6 +116,9 @@ def run(request: EvaluateRequest) -> Outcome:
         accelerator=request.accelerator,
         workers=request.workers,
     )
+    # Nothing is written before all that can be refused is
+    refuse(plan)
+    models.keep(files)
     tell_plan(plan)
     # 2. The numbers
     results = measure(plan)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
+from backbench.published import published
 from backbench.requests.options import Outcome
 from backbench.requests.weights import ExportRequest, ImportRequest, InspectRequest
 from backbench.runs.terminal import log
 from backbench.untrusted.printable import shown
-from backbench.weights import exporting
+from backbench.weights import absent, exporting
 from backbench.weights.checkpoint import PIXELS_FROM
 from backbench.weights.importing import read
 from backbench.weights.inspecting import (
@@ -119,6 +120,13 @@ def _notes(row: EncoderReport) -> list[str]:
 
 
 def run_import(request: ImportRequest) -> None:
+    if request.out.suffix.lower() in absent.SUFFIXES[1:]:
+        raise BadInput(
+            f"--out {request.out}: a checkpoint is written as safetensors; call it"
+            f" {request.out.with_suffix('.safetensors').name}"
+        )
+    if request.published is not None:
+        published.lookup(request.published)
     arch = request.arch
     rename = request.rename
     if request.check is not None:

@@ -240,6 +240,12 @@ def check(dataset: str, splits: Splits) -> None:
                 f"{dataset}: no class folders in {images.root}; sort the images as"
                 f" {images.root}/<class>/<image>"
             )
+        by_class = not isinstance(images, DenseList | MultiLabelList)
+        if name == "train" and by_class and len(images.classes) < 2:
+            raise BadInput(
+                f"{dataset}: one class alone, '{printable.shown(images.classes[0], 60)}'"
+                f" ({images.root}); a reading tells classes apart: give it two or more"
+            )
         limit = len(images.classes) - 1
         if min(images.labels) >= 0 and max(images.labels) <= limit:
             labelled: Iterable[tuple[str, int]] = ()

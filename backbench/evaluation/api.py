@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from backbench.board.board import Board, Measurement, fill
 from backbench.evaluation import models, plan, wanted
-from backbench.evaluation.measure import measure
+from backbench.evaluation.measure import measure, refuse
 from backbench.records.store import Result
 from backbench.requests.places import Accelerator
 
@@ -87,7 +87,7 @@ def evaluate(
     # 1. What is wanted, before any weights are read
     root, tasks_there = wanted.place_tasks(tasks, Path(data), out, size=size)
     wanted.refuse_boxes(root, tasks_there)
-    # 2. The models, each read once and kept in OUT
+    # 2. The models, each read once
     found = models.read_models(
         checkpoint,
         name=name,
@@ -97,8 +97,8 @@ def evaluate(
         pixels=pixels,
     )
     alone = len(found) == 1
-    files = {models.keep_in(out, one, alone=alone): one for one in found}
-    # 3. The runs, and their numbers
+    files = {models.file_in(out, one, alone=alone): one for one in found}
+    # 3. The runs, and their numbers; nothing is written before all that can be refused is
     if lists is None and (root / "lists").is_dir():
         lists = root / "lists"
     planned = plan.make_plan(
@@ -112,4 +112,6 @@ def evaluate(
         accelerator=accelerator,
         workers=workers,
     )
+    refuse(planned)
+    models.keep(files)
     return Results(measure(planned))

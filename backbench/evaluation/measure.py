@@ -6,7 +6,7 @@ import contextlib
 import io
 from pathlib import Path
 
-from backbench.evaluation.plan import EvaluationPlan, PlannedRun
+from backbench.evaluation.plan import EvaluationPlan, PlannedRun, read_lists
 from backbench.records import store
 from backbench.records.store import Result
 from backbench.requests.analyze import AnalyzeRequest
@@ -18,11 +18,15 @@ from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 
 
-def measure(plan: EvaluationPlan) -> list[Result]:
-    """Measure what is missing; return the rows of the wanted tasks, in their order."""
-    # 0. What a run would refuse, before the first is measured
+def refuse(plan: EvaluationPlan) -> None:
+    """BadInput for what a run would refuse: a request, the machine, or the lists of images."""
     for run in plan.runs:
         _refuse(run)
+    read_lists(plan)
+
+
+def measure(plan: EvaluationPlan) -> list[Result]:
+    """Measure what is missing; return the rows of the wanted tasks, in their order."""
     with contextlib.redirect_stdout(io.StringIO()):  # the rows are returned
         # 1. Probes of frozen features: one price, and features that one has computed serve all
         _measure_probes([run for run in plan.runs if is_probe(run)], plan)
@@ -42,9 +46,10 @@ def _refuse(run: PlannedRun) -> None:
     """BadInput for a request that its program cannot do."""
     match run.request:
         case LinearRequest() | OodRequest() | SemisupRequest() | FinetuneRequest():
-            from backbench.transfer import protocols
+            from backbench.transfer import devices, protocols
 
             protocols.check(run.request)
+            devices.refuse_missing_gpu(run.request.accelerator)
         case AnalyzeRequest():
             from backbench.transfer.analysis import protocol
 

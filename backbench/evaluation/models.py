@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,9 +102,9 @@ def _of_module(module: nn.Module, encoder: str | None) -> Checkpoint:
     return found.replace(provenance={**found.provenance, "source": source})
 
 
-def keep_in(out: Path, checkpoint: Checkpoint, *, alone: bool) -> Path:
-    """Write the weights below OUT, unless they are there; return their file. The only checkpoint
-    of a call is OUT/checkpoint.safetensors, unless another one has that name."""
+def file_in(out: Path, checkpoint: Checkpoint, *, alone: bool) -> Path:
+    """Return the file below OUT that is to hold the weights, without writing it. The only
+    checkpoint of a call is OUT/checkpoint.safetensors, unless another one has that name."""
     first = out / FILE
     if alone and (not first.exists() or header.digest(first) == checkpoint.digest):
         file = first
@@ -115,8 +115,13 @@ def keep_in(out: Path, checkpoint: Checkpoint, *, alone: bool) -> Path:
                 f"{out}: holds results of other weights ({FILE}); choose another out; a module"
                 " without `identity` is another one in every process"
             )
-    if not file.exists():
-        checkpoint.save(file)
-    elif header.digest(file) != checkpoint.digest:
+    if file.exists() and header.digest(file) != checkpoint.digest:
         raise BadInput(f"{file}: holds other weights than its name says; remove it")
     return file
+
+
+def keep(files: Mapping[Path, Checkpoint]) -> None:
+    """Write each checkpoint to its file, unless it is there."""
+    for file, checkpoint in files.items():
+        if not file.exists():
+            checkpoint.save(file)

@@ -11,7 +11,7 @@ from pathlib import Path
 from backbench.datasets import catalog
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.evaluation.wanted import FITTED, WantedTask, has_own_boxes
+from backbench.evaluation.wanted import FITTED, WantedTask, has_own_boxes, is_own
 from backbench.recipes import config
 from backbench.requests.measuring import measuring_request
 from backbench.requests.options import Request
@@ -109,6 +109,20 @@ def images_of(
             dataset, plan.root, seed=plan.seed, multilabel=multilabel
         )
     return plan.images[key]
+
+
+def read_lists(plan: EvaluationPlan) -> None:
+    """Read the lists of images that probes and trainings of classes need. BadInput for wrong ones."""
+    for task in plan.wanted:
+        row = TASKS[task.task]
+        trains_own = row.verb in ("finetune", "semisup") and is_own(task.dataset)
+        if row.verb != "linear" and not trains_own:
+            continue
+        for name in catalog.names(task.dataset):
+            known = catalog.row(name)
+            # Label maps and known images of several classes are read by their own readings
+            if known is None or not (known.dense or known.multilabel):
+                images_of(plan, name, multilabel=row.multilabel)
 
 
 def _run_folder(

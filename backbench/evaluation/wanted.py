@@ -220,6 +220,11 @@ def dataset_folder(data: Path, *, detects: bool = False) -> Path:
     # The archive of a dataset stands for the folder that it would unpack to
     endings = itertools.chain(*finding.ENDINGS.values())
     if folder.is_file() and folder.suffix.lower() in endings:
+        if folder.with_suffix("").exists():
+            raise BadInput(
+                f"--data {data}: {folder.with_suffix('')} is beside it, and would be read in its"
+                " place; name that one, or move one away"
+            )
         folder = folder.with_suffix("")
     if not folder.is_dir() and finding.whole(folder) is None:
         if why := finding.refused(folder):

@@ -78,7 +78,9 @@ def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
             said = f"no {', '.join(FORMATS)} that Pillow reads"
         else:
             said = " ".join(str(error).split())[:100]
-        raise BadInput(f"{shown}: corrupt image ({said})") from None
+        raise BadInput(
+            f"{shown}: corrupt image ({said}); copy it again, or take it out"
+        ) from None
 
 
 def decode(

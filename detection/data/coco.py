@@ -215,7 +215,7 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
             )
         if row["image_id"] not in records:
             raise BadInput(
-                f"{where}: image {row['image_id']} is not in the file's 'images'"
+                f"{where}: image {row['image_id']!r} is not in the file's 'images'"
             )
         record = records[row["image_id"]]
         outline = row.get("segmentation")

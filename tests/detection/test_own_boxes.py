@@ -333,6 +333,21 @@ WRONG = {
         lambda b: write(b / JSON, "{"),
         "instances_train.json: not",
     ),
+    "a list of detections": (
+        "COCO",
+        lambda b: write(b / JSON, '[{"image_id": 1, "score": 0.5}]'),
+        "instances_train.json: a list, as of detections, and no annotation file",
+    ),
+    "images that are no list": (
+        "COCO",
+        lambda b: change_json(b, lambda about: about.update(images={})),
+        "instances_train.json: 'images' is no list",
+    ),
+    "an image's id as text": (
+        "COCO",
+        lambda b: change_json(b, lambda a: a["annotations"][0].update(image_id="1")),
+        "image '1' is not in the file's 'images'",
+    ),
     "no categories": (
         "COCO",
         lambda b: change_json(b, lambda about: about.pop("categories")),

@@ -100,7 +100,17 @@ def _image_folder(file: Path, base: Path, split: str) -> Path:
 def _first_image(file: Path) -> str:
     try:
         about = jsons.decode(opening.read_bytes(file, most=LARGEST_JSON))
+        if isinstance(about, list):
+            raise BadInput(
+                f"{file}: a list, as of detections, and no annotation file in COCO's format; export"
+                " the annotations"
+            )
         images = about["images"]
+        if not isinstance(images, list):
+            raise BadInput(
+                f"{file}: 'images' is no list, and so no annotation file in COCO's format; export"
+                " it again"
+            )
         name = images[0]["file_name"]
     except IndexError:
         raise BadInput(
