@@ -11,7 +11,11 @@ from backbench.detection import backbones, dialect, evaluate, process_group, voc
 from backbench.detection.data import images, own, sides, voc
 from backbench.detection.data.dataset_dicts import ImageRecord
 from backbench.detection.data.images import LookedAt
-from backbench.detection.data.split import Split, training_records
+from backbench.detection.data.split import (
+    Split,
+    refuse_unlike_keypoints,
+    training_records,
+)
 from backbench.detection.dialect import AMP_PRECISION, Given
 from backbench.detection.run import DetectionRun, Prepared
 from backbench.detection.task_rows import DetectionTask
@@ -267,6 +271,7 @@ def check_ground_truth(
                 f"{split.file}: {len(split.keypoints)} keypoints, but "
                 f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {wanted}"
             )
+    refuse_unlike_keypoints(train, val)
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS)
     if sigmas != len(val.keypoints):
         raise BadInput(

@@ -520,6 +520,12 @@ def _keypoints(values: list[float] | None, count: int, where: str) -> list[float
         values = [0.0] * 3 * count
     if len(values) != 3 * count:
         raise BadInput(f"{where}: {len(values)} keypoint values instead of {3 * count}")
+    for place, visibility in enumerate(values[2::3]):
+        if visibility not in (0, 1, 2):
+            raise BadInput(
+                f"{where}: keypoint {place}: visibility {visibility:g}; it is 0 (not marked), 1"
+                " (hidden) or 2 (visible)"
+            )
     # COCO's keypoints are pixel indices; the middle of a pixel is half a pixel further
     # (detectron2/data/datasets/coco.py adds the same half).
     moved = list(values)

@@ -13,7 +13,12 @@ from backbench.datasets.boxes import box_folders, voc_xml, yolo_text
 from backbench.datasets.boxes.parts import BoxFolder, BoxPart, Keypoints
 from backbench.detection.data import coco, reading, sides
 from backbench.detection.data.dataset_dicts import ImageRecord
-from backbench.detection.data.split import DatasetFiles, Split, join
+from backbench.detection.data.split import (
+    DatasetFiles,
+    Split,
+    join,
+    refuse_unlike_keypoints,
+)
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.runs.terminal import log
@@ -40,14 +45,22 @@ def read(base: Path, task: DetectionTask) -> tuple[Split, Split]:
         if scored == "val":
             trained = ["train"]
         *first, test = _parts(boxes, [*trained, scored], task)
+        for part in first:
+            _refuse_empty(part, "trained on")
         train = first[0] if len(first) == 1 else join(first)
-    if not any(record["annotations"] for record in test.records):
-        raise BadInput(
-            f"{test.file}: none of its {len(test.records)} images has an object, and they are to be"
-            f" scored; annotate them, or leave '{test.part}' out"
-        )
+        refuse_unlike_keypoints(train, test)
+    _refuse_empty(test, "scored")
     train = replace(train, lists_digest=_digest(train))
     return train, replace(test, lists_digest=_digest(test))
+
+
+def _refuse_empty(split: Split, use: str) -> None:
+    """Raise BadInput for a list in which no image has an object."""
+    if not any(record["annotations"] for record in split.records):
+        raise BadInput(
+            f"{split.file}: none of its {len(split.records)} images has an object, and they are to be"
+            f" {use}; annotate them, or leave '{split.part}' out"
+        )
 
 
 def _parts(boxes: BoxFolder, names: Sequence[str], task: DetectionTask) -> list[Split]:

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,6 +128,7 @@ def join(splits: Sequence[Split]) -> Split:
             raise BadInput(
                 f"{other.file}: its categories are not those of {first.file}"
             )
+        refuse_unlike_keypoints(first, other)
     records = list(first.records)
     notes = list(first.notes)
     for other in others:
@@ -138,6 +140,20 @@ def join(splits: Sequence[Split]) -> Split:
         records=records,
         notes=tuple(notes),
         more_files=tuple(s.file for s in others),
+    )
+
+
+def refuse_unlike_keypoints(first: Split, other: Split) -> None:
+    """Raise BadInput where two lists name other keypoints, or in another order."""
+    if first.keypoints == other.keypoints:
+        return
+    pairs = itertools.zip_longest(first.keypoints, other.keypoints, fillvalue="nothing")
+    place, (ours, theirs) = next(
+        (place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1]
+    )
+    raise BadInput(
+        f"{other.file}: its keypoint {place} is '{theirs}', and '{ours}' in {first.file}; give both"
+        " the same names in one order"
     )
 
 

@@ -400,6 +400,11 @@ WRONG = {
         lambda b: change_json(b, lambda a: a["annotations"].clear(), "test"),
         "none of its 3 images has an object",
     ),
+    "a train list without objects": (
+        "COCO",
+        lambda b: change_json(b, lambda a: a["annotations"].clear()),
+        "instances_train.json: none of its 6 images has an object, and .* trained on",
+    ),
     "other classes in test": (
         "COCO",
         lambda b: change_json(

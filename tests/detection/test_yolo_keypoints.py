@@ -239,6 +239,37 @@ def test_wrong_keypoints_are_named_in_one_line(folder, tmp_path, bad_input, case
     assert not (tmp_path / "runs").exists()
 
 
+def spoiled(base, split, change):
+    """Copy the set in COCO's layout, and change its list of a split."""
+    file = base / "annotations" / f"instances_{split}.json"
+    about = json.loads(file.read_text())
+    change(about)
+    file.write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("visibility", [5, -1, 0.5])
+def test_visibilities_of_cocos_json_are_0_1_or_2(posed, tmp_path, visibility):
+    base = shutil.copytree(posed["COCO"], tmp_path / "mine")
+    spoiled(
+        base,
+        "train",
+        lambda about: about["annotations"][1]["keypoints"].__setitem__(5, visibility),
+    )
+    expected = f"annotation 2: keypoint 1: visibility {visibility}; it is 0"
+    with pytest.raises(BadInput, match=expected):
+        own.read(base, KEYPOINT_RCNN)
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_lists_name_their_keypoints_alike(posed, tmp_path, split):
+    """Lists are trained and scored by the keypoints' places."""
+    base = shutil.copytree(posed["COCO"], tmp_path / "mine")
+    spoiled(base, split, lambda about: about["categories"][0]["keypoints"].reverse())
+    expected = f"instances_{split}.json: its keypoint 0 is 'tail', and 'left_eye' in"
+    with pytest.raises(BadInput, match=expected):
+        own.read(base, KEYPOINT_RCNN)
+
+
 @pytest.mark.parametrize("mark", ["2", "1"])
 def test_keypoints_that_nothing_describes_are_no_outlines(folder, tmp_path, mark):
     """Three keypoints behind a box of four numbers could be an outline, but for their marks."""
