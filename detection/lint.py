@@ -24,6 +24,7 @@ from backbench.requests.bounds import (
     MOST,
     MOST_BATCH,
     MOST_DETECTION_SIDE,
+    MOST_EPOCHS,
     MOST_SEED,
     MOST_WORKERS,
 )
@@ -38,6 +39,7 @@ REFERENCES = {"SGD": (0.02, 16), "ADAMW": (0.0001, 16)}
 # Key -> its least and its largest value, which hold for each number where there are several
 BOUNDS = {
     "SOLVER.IMS_PER_BATCH": (1, MOST_BATCH),
+    "SOLVER.EPOCHS": (0, MOST_EPOCHS),  # 0: MAX_ITER counts
     "SOLVER.MAX_ITER": (1, MOST),
     "SOLVER.CHECKPOINT_PERIOD": (1, MOST),
     "INPUT.MIN_SIZE_TRAIN": (1, MOST_DETECTION_SIDE),

@@ -66,7 +66,9 @@ def scan(
                     size = file.stat().st_size
                     table = Table.loaded(Path(folder) / f"{number}.npz", size)
                 except Exception:  # none, or one that the dying process left
-                    raise BadInput(f"{file}: not readable as {kind} ({why})") from None
+                    raise BadInput(
+                        f"{file}: not readable as {kind} ({why}); get or write it anew"
+                    ) from None
                 yield table
 
 

@@ -42,7 +42,7 @@ def scan_tars(files: Sequence[Path]) -> Iterator[Table]:
         except Exception as error:
             said = printable.shown(" ".join(str(error).split()), 100)
             raise BadInput(
-                f"{file}: not readable as an uncompressed tar file ({said})"
+                f"{file}: not readable as an uncompressed tar file ({said}); get or write it anew"
             ) from None
 
 
@@ -186,7 +186,9 @@ def scan_zips(files: Sequence[Path]) -> Iterator[Table]:
         # zipfile's own errors, and whatever a crafted header makes of it
         except Exception as error:
             said = printable.shown(" ".join(str(error).split()), 160)
-            raise BadInput(f"{file}: not readable as a zip file ({said})") from None
+            raise BadInput(
+                f"{file}: not readable as a zip file ({said}); get or write it anew"
+            ) from None
 
 
 def _zipped(raw: IO[bytes], archive: zipfile.ZipFile) -> Table:

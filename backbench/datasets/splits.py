@@ -235,6 +235,11 @@ def check(dataset: str, splits: Splits) -> None:
             raise BadInput(
                 f"{dataset}: the {name} split is empty ({images.root}); {hint}"
             )
+        if not images.classes and not images.root.is_dir():
+            raise BadInput(
+                f"{dataset}: the table of {name} states no classes ({images.root}); write a column"
+                " `label` of numbers, or paths as class/file"
+            )
         if not images.classes:
             raise BadInput(
                 f"{dataset}: no class folders in {images.root}; sort the images as"
@@ -301,8 +306,14 @@ def read_list(
         raise BadInput(
             f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it"
         ) from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput(
+            f"{path}: is no text; write an image a line, as class/file.jpg"
+        ) from None
     names: dict[str, int] = {}
-    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         name = line.strip()
         if name in names:
             raise BadInput(
@@ -358,4 +369,11 @@ def select(images: ImageList, names: Mapping[str, int], *, where: str) -> list[i
                 f" {printable.shown(str(images.root / path), 300)}); a line is class/file.jpg"
             )
         out.append(index[path])
+    listed = {images.labels[place] for place in out}
+    absent = [name for label, name in enumerate(images.classes) if label not in listed]
+    if absent:
+        raise BadInput(
+            f"{where}: no image of {len(absent)} classes, '{printable.shown(absent[0], 60)}' first;"
+            " nothing can be learnt of them: list one of each"
+        )
     return out

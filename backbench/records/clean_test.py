@@ -71,7 +71,9 @@ def read_list(file: Path) -> CleanList:
     try:
         content = opening.read_bytes(file, most=_LARGEST)
     except OSError as error:
-        raise BadInput(f"--list {file}: {error.strerror}") from None
+        raise BadInput(
+            f"--list {file}: {error.strerror}; `backbench data check NAME --copies {file}` writes one"
+        ) from None
     try:
         lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:

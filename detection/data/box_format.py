@@ -134,6 +134,16 @@ def check(boxes: Boxes) -> list[str]:
             f"{outside.sum()} of {len(outside)} boxes reach outside their image (they are cut to "
             f"it); first {boxes.shown(_first(outside))}; perhaps {reason}"
         )
+    else:
+        # A single box may reach outside, but not by a whole image
+        near = _all(corners[:, :2] >= -boxes.sizes)
+        near &= _all(corners[:, 2:] <= 2 * boxes.sizes)
+        far = has_area & ~near
+        if far.any():
+            notes.append(
+                f"{far.sum()} of {len(far)} boxes reach outside their image by more than its side "
+                f"(they are cut to it); first {boxes.shown(_first(far))}; correct them"
+            )
     beside = has_area & ~touches
     if beside.any():
         notes.append(

@@ -617,6 +617,24 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("corner", ["<xmin>-500", "<xmax>5000"])
+def test_one_box_far_outside_its_image_is_said(folder, capsys, corner):
+    base = folder("VOC")
+    replaced(base / XML, corner[:6] + r"\d+", corner)
+    expected = "1 of 12 boxes reach outside their image by more than its side"
+    assert any(expected in note for note in own.read(base, FASTER_RCNN)[0].notes)
+    assert program.main(["data", "check", "mine", "--data", str(base.parent)]) == 1
+    assert expected in capsys.readouterr().out
+
+
+def test_epochs_have_bounds(written, tmp_path, capsys):
+    line = ["detect", "--dataset", "mine", "--data", str(written["VOC"].parent)]
+    line += ["--out", str(tmp_path / "run"), "--engine", "torchvision", *SMALL]
+    assert program.main([*line, "SOLVER.EPOCHS", "-3"]) == 2
+    assert "SOLVER.EPOCHS -3.0: at least 0" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def one_image(base):
     image_at(base / "images" / "a.png")
     image = {"id": 1, "file_name": "a.png", "width": 64, "height": 64}

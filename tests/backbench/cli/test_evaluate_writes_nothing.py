@@ -3,6 +3,8 @@
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torchvision
@@ -45,6 +47,18 @@ def emptied(folder):
         file.unlink()
 
 
+def of_texts(file):
+    """Write a table of four pictures and the names of their classes."""
+    rows = []
+    for number in range(4):
+        picture(file.parent / "one.png", 50 + number)
+        data = (file.parent / "one.png").read_bytes()
+        image = {"bytes": data, "path": f"{number}.png"}
+        rows.append({"image": image, "label": ("cat", "dog")[number % 2]})
+    (file.parent / "one.png").unlink()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+
+
 WRONG = {
     "a class is missing in test": (
         lambda b: shutil.rmtree(b / "test/dog"),
@@ -73,6 +87,10 @@ WRONG = {
     "no classes in train": (
         lambda b: [shutil.rmtree(b / "train"), picture(b / "train/one.png", 0)],
         "no class folders in",
+    ),
+    "a table whose labels are texts": (
+        lambda b: [shutil.rmtree(b / "train"), of_texts(b / "train.parquet")],
+        "the table of train states no classes",
     ),
     "a table that is cut off": (
         lambda b: [

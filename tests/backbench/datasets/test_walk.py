@@ -348,6 +348,13 @@ def test_lists(tmp_path):
     file.write_bytes(data + b"\n" + data)
     with pytest.raises(BadInput, match=r"txt:4: .*is listed twice, first in line 1"):
         splits.read_list(file)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(
+        BadInput, match=r"1percent\.txt: is no text; write an image a line"
+    ):
+        splits.read_list(file)
+    with pytest.raises(BadInput, match="no image of 1 classes, 'n04239074' first"):
+        splits.select(named, {"n04235860_14959.JPEG": 1}, where="list")
 
 
 def test_pictures_that_look_alike_are_compared_by_all_pixels(root):
