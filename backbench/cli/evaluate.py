@@ -176,11 +176,13 @@ def print_table(board: Board) -> None:
     width = max((len(labels[row.checkpoint]) for row in board.measured_rows), default=0)
     for column in board.measured_columns():
         marks = standing(board, column)
+        # What has no rank may be in nats, of which a tenth is much
+        form = ".1f" if TASKS[column.task].ranked else ".2f"
         print(column.name)
         for row, cell in board.measured(column):
             mark = {BEST: " *", ONCE: " °"}.get(marks.get(row.checkpoint, ""), "")
-            half = "" if cell.half_width is None else f" ± {cell.half_width:.1f}"
-            value = text_of(cell.value, ".1f")
+            half = "" if cell.half_width is None else f" ± {cell.half_width:{form}}"
+            value = text_of(cell.value, form)
             print(f"  {labels[row.checkpoint]:<{width}}  {value:>5}{half}{mark}")
 
 

@@ -220,6 +220,10 @@ def test_the_same_command_goes_on_beside_rows_that_follow_from_its_own(home, cap
     assert program.main(words) == 0
     said = capsys.readouterr().out
     assert "calibration/mine/nll@logreg-own-v1" in said
+    # Nats have two digits, and percent one
+    nats = re.search(r"mine/nll@\S+\n  my_resnet +(\S+) ± (\S+)", said)
+    assert nats is not None
+    assert [len(number.partition(".")[2]) for number in nats.groups()] == [2, 2]
     assert "table: runs/leaderboard.csv" in said
 
 
