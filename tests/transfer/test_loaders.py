@@ -9,8 +9,10 @@ import pytest
 import torch
 import torchvision.transforms.v2.functional as tv
 from PIL import Image
+from sklearn.neighbors import KNeighborsClassifier
 from support.records import a_result, rows_of
 
+from backbench import Checkpoint
 from backbench.cli.program import main
 from backbench.images.loaders import LOADERS, geometry_by
 from backbench.images.preprocess import eval_geometry
@@ -97,6 +99,50 @@ def test_each_loader_is_a_row_and_the_usual_one_is_that_of_knn(
     # The features of each loader are others
     cached = list((tmp_path / "cache").rglob("*.npy")) or None
     assert cached is None or len(cached) >= len(LOADERS)
+
+
+@torch.no_grad()
+def test_the_row_of_jpeg_is_scikit_learns_on_pictures_written_again(
+    trees, trunk, tmp_path
+):
+    """From the files to the percentage, by Pillow, the trunk itself and scikit-learn."""
+    root = trees("classes", sizes=(("train", 24), ("val", 12), ("test", 20)))
+    rng = np.random.default_rng(1)
+    for file in sorted(root.rglob("*.png")):
+        # Noise, a little brighter in one class: some answers are wrong, and JPEG changes some
+        brighter = 12 * (file.parent.name == "circle")
+        pixels = rng.integers(0, 200, (60, 60, 3)) + rng.integers(0, 40) + brighter
+        Image.fromarray(pixels.astype(np.uint8)).save(file)
+    network = Checkpoint.load(trunk).backbone().eval()
+    mean = np.array([0.485, 0.456, 0.406])
+    std = np.array([0.229, 0.224, 0.225])
+
+    def features(*splits):
+        inputs = []
+        labels = []
+        for split in splits:
+            for file in sorted((root / "classes" / split).rglob("*.png")):
+                again = io.BytesIO()
+                Image.open(file).convert("RGB").save(again, "JPEG", quality=75)
+                resized = Image.open(again).resize((40, 40), Image.Resampling.BILINEAR)
+                pixels = np.asarray(resized.crop((4, 4, 36, 36))) / 255
+                inputs.append(((pixels - mean) / std).transpose(2, 0, 1))
+                labels.append(file.parent.name)
+        return network(torch.tensor(np.stack(inputs)).float()).numpy(), labels
+
+    def weight(distance):
+        return np.exp((1 - distance) / 0.07)
+
+    nearest = KNeighborsClassifier(5, weights=weight, metric="cosine")
+    nearest.fit(*features("train", "val"))
+    expected = 100 * nearest.score(*features("test"))
+    out = tmp_path / "run"
+    keys = {"loaders": ["pil", "jpeg75"], "k": 5}
+    assert main(command(root, trunk, out, "loaders", **keys)) == 0
+    usual, again = rows_of(out)
+    assert again.metric == "top1_jpeg75"
+    assert round(again.value, 2) == round(expected, 2)
+    assert round(usual.value, 2) != round(expected, 2)
 
 
 def test_loaders_that_say_nothing_are_refused(trees, trunk, tmp_path, bad_input):
