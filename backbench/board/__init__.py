@@ -11,6 +11,7 @@ export        leaderboard.csv, results.csv, the board for programs
 page          leaderboard.html from its template, styles and scripts (page.html, page.css, page_*.js)
 page_records  the records of the page, whose fields the scripts read
 page_figures  what stands on the page from run folders: curves, pictures, figures
+page_readings what the page draws of single readings: label curves, layers, errors of detectors
 ablation      results of a recipe with keys varied, drawn with error bars
 merge         the records of several labs as one folder (`backbench merge`)
 rank_csv      who leads any table of numbers (`backbench rank`)

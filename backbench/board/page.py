@@ -51,7 +51,17 @@ from backbench.verify import verification
 
 HERE = Path(__file__).parent
 # page_*.js in the order in which they stand in the page; the last one draws it
-SCRIPTS = ("data", "table", "number", "charts", "ranks", "pairs", "curves", "sections")
+SCRIPTS = (
+    "data",
+    "table",
+    "number",
+    "charts",
+    "ranks",
+    "pairs",
+    "curves",
+    "readings",
+    "sections",
+)
 # Provenance takes at most so many bytes; with many results each long value is cut to its share.
 TEXT_BYTES = 20_000_000
 SHORTEST_TEXT = 150
@@ -95,6 +105,9 @@ def write_page(
             curves=figures.curves,
             pictures=figures.pictures,
             figures=figures.figures,
+            layers=figures.layers,
+            errors=figures.errors,
+            label_curves=figures.label_curves,
             judged=judged,
             claims=claims,
             problems=board.problems,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from backbench.board import ablation
+from backbench.board import ablation, page_readings
 from backbench.board.board import Board, joined
 from backbench.board.page_records import (
     CurveMark,
@@ -51,7 +51,12 @@ def collect_figures(board: Board, runs: Iterable[str | Path]) -> PageFigures:
         drawn = [*ablation.write(board, Path(folder)), *_analyses(board)]
         figures = [_figure(title, file) for title, file in drawn]
     return PageFigures(
-        curves=_curves(board, runs), pictures=_pictures(board), figures=figures
+        curves=_curves(board, runs),
+        pictures=_pictures(board),
+        figures=figures,
+        layers=page_readings.layers_of(board),
+        errors=page_readings.errors_of(board),
+        label_curves=page_readings.label_curves_of(board),
     )
 
 

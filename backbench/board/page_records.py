@@ -172,12 +172,51 @@ class PageFigure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PageLayers:
+    """The readings of one checkpoint's layers on one dataset. A reading is a layer and a pooling."""
+
+    row: int
+    column: int  # of the chosen reading's score on the test images
+    layers: list[str]  # from the first on
+    scores: dict[str, list[float | None]]  # pooling -> the score on val of each layer
+    chosen: str
+    chosen_score: float | None  # on val
+    usual: str
+    usual_score: float | None
+    value: float | None  # of the chosen reading on the test images
+    usual_value: float | None
+    gain: float | None  # their paired difference
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageErrors:
+    """The columns of what each kind of error costs detectors on one list of boxes."""
+
+    ap: int | None  # the column of the AP50 that they explain
+    costs: dict[str, int]  # kind of error -> its column
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageLabelCurve:
+    """The points of one checkpoint's label curve on one dataset."""
+
+    row: int
+    columns: list[int]  # of each point, by its number of labels
+    labels: list[float]  # per class
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PageFigures:
-    """Everything that is read from run folders and stands on the page beside the table."""
+    """Everything that stands on the page beside the table, most of it from run folders."""
 
     curves: list[PageCurve]
     pictures: list[PagePicture]
     figures: list[PageFigure]
+    layers: list[PageLayers]
+    errors: list[PageErrors]
+    label_curves: list[PageLabelCurve]
 
 
 # ---- the two blocks of JSON
@@ -198,6 +237,9 @@ class PageData:
     curves: list[PageCurve]
     pictures: list[PagePicture]
     figures: list[PageFigure]
+    layers: list[PageLayers]
+    errors: list[PageErrors]
+    label_curves: list[PageLabelCurve]
     judged: Sequence[Verdict]
     claims: Sequence[str]  # a paragraph each, below the verdicts
     problems: list[str]

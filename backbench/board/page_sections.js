@@ -67,6 +67,9 @@ const SECTIONS = {
   ranks: "Rank per task",
   transfer: "Task against task",
   compare: "Compare two",
+  labels: "Labels needed",
+  layers: "Layers",
+  errors: "Errors",
   curves: "Pretraining",
   figures: "Figures",
   detections: "Detections",
@@ -147,7 +150,10 @@ reproduction();
 
 // Charts of a large board are drawn when they come into view, or before printing.
 const LARGE = 5000; // rows times columns
-const later = new Map(Object.entries({overall, ranks, transfer, compare, curves}));
+const PAINTED = {
+  overall, ranks, transfer, compare, labels: labelCurves, layers, errors, curves,
+};
+const later = new Map(Object.entries(PAINTED));
 function paintSection(id) {
   const paint = later.get(id);
   later.delete(id);
@@ -178,6 +184,9 @@ addEventListener("resize", () => {
     sideways();
     if (isDrawn("ranks")) ranks();
     if (isDrawn("transfer")) paintTransfer();
+    if (isDrawn("labels")) paintLabelCurves();
+    if (isDrawn("layers")) paintLayers();
+    if (isDrawn("errors")) paintErrors();
     if (isDrawn("curves")) paintCurves();
   }, STILL);
 });

@@ -3,7 +3,10 @@
 A checkpoint has a row of the reading that was chosen on val and one of its usual reading
 (transfer/probes/layers.py). `sayings` tells their difference on the test images, and the whole grid."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.records import paired_rows
@@ -14,7 +17,8 @@ USUAL = "_usual"  # what the metrics of the usual reading end with
 READING = "reading"  # in `chosen`: a layer and a pooling, as "block 9 mean"
 USUAL_READING = "usual_reading"  # in `chosen`, too
 POOLINGS = ("cls", "mean", "cls+mean", "max")
-_METRICS = ("top1", "mean_per_class")
+METRICS = ("top1", "mean_per_class")  # of the chosen reading
+_LAYER = re.compile(r"[a-z]+ [0-9]{1,4}")  # block 9
 
 
 def sayings(rows: Sequence[tuple[Result, Path]]) -> list[str]:
@@ -26,7 +30,7 @@ def sayings(rows: Sequence[tuple[Result, Path]]) -> list[str]:
     lines = []
     for row, run in rows:
         other = usual.get(_key(row, row.metric, run))
-        if row.metric in _METRICS and other is not None:
+        if row.metric in METRICS and other is not None:
             lines += _told(KeptRow(row, run), KeptRow(other, run))
     return lines
 
@@ -57,20 +61,48 @@ def _told(best: KeptRow, usual: KeptRow) -> list[str]:
     return [line, *_grid(scores)]
 
 
-def _grid(scores: Mapping[str, float]) -> list[str]:
-    """Lay the scores on val out as a table of layers and poolings."""
-    table: dict[str, dict[str, float]] = {}
+@dataclass(frozen=True)
+class LayerGrid:
+    """The score on val of every reading of a checkpoint, in percent."""
+
+    layers: tuple[str, ...]  # from the first on
+    poolings: tuple[str, ...]
+    scores: Mapping[tuple[str, str], float]  # of a layer and a pooling
+    alone: Mapping[str, float]  # the usual reading that no layer gives
+
+
+def grid(scores: Mapping[str, object]) -> LayerGrid:
+    """Sort scores by the layer and the pooling that they are of. What is no score of a reading is
+    left out."""
+    table = {}
+    alone = {}
     for reading, score in scores.items():
+        if not isinstance(score, int | float) or not math.isfinite(score):
+            continue
         layer, _, pooling = reading.rpartition(" ")
-        table.setdefault(layer, {})[pooling] = score
-    alone = table.pop("", {})  # the usual reading that no layer gives
-    poolings = [p for p in POOLINGS if any(p in row for row in table.values())]
-    # From the first layer on
-    layers = sorted(table, key=lambda layer: int(layer.rpartition(" ")[2]))
-    heads = "".join(f"{pooling:>10}" for pooling in poolings)
+        if _LAYER.fullmatch(layer) and pooling in POOLINGS:
+            table[layer, pooling] = float(score)
+        elif not layer:
+            alone[reading] = float(score)
+    layers = {layer for layer, _ in table}
+    of_table = {pooling for _, pooling in table}
+    return LayerGrid(
+        layers=tuple(sorted(layers, key=lambda layer: int(layer.split()[1]))),
+        poolings=tuple(pooling for pooling in POOLINGS if pooling in of_table),
+        scores=table,
+        alone=alone,
+    )
+
+
+def _grid(scores: Mapping[str, object]) -> list[str]:
+    """Lay the scores on val out as a table of layers and poolings."""
+    found = grid(scores)
+    heads = "".join(f"{pooling:>10}" for pooling in found.poolings)
     lines = [f"  {'% on val':<10}{heads}"]
-    for layer in layers:
-        cells = "".join(f"{table[layer].get(p, float('nan')):>10.1f}" for p in poolings)
+    for layer in found.layers:
+        cells = ""
+        for pooling in found.poolings:
+            cells += f"{found.scores.get((layer, pooling), math.nan):>10.1f}"
         lines.append(f"  {layer:<10}{cells}")
-    lines += [f"  {name:<10}{score:>10.1f}" for name, score in alone.items()]
+    lines += [f"  {name:<10}{score:>10.1f}" for name, score in found.alone.items()]
     return lines
