@@ -94,6 +94,10 @@ KINDS = {
         "Each class against all others; val chooses one penalty for all. Metrics are the mean AP"
         " by area and by 11 points.",
     ),
+    "svm": (
+        "Several labels an image by SVM",
+        "Each class against all others by LIBLINEAR; folds of train + val choose a cost for each.",
+    ),
     "loaders": (
         "Loaders",
         "Nearest neighbours of one trunk by several loaders; each is a column, and none is chosen.",

@@ -32,6 +32,7 @@ OWN_TASKS = (
     "linear",
     "finetune",
     "multilabel",
+    "multilabel_svm",
     *DETECTION,
 )
 # What can be wanted: all but what follows from a list that these doors do not take

@@ -25,7 +25,7 @@ class EvaluateRequest(WeightsRequest, JsonRequest):
     words: tuple[str, ...] = argument(
         "MODEL|TASK",
         "checkpoint files, timm:NAME or hf:ORG/REPO; then, if you like, tasks (knn, fewshot, logreg,"
-        " label_curve, layers, loaders, linear, multilabel, class_retrieval, cluster, attentive,"
+        " label_curve, layers, loaders, linear, multilabel, multilabel_svm, class_retrieval, cluster, attentive,"
         " calibration, finetune, semi_10pct, ood/imagenet-a, segmentation/voc2012; knn@RECIPE,"
         " knn/DATASET)",
     )

@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
+from sklearn.model_selection import StratifiedKFold
+from sklearn.svm import LinearSVC
 from support import own_boxes
 from support.records import rows_of
 
@@ -123,8 +125,9 @@ def test_vocs_difficult_objects_are_ignored(tmp_path, caplog):
         catalog.load("voc2007", tmp_path, multilabel=True)
 
 
-def test_rows_are_those_of_scikit_learn(tmp_path, two_trunks, recipe, monkeypatch):
-    boxes(tmp_path / "mine")
+@pytest.fixture
+def features_of(monkeypatch):
+    """Digest of a trunk -> its features (N, d) of train, val and test, once they were read."""
     features = {}
     of_splits = Extractor.of_splits
 
@@ -137,6 +140,11 @@ def test_rows_are_those_of_scikit_learn(tmp_path, two_trunks, recipe, monkeypatc
         return read
 
     monkeypatch.setattr(Extractor, "of_splits", seen)
+    return features
+
+
+def test_rows_are_those_of_scikit_learn(tmp_path, two_trunks, recipe, features_of):
+    boxes(tmp_path / "mine")
     out = tmp_path / "run"
     assert main(command(tmp_path, two_trunks, out, recipe)) == 0
     rows = rows_of(out)
@@ -153,7 +161,7 @@ def test_rows_are_those_of_scikit_learn(tmp_path, two_trunks, recipe, monkeypatc
         return 100 * float(np.mean(aps))
 
     for r in rows[::2]:
-        train, val, test = features[r.checkpoint]
+        train, val, test = features_of[r.checkpoint]
         by_val = {}
         for l2 in (1000, 100, 10, 1, 0.1):
             by_val[f"{l2:g}"] = mean_ap(train, tables[0], val, tables[1], l2)
@@ -167,6 +175,69 @@ def test_rows_are_those_of_scikit_learn(tmp_path, two_trunks, recipe, monkeypatc
     # A finished run is not made again
     assert main(command(tmp_path, two_trunks, out, recipe)) == 0
     assert rows_of(out) == rows
+
+
+def svm_recipe(folder, **keys):
+    file = folder / "svm.yaml"
+    about = {"kind": "svm", "protocol": "svm-x-v1", "costs": [0.01, 1, 100], **keys}
+    file.write_text(json.dumps({**about, "geometry": {"resize": 32, "crop": 32}}))
+    return file
+
+
+def test_svms_are_scikit_learns(tmp_path, two_trunks, features_of):
+    """Folds, costs and mean AP, by LIBLINEAR in another order of the images."""
+    boxes(tmp_path / "mine")
+    recipe = svm_recipe(tmp_path, tolerance=1e-9, max_iterations=1_000_000)
+    out = tmp_path / "run"
+    assert main(command(tmp_path, two_trunks, out, recipe)) == 0
+    found = catalog.load("mine", tmp_path, multilabel=True)
+    train, val, test = (images.table() for _, images in found.items())
+    y = np.concatenate([train, val])
+    rows = rows_of(out)
+    for r in rows[::2]:
+        parts = features_of[r.checkpoint]
+        unit = [x / (np.linalg.norm(x, axis=1)[:, None] + 1e-5) for x in parts]
+        x = np.concatenate(unit[:2])
+        aps = []
+        for label, name in enumerate(CELLS):
+
+            def head(cost, chosen, x=x, label=label):
+                svm = LinearSVC(C=cost, class_weight={0: 1, 1: 2}, tol=1e-9)
+                svm.set_params(max_iter=1_000_000, random_state=7)
+                return svm.fit(x[chosen], y[chosen, label])
+
+            by_cost = {}
+            for cost in (0.01, 1, 100):
+                of_folds = []
+                for part, left in StratifiedKFold(3).split(x, y[:, label]):
+                    score = head(cost, part).decision_function(x[left])
+                    of_folds.append(average_precision_score(y[left, label], score))
+                by_cost[cost] = np.mean(of_folds)
+            best = max(by_cost, key=by_cost.get)
+            assert r.chosen["costs"][name] == best
+            score = head(best, slice(None)).decision_function(unit[2])
+            aps.append(average_precision_score(test[:, label], score))
+        assert r.value == pytest.approx(100 * np.mean(aps), abs=1e-6)
+        assert r.chosen["converged"]
+    verdicts = verification.of_run(rows, out)
+    assert {v.level for v in verdicts} == {verification.FROM_LIST}
+
+
+def test_an_svm_that_did_not_converge_says_so(tmp_path, trunk, caplog):
+    boxes(tmp_path / "mine")
+    recipe = svm_recipe(tmp_path, costs=[1000], tolerance=1e-9, max_iterations=3)
+    assert main(command(tmp_path, [trunk], tmp_path / "run", recipe)) == 0
+    rows = rows_of(tmp_path / "run")
+    assert [r.chosen["converged"] for r in rows] == [False, False]
+    assert "max_iterations=30` may help" in caplog.text
+
+
+def test_a_class_that_is_too_rare_for_folds_is_refused(tmp_path, trunk, bad_input):
+    boxes(tmp_path / "mine")
+    recipe = svm_recipe(tmp_path, folds=12)
+    status = main(command(tmp_path, [trunk], tmp_path / "run", recipe))
+    bad_input(status, "mine: class 'cell' is shown by 11 of 22 images of train and val")
+    assert not (tmp_path / "run").exists()
 
 
 def test_forgeries_are_named(tmp_path, trunk, recipe):

@@ -26,6 +26,7 @@ from backbench.transfer.features.extractor import Extractor
 from backbench.transfer.logreg import Fit
 from backbench.transfer.probes.kind import Probe
 from backbench.transfer.probes.logreg import LogReg
+from backbench.transfer.protocol import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Heads:
         return torch.stack(columns, 1).numpy()
 
 
-def refuse(p: MultiLabel, name: str, found: Splits) -> None:
+def refuse(p: Protocol, name: str, found: Splits) -> None:
     """Raise BadInput where no class can be learned, chosen by, or scored."""
     for split, part in found.items():
         table = cast(MultiLabelList, part).table()
