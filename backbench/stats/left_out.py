@@ -5,8 +5,9 @@ of two ratios over all images. It is linearised: each image counts by how far it
 the interval is the normal one of these moves.
 
 Few flawed images say too little. With ten of them, or where two or three wrong answers decide, the same
-interval covers 90 to 100%: nothing can be said of what was not seen. There is none then.
-benchmarks/left_out.py simulates the others.
+interval covers 90 to 100%: nothing can be said of what was not seen. There is none then. Two draws of
+labels say too little of a third: with one degree of freedom the interval covers 93 to 99.6%. So three
+are needed. benchmarks/left_out.py simulates the others.
 """
 
 import math
@@ -22,13 +23,15 @@ FEWEST_FLAWED = 20
 FEWEST_DECIDING = 5.0
 # Of each class, where scores are means of class means: fewer do not know how far it varies
 FEWEST_OF_CLASS = 10
+# Draws of labels, where a score is the mean over several
+FEWEST_DRAWS = 3
 
 
 class Change(NamedTuple):
     """The score without the flaws minus the full one, in percent."""
 
     value: float
-    ci95: Interval | None  # None where too few images decide
+    ci95: Interval | None  # None where too few images or draws decide
 
 
 def change(
@@ -55,13 +58,14 @@ def change(
     # 1. By how far each image moves the difference: its hit, from the mean that it is a part of
     moves = clean_weight * _from_mean(clean, clean_weight, clean_classes)
     moves -= weight * _from_mean(full, weight, classes)
-    # 2. Whether enough of them decide
+    # 2. Whether enough of them, and of the draws, decide
     by_image = moves.mean(0)
     fewest, widening = _class_sizes(kept, clean_classes)
     squares = float((by_image**2 * widening).sum())
     deciding = squares / float((weight**2).mean()) / _largest(full)
     too_few = flawed.sum() < FEWEST_FLAWED or deciding < FEWEST_DECIDING
-    if too_few or fewest < FEWEST_OF_CLASS:
+    too_few_draws = 1 < len(full) < FEWEST_DRAWS
+    if too_few or too_few_draws or fewest < FEWEST_OF_CLASS:
         return Change(value, None)
     # 3. The variance over new images, and over new draws
     variance = squares

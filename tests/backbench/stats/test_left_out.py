@@ -48,7 +48,9 @@ def test_a_mean_per_class_is_that_of_sklearn():
     assert found.value == pytest.approx(100 * (clean - full))
 
 
-@pytest.mark.parametrize(("draws", "by_class"), [(1, False), (1, True), (8, False)])
+@pytest.mark.parametrize(
+    ("draws", "by_class"), [(1, False), (1, True), (3, False), (8, False)]
+)
 def test_the_interval_covers_the_change(draws, by_class):
     """On new test sets, of which others are flawed. benchmarks/left_out.py tries many more."""
     rng = np.random.default_rng(2)
@@ -91,3 +93,11 @@ def test_small_classes_give_no_interval():
         hits, hits, ~flawed, flawed, classes=label, clean_classes=label
     )
     assert many.ci95 is not None
+
+
+def test_two_draws_give_no_interval():
+    """They say too little of how far a third would move the score."""
+    hits, flawed = drawn(np.random.default_rng(5), draws=3)
+    two = left_out.change(hits[:2], hits[:2], ~flawed, flawed)
+    assert two.ci95 is None and np.isfinite(two.value)
+    assert left_out.change(hits, hits, ~flawed, flawed).ci95 is not None
