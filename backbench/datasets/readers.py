@@ -23,7 +23,7 @@ from backbench.errors import BadInput
 from backbench.images.dense import IGNORED, DenseList
 from backbench.images.image_list import ImageList, scan_folder
 from backbench.images.multilabel import MultiLabelList, mark
-from backbench.untrusted import opening, printable
+from backbench.untrusted import jsons, opening, printable
 
 # What torchvision reads
 
@@ -202,6 +202,98 @@ def places365(base: Path, seed: int) -> Splits:
 
 
 # What has a reader of its own
+
+
+def places205(base: Path, seed: int) -> Splits:
+    """Read Places205's lists of its images at 256 pixels; its val is our test.
+
+    A line of a list is a path and the number of its class, which is its folder: a/abbey/x.jpg 0."""
+    lists = base / "trainvalsplit_places205"
+    unpacked = base / "data" / "vision" / "torralba" / "deeplearning" / "images256"
+    folder = _first_there(unpacked, base / "images256")
+    if folder is None:
+        raise BadInput(
+            f"{unpacked} is missing; get imagesPlaces205_resize.tar.gz and unpack it in {base}"
+        )
+
+    def part(split: str) -> tuple[list[str], list[int]]:
+        file = lists / f"{split}_places205.csv"
+        paths = []
+        labels = []
+        for line in _lines(file):
+            path, _, label = line.rpartition(" ")
+            if not path or not label.isdecimal() or len(label) > 4:
+                raise BadInput(
+                    f"{file}: '{printable.shown(line, 100)}' is no path and number of a class;"
+                    " get trainvalsplit_places205.tar.gz again"
+                )
+            paths.append(path)
+            labels.append(int(label))
+        return paths, labels
+
+    of_train = part("train")
+    of_test = part("val")
+    # 1. The folder of each class, as train has it
+    names: dict[int, str] = {}
+    for path, label in zip(*of_train):
+        names.setdefault(label, path.rpartition("/")[0])
+    absent = sorted(set(range(len(names))) - names.keys())
+    if absent:
+        raise BadInput(
+            f"{lists / 'train_places205.csv'}: no image of class {absent[0]}, but of class"
+            f" {max(names)}; get trainvalsplit_places205.tar.gz again"
+        )
+    classes = [names[label] for label in range(len(names))]
+    # 2. No image is of another class than its folder
+    for split, (paths, labels) in (("train", of_train), ("val", of_test)):
+        for path, label in zip(paths, labels):
+            if names.get(label) != path.rpartition("/")[0]:
+                raise BadInput(
+                    f"{lists / f'{split}_places205.csv'}: {printable.shown(path, 200)} is of class"
+                    f" {label}, {names.get(label, 'which train has not')}; get"
+                    " trainvalsplit_places205.tar.gz again"
+                )
+    _refuse_outside(folder, [*of_train[0], *of_test[0]])
+    train, test = (
+        ImageList(folder, tuple(paths), tuple(labels), tuple(classes))
+        for paths, labels in (of_train, of_test)
+    )
+    return splits.with_hold_out(train, test, seed=seed)
+
+
+def inat18(base: Path, seed: int) -> Splits:
+    """Read iNaturalist 2018's lists, in COCO's format; its val is our test.
+
+    The classes are the numbers of `categories`, as the folders of the images are."""
+
+    def part(split: str) -> ImageList:
+        file = base / f"{split}2018.json"
+        try:
+            about = jsons.read(file, most=opening.GIGABYTE)
+            numbers = sorted(int(category["id"]) for category in about["categories"])
+            label_of = {number: label for label, number in enumerate(numbers)}
+            class_of = {
+                one["image_id"]: label_of[one["category_id"]]
+                for one in about["annotations"]
+            }
+            paths = [str(image["file_name"]) for image in about["images"]]
+            labels = [class_of[image["id"]] for image in about["images"]]
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise BadInput(
+                f"{file}: no list of images with a category each ({error!r:.80}); get"
+                f" {split}2018.json.tar.gz again"
+            ) from None
+        _refuse_outside(base, paths)
+        classes = tuple(str(number) for number in numbers)
+        return ImageList(base, tuple(paths), tuple(labels), classes)
+
+    train = part("train")
+    test = part("val")
+    if test.classes != train.classes:
+        raise BadInput(
+            f"{base / 'val2018.json'}: has other categories than train2018.json; get both again"
+        )
+    return splits.with_hold_out(train, test, seed=seed)
 
 
 # The seed of a test list that is drawn because there is no official one. It is one for all runs: the

@@ -175,6 +175,31 @@ UNREADABLE = "not in the layout that torchvision reads"
             "no data_256_standard or .*; get train_256",
         ),
         (
+            "places205",
+            gone("places205/data"),
+            r"images256 is missing; get imagesPlaces205_resize\.tar\.gz",
+        ),
+        (
+            "places205",
+            edited("places205/trainvalsplit_places205/val_places205.csv", b" 2", b" x"),
+            "is no path and number of a class; get",
+        ),
+        (
+            "places205",
+            edited("places205/trainvalsplit_places205/val_places205.csv", b" 2", b" 1"),
+            "yard/gsun_val0.jpg is of class 1, a/apartment_building/outdoor; get",
+        ),
+        (
+            "inat18",
+            edited("inat18/val2018.json", b'"category_id": 2', b'"category_id": 5'),
+            "no list of images with a category each .*; get val2018",
+        ),
+        (
+            "inat18",
+            edited("inat18/train2018.json", b"train_val2018/Aves", b"../train_val2018"),
+            "outside of it",
+        ),
+        (
             "sun397",
             gone("sun397/Partitions/Testing_01.txt"),
             r"Testing_01\.txt is missing; get",

@@ -261,6 +261,36 @@ class Trees:
         self.monkeypatch.setattr(Places365, "_FILE_LIST_META", files)
         self.monkeypatch.setattr(Places365, "_CATEGORIES_META", classes)
 
+    def places205(self, base, folder="data/vision/torralba/deeplearning/images256"):
+        for split, count in (("train", 3), ("val", 2)):
+            lines = []
+            for i, name in enumerate(
+                ("a/abbey", "a/apartment_building/outdoor", "y/yard")
+            ):
+                for j in range(count):
+                    path = f"{name}/gsun_{split}{j}.jpg"
+                    lines.append(f"{path} {i}")
+                    self._picture(base / folder / path)
+            file = base / "trainvalsplit_places205" / f"{split}_places205.csv"
+            self._lines(file, lines)
+
+    def inat18(self, base):
+        for split, count in (("train", 3), ("val", 2)):
+            images = []
+            annotations = []
+            # Numbers do not follow the alphabet, and images not their classes
+            for j in range(count):
+                for name, number in (("Aves", 10), ("Plantae", 2), ("Aves", 0)):
+                    path = f"train_val2018/{name}/{number}/{split}{j}.jpg"
+                    images.append({"id": len(images) + 7, "file_name": path})
+                    about = {"id": len(images), "image_id": images[-1]["id"]}
+                    annotations.insert(0, {**about, "category_id": number})
+                    self._picture(base / path)
+            categories = [{"id": number, "name": "x"} for number in (0, 2, 10)]
+            about = {"images": images, "annotations": annotations}
+            text = json.dumps({**about, "categories": categories})
+            (base / f"{split}2018.json").write_text(text)
+
     def sun397(self, base):
         classes = ("/a/abbey", "/a/apse/indoor", "/z/zoo")
         self._lines(base / "SUN397" / "ClassName.txt", classes)

@@ -39,6 +39,8 @@ TREES = {
     "food": (2, 4, 2, 6),
     "pets": (2, 4, 2, 6),
     "places365": (3, 6, 3, 9),
+    "places205": (3, 6, 3, 6),
+    "inat18": (3, 6, 3, 6),
     "sun397": (3, 6, 3, 9),
     "stl10": (10, 10, 10, 20),
 }
@@ -81,6 +83,25 @@ def test_labels_follow_the_official_lists(trees):
     sun = catalog.load("sun397", trees("sun397")).test
     assert sun.classes[1] == "/a/apse/indoor"
     assert sun.paths[sun.labels.index(1)].startswith("a/apse/indoor/")
+
+
+def test_inaturalists_classes_are_the_numbers_of_its_categories(trees):
+    found = catalog.load("inat18", trees("inat18"))
+    assert found.test.classes == ("0", "2", "10")
+    for images in (found.train, found.test):
+        for path, label in zip(images.paths, images.labels):
+            assert images.classes[label] == path.split("/")[2]
+
+
+def test_places205_has_its_images_in_either_folder(trees):
+    root = trees("places205")
+    before = catalog.load("places205", root)
+    assert before.test.classes[1] == "a/apartment_building/outdoor"
+    for path, label in zip(before.test.paths, before.test.labels):
+        assert path.startswith(f"{before.test.classes[label]}/")
+    base = root / "places205"
+    (base / "data/vision/torralba/deeplearning/images256").rename(base / "images256")
+    assert catalog.load("places205", root).test.paths == before.test.paths
 
 
 def test_birdsnap_ids_come_from_the_species_list(trees):
