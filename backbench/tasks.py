@@ -8,6 +8,7 @@ beside the package's `__init__.py`: a board needs the row, and must not import t
 """
 
 import logging
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -44,6 +45,9 @@ class Task:
     from_predictions: bool = False
     # The detection task whose AP50 its numbers explain, from the detections that were kept
     explains: str | None = None
+    # What it costs, in work that depends on the data, and a time that docs/datasets.md tells, too
+    price: str = ""
+    priced: str = ""
     # Whether something is trained by chance, so that a second run gives another number
     # (stats/training_noise.py). For few labels it is False: their tests count the draws of labels,
     # which hold that chance already
@@ -148,6 +152,21 @@ VERBS: dict[str, MeasuringVerb] = {
         takes=("datasets", "config", "engine"), needs_one_of=("config", "datasets")
     ),
 }
+
+
+def prices(verb: str | None = None) -> str:
+    """Say what the readings of a verb cost, or all whose cost is known: a paragraph for each."""
+    paragraphs = []
+    for task in TASKS.values():
+        if not task.price or verb not in (None, task.verb):
+            continue
+        text = f"{task.name}: {task.price}"
+        if task.priced:
+            text += f" ({task.priced})"
+        paragraphs.append(
+            textwrap.fill(text, 78, initial_indent="  ", subsequent_indent="    ")
+        )
+    return "\n".join(paragraphs)
 
 
 def by_kind(verb: str) -> dict[str, str]:

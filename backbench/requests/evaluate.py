@@ -48,3 +48,13 @@ class EvaluateRequest(WeightsRequest, JsonRequest):
     seed: int = seed_option("of the draws and the training")
     accelerator: Accelerator = option("auto: a GPU where there is one", default="auto")
     workers: int | None = workers_option()
+
+    @classmethod
+    def more_help(cls) -> str:
+        # Imported here: other verbs' words are parsed without the tasks
+        from backbench import tasks
+
+        return (
+            "what readings cost (a run says its own counts and, once it is timed, minutes):\n"
+            + tasks.prices("linear")
+        )

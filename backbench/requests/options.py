@@ -153,6 +153,11 @@ class Request:
         for spelling in spellings(type(self)):
             spelling.check(getattr(self, spelling.field.name))
 
+    @classmethod
+    def more_help(cls) -> str:
+        """Return what stands below the options in --help, laid out as it is."""
+        return ""
+
     def argv(self) -> tuple[str, ...]:
         """Write the words behind `backbench` that parse into this request."""
         bare: list[str] = []

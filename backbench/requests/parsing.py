@@ -21,6 +21,14 @@ CHANGE = re.compile(r"[a-z_][\w.]*=")  # the beginning of k=5,20
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are one line."""
 
+    request: type[Request] | None = None  # that its words become
+
+    def format_help(self) -> str:
+        """Write the help, with what the request adds below it."""
+        text = super().format_help()
+        more = "" if self.request is None else self.request.more_help()
+        return f"{text}\n{more}\n" if more else text
+
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
@@ -113,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         declare(child, request)
+        child.request = request
         child.set_defaults(request=request)
     return top
 

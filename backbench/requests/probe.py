@@ -29,6 +29,16 @@ class LinearRequest(WeightsRequest, RunRequest, SeededRequest):
     )
     overrides: tuple[str, ...] = overrides_words()
 
+    @classmethod
+    def more_help(cls) -> str:
+        # Imported here: other verbs' words are parsed without the tasks
+        from backbench import tasks
+
+        return (
+            "what readings cost (a run says its own counts and, once it is timed, minutes):\n"
+            + tasks.prices("linear")
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class OodRequest(WeightsRequest, RunRequest, SeededRequest):
