@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -12,7 +13,7 @@ import timm
 import torch
 import torchvision
 from PIL import Image
-from support.layouts import trunk_file
+from support.layouts import picture, trunk_file
 from support.records import rows_of
 from support.timm_fixtures import put_in_hub
 
@@ -350,6 +351,31 @@ def test_one_set_of_weights_has_one_number_by_every_door(home, monkeypatch):
 
 
 @pytest.mark.slow
+def test_refused_data_leaves_no_weights_behind(home, capsys):
+    """A copy between train and test is found after the model is read."""
+    for split in ("train", "test"):
+        shutil.copytree("mine", f"divided/{split}")
+        for index, image in enumerate(sorted((home / "divided" / split).rglob("*"))):
+            if image.is_file() and split == "test":
+                picture(image, index)
+    shutil.copy("divided/train/cat/3.png", "divided/test/owl/copy.png")
+    words = ["evaluate", f"{SMALL}@random", "--data", "divided", "--out"]
+    for tasks in ((), ("knn",), ("finetune",)):
+        assert program.main([*words[:2], *tasks, *words[2:], "runs/first"]) == 2
+        assert "is also in training data" in capsys.readouterr().err
+        assert not (home / "runs").exists()
+    # What was there stays, and a refusal after the first number keeps what its rows name
+    (home / "runs").mkdir()
+    (home / "runs/note.txt").write_text("mine")
+    assert program.main([*words, "runs"]) == 2
+    assert [file.name for file in (home / "runs").iterdir()] == ["note.txt"]
+    (home / "divided/test/owl/copy.png").unlink()
+    assert program.main([*words[:2], "knn", *words[2:], "runs"]) == 0
+    shutil.copy("divided/train/cat/3.png", "divided/test/owl/copy.png")
+    assert program.main([*words, "runs"]) == 2
+    assert (home / "runs/checkpoint.safetensors").exists()
+
+
 def test_detection_is_a_task_beside_others(home):
     embedded.build(home / "root", "tiny")
     tasks = ["knn/digits@knn_demo", "faster_rcnn/scenes@tiny_faster_rcnn_R_18_FPN"]
