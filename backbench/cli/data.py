@@ -17,6 +17,7 @@ from backbench.datasets import (
     detection_check,
     packing,
     splits,
+    walk,
 )
 from backbench.datasets.boxes import box_folders
 from backbench.datasets.copies import Look
@@ -152,7 +153,7 @@ def _check(request: DataCheckRequest, problems: list[str]) -> int:
             f"{name}: recorded in {file}, the images' names by contents in {_record(found, file)}"
         )
     if request.copies is not None:
-        _write_copies(request.copies, shared)
+        _write_copies(request.copies, shared, _refused(name, found))
     print(f"{name}: {len(problems)} problems" if problems else f"{name}: all right")
     return 1 if problems else 0
 
@@ -253,13 +254,27 @@ def _ignored(base: Path) -> list[str]:
     return out
 
 
-def _write_copies(file: Path, shared: dict[str, str]) -> None:
+def _refused(name: str, found: Splits) -> set[str]:
+    """Return the test images that an evaluation refuses, as the same file is in train or val."""
+    # Official splits hold known duplicates, and are scored with them
+    if name in catalog.known():
+        return set()
+    return set(walk.same_files(found, walk.look(name, found)))
+
+
+def _write_copies(file: Path, shared: dict[str, str], refused: set[str]) -> None:
     """Write the list of test images that are copies, as `backbench rescore` reads it."""
     lines = [f"{test}\tcopy\t{other}\n" for test, other in sorted(shared.items())]
     if not lines:
         print(f"{file}: not written, no test image is a copy of a labelled one")
         return
     atomic.write_text(file, "".join(lines))
+    if refused:
+        print(
+            f"{file}: {len(lines)} test images that are copies, {len(refused)} of them byte for"
+            " byte, which no evaluation takes; remove those that it lists from test, then measure"
+        )
+        return
     print(
         f"{file}: {len(lines)} test images that are copies; `backbench rescore RUNS --list {file}`"
         " scores without them"

@@ -375,7 +375,7 @@ def load(
     found, looked = _looked_at(dataset, root, seed)
     # Official splits hold known duplicates, which `data check` reports
     if name not in known():
-        walk.refuse_shared(name, found, looked)
+        walk.refuse_shared(name, root, found, looked)
         for note in found.notes:
             line = f"{name}: {note}"
             if line not in _SAID:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import shlex
 import zlib
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from backbench.datasets.splits import Splits
@@ -72,8 +74,8 @@ def look(dataset: str, splits: Splits) -> Looked:
     return Looked(sizes, inodes, changed)
 
 
-def refuse_shared(dataset: str, splits: Splits, looked: Looked) -> None:
-    """Refuse a test image whose content is also in train or val.
+def refuse_shared(dataset: str, root: Path, splits: Splits, looked: Looked) -> None:
+    """Refuse a test image of ROOT/<dataset> whose content is also in train or val.
 
     That there is none is kept in $BACKBENCH_CACHE/compared: the same files are compared once."""
     if any(isinstance(images, ArrayList) for _, images in splits.items()):
@@ -82,20 +84,30 @@ def refuse_shared(dataset: str, splits: Splits, looked: Looked) -> None:
     with contextlib.suppress(OSError):
         if kept.read_text() == NONE_SHARED:
             return
-    for other, images in (("train", splits.train), ("val", splits.val)):
-        shared = shared_content(
-            splits.test, looked.sizes["test"], images, looked.sizes[other]
+    shared = same_files(splits, looked)
+    if shared:
+        tested, trained = next(iter(shared.items()))
+        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        check = ["backbench", "data", "check", dataset, "--data", str(root)]
+        raise BadInput(
+            f"{dataset}: the test image {tested} is also in training data as {trained}{more};"
+            f" remove it from one (`{shlex.join(check)} --copies FILE` lists all)"
         )
-        if shared:
-            tested, trained = shared[0]
-            more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-            raise BadInput(
-                f"{dataset}: the test image {tested} is also in training data as {trained}{more};"
-                " remove it from one"
-            )
     # What cannot be kept is compared again the next time
     with contextlib.suppress(OSError):
         atomic.write_text(kept, NONE_SHARED)
+
+
+def same_files(splits: Splits, looked: Looked) -> dict[str, str]:
+    """Return test image -> an image of train or val whose file has the same bytes."""
+    found: dict[str, str] = {}
+    for other, images in (("train", splits.train), ("val", splits.val)):
+        pairs = shared_content(
+            splits.test, looked.sizes["test"], images, looked.sizes[other]
+        )
+        for tested, labelled in pairs:
+            found.setdefault(tested, labelled)
+    return found
 
 
 def _digest(splits: Splits, looked: Looked) -> str:

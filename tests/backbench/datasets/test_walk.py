@@ -32,7 +32,7 @@ def three(tmp_path):
 
 
 def refuse_shared(found):
-    walk.refuse_shared("x", found, walk.look("x", found))
+    walk.refuse_shared("x", Path("data"), found, walk.look("x", found))
 
 
 def test_a_file_in_two_splits_is_refused_also_through_a_link(three, tmp_path):
@@ -89,7 +89,8 @@ def test_a_copied_test_image_is_found(three):
     three.test.file(0).write_bytes(three.train.file(3).read_bytes())
     three.test.file(4).write_bytes(three.train.file(3).read_bytes())
     message = (
-        r"the test image a/0.png is also in training data as b/0.png and 1 more; remove"
+        r"the test image a/0.png is also in training data as b/0.png and 2 more; remove it"
+        r" from one \(`backbench data check x --data data --copies FILE` lists all\)"
     )
     with pytest.raises(BadInput, match=message):
         refuse_shared(three)
@@ -229,7 +230,10 @@ def test_the_copies_are_written_as_rescore_reads_them(root, tmp_path):
         image.save(root / "shapes" / "test" / "b" / "other.webp")
     again = (root / "shapes" / "val" / "b" / "0.jpg").read_bytes()
     (root / "shapes" / "test" / "a" / "third.jpg").write_bytes(again)
-    door(*words)
+    said = door(*words)
+    # No run will have the third, so there is nothing to score again
+    assert "3 test images that are copies, 1 of them byte for byte" in said.out
+    assert "rescore" not in said.out
     assert file.read_text().splitlines() == [
         "a/one.png\tcopy\ta/3.jpg",
         "a/third.jpg\tcopy\tb/0.jpg",
@@ -240,6 +244,14 @@ def test_the_copies_are_written_as_rescore_reads_them(root, tmp_path):
     held = file.read_bytes()
     said = door(*words)
     assert f"{file}: is there already" in said.err and file.read_bytes() == held
+    # Files that differ are measured, and scored again without them
+    (root / "shapes" / "test" / "a" / "third.jpg").unlink()
+    file.unlink()
+    said = door(*words)
+    assert (
+        f"2 test images that are copies; `backbench rescore RUNS --list {file}`"
+        in said.out
+    )
 
 
 def image_list(counts):
