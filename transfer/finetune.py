@@ -230,7 +230,9 @@ def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[R
         "on": "val" if tried.scores else None,
         "trained_on": "train+val" if work.refits else "train",
         "scores": {f"{rate:g}": score for rate, score in zip(p.head_lr, tried.scores)},
-        "at_edge": scoring.warn_edge(task, checkpoint, "head rate", lr, p.head_lr),
+        "at_edge": scoring.warn_edge(
+            task, checkpoint, "head rate", lr, p.head_lr, scores=tried.scores
+        ),
     }
     if tried.scores:
         # How much the choice among the rates would vary with other validation images

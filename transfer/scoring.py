@@ -89,14 +89,21 @@ def warn_edge(
     what: str,
     best: float,
     grid: Sequence[float],
+    *,
+    scores: Sequence[float],
 ) -> bool:
-    """Warn if the best value is the first or last of its grid, as a better one may lie outside.
-    Return whether it is."""
-    edge = len(grid) > 1 and best in (min(grid), max(grid))
-    if edge:
+    """Return whether the best value is the first or last of its grid; warn if a better one may lie
+    outside. `scores` in percent chose it, one for each value of `grid`."""
+    edge = len(set(grid)) > 1 and best in (min(grid), max(grid))
+    if not edge:
+        return False
+    highest = max(scores)
+    as_good = {value for value, score in zip(grid, scores) if score == highest}
+    # Where others of the grid score the same, or nothing can score more, none is missing
+    if as_good == {best} and highest < 100:
         which = "largest" if best == max(grid) else "smallest"
         log.warning(
             f"{checkpoint.name} on {task.dataset.name}: the best {what} {best:g} is the {which} of"
             " the grid; a better one may lie outside it"
         )
-    return edge
+    return True

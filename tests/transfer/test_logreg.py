@@ -265,6 +265,14 @@ def test_of_equal_scores_the_first_is_chosen_and_both_ends_of_a_grid_are_edges(c
     task = SimpleNamespace(dataset=SimpleNamespace(name="dtd"))
     checkpoint = SimpleNamespace(name="x")
     grid = [0.1, 1.0, 10.0]
-    edges = [scoring.warn_edge(task, checkpoint, "rate", v, grid) for v in grid]
-    assert edges == [True, False, True]
+
+    def at_edge(best, *scores):
+        return scoring.warn_edge(task, checkpoint, "rate", best, grid, scores=scores)
+
+    assert at_edge(0.1, 9.0, 2.0, 1.0) and at_edge(10.0, 1.0, 2.0, 9.0)
+    assert not at_edge(1.0, 1.0, 9.0, 2.0)
     assert "0.1 is the smallest" in caplog.text and "10 is the largest" in caplog.text
+    # Nothing better is likely outside where another scores the same, or can be where all is right
+    caplog.clear()
+    assert at_edge(0.1, 7.0, 7.0, 7.0) and at_edge(0.1, 100.0, 2.0, 1.0)
+    assert caplog.text == ""

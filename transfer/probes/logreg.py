@@ -193,7 +193,9 @@ def _choice(
         "on": "val",
         "trained_on": "train+val",
         "scores": {f"{v:g}": score for v, score in zip(p.penalties, path["scores"])},
-        "at_edge": scoring.warn_edge(task, checkpoint, "penalty", l2, p.penalties),
+        "at_edge": scoring.warn_edge(
+            task, checkpoint, "penalty", l2, p.penalties, scores=path["scores"]
+        ),
         "converged": converged,
         "gradient": gradient,
     }

@@ -154,7 +154,7 @@ def measure(
             "trained_on": "train+val",
             "scores": {f"{v:g}": score for v, score in zip(p.penalties, scores)},
             "at_edge": scoring.warn_edge(
-                task, trunk.checkpoint, "penalty", l2, p.penalties
+                task, trunk.checkpoint, "penalty", l2, p.penalties, scores=scores
             ),
             "converged": converged,
             "gradient": gradient,

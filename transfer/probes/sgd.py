@@ -443,7 +443,12 @@ def chosen_rate(
             names = [f"{lr:g} wd {decay:g}" for lr, decay in p.grid]
         choice["scores"] = dict(zip(names, final.scores))
         choice["at_edge"] = scoring.warn_edge(
-            task, trunk.checkpoint, "learning rate", final.lr, p.lr
+            task,
+            trunk.checkpoint,
+            "learning rate",
+            final.lr,
+            [lr for lr, _ in p.grid],
+            scores=final.scores,
         )
     return choice
 
