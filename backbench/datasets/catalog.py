@@ -8,6 +8,7 @@ import contextlib
 import importlib.resources
 import itertools
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,12 @@ def class_folder(name: str) -> Dataset:
                     " folders in it, or below train/ and test/"
                 )
         refuse_misspelled(everything.classes, base)
+        most = max(Counter(everything.labels).values(), default=0)
+        if 0 < most < 3:
+            raise BadInput(
+                f"{base}: {most} images of a class at most; a class needs three, as train, val and"
+                " test are drawn from them"
+            )
         # 3. Its test list is drawn by one seed, whatever the run's is: all seeds and checkpoints
         #    are scored on one list
         rest, test = splits.hold_out(everything, seed=0)
@@ -346,8 +353,8 @@ def load(
     """Read and check a dataset's splits; `dense` asks for images with label maps, `multilabel` for
     images of several classes.
 
-    BadInput if it is unusable. A split of another size than the row's gives a warning, and a note
-    in every result."""
+    BadInput if it is unusable. A split of another size than the row's and a class without test
+    images give a warning, and a note in every result."""
     dataset = find_multilabel(name) if multilabel else find(name)
     if multilabel != dataset.multilabel:
         several = [each for each, about in DATASETS.items() if about.multilabel]
@@ -384,7 +391,13 @@ def load(
     # 2. The same splits as when they were recorded
     compare_record(name, root, found, seed)
     # 3. What may be used all the same
-    odd = tuple(odd_sizes(dataset, found))
+    odd = odd_sizes(dataset, found)
+    if unscored := splits.unscored(found):
+        more = f" and {len(unscored) - 1} more" if len(unscored) > 1 else ""
+        odd.append(
+            f"class '{unscored[0]}'{more} has no test image, so no number says how well it is"
+            " recognised; add one, or remove the class"
+        )
     for line in odd:
         log.warning(f"{name}: {line}")
     return replace(found, notes=(*found.notes, *odd))

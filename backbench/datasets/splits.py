@@ -223,7 +223,8 @@ def write_manifests(run: Path, dataset: str, splits: Splits) -> None:
 
 
 def check(dataset: str, splits: Splits) -> None:
-    """Refuse an empty split, labels outside the classes or classes unlike train's; read no file."""
+    """Refuse an empty split, labels outside the classes, classes unlike train's, and a class that
+    is tested and never learned; read no file."""
     for name, images in splits.items():
         # Sets that are only tested on have an empty train and val
         if splits.imagenet is not None and name != "test":
@@ -268,6 +269,32 @@ def check(dataset: str, splits: Splits) -> None:
                 f" ({_difference(images.classes, name, splits.train.classes)});"
                 " give both the same class folders"
             )
+    if classes := unlearned(splits):
+        more = f" and {len(classes) - 1} more" if len(classes) > 1 else ""
+        raise BadInput(
+            f"{dataset}: class '{classes[0]}'{more}: has test images, and none in train to learn"
+            f" from ({splits.train.root}); add some, or remove the class"
+        )
+
+
+def unlearned(splits: Splits) -> list[str]:
+    """Return the classes that have test images and none to learn from."""
+    learned = {*splits.train.labels, *splits.val.labels}
+    return _named(splits, set(splits.test.labels) - learned)
+
+
+def unscored(splits: Splits) -> list[str]:
+    """Return the classes that have images to learn from and none in test."""
+    learned = {*splits.train.labels, *splits.val.labels}
+    return _named(splits, learned - set(splits.test.labels))
+
+
+def _named(splits: Splits, labels: set[int]) -> list[str]:
+    # An image with a label map, or of several classes, has no label of its own
+    images = splits.test
+    if splits.imagenet is not None or isinstance(images, DenseList | MultiLabelList):
+        return []
+    return [images.classes[label] for label in sorted(labels)]
 
 
 def _difference(own: Sequence[str], name: str, train: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from PIL import Image
 from support.pictures import picture
 from support.strangers import door
 
-from backbench.datasets import splits, walk
+from backbench.datasets import catalog, splits, walk
 from backbench.errors import BadInput
 from backbench.images.image_list import ImageList, scan_folder
 from backbench.records import clean_test
@@ -379,3 +379,27 @@ def test_pictures_that_look_alike_are_compared_by_all_pixels(root):
     first.save(root / "shapes" / "test" / "a" / "same.png")
     line = problems(root)[0]
     assert "train and test share 1 images: a/first.png is a/same.png" in line
+
+
+def test_a_class_is_learned_before_it_is_scored(tmp_path, caplog):
+    """One that cannot be learned is refused; one that is not scored is a warning and a note."""
+    images = image_list({"a": 3, "b": 3, "c": 3})
+    rest = images.subset([0, 1, 3, 4])
+    only_scored = splits.Splits(rest, images.subset([2]), images.subset([5, 8]), False)
+    with pytest.raises(BadInput, match="x: class 'c': has test images, and none in tr"):
+        splits.check("x", only_scored)
+    splits.check("x", replace(only_scored, val=images.subset([7])))
+    # A single image of a folder without a split is trained on
+    for name, count in (("a", 3), ("b", 3), ("c", 1)):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        for i in range(count):
+            picture(10 * ord(name) + i, 20).save(tmp_path / "mine" / name / f"{i}.png")
+    line = "class 'c' has no test image, so no number says how well it is recognised"
+    found = catalog.load("mine", tmp_path)
+    assert line in caplog.text and line in found.notes[-1]
+    for name in ("a", "b"):
+        (tmp_path / "mine" / name / "2.png").unlink()
+    with pytest.raises(
+        BadInput, match="mine: 2 images of a class at most; a class nee"
+    ):
+        catalog.load("mine", tmp_path)
