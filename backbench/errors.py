@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -29,6 +30,11 @@ class Stopped(BaseException):
 
 class Failed(Exception):
     """The run itself went wrong (a NaN loss, say); the message is one line with what to look at."""
+
+
+def no_folder(path: Path) -> str:
+    """Say what a path is that is no folder."""
+    return "is a file, no folder" if path.exists() else "no such folder"
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

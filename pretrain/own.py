@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any
 
 from backbench.datasets import catalog
-from backbench.errors import BadInput, nearest
+from backbench.datasets.boxes import box_folders
+from backbench.errors import BadInput, nearest, no_folder
 from backbench.images.image_list import ImageList, scan_folder
 from backbench.pretrain.recipe import PretrainConfig
 from backbench.recipes import config as recipes
@@ -116,7 +117,10 @@ def check(request: PretrainRequest) -> None:
     if request.out.exists() and not request.out.is_dir():
         raise BadInput(f"{request.out}: is a file; --out needs a folder")
     if not request.images.is_dir():
-        raise BadInput(f"--images {request.images}: no such folder of pictures")
+        raise BadInput(
+            f"--images {request.images}: {no_folder(request.images)}; give a folder of pictures"
+        )
+    _refuse_boxes(request.images)
     inside = request.out.resolve()
     if request.images.resolve() in (inside, *inside.parents):
         raise BadInput(
@@ -127,6 +131,17 @@ def check(request: PretrainRequest) -> None:
             f"--budget {request.budget}: several processes would each measure another length; give"
             " --budget epochs=N"
         )
+
+
+def _refuse_boxes(folder: Path) -> None:
+    """BadInput for a folder of boxes, or of their splits: its pictures lie deeper."""
+    for base in (folder, folder.parent):
+        pictures = box_folders.pictures_of(base)
+        if pictures is not None and folder in (base, pictures.parent):
+            raise BadInput(
+                f"--images {folder}: holds boxes and their pictures; give the folder with the"
+                f" pictures alone, as {pictures}"
+            )
 
 
 def open_images(folder: Path) -> ImageList:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backbench.errors import BadInput
+from backbench.errors import BadInput, no_folder
 from backbench.records import store
 from backbench.requests.runs import CleanRequest
 from backbench.runs.folder import CHECKPOINT_FILE, RUN_FILE, STATE_FILE
@@ -60,7 +60,7 @@ def held(runs: Iterable[str | Path]) -> list[Held]:
     owners: dict[Path, Held] = {}  # folder -> whose its files are
     for top in map(Path, runs):
         if not top.is_dir():
-            raise BadInput(f"{top}: no such folder; give one or more run folders")
+            raise BadInput(f"{top}: {no_folder(top)}; give one or more run folders")
         beside = Held(top)
         # os.walk comes to a folder before it comes to what is below
         for name, _, files in os.walk(top):

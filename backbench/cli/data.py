@@ -22,7 +22,7 @@ from backbench.datasets import (
 from backbench.datasets.boxes import box_folders
 from backbench.datasets.copies import Look
 from backbench.datasets.splits import Splits
-from backbench.errors import BadInput
+from backbench.errors import BadInput, no_folder
 from backbench.images import image_list
 from backbench.images.dense import DenseList
 from backbench.images.image_list import ImageList
@@ -94,7 +94,7 @@ def _list(root: Path) -> list[dict[str, object]]:
         if row.get("container"):
             print(f"{'':<21} found: {row['container']}")
     if not root.is_dir():
-        print(f"--data {root}: no such folder, so every dataset is missing")
+        print(f"--data {root}: {no_folder(root)}, so every dataset is missing")
     print(
         "Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or"
     )

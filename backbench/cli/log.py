@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbench.errors import BadInput, Failed
+from backbench.errors import BadInput, Failed, no_folder
 from backbench.recipes import config
 from backbench.records import store
 from backbench.records.store import Result
@@ -43,7 +43,7 @@ def run(request: LogRequest) -> None:
     count = 0
     for root in request.runs:
         if not root.is_dir():
-            raise BadInput(f"{root}: no such folder; give the --out of a run")
+            raise BadInput(f"{root}: {no_folder(root)}; give the --out of a run")
         files = walking.files(root, follow=True)
         folders = sorted(
             {f.parent for f in files if f.name in (METRICS_FILE, RESULTS_FILE)}

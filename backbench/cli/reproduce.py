@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from backbench.datasets import availability, outside
-from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, nearest
+from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, nearest, no_folder
 from backbench.published import (
     bundle,
     judge,
@@ -50,8 +50,9 @@ def run(
         if name not in listed.checkpoints:
             raise BadInput(f"--only {name}: {nearest(name, listed.checkpoints)}")
     if request.data is None or not request.data.is_dir():
+        root = request.data or Path("ROOT")
         raise BadInput(
-            f"--data {request.data or 'ROOT'}: no such folder; it holds one folder per dataset"
+            f"--data {root}: {no_folder(root)}; it holds one folder per dataset"
             " (`backbench data list`)"
         )
     names = [

@@ -7,7 +7,7 @@ from typing import Any
 from backbench.containers import finding
 from backbench.datasets import catalog, hub_tables, outside
 from backbench.datasets.boxes import box_folders
-from backbench.errors import BadInput
+from backbench.errors import BadInput, no_folder
 from backbench.images.folder_walk import subfolders
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
@@ -38,8 +38,8 @@ def refuse(request: RunRequest | DetectRequest | EvaluateRequest) -> None:
         there = request.data.is_dir()
     if not there:
         raise BadInput(
-            f"--data {request.data}: no such folder; it holds one folder per dataset "
-            "(`backbench data list`)"
+            f"--data {request.data}: {no_folder(request.data)}; it holds one folder per dataset"
+            " (`backbench data list`)"
         )
     datasets_there(request)
 

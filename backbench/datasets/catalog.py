@@ -7,6 +7,7 @@ table alone imports no numpy and no torch."""
 import contextlib
 import importlib.resources
 import itertools
+import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from backbench.datasets import (
 from backbench.datasets.boxes import box_folders
 from backbench.datasets.row import Dataset, HubTables, tables_below
 from backbench.datasets.splits import Splits
-from backbench.errors import BadInput, nearest
+from backbench.errors import BadInput, nearest, no_folder
 from backbench.images.file_names import is_image, passed_over, unusable_in
 from backbench.images.folder_walk import refuse_broken_links, subfolders
 from backbench.images.image_list import ImageList, scan_folder
@@ -48,6 +49,10 @@ def class_folder(name: str) -> Dataset:
     (ROOT/<name>/<class>/<image>), a test split is drawn, too."""
 
     def read(root: Path, seed: int) -> Splits:
+        with _unless_boxes(root / name):
+            return divided(root, seed)
+
+    def divided(root: Path, seed: int) -> Splits:
         base = _class_folder_base(name, root)
         # 1. With splits of its own
         parts = {split: reading.read_split(base, split) for split in splits_of(base)}
@@ -95,6 +100,16 @@ def class_folder(name: str) -> Dataset:
     return Dataset(name=name, classes=None, sizes=(None, None, None), read=read)
 
 
+@contextlib.contextmanager
+def _unless_boxes(base: Path) -> Iterator[None]:
+    """Say of a folder that cannot be read as classes that it holds boxes, if it does."""
+    try:
+        yield
+    except BadInput:
+        box_folders.refuse(base)
+        raise
+
+
 def splits_of(base: Path) -> list[str]:
     """List a class folder's splits; none where folders of these names are classes.
 
@@ -114,7 +129,7 @@ def _class_folder_base(name: str, root: Path) -> Path:
     """Return ROOT/<name>. BadInput says what its layout lacks to be a class folder."""
     base = root / name
     if not root.is_dir():
-        raise BadInput(f"{root}: no such folder; it holds one folder per dataset")
+        raise BadInput(f"{root}: {no_folder(root)}; it holds one folder per dataset")
     contained = finding.whole(base) is not None
     if not base.is_dir() and not contained:
         why = finding.refusal(base, "train")
@@ -122,7 +137,7 @@ def _class_folder_base(name: str, root: Path) -> Path:
             raise BadInput(why)
         hint = nearest(name, [*known(), *subfolders(root)])
         raise BadInput(
-            f"{base}: no such folder; expected {base}/train/<class>/<image>,"
+            f"{base}: {no_folder(base)}; expected {base}/train/<class>/<image>,"
             f" or a known dataset: {hint}"
         )
     character = unusable_in(name)
@@ -309,7 +324,8 @@ def present(name: str, root: Path, *, multilabel: bool = False) -> None:
     if found is None and multilabel:
         box_folders.must_find(root / name)
     elif found is None:
-        _class_folder_base(name, root)
+        with _unless_boxes(root / name):
+            _class_folder_base(name, root)
     else:
         found.base(root)
 
@@ -339,7 +355,16 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
             return hub_tables.read_split(found, root / name, split)
         if found is not None and found.read_split is not None:
             return found.read_split(root, split)
-        return reading.read_split(root / name, split)
+        try:
+            return reading.read_split(root / name, split)
+        except BadInput:
+            pictures = box_folders.pictures_of(root / name)
+            if pictures is None:
+                raise
+            raise BadInput(
+                f"{root / name}: holds boxes, no folder {split} of pictures; `backbench pretrain"
+                f" METHOD --images {shlex.quote(str(pictures))}` trains on its pictures"
+            ) from None
 
 
 def load(

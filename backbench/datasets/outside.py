@@ -25,7 +25,7 @@ def refuse_inside(
     is the folder above where `data` is the one dataset."""
     if out.resolve() == data.resolve():
         raise BadInput(
-            f"--out {out}: is --data itself, whose folders are read as datasets and classes; give"
+            f"--out {out}: is --data itself, so what is written there would be read as data; give"
             " another folder"
         )
     root = root or data
@@ -38,16 +38,17 @@ def refuse_inside(
         images = folder.resolve()
         if out.resolve().is_relative_to(images):
             raise BadInput(
-                f"--out {out}: lies in the dataset {folder}, whose folders are read as classes;"
-                f" give a folder outside of it, as {folder.parent / 'runs'}"
+                f"--out {out}: lies in the dataset {folder}, so what is written there would be read"
+                f" as its data; give a folder outside of it, as {folder.parent / 'runs'}"
             )
         cache = cache_folder().resolve()
         in_dataset = cache.is_relative_to(images)
         # A hidden folder, as the default ~/.cache, is never read as a class
         if in_dataset and not passed_over(cache.relative_to(images).as_posix()):
             raise BadInput(
-                f"BACKBENCH_CACHE={cache}: lies in the dataset {folder}, whose folders are read as"
-                f" classes; set it to a folder outside of it, as {folder.parent / 'cache'}"
+                f"BACKBENCH_CACHE={cache}: lies in the dataset {folder}, so what is written there"
+                " would be read as its data; set it to a folder outside of it, as"
+                f" {folder.parent / 'cache'}"
             )
 
 

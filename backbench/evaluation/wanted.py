@@ -13,7 +13,7 @@ from backbench.containers import finding
 from backbench.datasets import catalog, outside
 from backbench.datasets.boxes import box_folders
 from backbench.datasets.boxes.parts import BoxFolder
-from backbench.errors import BadInput, nearest
+from backbench.errors import BadInput, nearest, no_folder
 from backbench.images.file_names import unusable_in
 from backbench.recipes import config
 from backbench.tasks import DETECTION, TASKS
@@ -189,7 +189,13 @@ def boxes_in(folder: Path, names: list[str] | None) -> BoxFolder | None:
     """Return the boxes of a folder, if it has any. BadInput for named tasks that cannot read what it
     holds: boxes or classes."""
     kinds = [text.partition("@")[0].partition("/")[0] for text in names or ()]
-    boxes = box_folders.find(folder)
+    try:
+        boxes = box_folders.find(folder)
+    except BadInput:
+        # Label files alone are boxes without images
+        if folder.name.lower() in ("annotations", "labels"):
+            _refuse_part(folder, folder)
+        raise
     others = [kind for kind in kinds if not _takes_boxes(kind)]
     if boxes is not None and others:
         raise BadInput(
@@ -214,6 +220,16 @@ def box_tasks(boxes: BoxFolder) -> list[str]:
     return ["faster_rcnn"]
 
 
+def _refuse_part(folder: Path, data: Path) -> None:
+    """BadInput for a folder inside of a dataset: its images, its labels, or one class of a split."""
+    base = box_folders.above(folder)
+    for above in (folder.parent, folder.parent.parent):
+        if base is None and {"train", "test"} <= set(catalog.splits_of(above)):
+            base = above
+    if base is not None:
+        raise BadInput(f"--data {data}: lies inside the dataset {base}; give {base}")
+
+
 def dataset_folder(data: Path, *, detects: bool = False) -> Path:
     """Return the folder of the one dataset that `data` is; BadInput where it is none. `detects` asks
     for one with boxes."""
@@ -230,9 +246,9 @@ def dataset_folder(data: Path, *, detects: bool = False) -> Path:
     if not folder.is_dir() and finding.whole(folder) is None:
         if why := finding.refused(folder):
             raise BadInput(f"--data {why}")
-        what = "is a file" if folder.exists() else "no such folder"
         raise BadInput(
-            f"--data {data}: {what}; give the folder with the images, as mine/<class>/"
+            f"--data {data}: {no_folder(folder)}; give the folder with the images, as"
+            " mine/<class>/"
         )
     name = folder.name
     if "," in name or name == "all":
@@ -241,7 +257,11 @@ def dataset_folder(data: Path, *, detects: bool = False) -> Path:
         )
     catalog.refuse_taken_name(folder, f"--data {data}")
     if not detects and not box_folders.looks_like_boxes(folder):
-        catalog.present(name, folder.parent)
+        try:
+            catalog.present(name, folder.parent)
+        except BadInput:
+            _refuse_part(folder, data)
+            raise
         return folder
     if catalog.row(name) is not None or name in KNOWN_BOXES:
         raise BadInput(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, overload
 
-from backbench.errors import BadInput
+from backbench.errors import BadInput, no_folder
 from backbench.images.decoding import decode, decode_array, readable
 from backbench.images.file_names import (
     EXTENSIONS,
@@ -268,7 +268,7 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
     root = Path(root)
     if not root.is_dir():
         raise BadInput(
-            f"{root}: no such folder; expected images as {root}/<class>/<image>"
+            f"{root}: {no_folder(root)}; expected images as {root}/<class>/<image>"
         )
     refuse_broken_links(root)
     if classes is None:

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from support import own_boxes
 
 from backbench.cli import pretrain, program
 from backbench.errors import BadInput
@@ -51,6 +52,7 @@ def folders(pictures, flat, tmp_path):
     for file in sorted(flat.iterdir())[:3]:
         shutil.copy(file, tmp_path / "few")
     shutil.copytree(pictures, tmp_path / "root" / "cifar10")
+    own_boxes.yolo(tmp_path / "boxes")
     return tmp_path
 
 
@@ -245,7 +247,10 @@ def test_pictures_without_classes_are_trained_on_and_the_next_command_is_named(
     "words, said",
     [
         (["moco", "--images", "cells"], "did you mean 'moco_m'?"),
-        (["lorac", "--images", "nowhere"], "no such folder of pictures"),
+        (["lorac", "--images", "nowhere"], "no such folder; give"),
+        (["lorac", "--images", "a_file"], "a_file: is a file, no folder; give"),
+        (["lorac", "--images", "boxes"], "alone, as boxes/images/train"),
+        (["lorac", "--images", "boxes/images"], "alone, as boxes/images/train"),
         (["lorac", "--images", "cells", "--data", "."], "give one of them"),
         (["lorac", "--images", "cells", "--budget", "soon"], "a time as 10min"),
         (["lorac", "--images", "cells", "--size", "0"], "--size 0: from 1 to 4096"),

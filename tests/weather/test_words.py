@@ -224,7 +224,7 @@ def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
         (["paper", "lorac:99"], ["no table or figure 'lorac:99'; did you mean"]),
         (
             ["clean", "notes.txt"],
-            ["notes.txt: no such folder; give one or more run folders"],
+            ["notes.txt: is a file, no folder; give one or more run folders"],
         ),
     ],
 )

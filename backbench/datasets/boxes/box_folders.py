@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from pathlib import Path
 
 from backbench.containers import finding
 from backbench.datasets.boxes import coco_json, voc_xml, yolo_text
 from backbench.datasets.boxes.parts import UNDIVIDED, BoxFolder
-from backbench.errors import BadInput
+from backbench.errors import BadInput, no_folder
 from backbench.images.folder_walk import subfolders
 
 LAYOUTS = "COCO's annotations/*.json, VOC's Annotations/*.xml, or YOLO's data.yaml and labels/*.txt"
@@ -64,6 +65,34 @@ def looks_like_boxes(base: Path) -> bool:
         return True
 
 
+def refuse(base: Path) -> None:
+    """BadInput for a folder of boxes, where images of one class each are read."""
+    if looks_like_boxes(base):
+        raise BadInput(
+            f"{base}: holds boxes, no folder for each class; `backbench evaluate CHECKPOINT --data"
+            f" {shlex.quote(str(base))}` trains a detector on them and scores it"
+        )
+
+
+def pictures_of(base: Path) -> Path | None:
+    """Return the folder of the images that a folder of boxes trains on; None for no boxes."""
+    try:
+        boxes = find(base)
+    except BadInput:  # whatever is wrong with its boxes, they are boxes
+        return base / "images"
+    if boxes is None:
+        return None
+    return boxes.parts.get("train", next(iter(boxes.parts.values()))).pictures
+
+
+def above(folder: Path) -> Path | None:
+    """Return the folder of boxes that a folder of images or labels is a part of."""
+    for base in (folder.parent, folder.parent.parent):
+        if looks_like_boxes(base):
+            return base
+    return None
+
+
 def must_find(base: Path) -> BoxFolder:
     """Return the boxes of a folder. BadInput says what it holds instead."""
     if not base.is_dir():
@@ -73,8 +102,7 @@ def must_find(base: Path) -> BoxFolder:
                 raise BadInput(
                     f"{archive}: boxes are read from folders; unpack it to {base}"
                 )
-        what = "is a file" if base.exists() else "no such folder"
-        raise BadInput(f"{base}: {what}; expected {LAYOUTS}")
+        raise BadInput(f"{base}: {no_folder(base)}; expected {LAYOUTS}")
     boxes = find(base)
     if boxes is not None:
         return boxes

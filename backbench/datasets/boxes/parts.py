@@ -42,6 +42,13 @@ class BoxPart:
         None  # COCO's annotation file for keypoints, if it is another
     )
 
+    @property
+    def pictures(self) -> Path:
+        """The folder of its first image."""
+        if not self.pairs:
+            return self.folder
+        return (self.folder / self.pairs[0].image).parent
+
 
 @dataclass(frozen=True)
 class Keypoints:

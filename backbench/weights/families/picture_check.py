@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from backbench.errors import BadInput
+from backbench.errors import BadInput, no_folder
 from backbench.images.image_list import ImageList, is_image, scan_folder
 from backbench.weights.families import lookalikes
 from backbench.weights.families.lookalikes import Lookalikes
@@ -144,7 +144,9 @@ def pictures(folder: Path, classes: int) -> ImageList:
     names as there are classes, in their order. Files without folders may begin with ImageNet's ids.
     """
     if not folder.is_dir():
-        raise BadInput(f"--check {folder}: no such folder of pictures in class folders")
+        raise BadInput(
+            f"--check {folder}: {no_folder(folder)}; give one of pictures in class folders"
+        )
     if not any(path.is_dir() for path in folder.iterdir()):
         images = _by_file_names(folder)
     else:

@@ -13,6 +13,7 @@ import timm
 import torch
 import torchvision
 from PIL import Image
+from support import own_boxes
 from support.layouts import picture, trunk_file
 from support.records import rows_of
 from support.timm_fixtures import put_in_hub
@@ -427,8 +428,9 @@ def wrong(home):
     folder(home / "single", per_class=3, classes=("a",))
     folder(home / "root" / "mine" / "train", per_class=3)
     folder(home / "only" / "train", per_class=3)
-    for name in ("a,b", "all", "cifar10"):
+    for name in ("a,b", "all", "cifar10", "split/train", "split/test"):
         folder(home / name, per_class=3)
+    own_boxes.yolo(home / "cells")
     files = {
         "notes.txt": "no weights",
         "packed/photos.zip": "PK",
@@ -503,6 +505,26 @@ WRONG = [
         EVALUATE.format("", "cifar10"),
         "the name of the known dataset cifar10, and not its files",
     ),
+    (EVALUATE.format("", "cells/images"), "lies inside the dataset HOME/cells; give"),
+    (EVALUATE.format("", "cells/images/train"), "inside the dataset HOME/cells; give"),
+    (EVALUATE.format("", "cells/labels"), "inside the dataset HOME/cells; give"),
+    (EVALUATE.format("", "split/test/cat"), "inside the dataset HOME/split; give"),
+    (
+        "evaluate my_resnet.pth --data cells --out cells/runs",
+        "lies in the dataset HOME/cells, so what is written there would be read as its",
+    ),
+    (
+        LINEAR.format("knn").replace("mine", "cells"),
+        "cells: holds boxes, no folder for each class; `backbench evaluate CHECKPOINT",
+    ),
+    (
+        LINEAR.format("knn").replace("--data .", "--data notes.txt"),
+        "--data notes.txt: is a file, no folder",
+    ),
+    (
+        "pretrain tiny_simclr data.dataset=cells --data . --out runs",
+        "`backbench pretrain METHOD --images cells/images/train` trains on its pic",
+    ),
     (EVALUATE.format("", "one"), "one/a: class folder without images"),
     (EVALUATE.format("knn@nobody", "mine"), "no recipe 'nobody'"),
     (
@@ -557,7 +579,7 @@ def test_a_mistake_is_one_line_that_names_it(wrong, capsys):
     for line, expected in WRONG:  # thirty, in one process
         assert program.main(line.split()) == 2, line
         error = capsys.readouterr().err.strip()
-        assert expected in error, f"{line}\n{error}"
+        assert expected.replace("HOME", str(wrong)) in error, f"{line}\n{error}"
         assert (
             len([text for text in error.splitlines() if text.startswith("backbench: ")])
             == 1
