@@ -170,9 +170,15 @@ def complete(run: str | Path) -> bool:
 
 
 def files_below(path: str | Path) -> list[Path]:
-    """Every results file at or below `path`, sorted. Raises BadInput where `path` is missing."""
+    """Every results file at or below `path`, sorted. Raises BadInput where `path` is missing, and
+    where it is a file that is no text, such as weights."""
     path = Path(path)
     if path.is_file():
+        with path.open("rb") as file:
+            if b"\0" in file.read(4096):
+                raise BadInput(
+                    f"{path}: is no results file; give a run folder, or its {RESULTS_FILE}"
+                )
         return [path]
     if not path.is_dir():
         raise BadInput(f"{path}: no such run folder or results file")

@@ -15,6 +15,7 @@ import pytest
 from support import records
 from support.records import a_result
 
+from backbench.errors import BadInput
 from backbench.records import predictions, store
 from backbench.runs.folder import open_run
 from backbench.untrusted import jsons
@@ -83,6 +84,16 @@ def test_a_fifo_in_the_place_of_results_is_none(tmp_path):
     assert store.numbers(tmp_path) == set()
     assert store.owed(tmp_path) is None
     assert not store.complete(tmp_path)
+
+
+def test_a_file_of_weights_is_no_results_file(tmp_path):
+    """Each of its lines would be one that cannot be read."""
+    file = tmp_path / "trunk.pth"
+    file.write_bytes(b"PK\3\4\0\0" + b"\n" * 100)
+    with pytest.raises(BadInput, match=r"trunk.pth: is no results file; give a run f"):
+        store.files_below(file)
+    file.write_text("damaged\n")
+    assert store.files_below(file) == [file]
 
 
 def test_two_writers_of_the_same_numbers_write_each_once(tmp_path):
