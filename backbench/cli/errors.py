@@ -170,19 +170,50 @@ def _show(explained: Sequence[Explained]) -> None:
             table = _Table(*of, str(ap50.facts["val"]), kind)
             tables.setdefault(table, []).append(one)
     for table, runs in tables.items():
-        dataset = printable.shown(table.dataset, 40)
-        print(f"{TASKS[table.task].title} on {dataset}, {table.kind}:")
+        print(_title(table, list(tables)))
         heads = []
         values = []
-        for one in runs:
+        names = _names(table.kind, runs)
+        for one, name in zip(runs, names):
             ap50 = one.ap50[table.kind]
-            heads.append(f"  {printable.shown(ap50.name, _WIDTH - 2)}".rjust(_WIDTH))
+            heads.append(f"  {printable.shown(name, _WIDTH - 2)}".rjust(_WIDTH))
             values.append(f"{ap50.value:{_WIDTH}.2f}")
         between = "   difference" if len(runs) == 2 else ""
         print(f"{'points of AP50':<16}{''.join(heads)}{between}")
         print(f"{'AP50':<16}{''.join(values)}")
         for error in ERRORS:
             print(_line(table.kind, error, runs))
+
+
+def _title(table: _Table, tables: Sequence[_Table]) -> str:
+    """Write what a table is of, with as much as tells it from the others."""
+
+    def same(*keys: str) -> bool:
+        """Return whether another table is alike in all of these."""
+        wanted = [getattr(table, key) for key in keys]
+        alike = [[getattr(other, key) for key in keys] for other in tables]
+        return alike.count(wanted) > 1
+
+    parts = [f"{TASKS[table.task].title} on {printable.shown(table.dataset, 40)}"]
+    parts.append(table.kind)
+    if same("task", "dataset", "kind"):
+        parts.append(printable.shown(table.protocol, 60))
+        if table.engine:
+            parts.append(printable.shown(table.engine, 20))
+    if same("task", "dataset", "kind", "protocol", "engine"):
+        parts.append(f"boxes {printable.shown(table.val[:8])}")
+    return f"{', '.join(parts)}:"
+
+
+def _names(kind: str, runs: Sequence[Explained]) -> list[str]:
+    """Return the checkpoints' names; where two share one, they are numbered, and each number's run
+    is printed."""
+    names = [one.ap50[kind].name for one in runs]
+    if len(set(names)) == len(names):
+        return names
+    for number, one in enumerate(runs, 1):
+        print(f"({number}) {printable.shown(str(one.run), 300)}")
+    return [f"({number}) {name}" for number, name in enumerate(names, 1)]
 
 
 def _line(kind: str, error: str, runs: Sequence[Explained]) -> str:

@@ -3,6 +3,7 @@ follow from kept detections, and are verified."""
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -479,6 +480,26 @@ def test_runs_without_detections_are_left_out(boxes, capsys, caplog):
     (line,) = capsys.readouterr().err.splitlines()
     for name in ("weak", "good"):
         assert f"{name}: left out: its detections were not kept; measure it" in line
+
+
+def test_tables_and_columns_are_told_apart(boxes, capsys):
+    """By protocol, if there are several; by run, where two checkpoints share a name."""
+    assert errors(boxes) == 0
+    assert capsys.readouterr().out.startswith("Faster R-CNN on mine, bbox:\n")
+    results = boxes / "runs" / "weak" / "results.jsonl"
+    lines = results.read_text().splitlines()
+    results.write_text("".join(f"{line}\n" for line in lines if "_errors" not in line))
+    first = results.read_text()
+    results.write_text(first.replace("detect-own-v1", "detect-own-v1~ab12"))
+    assert errors(boxes) == 0
+    said = capsys.readouterr().out
+    for protocol in ("detect-own-v1", "detect-own-v1~ab12"):
+        assert f"Faster R-CNN on mine, bbox, {protocol}, torchvision:\n" in said
+    results.write_text(first.replace('"name": "weak"', '"name": "good"'))
+    assert errors(boxes) == 0
+    said = capsys.readouterr().out
+    assert f"(1) {boxes}/runs/good\n(2) {boxes}/runs/weak\n" in said
+    assert re.search(r"points of AP50 +\(1\) good +\(2\) good +difference", said)
 
 
 def test_a_detector_that_found_nothing_has_no_errors(boxes, capsys, caplog):
