@@ -63,6 +63,7 @@ def run_grid(request: LaunchRunRequest, check: Callable[[Request], None]) -> Out
         data=request.data,
         interval=request.interval if request.watch else None,
         commands=CommandCheck(check),
+        data_later=request.data_later,
     )
     if request.dry_run:
         snapshot = Snapshot(grid_run.ledger)
@@ -74,6 +75,7 @@ def run_grid(request: LaunchRunRequest, check: Callable[[Request], None]) -> Out
                 snapshot, watching=False
             )  # says which of its names match nothing
         sys.stdout.write(plan_text(plan, cluster))
+        grid_run.refuse_missing()
         return Outcome()
     if cluster.kind == "slurm":
         return Outcome(status=grid_run.on_slurm())
@@ -110,6 +112,7 @@ class GridRun:
     data: Path | None
     interval: float | None  # seconds between looks of --watch
     commands: CommandCheck
+    data_later: bool = False  # go on without datasets that are not here
     # The jobs that this launcher saw on Slurm: cancelled or lost since, they stay so
     seen: set[str] = field(default_factory=set)
     # Those that waited for a job that was submitted again since: Slurm cancels them, nobody else
@@ -125,10 +128,15 @@ class GridRun:
             self.commands.refuse(plan.new, self.where)
         return plan
 
+    def refuse_missing(self) -> None:
+        """BadInput for jobs whose datasets are not here."""
+        self.commands.refuse_missing(self.where, later=self.data_later)
+
     def missing(self) -> tuple[list[Job], bool]:
         """Return the jobs to run on this machine, and whether there will be more."""
         watching = self.interval is not None
         plan = self.plan(catch_up(self.ledger, self.cluster), watching=watching)
+        self.refuse_missing()
         if plan.new or not watching:  # a watcher that finds nothing says nothing
             local = self.cluster.kind == "local"
             _say(
@@ -184,6 +192,7 @@ class GridRun:
         with ledger.submitting():
             snapshot = catch_up(ledger, self.cluster)
             plan = self.plan(snapshot, watching=self.interval is not None)
+            self.refuse_missing()
             # 1. A stopped job only ran out of time on a node that could not requeue it: it goes on
             states = snapshot.states
             stopped = {

@@ -89,6 +89,8 @@ def run(
             words = ["launch", "run", str(path), *request.overrides]
             words += ["--cluster", request.cluster]
             words += ["--data", str(request.data), "--out", str(request.out)]
+            # Parts whose data are here run all the same
+            words.append("--data-later")
             if request.dry_run:
                 words.append("--dry-run")
             status = max(status, run_command(words))

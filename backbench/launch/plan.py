@@ -114,11 +114,13 @@ class CommandCheck:
     """Checks a grid's commands before they are submitted: an error would fail job by job."""
 
     check: Callable[[Request], None]  # BadInput for an unknown recipe or key
-    # Kinds of commands that were checked, and warnings that were given
+    # Kinds of commands that were checked
     seen: set[tuple[str, ...]] = field(default_factory=set)
+    # What is wrong with a dataset -> the first job that would stop for it
+    missing: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, jobs: Iterable[Job], where: str) -> None:
-        """Raise BadInput for an unknown recipe or key; warn of a dataset that is not here."""
+        """Raise BadInput for an unknown recipe or key; note a dataset that is not here."""
         for job in jobs:
             kind = command_kind(job.argv)
             if job.verb not in WITH_DATASETS or kind in self.seen:
@@ -131,15 +133,29 @@ class CommandCheck:
                 availability.out_inside(request)
             except BadInput as error:
                 raise BadInput(f"{where}: {job.name}: {error}") from None
-            # A warning only: the node may have what this machine has not
             try:
                 availability.datasets_there(request)
             except BadInput as error:
-                if (str(error),) not in self.seen:
-                    self.seen.add((str(error),))
-                    log.warning(
-                        "%s and jobs like it would stop here: %s", job.name, error
-                    )
+                self.missing.setdefault(str(error), job.name)
+
+    def refuse_missing(self, where: str, *, later: bool) -> None:
+        """Raise BadInput for the datasets that are not here, as their jobs would fail one by one;
+        warn of them where they come `later`, or where the jobs run."""
+        if later:
+            for wrong, job in self.missing.items():
+                log.warning("%s and jobs like it would stop here: %s", job, wrong)
+            self.missing.clear()
+        if self.missing:
+            # What would help stands behind the first semicolon, and is said once for all
+            told = [
+                f"{wrong.partition('; ')[0]} (for {job})"
+                for wrong, job in self.missing.items()
+            ]
+            raise BadInput(
+                f"{where}: data are missing: {', '.join(told)}; no job is started; `backbench data"
+                " list --data ROOT` says what to get, and --data-later goes on where the nodes have"
+                " them"
+            )
 
 
 class JobArray(NamedTuple):

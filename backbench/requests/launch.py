@@ -31,6 +31,10 @@ class LaunchRunRequest(LaunchPlace):
         "or a name under configs/clusters", "slurm|local|debug", default="local"
     )
     dry_run: bool = option("print the jobs, submit nothing", default=False)
+    data_later: bool = option(
+        "go on without datasets that are not here: the nodes have them, or they come",
+        default=False,
+    )
     watch: bool = option(
         "stay, show the status, pick up new checkpoints", default=False
     )

@@ -192,7 +192,7 @@ def test_the_progress_of_a_stranger(tmp_path, some_trunk, key, value):
         grid = tmp_path / "grid.yaml"
         grid.write_text(GRID.format(file=some_trunk, what="cpus", value=1))
         where = ("--data", tmp_path, "--out", runs, "--cluster", "local", "--dry-run")
-        said = door("launch", "run", grid, *where)
+        said = door("launch", "run", grid, *where, "--data-later")
     assert said.status == 0, said.err
     assert "1 jobs" in said.out
 

@@ -384,7 +384,7 @@ def test_a_grid_whose_keys_are_none(shapes, tmp_path, said):
 
 
 def test_a_grid_whose_data_are_elsewhere(shapes, tmp_path, said, caplog):
-    """They may be where the jobs run; each set is named once."""
+    """No job is started for them, unless they are where the jobs run; each set is named once."""
     grid = tmp_path / "grid.yaml"
     grid.write_text(GRID.replace("KEY", "optim.lr"))
     words = (
@@ -395,9 +395,15 @@ def test_a_grid_whose_data_are_elsewhere(shapes, tmp_path, said, caplog):
         shapes,
         "--out",
         tmp_path / "runs",
-        "--dry-run",
     )
-    status, _, out = said(*words)
+    for more in ((), ("--dry-run",)):
+        status, line, out = said(*words, *more)
+        assert status == 2 and ("4 jobs" in out) == bool(more)
+        assert f"{shapes}/digits: no such folder (for pretrain/" in line
+        assert "cifar-10-batches-py is missing (for " in line, line
+        assert "no job is started" in line
+    assert not (tmp_path / "runs" / "pretrain").exists()
+    status, _, out = said(*words, "--dry-run", "--data-later")
     assert status == 0 and "4 jobs" in out
     told = [
         r.getMessage() for r in caplog.records if "would stop here" in r.getMessage()

@@ -2,6 +2,9 @@
 
 import re
 
+import pytest
+
+from backbench.errors import BadInput
 from backbench.launch.clusters import read_cluster
 from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
@@ -61,7 +64,16 @@ def test_boxes_that_are_not_here_are_named_once_each(tmp_path, caplog):
     for name in ("cells", "drones", "cells"):
         line = f"detect --dataset {name} --checkpoint a.pth --data {tmp_path} --out x"
         jobs.append(Job(name=name, argv=tuple(line.split()), like="x", cells=()))
-    CommandCheck(looked.append).refuse(jobs, "grid")
+    check = CommandCheck(looked.append)
+    check.refuse(jobs, "grid")
+    with pytest.raises(BadInput) as refused:
+        check.refuse_missing("grid", later=False)
+    line = str(refused.value)
+    for name in ("cells", "drones"):
+        assert line.count(f"{tmp_path}/{name}: no such folder (for {name})") == 1
+    assert "no job is started" in line and "--data-later" in line
+    # The nodes may have what this machine has not
+    check.refuse_missing("grid", later=True)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     assert f"{tmp_path}/cells: no such folder; expected COCO's" in told[0]

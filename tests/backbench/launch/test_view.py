@@ -363,7 +363,7 @@ def test_a_look_leaves_no_trace(lab, stand_in_slurm, capsys):
     ]
     for place in (cluster, "local", "debug"):
         where = ("--cluster", place, "--out", runs)
-        looks.append(("launch", "run", more, *where, "--dry-run"))
+        looks.append(("launch", "run", more, *where, "--dry-run", "--data-later"))
     with ledger.alone(alive):  # as the process that runs it
         before = traces(ledger.runs)
         for look in looks:
