@@ -157,10 +157,11 @@ def check(request: PretrainRequest) -> None:
     """Raise BadInput for a bad pretraining recipe. The method's own keys are not looked at, as that
     would need torch."""
     path = config.find_recipe(request.recipe, "pretrain")
-    data = config.apply_overrides(config.read_recipe(path), overrides_of(request))
+    overrides = overrides_of(request)
+    data = config.apply_overrides(config.read_recipe(path), overrides)
     if "method" in data:
         try:
             check_name(data["method"])
         except BadInput as error:
             raise BadInput(f"{path}: method: {error}") from None
-    config.build(_AnyMethod, data, where=str(path))
+    config.build(_AnyMethod, data, where=str(path), overrides=overrides)

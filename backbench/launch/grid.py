@@ -193,7 +193,9 @@ def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
     """Read a grid by path, or by its name under configs/grids. Raises BadInput."""
     path = config.find_recipe(name, "grids")
     data = config.apply_overrides(config.read_recipe(path), overrides)
-    grid = config.build(Grid, {"name": path.stem, **data}, where=str(path))
+    grid = config.build(
+        Grid, {"name": path.stem, **data}, where=str(path), overrides=overrides
+    )
     if not re.fullmatch(r"[\w.+-]+", grid.name):
         raise BadInput(
             f"{path}: the name '{grid.name}' may hold letters, digits and . _ + - only"

@@ -311,19 +311,34 @@ def load(
 ) -> T:
     """Read a recipe by name or path into the frozen dataclass `cls`."""
     path = find_recipe(recipe, kind)
-    return build(cls, apply_overrides(read_recipe(path), overrides), where=str(path))
+    data = apply_overrides(read_recipe(path), overrides)
+    return build(cls, data, where=str(path), overrides=overrides)
 
 
-def build(cls: type[T], data: Mapping[str, Value], *, where: str) -> T:
+def build(
+    cls: type[T],
+    data: Mapping[str, Value],
+    *,
+    where: str,
+    overrides: Sequence[str] = (),
+) -> T:
     """Make the dataclass `cls` of nested plain values.
 
-    BadInput names an unknown, missing or mistyped key, and the file `where`."""
+    BadInput names an unknown, missing or mistyped key, and who wrote it: one of the `overrides`,
+    or the file `where`."""
     from pydantic import ValidationError
 
     try:
         return _parse(cls, data)
     except ValidationError as error:
-        raise BadInput(f"{where}: {_first_mistake(error, cls, data)}") from None
+        mistake = _first_mistake(error, cls, data)
+    # The last word for a key counts
+    for text in reversed(overrides):
+        key = text.partition("=")[0]
+        if re.search(rf"'{re.escape(key)}['.\[]", mistake):
+            where = f"override '{text[:80]}'"
+            break
+    raise BadInput(f"{where}: {mistake}")
 
 
 @dataclasses.dataclass(frozen=True)

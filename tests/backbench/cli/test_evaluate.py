@@ -304,6 +304,21 @@ def test_a_size_that_a_protocol_does_not_take_is_refused(
     assert not (home / "runs").exists()
 
 
+@pytest.mark.parametrize("task", ["knn", "layers"])
+def test_a_size_that_a_trunk_does_not_take_is_refused(home, capsys, task):
+    """Before the first file is written; the advice can be followed as it stands."""
+    words = ["--data", "mine", "--out", "runs", "--size", "64"]
+    assert program.main(["evaluate", f"{SMALL}@random", task, *words]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "takes images of 32 x 32 pixels, not 64 x 64; read it at its own size" in said
+    )
+    assert not (home / "runs").exists()
+    resizable = re.search(r"or as (\S+),pos=RULE", said)[1]
+    again = f"{resizable},pos=size@random"
+    assert program.main(["evaluate", again, "knn", *words]) == 0
+
+
 def test_a_recipe_is_held_to_the_same_sizes(home, capsys):
     words = ["my_resnet.pth", "knn@knn_own geometry.of=1000000", "--data", "mine"]
     assert program.main(["evaluate", *words, "--out", "runs"]) == 2
@@ -524,6 +539,14 @@ WRONG = [
     (
         "pretrain tiny_simclr data.dataset=cells --data . --out runs",
         "`backbench pretrain METHOD --images cells/images/train` trains on its pic",
+    ),
+    (
+        "pretrain tiny_simclr optim.lr=1 optim.lr=fast --data . --out runs",
+        "override 'optim.lr=fast': 'optim.lr' must be a number, not 'fast'",
+    ),
+    (
+        "pretrain tiny_simclr views.crops=[{sise:3}] --data . --out runs",
+        "override 'views.crops=[{sise:3}]': ",
     ),
     (EVALUATE.format("", "one"), "one/a: class folder without images"),
     (EVALUATE.format("knn@nobody", "mine"), "no recipe 'nobody'"),
