@@ -206,6 +206,12 @@ def read_groups(
         if not isinstance(group.protocol, Ood):
             splits.refuse_untrainable(group.dataset.name, group.splits)
         probe = probe_of(group.protocol.kind)
+        if reads_features(group.protocol):
+            for checkpoint in group.checkpoints:
+                trunk = checkpoint.family.blank(
+                    checkpoint.arch, checkpoint.stem, checkpoint.reading
+                )
+                trunk.refuse_size(group.geometry.crop, group.geometry.crop)
         probe.refuse(group.protocol, group.dataset.name, group.splits)
         groups[n] = replace(group, found=probe.fits(group))
         if group.protocol.head:

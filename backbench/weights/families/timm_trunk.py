@@ -408,8 +408,9 @@ class TimmTrunk(WrappedTrunk):
         if not self.transformer:
             return f"use a protocol of that size, or name the trunk with img_size ({self.arch},img_size=N)"
         return (
-            f"use a protocol of that size, or `backbench import` it as {self.arch},pos=RULE, which"
-            f" resizes its position embeddings ({' or '.join(POSITION_RULES)})"
+            f"read it at its own size, or as {self.arch},pos=RULE (a file: `backbench import FILE"
+            f" --arch {self.arch},pos=RULE`), which resizes its position embeddings (RULE is"
+            f" {' or '.join(POSITION_RULES)})"
         )
 
 
