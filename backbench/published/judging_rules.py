@@ -4,8 +4,9 @@ A number can be judged if its table's authors scored the row themselves, by a pr
 that this suite has. `WHY` has a word for each reason not to. A recipe's `expected:` says which
 numbers it must reach.
 
-Which numbers are quoted from another paper follows from the tables' marks: in LORAC Table 1 they
-lack the mark of an own measurement, in JCL Table 1 they have another paper's mark or none.
+Which numbers are quoted follows from the tables' marks: in LORAC Table 1 they lack the mark of an
+own measurement, in JCL Table 1 they have another paper's mark or none. ARB Table 1 has no marks:
+there a baseline is quoted if solo-learn's README has both its accuracies, digit for digit.
 """
 
 import functools
@@ -22,7 +23,7 @@ SPREAD, QUOTED, UNBUILT, UNIDENTIFIED = "spread", "quoted", "unbuilt", "unidenti
 IMAGELESS, HOURS = "imageless", "hours"
 WHY = {
     SPREAD: "a standard deviation over trials, no score",
-    QUOTED: "the table's authors took it from another paper",
+    QUOTED: "the table's authors took it from another paper or from solo-learn",
     IMAGELESS: "text and control (CLLR Tables 2 and 4)",
     HOURS: "a training time; the grid measures the ratio to the host",
     UNBUILT: "WCoRD and CRCD are not built",

@@ -51,7 +51,7 @@ class Published:
     dataset: str
     metric: str
     value: float
-    quoted: bool = False  # the table's authors took it from another paper
+    quoted: bool = False  # the table's authors took it from others (judging_rules.py)
     note: str = ""
 
     @property
