@@ -233,6 +233,10 @@ def what_decides(config: PretrainConfig) -> dict[str, Any]:
     recipe["data"].pop("workers")
     for name in ("save_minutes", "log_every", "knn_every", "probe", "expected"):
         recipe.pop(name)
+    for crops in recipe["views"]["crops"]:
+        # Runs from before this key had no other order, and are the same runs still.
+        if not crops["gray_first"]:
+            crops.pop("gray_first")
     return recipe
 
 

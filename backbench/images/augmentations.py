@@ -43,6 +43,7 @@ class DrawnView:
     flip: bool
     jitter: tuple[tuple[int, float], ...]  # (operation, factor), in order of use
     gray: bool
+    gray_first: bool  # before the jitter
     blur: float  # sigma in pixels, 0 for none
     solarize: bool
 
@@ -115,6 +116,7 @@ def draw(
         flip=u[0] < crops.flip,
         jitter=tuple(jitter),
         gray=u[10] < crops.gray_p,
+        gray_first=crops.gray_first,
         blur=sigma if u[11] < crops.blur_p else 0.0,
         solarize=u[13] < crops.solarize_p,
     )
@@ -140,13 +142,15 @@ def render_reference(image: Image.Image, view: DrawnView, crops: Crops) -> np.nd
         CONTRAST: ImageEnhance.Contrast,
         SATURATION: ImageEnhance.Color,
     }
+    if view.gray and view.gray_first:
+        image = _gray(image)
     for op, factor in view.jitter:
         if op == HUE:
             image = _turn_hue(image, factor)
         else:
             image = enhance[op](image).enhance(factor)
-    if view.gray:
-        image = image.convert("L").convert("RGB")
+    if view.gray and not view.gray_first:
+        image = _gray(image)
     if view.blur and crops.blur_kernel:
         image = _blur_by_kernel(image, crops.blur_kernel, view.blur)
     elif view.blur:
@@ -154,6 +158,11 @@ def render_reference(image: Image.Image, view: DrawnView, crops: Crops) -> np.nd
     if view.solarize:
         image = ImageOps.solarize(image, 128)
     return np.asarray(image)
+
+
+def _gray(image: Image.Image) -> Image.Image:
+    """Give all channels the luma."""
+    return image.convert("L").convert("RGB")
 
 
 def _turn_hue(image: Image.Image, turns: float) -> Image.Image:
@@ -215,6 +224,8 @@ def colour_matrix(view: DrawnView, mean: Sequence[float]) -> np.ndarray:
     # The matrix is (A | b), for x -> A x + b. Each operation is a blend f x + (1 - f) y of the pixel
     # x with something y, applied to what the operations before it made
     matrix = np.eye(3, 4)
+    if view.gray and view.gray_first:
+        matrix = np.tile(LUMA @ matrix, (3, 1))
     for op, factor in view.jitter:
         if op == BRIGHTNESS:
             # y is black
@@ -233,7 +244,7 @@ def colour_matrix(view: DrawnView, mean: Sequence[float]) -> np.ndarray:
         else:
             # Hue is no blend but a rotation: R (A x + b)
             matrix = _hue_rotation(factor) @ matrix
-    if view.gray:
+    if view.gray and not view.gray_first:
         matrix = np.tile(LUMA @ matrix, (3, 1))
     return matrix
 

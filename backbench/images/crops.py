@@ -20,6 +20,7 @@ class Crops:
     jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
     jitter_p: float = 0.8
     gray_p: float = 0.2
+    gray_first: bool = False  # gray before the jitter, as in MoCo v1
     blur_p: float = 0.5
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     # Pixels, an odd number: torchvision's GaussianBlur with such a kernel. null: PIL's, unlimited

@@ -18,6 +18,7 @@ from backbench.parallel import division
 from backbench.pretrain import data, monitor, optim
 from backbench.pretrain.method import Setup, build_method, method_names
 from backbench.pretrain.recipe import PretrainConfig
+from backbench.pretrain.train import what_decides
 from backbench.published import published
 from backbench.recipes import config
 from backbench.runs.step_metrics import read_metrics
@@ -292,6 +293,21 @@ ORDINARY_INIT = (
 @pytest.mark.parametrize("name", [*ZERO_INIT, *ORDINARY_INIT])
 def test_residual_branches_start_as_in_each_methods_own_code(name):
     assert load(name).zero_init_residual == (name in ZERO_INIT)
+
+
+def test_gray_comes_before_the_jitter_in_moco_v1_alone():
+    """As in main_moco.py without --aug-plus, whose views none of the others has. A run whose jitter
+    comes first is known by what decided it before there was a choice."""
+    for name in NAMES:
+        recipe = load(name)
+        first = {crops.gray_first for crops in recipe.views.crops}
+        decided = what_decides(recipe)["views"]["crops"]
+        if name == "lorac/moco_v1_imagenet":
+            assert first == {True}
+            assert all(crops["gray_first"] for crops in decided)
+        else:
+            assert first == {False}, name
+            assert not any("gray_first" in crops for crops in decided), name
 
 
 @pytest.mark.parametrize("text", ["hello", "7", "[a]"])

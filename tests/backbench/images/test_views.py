@@ -89,15 +89,26 @@ def test_a_view_is_a_function_of_the_generator_alone():
     assert one[0] == one[1] != draw(generator(8), 90, 120, Crops())
 
 
-@pytest.mark.parametrize("kernel", [None, 9])
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_reference_views_are_torchvisions_functions_bit_for_bit(kernel, interpolation):
+@pytest.mark.parametrize(
+    ("interpolation", "kernel", "gray_first"),
+    [
+        ("bilinear", None, False),
+        ("bilinear", None, True),
+        ("bilinear", 9, False),
+        ("bicubic", None, False),
+        ("bicubic", 9, False),
+    ],
+)
+def test_reference_views_are_torchvisions_functions_bit_for_bit(
+    interpolation, kernel, gray_first
+):
     crops = Crops(
         size=48,
         interpolation=interpolation,
         jitter=(0.4, 0.4, 0.4, 0.5),
         jitter_p=0.8,
         gray_p=0.2,
+        gray_first=gray_first,
         blur_p=0.5,
         blur_kernel=kernel,
         solarize_p=0.3,
@@ -111,9 +122,11 @@ def test_reference_views_are_torchvisions_functions_bit_for_bit(kernel, interpol
         )
         if view.flip:
             want = F.hflip(want)
+        if view.gray and gray_first:
+            want = F.rgb_to_grayscale(want, num_output_channels=3)
         for op, factor in view.jitter:
             want = adjust[op](want, factor)
-        if view.gray:
+        if view.gray and not gray_first:
             want = F.rgb_to_grayscale(want, num_output_channels=3)
         if view.blur and kernel:
             want = F.gaussian_blur(want, [kernel] * 2, [view.blur] * 2)
@@ -188,6 +201,11 @@ def difference(crops, count=24):
         pytest.param({"jitter": (0, 0.4, 0, 0), "jitter_p": 1}, 0.4, id="contrast"),
         pytest.param({"jitter": (0, 0, 0.4, 0), "jitter_p": 1}, 0.4, id="saturation"),
         pytest.param({"gray_p": 1}, 0.25, id="gray"),
+        pytest.param(
+            {"gray_p": 1, "gray_first": True, "jitter": (0, 0, 0, 0.4), "jitter_p": 1},
+            0.25,
+            id="gray before the hue, which then moves nothing",
+        ),
         pytest.param({"blur_p": 1}, 0.6, id="PIL's blur"),
         pytest.param({"blur_p": 1, "blur_kernel": 9}, 0.25, id="torchvision's blur"),
         pytest.param({"solarize_p": 1}, 0.3, id="solarize"),
