@@ -132,6 +132,38 @@ def test_arbs_baselines_with_the_digits_of_solo_learns_readme_are_quoted():
     assert not {method for method, _ in copies} & {"arb", "byol", "barlow-twins"}
 
 
+def test_rows_that_lorac_and_jcl_both_print_say_so():
+    """Of JCL's Table 2 four rows stand in LORAC's Table 4, and its own does not."""
+    values = {}
+    for prints in ("lorac:4", "jcl:2"):
+        for number in catalogue.find(prints).numbers:
+            row = values.setdefault(number.key.split(":")[2], {}).setdefault(prints, {})
+            row[number.task, number.metric] = number.value
+    for prints in ("lorac:4", "jcl:2"):
+        noted = set()
+        for number in catalogue.find(prints).numbers:
+            if number.note.startswith("same value as "):
+                noted.add((number.key.split(":")[2], number.task, number.metric))
+        expected = set()
+        for model, papers in values.items():
+            if papers.get("lorac:4") == papers.get("jcl:2"):
+                expected |= {(model, *column) for column in papers[prints]}
+        assert noted == expected
+        assert len(expected) == 36
+
+
+def test_arbs_table_3_is_placed_by_the_digits_of_its_second_row():
+    def linear(key):
+        found = [n for n in published.lookup(key) if n.task == "linear"]
+        return {(n.dataset, n.metric): n.value for n in found}
+
+    one = linear("arb:1:arb:resnet18:1000:projector-dim-256:cifar100")
+    assert linear("arb:3:arb:resnet18:1000") == one
+    for number in catalogue.find("arb:3").numbers:
+        assert number.dataset == "cifar100"
+        assert "dataset and dimension not printed" in number.note
+
+
 CHOICES = ROOT / "docs" / "choices.md"
 
 
