@@ -204,6 +204,7 @@ RESTS_ON = {
     ),
     "ARB: probe on CIFAR": lambda r: "arb_cifar" in str(r.get("probe")),
     "CLLR: probe": lambda r: "cllr" in str(r.get("probe")),
+    "CLLR: start of L": lambda r: r["method"]["name"] == "cllr",
     "CLLR: alpha 10": lambda r: r["method"].get("alpha") == 10.0,
     "CLLR: optimiser": lambda r: r["optim"]["lr"] == 0.005,
     "trunks trained here": lambda r: r["method"]["name"] == "supervised",
