@@ -203,6 +203,8 @@ RESTS_ON = {
         r["method"]["name"] == "arb" and "cifar" in r["data"]["dataset"]
     ),
     "ARB: probe on CIFAR": lambda r: "arb_cifar" in str(r.get("probe")),
+    "ARB: released commands": lambda r: r["method"]["name"] == "arb",
+    "ARB: probe on ImageNet": lambda r: "imagenet_arb" in str(r.get("probe")),
     "CLLR: probe": lambda r: "cllr" in str(r.get("probe")),
     "CLLR: start of L": lambda r: r["method"]["name"] == "cllr",
     "CLLR: alpha 10": lambda r: r["method"].get("alpha") == 10.0,
