@@ -205,6 +205,7 @@ RESTS_ON = {
     "ARB: probe on CIFAR": lambda r: "arb_cifar" in str(r.get("probe")),
     "ARB: released commands": lambda r: r["method"]["name"] == "arb",
     "ARB: probe on ImageNet": lambda r: "imagenet_arb" in str(r.get("probe")),
+    "solo-learn: W-MSE": lambda r: r["method"]["name"] == "w_mse",
     "CLLR: probe": lambda r: "cllr" in str(r.get("probe")),
     "CLLR: start of L": lambda r: r["method"]["name"] == "cllr",
     "CLLR: alpha 10": lambda r: r["method"].get("alpha") == 10.0,
