@@ -118,10 +118,10 @@ def run(request: EvaluateRequest) -> Outcome:
     )
     # Nothing is written before all that can be refused is
     refuse(plan)
-    models.keep(files)
     tell_plan(plan)
     # 2. The numbers
-    results = measure(plan)
+    with models.kept(request.out, files):
+        results = measure(plan)
     # 3. The table, of all that OUT holds, and the page
     board = collect([request.out])
     sets = overall.overall(board)

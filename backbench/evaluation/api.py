@@ -113,5 +113,5 @@ def evaluate(
         workers=workers,
     )
     refuse(planned)
-    models.keep(files)
-    return Results(measure(planned))
+    with models.kept(out, files):
+        return Results(measure(planned))

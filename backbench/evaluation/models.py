@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,8 +121,25 @@ def file_in(out: Path, checkpoint: Checkpoint, *, alone: bool) -> Path:
     return file
 
 
-def keep(files: Mapping[Path, Checkpoint]) -> None:
-    """Write each checkpoint to its file, unless it is there."""
-    for file, checkpoint in files.items():
-        if not file.exists():
-            checkpoint.save(file)
+@contextlib.contextmanager
+def kept(out: Path, files: Mapping[Path, Checkpoint]) -> Iterator[None]:
+    """Keep each checkpoint in its file below OUT while it is measured.
+
+    A refusal before the first run folder leaves OUT as it was."""
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    before = set(out.iterdir()) if out.is_dir() else set()
+    try:
+        for file, checkpoint in files.items():
+            if not file.exists():
+                checkpoint.save(file)
+        yield
+    except BadInput:
+        new = set(out.iterdir()) - before if out.is_dir() else set()
+        # The rows in a run folder name the file of their weights
+        if not any(each.is_dir() for each in new):
+            for file in new & files.keys():
+                file.unlink()
+            for folder in made:
+                with contextlib.suppress(OSError):  # somebody else writes there
+                    folder.rmdir()
+        raise
