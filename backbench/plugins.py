@@ -64,7 +64,8 @@ def names(group: str, shipped: Collection[str]) -> list[str]:
 
 
 def load(group: str, name: str, kind: type[T]) -> T:
-    """Load the object behind an installed name. BadInput where it cannot be, or is no `kind`."""
+    """Load the object behind an installed name. BadInput is raised where the object cannot be loaded
+    or is no `kind`."""
     point = installed(group)[name]
     where = f"{origin(point)}: '{name}' ({group})"
     try:
@@ -76,7 +77,7 @@ def load(group: str, name: str, kind: type[T]) -> T:
         ) from error
     if not isinstance(value, kind):
         raise BadInput(f"{where} is {type(value).__name__}, not {kind.__name__}")
-    # Its results would be under another name than the one that asks for it
+    # Else its results would stand under its own name, not under the one they are asked for by
     own = getattr(value, "name", name)
     if own != name:
         raise BadInput(f"{where} calls itself '{own}'")

@@ -428,8 +428,9 @@ def continue_from(run: DetectionRun, engine: DetectionEngine) -> int:
 
 
 def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
+    """Write the final weights and what they came from, and only then delete the state file."""
     refuse_not_finite(run, engine, p.schedule.iterations)
-    about = {
+    origin = {
         "checkpoint": p.checkpoint.digest,
         "name": p.checkpoint.name,
         "method": p.checkpoint.method,
@@ -440,7 +441,7 @@ def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
         "config": decisive(run.given),
     }
     with atomic.atomic_path(run.final) as temporary:
-        torch.save({"model": engine.model.state_dict(), "backbench": about}, temporary)
+        torch.save({"model": engine.model.state_dict(), "backbench": origin}, temporary)
     (run.out / STATE_FILE).unlink(missing_ok=True)
 
 

@@ -224,13 +224,13 @@ def write_tables(
     arrays: Mapping[str, NDArray[np.generic]],
     chosen: Mapping[str, object],
 ) -> list[Result]:
-    """Append a row for each metric of images that show several classes, from the tables of scores
-    and classes that are kept beside the rows."""
+    """Keep the tables of scores and classes, and append a row for each metric of images that show
+    several classes."""
     kept = predictions.keep(task.run, task.stem(checkpoint), **arrays)
     rows = []
     for metric in label_tables.METRICS:
         value, ci95 = label_tables.value(arrays, metric)
-        one = row(
+        result = row(
             task,
             checkpoint,
             metric=metric,
@@ -239,7 +239,7 @@ def write_tables(
             chosen=chosen,
             provenance={"predictions": kept},
         )
-        rows.append(one)
+        rows.append(result)
     store.append(task.run, rows, skip_known=True)
     return rows
 

@@ -234,14 +234,20 @@ def _draw_panel(
 def _draw_against(
     ax: Axes, x: Measured, y: Measured, colors: Mapping[Setting, str]
 ) -> None:
-    """Draw a dot for each setting that both columns have, with the value of its first key."""
+    """Draw a dot for each setting that both columns have, and label it with its first value."""
     for setting in x:
         if setting not in y:
             continue
-        place = (statistics.fmean(x[setting]), statistics.fmean(y[setting]))
-        ax.plot([place[0]], [place[1]], "o", color=colors[setting.curve], markersize=5)
-        tick = _short(setting.values[0])
-        ax.annotate(tick, place, fontsize=7, xytext=(3, 3), textcoords="offset points")
+        across = statistics.fmean(x[setting])
+        up = statistics.fmean(y[setting])
+        ax.plot([across], [up], "o", color=colors[setting.curve], markersize=5)
+        ax.annotate(
+            _short(setting.values[0]),
+            (across, up),
+            fontsize=7,
+            xytext=(3, 3),
+            textcoords="offset points",
+        )
 
 
 def _short(value: str) -> str:

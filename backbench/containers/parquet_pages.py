@@ -299,19 +299,32 @@ class _Page:
             inner += size
 
     def _span(self, inner: int, size: int, starts: list[int]) -> Span:
-        """Return the span of the value that is `size` bytes of the content, from `inner` on."""
+        """Return the span of the value that takes `size` bytes of the unpacked page from `inner` on.
+
+        A span says where the stored bytes begin, how many they are, the number of their codec, and,
+        within what they unpack to, where the value begins, its size, and the size of all of it.
+        """
         if self.codec == "bare":
             return bare_span(self.at + inner, size)
-        codec = CODECS.index(self.codec)
+        codec_number = CODECS.index(self.codec)
         if len(starts) == 1:
+            # One piece, which has to be unpacked as a whole
             begin = starts[0]
             stored = self.packed - begin
-            return self.at + begin, stored, codec, inner, size, self.unpacked
+            return self.at + begin, stored, codec_number, inner, size, self.unpacked
         # The blocks of Snappy in which the value's first and last byte lie
         first = inner // BLOCK
-        last = max(inner, inner + size - 1) // BLOCK
+        last_byte = max(inner, inner + size - 1)  # an empty value has none
+        last = last_byte // BLOCK
         begin = starts[first]
         end = starts[last + 1] if last + 1 < len(starts) else self.packed
         skipped = first * BLOCK
-        block = min(self.unpacked, (last + 1) * BLOCK) - skipped
-        return self.at + begin, end - begin, codec, inner - skipped, size, block
+        unpacked_end = min(self.unpacked, (last + 1) * BLOCK)
+        return (
+            self.at + begin,
+            end - begin,
+            codec_number,
+            inner - skipped,
+            size,
+            unpacked_end - skipped,
+        )

@@ -350,7 +350,7 @@ def refuse_taken_name(folder: Path, given: str) -> None:
 def open_split(root: Path, name: str, split: str) -> ImageList:
     """Read ROOT/<name>/<split> for pretraining, labelled or not. BadInput names what is missing."""
     found = row(name)
-    with _layout_of(root / name):
+    with _refusing_other_layouts(root / name):
         if found is not None and found.parquet and tables_below(root / name):
             return hub_tables.read_split(found, root / name, split)
         if found is not None and found.read_split is not None:
@@ -437,15 +437,15 @@ def read_lists(dataset: Dataset, root: Path, seed: int = 0) -> Splits:
 
 def _looked_at(dataset: Dataset, root: Path, seed: int) -> tuple[Splits, walk.Looked]:
     base = dataset.base(root)
-    with _layout_of(base):
+    with _refusing_other_layouts(base):
         found = hub_tables.read(dataset, base, seed)
     splits.check(dataset.name, found)
     return found, walk.look(dataset.name, found)
 
 
 @contextlib.contextmanager
-def _layout_of(base: Path) -> Iterator[None]:
-    """Turn any error of an unforeseen list, table or name into BadInput that names the folder."""
+def _refusing_other_layouts(base: Path) -> Iterator[None]:
+    """Turn what an unexpected list, table or name raises into BadInput that names the folder."""
     try:
         yield
     except (
@@ -459,9 +459,10 @@ def _layout_of(base: Path) -> Iterator[None]:
         if isinstance(error, FileNotFoundError) and error.filename:
             file = printable.shown(str(error.filename), 300)
             raise BadInput(f"{file} is missing; unpack the archive again") from None
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = f"{type(error).__name__}: {error}"
+        one_line = printable.shown(" ".join(text.split()), 150)
         raise BadInput(
-            f"{base}: not in the layout of this data set ({printable.shown(text, 150)})"
+            f"{base}: not in the layout of this data set ({one_line})"
         ) from error
 
 

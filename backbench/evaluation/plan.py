@@ -178,19 +178,24 @@ def _by_pyramid(
 def _fitted(
     wanted: WantedTask, plan: EvaluationPlan
 ) -> dict[WantedTask, list[Checkpoint]]:
-    """Change the recipe of a cheap reading so that the data and the checkpoints can be read."""
-    recipe = config.read_recipe(config.find_recipe(wanted.words[0], "transfer"))
-    fewer = [wanted.recipe, *_fewer(wanted, recipe, plan)]
+    """Group the checkpoints by the recipe of a cheap reading that suits the data and their input."""
+    found = config.find_recipe(wanted.words[0], "transfer")
+    recipe = config.read_recipe(found)
+    shared_words = [wanted.recipe, *_fewer(wanted, recipe, plan)]
     geometry = recipe["geometry"]
     groups: dict[WantedTask, list[Checkpoint]] = {}
     for checkpoint in plan.checkpoints:
-        words = list(fewer)
-        size = checkpoint.family.blank(
+        words = list(shared_words)
+        blank = checkpoint.family.blank(
             checkpoint.arch, checkpoint.stem, checkpoint.reading
-        ).size
-        if "of" not in geometry and size not in (None, geometry["crop"]):
-            resize = round(geometry["resize"] * size / geometry["crop"])
-            words += [f"geometry.resize={resize}", f"geometry.crop={size}"]
+        )
+        size = blank.size
+        if "of" not in geometry:
+            crop = geometry["crop"]
+            if size not in (None, crop):
+                # Resize and crop keep their ratio
+                resize = round(geometry["resize"] * size / crop)
+                words += [f"geometry.resize={resize}", f"geometry.crop={size}"]
         fitted = wanted._replace(recipe=" ".join(words))
         groups.setdefault(fitted, []).append(checkpoint)
     return groups

@@ -70,7 +70,7 @@ def _opencv(interpolation: str) -> Resize:
 
 
 def _torch(interpolation: str) -> Resize:
-    """Resize as torchvision does it with tensors of bytes, antialiased."""
+    """Return a resize that does what torchvision's does with uint8 tensors and antialiasing."""
     import numpy
     import torch
     import torch.nn.functional as F
@@ -79,10 +79,10 @@ def _torch(interpolation: str) -> Resize:
     def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
         pixels = torch.from_numpy(numpy.array(image)).permute(2, 0, 1)[None]
         width, height = size
-        found = F.interpolate(
+        resampled = F.interpolate(
             pixels, size=(height, width), mode=interpolation, antialias=True
         )
-        return Image.fromarray(found[0].permute(1, 2, 0).contiguous().numpy())
+        return Image.fromarray(resampled[0].permute(1, 2, 0).contiguous().numpy())
 
     return resized
 

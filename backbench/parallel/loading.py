@@ -189,7 +189,8 @@ class WatchedBatches(Iterator[T]):
     def _death_of_a_worker(self) -> RuntimeError | None:
         """Return an error that says, in torch's words, how a worker ended; None if none has.
 
-        torch's own error names the signal or not, as chance has it."""
+        torch's own error names the signal only sometimes."""
+        # Private to torch; an iterator without workers has no such list
         workers = getattr(self.batches, "_workers", [])
         if not workers:
             return None
@@ -197,7 +198,8 @@ class WatchedBatches(Iterator[T]):
         for worker in workers:
             if worker.sentinel not in ended:
                 continue
-            # Its files are closed already, its death may not be seen yet
+            # The sentinel is ready as soon as the process closes its files, which is before it has an
+            # exit status
             worker.join(DEATH_PATIENCE_S)
             if worker.exitcode is None:
                 return RuntimeError("DataLoader worker (pid ?) exited unexpectedly")

@@ -297,6 +297,7 @@ def apply_overrides(recipe: Mapping[str, Value], overrides: Sequence[str]) -> Re
             tree = yamls.decode(value)
         except ValueError as error:
             raise BadInput(f"override '{text}': {error}") from None
+        # `a.b=c` becomes {a: {b: c}}, from the innermost name outwards
         for name in reversed(names):
             tree = {name: tree}
         out = merge(out, tree)

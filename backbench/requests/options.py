@@ -199,33 +199,33 @@ def declare(parser: argparse.ArgumentParser, request: type[Request]) -> None:
     for spelling in spellings(request):
         several = spelling.option.several
         if several == "loose":
-            continue  # the parser leaves such words over
-        how: dict[str, Any] = {"help": spelling.option.help or None}
+            continue  # no argument: such words are what the parser leaves over
+        settings: dict[str, Any] = {"help": spelling.option.help or None}
         if spelling.option.hidden:
-            how["help"] = argparse.SUPPRESS
+            settings["help"] = argparse.SUPPRESS
         if spelling.flag is None:
-            name = (spelling.field.name,)
+            name = spelling.field.name
         else:
-            name = (spelling.flag,)
-            how |= {"dest": spelling.field.name, "required": spelling.required}
+            name = spelling.flag
+            settings |= {"dest": spelling.field.name, "required": spelling.required}
         if spelling.switch:
-            parser.add_argument(*name, action="store_true", **how)
+            parser.add_argument(name, action="store_true", **settings)
             continue
-        how |= {"type": spelling.word, "metavar": spelling.option.metavar}
+        settings |= {"type": spelling.word, "metavar": spelling.option.metavar}
         if spelling.choices is not None:
-            how["choices"] = spelling.choices
+            settings["choices"] = spelling.choices
         if several == "each":
-            parser.add_argument(*name, action="append", **how)
+            parser.add_argument(name, action="append", **settings)
             continue
         if spelling.option.action is not None:
-            how["action"] = spelling.option.action
+            settings["action"] = spelling.option.action
         if several == "rest":
-            how["nargs"] = argparse.REMAINDER
+            settings["nargs"] = argparse.REMAINDER
         elif spelling.many:
-            how["nargs"] = several or "+"
+            settings["nargs"] = several or "+"
         elif spelling.flag is None and not spelling.required:
-            how["nargs"] = "?"
-        parser.add_argument(*name, **how)
+            settings["nargs"] = "?"
+        parser.add_argument(name, **settings)
 
 
 def made(request: type[Request], namespace: argparse.Namespace) -> Request:

@@ -98,14 +98,21 @@ def by_images(hits: np.ndarray, classes: np.ndarray | None = None) -> float:
 
 
 def by_resamples(values: np.ndarray, images: int) -> float:
-    """Return v of `values` (K, B) in percent, K seeds on B resamples of `images` images."""
+    """Return v, the variance between seeds of how they react to a resample of the images.
+
+    `values` (K, B), in percent, are those of K seeds on B resamples of `images` images.
+    """
     # A resample without a ground truth has no AP
     defined = np.isfinite(values).all(0)
     values = values[:, defined]
-    if values.shape[1] < 2:
-        return 0.0
+    resamples = values.shape[1]
+    if resamples < 2:
+        return 0.0  # one resample tells no variance
     centred = values - values.mean(1, keepdims=True)
-    spread = float(centred.var(0, ddof=1).sum()) / (values.shape[1] - 1)
+    between_seeds = centred.var(0, ddof=1)
+    # The mean, but that centring each seed took one degree of freedom from the resamples
+    spread = float(between_seeds.sum()) / (resamples - 1)
+    # A bootstrap's variance is too small by (images - 1) / images
     return spread * images / max(images - 1, 1)
 
 

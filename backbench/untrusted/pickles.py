@@ -82,13 +82,16 @@ class _DType:
         self.order = _text(state[1])
 
     def to_numpy(self) -> np.dtype:
+        """Return NumPy's dtype. Only little-endian numbers and bool have one here."""
         import numpy as np
 
+        # The byte order may stand apart from the name or in it
         if self.order == ">" or self.name.startswith(">"):
             raise BadInput(
                 "holds big-endian arrays; write it again on a little-endian machine"
             )
-        if not (self.name == "bool" or _DTYPES.match(self.name)):
+        is_number = self.name == "bool" or _DTYPES.match(self.name)
+        if not is_number:
             raise BadInput(
                 f"refused: holds arrays of dtype '{self.name[:20]}', not numbers"
             )

@@ -380,19 +380,20 @@ def _of_scores(r: Result, run: Path) -> int:
 
 
 def _of_clean_test(r: Result, run: Path, arrays: Arrays) -> int:
-    """The level of a score on a clean test set, or of its difference from the full one."""
+    """Return the level to which its predictions back a score on a clean test set, or the score's
+    difference from that on the full one."""
     right = hits(arrays, clean_test.full_metric(r.metric)[1])
     if right is None:
         return UNBACKED
     if right.size > _MOST_HITS:
         raise _Unfit(f"{right.size} hits are more than any test list has")
     _refuse_other_count(r, arrays, right)
-    wrong = clean_test.fault(arrays, r)
-    if wrong:
-        raise _Unfit(wrong)
-    again, interval = clean_test.value(arrays, r.metric)
-    if r.value is None or abs(again - r.value) > _ALIKE:
-        raise _Unfit(f"it says {r.value}, its predictions give {again:.4f}")
+    fault = clean_test.fault(arrays, r)
+    if fault:
+        raise _Unfit(fault)
+    computed, interval = clean_test.value(arrays, r.metric)
+    if r.value is None or abs(computed - r.value) > _ALIKE:
+        raise _Unfit(f"it says {r.value}, its predictions give {computed:.4f}")
     _refuse_other_interval(r, interval)
     return _of_listed_labels(r, run, arrays)
 

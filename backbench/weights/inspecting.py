@@ -72,7 +72,7 @@ class Report(TypedDict, total=False):
 
 
 def inspect(path: str | Path) -> Report:
-    """Report on a file. BadInput only where it cannot be opened as weights at all."""
+    """Report on a file. It raises BadInput only for what cannot be opened as weights at all."""
     report: Report = {
         "format": None,
         "source": None,
@@ -90,9 +90,12 @@ def inspect(path: str | Path) -> Report:
         report["file"] = str(path)
         report["container"] = "no file: drawn anew"
         report["bytes"] = sum(t.nbytes for t in drawn.state_dict.values())
-        report["format"] = "backbench" if drawn.family.tensors_say_all else "timm"
+        if drawn.family.tensors_say_all:
+            report["format"] = "backbench"
+        else:
+            report["format"] = "timm"
         return _importable(report, drawn)
-    # 2. One of our own files
+    # 2. ... or for a file
     if named is not None and named.file is not None:
         path = named.file
         metadata = named.metadata
@@ -101,13 +104,14 @@ def inspect(path: str | Path) -> Report:
     report["container"] = opened.container
     report["bytes"] = opened.size
     report["sha256"] = opened.sha256
+    # 3. One of our own files
     if opened.own_tensors is not None:
         own = from_safetensors(opened.path, opened.own_tensors, opened.metadata)
         whole = _encoder("trunk", True, own.arch, own.stem, own.state_dict)
         report["format"] = "backbench"
         report["encoders"] = [{**whole, "names": own.family.dialect(own.arch)}]
         return _importable(report, own)
-    # 3. A file of somebody else's
+    # 4. A file of somebody else's
     contents = FileContents(opened, metadata)
     report["encoders"] = _encoders(contents)
     report["leftovers"] = leftovers(contents)
@@ -116,7 +120,8 @@ def inspect(path: str | Path) -> Report:
         report["source"] = contents.form.source
         report["also"] = contents.form.also or None
     try:
-        checkpoint = assembling.checkpoint(contents, choose(contents), copy=False)
+        chosen = choose(contents)
+        checkpoint = assembling.checkpoint(contents, chosen, copy=False)
     except BadInput as error:
         return {**report, "importable": False, "why_not": str(error)}
     return _importable(report, checkpoint)

@@ -68,13 +68,13 @@ class BalancedSampler:
 
 
 def _draw(
-    mask: Tensor, count: int, n: int, generator: torch.Generator | None
+    mask: Tensor, count: int, wanted: int, generator: torch.Generator | None
 ) -> Tensor:
-    """Draw `n` of the `count` indices where the mask is true, and return them rising.
+    """Draw `wanted` of the `count` indices where the mask is true, and return them rising.
 
     It draws on the CPU, so that a run on a GPU draws the same.
     """
-    chosen = torch.randperm(count, generator=generator)[:n].sort().values
+    chosen = torch.randperm(count, generator=generator)[:wanted].sort().values
     return _nth_true(distributed.sent(chosen, mask.device), mask)
 
 

@@ -23,25 +23,35 @@ class _NegativePairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: GradientContext, z: Tensor, temperature: float) -> Tensor:
-        total, n = len(z), len(z) // 2
-        block = max(1, BLOCK_ELEMENTS.get(z.device.type, 1 << 18) // total)
+        """Return the sum of softplus over the logits of the negative pairs i < j.
+
+        The gradient is computed on the way, so that the backward pass needs no logits.
+        """
+        total = len(z)
+        n = total // 2
+        # As many rows as keep the logits of a block within the bound
+        bound = BLOCK_ELEMENTS.get(z.device.type, 1 << 18)
+        block = max(1, bound // total)
         value = z.new_zeros((), dtype=torch.float64)
         gradient = torch.zeros_like(z)
         for start in range(0, total, block):
             # 1. Rows of this block against themselves and all that follow, (size, total - start)
-            rows, columns = z[start : start + block], z[start:]
+            rows = z[start : start + block]
+            columns = z[start:]
             size = len(rows)
             logits = rows @ columns.T / temperature
-            # 2. -inf, whose softplus and sigmoid are 0, hides what is not i < j ...
+            # 2. Only pairs i < j count: the others become -inf, whose softplus and sigmoid are 0
             lower = torch.ones(size, size, dtype=torch.bool, device=z.device).tril_()
             logits[:, :size].masked_fill_(lower, -torch.inf)
-            # ... and the positive pairs: j = i + n, for the first n rows
-            logits[: max(0, n - start)].diagonal(offset=n).fill_(-torch.inf)
-            # 3. softplus = max(x, 0) + log(1 + e^-|x|): F.softplus takes three times as long on a
-            #    CPU
-            tail = logits.abs().neg_().exp_().add_(1).log_()
-            value += tail.add_(logits.clamp_min(0)).sum(dtype=torch.float64)
-            # 4. The gradient to i, and to j
+            #    ... and so do the positive pairs j = i + n of the first n rows. Their diagonal is
+            #    n in every block, as rows and columns both begin at `start`
+            with_positive = max(0, n - start)
+            logits[:with_positive].diagonal(offset=n).fill_(-torch.inf)
+            # 3. softplus = max(x, 0) + log(1 + e^-|x|): on a CPU F.softplus takes three times as long
+            softplus = logits.abs().neg_().exp_().add_(1).log_()
+            softplus.add_(logits.clamp_min(0))
+            value += softplus.sum(dtype=torch.float64)
+            # 4. The gradient to i, and to j. `logits` is not needed any more: its memory is reused
             weights = logits.sigmoid_()
             gradient[start : start + size].addmm_(weights, columns)
             gradient[start:].addmm_(weights.T, rows)

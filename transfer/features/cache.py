@@ -57,10 +57,10 @@ UNKNOWN = 0  # a hash that is not known
 
 
 def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, object]:
-    """Return all that decides the features, up to rounding. `images` is the name of the list of
-    images (`contents.named`)."""
-    # What follows the trunk. Features of the trunk itself have no key for it, so that their entries
-    # keep their names.
+    """Return everything that the features depend on, but for rounding. `images` is the name of the
+    list of images (`contents.named`)."""
+    # The head behind the trunk. Features of the bare trunk get no such key: one more key would rename
+    # their entries.
     head = {}
     if trunk.of_tokens is not None:
         head["of_tokens"] = trunk.of_tokens.name
@@ -74,11 +74,13 @@ def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, o
         "checkpoint": trunk.digest,
         "arch": trunk.checkpoint.arch,
         "stem": trunk.checkpoint.stem,
+        # Its tuples become lists, as JSON reads them back
         "pixels": json.loads(json.dumps(dataclasses.asdict(trunk.pixels))),
         "images": images,
         "geometry": config.to_dict(geometry),
         "precision": trunk.precision,
         "device": trunk.device.type,
+        # The version without its build, such as +cu121
         "torch": torch.__version__.split("+")[0],
         **head,
     }

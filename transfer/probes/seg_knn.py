@@ -114,7 +114,10 @@ def measure(
 
 
 def _grid(trunk: FrozenTrunk, p: SegKnn) -> tuple[int, int, int]:
-    """Find the height and width of a trunk's map, and the numbers of a token, by a blank image."""
+    """Return height, width and dimension of a trunk's map of tokens, found with a blank image.
+
+    The trunk stays dilated to the probe's output stride.
+    """
     side = p.geometry.crop
     trunk.module.dilate(p.output_stride)
     trunk.module.refuse_size(side, side)

@@ -24,12 +24,12 @@ _DEEPEST = 8  # parts of a name that may be a prefix
 def renamed(
     tables: Tables, model: str, wanted: Sequence[str], rules: str
 ) -> tuple[Tables, dict[str, str]]:
-    """Return the tables with other names, and the whole map: each of the file's names -> its name.
+    """Return the tables under the model's names, and the map from the file's names to these.
     `wanted` are the names of the model's tensors.
 
-    `rules` is `by-order`, or a file with a rule a line: a regular expression of the file's names, an
-    arrow and what takes its place. BadInput for what is not one to one, and where a tensor of the
-    model gets none of the file's.
+    `rules` is `by-order`, or a file with one rule a line: a regular expression for names in the file,
+    an arrow and the replacement. BadInput is raised where two names of the file become one, and where
+    a tensor of the model is left without one.
     """
     if rules != BY_ORDER:
         return _by_rules(tables, model, wanted, Path(rules))
@@ -42,6 +42,7 @@ def renamed(
     tensors = tables[found.table]
     names = lookalikes.in_order(found, tensors, model)
     table = {names.get(key, key): tensor for key, tensor in tensors.items()}
+    # Two tensors got the same name
     if len(table) < len(tensors):
         raise BadInput(
             f"--rename {BY_ORDER}: it has {model}'s names for other tensors as well; write the rules of"
