@@ -376,7 +376,8 @@ def _add_facts(board: Board, result: Result) -> None:
     sides = result.facts.get("size") or {}
     trained = sides.get("trained")
     measured = sides.get("measured")
-    if trained is not None:
+    # A trunk that was never trained has no size that it was trained at
+    if trained is not None and result.epochs != 0:
         board.trained.setdefault(result.checkpoint, trained)
         if measured not in (None, trained) and TASKS[result.task].ranked:
             board.resized.setdefault(result.checkpoint, set()).add(measured)

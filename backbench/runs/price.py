@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from backbench.runs.terminal import log
 
+MINUTE = 60.0
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
 # Work that takes less than LONG seconds is not worth a word; above DEAR a cheaper way is named
 LONG = 60.0
 DEAR = 3600.0
@@ -93,8 +96,13 @@ def plural(count: float, unit: str) -> str:
 
 
 def spelled(seconds: float) -> str:
-    """Spell a time: 90 is 2 minutes, 5400 is 1.5 hours, 3.2e6 is 889 hours."""
-    if seconds < 3600:
-        return plural(max(1, round(seconds / 60)), "minute")
-    hours = seconds / 3600
-    return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
+    """Spell a time: 10 is 10 seconds, 90 is 2 minutes, 5400 is 1.5 hours, 3.2e6 is 37 days."""
+    if seconds < MINUTE:
+        return plural(max(1, round(seconds)), "second")
+    if seconds < HOUR:
+        return plural(round(seconds / MINUTE), "minute")
+    if seconds < 2 * DAY:
+        hours = seconds / HOUR
+        return f"{hours:.1f} hours" if hours < 10 else f"{hours:.0f} hours"
+    days = seconds / DAY
+    return f"{days:.1f} days" if days < 10 else f"{days:,.0f} days"

@@ -83,7 +83,7 @@ def test_a_probe_says_its_plan_and_its_price(says, timed_at_once):
     # Both trainings are one price: 60 steps less those that were timed.
     (priced,) = [line for line in said if "more steps" in line]
     assert said.index(priced) > said.index(plan)
-    pattern = r"about \d+ minutes? here for (\d+) more steps, at [\d.e+]+ a second; "
+    pattern = r"about \d+ (?:second|minute)s? here for (\d+) more steps, at [\d.e+]+ a second; "
     left = re.match(pattern, priced)
     assert left and 50 < int(left[1]) < 60
     assert "`--protocol fewshot`" in priced
@@ -139,9 +139,13 @@ def test_every_verb_says_its_plan_and_its_price(says, words, plan, cheaper):
 
 
 def test_a_price_is_spelled_for_people():
+    assert price.spelled(0.2) == "1 second"
+    assert price.spelled(10.4) == "10 seconds"
     assert price.spelled(90) == "2 minutes"
     assert price.spelled(5400) == "1.5 hours"
-    assert price.spelled(899 * 3600) == "899 hours"
+    assert price.spelled(47 * 3600) == "47 hours"
+    assert price.spelled(84 * 3600) == "3.5 days"
+    assert price.spelled(2667 * 3600) == "111 days"
 
 
 @pytest.mark.parametrize(

@@ -476,6 +476,20 @@ def test_what_is_said_of_a_board_whose_truth_is_known(tmp_path, situation):
             assert file.stem in situation.board
 
 
+def test_a_trunk_that_was_never_trained_was_trained_at_no_size(tmp_path):
+    both = {"a": {KNN: Held(60, size=(224, 32))}, "b": {KNN: Held(20, size=(224, 32))}}
+    board = board_of(tmp_path / "runs", both)
+    said = answer(board, overall(board))
+    assert said.endswith("Trained at 32 pixels and measured at 224: a and b.")
+    for file in (tmp_path / "runs").rglob("results.jsonl"):
+        row = json.loads(file.read_text())
+        if row["name"] == "b":
+            file.write_text(json.dumps({**row, "epochs": 0}) + "\n")
+    board = collect([tmp_path / "runs"])
+    said = answer(board, overall(board))
+    assert said.endswith("Trained at 32 pixels and measured at 224: a.")
+
+
 def test_the_same_sentence_stands_wherever_the_board_does(tmp_path, capsys):
     runs = tmp_path / "runs"
     table = {
