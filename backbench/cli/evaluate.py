@@ -116,11 +116,10 @@ def run(request: EvaluateRequest) -> Outcome:
         accelerator=request.accelerator,
         workers=request.workers,
     )
-    # Nothing is written before all that can be refused is
-    refuse(plan)
-    tell_plan(plan)
-    # 2. The numbers
+    # 2. The numbers; a refusal before the first of them takes the weights away again
     with models.kept(request.out, files):
+        refuse(plan)
+        tell_plan(plan)
         results = measure(plan)
     # 3. The table, of all that OUT holds, and the page
     board = collect([request.out])

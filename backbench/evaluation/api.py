@@ -98,7 +98,7 @@ def evaluate(
     )
     alone = len(found) == 1
     files = {models.file_in(out, one, alone=alone): one for one in found}
-    # 3. The runs, and their numbers; nothing is written before all that can be refused is
+    # 3. The runs, and their numbers; a refusal before the first takes the weights away again
     if lists is None and (root / "lists").is_dir():
         lists = root / "lists"
     planned = plan.make_plan(
@@ -112,6 +112,6 @@ def evaluate(
         accelerator=accelerator,
         workers=workers,
     )
-    refuse(planned)
     with models.kept(out, files):
+        refuse(planned)
         return Results(measure(planned))
