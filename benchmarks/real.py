@@ -316,10 +316,10 @@ def again(corpus: Corpus) -> None:
     network = UNTRAINED[0]
     what = f"{network}, knn/cifar10_3000/top1_k20"
     if what not in kept:
-        name = network.removeprefix("timm:").removesuffix("@random")
-        computed = real_again.untrained_on_small(name, small)
+        computed = real_again.untrained_on_small(small)
         measured = corpus.row(network, "knn/cifar10_3000/top1_k20")
-        keep(what, measured["value"], computed, "timm, scikit-learn's neighbours")
+        by = "torchvision, scikit-learn's neighbours"
+        keep(what, measured["value"], computed, by)
     # 2. A trunk that was pretrained here, on all of CIFAR-10
     whole = corpus.data / "cifar10_jpeg"
     what = "lorac, knn/cifar10_jpeg/top1_k20"

@@ -27,14 +27,26 @@ def board():
     return collect([REAL / "records"])
 
 
-def test_every_number_follows_from_what_is_kept(capsys):
+def test_every_number_follows_from_what_is_kept(board, capsys):
     assert program.main(["verify", str(REAL / "records")]) == 0
     counts = re.findall(
         r"^ +(\d+) (?:level )?(\d|do not fit)", capsys.readouterr().out, re.M
     )
     found = {what: int(count) for count, what in counts}
-    assert found["3"] > 60
-    assert found["2"] == found["1"] == found["do not fit"] == 0
+    boxes = [
+        column.metric
+        for column in board.measured_columns()
+        for _ in board.measured(column)
+        if "_rcnn" in column.task
+    ]
+    # Resamples of an AP are kept, without the boxes; those of its three sizes are not
+    of_sizes = [
+        metric for metric in boxes if metric in ("bbox_APs", "bbox_APm", "bbox_APl")
+    ]
+    assert found["3"] > 200
+    assert found["2"] == len(boxes) - len(of_sizes)
+    assert found["1"] == len(of_sizes)
+    assert found["do not fit"] == 0
 
 
 def test_the_board_made_again_is_the_same_byte_for_byte(tmp_path, monkeypatch):
@@ -61,7 +73,8 @@ def test_the_kept_differences_are_those_of_the_records(board):
 
 
 def test_numbers_of_other_code_are_those_of_the_records(board):
-    """What scikit-learn and timm computed is within two pictures of a thousand."""
+    """What other code computed is within two pictures of a thousand, and within four for a network
+    that nobody trained: all pictures are much alike to it."""
     values = {}
     for column in board.measured_columns():
         short = re.sub(r"[:@].*?(?=/)|@.*", "", column.name)
@@ -71,7 +84,8 @@ def test_numbers_of_other_code_are_those_of_the_records(board):
     assert len(shared) >= 4
     for row in shared:
         assert f"{values[row['number']]:.2f}" == row["against"]
-        assert abs(float(row["again"]) - float(row["against"])) <= 0.2
+        most = 0.4 if "@random" in row["number"] else 0.2
+        assert abs(float(row["again"]) - float(row["against"])) <= most
 
 
 def test_the_pages_tables_are_of_the_records(board):
