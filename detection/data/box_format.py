@@ -135,10 +135,10 @@ def check(boxes: Boxes) -> list[str]:
             f"it); first {boxes.shown(_first(outside))}; perhaps {reason}"
         )
     else:
-        # A single box may reach outside, but not by a whole image
+        # A single box may reach outside, but not by a whole image; those beside it are told below
         near = _all(corners[:, :2] >= -boxes.sizes)
         near &= _all(corners[:, 2:] <= 2 * boxes.sizes)
-        far = has_area & ~near
+        far = touches & ~near
         if far.any():
             notes.append(
                 f"{far.sum()} of {len(far)} boxes reach outside their image by more than its side "

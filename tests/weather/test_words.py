@@ -207,7 +207,7 @@ def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
         ),
         (
             ["launch", "run", "table2", "pack=0"],
-            ["table2.yaml: 'pack' must be greater than or equal"],
+            ["override 'pack=0': 'pack' must be greater than or equal"],
         ),
         (
             ["launch", "run", "table2", "checkpoints=x.pth"],
