@@ -139,6 +139,15 @@ def neighbours(
     return votes.predict(test)
 
 
+def by_neighbours(network: nn.Module, view: View, data: Path) -> float:
+    """Return how many test pictures the twenty nearest training pictures name rightly, in percent."""
+    train = ClassFolder(data / "train")
+    test = ClassFolder(data / "test")
+    of_train = outputs(network, train.files, view)
+    of_test = outputs(network, test.files, view)
+    return percent(neighbours(of_train, train.labels, of_test), test.labels)
+
+
 def regression(
     train: np.ndarray, labels: Sequence[int], penalty: float
 ) -> LogisticRegression:
@@ -190,11 +199,7 @@ def untrained_on_small(data: Path) -> float:
     network = models.resnet50()
     network.fc = nn.Identity()
     view = plain_view(224, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
-    train = ClassFolder(data / "train")
-    test = ClassFolder(data / "test")
-    of_train = outputs(network, train.files, view)
-    of_test = outputs(network, test.files, view)
-    return percent(neighbours(of_train, train.labels, of_test), test.labels)
+    return by_neighbours(network, view, data)
 
 
 def lite_on_caltech(pictures: Path, manifests: Path, weights: Path) -> float:
@@ -274,11 +279,7 @@ def narrow_on_cifar(data: Path, weights: Path) -> float:
     """A trunk that was pretrained here, on all of CIFAR-10: the twenty nearest of 50,000."""
     network = narrow_resnet18(weights)
     view = plain_view(32, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
-    train = ClassFolder(data / "train")
-    test = ClassFolder(data / "test")
-    of_train = outputs(network, train.files, view)
-    of_test = outputs(network, test.files, view)
-    return percent(neighbours(of_train, train.labels, of_test), test.labels)
+    return by_neighbours(network, view, data)
 
 
 def heads_by_timm(size: int, weights: Path, data: Path) -> float:
