@@ -88,6 +88,7 @@ def run_semisup(
         listed = splits.read_list(file, **published)
         where = str(file)
     images = catalog.load(dataset, request.data, seed=request.seed)
+    drawn = listed is None
     if listed is None:
         pool = images.both() if images.held_out else images.train
         listed = splits.drawn_list(pool, request.percent, request.seed)
@@ -99,7 +100,9 @@ def run_semisup(
         checkpoint,
         protocol,
         part,
-        labelled_part(images, listed, where, request.seed),
+        dataclasses.replace(
+            labelled_part(images, listed, where, request.seed), drawn_labels=drawn
+        ),
         task_name=f"semi_{request.percent}pct",
         dataset=dataset,
     )

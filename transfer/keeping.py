@@ -20,7 +20,7 @@ from backbench.records import (
     protocol_fingerprints,
     store,
 )
-from backbench.records.data_manifests import PATH_ORDER
+from backbench.records.data_manifests import OF_THE_SEED, PATH_ORDER
 from backbench.records.store import Origin, Result
 from backbench.runs import atomic
 from backbench.runs.folder import HEADS_FILE, PREDICTIONS, RESULTS_FILE
@@ -73,6 +73,7 @@ def row(
             "manifests": task.hashes,
             "images": {name: len(images) for name, images in task.splits.items()},
             "labelled": task.splits.labelled,
+            **({"labelled_from": OF_THE_SEED} if task.splits.drawn_labels else {}),
             "val": "held out of train" if task.splits.held_out else "official",
             contents.KEY: task.test_contents,
             **({PATH_ORDER: task.path_order} if task.path_order else {}),

@@ -42,6 +42,8 @@ class Splits:
     held_out: bool  # whether val was drawn from the official train split here
     # Coverage and the like; they go into every result's provenance
     notes: tuple[str, ...] = ()
+    # Whether the seed chose which images have a label, where nobody published a list
+    drawn_labels: bool = False
     # Of sets that ImageNet's classifiers are tested on; their train and val are empty
     imagenet: InImageNet | None = None
 

@@ -24,6 +24,8 @@ DETECTION_SIZES = {"coco2017": (118287, 5000), "voc2007": (16551, 4952)}
 # Keys of provenance that name lists, and those that say how a number was made beside its recipe
 LISTS = ("manifests", "manifest", "images", "val", "train", "labelled")
 MANNER = ("bank", "labelled_from", "temperature", "shots", "evaluator")
+# What `labelled_from` says where the seed chose the images that have a label
+OF_THE_SEED = "the seed's draw of train"
 # In a row's provenance: the digests of its lists, and of what the scored images hold, with the images
 # in the order of their paths. The copies of one dataset list the same images in orders of their own
 PATH_ORDER = "in_path_order"
@@ -177,12 +179,17 @@ def _of_probe(
     images: Mapping[str, int | None],
     manner: Mapping[str, object],
 ) -> Lists:
-    """Train, val and test list, where val may be held out of train by the seed."""
+    """Train, val and test list. The seed may have held val out of train, and may have chosen the
+    images that are labelled at all."""
     val = row.facts.get("val")
     counts = [images.get(split) for split in ("train", "val", "test")]
     size = _unusual_size(row, counts, val == "official")
     test = manifests.get("test")
     training = [manifests.get("train"), manifests.get("val")]
+    if row.provenance.get("labelled_from") == OF_THE_SEED:
+        of_val = manifests.get("val") if val == "official" else ""
+        fixed = [test, val, of_val, counts, manner]
+        return Lists(digest(fixed), digest(training), size=size)
     if val == "official":
         return Lists(digest([test, val, training, counts, manner]), size=size)
     labelled = row.facts.get("labelled") or ""

@@ -139,4 +139,7 @@ def of_recipe(
     row = TASKS[task]
     is_derived = row.from_scores or row.from_predictions
     measured = kind if is_derived else measures(row.explains or task)
-    return None if fingerprint == names.get(measured) else fingerprint
+    # A protocol that names no dataset measures on any; the row itself names the dataset.
+    anywhere = {**recipe, "dataset": None} if "dataset" in recipe else recipe
+    of_any = fingerprint_of(anywhere, kind, bound["defaults"])
+    return None if names.get(measured) in (fingerprint, of_any) else fingerprint

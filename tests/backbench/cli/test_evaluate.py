@@ -670,3 +670,4 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
         and "6 labelled images from a list" in row.provenance["notes"][-1]
     )
     assert row.provenance["images"] == {"train": 3, "val": 3, "test": 12}
+    assert row.provenance["labelled_from"] == "the seed's draw of train"

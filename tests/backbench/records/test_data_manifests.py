@@ -6,16 +6,16 @@ from support.records import a_result, digest_of
 from backbench.records import data_manifests
 
 
-def lists_of(dataset, *, val, images, drawn=""):
+def lists_of(dataset, *, val, images, drawn="", **more):
     """The lists of a probe's row; `drawn` names the images that its seed has chosen."""
     row = a_result(dataset=dataset)
     manifests = {
         "train": digest_of(f"train {drawn}"),
-        "val": digest_of(f"val {drawn}"),
+        "val": digest_of("val" if val == "official" else f"val {drawn}"),
         "test": digest_of("test"),
     }
     counts = dict(zip(("train", "val", "test"), images, strict=True))
-    about = {"manifests": manifests, "images": counts, "val": val}
+    about = {"manifests": manifests, "images": counts, "val": val, **more}
     row = a_result(dataset=dataset, provenance={**row.provenance, **about})
     return data_manifests.of_row(row, has_recipe=True)
 
@@ -49,6 +49,23 @@ def test_a_hold_out_is_the_seeds_and_an_official_val_is_not():
     one = lists_of("digits", val="official", drawn="one", images=images)
     other = lists_of("digits", val="official", drawn="other", images=images)
     assert one.fixed != other.fixed and one.drawn == other.drawn == ""
+
+
+@pytest.mark.parametrize("val", [HELD_OUT, "official"])
+def test_a_list_that_the_seed_draws_is_the_seeds(val):
+    """Three seeds of `semisup` without --lists are one column; a list of its own is another."""
+
+    def part(seed, **more):
+        told = {"labelled": digest_of(f"labels of {seed}"), **more}
+        return lists_of("own", val=val, images=(8, 2, 9), drawn=f"of {seed}", **told)
+
+    def columns(**more):
+        drawn = [(part(seed, **more), seed) for seed in (0, 1, 2)]
+        return set(data_manifests.digests(drawn).values())
+
+    assert len(columns(labelled_from=data_manifests.OF_THE_SEED)) == 1
+    assert len(columns()) == 3
+    assert not columns() & columns(labelled_from=data_manifests.OF_THE_SEED)
 
 
 def test_a_detectors_numbers_of_images_are_cocos():
