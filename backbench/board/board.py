@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -570,17 +570,36 @@ def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | N
     noise = noise_of(board, column)
     if noise is not NOTHING_TRAINED and noise.known:
         return compare(
-            list(files_a.values()), list(files_b.values()), column.metric, noise
+            list(files_a.values()),
+            list(files_b.values()),
+            column.metric,
+            noise,
+            value=_plain_difference(a, b, files_a, files_b),
         )
     seeds = sorted(files_a.keys() & files_b.keys())
     tested = compare(
         [files_a[seed] for seed in seeds],
         [files_b[seed] for seed in seeds],
         column.metric,
+        value=_plain_difference(a, b, seeds, seeds),
     )
     if tested is None or noise.known:
         return tested
     return replace(tested, trainings_known=False)
+
+
+def _plain_difference(
+    a: Cell, b: Cell, seeds_a: Collection[int], seeds_b: Collection[int]
+) -> float | None:
+    """The mean of a's numbers of these seeds minus that of b's; None where one has no number."""
+    means = []
+    for cell, seeds in ((a, seeds_a), (b, seeds_b)):
+        values = [result.value for result, _ in cell.parts if result.seed in seeds]
+        defined = [value for value in values if value is not None]
+        if not defined or len(defined) < len(values):
+            return None
+        means.append(sum(defined) / len(defined))
+    return means[0] - means[1]
 
 
 def standing(board: Board, column: Column) -> dict[str, str]:

@@ -40,7 +40,7 @@ class RankedGroup:
         leaders = self.leaders
         total = len(self.names)
         if len(leaders) == total:
-            return f"No clear winner: {self.alike()}"
+            return self._nobody()
         if len(leaders) == 1:
             (first,) = leaders
             rank = f"rank {self.interval(first, ' to ')} of {total}"
@@ -51,22 +51,35 @@ class RankedGroup:
         said = "and cannot be told apart"
         if not self._any_met(leaders):
             said = "and were never measured together"
+        elif not self._all_met(leaders):
+            said = "and were not all measured together"
         who = some([self.names[index] for index in leaders])
         return (
             f"{who} lead the {total} over {self.title} {said}, with 95% confidence"
             f" {self.basis}{self._unmet()}"
         )
 
-    def alike(self) -> str:
-        """That nobody is told apart, and why."""
-        said = f"{everybody(self.names)} cannot be told apart over {self.title}"
+    def _nobody(self) -> str:
+        """That nobody leads, and why. Rows that were not tested, or share no column, are not said
+        to be alike."""
+        whom = everybody(self.names)
         if not self.standing.tested:
-            said += ", as too little was measured, trained again or kept to test it"
+            said = (
+                f"No verdict on {whom} over {self.title}: too little was measured, trained again or"
+                " kept to test them"
+            )
+        elif self._all_met(self.leaders):
+            said = f"No clear winner: {whom} cannot be told apart over {self.title}"
+        else:
+            said = f"No clear winner among {whom} over {self.title}"
         return said + self._unmet()
 
     def _any_met(self, indices: Sequence[int]) -> bool:
         among = self.met[np.ix_(indices, indices)]
         return bool(np.triu(among, 1).any())
+
+    def _all_met(self, indices: Sequence[int]) -> bool:
+        return bool(self.met[np.ix_(indices, indices)].all())
 
     def _unmet(self) -> str:
         """Name the rows that the leaders were never measured with."""

@@ -61,9 +61,13 @@ def compare(
     b: Sequence[Path],
     metric: str,
     noise: TrainingNoise | None = None,
+    *,
+    value: float | None = None,
 ) -> Difference | None:
     """Compare a - b on `metric` by the kept predictions of their seeds; None if they do not pair.
 
+    `value` is the difference of the two numbers in percent. Where only resamples of the metric were
+    kept, it stands in the middle of the interval; without it, their mean does.
     With `noise`, means over all seeds are compared, for other images and other trainings. Without
     it both need the same seeds in the same order, and seeds count like draws of labels.
     """
@@ -92,7 +96,7 @@ def compare(
                 imagined=IMAGINED,
             )
         else:
-            tested = paired_differences.of_resamples(gaps, x.images)
+            tested = paired_differences.of_resamples(gaps, x.images, value=value)
     elif noise is None and x.scores[..., 0].size > 1:
         gaps = (x.scores - y.scores).reshape(-1, images)
         tested = paired_differences.of_draws_and_images(gaps, classes)

@@ -233,9 +233,9 @@ SITUATIONS = [
     Situation(
         "a chain of equals",
         {"a": {KNN: 80}, "b": {KNN: 80, FEW: 70}, "c": {FEW: 70}},
-        "No clear winner: a, b and c cannot be told apart over all 2"
-        " measurements; a was never measured with c; none is best on any single"
-        " measurement by a paired test.",
+        "No clear winner among a, b and c over all 2 measurements; a was never"
+        " measured with c; none is best on any single measurement by a paired"
+        " test.",
     ),
     Situation(
         "a chain of four",
@@ -274,8 +274,8 @@ SITUATIONS = [
     Situation(
         "one training each, nothing else",
         {"a": {LINEAR: 80}, "b": {LINEAR: 60}},
-        "No clear winner: a and b cannot be told apart over Linear probe, as"
-        " too little was measured, trained again or kept to test it. Trained"
+        "No verdict on a and b over Linear probe: too little was measured,"
+        " trained again or kept to test them. Trained"
         " once each, so not tested yet: Linear probe; `backbench linear"
         " trunks/a.safetensors trunks/b.safetensors --datasets cifar --data data"
         " --out runs/seeds-linear --seeds 3` settles it.",

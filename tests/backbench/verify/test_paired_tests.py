@@ -45,6 +45,9 @@ def test_resamples_pair(tmp_path):
     )
     noise = compare([a], [b], "AP")
     assert (noise.paired, noise.real) == ("resamples", False)
+    told = compare([a], [b], "AP", value=0.5)
+    assert told.value == pytest.approx(0.5), "the numbers' own difference is known"
+    assert sum(told.ci95) / 2 == pytest.approx(0.5)
     bare = keep(tmp_path, "c", bootstrap_AP=rng.normal(40, 1, 500))
     assert compare([a], [bare], "AP") is None, (
         "it does not say how many images there were"
