@@ -1,5 +1,5 @@
 """Who leads the board: named sets of columns, the rank of every checkpoint over each set
-(backbench/stats/rank_intervals.py), and the answer in two sentences.
+(backbench/stats/rank_intervals.py), and the answer in three sentences.
 
 Only rows that common columns connect are ranked together. Where a test over other datasets or
 columns puts nobody alone on top, a test over other images of the columns that can be tested may do
@@ -325,21 +325,27 @@ def _basis(ranking: rank_intervals.Ranking, columns: Sequence[Column]) -> str:
 
 
 def answer(board: Board, sets: Sequence[Overall]) -> str:
-    """Two sentences at most: who leads, where, and what cannot be told apart; and what is missing
-    for more, with the command that measures it."""
+    """The sentences of the answer, as one line."""
+    return " ".join(sentences(board, sets))
+
+
+def sentences(board: Board, sets: Sequence[Overall]) -> list[str]:
+    """Three sentences at most: who leads, and what cannot be told apart; who is best where; and what
+    is missing for more, with the command that measures it."""
     # 1. Nothing is ranked.
     labels = board.labels()
     connected = connected_rows(board)
     main = main_columns(board)
     count = len(board.measured_rows)
+    single = ""
     if not count:
-        return "Nothing is measured here."
+        return ["Nothing is measured here."]
     if count == 1:
         alone = labels[board.measured_rows[0].checkpoint]
         said = f"{alone} is alone here: nothing to compare it with"
     elif count > rank_intervals.MOST_ROWS:
         most = rank_intervals.MOST_ROWS
-        return f"{count} checkpoints are too many to rank: at most {most} are."
+        return [f"{count} checkpoints are too many to rank: at most {most} are."]
     elif (
         not sets
         and len(connected) > 1
@@ -350,17 +356,15 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
         said = "Nothing here can be compared"
     else:
         said = _verdict(sets)
-        # A column that alone makes a verdict was named with its winner.
+        # 2. Who is best where. A column that alone makes a verdict was named with its winner.
         told = [of.columns[0] for of in sets if of.is_decided and len(of.columns) == 1]
         left = [column for column in main if column not in told]
         single = _single(board, left, labels, connected) if len(main) > 1 else ""
-        if single:
-            said += f"; {single}"
-    # 2. What is missing.
+    # 3. What is missing.
     missing = "; ".join(_missing(board, sets, labels, connected, main))
-    if not missing:
-        return f"{said}."
-    return f"{said}. {missing[0].upper()}{missing[1:]}."
+    parts = [part for part in (said, single, missing) if part]
+    # A name that comes first keeps its letters
+    return [f"{said}.", *[f"{part[0].upper()}{part[1:]}." for part in parts[1:]]]
 
 
 def _verdict(sets: Sequence[Overall]) -> str:

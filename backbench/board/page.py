@@ -77,7 +77,7 @@ def write_page(
     *,
     pairs: Iterable[PairedDifference],
     figures: PageFigures,
-    answer: str,
+    answer: Sequence[str],
     sets: Sequence[Overall],
     judged: Sequence[Verdict] = (),
     claims: Sequence[str] = (),
@@ -85,8 +85,8 @@ def write_page(
     """Write the page for `board`.
 
     Whatever takes tests or the reading of run folders is made before: `pairs` by
-    board.compare_rows, `figures` by page_figures.collect_figures, `sets` and `answer` by
-    overall.py, `judged` and `claims` by published/.
+    board.compare_rows, `figures` by page_figures.collect_figures, `sets` and the sentences of
+    `answer` by overall.py, `judged` and `claims` by published/.
     """
     with many_objects():
         count = sum(len(cell.parts) for cell in board.cells.values())
@@ -94,7 +94,7 @@ def write_page(
         notes = {"": 0}  # note of a cell -> its index
         columns, cells = _columns_and_cells(board, origins, notes)
         data = PageData(
-            answer=answer,
+            answer=list(answer),
             sets=[_rank_set(of, board) for of in sets],
             rows=as_table(PageRow, _rows(board)),
             columns=as_table(PageColumn, columns),

@@ -226,7 +226,7 @@ class PageFigures:
 class PageData:
     """The block that is drawn at once."""
 
-    answer: str
+    answer: list[str]  # its sentences
     sets: list[PageRankSet]  # the widest first
     rows: Table  # of PageRow
     columns: Table  # of PageColumn

@@ -91,7 +91,8 @@ function header() {
   if (DATA.newest) sentences.push(`Newest number: ${DATA.newest}.`);
   if (labsOfAll.length === 1) sentences.push(`Measured by ${labsOfAll[0]}.`);
   sentences.push(`Page of backbench ${DATA.version}.`);
-  $("answer").innerHTML = withCommands(DATA.answer);
+  const answer = DATA.answer.map(sentence => `<p>${withCommands(sentence)}</p>`);
+  $("answer").innerHTML = answer.join("");
   $("summary").textContent = sentences.join(" ");
   if (DATA.problems.length) {
     const list = DATA.problems.slice(0, MOST_PROBLEMS).map(text => `<li>${esc(text)}</li>`);

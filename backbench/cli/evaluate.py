@@ -124,11 +124,11 @@ def run(request: EvaluateRequest) -> Outcome:
     # 3. The table, of all that OUT holds, and the page
     board = collect([request.out])
     sets = overall.overall(board)
-    answer = overall.answer(board, sets)
+    answer = overall.sentences(board, sets)
     print_table(board)
     for line in sayings(plan):
         print(printable.shown(line, 2000))
-    print(printable.shown(answer, 2000))
+    print(printable.shown(" ".join(answer), 2000))
     page = request.out / "leaderboard.html"
     table = request.out / "leaderboard.csv"
     write_page(

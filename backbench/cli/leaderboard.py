@@ -55,8 +55,9 @@ def run(request: LeaderboardRequest) -> Outcome:
         )
     # 3. The files, the table, the verdicts.
     sets = overall.overall(board)
-    answer = overall.answer(board, sets)
-    _write(board, judged, sets, answer, request)
+    sentences = overall.sentences(board, sets)
+    answer = " ".join(sentences)
+    _write(board, judged, sets, sentences, request)
     document = export.document(board, answer, judged)
     print(printable.shown(answer, 4000))
     _print(board, sets)
@@ -120,7 +121,7 @@ def _write(
     board: Board,
     judged: list[Judged],
     sets: list[Overall],
-    answer: str,
+    sentences: list[str],
     request: LeaderboardRequest,
 ) -> None:
     """Write every file that the command asks for; modules for other files are not imported."""
@@ -143,7 +144,7 @@ def _write(
             request.html,
             pairs=compare_rows(board),
             figures=collect_figures(board, request.runs),
-            answer=answer,
+            answer=sentences,
             sets=sets,
             judged=[verdict.on_page() for verdict in judged],
             claims=[*by_source, *claims.on_page(board, judged)],

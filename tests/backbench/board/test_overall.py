@@ -20,7 +20,7 @@ def runs(tmp_path_factory):
     return root
 
 
-def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
+def test_two_sentences_say_who_leads_and_where(runs, tmp_path, capsys):
     where = ["--latex", str(tmp_path), "--markdown", str(tmp_path)]
     assert program.main(["leaderboard", str(runs), *where, "-q"]) == 0
     out = capsys.readouterr().out
@@ -32,7 +32,7 @@ def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
     assert (
         "LORAC's twelve too" in said and "over 2 of 3 measurements of detection" in said
     )
-    assert said.count(".") == 1 and said.endswith(".")
+    assert said.count(".") == 2 and said.endswith(".")
     assert "[rank] over all 18 measurements" in out
     rows = [line.split() for line in out.splitlines()[-3:]]
     ranked = [(row[0], row[1], row[2]) for row in rows]
@@ -65,8 +65,8 @@ def test_equals_are_said_to_be(tmp_path):
     sets = overall(board)
     assert [of.name for of in sets] == ["all columns"]
     assert answer(board, sets) == (
-        "No clear winner: one and two cannot be told apart over all 4 measurements;"
-        " none is best on any single measurement by a paired test."
+        "No clear winner: one and two cannot be told apart over all 4 measurements."
+        " None is best on any single measurement by a paired test."
     )
     assert sets[0].standing.over == "images" and sets[0].standing.tested
 

@@ -88,7 +88,7 @@ def test_no_curve_crosses_a_name(browser, scattered, width):
 def test_the_answer_has_its_commands_and_columns_their_protocols(browser, scattered):
     browser.open(scattered, 1280)
     said = browser.see("document.getElementById('answer').innerText")
-    assert "nothing kept to test or rank: bare in Nearest neighbours" in said
+    assert "othing kept to test or rank: bare in Nearest neighbours" in said
     commands = browser.see(
         "[...document.querySelectorAll('#answer code')].map(e => e.textContent)"
     )
