@@ -37,13 +37,15 @@ from backbench.tasks import TASKS
 ALL = "all columns"
 OF_TWELVE = "LORAC's twelve"
 OF_DETECTION = "detection"
+FEW = 0.25  # of a set's columns: rows with numbers in fewer stand below the others
 GROUPS = 3  # groups of rows that the answer speaks of; of more, it says how many
 NOWHERE = "none is best on any single measurement by a paired test"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overall(RankedGroup):
-    """Checkpoints (`rows`) that common columns of a set connect, the best rank first."""
+    """Checkpoints (`rows`) that common columns of a set connect, the best rank first; those with
+    numbers in few of the columns follow."""
 
     name: str  # of the set
     columns: list[Column]
@@ -227,11 +229,14 @@ class _Ranks:
             noise, runs = self._noise_and_runs(rows, columns)
             noises = [noise_of(board, column) for column in columns]
             trainings = column_comparisons.Trainings(noises, runs)
-        # 2. The best rank first.
+        # 2. The best rank first. A rank of few columns says little, so such rows come last.
         ranking = rank_intervals.ranking(
             values, datasets, noise, trainings, by_images=by_images
         )
-        order = sorted(range(len(rows)), key=lambda i: (ranking.places[i].rank, i))
+        in_few = (~np.isnan(values)).sum(axis=1) < FEW * len(columns)
+        order = sorted(
+            range(len(rows)), key=lambda i: (in_few[i], ranking.places[i].rank, i)
+        )
         ranking = dataclasses.replace(
             ranking,
             places=[ranking.places[i] for i in order],

@@ -73,14 +73,14 @@ const meanRank = rows.map(row => {
 });
 // The widest set of columns is the first one.
 const sets = DATA.sets.map(set => ({...set, ranks: records(set.ranks)}));
-const rankOverAll = rows.map(() => NO_RANK);
-for (const place of sets[0]?.ranks ?? []) rankOverAll[place.row] = place.rank;
-// Row -> its place in the table: measured rows by their rank over the widest set; those without
-// one follow, by mean rank.
+const placeOverAll = rows.map(() => NO_RANK);
+(sets[0]?.ranks ?? []).forEach((place, n) => placeOverAll[place.row] = n);
+// Row -> its place in the table: measured rows as the widest set has them; those that it has not
+// follow, by mean rank.
 const order = [];
 [...rows]
   .sort((a, b) => a.published - b.published ||
-    rankOverAll[a.index] - rankOverAll[b.index] ||
+    placeOverAll[a.index] - placeOverAll[b.index] ||
     meanRank[a.index] - meanRank[b.index] ||
     a.index - b.index)
   .forEach((row, n) => order[row.index] = n);

@@ -119,15 +119,19 @@ function explanation() {
   const used = new Set(DATA.cells.flatMap(table => table.mark));
   const marks = Object.keys(MARKS).filter(mark => used.has(mark));
   const key = marks.map(mark => MARKS[mark].key).join("");
+  const rowOrder = sets.length === 0 ? "" :
+    "Rows are ordered by their rank over all columns (see below); those with numbers in fewer than " +
+    "a quarter of the columns follow.";
   $("key").innerHTML =
     `Percent; ± is half the 95% interval, the bar under a number shows it within its column's ` +
-    `range. ${key}Rows are ordered by their rank over all columns (see below). Click a heading to ` +
-    `sort by it. Click a number to see its origin and the command that measures it again. Arrow ` +
-    `keys move between numbers; / goes to the filter.`;
+    `range. ${key}${rowOrder} Click a heading to sort by it. Click a number to see its origin and ` +
+    `the command that measures it again. Arrow keys move between numbers; / goes to the filter.`;
+  const isFast = rows.some(row => row.label.endsWith(" (fast)"));
   $("reading").innerHTML =
     `<p>A row is one set of weights, named by its digest: the same weights under two names are one ` +
     `row. A column is one way to measure: numbers made by another protocol, detection engine or ` +
     `split stand in another column, so all numbers of one column can be compared.</p>` +
+    (isFast ? `<p>(fast): pretrained with --fast, so not to the letter of the paper's recipe.</p>` : "") +
     `<p>An average is shown only if all twelve of its datasets were measured. A dash means that the ` +
     `value is undefined (an average precision without ground truth); an empty field was not run.</p>` +
     `<p>Published rows are copied from the papers' tables. They are never ranked, averaged or ` +

@@ -163,7 +163,8 @@ function heading(shown) {
   const settings = groups(shown, SETTING).map(group => {
     const column = columns[group[0]];
     const name = esc(protocolName(column));
-    const protocol = `<span class="soft protocol" title="${name}">${name}</span>`;
+    const length = hasNamesake(column) ? "whole" : "";
+    const protocol = `<span class="soft protocol ${length}" title="${name}">${name}</span>`;
     const line = edge(shown, shown.indexOf(group[0]));
     return `<th class="${line}" colspan="${group.length}">` +
       `${esc(datasetName(column))}<br>${protocol}</th>`;

@@ -22,8 +22,8 @@ class RankedGroup:
 
     @property
     def leaders(self) -> list[int]:
-        """The indices of the rows that nobody is shown to be above, the best rank first."""
-        return self.standing.leaders
+        """The indices of the rows that nobody is shown to be above, in the order of the rows."""
+        return sorted(self.standing.leaders)
 
     @property
     def is_decided(self) -> bool:

@@ -480,6 +480,17 @@ def test_what_is_said_of_a_board_whose_truth_is_known(tmp_path, situation):
             assert file.stem in situation.board
 
 
+def test_a_rank_of_few_columns_stands_below_the_others(tmp_path):
+    table = {
+        "a": on(NEIGHBOURS, 80),
+        "b": on(NEIGHBOURS, 60),
+        "best": {NEIGHBOURS[0]: 90},
+    }
+    (widest, *_) = overall(board_of(tmp_path / "runs", table))
+    assert widest.names == ["a", "b", "best"]
+    assert [place.rank for place in widest.standing.places] == [2, 3, 1]
+
+
 def test_a_trunk_that_was_never_trained_was_trained_at_no_size(tmp_path):
     both = {"a": {KNN: Held(60, size=(224, 32))}, "b": {KNN: Held(20, size=(224, 32))}}
     board = board_of(tmp_path / "runs", both)
