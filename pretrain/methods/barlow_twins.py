@@ -35,7 +35,9 @@ def barlow_twins_loss(
 class Config(TwoViewsConfig):
     head: Head = BARLOW_HEAD
     off_diagonal_weight: float = 5e-3  # Section 2.2's lambda; released code: 0.0051
-    scale: float = 1.0  # released code: --scale-loss 0.024 (1/32 at first)
+    # Released code until June 2021: --scale-loss 0.024 (1/32 at first), with one rate for all
+    # parameters. Afterwards: none, and 0.024 times that rate for biases and norms. Never both.
+    scale: float = 1.0
 
 
 class Method(TwoViews[Config]):

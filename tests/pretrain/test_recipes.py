@@ -295,6 +295,20 @@ def test_residual_branches_start_as_in_each_methods_own_code(name):
     assert load(name).zero_init_residual == (name in ZERO_INIT)
 
 
+def test_barlow_twins_biases_move_slower_by_their_rate_or_by_the_loss_never_by_both():
+    """Its code scaled the loss by 0.024 until June 2021, and has since taken 0.024 of the rate for
+    biases and norms instead (facebookresearch/barlowtwins 046eec3)."""
+    official = 0
+    for name in NAMES:
+        recipe = load(name)
+        if recipe.method.name != "barlow_twins" or recipe.optim.lr_1d is None:
+            continue
+        official += 1
+        assert recipe.optim.lr_1d == pytest.approx(0.024 * recipe.optim.lr), name
+        assert recipe.method.scale == 1.0, name
+    assert official == 1 + 6 + 1 + 3, "LORAC, ARB Table 2 and Fig. 4, MIO"
+
+
 def test_gray_comes_before_the_jitter_in_moco_v1_alone():
     """As in main_moco.py without --aug-plus, whose views none of the others has. A run whose jitter
     comes first is known by what decided it before there was a choice."""
