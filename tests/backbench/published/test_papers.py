@@ -226,6 +226,10 @@ RESTS_ON = {
     "ARB: probe on ImageNet": lambda r: "imagenet_arb" in str(r.get("probe")),
     "solo-learn: W-MSE": lambda r: r["method"]["name"] == "w_mse",
     "CLLR: probe": lambda r: "cllr" in str(r.get("probe")),
+    "CLLR: batch norm": lambda r: (
+        "cllr" in str(r.get("probe"))
+        and method_of(r)["name"] in ("simclr", "cmc", "dcl", "hcl")
+    ),
     "CLLR: start of L": lambda r: r["method"]["name"] == "cllr",
     "CLLR: alpha 10": lambda r: r["method"].get("alpha") == 10.0,
     "CLLR: optimiser": lambda r: r["optim"]["lr"] == 0.005,
