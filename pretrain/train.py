@@ -20,7 +20,14 @@ from lightning_fabric.strategies import DDPStrategy
 from backbench.datasets import catalog
 from backbench.errors import BadInput, Failed
 from backbench.images.image_list import ImageList
-from backbench.parallel import batchnorm, distributed, division, loading, precision
+from backbench.parallel import (
+    batchnorm,
+    distributed,
+    division,
+    gpus,
+    loading,
+    precision,
+)
 from backbench.pretrain import data, monitor, optim, own
 from backbench.pretrain.first_step import FirstStep
 from backbench.pretrain.method import Batch, Method, Setup, build_method
@@ -183,10 +190,7 @@ def launch(config: PretrainConfig, request: PretrainRequest) -> Fabric:
     accelerator = request.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    if accelerator == "cuda" and torch.cuda.device_count() < request.devices:
-        raise BadInput(
-            f"--devices {request.devices}: this machine has {torch.cuda.device_count()} GPUs"
-        )
+    gpus.refuse_missing(accelerator, request.devices)
     precision.use("tf32" if config.precision == "tf32" else "fp32")
     autocast: Autocast | None = None
     if config.precision == "bf16":

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from backbench.errors import BadInput, Preempted
-from backbench.parallel import distributed
+from backbench.parallel import distributed, gpus
 from backbench.parallel.distributed import Agreement
 from backbench.parallel.loading import Unreadable, default_workers
 from backbench.requests.places import RunRequest
@@ -83,25 +83,13 @@ def preempted(signal: str, where: str) -> Preempted:
     return Preempted(f"stopped by {signal} {where}; the same command continues")
 
 
-def refuse_missing_gpu(accelerator: str) -> None:
-    """Raise BadInput where a GPU is asked for, and there is none."""
-    if accelerator == "cuda" and not torch.cuda.is_available():
-        raise BadInput(
-            "--accelerator cuda: torch finds no GPU; use --accelerator cpu, or see `backbench doctor`"
-        )
-
-
 def start_for(request: RunRequest) -> Machine:
     """This process's place among --devices x --nodes; the other processes are started by Fabric."""
     devices, nodes, workers = request.devices, request.nodes, request.workers
     kind: str = request.accelerator
-    refuse_missing_gpu(kind)
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda" and devices > torch.cuda.device_count():
-        raise BadInput(
-            f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs"
-        )
+    gpus.refuse_missing(kind, devices)
     if workers is None:
         workers = default_workers(devices)
     if devices * nodes == 1:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backbench.errors import BadInput
+from backbench.parallel import gpus
 from backbench.requests.analyze import AnalyzeRequest
 from backbench.requests.data import (
     DataCheckRequest,
@@ -357,6 +358,9 @@ def run(request: Request) -> int:
     check(request)
     if isinstance(request, RunRequest | DetectRequest | EvaluateRequest):
         availability.refuse(request)
+    if isinstance(request, RunRequest | EvaluateRequest):
+        # Not by `check`: the machine that submits a job need not have what its nodes have
+        gpus.refuse_missing(request.accelerator, getattr(request, "devices", 1))
     do = VERBS[type(request)].run
     wants_json = getattr(request, "json", False)
     outcomes = []

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 
 from backbench.evaluation.plan import EvaluationPlan, PlannedRun, read_lists
+from backbench.parallel import gpus
 from backbench.records import store
 from backbench.records.store import Result
 from backbench.requests.analyze import AnalyzeRequest
@@ -46,10 +47,10 @@ def _refuse(run: PlannedRun) -> None:
     """BadInput for a request that its program cannot do."""
     match run.request:
         case LinearRequest() | OodRequest() | SemisupRequest() | FinetuneRequest():
-            from backbench.transfer import devices, protocols
+            from backbench.transfer import protocols
 
             protocols.check(run.request)
-            devices.refuse_missing_gpu(run.request.accelerator)
+            gpus.refuse_missing(run.request.accelerator)
         case AnalyzeRequest():
             from backbench.transfer.analysis import protocol
 
