@@ -12,6 +12,7 @@ behind.
 import contextlib
 import errno
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,17 +49,38 @@ def hold(
     Raises `refusal` where another process still holds it after `patience_s`. `without_locks` says
     what happens on a file system that has no locks: True goes on, False refuses.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + patience_s
-    with path.open("a+") as file:
-        while not _try_lock(file, fcntl.LOCK_EX, without_locks=without_locks):
-            if time.monotonic() > end:
-                raise refusal
-            time.sleep(min(0.2, patience_s / 25))
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(_made(path))
+            while not _try_lock(file, fcntl.LOCK_EX, without_locks=without_locks):
+                if time.monotonic() > end:
+                    raise refusal
+                time.sleep(min(0.2, patience_s / 25))
+            if _is_file_at(path, file):
+                break
+            stack.close()  # its last holder took the file away: the next one makes another
         file.truncate(0)
         file.write(text)
         file.flush()
         yield file.fileno()
+
+
+def _made(path: Path) -> IO[str]:
+    """Open the file, and make it where it is not there."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whoever leaves may take an empty folder away between these two lines
+        with contextlib.suppress(FileNotFoundError):
+            return path.open("a+")
+
+
+def _is_file_at(path: Path, file: IO[str]) -> bool:
+    """Say whether the open file is still the one that others find there."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _try_lock(file: IO[str], kind: int, *, without_locks: bool) -> bool:

@@ -27,7 +27,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, NotRequired, Required, Self, TypeVar
@@ -287,7 +287,7 @@ class Ledger:
     def submitting(self) -> contextlib.AbstractContextManager[int]:
         """Hold the lock of whoever submits: two launchers would submit the same jobs."""
         refusal = BadInput(f"{self.runs}: another launcher is submitting; wait for it")
-        return locks.hold(self.root / "launcher.lock", refusal)
+        return self._at_work(self.root / "launcher.lock", refusal)
 
     def running_pool(self, number: str) -> contextlib.AbstractContextManager[int]:
         """Hold the lock of this machine's pool, with the pool's number in it."""
@@ -295,7 +295,26 @@ class Ledger:
             f"{self.runs}: another launcher is running jobs here; wait for it or choose"
             " another --out"
         )
-        return locks.hold(self.root / "pool.lock", refusal, text=number)
+        return self._at_work(self.root / "pool.lock", refusal, text=number)
+
+    @contextlib.contextmanager
+    def _at_work(
+        self, lock: Path, refusal: Exception, *, text: str = ""
+    ) -> Iterator[int]:
+        """Hold a lock. It and the folders made for it go again where nothing came on record."""
+        made = [each for each in self.root.parents if not each.exists()]
+        try:
+            with locks.hold(lock, refusal, text=text) as number:
+                try:
+                    yield number
+                finally:
+                    if list(self.root.iterdir()) == [lock]:
+                        lock.unlink()
+        finally:
+            # Only now is the file closed, and some file systems keep it until then
+            with contextlib.suppress(OSError):  # one of them is in use by now
+                for folder in (self.root, *made):
+                    folder.rmdir()
 
     def pool(self) -> str | None:
         """Return the number of the pool that runs jobs here: its submissions' uids begin with it."""

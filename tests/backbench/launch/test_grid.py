@@ -62,7 +62,7 @@ def test_bad_grids_are_refused_before_anything_runs(lab, bad_input, content, say
     for more in ways:
         message = bad_input(lab.run(grid, lab.cluster("local"), "runs", *more), says)
         assert len(message.strip().splitlines()) == 1, message
-        assert not list(lab.root.glob("runs/**/*.json"))
+        assert not (lab.root / "runs").exists()
 
 
 def test_shipped_grids_read(lab):

@@ -5,6 +5,7 @@ import fcntl
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -152,3 +153,39 @@ def test_looking_all_the_time_keeps_no_launcher_out(tmp_path):
         over.set()
         for looker in lookers:
             looker.join()
+
+
+def test_who_puts_nothing_on_record_leaves_nothing(tmp_path):
+    """A refused command left a lock, and so a folder of runs in which nothing had run."""
+    runs = tmp_path / "new" / "runs"
+    with pytest.raises(BadInput, match="no such grid"), Ledger(runs).submitting():
+        raise BadInput("no such grid")
+    assert not (tmp_path / "new").exists()
+    with Ledger(runs).running_pool("7"):
+        assert Ledger(runs).pool() == "7"
+    assert not (tmp_path / "new").exists()
+    with Ledger(runs).submitting():
+        Ledger(runs).write_submission(make_submission("u1", 1.0, make_job()))
+    assert list(Ledger(runs).records()) == ["x/y"]
+
+
+def test_a_lock_whose_file_was_taken_away_is_asked_for_again(tmp_path):
+    """Whoever waits for a lock may get that of a file which is no longer the one that others find."""
+    waiting, got = threading.Event(), threading.Event()
+    ledger = Ledger(tmp_path)
+
+    def wait():
+        waiting.set()
+        with ledger.submitting():
+            got.set()
+            # A third one finds the lock that this one holds
+            with pytest.raises(BadInput, match="is submitting"), ledger.submitting():
+                pass
+
+    with ThreadPoolExecutor() as others:
+        with ledger.submitting():
+            other = others.submit(wait)
+            waiting.wait(10)
+            time.sleep(0.1)  # it has the file open by now
+        other.result(30)
+    assert got.is_set()
