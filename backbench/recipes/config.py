@@ -482,24 +482,33 @@ def _keys_of(place: Sequence[str | int], data: Value) -> list[str | int]:
 def _fields_at(hint: Hint, data: Value, keys: Sequence[str | int]) -> list[str]:
     """List the names that the last of `keys` may be, where all of `data` has the type `hint`."""
     for depth, key in enumerate(keys):
-        # 1. Of X | None, the X; of a type that depends on the value, the chosen class
-        origin = typing.get_origin(hint)
-        args = typing.get_args(hint)
-        if origin in (typing.Union, types.UnionType):
-            hint = next(arg for arg in args if arg is not type(None))
-            origin = typing.get_origin(hint)
-            args = typing.get_args(hint)
-        if origin is Annotated and isinstance(args[1], ChosenBy):
-            hint = args[1].choose(data)
+        # 1. The type itself, without its bounds and without None
+        hint = _bare(hint, data)
         # 2. One key further down
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             if depth == len(keys) - 1:
                 return [field.name for field in dataclasses.fields(hint) if field.init]
             hint = typing.get_type_hints(hint, include_extras=True)[str(key)]
         else:  # dict[str, X] or tuple[X, ...]
-            hint = args[1] if origin is dict else args[0]
+            args = typing.get_args(hint)
+            hint = args[1] if typing.get_origin(hint) is dict else args[0]
         data = data[key]
     return []
+
+
+def _bare(hint: Hint, data: Value) -> Hint:
+    """Return X for X | None and for Annotated[X, ...]; of a type that depends on the value, the chosen
+    class."""
+    while True:
+        origin = typing.get_origin(hint)
+        args = typing.get_args(hint)
+        if origin in (typing.Union, types.UnionType):
+            hint = next(arg for arg in args if arg is not type(None))
+        elif origin is Annotated:
+            choosers = [each for each in args[1:] if isinstance(each, ChosenBy)]
+            hint = choosers[0].choose(data) if choosers else args[0]
+        else:
+            return hint
 
 
 # --- back to plain values ---

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import pytest
+from pydantic import Field
 
 from backbench.errors import BadInput
 from backbench.recipes import config
@@ -42,6 +43,9 @@ class Recipe:
     lr: float = 0.1
     pet: Annotated[Cat | Dog, config.ChosenBy(choose)] = Cat(name="cat")
     heads: tuple[Head, ...] = (Head(),)
+    # The same with bounds, and below None
+    layers: Annotated[tuple[Head, ...], Field(min_length=1)] = (Head(),)
+    named: Annotated[dict[str, Head] | None, "of heads"] = None
     pair: tuple[float, float] = (0.0, 1.0)
     limit: int | None = None
     mode: Literal["plain", "fancy"] = "plain"
@@ -121,6 +125,16 @@ def test_overrides_reach_into_groups_and_the_last_one_wins(tmp_path):
             "name: r\nheads: [{widht: 1}]",
             [],
             r"unknown key 'heads\[0\].widht'; did you mean 'width'",
+        ),
+        (
+            "name: r\nlayers: [{qqqqq: 1}]",
+            [],
+            r"unknown key 'layers\[0\].qqqqq'; allowed: norm, width",
+        ),
+        (
+            "name: r\nnamed: {a: {qqqqq: 1}}",
+            [],
+            "unknown key 'named.a.qqqqq'; allowed: norm, width",
         ),
         ("name: r\ncompile: 2", [], "'compile' must be true or false or 'cuda', not 2"),
         ("name: r\npair: [1, 2, 3]", [], "'pair' must be a shorter list"),
