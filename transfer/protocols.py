@@ -133,6 +133,7 @@ def changes(protocol: Protocol) -> str:
     parts = []
     for key in {**now, **before}:
         if now.get(key) != before.get(key) and key not in protocol_fingerprints.FREE:
-            parts.append(f"{key} {now.get(key)} instead of {before.get(key)}")
+            parts.append(f"{key} is {now.get(key)}, not {before.get(key)}")
     mark = f"{protocol.name}~{own[: protocol_fingerprints.DIGITS]}"
-    return f"{', '.join(parts)} of the shipped {name}; its columns are named {mark}"
+    differs = "; ".join(parts)
+    return f"{differs} as in the shipped {name}; its columns have a name of their own, {mark}"

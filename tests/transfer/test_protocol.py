@@ -113,7 +113,7 @@ def test_the_name_says_precision_and_head():
 def test_a_list_is_changed_with_and_without_brackets(value):
     changed = protocols.load_protocol("knn", ["knn"], [f"k={value}"])
     assert changed.k == (5, 20)
-    assert protocols.changes(changed).startswith("k [5, 20] instead of [")
+    assert protocols.changes(changed).startswith("k is [5, 20], not [")
     assert protocols.changes(protocols.load_protocol("knn", ["knn"])) == ""
 
 

@@ -84,7 +84,10 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     out = capsys.readouterr().out
     assert "plan: nearest neighbours (knn_own), few labels" in caplog.text
     assert caplog.text.count("is drawn for test, by sha256 of '0 <path>'") == 1
-    assert "k [5, 20] instead of [5, 20, 200] of the shipped knn_own" in caplog.text
+    assert (
+        "k is [5, 20], not [5, 20, 200] as in the shipped knn_own; its columns"
+        in caplog.text
+    )
     for word in (
         "my_resnet  ",
         "vit  ",
@@ -631,7 +634,7 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
         "mine",
     ]
     assert program.main([*line, "--data", ".", "--out", "a"]) == 0
-    said = "--protocol knn_demo: k [3] instead of [5, 20] of the shipped knn_demo; its columns"
+    said = "--protocol knn_demo: k is [3], not [5, 20] as in the shipped knn_demo; its columns"
     assert said in caplog.text
     caplog.clear()
     words = ["my_resnet.pth", "--datasets", "mine", "--data", "."]
@@ -639,7 +642,7 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
         program.main(["linear", *words, "--out", "b", "--protocol", "mine.yaml"]) == 0
     )
     assert (
-        "k [3] instead of [5, 20] of the shipped knn_demo; its columns" in caplog.text
+        "k is [3], not [5, 20] as in the shipped knn_demo; its columns" in caplog.text
     )
     a, b = (rows_of(home / run) for run in "ab")
     assert [(row.column, row.value) for row in a] == [
@@ -647,7 +650,7 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
     ]
     caplog.clear()
     assert program.main(["linear", *words, "--out", "c", "--protocol", "knn.yaml"]) == 0
-    assert "geometry.resize 32 instead of 256" in caplog.text
+    assert "geometry.resize is 32, not 256" in caplog.text
     # A list of labels is drawn: 2 of each class at least, the same for every checkpoint
     more = ["length.epochs=1", "augment.size=32", "head_lr=0.01", "batch_size=4"]
     more = [f"parts.10.{more[0]}", *more[1:], "geometry.resize=32", "geometry.crop=32"]
