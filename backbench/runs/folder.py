@@ -4,9 +4,10 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from backbench.errors import BadInput
@@ -29,7 +30,10 @@ HEADS_FILE = "heads.safetensors"  # trained heads, each bound to its trunk and p
 PICTURES = "pictures"  # folder
 STATES = "state"  # folder: what evaluations continue from
 # Folders in a run that files are written to, beside its own
-PARTS = (PREDICTIONS, SCORES, PICTURES, STATES, "manifests", "per_class", "confusion")
+MANIFESTS = "manifests"  # folder: which images were used
+PARTS = (PREDICTIONS, SCORES, PICTURES, STATES, MANIFESTS, "per_class", "confusion")
+# What a run has written before it has measured anything, beside its manifests
+ANNOUNCED = (RUN_FILE, OWED_FILE, PROGRESS_FILE, RECIPE_FILE)
 
 Identity = Mapping[str, object]
 
@@ -51,24 +55,54 @@ def open_run(out: str | Path, *, verb: str, identity: Identity) -> Iterator[Path
 
     `identity` (JSON-able) holds all that decides the numbers: recipe, checkpoint digests, data
     fingerprint. Raise BadInput where another process is at work in the folder, and where it holds
-    a run of another verb or identity; the message names what differs."""
+    a run of another verb or identity; the message names what differs.
+
+    A new run whose input is refused before anything was measured leaves no folder."""
     out = Path(out)
+    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     if not recognise(out, verb=verb, identity=identity):
         out.mkdir(parents=True, exist_ok=True)
-    with lock.held(out):
-        # Writers that were killed in the middle of a file left temporary ones
-        atomic.remove_leftovers(out, *(out / part for part in PARTS))
-        # Asked again under the lock: two processes may have found the folder empty
-        if not recognise(out, verb=verb, identity=identity):
-            about = {
-                "verb": verb,
-                "identity": identity,
-                "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                "command": command_line(),
-                "cwd": str(Path.cwd()),
-            }
-            atomic.write_json(out / RUN_FILE, about)
-        yield out
+    is_new = False
+    try:
+        with lock.held(out):
+            is_new = _begun(out, verb=verb, identity=identity)
+            yield out
+    except BadInput:
+        # A picture that cannot be read, say
+        if is_new:
+            _take_back(out, missing)
+        raise
+
+
+def _begun(out: Path, *, verb: str, identity: Identity) -> bool:
+    """Write whose run it is, and return True; False where that stands there."""
+    # Writers that were killed in the middle of a file left temporary ones
+    atomic.remove_leftovers(out, *(out / part for part in PARTS))
+    # Asked again under the lock: two processes may have found the folder empty
+    if recognise(out, verb=verb, identity=identity):
+        return False
+    about = {
+        "verb": verb,
+        "identity": identity,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": command_line(),
+        "cwd": str(Path.cwd()),
+    }
+    atomic.write_json(out / RUN_FILE, about)
+    return True
+
+
+def _take_back(out: Path, made: Sequence[Path]) -> None:
+    """Remove a run that only says what it is about to measure, with the folders made for it."""
+    there = {file.name for file in out.iterdir()}
+    if not there <= {*ANNOUNCED, MANIFESTS}:
+        return
+    for name in ANNOUNCED:
+        (out / name).unlink(missing_ok=True)
+    shutil.rmtree(out / MANIFESTS, ignore_errors=True)
+    with contextlib.suppress(OSError):  # somebody else writes there
+        for folder in made:
+            folder.rmdir()
 
 
 def recognise(out: Path, *, verb: str, identity: Identity) -> bool:

@@ -154,3 +154,33 @@ def test_import_names_a_row_that_nobody_has_published(trunk, tmp_path, bad_input
     words = ["import", str(trunk), "--published", "nobody", "--out", str(out)]
     bad_input(main(words), "no published row 'nobody'; keys look like lorac:1:")
     assert not out.exists()
+
+
+def cut_in_the_middle(file):
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+
+
+def test_a_picture_that_breaks_while_features_are_computed(
+    folder, trunk, tmp_path, bad_input
+):
+    """All that was said before stays said; the run folder, in which nothing is, goes."""
+    cut = folder / "train/dog/train1.png"
+    cut_in_the_middle(cut)
+    out = tmp_path / "runs"
+    words = [
+        "evaluate",
+        str(trunk),
+        "fewshot",
+        "--data",
+        str(folder),
+        "--out",
+        str(out),
+    ]
+    bad_input(main(words), f"{cut}: corrupt image", "copy it again, or take it out")
+    assert not out.exists()
+    run = tmp_path / "new" / "run"
+    words = ["linear", str(trunk), "--datasets", "mine", "--protocol", "knn_own", "k=1"]
+    words += ["--data", str(folder.parent), "--out", str(run)]
+    bad_input(main(words), f"{cut}: corrupt image")
+    assert not run.parent.exists()

@@ -66,3 +66,28 @@ def test_progress_says_how_far_and_how_long(tmp_path, capsys):
 def test_seconds():
     shown = [seconds(s) for s in (0.42, 75.2, 3675, float("inf"))]
     assert shown == ["0.4 s", "1:15", "1:01:15", "?"]
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_refusal_takes_back_what_holds_no_measurement(tmp_path, measured):
+    out = tmp_path / "lab" / "run"
+    with (
+        pytest.raises(BadInput, match="corrupt"),
+        open_run(out, verb="linear", identity={"seed": 0}),
+    ):
+        (out / "manifests").mkdir()
+        (out / "manifests" / "test.tsv").write_text("a\t0\n")
+        if measured:
+            (out / "results.jsonl").write_text("{}\n")
+        raise BadInput("a.jpg: corrupt image")
+    assert out.exists() == measured
+    assert out.parent.exists() == measured
+
+
+def test_a_refusal_leaves_a_run_that_had_begun(tmp_path):
+    out = tmp_path / "run"
+    with open_run(out, verb="linear", identity={"seed": 0}):
+        pass
+    with pytest.raises(BadInput), open_run(out, verb="linear", identity={"seed": 0}):
+        raise BadInput("a.jpg: corrupt image")
+    assert (out / "run.json").exists()
