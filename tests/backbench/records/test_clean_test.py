@@ -211,6 +211,28 @@ def test_what_does_not_follow_is_found(forgery, corpus, flaws, capsys):
     assert row.name in said and "cannot be computed again" not in said
 
 
+def test_an_interval_of_an_older_version_is_mended_as_verify_says(
+    corpus, flaws, capsys
+):
+    """`rescore` alone adds nothing to a number that is known."""
+    words = ["rescore", str(corpus), "--list", str(flaws(*LINES))]
+    assert main(words) == 0
+    run = corpus / "backbench" / "knn"
+    row = next(r for r in rescored(corpus) if r.metric.startswith("clean_top1_k5"))
+    changed_line(ci95=[0.0, 100.0])(run, row)
+    capsys.readouterr()
+    assert main(["verify", str(corpus)]) == EXIT_FAILED
+    said = capsys.readouterr().out
+    assert "take this line out of the file and `backbench rescore` again" in said
+    assert str(run / "results.jsonl") in said
+    file = run / "results.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if "[0.0, 100.0]" not in line))
+    assert len(file.read_text().splitlines()) == len(lines) - 1
+    assert main(words) == 0
+    assert main(["verify", str(corpus)]) == 0
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
