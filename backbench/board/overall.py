@@ -29,6 +29,7 @@ from backbench.board.board import (
 from backbench.board.column_words import as_places, short_names
 from backbench.board.verdict import NAMED, RankedGroup, in_braces, listed, some
 from backbench.datasets.catalog import TWELVE
+from backbench.records import label_curve
 from backbench.stats import column_comparisons, rank_intervals, resampling
 from backbench.stats.column_comparisons import FEWEST
 from backbench.tasks import TASKS
@@ -358,7 +359,7 @@ def sentences(board: Board, sets: Sequence[Overall]) -> list[str]:
     ):
         said = "No two checkpoints share a measurement: nothing here can be compared"
     elif not sets:
-        said = "Nothing here can be compared"
+        said = _labels_saved(board) or "Nothing here can be compared"
     else:
         said = _verdict(sets)
         # 2. Who is best where. A column that alone makes a verdict was named with its winner.
@@ -370,6 +371,19 @@ def sentences(board: Board, sets: Sequence[Overall]) -> list[str]:
     parts = [part for part in (said, single, missing) if part]
     # A name that comes first keeps its letters
     return [f"{said}.", *[f"{part[0].upper()}{part[1:]}." for part in parts[1:]]]
+
+
+def _labels_saved(board: Board) -> str:
+    """The first thing that label curves, which rank nobody, say of each other; "" without two."""
+    points = []
+    for column in board.columns:
+        if column.task != label_curve.TASK:
+            continue
+        for _, cell in board.measured(column):
+            points += [(part.result, part.run) for part in cell.parts]
+    said = label_curve.sayings(points)
+    # The page draws the others
+    return f"{said[0][0].upper()}{said[0][1:]}" if said else ""
 
 
 def _verdict(sets: Sequence[Overall]) -> str:

@@ -12,7 +12,6 @@ from backbench.stats.ap_errors import ERRORS
 from backbench.tasks import TASKS
 
 LAYERS = "layers"  # the task
-LABEL_CURVE = "label_curve"
 
 
 def _cells(board: Board, column: Column) -> list[tuple[int, Cell]]:
@@ -132,7 +131,7 @@ def label_curves_of(board: Board) -> list[PageLabelCurve]:
     curves: dict[tuple[Column, int], dict[float, int]] = {}
     for index, column in enumerate(board.columns):
         metric, is_point, _ = column.metric.partition("_labels")
-        if column.task != LABEL_CURVE or not is_point:
+        if column.task != label_curve.TASK or not is_point:
             continue
         whole = dataclasses.replace(column, metric=metric)
         for row, cell in _cells(board, column):

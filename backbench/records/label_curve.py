@@ -16,6 +16,7 @@ from backbench.records.result_line import Result
 from backbench.stats import labels_needed
 from backbench.stats.labels_needed import BELOW, BEYOND, LabelsNeeded
 
+TASK = "label_curve"
 ALL = None  # the point with all labels
 LABELS = "labels_per_class"  # in a row's provenance
 _METRIC = re.compile(r"(top1|mean_per_class)_labels(\d+|_all)")

@@ -9,7 +9,7 @@ from support import boards
 from support.records import a_result, digest_of, held
 from support.tab import CHROMIUM, tab
 
-from backbench.board import page_readings
+from backbench.board import overall, page_readings
 from backbench.board.board import Measurement, fill
 from backbench.records import ap_errors, predictions
 from backbench.stats import paired_differences
@@ -173,6 +173,23 @@ def test_a_curve_has_its_points_by_their_labels(board):
     assert (board.rows[rn.row].name, rn.labels) == ("rn", [10, 40])
     metrics = [board.columns[k].metric for k in vit.columns]
     assert metrics == ["top1_labels1", "top1_labels10", "top1_labels_all"]
+
+
+def test_curves_alone_are_compared_by_what_they_save(tmp_path):
+    """The answer said that nothing could be compared, below two curves of the same points."""
+    rows = []
+    for name, shares in (("good", (0.5, 0.8)), ("poor", (0.3, 0.6))):
+        values = {1: 100 * shares[0], "_all": 100 * shares[1]}
+        points = curve_rows(tmp_path, name, values)
+        for (row, _), share in zip(points, shares, strict=True):
+            row.provenance["predictions"] = kept(
+                tmp_path, f"{name}-{row.metric}", share
+            )
+        rows += points
+    said = overall.sentences(fill(rows), [])
+    assert said[0].startswith("Label curve of mine: with 1 label a class good reaches")
+    alone = [one for one in rows if one.result.name == "good"]
+    assert "nothing to compare it with" in overall.sentences(fill(alone), [])[0]
 
 
 # ---- in a browser
