@@ -430,7 +430,7 @@ def weighted_ap(
     """
     total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
     counted = torch.zeros(len(weights), 1, dtype=torch.float64)
-    blocks = [part.T.contiguous().numpy() for part in weights.split(coco_ap.BLOCK)]
+    whole = weights.numpy().astype(np.intp)
     image = np.array([row["image_id"] for row in rows])
     label = np.array([row["category_id"] for row in rows])
     score = np.array([row["score"] for row in rows])
@@ -448,7 +448,7 @@ def weighted_ap(
         if not has_truth.any():
             continue
         counted[has_truth] += 1
-        total[has_truth] += torch.from_numpy(coco_ap.aps(ranked, blocks))[has_truth]
+        total[has_truth] += torch.from_numpy(coco_ap.aps(ranked, whole))[has_truth]
     return total / counted.masked_fill(counted == 0, float("nan"))
 
 

@@ -6,7 +6,6 @@ detection is; this file only counts, so the numbers of a resample of the images 
 arrays without another matching.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,25 +59,24 @@ def costs(outcomes: Outcomes, counts: np.ndarray) -> dict[str, np.ndarray]:
 
     `counts` (draws, images) says how often a draw has each image. A cost is never negative, as in
     TIDE: what mending takes away is the rounding of recalls. It is NaN in a draw without objects."""
-    blocks = []
-    for start in range(0, len(counts), coco_ap.BLOCK):
-        block = counts[start : start + coco_ap.BLOCK].T
-        blocks.append(np.ascontiguousarray(block, dtype=np.float64))
-    before = _ap50(outcomes, HIT, blocks)
+    weights = np.ascontiguousarray(counts, dtype=np.intp)
+    before = _ap50(outcomes, HIT, weights)
     found = {}
     for name, kind in ERRORS.items():
-        after = _ap50(outcomes, kind, blocks)
+        after = _ap50(outcomes, kind, weights)
         found[name] = 100 * np.maximum(after - before, 0)
     return found
 
 
 def ap50(outcomes: Outcomes) -> float:
     """Return the AP50 of all images as they are, in percent."""
-    return 100 * float(_ap50(outcomes, HIT, [np.ones((outcomes.images, 1))])[0])
+    return 100 * float(_ap50(outcomes, HIT, np.ones((1, outcomes.images), np.intp))[0])
 
 
-def _ap50(o: Outcomes, mended: int, blocks: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the AP50 of each draw, from 0 to 1, once errors of the kind `mended` are; HIT mends none."""
+def _ap50(o: Outcomes, mended: int, weights: np.ndarray) -> np.ndarray:
+    """Return the AP50 of each draw, from 0 to 1, once errors of the kind `mended` are; HIT mends none.
+
+    `weights` (draws, images) intp says how often a draw has each image."""
     # 1. The detections that count, as they are after mending
     category = o.category
     hit = o.fault == HIT
@@ -90,13 +88,12 @@ def _ap50(o: Outcomes, mended: int, blocks: Sequence[np.ndarray]) -> np.ndarray:
         hit = hit | becomes_hit
         counted = counted & (~to_mend | becomes_hit)
     # 2. The mean over the classes that have an object in the draw, before anything is mended
-    draws = sum(block.shape[1] for block in blocks)
-    total = np.zeros(draws)
-    classes = np.zeros(draws)
+    total = np.zeros(len(weights))
+    classes = np.zeros(len(weights))
     for one in np.unique(o.object_category):
         mine = o.object_category == one
         objects = _by_image(o, mine)
-        has_objects = np.concatenate([objects @ block for block in blocks]) > 0
+        has_objects = weights @ objects > 0
         if mended == MISSED:
             objects = _by_image(o, mine & (o.object_missed == 0))
         of_class = counted & (category == one)
@@ -106,7 +103,7 @@ def _ap50(o: Outcomes, mended: int, blocks: Sequence[np.ndarray]) -> np.ndarray:
             miss=~hit[None, of_class],
             truths=objects,
         )
-        total += has_objects * coco_ap.aps(ranked, blocks)[:, 0]
+        total += has_objects * coco_ap.aps(ranked, weights)[:, 0]
         classes += has_objects
     return total / np.where(classes > 0, classes, np.nan)
 

@@ -1,20 +1,22 @@
 """Computes COCO's AP of many bootstrap draws of the images, from which intervals follow.
 
 Detections are matched within an image, so the matching need not be repeated: a draw counts an
-image's detections as often as it has the image. Only the hits matter, a few in a hundred detections,
-because precision rises at a hit and falls between two. All counts are whole numbers, which float64
-adds without rounding in any order. A draw's AP is therefore, bit by bit, what COCOeval.accumulate
-would compute from all its detections (benchmarks/ap_intervals.txt), as long as no image that the
-draw has twice has two detections of one category and one score. COCOeval ranks the copies of such
-an image one behind the other; here both copies of the first detection come before the second.
+image's detections as often as it has the image. Precision rises at a hit and falls between two, so
+it is needed at the hits alone, a few in a hundred detections. How many detections stand above a hit
+is counted once for all thresholds of overlap, whose few ignored detections are then subtracted. All
+counts are whole numbers, whose sum no order changes. A draw's AP is therefore, bit by bit, what
+COCOeval.accumulate would compute from all its detections (benchmarks/ap_intervals.txt), as long as
+no image that the draw has twice has two detections of one category and one score. COCOeval ranks
+the copies of such an image one behind the other; here both copies of the first detection come
+before the second.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-BLOCK = 100  # draws at a time: the 11,000 people of COCO, all found, are 9 MB for 100
+# Counts held at once, of draws times detections: 8 MB an array
+BLOCK = 1_000_000
 # COCOeval has numpy's linspace, too. torch's differs in the last bit, and then a recall of 0.35 is
 # read off at another hit.
 RECALLS = np.linspace(0, 1, 101)
@@ -30,17 +32,51 @@ class RankedDetections:
     truths: np.ndarray  # (N,) float64: how many objects of each image count
 
 
-def aps(ranked: RankedDetections, blocks: Sequence[np.ndarray]) -> np.ndarray:
+def aps(ranked: RankedDetections, weights: np.ndarray) -> np.ndarray:
     """Compute one category's AP, from 0 to 1, of each draw at each threshold: (draws, T).
 
-    `blocks` hold the draws, b in each: how often a draw has each image, (N, b). The AP of a draw
-    without any object is meaningless; the caller must leave it out.
+    `weights` (draws, N) intp says how often a draw has each image. The AP of a draw without any
+    object is meaningless; the caller must leave it out.
     """
-    needed = [_hits_needed(ranked.truths @ weight) for weight in blocks]
-    out = []
+    draws = len(weights)
+    out = np.zeros((draws, len(ranked.hit)))
+    at_once = max(1, BLOCK // max(1, len(ranked.image)))
+    for start in range(0, draws, at_once):
+        block = slice(start, start + at_once)
+        out[block] = _aps_of_block(ranked, weights[block])
+    return out
+
+
+def _aps_of_block(ranked: RankedDetections, weights: np.ndarray) -> np.ndarray:
+    """Compute the APs of b draws, (b, T), from their weights (b, N)."""
+    images = np.flatnonzero(ranked.truths)
+    needed = _hits_needed(weights.take(images, axis=1) @ ranked.truths[images])
+    # How often a draw has each detection, and how many it has down to each that is a hit at some
+    # threshold, ignored ones included
+    times = weights.take(ranked.image, axis=1)
+    some_hit = np.flatnonzero(ranked.hit.any(0))
+    times_hit = times.take(some_hit, axis=1)
+    detections = times.cumsum(1).take(some_hit, axis=1)
+    of_thresholds = []
     for hit, miss in zip(ranked.hit, ranked.miss, strict=True):
-        out.append(_average_precision(ranked.image, hit, miss, blocks, needed))
-    return np.stack(out, 1)
+        hits = np.flatnonzero(hit[some_hit])
+        counted = detections.take(hits, axis=1)
+        ignored = np.flatnonzero(~(hit | miss))
+        if len(ignored):
+            counted -= _above(some_hit[hits], ignored, times)
+        true = times_hit.take(hits, axis=1).cumsum(1)
+        of_thresholds.append(_average_precision(true, counted, needed))
+    return np.stack(of_thresholds, 1)
+
+
+def _above(hits: np.ndarray, ignored: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Count the ignored detections that rank above each of h hits, in b draws: (b, h).
+
+    `hits` and `ignored` are indices of detections; `times` (b, D) is how often a draw has each.
+    """
+    counts = np.zeros((len(times), len(ignored) + 1), np.intp)
+    times.take(ignored, axis=1).cumsum(1, out=counts[:, 1:])
+    return counts.take(np.searchsorted(ignored, hits), axis=1)
 
 
 def _hits_needed(objects: np.ndarray) -> np.ndarray:
@@ -57,59 +93,37 @@ def _hits_needed(objects: np.ndarray) -> np.ndarray:
 
 
 def _average_precision(
-    image: np.ndarray,
-    hit: np.ndarray,
-    miss: np.ndarray,
-    blocks: Sequence[np.ndarray],
-    needed: Sequence[np.ndarray],
+    true: np.ndarray, counted: np.ndarray, needed: np.ndarray
 ) -> np.ndarray:
-    """Compute the AP of each draw, (draws,), from the hits and misses (D,) at one threshold."""
-    # Its import takes long, and most who verify numbers need no AP
-    from scipy import sparse
+    """Compute the AP of each draw, (b,), from its h hits, the surest first.
 
-    hits = np.flatnonzero(hit)
-    # For each hit, the images of the detections that count since the hit before it, itself
-    # included, as a (hits, N) matrix of counts. Its product with a draw's weights is how many
-    # detections the draw counts there.
-    counted = np.flatnonzero(hit | miss)
-    next_hit = np.searchsorted(hits, counted)
-    # Detections after the last hit lower no precision that is read off.
-    relevant = next_hit < len(hits)
-    rows, columns = next_hit[relevant], image[counted[relevant]]
-    since_last_hit = sparse.csr_matrix(
-        (np.ones(len(rows)), (rows, columns)), shape=(len(hits), len(blocks[0]))
-    )
-    read_off = []
-    for weight, least in zip(blocks, needed, strict=True):
-        # 1. Precision after each hit, (hits + 1, b). The last row, 0, stands for a hit that does
-        #    not exist.
-        times = weight[image[hits]]
-        true = times.cumsum(0)
-        detections = (since_last_hit @ weight).cumsum(0)
-        precision = np.zeros((len(hits) + 1, weight.shape[1]))
-        precision[:-1] = true / (detections + np.spacing(1))
-        # 2. The best precision at that recall or a larger one
-        upwards = precision[::-1]
-        np.maximum.accumulate(upwards, axis=0, out=upwards)
-        # 3. The mean of what is read off at 101 recalls; 0 where a recall is not reached
-        draw = np.arange(weight.shape[1])[:, None]
-        read_off.append(precision[_nth_hits(times, least), draw])
-    of_each: np.ndarray = np.concatenate(read_off).mean(1)
-    return of_each
-
-
-def _nth_hits(times: np.ndarray, nth: np.ndarray) -> np.ndarray:
-    """Find the n-th hit of each draw, where each of h hits counts `times` (h, b) in b draws.
-
-    `nth` (b, R) are R numbers n of each draw, from 1. Returns the indices of the hits, (b, R), and h
-    where a draw has fewer than n.
+    `true` and `counted` (b, h) are how many hits, and how many detections, a draw has down to each
+    hit, itself included; `needed` (b, 101) is how many hits reach each recall.
     """
-    h, b = times.shape
-    counts = times.T.astype(np.intp, order="C")
-    # 1. List every draw's hits, each as often as it counts, one draw behind the other; then h.
-    listed = np.repeat(np.tile(np.arange(h), b), counts.reshape(-1))
-    listed = np.append(listed, h)
-    # 2. A draw's n-th hit is the n-th from where its own hits begin.
-    total = counts.sum(1)[:, None]
-    begin = total.cumsum(0) - total
-    return listed[np.where(nth <= total, begin + nth - 1, -1)]
+    b, h = true.shape
+    if h == 0:
+        return np.zeros(b)
+    # 1. Precision after each hit, one draw behind the other, and a 0 at the end
+    precision = np.zeros(b * h + 1)
+    np.divide(true, counted + np.spacing(1), out=precision[:-1].reshape(b, h))
+    # 2. Where each recall is reached first. Before it stand all hits of the draws before, and as
+    #    many of its own as have fewer hits down to them than are needed.
+    total = true[:, -1:]
+    width = int(total.max()) + 1
+    draw = np.arange(b)[:, None]
+    with_count = np.bincount((true + draw * width).reshape(-1), minlength=b * width)
+    before = with_count.cumsum().reshape(b, width)
+    reached = needed <= total
+    first = np.where(
+        reached, before[draw, np.minimum(needed, width) - 1], (draw + 1) * h
+    )
+    # 3. The best precision from one recall to the next, then that at a recall or a larger one. From
+    #    the last recall of a draw to the first of the next come only hits that the next draw lacks,
+    #    whose precision is 0.
+    best = np.maximum.reduceat(precision, first.reshape(-1)).reshape(first.shape)
+    best[~reached] = 0
+    upwards = best[:, ::-1]
+    np.maximum.accumulate(upwards, axis=1, out=upwards)
+    # 4. The mean over the 101 recalls; 0 where a recall is not reached
+    of_each: np.ndarray = best.mean(1)
+    return of_each
