@@ -13,6 +13,7 @@ import timm
 import torch
 import torchvision
 from support.layouts import trunk_file
+from support.records import a_result
 
 import backbench
 from backbench.errors import BadInput
@@ -194,6 +195,30 @@ def test_a_model_that_timm_registers_otherwise_is_refused(tiny_root, tmp_path):
         torch.nn.init.normal_(parameter, std=0.3)
     with pytest.raises(BadInput, match="not timm's test_vit as it is registered"):
         backbench.evaluate(other, TASKS[0], data=tiny_root, out=tmp_path / "other")
+
+
+def test_a_notebook_shows_a_line_per_column_and_a_field_per_checkpoint():
+    one = {"checkpoint": "a" * 64, "name": "one <b>"}
+    other = {"checkpoint": "b" * 64, "name": "other"}
+    shown = Results(
+        [
+            a_result(**one),
+            a_result(**other, value=80.0, ci95=None),
+            a_result(**other, metric="top5", value=None),
+        ]
+    )._repr_html_()
+    head, *lines = re.findall(r"<tr>(.*?)</tr>", shown)
+    assert re.findall(r"<th>(.*?)</th>", head) == ["", "one &lt;b&gt;", "other"]
+    fields = {}
+    for line in lines:
+        fields[re.findall(r">([^<]*)</th>", line)[0]] = re.findall(
+            r"<td>(.*?)</td>", line
+        )
+    assert list(fields.values()) == [["91.2 ± 1.2", "80.0"], ["", "undefined"]]
+    assert [name.split("@")[0] for name in fields] == [
+        "linear/digits/top1",
+        "linear/digits/top5",
+    ]
 
 
 @pytest.mark.slow
