@@ -81,6 +81,31 @@ def test_a_label_is_dark_on_the_ground_of_its_colour(root, tmp_path):
     assert (right.sum(2) < 90).sum() > 40
 
 
+def test_a_keypoint_that_was_found_exactly_is_where_the_true_one_is(root, tmp_path):
+    """An annotation counts from the corner of a pixel, a detection, as in COCO's files, from its middle."""
+    split = reading.read(reading.find("keypoints_scenes_val", root), KEYPOINT_RCNN)
+    record = split.records[0]
+    exact = found(record, split.ids)
+    scene = Image.open(record["file_name"]).size[0]
+    points = []
+    for detection, a in zip(exact, record["annotations"]):
+        rows = np.array(a["keypoints"], float).reshape(-1, 3)
+        points += [
+            (x, y) for x, y, seen in (rows - [0.5, 0.5, 0]) * 320 / scene if seen
+        ]
+        detection["keypoints"] = (rows - [0.5, 0.5, 0]).ravel().tolist()
+    seen = np.asarray(Image.open(pictures.write(tmp_path, split, exact)[0]), int)
+    left, right = seen[HEADING:, :320], seen[HEADING:, -320:]
+    same = 0
+    for x, y in points:
+        around = np.s_[
+            max(round(y) - 5, 0) : round(y) + 6, max(round(x) - 5, 0) : round(x) + 6
+        ]
+        same += bool((left[around] == right[around]).all())
+    # A few lie under a name, to which the right adds a score.
+    assert len(points) > 3 and same > 0.6 * len(points), (same, points)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_part_of_an_image_in_run_lengths(seed):
     rng = np.random.default_rng(seed)
