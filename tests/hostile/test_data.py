@@ -33,6 +33,7 @@ from backbench.board import rank_csv
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.images import image_list
+from backbench.runs import atomic
 from backbench.transfer.features.cache import FeatureCache, PartFiles
 from backbench.untrusted import opening
 from backbench.weights import assembling, importing
@@ -356,6 +357,25 @@ def test_an_entry_without_rows_is_none(cache):
     made(cache, 1)
     cache.path(ABOUT).unlink()
     assert cache.open(ABOUT) is None
+
+
+def test_a_kill_while_an_entry_is_made_again_leaves_none(cache, monkeypatch):
+    """The new rows are there then, and what is told of the old ones would call them damaged."""
+    made(cache, 1)
+
+    write_json = atomic.write_json
+
+    def killed(path, about):
+        if path == cache.path(ABOUT).with_suffix(".json"):
+            raise KeyboardInterrupt
+        write_json(path, about)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(atomic, "write_json", killed)
+        made(cache, 2)
+    assert cache.open(ABOUT) is None
+    made(cache, 3)
+    assert cache.open(ABOUT).sum() == 36
 
 
 @pytest.mark.parametrize(
