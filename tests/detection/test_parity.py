@@ -208,8 +208,9 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
         b = theirs.predict(record)
         assert len(a) == len(b) > 0
         assert [x["category_id"] for x in a] == [x["category_id"] for x in b]
+        # Sums of float32 are taken in another order by each maker's processors: up to 4e-5 on AMD's
         np.testing.assert_allclose(
-            [x["score"] for x in a], [x["score"] for x in b], rtol=1e-5, atol=1e-6
+            [x["score"] for x in a], [x["score"] for x in b], rtol=1e-4, atol=1e-6
         )
         np.testing.assert_allclose(
             [x["bbox"] for x in a], [x["bbox"] for x in b], rtol=1e-5, atol=1e-3
