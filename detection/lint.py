@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +55,9 @@ BOUNDS = {
 }
 # From this share on, val images in the training set decide what is measured.
 SHARED = 0.01
+# Training images a class, in the median, below which an AP is worth a warning. Few-shot detection, a
+# task of its own, begins there: its usual settings have 1 to 10 objects a class
+FEW_IMAGES = 10
 # Key -> the least number of thresholds
 THRESHOLDS = {"MODEL.RPN.IOU_THRESHOLDS": 2, "MODEL.ROI_HEADS.IOU_THRESHOLDS": 1}
 
@@ -164,6 +169,29 @@ def check_values(cfg: CfgNode, given: Given) -> None:
             raise BadInput(
                 f"{given.path}: {key} {value}: {wanted} overlaps, in rising order"
             )
+
+
+def few_images(dataset: str, train: Split, val: Split, task: DetectionTask) -> str:
+    """Say that the classes have few images to learn from; empty where they have enough.
+
+    A class without an object in either list has no AP, so it does not count."""
+    images_of: Counter[int] = Counter()
+    for record in training_records(train, task):
+        objects = [each for each in record["annotations"] if not each["iscrowd"]]
+        images_of.update({each["category_id"] for each in objects})
+    there = {
+        each["category_id"]
+        for record in (*train.records, *val.records)
+        for each in record["annotations"]
+    }
+    median = statistics.median(images_of[label] for label in there)
+    if median >= FEW_IMAGES:
+        return ""
+    return (
+        f"{dataset}: training images a class: {median:g} in the median of {len(there)};"
+        f" fewer than {FEW_IMAGES} tell little of a trunk: label more images, or leave"
+        " rare classes out"
+    )
 
 
 def files(p: Prepared) -> None:

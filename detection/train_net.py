@@ -351,7 +351,7 @@ def train(
 
 
 def announce(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
-    """Tell the work that lies ahead, and its price."""
+    """Tell the work that lies ahead, its price, and whether the data can show what it is for."""
     cheaper = ""
     if engine.device.type == "cpu":
         cheaper = "`SOLVER.MAX_ITER N` trains for less"
@@ -362,6 +362,10 @@ def announce(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
         work={"iteration": p.schedule.iterations, "image": len(p.val.records)},
         cheaper=cheaper,
     )
+    if run.dataset is not None:
+        few = lint.few_images(run.dataset, p.train, p.val, p.task)
+        if few:
+            log.warning(few)
 
 
 def logged_losses(

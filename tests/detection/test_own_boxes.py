@@ -18,7 +18,7 @@ from support.records import rows_of
 
 from backbench.cli import program
 from backbench.datasets.boxes import box_folders, yolo_text
-from backbench.detection import own_heads
+from backbench.detection import lint, own_heads
 from backbench.detection.data import coco_lists, own
 from backbench.detection.run import count_in_epochs
 from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
@@ -152,6 +152,70 @@ def test_the_shipped_reading_has_a_protocol_of_its_own(written, tmp_path):
     rows = rows_of(tmp_path / "run")
     assert {row.protocol for row in rows} == {"detect-own-v1"}
     assert all(row.column.split("@")[1].count("~") == 0 for row in rows)
+
+
+# Few images
+
+
+def numbered(base, counts):
+    """Write and read a set whose classes have so many training images each, and a test image."""
+    # The last class has no image
+    names = [f"class {label}" for label in range(1, len(counts) + 2)]
+    classes = [{"id": label, "name": name} for label, name in enumerate(names, 1)]
+    number = 0
+    lists = {}
+    for split in ("train", "test"):
+        about = {"images": [], "categories": classes, "annotations": []}
+        for label, count in enumerate(counts, 1):
+            for _ in range(count if split == "train" else 1):
+                number += 1
+                file = base / "images" / split / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (64, 64), (number, 0, 0)).save(file)
+                size = {"width": 64, "height": 64}
+                about["images"].append({"id": number, "file_name": file.name, **size})
+                box = {"bbox": [8, 8, 32, 32], "area": 1024, "iscrowd": 0}
+                ids = {"id": number, "image_id": number, "category_id": label}
+                about["annotations"].append(ids | box)
+        lists[f"annotations/instances_{split}.json"] = json.dumps(about)
+    for name, text in lists.items():
+        write(base / name, text)
+    return own.read(base, FASTER_RCNN)
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ((1, 2), "1.5 in the median of 2;"),
+        ((9,), "9 in the median of 1;"),
+        ((1, 9, 12), "9 in the median of 3;"),
+        ((10,), ""),
+        # Half of the classes have enough
+        ((1, 10, 12), ""),
+    ],
+)
+def test_classes_with_few_images_are_said(tmp_path, counts, said):
+    lists = numbered(tmp_path / "mine", counts)
+    found = lint.few_images("mine", *lists, FASTER_RCNN)
+    assert bool(found) is bool(said)
+    assert said in found
+    assert len(found.splitlines()) <= 1
+
+
+@pytest.mark.parametrize(("count", "few"), [(9, True), (10, False)])
+def test_few_images_are_said_below_the_price(tmp_path, caplog, count, few):
+    caplog.set_level("INFO")
+    numbered(tmp_path / "mine", (count, count))
+    line = ["detect", "--dataset", "mine", "--data", str(tmp_path)]
+    line += ["--out", str(tmp_path / "run"), "--engine", "torchvision", *SMALL]
+    assert program.main(line) == 0
+    said = [record.getMessage() for record in caplog.records]
+    (priced,) = [place for place, line in enumerate(said) if "to train on, 4" in line]
+    warned = [place for place, line in enumerate(said) if "images a class" in line]
+    assert warned == ([priced + 1] if few else [])
+    if few:
+        assert caplog.records[warned[0]].levelname == "WARNING"
+        assert "mine: training images a class: 9 in the median" in said[warned[0]]
 
 
 # Where there is no split
