@@ -52,8 +52,7 @@ def renamed(
             else:
                 names.append(name)
                 strange += 1
-        unlabelled = table.labels * 0 - 1
-        fresh = replace(table, names=names, labels=unlabelled, classes=())
+        fresh = replace(table.unlabelled(), names=names)
         fresh.check(ANY_SIZE)
         out.append(fresh)
     if strange:

@@ -165,12 +165,18 @@ def class_of_label(
 
 
 def placed(
-    rows: Rows, named: Mapping[int, str], container: Container, *, imagenet: bool
+    rows: Rows,
+    named: Mapping[int, str],
+    container: Container,
+    *,
+    imagenet: bool,
+    by_text: bool = False,
 ) -> tuple[list[str], list[str]]:
     """Return the path in a class folder, and the class ('' for none), of every image.
 
     `named` is what `class_of_label` returns. BadInput for a label that contradicts its image's
-    folder or file name: then the container counts its classes in another order."""
+    folder or file name: a number counts the classes in another order, and a text (`by_text`) is
+    another class."""
     paths: list[str] = []
     classes: list[str] = []
     known = set(named.values())
@@ -188,6 +194,12 @@ def placed(
             its_class = own if own in known else ""
         else:
             its_class = named.get(label, "")
+            if by_text and own in known and own != its_class:
+                raise BadInput(
+                    f"{container.files[0]}: {printable.shown(name, 100)} has the label"
+                    f" '{printable.shown(its_class, 60)}' and lies in '{printable.shown(own, 60)}';"
+                    " write one class in both, or leave the folders out"
+                )
             if not its_class or (own in known and own != its_class):
                 raise BadInput(
                     f"{container.files[0]}: {printable.shown(name, 100)} has label {label}, which"

@@ -61,20 +61,28 @@ def read(
     """Read the images of a container, or of one split of it, in the order of a class folder."""
     import numpy as np
 
-    from backbench.containers import names_by_contents, table_cache
+    from backbench.containers import class_lists, names_by_contents, table_cache
     from backbench.containers.spans import SpanList
 
     file = container.files[0]
     # 1. What the files hold, under names and labels of their own
     tables, marks = table_cache.tables_of(container)
     tables = names_by_contents.renamed(container, tables, base, split)
+    tables, stated = class_lists.joined(container.files, tables)
+    by_text = any(table.by_text and table.labelled for table in tables)
+    if by_text and classes is not None and not set(stated) <= {*every, *classes}:
+        # ImageNet's classes are synsets, and `crane` is two of them: paths tell which
+        tables = [table.unlabelled() for table in tables]
+        stated, by_text = (), False
     rows = naming.Rows(container, tables, split, naming.listed_labels(base, split))
     if not rows.names:
         raise BadInput(_empty(container, tables))
     # 2. The path and the class that each image would have in a class folder
-    stated = next((table.classes for table in tables if table.classes), ())
-    named = naming.class_of_label(rows, stated, None if classes is None else every)
-    paths, class_names = naming.placed(rows, named, container, imagenet=bool(every))
+    positions = None if classes is None or by_text else every
+    named = naming.class_of_label(rows, stated, positions)
+    paths, class_names = naming.placed(
+        rows, named, container, imagenet=bool(every), by_text=by_text
+    )
     if classes is None:
         classes = sorted({name for name in class_names if name})
     else:

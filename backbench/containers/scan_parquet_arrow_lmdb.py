@@ -30,6 +30,7 @@ from backbench.untrusted import jsons, opening, pickles, printable
 MEMORY = 4 * opening.GIGABYTE  # of address space, beside the mapped file
 SECONDS = 600  # for one file
 AT_ONCE = 8  # files for one process
+LABEL_COLUMNS = ("label", "labels", "cls")
 NAME_COLUMNS = ("file_name", "filename", "image_id")  # of known datasets' tables
 PROOF = 64  # rows of each file that are compared with what pyarrow reads
 PACKAGES = {"parquet": "pyarrow", "arrow": "pyarrow", "lmdb": "lmdb"}
@@ -151,8 +152,8 @@ def _columns(schema: Any, wanted: Sequence[str]) -> _Columns:
         if label in numbers:
             names = classes.get(label, [])
             return _Columns(image, is_struct, label, names, _named_by(schema, wanted))
-    for label in wanted:
-        if label in schema.names and pa.types.is_string(schema.field(label).type):
+    for label in wanted or LABEL_COLUMNS:
+        if label in schema.names and _is_text(schema.field(label).type):
             named = _named_by(schema, wanted)
             return _Columns(image, is_struct, label, [], named, texts=True)
     if wanted:
@@ -161,6 +162,27 @@ def _columns(schema: Any, wanted: Sequence[str]) -> _Columns:
             f" are {', '.join(schema.names)}"
         )
     return _Columns(image, is_struct, None, [])
+
+
+def _is_text(kind: Any) -> bool:
+    """Return True for texts as the libraries write them: Polars' are large, pandas' categories are
+    a dictionary."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _label_of(stated: Any, columns: _Columns, place: dict[str, int]) -> int:
+    """Return the label that a row states; -1 for none. `place` numbers the texts as they come."""
+    if stated is None:
+        return -1
+    if not columns.texts:
+        return int(stated)
+    if not stated.strip():
+        return -1
+    return place.setdefault(stated.replace("/", "_"), len(place))
 
 
 def _named_by(schema: Any, wanted: Sequence[str]) -> str | None:
@@ -190,9 +212,7 @@ def scan_parquet(file: Path, labels: Sequence[str] = ()) -> Table:
     import pyarrow.parquet as pq
 
     rows: list[Row] = []
-    place: dict[
-        str, int
-    ] = {}  # of a class that is named by text, in the order of the rows
+    place: dict[str, int] = {}
     with opening.open_regular(file) as raw:
         about = pq.ParquetFile(raw)
         columns = _columns(about.schema_arrow, labels)
@@ -227,12 +247,7 @@ def scan_parquet(file: Path, labels: Sequence[str] = ()) -> Table:
                     # Abyssinian_1, Abyssinian_1.jpg
                     path = f"{text[columns.name].removesuffix('.jpg')}.jpg"
                 stated = None if columns.label is None else text[columns.label]
-                if stated is None:
-                    label = -1
-                elif columns.texts:
-                    label = place.setdefault(stated.replace("/", "_"), len(place))
-                else:
-                    label = int(stated)
+                label = _label_of(stated, columns, place)
                 rows.append((_name_of(path, len(rows), file), label, span))
         _prove(about, file, column, rows)
     note = f"{meta.num_row_groups} row groups, {codec}, written by {meta.created_by}"
@@ -273,6 +288,7 @@ def scan_arrow(file: Path, labels: Sequence[str] = ()) -> Table:
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
     columns = _columns(reader.schema, labels)
     rows: list[Row] = []
+    place: dict[str, int] = {}
     for batch in batches:
         batch.validate()
         images = batch.column(columns.image)
@@ -302,12 +318,13 @@ def scan_arrow(file: Path, labels: Sequence[str] = ()) -> Table:
                     "its images are compressed; write it without compression"
                 )
             stated = None if stated_labels is None else stated_labels[row].as_py()
-            label = -1 if stated is None else int(stated)
+            label = _label_of(stated, columns, place)
             path = None if paths is None else paths[row].as_py()
             rows.append(
                 (_name_of(path, len(rows), file), label, bare_span(start, size))
             )
-    return Table.of(rows, columns.classes)
+    classes = list(place) if columns.texts else columns.classes
+    return Table.of(rows, classes, by_text=columns.texts)
 
 
 def scan_lmdb(file: Path, _labels: Sequence[str] = ()) -> Table:

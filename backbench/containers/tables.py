@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Of all scanners: with another number, every container is scanned anew
-SCANNER_VERSION = 2
+SCANNER_VERSION = 3
 LARGEST_IMAGE = opening.GIGABYTE
 LARGEST_TABLE = 4 * opening.GIGABYTE
 LONGEST_NAME = 300  # bytes
@@ -65,6 +65,15 @@ class Table:
         )
         table.check(ANY_SIZE)
         return table
+
+    @property
+    def labelled(self) -> bool:
+        """True if the container states the label of an image at least."""
+        return bool((self.labels >= 0).any())
+
+    def unlabelled(self) -> Table:
+        """Return the table without its labels and classes."""
+        return replace(self, labels=self.labels * 0 - 1, classes=(), by_text=False)
 
     def check(self, size: int) -> None:
         """ValueError unless every span lies inside a file of `size` bytes, under a usable name."""

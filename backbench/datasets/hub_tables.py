@@ -197,7 +197,7 @@ def _list_of(
     """List the images of one split under the paths and labels of the owner's archives."""
     import numpy as np
 
-    from backbench.containers import table_cache
+    from backbench.containers import class_lists, table_cache
     from backbench.containers.spans import SpanList
 
     tables: list[Table] = []
@@ -208,16 +208,13 @@ def _list_of(
         tables += more_tables
         marks += more_marks
     # 1. The rows of all files, their labels by one list of classes
-    class_names = _joined_classes(files, tables)
+    tables, class_names = class_lists.joined(files, tables)
     names: list[str] = []
     stated: list[int] = []
     spans = []
     for number, table in enumerate(tables):
         names += table.names
-        labels_here = table.labels.tolist()
-        if table.classes and table.classes != class_names:
-            labels_here = _relabelled(labels_here, table.classes, class_names)
-        stated += labels_here
+        stated += table.labels.tolist()
         part = table.spans.copy()
         part["file"] = number
         spans.append(part)
@@ -276,29 +273,6 @@ def _groups(layout: HubTables, files: Sequence[Path]) -> list[tuple[Path, ...]]:
     for file in files:
         groups.setdefault(file.stem.partition("-")[0], []).append(file)
     return [tuple(group) for group in groups.values()]
-
-
-def _joined_classes(files: Sequence[Path], tables: Sequence[Table]) -> tuple[str, ...]:
-    """Return the names of the classes of all files. Where labels are texts, a file has those of its
-    rows; where they are numbers, BadInput for files that count other classes."""
-    if all(table.by_text for table in tables):
-        return tuple(sorted({name for table in tables for name in table.classes}))
-    lists = {table.classes: file for file, table in zip(files, tables)}
-    if len(lists) > 1:
-        first, second = list(lists.values())[:2]
-        raise BadInput(
-            f"{second}: its classes are not those of {first.name} beside it; get both from one"
-            " source"
-        )
-    return tables[0].classes
-
-
-def _relabelled(
-    labels: Sequence[int], classes: Sequence[str], among: Sequence[str]
-) -> list[int]:
-    """Count labels of one file's classes among those of all files."""
-    place = {name: label for label, name in enumerate(among)}
-    return [label if label < 0 else place[classes[label]] for label in labels]
 
 
 def _as_listed(

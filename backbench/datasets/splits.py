@@ -241,7 +241,7 @@ def check(dataset: str, splits: Splits) -> None:
         if not images.classes and not images.root.is_dir():
             raise BadInput(
                 f"{dataset}: the table of {name} states no classes ({images.root}); write a column"
-                " `label` of numbers, or paths as class/file"
+                " `label` of numbers or names, or paths as class/file"
             )
         if not images.classes:
             raise BadInput(
@@ -269,7 +269,7 @@ def check(dataset: str, splits: Splits) -> None:
             raise BadInput(
                 f"{dataset}: {name} and train have different class lists"
                 f" ({_difference(images.classes, name, splits.train.classes)});"
-                " give both the same class folders"
+                " give both the same classes"
             )
     if classes := unlearned(splits):
         more = f" and {len(classes) - 1} more" if len(classes) > 1 else ""

@@ -188,6 +188,8 @@ def numbered(base, counts):
     [
         ((1, 2), "1.5 in the median of 2;"),
         ((9,), "9 in the median of 1;"),
+        # A class that is scored and never learned counts
+        ((0, 12), "6 in the median of 2;"),
         ((1, 9, 12), "9 in the median of 3;"),
         ((10,), ""),
         # Half of the classes have enough
