@@ -194,6 +194,11 @@ def test_outlines_away_from_their_boxes_are_refused(root):
             id="outside",
         ),
         pytest.param(
+            lambda k: [k[0] + 999, k[1] + 999, 2] + [0] * (len(k) - 3),
+            "marked keypoints is in its image",
+            id="one outside, the others unmarked",
+        ),
+        pytest.param(
             lambda k: [0 if i % 3 == 2 else v for i, v in enumerate(k)],
             "every keypoint has visibility 0",
             id="unmarked",
