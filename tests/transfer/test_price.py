@@ -89,6 +89,15 @@ def test_a_probe_says_its_plan_and_its_price(says, timed_at_once):
     assert "`--protocol fewshot`" in priced
 
 
+def test_a_single_rate_is_not_called_the_best_of_one(says):
+    said = says(
+        *("linear", "TRUNK", "--datasets", "digits", "--protocol", "sgd-test-v1"),
+        "lr=[0.1]",
+    )
+    (plan,) = [line for line in said if line.startswith("linear on digits: ")]
+    assert "(16 images a step)" in plan
+
+
 def test_what_is_there_already_costs_nothing(says, timed_at_once, caplog):
     words = ["linear", "TRUNK", "--datasets", "digits", "--protocol", "knn-test-v1"]
     said = says(*words)
