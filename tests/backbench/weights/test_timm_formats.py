@@ -169,6 +169,21 @@ def test_what_dinov3_has_beside_its_trunk_must_be_as_in_timm(
         assembling.checkpoint(found, choose(found))
 
 
+def test_dinov3s_keys_have_no_bias_with_a_mask_or_without(tmp_path):
+    arch = fx.CASES[fx.dinov3][1]
+    made = fx.dinov3(fx.known(arch))
+    key = "blocks.0.attn.qkv.bias"
+    del made[f"{key}_mask"]
+    queries, keys, values = made[key].chunk(3)
+    assert keys.any() and values.any()
+    found = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch))
+    with pytest.raises(BadInput, match=f"1 not usable: {key}"):
+        assembling.checkpoint(found, choose(found))
+    made[key] = torch.cat([queries, torch.zeros_like(keys), values])
+    found = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch))
+    assert assembling.checkpoint(found, choose(found)).arch
+
+
 def test_nothing_is_guessed(tmp_path, bad_input):
     """Where a file does not tell what it is, the line says what to say."""
     # MoCo-v3's and MAE's positions; only their heads tell them apart.
