@@ -1,5 +1,6 @@
 """The best layer: every cell comes from one pass, val chooses, and scikit-learn agrees."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -297,3 +298,11 @@ def test_a_trunk_that_is_read_best_as_usual_has_no_gain(tmp_path):
     told = layers.sayings(two_rows(tmp_path, 0.6, 0.6, scores))[0]
     assert told == "layers of mine: vit is read best by the usual block 2 cls: 60.00%"
     assert layers.sayings([]) == []
+
+
+def test_nothing_is_told_of_a_choice_that_a_row_does_not_hold(tmp_path):
+    scores = {"block 2 cls": 50.0, "block 1 cls": 70.0}
+    (best, run), usual = two_rows(tmp_path, 0.8, 0.6, scores)
+    for changes in ({"chosen": None}, {"chosen": {"scores": 3}}, {"value": None}):
+        changed = dataclasses.replace(best, **changes)
+        assert layers.sayings([(changed, run), usual]) == []
