@@ -125,7 +125,7 @@ def test_a_module_of_any_kind_is_measured_where_it_lives(tiny_root, tmp_path):
     assert all(r.value is not None and 15 < r.value <= 100 for r in found)
     # Another forward function on the same weights
     other = backbench.ModuleTrunk(
-        net, feature_dim=12, features=lambda m, x: 0 * m(x)["pooled"]
+        net, feature_dim=12, features=lambda m, x: torch.sin(99 * m(x)["pooled"])
     )
     with pytest.raises(
         BadInput, match="without `identity` is another one in every process"

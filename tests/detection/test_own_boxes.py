@@ -836,7 +836,8 @@ def test_the_commands_of_the_page(tmp_path, trunk, capsys, monkeypatch):
     commands = []
     for block in blocks:
         for line in block.replace("\\\n", " ").splitlines():
-            if line.startswith("backbench "):
+            # `errors` compares two runs of another page, and has tests of its own
+            if line.startswith("backbench ") and " errors " not in line:
                 commands.append(shlex.split(line, comments=True)[1:])
     assert len(commands) >= 4
     monkeypatch.chdir(tmp_path)

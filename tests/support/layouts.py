@@ -382,13 +382,16 @@ class Trees:
             (base / "mappings" / f"{name}.json").write_text(json.dumps(content))
 
     def _jpeg(self):
-        """Return other bytes each time of a picture that is encoded once: a number follows its end."""
+        """Return other bytes each time of a few pictures that are encoded once: a number follows
+        their end."""
         self.count += 1
-        if not hasattr(self, "_one"):
-            buffer = io.BytesIO()
-            Image.new("RGB", (8, 8), (90, 120, 200)).save(buffer, "JPEG")
-            self._one = buffer.getvalue()
-        return self._one + str(self.count).encode()
+        if not hasattr(self, "_few"):
+            self._few = []
+            for red in range(0, 250, 50):
+                buffer = io.BytesIO()
+                Image.new("RGB", (8, 8), (red, 120, 200)).save(buffer, "JPEG")
+                self._few.append(buffer.getvalue())
+        return self._few[self.count % len(self._few)] + str(self.count).encode()
 
     def _pair(self, image, labels, values, *, size=(20, 16), palette=False):
         """Write a picture and a label map of blocks with these values."""

@@ -52,6 +52,7 @@ from backbench.transfer.features.frozen import (
     build_projector,
     forward_all,
     output_dim,
+    refuse_unusable,
 )
 from backbench.transfer.keeping import recorded
 from backbench.transfer.probes import fewshot as probe_fewshot
@@ -382,7 +383,10 @@ def accumulate(
             pixels, index = machine.readable(batch)
             # 3. All views of the batch at once, (B (1 + N), 3, s, s), through every trunk.
             flat = pixels.flatten(0, 1).to(machine.device, non_blocking=True)
-            for one, features in zip(analyzed, forward_all(trunks, flat)):
+            # A collapsed trunk is no bad input here: that it has collapsed is what is measured.
+            of_trunks = forward_all(trunks, flat, watched=False)
+            for one, trunk, features in zip(analyzed, trunks, of_trunks):
+                refuse_unusable(features, trunk.checkpoint.name, images_differ=False)
                 one.add(features, len(pixels), row_of[index])
     for trunk in trunks:
         trunk.verify()
