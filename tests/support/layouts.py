@@ -11,7 +11,7 @@ import scipy.io
 import torch
 from PIL import Image
 
-from backbench.datasets.readers import class_list
+from backbench.datasets.readers import VOC07_CLASSES, class_list
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 
@@ -402,6 +402,21 @@ class Trees:
         if palette:
             label_map.putpalette([255 - value // 3 for value in range(768)])
         label_map.save(labels)
+
+    def voc2007(self, base, per=2):
+        """Write the lists of each class, and images of one class each."""
+        folder = base / "VOCdevkit" / "VOC2007"
+        for split in ("train", "val", "test"):
+            stems = [f"{split}{i:03d}" for i in range(per * len(VOC07_CLASSES))]
+            for stem in stems:
+                self._picture(folder / "JPEGImages" / f"{stem}.jpg")
+            for label, name in enumerate(VOC07_CLASSES):
+                lines = []
+                for i, stem in enumerate(stems):
+                    shows = 1 if i % len(VOC07_CLASSES) == label else -1
+                    lines.append(f"{stem} {shows:>2}")
+                lists = folder / "ImageSets" / "Main"
+                self._lines(lists / f"{name}_{split}.txt", lines)
 
     def voc2012(
         self, base, train=("2007_000032", "2007_000039", "2008_000002", "2008_000003")

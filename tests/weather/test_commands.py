@@ -210,7 +210,7 @@ def field(tmp_path_factory, tiny_root):
             config, "read_recipe", lambda *args, **more: smaller(read(*args, **more))
         )
         trees = Trees(Path("ROOT").absolute(), patch)
-        for name in (*TWELVE, "imagenet"):
+        for name in (*TWELVE, "imagenet", "voc2007"):
             trees(name)
         Path("ROOT/coco").symlink_to(tiny_root / "scenes")
         Path("configs").symlink_to(config.configs_dir())  # as in a clone
