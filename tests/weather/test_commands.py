@@ -258,5 +258,5 @@ def test_the_pages_from_top_to_bottom(field, capsys):
             measured.append(words[0])
     assert measured == [
         *("linear", "linear", "linear", "semisup", "detect"),  # the tutorial
-        *("analyze", "detect", "linear"),  # the other pages
+        *("analyze", "linear", "detect", "linear"),  # the other pages
     ]
