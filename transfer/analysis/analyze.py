@@ -52,7 +52,6 @@ from backbench.transfer.features.frozen import (
     build_projector,
     forward_all,
     output_dim,
-    refuse_unusable,
 )
 from backbench.transfer.keeping import recorded
 from backbench.transfer.probes import fewshot as probe_fewshot
@@ -309,7 +308,8 @@ class AnalyzedCheckpoint:
         sample: int,
         device: torch.device,
     ) -> None:
-        self.trunk = FrozenTrunk.build(checkpoint, device=device)
+        # That a trunk has collapsed is what is measured here, and no bad input
+        self.trunk = FrozenTrunk.build(checkpoint, device=device, may_collapse=True)
         self.spaces = [Space(checkpoint, TRUNK, self.trunk.dim, recipe, sample)]
         self.projector = build_projector(checkpoint.heads, self.trunk.dim)
         if self.projector is not None:
@@ -383,10 +383,7 @@ def accumulate(
             pixels, index = machine.readable(batch)
             # 3. All views of the batch at once, (B (1 + N), 3, s, s), through every trunk.
             flat = pixels.flatten(0, 1).to(machine.device, non_blocking=True)
-            # A collapsed trunk is no bad input here: that it has collapsed is what is measured.
-            of_trunks = forward_all(trunks, flat, watched=False)
-            for one, trunk, features in zip(analyzed, trunks, of_trunks):
-                refuse_unusable(features, trunk.checkpoint.name, images_differ=False)
+            for one, features in zip(analyzed, forward_all(trunks, flat)):
                 one.add(features, len(pixels), row_of[index])
     for trunk in trunks:
         trunk.verify()

@@ -69,16 +69,21 @@ def refuse_unusable(features: Tensor, name: str, *, images_differ: bool = True) 
 
 class Watch:
     """Watches the features of a trunk. A look waits for the GPU, so only the first batch is looked
-    at while it passes; what is known of the others stays on the device until `refuse`."""
+    at while it passes; what is known of the others stays on the device until `refuse`.
 
-    def __init__(self) -> None:
+    Features that are the same for all images are refused unless the trunk `may_collapse`."""
+
+    def __init__(self, *, may_collapse: bool = False) -> None:
+        self.may_collapse = may_collapse
         self.finite: Tensor | None = None
 
     def see(self, features: Tensor, pixels: Tensor, name: str) -> None:
         """Look at the features of a batch of `pixels`."""
         if self.finite is None:
-            images_differ = bool((pixels[0] != pixels[-1]).any())
-            refuse_unusable(features, name, images_differ=images_differ)
+            must_differ = not self.may_collapse and bool(
+                (pixels[0] != pixels[-1]).any()
+            )
+            refuse_unusable(features, name, images_differ=must_differ)
         norms = features.flatten(1).norm(dim=1)
         finite = torch.isfinite(norms).all()
         self.finite = finite if self.finite is None else self.finite & finite
@@ -127,9 +132,11 @@ class FrozenTrunk:
         device: torch.device,
         precision: Precision = "fp32",
         head: str | None = None,
+        may_collapse: bool = False,
     ) -> "FrozenTrunk":
         """Build the trunk of a checkpoint. With `head`, the name of one that the checkpoint has
-        kept, features are its output. All trunks of a process have one precision."""
+        kept, features are its output. Equal features of all images are refused unless it
+        `may_collapse`. All trunks of a process have one precision."""
         precisions.use(precision)
         if precision == "bf16":
             precisions.warn_if_slow(device.type)
@@ -138,7 +145,13 @@ class FrozenTrunk:
         module = module.to(device).to(memory_format=module.memory_format)
         follows = kept_head(checkpoint, head).to(device) if head else None
         return FrozenTrunk(
-            checkpoint, module, device, precision, state_digest(module), follows
+            checkpoint,
+            module,
+            device,
+            precision,
+            state_digest(module),
+            follows,
+            watch=Watch(may_collapse=may_collapse),
         )
 
     @property
