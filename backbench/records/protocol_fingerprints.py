@@ -139,7 +139,10 @@ def of_recipe(
     row = TASKS[task]
     is_derived = row.from_scores or row.from_predictions
     measured = kind if is_derived else measures(row.explains or task)
+    if names.get(measured) == fingerprint:
+        return None
     # A protocol that names no dataset measures on any; the row itself names the dataset.
-    anywhere = {**recipe, "dataset": None} if "dataset" in recipe else recipe
-    of_any = fingerprint_of(anywhere, kind, bound["defaults"])
-    return None if names.get(measured) in (fingerprint, of_any) else fingerprint
+    without_dataset = {**recipe, "dataset": None}
+    if names.get(measured) == fingerprint_of(without_dataset, kind, bound["defaults"]):
+        return None
+    return fingerprint

@@ -13,6 +13,7 @@ from backbench.board.board import Measurement, fill
 from backbench.published.board_rows import add_published
 from backbench.recipes import config
 from backbench.records import data_manifests
+from backbench.records.protocol_fingerprints import of_recipe
 
 _BASES = {  # task, dataset, metric, protocol
     "sgd": ("linear", "cifar10", "top1", "linear-lorac-v1"),
@@ -306,6 +307,16 @@ def test_names_say_what_is_another():
     assert name("split", "val") == lorac.format(":val", "")
     detected = "mask_rcnn/coco2017:val/segm_AP@detection-1x-v1+torchvision"
     assert columns_of(base("detect"))[0].name == detected
+
+
+def test_a_protocol_without_a_dataset_keeps_its_name_on_each():
+    def mark(protocol, dataset):
+        recipe = {**recipe_of(protocol, "semi_1pct"), "dataset": dataset}
+        return of_recipe("semi_1pct", protocol, recipe, None)
+
+    assert mark("semisup-own-v1", "cells") is None
+    assert mark("semisup-v1", "imagenet") is None
+    assert mark("semisup-v1", "cells"), "its list of labels is ImageNet's"
 
 
 def test_seeds_that_hold_out_other_images_share_a_column():
